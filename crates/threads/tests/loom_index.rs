@@ -20,19 +20,19 @@ mod sync {
 #[path = "../../index/src/local/combiner.rs"]
 mod combiner;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/cooling_map.rs"]
+#[path = "../../index/src/engines/dex/cache/cooling_map.rs"]
 mod cooling_map;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/cooling_queue.rs"]
+#[path = "../../index/src/engines/dex/cache/cooling_queue.rs"]
 mod cooling_queue;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/free_frames.rs"]
+#[path = "../../index/src/engines/dex/cache/free_frames.rs"]
 mod free_frames;
 #[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/local/latch.rs"]
 mod latch;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/mapping_table.rs"]
+#[path = "../../index/src/engines/dex/cache/mapping_table.rs"]
 mod mapping_table;
 #[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/engines/dex/op_counters.rs"]
@@ -51,7 +51,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
-use mapping_table::{Entry, MappingTable};
+use mapping_table::{Mapping, MappingTable};
 use op_counters::OpCounters;
 use parking_lot::ParkingLot;
 
@@ -349,12 +349,12 @@ impl Node {
 
     /// As `Cache::wait_for_node`.
     fn wait(&self) {
-        let is_over = || matches!(self.map.get(ADDR), None | Some(Entry::Resident(_)));
+        let is_over = || matches!(self.map.get(ADDR), None | Some(Mapping::Resident(_)));
         loom::future::block_on(self.lot.park(ADDR, is_over));
     }
 
     /// Ends a mark that its holder has alone.
-    fn end(&self, mark: Entry, to: Option<Entry>) {
+    fn end(&self, mark: Mapping, to: Option<Mapping>) {
         assert!(self.map.exchange(ADDR, Some(mark), to), "INV-DEX-MAP-2");
         self.lot.unpark(ADDR);
     }
@@ -363,14 +363,14 @@ impl Node {
     /// it was this one that read it.
     fn load(&self) -> bool {
         loop {
-            match self.map.claim(ADDR, Entry::Io) {
+            match self.map.claim(ADDR, Mapping::Io) {
                 Ok(()) => {
                     self.remote.with(|_| ());
                     self.frame.with_mut(|_| ());
-                    self.end(Entry::Io, Some(Entry::Resident(5)));
+                    self.end(Mapping::Io, Some(Mapping::Resident(5)));
                     return true;
                 }
-                Err(Entry::Resident(frame)) => {
+                Err(Mapping::Resident(frame)) => {
                     assert_eq!(frame, 5);
                     self.frame.with(|_| ());
                     return false;
@@ -381,7 +381,7 @@ impl Node {
     }
 
     /// As a change at a memory server, or a streamed one: alone with what is remote.
-    fn change(&self, mark: Entry) -> bool {
+    fn change(&self, mark: Mapping) -> bool {
         loop {
             match self.map.claim(ADDR, mark) {
                 Ok(()) => {
@@ -389,7 +389,7 @@ impl Node {
                     self.end(mark, None);
                     return true;
                 }
-                Err(Entry::Resident(_)) => return false,
+                Err(Mapping::Resident(_)) => return false,
                 Err(_) => self.wait(),
             }
         }
@@ -398,13 +398,13 @@ impl Node {
     /// As gets at a memory server: the first one marks, others join, the last one takes the mark away.
     fn get_there(&self) -> bool {
         loop {
-            let joined = match self.map.claim(ADDR, Entry::OffS(READER)) {
+            let joined = match self.map.claim(ADDR, Mapping::OffS(READER)) {
                 Ok(()) => true,
-                Err(Entry::OffS(count)) => {
-                    let to = Entry::OffS(count + READER);
-                    self.map.exchange(ADDR, Some(Entry::OffS(count)), Some(to))
+                Err(Mapping::OffS(count)) => {
+                    let to = Mapping::OffS(count + READER);
+                    self.map.exchange(ADDR, Some(Mapping::OffS(count)), Some(to))
                 }
-                Err(Entry::Resident(_)) => return false,
+                Err(Mapping::Resident(_)) => return false,
                 Err(_) => false,
             };
             if joined {
@@ -414,9 +414,9 @@ impl Node {
         }
         self.remote.with(|_| ());
         loop {
-            let Some(Entry::OffS(count)) = self.map.get(ADDR) else { panic!("INV-DEX-MAP-2") };
-            let left = (count & 0xffff > 1).then(|| Entry::OffS(count - 1));
-            if self.map.exchange(ADDR, Some(Entry::OffS(count)), left) {
+            let Some(Mapping::OffS(count)) = self.map.get(ADDR) else { panic!("INV-DEX-MAP-2") };
+            let left = (count & 0xffff > 1).then(|| Mapping::OffS(count - 1));
+            if self.map.exchange(ADDR, Some(Mapping::OffS(count)), left) {
                 break;
             }
         }
@@ -436,14 +436,14 @@ fn one_of_two_reads_a_node() {
         };
         let mine = node.load();
         assert!(mine ^ other.join().unwrap(), "one READ");
-        assert_eq!(node.map.get(ADDR), Some(Entry::Resident(5)));
+        assert_eq!(node.map.get(ADDR), Some(Mapping::Resident(5)));
     });
 }
 
 /// A change of a remote node, by a WRITE or by a memory server, has the node to itself.
 #[test]
 fn a_change_excludes_a_miss_and_another_change() {
-    for marks in [[Entry::Io, Entry::OffX], [Entry::OffX, Entry::OffX]] {
+    for marks in [[Mapping::Io, Mapping::OffX], [Mapping::OffX, Mapping::OffX]] {
         loom::model(move || {
             let node = Node::new();
             let other = {
@@ -458,11 +458,11 @@ fn a_change_excludes_a_miss_and_another_change() {
         let node = Node::new();
         let other = {
             let node = Arc::clone(&node);
-            thread::spawn(move || node.change(Entry::OffX))
+            thread::spawn(move || node.change(Mapping::OffX))
         };
         assert!(node.load(), "nobody else does");
         other.join().unwrap();
-        assert_eq!(node.map.get(ADDR), Some(Entry::Resident(5)));
+        assert_eq!(node.map.get(ADDR), Some(Mapping::Resident(5)));
     });
 }
 
@@ -478,7 +478,7 @@ fn gets_share_a_mark_that_changes_wait_for() {
             let node = Arc::clone(&node);
             thread::spawn(move || node.get_there())
         });
-        assert!(node.change(Entry::OffX));
+        assert!(node.change(Mapping::OffX));
         assert!(gets.into_iter().all(|get| get.join().unwrap()));
         assert_eq!(node.map.get(ADDR), None, "the mark is gone");
     });
@@ -494,24 +494,24 @@ fn a_promoted_frame_holds_the_node() {
         let cooling = Arc::new(CoolingMap::new(8, 0.1, false));
         // The content of frame 5.
         let holds = Arc::new(AtomicU64::new(ADDR));
-        assert_eq!(map.claim(ADDR, Entry::Resident(5)), Ok(()));
+        assert_eq!(map.claim(ADDR, Mapping::Resident(5)), Ok(()));
         assert_eq!(cooling.insert(ADDR, 5), None);
         let evicts = {
             let (map, cooling, holds) =
                 (Arc::clone(&map), Arc::clone(&cooling), Arc::clone(&holds));
             thread::spawn(move || {
                 let Some(frame) = cooling.take_oldest(0) else { return false };
-                assert!(map.exchange(ADDR, Some(Entry::Resident(frame)), None), "INV-DEX-MAP-1");
-                assert_eq!(map.claim(OTHER, Entry::Io), Ok(()));
+                assert!(map.exchange(ADDR, Some(Mapping::Resident(frame)), None), "INV-DEX-MAP-1");
+                assert_eq!(map.claim(OTHER, Mapping::Io), Ok(()));
                 holds.store(OTHER, Ordering::Relaxed);
-                assert!(map.exchange(OTHER, Some(Entry::Io), Some(Entry::Resident(frame))));
+                assert!(map.exchange(OTHER, Some(Mapping::Io), Some(Mapping::Resident(frame))));
                 assert_eq!(cooling.insert(OTHER, frame), None);
                 true
             })
         };
         let mut promoted = false;
         if let Some(entry) = map.get(ADDR) {
-            assert_eq!(entry, Entry::Resident(5));
+            assert_eq!(entry, Mapping::Resident(5));
             promoted = cooling.remove(ADDR, 5);
         }
         if promoted {
@@ -519,7 +519,7 @@ fn a_promoted_frame_holds_the_node() {
         }
         assert!(promoted ^ evicts.join().unwrap());
         let now = if promoted { ADDR } else { OTHER };
-        assert_eq!(map.entries(), [(now, Entry::Resident(5))]);
+        assert_eq!(map.entries(), [(now, Mapping::Resident(5))]);
     });
 }
 
@@ -533,20 +533,20 @@ fn an_entry_stays_while_its_stripe_moves() {
     model.check(|| {
         let map = Arc::new(MappingTable::new(4));
         for node in 1..FEW - 1 {
-            assert_eq!(map.claim(node * ADDR, Entry::Resident(node as u32)), Ok(()));
+            assert_eq!(map.claim(node * ADDR, Mapping::Resident(node as u32)), Ok(()));
         }
         let other = {
             let map = Arc::clone(&map);
             thread::spawn(move || {
-                assert_eq!(map.claim(FEW * ADDR, Entry::Io), Ok(()), "the stripe grows");
-                assert!(map.exchange(ADDR, Some(Entry::Resident(1)), None), "a gap is closed");
-                assert!(map.exchange(FEW * ADDR, Some(Entry::Io), None));
+                assert_eq!(map.claim(FEW * ADDR, Mapping::Io), Ok(()), "the stripe grows");
+                assert!(map.exchange(ADDR, Some(Mapping::Resident(1)), None), "a gap is closed");
+                assert!(map.exchange(FEW * ADDR, Some(Mapping::Io), None));
             })
         };
         for node in 2..4 {
-            assert_eq!(map.get(node * ADDR), Some(Entry::Resident(node as u32)));
+            assert_eq!(map.get(node * ADDR), Some(Mapping::Resident(node as u32)));
         }
-        assert!(map.exchange(2 * ADDR, Some(Entry::Resident(2)), None));
+        assert!(map.exchange(2 * ADDR, Some(Mapping::Resident(2)), None));
         other.join().unwrap();
         assert_eq!((map.get(ADDR), map.get(2 * ADDR), map.get(FEW * ADDR)), (None, None, None));
         assert_eq!(map.entries().len() as u64, FEW - 4);

@@ -18,11 +18,11 @@ pub(crate) struct Lock {
     session: Session,
     word: GlobalAddr,
     token: u64,
-    state: State,
+    state: LockState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum LockState {
     /// The only CAS for it may be under way; or it is held.
     Taken,
     /// Asked for again, as the outcome of the first CAS is not known: it may be held by that one while the
@@ -37,7 +37,7 @@ enum State {
 impl Lock {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
     pub(super) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
-        Lock { session: session.clone(), word, token, state: State::Taken }
+        Lock { session: session.clone(), word, token, state: LockState::Taken }
     }
 
     /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.
@@ -51,12 +51,12 @@ impl Lock {
             let posting = session.reliable().posting();
             match session.client().cas(self.word, expected, self.token).await {
                 Ok(found) => {
-                    self.state = State::Taken;
+                    self.state = LockState::Taken;
                     let was_first = trial.in_doubt() && found == self.token;
                     return Ok(if was_first { expected } else { found });
                 }
                 Err(error) => {
-                    self.state = State::Doubtful;
+                    self.state = LockState::Doubtful;
                     session.reliable().again(&mut trial, posting, error).await?;
                 }
             }
@@ -65,7 +65,7 @@ impl Lock {
 
     /// The lock was not taken, or is left to whoever recovers this compute server.
     pub(super) fn disarm(&mut self) {
-        self.state = State::Gone;
+        self.state = LockState::Gone;
     }
 
     /// Adds the release to `ops`, leaving `word` in the lock word.
@@ -87,7 +87,7 @@ impl Lock {
         let client = self.session.client();
         let mut ops = client.ops();
         self.release_in(&mut ops, 0);
-        self.state = State::Releasing;
+        self.state = LockState::Releasing;
         match self.session.client().chain(ops).await {
             Ok(_) => self.disarm(),
             Err(error) if is_open(error) => {}
@@ -144,17 +144,17 @@ impl Drop for Lock {
     /// The taker was dropped, or failed, between taking and releasing, or the release's outcome was
     /// lost. The token is unique, so that giving it back can never release somebody else's lock.
     fn drop(&mut self) {
-        if self.state == State::Gone {
+        if self.state == LockState::Gone {
             return;
         }
         let is_lossy = self.session.endpoint().is_lossy();
         let (word, token, state) = (self.word, self.token, self.state);
-        if state == State::Releasing && !is_lossy {
+        if state == LockState::Releasing && !is_lossy {
             return;
         }
         self.session.spawn(async move |session| {
             let reliable = session.maintenance();
-            if state == State::Taken {
+            if state == LockState::Taken {
                 let found = reliable.client().cas(word, token, 0).await;
                 if found == Ok(token) || !is_lossy {
                     return;
@@ -296,12 +296,12 @@ impl Tree {
             match client.chain(ops).await {
                 Ok(ops) => break ops,
                 Err(error) => {
-                    lock.state = State::Doubtful;
+                    lock.state = LockState::Doubtful;
                     session.reliable().again(&mut trial, posting, error).await?;
                 }
             }
         };
-        lock.state = State::Taken;
+        lock.state = LockState::Taken;
         let found = ops.old(0);
         if found != 0 && !(trial.in_doubt() && found == token) {
             lock.disarm();

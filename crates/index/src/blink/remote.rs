@@ -14,7 +14,7 @@ use farleaf_pool::Session;
 use super::bulk::BuiltTree;
 use super::lock::{Lock, lock_word};
 use super::read::Unfinished;
-use super::scan::{Place, is_empty, is_past};
+use super::scan::{CursorPlace, is_empty, is_past};
 use super::{BlinkOptions, Fail, LEVEL_MASK, META_ROOT, Tree, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
 use crate::detach::run_to_end;
@@ -334,7 +334,7 @@ impl RemoteTree {
 /// A scan that goes from leaf to leaf.
 pub(crate) struct Passage<'a> {
     range: ScanRange<'a>,
-    place: Place,
+    place: CursorPlace,
     end: usize,
 }
 
@@ -356,10 +356,10 @@ impl<'a> Passage<'a> {
             return None;
         }
         let place = match if range.reverse { range.to } else { range.from } {
-            Bound::Unbounded => Place::End,
-            Bound::Included(key) => Place::At(key.to_vec()),
-            Bound::Excluded(key) if range.reverse => Place::At(key.to_vec()),
-            Bound::Excluded(key) => Place::After(key.to_vec()),
+            Bound::Unbounded => CursorPlace::End,
+            Bound::Included(key) => CursorPlace::At(key.to_vec()),
+            Bound::Excluded(key) if range.reverse => CursorPlace::At(key.to_vec()),
+            Bound::Excluded(key) => CursorPlace::After(key.to_vec()),
         };
         Some(Passage { range, place, end: out.len().saturating_add(limit) })
     }
@@ -367,9 +367,9 @@ impl<'a> Passage<'a> {
     /// Returns the next leaf's place, and whether the scan descends.
     pub(crate) fn next(&self) -> (Next<'_>, bool) {
         let next = match &self.place {
-            Place::End => Next::End,
-            Place::At(key) => Next::At(key),
-            Place::After(key) => Next::After(key),
+            CursorPlace::End => Next::End,
+            CursorPlace::At(key) => Next::At(key),
+            CursorPlace::After(key) => Next::After(key),
         };
         (next, self.range.reverse)
     }
@@ -448,13 +448,13 @@ impl<'a> Passage<'a> {
         };
         let (mut from, mut to) = (owned(self.range.from), owned(self.range.to));
         match &self.place {
-            Place::End => {}
-            Place::After(key) => from = Bound::Excluded(key.clone()),
-            Place::At(key) if !self.range.reverse => from = Bound::Included(key.clone()),
-            Place::At(key) if key_of(self.range.to).as_ref() != Some(key) => {
+            CursorPlace::End => {}
+            CursorPlace::After(key) => from = Bound::Excluded(key.clone()),
+            CursorPlace::At(key) if !self.range.reverse => from = Bound::Included(key.clone()),
+            CursorPlace::At(key) if key_of(self.range.to).as_ref() != Some(key) => {
                 to = Bound::Included(key.clone());
             }
-            Place::At(_) => {}
+            CursorPlace::At(_) => {}
         }
         if self.range.reverse {
             let begins_below = key_of(self.range.from).is_none_or(|key| Some(&*key) <= low);
@@ -476,7 +476,8 @@ impl<'a> Passage<'a> {
             return false;
         }
         let fence = fence.to_vec();
-        self.place = if self.range.reverse { Place::At(fence) } else { Place::After(fence) };
+        self.place =
+            if self.range.reverse { CursorPlace::At(fence) } else { CursorPlace::After(fence) };
         true
     }
 }

@@ -25,7 +25,7 @@ const RECORDS_AT_ONCE: (usize, usize) = (16, 4 * VALUE_BYTES_MAX);
 
 /// The place where a scan goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum CursorPlace {
     /// At one end of the key space.
     End,
     /// At a key.
@@ -34,13 +34,13 @@ pub(super) enum Place {
     After(Vec<u8>),
 }
 
-impl Place {
+impl CursorPlace {
     fn seek(&self, reverse: bool) -> Seek<'_> {
         match self {
-            Place::End if reverse => Seek::Last,
-            Place::End => Seek::First,
-            Place::At(key) => Seek::At(key),
-            Place::After(key) => Seek::After(key),
+            CursorPlace::End if reverse => Seek::Last,
+            CursorPlace::End => Seek::First,
+            CursorPlace::At(key) => Seek::At(key),
+            CursorPlace::After(key) => Seek::After(key),
         }
     }
 }
@@ -48,7 +48,7 @@ impl Place {
 /// A scan under way.
 struct Cursor<'a> {
     range: ScanRange<'a>,
-    place: Place,
+    place: CursorPlace,
     /// Leaves that were read ahead, the next one first.
     ahead: VecDeque<(GlobalAddr, Buf)>,
     /// Children of the last parent that were not read yet, the next one first.
@@ -73,11 +73,11 @@ impl Tree {
         }
         let end = out.len().saturating_add(limit);
         let place = match if range.reverse { range.to } else { range.from } {
-            Bound::Unbounded => Place::End,
-            Bound::Included(key) => Place::At(key.to_vec()),
+            Bound::Unbounded => CursorPlace::End,
+            Bound::Included(key) => CursorPlace::At(key.to_vec()),
             // The leaf that ends with a key is the one that the places below it are in, too.
-            Bound::Excluded(key) if range.reverse => Place::At(key.to_vec()),
-            Bound::Excluded(key) => Place::After(key.to_vec()),
+            Bound::Excluded(key) if range.reverse => CursorPlace::At(key.to_vec()),
+            Bound::Excluded(key) => CursorPlace::After(key.to_vec()),
         };
         let (ahead, children) = Default::default();
         let mut cursor = Cursor { range, place, ahead, children, entries_per_leaf: 0 };
@@ -107,7 +107,8 @@ impl Tree {
             if !more || out.len() >= end || is_past(&range, &fence) {
                 return Ok(());
             }
-            cursor.place = if range.reverse { Place::At(fence) } else { Place::After(fence) };
+            cursor.place =
+                if range.reverse { CursorPlace::At(fence) } else { CursorPlace::After(fence) };
         }
     }
 
@@ -195,7 +196,7 @@ impl Tree {
         session: &Session,
         node: &Node<'_, u64>,
         range: &ScanRange<'_>,
-        place: &Place,
+        place: &CursorPlace,
         end: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
@@ -212,10 +213,10 @@ impl Tree {
         // The leaf may have taken in the neighbour that the scan has been through already.
         let (first, last) = match place {
             _ if Canary::ScanBack.is_armed() => (first, last),
-            Place::End => (first, last),
-            Place::At(key) if range.reverse => (first, last.min(node.upper_bound(key))),
-            Place::At(key) => (first.max(node.lower_bound(key)), last),
-            Place::After(key) => (first.max(node.upper_bound(key)), last),
+            CursorPlace::End => (first, last),
+            CursorPlace::At(key) if range.reverse => (first, last.min(node.upper_bound(key))),
+            CursorPlace::At(key) => (first.max(node.lower_bound(key)), last),
+            CursorPlace::After(key) => (first.max(node.upper_bound(key)), last),
         };
         let mut indices = first..last.max(first);
         let wanted = end - out.len();

@@ -15,7 +15,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::walk::Seek;
+use super::tree::Seek;
 use super::{Cache, Dex};
 use crate::blink::remote::Passage;
 use crate::change::{Change, Outcome};

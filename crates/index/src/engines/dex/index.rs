@@ -5,7 +5,7 @@ use farleaf_pool::{Audit, Session};
 
 use super::Dex;
 use super::forward::unexpected;
-use super::walk::Seek;
+use super::tree::Seek;
 use crate::change::{Change, Outcome};
 use crate::compute::messages::{Op, OpReply};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};

@@ -12,7 +12,7 @@ use farleaf_pool::Session;
 
 use super::partitions::{Partitions, Range, change_map};
 use super::range_guard::{Posts, RangeGuard, View};
-use super::walk::Seek;
+use super::tree::Seek;
 use super::{CLOSED, Cache, Dex, DexOptions, OWNED};
 use crate::IndexError;
 use crate::blink::BlinkOptions;

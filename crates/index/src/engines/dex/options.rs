@@ -13,18 +13,20 @@ knobs! {
         /// Bytes of cached nodes for each table, at least 8 nodes. Each frame takes about 93 bytes beside its
         /// node. An operation needs the height of the tree and 2 more frames at a time.
         "cache" => cache_bytes: u64 = 256 << 20, KnobKind::Bytes { min: 1, max: u64::MAX }, paper "256 MB (section 7.1)";
-        /// What an acknowledged change survives. volatile: not the death of this compute server. logged: its
-        /// death, because a change is in a log or in its node in the pool before it is acknowledged.
+        /// The failures that an acknowledged change survives. volatile: not the death of this compute
+        /// server. logged: its death, because a change is in a log or in its node in the pool before it is
+        /// acknowledged.
         "durability" => durability: Durability = Durability::Logged,
             KnobKind::Words { words: &["volatile", "logged"], also: None }, paper "volatile";
-        /// Which operations that miss a low node are sent to the memory server. adaptive sends those for which
-        /// that is measured to be quicker. Needs the fabric's capability `cpu_visible` and memory servers that
-        /// run the offload service; without them operations read.
+        /// The operations that a memory server executes if they miss a low node. adaptive chooses those
+        /// that it measures to be quicker there. Needs the fabric's capability `cpu_visible` and memory
+        /// servers that run the offload service; without them operations read.
         "offload" => offload: Offload = Offload::Never,
             KnobKind::Words { words: &["never", "always", "adaptive"], also: Some("ratio: and a share, as in ratio:0.3") },
             paper "adaptive";
-        /// Which missed leaves are kept once the cache is full. again keeps those that are missed again within
-        /// as many misses as the cache has frames, lazy one in ten, eager all. Inner nodes are always kept.
+        /// The missed leaves that stay once the cache is full. again keeps those that are missed again
+        /// within as many misses as the cache has frames, lazy one in ten, eager all. Inner nodes always
+        /// stay.
         "admission" => admission: Admission = Admission::Again,
             KnobKind::Words { words: &["again", "lazy", "eager"], also: Some("a probability from 0 to 1") },
             paper "0.1 (section 4.3)";
@@ -56,10 +58,10 @@ knobs! {
         "log_bytes" => log_bytes: u64 = 1 << 20, KnobKind::Bytes { min: 8 << 10, max: u64::MAX };
         /// Highest level of a node whose miss may be offloaded; leaves have level 0.
         "offload_level" => offload_level: u8 = 3, KnobKind::Count { min: 0, max: 255, unit: "levels" }, paper "3";
-        /// Whether the miss of a leaf may be offloaded.
+        /// Allow offloading for the miss of a leaf.
         "offload_leaf_miss" => offload_leaf_miss: bool = true, KnobKind::Flag, paper "true";
-        /// Whether scans that miss an inner node may be offloaded: the memory server then reads the leaves below
-        /// it.
+        /// Allow offloading for scans that miss an inner node: the memory server then reads the leaves
+        /// below it.
         "offload_scans" => offload_scans: bool = false, KnobKind::Flag, paper "false";
         /// Nodes that are written back at the same time when a range moves to another compute server.
         "flush_tasks" => moves: MoveOptions = MoveOptions::default(), KnobKind::count(1, "nodes"),
@@ -80,10 +82,10 @@ impl KnobValue for MoveOptions {
 }
 
 impl DexOptions {
-    /// Refuses what no table of such nodes can be opened with.
+    /// Refuses options with which no table of such nodes can be opened.
     ///
     /// # Errors
-    /// `Invalid` for a cache of fewer than 8 nodes, and for what no cache works with.
+    /// `Invalid` for a cache of fewer than 8 nodes, and for values with which no cache works.
     pub fn check(&self, layout: &Layout) -> Result<(), IndexError> {
         let frames = self.cache_bytes / layout.node_bytes() as u64;
         if frames < FRAMES_MIN {

@@ -29,7 +29,7 @@ use super::Cache;
 use super::load::{Load, Meter};
 use super::op_counters::{Entry, OpCounters};
 use super::partitions::{Partitions, Range};
-use super::walk::Seek;
+use super::tree::Seek;
 use crate::IndexError;
 use crate::blink::remote::TimedOut;
 use crate::detach::run_to_end;
@@ -279,7 +279,7 @@ impl Drop for PostTurn {
                 false => posts.0 -= 1,
             }
         }
-        self.cache.lot.unpark(self.cache.posts_key());
+        self.cache.pages.lot.unpark(self.cache.posts_key());
     }
 }
 
@@ -303,7 +303,7 @@ impl Cache {
                     return PostTurn { cache: Arc::clone(self), adopts };
                 }
             }
-            self.lot.park(self.posts_key(), || is_free(*lock(posts))).await;
+            self.pages.lot.park(self.posts_key(), || is_free(*lock(posts))).await;
         }
     }
 }
@@ -331,7 +331,7 @@ impl Cache {
 
     /// Lets in those who wait for a range that was closed.
     pub(super) fn wake_guard(&self) {
-        self.lot.unpark(self.guard_key());
+        self.pages.lot.unpark(self.guard_key());
     }
 
     /// Acquires the guard for an operation at `seek`, once that is open; `Err` is the partition that it is in,
@@ -365,7 +365,7 @@ impl Cache {
             self.stats.parked.add();
             let is_open =
                 || self.check_open().is_err() || guard.view().standing(seek) != Standing::Closed;
-            self.lot.park(self.guard_key(), is_open).await;
+            self.pages.lot.park(self.guard_key(), is_open).await;
             self.check_open()?;
             match guard.try_acquire(session.id(), seek) {
                 Ok(inside) => return Ok(Ok(inside)),

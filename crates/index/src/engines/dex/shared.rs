@@ -49,10 +49,10 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
-use super::eviction::Sx;
-use super::frames::{State, TOP};
-use super::mapping_table::Entry;
-use super::walk::Unfinished;
+use super::cache::Mapping;
+use super::cache::Sx;
+use super::cache::{FrameState, TOP};
+use super::tree::Unfinished;
 use super::{Cache, Fail};
 use crate::IndexError;
 use crate::bnode::Kind;
@@ -86,7 +86,7 @@ impl Cache {
     ) -> Result<(), Fail> {
         // One at a time: each waits for latches upwards and downwards.
         let _turn = self.turn_to_refresh().await;
-        let ctl = self.frames.ctl(frame);
+        let ctl = self.pages.frames.ctl(frame);
         self.stats.refreshes.add();
         let Some(sx) = self.sx_of(session, frame, addr).await? else { return Ok(()) };
         if !ctl.is_shared() {
@@ -117,8 +117,8 @@ impl Cache {
     ///
     /// Cost: 1 READ.
     async fn may_post(&self, session: &Session, frame: u32) -> Result<bool, IndexError> {
-        if self.frames.ctl(frame).parent() == TOP {
-            return Ok(self.remote.read_root(session).await?.0 == self.frames.addr(frame));
+        if self.pages.frames.ctl(frame).parent() == TOP {
+            return Ok(self.remote.read_root(session).await?.0 == self.pages.frames.addr(frame));
         }
         self.is_as_remote(session, frame).await
     }
@@ -129,11 +129,11 @@ impl Cache {
         session: &Session,
         frame: u32,
     ) -> Result<bool, IndexError> {
-        let ctl = self.frames.ctl(frame);
+        let ctl = self.pages.frames.ctl(frame);
         let mut cached = session.client().buf(self.layout().node_bytes());
-        self.frames.copy(frame, cached.words_mut());
-        let cached = self.make_remote(cached, ctl.version());
-        let at = self.frames.addr(frame);
+        self.pages.frames.copy(frame, cached.words_mut());
+        let cached = self.pages.remote_image(cached, ctl.version());
+        let at = self.pages.frames.addr(frame);
         self.stats.reads_compared.add();
         let remote = self.remote.read_shared(session, at, ctl.level()).await?;
         // All but the lock word.
@@ -145,7 +145,7 @@ impl Cache {
     /// Cost: 1 WRITE for each dirty node below it.
     async fn drop_shared(self: &Arc<Self>, session: &Session, sx: Sx) -> Result<(), Fail> {
         let frame = sx.frame();
-        let ctl = self.frames.ctl(frame);
+        let ctl = self.pages.frames.ctl(frame);
         let addr = ctl.addr_word();
         if !self.drain_pins(session, frame).await {
             return Err(Fail::Restart);
@@ -155,32 +155,27 @@ impl Cache {
         // Nothing is swizzled below it, and with its SX held nothing comes.
         for _ in 0..TRIES_MAX {
             let parent = ctl.parent();
-            let latch = &self.frames.ctl(parent).latch;
+            let latch = &self.pages.frames.ctl(parent).latch;
             if !latch.sample().is_some_and(|version| latch.try_x(version)) {
-                self.wait_for_frame(parent).await;
+                self.pages.wait_for_frame(parent).await;
                 session.endpoint().yield_now().await;
                 continue;
             }
-            let pointer = self.frames.swizzle(frame);
-            if parent == TOP && self.frames.root() == pointer {
-                self.frames.set_root(0);
+            let pointer = self.pages.frames.swizzle(frame);
+            if parent == TOP && self.pages.frames.root() == pointer {
+                self.pages.frames.set_root(0);
             } else if let Some(index) = (parent != TOP && ctl.parent() == parent)
-                .then(|| self.frames.node(self.layout(), parent).find_child(pointer))
+                .then(|| self.pages.frames.node(self.layout(), parent).find_child(pointer))
                 .flatten()
             {
-                let done = self.frames.node_mut(self.layout(), parent).set_child(index, addr);
-                debug_assert_eq!(done, Ok(()), "the slot was found under the same latch");
-                let above = self.frames.ctl(parent);
-                above.set_swizzled(above.swizzled() - 1);
+                self.pages.detach_child(parent, index, addr);
             } else {
-                self.release_x(parent);
+                self.pages.release_x(parent);
                 continue;
             }
             sx.into_x();
-            let gone = self.map.exchange(addr, Some(Entry::Resident(frame)), None);
-            debug_assert!(gone, "INV-DEX-MAP-1");
-            self.bury_frame(frame, session.id());
-            self.release_x(parent);
+            self.pages.unmap(frame, session.id());
+            self.pages.release_x(parent);
             return Ok(());
         }
         Err(Fail::Restart)
@@ -191,10 +186,10 @@ impl Cache {
         // An address at which no node is.
         let addr = self.remote.meta().word() + 128;
         loop {
-            if self.map.claim(addr, Entry::Io).is_ok() {
+            if self.pages.map.claim(addr, Mapping::Io).is_ok() {
                 return Turn { cache: Arc::clone(self), addr };
             }
-            self.wait_for_node(addr).await;
+            self.pages.wait_for_node(addr).await;
         }
     }
 
@@ -205,20 +200,20 @@ impl Cache {
         frame: u32,
         addr: u64,
     ) -> Result<Option<Sx>, Fail> {
-        let ctl = self.frames.ctl(frame);
+        let ctl = self.pages.frames.ctl(frame);
         for _ in 0..TRIES_MAX {
             let Some(version) = ctl.latch.sample() else {
-                if ctl.state() == State::Free {
+                if ctl.state() == FrameState::Free {
                     return Ok(None);
                 }
                 session.endpoint().yield_now().await;
                 continue;
             };
-            if let Some(sx) = self.try_sx(frame, version) {
-                let same = ctl.state() == State::Hot && ctl.addr_word() == addr;
+            if let Some(sx) = self.pages.try_sx(frame, version) {
+                let same = ctl.state() == FrameState::Hot && ctl.addr_word() == addr;
                 return Ok(same.then_some(sx));
             }
-            self.wait_for_frame(frame).await;
+            self.pages.wait_for_frame(frame).await;
         }
         Err(Fail::Restart)
     }
@@ -227,16 +222,17 @@ impl Cache {
     /// parent to child, and who waits for a parent's holds none of its children's.
     async fn drop_below(self: &Arc<Self>, session: &Session, sx: &Sx) -> Result<(), Fail> {
         let frame = sx.frame();
-        let ctl = self.frames.ctl(frame);
-        let node = self.frames.node(self.layout(), frame);
+        let ctl = self.pages.frames.ctl(frame);
+        let node = self.pages.frames.node(self.layout(), frame);
         if node.kind() != Kind::Inner || ctl.swizzled() == 0 {
             return Ok(());
         }
         for index in 0..=node.count() {
-            let Some(child) = node.child(index).and_then(|it| self.frames.unswizzle(it)) else {
+            let Some(child) = node.child(index).and_then(|it| self.pages.frames.unswizzle(it))
+            else {
                 continue;
             };
-            let below = self.frames.ctl(child);
+            let below = self.pages.frames.ctl(child);
             let addr = below.addr_word();
             // With the parent's SX held it stays its child, Hot.
             let Some(child_sx) = self.sx_of(session, child, addr).await? else {
@@ -252,13 +248,11 @@ impl Cache {
             }
             ctl.latch.sx_to_x();
             child_sx.into_x();
-            let done = self.frames.node_mut(self.layout(), frame).set_child(index, addr);
-            debug_assert_eq!(done, Ok(()), "one of its children");
-            ctl.set_swizzled(ctl.swizzled() - 1);
-            let out = self.start_cooling(child, session.id());
+            self.pages.detach_child(frame, index, addr);
+            let out = self.pages.start_cooling(child, session.id());
             ctl.latch.x_to_sx();
             if let Some(out) = out {
-                self.evict(out, session.id());
+                self.pages.evict(out, session.id());
             }
         }
         Ok(())
@@ -273,7 +267,7 @@ struct Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.cache.map.exchange(self.addr, Some(Entry::Io), None);
-        self.cache.lot.unpark(self.addr);
+        self.cache.pages.map.exchange(self.addr, Some(Mapping::Io), None);
+        self.cache.pages.lot.unpark(self.addr);
     }
 }

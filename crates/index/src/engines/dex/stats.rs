@@ -4,25 +4,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A count that any thread adds to.
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
+pub(crate) struct Count(AtomicU64);
 
 impl Count {
-    pub(super) fn add(&self) {
+    pub(crate) fn add(&self) {
         self.add_many(1);
     }
 
-    pub(super) fn add_many(&self, count: u64) {
+    pub(crate) fn add_many(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    pub(super) fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// What a node is read for.
+/// The purpose of the READ of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(crate) enum Cause {
     /// The way down of an operation on a key, or of a change of the tree's shape.
     #[default]
     Descent,
@@ -36,7 +36,7 @@ pub(super) enum Cause {
 
 impl Stats {
     /// Counts a READ of a node that was missed.
-    pub(super) fn note_read(&self, cause: Cause, level: u8, shared: bool) {
+    pub(crate) fn note_read(&self, cause: Cause, level: u8, shared: bool) {
         let count = match (cause, level) {
             _ if shared => &self.reads_shared,
             (Cause::Descent, 0) => &self.reads_leaf,
@@ -61,7 +61,7 @@ macro_rules! stats {
         }
 
         impl DexStats {
-            /// What has come to `before` since then.
+            /// Returns the difference to the earlier counts `before`.
             pub fn since(&self, before: &DexStats) -> DexStats {
                 DexStats { $($name: self.$name.wrapping_sub(before.$name),)+ }
             }
@@ -78,17 +78,17 @@ macro_rules! stats {
         }
 
         #[derive(Debug, Default)]
-        pub(super) struct Stats {
-            $(pub(super) $name: Count,)+
+        pub(crate) struct Stats {
+            $(pub(crate) $name: Count,)+
         }
 
         impl Stats {
-            pub(super) fn get(&self) -> DexStats {
+            pub(crate) fn get(&self) -> DexStats {
                 DexStats { $($name: self.$name.get(),)+ }
             }
 
             /// Adds what another cache has done for this one.
-            pub(super) fn take_in(&self, other: &Stats) {
+            pub(crate) fn take_in(&self, other: &Stats) {
                 $(self.$name.add_many(other.$name.get());)+
             }
         }
@@ -118,11 +118,11 @@ stats! {
     reads_compared,
     /// READs of a neighbour, to find out what a crash has left.
     reads_heal,
-    /// READs again of a node that was not whole, or not what it must be.
+    /// Further READs of a node that was not whole, or not the node that it must be.
     reads_again,
     /// Of the READs of a scan that read ahead, those whose leaf was not in order: read again when it comes.
     reads_in_vain,
-    /// Leaves that are not kept, written because they were changed.
+    /// Leaves that the cache does not admit, written because they were changed.
     written_streamed,
     /// Cached leaves written through, for a record's sake or for want of room in the log.
     written_through,
@@ -130,7 +130,7 @@ stats! {
     inner_admitted,
     /// Leaves read into frames.
     leaves_admitted,
-    /// Leaves read and not kept.
+    /// Leaves read and not admitted.
     leaves_streamed,
     /// Frames that were Cooling and were wanted again.
     second_chances,
@@ -150,9 +150,9 @@ stats! {
     restarts,
     /// Waits for somebody else's remote operation on a node.
     waits,
-    /// Gets answered by somebody else's READ of a leaf that is not kept.
+    /// Gets answered by another task's READ of a leaf that is not admitted.
     gets_joined,
-    /// Changes that were left to who held their leaf's latch, and done by it.
+    /// Changes that the holder of their leaf's latch executed.
     combined,
     /// Splits.
     splits,
@@ -186,13 +186,13 @@ stats! {
     offload_chosen,
     /// Misses that could be offloaded and were not to be.
     offload_declined,
-    /// Of both, those that were to find out what it costs.
+    /// Decisions of both kinds that explore the costs.
     offload_explored,
     /// Misses that could not be offloaded for want of the capability `cpu_visible`.
     offload_blind,
     /// Gets that joined others at a node.
     offload_joined,
-    /// Offloaded operations that found or changed what they were for.
+    /// Offloaded operations that found or changed their key.
     offload_ok,
     /// Of those, requests of scans.
     offload_scans,
@@ -204,11 +204,11 @@ stats! {
     offload_exists,
     /// Those told to fetch: the leaf has no room, or a record is involved.
     offload_need_smo,
-    /// Those told to fetch: a node is not what it was taken for.
+    /// Offloaded operations told to fetch: a node is not the one that the sender takes it for.
     offload_wrong_fence,
     /// Those told to fetch: the way leads to another memory server.
     offload_cross_server,
-    /// Those turned away by a memory server that had too much to do.
+    /// Offloaded operations turned away by a memory server that had too much to do.
     offload_busy,
     /// Those that were not understood.
     offload_refused,

@@ -7,11 +7,11 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 use fastrand::Rng;
 
-use super::log_object::read_log;
+use super::log::read_log;
 use super::member::{JoinOptions, Part, Take};
 use super::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use super::placement::check_placement;
 use super::range_guard::View;
+use super::tree::check_placement;
 use super::{Admission, Cache, Dex, DexOptions, Durability, FRAMES_MIN};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use super::client::Offloads;
 use super::handler::CHANNELS_MAX;
-use crate::engines::dex::Cache;
 use crate::sync::lock;
 
-/// Channels: who has one sends one change at a time on it.
+/// Channels: a task sends one change at a time on its channel.
 #[derive(Debug, Default)]
 pub(super) struct Channels {
     free: Vec<u16>,
@@ -14,17 +14,17 @@ pub(super) struct Channels {
     sequences: Vec<u64>,
 }
 
-/// A channel that is the caller's.
-pub(super) struct Channel {
-    cache: Arc<Cache>,
+/// A channel that the caller alone uses. Dropping it frees the channel.
+pub(crate) struct Channel {
+    offloads: Arc<Offloads>,
     pub(super) number: u16,
     pub(super) sequence: u64,
 }
 
 impl Channel {
-    /// One that nobody has; `None` if too many changes are under way.
-    pub(super) fn take(cache: &Arc<Cache>) -> Option<Channel> {
-        let mut channels = lock(&cache.offloads.channels);
+    /// Takes a free channel; `None` if too many changes are under way.
+    pub(crate) fn take(offloads: &Arc<Offloads>) -> Option<Channel> {
+        let mut channels = lock(&offloads.channels);
         let number = match channels.free.pop() {
             Some(number) => number,
             None => {
@@ -40,12 +40,12 @@ impl Channel {
         *last += 1;
         let sequence = *last;
         drop(channels);
-        Some(Channel { cache: Arc::clone(cache), number, sequence })
+        Some(Channel { offloads: Arc::clone(offloads), number, sequence })
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        lock(&self.cache.offloads.channels).free.push(self.number);
+        lock(&self.offloads.channels).free.push(self.number);
     }
 }

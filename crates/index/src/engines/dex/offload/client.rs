@@ -7,22 +7,17 @@ use farleaf_pool::{Session, Trial};
 
 use super::channels::{Channel, Channels};
 use super::handler::OFFLOAD_SERVICE;
-use super::mark::Off;
+use super::mark::OffloadMark;
 use super::model::{Choice, Model, Offload, Work};
 use super::range::LEAVES_MAX;
-use super::wire::{
-    Answer, Ask, FOUND_BYTES, Gathered, Operation, RECORD_BYTES, REPLY_BYTES, Status, Sweep,
-    key_bytes_max, u64_at,
-};
+use super::wire::{OffloadReply, OffloadRequest, Operation, REPLY_BYTES, Status};
 use crate::IndexError;
-use crate::blink::remote::{Next, Passage};
-use crate::bnode::{Cover, RecordRef};
-use crate::change::Outcome;
-use crate::engines::dex::frames::State;
-use crate::engines::dex::mapping_table::Entry;
-use crate::engines::dex::miss::IoMark;
-use crate::engines::dex::ops::{Intent, OwnedIntent, unfinished_change};
-use crate::engines::dex::{Cache, TimedOut};
+use crate::bnode::Cover;
+use crate::engines::dex::DexOptions;
+use crate::engines::dex::cache::{FrameState, IoMark, Mapping, PageCache};
+use crate::engines::dex::range_guard::View;
+use crate::engines::dex::stats::Stats;
+use crate::engines::dex::tree::LeafChange;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 /// Sessions that one operation may be granted before it fetches.
@@ -30,34 +25,39 @@ const GRANTS_MAX: u32 = 3;
 /// Times that a server may turn away a change that it may have done.
 const TRIES_MAX: u32 = 10_000;
 
-/// What an operation may have done for it.
+/// An operation that a memory server may execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engines::dex) enum Wish {
-    Read,
+pub(crate) enum Offloadable {
+    Get,
     Change,
     /// A scan that probably wants so many leaves.
     Scan(usize),
 }
 
-impl Wish {
-    pub(in crate::engines::dex) fn reads(self) -> bool {
-        self != Wish::Change
+impl Offloadable {
+    /// Returns the change as one that may be offloaded, unless it expects a value or brings a record.
+    pub(crate) fn of(change: &LeafChange<'_>) -> Option<Self> {
+        (change.expected.is_none() && change.record.is_none()).then_some(Offloadable::Change)
     }
 
-    /// Whether it may be done at a node of `level` where others read. Of a leaf a scan has no more than it
-    /// would have of a READ.
-    pub(in crate::engines::dex) fn joins(self, level: u8) -> bool {
+    pub(crate) fn reads(self) -> bool {
+        self != Offloadable::Change
+    }
+
+    /// Returns whether it may run at a node of `level` where others read. For a leaf alone, a scan gains
+    /// nothing over a READ.
+    pub(crate) fn joins(self, level: u8) -> bool {
         match self {
-            Wish::Read => true,
-            Wish::Change => false,
-            Wish::Scan(_) => level > 0,
+            Offloadable::Get => true,
+            Offloadable::Change => false,
+            Offloadable::Scan(_) => level > 0,
         }
     }
 }
 
-/// What is known of one memory server.
+/// The state of one memory server, as this compute server knows it.
 #[derive(Debug, Default)]
-struct Server {
+struct ServerState {
     model: Mutex<Model>,
     /// The session that it has granted, 0 if none.
     session: AtomicU64,
@@ -65,7 +65,7 @@ struct Server {
     handler_ns: AtomicU64,
 }
 
-/// What a compute server has had done by one memory server, and how long that takes of late.
+/// The requests that one memory server executed for a compute server, and the time that they take.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct OffloadServer {
@@ -80,36 +80,32 @@ pub struct OffloadServer {
     pub call_ns: Option<f64>,
 }
 
-/// Everything about offloading that a cache keeps.
-#[derive(Debug, Default)]
-pub(in crate::engines::dex) struct Offloads {
-    /// One for each memory server, once it is known how many there are.
-    servers: OnceLock<Box<[Server]>>,
+/// One compute server's side of offloading for a table.
+#[derive(Debug)]
+pub(crate) struct Offloads {
+    options: DexOptions,
+    /// One for each memory server, once their number is known.
+    servers: OnceLock<Box<[ServerState]>>,
     pub(super) channels: Mutex<Channels>,
     /// Changes whose outcome is not known and that may still happen.
     unsettled: AtomicUsize,
+    pages: Arc<PageCache>,
+    stats: Arc<Stats>,
 }
 
-impl Offloads {
-    fn server(&self, session: &Session, server: ServerId) -> Option<&Server> {
-        let count = || (0..session.endpoint().server_count()).map(|_| Server::default()).collect();
-        self.servers.get_or_init(count).get(server.index())
-    }
+/// A request, for a task that may outlive its caller.
+pub(crate) struct Question {
+    pub(crate) operation: Operation,
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+    /// Bytes that a reply may have beside its head.
+    pub(crate) room: usize,
+    pub(crate) partition: Target,
 }
 
-/// What is asked, for a task that may outlive its caller.
-struct Question {
-    operation: Operation,
-    key: Vec<u8>,
-    value: Vec<u8>,
-    /// Bytes that an answer may have beside its head.
-    room: usize,
-    partition: Worker,
-}
-
-/// Which partition it concerns.
+/// The partition that a request concerns.
 #[derive(Clone, Copy)]
-enum Worker {
+pub(crate) enum Target {
     /// The key's.
     Key,
     /// That of the place just above the key.
@@ -118,45 +114,61 @@ enum Worker {
     Last,
 }
 
-/// Bytes of pairs that one answer to a scan may have, at most.
-const SCAN_ROOM: usize = 16 << 10;
-
-/// How asking ended.
-enum Asked {
-    /// A definite answer, and the value that came with it.
-    Answered(Answer, Vec<u8>),
+/// The result of asking.
+pub(crate) enum Asked {
+    /// A definite reply, and the value that came with it.
+    Answered(OffloadReply, Vec<u8>),
     /// Nothing was done, and the operation fetches.
     Fetch,
     /// It may have been done.
     Unknown(IndexError),
 }
 
-impl Cache {
-    /// Whether an operation that missed the node of `claim` is to be offloaded.
-    pub(in crate::engines::dex) fn offloads(
+impl Offloads {
+    pub(crate) fn new(options: &DexOptions, pages: Arc<PageCache>, stats: Arc<Stats>) -> Self {
+        Offloads {
+            options: *options,
+            servers: OnceLock::new(),
+            channels: Mutex::default(),
+            unsettled: AtomicUsize::new(0),
+            pages,
+            stats,
+        }
+    }
+
+    fn server(&self, session: &Session, server: ServerId) -> Option<&ServerState> {
+        let servers = 0..session.endpoint().server_count();
+        let states = || servers.map(|_| ServerState::default()).collect();
+        self.servers.get_or_init(states).get(server.index())
+    }
+
+    /// Decides whether an operation that missed the node of `mark` is offloaded, in a table whose subtrees
+    /// lie on one memory server up to level `subtree_level`.
+    pub(crate) fn chooses(
         &self,
         session: &Session,
-        claim: &IoMark,
-        wish: Wish,
+        mark: &IoMark,
+        work: Offloadable,
+        subtree_level: Option<u8>,
     ) -> bool {
         let options = &self.options;
         let mode = options.offload;
         // Above the subtree level the way goes on elsewhere.
-        let top = self.remote.subtree_level().unwrap_or(u8::MAX).min(options.offload_level);
+        let top = subtree_level.unwrap_or(u8::MAX).min(options.offload_level);
         if mode == Offload::Never
-            || claim.level > top
-            || (claim.level == 0 && !options.offload_leaf_miss)
-            || claim.shared
-            || (claim.level == 0 && matches!(wish, Wish::Scan(_)))
+            || mark.level > top
+            || (mark.level == 0 && !options.offload_leaf_miss)
+            || mark.shared
+            || (mark.level == 0 && matches!(work, Offloadable::Scan(_)))
         {
             return false;
         }
-        // Without it a handler may not see what was written before, and nothing else makes it.
+        // Without that capability a handler may miss earlier WRITEs, and nothing else makes them visible.
         if !session.endpoint().capabilities().cpu_visible {
             self.stats.offload_blind.add();
             return false;
         }
-        let Some(server) = self.offloads.server(session, claim.addr().server()) else {
+        let Some(server) = self.server(session, mark.addr().server()) else {
             return false;
         };
         let now_ns = session.endpoint().now_ns();
@@ -170,17 +182,17 @@ impl Cache {
             Offload::Always => Choice { offload: true, explores: false },
             Offload::Ratio(share) => Choice { offload: random() < share, explores: false },
             Offload::Adaptive => {
-                let path = u32::from(claim.level) + 1;
-                let (work, reads) = match wish {
-                    Wish::Read | Wish::Change => (Work::Point, path),
+                let path = u32::from(mark.level) + 1;
+                let (kind, reads) = match work {
+                    Offloadable::Get | Offloadable::Change => (Work::Point, path),
                     // Further leaves are read several at a time.
-                    Wish::Scan(leaves) => {
+                    Offloadable::Scan(leaves) => {
                         let leaves = leaves.clamp(1, LEAVES_MAX.into()) - 1;
                         let more = leaves.div_ceil(1 + options.scan_prefetch);
                         (Work::Scan, path + more as u32)
                     }
                 };
-                model.decide(work, reads, now_ns, random())
+                model.decide(kind, reads, now_ns, random())
             }
         };
         drop(model);
@@ -193,31 +205,26 @@ impl Cache {
         choice.offload
     }
 
-    /// The time, if it is to be noted how long a READ of a node that begins now takes.
-    pub(in crate::engines::dex) fn begin_read(&self, session: &Session) -> Option<u64> {
+    /// Returns the time if the cost model measures the READ of a node that begins now.
+    pub(crate) fn begin_read(&self, session: &Session) -> Option<u64> {
         (self.options.offload == Offload::Adaptive).then(|| session.endpoint().now_ns())
     }
 
-    /// Notes how long a READ of a node took that began at `begun_ns`.
-    pub(in crate::engines::dex) fn note_read(
-        &self,
-        session: &Session,
-        addr: GlobalAddr,
-        begun_ns: Option<u64>,
-    ) {
+    /// Measures the READ of a node that began at `begun_ns`.
+    pub(crate) fn note_read(&self, session: &Session, addr: GlobalAddr, begun_ns: Option<u64>) {
         if let Some(begun_ns) = begun_ns
-            && let Some(server) = self.offloads.server(session, addr.server())
+            && let Some(server) = self.server(session, addr.server())
         {
             let now_ns = session.endpoint().now_ns();
             lock(&server.model).add_read(now_ns, now_ns.saturating_sub(begun_ns));
         }
     }
 
-    /// What each memory server has done for this cache.
-    pub(in crate::engines::dex) fn offload_servers(&self, session: &Session) -> Vec<OffloadServer> {
+    /// Returns the work of each memory server for this compute server.
+    pub(crate) fn server_reports(&self, session: &Session) -> Vec<OffloadServer> {
         let now_ns = session.endpoint().now_ns();
-        let servers = self.offloads.servers.get().map_or(&[][..], |servers| servers);
-        let of = |server: &Server| {
+        let servers = self.servers.get().map_or(&[][..], |servers| servers);
+        let of = |server: &ServerState| {
             let (read_ns, call_ns) = lock(&server.model).means(Work::Point, now_ns);
             let [calls, handler_ns] =
                 [&server.calls, &server.handler_ns].map(|count| count.load(Ordering::Relaxed));
@@ -226,9 +233,9 @@ impl Cache {
         servers.iter().map(of).collect()
     }
 
-    /// Whether a change that was offloaded may still happen, so that the table must not be given up.
-    pub(in crate::engines::dex) fn check_settled(&self) -> Result<(), IndexError> {
-        if self.offloads.unsettled.load(Ordering::SeqCst) == 0 {
+    /// Fails if an offloaded change may still happen: then the table must not be given up.
+    pub(crate) fn check_settled(&self) -> Result<(), IndexError> {
+        if self.unsettled.load(Ordering::SeqCst) == 0 {
             return Ok(());
         }
         Err(IndexError::Unavailable(
@@ -236,196 +243,17 @@ impl Cache {
         ))
     }
 
-    /// Copies `key`'s value, as the memory server says, into `value`; `None` if it is to be fetched.
-    ///
-    /// Cost: 1 RPC, 1 READ for a value in a record.
-    pub(in crate::engines::dex) async fn get_offloaded(
-        self: &Arc<Self>,
-        session: &Session,
-        off: Off,
-        key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<Option<bool>, IndexError> {
-        let (operation, key) = (Operation::Get, key.to_vec());
-        let room = RECORD_BYTES.max(self.layout().inline_value_max());
-        let partition = Worker::Key;
-        let question = Question { operation, key, value: Vec::new(), room, partition };
-        let (answer, content) = match self.offload(session, off, question).await? {
-            Some(answered) => answered,
-            None => return Ok(None),
-        };
-        match answer.status {
-            Status::Ok if answer.is_record => {
-                let record = RecordRef { addr: u64_at(&content, 0), len: u64_at(&content, 8) };
-                self.remote.read_record(session, record, value).await?;
-                Ok(Some(true))
-            }
-            Status::Ok => {
-                *value = content;
-                Ok(Some(true))
-            }
-            _ => {
-                value.clear();
-                Ok(Some(false))
-            }
-        }
-    }
-
-    /// The pairs that `passage` wants next, as the memory server has them, and what ends them; `None` if it
-    /// is to fetch.
-    ///
-    /// Cost: 1 RPC.
-    pub(in crate::engines::dex) async fn scan_offloaded(
-        self: &Arc<Self>,
-        session: &Session,
-        off: Off,
-        passage: &Passage<'_>,
-        wanted: usize,
-    ) -> Result<Option<Gathered>, IndexError> {
-        let (next, reverse) = passage.next();
-        let (key, excluded) = match next {
-            Next::End => (None, false),
-            // The key that a descending scan goes on at may be the end of its range, and not in it.
-            Next::At(key) => (Some(key), reverse && passage.leaves_out(key)),
-            Next::After(key) => (Some(key), true),
-        };
-        let partition = match (key, excluded && !reverse) {
-            (None, _) if reverse => Worker::Last,
-            (None, _) => Worker::First,
-            (Some(_), true) => Worker::Above,
-            (Some(_), false) => Worker::Key,
-        };
-        let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
-        let (from_end, far) = (key.is_none(), passage.far_end());
-        let sweep = Sweep { reverse, excluded, from_end, wanted, far };
-        if !sweep.fits(self.layout(), key.map_or(0, <[u8]>::len)) {
-            return Ok(None);
-        }
-        let value = sweep.encode();
-        let pairs = (wanted as usize).saturating_mul(Gathered::pair_bytes_max(self.layout()));
-        let room = FOUND_BYTES + key_bytes_max(self.layout()) + pairs.min(SCAN_ROOM);
-        let key = key.unwrap_or(&[]).to_vec();
-        let question = Question { operation: Operation::Scan, key, value, room, partition };
-        let node = off.addr();
-        let Some((_, content)) = self.offload(session, off, question).await? else {
-            return Ok(None);
-        };
-        match Gathered::decode(self.layout(), &content) {
-            Some(found) => {
-                self.stats.offload_scans.add();
-                self.stats.offload_scan_pairs.add_many(found.count.into());
-                Ok(Some(found))
-            }
-            None => Err(IndexError::Corrupt(format!(
-                "the memory server's answer to a scan at node {node:#x} is not one of this table"
-            ))),
-        }
-    }
-
-    /// Whether a change may be offloaded at all.
-    pub(in crate::engines::dex) fn wish_of(intent: &Intent<'_>) -> Option<Wish> {
-        (intent.expected.is_none() && intent.record.is_none()).then_some(Wish::Change)
-    }
-
-    /// Has a leaf changed by its memory server; `None` if it is to be fetched. Whether it was changed
-    /// stands beside the outcome.
-    ///
-    /// Cost: 1 RPC.
-    pub(in crate::engines::dex) async fn change_offloaded(
-        self: &Arc<Self>,
-        session: &Session,
-        off: Off,
-        owned: OwnedIntent,
-    ) -> Result<Option<(Outcome, bool)>, IndexError> {
-        let intent = owned.intent();
-        let operation = match (intent.value, intent.add, intent.change) {
-            (None, ..) => Operation::Remove,
-            (Some(_), true, true) => Operation::Upsert,
-            (Some(_), true, false) => Operation::Insert,
-            (Some(_), false, _) => Operation::Update,
-        };
-        let value = intent.value.map_or(Vec::new(), <[u8]>::to_vec);
-        let (room, partition) = (0, Worker::Key);
-        let question = Question { operation, key: owned.key, value, room, partition };
-        let Some((answer, _)) = self.offload(session, off, question).await? else {
-            return Ok(None);
-        };
-        let outcome = Outcome { existed: answer.existed, differs: false };
-        Ok(Some((outcome, answer.status == Status::Ok)))
-    }
-
-    /// Asks and acts upon the answer, in a task that runs to its end. `None`: fetch.
-    async fn offload(
-        self: &Arc<Self>,
-        session: &Session,
-        off: Off,
-        question: Question,
-    ) -> Result<Option<(Answer, Vec<u8>)>, IndexError> {
-        let (cache, session_too) = (Arc::clone(self), session.clone());
-        let reads = off.reads();
-        let task = async move { cache.offload_now(&session_too, off, question).await };
-        match self.detach_within(session, task).await {
-            Some(done) => done,
-            None if reads => TimedOut::timed_out(),
-            None => Err(unfinished_change()),
-        }
-    }
-
-    async fn offload_now(
-        self: &Arc<Self>,
-        session: &Session,
-        off: Off,
-        question: Question,
-    ) -> Result<Option<(Answer, Vec<u8>)>, IndexError> {
-        let channel = if off.reads() { None } else { Channel::take(self) };
-        if !off.reads() && channel.is_none() {
-            return Ok(None);
-        }
-        let asked = self.ask(session, &off, &question, channel.as_ref()).await;
-        let (answer, value) = match asked {
-            Asked::Answered(answer, value) => (answer, value),
-            Asked::Fetch => return Ok(None),
-            Asked::Unknown(error) => {
-                self.stats.offload_unknown.add();
-                if !off.reads() {
-                    self.settle_later(session, off, question.key);
-                }
-                return Err(error);
-            }
-        };
-        let stats = &self.stats;
-        let count = match answer.status {
-            Status::Ok => &stats.offload_ok,
-            Status::Absent => &stats.offload_absent,
-            Status::Exists => &stats.offload_exists,
-            Status::NeedSmo => &stats.offload_need_smo,
-            Status::WrongFence => &stats.offload_wrong_fence,
-            Status::CrossServer => &stats.offload_cross_server,
-            Status::Busy => &stats.offload_busy,
-            Status::NoSession | Status::Refused => &stats.offload_refused,
-        };
-        count.add();
-        match answer.status {
-            Status::Ok if !off.reads() => {
-                // INV-DEX-OFF-5.
-                self.forget_leaf(session, answer.leaf)?;
-                Ok(Some((answer, value)))
-            }
-            Status::Ok | Status::Absent | Status::Exists => Ok(Some((answer, value))),
-            _ => Ok(None),
-        }
-    }
-
     /// Sends a question until there is a definite answer, or none is to be had.
-    async fn ask(
+    pub(in crate::engines::dex) async fn ask(
         &self,
         session: &Session,
-        off: &Off,
+        mark: &OffloadMark,
         question: &Question,
+        view: &View,
         channel: Option<&Channel>,
     ) -> Asked {
-        let Some(node) = GlobalAddr::from_word(off.addr()) else { return Asked::Fetch };
-        let Some(server) = self.offloads.server(session, node.server()) else {
+        let Some(node) = GlobalAddr::from_word(mark.addr()) else { return Asked::Fetch };
+        let Some(server) = self.server(session, node.server()) else {
             return Asked::Fetch;
         };
         let (endpoint, reliable) = (session.endpoint(), session.reliable());
@@ -433,12 +261,11 @@ impl Cache {
             Operation::Scan => Work::Scan,
             _ => Work::Point,
         };
-        let view = self.view();
         let (low, high) = view.map.range(match question.partition {
-            Worker::Key => view.map.of(&question.key, false),
-            Worker::Above => view.map.of(&question.key, true),
-            Worker::First => 0,
-            Worker::Last => view.map.count() - 1,
+            Target::Key => view.map.of(&question.key, false),
+            Target::Above => view.map.of(&question.key, true),
+            Target::First => 0,
+            Target::Last => view.map.count() - 1,
         });
         let mut trial = Trial::default();
         let mut grants = 0;
@@ -451,16 +278,16 @@ impl Cache {
             if channel.is_some() && !in_doubt {
                 granted = server.session.load(Ordering::SeqCst);
             }
-            let bytes = Ask {
+            let bytes = OffloadRequest {
                 operation: question.operation,
-                level: off.level,
-                node: off.addr(),
+                level: mark.level,
+                node: mark.addr(),
                 incarnation: endpoint.incarnation().0,
                 session: granted,
                 sequence: channel.map_or(0, |channel| channel.sequence),
                 epoch: view.map.epoch,
                 channel: channel.map_or(0, |channel| channel.number),
-                layout: *self.layout(),
+                layout: *self.pages.layout(),
                 key: &question.key,
                 value: &question.value,
                 low,
@@ -493,7 +320,7 @@ impl Cache {
                 }
             };
             let bytes = reply.window_bytes();
-            let Some((answer, value)) = Answer::decode(bytes) else {
+            let Some((answer, value)) = OffloadReply::decode(bytes) else {
                 // Another service, or another version of this one.
                 lock(&server.model).is_absent(now_ns);
                 self.stats.offload_refused.add();
@@ -504,7 +331,7 @@ impl Cache {
             self.stats.offload_handler_ns.add_many(answer.handler_ns.into());
             match answer.status {
                 Status::NoSession if in_doubt => {
-                    // It has forgotten what it did.
+                    // The server has forgotten its replies.
                     server.session.store(answer.leaf, Ordering::SeqCst);
                     return Asked::Unknown(restarted(node));
                 }
@@ -548,58 +375,67 @@ impl Cache {
         }
     }
 
-    /// A change may still happen: keeps the mark until it cannot any more, and drops what it may have
-    /// made out of date. Nothing below the mark is merged away meanwhile, so no epoch has to be held.
-    fn settle_later(self: &Arc<Self>, session: &Session, off: Off, key: Vec<u8>) {
-        let cache = Arc::clone(self);
-        cache.offloads.unsettled.fetch_add(1, Ordering::SeqCst);
+    /// Keeps the mark of a change that may still happen until it cannot any more, and drops the copies that
+    /// the change may have made out of date. Nothing below the mark is merged away meanwhile, so the task
+    /// holds no epoch.
+    pub(crate) fn settle_later(
+        self: &Arc<Self>,
+        session: &Session,
+        mark: OffloadMark,
+        key: Vec<u8>,
+    ) {
+        let offloads = Arc::clone(self);
+        offloads.unsettled.fetch_add(1, Ordering::SeqCst);
         session.spawn(async move |session: Session| {
-            let server = GlobalAddr::from_word(off.addr()).map(GlobalAddr::server);
+            let server = GlobalAddr::from_word(mark.addr()).map(GlobalAddr::server);
             if let Some(server) = server {
-                // It ends with an error only if this compute server has been cut off: then nothing
-                // of it takes effect any more, and nothing else that it does.
+                // It ends with an error only if this compute server has been cut off: then neither the
+                // change nor anything else of it takes effect any more.
                 let _ = session.maintenance().settle(server).await;
             }
-            for frame in cache.cooling.frames() {
-                let ctl = cache.frames.ctl(frame);
+            let pages = &offloads.pages;
+            for frame in pages.cooling_frames() {
+                let ctl = pages.frames.ctl(frame);
                 let addr = ctl.addr_word();
-                let node = cache.frames.node(cache.layout(), frame);
-                // The leaf's own frame stays as it is, and what others' look like does not matter.
+                let node = pages.frames.node(pages.layout(), frame);
+                // The leaf's own frame stays as it is; other frames may change under this look.
                 let is_it = ctl.level() == 0 && node.covers(&key) == Cover::Inside;
-                if is_it && cache.cooling.remove(addr, frame) {
-                    cache.stats.offload_invalidated.add();
-                    cache.evict(frame, session.id());
+                if is_it && pages.drop_cooling(addr, frame, session.id()) {
+                    offloads.stats.offload_invalidated.add();
                 }
             }
-            cache.offloads.unsettled.fetch_sub(1, Ordering::SeqCst);
-            drop(off);
+            offloads.unsettled.fetch_sub(1, Ordering::SeqCst);
+            drop(mark);
         });
     }
 
-    /// Drops the cached copy of a leaf that was changed remotely, if there is one. It is Cooling, as no
-    /// parent of it is cached, or being evicted by somebody else: then it has left its bucket, and
+    /// Drops the cached copy of a leaf that a memory server changed, if there is one. The copy is Cooling, as
+    /// no parent of it is cached, or another thread is evicting it: then it has left its bucket, and
     /// nobody finds it any more.
-    fn forget_leaf(&self, session: &Session, leaf: u64) -> Result<(), IndexError> {
+    ///
+    /// # Errors
+    /// `Corrupt` if the leaf cannot be the one that was changed (`INV-DEX-OFF-3`).
+    pub(crate) fn drop_copy(&self, session: &Session, leaf: u64) -> Result<(), IndexError> {
         if leaf == 0 || leaf >> 63 != 0 {
-            return self.must_succeed(Err(misled(leaf)));
+            return Err(misled(leaf));
         }
-        let entry = self.map.get(leaf);
-        let Some(Entry::Resident(frame)) = entry else { return Ok(()) };
-        if self.cooling.remove(leaf, frame) {
+        let pages = &self.pages;
+        let entry = pages.map.get(leaf);
+        let Some(Mapping::Resident(frame)) = entry else { return Ok(()) };
+        if pages.drop_cooling(leaf, frame, session.id()) {
             self.stats.offload_invalidated.add();
-            self.evict(frame, session.id());
             return Ok(());
         }
-        let is_hot = self.frames.ctl(frame).state() == State::Hot;
-        // Under the mark it does not come back, so that it was this node's frame all the time.
-        if is_hot && self.map.get(leaf) == entry {
-            return self.must_succeed(Err(misled(leaf)));
+        let is_hot = pages.frames.ctl(frame).state() == FrameState::Hot;
+        // Under the mark the leaf does not come back, so the frame was this node's all the time.
+        if is_hot && pages.map.get(leaf) == entry {
+            return Err(misled(leaf));
         }
         Ok(())
     }
 }
 
-/// What waits before a change that may have been done is sent once more to a server that is busy.
+/// Nanoseconds before a change that may have been done is sent once more to a server that is busy.
 const BUSY_WAIT_NS: u64 = 5_000;
 
 fn restarted(node: GlobalAddr) -> IndexError {

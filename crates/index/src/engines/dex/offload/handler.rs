@@ -23,7 +23,7 @@ use farleaf_fabric::{GlobalAddr, ServerId, Service, ServiceId, ServiceReply, Wor
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::range::gather;
-use super::wire::{Answer, Ask, Operation, RECORD_BYTES, REPLY_BYTES, Status};
+use super::wire::{OffloadReply, OffloadRequest, Operation, RECORD_BYTES, REPLY_BYTES, Status};
 use crate::bnode::{ChangeError, Cover, Kind, Node, NodeMut, RecordRef, Stored, Value};
 use crate::sync::{Mutex, lock};
 
@@ -36,21 +36,21 @@ pub(super) const SESSIONS_MAX: usize = 4096;
 pub(crate) const CHANNELS_MAX: u16 = 1024;
 /// Loads of a node before it counts as damaged: nobody writes it.
 const LOADS_MAX: u32 = 3;
-/// What a request stands for in the simulator, in nanoseconds of a thread of a memory server: each,
-/// for each node, and for a change.
+/// The simulator's price of a request, in nanoseconds of a thread of a memory server: for each request, for
+/// each node, and for a change.
 const COST_NS: (u64, u64, u64) = (100, 150, 150);
 
-/// What a memory server has done for others.
+/// The counts of one memory server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OffloadServiceStats {
     /// Requests, refused ones included.
     pub requests: u64,
-    /// Those that were sent again and answered from memory.
+    /// Resent requests that were answered from memory.
     pub duplicates: u64,
-    /// Those that were none.
+    /// Bytes that were no request.
     pub refused: u64,
-    /// Those that were told to fetch.
+    /// Requests whose senders were told to fetch.
     pub fallbacks: u64,
     /// Nanoseconds in the handler: measured if there is a clock, else what the simulator counts.
     pub busy_ns: u64,
@@ -69,7 +69,7 @@ struct Counts {
 #[derive(Debug, Default)]
 struct Channel {
     sequence: u64,
-    reply: Option<Answer>,
+    reply: Option<OffloadReply>,
 }
 
 #[derive(Debug)]
@@ -100,14 +100,14 @@ pub struct OffloadService {
 }
 
 impl OffloadService {
-    /// A service. `life` differs from that of every service that ran on the same memory before: the
-    /// time at which the process began, say. `clock` measures how busy it is, in nanoseconds; without
-    /// one that is estimated.
+    /// Makes a service. `life` differs from that of every service that ran on the same memory before, as
+    /// the time at which the process began does. `clock` measures the time in the handler, in nanoseconds;
+    /// without one the service estimates it.
     pub fn new(life: u64, clock: Option<fn() -> u64>) -> Self {
         OffloadService { life, clock, sessions: Mutex::default(), counts: Counts::default() }
     }
 
-    /// What it has done so far.
+    /// Returns the counts so far.
     pub fn stats(&self) -> OffloadServiceStats {
         let Counts { requests, duplicates, refused, fallbacks, busy_ns } = &self.counts;
         let [requests, duplicates, refused, fallbacks, busy_ns] =
@@ -116,10 +116,10 @@ impl OffloadService {
         OffloadServiceStats { requests, duplicates, refused, fallbacks, busy_ns }
     }
 
-    /// The channel that a change came on, or a session instead if there is none.
-    fn channel(&self, ask: &Ask<'_>) -> Result<Arc<Mutex<Channel>>, Answer> {
+    /// Returns the channel that a change came on, or a session instead if there is none.
+    fn channel(&self, ask: &OffloadRequest<'_>) -> Result<Arc<Mutex<Channel>>, OffloadReply> {
         if ask.channel >= CHANNELS_MAX || ask.sequence == 0 {
-            return Err(Answer::bare(Status::Refused));
+            return Err(OffloadReply::bare(Status::Refused));
         }
         let mut sessions = lock(&self.sessions);
         sessions.uses += 1;
@@ -143,12 +143,20 @@ impl OffloadService {
         let session =
             Session { incarnation: ask.incarnation, used: uses, channels: BTreeMap::new() };
         sessions.all.insert(number, session);
-        Err(Answer { leaf: number, ..Answer::bare(Status::NoSession) })
+        Err(OffloadReply { leaf: number, ..OffloadReply::bare(Status::NoSession) })
     }
 
-    /// One request; the value of a get goes into `value`, as far as there is room.
-    fn answer(&self, memory: &Words, request: &[u8], value: &mut Vec<u8>, room: usize) -> Answer {
-        let Some(ask) = Ask::decode(request) else { return Answer::bare(Status::Refused) };
+    /// Executes one request; the value of a get goes into `value`, as far as there is room.
+    fn answer(
+        &self,
+        memory: &Words,
+        request: &[u8],
+        value: &mut Vec<u8>,
+        room: usize,
+    ) -> OffloadReply {
+        let Some(ask) = OffloadRequest::decode(request) else {
+            return OffloadReply::bare(Status::Refused);
+        };
         let answer = if ask.operation == Operation::Scan {
             gather(&ask, memory, value, room)
         } else if ask.operation.reads() {
@@ -163,7 +171,9 @@ impl OffloadService {
                             self.counts.duplicates.fetch_add(1, Ordering::Relaxed);
                             reply
                         }
-                        Some(_) if last.sequence > ask.sequence => Answer::bare(Status::Refused),
+                        Some(_) if last.sequence > ask.sequence => {
+                            OffloadReply::bare(Status::Refused)
+                        }
                         _ => {
                             let reply = run(&ask, memory, value, room);
                             *last = Channel { sequence: ask.sequence, reply: Some(reply) };
@@ -173,10 +183,10 @@ impl OffloadService {
                 }
             }
         };
-        Answer { sequence: ask.sequence, ..answer }
+        OffloadReply { sequence: ask.sequence, ..answer }
     }
 
-    fn count(&self, answer: &Answer, busy_ns: u64) {
+    fn count(&self, answer: &OffloadReply, busy_ns: u64) {
         let add = |count: &AtomicU64, by| count.fetch_add(by, Ordering::Relaxed);
         add(&self.counts.requests, 1);
         add(&self.counts.busy_ns, busy_ns);
@@ -218,24 +228,24 @@ impl Service for OffloadService {
 
     fn busy(&self, reply: &mut [u8]) -> Option<ServiceReply> {
         let head = reply.get_mut(..REPLY_BYTES)?;
-        let answer = Answer::bare(Status::Busy);
+        let answer = OffloadReply::bare(Status::Busy);
         self.count(&answer, 0);
         head.copy_from_slice(&answer.encode());
         Some(ServiceReply { len: REPLY_BYTES, cpu_ns: 0 })
     }
 }
 
-/// Walks down to the leaf, and does there what is asked for.
-fn run(ask: &Ask<'_>, memory: &Words, value: &mut Vec<u8>, room: usize) -> Answer {
+/// Walks down to the leaf and executes the request there.
+fn run(ask: &OffloadRequest<'_>, memory: &Words, value: &mut Vec<u8>, room: usize) -> OffloadReply {
     let layout = &ask.layout;
     let mut image = vec![0; layout.node_words()];
     let Some(mut at) = GlobalAddr::from_word(ask.node) else {
-        return Answer::bare(Status::Refused);
+        return OffloadReply::bare(Status::Refused);
     };
     let server = at.server();
     for level in (0..=ask.level).rev() {
         let nodes = u16::from(ask.level - level) + 1;
-        let ended = |status| Answer { nodes, ..Answer::bare(status) };
+        let ended = |status| OffloadReply { nodes, ..OffloadReply::bare(status) };
         let first = match arrive(ask, memory, at, level, &mut image) {
             Ok(first) => first,
             // The sender's own address.
@@ -248,17 +258,17 @@ fn run(ask: &Ask<'_>, memory: &Words, value: &mut Vec<u8>, room: usize) -> Answe
         }
         if level == 0 {
             let done = in_leaf(ask, memory, first, &mut image, value, room);
-            return Answer { nodes, leaf: at.word(), ..done };
+            return OffloadReply { nodes, leaf: at.word(), ..done };
         }
         at = match child_there(node.child_for(ask.key).1, server) {
             Ok(child) => child,
             Err(status) => return ended(status),
         };
     }
-    Answer::bare(Status::Refused)
+    OffloadReply::bare(Status::Refused)
 }
 
-/// Where a child is, which must be on this server.
+/// Returns the address of a child, which must be on this server.
 pub(super) fn child_there(word: u64, server: ServerId) -> Result<GlobalAddr, Status> {
     match GlobalAddr::from_word(word) {
         Some(child) if child.server() != server => Err(Status::CrossServer),
@@ -268,10 +278,10 @@ pub(super) fn child_there(word: u64, server: ServerId) -> Result<GlobalAddr, Sta
     }
 }
 
-/// Loads the node of `level` at `at`, and looks whether it is that; the index of its first word.
+/// Loads the node of `level` at `at` and checks that it is that node; returns the index of its first word.
 /// `Refused` if the address leads nowhere.
 pub(super) fn arrive(
-    ask: &Ask<'_>,
+    ask: &OffloadRequest<'_>,
     memory: &Words,
     at: GlobalAddr,
     level: u8,
@@ -292,33 +302,33 @@ pub(super) fn arrive(
     if fits { Ok(first) } else { Err(Status::WrongFence) }
 }
 
-/// The index of a node's first word, if all of it is there.
+/// Returns the index of a node's first word, if all of it is there.
 fn first_word(memory: &Words, at: GlobalAddr, node_bytes: usize) -> Option<usize> {
     let there = at.offset().checked_add(node_bytes as u64)? <= memory.bytes();
     (there && at.offset() != 0 && at.offset().is_multiple_of(8)).then_some(at.offset() as usize / 8)
 }
 
-/// Whether a node is the sender's alone.
-pub(super) fn is_within(node: &Node<'_, u64>, ask: &Ask<'_>) -> bool {
+/// Returns whether a node is the sender's alone.
+pub(super) fn is_within(node: &Node<'_, u64>, ask: &OffloadRequest<'_>) -> bool {
     let mut fence = Vec::new();
     let above = ask.low.is_none_or(|low| node.low_fence(&mut fence) && fence.as_slice() >= low);
     let below = ask.high.is_none_or(|high| node.high_fence(&mut fence) && fence.as_slice() <= high);
     above && below
 }
 
-/// Does it in the leaf whose image is there and whose first word is `first`.
+/// Executes the request in the leaf whose image is there and whose first word is `first`.
 fn in_leaf(
-    ask: &Ask<'_>,
+    ask: &OffloadRequest<'_>,
     memory: &Words,
     first: usize,
     image: &mut [u64],
     value: &mut Vec<u8>,
     room: usize,
-) -> Answer {
+) -> OffloadReply {
     let node = Node::new(&ask.layout, &*image);
     let found = node.find(ask.key);
     let existed = found.is_ok();
-    let bare = |status| Answer { existed, ..Answer::bare(status) };
+    let bare = |status| OffloadReply { existed, ..OffloadReply::bare(status) };
     match (ask.operation, found) {
         (Operation::Get, Ok(index)) => {
             let is_record = match node.value(index, value) {
@@ -335,7 +345,7 @@ fn in_leaf(
                 return bare(Status::NeedSmo);
             }
             debug_assert!(!is_record || value.len() == RECORD_BYTES);
-            return Answer { is_record, ..bare(Status::Ok) };
+            return OffloadReply { is_record, ..bare(Status::Ok) };
         }
         (Operation::Get | Operation::Update | Operation::Remove, Err(_)) => {
             return bare(Status::Absent);

@@ -36,9 +36,13 @@ mod range;
 mod tests;
 mod wire;
 
+pub(crate) use channels::Channel;
 pub use client::OffloadServer;
-pub(super) use client::{Offloads, Wish};
+pub(crate) use client::{Asked, Offloadable, Offloads, Question, Target};
 pub use handler::{OFFLOAD_SERVICE, OffloadService, OffloadServiceStats};
-pub(super) use mark::Off;
+pub(crate) use mark::OffloadMark;
 pub use model::{Offload, OffloadError};
-pub(super) use wire::Gathered;
+pub(crate) use wire::{
+    FOUND_BYTES, Gathered, OffloadReply, Operation, RECORD_BYTES, Status, Sweep, key_bytes_max,
+    u64_at,
+};

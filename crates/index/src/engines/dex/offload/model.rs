@@ -16,15 +16,15 @@ const WINDOW: usize = 50;
 const EXPIRY_NS: u64 = 1_000_000_000;
 /// Probability of the opposite of what the figures say.
 const EXPLORE: f64 = 0.01;
-/// What a level of a path costs beside its READ (`l_s`), and how much dearer than the RPC a path may
-/// look before it is fetched all the same (`c`).
+/// The cost of a path's level beside its READ (`l_s`), and the factor by which a path may look dearer than
+/// the RPC before it is offloaded (`c`).
 const LEVEL_NS: f64 = 40.0;
 const CAUTION: f64 = 1.2;
-/// How long a server that is busy, or has no such service, is left alone.
+/// The time for which a server that is busy, or has no such service, gets no request.
 const BUSY_NS: u64 = 20_000;
 const ABSENT_NS: u64 = 1_000_000_000;
 
-/// Which operations that miss a node go to its memory server.
+/// The operations that go to the memory server of a node that they miss.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Offload {
@@ -35,7 +35,7 @@ pub enum Offload {
     Always,
     /// This share of those that can, drawn at random.
     Ratio(f64),
-    /// Those for which that is measured to be quicker.
+    /// Those that measurement shows to be quicker there.
     Adaptive,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct Choice {
     pub(crate) explores: bool,
 }
 
-/// What is decided about.
+/// The kind of operation that a decision is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// An operation on a key.
@@ -115,7 +115,7 @@ pub(crate) enum Work {
     Scan,
 }
 
-/// What is known of one memory server.
+/// The measurements of one memory server.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     reads: Window,
@@ -123,43 +123,43 @@ pub(crate) struct Model {
     calls: [Window; 2],
     /// Decisions of the start about either: to fetch, to offload.
     forced: [(usize, usize); 2],
-    /// Nothing is sent before.
+    /// The time before which no request is sent.
     not_before_ns: u64,
 }
 
 impl Model {
-    /// A READ of a node took so long.
+    /// Adds the time of a READ of a node.
     pub(crate) fn add_read(&mut self, now_ns: u64, ns: u64) {
         self.reads.add(now_ns, ns);
     }
 
-    /// An RPC that was answered took so long.
+    /// Adds the time of an RPC that was answered.
     pub(crate) fn add_call(&mut self, work: Work, now_ns: u64, ns: u64) {
         self.calls[work as usize].add(now_ns, ns);
     }
 
-    /// The server has turned a request away. How quickly says nothing about others'.
+    /// Notes that the server turned a request away. Its speed says nothing about that of other requests.
     pub(crate) fn is_busy(&mut self, now_ns: u64) {
         self.not_before_ns = now_ns.saturating_add(BUSY_NS);
     }
 
-    /// The server has no such service, or did not understand.
+    /// Notes that the server has no such service, or did not understand.
     pub(crate) fn is_absent(&mut self, now_ns: u64) {
         self.not_before_ns = now_ns.saturating_add(ABSENT_NS);
     }
 
-    /// Whether anything may be sent there now.
+    /// Returns whether requests may be sent there now.
     pub(crate) fn is_open(&self, now_ns: u64) -> bool {
         now_ns >= self.not_before_ns
     }
 
-    /// Means of what READs and RPCs took of late.
+    /// Returns the means of the recent READs and RPCs.
     pub(crate) fn means(&self, work: Work, now_ns: u64) -> (Option<f64>, Option<f64>) {
         (self.reads.mean(now_ns), self.calls[work as usize].mean(now_ns))
     }
 
-    /// For a miss that would be so many READs one after the other, the wanted node's included; `random` is
-    /// a number from 0 to 1.
+    /// Decides about a miss that would be so many READs one after the other, the wanted node's included;
+    /// `random` is a number from 0 to 1.
     pub(crate) fn decide(&mut self, work: Work, reads: u32, now_ns: u64, random: f64) -> Choice {
         let forced = &mut self.forced[work as usize];
         let (fetched, offloaded) = *forced;
@@ -170,7 +170,7 @@ impl Model {
         }
         let (read_ns, call_ns) = match self.means(work, now_ns) {
             (Some(read_ns), Some(call_ns)) => (read_ns, call_ns),
-            // What there is no fresh figure of is tried.
+            // The side that lacks a fresh figure is tried.
             (_, None) => return Choice { offload: true, explores: true },
             (None, _) => return Choice { offload: false, explores: true },
         };

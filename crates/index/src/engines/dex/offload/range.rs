@@ -8,53 +8,60 @@
 use farleaf_fabric::{GlobalAddr, Words};
 
 use super::handler::{arrive, child_there, is_within};
-use super::wire::{Answer, Ask, FOUND_BYTES, Gathered, Status, Sweep, key_bytes_max};
+use super::wire::{
+    FOUND_BYTES, Gathered, OffloadReply, OffloadRequest, Status, Sweep, key_bytes_max,
+};
 use crate::bnode::{Cover, Node};
-use crate::engines::dex::walk::Seek;
+use crate::engines::dex::tree::Seek;
 
 /// Leaves of one request.
 pub(super) const LEAVES_MAX: u8 = 64;
 
-/// Where a scan goes on.
-struct Place {
+/// The place at which a scan goes on.
+struct ScanPlace {
     key: Option<Vec<u8>>,
     excluded: bool,
     reverse: bool,
 }
 
-impl Place {
+impl ScanPlace {
     fn seek(&self) -> Seek<'_> {
         match &self.key {
             None if self.reverse => Seek::Last,
             None => Seek::First,
-            // The leaf that ends with a key has the places below it, too.
+            // The leaf that ends with a key has the places below the key as well.
             Some(key) if self.excluded && !self.reverse => Seek::After(key),
             Some(key) => Seek::At(key),
         }
     }
 }
 
-/// Goes through the leaves from the place on, and puts what was found into `value`.
-pub(super) fn gather(ask: &Ask<'_>, memory: &Words, value: &mut Vec<u8>, room: usize) -> Answer {
+/// Goes through the leaves from the place on, and puts the pairs into `value`.
+pub(super) fn gather(
+    ask: &OffloadRequest<'_>,
+    memory: &Words,
+    value: &mut Vec<u8>,
+    room: usize,
+) -> OffloadReply {
     let (Some(sweep), Some(top)) = (Sweep::decode(ask.value), GlobalAddr::from_word(ask.node))
     else {
-        return Answer::bare(Status::Refused);
+        return OffloadReply::bare(Status::Refused);
     };
     let mut nodes = 0;
     let mut found = Gathered::default();
     let ended = leaves(ask, &sweep, memory, top, room, (&mut found, &mut nodes));
     match ended {
-        Err(status) if found.leaves == 0 => Answer { nodes, ..Answer::bare(status) },
+        Err(status) if found.leaves == 0 => OffloadReply { nodes, ..OffloadReply::bare(status) },
         Ok(()) | Err(_) => {
             *value = found.encode();
-            Answer { nodes, ..Answer::bare(Status::Ok) }
+            OffloadReply { nodes, ..OffloadReply::bare(Status::Ok) }
         }
     }
 }
 
 /// Goes on until something ends it: `Ok` if it may.
 fn leaves(
-    ask: &Ask<'_>,
+    ask: &OffloadRequest<'_>,
     sweep: &Sweep<'_>,
     memory: &Words,
     top: GlobalAddr,
@@ -62,14 +69,14 @@ fn leaves(
     (found, nodes): (&mut Gathered, &mut u16),
 ) -> Result<(), Status> {
     let layout = &ask.layout;
-    let mut place = Place {
+    let mut place = ScanPlace {
         key: (!sweep.from_end).then(|| ask.key.to_vec()),
         excluded: sweep.excluded,
         reverse: sweep.reverse,
     };
     // From the top down to the last leaf.
     let mut way: Vec<Vec<u64>> = Vec::new();
-    let mut step = |way: &mut Vec<Vec<u64>>, at, place: &Place| {
+    let mut step = |way: &mut Vec<Vec<u64>>, at, place: &ScanPlace| {
         let mut image = vec![0; layout.node_words()];
         let level = ask.level - way.len() as u8;
         *nodes += 1;
@@ -123,7 +130,7 @@ fn leaves(
         };
         match &found.fence {
             Some(fence) if found.count < sweep.wanted && !is_past(fence) => {
-                place = Place {
+                place = ScanPlace {
                     key: Some(fence.clone()),
                     excluded: !sweep.reverse,
                     reverse: sweep.reverse,
@@ -139,7 +146,7 @@ fn leaves(
 fn take(
     sweep: &Sweep<'_>,
     leaf: &Node<'_, u64>,
-    place: &Place,
+    place: &ScanPlace,
     room: usize,
     found: &mut Gathered,
 ) -> bool {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Service, ServiceReply, Words};
 
 use super::handler::{OffloadService, SESSIONS_MAX};
-use super::wire::{Answer, Ask, Gathered, Operation, Status, Sweep};
+use super::wire::{Gathered, OffloadReply, OffloadRequest, Operation, Status, Sweep};
 use crate::bnode::{Entry, Head, KeyFormat, Layout, LayoutOptions, NodeMut, Value, ValueFormat};
 
 const NODES: [u64; 3] = [1 << 12, 2 << 12, 3 << 12];
@@ -44,8 +44,8 @@ fn memory() -> Words {
     memory
 }
 
-fn ask<'a>(operation: Operation, key: &'a [u8], value: &'a [u8]) -> Ask<'a> {
-    Ask {
+fn ask<'a>(operation: Operation, key: &'a [u8], value: &'a [u8]) -> OffloadRequest<'a> {
+    OffloadRequest {
         operation,
         level: 1,
         node: NODES[0],
@@ -62,10 +62,10 @@ fn ask<'a>(operation: Operation, key: &'a [u8], value: &'a [u8]) -> Ask<'a> {
     }
 }
 
-fn call(service: &OffloadService, memory: &Words, request: &[u8]) -> (Answer, Vec<u8>) {
+fn call(service: &OffloadService, memory: &Words, request: &[u8]) -> (OffloadReply, Vec<u8>) {
     let mut reply = [0xee; 64];
     let len = service.call(memory, request, &mut reply).len;
-    let (answer, value) = Answer::decode(&reply[..len]).expect("a reply");
+    let (answer, value) = OffloadReply::decode(&reply[..len]).expect("a reply");
     (answer, value.to_vec())
 }
 
@@ -85,26 +85,26 @@ fn a_change_is_done_once_for_each_sequence_number() {
     assert_eq!((answer.status, answer.sequence), (Status::NoSession, 1));
     assert_eq!(content(&memory), before);
     let session = answer.leaf;
-    let first = Ask { session, ..first };
+    let first = OffloadRequest { session, ..first };
     let (answer, _) = call(&service, &memory, &first.encode());
     assert_eq!((answer.status, answer.leaf, answer.nodes), (Status::Ok, NODES[1], 2));
     let word = |at: usize| content(&memory)[NODES[1] as usize / 8 + at];
     assert_eq!((word(0), word(7)), (77, 6), "the lock word stays, the version goes up");
     let after = content(&memory);
-    // Again, although it asks for something else by now: the same answer and no change.
+    // The same number again with another request: the same reply and no change.
     let other = number(8);
-    let again = Ask { value: &other, ..first.clone() };
+    let again = OffloadRequest { value: &other, ..first.clone() };
     assert_eq!(call(&service, &memory, &again.encode()).0.leaf, NODES[1]);
     assert_eq!((content(&memory), service.stats().duplicates), (after.clone(), 1));
     // The next, and then the one before it.
-    let next = Ask { sequence: 2, value: &other, ..first.clone() };
+    let next = OffloadRequest { sequence: 2, value: &other, ..first.clone() };
     assert_eq!(call(&service, &memory, &next.encode()).0.status, Status::Ok);
     assert_eq!(word(7), 7);
     assert_eq!(call(&service, &memory, &first.encode()).0.status, Status::Refused);
     // Other channels, lives of the sender and of the service have their own.
-    let channel = Ask { channel: 1, ..first.clone() };
+    let channel = OffloadRequest { channel: 1, ..first.clone() };
     assert_eq!(call(&service, &memory, &channel.encode()).0.status, Status::Ok);
-    let stranger = Ask { incarnation: 10, ..first.clone() };
+    let stranger = OffloadRequest { incarnation: 10, ..first.clone() };
     assert_eq!(call(&service, &memory, &stranger.encode()).0.status, Status::NoSession);
     let anew = OffloadService::new(2, None);
     assert_eq!(call(&anew, &memory, &first.encode()).0.status, Status::NoSession);
@@ -119,11 +119,11 @@ fn every_outcome_has_its_status() {
     let value = number(1);
     let (granted, _) = call(&service, &memory, &ask(Operation::Remove, &there, &[]).encode());
     let mut sequence = 0;
-    let mut try_one = |ask: Ask<'_>| {
+    let mut try_one = |ask: OffloadRequest<'_>| {
         sequence += u64::from(ask.operation != Operation::Get);
         let session = granted.leaf;
         let number = if ask.operation == Operation::Get { 0 } else { sequence };
-        let ask = Ask { session, sequence: number, ..ask };
+        let ask = OffloadRequest { session, sequence: number, ..ask };
         let answer = call(&service, &memory, &ask.encode()).0;
         (answer.status, answer.existed)
     };
@@ -139,26 +139,29 @@ fn every_outcome_has_its_status() {
     assert_eq!(try_one(ask(Remove, &room, &[])), (Status::Absent, false));
     // The node must be the sender's, and cover the key.
     let [low, high] = [100, 200].map(number);
-    let own = Ask { low: Some(&low), high: Some(&high), ..ask(Get, &there, &[]) };
+    let own = OffloadRequest { low: Some(&low), high: Some(&high), ..ask(Get, &there, &[]) };
     assert_eq!(try_one(own.clone()).0, Status::Ok);
     let [above, below] = [101, 199].map(number);
-    let others = Ask { low: Some(&above), ..own.clone() };
+    let others = OffloadRequest { low: Some(&above), ..own.clone() };
     assert_eq!(try_one(others).0, Status::WrongFence);
-    let others = Ask { high: Some(&below), ..own.clone() };
+    let others = OffloadRequest { high: Some(&below), ..own.clone() };
     assert_eq!(try_one(others).0, Status::WrongFence);
     assert_eq!(try_one(ask(Get, &low, &[])).0, Status::WrongFence);
     // Another level, another tree, another place.
     for level in [0, 2, 255] {
-        assert_eq!(try_one(Ask { level, ..own.clone() }).0, Status::WrongFence);
+        assert_eq!(try_one(OffloadRequest { level, ..own.clone() }).0, Status::WrongFence);
     }
-    let tree = Ask { layout: layout().for_tree(4), ..own.clone() };
+    let tree = OffloadRequest { layout: layout().for_tree(4), ..own.clone() };
     assert_eq!(try_one(tree).0, Status::WrongFence);
-    assert_eq!(try_one(Ask { node: NODES[0] + 64, ..own.clone() }).0, Status::WrongFence);
+    assert_eq!(
+        try_one(OffloadRequest { node: NODES[0] + 64, ..own.clone() }).0,
+        Status::WrongFence
+    );
     for node in [0, 1 << 63 | NODES[0], NODES[0] + 4, 1 << 20, u64::MAX >> 1] {
-        assert_eq!(try_one(Ask { node, ..own.clone() }).0, Status::Refused, "{node:#x}");
+        assert_eq!(try_one(OffloadRequest { node, ..own.clone() }).0, Status::Refused, "{node:#x}");
     }
     // A leaf's misses begin at the leaf.
-    assert_eq!(try_one(Ask { level: 0, node: NODES[1], ..own }).0, Status::Ok);
+    assert_eq!(try_one(OffloadRequest { level: 0, node: NODES[1], ..own }).0, Status::Ok);
 }
 
 #[test]
@@ -185,7 +188,7 @@ fn damaged_ways_and_garbage_are_refused_and_change_nothing() {
         memory.store(first, &image);
         assert_eq!(call(&service, &memory, &get).0.status, status, "{child:#x}");
     }
-    // Whatever word of a node is wrong, but its lock.
+    // Each word of a node in turn is wrong, but its lock.
     let sound = memory();
     for at in [NODES[0], NODES[1]].map(|node| node as usize / 8) {
         for word in 1..layout.node_words() {
@@ -204,7 +207,7 @@ fn damaged_ways_and_garbage_are_refused_and_change_nothing() {
     assert_eq!(service.call(&sound, &get, &mut [0; 31]), none, "no room for a reply");
     let mut short = [0; 39];
     assert_eq!(service.call(&sound, &get, &mut short).len, 32);
-    let (answer, _) = Answer::decode(&short[..32]).expect("a reply");
+    let (answer, _) = OffloadReply::decode(&short[..32]).expect("a reply");
     assert_eq!(answer.status, Status::NeedSmo, "no room for the value");
 }
 
@@ -213,14 +216,14 @@ fn the_session_that_was_used_longest_ago_is_forgotten() {
     let (service, memory) = (OffloadService::new(1, None), memory());
     let (key, value) = (number(120), number(1));
     let grant = |incarnation| {
-        let ask = Ask { incarnation, ..ask(Operation::Update, &key, &value) };
+        let ask = OffloadRequest { incarnation, ..ask(Operation::Update, &key, &value) };
         let (answer, _) = call(&service, &memory, &ask.encode());
         assert_eq!(answer.status, Status::NoSession);
         answer.leaf
     };
     let try_one = |incarnation, session, sequence| {
         let ask = ask(Operation::Update, &key, &value);
-        let ask = Ask { incarnation, session, sequence, ..ask };
+        let ask = OffloadRequest { incarnation, session, sequence, ..ask };
         call(&service, &memory, &ask.encode()).0.status
     };
     let sessions: Vec<u64> = (0..SESSIONS_MAX as u64).map(grant).collect();
@@ -230,11 +233,15 @@ fn the_session_that_was_used_longest_ago_is_forgotten() {
     assert_eq!(try_one(1, sessions[1], 1), Status::NoSession);
 }
 
-/// What a scan is answered: status, keys, leaves, and the fence that ends them.
-fn gathered(memory: &Words, ask: &Ask<'_>, room: usize) -> (Status, Vec<u64>, u8, Option<u64>) {
+/// The reply to a scan: status, keys, leaves, and the fence that ends them.
+fn gathered(
+    memory: &Words,
+    ask: &OffloadRequest<'_>,
+    room: usize,
+) -> (Status, Vec<u64>, u8, Option<u64>) {
     let mut reply = vec![0xee; 32 + room];
     let len = OffloadService::new(1, None).call(memory, &ask.encode(), &mut reply).len;
-    let (answer, value) = Answer::decode(&reply[..len]).expect("a reply");
+    let (answer, value) = OffloadReply::decode(&reply[..len]).expect("a reply");
     if answer.status != Status::Ok {
         assert!(value.is_empty());
         return (answer.status, Vec::new(), 0, None);
@@ -282,12 +289,12 @@ fn a_scan_is_given_whole_leaves_of_its_range() {
     assert_eq!(gathered(&memory, &ask, 16 + 5 * 16 - 1), first);
     assert_eq!(gathered(&memory, &ask, 16 + 5 * 16).2, 2);
     assert_eq!(gathered(&memory, &ask, 16 + 4 * 16 - 1).0, Status::NeedSmo);
-    // The leaf behind the first is not in order: what is before it is given.
+    // The leaf behind the first is not in order: the reply has the pairs before it.
     let at = NODES[2] as usize / 8 + 9;
     memory.store(at, &[memory.as_slice()[at].load(Ordering::Relaxed) ^ 1]);
     assert_eq!(gathered(&memory, &ask, 1_000), first);
     let place = number(170);
-    let there = Ask { key: &place, ..ask };
+    let there = OffloadRequest { key: &place, ..ask };
     assert_eq!(gathered(&memory, &there, 1_000).0, Status::WrongFence);
 }
 
@@ -295,25 +302,25 @@ fn a_scan_is_given_whole_leaves_of_its_range() {
 fn a_scan_of_what_is_not_the_senders_is_refused() {
     let memory = memory();
     let sweep = Sweep { reverse: false, excluded: false, from_end: false, wanted: 9, far: None };
-    let status = |ask: &Ask<'_>| gathered(&memory, ask, 1_000).0;
+    let status = |ask: &OffloadRequest<'_>| gathered(&memory, ask, 1_000).0;
     let (place, value) = (number(120), sweep.encode());
     let own = ask(Operation::Scan, &place, &value);
     assert_eq!(status(&own), Status::Ok);
     let above = number(101);
-    assert_eq!(status(&Ask { low: Some(&above), ..own.clone() }), Status::WrongFence);
-    assert_eq!(status(&Ask { level: 2, ..own.clone() }), Status::WrongFence);
-    assert_eq!(status(&Ask { node: NODES[0] + 64, ..own.clone() }), Status::WrongFence);
+    assert_eq!(status(&OffloadRequest { low: Some(&above), ..own.clone() }), Status::WrongFence);
+    assert_eq!(status(&OffloadRequest { level: 2, ..own.clone() }), Status::WrongFence);
+    assert_eq!(status(&OffloadRequest { node: NODES[0] + 64, ..own.clone() }), Status::WrongFence);
     for node in [0, 1 << 63 | NODES[0], NODES[0] + 4, 1 << 20] {
-        assert_eq!(status(&Ask { node, ..own.clone() }), Status::Refused, "{node:#x}");
+        assert_eq!(status(&OffloadRequest { node, ..own.clone() }), Status::Refused, "{node:#x}");
     }
     // Neither end of the key space is here, nor what lies outside of the node.
     for (reverse, key) in [(false, 100), (false, 201), (true, 100), (true, 201)] {
         let value = Sweep { reverse, ..sweep }.encode();
         let place = number(key);
-        let ask = Ask { key: &place, value: &value, ..own.clone() };
+        let ask = OffloadRequest { key: &place, value: &value, ..own.clone() };
         assert_eq!(status(&ask), Status::WrongFence, "{reverse} {key}");
         let value = Sweep { reverse, from_end: true, ..sweep }.encode();
-        let end = status(&Ask { key: &[], value: &value, ..own.clone() });
+        let end = status(&OffloadRequest { key: &[], value: &value, ..own.clone() });
         // The node has no right neighbour, so it may be the last.
         assert_eq!(end, if reverse { Status::Ok } else { Status::WrongFence });
     }

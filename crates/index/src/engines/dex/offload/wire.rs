@@ -14,7 +14,7 @@
 //! | 24 | 8 | the compute server's incarnation |
 //! | 32 | 8 | session, 0 if none was granted yet; 0 for a get or scan |
 //! | 40 | 8 | sequence number within the channel, from 1 on; 0 for a get or scan |
-//! | 48 | 8 | epoch of the ownership map, 0 without one; for whoever reads a trace |
+//! | 48 | 8 | epoch of the ownership map, 0 without one; for readers of a trace |
 //! | 56 | 2 | channel; 0 for a get or scan |
 //! | 58, 60 | 2, 2 | most entries of a leaf, separators of an inner node; 0 for what fits |
 //! | 62 | 2 | length of the table's keys, or of the longest |
@@ -26,8 +26,8 @@
 //! | 84 | 4 | 0 |
 //! | 88 | | key, value, low bound (exclusive), high bound (inclusive) of the sender's partition |
 //!
-//! Of a scan the key is where it goes on, none if it comes from an end of the key space, and the value
-//! says what it wants ([`Sweep`]): 8 bytes and the far end of its range.
+//! A scan's key is the place at which it goes on, empty if it comes from an end of the key space. The value
+//! holds the scan's request ([`Sweep`]): 8 bytes and the far end of its range.
 //!
 //! | off | size | field |
 //! |---|---|---|
@@ -76,7 +76,7 @@ const ANY_VALUES: u8 = 8;
 const IS_RECORD: u8 = 1;
 const EXISTED: u8 = 2;
 
-/// What is asked for.
+/// The requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -94,18 +94,18 @@ impl Operation {
         [Get, Insert, Update, Upsert, Remove, Scan].into_iter().find(|it| *it as u8 == byte)
     }
 
-    /// Whether it changes nothing, so that it may be done again.
+    /// Returns whether the operation changes nothing, so that it may be repeated.
     pub(crate) fn reads(self) -> bool {
         matches!(self, Operation::Get | Operation::Scan)
     }
 
-    /// Whether it carries a value.
+    /// Returns whether the request carries a value.
     pub(crate) fn puts(self) -> bool {
         matches!(self, Operation::Insert | Operation::Update | Operation::Upsert)
     }
 }
 
-/// How a memory server answers.
+/// The result that a memory server replies with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
@@ -142,7 +142,7 @@ impl Status {
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct OffloadRequest<'a> {
     pub(crate) operation: Operation,
     pub(crate) level: u8,
     pub(crate) node: u64,
@@ -151,7 +151,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) sequence: u64,
     pub(crate) epoch: u64,
     pub(crate) channel: u16,
-    /// Of this tree: bound to its number.
+    /// The layout of the tree, with the number that its checksums are bound to.
     pub(crate) layout: Layout,
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
@@ -160,7 +160,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) high: Option<&'a [u8]>,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> OffloadRequest<'a> {
     /// Its bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let options = self.layout.options();
@@ -212,7 +212,8 @@ impl<'a> Ask<'a> {
         bytes
     }
 
-    /// What a stranger's bytes ask for; `None` if they are not a request, or one that no table has.
+    /// Decodes bytes that anybody may have sent; `None` if they are not a request, or one that no table
+    /// has.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (head, rest) = bytes.split_at_checked(REQUEST_BYTES)?;
         let flags = head[6];
@@ -264,7 +265,7 @@ impl<'a> Ask<'a> {
         if !rest.is_empty() || absent || !fits {
             return None;
         }
-        Some(Ask {
+        Some(OffloadRequest {
             operation,
             level: head[5],
             node: u64_at(head, 8),
@@ -289,7 +290,7 @@ const HAS_FAR: u8 = 8;
 const WITHOUT_FAR: u8 = 16;
 const SWEEP_BYTES: usize = 8;
 
-/// What a scan wants, beside the key where it goes on.
+/// The request of a scan, beside the key at which it goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep<'a> {
     pub(crate) reverse: bool,
@@ -299,7 +300,7 @@ pub(crate) struct Sweep<'a> {
     pub(crate) from_end: bool,
     /// Most pairs.
     pub(crate) wanted: u32,
-    /// Where the range ends, and whether without that key.
+    /// The end of the range, and whether it is excluded.
     pub(crate) far: Option<(&'a [u8], bool)>,
 }
 
@@ -320,7 +321,7 @@ impl<'a> Sweep<'a> {
         bytes
     }
 
-    /// What a stranger's bytes want.
+    /// Decodes bytes that anybody may have sent.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (head, far) = bytes.split_at_checked(SWEEP_BYTES)?;
         let flags = head[0];
@@ -336,7 +337,7 @@ impl<'a> Sweep<'a> {
         Some(Sweep { reverse, excluded, from_end, wanted, far })
     }
 
-    /// Whether a table has such keys.
+    /// Returns whether a table has such keys.
     pub(crate) fn fits(&self, layout: &Layout, key_len: usize) -> bool {
         let place =
             if self.from_end { key_len == 0 && !self.excluded } else { layout.takes_key(key_len) };
@@ -349,12 +350,12 @@ pub(crate) const FOUND_BYTES: usize = 8;
 /// Bit of a value's length that says that it is a record's address and length.
 const RECORD_BIT: u32 = 1 << 31;
 
-/// What a memory server has found for a scan.
+/// The pairs that a memory server has found for a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gathered {
     pub(crate) count: u32,
     pub(crate) leaves: u8,
-    /// What ends the last leaf in the scan's direction.
+    /// The fence that ends the last leaf in the scan's direction.
     pub(crate) fence: Option<Vec<u8>>,
     /// The pairs, one behind the other.
     pub(crate) pairs: Vec<u8>,
@@ -396,7 +397,7 @@ impl Gathered {
         true
     }
 
-    /// Most bytes of a pair of a table.
+    /// Returns the most bytes of a pair of a table.
     pub(crate) fn pair_bytes_max(layout: &Layout) -> usize {
         let value = match layout.options().value {
             ValueFormat::Fixed(len) => len,
@@ -417,7 +418,7 @@ impl Gathered {
         bytes
     }
 
-    /// What a reply has found; `None` if the bytes are not that of a table of `layout`.
+    /// Decodes the pairs of a reply; `None` if the bytes are not that of a table of `layout`.
     pub(crate) fn decode(layout: &Layout, bytes: &[u8]) -> Option<Self> {
         let (head, rest) = bytes.split_at_checked(FOUND_BYTES)?;
         let (fence, pairs) = rest.split_at_checked(usize::from(u16_at(head, 4)))?;
@@ -435,12 +436,12 @@ impl Gathered {
         (rest.is_empty() && found.leaves > 0).then_some(found)
     }
 
-    /// What ends the last leaf in the scan's direction; `None` if the key space does.
+    /// Returns the fence that ends the last leaf in the scan's direction; `None` if the key space ends it.
     pub(crate) fn fence(&self) -> Option<&[u8]> {
         self.fence.as_deref()
     }
 
-    /// The pairs in the scan's order.
+    /// Returns the pairs in the scan's order.
     pub(crate) fn pairs<'a>(&'a self, layout: &'a Layout) -> impl Iterator<Item = Pair<'a>> {
         let mut rest = &self.pairs[..];
         std::iter::from_fn(move || {
@@ -451,7 +452,7 @@ impl Gathered {
     }
 }
 
-/// The pair that `bytes` begin with, and what is behind it.
+/// Decodes the pair that `bytes` begin with; returns it and the bytes behind it.
 fn pair<'a>(layout: &Layout, bytes: &'a [u8]) -> Option<(Pair<'a>, &'a [u8])> {
     let options = layout.options();
     let mut rest = bytes;
@@ -480,7 +481,7 @@ fn pair<'a>(layout: &Layout, bytes: &'a [u8]) -> Option<(Pair<'a>, &'a [u8])> {
     layout.takes_key(key.len()).then_some(((key, stored, value), rest))
 }
 
-/// Bytes of a table's longest key.
+/// Returns the bytes of a table's longest key.
 pub(crate) fn key_bytes_max(layout: &Layout) -> usize {
     match layout.options().key {
         KeyFormat::Fixed(len) => len,
@@ -490,7 +491,7 @@ pub(crate) fn key_bytes_max(layout: &Layout) -> usize {
 
 /// A reply without its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct OffloadReply {
     pub(crate) status: Status,
     pub(crate) is_record: bool,
     pub(crate) existed: bool,
@@ -502,10 +503,10 @@ pub(crate) struct Answer {
     pub(crate) value_len: u32,
 }
 
-impl Answer {
-    /// An answer that says no more than its status.
+impl OffloadReply {
+    /// Makes a reply of a status alone.
     pub(crate) fn bare(status: Status) -> Self {
-        Answer {
+        OffloadReply {
             status,
             is_record: false,
             existed: false,
@@ -517,7 +518,7 @@ impl Answer {
         }
     }
 
-    /// Its bytes but the value.
+    /// Encodes the reply without its value.
     pub(crate) fn encode(&self) -> [u8; REPLY_BYTES] {
         let mut bytes = [0; REPLY_BYTES];
         bytes[..4].copy_from_slice(&REPLY_TAG);
@@ -532,13 +533,13 @@ impl Answer {
         bytes
     }
 
-    /// A reply and its value; `None` if the bytes are none.
+    /// Decodes a reply and its value; `None` if the bytes are none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (head, value) = bytes.split_at_checked(REPLY_BYTES)?;
         if head[..4] != REPLY_TAG || head[5] & !(IS_RECORD | EXISTED) != 0 {
             return None;
         }
-        let answer = Answer {
+        let answer = OffloadReply {
             status: Status::from_byte(head[4])?,
             is_record: head[5] & IS_RECORD != 0,
             existed: head[5] & EXISTED != 0,
@@ -575,8 +576,8 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
 mod tests {
     use super::*;
 
-    fn ask<'a>(layout: Layout, key: &'a [u8], value: &'a [u8]) -> Ask<'a> {
-        Ask {
+    fn ask<'a>(layout: Layout, key: &'a [u8], value: &'a [u8]) -> OffloadRequest<'a> {
+        OffloadRequest {
             operation: Operation::Upsert,
             level: 2,
             node: 0x0001_0000_0000_4000,
@@ -622,52 +623,55 @@ mod tests {
     #[test]
     fn requests_come_back_and_nothing_else_passes_for_one() {
         let fixed = ask(layout(), &[1; 8], &[2; 16]);
-        assert_eq!(Ask::decode(&fixed.encode()), Some(fixed.clone()));
+        assert_eq!(OffloadRequest::decode(&fixed.encode()), Some(fixed.clone()));
         let options = LayoutOptions::new(1024, KeyFormat::Bytes { max: 40 }, ValueFormat::Bytes);
         let any = Layout::new(options).expect("layout").for_tree(5);
-        let any = Ask { low: Some(&[]), ..ask(any, &[], b"some value") };
-        assert_eq!(Ask::decode(&any.encode()), Some(any));
-        let get = Ask { operation: Operation::Get, value: &[], ..fixed.clone() };
-        assert_eq!(Ask::decode(&get.encode()), Some(get));
+        let any = OffloadRequest { low: Some(&[]), ..ask(any, &[], b"some value") };
+        assert_eq!(OffloadRequest::decode(&any.encode()), Some(any));
+        let get = OffloadRequest { operation: Operation::Get, value: &[], ..fixed.clone() };
+        assert_eq!(OffloadRequest::decode(&get.encode()), Some(get));
 
         let bytes = fixed.encode();
         for len in 0..bytes.len() {
-            assert_eq!(Ask::decode(&bytes[..len]), None, "{len} bytes");
+            assert_eq!(OffloadRequest::decode(&bytes[..len]), None, "{len} bytes");
         }
-        assert_eq!(Ask::decode(&[&bytes[..], &[0]].concat()), None);
+        assert_eq!(OffloadRequest::decode(&[&bytes[..], &[0]].concat()), None);
         for at in [0, 3, 4, 6, 7, 58, 59, 62, 64, 65, 68, 71, 72, 74, 76, 78, 80, 84, 87] {
             let mut wrong = bytes.clone();
             wrong[at] ^= 0x81;
-            assert_eq!(Ask::decode(&wrong), None, "byte {at}");
+            assert_eq!(OffloadRequest::decode(&wrong), None, "byte {at}");
         }
         // A get has no value, and keys have the table's length.
-        let wrong = Ask { operation: Operation::Get, ..fixed.clone() };
-        assert_eq!(Ask::decode(&wrong.encode()), None);
-        assert_eq!(Ask::decode(&Ask { key: &[1; 7], ..fixed }.encode()), None);
+        let wrong = OffloadRequest { operation: Operation::Get, ..fixed.clone() };
+        assert_eq!(OffloadRequest::decode(&wrong.encode()), None);
+        assert_eq!(
+            OffloadRequest::decode(&OffloadRequest { key: &[1; 7], ..fixed }.encode()),
+            None
+        );
     }
 
     #[test]
     fn replies_come_back_and_nothing_else_passes_for_one() {
-        let answer = Answer {
+        let answer = OffloadReply {
             is_record: true,
             nodes: 3,
             leaf: 0x0001_0000_0000_4000,
             sequence: 9,
             handler_ns: 500,
             value_len: 16,
-            ..Answer::bare(Status::Ok)
+            ..OffloadReply::bare(Status::Ok)
         };
         let bytes = [&answer.encode()[..], &[5; 16]].concat();
         let head = [b'F', b'D', b'R', b'1', 1, 1, 3, 0, 0, 0x40, 0, 0, 0, 0, 1, 0, 9, 0, 0, 0];
         assert_eq!(bytes[..20], head);
         assert_eq!(bytes[20..32], [0, 0, 0, 0, 0xf4, 1, 0, 0, 16, 0, 0, 0]);
-        assert_eq!(Answer::decode(&bytes), Some((answer, &[5; 16][..])));
-        assert_eq!(Answer::decode(&bytes[..47]), None);
-        assert_eq!(Answer::decode(&bytes[..31]), None);
+        assert_eq!(OffloadReply::decode(&bytes), Some((answer, &[5; 16][..])));
+        assert_eq!(OffloadReply::decode(&bytes[..47]), None);
+        assert_eq!(OffloadReply::decode(&bytes[..31]), None);
         for at in [0, 4, 5, 28] {
             let mut wrong = bytes.clone();
             wrong[at] ^= 0x41;
-            assert_eq!(Answer::decode(&wrong), None, "byte {at}");
+            assert_eq!(OffloadReply::decode(&wrong), None, "byte {at}");
         }
     }
 
@@ -694,8 +698,8 @@ mod tests {
         let asked = |key, sweep: Sweep<'_>| {
             let value = sweep.encode();
             let ask = ask(layout(), key, &value);
-            let bytes = Ask { operation: Operation::Scan, ..ask }.encode();
-            Ask::decode(&bytes).is_some()
+            let bytes = OffloadRequest { operation: Operation::Scan, ..ask }.encode();
+            OffloadRequest::decode(&bytes).is_some()
         };
         assert!(asked(&[1; 8], sweep) && !asked(&[1; 7], sweep) && !asked(&[], sweep));
         assert!(!asked(&[1; 8], Sweep { far: Some((&[3; 9], true)), ..sweep }));
@@ -726,7 +730,7 @@ mod tests {
             wrong[at] ^= flip;
             assert_eq!(Gathered::decode(&any, &wrong), None, "byte {at}");
         }
-        // Where values have one length, a record has no room.
+        // In a table whose values have one length, a record has no room.
         assert!(!Gathered::default().push(&layout(), &[1; 8], record, &[]));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::super::frames::State;
+use super::super::cache::FrameState;
 use super::super::shared::First;
 use super::super::{Cache, Fail};
 use crate::IndexError;
@@ -48,10 +48,10 @@ impl Cache {
 
     async fn adopt_now(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
         for pass in 0..PASSES_MAX {
-            let mut candidates: Vec<(u8, u32, u64)> = (0..self.frames.count() as u32)
+            let mut candidates: Vec<(u8, u32, u64)> = (0..self.pages.frames.count() as u32)
                 .filter_map(|frame| {
                     let addr = self.adoptable(frame)?;
-                    Some((self.frames.ctl(frame).level(), frame, addr))
+                    Some((self.pages.frames.ctl(frame).level(), frame, addr))
                 })
                 .collect();
             if candidates.is_empty() {
@@ -84,10 +84,10 @@ impl Cache {
 
     /// The address of a frame's node, if that is shared, and within a partition of this cache's.
     fn adoptable(&self, frame: u32) -> Option<u64> {
-        let ctl = self.frames.ctl(frame);
+        let ctl = self.pages.frames.ctl(frame);
         if !ctl.is_shared()
-            || ctl.state() != State::Hot
-            || ctl.parent() == super::super::frames::TOP
+            || ctl.state() != FrameState::Hot
+            || ctl.parent() == super::super::cache::TOP
         {
             return None;
         }
@@ -104,8 +104,9 @@ impl Cache {
     ) -> Result<Looked, Fail> {
         // No task of this compute server changes it now (INV-DEX-SHARED-5), and no other compute server
         // may any more. Nobody is waited for, who could be waiting for the turn.
-        let ctl = self.frames.ctl(frame);
-        let Some(sx) = ctl.latch.sample().and_then(|version| self.try_sx(frame, version)) else {
+        let ctl = self.pages.frames.ctl(frame);
+        let Some(sx) = ctl.latch.sample().and_then(|version| self.pages.try_sx(frame, version))
+        else {
             return Ok(Looked::Busy);
         };
         if self.adoptable(frame) != Some(addr) {
@@ -114,12 +115,12 @@ impl Cache {
         if !self.drain_pins(session, frame).await {
             return Ok(Looked::Busy);
         }
-        let node = self.frames.node(self.layout(), frame);
+        let node = self.pages.frames.node(self.layout(), frame);
         debug_assert_eq!(node.kind(), Kind::Inner, "no leaf is shared");
         let children = (0..=node.count()).filter_map(|at| node.child(at));
         if children
-            .filter_map(|pointer| self.frames.unswizzle(pointer))
-            .any(|child| self.frames.ctl(child).is_shared())
+            .filter_map(|pointer| self.pages.frames.unswizzle(pointer))
+            .any(|child| self.pages.frames.ctl(child).is_shared())
         {
             return Ok(Looked::Busy);
         }
@@ -133,7 +134,7 @@ impl Cache {
         }
         sx.into_x();
         ctl.set_shared(false);
-        self.release_x(frame);
+        self.pages.release_x(frame);
         self.stats.adopted.add();
         Ok(Looked::Done)
     }

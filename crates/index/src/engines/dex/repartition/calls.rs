@@ -4,7 +4,7 @@ use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_pool::Session;
 
 use super::super::partitions::{Partitions, Range};
-use super::super::walk::Seek;
+use super::super::tree::Seek;
 use super::super::{Dex, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::Kind;
@@ -193,8 +193,8 @@ impl Dex {
         for level in 1.. {
             let mut restarts = OpContext::default();
             let found = cache.find(session, seek, level, false, &mut restarts).await?;
-            let Found::Spot(spot) = found else { break };
-            let node = cache.frames.node(cache.layout(), spot.frame);
+            let Found::Node(spot) = found else { break };
+            let node = cache.pages.frames.node(cache.layout(), spot.frame);
             let mut inside = Vec::new();
             if node.kind() == Kind::Inner {
                 for index in 0..node.count() {
@@ -208,7 +208,7 @@ impl Dex {
                     }
                 }
             }
-            if cache.frames.ctl(spot.frame).latch.validate(spot.version) {
+            if cache.pages.frames.ctl(spot.frame).latch.validate(spot.version) {
                 levels.push(inside);
             }
         }

@@ -11,8 +11,8 @@ use farleaf_pool::canary::Canary;
 use super::super::member::forget_intent;
 use super::super::partitions::{Intent, Partitions, Range, change_map};
 use super::super::range_guard::View;
-use super::super::split::Need;
-use super::super::walk::Seek;
+use super::super::tree::Need;
+use super::super::tree::Seek;
 use super::super::{Cache, Dex, Fail, Found, OpContext};
 use crate::IndexError;
 use crate::compute::MoveError;
@@ -306,7 +306,7 @@ impl Cache {
             }
         }
         self.drop_range(session, range).await?;
-        self.forget_images_in(session, range).await?;
+        self.log.forget_images_in(&self.remote, session, range).await?;
         Ok(())
     }
 
@@ -338,9 +338,9 @@ impl Cache {
         loop {
             let mut restarts = OpContext::default();
             let found = self.find(session, Seek::At(bound), level, false, &mut restarts).await?;
-            let Found::Spot(spot) = found else { return Ok(()) };
+            let Found::Node(spot) = found else { return Ok(()) };
             let Some((_, range)) = self.range_of(spot.frame) else { continue };
-            let node = self.frames.node(self.layout(), spot.frame);
+            let node = self.pages.frames.node(self.layout(), spot.frame);
             let mut separators = Vec::new();
             for index in 0..node.count() {
                 let mut separator = Vec::new();
@@ -348,10 +348,10 @@ impl Cache {
                     separators.push(separator);
                 }
             }
-            if !self.frames.ctl(spot.frame).latch.validate(spot.version) {
+            if !self.pages.frames.ctl(spot.frame).latch.validate(spot.version) {
                 continue;
             }
-            let is_shared = self.frames.ctl(spot.frame).is_shared();
+            let is_shared = self.pages.frames.ctl(spot.frame).is_shared();
             if !is_shared && range.high.as_deref() != Some(bound) {
                 let last = separators.last().cloned();
                 for separator in &separators {
@@ -372,7 +372,7 @@ impl Cache {
         level: u8,
     ) -> Result<(), IndexError> {
         let mut restarts = OpContext::default();
-        restarts.keep();
+        restarts.must_cache();
         self.find(session, seek, level, false, &mut restarts).await.map(drop)
     }
 }

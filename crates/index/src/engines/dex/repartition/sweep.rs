@@ -8,8 +8,7 @@ use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::Session;
 
 use super::super::Cache;
-use super::super::frames::{State, TOP};
-use super::super::mapping_table::Entry;
+use super::super::cache::{FrameState, TOP};
 use super::super::partitions::Range;
 use crate::IndexError;
 use crate::bnode::Kind;
@@ -33,9 +32,9 @@ impl Cache {
     /// Address and fences of the node in a frame, of one moment; `None` if there is none, or it is
     /// being changed.
     pub(in super::super) fn range_of(&self, frame: u32) -> Option<(u64, Range)> {
-        let ctl = self.frames.ctl(frame);
+        let ctl = self.pages.frames.ctl(frame);
         let version = ctl.latch.sample()?;
-        let node = self.frames.node(self.layout(), frame);
+        let node = self.pages.frames.node(self.layout(), frame);
         let (mut low, mut high) = (Vec::new(), Vec::new());
         let low = node.low_fence(&mut low).then_some(low);
         let high = node.high_fence(&mut high).then_some(high);
@@ -51,17 +50,20 @@ impl Cache {
         of: impl Fn(u32) -> bool,
     ) -> Vec<Place> {
         let mut places = Vec::new();
-        for frame in 0..self.frames.count() as u32 {
+        for frame in 0..self.pages.frames.count() as u32 {
             if frame as usize % FRAMES_AT_ONCE == FRAMES_AT_ONCE - 1 {
                 session.endpoint().yield_now().await;
             }
-            if !matches!(self.frames.ctl(frame).state(), State::Hot | State::Cooling) || !of(frame)
+            if !matches!(
+                self.pages.frames.ctl(frame).state(),
+                FrameState::Hot | FrameState::Cooling
+            ) || !of(frame)
             {
                 continue;
             }
             let mut held = self.range_of(frame);
             for attempt in 0..1_000 {
-                if held.is_some() || self.frames.ctl(frame).state() == State::Free {
+                if held.is_some() || self.pages.frames.ctl(frame).state() == FrameState::Free {
                     break;
                 }
                 // Somebody is writing to it: X is short.
@@ -71,7 +73,7 @@ impl Cache {
             if let Some((addr, range)) = held
                 && wanted(frame, &range)
             {
-                places.push(Place { level: self.frames.ctl(frame).level(), frame, addr });
+                places.push(Place { level: self.pages.frames.ctl(frame).level(), frame, addr });
             }
         }
         places.sort_unstable_by_key(|place| (place.level, place.frame));
@@ -91,7 +93,8 @@ impl Cache {
         most: usize,
     ) -> Result<usize, IndexError> {
         let meets = |_: u32, held: &Range| range.meets(held.low.as_deref(), held.high.as_deref());
-        let dirty = self.select(session, meets, |frame| self.frames.ctl(frame).is_dirty()).await;
+        let dirty =
+            self.select(session, meets, |frame| self.pages.frames.ctl(frame).is_dirty()).await;
         let count = dirty.len();
         if count > most {
             return Ok(count);
@@ -138,13 +141,13 @@ impl Cache {
         for pass in 0..PASSES_MAX {
             let view = self.view();
             let is_cut = |frame: u32, held: &Range| {
-                let is_root = self.frames.ctl(frame).parent() == TOP
-                    && self.frames.ctl(frame).state() == State::Hot;
+                let is_root = self.pages.frames.ctl(frame).parent() == TOP
+                    && self.pages.frames.ctl(frame).state() == FrameState::Hot;
                 (is_root && !view.cuts.is_empty())
                     || view.is_cut(held.low.as_deref(), held.high.as_deref())
             };
             let exclusive = |frame: u32| {
-                let ctl = self.frames.ctl(frame);
+                let ctl = self.pages.frames.ctl(frame);
                 ctl.level() > 0 && !ctl.is_shared()
             };
             let crossing = self.select(session, is_cut, exclusive).await;
@@ -165,31 +168,30 @@ impl Cache {
         session: &Session,
         place: &Place,
     ) -> Result<(), IndexError> {
-        let ctl = self.frames.ctl(place.frame);
-        if ctl.state() == State::Cooling {
-            if self.cooling.remove(place.addr, place.frame) {
-                self.evict(place.frame, session.id());
-            }
+        let ctl = self.pages.frames.ctl(place.frame);
+        if ctl.state() == FrameState::Cooling {
+            self.pages.drop_cooling(place.addr, place.frame, session.id());
             return Ok(());
         }
         let parent = ctl.parent();
-        let sampled = |frame| self.frames.ctl(frame).latch.sample();
+        let sampled = |frame| self.pages.frames.ctl(frame).latch.sample();
         // Against a growth, which is about the top and the root.
         let top = if parent == TOP {
-            match sampled(TOP).and_then(|version| self.try_sx(TOP, version)) {
+            match sampled(TOP).and_then(|version| self.pages.try_sx(TOP, version)) {
                 Some(top) => Some(top),
                 None => return Ok(()),
             }
         } else {
             None
         };
-        let Some(sx) = sampled(place.frame).and_then(|at| self.try_sx(place.frame, at)) else {
+        let Some(sx) = sampled(place.frame).and_then(|at| self.pages.try_sx(place.frame, at))
+        else {
             return Ok(());
         };
-        let is_same = ctl.state() == State::Hot && ctl.addr_word() == place.addr;
+        let is_same = ctl.state() == FrameState::Hot && ctl.addr_word() == place.addr;
         let is_below_shared = match ctl.parent() {
             TOP => top.is_some(),
-            parent => self.frames.ctl(parent).is_shared(),
+            parent => self.pages.frames.ctl(parent).is_shared(),
         };
         // INV-DEX-SHARED-3: its parent first.
         if !is_same || !is_below_shared || !self.drain_pins(session, place.frame).await {
@@ -201,7 +203,7 @@ impl Cache {
         }
         sx.into_x();
         ctl.set_shared(true);
-        self.release_x(place.frame);
+        self.pages.release_x(place.frame);
         Ok(())
     }
 
@@ -232,17 +234,16 @@ impl Cache {
         place: &Place,
     ) -> Result<(), IndexError> {
         let (frame, addr) = (place.frame, place.addr);
-        let ctl = self.frames.ctl(frame);
-        if ctl.state() == State::Cooling {
-            if self.cooling.remove(addr, frame) {
-                self.evict(frame, session.id());
-            }
+        let ctl = self.pages.frames.ctl(frame);
+        if ctl.state() == FrameState::Cooling {
+            self.pages.drop_cooling(addr, frame, session.id());
             return Ok(());
         }
-        let Some(sx) = ctl.latch.sample().and_then(|version| self.try_sx(frame, version)) else {
+        let Some(sx) = ctl.latch.sample().and_then(|version| self.pages.try_sx(frame, version))
+        else {
             return Ok(());
         };
-        let is_same = ctl.state() == State::Hot && ctl.addr_word() == addr;
+        let is_same = ctl.state() == FrameState::Hot && ctl.addr_word() == addr;
         if !is_same || ctl.pins() > 0 || ctl.swizzled() > 0 {
             return Ok(());
         }
@@ -251,36 +252,29 @@ impl Cache {
             self.stats.moved_nodes.add();
         }
         let parent = ctl.parent();
-        let latch = &self.frames.ctl(parent).latch;
+        let latch = &self.pages.frames.ctl(parent).latch;
         if !latch.sample().is_some_and(|version| latch.try_x(version)) {
             return Ok(());
         }
         if parent == TOP {
             // Everything is given away.
-            if self.frames.root() == self.frames.swizzle(frame) {
-                self.frames.set_root(0);
+            if self.pages.frames.root() == self.pages.frames.swizzle(frame) {
+                self.pages.frames.set_root(0);
                 sx.into_x();
-                let gone = self.map.exchange(addr, Some(Entry::Resident(frame)), None);
-                debug_assert!(gone, "INV-DEX-MAP-1");
-                self.bury_frame(frame, session.id());
+                self.pages.unmap(frame, session.id());
             }
-            self.release_x(TOP);
+            self.pages.release_x(TOP);
             return Ok(());
         }
-        let node = self.frames.node(self.layout(), parent);
+        let node = self.pages.frames.node(self.layout(), parent);
         let is_parent = ctl.parent() == parent && node.kind() == Kind::Inner;
-        let slot = is_parent.then(|| node.find_child(self.frames.swizzle(frame))).flatten();
+        let slot = is_parent.then(|| node.find_child(self.pages.frames.swizzle(frame))).flatten();
         if let Some(index) = slot {
-            let done = self.frames.node_mut(self.layout(), parent).set_child(index, addr);
-            debug_assert_eq!(done, Ok(()), "the slot was found under the same latch");
-            let above = self.frames.ctl(parent);
-            above.set_swizzled(above.swizzled() - 1);
+            self.pages.detach_child(parent, index, addr);
             sx.into_x();
-            let gone = self.map.exchange(addr, Some(Entry::Resident(frame)), None);
-            debug_assert!(gone, "INV-DEX-MAP-1");
-            self.bury_frame(frame, session.id());
+            self.pages.unmap(frame, session.id());
         }
-        self.release_x(parent);
+        self.pages.release_x(parent);
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! Cooling queue: one FIFO of all Cooling frames, the alternative to the cooling map's buckets.
 //!
-//! Kept to be measured against (`DexOptions::single_queue`). A frame is found by its number, so that
-//! each operation takes constant time under the one lock. The address is compared as well: by the
-//! time somebody asks for a frame, it may hold another node.
+//! It exists for comparison (`DexOptions::single_queue`). A frame is found by its number, so that each
+//! operation takes constant time under the one lock. It compares the address as well: when somebody asks
+//! for a frame, the frame may hold another node.
 
 /// No frame.
 const NONE: u32 = u32::MAX;
@@ -12,13 +12,13 @@ const NONE: u32 = u32::MAX;
 struct Link {
     older: u32,
     younger: u32,
-    /// What the frame holds; 0 if it is not in the queue.
+    /// The address of the frame's node; 0 if the frame is not in the queue.
     addr: u64,
 }
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(super) struct CoolingQueue {
+pub(crate) struct CoolingQueue {
     links: Vec<Link>,
     oldest: u32,
     youngest: u32,
@@ -28,7 +28,7 @@ pub(super) struct CoolingQueue {
 
 impl CoolingQueue {
     /// A queue for frames below `frames`, at most `room` of them at a time.
-    pub(super) fn new(frames: usize, room: usize) -> Self {
+    pub(crate) fn new(frames: usize, room: usize) -> Self {
         let link = Link { older: NONE, younger: NONE, addr: 0 };
         CoolingQueue {
             links: vec![link; frames],
@@ -41,7 +41,7 @@ impl CoolingQueue {
 
     /// Puts the frame that holds `addr`, which is not 0, in as the youngest. If there is no room the
     /// oldest comes out.
-    pub(super) fn insert(&mut self, addr: u64, frame: u32) -> Option<u32> {
+    pub(crate) fn insert(&mut self, addr: u64, frame: u32) -> Option<u32> {
         debug_assert!(addr != 0 && self.links[frame as usize].addr == 0, "INV-DEX-COOL-1");
         let out = if self.count == self.room { self.take_oldest() } else { None };
         self.links[frame as usize] = Link { older: self.youngest, younger: NONE, addr };
@@ -55,7 +55,7 @@ impl CoolingQueue {
     }
 
     /// Takes out the frame that holds `addr`, if it is in.
-    pub(super) fn remove(&mut self, addr: u64, frame: u32) -> bool {
+    pub(crate) fn remove(&mut self, addr: u64, frame: u32) -> bool {
         let Link { older, younger, addr: held } = self.links[frame as usize];
         if held != addr || held == 0 {
             return false;
@@ -74,14 +74,14 @@ impl CoolingQueue {
     }
 
     /// Takes the oldest out.
-    pub(super) fn take_oldest(&mut self) -> Option<u32> {
+    pub(crate) fn take_oldest(&mut self) -> Option<u32> {
         let oldest = self.oldest;
         let addr = self.links.get(oldest as usize)?.addr;
         self.remove(addr, oldest).then_some(oldest)
     }
 
     /// All frames, the oldest first.
-    pub(super) fn frames(&self) -> Vec<u32> {
+    pub(crate) fn frames(&self) -> Vec<u32> {
         let mut frames = Vec::with_capacity(self.count);
         let mut at = self.oldest;
         while at != NONE {

@@ -4,7 +4,7 @@
 //! the one that covers the place behind the fence: splits, merges and evictions in between can neither
 //! hide a key nor show one twice.
 //!
-//! With [`DexOptions::offload_scans`](super::DexOptions::offload_scans) a scan that misses an inner node may
+//! With [`DexOptions::offload_scans`](crate::engines::dex::DexOptions::offload_scans) a scan that misses an inner node may
 //! have the memory server go through the leaves below it, and goes on behind the last one in the same way.
 
 use std::sync::Arc;
@@ -13,42 +13,42 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Buf, OpKind};
 use farleaf_pool::Session;
 
-use super::offload::{Gathered, Wish};
 use super::prefetch::{Ahead, Span};
-use super::walk::Seek;
-use super::{Cache, Found, OpContext};
+use super::walk::{Found, Seek};
+use super::{OpContext, Tree};
 use crate::blink::remote::{Next, Passage};
 use crate::bnode::Node;
+use crate::engines::dex::offload::{Gathered, Offloadable};
 use crate::{Entries, IndexError};
 
 /// Entries of a leaf, before a scan has met one.
 const LEAF_ENTRIES: usize = 64;
 
-/// What is left of a scan.
-struct Rest<'p, 'r> {
+/// The part of a scan that is still to do.
+struct ScanRest<'p, 'r> {
     passage: &'p Passage<'r>,
     /// Pairs.
     wanted: usize,
     span: Span,
-    /// Whether a memory server may be asked.
+    /// A memory server may be asked.
     offloads: bool,
 }
 
-/// What a scan has come by.
-enum Got {
+/// The next part of a scan.
+enum ScanPart {
     Leaf(Buf),
     /// A buffer for the next leaf, and what a memory server has found.
     Pairs(Buf, Gathered),
 }
 
-impl Cache {
-    /// Appends the pairs that `passage` still wants to `out`, as far as its places are own keys: the
-    /// partition of the first that is not, `None` if all is done.
+impl Tree {
+    /// Appends the pairs that `passage` still wants to `out`, as far as this compute server owns their
+    /// places. Returns the partition of the first foreign place, `None` if all is done.
     ///
     /// Cost: 1 READ for each leaf that is not cached, one after the other, or together with up to
     /// `scan_prefetch` others below the same parent; those of records up to 16 at once. 1 RPC for up to 64
     /// leaves where it is offloaded.
-    pub(super) async fn scan_own(
+    pub(crate) async fn scan_own(
         self: &Arc<Self>,
         session: &Session,
         passage: &mut Passage<'_>,
@@ -76,13 +76,13 @@ impl Cache {
                 Some(image) => image,
                 None => {
                     let wanted = passage.wanted(out);
-                    let mut rest = Rest { passage, wanted, span: self.span(wanted), offloads };
+                    let mut rest = ScanRest { passage, wanted, span: self.span(wanted), offloads };
                     let got =
                         self.leaf_image(session, seek, image, (&mut rest, &mut ahead)).await?;
                     offloads = rest.offloads;
                     match got {
-                        Got::Leaf(image) => image,
-                        Got::Pairs(buf, found) => {
+                        ScanPart::Leaf(image) => image,
+                        ScanPart::Pairs(buf, found) => {
                             image = buf;
                             let entries = found.count as usize / usize::from(found.leaves.max(1));
                             self.leaf_entries.store(entries, Ordering::Relaxed);
@@ -106,7 +106,8 @@ impl Cache {
         }
     }
 
-    /// How far a scan that wants so many pairs is to read ahead, behind a leaf that it has missed.
+    /// Returns the number of leaves to read ahead behind one that a scan has missed, if it wants so many
+    /// pairs.
     fn span(&self, wanted: usize) -> Span {
         let entries = match self.leaf_entries.load(Ordering::Relaxed) {
             0 => LEAF_ENTRIES,
@@ -117,52 +118,52 @@ impl Cache {
         Span { missing: self.options.scan_prefetch, leaves }
     }
 
-    /// A copy of the leaf that `seek` wants; leaves that were read with it are left in `ahead`. Or the pairs
-    /// that a memory server has found there and behind.
+    /// Returns a copy of the leaf that `seek` wants, and leaves those that it read with that in `ahead`; or
+    /// the pairs that a memory server has found there and behind.
     async fn leaf_image(
         self: &Arc<Self>,
         session: &Session,
         seek: Seek<'_>,
         mut image: Buf,
-        (rest, ahead): (&mut Rest<'_, '_>, &mut Ahead),
-    ) -> Result<Got, IndexError> {
+        (rest, ahead): (&mut ScanRest<'_, '_>, &mut Ahead),
+    ) -> Result<ScanPart, IndexError> {
         let (passage, span) = (rest.passage, rest.span);
         let reads_ahead = span.missing > 0;
-        let wish = rest.offloads.then_some(Wish::Scan(span.leaves));
-        let mut restarts = OpContext::scanning(reads_ahead, wish);
+        let offloadable = rest.offloads.then_some(Offloadable::Scan(span.leaves));
+        let mut context = OpContext::scan(reads_ahead, offloadable);
         loop {
-            match self.find(session, seek, 0, true, &mut restarts).await? {
-                Found::Spot(spot) => {
-                    self.frames.copy(spot.frame, image.words_mut());
-                    if self.frames.ctl(spot.frame).latch.validate(spot.version) {
-                        return Ok(Got::Leaf(image));
+            match self.find(session, seek, 0, true, &mut context).await? {
+                Found::Node(location) => {
+                    self.pages.frames.copy(location.frame, image.words_mut());
+                    if self.pages.frames.ctl(location.frame).latch.validate(location.version) {
+                        return Ok(ScanPart::Leaf(image));
                     }
-                    restarts.again(self, session).await?;
+                    context.again(self, session).await?;
                 }
-                Found::Missing(claim) if reads_ahead => {
-                    let behind = self.claim_behind(&claim, passage, span);
-                    match self.read_leaves(session, claim, behind).await {
+                Found::Missing(mark) if reads_ahead => {
+                    let behind = self.mark_behind(&mark, passage, span);
+                    match self.read_leaves(session, mark, behind).await {
                         Ok(mut images) => {
                             let first = images.pop_front();
                             ahead.refill(images);
                             if let Some(first) = first {
-                                return Ok(Got::Leaf(first));
+                                return Ok(ScanPart::Leaf(first));
                             }
                         }
-                        Err(fail) => restarts.after(fail, self, session).await?,
+                        Err(fail) => context.after(fail, self, session).await?,
                     }
                 }
-                Found::Missing(claim) => match self.stream(session, claim).await {
-                    Ok(image) => return Ok(Got::Leaf(image)),
-                    Err(fail) => restarts.after(fail, self, session).await?,
+                Found::Missing(mark) => match self.stream(session, mark).await {
+                    Ok(image) => return Ok(ScanPart::Leaf(image)),
+                    Err(fail) => context.after(fail, self, session).await?,
                 },
-                Found::Offload(off) => {
-                    let asked = self.scan_offloaded(session, off, passage, rest.wanted);
+                Found::Offload(mark) => {
+                    let asked = self.scan_offloaded(session, mark, passage, rest.wanted);
                     if let Some(pairs) = Box::pin(asked).await? {
-                        return Ok(Got::Pairs(image, pairs));
+                        return Ok(ScanPart::Pairs(image, pairs));
                     }
                     rest.offloads = false;
-                    restarts.fall_back();
+                    context.fall_back();
                 }
                 Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
             }

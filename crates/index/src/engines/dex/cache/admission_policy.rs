@@ -10,19 +10,20 @@ use std::str::FromStr;
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Which leaves are kept when they are missed, once every frame has been used. Inner nodes always are.
+/// The choice of missed leaves that the cache admits once every frame has been used. It admits all inner
+/// nodes.
 ///
 /// Reads `again`, `lazy` (0.1), `eager` (1) or a probability, and prints `again` or a probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Admission {
-    /// Each with that probability.
+    /// Each leaf with that probability.
     Chance(f64),
-    /// Those that were missed before within as many misses of leaves as the cache has frames.
+    /// The leaves that were missed before within as many misses of leaves as the cache has frames.
     Again,
 }
 
 impl Admission {
-    /// The paper's.
+    /// The paper's choice: one leaf in ten.
     pub const LAZY: Admission = Admission::Chance(0.1);
     /// Every leaf.
     pub const EAGER: Admission = Admission::Chance(1.0);
@@ -53,7 +54,7 @@ impl FromStr for Admission {
     }
 }
 
-/// It does not say which leaves are kept.
+/// A text that names no admission policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{0}\" says nothing of which leaves are kept: take again, lazy (0.1), eager (1), or a probability \
@@ -61,21 +62,22 @@ impl FromStr for Admission {
 )]
 pub struct UnknownAdmission(pub String);
 
-/// Leaves that were missed of late.
+/// Leaves that were missed recently.
 ///
-/// A table of as many words as the cache has frames, or somewhat more, each with some bits of an address and
-/// the number of the miss at which that was last seen there. Addresses that share a word drive each other
-/// out, and two may be taken for one another: both only change how often a leaf is kept.
+/// A table of as many words as the cache has frames, or somewhat more. Each holds some bits of an address
+/// and the number of the miss at which that address was last seen there. Addresses that share a word drive
+/// each other out, and two may be taken for one another: both only change how often the cache admits a
+/// leaf.
 #[derive(Debug)]
-pub(super) struct Ghosts {
+pub(crate) struct Ghosts {
     words: Box<[AtomicU64]>,
     misses: AtomicU64,
     window: u32,
 }
 
 impl Ghosts {
-    /// That remembers as many misses as there are `frames`.
-    pub(super) fn new(frames: usize) -> Self {
+    /// Makes a table that remembers as many misses as there are `frames`.
+    pub(crate) fn new(frames: usize) -> Self {
         let words = (0..frames.next_power_of_two()).map(|_| AtomicU64::new(0)).collect();
         Ghosts {
             words,
@@ -84,8 +86,8 @@ impl Ghosts {
         }
     }
 
-    /// Notes that the leaf at `addr` is missed; whether that is so again.
-    pub(super) fn note(&self, addr: u64) -> bool {
+    /// Notes that the leaf at `addr` is missed; returns whether the table remembers an earlier miss of it.
+    pub(crate) fn note(&self, addr: u64) -> bool {
         let hash = addr.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let word = &self.words[(hash >> 32) as usize & (self.words.len() - 1)];
         let now = self.misses.fetch_add(1, Ordering::Relaxed) as u32;

@@ -1,21 +1,34 @@
 //! Healing: finishes or undoes the changes that a crash left half done, when an operation meets them.
 //!
-//! The states that there can be exclude each other by the fences; see `docs/design/dex.md`, Death.
+//! The fences tell the possible states apart; see `docs/design/dex.md`, Death.
 
 use std::sync::Arc;
 
 use farleaf_fabric::Buf;
 use farleaf_pool::Session;
 
-use super::miss::Heal;
-use super::shared::First;
 use super::split::Need;
-use super::walk::{Seek, Spot, Unfinished};
-use super::{Cache, Fail, Found, OpContext};
+use super::walk::{Found, Location, Seek, Unfinished};
+use super::{Fail, OpContext, Tree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
+use crate::engines::dex::shared::First;
 
-impl Cache {
+/// A change that a crash has left half done, as an operation met it.
+#[derive(Debug)]
+pub(super) enum Heal {
+    /// A separator is missing.
+    Separator(Unfinished),
+    /// A child of the node of `level` that covers the place above `low` is dead.
+    Dead { level: u8, low: Option<Vec<u8>>, image: Buf },
+    /// The copy of the shared node at `addr` that `frame` holds is out of date; perhaps because of
+    /// a split that nobody has finished.
+    Stale { frame: u32, addr: u64, unfinished: Option<Unfinished> },
+    /// The node of `level` has a separator at `bound`, and the child below it covers the next one's range as well.
+    Absorbed { level: u8, bound: Vec<u8> },
+}
+
+impl Tree {
     /// Finishes what a crash has left half done.
     pub(super) async fn heal(self: &Arc<Self>, session: &Session, heal: Heal) -> Result<(), Fail> {
         match heal {
@@ -30,28 +43,31 @@ impl Cache {
             Heal::Dead { level, low, image } => self.heal_dead(session, level, low, image).await,
             Heal::Absorbed { level, bound } => {
                 // The separator goes, and the child behind it, which is dead.
-                let spot = self.find_inner(session, Seek::At(&bound), level).await?;
-                let Some(sx) = self.try_sx(spot.frame, spot.version) else {
-                    self.wait_for_frame(spot.frame).await;
+                let location = self.find_inner(session, Seek::At(&bound), level).await?;
+                let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
+                    self.pages.wait_for_frame(location.frame).await;
                     return Err(Fail::Restart);
                 };
-                if self.frames.ctl(spot.frame).is_shared() {
+                if self.pages.frames.ctl(location.frame).is_shared() {
                     // It has become that meanwhile.
                     return Err(Fail::Restart);
                 }
-                let node = self.frames.node(self.layout(), spot.frame);
+                let node = self.pages.frames.node(self.layout(), location.frame);
                 let index = node.child_for(&bound).0;
                 let next = node.child(index + 1).unwrap_or(0);
-                if self.frames.unswizzle(next).is_some() || self.map.get(next).is_some() {
-                    // Somebody has just met it and sees to it.
+                if self.pages.frames.unswizzle(next).is_some() || self.pages.map.get(next).is_some()
+                {
+                    // Another task has just met it and handles it.
                     return Err(Fail::Restart);
                 }
                 self.stats.merges_finished.add();
                 let frame = sx.into_x();
-                let removed = self.frames.node_mut(self.layout(), frame).remove_separator(index);
-                self.frames.ctl(frame).set_dirty(true);
-                self.release_x(frame);
-                removed.map_err(|error| self.remote.damaged(self.frames.addr(frame), error))?;
+                let removed =
+                    self.pages.frames.node_mut(self.layout(), frame).remove_separator(index);
+                self.pages.frames.ctl(frame).set_dirty(true);
+                self.pages.release_x(frame);
+                removed
+                    .map_err(|error| self.remote.damaged(self.pages.frames.addr(frame), error))?;
                 Ok(())
             }
         }
@@ -64,13 +80,13 @@ impl Cache {
         unfinished: Unfinished,
     ) -> Result<(), Fail> {
         let Unfinished { level, separator, right } = unfinished;
-        let mut restarts = OpContext::default();
+        let mut context = OpContext::default();
         loop {
             // Boxed: finding a node may meet another such split on its way.
             let found =
-                Box::pin(self.find(session, Seek::At(&separator), level, false, &mut restarts));
-            let spot = match found.await? {
-                Found::Spot(spot) => spot,
+                Box::pin(self.find(session, Seek::At(&separator), level, false, &mut context));
+            let location = match found.await? {
+                Found::Node(location) => location,
                 Found::Missing(_) | Found::Offload(_) | Found::Awaited(_) => {
                     return Err(Fail::Restart);
                 }
@@ -79,22 +95,22 @@ impl Cache {
                     continue;
                 }
             };
-            if !self.frames.ctl(spot.frame).latch.try_x(spot.version) {
-                self.wait_for_frame(spot.frame).await;
-                restarts.again(self, session).await?;
+            if !self.pages.frames.ctl(location.frame).latch.try_x(location.version) {
+                self.pages.wait_for_frame(location.frame).await;
+                context.again(self, session).await?;
                 continue;
             }
-            if self.frames.ctl(spot.frame).is_shared() {
-                self.release_x(spot.frame);
+            if self.pages.frames.ctl(location.frame).is_shared() {
+                self.pages.release_x(location.frame);
                 return Err(Fail::Restart);
             }
-            let mut node = self.frames.node_mut(self.layout(), spot.frame);
+            let mut node = self.pages.frames.node_mut(self.layout(), location.frame);
             let posted = node.insert_separator(&separator, right);
             if posted.is_ok() {
-                self.frames.ctl(spot.frame).set_dirty(true);
+                self.pages.frames.ctl(location.frame).set_dirty(true);
             }
-            let addr = self.frames.addr(spot.frame);
-            self.release_x(spot.frame);
+            let addr = self.pages.frames.addr(location.frame);
+            self.pages.release_x(location.frame);
             match posted {
                 Ok(_) | Err(ChangeError::OtherChild { .. }) => return Ok(()),
                 Err(ChangeError::NoRoom) => {
@@ -112,11 +128,11 @@ impl Cache {
         session: &Session,
         seek: Seek<'_>,
         level: u8,
-    ) -> Result<Spot, Fail> {
-        let mut restarts = OpContext::default();
+    ) -> Result<Location, Fail> {
+        let mut context = OpContext::default();
         // Boxed: finding a node may meet something else to heal on its way.
-        match Box::pin(self.find(session, seek, level, false, &mut restarts)).await? {
-            Found::Spot(spot) => Ok(spot),
+        match Box::pin(self.find(session, seek, level, false, &mut context)).await? {
+            Found::Node(location) => Ok(location),
             _ => Err(Fail::Restart),
         }
     }
@@ -136,35 +152,35 @@ impl Cache {
         let (addr, version) = (dead.self_addr(), dead.version());
         // A first child is never merged away, so there is a left neighbour, and a fence to it.
         let Some(low) = low else { return Err(self.dead_child(addr)) };
-        let spot = self.find_inner(session, Seek::After(&low), level).await?;
-        let Some(sx) = self.try_sx(spot.frame, spot.version) else {
-            self.wait_for_frame(spot.frame).await;
+        let location = self.find_inner(session, Seek::After(&low), level).await?;
+        let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
+            self.pages.wait_for_frame(location.frame).await;
             return Err(Fail::Restart);
         };
-        if self.frames.ctl(spot.frame).is_shared() {
+        if self.pages.frames.ctl(location.frame).is_shared() {
             return Err(Fail::Restart);
         }
-        let node = self.frames.node(self.layout(), spot.frame);
+        let node = self.pages.frames.node(self.layout(), location.frame);
         let index = match node.find_child(addr) {
             Some(0) => return Err(self.dead_child(addr)),
             Some(index) => index,
-            // Somebody was quicker.
+            // Another task was quicker.
             None => return Ok(()),
         };
         let left = node.child(index - 1).unwrap_or(0);
         let mut fence = Vec::new();
-        let finite = match self.frames.unswizzle(left) {
+        let finite = match self.pages.frames.unswizzle(left) {
             // Its slot keeps it where it is, and its fences only change together with its parent.
-            Some(frame) => self.frames.node(self.layout(), frame).high_fence(&mut fence),
+            Some(frame) => self.pages.frames.node(self.layout(), frame).high_fence(&mut fence),
             None => {
-                let left = self.remote.pointer(left, self.frames.addr(spot.frame))?;
+                let left = self.remote.pointer(left, self.pages.frames.addr(location.frame))?;
                 self.stats.reads_heal.add();
                 let image = self.read_node(session, left, level - 1).await?;
                 Node::new(self.layout(), image.words()).high_fence(&mut fence)
             }
         };
         if finite && fence == low {
-            let at = self.remote.pointer(addr, self.frames.addr(spot.frame))?;
+            let at = self.remote.pointer(addr, self.pages.frames.addr(location.frame))?;
             let mut node = NodeMut::new(self.layout(), image.words_mut());
             node.mark_alive();
             node.seal(self.log.version(level - 1, version));
@@ -174,10 +190,10 @@ impl Cache {
         }
         self.stats.merges_finished.add();
         let frame = sx.into_x();
-        let removed = self.frames.node_mut(self.layout(), frame).remove_separator(index - 1);
-        self.frames.ctl(frame).set_dirty(true);
-        self.release_x(frame);
-        removed.map_err(|error| self.remote.damaged(self.frames.addr(frame), error))?;
+        let removed = self.pages.frames.node_mut(self.layout(), frame).remove_separator(index - 1);
+        self.pages.frames.ctl(frame).set_dirty(true);
+        self.pages.release_x(frame);
+        removed.map_err(|error| self.remote.damaged(self.pages.frames.addr(frame), error))?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@
 //! | when | where the new node goes |
 //! |---|---|
 //! | bulk load | leaves in groups as large as a full subtree, group by group to the next server, and with each group all nodes up to the subtree level: none of them has children of two groups |
-//! | bulk load of a table that has been cut | the same, and a group ends with its partition if its top has two children or more by then: so subtrees are of one partition. Smaller partitions share a group |
+//! | bulk load of a table that has been cut | the same, and a group ends with its partition if its top then has two children or more: so subtrees are of one partition. Smaller partitions share a group |
 //! | split of a node of the subtree level or below | to that node's server, as its children and its parent are there |
 //! | split of a node above | to the next server |
 //! | growth, a new root up to the subtree level | to the old root's server; above it to the next one |
@@ -22,20 +22,20 @@
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
-use super::Cache;
+use super::Tree;
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{Kind, Node};
 
-/// Subtree level of a table that says nothing else.
-pub(super) const SUBTREE_LEVEL: u8 = 3;
-/// The highest that can be asked for.
+/// The default subtree level.
+pub(crate) const SUBTREE_LEVEL: u8 = 3;
+/// The highest subtree level that a table may have.
 const SUBTREE_LEVEL_MAX: u8 = 30;
-/// Problems that are told.
+/// The most problems that a check reports.
 const PROBLEMS_MAX: usize = 20;
 
 /// Writes into the meta object that the table is placed. 1 WRITE.
-pub(super) async fn place_table(
+pub(crate) async fn place_table(
     session: &Session,
     meta: GlobalAddr,
     level: u8,
@@ -46,8 +46,8 @@ pub(super) async fn place_table(
     Ok(())
 }
 
-/// Whether a subtree level makes sense.
-pub(super) fn check_level(level: u8) -> Result<(), IndexError> {
+/// Refuses a subtree level that no tree has.
+pub(crate) fn check_level(level: u8) -> Result<(), IndexError> {
     if level <= SUBTREE_LEVEL_MAX {
         return Ok(());
     }
@@ -56,21 +56,21 @@ pub(super) fn check_level(level: u8) -> Result<(), IndexError> {
     )))
 }
 
-/// The subtree level that a placement's word says.
+/// Returns the subtree level that a placement's word holds.
 fn subtree_level(word: u64) -> Option<u8> {
     let level = word.checked_sub(1).and_then(|level| u8::try_from(level).ok());
     level.filter(|level| *level <= SUBTREE_LEVEL_MAX)
 }
 
-impl Cache {
-    /// Takes up what the placement's word says.
-    pub(super) fn take_placement(&self, word: u64) {
+impl Tree {
+    /// Sets the subtree level from the placement's word.
+    pub(crate) fn take_placement(&self, word: u64) {
         self.remote.set_subtree_level(subtree_level(word));
     }
 
-    /// The server that a new node of `level` must go to, beside or above the one at `addr`; `None` if
-    /// any will do.
-    pub(super) fn server_beside(&self, addr: GlobalAddr, level: u8) -> Option<ServerId> {
+    /// Returns the server that a new node of `level` must go to, beside or above the one at `addr`; `None`
+    /// if any server will do.
+    pub(crate) fn server_beside(&self, addr: GlobalAddr, level: u8) -> Option<ServerId> {
         match self.remote.subtree_level() {
             // A leaf that is a subtree has no children that it must stay with.
             Some(0) => None,
@@ -79,17 +79,17 @@ impl Cache {
         }
     }
 
-    /// Whether two nodes of `level` may become one.
-    pub(super) fn may_unite(&self, left: GlobalAddr, right: GlobalAddr, level: u8) -> bool {
+    /// Returns whether two nodes of `level` may become one.
+    pub(crate) fn may_unite(&self, left: GlobalAddr, right: GlobalAddr, level: u8) -> bool {
         let bound = self.remote.subtree_level().is_some_and(|top| (1..=top).contains(&level));
         !bound || left.server() == right.server()
     }
 }
 
-/// What breaks `INV-DEX-PLACE`, of a table that is placed.
+/// Returns the nodes that break `INV-DEX-PLACE`, of a table that is placed.
 ///
 /// Cost: 1 READ, and 1 for each inner node.
-pub(super) async fn check_placement(
+pub(crate) async fn check_placement(
     remote: &RemoteTree,
     session: &Session,
 ) -> Result<Vec<String>, IndexError> {
@@ -106,7 +106,7 @@ pub(super) async fn check_placement(
             let image = session.reliable().read(addr, buf).await?;
             let node = Node::new(layout, image.words());
             if !remote.is_current(&image, addr, level) || node.kind() != Kind::Inner {
-                // Somebody is changing the tree; its shape is for others to check.
+                // Another task is changing the tree; other checks look at its shape.
                 continue;
             }
             for word in (0..=node.count()).filter_map(|index| node.child(index)) {

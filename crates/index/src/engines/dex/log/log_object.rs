@@ -13,52 +13,51 @@ use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::{Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::Cache;
 use super::journal::BATCH_MAX;
-use super::log::Durability;
-use super::ring::{Place, record_words};
+use super::ring::{RingPlace, record_words};
+use super::{Durability, Log};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 
 const TAG: u64 = u64::from_le_bytes(*b"FLdexlog");
 const LOG_HEAD_WORDS: usize = 8;
 /// Words of a log's head that change: numbers below which nothing counts.
-pub(super) const FLOOR_WORD: u64 = 3;
+pub(crate) const FLOOR_WORD: u64 = 3;
 
 /// Segments of a log's two parts.
 const CHANGE_SEGMENTS: usize = 16;
 const JOURNAL_SEGMENTS: usize = 4;
 /// Most images that a journal holds at a time.
-pub(super) const IMAGES_MAX: usize = JOURNAL_SEGMENTS * BATCH_MAX;
+pub(crate) const IMAGES_MAX: usize = JOURNAL_SEGMENTS * BATCH_MAX;
 /// Least bytes of a segment of changes: some records always fit.
 const SEGMENT_BYTES_MIN: u64 = 512;
 /// A log in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LogPlace {
-    pub(super) addr: GlobalAddr,
+pub(crate) struct LogPlace {
+    pub(crate) addr: GlobalAddr,
     seed: u64,
-    /// Up to which numbers changes and images do not count.
-    pub(super) floors: [u64; 2],
+    /// The numbers up to which changes and images do not count.
+    pub(crate) floors: [u64; 2],
     journal: (usize, usize),
     changes: (usize, usize),
 }
 
 impl LogPlace {
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let words = |(segments, words): (usize, usize)| segments * words;
         (LOG_HEAD_WORDS + words(self.journal) + words(self.changes)) * 8
     }
 
-    fn ring(&self, at: GlobalAddr, (segments, segment_words): (usize, usize)) -> Place {
-        Place { at, segments, segment_words, seed: self.seed }
+    fn ring(&self, at: GlobalAddr, (segments, segment_words): (usize, usize)) -> RingPlace {
+        RingPlace { at, segments, segment_words, seed: self.seed }
     }
 
-    pub(super) fn journal(&self) -> Option<Place> {
+    pub(crate) fn journal(&self) -> Option<RingPlace> {
         let at = self.addr.plus(LOG_HEAD_WORDS as u64 * 8);
         (self.journal.0 > 0).then(|| self.ring(at, self.journal))
     }
 
-    pub(super) fn changes(&self) -> Option<Place> {
+    pub(crate) fn changes(&self) -> Option<RingPlace> {
         let first = LOG_HEAD_WORDS + self.journal.0 * self.journal.1;
         (self.changes.0 > 0).then(|| self.ring(self.addr.plus(first as u64 * 8), self.changes))
     }
@@ -102,16 +101,21 @@ fn seed(meta: u64, owner: u64, random: u64) -> u64 {
     xxh3_64_with_seed(&bytes_of(&[meta, owner, random]), TAG)
 }
 
-impl Cache {
-    /// A log of the kind that this cache needs, written and not named yet.
-    pub(super) async fn make_log(
+impl Log {
+    /// Makes a log of the kind that these options need, if they need one. It is written and not named yet.
+    ///
+    /// Cost: 1 WRITE.
+    ///
+    /// # Errors
+    /// `Invalid` if the log has no room for its segments; `Full` if the pool has none.
+    pub(crate) async fn make(
         &self,
         session: &Session,
     ) -> Result<Option<(LogPlace, Unlinked)>, IndexError> {
-        let node_bytes = self.layout().node_bytes();
+        let node_bytes = self.layout.node_bytes();
         let atomic = session.endpoint().capabilities().crash_atomic_bytes as usize;
-        let journals = self.log.journals && atomic < node_bytes;
-        let logs = self.log.durability == Durability::Logged;
+        let journals = self.journals && atomic < node_bytes;
+        let logs = self.durability == Durability::Logged;
         if !journals && !logs {
             return Ok(None);
         }
@@ -119,12 +123,12 @@ impl Cache {
         let journal = if journals { (JOURNAL_SEGMENTS, journal_words) } else { (0, 0) };
         let most = session.pool().geometry().object_bytes_max() as u64;
         let left = most.saturating_sub((LOG_HEAD_WORDS * 8 + journal.0 * journal.1 * 8) as u64);
-        let segment_bytes = self.options.log_bytes.min(left) / CHANGE_SEGMENTS as u64;
+        let segment_bytes = self.bytes.min(left) / CHANGE_SEGMENTS as u64;
         if logs && segment_bytes < SEGMENT_BYTES_MIN {
             return Err(IndexError::Invalid(format!(
                 "a log of {} bytes has segments of {segment_bytes}; the least is \
                  {SEGMENT_BYTES_MIN}, {} bytes in all, and this pool's largest object leaves {left}",
-                self.options.log_bytes,
+                self.bytes,
                 SEGMENT_BYTES_MIN * CHANGE_SEGMENTS as u64
             )));
         }
@@ -136,13 +140,13 @@ impl Cache {
         let mut head = session.reliable().buf(LOG_HEAD_WORDS * 8);
         head.words_mut().copy_from_slice(&shape.encode(owner, random));
         object.write(head).await?;
-        let seed = seed(self.remote.meta().word(), owner, random);
+        let seed = seed(self.meta.word(), owner, random);
         Ok(Some((LogPlace { addr: object.addr(), seed, ..shape }, object)))
     }
 }
 
-/// The log whose address this word is. 1 READ.
-pub(super) async fn read_log(
+/// Reads the log whose address this word is. 1 READ.
+pub(crate) async fn read_log(
     remote: &RemoteTree,
     session: &Session,
     word: u64,

@@ -29,18 +29,18 @@ const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one line");
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(super) struct CoolingMap(Stage);
+pub(crate) struct CoolingMap(Stage);
 
 #[derive(Debug)]
 enum Stage {
     Buckets(Box<[Bucket]>),
-    /// What the buckets are held against: all frames in one queue behind one lock.
+    /// The alternative for comparison: all frames in one queue behind one lock.
     Queue(Mutex<CoolingQueue>),
 }
 
 impl CoolingMap {
-    /// Room for `ratio` of `frames`, in buckets, or in a single queue.
-    pub(super) fn new(frames: usize, ratio: f64, single_queue: bool) -> Self {
+    /// Makes a map with room for `ratio` of `frames`, in buckets, or in a single queue.
+    pub(crate) fn new(frames: usize, ratio: f64, single_queue: bool) -> Self {
         let room = (frames as f64 * ratio).ceil() as usize;
         if single_queue {
             return CoolingMap(Stage::Queue(Mutex::new(CoolingQueue::new(frames, room))));
@@ -51,24 +51,24 @@ impl CoolingMap {
     }
 
     /// Number of buckets.
-    pub(super) fn buckets(&self) -> usize {
+    pub(crate) fn buckets(&self) -> usize {
         match &self.0 {
             Stage::Buckets(buckets) => buckets.len(),
             Stage::Queue(_) => 1,
         }
     }
 
-    /// The bucket of an address, and its tag there.
+    /// Returns the bucket of an address, and its tag there.
     fn place(buckets: &[Bucket], addr: u64) -> (&Bucket, u16) {
         let hash = (addr >> 6).wrapping_mul(0xd6e8_feb8_6659_fd93);
         let bucket = (u128::from(hash) * buckets.len() as u128) >> 64;
         (&buckets[bucket as usize], hash as u16)
     }
 
-    /// Puts a frame in, as the youngest of its bucket. If the bucket is full its oldest comes out,
-    /// and is the caller's.
+    /// Inserts a frame as the youngest of its bucket. A full bucket gives up its oldest frame to the
+    /// caller.
     #[must_use = "a frame that comes out is the caller's to evict"]
-    pub(super) fn insert(&self, addr: u64, frame: u32) -> Option<u32> {
+    pub(crate) fn insert(&self, addr: u64, frame: u32) -> Option<u32> {
         let buckets = match &self.0 {
             Stage::Buckets(buckets) => buckets,
             Stage::Queue(queue) => return lock(queue).insert(addr, frame),
@@ -82,8 +82,8 @@ impl CoolingMap {
         out
     }
 
-    /// Takes out the frame that holds `addr`, if it is in.
-    pub(super) fn remove(&self, addr: u64, frame: u32) -> bool {
+    /// Takes out the frame that holds `addr`; returns whether it was there.
+    pub(crate) fn remove(&self, addr: u64, frame: u32) -> bool {
         let buckets = match &self.0 {
             Stage::Buckets(buckets) => buckets,
             Stage::Queue(queue) => return lock(queue).remove(addr, frame),
@@ -96,15 +96,15 @@ impl CoolingMap {
     }
 
     /// Takes out the oldest frame of bucket `index`.
-    pub(super) fn take_oldest(&self, index: usize) -> Option<u32> {
+    pub(crate) fn take_oldest(&self, index: usize) -> Option<u32> {
         match &self.0 {
             Stage::Buckets(buckets) => lock(&buckets[index].0).take(0),
             Stage::Queue(queue) => lock(queue).take_oldest(),
         }
     }
 
-    /// All frames that are in.
-    pub(super) fn frames(&self) -> Vec<u32> {
+    /// Returns all Cooling frames.
+    pub(crate) fn frames(&self) -> Vec<u32> {
         let buckets = match &self.0 {
             Stage::Buckets(buckets) => buckets,
             Stage::Queue(queue) => return lock(queue).frames(),

@@ -17,21 +17,19 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::eviction::OwnedFrame;
-use super::frames::{State, TOP};
-use super::mapping_table::Entry;
-use super::ops::{OwnedIntent, apply};
-use super::shared::First;
-use super::walk::{Seek, Spot};
-use super::{Cache, Fail, Found, OpContext};
+use super::ops::{OwnedLeafChange, apply};
+use super::walk::{Found, Location, Seek};
+use super::{Fail, OpContext, Tree};
 use crate::IndexError;
-use crate::bnode::{ChangeError, Head, Kind, Node, NodeMut};
+use crate::bnode::{ChangeError, Head, NodeMut};
+use crate::engines::dex::cache::{FrameState, Mapping, OwnedFrame, TOP};
+use crate::engines::dex::shared::First;
 
-/// What a node is split for.
+/// The purpose of a split.
 #[derive(Clone, Debug)]
-pub(super) enum Need {
+pub(crate) enum Need {
     /// Room for a change of a leaf.
-    Room(OwnedIntent),
+    Room(OwnedLeafChange),
     /// Room for a separator in a node of this level.
     Separator(Vec<u8>, u8),
     /// A leaf that ends here.
@@ -41,7 +39,7 @@ pub(super) enum Need {
 impl Need {
     fn key(&self) -> &[u8] {
         match self {
-            Need::Room(intent) => &intent.key,
+            Need::Room(change) => &change.key,
             Need::Separator(separator, _) | Need::Bound(separator) => separator,
         }
     }
@@ -53,17 +51,17 @@ impl Need {
         }
     }
 
-    /// Whether the node has room already.
-    fn is_met(&self, cache: &Cache, words: &[u64]) -> bool {
+    /// Returns whether the node needs no split.
+    fn is_met(&self, tree: &Tree, words: &[u64]) -> bool {
         let mut words = words.to_vec();
-        let mut node = NodeMut::new(cache.layout(), words.as_mut_slice());
+        let mut node = NodeMut::new(tree.layout(), words.as_mut_slice());
         match self {
             Need::Bound(bound) => {
                 let mut high = Vec::new();
                 node.as_node().high_fence(&mut high) && high == *bound
             }
-            Need::Room(intent) => {
-                apply(&mut node, &intent.key, &intent.intent()) != Err(ChangeError::NoRoom)
+            Need::Room(change) => {
+                apply(&mut node, &change.key, &change.borrowed()) != Err(ChangeError::NoRoom)
             }
             Need::Separator(separator, _) => {
                 // Any address does: where it leads is not looked at.
@@ -73,7 +71,7 @@ impl Need {
     }
 }
 
-/// Remote memory for a new node. Dropped, it is free again.
+/// Remote memory for a new node. Dropping it frees the memory.
 struct NewNode {
     session: Session,
     addr: GlobalAddr,
@@ -87,7 +85,7 @@ impl NewNode {
         Ok(NewNode { session: session.clone(), addr, bytes, armed: true })
     }
 
-    /// Something points to it from now on.
+    /// Keeps the memory: something is about to point to it.
     fn publish(&mut self) {
         self.armed = false;
     }
@@ -101,45 +99,43 @@ impl Drop for NewNode {
     }
 }
 
-impl Cache {
+impl Tree {
     /// Makes room as `need` says. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 2 WRITEs, one after the other; the same again for each level that is full.
     ///
     /// # Errors
     /// `Full`: nothing was changed.
-    pub(super) async fn split(self: &Arc<Self>, session: &Session, need: Need) -> Result<(), Fail> {
-        let (cache, task_session) = (Arc::clone(self), session.clone());
-        self.detach(session, async move { cache.split_now(&task_session, need).await }).await
+    pub(crate) async fn split(self: &Arc<Self>, session: &Session, need: Need) -> Result<(), Fail> {
+        let (tree, task_session) = (Arc::clone(self), session.clone());
+        self.detach(session, async move { tree.split_now(&task_session, need).await }).await
     }
 
-    pub(super) async fn split_now(
+    pub(crate) async fn split_now(
         self: &Arc<Self>,
         session: &Session,
         need: Need,
     ) -> Result<(), Fail> {
-        // What is to be split from the bottom up: a parent without room comes before its child.
+        // The splits to do, from the bottom up: a parent without room comes before its child.
         let mut needs = vec![need];
-        let mut restarts = OpContext::default();
+        let mut context = OpContext::default();
         let mut frame: Option<OwnedFrame> = None;
         let mut memory: Option<NewNode> = None;
         while let Some(need) = needs.last() {
             let level = need.level();
-            let spot = match self
-                .find(session, Seek::At(need.key()), level, false, &mut restarts)
-                .await?
-            {
-                Found::Spot(spot) => spot,
-                Found::Missing(_) | Found::Offload(_) | Found::Awaited(_) => {
-                    return Err(Fail::Restart);
-                }
-                Found::TooLow => {
-                    self.grow_now(session, level).await?;
-                    continue;
-                }
-            };
-            // Everything that has to be waited for comes before the latches.
-            let on = self.server_beside(self.frames.addr(spot.frame), level);
+            let location =
+                match self.find(session, Seek::At(need.key()), level, false, &mut context).await? {
+                    Found::Node(location) => location,
+                    Found::Missing(_) | Found::Offload(_) | Found::Awaited(_) => {
+                        return Err(Fail::Restart);
+                    }
+                    Found::TooLow => {
+                        self.grow_now(session, level).await?;
+                        continue;
+                    }
+                };
+            // All waits come before the latches.
+            let on = self.server_beside(self.pages.frames.addr(location.frame), level);
             let does = |at: &NewNode| on.is_none_or(|server| at.addr.server() == server);
             if !memory.as_ref().is_some_and(does) {
                 let (on, bytes) = (on.unwrap_or(session.place()), self.layout().node_bytes());
@@ -147,36 +143,38 @@ impl Cache {
                 continue;
             }
             if frame.is_none() {
-                frame = self.frame(session).await?;
+                frame = self.take_frame(session).await?;
                 match frame {
                     // An inner node's children could not stay swizzled.
-                    None if level > 0 => restarts.again(self, session).await?,
+                    None if level > 0 => context.again(self, session).await?,
                     None => {}
                     Some(_) => continue,
                 }
             }
-            if spot.parent == TOP {
+            if location.parent == TOP {
                 self.grow_now(session, level + 1).await?;
                 continue;
             }
             let Some(new) = memory.as_mut() else { continue };
-            match self.split_at(session, spot, need, new, &mut frame).await? {
-                Split::Done => {
+            match self.split_at(session, location, need, new, &mut frame).await? {
+                SplitAttempt::Done => {
                     // A bound is met when the leaf ends there, which takes another look.
                     if !matches!(need, Need::Bound(_)) {
                         needs.pop();
                     }
                     memory = None;
                 }
-                Split::Met => {
+                SplitAttempt::Met => {
                     needs.pop();
                 }
-                Split::ParentFull(separator) => needs.push(Need::Separator(separator, level + 1)),
-                Split::SharedFull(separator, addr) => {
-                    let first = First::MakeRoom(level + 1, separator);
-                    self.refresh(session, spot.parent, addr, first).await?;
+                SplitAttempt::ParentFull(separator) => {
+                    needs.push(Need::Separator(separator, level + 1))
                 }
-                Split::Again => restarts.again(self, session).await?,
+                SplitAttempt::SharedFull(separator, addr) => {
+                    let first = First::MakeRoom(level + 1, separator);
+                    self.refresh(session, location.parent, addr, first).await?;
+                }
+                SplitAttempt::Again => context.again(self, session).await?,
             }
         }
         Ok(())
@@ -186,35 +184,35 @@ impl Cache {
     async fn split_at(
         self: &Arc<Self>,
         session: &Session,
-        spot: Spot,
+        location: Location,
         need: &Need,
         new: &mut NewNode,
         hand: &mut Option<OwnedFrame>,
-    ) -> Result<Split, Fail> {
+    ) -> Result<SplitAttempt, Fail> {
         // Parent before child.
-        let Some(above) = self.try_sx(spot.parent, spot.parent_version) else {
-            self.wait_for_frame(spot.parent).await;
-            return Ok(Split::Again);
+        let Some(above) = self.pages.try_sx(location.parent, location.parent_version) else {
+            self.pages.wait_for_frame(location.parent).await;
+            return Ok(SplitAttempt::Again);
         };
-        let Some(sx) = self.try_sx(spot.frame, spot.version) else {
+        let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
             drop(above);
-            self.wait_for_frame(spot.frame).await;
-            return Ok(Split::Again);
+            self.pages.wait_for_frame(location.frame).await;
+            return Ok(SplitAttempt::Again);
         };
-        let ctl = self.frames.ctl(spot.frame);
+        let ctl = self.pages.frames.ctl(location.frame);
         let layout = self.layout();
         if ctl.is_shared() {
             // It has become that meanwhile: its room is made remotely, from below.
             return Err(Fail::Restart);
         }
-        if need.level() > 0 && (!self.drain_pins(session, spot.frame).await || hand.is_none()) {
-            return Ok(Split::Again);
+        if need.level() > 0 && (!self.drain_pins(session, location.frame).await || hand.is_none()) {
+            return Ok(SplitAttempt::Again);
         }
         // Pointers stay swizzled in these two: the node's code only moves them.
         let mut left = vec![0; layout.node_words()];
-        self.frames.copy(spot.frame, &mut left);
+        self.pages.frames.copy(location.frame, &mut left);
         if need.is_met(self, &left) {
-            return Ok(Split::Met);
+            return Ok(SplitAttempt::Met);
         }
         let mut right = vec![0; layout.node_words()];
         let mut right_node = NodeMut::new(layout, right.as_mut_slice());
@@ -231,25 +229,25 @@ impl Cache {
             }
             _ => left_node.split_for(need.key(), &mut right_node, new.addr.word(), 0),
         };
-        let split =
-            split.map_err(|error| self.remote.damaged(self.frames.addr(spot.frame), error))?;
-        let shared = self.frames.ctl(spot.parent).is_shared();
+        let split = split
+            .map_err(|error| self.remote.damaged(self.pages.frames.addr(location.frame), error))?;
+        let shared = self.pages.frames.ctl(location.parent).is_shared();
         let mut parent = vec![0; layout.node_words()];
-        self.frames.copy(spot.parent, &mut parent);
+        self.pages.frames.copy(location.parent, &mut parent);
         if Need::Separator(split.separator.clone(), 0).is_met(self, &parent) {
             // There is room.
         } else if shared {
-            let addr = self.frames.ctl(spot.parent).addr_word();
-            return Ok(Split::SharedFull(split.separator, addr));
+            let addr = self.pages.frames.ctl(location.parent).addr_word();
+            return Ok(SplitAttempt::SharedFull(split.separator, addr));
         } else {
-            return Ok(Split::ParentFull(split.separator));
+            return Ok(SplitAttempt::ParentFull(split.separator));
         }
         let client = session.client();
         let mut image = client.buf(layout.node_bytes());
         image.words_mut().copy_from_slice(&right);
         // The right part holds what the left one did (INV-DEX-LOG-2).
         let version = self.log.version(need.level(), ctl.version());
-        let mut right_image = Some(self.make_remote(image, version));
+        let mut right_image = Some(self.pages.remote_image(image, version));
         if !Canary::SplitOldFirst.is_armed()
             && let Some(image) = right_image.take()
         {
@@ -257,106 +255,94 @@ impl Cache {
         }
         let mut image = client.buf(layout.node_bytes());
         image.words_mut().copy_from_slice(&left);
-        let image = self.make_remote(image, version);
+        let image = self.pages.remote_image(image, version);
         new.publish();
-        let written = self.write_page(session, self.frames.addr(spot.frame), image, 8).await;
+        let written =
+            self.write_page(session, self.pages.frames.addr(location.frame), image, 8).await;
         self.must_succeed(written)?;
         if let Some(image) = right_image {
             self.write_page(session, new.addr, image, 0).await?;
         }
         if shared {
-            // The parent that there is remotely may be another one by now; it has the key.
+            // Remote memory may have another parent meanwhile; the separator goes to the one that covers
+            // the key.
             let level = need.level() + 1;
             let _turn = self.post_turn(false).await;
             let posted =
                 self.remote.post_separator(session, level, &split.separator, new.addr).await;
-            // A B-link tree does without it: whoever is led right for want of it posts it. So it
-            // does not matter that somebody held the parent's lock for too long.
+            // A B-link tree does without the separator: an operation that is led right for want of it posts
+            // it. So it does not matter that somebody held the parent's lock for too long.
             drop(posted);
         }
 
         // Remote memory has both. Now the cache, in one moment: both latches are X.
         let (parent, node) = (above.into_x(), sx.into_x());
-        self.frames.store(node, &left);
+        self.pages.frames.store(node, &left);
         ctl.set_version(version);
         ctl.set_dirty(false);
         let pointer = match hand.take() {
             Some(hand) => {
                 let frame = hand.take();
-                self.frames.fill(frame, &right, new.addr.word(), need.level(), version);
-                self.adopt_children(frame, &right);
-                self.adopt_children(node, &left);
-                self.frames.ctl(frame).set_parent(parent);
-                self.frames.ctl(frame).set_state(State::Hot);
-                let entered = self.map.claim(new.addr.word(), Entry::Resident(frame));
+                self.pages.frames.fill(frame, &right, new.addr.word(), need.level(), version);
+                self.pages.adopt_children(frame, &right);
+                self.pages.adopt_children(node, &left);
+                self.pages.frames.ctl(frame).set_parent(parent);
+                self.pages.frames.ctl(frame).set_state(FrameState::Hot);
+                let entered = self.pages.map.claim(new.addr.word(), Mapping::Resident(frame));
                 debug_assert_eq!(entered, Ok(()), "nobody knew of it");
-                self.frames.ctl(frame).latch.revive();
-                let above = self.frames.ctl(parent);
+                self.pages.frames.ctl(frame).latch.revive();
+                let above = self.pages.frames.ctl(parent);
                 above.set_swizzled(above.swizzled() + 1);
-                self.frames.swizzle(frame)
+                self.pages.frames.swizzle(frame)
             }
             None => new.addr.word(),
         };
         let posted =
-            self.frames.node_mut(layout, parent).insert_separator(&split.separator, pointer);
+            self.pages.frames.node_mut(layout, parent).insert_separator(&split.separator, pointer);
         debug_assert!(posted.is_ok(), "there was room: {posted:?}");
-        self.frames.ctl(parent).set_dirty(!shared);
-        self.release_x(node);
-        self.release_x(parent);
+        self.pages.frames.ctl(parent).set_dirty(!shared);
+        self.pages.release_x(node);
+        self.pages.release_x(parent);
         self.stats.splits.add();
-        Ok(Split::Done)
+        Ok(SplitAttempt::Done)
     }
 
-    /// The swizzled children of an image belong to `frame` now. Under X of whoever had them.
-    pub(super) fn adopt_children(&self, frame: u32, words: &[u64]) {
-        let node = Node::new(self.layout(), words);
-        let mut swizzled = 0;
-        if node.kind() == Kind::Inner {
-            for index in 0..=node.count() {
-                if let Some(child) = node.child(index).and_then(|it| self.frames.unswizzle(it)) {
-                    self.frames.ctl(child).set_parent(frame);
-                    swizzled += 1;
-                }
-            }
-        }
-        self.frames.ctl(frame).set_swizzled(swizzled);
-    }
-
-    /// Makes sure that `level` exists: puts a root with one child over the old one.
+    /// Grows the tree until `level` exists: puts a root with one child over the old one.
     ///
     /// Cost: 2 WRITEs, one after the other.
-    pub(super) async fn grow_now(
+    pub(crate) async fn grow_now(
         self: &Arc<Self>,
         session: &Session,
         level: u8,
     ) -> Result<(), Fail> {
         let bytes = self.layout().node_bytes();
-        let Some(root) = self.frames.unswizzle(self.frames.root()) else {
+        let Some(root) = self.pages.frames.unswizzle(self.pages.frames.root()) else {
             return Err(Fail::Restart);
         };
-        let on = self.server_beside(self.frames.addr(root), self.frames.ctl(root).level() + 1);
+        let on = self
+            .server_beside(self.pages.frames.addr(root), self.pages.frames.ctl(root).level() + 1);
         let on = on.unwrap_or(session.place());
         let mut new = NewNode::alloc(session, on, bytes).await?;
-        let Some(hand) = self.frame(session).await? else { return Err(Fail::NoFrame) };
-        let latch = &self.frames.ctl(TOP).latch;
-        let Some(sx) = latch.sample().and_then(|version| self.try_sx(TOP, version)) else {
-            self.wait_for_frame(TOP).await;
+        let Some(hand) = self.take_frame(session).await? else { return Err(Fail::NoFrame) };
+        let latch = &self.pages.frames.ctl(TOP).latch;
+        let Some(sx) = latch.sample().and_then(|version| self.pages.try_sx(TOP, version)) else {
+            self.pages.wait_for_frame(TOP).await;
             return Err(Fail::Restart);
         };
-        let Some(root) = self.frames.unswizzle(self.frames.root()) else {
+        let Some(root) = self.pages.frames.unswizzle(self.pages.frames.root()) else {
             return Err(Fail::Restart);
         };
-        let above = self.frames.ctl(root).level() + 1;
+        let above = self.pages.frames.ctl(root).level() + 1;
         if above > level {
             return Ok(());
         }
-        if self.frames.ctl(root).is_shared() {
+        if self.pages.frames.ctl(root).is_shared() {
             // A shared root grows under its lock.
             return Err(Fail::Restart);
         }
-        let child = self.frames.addr(root);
+        let child = self.pages.frames.addr(root);
         if self.server_beside(child, above).is_some_and(|server| server != new.addr.server()) {
-            // It is another root by now.
+            // The root has changed meanwhile.
             return Err(Fail::Restart);
         }
         let mut image = session.client().buf(bytes);
@@ -371,26 +357,26 @@ impl Cache {
         self.must_succeed(published)?;
         sx.into_x();
         let frame = hand.take();
-        self.frames.fill(frame, image.words(), new.addr.word(), above, 1);
-        self.frames.ctl(frame).set_state(State::Hot);
-        self.swizzle_in(frame, 0, root);
-        let entered = self.map.claim(new.addr.word(), Entry::Resident(frame));
+        self.pages.frames.fill(frame, image.words(), new.addr.word(), above, 1);
+        self.pages.frames.ctl(frame).set_state(FrameState::Hot);
+        self.pages.attach_child(frame, 0, root);
+        let entered = self.pages.map.claim(new.addr.word(), Mapping::Resident(frame));
         debug_assert_eq!(entered, Ok(()), "nobody knew of it");
-        self.frames.ctl(frame).latch.revive();
-        self.frames.set_root(self.frames.swizzle(frame));
-        self.release_x(TOP);
+        self.pages.frames.ctl(frame).latch.revive();
+        self.pages.frames.set_root(self.pages.frames.swizzle(frame));
+        self.pages.release_x(TOP);
         Ok(())
     }
 }
 
-/// How an attempt at a split ended.
-enum Split {
+/// The result of an attempt at a split.
+enum SplitAttempt {
     Done,
     /// There was room already.
     Met,
     /// The parent has no room for this separator.
     ParentFull(Vec<u8>),
-    /// As that, and others change the parent, too, which is at this address.
+    /// The parent, at this address, lacks room, and other compute servers may change it.
     SharedFull(Vec<u8>, u64),
     Again,
 }

@@ -28,11 +28,11 @@ use crate::local::ParkingLot;
 use crate::sync::{Mutex, lock};
 
 /// Words in front of a record's key.
-pub(super) const HEAD_WORDS: usize = 4;
+pub(crate) const HEAD_WORDS: usize = 4;
 
-/// What a record says.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum RecordKind {
     /// The key holds the value.
     Put,
     /// The key is gone.
@@ -43,50 +43,50 @@ pub(super) enum Kind {
     Forget,
 }
 
-impl Kind {
+impl RecordKind {
     fn of(bits: u8) -> Option<Self> {
-        [Kind::Put, Kind::Remove, Kind::Image, Kind::Forget]
+        [RecordKind::Put, RecordKind::Remove, RecordKind::Image, RecordKind::Forget]
             .into_iter()
             .find(|it| it.bits() == bits)
     }
 
     fn bits(self) -> u8 {
         match self {
-            Kind::Put => 1,
-            Kind::Remove => 2,
-            Kind::Image => 3,
-            Kind::Forget => 4,
+            RecordKind::Put => 1,
+            RecordKind::Remove => 2,
+            RecordKind::Image => 3,
+            RecordKind::Forget => 4,
         }
     }
 }
 
 /// A record that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
-    pub(super) kind: Kind,
-    pub(super) number: u64,
-    pub(super) key: Vec<u8>,
-    pub(super) value: Vec<u8>,
+pub(crate) struct Record {
+    pub(crate) kind: RecordKind,
+    pub(crate) number: u64,
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
 }
 
-/// Where a ring's segments are.
+/// The segments of a ring in pool memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) at: GlobalAddr,
-    pub(super) segments: usize,
-    pub(super) segment_words: usize,
-    /// What its checksums are bound to.
-    pub(super) seed: u64,
+pub(crate) struct RingPlace {
+    pub(crate) at: GlobalAddr,
+    pub(crate) segments: usize,
+    pub(crate) segment_words: usize,
+    /// The value that its checksums are bound to.
+    pub(crate) seed: u64,
 }
 
-impl Place {
-    pub(super) fn segment(&self, index: usize) -> GlobalAddr {
+impl RingPlace {
+    pub(crate) fn segment(&self, index: usize) -> GlobalAddr {
         self.at.plus((index * self.segment_words * 8) as u64)
     }
 }
 
-/// Words of a record.
-pub(super) fn record_words(key: usize, value: usize) -> usize {
+/// Returns the number of words of a record.
+pub(crate) fn record_words(key: usize, value: usize) -> usize {
     HEAD_WORDS + (key + value).div_ceil(8)
 }
 
@@ -94,7 +94,14 @@ fn sum(seed: u64, head: &[u64], body: &[u64]) -> u64 {
     xxh3_64_with_seed(body.as_bytes(), xxh3_64_with_seed(head.as_bytes(), seed))
 }
 
-fn encode(into: &mut Vec<u64>, seed: u64, kind: Kind, number: u64, use_of: u64, parts: [&[u8]; 2]) {
+fn encode(
+    into: &mut Vec<u64>,
+    seed: u64,
+    kind: RecordKind,
+    number: u64,
+    use_of: u64,
+    parts: [&[u8]; 2],
+) {
     let [key, value] = parts;
     let first = into.len();
     let lengths = (key.len() as u64) << 8 | (value.len() as u64) << 32;
@@ -107,10 +114,10 @@ fn encode(into: &mut Vec<u64>, seed: u64, kind: Kind, number: u64, use_of: u64, 
     head[3] = sum(seed, &head[..3], body);
 }
 
-/// The record that `words` begin with, its words and its generation.
+/// Decodes the record that `words` begin with; returns it with its words and its generation.
 fn decode(words: &[u64], seed: u64) -> Option<(Record, usize, u64)> {
     let [lengths, number, generation, checksum] = *words.first_chunk::<HEAD_WORDS>()?;
-    let kind = Kind::of(lengths as u8)?;
+    let kind = RecordKind::of(lengths as u8)?;
     let (key, value) = ((lengths >> 8) as usize & 0xff_ffff, (lengths >> 32) as usize);
     let len = record_words(key, value);
     let body = words.get(HEAD_WORDS..len)?;
@@ -122,8 +129,8 @@ fn decode(words: &[u64], seed: u64) -> Option<(Record, usize, u64)> {
     Some((Record { kind, number, key: bytes, value }, len, generation))
 }
 
-/// The records of one segment, and its generation (0 if it has none).
-pub(super) fn records_of(words: &[u64], seed: u64) -> (Vec<Record>, u64) {
+/// Returns the records of one segment, and its generation (0 if it has none).
+pub(crate) fn records_of(words: &[u64], seed: u64) -> (Vec<Record>, u64) {
     let (mut records, mut rest, mut of) = (Vec::new(), words, 0);
     while let Some((record, len, generation)) = decode(rest, seed) {
         if of != 0 && generation != of {
@@ -138,21 +145,21 @@ pub(super) fn records_of(words: &[u64], seed: u64) -> (Vec<Record>, u64) {
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(super) struct Ring {
-    pub(super) place: Place,
-    /// What those who wait for a batch, and for a segment, wait under.
+pub(crate) struct Ring {
+    pub(crate) place: RingPlace,
+    /// The keys under which tasks wait for a batch, and for a segment.
     keys: [u64; 2],
-    state: Mutex<State>,
+    state: Mutex<RingState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct RingState {
     segments: Box<[Segment]>,
     current: usize,
     /// Words of the current segment that are taken.
     used: usize,
     generation: u64,
-    /// What has its place and is not posted: runs that lie in one segment each.
+    /// Records that have their places and are not posted: runs that lie in one segment each.
     runs: Vec<Run>,
     busy: bool,
     appended: u64,
@@ -160,9 +167,9 @@ struct State {
     failed: Option<OpError>,
 }
 
-impl State {
-    /// The oldest segment that frames keep, once one of the half that comes next is in use. (How many are in
-    /// use says nothing: they do not become free in turn, and one in the way is enough.)
+impl RingState {
+    /// Returns the oldest segment that frames keep, once one of the half that comes next is in use. (The
+    /// number in use says nothing: segments do not become free in turn, and one in the way is enough.)
     fn oldest(&self) -> Option<usize> {
         let count = self.segments.len();
         let mut next = (1..count).map(|step| (self.current + step) % count);
@@ -173,9 +180,9 @@ impl State {
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// Frames that hold changes which are recorded here, perhaps no longer.
+    /// Frames that held changes which are recorded here, and may hold them still.
     users: Vec<u32>,
-    /// Batches of entries whose work goes on.
+    /// Batches of records whose work goes on.
     open: u32,
     /// The largest number of a record.
     last: u64,
@@ -194,37 +201,37 @@ struct Run {
     words: Vec<u64>,
 }
 
-/// Something to append.
+/// A record to append.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry<'a> {
-    pub(super) kind: Kind,
-    pub(super) key: &'a [u8],
-    pub(super) value: &'a [u8],
+pub(crate) struct LogEntry<'a> {
+    pub(crate) kind: RecordKind,
+    pub(crate) key: &'a [u8],
+    pub(crate) value: &'a [u8],
     /// The frame that is going to hold the change.
-    pub(super) frame: Option<u32>,
+    pub(crate) frame: Option<u32>,
 }
 
-/// What was appended: how many records there were with it, and its segment.
+/// The result of appending: the number of all records so far, and the segment of the new ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Appended {
-    pub(super) count: u64,
-    pub(super) segment: usize,
+pub(crate) struct Appended {
+    pub(crate) count: u64,
+    pub(crate) segment: usize,
 }
 
 /// A frame whose change keeps a segment from being used again.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Straggler {
-    pub(super) frame: u32,
-    pub(super) segment: usize,
+pub(crate) struct Straggler {
+    pub(crate) frame: u32,
+    pub(crate) segment: usize,
     /// It is one if its oldest change has at most this number.
-    pub(super) last: u64,
+    pub(crate) last: u64,
 }
 
 impl Ring {
-    /// A ring whose next record is the first of a segment: behind `segment` and `generation`, the last
-    /// that were used.
-    pub(super) fn new(place: Place, keys: [u64; 2], segment: usize, generation: u64) -> Self {
-        let state = State {
+    /// Makes a ring whose next record is the first of a segment: behind `segment` and `generation`, the
+    /// last that were used.
+    pub(crate) fn new(place: RingPlace, keys: [u64; 2], segment: usize, generation: u64) -> Self {
+        let state = RingState {
             segments: (0..place.segments).map(|_| Segment::default()).collect(),
             current: segment % place.segments,
             used: place.segment_words,
@@ -238,16 +245,16 @@ impl Ring {
         Ring { place, keys, state: Mutex::new(state) }
     }
 
-    /// Gives records their places, in one segment; `None` if there is no room now, or never for so
-    /// much. `number` is asked for their numbers, in the order of places. If they are to stay `open`,
+    /// Gives records their places, in one segment; `None` if there is no room now, or never for so many
+    /// words. Calls `number` for their numbers, in the order of places. If the records are to stay `open`,
     /// so does their segment until [`Ring::close`].
-    pub(super) fn append(
+    pub(crate) fn append(
         &self,
-        entries: &[Entry<'_>],
+        entries: &[LogEntry<'_>],
         open: bool,
         mut number: impl FnMut() -> u64,
     ) -> Option<Appended> {
-        let words = |entry: &Entry<'_>| record_words(entry.key.len(), entry.value.len());
+        let words = |entry: &LogEntry<'_>| record_words(entry.key.len(), entry.value.len());
         let words: usize = entries.iter().map(words).sum();
         let mut state = lock(&self.state);
         let state = &mut *state;
@@ -285,14 +292,14 @@ impl Ring {
         Some(Appended { count: state.appended, segment })
     }
 
-    /// Returns once the first `count` records have landed; writes them if nobody does. Runs in tasks
-    /// that end.
+    /// Returns once the first `count` records have landed; writes them if no other task does. The calling
+    /// task runs to its end.
     ///
-    /// Cost: 1 WRITE for all that has come together, 1 more where that fills a segment.
+    /// Cost: 1 WRITE for all records that have gathered, 1 more if they fill a segment.
     ///
     /// # Errors
     /// This compute server has been cut off. The ring is of no use any more.
-    pub(super) async fn land(
+    pub(crate) async fn land(
         &self,
         session: &Session,
         lot: &ParkingLot,
@@ -353,8 +360,8 @@ impl Ring {
         reliable.post_many(ops).await.map(drop)
     }
 
-    /// The work of entries that were left open is over.
-    pub(super) fn close(&self, lot: &ParkingLot, segment: usize) {
+    /// Ends the work of records that were left open.
+    pub(crate) fn close(&self, lot: &ParkingLot, segment: usize) {
         {
             let mut state = lock(&self.state);
             debug_assert!(state.segments[segment].open > 0, "it was opened");
@@ -363,13 +370,13 @@ impl Ring {
         lot.unpark(self.keys[1]);
     }
 
-    /// Whether no entry is open.
-    pub(super) fn is_closed(&self) -> bool {
+    /// Returns whether no record is open.
+    pub(crate) fn is_closed(&self) -> bool {
         lock(&self.state).segments.iter().all(|segment| segment.open == 0)
     }
 
     /// Waits until there may be room again.
-    pub(super) async fn wait_for_room(&self, lot: &ParkingLot) {
+    pub(crate) async fn wait_for_room(&self, lot: &ParkingLot) {
         let is_over = || {
             let state = lock(&self.state);
             state.segments[(state.current + 1) % state.segments.len()].is_free()
@@ -377,16 +384,16 @@ impl Ring {
         lot.park(self.keys[1], is_over).await;
     }
 
-    /// Once the half of the segments that comes next is not free: the largest number in the oldest one that a
-    /// frame keeps.
-    pub(super) fn oldest_part(&self) -> Option<u64> {
+    /// Returns the largest number in the oldest segment that a frame keeps, once the half of the segments
+    /// that comes next is not free.
+    pub(crate) fn oldest_part(&self) -> Option<u64> {
         let state = lock(&self.state);
         state.oldest().map(|segment| state.segments[segment].last)
     }
 
-    /// Once the half of the segments that comes next is not free: a frame that keeps the oldest one. The
-    /// caller gives it back.
-    pub(super) fn straggler(&self) -> Option<Straggler> {
+    /// Takes a frame that keeps the oldest segment, once the half of the segments that comes next is not
+    /// free. The caller gives it back.
+    pub(crate) fn straggler(&self) -> Option<Straggler> {
         let mut state = lock(&self.state);
         let segment = state.oldest()?;
         let oldest = &mut state.segments[segment];
@@ -395,8 +402,8 @@ impl Ring {
         Some(Straggler { frame, segment, last: oldest.last })
     }
 
-    /// The straggler was seen to, or is one still.
-    pub(super) fn give_back(&self, of: Straggler, still: bool) {
+    /// Takes a straggler back: its node has been written, or it is a straggler `still`.
+    pub(crate) fn give_back(&self, of: Straggler, still: bool) {
         let mut state = lock(&self.state);
         let segment = &mut state.segments[of.segment];
         segment.open -= 1;
@@ -411,13 +418,13 @@ impl Ring {
 mod tests {
     use super::*;
 
-    fn place() -> Place {
+    fn place() -> RingPlace {
         let at = GlobalAddr::from_word(4096).expect("an address");
-        Place { at, segments: 3, segment_words: 16, seed: 7 }
+        RingPlace { at, segments: 3, segment_words: 16, seed: 7 }
     }
 
-    fn put<'a>(key: &'a [u8], value: &'a [u8], frame: u32) -> Entry<'a> {
-        Entry { kind: Kind::Put, key, value, frame: Some(frame) }
+    fn put<'a>(key: &'a [u8], value: &'a [u8], frame: u32) -> LogEntry<'a> {
+        LogEntry { kind: RecordKind::Put, key, value, frame: Some(frame) }
     }
 
     fn landed(ring: &Ring) -> Vec<Run> {
@@ -432,16 +439,16 @@ mod tests {
         {
             let parts = [key.as_bytes(), value.as_bytes()];
             let first = words.len();
-            encode(&mut words, 7, Kind::Put, number as u64, 5, parts);
+            encode(&mut words, 7, RecordKind::Put, number as u64, 5, parts);
             assert_eq!(words.len() - first, record_words(key.len(), value.len()));
         }
-        encode(&mut words, 7, Kind::Remove, 9, 5, [b"gone", b""]);
+        encode(&mut words, 7, RecordKind::Remove, 9, 5, [b"gone", b""]);
         words.extend([0; 8]);
         let (records, generation) = records_of(&words, 7);
         assert_eq!((records.len(), generation), (5, 5));
         assert_eq!((&*records[1].key, &*records[1].value), (&b"a"[..], &b"bc"[..]));
         assert_eq!((&*records[3].key, &*records[3].value), (&b"1234"[..], &b"56789"[..]));
-        assert_eq!((records[4].kind, records[4].number), (Kind::Remove, 9));
+        assert_eq!((records[4].kind, records[4].number), (RecordKind::Remove, 9));
         assert_eq!(records_of(&words, 8).0, [], "of another ring");
         for at in 0..words.len() - 8 {
             let mut torn = words.clone();
@@ -455,9 +462,9 @@ mod tests {
     fn what_an_earlier_use_left_behind_is_no_record() {
         let (mut old, mut new) = (Vec::new(), Vec::new());
         for number in 0..3 {
-            encode(&mut old, 7, Kind::Put, number, 1, [b"k", b"v"]);
+            encode(&mut old, 7, RecordKind::Put, number, 1, [b"k", b"v"]);
         }
-        encode(&mut new, 7, Kind::Put, 9, 4, [b"k", b"w"]);
+        encode(&mut new, 7, RecordKind::Put, 9, 4, [b"k", b"w"]);
         let mixed: Vec<u64> = new.iter().chain(&old[new.len()..]).copied().collect();
         let (records, generation) = records_of(&mixed, 7);
         assert_eq!((records.len(), records[0].number, generation), (1, 9, 4));
@@ -498,7 +505,7 @@ mod tests {
     /// Few segments are in use, but the next one is: somebody must be told which frame keeps it.
     #[test]
     fn a_segment_in_the_way_is_seen_to() {
-        let ring = Ring::new(Place { segments: 8, ..place() }, [1, 2], 7, 0);
+        let ring = Ring::new(RingPlace { segments: 8, ..place() }, [1, 2], 7, 0);
         let append = |frame| ring.append(&[put(b"k", b"v", frame)], false, || 1);
         assert!((0..24).all(|frame| append(frame).is_some()), "all of it");
         assert_eq!(append(24), None);

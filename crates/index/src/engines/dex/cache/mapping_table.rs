@@ -13,37 +13,37 @@
 
 use crate::sync::{Mutex, lock};
 
-/// What is known of an address.
+/// The entry of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
-    /// It is in this frame.
+pub(crate) enum Mapping {
+    /// The node is in this frame.
     Resident(u32),
-    /// It is being read, or changed in remote memory.
+    /// A task reads the node, or changes it in remote memory.
     Io,
     /// A changing operation runs on its subtree at the memory server.
     OffX,
-    /// Reading operations run on its subtree at the memory server; so many in the low half of the
-    /// number, and so many have come since the first in the high one.
+    /// Reading operations run on its subtree at the memory server. The low half of the number counts those
+    /// that run, the high one all that have come since the first.
     OffS(u32),
 }
 
-impl Entry {
+impl Mapping {
     fn pack(self) -> u64 {
         match self {
-            Entry::Resident(frame) => u64::from(frame) << 2,
-            Entry::Io => 1,
-            Entry::OffX => 2,
-            Entry::OffS(count) => u64::from(count) << 2 | 3,
+            Mapping::Resident(frame) => u64::from(frame) << 2,
+            Mapping::Io => 1,
+            Mapping::OffX => 2,
+            Mapping::OffS(count) => u64::from(count) << 2 | 3,
         }
     }
 
     fn unpack(word: u64) -> Self {
         let number = (word >> 2) as u32;
         match word & 3 {
-            0 => Entry::Resident(number),
-            1 => Entry::Io,
-            2 => Entry::OffX,
-            _ => Entry::OffS(number),
+            0 => Mapping::Resident(number),
+            1 => Mapping::Io,
+            2 => Mapping::OffX,
+            _ => Mapping::OffS(number),
         }
     }
 }
@@ -60,7 +60,7 @@ impl Stripe {
         (hash(addr) >> 20) as usize & (self.slots.len() - 1)
     }
 
-    /// Where the address is, or where it would be put.
+    /// Returns the slot of the address, or the free one where it would go.
     fn position(&self, addr: u64) -> usize {
         let mask = self.slots.len() - 1;
         let mut at = self.start(addr);
@@ -71,12 +71,12 @@ impl Stripe {
         at
     }
 
-    fn get(&self, addr: u64) -> Option<Entry> {
+    fn get(&self, addr: u64) -> Option<Mapping> {
         let (held, word) = self.slots[self.position(addr)];
-        (held == addr).then(|| Entry::unpack(word))
+        (held == addr).then(|| Mapping::unpack(word))
     }
 
-    fn set(&mut self, addr: u64, entry: Entry) {
+    fn set(&mut self, addr: u64, entry: Mapping) {
         if (self.len + 1) * 4 > self.slots.len() * 3 {
             let larger = vec![(0, 0); self.slots.len() * 2];
             let old = std::mem::replace(&mut self.slots, larger);
@@ -118,13 +118,13 @@ impl Stripe {
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(super) struct MappingTable {
+pub(crate) struct MappingTable {
     stripes: Box<[Mutex<Stripe>]>,
 }
 
 impl MappingTable {
-    /// A table for about `frames` addresses.
-    pub(super) fn new(frames: usize) -> Self {
+    /// Makes a table for about `frames` addresses.
+    pub(crate) fn new(frames: usize) -> Self {
         let stripes = (frames / 64).next_power_of_two().clamp(1, 256);
         let slots = (2 * frames / stripes).next_power_of_two().max(8);
         let stripe = || Mutex::new(Stripe { slots: vec![(0, 0); slots], len: 0 });
@@ -136,13 +136,13 @@ impl MappingTable {
         &self.stripes[hash(addr) as usize & (self.stripes.len() - 1)]
     }
 
-    /// The entry of `addr`, if it has one.
-    pub(super) fn get(&self, addr: u64) -> Option<Entry> {
+    /// Returns the entry of `addr`, if it has one.
+    pub(crate) fn get(&self, addr: u64) -> Option<Mapping> {
         lock(self.stripe(addr)).get(addr)
     }
 
-    /// Marks `addr` if it has no entry; the entry that it has otherwise.
-    pub(super) fn claim(&self, addr: u64, mark: Entry) -> Result<(), Entry> {
+    /// Marks `addr` if it has no entry; fails with the entry that it has.
+    pub(crate) fn claim(&self, addr: u64, mark: Mapping) -> Result<(), Mapping> {
         let mut stripe = lock(self.stripe(addr));
         match stripe.get(addr) {
             Some(entry) => Err(entry),
@@ -153,8 +153,8 @@ impl MappingTable {
         }
     }
 
-    /// Puts `to` in the place of `from`; whether that was there. `None` is no entry.
-    pub(super) fn exchange(&self, addr: u64, from: Option<Entry>, to: Option<Entry>) -> bool {
+    /// Replaces the entry `from` by `to`; returns whether that was there. `None` is no entry.
+    pub(crate) fn exchange(&self, addr: u64, from: Option<Mapping>, to: Option<Mapping>) -> bool {
         let mut stripe = lock(self.stripe(addr));
         if stripe.get(addr) != from {
             return false;
@@ -166,13 +166,13 @@ impl MappingTable {
         true
     }
 
-    /// Every entry, in no order that means anything.
-    pub(super) fn entries(&self) -> Vec<(u64, Entry)> {
+    /// Returns every entry, in no order that means anything.
+    pub(crate) fn entries(&self) -> Vec<(u64, Mapping)> {
         let mut entries = Vec::new();
         for stripe in &self.stripes {
             let stripe = lock(stripe);
             let taken = stripe.slots.iter().filter(|slot| slot.0 != 0);
-            entries.extend(taken.map(|&(addr, word)| (addr, Entry::unpack(word))));
+            entries.extend(taken.map(|&(addr, word)| (addr, Mapping::unpack(word))));
         }
         entries
     }
@@ -197,10 +197,10 @@ mod tests {
         for _ in 0..40_000 {
             let addr = (1 + rng.u64(..300)) * 64;
             let entry = match rng.u8(..4) {
-                0 => Entry::Io,
-                1 => Entry::OffX,
-                2 => Entry::OffS(rng.u32(1..9)),
-                _ => Entry::Resident(rng.u32(..)),
+                0 => Mapping::Io,
+                1 => Mapping::OffX,
+                2 => Mapping::OffS(rng.u32(1..9)),
+                _ => Mapping::Resident(rng.u32(..)),
             };
             let held = model.get(&addr).copied();
             match rng.u8(..4) {
@@ -217,7 +217,7 @@ mod tests {
                     model.remove(&addr);
                 }
                 _ => {
-                    let other = Some(Entry::Resident(77));
+                    let other = Some(Mapping::Resident(77));
                     assert_eq!(table.exchange(addr, other, held), held == other);
                 }
             }

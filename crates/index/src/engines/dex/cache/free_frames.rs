@@ -9,10 +9,10 @@ const LOCAL_CAP: usize = 16;
 
 /// `INV-DEX-FREE-1`: a frame is in one list at most, once, and only while its latch is dead.
 #[derive(Debug)]
-pub(super) struct FreeFrames {
+pub(crate) struct FreeFrames {
     local: Box<[Mutex<Vec<u32>>]>,
     global: Mutex<Vec<u32>>,
-    /// Frames in all lists, or on their way there: looking into each costs more than most of a miss.
+    /// Frames in all lists, or on their way there: a look into each costs more than most of a miss.
     listed: AtomicUsize,
     /// Frames from here on were never used.
     fresh: AtomicUsize,
@@ -20,8 +20,8 @@ pub(super) struct FreeFrames {
 }
 
 impl FreeFrames {
-    /// All of `frames` frames, none used yet.
-    pub(super) fn new(frames: usize) -> Self {
+    /// Makes the lists of `frames` frames that were never used.
+    pub(crate) fn new(frames: usize) -> Self {
         FreeFrames {
             local: (0..LOCAL_LISTS).map(|_| Mutex::new(Vec::new())).collect(),
             global: Mutex::new(Vec::new()),
@@ -31,13 +31,14 @@ impl FreeFrames {
         }
     }
 
-    /// Whether there are frames that were never used.
-    pub(super) fn has_fresh(&self) -> bool {
+    /// Returns whether there are frames that were never used.
+    pub(crate) fn has_fresh(&self) -> bool {
         self.fresh.load(Ordering::Relaxed) < self.frames
     }
 
-    /// A free frame for `worker`: of its own list, never used, of the common list, or of another's.
-    pub(super) fn pop(&self, worker: u32) -> Option<u32> {
+    /// Takes a free frame for `worker`: from its own list, a fresh one, from the common list, or from
+    /// another's.
+    pub(crate) fn pop(&self, worker: u32) -> Option<u32> {
         let listed = |frame: u32| {
             self.listed.fetch_sub(1, Ordering::Relaxed);
             frame
@@ -64,7 +65,7 @@ impl FreeFrames {
     }
 
     /// Takes back a frame that `worker` has freed.
-    pub(super) fn push(&self, worker: u32, frame: u32) {
+    pub(crate) fn push(&self, worker: u32, frame: u32) {
         self.listed.fetch_add(1, Ordering::Relaxed);
         let mut local = lock(&self.local[worker as usize % LOCAL_LISTS]);
         if local.len() < LOCAL_CAP {
@@ -75,8 +76,8 @@ impl FreeFrames {
         }
     }
 
-    /// Every free frame.
-    pub(super) fn frames(&self) -> Vec<u32> {
+    /// Returns every free frame.
+    pub(crate) fn frames(&self) -> Vec<u32> {
         let fresh = self.fresh.load(Ordering::Relaxed).min(self.frames);
         let mut frames: Vec<u32> = (fresh as u32..self.frames as u32).collect();
         frames.extend_from_slice(&lock(&self.global));

@@ -15,15 +15,14 @@ use std::sync::Arc;
 use farleaf_fabric::OpKind;
 use farleaf_pool::Session;
 
-use super::frames::{State, TOP};
-use super::mapping_table::Entry;
-use super::walk::{Seek, Walk};
-use super::{Cache, Fail};
+use super::walk::Seek;
+use super::{Fail, Tree};
 use crate::bnode::{Node, NodeMut, Word};
+use crate::engines::dex::cache::{FrameState, TOP};
 
-impl Cache {
-    /// Whether a node has become so empty that a neighbour could take it in.
-    pub(super) fn is_sparse<W: Word>(&self, node: &Node<'_, W>) -> bool {
+impl Tree {
+    /// Returns whether a node has become so empty that a neighbour could absorb it.
+    pub(crate) fn is_sparse<W: Word>(&self, node: &Node<'_, W>) -> bool {
         (node.used_bytes() as f64) < node.capacity_bytes() as f64 * self.options.merge_low
     }
 
@@ -32,12 +31,12 @@ impl Cache {
     /// is never needed.
     ///
     /// Its cost counts as maintenance: 4 WRITEs for one merge.
-    pub(super) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8]) {
-        let (cache, task_session, key) = (Arc::clone(self), session.clone(), key.to_vec());
+    pub(crate) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8]) {
+        let (tree, task_session, key) = (Arc::clone(self), session.clone(), key.to_vec());
         let before = session.client().charge_to(OpKind::Maintenance);
         self.detach(session, async move {
             let mut level = 0;
-            while let Ok(true) = cache.merge_now(&task_session, &key, level).await {
+            while let Ok(true) = tree.merge_now(&task_session, &key, level).await {
                 level += 1;
             }
         })
@@ -55,12 +54,14 @@ impl Cache {
         if self.merges_rest() {
             return Ok(false);
         }
-        let Walk::At(spot) = self.walk(Seek::At(key), level) else { return Ok(false) };
-        if spot.parent == TOP {
+        let Some(location) = self.find_cached(Seek::At(key), level) else { return Ok(false) };
+        if location.parent == TOP {
             return Ok(false);
         }
-        let Some(above) = self.try_sx(spot.parent, spot.parent_version) else { return Ok(false) };
-        let (layout, frames) = (self.layout(), &self.frames);
+        let Some(above) = self.pages.try_sx(location.parent, location.parent_version) else {
+            return Ok(false);
+        };
+        let (layout, frames) = (self.layout(), &self.pages.frames);
         let parent = frames.node(layout, above.frame());
         // Below a shared parent nothing is merged: it would take its remote lock.
         if parent.count() == 0 || frames.ctl(above.frame()).is_shared() {
@@ -71,7 +72,7 @@ impl Cache {
         let pair = [index, index + 1].map(|child| {
             let frame = parent.child(child).and_then(|pointer| frames.unswizzle(pointer))?;
             let version = frames.ctl(frame).latch.sample()?;
-            self.try_sx(frame, version)
+            self.pages.try_sx(frame, version)
         });
         let [Some(left_sx), Some(right_sx)] = pair else { return Ok(false) };
         let (left, right) = (left_sx.frame(), right_sx.frame());
@@ -116,7 +117,7 @@ impl Cache {
         for ((addr, words), version) in places.into_iter().zip(images).zip(versions) {
             let mut image = session.client().buf(layout.node_bytes());
             image.words_mut().copy_from_slice(words);
-            let mut image = self.make_remote(image, version);
+            let mut image = self.pages.remote_image(image, version);
             if addr == right_addr {
                 // Not before: a dead node has no children that could be found.
                 let mut dead = NodeMut::new(layout, image.words_mut());
@@ -127,13 +128,13 @@ impl Cache {
             self.must_succeed(written)?;
         }
 
-        let forgotten = self.forget_images(session, right_addr).await;
+        let forgotten = self.log.forget_images(session, right_addr).await;
         self.must_succeed(forgotten)?;
 
         // Remote memory has it. Now the cache, in one moment.
         let (parent, left, right) = (above.into_x(), left_sx.into_x(), right_sx.into_x());
         frames.store(left, &left_words);
-        self.adopt_children(left, &left_words);
+        self.pages.adopt_children(left, &left_words);
         frames.store(parent, &parent_words);
         let ctl = frames.ctl(parent);
         ctl.set_swizzled(ctl.swizzled() - 1);
@@ -141,12 +142,10 @@ impl Cache {
             frames.ctl(frame).set_version(version);
             frames.ctl(frame).set_dirty(false);
         }
-        let gone = self.map.exchange(right_addr.word(), Some(Entry::Resident(right)), None);
-        debug_assert!(gone, "INV-DEX-MAP-1");
-        debug_assert_eq!(frames.ctl(right).state(), State::Hot);
-        self.bury_frame(right, session.id());
-        self.release_x(left);
-        self.release_x(parent);
+        debug_assert_eq!(frames.ctl(right).state(), FrameState::Hot);
+        self.pages.unmap(right, session.id());
+        self.pages.release_x(left);
+        self.pages.release_x(parent);
         session.retire(retiring);
         self.stats.merges.add();
         Ok(parent_sparse)

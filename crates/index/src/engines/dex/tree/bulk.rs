@@ -10,16 +10,17 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
+use super::Tree;
 use super::ops::unfinished_change;
-use super::partitions::Range;
-use super::range_guard::View;
-use super::repartition::Moving;
-use super::{Cache, Dex};
 use crate::IndexError;
 use crate::blink::remote::NewTree;
 use crate::bnode::{Node, NodeMut};
 use crate::compute::MoveError;
 use crate::detach::run_to_end;
+use crate::engines::dex::Dex;
+use crate::engines::dex::partitions::Range;
+use crate::engines::dex::range_guard::View;
+use crate::engines::dex::repartition::Moving;
 use crate::index::SortedPairs;
 
 /// Tries at having all partitions.
@@ -39,7 +40,7 @@ impl Dex {
     /// # Errors
     /// `Unavailable` if another compute server has a partition; `Invalid` if the table is not empty, or
     /// has so many partitions that it must be loaded before it is cut. It is as it was then.
-    pub(super) async fn bulk_load_now(
+    pub(crate) async fn bulk_load_now(
         &self,
         session: &Session,
         pairs: &mut impl SortedPairs,
@@ -50,13 +51,13 @@ impl Dex {
     }
 
     /// Makes all partitions this compute server's and closes them: no operation is inside until the result
-    /// is dropped. Gives their bounds, too.
+    /// is dropped. Returns their bounds as well.
     ///
     /// Cost: 3 READs; a change of the map if a partition is nobody's.
     ///
     /// # Errors
     /// `Unavailable` if another compute server has a partition, or gets one.
-    pub(super) async fn close_whole(
+    pub(in crate::engines::dex) async fn close_whole(
         &self,
         session: &Session,
     ) -> Result<(Moving, Vec<Vec<u8>>), IndexError> {
@@ -66,7 +67,7 @@ impl Dex {
             return Err(IndexError::Unavailable("a range is being given away: try again".into()));
         };
         // From here on no other compute server changes the map, but one that comes and owns nothing.
-        let guard = &cache.part.guard;
+        let guard = &self.0.part.guard;
         let view =
             guard.change(|view| Some(View { closed: Some(Range::default()), ..view.clone() }));
         if !view.owned.iter().all(|owned| *owned) {
@@ -76,7 +77,7 @@ impl Dex {
         Ok((moving, view.map.bounds.clone()))
     }
 
-    /// Sees to it that all partitions are this compute server's.
+    /// Takes all partitions for this compute server.
     async fn own_all(&self, session: &Session) -> Result<(), IndexError> {
         let me = session.endpoint().incarnation();
         for _ in 0..TRIES_MAX {
@@ -106,7 +107,7 @@ impl Dex {
     }
 }
 
-impl Cache {
+impl Tree {
     /// Builds a tree beside the empty one, which is cut at `bounds` and all of which is closed and this
     /// cache's, and puts it in its place; the nodes are not cached.
     async fn bulk_load(
@@ -124,18 +125,18 @@ impl Cache {
         })?;
         let mut new = self.remote.build(session, pairs, bounds).await?;
         let count = new.count();
-        let (cache, task_session) = (Arc::clone(self), session.clone());
-        // It stays closed until that is done, whatever becomes of the caller.
+        let (tree, task_session) = (Arc::clone(self), session.clone());
+        // The table stays closed until that is done, whatever becomes of the caller.
         let task = async move {
             let _moving = moving;
-            cache.replace_all(&task_session, old, &mut new).await
+            tree.replace_all(&task_session, old, &mut new).await
         };
         let placed = run_to_end(session, Box::pin(task), ()).await;
         placed.unwrap_or_else(|| Err(unfinished_change()))?;
         Ok(count)
     }
 
-    /// Every node of the tree in remote memory, if it is empty.
+    /// Returns every node of the tree in remote memory, if it is empty.
     ///
     /// Cost: 1 READ each.
     async fn empty_nodes(&self, session: &Session) -> Result<Vec<(GlobalAddr, Buf)>, IndexError> {
@@ -185,7 +186,8 @@ impl Cache {
         })
     }
 
-    /// Names another root than that of the `old` nodes, which nobody has in a cache.
+    /// Puts the new tree in the place of the `old` nodes, which no compute server caches, by naming another
+    /// root.
     async fn replace_all(
         self: &Arc<Self>,
         session: &Session,
@@ -196,21 +198,21 @@ impl Cache {
         for (addr, _) in &old {
             retiring.push(session.prepare_retire(*addr).await?);
         }
-        // What has been logged of the empty table must not come to the new one.
-        self.void_log(session).await?;
+        // Nobody may replay changes of the empty table into the new one.
+        self.log.void(session).await?;
         new.keep();
         let (addr, level) = new.root();
         let published = self.publish_root(session, addr, level).await;
         self.must_succeed(published)?;
-        // Who has old copies of shared nodes is led to the dead, and then to the root word.
+        // Compute servers with old copies of shared nodes are led to dead nodes, and then to the root word.
         for (addr, mut image) in old {
             let version = Node::new(self.layout(), image.words()).version() + 1;
             let mut dead = NodeMut::new(self.layout(), image.words_mut());
             dead.mark_dead();
             dead.seal(version);
-            let buried = self.write_page(session, addr, image, 8).await;
-            self.must_succeed(buried)?;
-            let forgotten = self.forget_images(session, addr).await;
+            let written = self.write_page(session, addr, image, 8).await;
+            self.must_succeed(written)?;
+            let forgotten = self.log.forget_images(session, addr).await;
             self.must_succeed(forgotten)?;
         }
         retiring.into_iter().for_each(|retiring| session.retire(retiring));

@@ -5,7 +5,7 @@
 //!
 //! A frame is in one of four states. *Free*: in a list of free frames, latch dead. *Loading*: in the
 //! hands of a task, latch dead. *Hot*: its parent's slot is swizzled to it. *Cooling*: see
-//! `cooling_map`. What a Hot frame's fields say changes under the X latches named here:
+//! `cooling_map`. The fields of a Hot frame change under the X latches named here:
 //!
 //! | field | changes under |
 //! |---|---|
@@ -24,26 +24,26 @@ use crate::bnode::{Layout, Node, NodeMut};
 use crate::local::{Latch, Version};
 
 /// The number that stands for the tree's top, above the root: it has a latch, and one child.
-pub(super) const TOP: u32 = u32::MAX;
+pub(crate) const TOP: u32 = u32::MAX;
 /// Bit of a child pointer that leads to a frame. Never in remote memory (`INV-DEX-PTR`).
 const SWIZZLED: u64 = 1 << 63;
 /// Bits of the frame's incarnation in a swizzled pointer.
 const INCARNATION_BITS: u32 = 31;
 
-/// What a frame is for at the moment.
+/// The use of a frame at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum State {
+pub(crate) enum FrameState {
     Free,
     Loading,
     Hot,
     Cooling,
 }
 
-/// What is known about a frame, beside its latch.
+/// The control data of a frame, beside its latch.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Ctl {
+pub(crate) struct Ctl {
     addr: AtomicU64,
     /// Version under which the image was last read or written.
     version: AtomicU64,
@@ -55,34 +55,34 @@ pub(super) struct Ctl {
     incarnation: AtomicU32,
     state: AtomicU8,
     level: AtomicU8,
-    /// Crosses a bound of partitions: others change it, too.
+    /// The node crosses a bound of partitions, so that other compute servers may change it.
     shared: AtomicBool,
 }
 
 const _: () = assert!(size_of::<Ctl>() == 64, "one line a frame");
 
-/// A frame's latch, and what else is known about it.
+/// A frame's latch and control data.
 ///
-/// Latches lie beside each other, eight in a line of the processor's cache, and so do the marks of
-/// dirty frames: a hit touches nothing but them and the images, and of a large cache's far more stay
-/// near the processor than of lines with everything. The price: a writer disturbs the readers of seven other frames.
+/// Eight latches share a line of the processor's cache, and so do the marks of dirty frames. A hit touches
+/// nothing but them and the images, so more of a large cache stays near the processor than with a line of
+/// everything for each frame. The price: a writer disturbs the readers of seven other frames.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FrameRef<'a> {
-    pub(super) latch: &'a Latch,
+pub(crate) struct FrameRef<'a> {
+    pub(crate) latch: &'a Latch,
     dirty: &'a AtomicBool,
     ctl: &'a Ctl,
 }
 
 impl FrameRef<'_> {
     #[inline]
-    pub(super) fn is_dirty(&self) -> bool {
+    pub(crate) fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::Acquire)
     }
 
-    /// Under X, or to `false` under SX. Most changes find their leaf dirty already, and then leave
-    /// the line to all who read it. What is clean has no logged change that remote memory does not have.
+    /// Sets the mark, under X, or to `false` under SX. Most changes find their leaf dirty already, and
+    /// leave the line to its readers. A clean frame has no logged change that remote memory lacks.
     #[inline]
-    pub(super) fn set_dirty(&self, dirty: bool) {
+    pub(crate) fn set_dirty(&self, dirty: bool) {
         if self.dirty.load(Ordering::Relaxed) != dirty {
             self.dirty.store(dirty, Ordering::Release);
         }
@@ -111,86 +111,86 @@ impl Ctl {
             pins: AtomicU32::new(0),
             swizzled: AtomicU32::new(0),
             incarnation: AtomicU32::new(0),
-            state: AtomicU8::new(State::Free as u8),
+            state: AtomicU8::new(FrameState::Free as u8),
             level: AtomicU8::new(0),
             shared: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn addr_word(&self) -> u64 {
+    pub(crate) fn addr_word(&self) -> u64 {
         self.addr.load(Ordering::Relaxed)
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> FrameState {
         match self.state.load(Ordering::Acquire) {
-            0 => State::Free,
-            1 => State::Loading,
-            2 => State::Hot,
-            _ => State::Cooling,
+            0 => FrameState::Free,
+            1 => FrameState::Loading,
+            2 => FrameState::Hot,
+            _ => FrameState::Cooling,
         }
     }
 
-    pub(super) fn set_state(&self, state: State) {
+    pub(crate) fn set_state(&self, state: FrameState) {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    pub(super) fn parent(&self) -> u32 {
+    pub(crate) fn parent(&self) -> u32 {
         self.parent.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_parent(&self, parent: u32) {
+    pub(crate) fn set_parent(&self, parent: u32) {
         self.parent.store(parent, Ordering::Relaxed);
     }
 
-    pub(super) fn level(&self) -> u8 {
+    pub(crate) fn level(&self) -> u8 {
         self.level.load(Ordering::Relaxed)
     }
 
-    pub(super) fn version(&self) -> u64 {
+    pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_version(&self, version: u64) {
+    pub(crate) fn set_version(&self, version: u64) {
         self.version.store(version, Ordering::Relaxed);
     }
 
-    pub(super) fn oldest(&self) -> u64 {
+    pub(crate) fn oldest(&self) -> u64 {
         self.oldest.load(Ordering::Acquire)
     }
 
     /// Under SX, as [`FrameRef::set_dirty`].
-    pub(super) fn set_oldest(&self, number: u64) {
+    pub(crate) fn set_oldest(&self, number: u64) {
         self.oldest.store(number, Ordering::Release);
     }
 
-    pub(super) fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.shared.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_shared(&self, shared: bool) {
+    pub(crate) fn set_shared(&self, shared: bool) {
         self.shared.store(shared, Ordering::Relaxed);
     }
 
-    pub(super) fn swizzled(&self) -> u32 {
+    pub(crate) fn swizzled(&self) -> u32 {
         self.swizzled.load(Ordering::Relaxed)
     }
 
-    pub(super) fn set_swizzled(&self, count: u32) {
+    pub(crate) fn set_swizzled(&self, count: u32) {
         self.swizzled.store(count, Ordering::Relaxed);
     }
 
-    pub(super) fn pins(&self) -> u32 {
+    pub(crate) fn pins(&self) -> u32 {
         self.pins.load(Ordering::SeqCst)
     }
 }
 
-/// Uses of a node that are counted. As the eviction looks at each frame once in a while and forgets one, a node
-/// that is used more often than that has some left, and the more often, the more.
+/// The largest count of uses. Eviction looks at each frame once in a while and takes one away, so a node
+/// that is used more often than that has some left.
 const USES_MAX: u8 = 7;
 
 /// All frames of a cache. See the [module page](self).
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(crate) struct Frames {
     words: Words,
     node_words: usize,
     latches: Box<[Latch]>,
@@ -206,8 +206,8 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// `count` free frames for nodes of `layout`.
-    pub(super) fn new(layout: &Layout, count: usize) -> Result<Self, IndexError> {
+    /// Makes `count` free frames for nodes of `layout`.
+    pub(crate) fn new(layout: &Layout, count: usize) -> Result<Self, IndexError> {
         let node_words = layout.node_words();
         let words = Words::anonymous(count * node_words).ok_or_else(|| {
             IndexError::Full(format!(
@@ -230,13 +230,13 @@ impl Frames {
     }
 
     /// Number of frames.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.ctl.len()
     }
 
-    /// What is known about `frame`, which may be [`TOP`].
+    /// Returns the latch and control data of `frame`, which may be [`TOP`].
     #[inline]
-    pub(super) fn ctl(&self, frame: u32) -> FrameRef<'_> {
+    pub(crate) fn ctl(&self, frame: u32) -> FrameRef<'_> {
         if frame == TOP {
             return FrameRef { latch: &self.top_latch, dirty: &self.top_dirty, ctl: &self.top };
         }
@@ -244,17 +244,17 @@ impl Frames {
         FrameRef { latch: &self.latches[at], dirty: &self.dirty[at], ctl: &self.ctl[at] }
     }
 
-    /// The latch of a frame, which may be [`TOP`].
+    /// Returns the latch of a frame, which may be [`TOP`].
     #[inline]
-    pub(super) fn latch(&self, frame: u32) -> &Latch {
+    pub(crate) fn latch(&self, frame: u32) -> &Latch {
         if frame == TOP { &self.top_latch } else { &self.latches[frame as usize] }
     }
 
-    /// Notes that the node in a frame was used: a leaf that was found there, an inner node below which something
-    /// was missed. Counts to [`USES_MAX`]. It is a hint: who takes it for another's does no harm, nor does one that
-    /// is lost. Most find it full already, and leave the line to all who read it.
+    /// Notes a use of the node in a frame: an operation found a leaf there, or missed a child below an
+    /// inner node. Counts to [`USES_MAX`]. It is a hint: a use that is lost or counted for another node
+    /// does no harm. Most operations find the count full, and leave the line to its readers.
     #[inline]
-    pub(super) fn note_use(&self, frame: u32) {
+    pub(crate) fn note_use(&self, frame: u32) {
         let uses = &self.uses[frame as usize];
         let count = uses.load(Ordering::Relaxed);
         if count < USES_MAX {
@@ -262,8 +262,8 @@ impl Frames {
         }
     }
 
-    /// How many uses are noted; forgets one of them.
-    pub(super) fn take_use(&self, frame: u32) -> u8 {
+    /// Returns the number of uses, and takes one away.
+    pub(crate) fn take_use(&self, frame: u32) -> u8 {
         let uses = &self.uses[frame as usize];
         let count = uses.load(Ordering::Relaxed);
         if let Some(less) = count.checked_sub(1) {
@@ -272,30 +272,30 @@ impl Frames {
         count
     }
 
-    /// The words of a frame.
+    /// Returns the words of a frame.
     #[inline]
-    pub(super) fn image(&self, frame: u32) -> &[AtomicU64] {
+    pub(crate) fn image(&self, frame: u32) -> &[AtomicU64] {
         let first = frame as usize * self.node_words;
         &self.words.as_slice()[first..first + self.node_words]
     }
 
-    /// Has the processor fetch what a search of the node in a frame touches, as far as can be told before
-    /// the node is there: the header and most of a leaf's entries, or an inner node's separators. A
-    /// search goes from one line of the processor's cache to another, and would wait for each.
+    /// Makes the processor fetch the lines that a search of the node in a frame is likely to touch: the
+    /// header and most of a leaf's entries, or an inner node's separators. A search goes from line to line,
+    /// and would wait for each.
     #[inline]
-    pub(super) fn prefetch(&self, frame: u32, is_leaf: bool) {
+    pub(crate) fn prefetch(&self, frame: u32, is_leaf: bool) {
         let bytes = self.node_words * if is_leaf { 6 } else { 4 };
         self.words.prefetch(frame as usize * self.node_words, bytes);
     }
 
-    /// The node in a frame, to read; what it says holds once the latch is validated.
+    /// Returns the node in a frame for reading; its content counts once the latch is validated.
     #[inline]
-    pub(super) fn node<'a>(&'a self, layout: &'a Layout, frame: u32) -> Node<'a, AtomicU64> {
+    pub(crate) fn node<'a>(&'a self, layout: &'a Layout, frame: u32) -> Node<'a, AtomicU64> {
         Node::new(layout, self.image(frame))
     }
 
-    /// The node in a frame, to change under X.
-    pub(super) fn node_mut<'a>(
+    /// Returns the node in a frame for a change under X.
+    pub(crate) fn node_mut<'a>(
         &'a self,
         layout: &'a Layout,
         frame: u32,
@@ -304,46 +304,46 @@ impl Frames {
     }
 
     /// Stores an image, under X or while the latch is dead.
-    pub(super) fn store(&self, frame: u32, words: &[u64]) {
+    pub(crate) fn store(&self, frame: u32, words: &[u64]) {
         for (to, from) in self.image(frame).iter().zip(words) {
             to.store(*from, Ordering::Relaxed);
         }
     }
 
     /// Copies a frame's words, which hold swizzled pointers.
-    pub(super) fn copy(&self, frame: u32, into: &mut [u64]) {
+    pub(crate) fn copy(&self, frame: u32, into: &mut [u64]) {
         for (to, from) in into.iter_mut().zip(self.image(frame)) {
             *to = from.load(Ordering::Relaxed);
         }
     }
 
-    /// The swizzled pointer to the root; 0 if it is not cached.
+    /// Returns the swizzled pointer to the root; 0 if it is not cached.
     #[inline]
-    pub(super) fn root(&self) -> u64 {
+    pub(crate) fn root(&self) -> u64 {
         self.root.load(Ordering::Relaxed)
     }
 
     /// Sets the root, under X of [`TOP`].
-    pub(super) fn set_root(&self, pointer: u64) {
+    pub(crate) fn set_root(&self, pointer: u64) {
         self.root.store(pointer, Ordering::Relaxed);
     }
 
-    /// The pointer to `frame`.
-    pub(super) fn swizzle(&self, frame: u32) -> u64 {
+    /// Returns the swizzled pointer to `frame`.
+    pub(crate) fn swizzle(&self, frame: u32) -> u64 {
         let life = self.ctl(frame).incarnation.load(Ordering::Relaxed);
         let life = u64::from(life & ((1 << INCARNATION_BITS) - 1));
         SWIZZLED | life << 32 | u64::from(frame)
     }
 
-    /// The frame that a pointer leads to, if it is swizzled. Cut to the frames that there are: the
-    /// pointer may be half of two.
+    /// Returns the frame that a pointer leads to, if it is swizzled. The number is limited to the frames
+    /// that there are, because an optimistic reader may have read half of two pointers.
     #[inline]
-    pub(super) fn unswizzle(&self, pointer: u64) -> Option<u32> {
+    pub(crate) fn unswizzle(&self, pointer: u64) -> Option<u32> {
         (pointer & SWIZZLED != 0).then(|| (pointer as u32).min(self.ctl.len() as u32 - 1))
     }
 
-    /// The remote address that a child pointer stands for, under the parent's X or SX.
-    pub(super) fn addr_of(&self, pointer: u64) -> u64 {
+    /// Returns the remote address that a child pointer stands for, under the parent's X or SX.
+    pub(crate) fn addr_of(&self, pointer: u64) -> u64 {
         match self.unswizzle(pointer) {
             Some(frame) => {
                 debug_assert_eq!(self.swizzle(frame), pointer, "the frame is of another life");
@@ -353,17 +353,20 @@ impl Frames {
         }
     }
 
-    /// The remote address of the node in a frame.
-    pub(super) fn addr(&self, frame: u32) -> GlobalAddr {
+    /// Returns the remote address of the node in a frame.
+    pub(crate) fn addr(&self, frame: u32) -> GlobalAddr {
         GlobalAddr::from_word(self.ctl(frame).addr_word()).unwrap_or(GlobalAddr::NULL)
     }
 
-    /// Fills a frame that is in the caller's hands. It stays unreadable until its latch is revived.
-    pub(super) fn fill(&self, frame: u32, words: &[u64], addr: u64, level: u8, version: u64) {
+    /// Fills a frame that the caller owns. It stays unreadable until its latch is revived.
+    pub(crate) fn fill(&self, frame: u32, words: &[u64], addr: u64, level: u8, version: u64) {
         let ctl = self.ctl(frame);
-        debug_assert!(matches!(ctl.state(), State::Free | State::Loading), "in somebody's hands");
+        debug_assert!(
+            matches!(ctl.state(), FrameState::Free | FrameState::Loading),
+            "in somebody's hands"
+        );
         ctl.latch.begin_filling();
-        ctl.set_state(State::Loading);
+        ctl.set_state(FrameState::Loading);
         self.store(frame, words);
         ctl.addr.store(addr, Ordering::Relaxed);
         ctl.level.store(level, Ordering::Relaxed);
@@ -376,14 +379,14 @@ impl Frames {
         self.uses[frame as usize].store(0, Ordering::Relaxed);
     }
 
-    /// Pins a frame that was Hot at `version`: it is not cooled, and no change of the tree's shape
-    /// takes its children, until it is unpinned (`INV-DEX-PIN`). Fails if somebody holds its latch or it has
+    /// Pins a frame that was Hot at `version`: until it is unpinned, nobody cools it, and no change of the
+    /// tree's shape takes its children (`INV-DEX-PIN`). Fails if somebody holds its latch or it has
     /// changed.
-    pub(super) fn pin(&self, frame: u32, version: Version) -> bool {
+    pub(crate) fn pin(&self, frame: u32, version: Version) -> bool {
         let ctl = self.ctl(frame);
         ctl.pins.fetch_add(1, Ordering::SeqCst);
-        // Whoever takes the latch for such a change does so first and looks for pins after: one of
-        // the two sees the other.
+        // A task that makes such a change takes the latch first and looks for pins after: one of the two
+        // sees the other.
         let pinned = ctl.latch.is_quiet_at(version);
         if !pinned {
             ctl.pins.fetch_sub(1, Ordering::SeqCst);
@@ -392,7 +395,7 @@ impl Frames {
     }
 
     /// Gives back a pin.
-    pub(super) fn unpin(&self, frame: u32) {
+    pub(crate) fn unpin(&self, frame: u32) {
         let before = self.ctl(frame).pins.fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before > 0, "it was pinned");
     }
@@ -403,7 +406,7 @@ mod tests {
     use super::*;
     use crate::bnode::{Head, KeyFormat, LayoutOptions, ValueFormat};
 
-    /// An empty one at 640, of version 5.
+    /// An empty leaf at 640, of version 5.
     fn leaf() -> (Layout, Vec<u64>) {
         let options = LayoutOptions::new(256, KeyFormat::Fixed(8), ValueFormat::Fixed(8));
         let layout = Layout::new(options).expect("layout");
@@ -417,7 +420,7 @@ mod tests {
     fn a_frame_is_filled_found_and_recycled() {
         let (layout, words) = leaf();
         let frames = Frames::new(&layout, 4).expect("memory");
-        assert_eq!(frames.ctl(2).state(), State::Free);
+        assert_eq!(frames.ctl(2).state(), FrameState::Free);
         assert!(frames.ctl(2).latch.sample().is_none());
         frames.fill(2, &words, 640, 0, 5);
         let pointer = frames.swizzle(2);
@@ -437,7 +440,7 @@ mod tests {
         assert_eq!(frames.ctl(2).pins(), 0);
         frames.ctl(2).latch.sx_to_x();
         frames.ctl(2).latch.x_to_dead();
-        frames.ctl(2).set_state(State::Free);
+        frames.ctl(2).set_state(FrameState::Free);
         frames.fill(2, &words, 640, 0, 5);
         assert_ne!(frames.swizzle(2), pointer, "a pointer of the life before is another");
     }

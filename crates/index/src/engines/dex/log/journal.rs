@@ -21,111 +21,113 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
-use super::Cache;
-use super::log::Live;
 use super::log_object::IMAGES_MAX;
-use super::partitions::Range;
-use super::ring::{Appended, Entry, Kind, Ring};
+use super::ring::{Appended, LogEntry, RecordKind, Ring};
+use super::{Log, OpenLog};
 use crate::IndexError;
+use crate::blink::remote::RemoteTree;
 use crate::bnode::Node;
+use crate::engines::dex::partitions::Range;
 use crate::sync::lock;
 
-/// Most images that are put there at once. A segment has room for them.
-pub(super) const BATCH_MAX: usize = 8;
+/// The most images that one record batch holds. A segment has room for them.
+pub(crate) const BATCH_MAX: usize = 8;
 
-/// An image that must stay in the journal. Dropped, it need not any more.
+/// An image that must stay in the journal. Dropping it ends that.
 #[derive(Debug)]
-pub(super) struct Journalled<'a> {
-    cache: &'a Cache,
+pub(crate) struct Journalled<'a> {
+    log: &'a Log,
     segment: usize,
 }
 
 impl Drop for Journalled<'_> {
     fn drop(&mut self) {
-        if let Some((_, ring)) = self.cache.journal_ring() {
-            ring.close(&self.cache.lot, self.segment);
+        if let Some((_, ring)) = self.log.journal_ring() {
+            ring.close(&self.log.pages.lot, self.segment);
         }
     }
 }
 
-impl Cache {
-    /// Puts the images of nodes into the journal, if there is one; they stay until what this gives is
-    /// dropped. At most [`BATCH_MAX`]. Runs in tasks that end.
+impl Log {
+    /// Puts the images of up to [`BATCH_MAX`] nodes into the journal, if there is one. They stay until the
+    /// caller drops the result. The calling task runs to its end.
     ///
     /// Cost: 1 WRITE for all, and for what others put there at the same time.
     ///
     /// # Errors
     /// This compute server has been cut off.
-    pub(super) async fn journal(
+    pub(crate) async fn journal(
         &self,
         session: &Session,
         images: &[&Buf],
     ) -> Result<Option<Journalled<'_>>, IndexError> {
-        let Some((live, ring)) = self.journal_ring() else { return Ok(None) };
+        let Some((open, ring)) = self.journal_ring() else { return Ok(None) };
         // The lock word is not part of an image.
         let entries: Vec<_> = images
             .iter()
-            .map(|image| Entry {
-                kind: Kind::Image,
+            .map(|image| LogEntry {
+                kind: RecordKind::Image,
                 key: &[],
                 value: &image.bytes()[8..],
                 frame: None,
             })
             .collect();
-        let appended = self.append(live, ring, &entries).await;
-        let mut recent = lock(&live.recent);
+        let appended = self.append(open, ring, &entries).await;
+        let mut recent = lock(&open.recent);
         recent.extend(images.iter().map(|image| self.node_of(image).self_addr()));
         let spare = recent.len().saturating_sub(IMAGES_MAX);
         drop(recent.drain(..spare));
         drop(recent);
-        let kept = Journalled { cache: self, segment: appended.segment };
+        let kept = Journalled { log: self, segment: appended.segment };
         self.land(session, ring, appended).await?;
         self.stats.journalled.add_many(images.len() as u64);
         Ok(Some(kept))
     }
 
-    /// Makes the images of a node void whose memory is about to be freed. Runs in tasks that end.
+    /// Voids the images of a node whose memory is about to be freed. The calling task runs to its end.
     ///
     /// Cost: 1 WRITE if there is a journal.
     ///
     /// # Errors
     /// As [`Cache::journal`].
-    pub(super) async fn forget_images(
+    pub(crate) async fn forget_images(
         &self,
         session: &Session,
         of: GlobalAddr,
     ) -> Result<(), IndexError> {
-        let Some((live, ring)) = self.journal_ring() else { return Ok(()) };
+        let Some((open, ring)) = self.journal_ring() else { return Ok(()) };
         let addr = of.word().to_le_bytes();
-        let entry = Entry { kind: Kind::Forget, key: &[], value: &addr, frame: None };
-        let appended = self.append(live, ring, &[entry]).await;
-        // Until it has landed, its segment must not come round again.
-        let _kept = Journalled { cache: self, segment: appended.segment };
+        let entry = LogEntry { kind: RecordKind::Forget, key: &[], value: &addr, frame: None };
+        let appended = self.append(open, ring, &[entry]).await;
+        // Until the record has landed, its segment must not come round again.
+        let _kept = Journalled { log: self, segment: appended.segment };
         self.land(session, ring, appended).await
     }
 
-    /// Makes the images of nodes void that lie in `range` and were written back for the last time here:
-    /// another compute server is about to write them, and may free them. Runs in tasks that end.
+    /// Voids the images of nodes that lie in `range`, which this compute server has written back for the
+    /// last time: another one is about to write them, and may free them. The calling task runs to its end.
     ///
     /// Cost: none without a journal; else 1 READ for each node of which it may have an image, 32 at most,
     /// and 1 WRITE for each of the range's.
     ///
     /// # Errors
     /// As [`Cache::journal`].
-    pub(super) async fn forget_images_in(
+    pub(crate) async fn forget_images_in(
         &self,
+        remote: &RemoteTree,
         session: &Session,
         range: &Range,
     ) -> Result<(), IndexError> {
-        let Some((live, _)) = self.journal_ring() else { return Ok(()) };
-        let recent: BTreeSet<u64> = lock(&live.recent).iter().copied().collect();
+        let Some((open, _)) = self.journal_ring() else { return Ok(()) };
+        let recent: BTreeSet<u64> = lock(&open.recent).iter().copied().collect();
         let reliable = session.reliable();
         for addr in recent {
-            let at = self.remote.pointer(addr, self.remote.meta())?;
-            let image = reliable.read(at, reliable.buf(self.layout().node_bytes())).await?;
+            let at = remote.pointer(addr, self.meta)?;
+            let image = reliable.read(at, reliable.buf(self.layout.node_bytes())).await?;
             let node = self.node_of(&image);
             if !node.sum_ok() || node.self_addr() != addr {
-                // Being written, and so none of the range's, or freed, and forgotten for that.
+                // A node that is being written is none of the range's. The images of a freed one are void
+                // already.
                 continue;
             }
             let (mut low, mut high) = (Vec::new(), Vec::new());
@@ -139,24 +141,24 @@ impl Cache {
     }
 
     fn node_of<'a>(&'a self, image: &'a Buf) -> Node<'a, u64> {
-        Node::new(self.layout(), image.words())
+        Node::new(&self.layout, image.words())
     }
 
-    /// Where images are put, if they are put anywhere.
-    fn journal_ring(&self) -> Option<(&Live, &Ring)> {
-        let live = self.log.live.get()?;
-        Some((live, live.journal.as_ref()?))
+    /// Returns the ring of images, if there is one.
+    fn journal_ring(&self) -> Option<(&OpenLog, &Ring)> {
+        let open = self.open.get()?;
+        Some((open, open.journal.as_ref()?))
     }
 
-    /// The segment stays until it is closed. Holds nothing while it waits, so that whoever keeps the room
-    /// comes to an end.
-    async fn append(&self, live: &Live, ring: &Ring, entries: &[Entry<'_>]) -> Appended {
+    /// Appends records; their segment stays until it is closed. The task holds nothing while it waits, so
+    /// that the tasks which hold the room come to an end.
+    async fn append(&self, open: &OpenLog, ring: &Ring, entries: &[LogEntry<'_>]) -> Appended {
         loop {
-            let number = || live.images.fetch_add(1, Ordering::Relaxed) + 1;
+            let number = || open.images.fetch_add(1, Ordering::Relaxed) + 1;
             if let Some(appended) = ring.append(entries, true, number) {
                 return appended;
             }
-            ring.wait_for_room(&self.lot).await;
+            ring.wait_for_room(&self.pages.lot).await;
         }
     }
 
@@ -166,7 +168,7 @@ impl Cache {
         ring: &Ring,
         appended: Appended,
     ) -> Result<(), IndexError> {
-        let writes = ring.land(session, &self.lot, appended.count).await?;
+        let writes = ring.land(session, &self.pages.lot, appended.count).await?;
         self.stats.journal_writes.add_many(writes);
         Ok(())
     }

@@ -1,0 +1,186 @@
+//! Tree: one compute server's B+-tree of a table, over the page cache and remote memory.
+//!
+//! | file | content |
+//! |---|---|
+//! | `walk` | the descent by optimistic lock coupling |
+//! | `miss`, `pages` | nodes that are not cached; READs and WRITEs of nodes |
+//! | `ops`, `combine`, `offloaded` | gets and changes; by a latch's holder; by a memory server |
+//! | `scan`, `prefetch` | scans, and the leaves that they read ahead |
+//! | `split`, `merge`, `heal` | changes of the tree's shape, and those that a crash left half done |
+//! | `bulk` | bulk load |
+//! | `write_back`, `replay` | dirty nodes to remote memory; a dead owner's log |
+//! | `placement` | memory servers of new nodes |
+//! | `verify` | checks of the cache and of remote memory |
+//! | `context` | attempts of one operation |
+
+mod bulk;
+mod combine;
+mod context;
+mod heal;
+mod merge;
+mod miss;
+mod offloaded;
+mod ops;
+mod pages;
+mod placement;
+mod prefetch;
+mod replay;
+mod scan;
+mod split;
+mod verify;
+mod walk;
+mod write_back;
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_pool::Session;
+
+use crate::IndexError;
+use crate::blink::BlinkOptions;
+use crate::blink::remote::RemoteTree;
+use crate::bnode::Layout;
+use crate::engines::dex::cache::PageCache;
+use crate::engines::dex::log::Log;
+use crate::engines::dex::member::Part;
+use crate::engines::dex::offload::Offloads;
+use crate::engines::dex::stats::Stats;
+use crate::engines::dex::{DexOptions, FRAMES_MAX};
+use crate::local::Combiner;
+use crate::retry::backoff;
+use combine::Combined;
+pub(crate) use context::{Fail, OpContext};
+pub(crate) use ops::{LeafChange, OwnedLeafChange};
+pub(crate) use placement::{SUBTREE_LEVEL, check_level, check_placement, place_table};
+pub(crate) use split::Need;
+pub(crate) use walk::{Found, Seek, Unfinished};
+
+/// States of a tree: nobody's yet, in use, closed, of no use after an error.
+pub(crate) const UNOWNED: u8 = 0;
+pub(crate) const OWNED: u8 = 1;
+pub(crate) const CLOSED: u8 = 2;
+pub(crate) const BROKEN: u8 = 3;
+
+/// One compute server's tree of a table, for all its threads.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) remote: RemoteTree,
+    /// The keys that it serves.
+    pub(crate) part: Part,
+    pub(crate) options: DexOptions,
+    pub(crate) pages: Arc<PageCache>,
+    pub(crate) log: Log,
+    pub(crate) offloads: Arc<Offloads>,
+    /// Changes that wait for a frame's latch.
+    combiner: Combiner<OwnedLeafChange, Combined>,
+    /// Keys of gets that wait for another task's READ of a leaf, and their values.
+    shared_reads: Combiner<Vec<u8>, Option<Vec<u8>>>,
+    pub(crate) stats: Arc<Stats>,
+    /// Tasks that make room in the log.
+    room_tasks: AtomicU32,
+    /// Entries of a leaf as the last scan found them; 0 before the first. A hint.
+    leaf_entries: AtomicUsize,
+    ownership: AtomicU8,
+    /// The error that broke the tree.
+    broken: Mutex<String>,
+}
+
+impl Tree {
+    /// Makes an empty cache of the table at `meta`, which serves the keys of `part`.
+    ///
+    /// # Errors
+    /// `Invalid` for options with which no table of such nodes can be opened; `Full` if this compute
+    /// server has no memory for the frames.
+    pub(crate) fn new(
+        meta: GlobalAddr,
+        layout: Layout,
+        options: DexOptions,
+        part: Part,
+    ) -> Result<Self, IndexError> {
+        options.check(&layout)?;
+        let frames = options.cache_bytes / layout.node_bytes() as u64;
+        let frames = frames.min(FRAMES_MAX) as usize;
+        let remote_options = BlinkOptions {
+            bulk_fill: options.bulk_fill,
+            merge_low: options.merge_low,
+            merge_sum: options.merge_sum,
+            ..BlinkOptions::default()
+        };
+        let stats = Arc::new(Stats::default());
+        let pages = Arc::new(PageCache::new(layout, frames, &options, Arc::clone(&stats))?);
+        Ok(Tree {
+            log: Log::new(meta, &options, Arc::clone(&pages), Arc::clone(&stats)),
+            offloads: Arc::new(Offloads::new(&options, Arc::clone(&pages), Arc::clone(&stats))),
+            pages,
+            combiner: Combiner::new(64),
+            shared_reads: Combiner::new(64),
+            stats,
+            room_tasks: AtomicU32::new(0),
+            leaf_entries: AtomicUsize::new(0),
+            ownership: AtomicU8::new(UNOWNED),
+            broken: Mutex::default(),
+            remote: RemoteTree::open(meta, layout, remote_options),
+            part,
+            options,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn layout(&self) -> &Layout {
+        self.pages.layout()
+    }
+
+    pub(crate) fn ownership(&self) -> u8 {
+        self.ownership.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_ownership(&self, ownership: u8) {
+        self.ownership.store(ownership, Ordering::Release);
+    }
+
+    /// Fails if the tree is closed or broken.
+    #[inline]
+    pub(crate) fn check_open(&self) -> Result<(), IndexError> {
+        if self.ownership() <= OWNED { Ok(()) } else { Err(self.closed()) }
+    }
+
+    #[cold]
+    pub(crate) fn closed(&self) -> IndexError {
+        let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        IndexError::Closed(match broken.as_str() {
+            "" => "the table has been closed".into(),
+            why => format!("the table must be opened anew: {why}"),
+        })
+    }
+
+    /// Breaks the tree if a step failed that must not: a change of the tree's shape has begun in remote
+    /// memory, and cache and remote memory do not fit together if it stops half way.
+    fn must_succeed<T>(&self, done: Result<T, IndexError>) -> Result<T, IndexError> {
+        done.map_err(|error| {
+            let text = error.to_string();
+            *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = text.clone();
+            self.set_ownership(BROKEN);
+            IndexError::OutcomeUnknown(text)
+        })
+    }
+
+    pub(crate) fn no_level(&self) -> IndexError {
+        IndexError::Corrupt(format!(
+            "the table at {} has lost its lowest level",
+            self.remote.meta()
+        ))
+    }
+
+    /// Waits until no task works on a child of a frame. The caller holds the frame's SX, so that no further
+    /// task begins. Gives up after a while.
+    pub(crate) async fn drain_pins(&self, session: &Session, frame: u32) -> bool {
+        for attempt in 0..64 {
+            if self.pages.frames.ctl(frame).pins() == 0 {
+                return true;
+            }
+            backoff(session, attempt).await;
+        }
+        false
+    }
+}
