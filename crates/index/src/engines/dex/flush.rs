@@ -5,9 +5,9 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
+use super::Cache;
 use super::frames::State;
 use super::journal::BATCH_MAX;
-use super::{CLOSED, Cache};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 
@@ -96,14 +96,12 @@ impl Cache {
     ///
     /// Cost: that of a flush, and a change of the map.
     pub(super) async fn close(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
-        if self.ownership() == CLOSED {
-            return self.release_once(session).await;
+        if self.ownership.is_closed() {
+            return self.ownership.release_once(session).await;
         }
         self.check_settled()?;
         self.flush(session).await?;
-        self.set_ownership(CLOSED);
-        // Whoever waited for a range to open hears of it.
-        self.wake_guard();
-        self.release_once(session).await
+        self.ownership.set_closed();
+        self.ownership.release_once(session).await
     }
 }

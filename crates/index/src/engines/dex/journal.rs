@@ -24,10 +24,10 @@ use farleaf_pool::Session;
 use super::Cache;
 use super::log::Live;
 use super::log_object::IMAGES_MAX;
-use super::partitions::Range;
 use super::ring::{Appended, Entry, Kind, Ring};
 use crate::IndexError;
 use crate::bnode::Node;
+use crate::compute::ownership::Range;
 use crate::sync::lock;
 
 /// Most images that are put there at once. A segment has room for them.

@@ -20,9 +20,8 @@
 //! | `frames`, `mapping_table`, `cooling_map` (`cooling_queue`), `free_frames` | what the threads share |
 //! | `ops` (`combine`), `scan` (`prefetch`), `bulk` | operations |
 //! | `split`, `merge`, `heal` | changes of the tree's shape, and what a crash left of them |
-//! | `partitions`, `member`, `gate`, `shared` | several compute servers: who owns what, joining and taking over, who may work on which keys now, inner nodes that cross bounds |
-//! | `forward` | operations on others' keys, which [`crate::compute`] carries |
-//! | `repartition`, `load` | ranges that change owners, by call or by load |
+//! | `partition` | this engine's side of ownership, which is [`crate::compute`]'s |
+//! | `shared`, `sweep`, `adopt` | inner nodes that cross bounds; nodes of a range that changes owners |
 //! | `log`, `journal`, `ring`, `log_object`, `recover` | changes and images of nodes in pool memory, and what becomes of them after a death |
 //! | `placement` | which memory server nodes lie on |
 //! | `offload` | operations that the memory server does |
@@ -33,46 +32,42 @@
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
 mod admission_policy;
+mod adopt;
 mod bulk;
 mod combine;
 mod cooling_map;
 mod cooling_queue;
 mod eviction;
 mod flush;
-mod forward;
 mod frames;
 mod free_frames;
 mod heal;
 mod index;
 mod journal;
-mod load;
 mod log;
 mod log_object;
 mod mapping_table;
-mod member;
 mod merge;
 mod miss;
 pub mod offload;
-mod op_counters;
 mod ops;
 mod options;
-mod partitions;
+mod partition;
 mod placement;
 mod prefetch;
-mod range_guard;
 mod recover;
-mod repartition;
 mod ring;
 mod scan;
 mod shared;
 mod split;
 mod stats;
 mod stored;
+mod sweep;
 mod verify;
 mod walk;
 
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError, OpKind};
 use farleaf_pool::{PoolError, Session};
@@ -81,7 +76,11 @@ use crate::IndexError;
 use crate::blink::BlinkOptions;
 use crate::blink::remote::{RemoteTree, TimedOut};
 use crate::bnode::Layout;
-pub use crate::compute::{MoveError, PartLoad};
+use crate::compute::ownership::{Ownership, create_map};
+pub use crate::compute::{
+    Balance, BalanceOptions, Balancer, Decision, JoinOptions, MoveError, Owner, PartLoad, Take,
+    equal_width, sampled,
+};
 use crate::drops::retire_all;
 use crate::index::TableReport;
 use crate::local::{Combiner, ParkingLot, Version};
@@ -91,21 +90,17 @@ use admission_policy::Ghosts;
 pub use admission_policy::{Admission, UnknownAdmission};
 use combine::Combined;
 use cooling_map::CoolingMap;
-pub use forward::Owner;
 use frames::Frames;
 use free_frames::FreeFrames;
 use log::Log;
 pub use log::{Durability, UnknownDurability};
 use mapping_table::{Entry, MappingTable};
-use member::Part;
-pub use member::{JoinOptions, Take};
 use miss::IoMark;
 use offload::{Off, OffloadServer, Offloads, Wish};
 use ops::OwnedIntent;
 pub use options::DexOptions;
-use partitions::create_map;
-pub use partitions::{equal_width, sampled};
-pub use repartition::{Balance, BalanceOptions, Balancer, Decision, MoveOptions};
+pub use partition::MoveOptions;
+use shared::Posts;
 pub use stats::DexStats;
 use stats::{Cause, Stats};
 use stored::walk_stored;
@@ -121,12 +116,6 @@ const TURNS_MAX: u32 = 100_000;
 const RESTARTS_QUICK: u32 = 16;
 const RESTARTS_YIELDING: u32 = 64;
 
-/// Whose the tree is.
-const UNOWNED: u8 = 0;
-const OWNED: u8 = 1;
-const CLOSED: u8 = 2;
-const BROKEN: u8 = 3;
-
 /// A table of this engine and this compute server's cache of it, for all its threads. Clones share it.
 ///
 /// What an acknowledged change survives is [`DexOptions::durability`]. Where that is *volatile*, changes
@@ -139,7 +128,8 @@ pub struct Dex(Arc<Cache>);
 struct Cache {
     remote: RemoteTree,
     /// Which keys it serves.
-    part: Part,
+    ownership: Ownership,
+    posts: Posts,
     options: DexOptions,
     frames: Frames,
     map: MappingTable,
@@ -157,9 +147,6 @@ struct Cache {
     offloads: Offloads,
     /// Entries of a leaf as the last scan found them; 0 before the first. A hint.
     leaf_entries: AtomicUsize,
-    ownership: AtomicU8,
-    /// Why nothing works any more.
-    broken: Mutex<String>,
 }
 
 /// Why an attempt did not come to an end.
@@ -339,38 +326,15 @@ impl Dex {
         placement::place_table(session, meta, subtree_level).await?;
         let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
         let _pin = session.begin(OpKind::Maintenance).await?;
-        create_map(&remote, session).await?;
+        create_map(&remote.map_words(), session).await?;
         Ok(meta)
-    }
-
-    /// Cuts the table into one partition more than there are `bounds`, which are inclusive upper
-    /// bounds, ascending, of the partitions but the last; and closes it. From then on each partition
-    /// has nobody until a compute server that opens the table takes it. No operation may be running.
-    ///
-    /// Cost: a split for each bound, a flush, a change of the map.
-    ///
-    /// # Errors
-    /// `Invalid` for bounds that are no keys of the table or do not ascend, or a table that has several
-    /// partitions already; `Unavailable` if another compute server has it. The table is as it was.
-    pub async fn partition(&self, session: &Session, bounds: &[Vec<u8>]) -> Result<(), IndexError> {
-        let (moving, old) = self.close_whole(session).await?;
-        if !old.is_empty() {
-            return Err(IndexError::Invalid(format!(
-                "this is done before a table is partitioned, and this one has {} partitions",
-                old.len() + 1
-            )));
-        }
-        let _pin = session.begin(OpKind::Maintenance).await?;
-        self.0.partition(session, bounds, moving).await?;
-        session.pool().let_go(self.meta(), &self.0);
-        Ok(())
     }
 
     fn with(
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
-        part: Part,
+        ownership: Ownership,
     ) -> Result<Self, IndexError> {
         options.check(&layout)?;
         let frames = options.cache_bytes / layout.node_bytes() as u64;
@@ -393,10 +357,9 @@ impl Dex {
             stats: Stats::default(),
             offloads: Offloads::default(),
             leaf_entries: AtomicUsize::new(0),
-            ownership: AtomicU8::new(UNOWNED),
-            broken: Mutex::default(),
             remote: RemoteTree::open(meta, layout, remote_options),
-            part,
+            ownership,
+            posts: Posts::default(),
             log: Log::new(&options),
             options,
         })))
@@ -419,7 +382,7 @@ impl Dex {
 
     /// What the cache has done so far.
     pub fn stats(&self) -> DexStats {
-        self.0.stats.get()
+        self.0.stats.get(self.0.ownership.counts())
     }
 
     /// What each memory server has done for this cache; empty as long as nothing was offloaded.
@@ -464,11 +427,11 @@ impl Dex {
     /// # Errors
     /// As [`crate::Index::verify`].
     pub async fn destroy(&self, session: &Session) -> Result<(), IndexError> {
-        if self.0.ownership() == OWNED {
+        if self.0.ownership.is_owned() {
             // Records that only dirty leaves refer to are found in remote memory then.
             self.flush(session).await?;
         }
-        self.0.set_ownership(CLOSED);
+        self.0.ownership.set_closed();
         let mut collector = Collector::new(None);
         {
             let _pin = session.begin(OpKind::Other).await?;
@@ -485,39 +448,6 @@ impl Cache {
     #[inline]
     fn layout(&self) -> &Layout {
         self.remote.layout()
-    }
-
-    fn ownership(&self) -> u8 {
-        self.ownership.load(Ordering::Acquire)
-    }
-
-    fn set_ownership(&self, ownership: u8) {
-        self.ownership.store(ownership, Ordering::Release);
-    }
-
-    #[inline]
-    fn check_open(&self) -> Result<(), IndexError> {
-        if self.ownership() <= OWNED { Ok(()) } else { Err(self.closed()) }
-    }
-
-    #[cold]
-    fn closed(&self) -> IndexError {
-        let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-        IndexError::Closed(match broken.as_str() {
-            "" => "the table has been closed".into(),
-            why => format!("the table must be opened anew: {why}"),
-        })
-    }
-
-    /// A change of the tree's shape has begun in remote memory and must not stop half way: if it did,
-    /// cache and remote memory do not fit together any more.
-    fn must_succeed(&self, done: Result<(), IndexError>) -> Result<(), IndexError> {
-        done.map_err(|error| {
-            let text = error.to_string();
-            *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = text.clone();
-            self.set_ownership(BROKEN);
-            IndexError::OutcomeUnknown(text)
-        })
     }
 
     fn no_level(&self) -> IndexError {

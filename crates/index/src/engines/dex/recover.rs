@@ -17,17 +17,15 @@ use farleaf_pool::canary::Canary;
 
 use super::log::{Durability, Live};
 use super::log_object::{FLOOR_WORD, LogPlace, read_log};
-use super::member::Part;
 use super::ops::OwnedIntent;
-use super::partitions::{Partitions, change_map_now};
-use super::range_guard::View;
 use super::ring::{Kind, Place, Record, Ring, records_of};
 use super::split::Need;
 use super::walk::Seek;
-use super::{Cache, Dex, DexOptions, FRAMES_MIN, Fail, Found, OWNED, OpContext};
+use super::{Cache, Dex, DexOptions, FRAMES_MIN, Fail, Found, OpContext};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Node;
+use crate::compute::ownership::{Ownership, Partitions, View, change_map_now};
 use crate::retry::backoff;
 use crate::sync::Mutex;
 
@@ -76,7 +74,7 @@ impl Cache {
                 return Ok(map);
             };
             let word = object.addr().word();
-            let map = change_map_now(&cache.remote, &task_session, async |map| {
+            let map = change_map_now(cache.ownership.words(), &task_session, async |map| {
                 let mut new = map.clone();
                 // Another task of this cache may have been quicker.
                 if new.logs.iter().all(|(owner, _)| *owner != me) {
@@ -169,8 +167,9 @@ impl Cache {
         };
         let (meta, layout) = (self.remote.meta(), *self.layout());
         let is_own = |key: &[u8]| view.owned[view.map.of(key, false)];
-        let cache = Dex::with(meta, layout, options, Part::of_view(view.clone()))?.0;
-        cache.set_ownership(OWNED);
+        let ownership = Ownership::of_view(*self.ownership.words(), view.clone());
+        let cache = Dex::with(meta, layout, options, ownership)?.0;
+        cache.ownership.set_owned();
         cache.remote.set_subtree_level(self.remote.subtree_level());
         if let Some(place) = log.journal() {
             let (segment, generation, images) = read_ring(session, place).await?;

@@ -22,7 +22,7 @@
 //!   exclusive, and changed in the cache, at the same time.
 //!
 //! - `INV-DEX-SHARED-5` While a shared node is compared with remote memory and taken for exclusive
-//!   (`INV-DEX-MOVE-4`), this compute server changes no shared node remotely: a change may go up by
+//!   (`INV-DEX-PART-3`), this compute server changes no shared node remotely: a change may go up by
 //!   several levels, and holds no latch of what is above the copy that it began at.
 //!
 //! - `INV-DEX-SHARED-6` An operation that a copy leads right posts the missing separator only if the
@@ -56,6 +56,7 @@ use super::walk::Unfinished;
 use super::{Cache, Fail};
 use crate::IndexError;
 use crate::bnode::Kind;
+use crate::sync::{Mutex, lock};
 
 /// Tries at a latch on the way through what is dropped.
 const TRIES_MAX: u32 = 1_000;
@@ -275,5 +276,54 @@ impl Drop for Turn {
     fn drop(&mut self) {
         self.cache.map.exchange(self.addr, Some(Entry::Io), None);
         self.cache.lot.unpark(self.addr);
+    }
+}
+
+/// Changes of shared nodes in remote memory by this compute server, and adoptions, which exclude them
+/// (`INV-DEX-SHARED-5`).
+#[derive(Debug, Default)]
+pub(super) struct Posts(Mutex<(u32, bool)>);
+
+/// The right to change shared nodes in remote memory, or to adopt.
+pub(super) struct PostTurn {
+    cache: Arc<Cache>,
+    adopts: bool,
+}
+
+impl Drop for PostTurn {
+    fn drop(&mut self) {
+        {
+            let mut posts = lock(&self.cache.posts.0);
+            match self.adopts {
+                true => posts.1 = false,
+                false => posts.0 -= 1,
+            }
+        }
+        self.cache.lot.unpark(self.cache.posts_key());
+    }
+}
+
+impl Cache {
+    fn posts_key(&self) -> u64 {
+        self.remote.meta().word() + 192
+    }
+
+    /// Waits for the turn to change shared nodes remotely, or to adopt.
+    pub(super) async fn post_turn(self: &Arc<Self>, adopts: bool) -> PostTurn {
+        let posts = &self.posts.0;
+        let is_free = |(count, adopting): (u32, bool)| !adopting && (!adopts || count == 0);
+        loop {
+            {
+                let mut posts = lock(posts);
+                if is_free(*posts) {
+                    match adopts {
+                        true => posts.1 = true,
+                        false => posts.0 += 1,
+                    }
+                    return PostTurn { cache: Arc::clone(self), adopts };
+                }
+            }
+            self.lot.park(self.posts_key(), || is_free(*lock(posts))).await;
+        }
     }
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use farleaf_pool::{Audit, Session};
 
+use super::Cache;
 use super::frames::{State, TOP};
 use super::mapping_table::Entry;
 use super::stored::walk_stored;
-use super::{Cache, OWNED};
 use crate::IndexError;
 use crate::bnode::{Kind, Node, verify_image};
 use crate::index::TableReport;
@@ -24,7 +24,7 @@ impl Cache {
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         let mut problems = Vec::new();
-        if self.ownership() == OWNED {
+        if self.ownership.is_owned() {
             self.flush(session).await?;
             problems = self.check_cache();
             if problems.is_empty() {

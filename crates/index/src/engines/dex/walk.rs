@@ -13,47 +13,12 @@ use super::Cache;
 use super::frames::{State, TOP};
 use super::mapping_table::Entry;
 use super::miss::{Heal, IoMark};
+pub(super) use crate::bnode::Seek;
 use crate::bnode::{Cover, Node, Word};
 use crate::local::Version;
 
 /// Levels that a walk goes down before it must have met inconsistent content.
 const LEVELS_MAX: u32 = 64;
-
-/// Where on a level one wants to go.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Seek<'a> {
-    /// To the node that covers a key.
-    At(&'a [u8]),
-    /// To the node that covers the place just above a key.
-    After(&'a [u8]),
-    /// To the leftmost node.
-    First,
-    /// To the rightmost node.
-    Last,
-}
-
-impl Seek<'_> {
-    #[inline]
-    pub(super) fn covered<W: Word>(self, node: &Node<'_, W>) -> Cover {
-        match self {
-            Seek::At(key) => node.covers(key),
-            Seek::After(key) => node.covers_after(key),
-            Seek::First => Cover::Inside,
-            Seek::Last if node.right() != 0 => Cover::Above,
-            Seek::Last => Cover::Inside,
-        }
-    }
-
-    #[inline]
-    pub(super) fn child<W: Word>(self, node: &Node<'_, W>) -> (usize, u64) {
-        match self {
-            Seek::At(key) => node.child_for(key),
-            Seek::After(key) => node.child_after(key),
-            Seek::First => (0, node.child(0).unwrap_or(0)),
-            Seek::Last => (node.count(), node.child(node.count()).unwrap_or(0)),
-        }
-    }
-}
 
 /// A Hot node and its parent, as they were when the walk came by.
 #[derive(Clone, Copy, Debug)]

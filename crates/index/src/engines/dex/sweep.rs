@@ -7,13 +7,13 @@ use std::sync::Arc;
 use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::Session;
 
-use super::super::Cache;
-use super::super::frames::{State, TOP};
-use super::super::mapping_table::Entry;
-use super::super::partitions::Range;
+use super::Cache;
+use super::frames::{State, TOP};
+use super::mapping_table::Entry;
 use crate::IndexError;
 use crate::bnode::Kind;
 use crate::compute::MoveError;
+use crate::compute::ownership::Range;
 use crate::retry::backoff;
 
 /// Passes over the frames while others go on; each but the last few has less to do than the one
@@ -32,7 +32,7 @@ struct Place {
 impl Cache {
     /// Address and fences of the node in a frame, of one moment; `None` if there is none, or it is
     /// being changed.
-    pub(in super::super) fn range_of(&self, frame: u32) -> Option<(u64, Range)> {
+    pub(super) fn range_of(&self, frame: u32) -> Option<(u64, Range)> {
         let ctl = self.frames.ctl(frame);
         let version = ctl.latch.sample()?;
         let node = self.frames.node(self.layout(), frame);
@@ -206,7 +206,7 @@ impl Cache {
     }
 
     /// Drops every node that lies in `range` from the cache. No operation works on them.
-    pub(in super::super) async fn drop_range(
+    pub(super) async fn drop_range(
         self: &Arc<Self>,
         session: &Session,
         range: &Range,
