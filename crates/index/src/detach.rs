@@ -5,6 +5,8 @@ use std::pin::Pin;
 
 use farleaf_pool::Session;
 
+use crate::IndexError;
+
 /// A task on its way to the executor. Boxed where it is made: each of the futures that it goes through would
 /// else have room for all of it, and copy it.
 pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -26,4 +28,30 @@ pub(crate) async fn run_to_end<T: 'static>(
         sender.send(result);
     });
     session.reliable().within(receiver).await
+}
+
+/// Errors for work that goes on for longer than its caller waits.
+pub(crate) trait TimedOut {
+    /// That; for work that has not changed any key.
+    fn timed_out() -> Self;
+}
+
+impl TimedOut for () {
+    fn timed_out() -> Self {}
+}
+
+impl<T> TimedOut for Result<T, IndexError> {
+    fn timed_out() -> Self {
+        Err(IndexError::Unavailable("a memory server cannot be reached: try again".into()))
+    }
+}
+
+/// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer
+/// than the caller waits, gives what `T` says about that.
+pub(crate) fn detach<T: TimedOut + 'static>(
+    session: &Session,
+    task: impl Future<Output = T> + 'static,
+) -> impl Future<Output = T> {
+    let done = run_to_end(session, Box::pin(task), ());
+    async { done.await.unwrap_or_else(T::timed_out) }
 }

@@ -6,6 +6,7 @@ use std::ops::Bound;
 use farleaf_pool::{Audit, Session};
 
 use crate::change::{Change, Outcome};
+use crate::compute::OwnedTable;
 use crate::{Entries, IndexError};
 
 /// The result of a compare-exchange.
@@ -201,5 +202,10 @@ pub trait Index: Send + Sync + 'static {
     /// As any operation; the table is still open then.
     fn close(&self, _session: &Session) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
+    }
+
+    /// The calls on ranges and their owners, of a table that has some.
+    fn owned(&self) -> Option<&dyn OwnedTable> {
+        None
     }
 }

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 
 use farleaf_fabric::Incarnation;
-use farleaf_index::AnyIndex;
-use farleaf_index::dex::{Dex, MoveError};
+use farleaf_index::compute::{MoveError, OwnedTable};
+use farleaf_index::{Engine, Index};
 use farleaf_pool::Member;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -69,7 +69,7 @@ pub struct Partition {
     pub operations: Option<u64>,
 }
 
-/// Partitions of tables whose engine has owners, [`Engine::Dex`](crate::Engine::Dex). What moves ranges
+/// Partitions of tables whose engine has owners ([`Traits::owned`](farleaf_index::Traits)). What moves ranges
 /// is done by their owner, while everybody goes on using them; nothing is lost whoever dies meanwhile.
 ///
 /// # Errors
@@ -83,10 +83,10 @@ impl Table {
     /// # Errors
     /// See above.
     pub fn partitions(&self) -> Result<Vec<Partition>> {
-        self.with_dex(async |dex, session| {
-            dex.refresh_map(session).await?;
-            let loads = dex.loads(session, false).await.map_err(Error::from)?;
-            let (_, bounds, owners) = dex.known_map();
+        self.with_owned(async |table, session| {
+            table.refresh_map(session).await?;
+            let loads = table.loads(session, false).await.map_err(Error::from)?;
+            let (_, bounds, owners) = table.known_map();
             let ends = bounds.into_iter().map(Some).chain([None]);
             let mut low = None;
             let mut partitions = Vec::new();
@@ -114,9 +114,9 @@ impl Table {
         high: Option<&[u8]>,
         to: ServerName,
     ) -> Result<()> {
-        self.with_dex(async |dex, session| {
+        self.with_owned(async |table, session| {
             check_there(session, to).await?;
-            dex.move_range(session, low, high, to.0).await.map_err(Error::from)?;
+            table.move_range(session, low, high, to.0).await.map_err(Error::from)?;
             Ok(())
         })
     }
@@ -127,8 +127,8 @@ impl Table {
     /// # Errors
     /// See above; [`ErrorKind::Invalid`] also if there is no such boundary, or the bound is in neither.
     pub fn move_boundary(&self, number: usize, bound: &[u8]) -> Result<()> {
-        self.with_dex(async |dex, session| {
-            dex.move_boundary(session, number, bound).await.map_err(Error::from)?;
+        self.with_owned(async |table, session| {
+            table.move_boundary(session, number, bound).await.map_err(Error::from)?;
             Ok(())
         })
     }
@@ -138,9 +138,9 @@ impl Table {
     /// # Errors
     /// See above.
     pub fn give_share(&self, to: ServerName) -> Result<()> {
-        self.with_dex(async |dex, session| {
+        self.with_owned(async |table, session| {
             check_there(session, to).await?;
-            dex.scale_out(session, to.0).await.map_err(Error::from)?;
+            table.scale_out(session, to.0).await.map_err(Error::from)?;
             Ok(())
         })
     }
@@ -150,9 +150,9 @@ impl Table {
     /// # Errors
     /// See above; [`ErrorKind::Invalid`] also if all keys are its.
     pub fn drain(&self, who: ServerName) -> Result<usize> {
-        self.with_dex(async |dex, session| {
+        self.with_owned(async |table, session| {
             check_there(session, who).await?;
-            dex.scale_in(session, who.0).await.map_err(Error::from)
+            table.scale_in(session, who.0).await.map_err(Error::from)
         })
     }
 
@@ -169,24 +169,34 @@ impl Table {
     /// # Errors
     /// See above.
     pub fn take_free(&self) -> Result<bool> {
-        self.with_dex(async |dex, session| Ok(dex.take_all_free(session).await?))
+        self.with_owned(async |table, session| Ok(table.take_all_free(session).await?))
     }
 
-    fn with_dex<T>(&self, op: impl AsyncFnOnce(&Dex, &Session) -> Result<T>) -> Result<T> {
+    fn with_owned<T>(
+        &self,
+        op: impl AsyncFnOnce(&dyn OwnedTable, &Session) -> Result<T>,
+    ) -> Result<T> {
         ThreadContext::run(self.store().core(), async |context| {
             self.core().check_present()?;
-            let AnyIndex::Dex(dex) = self.core().index() else {
+            let Some(table) = self.core().index().owned() else {
                 return Err(Error::invalid(format!(
-                    "table \"{}\" is of the engine {}, which has no partitions: those of dex have",
+                    "table \"{}\" is of the engine {}, which has no partitions: those of {} have",
                     self.name(),
-                    self.core().index().engine()
+                    self.core().index().engine(),
+                    engines_with_owners()
                 )));
             };
             let session = context.session().await?;
-            let result = op(dex, &session).await;
+            let result = op(table, &session).await;
             result.map_err(|error| error.within(format_args!("table \"{}\"", self.name())))
         })
     }
+}
+
+/// Names of the engines whose tables have owners.
+fn engines_with_owners() -> String {
+    let owned = Engine::ALL.iter().filter(|engine| engine.traits().owned);
+    owned.map(|engine| engine.name()).collect::<Vec<_>>().join(" and ")
 }
 
 /// Refuses a compute server that is no member of the pool.

@@ -21,9 +21,8 @@ use farleaf_fabric::{
     Endpoint, Exposed, Fabric, FabricError, GlobalAddr, ListenConfig, Processors,
 };
 use farleaf_index::compute::messages::{Op, OpReply};
-use farleaf_index::compute::{Host, RangeOwner, number_of};
-use farleaf_index::dex::Dex;
-use farleaf_index::{AnyIndex, Engine, IndexError, OpenOptions};
+use farleaf_index::compute::{Host, HostedTable, number_of};
+use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions};
 use farleaf_pool::Root;
 
 use crate::core::Core;
@@ -91,21 +90,21 @@ impl ServeOptions {
 /// A table that others may ask, in this store.
 #[derive(Clone, Debug)]
 struct ServedTable {
-    dex: Dex,
+    index: AnyIndex,
     /// What a request retires is looked after.
     core: Weak<Core>,
 }
 
-impl RangeOwner for ServedTable {
+impl HostedTable for ServedTable {
     fn meta(&self) -> GlobalAddr {
-        self.dex.meta()
+        self.index.meta()
     }
 
     async fn serve(&self, session: &Session, op: Op) -> std::result::Result<OpReply, IndexError> {
         if let Some(core) = self.core.upgrade() {
             core.activity.note();
         }
-        self.dex.serve(session, op).await
+        self.index.serve(session, op).await
     }
 }
 
@@ -233,17 +232,21 @@ impl Serving {
 
     /// Takes requests for a table that has been opened, unless it does already.
     pub(crate) fn serve(&self, core: &Arc<Core>, index: &AnyIndex) {
-        let AnyIndex::Dex(dex) = index else { return };
+        if index.owned().is_none() {
+            return;
+        }
         if let State::Running(running) = &*self.state() {
-            running.host.add(ServedTable { dex: dex.clone(), core: Arc::downgrade(core) });
+            running.host.add(ServedTable { index: index.clone(), core: Arc::downgrade(core) });
         }
     }
 
     /// Takes requests for the table no more; those that were begun are done then.
     pub(crate) async fn leave(&self, session: &Session, index: &AnyIndex) {
-        let AnyIndex::Dex(dex) = index else { return };
+        if index.owned().is_none() {
+            return;
+        }
         let leaving = match &*self.state() {
-            State::Running(running) => running.host.remove(dex.meta()),
+            State::Running(running) => running.host.remove(index.meta()),
             State::Asleep | State::Stopped => None,
         };
         while leaving.as_ref().is_some_and(|leaving| !leaving.is_done()) {

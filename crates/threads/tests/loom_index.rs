@@ -35,7 +35,7 @@ mod latch;
 #[path = "../../index/src/engines/dex/cache/mapping_table.rs"]
 mod mapping_table;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/op_counters.rs"]
+#[path = "../../index/src/compute/ownership/op_counters.rs"]
 mod op_counters;
 #[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/local/parking_lot.rs"]
@@ -600,7 +600,7 @@ impl Guarded {
     }
 }
 
-/// INV-DEX-GATE-1 and 2: operations that were let in are out when a drain ends, what they did happens before,
+/// INV-COMPUTE-GUARD-1 and 2: operations that were let in are out when a drain ends, what they did happens before,
 /// and none is let into the closed range after.
 #[test]
 fn a_drain_waits_for_the_operations_that_were_let_in() {
@@ -617,7 +617,7 @@ fn a_drain_waits_for_the_operations_that_were_let_in() {
     });
 }
 
-/// INV-DEX-GATE-2: a task that an operation leaves behind is waited for as well, on whichever side of the
+/// INV-COMPUTE-GUARD-2: a task that an operation leaves behind is waited for as well, on whichever side of the
 /// flip it begins.
 #[test]
 fn a_drain_waits_for_the_tasks_that_operations_leave() {

@@ -13,6 +13,7 @@ use farleaf_fabric::{
 use farleaf_index::{
     Engine, Index, IndexError, TableFormat,
     bnode::Layout,
+    compute::OwnedTable,
     dex::{
         Dex, DexOptions, DexStats, JoinOptions, Take, equal_width,
         offload::{OFFLOAD_SERVICE, OffloadService},

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Exposed, FabricError, ServerId};
 use farleaf_index::{
     AnyIndex, Index, IndexError, OpenOptions, Settings, TableFormat, TableReport,
-    compute::{Host, number_of},
-    dex::{Dex, equal_width, sampled},
+    compute::{Host, equal_width, number_of, sampled},
+    dex::Dex,
     knobs::CACHE,
 };
 use farleaf_pool::{Audit, Pool, PoolError, Root, Session, format, format_once};
@@ -33,7 +33,7 @@ pub(super) struct Server {
     pub(super) pool: Arc<Pool>,
     pub(super) index: AnyIndex,
     /// Executes what other compute servers send.
-    pub(super) host: Arc<Host<Dex>>,
+    pub(super) host: Arc<Host<AnyIndex>>,
     /// Settings by which it was opened.
     pub(super) settings: Settings,
 }
@@ -141,12 +141,12 @@ impl Loaded {
                 (_, source) => BenchError::Open(source),
             }
         })?;
-        let host: Arc<Host<Dex>> = Arc::default();
-        if let (AnyIndex::Dex(dex), true) = (&index, options.calls) {
+        let host: Arc<Host<AnyIndex>> = Arc::default();
+        if index.owned().is_some() && options.calls {
             if let Some(exposed) = expose(number_of(pool.member()))? {
                 session.publish_address(exposed.address).await.map_err(refused)?;
             }
-            host.add(dex.clone());
+            host.add(index.clone());
         }
         Ok(Server { pool, index, host, settings: options.settings })
     }
@@ -177,8 +177,8 @@ async fn fill(
     let open = async || AnyIndex::open(session, root, &options).await.map_err(BenchError::Open);
     let mut index = open().await?;
     let bounds = bounds(context)?;
-    if let (AnyIndex::Dex(dex), false) = (&index, bounds.is_empty()) {
-        dex.partition(session, &bounds).await.map_err(failed)?;
+    if let (Some(table), false) = (index.owned(), bounds.is_empty()) {
+        table.partition(session, &bounds).await.map_err(failed)?;
         index = open().await?;
     }
     let load = match context.config.load {

@@ -5,8 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_fabric::Endpoint;
-use farleaf_index::compute::{Host, MoveError};
-use farleaf_index::dex::{Dex, sampled};
+use farleaf_index::compute::{Host, MoveError, OwnedTable, sampled};
 use farleaf_index::knobs::DURABILITY;
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions, Settings, StoredTable};
 use farleaf_pool::{Root, Session};
@@ -84,11 +83,11 @@ impl TableSetup {
         index: AnyIndex,
         aged: bool,
     ) -> Result<(), IndexError> {
-        match &index {
-            AnyIndex::Dex(dex) if self.partitions > 1 => {
-                dex.partition(session, &sampled(&self.keys, self.partitions)).await?;
+        match index.owned() {
+            Some(table) if self.partitions > 1 => {
+                table.partition(session, &sampled(&self.keys, self.partitions)).await?;
             }
-            index => index.close(session).await?,
+            _ => index.close(session).await?,
         }
         if aged {
             StoredTable::of(root)?.age(session).await?;
@@ -109,9 +108,11 @@ impl TableSetup {
         on_cut_off: impl Fn() + Clone + 'static,
         mut sessions: impl AsyncFnMut() -> Result<Session, IndexError>,
     ) -> Result<(), IndexError> {
-        let AnyIndex::Dex(dex) = index else { return Ok(()) };
-        let host: Arc<Host<Dex>> = Arc::default();
-        host.add(dex.clone());
+        if index.owned().is_none() {
+            return Ok(());
+        }
+        let host: Arc<Host<AnyIndex>> = Arc::default();
+        host.add(index.clone());
         for _ in 0..SERVERS {
             let (session, on_cut_off) = (sessions().await?, on_cut_off.clone());
             let endpoint = session.endpoint().clone();
@@ -123,11 +124,12 @@ impl TableSetup {
             });
         }
         if self.moves {
-            let (session, dex) = (sessions().await?, dex.clone());
+            let (session, index) = (sessions().await?, index.clone());
             let (shared, is_over) = (Rc::clone(shared), Rc::clone(is_over));
             session.endpoint().clone().spawn(async move {
+                let Some(table) = index.owned() else { return };
                 while !is_over.get() && !shared.stop.get() {
-                    shared.table.move_some(&shared, &session, &dex).await;
+                    shared.table.move_some(&shared, &session, table).await;
                     session.endpoint().sleep(MOVE_NS + session.endpoint().random() % MOVE_NS).await;
                 }
             });
@@ -136,10 +138,10 @@ impl TableSetup {
     }
 
     /// Gives some range to somebody, as far as that is possible now.
-    async fn move_some(&self, shared: &Shared, session: &Session, dex: &Dex) {
+    async fn move_some(&self, shared: &Shared, session: &Session, table: &dyn OwnedTable) {
         let endpoint = session.endpoint();
         let random = |below: usize| (endpoint.random() % below.max(1) as u64) as usize;
-        let (_, bounds, _) = dex.known_map();
+        let (_, bounds, _) = table.known_map();
         // Some of them are leaving, or dead.
         let members = session.members().await.unwrap_or_default();
         let (Some(key), Some(to)) =
@@ -156,7 +158,7 @@ impl TableSetup {
             1 => (Some(key.as_slice()), high),
             _ => (low, high),
         };
-        let moved = dex.move_range(session, low, high, to.incarnation).await;
+        let moved = table.move_range(session, low, high, to.incarnation).await;
         match moved {
             Ok(_) => shared.count(|stats| stats.moved += 1),
             Err(MoveError::Index(error @ (IndexError::Corrupt(_) | IndexError::Invalid(_)))) => {

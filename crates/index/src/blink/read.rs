@@ -9,6 +9,7 @@ use farleaf_pool::{LockToken, Session};
 
 use super::{Fail, LEVEL_MASK, META_ROOT, Tree};
 use crate::IndexError;
+pub(super) use crate::bnode::Seek;
 use crate::bnode::{Cover, Kind, Node};
 use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 
@@ -20,41 +21,6 @@ const RESTARTS_QUICK: u32 = 8;
 const REREADS_QUICK: u32 = 16;
 /// A node that nobody has locked and whose checksum does not fit for so long is corrupt.
 const CORRUPT_AFTER_NS: u64 = 50_000_000;
-/// The place on a level that a reader looks for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Seek<'a> {
-    /// To the node that covers a key.
-    At(&'a [u8]),
-    /// To the node that covers the place just above a key.
-    After(&'a [u8]),
-    /// To the leftmost node.
-    First,
-    /// To the rightmost node.
-    Last,
-}
-
-impl Seek<'_> {
-    #[inline]
-    pub(super) fn covered(self, node: &Node<'_, u64>) -> Cover {
-        match self {
-            Seek::At(key) => node.covers(key),
-            Seek::After(key) => node.covers_after(key),
-            Seek::First => Cover::Inside,
-            Seek::Last if node.right() != 0 => Cover::Above,
-            Seek::Last => Cover::Inside,
-        }
-    }
-
-    #[inline]
-    pub(super) fn child(self, node: &Node<'_, u64>) -> (usize, u64) {
-        match self {
-            Seek::At(key) => node.child_for(key),
-            Seek::After(key) => node.child_after(key),
-            Seek::First => (0, node.child(0).unwrap_or(0)),
-            Seek::Last => (node.count(), node.child(node.count()).unwrap_or(0)),
-        }
-    }
-}
 
 /// A split that a walk found unfinished: its parent lacks the separator.
 #[derive(Clone, Debug)]

@@ -12,12 +12,13 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::bulk::BuiltTree;
-use super::lock::{Lock, lock_word};
 use super::read::Unfinished;
 use super::scan::{CursorPlace, is_empty, is_past};
 use super::{BlinkOptions, Fail, LEVEL_MASK, META_ROOT, Tree, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
-use crate::detach::run_to_end;
+use crate::compute::ownership::MapWords;
+pub(crate) use crate::detach::TimedOut;
+use crate::detach::detach;
 use crate::index::{ScanRange, SortedPairs, TableReport};
 use crate::retry::backoff;
 use crate::walk::Visitor;
@@ -31,22 +32,6 @@ const EXCLUSIVE_TRIES: u32 = 32;
 /// A remote tree.
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteTree(Arc<Tree>);
-
-/// Errors for work that goes on for longer than its caller waits.
-pub(crate) trait TimedOut {
-    /// That; for work that has not changed any key.
-    fn timed_out() -> Self;
-}
-
-impl TimedOut for () {
-    fn timed_out() -> Self {}
-}
-
-impl<T> TimedOut for Result<T, IndexError> {
-    fn timed_out() -> Self {
-        Err(IndexError::Unavailable("a memory server cannot be reached: try again".into()))
-    }
-}
 
 /// A tree that was built and is not in place yet.
 pub(crate) struct NewTree(BuiltTree);
@@ -87,9 +72,10 @@ impl RemoteTree {
         self.0.meta
     }
 
-    /// The word of the meta object that names another object of the engine's.
-    pub(crate) fn map_word(&self) -> GlobalAddr {
-        self.0.meta.plus(META_FREE + 8)
+    /// The words of the meta object that hold the ownership map of a table that has one.
+    pub(crate) fn map_words(&self) -> MapWords {
+        let meta = self.0.meta;
+        MapWords { meta, map: meta.plus(META_FREE + 8), lock: meta.plus(META_FREE + 16) }
     }
 
     /// The word of the meta object that says up to which level nodes lie on their children's server.
@@ -105,24 +91,6 @@ impl RemoteTree {
     /// See [`RemoteTree::set_subtree_level`].
     pub(crate) fn subtree_level(&self) -> Option<u8> {
         self.0.placed.load(Ordering::Relaxed).checked_sub(1)
-    }
-
-    /// Takes the lock of [`RemoteTree::map_word`]; takes it over from the dead.
-    pub(crate) async fn lock_map(&self, session: &Session) -> Result<Lock, IndexError> {
-        lock_word(session, self.0.meta.plus(META_FREE + 16)).await
-    }
-
-    /// Stores [`RemoteTree::map_word`] and releases its lock, in one chain.
-    pub(crate) async fn name_map(
-        &self,
-        session: &Session,
-        lock: Lock,
-        word: u64,
-    ) -> Result<(), IndexError> {
-        let mut ops = session.client().ops();
-        ops.write_word(self.map_word(), word);
-        lock.finish(ops, 0, None).await?;
-        Ok(())
     }
 
     pub(crate) fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
@@ -172,8 +140,7 @@ impl RemoteTree {
         session: &Session,
         task: impl Future<Output = T> + 'static,
     ) -> impl Future<Output = T> {
-        let done = run_to_end(session, Box::pin(task), ());
-        async { done.await.unwrap_or_else(T::timed_out) }
+        detach(session, task)
     }
 
     /// Tells whether a value of `len` bytes needs a record.

@@ -62,6 +62,7 @@ mod edit;
 mod encode;
 mod header;
 mod layout;
+mod seek;
 mod slotted;
 mod split;
 mod strings;
@@ -79,6 +80,7 @@ pub use layout::{
     KEY_BYTES_MAX, KeyFormat, Layout, LayoutError, LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN,
     ValueFormat,
 };
+pub(crate) use seek::Seek;
 pub use split::Split;
 pub use strings::{common_prefix, shortest_separator};
 pub use verify::{NodeError, verify_image};

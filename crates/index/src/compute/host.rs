@@ -14,7 +14,7 @@ use farleaf_fabric::{AnyEndpoint, Endpoint, GlobalAddr, Incoming};
 use farleaf_pool::Session;
 
 use super::messages::{decode_request, encode_reply};
-use super::{RangeOwner, TABLE_SERVICE};
+use super::{HostedTable, TABLE_SERVICE};
 use crate::IndexError;
 use crate::sync::{Mutex, lock};
 
@@ -62,7 +62,7 @@ impl<T> Default for Host<T> {
     }
 }
 
-impl<T: RangeOwner> Host<T> {
+impl<T: HostedTable> Host<T> {
     /// Takes requests for `table` from now on; false if it does already.
     pub fn add(&self, table: T) -> bool {
         let key = table.meta().word();

@@ -11,7 +11,9 @@
 mod host;
 pub mod messages;
 mod migration;
-mod send;
+mod owned_table;
+pub(crate) mod ownership;
+mod range_owner;
 
 use std::future::Future;
 
@@ -21,8 +23,11 @@ use farleaf_pool::Session;
 use crate::IndexError;
 pub use host::{Host, Leaving};
 use messages::{Op, OpReply};
-pub use migration::{MoveError, PartLoad};
-pub(crate) use send::{Patience, forget, send};
+pub(crate) use migration::Moving;
+pub use migration::{Balance, BalanceOptions, Balancer, Decision, MoveError, PartLoad};
+pub use owned_table::{OwnedTable, Work};
+pub use ownership::{JoinOptions, Owner, Take, equal_width, sampled};
+pub(crate) use range_owner::RangeOwner;
 
 /// The service by which compute servers ask each other about tables.
 pub const TABLE_SERVICE: ServiceId = ServiceId(1);
@@ -33,7 +38,7 @@ pub fn number_of(slot: u32) -> ServerId {
 }
 
 /// An open table that executes the requests of other compute servers.
-pub trait RangeOwner: Clone + 'static {
+pub trait HostedTable: Clone + 'static {
     /// The address of its meta object.
     fn meta(&self) -> GlobalAddr;
 

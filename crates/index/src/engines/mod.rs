@@ -14,12 +14,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, Service, ServiceId};
+use farleaf_fabric::{Endpoint, GlobalAddr, Service, ServiceId};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Root, Session};
 use fastrand::Rng;
 
 use crate::change::{Change, Outcome};
+use crate::compute::messages::{Op, OpReply};
+use crate::compute::{HostedTable, OwnedTable};
 use crate::engine::Engine as Design;
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError, OpenOptions, Settings, StoredTable, TableFormat};
@@ -242,6 +244,23 @@ impl AnyIndex {
     }
 }
 
+impl HostedTable for AnyIndex {
+    /// That of a table with owners; no table else can be asked.
+    fn meta(&self) -> GlobalAddr {
+        self.owned().map_or(GlobalAddr::NULL, OwnedTable::meta)
+    }
+
+    async fn serve(&self, session: &Session, op: Op) -> Result<OpReply, IndexError> {
+        match self.owned() {
+            Some(table) => table.serve(session, op).await,
+            None => Err(IndexError::Invalid(format!(
+                "an operation for the owner of a key, and tables of the engine {} have no owners",
+                self.engine()
+            ))),
+        }
+    }
+}
+
 impl Index for AnyIndex {
     async fn get(
         &self,
@@ -289,5 +308,9 @@ impl Index for AnyIndex {
 
     async fn close(&self, session: &Session) -> Result<(), IndexError> {
         on_table!(self, index => Index::close(index, session).await)
+    }
+
+    fn owned(&self) -> Option<&dyn OwnedTable> {
+        on_table!(self, index => index.owned())
     }
 }

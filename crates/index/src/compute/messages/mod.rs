@@ -1,6 +1,7 @@
 //! Messages: the requests that compute servers send each other about tables, and the replies.
 
 mod codec;
+mod send;
 
 use std::ops::Bound;
 
@@ -12,6 +13,7 @@ use crate::change::Change;
 use crate::index::Exchange;
 
 pub use codec::{Malformed, decode_reply, decode_request, encode_reply, encode_request};
+pub(crate) use send::{Patience, forget, send};
 
 /// A request to another compute server: an operation for its key's owner, whose fields are those of
 /// [`crate::Index`]'s methods, or one that concerns the server itself.

@@ -4,10 +4,11 @@ use farleaf_fabric::OpKind;
 use farleaf_pool::{Audit, Session};
 
 use super::Dex;
-use super::forward::unexpected;
 use super::tree::Seek;
 use crate::change::{Change, Outcome};
+use crate::compute::OwnedTable;
 use crate::compute::messages::{Op, OpReply};
+use crate::compute::ownership::{forward_change, route, scan_all, unexpected};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError};
 
@@ -19,9 +20,9 @@ impl Index for Dex {
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
         self.0.remote.check_key(key)?;
-        let Ok(_inside) = self.0.acquire(session, Seek::At(key)).await? else {
+        let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(key)).await? else {
             let op = Op::Get { key: key.to_vec() };
-            return match Box::pin(self.route(session, op)).await? {
+            return match Box::pin(route(self, session, op)).await? {
                 OpReply::Value(found) => {
                     let has = found.is_some();
                     *value = found.unwrap_or_default();
@@ -46,8 +47,8 @@ impl Index for Dex {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        let Ok(_inside) = self.0.acquire(session, Seek::At(change.key)).await? else {
-            return Box::pin(self.forward_change(session, change, held)).await;
+        let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(change.key)).await? else {
+            return Box::pin(forward_change(self, session, change, held)).await;
         };
         let outcome = self.0.modify(session, change, held).await?;
         session.vouch()?;
@@ -61,7 +62,7 @@ impl Index for Dex {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        self.scan_all(session, range, limit, out).await?;
+        scan_all(self, session, range, limit, out).await?;
         Ok(session.vouch()?)
     }
 
@@ -84,5 +85,9 @@ impl Index for Dex {
 
     async fn close(&self, session: &Session) -> Result<(), IndexError> {
         Dex::close(self, session).await
+    }
+
+    fn owned(&self) -> Option<&dyn OwnedTable> {
+        Some(self)
     }
 }

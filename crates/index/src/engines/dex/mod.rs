@@ -14,30 +14,20 @@
 //! | folder or file | content |
 //! |---|---|
 //! | `cache/` | the page cache: frames, mapping table, cooling map, eviction; no keys, no I/O |
-//! | `tree/` | operations, changes of shape, write-back, replay of a dead owner's log |
+//! | `tree/` | operations, changes of shape, shared nodes, write-back, replay of a dead owner's log |
 //! | `log/` | changes and images of nodes in pool memory |
 //! | `offload/` | operations that memory servers execute |
-//! | `partitions`, `member`, `range_guard`, `op_counters`, `load` | the ownership map, membership, and the admission of operations |
-//! | `shared` | inner nodes that cross bounds |
-//! | `forward` | operations on others' keys, which [`crate::compute`] carries |
-//! | `repartition/` | ranges that change owners, by call or by load |
+//! | `partition` | this engine's side of ownership, which is [`crate::compute`]'s |
 //! | `index`, `options`, `stats`, `stored` | the engine interface: operations, settings, counters, tables that are not open |
 //!
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
 mod cache;
-mod forward;
 mod index;
-mod load;
 mod log;
-mod member;
 pub mod offload;
-mod op_counters;
 mod options;
-mod partitions;
-mod range_guard;
-mod repartition;
-mod shared;
+mod partition;
 mod stats;
 mod stored;
 mod tree;
@@ -51,29 +41,28 @@ use crate::IndexError;
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
-pub use crate::compute::{MoveError, PartLoad};
+use crate::compute::ownership::{Ownership, create_map};
+pub use crate::compute::{
+    Balance, BalanceOptions, Balancer, Decision, JoinOptions, MoveError, Owner, PartLoad, Take,
+    equal_width, sampled,
+};
 use crate::drops::retire_all;
 use crate::index::TableReport;
 use crate::walk::Collector;
 pub use cache::{Admission, UnknownAdmission};
-pub use forward::Owner;
 pub use log::{Durability, UnknownDurability};
-use member::Part;
-pub use member::{JoinOptions, Take};
 use offload::OffloadServer;
 pub use options::DexOptions;
-use partitions::create_map;
-pub use partitions::{equal_width, sampled};
-pub use repartition::{Balance, BalanceOptions, Balancer, Decision, MoveOptions};
+pub use partition::MoveOptions;
 pub use stats::DexStats;
 use stored::walk_stored;
-use tree::Tree as Cache;
-use tree::{CLOSED, Fail, Found, OWNED, OpContext, Tree};
+use tree::{Fail, Found, OpContext, Tree};
 
 /// Fewest frames of a cache.
 const FRAMES_MIN: u64 = 8;
 /// Most frames: their numbers have 32 bits, and the last is taken.
 const FRAMES_MAX: u64 = 1 << 31;
+
 /// A table of this engine and this compute server's cache of it, for all its threads. Clones share it.
 ///
 /// [`DexOptions::durability`] chooses the failures that an acknowledged change survives. With *volatile*,
@@ -111,40 +100,17 @@ impl Dex {
         tree::place_table(session, meta, subtree_level).await?;
         let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
         let _pin = session.begin(OpKind::Maintenance).await?;
-        create_map(&remote, session).await?;
+        create_map(&remote.map_words(), session).await?;
         Ok(meta)
-    }
-
-    /// Cuts the table into one partition more than there are `bounds`, which are inclusive upper
-    /// bounds, ascending, of the partitions but the last; and closes it. From then on each partition
-    /// has nobody until a compute server that opens the table takes it. No operation may be running.
-    ///
-    /// Cost: a split for each bound, a flush, a change of the map.
-    ///
-    /// # Errors
-    /// `Invalid` for bounds that are no keys of the table or do not ascend, or a table that has several
-    /// partitions already; `Unavailable` if another compute server has it. The table is as it was.
-    pub async fn partition(&self, session: &Session, bounds: &[Vec<u8>]) -> Result<(), IndexError> {
-        let (moving, old) = self.close_whole(session).await?;
-        if !old.is_empty() {
-            return Err(IndexError::Invalid(format!(
-                "this is done before a table is partitioned, and this one has {} partitions",
-                old.len() + 1
-            )));
-        }
-        let _pin = session.begin(OpKind::Maintenance).await?;
-        self.0.partition(session, bounds, moving).await?;
-        session.pool().let_go(self.meta(), &self.0);
-        Ok(())
     }
 
     fn with(
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
-        part: Part,
+        ownership: Ownership,
     ) -> Result<Self, IndexError> {
-        Ok(Dex(Arc::new(Tree::new(meta, layout, options, part)?)))
+        Ok(Dex(Arc::new(Tree::new(meta, layout, options, ownership)?)))
     }
 
     /// Returns the address of its meta object.
@@ -164,7 +130,7 @@ impl Dex {
 
     /// Returns the counts of the cache.
     pub fn stats(&self) -> DexStats {
-        self.0.stats.get()
+        self.0.stats.get(self.0.ownership.counts())
     }
 
     /// Returns each memory server's work for this cache; empty as long as nothing was offloaded.
@@ -208,11 +174,11 @@ impl Dex {
     /// # Errors
     /// As [`crate::Index::verify`].
     pub async fn destroy(&self, session: &Session) -> Result<(), IndexError> {
-        if self.0.ownership() == OWNED {
+        if self.0.ownership.is_owned() {
             // Records that only dirty leaves refer to are found in remote memory then.
             self.flush(session).await?;
         }
-        self.0.set_ownership(CLOSED);
+        self.0.ownership.set_closed();
         let mut collector = Collector::new(None);
         {
             let _pin = session.begin(OpKind::Other).await?;

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::compute::ownership::OwnershipCounts;
+
 /// A count that any thread adds to.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
@@ -52,28 +54,37 @@ impl Stats {
 }
 
 macro_rules! stats {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+    ($($(#[$doc:meta])* $name:ident,)+; $($(#[$owned_doc:meta])* $owned:ident,)+) => {
         /// Counts of what the cache of one compute server has done. Hits are not counted: they touch
         /// nothing that threads share.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct DexStats {
             $($(#[$doc])* pub $name: u64,)+
+            $($(#[$owned_doc])* pub $owned: u64,)+
         }
 
         impl DexStats {
             /// Returns the difference to the earlier counts `before`.
             pub fn since(&self, before: &DexStats) -> DexStats {
-                DexStats { $($name: self.$name.wrapping_sub(before.$name),)+ }
+                DexStats {
+                    $($name: self.$name.wrapping_sub(before.$name),)+
+                    $($owned: self.$owned.wrapping_sub(before.$owned),)+
+                }
             }
 
             /// Adds those of another cache.
             pub fn add(&mut self, other: &DexStats) {
                 $(self.$name += other.$name;)+
+                $(self.$owned += other.$owned;)+
             }
 
             /// Every count by its name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-                [$((stringify!($name), self.$name),)+].into_iter()
+                [
+                    $((stringify!($name), self.$name),)+
+                    $((stringify!($owned), self.$owned),)+
+                ]
+                .into_iter()
             }
         }
 
@@ -83,8 +94,11 @@ macro_rules! stats {
         }
 
         impl Stats {
-            pub(crate) fn get(&self) -> DexStats {
-                DexStats { $($name: self.$name.get(),)+ }
+            pub(crate) fn get(&self, owned: &OwnershipCounts) -> DexStats {
+                DexStats {
+                    $($name: self.$name.get(),)+
+                    $($owned: owned.$owned.load(Ordering::Relaxed),)+
+                }
             }
 
             /// Adds what another cache has done for this one.
@@ -224,6 +238,11 @@ stats! {
     offload_invalidated,
     /// Nanoseconds of memory servers' threads, by their own account.
     offload_handler_ns,
+    /// Nodes written back because their range was given away.
+    moved_nodes,
+    /// Shared nodes found current, that lie in this compute server's range by now.
+    adopted,
+    ;
     /// Operations that were sent to their key's owner.
     forwarded,
     /// Operations that waited for a range that was being given away.
@@ -232,10 +251,6 @@ stats! {
     map_reads,
     /// Ranges that were given away.
     moves,
-    /// Nodes written back because their range was given away.
-    moved_nodes,
-    /// Shared nodes found current, that lie in this compute server's range by now.
-    adopted,
     /// Dead compute servers whose partitions were taken over.
     takeovers,
 }

@@ -8,14 +8,16 @@ use farleaf_pool::canary::Canary;
 use fastrand::Rng;
 
 use super::log::read_log;
-use super::member::{JoinOptions, Part, Take};
 use super::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use super::range_guard::View;
 use super::tree::check_placement;
-use super::{Admission, Cache, Dex, DexOptions, Durability, FRAMES_MIN};
+use super::{Admission, Dex, DexOptions, Durability, FRAMES_MIN, Tree};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
+use crate::compute::ownership::{
+    Ownership, View, check_unowned, claim, dead_holders, give_away, open_already, read_map,
+};
+use crate::compute::{JoinOptions, Take};
 use crate::engine::{Engine, Traits, choose};
 use crate::index::TableReport;
 use crate::walk::Visitor;
@@ -26,6 +28,46 @@ fn remote(meta: GlobalAddr, layout: Layout) -> RemoteTree {
 }
 
 impl Dex {
+    /// Opens a table in this member of the pool: gives the cache that the member has of it, or a new one, which
+    /// is empty.
+    ///
+    /// Cost: 3 READs for a new cache, and a change of the map if it takes something.
+    ///
+    /// # Errors
+    /// For a new cache: `Invalid` for one of fewer than 8 nodes and for options that make no sense, `Full` if
+    /// there is no memory for it; `Unavailable` if another member of this compute server has the table open.
+    pub async fn open(
+        session: &Session,
+        meta: GlobalAddr,
+        layout: Layout,
+        options: DexOptions,
+        join: JoinOptions,
+    ) -> Result<Self, IndexError> {
+        if let Some(cache) = session.pool().kept::<Tree>(meta) {
+            return Ok(Dex(cache));
+        }
+        let words = remote(meta, layout).map_words();
+        let (map, placement) = {
+            let _pin = session.begin(OpKind::Other).await?;
+            let placement = session.reliable().word(RemoteTree::placement_word(meta)).await?;
+            (read_map(&words, session).await?, placement)
+        };
+        let me = session.endpoint().incarnation();
+        if map.owners.contains(&me.0) {
+            return Err(open_already(meta, me));
+        }
+        let ownership = Ownership::new(words, map, join);
+        let new = Dex::with(meta, layout, options, ownership)?;
+        new.0.take_placement(placement);
+        // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
+        let dex = Dex(session.pool().keep(meta, new.0));
+        if let Take::Free(most @ 1..) = join.take {
+            let _pin = session.begin(OpKind::Maintenance).await?;
+            claim(&dex, session, most).await?;
+        }
+        Ok(dex)
+    }
+
     /// As [`Dex::open`], by the settings of the store.
     pub(crate) async fn open_kept(
         session: &Session,
@@ -110,7 +152,8 @@ impl Engine for Dex {
     }
 
     async fn check_unowned(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
-        check_unowned(session, table.meta(), *table.layout()).await
+        let _pin = session.begin(OpKind::Other).await?;
+        check_unowned(&remote(table.meta(), *table.layout()).map_words(), session).await
     }
 
     fn draw(rng: &mut Rng, layout: &Layout) -> Settings {
@@ -177,7 +220,7 @@ pub(super) async fn walk_stored(
     if visitor.is_done() {
         return Ok(());
     }
-    let map = Cache::read_map(remote, session).await?;
+    let map = read_map(&remote.map_words(), session).await?;
     visitor.object("ownership map", map.addr, map.bytes);
     for (_, word) in map.logs {
         if visitor.is_done() {
@@ -202,14 +245,8 @@ async fn release_dead(
     layout: Layout,
 ) -> Result<usize, IndexError> {
     let _pin = session.begin(OpKind::Maintenance).await?;
-    let map = Cache::read_map(&remote(meta, layout), session).await?;
-    let mut dead = Vec::new();
-    for who in map.holders() {
-        let is_other = who != session.endpoint().incarnation();
-        if is_other && session.endpoint().is_dead(who).await {
-            dead.push(who);
-        }
-    }
+    let words = remote(meta, layout).map_words();
+    let (map, dead) = dead_holders(&words, session).await?;
     if dead.is_empty() {
         return Ok(0);
     }
@@ -218,31 +255,11 @@ async fn release_dead(
         durability: Durability::Volatile,
         ..DexOptions::default()
     };
-    let part = Part::of_view(View::new(map));
-    let dex = Dex::with(meta, layout, options, part)?;
+    let ownership = Ownership::of_view(words, View::new(map));
+    let dex = Dex::with(meta, layout, options, ownership)?;
     dex.0.take_placement(session.reliable().word(RemoteTree::placement_word(meta)).await?);
     for who in &dead {
-        dex.0.give_away(session, *who, 0).await?;
+        give_away(&dex, session, *who, 0).await?;
     }
     Ok(dead.len())
-}
-
-/// Refuses a table of which some compute server owns a part. The caller has no pin.
-async fn check_unowned(
-    session: &Session,
-    meta: GlobalAddr,
-    layout: Layout,
-) -> Result<(), IndexError> {
-    let _pin = session.begin(OpKind::Other).await?;
-    let map = Cache::read_map(&remote(meta, layout), session).await?;
-    let me = session.endpoint().incarnation();
-    match map.holders().into_iter().next() {
-        None => Ok(()),
-        Some(who) if who == me => Err(IndexError::Invalid(
-            "the table is open in this compute server: close it first".into(),
-        )),
-        Some(who) => Err(IndexError::Invalid(format!(
-            "compute server {who} has the table open: end that process, or drop the table in it"
-        ))),
-    }
 }

@@ -12,7 +12,7 @@ use crate::common::{Pairs, World, join, settle, start};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig};
-use farleaf_index::compute::{Host, number_of};
+use farleaf_index::compute::{Host, OwnedTable, number_of};
 use farleaf_index::dex::{
     Admission, Balance, BalanceOptions, Dex, DexOptions, JoinOptions, MoveError, MoveOptions, Take,
     equal_width, sampled,

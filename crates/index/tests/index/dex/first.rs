@@ -14,6 +14,7 @@ use crate::common::{Pairs, join, settle};
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::Index;
+use farleaf_index::compute::OwnedTable;
 use farleaf_index::dex::{Dex, DexOptions};
 use farleaf_pool::{Audit, Session};
 

@@ -9,7 +9,7 @@ use super::storm::{config, members, serve};
 use crate::common::{join, settle};
 use farleaf_fabric::sim::{Sim, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig};
-use farleaf_index::compute::{Host, number_of};
+use farleaf_index::compute::{Host, OwnedTable, number_of};
 use farleaf_index::dex::{Dex, DexOptions, JoinOptions, Take};
 use farleaf_index::{Engine, Index, TableFormat};
 

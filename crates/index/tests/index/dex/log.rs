@@ -13,6 +13,7 @@ use crate::common::{World, cost_since, costs, join, settle, start};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind};
 use farleaf_index::bnode::Layout;
+use farleaf_index::compute::OwnedTable;
 use farleaf_index::dex::{Admission, Dex, DexOptions, Durability, JoinOptions, Take};
 use farleaf_index::{Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Audit, ClassReport, Pool, Session};

@@ -13,6 +13,7 @@ use crate::common::clients::soak;
 use crate::common::{formats, join, settle};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim};
+use farleaf_index::compute::OwnedTable;
 use farleaf_index::dex::{Dex, DexOptions, JoinOptions, MoveError, Take};
 use farleaf_index::{Entries, Index, IndexError, ScanRange, TableFormat};
 

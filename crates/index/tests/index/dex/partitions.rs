@@ -10,7 +10,7 @@ use crate::common::clients::{Model, count_up, one_step, soak};
 use crate::common::{Pairs, World, formats, key, start, value};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Client, Fabric};
-use farleaf_index::compute::RangeOwner;
+use farleaf_index::compute::OwnedTable;
 use farleaf_index::compute::messages::{Op, OpReply};
 use farleaf_index::dex::{Dex, DexOptions, JoinOptions, Owner, Take};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Fabric};
 use farleaf_index::bnode::KeyFormat;
+use farleaf_index::compute::OwnedTable;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{
     Admission, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,

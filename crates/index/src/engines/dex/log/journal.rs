@@ -27,7 +27,7 @@ use super::{Log, OpenLog};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Node;
-use crate::engines::dex::partitions::Range;
+use crate::compute::ownership::Range;
 use crate::sync::lock;
 
 /// The most images that one record batch holds. A segment has room for them.

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Incarnation, OpKind};
+use farleaf_fabric::{Buf, GlobalAddr, OpKind};
 use farleaf_pool::Session;
 
 use super::Tree;
@@ -15,16 +15,12 @@ use super::ops::unfinished_change;
 use crate::IndexError;
 use crate::blink::remote::NewTree;
 use crate::bnode::{Node, NodeMut};
-use crate::compute::MoveError;
+use crate::compute::ownership::{Range, close_whole};
+use crate::compute::{MoveError, Moving};
 use crate::detach::run_to_end;
 use crate::engines::dex::Dex;
-use crate::engines::dex::partitions::Range;
-use crate::engines::dex::range_guard::View;
-use crate::engines::dex::repartition::Moving;
 use crate::index::SortedPairs;
 
-/// Tries at having all partitions.
-const TRIES_MAX: u32 = 1_000;
 /// Most nodes of an empty table that another is built for: as many as a session can retire at a time,
 /// with room for what waits to be freed.
 const EMPTY_NODES_MAX: usize = 400;
@@ -45,65 +41,9 @@ impl Dex {
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
-        let (moving, bounds) = self.close_whole(session).await?;
+        let (moving, bounds) = close_whole(self, session).await?;
         let _pin = session.begin(OpKind::BulkLoad).await?;
         self.0.bulk_load(session, pairs, &bounds, moving).await
-    }
-
-    /// Makes all partitions this compute server's and closes them: no operation is inside until the result
-    /// is dropped. Returns their bounds as well.
-    ///
-    /// Cost: 3 READs; a change of the map if a partition is nobody's.
-    ///
-    /// # Errors
-    /// `Unavailable` if another compute server has a partition, or gets one.
-    pub(in crate::engines::dex) async fn close_whole(
-        &self,
-        session: &Session,
-    ) -> Result<(Moving, Vec<Vec<u8>>), IndexError> {
-        let cache = &self.0;
-        self.own_all(session).await?;
-        let Some(moving) = Moving::begin(cache) else {
-            return Err(IndexError::Unavailable("a range is being given away: try again".into()));
-        };
-        // From here on no other compute server changes the map, but one that comes and owns nothing.
-        let guard = &self.0.part.guard;
-        let view =
-            guard.change(|view| Some(View { closed: Some(Range::default()), ..view.clone() }));
-        if !view.owned.iter().all(|owned| *owned) {
-            return Err(IndexError::Unavailable("a range was given away: try again".into()));
-        }
-        guard.drain(session).await;
-        Ok((moving, view.map.bounds.clone()))
-    }
-
-    /// Takes all partitions for this compute server.
-    async fn own_all(&self, session: &Session) -> Result<(), IndexError> {
-        let me = session.endpoint().incarnation();
-        for _ in 0..TRIES_MAX {
-            self.refresh_map(session).await?;
-            let view = self.0.view();
-            let owners = || view.map.owners.iter().copied().map(Incarnation).enumerate();
-            if let Some((number, owner)) = owners().find(|(_, who)| who.0 != 0 && *who != me) {
-                let takes_over = self.0.part.take_over;
-                if takes_over && session.endpoint().is_dead(owner).await {
-                    self.take_over(session, owner).await?;
-                    continue;
-                }
-                return Err(IndexError::Unavailable(format!(
-                    "a bulk load needs all of the table at {}, and compute server {owner} owns partition \
-                     {number}: end that process first, or insert the pairs one by one (farleaf load \
-                     without --sorted)",
-                    self.meta()
-                )));
-            }
-            if owners().all(|(_, owner)| owner == me) {
-                return Ok(());
-            }
-            let _pin = session.begin(OpKind::Maintenance).await?;
-            self.0.claim(session, usize::MAX).await?;
-        }
-        Err(IndexError::Unavailable("the table's partitions change owners all the time".into()))
     }
 }
 
@@ -115,7 +55,7 @@ impl Tree {
         session: &Session,
         pairs: &mut impl SortedPairs,
         bounds: &[Vec<u8>],
-        moving: Moving,
+        moving: Moving<Dex>,
     ) -> Result<u64, IndexError> {
         self.flush(session).await?;
         let old = self.empty_nodes(session).await?;

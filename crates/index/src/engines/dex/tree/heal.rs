@@ -7,12 +7,12 @@ use std::sync::Arc;
 use farleaf_fabric::Buf;
 use farleaf_pool::Session;
 
+use super::shared::First;
 use super::split::Need;
 use super::walk::{Found, Location, Seek, Unfinished};
 use super::{Fail, OpContext, Tree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
-use crate::engines::dex::shared::First;
 
 /// A change that a crash has left half done, as an operation met it.
 #[derive(Debug)]

@@ -11,8 +11,10 @@
 //! | `write_back`, `replay` | dirty nodes to remote memory; a dead owner's log |
 //! | `placement` | memory servers of new nodes |
 //! | `verify` | checks of the cache and of remote memory |
-//! | `context` | attempts of one operation |
+//! | `shared`, `sweep`, `adopt` | inner nodes that cross bounds; nodes of a range that changes owners |
+//! | `context`, `tasks` | attempts of one operation; steps that run to their end |
 
+mod adopt;
 mod bulk;
 mod combine;
 mod context;
@@ -26,13 +28,16 @@ mod placement;
 mod prefetch;
 mod replay;
 mod scan;
+mod shared;
 mod split;
+mod sweep;
+mod tasks;
 mod verify;
 mod walk;
 mod write_back;
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
@@ -41,9 +46,9 @@ use crate::IndexError;
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
+use crate::compute::ownership::Ownership;
 use crate::engines::dex::cache::PageCache;
 use crate::engines::dex::log::Log;
-use crate::engines::dex::member::Part;
 use crate::engines::dex::offload::Offloads;
 use crate::engines::dex::stats::Stats;
 use crate::engines::dex::{DexOptions, FRAMES_MAX};
@@ -53,21 +58,17 @@ use combine::Combined;
 pub(crate) use context::{Fail, OpContext};
 pub(crate) use ops::{LeafChange, OwnedLeafChange};
 pub(crate) use placement::{SUBTREE_LEVEL, check_level, check_placement, place_table};
+use shared::Posts;
 pub(crate) use split::Need;
 pub(crate) use walk::{Found, Seek, Unfinished};
-
-/// States of a tree: nobody's yet, in use, closed, of no use after an error.
-pub(crate) const UNOWNED: u8 = 0;
-pub(crate) const OWNED: u8 = 1;
-pub(crate) const CLOSED: u8 = 2;
-pub(crate) const BROKEN: u8 = 3;
 
 /// One compute server's tree of a table, for all its threads.
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) remote: RemoteTree,
     /// The keys that it serves.
-    pub(crate) part: Part,
+    pub(crate) ownership: Ownership,
+    posts: Posts,
     pub(crate) options: DexOptions,
     pub(crate) pages: Arc<PageCache>,
     pub(crate) log: Log,
@@ -81,13 +82,10 @@ pub(crate) struct Tree {
     room_tasks: AtomicU32,
     /// Entries of a leaf as the last scan found them; 0 before the first. A hint.
     leaf_entries: AtomicUsize,
-    ownership: AtomicU8,
-    /// The error that broke the tree.
-    broken: Mutex<String>,
 }
 
 impl Tree {
-    /// Makes an empty cache of the table at `meta`, which serves the keys of `part`.
+    /// Makes an empty cache of the table at `meta`, which serves the keys that `ownership` gives it.
     ///
     /// # Errors
     /// `Invalid` for options with which no table of such nodes can be opened; `Full` if this compute
@@ -96,7 +94,7 @@ impl Tree {
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
-        part: Part,
+        ownership: Ownership,
     ) -> Result<Self, IndexError> {
         options.check(&layout)?;
         let frames = options.cache_bytes / layout.node_bytes() as u64;
@@ -118,10 +116,9 @@ impl Tree {
             stats,
             room_tasks: AtomicU32::new(0),
             leaf_entries: AtomicUsize::new(0),
-            ownership: AtomicU8::new(UNOWNED),
-            broken: Mutex::default(),
             remote: RemoteTree::open(meta, layout, remote_options),
-            part,
+            ownership,
+            posts: Posts::default(),
             options,
         })
     }
@@ -129,40 +126,6 @@ impl Tree {
     #[inline]
     pub(crate) fn layout(&self) -> &Layout {
         self.pages.layout()
-    }
-
-    pub(crate) fn ownership(&self) -> u8 {
-        self.ownership.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set_ownership(&self, ownership: u8) {
-        self.ownership.store(ownership, Ordering::Release);
-    }
-
-    /// Fails if the tree is closed or broken.
-    #[inline]
-    pub(crate) fn check_open(&self) -> Result<(), IndexError> {
-        if self.ownership() <= OWNED { Ok(()) } else { Err(self.closed()) }
-    }
-
-    #[cold]
-    pub(crate) fn closed(&self) -> IndexError {
-        let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-        IndexError::Closed(match broken.as_str() {
-            "" => "the table has been closed".into(),
-            why => format!("the table must be opened anew: {why}"),
-        })
-    }
-
-    /// Breaks the tree if a step failed that must not: a change of the tree's shape has begun in remote
-    /// memory, and cache and remote memory do not fit together if it stops half way.
-    fn must_succeed<T>(&self, done: Result<T, IndexError>) -> Result<T, IndexError> {
-        done.map_err(|error| {
-            let text = error.to_string();
-            *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = text.clone();
-            self.set_ownership(BROKEN);
-            IndexError::OutcomeUnknown(text)
-        })
     }
 
     pub(crate) fn no_level(&self) -> IndexError {

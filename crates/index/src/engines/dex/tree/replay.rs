@@ -16,16 +16,14 @@ use farleaf_pool::canary::Canary;
 
 use super::context::{Fail, OpContext};
 use super::pages::write_surely;
-use super::{Found, Need, OWNED, OwnedLeafChange, Seek, Tree};
+use super::{Found, Need, OwnedLeafChange, Seek, Tree};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{Kind, Node};
+use crate::compute::ownership::{Ownership, Partitions, View, change_map_now};
 use crate::engines::dex::log::{
     Durability, LogPlace, Record, RecordKind, read_log, read_ring, write_floors,
 };
-use crate::engines::dex::member::Part;
-use crate::engines::dex::partitions::{Partitions, change_map_now};
-use crate::engines::dex::range_guard::View;
 use crate::engines::dex::{DexOptions, FRAMES_MIN};
 use crate::retry::backoff;
 
@@ -52,7 +50,7 @@ impl Tree {
                 return Ok(map);
             };
             let word = object.addr().word();
-            let map = change_map_now(&tree.remote, &task_session, async |map| {
+            let map = change_map_now(tree.ownership.words(), &task_session, async |map| {
                 let mut new = map.clone();
                 // Another task of this tree may have been quicker.
                 if new.logs.iter().all(|(owner, _)| *owner != me) {
@@ -116,8 +114,9 @@ impl Tree {
         };
         let (meta, layout) = (self.remote.meta(), *self.layout());
         let is_own = |key: &[u8]| view.owned[view.map.of(key, false)];
-        let tree = Arc::new(Tree::new(meta, layout, options, Part::of_view(view.clone()))?);
-        tree.set_ownership(OWNED);
+        let ownership = Ownership::of_view(*self.ownership.words(), view.clone());
+        let tree = Arc::new(Tree::new(meta, layout, options, ownership)?);
+        tree.ownership.set_owned();
         tree.remote.set_subtree_level(self.remote.subtree_level());
         if let Some(place) = log.journal() {
             let (segment, generation, images) = read_ring(session, place).await?;

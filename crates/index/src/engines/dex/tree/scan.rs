@@ -68,7 +68,7 @@ impl Tree {
                 Next::After(key) => Seek::After(key),
             };
             // For each leaf anew, so that a long scan does not keep a range from changing hands.
-            let _inside = match self.acquire(session, seek).await? {
+            let _inside = match self.ownership.acquire(session, seek).await? {
                 Ok(inside) => inside,
                 Err(number) => return Ok(Some(number)),
             };

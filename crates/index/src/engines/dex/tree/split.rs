@@ -18,12 +18,12 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::ops::{OwnedLeafChange, apply};
+use super::shared::First;
 use super::walk::{Found, Location, Seek};
 use super::{Fail, OpContext, Tree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Head, NodeMut};
 use crate::engines::dex::cache::{FrameState, Mapping, OwnedFrame, TOP};
-use crate::engines::dex::shared::First;
 
 /// The purpose of a split.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farleaf_pool::{Audit, Session};
 
-use super::{OWNED, Tree};
+use super::Tree;
 use crate::IndexError;
 use crate::bnode::{Node, verify_image};
 use crate::engines::dex::cache::FrameState;
@@ -22,7 +22,7 @@ impl Tree {
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         let mut problems = Vec::new();
-        if self.ownership() == OWNED {
+        if self.ownership.is_owned() {
             self.flush(session).await?;
             problems = self.pages.check();
             if problems.is_empty() {

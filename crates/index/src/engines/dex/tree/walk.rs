@@ -15,6 +15,7 @@ use super::Tree;
 use super::context::{Fail, OpContext};
 use super::heal::Heal;
 use crate::IndexError;
+pub(crate) use crate::bnode::Seek;
 use crate::bnode::{Cover, Node, Word};
 use crate::engines::dex::cache::{IoMark, Mapping, MissedChild, TOP};
 use crate::engines::dex::offload::{Offload, OffloadMark};
@@ -22,42 +23,6 @@ use crate::local::Version;
 
 /// Levels that a walk goes down before it must have met inconsistent content.
 const LEVELS_MAX: u32 = 64;
-
-/// A place on a level.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Seek<'a> {
-    /// The node that covers a key.
-    At(&'a [u8]),
-    /// The node that covers the place just above a key.
-    After(&'a [u8]),
-    /// The leftmost node.
-    First,
-    /// The rightmost node.
-    Last,
-}
-
-impl Seek<'_> {
-    #[inline]
-    pub(crate) fn covered<W: Word>(self, node: &Node<'_, W>) -> Cover {
-        match self {
-            Seek::At(key) => node.covers(key),
-            Seek::After(key) => node.covers_after(key),
-            Seek::First => Cover::Inside,
-            Seek::Last if node.right() != 0 => Cover::Above,
-            Seek::Last => Cover::Inside,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn child<W: Word>(self, node: &Node<'_, W>) -> (usize, u64) {
-        match self {
-            Seek::At(key) => node.child_for(key),
-            Seek::After(key) => node.child_after(key),
-            Seek::First => (0, node.child(0).unwrap_or(0)),
-            Seek::Last => (node.count(), node.child(node.count()).unwrap_or(0)),
-        }
-    }
-}
 
 /// A Hot node and its parent, with the versions that the walk saw.
 #[derive(Clone, Copy, Debug)]

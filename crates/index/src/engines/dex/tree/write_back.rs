@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
-use super::{CLOSED, Tree};
+use super::Tree;
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::engines::dex::cache::{Backing, FrameState, OwnedFrame, Sx};
@@ -165,15 +165,13 @@ impl Tree {
     ///
     /// Cost: that of a flush, and a change of the map.
     pub(crate) async fn close(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
-        if self.ownership() == CLOSED {
-            return self.release_once(session).await;
+        if self.ownership.is_closed() {
+            return self.ownership.release_once(session).await;
         }
         self.offloads.check_settled()?;
         self.flush(session).await?;
-        self.set_ownership(CLOSED);
-        // Operations that wait for a range to open end with an error.
-        self.wake_guard();
-        self.release_once(session).await
+        self.ownership.set_closed();
+        self.ownership.release_once(session).await
     }
 
     /// Starts a task that writes back the frames which keep the log's oldest part, if that is in the way.

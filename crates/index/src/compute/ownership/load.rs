@@ -1,7 +1,7 @@
 //! Load: counts operations on own keys, with decay, and samples their keys.
 
 use super::op_counters::LINES;
-use super::tree::Seek;
+use crate::bnode::Seek;
 use crate::sync::{Mutex, lock};
 
 /// One operation in so many leaves its key in the sample.
@@ -11,11 +11,11 @@ const KEYS: usize = 128;
 
 /// Operations and a sample of their keys.
 #[derive(Debug, Default)]
-pub(super) struct Load {
+pub(crate) struct Load {
     /// Operations, the older ones counted less.
-    pub(super) ops: u64,
+    pub(crate) ops: u64,
     /// Keys of some of them.
-    pub(super) keys: Vec<Vec<u8>>,
+    pub(crate) keys: Vec<Vec<u8>>,
 }
 
 /// Counts operations and samples their keys, a sample for each line of [`super::op_counters`].

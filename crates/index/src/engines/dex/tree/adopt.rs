@@ -5,12 +5,12 @@ use std::sync::Arc;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::super::cache::FrameState;
-use super::super::shared::First;
-use super::super::{Cache, Fail};
+use super::shared::First;
+use super::{Fail, Tree};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Kind;
+use crate::engines::dex::cache::{FrameState, TOP};
 use crate::retry::backoff;
 
 /// Passes over the frames: one for each level, and some for what is busy.
@@ -25,18 +25,15 @@ enum Looked {
     Stale,
 }
 
-impl Cache {
+impl Tree {
     /// Looks at every shared node in the cache whose range has become this cache's as a whole: if it is
     /// as remote memory has it, it is exclusive from now on, else it is dropped and read again
-    /// (`INV-DEX-MOVE-4`). What cannot be settled stays shared, which only costs time. Runs to its end
+    /// (`INV-DEX-PART-3`). What cannot be settled stays shared, which only costs time. Runs to its end
     /// whatever becomes of the caller, who has a pin.
     ///
     /// Cost: 1 READ for each such node, of which there is about one a level for each bound that has
     /// gone.
-    pub(in super::super) async fn adopt(
-        self: &Arc<Self>,
-        session: &Session,
-    ) -> Result<(), IndexError> {
+    pub(crate) async fn adopt(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
         let adopted =
             RemoteTree::detach(session, async move { cache.adopt_now(&task_session).await });
@@ -85,10 +82,7 @@ impl Cache {
     /// The address of a frame's node, if that is shared, and within a partition of this cache's.
     fn adoptable(&self, frame: u32) -> Option<u64> {
         let ctl = self.pages.frames.ctl(frame);
-        if !ctl.is_shared()
-            || ctl.state() != FrameState::Hot
-            || ctl.parent() == super::super::cache::TOP
-        {
+        if !ctl.is_shared() || ctl.state() != FrameState::Hot || ctl.parent() == TOP {
             return None;
         }
         let (addr, range) = self.range_of(frame)?;

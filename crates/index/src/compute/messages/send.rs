@@ -9,9 +9,9 @@ use farleaf_fabric::{
 };
 use farleaf_pool::Session;
 
-use super::messages::{Op, OpReply, decode_reply, encode_request};
-use super::{TABLE_SERVICE, number_of};
+use super::{Op, OpReply, decode_reply, encode_request};
 use crate::IndexError;
+use crate::compute::{TABLE_SERVICE, number_of};
 
 /// Tries of an operation before it fails, in the simulator.
 const TRIES_MAX: u32 = 1_000;

@@ -10,9 +10,11 @@
 use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_pool::Session;
 
-use super::super::load::Load;
-use super::super::{Cache, Dex};
-use crate::compute::{MoveError, PartLoad};
+use super::calls::{loads, move_range};
+use super::{MoveError, PartLoad};
+use crate::IndexError;
+use crate::compute::RangeOwner;
+use crate::compute::ownership::{Load, Ownership};
 
 /// Whether boundaries are moved by load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +22,7 @@ pub enum Balance {
     /// Only when somebody calls for it.
     #[default]
     Off,
-    /// By [`Dex::keep_balanced`].
+    /// By [`keep_balanced`](crate::compute::OwnedTable::keep_balanced).
     Auto,
 }
 
@@ -140,75 +142,71 @@ impl Balancer {
     }
 }
 
-impl Dex {
-    /// One round of balancing: gathers the loads and moves a boundary if that is worth while; the map's
-    /// epoch after it, if something was moved.
-    ///
-    /// # Errors
-    /// As [`Dex::move_range`].
-    pub async fn balance(
-        &self,
-        session: &Session,
-        balancer: &mut Balancer,
-    ) -> Result<Option<u64>, MoveError> {
-        let loads = self.loads(session, true).await?;
-        let Some(Decision { low, high, to, .. }) = balancer.decide(&loads) else {
-            return Ok(None);
-        };
-        self.move_range(session, low.as_deref(), high.as_deref(), to).await.map(Some)
-    }
+/// One round of balancing: gathers the loads and moves a boundary if that is worth while; the map's
+/// epoch after it, if something was moved.
+///
+/// # Errors
+/// As [`move_range`].
+pub(crate) async fn balance<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    balancer: &mut Balancer,
+) -> Result<Option<u64>, MoveError> {
+    let loads = loads(table, session, true).await?;
+    let Some(Decision { low, high, to, .. }) = balancer.decide(&loads) else {
+        return Ok(None);
+    };
+    move_range(table, session, low.as_deref(), high.as_deref(), to).await.map(Some)
+}
 
-    /// Balances until the table is closed here, if `options` say so. Every compute server may run it;
-    /// the one that owns the lowest keys acts.
-    ///
-    /// # Errors
-    /// `Closed`. A move that fails is left to the next round.
-    pub async fn keep_balanced(
-        &self,
-        session: &Session,
-        options: BalanceOptions,
-    ) -> Result<(), crate::IndexError> {
-        if options.mode == Balance::Off {
-            return Ok(());
+/// Balances until the table is closed here, if `options` say so. Every compute server may run it;
+/// the one that owns the lowest keys acts.
+///
+/// # Errors
+/// `Closed`. A move that fails is left to the next round.
+pub(crate) async fn keep_balanced<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    options: BalanceOptions,
+) -> Result<(), IndexError> {
+    if options.mode == Balance::Off {
+        return Ok(());
+    }
+    let mut balancer = Balancer::new(options);
+    loop {
+        session.endpoint().sleep(options.round_ns).await;
+        table.ownership().check_open()?;
+        if table.ownership().view().owned[0] {
+            let _ = balance(table, session, &mut balancer).await;
         }
-        let mut balancer = Balancer::new(options);
-        loop {
-            session.endpoint().sleep(options.round_ns).await;
-            self.0.check_open()?;
-            if self.0.view().owned[0] {
-                let _ = self.balance(session, &mut balancer).await;
-            }
-            session.tick().await?;
-        }
+        session.tick().await?;
     }
 }
 
-impl Cache {
-    /// What has been done on each partition of this cache's, by its own count and sample.
-    pub(in super::super) fn own_load(&self, decay: bool) -> Vec<PartLoad> {
-        let view = self.view();
-        let Load { ops, keys } = self.part.guard.load(decay);
-        let mut loads: Vec<(usize, PartLoad)> = (0..view.map.count())
-            .filter(|number| view.owned[*number])
-            .map(|number| {
-                let range = view.map.owned_range(number);
-                let owner = Incarnation(view.map.owners[number]);
-                let (low, high) = (range.low, range.high);
-                (number, PartLoad { owner, low, high, ops: 0, keys: Vec::new() })
-            })
-            .collect();
-        let all = keys.len() as u64;
-        for key in keys {
-            let number = view.map.of(&key, false);
-            if let Some((_, load)) = loads.iter_mut().find(|(own, _)| *own == number) {
-                load.keys.push(key);
-            }
+/// What has been done on each own partition, by its own count and sample.
+pub(crate) fn own_load(ownership: &Ownership, decay: bool) -> Vec<PartLoad> {
+    let view = ownership.view();
+    let Load { ops, keys } = ownership.guard().load(decay);
+    let mut loads: Vec<(usize, PartLoad)> = (0..view.map.count())
+        .filter(|number| view.owned[*number])
+        .map(|number| {
+            let range = view.map.owned_range(number);
+            let owner = Incarnation(view.map.owners[number]);
+            let (low, high) = (range.low, range.high);
+            (number, PartLoad { owner, low, high, ops: 0, keys: Vec::new() })
+        })
+        .collect();
+    let all = keys.len() as u64;
+    for key in keys {
+        let number = view.map.of(&key, false);
+        if let Some((_, load)) = loads.iter_mut().find(|(own, _)| *own == number) {
+            load.keys.push(key);
         }
-        for (_, load) in &mut loads {
-            load.ops = (ops * load.keys.len() as u64).checked_div(all).unwrap_or(0);
-        }
-        loads.into_iter().map(|(_, load)| load).collect()
     }
+    for (_, load) in &mut loads {
+        load.ops = (ops * load.keys.len() as u64).checked_div(all).unwrap_or(0);
+    }
+    loads.into_iter().map(|(_, load)| load).collect()
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@
 //!   exclusive, and changed in the cache, at the same time.
 //!
 //! - `INV-DEX-SHARED-5` While a shared node is compared with remote memory and taken for exclusive
-//!   (`INV-DEX-MOVE-4`), this compute server changes no shared node remotely: a change may go up by
+//!   (`INV-DEX-PART-3`), this compute server changes no shared node remotely: a change may go up by
 //!   several levels, and holds no latch of what is above the copy that it began at.
 //!
 //! - `INV-DEX-SHARED-6` An operation that a copy leads right posts the missing separator only if the
@@ -49,13 +49,14 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
-use super::cache::Mapping;
-use super::cache::Sx;
-use super::cache::{FrameState, TOP};
-use super::tree::Unfinished;
-use super::{Cache, Fail};
+use super::Unfinished;
+use super::{Fail, Tree};
 use crate::IndexError;
 use crate::bnode::Kind;
+use crate::engines::dex::cache::Mapping;
+use crate::engines::dex::cache::Sx;
+use crate::engines::dex::cache::{FrameState, TOP};
+use crate::sync::{Mutex, lock};
 
 /// Tries at a latch on the way through what is dropped.
 const TRIES_MAX: u32 = 1_000;
@@ -71,7 +72,7 @@ pub(super) enum First {
     MakeRoom(u8, Vec<u8>),
 }
 
-impl Cache {
+impl Tree {
     /// Does what is to be done `first`, then drops the shared node in `frame` and everything below it,
     /// so that it is read again. Does nothing at all if the frame holds another node by now. Called by
     /// tasks that run to their end.
@@ -187,7 +188,7 @@ impl Cache {
         let addr = self.remote.meta().word() + 128;
         loop {
             if self.pages.map.claim(addr, Mapping::Io).is_ok() {
-                return Turn { cache: Arc::clone(self), addr };
+                return Turn { tree: Arc::clone(self), addr };
             }
             self.pages.wait_for_node(addr).await;
         }
@@ -261,13 +262,62 @@ impl Cache {
 
 /// The right to refresh.
 struct Turn {
-    cache: Arc<Cache>,
+    tree: Arc<Tree>,
     addr: u64,
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.cache.pages.map.exchange(self.addr, Some(Mapping::Io), None);
-        self.cache.pages.lot.unpark(self.addr);
+        self.tree.pages.map.exchange(self.addr, Some(Mapping::Io), None);
+        self.tree.pages.lot.unpark(self.addr);
+    }
+}
+
+/// Changes of shared nodes in remote memory by this compute server, and adoptions, which exclude them
+/// (`INV-DEX-SHARED-5`).
+#[derive(Debug, Default)]
+pub(super) struct Posts(Mutex<(u32, bool)>);
+
+/// The right to change shared nodes in remote memory, or to adopt.
+pub(super) struct PostTurn {
+    tree: Arc<Tree>,
+    adopts: bool,
+}
+
+impl Drop for PostTurn {
+    fn drop(&mut self) {
+        {
+            let mut posts = lock(&self.tree.posts.0);
+            match self.adopts {
+                true => posts.1 = false,
+                false => posts.0 -= 1,
+            }
+        }
+        self.tree.pages.lot.unpark(self.tree.posts_key());
+    }
+}
+
+impl Tree {
+    fn posts_key(&self) -> u64 {
+        self.remote.meta().word() + 192
+    }
+
+    /// Waits for the turn to change shared nodes remotely, or to adopt.
+    pub(super) async fn post_turn(self: &Arc<Self>, adopts: bool) -> PostTurn {
+        let posts = &self.posts.0;
+        let is_free = |(count, adopting): (u32, bool)| !adopting && (!adopts || count == 0);
+        loop {
+            {
+                let mut posts = lock(posts);
+                if is_free(*posts) {
+                    match adopts {
+                        true => posts.1 = true,
+                        false => posts.0 += 1,
+                    }
+                    return PostTurn { tree: Arc::clone(self), adopts };
+                }
+            }
+            self.pages.lot.park(self.posts_key(), || is_free(*lock(posts))).await;
+        }
     }
 }

@@ -8,14 +8,9 @@
 //! pool does not keep anybody from taking over. A map that outgrows its slot gets a new object; the old
 //! one is retired. A taker breaks the lock of a dead holder after that is cut off.
 //!
-//! - `INV-DEX-PART-1` Every bound is the high fence of a leaf. So a leaf belongs to one partition, and
-//!   no leaf is ever shared.
-//! - `INV-DEX-PART-2` A node is *exclusive* to a partition if its range lies in it, by its own fences, and
-//!   *shared* otherwise. Exclusive nodes are read and written by the partition's owner alone; shared
-//!   ones are changed under their remote lock only.
-//! - `INV-DEX-PART-3` Only the owner that the map names for a range gives the range to another, or a
+//! - `INV-COMPUTE-MAP-1` Only the owner that the map names for a range gives the range to another, or a
 //!   taker after that owner has been cut off from every memory server.
-//! - `INV-DEX-PART-4` A map counts once the word names it. A reader reads the word again after the map,
+//! - `INV-COMPUTE-MAP-2` A map counts once the word names it. A reader reads the word again after the map,
 //!   and begins anew if the word has changed: the slot may hold parts of the next map.
 //!
 //! Layout of the map, words: 0 tag, 1 epoch, 2 number of partitions, 3 checksum, 4 and 5 the move's
@@ -25,24 +20,21 @@
 //! slot's bytes in its low 5 bits, and the slot in the next.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, Ops};
+use farleaf_fabric::{GlobalAddr, Incarnation, Ops};
 use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::repartition::Moving;
-use super::{CLOSED, Cache};
 use crate::IndexError;
-use crate::blink::lock::Lock;
-use crate::blink::remote::RemoteTree;
+use crate::blink::lock::{Lock, lock_word};
 use crate::bnode::{KeyFormat, Layout};
+use crate::detach::detach;
 use crate::retry::backoff;
 
 const TAG: u64 = u64::from_le_bytes(*b"FLdexmp2");
 const HEAD_WORDS: usize = 7;
 /// Most partitions of a table.
-pub(super) const COUNT_MAX: usize = 4096;
+pub(crate) const PARTITIONS_MAX: usize = 4096;
 const NO_BOUND: u64 = u64::MAX;
 /// Logarithms of the bytes that a slot may have.
 const BYTES_LOG: std::ops::RangeInclusive<u64> = 8..=20;
@@ -51,30 +43,57 @@ const SLOT_BIT: u64 = 32;
 /// Times that a map is read anew because it has just been changed.
 const READS_MAX: u32 = 1_000;
 
+/// The words of a table's meta object that hold its ownership map.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MapWords {
+    /// The meta object.
+    pub(crate) meta: GlobalAddr,
+    /// The word that names the map.
+    pub(crate) map: GlobalAddr,
+    /// The map's lock.
+    pub(crate) lock: GlobalAddr,
+}
+
+impl MapWords {
+    /// The address that a word of the map holds.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub(crate) fn pointer(&self, word: u64) -> Result<GlobalAddr, IndexError> {
+        let addr = GlobalAddr::from_word(word).filter(|_| word != 0 && word.is_multiple_of(64));
+        addr.ok_or_else(|| {
+            IndexError::Corrupt(format!(
+                "the ownership map of the table at {} points to {word:#018x}, which is no address",
+                self.meta
+            ))
+        })
+    }
+}
+
 /// A range `(low, high]` of keys; `None` is the end of the key space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Range {
-    pub(super) low: Option<Vec<u8>>,
-    pub(super) high: Option<Vec<u8>>,
+pub(crate) struct Range {
+    pub(crate) low: Option<Vec<u8>>,
+    pub(crate) high: Option<Vec<u8>>,
 }
 
 impl Range {
     /// Whether it holds `key`, or the place just above it.
-    pub(super) fn holds(&self, key: &[u8], after: bool) -> bool {
+    pub(crate) fn holds(&self, key: &[u8], after: bool) -> bool {
         let above = |low: &Vec<u8>| if after { **low <= *key } else { **low < *key };
         let below = |high: &Vec<u8>| if after { *key < **high } else { *key <= **high };
         self.low.as_ref().is_none_or(above) && self.high.as_ref().is_none_or(below)
     }
 
     /// Whether all of `(low, high]` is in it.
-    pub(super) fn contains(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+    pub(crate) fn contains(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let above = |own: &Vec<u8>| low.is_some_and(|low| low >= own.as_slice());
         let below = |own: &Vec<u8>| high.is_some_and(|high| high <= own.as_slice());
         self.low.as_ref().is_none_or(above) && self.high.as_ref().is_none_or(below)
     }
 
     /// Whether it has keys in common with `(low, high]`.
-    pub(super) fn meets(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+    pub(crate) fn meets(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let below = match (&self.low, high) {
             (Some(own), Some(high)) => high <= own.as_slice(),
             _ => false,
@@ -87,42 +106,42 @@ impl Range {
     }
 
     /// Whether there is no key in it.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         matches!((&self.low, &self.high), (Some(low), Some(high)) if low >= high)
     }
 }
 
 /// A range that is about to change hands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Intent {
-    pub(super) from: u64,
-    pub(super) to: u64,
-    pub(super) range: Range,
+pub(crate) struct Intent {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) range: Range,
 }
 
 /// A table's cut into partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Partitions {
+pub(crate) struct Partitions {
     /// Its object's, of both slots.
-    pub(super) addr: GlobalAddr,
-    pub(super) bytes: usize,
+    pub(crate) addr: GlobalAddr,
+    pub(crate) bytes: usize,
     /// Which slot it is in.
-    pub(super) slot: u64,
-    pub(super) epoch: u64,
+    pub(crate) slot: u64,
+    pub(crate) epoch: u64,
     /// Inclusive upper bounds of all partitions but the last.
-    pub(super) bounds: Vec<Vec<u8>>,
+    pub(crate) bounds: Vec<Vec<u8>>,
     /// Incarnation of each one's owner, or 0.
-    pub(super) owners: Vec<u64>,
+    pub(crate) owners: Vec<u64>,
     /// The move that is under way.
-    pub(super) intent: Option<Intent>,
+    pub(crate) intent: Option<Intent>,
     /// Logs of compute servers that have, or had, partitions: the owner's incarnation, and the word of
     /// the address.
-    pub(super) logs: Vec<(u64, u64)>,
+    pub(crate) logs: Vec<(u64, u64)>,
 }
 
 impl Partitions {
     /// A cut that nobody owns a part of.
-    pub(super) fn cut(bounds: &[Vec<u8>]) -> Self {
+    pub(crate) fn cut(bounds: &[Vec<u8>]) -> Self {
         Partitions {
             addr: GlobalAddr::NULL,
             bytes: 0,
@@ -136,7 +155,7 @@ impl Partitions {
     }
 
     /// Whoever it names: as an owner, with a log, in a move.
-    pub(super) fn holders(&self) -> BTreeSet<Incarnation> {
+    pub(crate) fn holders(&self) -> BTreeSet<Incarnation> {
         let intent = self.intent.iter().flat_map(|intent| [intent.from, intent.to]);
         let logs = self.logs.iter().map(|(owner, _)| *owner);
         let all = self.owners.iter().copied().chain(logs).chain(intent);
@@ -144,29 +163,29 @@ impl Partitions {
     }
 
     /// Number of partitions.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.bounds.len() + 1
     }
 
     /// The partition of `key`, or of the place just above it.
-    pub(super) fn of(&self, key: &[u8], after: bool) -> usize {
+    pub(crate) fn of(&self, key: &[u8], after: bool) -> usize {
         self.bounds.partition_point(|bound| if after { **bound <= *key } else { **bound < *key })
     }
 
     /// Exclusive lower and inclusive upper bound of a partition.
-    pub(super) fn range(&self, number: usize) -> (Option<&[u8]>, Option<&[u8]>) {
+    pub(crate) fn range(&self, number: usize) -> (Option<&[u8]>, Option<&[u8]>) {
         let low = number.checked_sub(1).map(|before| self.bounds[before].as_slice());
         (low, self.bounds.get(number).map(Vec::as_slice))
     }
 
     /// As [`Partitions::range`].
-    pub(super) fn owned_range(&self, number: usize) -> Range {
+    pub(crate) fn owned_range(&self, number: usize) -> Range {
         let (low, high) = self.range(number);
         Range { low: low.map(<[u8]>::to_vec), high: high.map(<[u8]>::to_vec) }
     }
 
     /// The partition that has all of `range`.
-    pub(super) fn around(&self, range: &Range) -> Option<usize> {
+    pub(crate) fn around(&self, range: &Range) -> Option<usize> {
         let number = match &range.low {
             Some(low) => self.of(low, true),
             None => 0,
@@ -176,7 +195,7 @@ impl Partitions {
     }
 
     /// Gives `range`, which lies in one partition, to `to`; it becomes one with neighbours that `to` has.
-    pub(super) fn give(&mut self, range: &Range, to: u64) {
+    pub(crate) fn give(&mut self, range: &Range, to: u64) {
         let Some(number) = self.around(range) else { return };
         let (low, high) = self.range(number);
         let (cut_low, cut_high) = (range.low.as_deref() != low, range.high.as_deref() != high);
@@ -221,7 +240,8 @@ impl Partitions {
 
     fn decode((addr, slot): (GlobalAddr, u64), words: &[u64]) -> Option<Self> {
         let [TAG, epoch, count, checksum, from, to, logs, ..] = *words else { return None };
-        let count = usize::try_from(count).ok().filter(|count| (1..=COUNT_MAX).contains(count))?;
+        let count =
+            usize::try_from(count).ok().filter(|count| (1..=PARTITIONS_MAX).contains(count))?;
         let owners = words.get(HEAD_WORDS..HEAD_WORDS + count)?.to_vec();
         let mut rest = &words[HEAD_WORDS + count..];
         let mut bounds = Vec::new();
@@ -316,97 +336,48 @@ pub fn sampled<K: AsRef<[u8]>>(sample: &[K], count: usize) -> Vec<Vec<u8>> {
     bounds
 }
 
-impl Cache {
-    /// Cuts a table of one partition, all of which is this cache's and closed, and gives it up.
-    pub(super) async fn partition(
-        self: &Arc<Self>,
-        session: &Session,
-        bounds: &[Vec<u8>],
-        moving: Moving,
-    ) -> Result<(), IndexError> {
-        let takes = |bound: &Vec<u8>| self.layout().takes_key(bound.len());
-        let sorted = bounds.is_sorted_by(|a, b| a < b);
-        if !sorted || !bounds.iter().all(takes) || bounds.len() >= COUNT_MAX {
-            return Err(IndexError::Invalid(format!(
-                "bounds of partitions must ascend, be keys of the table, and be fewer than {COUNT_MAX}"
-            )));
+/// The ownership map that the meta object names.
+///
+/// Cost: 3 READs in 2 round trips; more if it is being changed.
+pub(crate) async fn read_map(
+    words: &MapWords,
+    session: &Session,
+) -> Result<Partitions, IndexError> {
+    let reliable = session.reliable();
+    let corrupt =
+        || IndexError::Corrupt(format!("the ownership map of the table at {}", words.meta));
+    let mut word = reliable.word(words.map).await?;
+    for attempt in 0..READS_MAX {
+        let addr = words.pointer(word & !(LOG_MASK | SLOT_BIT))?;
+        if !BYTES_LOG.contains(&(word & LOG_MASK)) {
+            return Err(corrupt());
         }
-        for bound in bounds {
-            self.cut_leaf(session, bound).await?;
+        let (bytes, slot) = (1 << (word & LOG_MASK), u64::from(word & SLOT_BIT != 0));
+        let at = addr.plus(slot * bytes);
+        let same_server = at.server() == words.meta.server();
+        let read = async || -> Result<_, IndexError> {
+            if same_server {
+                let build = |ops: &mut Ops| {
+                    ops.read(at, reliable.buf(bytes as usize));
+                    ops.read(words.map, reliable.buf(8));
+                };
+                let (mut ops, _) = reliable.chain(build).await?;
+                let again = ops.buf(1).words()[0];
+                return Ok((ops.take_buf(0), again));
+            }
+            let map = reliable.read(at, reliable.buf(bytes as usize)).await?;
+            Ok((map, reliable.word(words.map).await?))
+        };
+        let (map, again) = read().await?;
+        if again == word {
+            let map = Partitions::decode((addr, slot), map.words());
+            return map.ok_or_else(corrupt);
         }
-        let (cache, task_session, bounds) = (Arc::clone(self), session.clone(), bounds.to_vec());
-        RemoteTree::detach(session, async move {
-            let _moving = moving;
-            cache.partition_now(&task_session, &bounds).await
-        })
-        .await
+        word = again;
+        backoff(session, attempt.min(4)).await;
     }
-
-    async fn partition_now(
-        self: &Arc<Self>,
-        session: &Session,
-        bounds: &[Vec<u8>],
-    ) -> Result<(), IndexError> {
-        self.flush(session).await?;
-        let me = session.endpoint().incarnation().0;
-        change_map_now(&self.remote, session, async |map| {
-            // All of it is this cache's, and given up with the cut.
-            if map.owners != [me] {
-                return Err(IndexError::Invalid("the table is partitioned already".into()));
-            }
-            let mut cut = Partitions::cut(bounds);
-            cut.logs = map.logs.iter().copied().filter(|(owner, _)| *owner != me).collect();
-            Ok(cut)
-        })
-        .await?;
-        self.set_ownership(CLOSED);
-        Ok(())
-    }
-
-    /// The ownership map that the meta object names.
-    ///
-    /// Cost: 3 READs in 2 round trips; more if it is being changed.
-    pub(super) async fn read_map(
-        remote: &RemoteTree,
-        session: &Session,
-    ) -> Result<Partitions, IndexError> {
-        let reliable = session.reliable();
-        let corrupt =
-            || IndexError::Corrupt(format!("the ownership map of the table at {}", remote.meta()));
-        let mut word = reliable.word(remote.map_word()).await?;
-        for attempt in 0..READS_MAX {
-            let addr = remote.pointer(word & !(LOG_MASK | SLOT_BIT), remote.meta())?;
-            if !BYTES_LOG.contains(&(word & LOG_MASK)) {
-                return Err(corrupt());
-            }
-            let (bytes, slot) = (1 << (word & LOG_MASK), u64::from(word & SLOT_BIT != 0));
-            let at = addr.plus(slot * bytes);
-            let same_server = at.server() == remote.meta().server();
-            let read = async || -> Result<_, IndexError> {
-                if same_server {
-                    let build = |ops: &mut Ops| {
-                        ops.read(at, reliable.buf(bytes as usize));
-                        ops.read(remote.map_word(), reliable.buf(8));
-                    };
-                    let (mut ops, _) = reliable.chain(build).await?;
-                    let again = ops.buf(1).words()[0];
-                    return Ok((ops.take_buf(0), again));
-                }
-                let map = reliable.read(at, reliable.buf(bytes as usize)).await?;
-                Ok((map, reliable.word(remote.map_word()).await?))
-            };
-            let (map, again) = read().await?;
-            if again == word {
-                let map = Partitions::decode((addr, slot), map.words());
-                return map.ok_or_else(corrupt);
-            }
-            word = again;
-            backoff(session, attempt.min(4)).await;
-        }
-        Err(IndexError::Unavailable("the ownership map changes all the time: try again".into()))
-    }
+    Err(IndexError::Unavailable("the ownership map changes all the time: try again".into()))
 }
-
 /// Puts what `change` makes of the ownership map in its place, as the next epoch; gives the new map. An
 /// error of `change`'s is the result, and nothing has happened. Runs to its end whatever becomes of the
 /// caller, who has a pin.
@@ -416,64 +387,65 @@ impl Cache {
 ///
 /// # Errors
 /// `Unavailable` if somebody holds the lock for long, `Full`; `change`'s.
-pub(super) async fn change_map(
-    remote: &RemoteTree,
+pub(crate) async fn change_map(
+    words: &MapWords,
     session: &Session,
     change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError> + 'static,
 ) -> Result<Partitions, IndexError> {
-    let (remote, task_session) = (remote.clone(), session.without_deadline());
-    RemoteTree::detach(session, async move { change_map_now(&remote, &task_session, change).await })
-        .await
+    let (words, task_session) = (*words, session.without_deadline());
+    detach(session, async move { change_map_now(&words, &task_session, change).await }).await
 }
 
 /// As [`change_map`], for a task that runs to its end.
-pub(super) async fn change_map_now(
-    remote: &RemoteTree,
+pub(crate) async fn change_map_now(
+    words: &MapWords,
     session: &Session,
     change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError>,
 ) -> Result<Partitions, IndexError> {
     // Dropped, the lock is released.
-    let lock = remote.lock_map(session).await?;
-    let old = Cache::read_map(remote, session).await?;
+    let lock = lock_word(session, words.lock).await?;
+    let old = read_map(words, session).await?;
     let new = change(&old).await?;
-    put_map(remote, session, lock, Some(&old), new).await
+    put_map(words, session, lock, Some(&old), new).await
 }
 
 /// Gives a new table its ownership map, of one partition that nobody has.
 ///
 /// Cost: 1 CAS, 1 WRITE and a chain.
-pub(super) async fn create_map(remote: &RemoteTree, session: &Session) -> Result<(), IndexError> {
-    let lock = remote.lock_map(session).await?;
-    put_map(remote, session, lock, None, Partitions::cut(&[])).await.map(drop)
+pub(crate) async fn create_map(words: &MapWords, session: &Session) -> Result<(), IndexError> {
+    let lock = lock_word(session, words.lock).await?;
+    put_map(words, session, lock, None, Partitions::cut(&[])).await.map(drop)
 }
 
 /// Names `new` in the place of `old`, and releases the map's lock.
 async fn put_map(
-    remote: &RemoteTree,
+    words: &MapWords,
     session: &Session,
     lock: Lock,
     old: Option<&Partitions>,
     mut new: Partitions,
 ) -> Result<Partitions, IndexError> {
-    if new.count() > COUNT_MAX {
-        return Err(IndexError::Invalid(format!("a table has at most {COUNT_MAX} partitions")));
+    if new.count() > PARTITIONS_MAX {
+        return Err(IndexError::Invalid(format!(
+            "a table has at most {PARTITIONS_MAX} partitions"
+        )));
     }
     new.epoch = old.map_or(0, |old| old.epoch) + 1;
-    let words = new.encode();
-    let needed = (words.len() * 8).next_power_of_two().max(1 << BYTES_LOG.start());
+    let content = new.encode();
+    let needed = (content.len() * 8).next_power_of_two().max(1 << BYTES_LOG.start());
     if !BYTES_LOG.contains(&u64::from(needed.ilog2())) {
         return Err(IndexError::Invalid("the bounds of the partitions are too long".into()));
     }
     let image = |bytes: usize| {
         let mut image = session.reliable().buf(bytes);
         image.words_mut().fill(0);
-        image.words_mut()[..words.len()].copy_from_slice(&words);
+        image.words_mut()[..content.len()].copy_from_slice(&content);
         image
     };
     let mut unnamed = Vec::new();
     let logs = old.iter().flat_map(|old| old.logs.iter());
     for log in logs.filter(|log| !new.logs.contains(log)) {
-        unnamed.push(remote.pointer(log.1, remote.meta())?);
+        unnamed.push(words.pointer(log.1)?);
     }
     let (mut object, mut slot_bytes) = (None, needed);
     match old {
@@ -502,7 +474,9 @@ async fn put_map(
         object.keep();
     }
     let word = new.addr.word() | (new.slot * SLOT_BIT) | u64::from(slot_bytes.ilog2());
-    remote.name_map(session, lock, word).await?;
+    let mut ops = session.client().ops();
+    ops.write_word(words.map, word);
+    lock.finish(ops, 0, None).await?;
     retiring.into_iter().for_each(|retiring| session.retire(retiring));
     Ok(new)
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::Session;
 
-use super::super::Cache;
-use super::super::cache::{FrameState, TOP};
-use super::super::partitions::Range;
+use super::{Found, OpContext, Seek, Tree};
 use crate::IndexError;
 use crate::bnode::Kind;
 use crate::compute::MoveError;
+use crate::compute::ownership::Range;
+use crate::engines::dex::cache::{FrameState, TOP};
 use crate::retry::backoff;
 
 /// Passes over the frames while others go on; each but the last few has less to do than the one
@@ -28,10 +28,10 @@ struct Place {
     addr: u64,
 }
 
-impl Cache {
+impl Tree {
     /// Address and fences of the node in a frame, of one moment; `None` if there is none, or it is
     /// being changed.
-    pub(in super::super) fn range_of(&self, frame: u32) -> Option<(u64, Range)> {
+    pub(crate) fn range_of(&self, frame: u32) -> Option<(u64, Range)> {
         let ctl = self.pages.frames.ctl(frame);
         let version = ctl.latch.sample()?;
         let node = self.pages.frames.node(self.layout(), frame);
@@ -85,7 +85,7 @@ impl Cache {
     /// `most`. How many there were.
     ///
     /// Cost: 1 WRITE each.
-    pub(super) async fn flush_range(
+    pub(crate) async fn flush_range(
         self: &Arc<Self>,
         session: &Session,
         range: &Range,
@@ -133,7 +133,7 @@ impl Cache {
     /// Step 5: nodes that cross one of the cuts become shared, from the root down.
     ///
     /// Cost: 1 WRITE for each that is dirty; there is about one a level for each cut.
-    pub(super) async fn share_crossing(
+    pub(crate) async fn share_crossing(
         self: &Arc<Self>,
         session: &Session,
     ) -> Result<(), MoveError> {
@@ -208,7 +208,7 @@ impl Cache {
     }
 
     /// Drops every node that lies in `range` from the cache. No operation works on them.
-    pub(in super::super) async fn drop_range(
+    pub(crate) async fn drop_range(
         self: &Arc<Self>,
         session: &Session,
         range: &Range,
@@ -276,5 +276,58 @@ impl Cache {
         }
         self.pages.release_x(parent);
         Ok(())
+    }
+}
+
+impl Tree {
+    /// Finds every child of the inner nodes that cross `bound`, so that what a crash has left half done
+    /// below them is healed while they are exclusive still: below a shared node merges are not.
+    ///
+    /// Cost: 1 READ for each child that is not cached.
+    pub(crate) async fn visit_children(
+        self: &Arc<Self>,
+        session: &Session,
+        bound: &[u8],
+    ) -> Result<(), IndexError> {
+        let mut level = 1;
+        loop {
+            let mut restarts = OpContext::default();
+            let found = self.find(session, Seek::At(bound), level, false, &mut restarts).await?;
+            let Found::Node(spot) = found else { return Ok(()) };
+            let Some((_, range)) = self.range_of(spot.frame) else { continue };
+            let node = self.pages.frames.node(self.layout(), spot.frame);
+            let mut separators = Vec::new();
+            for index in 0..node.count() {
+                let mut separator = Vec::new();
+                if node.separator(index, &mut separator) {
+                    separators.push(separator);
+                }
+            }
+            if !self.pages.frames.ctl(spot.frame).latch.validate(spot.version) {
+                continue;
+            }
+            let is_shared = self.pages.frames.ctl(spot.frame).is_shared();
+            if !is_shared && range.high.as_deref() != Some(bound) {
+                let last = separators.last().cloned();
+                for separator in &separators {
+                    self.visit(session, Seek::At(separator), level - 1).await?;
+                }
+                if let Some(last) = &last {
+                    self.visit(session, Seek::After(last), level - 1).await?;
+                }
+            }
+            level += 1;
+        }
+    }
+
+    pub(super) async fn visit(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        level: u8,
+    ) -> Result<(), IndexError> {
+        let mut restarts = OpContext::default();
+        restarts.must_cache();
+        self.find(session, seek, level, false, &mut restarts).await.map(drop)
     }
 }

@@ -1,0 +1,211 @@
+//! Move calls: move boundaries, and give compute servers a part or take it, for operator or balancing.
+
+use farleaf_fabric::{Endpoint, Incarnation};
+use farleaf_pool::Session;
+
+use super::balance::{own_load, quantile};
+use super::source::give;
+use super::{MoveError, PartLoad};
+use crate::compute::RangeOwner;
+use crate::compute::messages::{Op, OpReply};
+use crate::compute::ownership::{Partitions, Range, ask, refresh_map};
+
+/// Gives the keys above `low` up to and including `high`, which one compute server must own, to
+/// `to`, while all of them are in use. `None` is the end of the key space. The map's epoch after
+/// it.
+///
+/// Operations on these keys wait for the short time in which what has just become dirty is written;
+/// all others go on. Whoever calls it, the owner does it, and goes on if the caller dies.
+///
+/// Cost: at the owner 1 WRITE for each dirty node of the range, a split for each end, two changes of
+/// the map.
+///
+/// # Errors
+/// See [`MoveError`]. `OutcomeUnknown` if the owner died in the middle; what the map says then is so.
+pub(crate) async fn move_range<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    low: Option<&[u8]>,
+    high: Option<&[u8]>,
+    to: Incarnation,
+) -> Result<u64, MoveError> {
+    let range = Range { low: low.map(<[u8]>::to_vec), high: high.map(<[u8]>::to_vec) };
+    if range.is_empty() {
+        return Err(MoveError::OutOfOrder);
+    }
+    let takes = |key: &Vec<u8>| table.takes_key(key.len());
+    if !range.low.iter().chain(&range.high).all(takes) {
+        return Err(MoveError::NoKey);
+    }
+    let map = newest(table, session).await?;
+    let Some(number) = map.around(&range) else { return Err(MoveError::NotOwned) };
+    let owner = Incarnation(map.owners[number]);
+    if owner.0 == 0 {
+        return Err(MoveError::NotOwned);
+    }
+    let Range { low, high } = range;
+    moved(table, session, owner, Op::Give { low, high, to }).await
+}
+
+/// Moves boundary `number`, that between the partitions of this number and the next, to `bound`, which
+/// lies in one of the two: its owner gives what is between to the other.
+///
+/// # Errors
+/// As [`move_range`]; `NoBoundary`, and `OutOfOrder` if the bound is in neither.
+pub(crate) async fn move_boundary<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    number: usize,
+    bound: &[u8],
+) -> Result<u64, MoveError> {
+    let map = newest(table, session).await?;
+    let Some(old) = map.bounds.get(number) else { return Err(MoveError::NoBoundary(number)) };
+    let (below, above) = (map.owned_range(number), map.owned_range(number + 1));
+    let to = |number: usize| Incarnation(map.owners[number]);
+    if bound == old.as_slice() {
+        return Ok(map.epoch);
+    }
+    if below.holds(bound, false) {
+        move_range(table, session, Some(bound), Some(old), to(number + 1)).await
+    } else if above.holds(bound, false) {
+        move_range(table, session, Some(old), Some(bound), to(number)).await
+    } else {
+        Err(MoveError::OutOfOrder)
+    }
+}
+
+/// Lets a compute server that has joined have a part: about half of what the one with the most to do
+/// has, or, where nothing has been counted, with the most keys.
+///
+/// # Errors
+/// As [`move_range`].
+pub(crate) async fn scale_out<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    to: Incarnation,
+) -> Result<u64, MoveError> {
+    let loads = loads(table, session, false).await?;
+    let mut sums: Vec<(u64, Incarnation)> = Vec::new();
+    for load in loads.iter().filter(|load| load.owner != to) {
+        match sums.iter_mut().find(|(_, owner)| *owner == load.owner) {
+            Some((ops, _)) => *ops += load.ops,
+            None => sums.push((load.ops, load.owner)),
+        }
+    }
+    // The first of those with the most.
+    sums.reverse();
+    let Some((_, busiest)) = sums.into_iter().max_by_key(|(ops, _)| *ops) else {
+        return Err(MoveError::NobodyElse);
+    };
+    moved(table, session, busiest, Op::Share { to }).await
+}
+
+/// Lets a compute server give up all that it has, to the owners of what is beside it; how many
+/// ranges it gave. It can be closed then, or go on as one that owns nothing.
+///
+/// # Errors
+/// As [`move_range`]; `NobodyElse` if all keys are its. What has been given by then is given.
+pub(crate) async fn scale_in<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    who: Incarnation,
+) -> Result<usize, MoveError> {
+    let mut given = 0;
+    loop {
+        let map = newest(table, session).await?;
+        let Some(number) = map.owners.iter().position(|owner| *owner == who.0) else {
+            return Ok(given);
+        };
+        // The last of a row, or the first of one that goes to the end.
+        let row = (number..map.count()).take_while(|at| map.owners[*at] == who.0);
+        let last = row.last().unwrap_or(number);
+        let is_other = |owner: &u64| *owner != 0;
+        let before = number.checked_sub(1).map(|at| map.owners[at]).filter(is_other);
+        let after = map.owners.get(last + 1).copied().filter(is_other);
+        let (which, to) = match (before, after) {
+            (Some(before), _) => (number, before),
+            (None, Some(after)) => (last, after),
+            (None, None) => return Err(MoveError::NobodyElse),
+        };
+        let Range { low, high } = map.owned_range(which);
+        let give = Op::Give { low, high, to: Incarnation(to) };
+        moved(table, session, who, give).await?;
+        given += 1;
+    }
+}
+
+/// How much is done on each partition that somebody serves, in the order of their keys.
+///
+/// # Errors
+/// Those of reading the map. Who does not answer has nothing counted.
+pub(crate) async fn loads<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    decay: bool,
+) -> Result<Vec<PartLoad>, MoveError> {
+    let map = newest(table, session).await?;
+    let mut owners: Vec<u64> = map.owners.iter().copied().filter(|owner| *owner != 0).collect();
+    owners.sort_unstable();
+    owners.dedup();
+    let mut loads: Vec<PartLoad> = Vec::new();
+    for owner in owners.into_iter().map(Incarnation) {
+        if let Ok(Some(OpReply::Load(some))) = ask(table, session, owner, Op::Load { decay }).await
+        {
+            loads.extend(some.into_iter().map(|load| PartLoad { owner, ..load }));
+        }
+    }
+    loads.sort_by(|a, b| a.low.cmp(&b.low));
+    Ok(loads)
+}
+
+/// Gives about half of what this compute server has to `to`.
+pub(crate) async fn share<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    to: Incarnation,
+) -> Result<u64, MoveError> {
+    let loads = own_load(table.ownership(), false);
+    let Some(most) = loads.iter().rev().max_by_key(|load| load.ops) else {
+        return Err(MoveError::NotOwned);
+    };
+    let whole = Range { low: most.low.clone(), high: most.high.clone() };
+    // Of two, one is half.
+    if loads.len() > 1 {
+        return Box::pin(give(table, session, whole, to)).await;
+    }
+    let middle = match quantile(&most.keys, 0.5) {
+        Some(middle) if most.keys.len() >= 16 && most.high.as_ref() != Some(&middle) => {
+            Some(middle)
+        }
+        _ => table.middle(session, &whole).await?,
+    };
+    let Some(middle) = middle else {
+        return Box::pin(give(table, session, whole, to)).await;
+    };
+    let upper = Range { low: Some(middle), high: most.high.clone() };
+    Box::pin(give(table, session, upper, to)).await
+}
+
+async fn newest<T: RangeOwner>(table: &T, session: &Session) -> Result<Partitions, MoveError> {
+    refresh_map(table, session).await?;
+    Ok(table.ownership().view().map.clone())
+}
+
+async fn moved<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    giver: Incarnation,
+    op: Op,
+) -> Result<u64, MoveError> {
+    if giver != session.endpoint().incarnation() && session.endpoint().is_dead(giver).await {
+        return Err(MoveError::DeadTarget(giver));
+    }
+    match ask(table, session, giver, op).await? {
+        Some(OpReply::Moved(Ok(epoch))) => {
+            refresh_map(table, session).await?;
+            Ok(epoch)
+        }
+        Some(OpReply::Moved(Err(error))) => Err(error),
+        _ => Err(MoveError::UnknownServer(giver)),
+    }
+}

@@ -1,0 +1,294 @@
+//! Source: runs the steps of a move on the side of the range's owner.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use farleaf_fabric::{Endpoint, Incarnation, OpKind};
+use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+
+use super::MoveError;
+use crate::IndexError;
+use crate::compute::RangeOwner;
+use crate::compute::messages::{Op, OpReply};
+use crate::compute::ownership::{
+    Intent, Partitions, Range, View, ask, change_map, count, forget_intent, install, read_map,
+};
+
+/// Passes of writing back while the range is closed.
+const PASSES_MAX: usize = 1_000;
+/// Passes of writing back while the range is in use.
+const EARLY_PASSES: usize = 4;
+/// So few dirty nodes are left to be written while the range is closed.
+const FEW: usize = 64;
+
+/// A move under way on the giver's side. Dropped, everything is open again.
+pub(crate) struct Moving<T: RangeOwner>(T);
+
+impl<T: RangeOwner> Moving<T> {
+    /// Begins to give something away, unless that is under way.
+    pub(crate) fn begin(table: &T) -> Option<Self> {
+        table.ownership().guard().begin_moving().then(|| Moving(table.clone()))
+    }
+}
+
+impl<T: RangeOwner> Drop for Moving<T> {
+    fn drop(&mut self) {
+        self.0.ownership().guard().end_moving();
+        self.0.ownership().wake();
+    }
+}
+
+/// Gives the keys of `range`, which must be this compute server's, to another one. Runs to its
+/// end, in a session of its own, whatever becomes of the caller.
+pub(crate) async fn give<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    range: Range,
+    to: Incarnation,
+) -> Result<u64, MoveError> {
+    let table = table.clone();
+    let own = session.pool().session(session.endpoint().clone()).await;
+    let own = own.map_err(IndexError::from)?.without_deadline();
+    let (sender, receiver) = crate::oneshot::channel();
+    session.endpoint().spawn(async move {
+        let done = give_now(&table, &own, range, to).await;
+        drop(own);
+        sender.send(done);
+    });
+    receiver.await
+}
+
+async fn give_now<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    range: Range,
+    to: Incarnation,
+) -> Result<u64, MoveError> {
+    let ownership = table.ownership();
+    let me = session.endpoint().incarnation();
+    let view = ownership.view();
+    if range.is_empty() {
+        return Err(MoveError::OutOfOrder);
+    }
+    let keys = range.low.iter().chain(&range.high);
+    if !keys.into_iter().all(|key| table.takes_key(key.len())) {
+        return Err(MoveError::NoKey);
+    }
+    let is_own = |view: &View| view.map.around(&range).is_some_and(|at| view.owned[at]);
+    if !is_own(&view) {
+        return Err(MoveError::NotOwned);
+    }
+    if to == me {
+        return Ok(view.map.epoch);
+    }
+    if to.0 == 0 {
+        // The owner of what nobody has.
+        return Err(MoveError::UnknownServer(to));
+    }
+    if session.endpoint().is_dead(to).await {
+        return Err(MoveError::DeadTarget(to));
+    }
+    let greet = async || match ask(table, session, to, Op::Hello).await {
+        Ok(Some(OpReply::Done(true))) => Ok(()),
+        _ => Err(MoveError::UnknownServer(to)),
+    };
+    greet().await?;
+    // 1
+    let intent = Intent { from: me.0, to: to.0, range: range.clone() };
+    let Some(moving) = Moving::begin(table) else { return Err(MoveError::Busy) };
+    announce(table, session, intent.clone()).await?;
+    // Once more: who closes the table after this finds the intent, and drops it.
+    let prepared = match greet().await {
+        Ok(()) => prepare(table, session, &range).await,
+        Err(gone) => Err(gone),
+    };
+    let prepared = match prepared {
+        Ok(()) => commit(table, session, &intent).await,
+        Err(fail) => Err(fail),
+    };
+    let map = match prepared {
+        Ok(map) => map,
+        Err(error) => {
+            // Everything is as it was, but for what has been written back.
+            drop(moving);
+            call_off(table, session, &intent).await;
+            return Err(error);
+        }
+    };
+    // 9
+    let epoch = map.epoch;
+    let installed = {
+        let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
+        install(table, session, map).await
+    };
+    drop(moving);
+    count(&ownership.counts().moves);
+    installed?;
+    // It hears of it with the first operation, if not by this.
+    let _ = ask(table, session, to, Op::Learn { epoch }).await;
+    Ok(epoch)
+}
+
+/// Writes the intent into the map, in the place of one whose giver or taker is dead.
+async fn announce<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    intent: Intent,
+) -> Result<(), MoveError> {
+    let words = *table.ownership().words();
+    let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
+    let mut tries = 0;
+    loop {
+        let held = read_map(&words, session).await?.intent;
+        if let Some(other) = &held {
+            for who in [other.from, other.to].map(Incarnation) {
+                if who != session.endpoint().incarnation() && session.endpoint().is_dead(who).await
+                {
+                    // Without it, nobody names the range as the taker's any more.
+                    session.reliable().fence_everywhere(who).await.map_err(IndexError::from)?;
+                    let dead = who.0;
+                    change_map(&words, session, async move |map| {
+                        let mut new = map.clone();
+                        forget_intent(&mut new, dead);
+                        Ok(new)
+                    })
+                    .await?;
+                }
+            }
+        }
+        let wanted = intent.clone();
+        let busy = Rc::new(RefCell::new(None));
+        let told = Rc::clone(&busy);
+        let map = change_map(&words, session, async move |map| {
+            let refuse = |why: MoveError| {
+                *told.borrow_mut() = Some(why);
+                Err(IndexError::Unavailable("a move cannot begin".into()))
+            };
+            if map.intent.is_some() {
+                return refuse(MoveError::Busy);
+            }
+            let owner = map.around(&wanted.range).map(|at| map.owners[at]);
+            if owner != Some(wanted.from) {
+                return refuse(MoveError::NotOwned);
+            }
+            Ok(Partitions { intent: Some(wanted), ..map.clone() })
+        })
+        .await;
+        let why = busy.borrow_mut().take();
+        match (map, why) {
+            (Ok(map), _) => {
+                install(table, session, map).await?;
+                return Ok(());
+            }
+            (Err(_), Some(MoveError::Busy)) if held.is_some() && tries < 2 => tries += 1,
+            (Err(_), Some(why)) => return Err(why),
+            (Err(error), None) => return Err(error.into()),
+        }
+    }
+}
+
+/// Step 8.
+async fn commit<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    intent: &Intent,
+) -> Result<Partitions, MoveError> {
+    let words = *table.ownership().words();
+    let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
+    let to = Incarnation(intent.to);
+    if session.endpoint().is_dead(to).await {
+        return Err(MoveError::DeadTarget(to));
+    }
+    let wanted = intent.clone();
+    let gone = Rc::new(RefCell::new(false));
+    let told = Rc::clone(&gone);
+    let map = change_map(&words, session, async move |map| {
+        if map.intent.as_ref() != Some(&wanted) {
+            // INV-COMPUTE-MOVE-3
+            *told.borrow_mut() = true;
+            return Err(IndexError::Unavailable("the move was called off".into()));
+        }
+        let mut new = map.clone();
+        new.give(&wanted.range, wanted.to);
+        new.intent = None;
+        Ok(new)
+    })
+    .await;
+    match map {
+        Ok(map) => Ok(map),
+        Err(_) if *gone.borrow() => Err(MoveError::CalledOff),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Takes the intent back, as far as that can be done.
+async fn call_off<T: RangeOwner>(table: &T, session: &Session, intent: &Intent) {
+    let words = *table.ownership().words();
+    let Ok(_pin) = session.begin(OpKind::Maintenance).await else { return };
+    let wanted = intent.clone();
+    let map = change_map(&words, session, async move |map| {
+        if map.intent.as_ref() != Some(&wanted) {
+            return Err(IndexError::Unavailable("it is gone already".into()));
+        }
+        Ok(Partitions { intent: None, ..map.clone() })
+    })
+    .await;
+    if let Ok(map) = map {
+        // What it learns of later it learns then.
+        let _ = install(table, session, map).await;
+    }
+}
+
+/// Steps 2 to 7.
+async fn prepare<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    range: &Range,
+) -> Result<(), MoveError> {
+    let guard = table.ownership().guard();
+    // 2
+    guard.drain(session).await;
+    // 3
+    let view = guard.view();
+    let ends: Vec<Vec<u8>> = [&range.low, &range.high]
+        .into_iter()
+        .flatten()
+        .filter(|end| !view.map.bounds.contains(end))
+        .cloned()
+        .collect();
+    for end in &ends {
+        let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
+        table.make_bound(session, end).await?;
+        table.heal_around(session, end).await?;
+    }
+    // 4
+    let mut most = usize::MAX;
+    for pass in 0..EARLY_PASSES {
+        let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
+        let dirty = table.write_back(session, range, most).await?;
+        // Under a heavy load what has been written is soon dirty again: no use in writing it twice
+        // before the range is closed.
+        if dirty <= FEW * (pass + 1) || dirty > most {
+            break;
+        }
+        most = dirty / 2;
+    }
+    // 5
+    guard.change(|view| Some(View { cuts: ends.clone(), ..view.clone() }));
+    guard.drain(session).await;
+    table.share_bounds(session).await?;
+    // 6
+    guard.change(|view| Some(View { closed: Some(range.clone()), ..view.clone() }));
+    if !Canary::GiveUndrained.is_armed() {
+        guard.drain(session).await;
+    }
+    // 7
+    let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
+    for _ in 0..PASSES_MAX {
+        if table.write_back(session, range, usize::MAX).await? == 0 {
+            break;
+        }
+    }
+    table.hand_over(session, range).await
+}

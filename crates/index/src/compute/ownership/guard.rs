@@ -1,0 +1,269 @@
+//! Range guard: admits an operation only while this compute server owns its key.
+//!
+//! Before a range moves, it drains the running operations.
+//!
+//! Each operation on own keys acquires the guard, which looks its key up in a *view*: the ownership map as
+//! it is known here. The operation is *inside* until it ends, and so are the tasks that it leaves behind. A
+//! range that is about to be given away is *closed*: an operation that wants it waits, and looks again when
+//! it opens. The giver *drains* the guard: it waits until all operations have ended that were inside when
+//! the range was closed.
+//!
+//! - `INV-COMPUTE-GUARD-1` An operation is inside only if its key was this compute server's and open by the view that was
+//!   published when it entered.
+//! - `INV-COMPUTE-GUARD-2` After a drain no operation is inside that entered before the drain began, nor under a
+//!   view older than the one published then, nor a task of such an operation.
+//! - `INV-COMPUTE-GUARD-3` No operation waits for the guard while inside. So a drain ends.
+//!
+//! Views are immutable and numbered. Each thread caches the views that it has used last. An operation
+//! compares the number of its cached view with the published number, and locks nothing; see
+//! [`super::op_counters`] for the counters and their memory orderings.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use farleaf_pool::Session;
+
+use super::load::{Load, Meter};
+use super::map::{Partitions, Range};
+use super::op_counters::{Entry, OpCounters};
+use crate::bnode::Seek;
+use crate::retry::backoff;
+use crate::sync::{Mutex, lock};
+
+/// Turns of a drain. An operation starts a task, which may start another and end before it; each has entered
+/// at the latest in the turn after its starter's.
+const DRAIN_TURNS: usize = 3;
+/// Views that a thread caches: those of so many tables.
+const VIEWS_CACHED: usize = 8;
+
+/// The map as this compute server knows it, and what is being done with it.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) map: Partitions,
+    /// Which partitions are this compute server's.
+    pub(crate) owned: Vec<bool>,
+    /// Bounds that there are about to be: a node that crosses one is shared already.
+    pub(crate) cuts: Vec<Vec<u8>>,
+    /// What is being given away; nobody enters.
+    pub(crate) closed: Option<Range>,
+}
+
+/// A key's standing with this compute server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Own,
+    /// It is about to be another's.
+    Closed,
+    /// Of this partition, which is another's.
+    Foreign(usize),
+}
+
+impl View {
+    pub(crate) fn new(map: Partitions) -> Self {
+        let owned = vec![false; map.count()];
+        View { map, owned, cuts: Vec::new(), closed: None }
+    }
+
+    pub(super) fn standing(&self, seek: Seek<'_>) -> Standing {
+        let (number, is_closed) = match seek {
+            Seek::At(key) => (self.map.of(key, false), self.is_closed_at(key, false)),
+            Seek::After(key) => (self.map.of(key, true), self.is_closed_at(key, true)),
+            Seek::First => (0, self.closed.as_ref().is_some_and(|range| range.low.is_none())),
+            Seek::Last => {
+                let last = self.map.count() - 1;
+                (last, self.closed.as_ref().is_some_and(|range| range.high.is_none()))
+            }
+        };
+        match (self.owned[number], is_closed) {
+            (false, _) => Standing::Foreign(number),
+            (true, true) => Standing::Closed,
+            (true, false) => Standing::Own,
+        }
+    }
+
+    fn is_closed_at(&self, key: &[u8], after: bool) -> bool {
+        self.closed.as_ref().is_some_and(|range| range.holds(key, after))
+    }
+
+    /// Whether others may change a node of this range, now or once a move that is under way is done.
+    pub(crate) fn crosses(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+        let number = low.map_or(0, |low| self.map.of(low, true));
+        !self.owned[number]
+            || !self.map.owned_range(number).contains(low, high)
+            || self.is_cut(low, high)
+    }
+
+    /// Whether a bound that there is about to be lies inside.
+    pub(crate) fn is_cut(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+        self.cuts.iter().any(|cut| {
+            low.is_none_or(|low| low < cut.as_slice())
+                && high.is_none_or(|high| high > cut.as_slice())
+        })
+    }
+}
+
+/// The view that is published, with its number.
+#[derive(Clone, Debug)]
+struct Published {
+    number: u64,
+    view: Arc<View>,
+}
+
+/// See the [module page](self).
+#[derive(Debug)]
+pub(crate) struct RangeGuard {
+    counters: OpCounters,
+    meter: Meter,
+    /// Tells guards apart in what threads cache.
+    id: u64,
+    /// Changed under this lock.
+    published: Mutex<Published>,
+    /// A range is being given away: nodes are not merged.
+    moving: AtomicBool,
+}
+
+thread_local! {
+    /// For each guard the view that this thread has used last; guards with the same place take turns.
+    static VIEWS: RefCell<[Option<(u64, Published)>; VIEWS_CACHED]> =
+        const { RefCell::new([const { None }; VIEWS_CACHED]) };
+}
+
+/// Proof that an operation is inside. Dropped, it has left.
+#[derive(Debug)]
+pub(crate) struct OpGuard<G: AsRef<RangeGuard>> {
+    guard: G,
+    entry: Entry,
+}
+
+impl<G: AsRef<RangeGuard>> Drop for OpGuard<G> {
+    #[inline]
+    fn drop(&mut self) {
+        self.guard.as_ref().counters.leave(&self.entry);
+    }
+}
+
+impl AsRef<RangeGuard> for RangeGuard {
+    fn as_ref(&self) -> &RangeGuard {
+        self
+    }
+}
+
+impl RangeGuard {
+    pub(crate) fn new(map: Partitions) -> Self {
+        static GUARDS: AtomicU64 = AtomicU64::new(0);
+        RangeGuard {
+            counters: OpCounters::new(),
+            meter: Meter::new(),
+            id: GUARDS.fetch_add(1, Ordering::Relaxed),
+            published: Mutex::new(Published { number: 0, view: Arc::new(View::new(map)) }),
+            moving: AtomicBool::new(false),
+        }
+    }
+
+    /// What is known of the map.
+    pub(crate) fn view(&self) -> Arc<View> {
+        Arc::clone(&lock(&self.published).view)
+    }
+
+    /// Publishes what `change` makes of the view, or leaves it if that is `None`; gives the one that is
+    /// published then. Operations that are inside go on by the view before until a drain.
+    pub(crate) fn change(&self, change: impl FnOnce(&View) -> Option<View>) -> Arc<View> {
+        let mut published = lock(&self.published);
+        if let Some(view) = change(&published.view) {
+            // Under the lock, so that view and number belong together for all who take it.
+            *published = Published { number: self.counters.publish(), view: Arc::new(view) };
+        }
+        Arc::clone(&published.view)
+    }
+
+    /// Calls `with` with the view of this number; `None` if another has been published since.
+    #[inline]
+    fn with_view<T>(&self, number: u64, with: impl FnOnce(&View) -> T) -> Option<T> {
+        VIEWS.with_borrow_mut(|views| {
+            let place = &mut views[self.id as usize % VIEWS_CACHED];
+            match place {
+                Some((id, cached)) if *id == self.id && cached.number == number => {
+                    Some(with(&cached.view))
+                }
+                _ => {
+                    let published = lock(&self.published).clone();
+                    let is_current = published.number == number;
+                    let cached = &place.insert((self.id, published)).1;
+                    is_current.then(|| with(&cached.view))
+                }
+            }
+        })
+    }
+
+    /// Calls `with` with the view that is published.
+    pub(crate) fn with_current<T>(&self, with: impl Fn(&View) -> T) -> T {
+        loop {
+            if let Some(done) = self.with_view(self.counters.state().view(), &with) {
+                return done;
+            }
+        }
+    }
+
+    /// Enters, if the key is this compute server's and open. Begins anew only as often as views change and drains run.
+    #[inline]
+    pub(super) fn try_acquire(
+        &self,
+        session: u32,
+        seek: Seek<'_>,
+    ) -> Result<OpGuard<&RangeGuard>, Standing> {
+        loop {
+            let state = self.counters.state();
+            match self.with_view(state.view(), |view| view.standing(seek)) {
+                Some(Standing::Own) => {}
+                Some(other) => return Err(other),
+                None => continue,
+            }
+            if let Some((entry, number)) = self.counters.enter(state, session) {
+                self.meter.count(entry.line(), number, seek);
+                return Ok(OpGuard { guard: self, entry });
+            }
+        }
+    }
+
+    /// Waits until all operations have left that are inside now, with the tasks that they leave behind.
+    pub(crate) async fn drain(&self, session: &Session) {
+        for _ in 0..DRAIN_TURNS {
+            let generation = self.counters.flip();
+            let mut attempt = 0;
+            while !self.counters.is_empty(generation) {
+                backoff(session, attempt).await;
+                attempt = (attempt + 1).min(4);
+            }
+        }
+    }
+
+    /// Enters for a task that an operation which is inside leaves behind; `holder` keeps the guard alive.
+    pub(crate) fn acquire_for_task<G: AsRef<RangeGuard>>(
+        holder: G,
+        session: &Session,
+    ) -> OpGuard<G> {
+        let entry = holder.as_ref().counters.enter_task(session.id());
+        OpGuard { guard: holder, entry }
+    }
+
+    /// Whether a range is being given away.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.moving.load(Ordering::SeqCst)
+    }
+
+    /// Begins to give something away, unless that is under way.
+    pub(crate) fn begin_moving(&self) -> bool {
+        !self.moving.swap(true, Ordering::SeqCst)
+    }
+
+    pub(crate) fn end_moving(&self) {
+        self.change(|view| Some(View { cuts: Vec::new(), closed: None, ..view.clone() }));
+        self.moving.store(false, Ordering::SeqCst);
+    }
+
+    /// The load that was counted; half of it is forgotten then if it `decays`.
+    pub(crate) fn load(&self, decays: bool) -> Load {
+        self.meter.load(self.counters.entered(), decays)
+    }
+}

@@ -1,0 +1,423 @@
+//! Routing: sends operations on other compute servers' keys to their owners.
+//!
+//! An operation on a foreign key is never begun here. It is sent as a whole to the owner. A receiver that does
+//! not own the key says so and has done nothing; then the sender reads the map again and sends the operation
+//! where that leads, a bounded number of times. [`crate::compute`] carries the messages.
+//!
+//! `INV-COMPUTE-3` The receiver of a request is inside the guard for its key, as for an own operation. (At most
+//! once is `INV-COMPUTE-1`.)
+
+use std::fmt;
+use std::ops::Bound;
+
+use farleaf_fabric::{Endpoint, Incarnation, OpKind};
+use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+
+use super::membership::take_free;
+use super::{Ownership, Range, count, refresh_map, take_over};
+use crate::blink::remote::Passage;
+use crate::bnode::Seek;
+use crate::change::{Change, Outcome};
+use crate::compute::RangeOwner;
+use crate::compute::messages::{Op, OpReply, Patience, send};
+use crate::compute::migration::{give, own_load, share};
+use crate::index::{Exchange, ScanRange};
+use crate::retry::backoff;
+use crate::{Entries, IndexError};
+
+/// Pairs that an owner is asked for at a time.
+const PAIRS_ASKED_MAX: usize = 512;
+/// Tries after which one in real time waits longer for the next, and how long.
+const QUICK_TRIES: u32 = 16;
+const PAUSE_NS: u64 = 1_000_000;
+
+/// A key that belongs to a partition of another compute server's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The partition.
+    pub partition: usize,
+    /// Who serves it; nobody at the moment if there is none.
+    pub owner: Option<Incarnation>,
+    /// Epoch of the ownership map.
+    pub epoch: u64,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Owner { partition, owner, epoch } = self;
+        write!(f, "the key belongs to partition {partition} (map of epoch {epoch})")?;
+        match owner {
+            Some(owner) => write!(f, ", which compute server {owner} serves"),
+            None => write!(f, ", which nobody serves: open it first"),
+        }
+    }
+}
+
+/// Whether operations of this kind report whether the key was absent, not whether it was present.
+fn adds_absent(kind: OpKind) -> bool {
+    matches!(kind, OpKind::Insert | OpKind::Upsert)
+}
+
+/// The place in the key order to which an operation belongs; `None` if it is for one compute server and not
+/// for a key.
+fn seek_of(op: &Op) -> Option<Seek<'_>> {
+    match op {
+        Op::Get { key }
+        | Op::Insert { key, .. }
+        | Op::Update { key, .. }
+        | Op::Upsert { key, .. }
+        | Op::Remove { key }
+        | Op::CompareExchange { key, .. } => Some(Seek::At(key)),
+        Op::Scan { from, to, reverse, .. } => Some(match (reverse, from, to) {
+            (false, Bound::Unbounded, _) => Seek::First,
+            (false, Bound::Included(key), _) => Seek::At(key),
+            (false, Bound::Excluded(key), _) => Seek::After(key),
+            (true, _, Bound::Unbounded) => Seek::Last,
+            (true, _, Bound::Included(key) | Bound::Excluded(key)) => Seek::At(key),
+        }),
+        _ => None,
+    }
+}
+
+/// Whose `key` is, if it is not this compute server's.
+///
+/// Cost: none for an own key, else that of reading the map, 2 READs.
+///
+/// # Errors
+/// `Unavailable`, `Closed`.
+pub(crate) async fn wrong_owner<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    key: &[u8],
+) -> Result<Option<Owner>, IndexError> {
+    let seek = Seek::At(key);
+    let ownership = table.ownership();
+    if ownership.acquire(session, seek).await?.is_ok() {
+        return Ok(None);
+    }
+    refresh_map(table, session).await?;
+    let standing = ownership.acquire(session, seek).await?;
+    Ok(standing.err().map(|number| ownership.owner_of(number)))
+}
+
+/// Does what is asked if the key is this compute server's; `None` if it is not, and nothing was
+/// done.
+async fn serve_own<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    op: &Op,
+) -> Result<Option<OpReply>, IndexError> {
+    if let Op::Scan { from, to, reverse, limit } = op {
+        let range = ScanRange { from: as_slice(from), to: as_slice(to), reverse: *reverse };
+        let mut out = Entries::new();
+        if let Some(mut passage) = Passage::begin(range, *limit, &out)
+            && table.scan_own(session, &mut passage, &mut out).await?.is_some()
+        {
+            return Ok(None);
+        }
+        return Ok(Some(OpReply::Pairs(out)));
+    }
+    let Some(seek) = seek_of(op) else { return Ok(None) };
+    let inside = table.ownership().acquire(session, seek).await?;
+    if inside.is_err() && !Canary::ForwardUnchecked.is_armed() {
+        return Ok(None);
+    }
+    if let Op::Get { key } = op {
+        let mut value = Vec::new();
+        let has = table.get_own(session, key, &mut value).await?;
+        return Ok(Some(OpReply::Value(has.then_some(value))));
+    }
+    let Some(change) = op.change() else { return Ok(None) };
+    let mut held = Vec::new();
+    let outcome = table.change_own(session, &change, &mut held).await?;
+    Ok(Some(match change.kind {
+        OpKind::CompareExchange => {
+            let exchange = if outcome.differs { Exchange::Differs } else { Exchange::Done };
+            OpReply::Exchanged(exchange, outcome.existed.then_some(held))
+        }
+        kind => OpReply::Done(outcome.existed != adds_absent(kind)),
+    }))
+}
+
+/// Passes an operation on keys that are not own on to their owner, wherever the map leads.
+///
+/// Cost: none here but reading the map anew, 2 READs, each time the keys are not where it was sent.
+///
+/// # Errors
+/// `Unavailable` if nobody serves the key, or it cannot be reached; `OutcomeUnknown` if its owner
+/// died with a change; those of the operation.
+pub(crate) async fn route<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    op: Op,
+) -> Result<OpReply, IndexError> {
+    let sent = route_within(table, session, op, None).await?;
+    sent.ok_or_else(|| IndexError::Unavailable("the table's bounds change all the time".into()))
+}
+
+/// As [`route`]; gives up with `None`, and nothing done, once the bounds are others than these.
+async fn route_within<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    op: Op,
+    bounds: Option<&[Vec<u8>]>,
+) -> Result<Option<OpReply>, IndexError> {
+    let Some(seek) = seek_of(&op) else {
+        return Err(IndexError::Invalid("an operation that belongs to no key".into()));
+    };
+    let mut patience = Patience::new(session.endpoint());
+    loop {
+        let moved = |bounds: &[Vec<u8>]| table.ownership().view().map.bounds.as_slice() != bounds;
+        if bounds.is_some_and(moved) {
+            return Ok(None);
+        }
+        // Is it, by now?
+        if let Some(reply) = serve_own(table, session, &op).await? {
+            session.vouch()?;
+            return Ok(Some(reply));
+        }
+        let Err(number) = table.ownership().acquire(session, seek).await? else { continue };
+        let to = table.ownership().owner_of(number);
+        patience.tries += 1;
+        if let Some(owner) = to.owner
+            && table.ownership().calls
+        {
+            count(&table.ownership().counts.forwarded);
+            match send(session, table.ownership().words.meta, owner, &op, patience.until_ns).await {
+                Ok(None | Some(OpReply::WrongOwner { .. })) => {}
+                Err(
+                    IndexError::OutcomeUnknown(_)
+                    | IndexError::Unavailable(_)
+                    | IndexError::Closed(_),
+                ) if op.is_read() => {}
+                // Of the owner's, not of this compute server.
+                Err(IndexError::Closed(why)) => return Err(IndexError::OutcomeUnknown(why)),
+                done => return done,
+            }
+        }
+        find_owner(table, session, seek, to, patience).await?;
+    }
+}
+
+/// Asks one compute server; `None` if it did not begin.
+pub(crate) async fn ask<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    who: Incarnation,
+    op: Op,
+) -> Result<Option<OpReply>, IndexError> {
+    if who == session.endpoint().incarnation() {
+        return Box::pin(serve(table, session, op)).await.map(Some);
+    }
+    if !table.ownership().calls {
+        return Ok(None);
+    }
+    // What gives a range away takes as long as it takes.
+    let until_ns = Patience::new(session.endpoint()).until_ns.filter(|_| op.is_read());
+    send(session, table.ownership().words.meta, who, &op, until_ns).await
+}
+
+/// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
+/// or of none, if this compute server does so.
+async fn find_owner<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    seek: Seek<'_>,
+    before: Owner,
+    patience: Patience,
+) -> Result<(), IndexError> {
+    let tries = patience.tries;
+    if patience.is_over(session.endpoint().now_ns()) {
+        let why = match patience.until_ns {
+            Some(_) => format!("{before} and which does not answer"),
+            None => format!("after {tries} tries: {before}"),
+        };
+        return Err(IndexError::Unavailable(why));
+    }
+    if refresh_map(table, session).await? != before.epoch {
+        // A way that has not been tried.
+        return Ok(());
+    }
+    let takes_over = table.ownership().take_over;
+    let refused = || Err(IndexError::Unavailable(before.to_string()));
+    match before.owner {
+        None if !takes_over => refused(),
+        None => {
+            let _pin = session.begin(OpKind::Maintenance).await?;
+            take_free(table, session, seek).await
+        }
+        Some(owner) if session.endpoint().is_dead(owner).await => {
+            if !takes_over {
+                return Err(IndexError::Unavailable(format!(
+                    "{before}, and is dead: take it over"
+                )));
+            }
+            match take_over(table, session, owner).await {
+                // Somebody else is at it.
+                Err(IndexError::Unavailable(_)) => {
+                    backoff(session, tries).await;
+                    Ok(())
+                }
+                taken => taken.map(drop),
+            }
+        }
+        Some(_) if !table.ownership().calls => refused(),
+        Some(_) => {
+            // It is just getting there, or leaving.
+            if patience.until_ns.is_some() && tries > QUICK_TRIES {
+                session.endpoint().sleep(PAUSE_NS).await;
+            } else {
+                backoff(session, tries).await;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Passes a change on to the owner of its key; what the key held is left in `held` if the change has an
+/// expectation.
+pub(crate) async fn forward_change<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    change: &Change<'_>,
+    held: &mut Vec<u8>,
+) -> Result<Outcome, IndexError> {
+    table.check_change(change)?;
+    match route(table, session, Op::of(change)).await? {
+        OpReply::Done(done) => {
+            Ok(Outcome { existed: done != adds_absent(change.kind), differs: false })
+        }
+        OpReply::Exchanged(exchange, found) => {
+            let existed = found.is_some();
+            *held = found.unwrap_or_default();
+            Ok(Outcome { existed, differs: exchange == Exchange::Differs })
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// A scan over all partitions that `range` meets, each by its owner.
+pub(crate) async fn scan_all<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    range: ScanRange<'_>,
+    limit: usize,
+    out: &mut Entries,
+) -> Result<(), IndexError> {
+    let end = out.len().saturating_add(limit);
+    if scan_until_cut(table, session, range, limit, out).await? {
+        return Ok(());
+    }
+    // Behind what has come so far.
+    let (mut from, mut to) = (range.from.map(<[u8]>::to_vec), range.to.map(<[u8]>::to_vec));
+    loop {
+        let Some((last, _)) = out.last() else { return Ok(()) };
+        *(if range.reverse { &mut to } else { &mut from }) = Bound::Excluded(last.to_vec());
+        let reverse = range.reverse;
+        let rest = ScanRange { from: as_slice(&from), to: as_slice(&to), reverse };
+        let limit = end.saturating_sub(out.len());
+        if scan_until_cut(table, session, rest, limit, out).await? {
+            return Ok(());
+        }
+    }
+}
+
+/// As [`scan_all`], up to a reply that holds a part of what was asked for; whether all is done.
+async fn scan_until_cut<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    range: ScanRange<'_>,
+    limit: usize,
+    out: &mut Entries,
+) -> Result<bool, IndexError> {
+    let Some(mut passage) = Passage::begin(range, limit, out) else { return Ok(true) };
+    loop {
+        let Some(number) = table.scan_own(session, &mut passage, out).await? else {
+            return Ok(true);
+        };
+        let view = table.ownership().view();
+        if number >= view.map.count() || view.owned[number] {
+            // The map has just changed.
+            continue;
+        }
+        // Of one partition as it is known here; its owner has all of it, or says that it has not,
+        // and once the bounds are others it is cut anew.
+        let (low, high) = view.map.range(number);
+        let (from, to, limit) = passage.rest_in(low, high, out);
+        let asked = limit.min(PAIRS_ASKED_MAX);
+        let op = Op::Scan { from, to, reverse: range.reverse, limit: asked };
+        let routed = route_within(table, session, op, Some(&view.map.bounds));
+        let (pairs, is_part) = match Box::pin(routed).await? {
+            Some(OpReply::Pairs(pairs)) => {
+                let is_part = pairs.len() >= asked && asked < limit;
+                (pairs, is_part)
+            }
+            Some(OpReply::Part(pairs)) if !pairs.is_empty() => (pairs, true),
+            Some(other) => return Err(unexpected(&other)),
+            None => continue,
+        };
+        pairs.iter().take(limit).for_each(|(key, value)| out.push(key, value));
+        if is_part {
+            return Ok(false);
+        }
+        if !passage.skip_to(if range.reverse { low } else { high }, out) {
+            return Ok(true);
+        }
+    }
+}
+
+/// Executes an operation that another compute server has sent. If its keys are not this compute server's,
+/// nothing is done and the reply says so.
+///
+/// # Errors
+/// Those of the operation.
+pub(crate) async fn serve<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    op: Op,
+) -> Result<OpReply, IndexError> {
+    match op {
+        Op::Hello => {
+            table.ownership().check_open()?;
+            return Ok(OpReply::Done(true));
+        }
+        Op::Learn { epoch } => {
+            if table.ownership().view().map.epoch < epoch {
+                refresh_map(table, session).await?;
+            }
+            return Ok(OpReply::Done(true));
+        }
+        Op::Give { low, high, to } => {
+            return Ok(OpReply::Moved(give(table, session, Range { low, high }, to).await));
+        }
+        Op::Share { to } => return Ok(OpReply::Moved(share(table, session, to).await)),
+        Op::Load { decay } => return Ok(OpReply::Load(own_load(table.ownership(), decay))),
+        _ => {}
+    }
+    if let Some(reply) = serve_own(table, session, &op).await? {
+        session.vouch()?;
+        return Ok(reply);
+    }
+    refresh_map(table, session).await?;
+    let reply = serve_own(table, session, &op).await?;
+    session.vouch()?;
+    Ok(reply.unwrap_or(OpReply::WrongOwner { epoch: table.ownership().view().map.epoch }))
+}
+
+impl Ownership {
+    /// What there is to say about a key of a partition that is another's.
+    fn owner_of(&self, partition: usize) -> Owner {
+        let (owner, epoch) = self.known_owner(partition);
+        Owner { partition, owner, epoch }
+    }
+}
+
+fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    bound.as_ref().map(Vec::as_slice)
+}
+
+/// A reply to another request.
+pub(crate) fn unexpected(reply: &OpReply) -> IndexError {
+    IndexError::OutcomeUnknown(format!("the key's owner replied what was not asked: {reply:?}"))
+}
