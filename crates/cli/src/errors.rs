@@ -180,6 +180,7 @@ fn exit_of_repro(error: &ReproError) -> Exit {
     match error {
         ReproError::UnknownExperiment { .. }
         | ReproError::Scale { .. }
+        | ReproError::ScaleWord { .. }
         | ReproError::Setting(_)
         | ReproError::Chosen { .. }
         | ReproError::TooSmall { .. } => Exit::Usage,

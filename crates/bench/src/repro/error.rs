@@ -33,6 +33,17 @@ pub enum ReproError {
         /// The scale that was given.
         read: f64,
     },
+    /// The scale is neither a known word nor a number.
+    #[error(
+        "\"{read}\" is no scale{}: give small, usual, full, or a share of the paper's sizes such as 0.01",
+        did_you_mean(suggestion.as_deref())
+    )]
+    ScaleWord {
+        /// The text that was given.
+        read: String,
+        /// The word that was probably meant.
+        suggestion: Option<String>,
+    },
     /// At that scale the experiment is too small to show anything.
     #[error("at scale {scale}, {what}: give at least {least}")]
     TooSmall {

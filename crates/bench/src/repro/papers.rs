@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::error::ReproError;
+use super::{driver::Cluster, error::ReproError};
 
 const TEXT: &str = include_str!("../../data/papers.json");
 const PEERS: &str = include_str!("../../data/peers.json");
@@ -15,33 +15,86 @@ const PEERS: &str = include_str!("../../data/peers.json");
 struct Papers {
     dex: DexPaper,
     dart: DartPaper,
+    smart: SmartPaper,
 }
 
 /// DART, PACMMOD 4(1).
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct DartPaper {
     pub(super) source: String,
-    pub(super) setup: DartSetup,
+    /// Section 6.1.
+    pub(super) setup: Cluster,
     /// Gets of YCSB C, by keys and engine (section 2.2, Figure 7).
     pub(super) search: BTreeMap<String, BTreeMap<String, SearchCost>>,
     /// GiB of all pairs: an object of 128 bytes for each (Table 2).
     pub(super) data_gb: f64,
     /// By keys and engine: GiB beyond [`DartPaper::data_gb`] (Table 2).
     pub(super) index_gb: BTreeMap<String, BTreeMap<String, f64>>,
+    /// Share of plain ART's memory that the paper's tree saves, by keys (section 3.2).
+    pub(super) memory_below_art: BTreeMap<String, f64>,
+    /// Plain ART with and without node locks, by distribution (Table 1).
+    pub(super) locks: BTreeMap<String, DartLocks>,
+    /// Least and most of its throughput over another engine's, by keys (Figure 6).
+    pub(super) gains: BTreeMap<String, [f64; 2]>,
+    /// The most by which its latency is lower (Figure 6).
+    pub(super) latency_gain_max: f64,
+    pub(super) ablation: DartAblation,
+    pub(super) upkeep: DartUpkeep,
+    pub(super) adjustment: DartAdjustment,
+    /// The most by which B+-trees are ahead on short scans (Figure 12).
+    pub(super) short_scans_btree_gain: f64,
+    /// The most by which it is ahead of DEX with a small cache (Figure 13).
+    pub(super) small_cache_gain_over_dex: f64,
+    /// Least and most of its throughput over another engine's, over skews (Figure 14).
+    pub(super) skew_gains: [f64; 2],
 }
 
-/// Section 6.1 of DART's paper.
+/// Plain ART's writes with 168 clients, and their latency with one.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct DartLocks {
+    pub(super) locked_mops: f64,
+    pub(super) free_mops: f64,
+    pub(super) locked_us: f64,
+    pub(super) free_us: f64,
+}
+
+/// Figure 8: the most that each technique gains.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct DartSetup {
-    pub(super) keys: u64,
-    pub(super) value_bytes: usize,
-    pub(super) compute_servers: usize,
-    pub(super) memory_servers: usize,
-    pub(super) clients: usize,
-    /// Bytes of each compute server's cache.
-    pub(super) cache_bytes: u64,
-    pub(super) warmup_ops: u64,
-    pub(super) ops: u64,
+pub(super) struct DartAblation {
+    pub(super) compound_pointers: f64,
+    pub(super) hashed_nodes: f64,
+    /// Least and most by which bytes shrink, by keys.
+    pub(super) hashed_nodes_bytes: BTreeMap<String, [f64; 2]>,
+    pub(super) skip_table: f64,
+    /// Round trips that it saves, by keys.
+    pub(super) skip_table_trips: BTreeMap<String, f64>,
+}
+
+/// Figure 10: the upkeep of the skip table beside inserts.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct DartUpkeep {
+    pub(super) search_gain: f64,
+    /// Share of the round trips that it takes, at most.
+    pub(super) trips_share: f64,
+}
+
+/// Figure 11: the adjustment of prefix lengths at run time.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct DartAdjustment {
+    pub(super) gain: f64,
+    /// Share of the throughput that it costs while it runs, at most.
+    pub(super) cost: f64,
+}
+
+/// SMART, OSDI 2023.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct SmartPaper {
+    pub(super) source: String,
+    pub(super) setup: Cluster,
+    /// Throughput over Sherman's, by workload (Figure 11).
+    pub(super) over_sherman: BTreeMap<String, f64>,
+    /// Gain of each technique, by its name (Figure 15).
+    pub(super) factors: BTreeMap<String, f64>,
 }
 
 /// Cost of one get.
@@ -58,6 +111,8 @@ pub(super) struct DexPaper {
     pub(super) setup: DexSetup,
     /// Costs of an index operation, by workload.
     pub(super) table2: BTreeMap<String, Table2Row>,
+    /// The same of other engines, by workload and engine.
+    pub(super) table2_others: BTreeMap<String, BTreeMap<String, Table2Row>>,
     pub(super) fig8: DexFig8,
     pub(super) fig9: DexFig9,
     pub(super) fig10: DexFig10,
@@ -150,6 +205,14 @@ pub(super) fn dex() -> Result<DexPaper, ReproError> {
 /// As [`dex`].
 pub(super) fn dart() -> Result<DartPaper, ReproError> {
     serde_json::from_str::<Papers>(TEXT).map(|papers| papers.dart).map_err(ReproError::Figures)
+}
+
+/// The figures of SMART.
+///
+/// # Errors
+/// As [`dex`].
+pub(super) fn smart() -> Result<SmartPaper, ReproError> {
+    serde_json::from_str::<Papers>(TEXT).map(|papers| papers.smart).map_err(ReproError::Figures)
 }
 
 /// Results of the papers' programs on Soft-RoCE.

@@ -20,7 +20,6 @@ use super::{
     error::ReproError,
     papers::{self, PeerRow},
     report::ReproReport,
-    setup,
 };
 use crate::{
     config::{BenchConfig, Cluster, FabricKind},
@@ -68,7 +67,7 @@ pub(super) fn run(
     options: &ReproOptions,
     progress: &dyn Progress,
 ) -> Result<ReproReport, ReproError> {
-    setup::check_scale(options, SCALE_MIN, "the cache does not hold the paths of both threads")?;
+    options.check_scale(SCALE_MIN, "the cache does not hold the paths of both threads")?;
     let peers = papers::peers()?;
     let title = "what the papers' programs need and reach on Soft-RoCE";
     let mut report = ReproReport::new("peers", title, &peers.source, TimeKind::Real);
@@ -77,12 +76,12 @@ pub(super) fn run(
     report.set("seed", options.seed);
     report.set("device", device.clone());
     report.set("threads", peers.threads);
-    report.set("ops", setup::scaled(OPS, options));
-    report.set("cache_bytes", setup::scaled(peers.dex.cache_bytes, options));
+    report.set("ops", options.scaled(OPS));
+    report.set("cache_bytes", options.scaled(peers.dex.cache_bytes));
     let world = World { options, threads: peers.threads, device: device.as_deref() };
     let theirs_kops = peers.read_1kib_kops;
 
-    let cache_bytes = setup::scaled(peers.dex.cache_bytes, options).to_string();
+    let cache_bytes = options.scaled(peers.dex.cache_bytes).to_string();
     let settings = Settings::default().with("cache", &cache_bytes).with("durability", "volatile");
     for (name, row) in &peers.dex.rows {
         let ours = world.measure(Engine::Dex, settings.clone(), peers.dex.keys, name, progress)?;
@@ -143,9 +142,9 @@ impl World<'_> {
         let mut config = BenchConfig {
             engine,
             workload: workload(name)?,
-            keys: setup::scaled(keys, self.options),
-            warmup_ops: setup::scaled(warmup, self.options),
-            ops: setup::scaled(OPS, self.options),
+            keys: self.options.scaled(keys),
+            warmup_ops: self.options.scaled(warmup),
+            ops: self.options.scaled(OPS),
             clients: self.threads,
             threads: self.threads,
             memory_servers: 1,

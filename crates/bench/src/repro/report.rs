@@ -38,6 +38,9 @@ pub struct ReproReport {
     /// The figures and more in tables, of experiments that have some.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<ReproTable>,
+    /// Curves and groups of bars, of experiments that compare several engines or sizes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub charts: Vec<ReproChart>,
     /// The checks.
     pub checks: Vec<ReproCheck>,
     /// Further remarks.
@@ -92,6 +95,42 @@ impl ReproTable {
     }
 }
 
+/// A chart of several series over the same points.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReproChart {
+    /// The chart's subject.
+    pub title: String,
+    /// The quantity along the horizontal axis.
+    pub x: String,
+    /// The quantity along the vertical axis, with its unit.
+    pub y: String,
+    /// The form of the chart.
+    pub kind: ChartKind,
+    /// Texts of the points, in their order.
+    pub labels: Vec<String>,
+    /// The series.
+    pub series: Vec<ReproSeries>,
+}
+
+/// Form of a chart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChartKind {
+    /// A group of bars for each point.
+    Bars,
+    /// A line for each series.
+    Lines,
+}
+
+/// One series of a chart.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReproSeries {
+    /// Its name, as in the legend.
+    pub name: String,
+    /// A value for each label; `None`, or no value at the end, where there is none.
+    pub values: Vec<Option<f64>>,
+}
+
 /// Something that must hold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReproCheck {
@@ -114,6 +153,7 @@ impl ReproReport {
             config: Map::new(),
             rows: Vec::new(),
             tables: Vec::new(),
+            charts: Vec::new(),
             checks: Vec::new(),
             notes: Vec::new(),
             machine: Machine::detect(),

@@ -1,16 +1,22 @@
 //! `farleaf repro`: repeats experiments of papers.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::time::Instant;
 
+use anyhow::Context as _;
 use clap::{Args, ValueHint};
-use farleaf_bench::repro::{Experiment, Host, HostError, Hosts, ReproOptions, ReproReport};
+use farleaf_bench::repro::{
+    ALL_FIGURES, Experiment, Finding, Host, HostError, Hosts, ReproOptions, ReproReport, Scale,
+    TOLERANCE, page,
+};
 use serde_json::{json, to_value};
 
 use crate::cluster::{Cluster, ClusterConfig};
-use crate::errors::{Exit, Failure};
+use crate::errors::{self, Exit, Failure};
 use crate::output::Console;
 use crate::progress::Meter;
 use crate::settings::SetArgs;
@@ -20,17 +26,22 @@ use crate::tls::TlsArgs;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exits with 1 if something that must hold does not. A figure that differs from the paper's does not
-count as that: its row says why it does.")]
+count as that: its row says why it does.
+
+`all` runs every figure of the papers, one after the other, and writes one page of HTML:
+  farleaf repro all --scale small --out figures.html
+The page is written anew after each experiment, so that Ctrl-C leaves what has finished.")]
 pub(crate) struct ReproArgs {
-    /// The experiment, as in dex-table2; --list names all
+    /// The experiment, as in dex-table2, or all; --list names all
     #[arg(required_unless_present = "list")]
     pub(crate) experiment: Option<String>,
     /// List the experiments
     #[arg(long, conflicts_with = "experiment")]
     pub(crate) list: bool,
-    /// Share of the paper's keys, cache and operations, above 0 and at most 1 [default: see --list]
-    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
-    pub(crate) scale: Option<f64>,
+    /// Share of the paper's keys, cache and operations, above 0 and at most 1; or small (a minute or
+    /// less), usual (see --list), or full [default: usual; small for all]
+    #[arg(long, value_name = "SCALE", allow_negative_numbers = true)]
+    pub(crate) scale: Option<String>,
     /// What all randomness comes from [default: 1]
     #[arg(short, long)]
     pub(crate) seed: Option<u64>,
@@ -40,17 +51,23 @@ pub(crate) struct ReproArgs {
     /// Draw the figures into this file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) svg: Option<PathBuf>,
+    /// Write a page of HTML with figures and tables to this file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) set: SetArgs,
 }
 
 pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let Some(name) = &args.experiment else { return list(console) };
+    let scale = args.scale.as_ref().map(|text| text.parse::<Scale>()).transpose()?;
+    if name.trim().eq_ignore_ascii_case(ALL_FIGURES) {
+        return run_all(args, scale.unwrap_or(Scale::Small), console);
+    }
     let experiment: Experiment = name.parse()?;
-    let defaults = ReproOptions::default();
     let options = ReproOptions {
-        scale: args.scale.unwrap_or(experiment.usual_scale()),
-        seed: args.seed.unwrap_or(defaults.seed),
+        scale: scale.unwrap_or_default().of(experiment),
+        seed: args.seed.unwrap_or(ReproOptions::default().seed),
         settings: args.set.settings(),
     };
     // Before the run, so that it is not in vain.
@@ -63,6 +80,10 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
             }
             None => None,
         });
+    }
+    let mut finding = finding_of(experiment);
+    if let Some(path) = &args.out {
+        write_page(path, experiment.about(), std::slice::from_ref(&finding))?;
     }
     let meter = Meter::new(console.shows_progress(), None);
     let ran = experiment.run(&options, &Processes, &meter);
@@ -81,12 +102,134 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
     } else {
         print(&report, console)?;
     }
+    let exit = warn_of_checks(&report, console);
+    if let Some(path) = &args.out {
+        finding.result = Some(Ok(report));
+        write_page(path, experiment.about(), std::slice::from_ref(&finding))?;
+    }
+    Ok(exit)
+}
+
+/// Runs every figure of the papers. An experiment that fails does not keep the others from running.
+fn run_all(args: &ReproArgs, scale: Scale, console: &mut Console) -> anyhow::Result<Exit> {
+    if args.output.is_some() || args.svg.is_some() {
+        let message = "--output and --svg are for one experiment; all writes one page: --out FILE";
+        return Err(Failure::usage(message).into());
+    }
+    if !args.set.settings().is_empty() {
+        let message =
+            "--set is for one experiment: all runs each with the settings that it compares";
+        return Err(Failure::usage(message).into());
+    }
+    let Some(path) = &args.out else {
+        let message =
+            "all writes one page with every figure: give --out FILE, as in --out figures.html";
+        return Err(Failure::usage(message).into());
+    };
+    let experiments: Vec<_> = Experiment::figures().collect();
+    let mut findings: Vec<_> = experiments.iter().map(|it| finding_of(*it)).collect();
+    let title = format!("Figures of the papers, scale {scale}");
+    // Before the first run, so that it is not in vain.
+    write_page(path, &title, &findings)?;
+    let left = format!("interrupted; {} has the experiments that have finished", path.display());
+    let quiet = console.quiet;
+    ctrlc::set_handler(move || {
+        if !quiet {
+            // Nobody reads it where it cannot be written.
+            let _ = writeln!(std::io::stderr(), "farleaf: {left}");
+        }
+        process::exit(Exit::Interrupted as i32);
+    })
+    .context("cannot listen for Ctrl-C")?;
+    let (mut exit, mut failure) = (Exit::Done, None);
+    let mut summary = Vec::new();
+    for (at, experiment) in experiments.iter().enumerate() {
+        let name = experiment.name();
+        console.note(format_args!("{name} ({} of {})", at + 1, experiments.len()));
+        let options = ReproOptions {
+            scale: scale.of(*experiment),
+            seed: args.seed.unwrap_or(ReproOptions::default().seed),
+            ..ReproOptions::default()
+        };
+        let began = Instant::now();
+        let meter = Meter::new(console.shows_progress(), None);
+        let ran = experiment.run(&options, &Processes, &meter);
+        meter.clear();
+        let seconds = began.elapsed().as_secs_f64();
+        match &ran {
+            Ok(report) => {
+                if console.json {
+                    console.json_line(&to_value(report)?)?;
+                    console.flush()?;
+                }
+                if let Exit::NotFound = warn_of_checks(report, console) {
+                    exit = Exit::NotFound;
+                }
+                summary.push(summary_row(report, seconds));
+            }
+            Err(error) => console.warn(format_args!("{name} failed: {error}")),
+        }
+        findings[at].result = Some(match ran {
+            Ok(report) => Ok(report),
+            Err(error) => {
+                let text = error.to_string();
+                failure.get_or_insert_with(|| errors::exit_of(&error.into()));
+                Err(text)
+            }
+        });
+        write_page(path, &title, &findings)?;
+    }
+    if !console.json {
+        let header =
+            ["experiment", "figures", "beside others", "beyond 25 %", "missing", "seconds"];
+        console.table(&header, &summary)?;
+    }
+    console.note(format_args!("written to {}", path.display()));
+    Ok(failure.unwrap_or(exit))
+}
+
+fn finding_of(experiment: Experiment) -> Finding {
+    let (name, about) = (experiment.name().to_owned(), experiment.about().to_owned());
+    Finding { name, about, result: None }
+}
+
+/// Counts of a report's figures: all, those with one to compare with, those that differ, those that are missing.
+fn summary_row(report: &ReproReport, seconds: f64) -> Vec<String> {
+    let rows = &report.rows;
+    let count = |number: usize| number.to_string();
+    let differs = |ratio: Option<f64>| ratio.is_some_and(|ratio| (ratio - 1.0).abs() > TOLERANCE);
+    vec![
+        report.experiment.clone(),
+        count(rows.len()),
+        count(rows.iter().filter(|row| row.paper.is_some() && row.ours.is_some()).count()),
+        count(rows.iter().filter(|row| differs(row.ratio)).count()),
+        count(rows.iter().filter(|row| row.ours.is_none()).count()),
+        format!("{seconds:.1}"),
+    ]
+}
+
+/// Writes a page beside its place and moves it there, so that a reader always finds a whole one.
+fn write_page(path: &Path, title: &str, findings: &[Finding]) -> anyhow::Result<()> {
+    let text = page(title, findings)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".part");
+    let part = path.with_file_name(name);
+    let written = fs::write(&part, text).and_then(|()| fs::rename(&part, path));
+    written.map_err(|error| {
+        // What is left of it is of no use.
+        let _ = fs::remove_file(&part);
+        Failure::unwritable(path.display(), error).into()
+    })
+}
+
+/// Warns of each check that does not hold; 1 if there is one.
+fn warn_of_checks(report: &ReproReport, console: &Console) -> Exit {
     let mut exit = Exit::Done;
     for check in report.failed() {
         console.warn(format_args!("does not hold: {}", check.what));
         exit = Exit::NotFound;
     }
-    Ok(exit)
+    exit
 }
 
 /// Memory servers as processes of this very program, reached in the open.
@@ -123,17 +266,21 @@ impl Host for Process {
 
 fn list(console: &mut Console) -> anyhow::Result<Exit> {
     if console.json {
-        for it in Experiment::ALL {
+        for it in Experiment::all() {
             let (name, about) = (it.name(), it.about());
-            let line = json!({ "experiment": name, "about": about, "scale": it.usual_scale() });
+            let (usual, small) = (it.usual_scale(), it.small_scale());
+            let line =
+                json!({ "experiment": name, "about": about, "scale": usual, "small_scale": small });
             console.json_line(&line)?;
         }
         return Ok(Exit::Done);
     }
     let row = |it: Experiment| {
-        vec![it.name().to_owned(), it.about().to_owned(), it.usual_scale().to_string()]
+        let scales = [it.usual_scale(), it.small_scale()].map(|scale| scale.to_string());
+        [it.name().to_owned(), it.about().to_owned()].into_iter().chain(scales).collect()
     };
-    console.table(&["experiment", "about", "scale"], &Experiment::ALL.map(row))?;
+    let rows: Vec<Vec<String>> = Experiment::all().map(row).collect();
+    console.table(&["experiment", "about", "scale", "small"], &rows)?;
     Ok(Exit::Done)
 }
 

@@ -26,7 +26,6 @@ use super::{
     error::ReproError,
     hosts::Hosts,
     report::{ReproReport, ReproRow, ReproTable},
-    setup,
 };
 use crate::{
     distribution::RequestDistribution, report::TimeKind, run::Progress, values::ValueMaker,
@@ -59,7 +58,7 @@ pub(super) fn run(
     hosts: &dyn Hosts,
     progress: &dyn Progress,
 ) -> Result<ReproReport, ReproError> {
-    setup::check_scale(options, SCALE_MIN, "there are too few keys")?;
+    options.check_scale(SCALE_MIN, "there are too few keys")?;
     let server = RedisServer::start()?;
     let title = "the same gets and YCSB's workloads, on one thread of a client and one of a server";
     let source = format!("Redis {}", server.version);
@@ -75,7 +74,7 @@ pub(super) fn run(
 }
 
 fn describe(report: &mut ReproReport, options: &ReproOptions) {
-    let keys = setup::scaled(KEYS, options);
+    let keys = options.scaled(KEYS);
     for (name, value) in [
         ("fabric", json!("tcp")),
         ("seed", json!(options.seed)),
@@ -83,10 +82,10 @@ fn describe(report: &mut ReproReport, options: &ReproOptions) {
         ("key_bytes", json!("8; redis-benchmark's own have 16")),
         ("value_bytes", json!(VALUE_BYTES)),
         ("in_flight", json!(DEPTH)),
-        ("gets", json!(setup::scaled(GETS, options))),
+        ("gets", json!(options.scaled(GETS))),
         ("get_rounds", json!(GET_ROUNDS)),
-        ("ops", json!(setup::scaled(OPS, options))),
-        ("scan_ops", json!(setup::scaled(SCAN_OPS, options))),
+        ("ops", json!(options.scaled(OPS))),
+        ("scan_ops", json!(options.scaled(SCAN_OPS))),
         ("rounds", json!(ROUNDS)),
         ("client_threads", json!(1)),
         ("server_threads", json!(1)),
@@ -118,14 +117,14 @@ fn compare(
     hosts: &dyn Hosts,
     progress: &dyn Progress,
 ) -> Result<(), ReproError> {
-    let keys = setup::scaled(KEYS, options);
+    let keys = options.scaled(KEYS);
     let mut errors = gets(report, server, options, hosts, progress)?;
     let mut table = ReproTable::new("YCSB");
     let mut wire = server.connect()?;
     for name in WORKLOADS {
         let workload = Workload::named(name).map_err(crate::BenchError::from)?;
         let has_scans = workload.mix.share(crate::OpKind::Scan) > 0.0;
-        let ops = setup::scaled(if has_scans { SCAN_OPS } else { OPS }, options);
+        let ops = options.scaled(if has_scans { SCAN_OPS } else { OPS });
         let (seed, settings) = (options.seed, options.settings.clone());
         let plan = Plan { workload, keys, ops, depth: DEPTH, seed, settings };
         let mut runs = System::ALL.map(|system| (system, Vec::with_capacity(ROUNDS)));
@@ -169,8 +168,8 @@ fn gets(
     hosts: &dyn Hosts,
     progress: &dyn Progress,
 ) -> Result<Vec<String>, ReproError> {
-    let keys = setup::scaled(KEYS, options);
-    let ops = setup::scaled(GETS, options);
+    let keys = options.scaled(KEYS);
+    let ops = options.scaled(GETS);
     let gets = Gets { clients: 1, depth: DEPTH, keys, ops, value_bytes: VALUE_BYTES };
     let beside = Gets { clients: CLIENTS_BESIDE, ..gets };
     let gets_alone = "get=1".parse::<Workload>().map_err(crate::BenchError::from)?;

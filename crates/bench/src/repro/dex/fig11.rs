@@ -2,7 +2,15 @@
 
 use farleaf_index::dex::DexOptions;
 
-use super::{ReproOptions, error::ReproError, papers, report::ReproReport, setup, world::Load};
+use super::{
+    ReproOptions,
+    driver::Curves,
+    error::ReproError,
+    papers,
+    report::{ChartKind, ReproReport},
+    setup,
+    world::Load,
+};
 use crate::{
     run::{BenchError, Progress},
     workload::Workload,
@@ -20,12 +28,14 @@ pub(super) fn run(
     progress: &dyn Progress,
 ) -> Result<ReproReport, ReproError> {
     let paper = papers::dex()?;
-    setup::check_scale(options, SCALE_MIN, "1 % of the data is less than the clients' paths take")?;
+    options.check_scale(SCALE_MIN, "1 % of the data is less than the clients' paths take")?;
     let title = "throughput over the size of the cache";
     let title = ("dex-fig11", title);
     let (mut report, world) = setup::begin(title, &paper, options, 0, progress)?;
     world.partition()?;
     let (ops, local_ns) = setup::paced(&mut report, &paper, options);
+    let title = "throughput over the size of the cache";
+    let mut chart = Curves::new(ChartKind::Lines, title, "cache, % of the data", "Mops");
     for name in ["read-intensive", "write-intensive"] {
         let workload = Workload::named(name).map_err(BenchError::from)?;
         let mut last = 0.0;
@@ -39,11 +49,13 @@ pub(super) fn run(
             report.row(&case, "Mops", None, measured.mops(), "");
             report.row(&case, "READs /op", None, measured.per_op().reads, "");
             report.row(&case, "WRITEs /op", None, measured.per_op().writes, "");
+            chart.add(name, &percent.to_string(), measured.mops());
             grows &= measured.mops() >= last * (1.0 - NOISE);
             last = measured.mops();
         }
         report.check(format!("{name}: a larger cache is never slower"), Some(grows));
     }
+    chart.finish(&mut report);
     report.set("trace_hash", format!("{:016x}", world.trace_hash()));
     for note in [
         "The paper gives curves and no numbers. Read-intensive grows with the cache there, as here. \

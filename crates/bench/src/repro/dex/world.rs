@@ -24,6 +24,7 @@ use farleaf_pool::{Pool, PoolError, PoolOptions, Session, format};
 use super::{
     error::ReproError,
     router::{Bounds, Router},
+    setup,
     watch::{LOOK_NS, Span, Watch},
 };
 use crate::{
@@ -214,7 +215,7 @@ impl World {
             let options = DexOptions {
                 cache_bytes: 64 * layout.node_bytes() as u64,
                 bulk_fill: config.bulk_fill,
-                ..super::setup::as_in_the_paper()
+                ..setup::as_in_the_paper()
             };
             let whole = Dex::open(first, meta, layout, options, JoinOptions::default());
             let whole = whole.await.map_err(BenchError::Load)?;
@@ -276,7 +277,7 @@ impl World {
     pub(super) fn cut(&self, bounds: Vec<Vec<u8>>) -> Result<(), ReproError> {
         let options = DexOptions {
             cache_bytes: 4096 * self.layout.node_bytes() as u64,
-            ..super::setup::as_in_the_paper()
+            ..setup::as_in_the_paper()
         };
         let session = &self.sessions[0];
         let cutting = async {

@@ -28,12 +28,12 @@ pub(super) fn run(
     progress: &dyn Progress,
 ) -> Result<ReproReport, ReproError> {
     let paper = papers::dex()?;
-    setup::check_scale(options, SCALE_MIN, "1 % of the data is less than the clients' paths take")?;
+    options.check_scale(SCALE_MIN, "1 % of the data is less than the clients' paths take")?;
     let title = "offloading by threads of each memory server, cache 1 %";
     let title = ("dex-fig12", title);
     let (mut report, world) = setup::begin(title, &paper, options, 0, progress)?;
     world.partition()?;
-    let cache_bytes = setup::scaled(paper.fig8.cache_bytes, options);
+    let cache_bytes = options.scaled(paper.fig8.cache_bytes);
     report.set("cache_bytes", cache_bytes);
     report.set("offload", "adaptive");
     let (ops, local_ns) = setup::paced(&mut report, &paper, options);

@@ -1,8 +1,8 @@
 //! Set-up: the paper's set-up at a scale.
 
 use farleaf_fabric::OpKind;
-use farleaf_index::Knobs;
 use farleaf_index::dex::{Admission, DexOptions, Durability};
+use farleaf_index::{Engine, Knobs};
 
 use super::{
     ReproOptions,
@@ -34,37 +34,16 @@ pub(super) fn as_in_the_paper() -> DexOptions {
 /// `Setting`.
 pub(super) fn with_settings(options: &ReproOptions) -> Result<DexOptions, ReproError> {
     let mut dex = as_in_the_paper();
-    for (name, text) in options.settings.iter() {
+    // Others stand beside it in some experiments, with settings of their own.
+    for (name, text) in Engine::Dex.known(&options.settings).iter() {
         dex.set(name, text).map_err(ReproError::Setting)?;
     }
     Ok(dex)
 }
 
-/// `size` at the scale.
-pub(super) fn scaled(size: u64, options: &ReproOptions) -> u64 {
-    (size as f64 * options.scale) as u64
-}
-
-/// # Errors
-/// `Scale`, `TooSmall`.
-pub(super) fn check_scale(
-    options: &ReproOptions,
-    least: f64,
-    what: &str,
-) -> Result<(), ReproError> {
-    let scale = options.scale;
-    if !(scale > 0.0 && scale <= 1.0) {
-        return Err(ReproError::Scale { read: scale });
-    }
-    if scale < least {
-        return Err(ReproError::TooSmall { scale, what: what.to_owned(), least });
-    }
-    Ok(())
-}
-
 /// DEX's cluster.
 pub(super) fn world(paper: &DexPaper, options: &ReproOptions) -> WorldConfig {
-    let keys = scaled(paper.setup.keys, options);
+    let keys = options.scaled(paper.setup.keys);
     WorldConfig {
         keys,
         seed: options.seed,
@@ -112,7 +91,7 @@ pub(super) fn paced(
     options: &ReproOptions,
 ) -> (u64, u64) {
     let (ops, local_ns) =
-        (scaled(paper.setup.warmup_ops, options), paper.setup.cached_page_access_ns);
+        (options.scaled(paper.setup.warmup_ops), paper.setup.cached_page_access_ns);
     report.set("warmup_ops", ops);
     report.set("ops", ops);
     report.set("local_ns", local_ns);

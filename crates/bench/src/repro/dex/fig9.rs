@@ -43,7 +43,7 @@ pub(super) fn run(
     progress: &dyn Progress,
 ) -> Result<ReproReport, ReproError> {
     let paper = papers::dex()?;
-    setup::check_scale(options, SCALE_MIN, "the caches do not hold the paths of all clients")?;
+    options.check_scale(SCALE_MIN, "the caches do not hold the paths of all clients")?;
     let title = "the cooling map against one queue, leaves kept by chance against always";
     let mut report = ReproReport::new("dex-fig9", title, &paper.source, TimeKind::Virtual);
     simulated(&mut report, &paper, options, progress)?;
@@ -78,7 +78,7 @@ fn simulated(
     let (ops, local_ns) = setup::paced(report, paper, options);
     let dex = setup::with_settings(options)?;
     for mib in CACHES_MIB {
-        let cache_bytes = setup::scaled(mib << 20, options);
+        let cache_bytes = options.scaled(mib << 20);
         let step = |kind| -> Result<Measured, ReproError> {
             let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
             world.run_dex(dex_options(dex, cache_bytes, kind), &load, progress)

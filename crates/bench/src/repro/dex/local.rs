@@ -106,7 +106,7 @@ pub(super) fn run(
     progress: &dyn Progress,
 ) -> Result<ReproReport, ReproError> {
     let paper = papers::dex()?;
-    setup::check_scale(options, SCALE_MIN, "there are too few keys")?;
+    options.check_scale(SCALE_MIN, "there are too few keys")?;
     let keys = (KEYS as f64 * options.scale) as u64;
     // Room for every node, half as many again.
     let cache_bytes = (keys * 16 * 2).max(1 << 20);

@@ -9,9 +9,10 @@ use farleaf_pool::Session;
 
 use super::{
     ReproOptions,
+    driver::Curves,
     error::ReproError,
     papers::{self, DexPaper},
-    report::{ReproReport, figure},
+    report::{ChartKind, ReproReport, figure},
     setup,
     watch::{LOOK_NS, Span, Watch},
     world::{Load, World},
@@ -61,7 +62,7 @@ pub(super) fn run(
     progress: &dyn Progress,
 ) -> Result<ReproReport, ReproError> {
     let paper = papers::dex()?;
-    setup::check_scale(options, SCALE_MIN, "the caches do not hold the paths of all clients")?;
+    options.check_scale(SCALE_MIN, "the caches do not hold the paths of all clients")?;
     let title = "throughput while ranges move to a compute server that is added";
     let title = ("dex-fig10", title);
     let (mut report, world) = setup::begin(title, &paper, options, 1, progress)?;
@@ -71,7 +72,7 @@ pub(super) fn run(
     report.set("partitions", "three of equal width; then four");
     report.set("flush_tasks", 1);
     report.set("workload", "write-intensive");
-    report.set("warmup_ops", setup::scaled(paper.setup.warmup_ops, options));
+    report.set("warmup_ops", options.scaled(paper.setup.warmup_ops));
     report.set("local_ns", paper.setup.cached_page_access_ns);
     let hosts = (0..world.config.compute_servers).map(|_| Arc::default()).collect();
     let scene =
@@ -111,7 +112,7 @@ struct Scene<'a> {
 impl Scene<'_> {
     fn cache(&self, report: &mut ReproReport, mib: u64) -> Result<(), ReproError> {
         let (world, scale) = (self.world, self.options.scale);
-        let cache_bytes = setup::scaled(mib << 20, self.options);
+        let cache_bytes = self.options.scaled(mib << 20);
         let options = DexOptions { cache_bytes, ..setup::with_settings(self.options)? };
         let caches = self.join(options)?;
         let frames = cache_bytes / world.layout.node_bytes() as u64;
@@ -124,7 +125,7 @@ impl Scene<'_> {
         let workload = Workload::named("write-intensive").map_err(BenchError::from)?;
         let load = Load {
             workload: &workload,
-            warmup: setup::scaled(self.paper.setup.warmup_ops, self.options),
+            warmup: self.options.scaled(self.paper.setup.warmup_ops),
             // The watch ends the run.
             ops: u64::MAX / 2,
             local_ns: self.paper.setup.cached_page_access_ns,
@@ -178,7 +179,9 @@ impl Scene<'_> {
         for (name, span) in spans {
             report.row(&format!("{case}, {name}"), "Mops", None, watch.mops(span), "");
         }
-        for ((_, span), points) in spans.into_iter().zip(POINTS) {
+        let title = format!("{case}: throughput; the move begins at 0");
+        let mut chart = Curves::new(ChartKind::Lines, &title, "ms", "Mops");
+        for ((name, span), points) in spans.into_iter().zip(POINTS) {
             let step_ns = ((span.ended_ns - span.began_ns) / points).max(1);
             for point in 0..points {
                 let from_ns = span.began_ns + point * step_ns;
@@ -186,8 +189,10 @@ impl Scene<'_> {
                 let at_ms = (from_ns as f64 - began_ns as f64) / 1e6;
                 let quantity = format!("{case}: Mops over time");
                 report.row(&format!("{at_ms:.1} ms"), &quantity, None, watch.mops(part), "");
+                chart.add(name, &format!("{at_ms:.1}"), watch.mops(part));
             }
         }
+        chart.finish(report);
     }
 
     /// Lets all compute servers execute each other's requests.

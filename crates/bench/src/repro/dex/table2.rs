@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::{
     ReproOptions,
+    driver::{self, Cluster, Driver},
     error::ReproError,
     papers::{self, DexPaper, Table2Row},
     report::ReproReport,
@@ -12,6 +13,7 @@ use super::{
     world::{Load, Measured},
 };
 use crate::{
+    keys::{KeyOrder, KeySpec},
     run::{BenchError, Progress},
     workload::Workload,
 };
@@ -33,16 +35,16 @@ pub(super) fn run(
     progress: &dyn Progress,
 ) -> Result<ReproReport, ReproError> {
     let paper = papers::dex()?;
-    setup::check_scale(options, SCALE_MIN, "the caches do not hold the paths of all clients")?;
+    options.check_scale(SCALE_MIN, "the caches do not hold the paths of all clients")?;
     let title = "remote operations and bytes for each index operation";
     let title = ("dex-table2", title);
     let (mut report, world) = setup::begin(title, &paper, options, 0, progress)?;
     world.partition()?;
     let cache = DexOptions {
-        cache_bytes: setup::scaled(paper.setup.cache_bytes, options),
+        cache_bytes: options.scaled(paper.setup.cache_bytes),
         ..setup::with_settings(options)?
     };
-    let ops = setup::scaled(paper.setup.warmup_ops, options);
+    let ops = options.scaled(paper.setup.warmup_ops);
     report.set("cache_bytes", cache.cache_bytes);
     report.set("admission", cache.admission.to_string());
     report.set("cooling_ratio", cache.cooling_ratio);
@@ -61,6 +63,9 @@ pub(super) fn run(
     }
     // As text: numbers beyond 2^53 do not survive every reader of JSON.
     report.set("trace_hash", format!("{:016x}", world.trace_hash()));
+    // Its memory is for the others.
+    drop(world);
+    add_others(&mut report, &paper, options, progress)?;
     report.notes.push(
         "The paper measures 200 M operations or 60 s after the warm-up; here it is as many as the \
          warm-up has."
@@ -117,6 +122,63 @@ fn add(
     let atomics: u64 =
         setup::OPERATIONS.map(|kind| measured.cost.kind(kind).atomics()).iter().sum();
     report.check(format!("{name}: no atomics in operations"), Some(atomics == 0));
+}
+
+/// The other engines of the paper's table, as far as this build has them, on the same cluster and keys.
+fn add_others(
+    report: &mut ReproReport,
+    paper: &DexPaper,
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<(), ReproError> {
+    let setup = &paper.setup;
+    let cluster = Cluster {
+        keys: setup.keys,
+        value_bytes: setup.value_bytes as usize,
+        compute_servers: setup.compute_servers,
+        memory_servers: setup.memory_servers,
+        clients: setup.threads,
+        cache_bytes: setup.cache_bytes,
+        warmup_ops: setup.warmup_ops,
+        ops: setup.warmup_ops,
+    };
+    let driver = Driver::new(cluster, options, progress);
+    for (name, _) in &BARS {
+        for (other, row) in paper.table2_others.get(*name).into_iter().flatten() {
+            let case = format!("{name}, {other}");
+            let Some(engine) = driver::engine(other) else {
+                let why = driver::no_engine(other);
+                report.missing(&case, "READs /op", Some(row.reads), &why);
+                report.missing(&case, "bytes /op", Some(row.bytes), &why);
+                continue;
+            };
+            let workload = Workload::named(name).map_err(BenchError::from)?;
+            let config = driver.case(engine, &KeySpec::U64(KeyOrder::Hashed), workload);
+            let measured = driver.measure(&config)?;
+            let cost = measured.run.per_op;
+            let reads = "a cache of nodes of their own size holds the upper levels of the tree";
+            let writes = "the paper's build combines writes of one key and skips equal values; here each update \
+                          has a value of its own";
+            let bytes =
+                "the paper's build READs whole nodes of 2 KiB, ours as many bytes as the type has";
+            for (quantity, paper, ours, reason) in [
+                ("READs /op", row.reads, cost.reads, reads),
+                ("WRITEs /op", row.writes, cost.writes, writes),
+                ("atomics /op", row.atomics, cost.atomics, writes),
+                ("two-sided /op", row.rpcs, cost.rpcs, ""),
+                ("bytes /op", row.bytes, driver::bytes(&measured), bytes),
+            ] {
+                report.row(&case, quantity, Some(paper), ours, reason);
+            }
+            for (what, most, ours) in
+                [("READs", row.reads, cost.reads), ("bytes", row.bytes, driver::bytes(&measured))]
+            {
+                let what = format!("{case}: at most {most} {what} /op");
+                report.check(what, driver.asked(ours <= most));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Counts of the caches, warm-up included.

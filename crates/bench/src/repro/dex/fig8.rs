@@ -41,15 +41,15 @@ pub(super) fn run(
     progress: &dyn Progress,
 ) -> Result<ReproReport, ReproError> {
     let paper = papers::dex()?;
-    setup::check_scale(options, SCALE_MIN, "1 % of the data is less than the clients' paths take")?;
+    options.check_scale(SCALE_MIN, "1 % of the data is less than the clients' paths take")?;
     let title = "throughput as the techniques come together, write-intensive, cache 1 %";
     let title = ("dex-fig8", title);
     let (mut report, world) = setup::begin(title, &paper, options, 0, progress)?;
     let computes = paper.setup.compute_servers as u64;
     let paths = paper.setup.threads as u64 / computes * PATH_NODES;
     let least = paths * world.layout.node_bytes() as u64;
-    let cache = setup::scaled(paper.fig8.cache_bytes, options);
-    let ops = setup::scaled(paper.setup.warmup_ops, options);
+    let cache = options.scaled(paper.fig8.cache_bytes);
+    let ops = options.scaled(paper.setup.warmup_ops);
     report.set("workload", "write-intensive");
     report.set("cache_bytes", cache);
     report.set("least_cache_bytes", least);

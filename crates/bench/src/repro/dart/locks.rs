@@ -1,0 +1,107 @@
+//! Locks: writes of plain ART with node locks and without (Table 1).
+
+use super::{
+    ART, ReproOptions, begin,
+    driver::{self, Curves, Driver, Step},
+    error::ReproError,
+    report::{ChartKind, ReproReport},
+};
+use crate::{
+    config::BenchConfig, distribution::RequestDistribution, keys::KeySpec, report::Report,
+    run::Progress, workload::OpKind,
+};
+
+/// The two variants of plain ART, without a cache as in the paper.
+const STEPS: [Step; 2] = [
+    Step { name: "locked", engine: ART, set: &[("node_locks", "path|on"), ("cache", "0")] },
+    Step { name: "lock-free", engine: ART, set: &[("node_locks", "off"), ("cache", "0")] },
+];
+
+/// Table 1.
+pub(super) fn run(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "writes of plain ART with node locks and without, beside every engine";
+    let (mut report, driver, paper) = begin("dart-table1", title, options, progress)?;
+    let mut chart = Curves::new(ChartKind::Bars, "updates by 168 clients", "keys drawn", "Mops");
+    for (name, request) in [
+        ("zipfian", RequestDistribution::Zipfian { theta: 0.99 }),
+        ("uniform", RequestDistribution::Uniform),
+    ] {
+        let Some(told) = paper.locks.get(name) else { continue };
+        let published = [(told.locked_mops, told.locked_us), (told.free_mops, told.free_us)];
+        let mut art = Vec::new();
+        for (step, (mops, us)) in STEPS.iter().zip(published) {
+            let case = format!("{name}, art {}", step.name);
+            let found = step.find().map(|(engine, settings)| {
+                let mut config = updates(&driver, engine, request)?;
+                config.settings.set_all(&settings);
+                measure(&driver, config)
+            });
+            match found {
+                Ok(measured) => {
+                    let (all, one) = measured?;
+                    add(&mut report, &case, &all, &one);
+                    chart.add(&format!("art {}", step.name), name, driver::mops(&all));
+                    art.push((driver::mops(&all), one.run.latency_us.p50));
+                }
+                Err(why) => {
+                    report.missing(&case, "Mops", Some(mops), &why);
+                    report.missing(&case, "p50 of one client, us", Some(us), &why);
+                }
+            }
+        }
+        let case = format!("{name}, art lock-free over locked");
+        let [locked, free] = published;
+        let paper = (free.0 / locked.0, locked.1 / free.1);
+        let why = "the simulator's locks cost round trips and waits, but no contention in a card's memory";
+        match art[..] {
+            [locked, free] => {
+                report.row(&case, "throughput, ratio", Some(paper.0), free.0 / locked.0, why);
+                report.row(&case, "latency, ratio", Some(paper.1), locked.1 / free.1, why);
+            }
+            _ => {
+                let why = "a variant is missing";
+                report.missing(&case, "throughput, ratio", Some(paper.0), why);
+                report.missing(&case, "latency, ratio", Some(paper.1), why);
+            }
+        }
+        for engine in driver::engines().filter(|engine| engine.name() != ART) {
+            let (all, one) = measure(&driver, updates(&driver, engine, request)?)?;
+            add(&mut report, &format!("{name}, {engine}"), &all, &one);
+            chart.add(engine.name(), name, driver::mops(&all));
+        }
+    }
+    chart.finish(&mut report);
+    Ok(report)
+}
+
+fn updates(
+    driver: &Driver<'_>,
+    engine: farleaf_index::Engine,
+    request: RequestDistribution,
+) -> Result<BenchConfig, ReproError> {
+    let workload = driver::mixed("updates", &[(OpKind::Update, 1.0)], request)?;
+    Ok(driver.case(engine, &KeySpec::Randint, workload))
+}
+
+/// With all clients, and with one.
+fn measure(driver: &Driver<'_>, all: BenchConfig) -> Result<(Report, Report), ReproError> {
+    let clients = all.clients as u64;
+    let one = BenchConfig {
+        clients: 1,
+        threads: 1,
+        compute_servers: 1,
+        warmup_ops: all.warmup_ops / clients,
+        ops: (all.ops / clients).max(100),
+        ..all.clone()
+    };
+    Ok((driver.measure(&all)?, driver.measure(&one)?))
+}
+
+fn add(report: &mut ReproReport, case: &str, all: &Report, one: &Report) {
+    report.row(case, "Mops", None, driver::mops(all), "");
+    report.row(case, "p50 of one client, us", None, one.run.latency_us.p50, "");
+    report.row(case, "remote operations /op", None, driver::verbs(all), "");
+}

@@ -1,0 +1,196 @@
+//! Skip table: its upkeep beside inserts, and the adjustment of its prefix lengths (Figures 10 and 11).
+
+use super::{
+    DART, ReproOptions, begin,
+    driver::{self, Curves, Driver, Step},
+    error::ReproError,
+    keys,
+    report::{ChartKind, ReproReport},
+};
+use crate::{
+    config::BenchConfig,
+    distribution::RequestDistribution,
+    keys::KeySpec,
+    report::{KindReport, Report, ReportKind},
+    run::Progress,
+    units::Rate,
+    workload::OpKind,
+};
+
+const UPKEEP: [Step; 2] = [
+    Step { name: "no upkeep", engine: DART, set: &[("est_maintenance", "false")] },
+    Step { name: "upkeep", engine: DART, set: &[("est_maintenance", "true")] },
+];
+
+/// Figure 10.
+pub(super) fn upkeep(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "gets of new keys beside inserts, with and without upkeep of the skip table";
+    let (mut report, driver, paper) = begin("dart-fig10", title, options, progress)?;
+    let mut chart = Curves::new(ChartKind::Bars, "gets and inserts half and half", "keys", "Mops");
+    for (keys, spec) in keys() {
+        let mut reached = Vec::new();
+        for step in &UPKEEP {
+            let case = format!("{keys}, {}", step.name);
+            let (engine, settings) = match step.find() {
+                Ok(found) => found,
+                Err(why) => {
+                    report.missing(&case, "Mops", None, &why);
+                    continue;
+                }
+            };
+            let mix = [(OpKind::Get, 0.5), (OpKind::Insert, 0.5)];
+            let latest = RequestDistribution::Latest { theta: 0.99 };
+            let workload = driver::mixed("gets and inserts", &mix, latest)?;
+            let mut config = driver::inserts(driver.case(engine, &spec, workload));
+            config.settings.set_all(&settings);
+            let measured = driver.measure(&config)?;
+            let [get, insert] =
+                [OpKind::Get, OpKind::Insert].map(|kind| driver::kind(&measured, kind));
+            let median = |it: KindReport| it.latency_us.unwrap_or_default().p50;
+            report.row(&case, "Mops", None, driver::mops(&measured), "");
+            report.row(&case, "round trips /get", None, get.per_op.round_trips, "");
+            report.row(&case, "p50 of a get, us", None, median(get), "");
+            report.row(&case, "round trips /insert", None, insert.per_op.round_trips, "");
+            report.row(&case, "p50 of an insert, us", None, median(insert), "");
+            let maintenance = measured.run.by_kind.get(&ReportKind::Maintenance);
+            let maintenance = maintenance.map(|it| it.per_op.round_trips).unwrap_or_default();
+            let share = maintenance / measured.run.per_op.round_trips;
+            report.row(&case, "maintenance, share of round trips", None, share, "");
+            chart.add(step.name, keys, driver::mops(&measured));
+            reached.push((median(get), median(insert), share));
+        }
+        let case = format!("{keys}, upkeep over none");
+        let why = "gets here draw new keys most, of a table that has doubled; the paper does not say how many \
+                   of its gets meet new nodes";
+        if let [(get_none, insert_none, share_none), (get, insert, share)] = reached[..] {
+            let told = (keys == "randint").then_some(paper.upkeep.search_gain);
+            report.row(&case, "gets, ratio of speed", told, get_none / get, why);
+            report.row(&case, "inserts, ratio of speed", Some(1.0), insert_none / insert, why);
+            let told = Some(paper.upkeep.trips_share);
+            let why = "the paper gives a bound; maintenance here runs beside the operations, and counts what it \
+                       does for the whole table";
+            report.row(&case, "further round trips, share", told, share - share_none, why);
+        }
+    }
+    chart.finish(&mut report);
+    Ok(report)
+}
+
+/// Operations per second of all clients: about a tenth of what they can do, so that virtual time passes.
+const RATE: u64 = 30_000;
+/// Clients, one for each compute server.
+const CLIENTS: usize = 3;
+const SECOND: u64 = RATE;
+
+/// A moment of the measurement: its name, setting, and seconds before and in it, in tenths.
+struct Moment {
+    step: Step,
+    before: u64,
+    during: u64,
+}
+
+const MOMENTS: [Moment; 3] = [
+    Moment {
+        step: Step {
+            name: "before",
+            engine: DART,
+            set: &[("adjust_s", "0"), ("freq_sample", "8")],
+        },
+        before: 5,
+        during: 5,
+    },
+    Moment {
+        step: Step {
+            name: "during",
+            engine: DART,
+            set: &[("adjust_s", "1"), ("freq_sample", "8")],
+        },
+        before: 9,
+        during: 5,
+    },
+    Moment {
+        step: Step { name: "after", engine: DART, set: &[("adjust_s", "1"), ("freq_sample", "8")] },
+        before: 30,
+        during: 5,
+    },
+];
+
+/// Figure 11.
+pub(super) fn adjustment(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "gets before, during and after the choice of prefix lengths";
+    let (mut report, driver, paper) = begin("dart-fig11", title, options, progress)?;
+    report.set("rate_ops_per_s", RATE);
+    report.set("clients", CLIENTS);
+    let title = "median latency of a get";
+    let mut chart = Curves::new(ChartKind::Lines, title, "moment", "us");
+    for (keys, spec) in keys() {
+        let mut reached = Vec::new();
+        for moment in &MOMENTS {
+            let case = format!("{keys}, {}", moment.step.name);
+            match measure(&driver, &spec, moment) {
+                Ok(measured) => {
+                    let measured = measured?;
+                    let cost = driver::kind(&measured, OpKind::Get).per_op;
+                    let p50 = measured.run.latency_us.p50;
+                    report.row(&case, "round trips /op", None, cost.round_trips, "");
+                    report.row(&case, "bytes /op", None, cost.bytes_read, "");
+                    report.row(&case, "p50, us", None, p50, "");
+                    chart.add(keys, moment.step.name, p50);
+                    reached.push(p50);
+                }
+                Err(why) => report.missing(&case, "p50, us", None, &why),
+            }
+        }
+        if let [before, during, after] = reached[..] {
+            let why = "lengths are chosen again where lookups have become deeper; at a small scale the default \
+                       list has the best length already";
+            let told = (keys == "randint").then_some(paper.adjustment.gain);
+            report.row(
+                &format!("{keys}, after over before"),
+                "speed, ratio",
+                told,
+                before / after,
+                why,
+            );
+            let cost = (1.0 - before / during).max(0.0);
+            let told = Some(paper.adjustment.cost);
+            let why = "the paper gives a bound";
+            report.row(&format!("{keys}, during"), "loss of speed, share", told, cost, why);
+        }
+    }
+    chart.finish(&mut report);
+    report.notes.push(
+        "Three clients at a rate at which virtual time passes, so speed is that of one operation: the inverse \
+         of its latency."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+/// Runs one moment; the outer error says what this build lacks.
+fn measure(
+    driver: &Driver<'_>,
+    spec: &KeySpec,
+    moment: &Moment,
+) -> Result<Result<Report, ReproError>, String> {
+    let (engine, settings) = moment.step.find()?;
+    let run = || {
+        let mut config = driver.case(engine, spec, driver::workload("ycsb-c")?);
+        config.settings.set_all(&settings);
+        driver.measure(&BenchConfig {
+            clients: CLIENTS,
+            threads: CLIENTS,
+            warmup_ops: SECOND * moment.before / 10,
+            ops: SECOND * moment.during / 10,
+            rate: Rate::new(RATE),
+            ..config
+        })
+    };
+    Ok(run())
+}

@@ -1,0 +1,303 @@
+//! Sweeps: every engine over one parameter (Figures 9 and 12 to 15).
+
+use farleaf_index::Engine;
+use farleaf_index::knobs::CACHE;
+
+use super::{
+    B_TREES, DART, ReproOptions, SMALLER, SMART, begin,
+    driver::{self, Curves, PATH_BYTES, Step},
+    ends,
+    error::ReproError,
+    gains, keys,
+    report::{ChartKind, ReproReport},
+};
+use crate::{
+    config::BenchConfig, distribution::RequestDistribution, keys::KeySpec, report::Report,
+    run::Progress, workload::ScanLength,
+};
+
+/// Sizes of a bucket, bytes. The first without a setting is the default of a build that has none.
+const BUCKETS: [Step; 4] = [
+    Step { name: "64", engine: DART, set: &[("bucket_bytes", "64")] },
+    Step { name: "128", engine: DART, set: &[] },
+    Step { name: "256", engine: DART, set: &[("bucket_bytes", "256")] },
+    Step { name: "512", engine: DART, set: &[("bucket_bytes", "512")] },
+];
+const BUCKET_DEFAULT: &str = "128";
+
+/// Figure 9.
+pub(super) fn buckets(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "throughput and memory over the size of a bucket";
+    let (mut report, driver, _) = begin("dart-fig9", title, options, progress)?;
+    let chart = |title, y| Curves::new(ChartKind::Lines, title, "bytes of a bucket", y);
+    let mut mops = chart("throughput over the size of a bucket", "Mops");
+    let mut memory = chart("memory over the size of a bucket", "bytes /key");
+    for (keys, spec) in keys() {
+        for step in &BUCKETS {
+            mops.place(step.name);
+            memory.place(step.name);
+            let (engine, settings) = match step.find() {
+                Ok(found) => found,
+                Err(why) => {
+                    report.missing(&format!("{keys}, {} bytes", step.name), "Mops", None, &why);
+                    continue;
+                }
+            };
+            for name in ["ycsb-a", "ycsb-c"] {
+                let mut config = driver.case(engine, &spec, driver::workload(name)?);
+                config.settings.set_all(&settings);
+                let measured = driver.measure(&config)?;
+                let case = format!("{keys}, {name}, {} bytes", step.name);
+                report.row(&case, "Mops", None, driver::mops(&measured), "");
+                report.row(&case, "bytes /op", None, driver::bytes(&measured), "");
+                mops.add(&format!("{keys}, {name}"), step.name, driver::mops(&measured));
+                if name == "ycsb-c" {
+                    let all = measured.memory.index_bytes - measured.memory.data_bytes;
+                    let each = all as f64 / config.keys as f64;
+                    report.row(&case, "bytes /key beside keys and values", None, each, "");
+                    memory.add(keys, step.name, each);
+                }
+            }
+        }
+        for name in ["ycsb-a", "ycsb-c"] {
+            let series = format!("{keys}, {name}");
+            let own = mops.at(&series, BUCKET_DEFAULT);
+            let others = BUCKETS.iter().filter(|step| step.name != BUCKET_DEFAULT);
+            let others: Vec<_> = others.filter_map(|it| mops.at(&series, it.name)).collect();
+            if let (Some(own), Some(best)) = (own, others.into_iter().reduce(f64::max)) {
+                let why = "the paper's best is 128 bytes";
+                let case = format!("{series}, 128 bytes over the best other");
+                report.row(&case, "throughput, ratio", Some(1.0), own / best, why);
+            }
+        }
+    }
+    mops.finish(&mut report);
+    memory.finish(&mut report);
+    report.notes.push(
+        "The paper's curves have no numbers: 128 bytes are best, 64 are no faster and a little less dense, more \
+         are slower and less dense."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+/// Pairs of a scan.
+const LENGTHS: [u32; 4] = [10, 50, 100, 200];
+
+/// Figure 12.
+pub(super) fn scans(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "scans over their length, 5 % inserts";
+    let (mut report, driver, paper) = begin("dart-fig12", title, options, progress)?;
+    for (keys, spec) in keys() {
+        let mut chart = lines(&format!("scans, {keys}"), "pairs of a scan", "Mops");
+        for length in LENGTHS {
+            let at = length.to_string();
+            for engine in driver::engines() {
+                let mut workload = driver::workload("ycsb-e")?;
+                workload.scan_length = ScanLength::Fixed(length);
+                let config = driver.case(engine, &spec, workload);
+                // As many pairs for each length.
+                let ops = config.ops * u64::from(LENGTHS[0]) / u64::from(length);
+                let config = BenchConfig { ops: ops.max(config.clients as u64), ..config };
+                let measured = driver.measure(&config)?;
+                add(
+                    &mut report,
+                    &mut chart,
+                    &format!("{keys}, {length} pairs"),
+                    engine,
+                    &at,
+                    &measured,
+                );
+            }
+            let case = format!("{keys}, {length} pairs, dart over");
+            for (other, gain) in gains(&chart, &at) {
+                let same = (other == SMART).then_some(1.0);
+                let why = "leaves are READ in windows of 64 here, of 32 there, and its cache holds the inner \
+                           nodes of a small tree";
+                report.row(&format!("{case} {other}"), "throughput, ratio", same, gain, why);
+            }
+            let trees =
+                gains(&chart, &at).into_iter().filter(|it| B_TREES.contains(&it.0.as_str()));
+            let best = trees.map(|(_, gain)| 1.0 / gain).reduce(f64::max);
+            if let (Some(best), true) = (best, length == LENGTHS[0]) {
+                let told = (keys == "randint").then_some(paper.short_scans_btree_gain);
+                let why =
+                    "a leaf of our B+-trees has 4 KiB for such values, so a short scan moves more";
+                let case = format!("{keys}, {length} pairs, best B+-tree over dart");
+                report.row(&case, "throughput, ratio", told, best, why);
+            }
+        }
+        chart.finish(&mut report);
+    }
+    Ok(report)
+}
+
+/// Caches of each compute server, MiB at scale 1.
+const CACHES_MIB: [u64; 6] = [1, 4, 16, 64, 128, 400];
+
+/// Figure 13.
+pub(super) fn caches(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "gets over the size of the cache";
+    let (mut report, mut driver, paper) = begin("dart-fig13", title, options, progress)?;
+    // As many clients as the smallest cache holds the paths of.
+    let servers = driver.cluster.compute_servers;
+    let each = options.scaled(CACHES_MIB[0] << 20) / PATH_BYTES;
+    driver.cluster.clients = driver.cluster.clients.min(each.max(1) as usize * servers);
+    report.set("clients", driver.cluster.clients);
+    let mut chart = lines("gets, randint", "MiB of cache at scale 1", "Mops");
+    for mib in CACHES_MIB {
+        let bytes = driver.cache_bytes(mib << 20, driver.cluster.clients);
+        let at = mib.to_string();
+        for engine in driver::engines() {
+            let mut config = driver.case(engine, &KeySpec::Randint, driver::workload("ycsb-c")?);
+            if config.settings.get(CACHE).is_some() {
+                config.settings.set(CACHE, &bytes.to_string());
+            }
+            let measured = driver.measure(&config)?;
+            add(&mut report, &mut chart, &format!("{mib} MiB"), engine, &at, &measured);
+        }
+        for (other, gain) in gains(&chart, &at) {
+            let told = match (other.as_str(), mib) {
+                ("dex", 1) => Some(paper.small_cache_gain_over_dex),
+                ("dex", 400) => Some(1.0),
+                _ => None,
+            };
+            let why = format!(
+                "{SMALLER} at the small end; our DEX caches leaves as well, and our DART keeps no hot entries \
+                 beyond an epoch unless this build has that setting"
+            );
+            let case = format!("{mib} MiB, dart over {other}");
+            report.row(&case, "throughput, ratio", told, gain, &why);
+        }
+    }
+    chart.finish(&mut report);
+    report.notes.push(
+        "An engine without a cache of that kind has one speed for all sizes. No cache is below the paths of its \
+         clients, so at a small scale there are fewer clients, and the first sizes may be one."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+/// Exponents of Zipf's law; 0 draws evenly.
+const THETAS: [f64; 5] = [0.0, 0.5, 0.8, 0.9, 0.99];
+
+/// Figure 14.
+pub(super) fn skews(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "gets and updates half and half over skew";
+    let (mut report, driver, paper) = begin("dart-fig14", title, options, progress)?;
+    let mut chart = lines("gets and updates, randint", "exponent of Zipf's law", "Mops");
+    for theta in THETAS {
+        let at = theta.to_string();
+        for engine in driver::engines() {
+            let mut workload = driver::workload("ycsb-a")?;
+            workload.request = match theta {
+                0.0 => RequestDistribution::Uniform,
+                theta => RequestDistribution::Zipfian { theta },
+            };
+            let measured = driver.measure(&driver.case(engine, &KeySpec::Randint, workload))?;
+            add(&mut report, &mut chart, &format!("theta {theta}"), engine, &at, &measured);
+        }
+        for (other, gain) in gains(&chart, &at) {
+            let case = format!("theta {theta}, dart over {other}");
+            report.row(&case, "throughput, ratio", None, gain, "");
+        }
+    }
+    let all: Vec<_> = THETAS.iter().flat_map(|theta| gains(&chart, &theta.to_string())).collect();
+    if let Some([least, most]) = ends(&all) {
+        let why = "the paper's others are Sherman, CHIME, DEX and SMART on its network; here contention costs \
+                   retries and no time in a card's memory, and a cache keeps popular leaves near";
+        let [low, high] = paper.skew_gains.map(Some);
+        report.row("dart over others, all skews", "least ratio of throughput", low, least, why);
+        report.row("dart over others, all skews", "largest ratio of throughput", high, most, why);
+    }
+    let own: Vec<_> =
+        THETAS.iter().filter_map(|theta| chart.at(DART, &theta.to_string())).collect();
+    let (low, high) = (own.iter().copied().reduce(f64::min), own.into_iter().reduce(f64::max));
+    if let (Some(low), Some(high)) = (low, high) {
+        let why = "a hot key's updates retry, and lookups of hot keys begin at remembered entries";
+        report.row("dart, all skews", "largest over least throughput", Some(1.0), high / low, why);
+    }
+    chart.finish(&mut report);
+    Ok(report)
+}
+
+/// Clients of all compute servers; the last is beyond the paper's.
+const CLIENTS: [usize; 7] = [3, 21, 42, 84, 126, 168, 336];
+/// Throughput may not fall from each of these to the next; a little of it is noise.
+const GROWS: [usize; 3] = [84, 168, 336];
+const NOISE: f64 = 0.02;
+
+/// Figure 15.
+pub(super) fn clients(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "gets and updates half and half over clients";
+    let (mut report, driver, _) = begin("dart-fig15", title, options, progress)?;
+    let mut chart = lines("gets and updates, randint", "clients", "Mops");
+    for clients in CLIENTS {
+        let at = clients.to_string();
+        for engine in driver::engines() {
+            let config = driver.case(engine, &KeySpec::Randint, driver::workload("ycsb-a")?);
+            let mut config = BenchConfig {
+                clients,
+                threads: clients,
+                ops: config.ops.max(clients as u64),
+                ..config
+            };
+            let cache = driver.cache_bytes(driver.cluster.cache_bytes, clients);
+            if config.settings.get(CACHE).is_some() {
+                config.settings.set(CACHE, &cache.to_string());
+            }
+            let measured = driver.measure(&config)?;
+            add(&mut report, &mut chart, &format!("{clients} clients"), engine, &at, &measured);
+        }
+    }
+    for pair in GROWS.windows(2) {
+        let [fewer, more] = [pair[0], pair[1]].map(|clients| chart.at(DART, &clients.to_string()));
+        if let (Some(fewer), Some(more)) = (fewer, more) {
+            let what = format!("dart: {} clients are no slower than {}", pair[1], pair[0]);
+            report.check(what, driver.asked(more >= fewer * (1.0 - NOISE)));
+            let case = format!("dart, {} clients over {}", pair[1], pair[0]);
+            report.row(&case, "throughput, ratio", None, more / fewer, "");
+        }
+    }
+    chart.finish(&mut report);
+    report.notes.push(
+        "The paper's curves have no numbers: its tree grows to 168 clients, others stop at 84 or 126."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+fn lines(title: &str, x: &str, y: &str) -> Curves {
+    Curves::new(ChartKind::Lines, title, x, y)
+}
+
+fn add(
+    report: &mut ReproReport,
+    chart: &mut Curves,
+    case: &str,
+    engine: Engine,
+    at: &str,
+    measured: &Report,
+) {
+    let case = format!("{case}, {engine}");
+    report.row(&case, "Mops", None, driver::mops(measured), "");
+    report.row(&case, "round trips /op", None, measured.run.per_op.round_trips, "");
+    report.row(&case, "p99, us", None, measured.run.latency_us.p99, "");
+    chart.add(engine.name(), at, driver::mops(measured));
+}

@@ -1,0 +1,219 @@
+//! YCSB: throughput, latency, round trips and bytes of its workloads (Figures 6 and 7).
+
+use farleaf_index::Engine;
+
+use super::{
+    B_TREES, DART, ReproOptions, SMALLER, SMART, begin,
+    driver::{self, Curves, Driver},
+    ends,
+    error::ReproError,
+    gains, keys,
+    papers::{DartPaper, SearchCost},
+    report::{ChartKind, ReproReport},
+};
+use crate::{
+    config::BenchConfig,
+    keys::KeySpec,
+    report::{PerOp, Report, ReportKind},
+    run::Progress,
+    workload::OpKind,
+};
+
+const LOAD: &str = "load";
+const GETS: &str = "ycsb-c";
+const SCANS: &str = "ycsb-e";
+const WORKLOADS: [&str; 6] = [LOAD, "ycsb-a", "ycsb-b", GETS, "ycsb-d", SCANS];
+/// Most round trips of a get of YCSB C, at scale 1.
+const TRIP_BARS: [(&str, f64); 2] = [("randint", 3.1), ("email", 5.8)];
+/// Most bytes of a get of YCSB C, at scale 1.
+const BYTE_BARS: [(&str, f64); 1] = [("randint", 320.0)];
+/// The least that scans reach of the other radix tree's.
+const SCAN_BAR: f64 = 0.9;
+
+/// Returns the run of a workload; the load is inserts.
+pub(super) fn config(
+    driver: &Driver<'_>,
+    engine: Engine,
+    spec: &KeySpec,
+    name: &str,
+) -> Result<BenchConfig, ReproError> {
+    if name == LOAD {
+        let workload = driver::mixed(
+            LOAD,
+            &[(OpKind::Insert, 1.0)],
+            crate::distribution::RequestDistribution::Uniform,
+        )?;
+        return Ok(driver::inserts(driver.case(engine, spec, workload)));
+    }
+    Ok(driver.case(engine, spec, driver::workload(name)?))
+}
+
+/// Figure 6.
+pub(super) fn throughput(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "throughput and latency of YCSB's workloads";
+    let (mut report, driver, paper) = begin("dart-fig6", title, options, progress)?;
+    for (keys, spec) in keys() {
+        let chart = |what: &str, unit| {
+            Curves::new(ChartKind::Bars, &format!("{what}, {keys}"), "workload", unit)
+        };
+        let mut mops = chart("throughput", "Mops");
+        let mut p50 = chart("median latency", "us");
+        for name in WORKLOADS {
+            for engine in driver::engines() {
+                let measured = driver.measure(&config(&driver, engine, &spec, name)?)?;
+                let case = format!("{name}, {keys}, {engine}");
+                let latency = measured.run.latency_us;
+                report.row(&case, "Mops", None, driver::mops(&measured), "");
+                report.row(&case, "p50, us", None, latency.p50, "");
+                report.row(&case, "p99, us", None, latency.p99, "");
+                mops.add(engine.name(), name, driver::mops(&measured));
+                p50.add(engine.name(), name, latency.p50);
+            }
+            for (other, gain) in gains(&mops, name) {
+                let case = format!("{name}, {keys}, dart over {other}");
+                report.row(&case, "throughput, ratio", None, gain, "");
+                add_bar(&mut report, &driver, keys, name, &other, gain);
+            }
+        }
+        add_gains(&mut report, &paper, keys, &mops, &p50);
+        mops.finish(&mut report);
+        p50.finish(&mut report);
+    }
+    report.notes.push(
+        "Load is inserts into a table that holds half of the keys; scans are a tenth as many operations."
+            .to_owned(),
+    );
+    report.notes.push(
+        "An operation has no cost of processor time here but what the simulator's network takes, so an engine \
+         with cached inner nodes gains more than on the paper's machines. Email keys are made, so their \
+         figures compare in order only."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+/// The bounds of the gains over the others, as far as the paper tells them.
+fn add_gains(report: &mut ReproReport, paper: &DartPaper, keys: &str, mops: &Curves, p50: &Curves) {
+    let by_workload = WORKLOADS.iter().filter(|name| **name != SCANS);
+    let all: Vec<_> = by_workload.clone().flat_map(|name| gains(mops, name)).collect();
+    // The paper runs the other radix tree alone on these keys.
+    let all: Vec<_> = match keys {
+        "email" => all.into_iter().filter(|(other, _)| other == SMART).collect(),
+        _ => all,
+    };
+    let why = "the paper's are Sherman, CHIME, DEX and SMART on its network; the largest is over our B+-tree \
+               without a cache, the least over a tree whose cache holds its inner nodes at this scale";
+    if let (Some([least, most]), Some([low, high])) = (ends(&all), paper.gains.get(keys)) {
+        let case = format!("{keys}, dart over others, all but scans");
+        report.row(&case, "least ratio of throughput", Some(*low), least, why);
+        report.row(&case, "largest ratio of throughput", Some(*high), most, why);
+    }
+    let lower = by_workload.flat_map(|name| gains(p50, name)).map(|(_, ratio)| 1.0 / ratio);
+    if let (Some(most), "randint") = (lower.reduce(f64::max), keys) {
+        let told = Some(paper.latency_gain_max);
+        report.row("randint, dart below others", "largest ratio of latency", told, most, why);
+    }
+}
+
+fn add_bar(
+    report: &mut ReproReport,
+    driver: &Driver<'_>,
+    keys: &str,
+    name: &str,
+    other: &str,
+    gain: f64,
+) {
+    let least = match (name == SCANS, other == SMART, B_TREES.contains(&other)) {
+        (true, true, _) => SCAN_BAR,
+        (false, true, _) => 1.0,
+        (false, _, true) if keys == "randint" => 1.0,
+        _ => return,
+    };
+    let what = format!("{name}, {keys}: at least {least} times the throughput of {other}");
+    report.check(what, driver.asked(gain >= least));
+}
+
+/// Figure 7.
+pub(super) fn costs(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let title = "round trips and bytes of YCSB's workloads";
+    let (mut report, driver, paper) = begin("dart-fig7", title, options, progress)?;
+    for (keys, spec) in keys() {
+        let chart = |what: &str, unit| {
+            Curves::new(ChartKind::Bars, &format!("{what}, {keys}"), "workload", unit)
+        };
+        let mut trips = chart("round trips of an operation", "round trips");
+        let mut bytes = chart("bytes of an operation but scans", "bytes");
+        for name in WORKLOADS {
+            for engine in driver::engines() {
+                let measured = driver.measure(&config(&driver, engine, &spec, name)?)?;
+                let case = format!("{name}, {keys}, {engine}");
+                let cost = measured.run.per_op;
+                report.row(&case, "round trips /op", None, cost.round_trips, "");
+                report.row(&case, "remote operations /op", None, driver::verbs(&measured), "");
+                report.row(&case, "bytes /op", None, driver::bytes(&measured), "");
+                let beside = upkeep(&measured).round_trips;
+                report.row(&case, "of these for maintenance, round trips", None, beside, "");
+                trips.add(engine.name(), name, cost.round_trips);
+                if name != SCANS {
+                    bytes.add(engine.name(), name, driver::bytes(&measured));
+                }
+                if name == GETS {
+                    add_search(&mut report, &driver, &paper, keys, engine, &measured);
+                }
+            }
+        }
+        for (name, costs) in paper.search.get(keys).into_iter().flatten() {
+            if driver::engine(name).is_none() {
+                let case = format!("get, {keys}, {name}");
+                let why = driver::no_engine(name);
+                report.missing(&case, "round trips /op", Some(costs.round_trips), &why);
+                report.missing(&case, "bytes /op", Some(costs.bytes), &why);
+            }
+        }
+        trips.finish(&mut report);
+        bytes.finish(&mut report);
+    }
+    report.notes.push("Figures of an operation include its share of maintenance.".to_owned());
+    Ok(report)
+}
+
+/// Cost of maintenance for each operation.
+fn upkeep(measured: &Report) -> PerOp {
+    measured.run.by_kind.get(&ReportKind::Maintenance).map(|it| it.per_op).unwrap_or_default()
+}
+
+/// Adds the paper's figures for gets, and the checks on ours.
+fn add_search(
+    report: &mut ReproReport,
+    driver: &Driver<'_>,
+    paper: &DartPaper,
+    keys: &str,
+    engine: Engine,
+    measured: &Report,
+) {
+    let cost = driver::kind(measured, OpKind::Get).per_op;
+    let bytes = cost.bytes_read + cost.bytes_written;
+    let case = format!("get, {keys}, {engine}");
+    let told = paper.search.get(keys).and_then(|by| by.get(engine.name()));
+    let reason = format!(
+        "{SMALLER}, and is one level lower; a READ takes as many bytes as the node's type has, where the \
+         paper's takes a whole node of 2 KiB"
+    );
+    let of = |figure: fn(&SearchCost) -> f64| told.map(figure);
+    report.row(&case, "round trips /op", of(|it| it.round_trips), cost.round_trips, &reason);
+    report.row(&case, "bytes /op", of(|it| it.bytes), bytes, &reason);
+    if engine.name() != DART {
+        return;
+    }
+    let trips = TRIP_BARS.iter().map(|it| (it, "round trips", cost.round_trips));
+    let all = trips.chain(BYTE_BARS.iter().map(|it| (it, "bytes", bytes)));
+    for ((_, most), what, ours) in all.filter(|it| it.0.0 == keys) {
+        report.check(format!("{case}: at most {most} {what}"), driver.asked(ours <= *most));
+    }
+}
