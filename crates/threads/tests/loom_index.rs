@@ -307,10 +307,9 @@ impl Led {
         let mut is_lost = is_lost;
         loop {
             let lead = self.queue.try_lead(b"k");
-            let mut lead = match lead.map_or_else(
-                || loom::future::block_on(self.queue.join(b"k", number)),
-                Turn::Lead,
-            ) {
+            let mut lead = match lead
+                .map_or_else(|| loom::future::block_on(self.queue.join(b"k", number)), Turn::Lead)
+            {
                 Turn::Lead(lead) => lead,
                 Turn::Done(sum) => return sum,
                 Turn::Back => continue,
@@ -330,10 +329,13 @@ impl Led {
                 })
             };
             let sum = add(number);
-            lead.seal(|| 0, |number| {
-                DELEGATED.store(true, std::sync::atomic::Ordering::Relaxed);
-                Some(add(*number))
-            });
+            lead.seal(
+                || 0,
+                |number| {
+                    DELEGATED.store(true, std::sync::atomic::Ordering::Relaxed);
+                    Some(add(*number))
+                },
+            );
             lead.acknowledge();
             return sum;
         }

@@ -101,8 +101,7 @@ impl<W, R> Delegation<W, R> {
     }
 
     fn new(stripes: usize, batch_limit: usize, full_at_once: bool) -> Arc<Self> {
-        let stripe =
-            || Mutex::new(Stripe { tickets: 0, led: Vec::new(), members: Vec::new() });
+        let stripe = || Mutex::new(Stripe { tickets: 0, led: Vec::new(), members: Vec::new() });
         let batch_limit = if batch_limit == 0 { usize::MAX } else { batch_limit };
         let stripes = (0..stripes.next_power_of_two()).map(|_| stripe()).collect();
         Arc::new(Delegation { stripes, batch_limit, full_at_once })
@@ -258,7 +257,11 @@ impl<W, R> Lead<W, R> {
 
     /// Takes members as long as `apply` does their work in the leader's copy, and returns their answers; returns how
     /// many. They get these from [`Lead::acknowledge`], and `lost` if the leader ends without it.
-    pub(crate) fn seal(&mut self, lost: fn() -> R, mut apply: impl FnMut(&W) -> Option<R>) -> usize {
+    pub(crate) fn seal(
+        &mut self,
+        lost: fn() -> R,
+        mut apply: impl FnMut(&W) -> Option<R>,
+    ) -> usize {
         self.take(|work| apply(work).map(Some));
         self.lost = Some(lost);
         self.taken.len()
@@ -411,10 +414,13 @@ mod tests {
         let mut members: Vec<_> = (1..=5).map(|work| queue.join(b"k", work)).collect();
         assert!(queue.try_lead(b"k").is_none(), "a full batch of changes waits");
         let mut sum = 0;
-        let count = leader.seal(|| 99, |work| {
-            sum += work;
-            Some(sum)
-        });
+        let count = leader.seal(
+            || 99,
+            |work| {
+                sum += work;
+                Some(sum)
+            },
+        );
         assert_eq!((count, sum), (3, 6));
         assert!(members.iter_mut().all(|member| poll(member).is_pending()));
         assert!(members[2].is_taken() && !members[3].is_taken());

@@ -58,12 +58,12 @@ fn run(clients: usize, settings: &[(&str, &str)]) -> Run {
         session
     });
     let session = session.expect("made");
-    let settings: Settings = settings.iter().fold(Settings::default(), |all, (name, text)| {
-        all.with(name, text)
-    });
+    let settings: Settings =
+        settings.iter().fold(Settings::default(), |all, (name, text)| all.with(name, text));
     let (run, running) = (Rc::new(RefCell::new(Run::default())), Rc::new(Cell::new(0)));
     for compute in 0..COMPUTES {
-        let (endpoint, fabric) = (sim.fabric(compute).any_endpoint().expect("endpoint"), sim.fabric(compute));
+        let (endpoint, fabric) =
+            (sim.fabric(compute).any_endpoint().expect("endpoint"), sim.fabric(compute));
         let (run, running, settings) = (Rc::clone(&run), Rc::clone(&running), settings.clone());
         running.set(running.get() + 1);
         sim.spawn(compute, async move {
@@ -73,7 +73,8 @@ fn run(clients: usize, settings: &[(&str, &str)]) -> Run {
             let index = AnyIndex::open(&member, &root, &options).await.expect("open");
             let (pool, left) = (member.pool().clone(), Rc::new(Cell::new(0)));
             for client in (compute..clients).step_by(COMPUTES) {
-                let session = pool.session(fabric.any_endpoint().expect("endpoint")).await.expect("session");
+                let session =
+                    pool.session(fabric.any_endpoint().expect("endpoint")).await.expect("session");
                 left.set(left.get() + 1);
                 let (index, run, left) = (index.clone(), Rc::clone(&run), Rc::clone(&left));
                 member.endpoint().spawn(async move {

@@ -2,6 +2,7 @@
 
 mod common;
 
+mod art;
 mod bad_input;
 mod concurrent;
 mod costs;

@@ -10,6 +10,7 @@ use farleaf_pool::{Session, Trial};
 
 use super::delegation::ChangeLead;
 use super::leaf::{Leaf, NewValue, changed, set_content};
+use super::lock_table::LockSet;
 use super::record::NewRecord;
 use super::takeover::redo_record;
 use super::tree::{Tree, count, finish};
@@ -93,8 +94,12 @@ impl Tree {
         lead: Option<ChangeLead>,
     ) -> Result<Stored, IndexError> {
         let tree = Arc::clone(self);
-        finish(session, async move |session| tree.store_now(&session, leaf, content, lead).await)
-            .await
+        let locks = self.leaf_locks(leaf.addr, LockSet::default());
+        finish(session, async move |session| {
+            let store = async || tree.store_now(&session, leaf, content, lead).await;
+            tree.under(&session, locks, store).await
+        })
+        .await
     }
 
     async fn store_now(

@@ -32,6 +32,7 @@ mod descent;
 mod insert;
 mod layout;
 mod leaf;
+mod lock_table;
 mod locked;
 mod ops;
 mod options;
@@ -57,11 +58,11 @@ use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_poo
 use self::tree::Tree;
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
-use crate::engine::{Engine, Traits};
+use crate::engine::{Engine, Traits, choose};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::check_key;
 use crate::walk::Visitor;
-use crate::{Entries, IndexError, Knobs, OpenOptions, StoredTable};
+use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, StoredTable};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
@@ -81,6 +82,18 @@ impl Smart {
     /// another one did.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.tree.counts.list()
+    }
+}
+
+impl Smart {
+    /// Opens a table of this engine, or of one that is a preset of it.
+    pub(crate) fn open_with(
+        session: &Session,
+        table: &StoredTable,
+        options: SmartOptions,
+    ) -> Result<Smart, IndexError> {
+        check_pool(session)?;
+        Ok(Smart { stored: table.clone(), tree: Tree::new(table.meta(), *table.layout(), options) })
     }
 }
 
@@ -126,10 +139,9 @@ impl Engine for Smart {
         table: &StoredTable,
         options: &OpenOptions,
     ) -> Result<Smart, IndexError> {
-        check_pool(session)?;
         let options = SmartOptions::read(&options.settings)
             .map_err(|error| IndexError::Invalid(format!("engine smart: {error}")))?;
-        Ok(Smart { stored: table.clone(), tree: Tree::new(table.meta(), *table.layout(), options) })
+        Smart::open_with(session, table, options)
     }
 
     /// Cost: 1 READ for each node, leaf and record.
@@ -149,6 +161,20 @@ impl Engine for Smart {
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
         stored_tree(table).redo_dead(session, recovery).await
+    }
+
+    fn draw(rng: &mut fastrand::Rng, _layout: &Layout) -> Settings {
+        Settings::default()
+            .with("cache", choose(rng, &["0", "2KiB", "64KiB", "16MiB"]))
+            .with("scan_window", choose(rng, &["1", "3", "32"]))
+            .with("unlink_batch", choose(rng, &["1", "4", "64"]))
+            .with("read_delegation", choose(rng, &["strict", "strict", "off"]))
+            .with("write_combining", choose(rng, &["true", "true", "false"]))
+            .with("batch_limit", choose(rng, &["0", "1", "2", "8"]))
+            .with("leaf", choose(rng, &["in-place", "in-place", "in-place", "replaced"]))
+            .with("lock", choose(rng, &["rear", "rear", "rear", "table"]))
+            .with("node_locks", choose(rng, &["off", "off", "off", "node", "path"]))
+            .with("types", choose(rng, &["fine", "fine", "fine", "4-16-48-256"]))
     }
 }
 

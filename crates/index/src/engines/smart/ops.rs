@@ -11,6 +11,7 @@ use super::insert::NewLeaf;
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
 use super::locked::{Content, LeafImage, Stored};
+use super::switches::LeafUpdate;
 use super::tree::{Fail, LEAF, Tree, owner};
 use crate::IndexError;
 use crate::change::{Change, Decision, Outcome};
@@ -257,6 +258,7 @@ impl Tree {
             None => Content::Absent,
             Some(value) => self.content(session, op, value).await?,
         };
+        let stays = self.options.leaf == LeafUpdate::InPlace || matches!(content, Content::Absent);
         let same = match (leaf.content(), content.as_new()) {
             (NewValue::Absent, _) | (_, NewValue::Absent) => true,
             (NewValue::Record(_), new) => matches!(new, NewValue::Record(_)),
@@ -264,7 +266,7 @@ impl Tree {
         };
         let (image, has_room) =
             (LeafImage::new(slot.addr(), &image), leaf.has_room(content.as_new().bytes()));
-        if same && has_room {
+        if stays && same && has_room {
             match self.store(session, image, content, op.lead.take()).await? {
                 Stored::Done { is_removed } => {
                     if is_removed {

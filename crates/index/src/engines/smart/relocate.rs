@@ -241,9 +241,11 @@ impl Tree {
             return Ok(Err(new));
         }
         let at = path.last().slot_addr(index);
+        let locks = self.leaf_locks(old.addr, self.slot_locks(&path.nodes));
         let (tree, key) = (Arc::clone(self), key.to_vec());
         finish(session, async move |session| {
-            tree.move_now(&session, &key, (at, slot), old, new).await
+            let work = async || tree.move_now(&session, &key, (at, slot), old, new).await;
+            tree.under(&session, locks, work).await
         })
         .await
     }

@@ -58,6 +58,8 @@ pub(super) struct Tree {
     pub(super) cache: Cache,
     /// The root node as last seen: address and life.
     root: Mutex<Option<(GlobalAddr, Life)>>,
+    /// The lock table, once this compute server has used it.
+    pub(super) lock_table: Mutex<Option<GlobalAddr>>,
     /// Keys that this compute server has removed and whose leaves are still linked.
     pub(super) removed: Mutex<Vec<Vec<u8>>>,
     /// A task is unlinking.
@@ -75,6 +77,8 @@ pub(super) struct Counts {
     pub(super) unproven: AtomicU64,
     /// Leaf locks that another had.
     pub(super) lock_lost: AtomicU64,
+    /// Locks of the lock table that another had.
+    pub(super) table_lock_lost: AtomicU64,
     /// Leaves whose dead holder's lock was taken over.
     pub(super) taken_over: AtomicU64,
     /// Nodes that were replaced, and replacements that another made first.
@@ -101,6 +105,7 @@ impl Counts {
             ("proven", &self.proven),
             ("unproven", &self.unproven),
             ("lock_lost", &self.lock_lost),
+            ("table_lock_lost", &self.table_lock_lost),
             ("taken_over", &self.taken_over),
             ("relocated", &self.relocated),
             ("relocate_lost", &self.relocate_lost),
@@ -136,6 +141,7 @@ impl Tree {
             options,
             cache: Cache::new(options.cache_bytes),
             root: Mutex::default(),
+            lock_table: Mutex::default(),
             removed: Mutex::default(),
             unlinking: AtomicBool::new(false),
             queues: Queues::new(options.batch_limit),
