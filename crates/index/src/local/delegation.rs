@@ -179,10 +179,9 @@ pub(crate) struct Joined<W, R> {
 }
 
 impl<W, R> Joined<W, R> {
-    /// Returns whether a leader has taken the work, and may have done it.
-    pub(crate) fn is_taken(&self) -> bool {
-        let stripe = lock(self.of.stripe(&self.key));
-        let state = stripe.at(self.ticket).map(|at| &stripe.members[at].state);
+    /// Waits no longer; returns whether a leader has taken the work, and may have done it.
+    pub(crate) fn leave(mut self) -> bool {
+        let state = self.end();
         matches!(state, Some(State::Taken | State::Answered(Some(_))))
     }
 }
@@ -210,18 +209,26 @@ impl<W, R> Future for Joined<W, R> {
     }
 }
 
-impl<W, R> Drop for Joined<W, R> {
-    fn drop(&mut self) {
-        if self.ticket == 0 {
-            return;
-        }
-        let next = {
+impl<W, R> Joined<W, R> {
+    /// Takes it out of the queue, and hands the lead over if it has come here.
+    fn end(&mut self) -> Option<State<W, R>> {
+        let (state, next) = {
             let mut stripe = lock(self.of.stripe(&self.key));
-            let Some(at) = stripe.at(self.ticket) else { return };
-            let was_leader = matches!(stripe.members.remove(at).state, State::Leads);
-            was_leader.then(|| stripe.hand_over(&self.key)).flatten()
+            let at = stripe.at(std::mem::take(&mut self.ticket))?;
+            let state = stripe.members.remove(at).state;
+            let was_leader = matches!(state, State::Leads);
+            (state, was_leader.then(|| stripe.hand_over(&self.key)).flatten())
         };
         next.into_iter().for_each(Waker::wake);
+        Some(state)
+    }
+}
+
+impl<W, R> Drop for Joined<W, R> {
+    fn drop(&mut self) {
+        if self.ticket != 0 {
+            self.end();
+        }
     }
 }
 
@@ -315,6 +322,9 @@ impl<W, R> Lead<W, R> {
 
     /// Answers those that were taken. At the leader's end their own answers come too late, and the lead goes on.
     fn finish(&mut self, is_end: bool) {
+        if !is_end && self.taken.is_empty() {
+            return;
+        }
         let (taken, lost) = (std::mem::take(&mut self.taken), self.lost.take());
         let mut woken = Vec::new();
         {
@@ -423,15 +433,14 @@ mod tests {
         );
         assert_eq!((count, sum), (3, 6));
         assert!(members.iter_mut().all(|member| poll(member).is_pending()));
-        assert!(members[2].is_taken() && !members[3].is_taken());
+        assert!(members.remove(2).leave(), "its change is being done");
+        assert!(!members.remove(3).leave(), "of the next batch");
         leader.acknowledge();
         assert!(is_done(&mut members[0], 1) && is_done(&mut members[1], 3));
-        assert!(is_done(&mut members[2], 6));
         drop(leader);
-        let mut next = lead(&mut members[3]);
+        let mut next = lead(&mut members[2]);
         assert_eq!(next.seal(|| 99, |_| None), 0, "it is not the leader's to do");
         drop(next);
-        assert_eq!(lead(&mut members[4]).seal(|| 99, |_| None), 0);
         drop(members);
         assert!(queue.is_idle());
     }

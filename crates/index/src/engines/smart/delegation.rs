@@ -119,7 +119,7 @@ impl Tree {
                     }
                     return Ok(outcome);
                 }
-                None if joined.is_taken() => return Err(unknown()),
+                None if joined.leave() => return Err(unknown()),
                 None => return Err(waited("change")),
             }
         };
