@@ -12,6 +12,7 @@
 //! | update of several words of the value | n + 1 | 2 or more | 1 | n + 3 |
 //! | insert into a node with room | max(n, 1) | 1 | 1 | max(n, 1) + 1 |
 //! | remove | n + 1 | 1 | 1 | n + 3 |
+//! | get or change that another on its key does (`delegation.rs`) | 0 | 0 | 0 | 0 |
 //!
 //! - `INV-SMART-1` A slot's edge (key byte or end) is set once in a node's life, and no slot becomes unused again.
 //!   Slots fill from left to right. So an edge has at most one slot.
