@@ -2,6 +2,7 @@
 //!
 //! An engine is added by its folder and its line in the table below.
 
+pub mod art;
 pub mod btree;
 pub mod dart;
 pub mod dex;
@@ -96,6 +97,8 @@ macro_rules! engines {
 
 engines! {
     ($)
+    /// The plain adaptive radix tree; see [`crate::engines::art`].
+    Art: crate::engines::art::Art,
     /// The naive one-sided B+-tree; see [`crate::btree`].
     BTree: crate::engines::btree::BTree,
     /// The radix tree of hashed nodes with a skip table; see [`crate::engines::dart`].

@@ -2,12 +2,14 @@
 
 mod common;
 
+mod art;
 mod bad_input;
 mod concurrent;
 mod costs;
 mod dart;
 mod dex;
 mod drops;
+mod hot_key;
 mod model;
 mod smart;
 mod takeover;

@@ -155,11 +155,13 @@ impl Tree {
             return Ok(Err((new, path)));
         }
         let is_split = !nodes.is_empty();
+        let locks = self.slot_locks(&path.nodes);
         let Some(held) = path.nodes.pop() else { return Err(Fail::Again) };
         let (tree, key) = (Arc::clone(self), key.to_vec());
         let linked = finish(session, async move |session| {
             let place = Place { held, index, expected };
-            tree.link_new(&session, &key, place, slot, nodes, new).await
+            let link = async || tree.link_new(&session, &key, place, slot, nodes, new).await;
+            tree.under(&session, locks, link).await
         });
         let (result, held) = linked.await?;
         path.nodes.push(held);

@@ -5,7 +5,7 @@
 //!          16..23 memory server | 24..62 offset / 64 | 63 END
 //! node     0 life: birth 0..39, check 40..62, DEAD 63     8 header     16 slots
 //! header   depth:8 | type:5 | len:3 | bytes[6]            keys over 240 bytes: depth:16 | type:5 | len:3 | bytes[5]
-//! meta     0 magic    8 table number    64 root word: address of the root node
+//! meta     0 magic    8 table number    64 root word: address of the root node    72 address of the lock table, or 0
 //! ```
 //!
 //! A slot of 0 was never used. END says that the key ends where the node dispatches; so keys that are prefixes of
@@ -26,6 +26,8 @@ pub(super) const META_BYTES: usize = 256;
 pub(super) const META_MAGIC: u64 = u64::from_le_bytes(*b"FLsmart1");
 /// Offset of the root word in the meta object.
 pub(super) const META_ROOT: u64 = 64;
+/// Offset of the word that names the lock table.
+pub(super) const META_LOCKS: u64 = 72;
 
 const TOMB: u64 = 1 << 13;
 const FROZEN: u64 = 1 << 14;

@@ -12,6 +12,7 @@
 //! | update of several words of the value | n + 1 | 2 or more | 1 | n + 3 |
 //! | insert into a node with room | max(n, 1) | 1 | 1 | max(n, 1) + 1 |
 //! | remove | n + 1 | 1 | 1 | n + 3 |
+//! | get or change that another on its key does (`delegation.rs`) | 0 | 0 | 0 | 0 |
 //!
 //! - `INV-SMART-1` A slot's edge (key byte or end) is set once in a node's life, and no slot becomes unused again.
 //!   Slots fill from left to right. So an edge has at most one slot.
@@ -27,10 +28,12 @@
 
 mod bulk;
 mod cache;
+mod delegation;
 mod descent;
 mod insert;
 mod layout;
 mod leaf;
+mod lock_table;
 mod locked;
 mod ops;
 mod options;
@@ -38,6 +41,7 @@ mod outcome;
 mod record;
 mod relocate;
 mod scan;
+mod switches;
 mod takeover;
 mod tree;
 mod unlink;
@@ -49,16 +53,17 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Recovery, Session};
 
 pub use options::SmartOptions;
+pub use switches::{LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
 
 use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_pool, fill_node};
 use self::tree::Tree;
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
-use crate::engine::{Engine, Traits};
+use crate::engine::{Engine, Traits, choose};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::check_key;
 use crate::walk::Visitor;
-use crate::{Entries, IndexError, Knobs, OpenOptions, StoredTable};
+use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, StoredTable};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
@@ -74,9 +79,22 @@ impl Smart {
     }
 
     /// Counts of this compute server's operations, by name: cached pointers that proved themselves or did not,
-    /// locks that another had or a dead client held, nodes replaced and split, leaves unlinked.
-    pub fn counts(&self) -> [(&'static str, u64); 8] {
+    /// locks that another had or a dead client held, nodes replaced and split, leaves unlinked, operations that
+    /// another one did.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.tree.counts.list()
+    }
+}
+
+impl Smart {
+    /// Opens a table of this engine, or of one that is a preset of it.
+    pub(crate) fn open_with(
+        session: &Session,
+        table: &StoredTable,
+        options: SmartOptions,
+    ) -> Result<Smart, IndexError> {
+        check_pool(session)?;
+        Ok(Smart { stored: table.clone(), tree: Tree::new(table.meta(), *table.layout(), options) })
     }
 }
 
@@ -122,10 +140,9 @@ impl Engine for Smart {
         table: &StoredTable,
         options: &OpenOptions,
     ) -> Result<Smart, IndexError> {
-        check_pool(session)?;
         let options = SmartOptions::read(&options.settings)
             .map_err(|error| IndexError::Invalid(format!("engine smart: {error}")))?;
-        Ok(Smart { stored: table.clone(), tree: Tree::new(table.meta(), *table.layout(), options) })
+        Smart::open_with(session, table, options)
     }
 
     /// Cost: 1 READ for each node, leaf and record.
@@ -146,6 +163,20 @@ impl Engine for Smart {
         let _pin = session.begin(OpKind::Other).await?;
         stored_tree(table).redo_dead(session, recovery).await
     }
+
+    fn draw(rng: &mut fastrand::Rng, _layout: &Layout) -> Settings {
+        Settings::default()
+            .with("cache", choose(rng, &["0", "2KiB", "64KiB", "16MiB"]))
+            .with("scan_window", choose(rng, &["1", "3", "32"]))
+            .with("unlink_batch", choose(rng, &["1", "4", "64"]))
+            .with("read_delegation", choose(rng, &["strict", "strict", "off"]))
+            .with("write_combining", choose(rng, &["true", "true", "false"]))
+            .with("batch_limit", choose(rng, &["0", "1", "2", "8"]))
+            .with("leaf", choose(rng, &["in-place", "in-place", "in-place", "replaced"]))
+            .with("lock", choose(rng, &["rear", "rear", "rear", "table"]))
+            .with("node_locks", choose(rng, &["off", "off", "off", "node", "path"]))
+            .with("types", choose(rng, &["fine", "fine", "fine", "4-16-48-256"]))
+    }
 }
 
 impl Index for Smart {
@@ -157,7 +188,7 @@ impl Index for Smart {
     ) -> Result<bool, IndexError> {
         check_key(self.stored.layout(), key)?;
         let _pin = session.begin(OpKind::Get).await?;
-        self.tree.get(session, key, value).await
+        self.tree.get_delegated(session, key, value).await
     }
 
     async fn change(
@@ -168,7 +199,7 @@ impl Index for Smart {
     ) -> Result<Outcome, IndexError> {
         self.tree.check_change(change)?;
         let _pin = session.begin(change.kind).await?;
-        self.tree.change(session, change, held).await
+        self.tree.change_combined(session, change, held).await
     }
 
     async fn scan(

@@ -108,7 +108,7 @@ impl Tree {
             // It dispatches on the first byte, whatever that is.
             return NodeType::TOP;
         }
-        NodeType::replacing(live_slots(&dying.words).count(), self.first_type())
+        self.options.types.replacing(live_slots(&dying.words).count(), self.first_type())
     }
 
     async fn alloc_node(&self, session: &Session, of: NodeType) -> Result<Unlinked, IndexError> {
@@ -241,9 +241,11 @@ impl Tree {
             return Ok(Err(new));
         }
         let at = path.last().slot_addr(index);
+        let locks = self.leaf_locks(old.addr, self.slot_locks(&path.nodes));
         let (tree, key) = (Arc::clone(self), key.to_vec());
         finish(session, async move |session| {
-            tree.move_now(&session, &key, (at, slot), old, new).await
+            let work = async || tree.move_now(&session, &key, (at, slot), old, new).await;
+            tree.under(&session, locks, work).await
         })
         .await
     }

@@ -7,6 +7,7 @@ use farleaf_fabric::{GlobalAddr, OpError};
 use farleaf_pool::{LockToken, PoolError, Session};
 
 use super::cache::Cache;
+use super::delegation::Queues;
 use super::layout::{Life, META_MAGIC, META_ROOT, NodeType, Shape};
 use super::leaf::MOVING;
 use super::options::SmartOptions;
@@ -57,10 +58,13 @@ pub(super) struct Tree {
     pub(super) cache: Cache,
     /// The root node as last seen: address and life.
     root: Mutex<Option<(GlobalAddr, Life)>>,
+    /// The lock table, once this compute server has used it.
+    pub(super) lock_table: Mutex<Option<GlobalAddr>>,
     /// Keys that this compute server has removed and whose leaves are still linked.
     pub(super) removed: Mutex<Vec<Vec<u8>>>,
     /// A task is unlinking.
     pub(super) unlinking: AtomicBool,
+    pub(super) queues: Queues,
     pub(super) counts: Counts,
 }
 
@@ -73,6 +77,8 @@ pub(super) struct Counts {
     pub(super) unproven: AtomicU64,
     /// Leaf locks that another had.
     pub(super) lock_lost: AtomicU64,
+    /// Locks of the lock table that another had.
+    pub(super) table_lock_lost: AtomicU64,
     /// Leaves whose dead holder's lock was taken over.
     pub(super) taken_over: AtomicU64,
     /// Nodes that were replaced, and replacements that another made first.
@@ -82,28 +88,48 @@ pub(super) struct Counts {
     pub(super) splits: AtomicU64,
     /// Dead leaves that were unlinked.
     pub(super) unlinked: AtomicU64,
+    /// Gets that another's READ has answered.
+    pub(super) gets_joined: AtomicU64,
+    /// Changes that another operation has done or answered.
+    pub(super) changes_joined: AtomicU64,
+    /// WRITEs of several operations' changes.
+    pub(super) batches: AtomicU64,
+    /// Changes that were applied in those beside their leaders'.
+    pub(super) collapsed: AtomicU64,
 }
 
 impl Counts {
     /// The counts by name.
-    pub(super) fn list(&self) -> [(&'static str, u64); 8] {
+    pub(super) fn list(&self) -> Vec<(&'static str, u64)> {
         [
             ("proven", &self.proven),
             ("unproven", &self.unproven),
             ("lock_lost", &self.lock_lost),
+            ("table_lock_lost", &self.table_lock_lost),
             ("taken_over", &self.taken_over),
             ("relocated", &self.relocated),
             ("relocate_lost", &self.relocate_lost),
             ("splits", &self.splits),
             ("unlinked", &self.unlinked),
+            ("gets_joined", &self.gets_joined),
+            ("changes_joined", &self.changes_joined),
+            ("batches", &self.batches),
+            ("collapsed", &self.collapsed),
         ]
+        .into_iter()
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
+        .collect()
     }
 }
 
 /// Adds one.
 pub(super) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+    count_many(counter, 1);
+}
+
+/// Adds `more`.
+pub(super) fn count_many(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
 }
 
 impl Tree {
@@ -115,8 +141,10 @@ impl Tree {
             options,
             cache: Cache::new(options.cache_bytes),
             root: Mutex::default(),
+            lock_table: Mutex::default(),
             removed: Mutex::default(),
             unlinking: AtomicBool::new(false),
+            queues: Queues::new(options.batch_limit),
             counts: Counts::default(),
         })
     }
@@ -159,7 +187,7 @@ impl Tree {
 
     /// The type of a new node.
     pub(super) fn first_type(&self) -> NodeType {
-        self.shape.first
+        self.options.types.first(self.shape.first)
     }
 }
 

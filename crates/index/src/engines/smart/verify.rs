@@ -5,8 +5,9 @@ use std::sync::Arc;
 use farleaf_pool::Session;
 
 use super::descent::{Held, Up};
-use super::layout::{Edge, META_BYTES, NodeType, Slot};
+use super::layout::{Edge, META_BYTES, META_LOCKS, NodeType, Slot};
 use super::leaf::NewValue;
+use super::lock_table::LOCKS_BYTES;
 use super::tree::{Fail, Tree};
 use crate::IndexError;
 use crate::index::TableReport;
@@ -21,7 +22,7 @@ struct Todo {
 }
 
 impl Tree {
-    /// Visits the meta object, then the nodes and leaves from the root down, children in the order of their slots,
+    /// Visits the meta object and the lock table, then the nodes and leaves from the root down, children in the order of their slots,
     /// a leaf's record after it. Takes over leaves that dead clients were writing.
     ///
     /// Others may replace nodes meanwhile: what was linked when its parent was read is visited.
@@ -51,6 +52,13 @@ impl Tree {
         visitor.object("meta object", self.meta, META_BYTES);
         if visitor.is_done() {
             return Ok(());
+        }
+        let locks = session.reliable().word(self.meta.plus(META_LOCKS)).await?;
+        if locks != 0 {
+            visitor.object("lock table", self.lock_table_at(locks)?, LOCKS_BYTES);
+            if visitor.is_done() {
+                return Ok(());
+            }
         }
         let root = self.root_node(session).await?;
         visitor.object("node", root.addr, NodeType::TOP.bytes());
