@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
 use super::leaf::{Leaf, NewValue, changed, set_content};
@@ -99,7 +100,10 @@ impl Tree {
             }
             _ => None,
         };
-        let (by, token) = (old.by(), session.lock_token());
+        let (mut by, token) = (old.by(), session.lock_token());
+        if Canary::LockProvesNothing.is_armed() {
+            by = session.reliable().word(leaf.lock_addr()).await?;
+        }
         if session.reliable().cas(leaf.lock_addr(), by, token).await? != by {
             if let Some(retiring) = retiring {
                 session.cancel_retire(retiring);
@@ -141,7 +145,9 @@ impl Tree {
             if view.is_whole() && view.by() == token {
                 return Ok(());
             }
-            if session.reliable().word(leaf.lock_addr()).await? != token {
+            if session.reliable().word(leaf.lock_addr()).await? != token
+                && !Canary::ResendContent.is_armed()
+            {
                 return Ok(());
             }
         }
@@ -169,7 +175,8 @@ impl Tree {
         let mut ops: Ops = client.ops();
         let atomic = session.endpoint().capabilities().crash_atomic_bytes as usize;
         let is_atomic = found.runs.len() == 1 && found.runs[0].len() * 8 <= atomic;
-        if may_need_redo && found.needs_redo && !is_atomic {
+        let needs_redo = may_need_redo && found.needs_redo && !is_atomic;
+        if needs_redo && !Canary::LoseLeafRedo.is_armed() {
             let record = redo_record(session, self.shape.table, old.addr, new);
             ops.write(session.redo_addr(old.addr.server()), record);
         }

@@ -29,6 +29,7 @@ mod bulk;
 mod cache;
 mod descent;
 mod insert;
+mod lab;
 mod layout;
 mod leaf;
 mod locked;
@@ -46,7 +47,9 @@ mod verify;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
+use fastrand::Rng;
 
 pub use options::SmartOptions;
 
@@ -58,7 +61,7 @@ use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::check_key;
 use crate::walk::Visitor;
-use crate::{Entries, IndexError, Knobs, OpenOptions, StoredTable};
+use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, StoredTable};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
@@ -92,6 +95,8 @@ impl Engine for Smart {
         "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
 
     const TRAITS: Traits = Traits { cached: true, radix: true, ..Traits::NONE };
+
+    const CANARIES: &'static [Canary] = lab::CANARIES;
 
     type Options = SmartOptions;
     type Table = Smart;
@@ -145,6 +150,10 @@ impl Engine for Smart {
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
         stored_tree(table).redo_dead(session, recovery).await
+    }
+
+    fn draw(rng: &mut Rng, _layout: &Layout) -> Settings {
+        lab::draw(rng)
     }
 }
 

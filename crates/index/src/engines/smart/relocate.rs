@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, Unlinked};
 
 use super::descent::{Held, Landing, Path, Up};
@@ -126,8 +127,9 @@ impl Tree {
             0 => super::layout::Life(word).is_dead(),
             _ => Slot(word).is_frozen(),
         };
+        let last = if Canary::CopyUnfrozen.is_armed() { 1 } else { dying.words.len() };
         loop {
-            let open: Vec<usize> = (0..dying.words.len())
+            let open: Vec<usize> = (0..last)
                 .filter(|at| *at != 1 && !is_done(*at, dying.words[*at]))
                 .take(CHAIN_MAX)
                 .collect();
@@ -265,7 +267,8 @@ impl Tree {
         if let NewValue::Record(word) = view.content() {
             retiring.push(session.prepare_retire(self.record_place(word)?.0).await?);
         }
-        let (by, lock) = (view.by(), session.lock_token() | MOVING);
+        let moving = if Canary::MoveUnmarked.is_armed() { 0 } else { MOVING };
+        let (by, lock) = (view.by(), session.lock_token() | moving);
         let is_locked = session.reliable().cas(old.lock_addr(), by, lock).await? == by;
         if is_locked {
             new.keep();

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, ServerId};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Recovery, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -152,7 +153,9 @@ impl Tree {
         redo: Option<Redo>,
     ) -> Result<(), IndexError> {
         let (reliable, token) = (session.reliable(), session.lock_token());
-        if let Some(redo) = &redo {
+        if let Some(redo) = &redo
+            && !Canary::TakeOverUnrecorded.is_armed()
+        {
             // The own record first: if this client dies half way, the next one finds it.
             let place = (token, leaf.addr, redo.bytes, self.shape.table);
             let own = encode(session, place, &redo.value);

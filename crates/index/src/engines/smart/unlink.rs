@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
 use super::descent::Landing;
@@ -90,12 +91,17 @@ impl Tree {
         let retiring = session.prepare_retire(slot.addr()).await?;
         let (by, token) = (leaf.by(), session.lock_token());
         let leaf = LeafImage::new(slot.addr(), &image);
-        if reliable.cas(leaf.lock_addr(), by, token).await? != by {
+        let is_locked = Canary::UnlinkUnlocked.is_armed()
+            || reliable.cas(leaf.lock_addr(), by, token).await? == by;
+        if !is_locked {
             session.cancel_retire(retiring);
             return Ok(());
         }
         let Some(mut held) = path.nodes.pop() else { return Ok(()) };
-        let (at, tomb) = (held.slot_addr(index), Slot::tomb(slot.edge()));
+        let (at, mut tomb) = (held.slot_addr(index), Slot::tomb(slot.edge()));
+        if Canary::FreeSlot.is_armed() {
+            tomb = Slot(0);
+        }
         if self.empty_slot(session, at, (slot, tomb), key).await? {
             // It stays locked: a client that waits for it looks at the slot.
             session.retire(retiring);

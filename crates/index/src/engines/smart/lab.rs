@@ -1,0 +1,34 @@
+//! Lab: the seeded bugs of this engine, and the settings that the lab draws for its tables.
+
+use farleaf_pool::canary::Canary;
+use fastrand::Rng;
+
+use crate::Settings;
+use crate::engine::choose;
+
+/// Seeded bugs that the lab hunts with this engine.
+pub(super) const CANARIES: &[Canary] = &[
+    Canary::BelieveCachedAbsence,
+    Canary::SkipBirth,
+    Canary::ReuseSameEpoch,
+    Canary::RewriteEqualWords,
+    Canary::LockProvesNothing,
+    Canary::LoseLeafRedo,
+    Canary::ReviveHeadFirst,
+    Canary::ResendContent,
+    Canary::TakeOverUnrecorded,
+    Canary::FreeSlot,
+    Canary::UnlinkUnlocked,
+    Canary::MoveUnmarked,
+    Canary::CopyUnfrozen,
+    Canary::TrustDeadNode,
+    Canary::RepostSlotCas,
+];
+
+/// Settings for one run of the lab: caches that run full, short windows, and leaves that are unlinked at once.
+pub(super) fn draw(rng: &mut Rng) -> Settings {
+    Settings::default()
+        .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
+        .with("scan_window", choose(rng, &["1", "3", "32"]))
+        .with("unlink_batch", choose(rng, &["1", "1", "4", "64"]))
+}
