@@ -47,13 +47,13 @@ fn seeded_bugs_are_found() {
         None => QUICK.to_vec(),
     };
     let results = hunt(&chosen, &Choices::default(), 1_500, 2, &never, &|done| {
-        let found = done.found.as_ref().map(|(scenario, failure)| (scenario, failure.kind()));
-        println!("{}: {} seeds, {:?}: {found:?}", done.canary.name(), done.seeds, done.elapsed);
+        let (name, by, replay) = (done.canary.name(), done.found_by(), done.replay());
+        println!("{name}: {} seeds, {:?}, {by:?}: {replay:?}", done.seeds, done.elapsed);
     });
     let _ = std::panic::take_hook();
     let missed: Vec<&str> = results
         .iter()
-        .filter(|result| result.found.is_none())
+        .filter(|result| result.found_by().is_none())
         .map(|result| result.canary.name())
         .collect();
     assert_eq!(missed, Vec::<&str>::new(), "not found in 1500 seeds");

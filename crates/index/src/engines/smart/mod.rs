@@ -39,6 +39,7 @@ mod outcome;
 mod record;
 mod relocate;
 mod scan;
+mod shrink;
 mod takeover;
 mod tree;
 mod unlink;
@@ -77,8 +78,8 @@ impl Smart {
     }
 
     /// Counts of this compute server's operations, by name: cached pointers that proved themselves or did not,
-    /// locks that another had or a dead client held, nodes replaced and split, leaves unlinked.
-    pub fn counts(&self) -> [(&'static str, u64); 8] {
+    /// locks that another had or a dead client held, nodes replaced, collapsed and split, leaves unlinked.
+    pub fn counts(&self) -> [(&'static str, u64); 9] {
         self.tree.counts.list()
     }
 }
@@ -94,7 +95,8 @@ impl Engine for Smart {
     const ABOUT: &'static str =
         "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
 
-    const TRAITS: Traits = Traits { cached: true, radix: true, ..Traits::NONE };
+    const TRAITS: Traits =
+        Traits { cached: true, merges: true, shrinks: true, radix: true, ..Traits::NONE };
 
     const CANARIES: &'static [Canary] = lab::CANARIES;
 
@@ -207,5 +209,10 @@ impl Index for Smart {
     ) -> Result<TableReport, IndexError> {
         self.tree.finish_unlinking(session).await;
         self.stored.verify(session, audit).await
+    }
+
+    /// Unlinks the leaves of keys that were removed here.
+    async fn close(&self, session: &Session) -> Result<(), IndexError> {
+        self.tree.unlink_removed(session).await
     }
 }

@@ -78,6 +78,8 @@ pub(super) struct Counts {
     /// Nodes that were replaced, and replacements that another made first.
     pub(super) relocated: AtomicU64,
     pub(super) relocate_lost: AtomicU64,
+    /// Nodes whose only child, or nothing, took their place.
+    pub(super) collapsed: AtomicU64,
     /// Leaves and edges that were split.
     pub(super) splits: AtomicU64,
     /// Dead leaves that were unlinked.
@@ -86,7 +88,7 @@ pub(super) struct Counts {
 
 impl Counts {
     /// The counts by name.
-    pub(super) fn list(&self) -> [(&'static str, u64); 8] {
+    pub(super) fn list(&self) -> [(&'static str, u64); 9] {
         [
             ("proven", &self.proven),
             ("unproven", &self.unproven),
@@ -94,6 +96,7 @@ impl Counts {
             ("taken_over", &self.taken_over),
             ("relocated", &self.relocated),
             ("relocate_lost", &self.relocate_lost),
+            ("collapsed", &self.collapsed),
             ("splits", &self.splits),
             ("unlinked", &self.unlinked),
         ]
