@@ -33,6 +33,8 @@ mod lab;
 mod layout;
 mod leaf;
 mod locked;
+#[cfg(test)]
+mod model;
 mod ops;
 mod options;
 mod outcome;
