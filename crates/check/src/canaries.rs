@@ -117,6 +117,14 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
             suited.think_ns =
                 Some(if canary == Canary::SkipBirth { 4_000 } else { 20_000 << (seed % 4) });
         }
+        // Clients of one compute server on the same keys.
+        Canary::JoinOpenRead | Canary::SealLate => {
+            suited.workload = Some(Workload::Hot);
+            suited.settings = Settings::default()
+                .with("read_delegation", "strict")
+                .with("write_combining", "true");
+            (suited.compute_servers, suited.clients) = (Some(2), Some(8));
+        }
         _ => {}
     }
     suited
@@ -182,6 +190,7 @@ fn hunt_one(
             memory_servers: choices.memory_servers.or(suited.memory_servers),
             compute_servers: choices.compute_servers.or(suited.compute_servers),
             keys: choices.keys.or(suited.keys),
+            clients: choices.clients.or(suited.clients),
             ops: choices.ops.or(suited.ops),
             think_ns: choices.think_ns.or(suited.think_ns),
             faults: choices.faults.clone().or(suited.faults),

@@ -69,6 +69,33 @@ impl<'a> Change<'a> {
     }
 }
 
+/// A change without its key, for another operation on that key that does it.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnedChange {
+    value: Option<Vec<u8>>,
+    adds: bool,
+    replaces: bool,
+    expected: Option<Option<Vec<u8>>>,
+    kind: OpKind,
+}
+
+impl OwnedChange {
+    pub(crate) fn of(change: &Change<'_>) -> Self {
+        let Change { key: _, value, adds, replaces, expected, kind } = *change;
+        let value = value.map(<[u8]>::to_vec);
+        let expected = expected.map(|expected| expected.map(<[u8]>::to_vec));
+        OwnedChange { value, adds, replaces, expected, kind }
+    }
+
+    /// The change as one of `key`.
+    pub(crate) fn of_key<'a>(&'a self, key: &'a [u8]) -> Change<'a> {
+        let OwnedChange { value, adds, replaces, expected, kind } = self;
+        let expected = expected.as_ref().map(Option::as_deref);
+        let (adds, replaces, kind) = (*adds, *replaces, *kind);
+        Change { key, value: value.as_deref(), adds, replaces, expected, kind }
+    }
+}
+
 /// The effect of a change on a key in a certain state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {

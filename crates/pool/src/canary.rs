@@ -99,6 +99,10 @@ pub enum Canary {
     TrustDeadNode,
     /// A slot's lost CAS is posted again, and its answer believed.
     RepostSlotCas,
+    /// A get takes the answer of a READ that began before it.
+    JoinOpenRead,
+    /// Changes join a batch that has been written.
+    SealLate,
 }
 
 impl Canary {
@@ -149,6 +153,8 @@ impl Canary {
         Canary::CopyUnfrozen,
         Canary::TrustDeadNode,
         Canary::RepostSlotCas,
+        Canary::JoinOpenRead,
+        Canary::SealLate,
     ];
 
     /// Its name on the command line.
@@ -199,6 +205,8 @@ impl Canary {
             Canary::CopyUnfrozen => "copy-unfrozen",
             Canary::TrustDeadNode => "trust-dead-node",
             Canary::RepostSlotCas => "repost-slot-cas",
+            Canary::JoinOpenRead => "join-open-read",
+            Canary::SealLate => "seal-late",
         }
     }
 
@@ -280,6 +288,8 @@ impl Canary {
             Canary::CopyUnfrozen => "a node is copied and replaced without freezing its slots",
             Canary::TrustDeadNode => "a cached node counts although it is dead",
             Canary::RepostSlotCas => "a slot's lost CAS is posted again, and its answer believed",
+            Canary::JoinOpenRead => "a get takes the answer of a READ that began before it",
+            Canary::SealLate => "changes join a batch that has been written",
         }
     }
 

@@ -26,6 +26,9 @@ mod cooling_map;
 #[path = "../../index/src/engines/dex/cooling_queue.rs"]
 mod cooling_queue;
 #[allow(dead_code, reason = "the index uses all of it")]
+#[path = "../../index/src/local/delegation.rs"]
+mod delegation;
+#[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/engines/dex/free_frames.rs"]
 mod free_frames;
 #[allow(dead_code, reason = "the index uses all of it")]
@@ -45,6 +48,7 @@ use std::sync::Arc;
 
 use combiner::{Combiner, Ended};
 use cooling_map::CoolingMap;
+use delegation::{Delegation, Turn};
 use free_frames::FreeFrames;
 use latch::Latch;
 use loom::cell::UnsafeCell;
@@ -286,6 +290,113 @@ fn work_left_to_a_holder_is_done_once() {
         assert!(!hot.combiner.has_work(9) && hot.combiner.take(9, 1).is_empty());
     });
     assert!(COMBINED.load(std::sync::atomic::Ordering::Relaxed));
+}
+
+/// True once an interleaving had a change done by another thread.
+static DELEGATED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// A sum that only the leader of a key changes; loom reports two leaders at a time.
+struct Led {
+    sum: UnsafeCell<u64>,
+    queue: Arc<Delegation<u64, u64>>,
+}
+
+impl Led {
+    /// Adds to the sum, or has the leader do it; the sum after that. A leader that is `lost` drops the lead first.
+    fn add(&self, number: u64, is_lost: bool) -> u64 {
+        let mut is_lost = is_lost;
+        loop {
+            let lead = self.queue.try_lead(b"k");
+            let mut lead = match lead
+                .map_or_else(|| loom::future::block_on(self.queue.join(b"k", number)), Turn::Lead)
+            {
+                Turn::Lead(lead) => lead,
+                Turn::Done(sum) => return sum,
+                Turn::Back => continue,
+            };
+            if std::mem::take(&mut is_lost) {
+                // Cancelled before it has begun: nothing of what it has taken is done.
+                lead.close();
+                continue;
+            }
+            let add = |number| {
+                self.sum.with_mut(|sum| {
+                    // SAFETY: the leader alone reads and changes it, and loom checks that.
+                    unsafe {
+                        *sum += number;
+                        *sum
+                    }
+                })
+            };
+            let sum = add(number);
+            lead.seal(
+                || 0,
+                |number| {
+                    DELEGATED.store(true, std::sync::atomic::Ordering::Relaxed);
+                    Some(add(*number))
+                },
+            );
+            lead.acknowledge();
+            return sum;
+        }
+    }
+}
+
+/// INV-DELEGATE-1 to -3: each change is done once, by its owner or its leader, its answer is its own, one leads at
+/// a time, and nobody waits for ever; also when a leader is dropped.
+#[test]
+fn a_change_is_done_once_by_its_owner_or_its_leader() {
+    for is_lost in [false, true] {
+        loom::model(move || {
+            let queue = Delegation::of_changes(1, 8);
+            let led = Arc::new(Led { sum: UnsafeCell::new(0), queue });
+            let other = {
+                let led = Arc::clone(&led);
+                thread::spawn(move || led.add(10, false))
+            };
+            let mine = led.add(1, is_lost);
+            let theirs = other.join().unwrap();
+            assert!([(1, 11), (11, 10)].contains(&(mine, theirs)), "{mine} {theirs}");
+            assert!(led.queue.is_idle());
+        });
+    }
+    assert!(DELEGATED.load(std::sync::atomic::Ordering::Relaxed));
+}
+
+/// A get never has the answer of a READ that began before it: the value that it returns is not older than what was
+/// stored when it began.
+#[test]
+fn a_delegated_get_is_not_older_than_itself() {
+    loom::model(|| {
+        let queue: Arc<Delegation<(), u64>> = Delegation::of_reads(1, 0);
+        let stored = Arc::new(AtomicU64::new(0));
+        let get = |queue: &Arc<Delegation<(), u64>>, stored: &AtomicU64| loop {
+            let least = stored.load(Ordering::SeqCst);
+            let lead = queue.try_lead(b"k");
+            let found = match lead
+                .map_or_else(|| loom::future::block_on(queue.join(b"k", ())), Turn::Lead)
+            {
+                Turn::Lead(mut lead) => {
+                    lead.close();
+                    let found = stored.load(Ordering::SeqCst);
+                    lead.answer(|| found);
+                    found
+                }
+                Turn::Done(found) => found,
+                Turn::Back => continue,
+            };
+            assert!(found >= least, "{found} was replaced before {least} was seen");
+            break;
+        };
+        let other = {
+            let (queue, stored) = (Arc::clone(&queue), Arc::clone(&stored));
+            thread::spawn(move || get(&queue, &stored))
+        };
+        stored.store(1, Ordering::SeqCst);
+        get(&queue, &stored);
+        other.join().unwrap();
+        assert!(queue.is_idle());
+    });
 }
 
 /// INV-DEX-COOL-1, of the buckets and of the single queue.

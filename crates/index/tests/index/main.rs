@@ -8,6 +8,7 @@ mod costs;
 mod dart;
 mod dex;
 mod drops;
+mod hot_key;
 mod model;
 mod smart;
 mod takeover;

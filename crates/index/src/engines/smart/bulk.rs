@@ -166,7 +166,7 @@ impl Tree {
             all.push(key, value);
         }
         for (key, value) in all.iter() {
-            self.change(session, &Change::insert(key, value), &mut Vec::new()).await?;
+            self.change(session, &Change::insert(key, value), &mut Vec::new(), None).await?;
         }
         Ok(all.len() as u64)
     }

@@ -45,7 +45,15 @@ pub(super) enum NewValue<'a> {
     Record(u64),
 }
 
-impl NewValue<'_> {
+impl<'a> NewValue<'a> {
+    /// The value, if it is in the leaf.
+    pub(super) fn inline(self) -> Option<&'a [u8]> {
+        match self {
+            NewValue::Inline(value) => Some(value),
+            NewValue::Absent | NewValue::Record(_) => None,
+        }
+    }
+
     /// Bytes in the leaf.
     pub(super) fn bytes(&self) -> usize {
         match self {

@@ -9,6 +9,7 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
+use super::delegation::ChangeLead;
 use super::leaf::{Leaf, NewValue, changed, set_content};
 use super::record::NewRecord;
 use super::takeover::redo_record;
@@ -70,9 +71,18 @@ impl Content {
     }
 }
 
+/// The end of a try to change a leaf in place.
+#[derive(Debug)]
+pub(super) enum Stored {
+    /// It has the new content; whether its key is absent now.
+    Done { is_removed: bool },
+    /// Another had the lock.
+    Lost { content: Content, lead: Option<ChangeLead> },
+}
+
 impl Tree {
-    /// Gives a leaf that was whole and free a new content: 1 CAS and 1 WRITE, more if several runs of words differ
-    /// or a redo record is needed. Gives the content back if another had the lock.
+    /// Gives a leaf that was whole and free a new content, to which the changes of the lead's members are applied:
+    /// 1 CAS and 1 WRITE, more if several runs of words differ or a redo record is needed.
     ///
     /// # Errors
     /// `OutcomeUnknown` if it takes longer than the caller waits.
@@ -81,9 +91,11 @@ impl Tree {
         session: &Session,
         leaf: LeafImage,
         content: Content,
-    ) -> Result<Result<(), Content>, IndexError> {
+        lead: Option<ChangeLead>,
+    ) -> Result<Stored, IndexError> {
         let tree = Arc::clone(self);
-        finish(session, async move |session| tree.store_now(&session, leaf, content).await).await
+        finish(session, async move |session| tree.store_now(&session, leaf, content, lead).await)
+            .await
     }
 
     async fn store_now(
@@ -91,7 +103,8 @@ impl Tree {
         session: &Session,
         leaf: LeafImage,
         content: Content,
-    ) -> Result<Result<(), Content>, IndexError> {
+        mut lead: Option<ChangeLead>,
+    ) -> Result<Stored, IndexError> {
         let old = Leaf::new(self.shape.table, leaf.addr, &leaf.words);
         let retiring = match old.content() {
             NewValue::Record(word) => {
@@ -109,8 +122,9 @@ impl Tree {
                 session.cancel_retire(retiring);
             }
             count(&self.counts.lock_lost);
-            return Ok(Err(content));
+            return Ok(Stored::Lost { content, lead });
         }
+        let content = self.combine(self.inline_max(session), old, content, lead.as_mut());
         content.keep();
         let mut new = leaf.words.clone();
         set_content(self.shape.table, leaf.addr, &mut new, content.as_new(), token);
@@ -118,7 +132,14 @@ impl Tree {
         if let Some(retiring) = retiring {
             session.retire(retiring);
         }
-        Ok(Ok(()))
+        if let (true, NewValue::Inline(value)) = (Canary::SealLate.is_armed(), content.as_new()) {
+            let written = Content::Inline(value.to_vec());
+            self.combine(self.inline_max(session), old, written, lead.as_mut());
+        }
+        if let Some(mut lead) = lead {
+            lead.acknowledge();
+        }
+        Ok(Stored::Done { is_removed: matches!(content, Content::Absent) })
     }
 
     /// Writes `new` over the words of a leaf that this client has locked. With a redo record in front if a death

@@ -27,6 +27,7 @@
 
 mod bulk;
 mod cache;
+mod delegation;
 mod descent;
 mod insert;
 mod lab;
@@ -42,6 +43,7 @@ mod record;
 mod relocate;
 mod scan;
 mod shrink;
+mod switches;
 mod takeover;
 mod tree;
 mod unlink;
@@ -55,6 +57,7 @@ use farleaf_pool::{Audit, Recovery, Session};
 use fastrand::Rng;
 
 pub use options::SmartOptions;
+pub use switches::{LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
 
 use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_pool, fill_node};
 use self::tree::Tree;
@@ -80,8 +83,9 @@ impl Smart {
     }
 
     /// Counts of this compute server's operations, by name: cached pointers that proved themselves or did not,
-    /// locks that another had or a dead client held, nodes replaced, collapsed and split, leaves unlinked.
-    pub fn counts(&self) -> [(&'static str, u64); 9] {
+    /// locks that another had or a dead client held, nodes replaced, removed and split, leaves unlinked, operations that
+    /// another one did.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.tree.counts.list()
     }
 }
@@ -170,7 +174,7 @@ impl Index for Smart {
     ) -> Result<bool, IndexError> {
         check_key(self.stored.layout(), key)?;
         let _pin = session.begin(OpKind::Get).await?;
-        self.tree.get(session, key, value).await
+        self.tree.get_delegated(session, key, value).await
     }
 
     async fn change(
@@ -181,7 +185,7 @@ impl Index for Smart {
     ) -> Result<Outcome, IndexError> {
         self.tree.check_change(change)?;
         let _pin = session.begin(change.kind).await?;
-        self.tree.change(session, change, held).await
+        self.tree.change_combined(session, change, held).await
     }
 
     async fn scan(

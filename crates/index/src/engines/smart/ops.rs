@@ -6,11 +6,12 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
+use super::delegation::ChangeLead;
 use super::descent::{Guess, Landing, Path};
 use super::insert::NewLeaf;
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
-use super::locked::{Content, LeafImage};
+use super::locked::{Content, LeafImage, Stored};
 use super::tree::{Fail, LEAF, Tree, owner};
 use crate::IndexError;
 use crate::change::{Change, Decision, Outcome};
@@ -43,6 +44,10 @@ struct Op<'a> {
     leaf: Option<NewLeaf>,
     /// The new value, if it is in a record and no leaf names it yet.
     record: Option<Content>,
+    /// The lead among the changes of the key.
+    lead: Option<ChangeLead>,
+    /// Members of the lead's queue that joined before the attempt began.
+    mark: u64,
 }
 
 impl Tree {
@@ -156,12 +161,14 @@ impl Tree {
         session: &Session,
         change: &Change<'_>,
         held: &mut Vec<u8>,
+        lead: Option<ChangeLead>,
     ) -> Result<Outcome, IndexError> {
-        let wait = LockWait::default();
-        let mut op = Op { change, held, wait, dead: None, leaf: None, record: None };
+        let (wait, dead, leaf, record) = (LockWait::default(), None, None, None);
+        let mut op = Op { change, held, wait, dead, leaf, record, lead, mark: 0 };
         let mut attempts = Attempts::default();
         let mut by = By::Cache;
         loop {
+            op.mark = op.lead.as_ref().map_or(0, ChangeLead::mark);
             by = match self.attempt(session, &mut op, by).await {
                 Ok(Step::Done(outcome)) => return Ok(outcome),
                 Ok(Step::Again(by)) => by,
@@ -236,7 +243,11 @@ impl Tree {
         }
         let held = existed.then_some(op.held.as_slice());
         let outcome = match change.decide(existed, held) {
-            Decision::Leave(outcome) => return Ok(Step::Done(outcome)),
+            Decision::Leave(outcome) => {
+                let held = leaf.content().inline();
+                self.answer_alike(op.lead.as_ref(), op.mark, change.key, (existed, held));
+                return Ok(Step::Done(outcome));
+            }
             Decision::Apply(outcome) => outcome,
         };
         if !leaf.is_whole() || !leaf.is_free() {
@@ -264,15 +275,19 @@ impl Tree {
         let (image, has_room) =
             (LeafImage::new(slot.addr(), &image), leaf.has_room(content.as_new().bytes()));
         if same && has_room {
-            let is_removed = matches!(content, Content::Absent);
-            if let Err(content) = self.store(session, image, content).await? {
-                op.give_back(content);
-                return Ok(Step::Again(if path.is_some() { By::Root } else { By::Cache }));
+            match self.store(session, image, content, op.lead.take()).await? {
+                Stored::Done { is_removed } => {
+                    if is_removed {
+                        self.note_removed(session, change.key);
+                    }
+                    return Ok(Step::Done(outcome));
+                }
+                Stored::Lost { content, lead } => {
+                    op.give_back(content);
+                    op.lead = lead;
+                    return Ok(Step::Again(if path.is_some() { By::Root } else { By::Cache }));
+                }
             }
-            if is_removed {
-                self.note_removed(session, change.key);
-            }
-            return Ok(Step::Done(outcome));
         }
         op.give_back(content);
         let Some(path) = path.filter(|path| path.nodes[0].up.is_some()) else {
@@ -302,7 +317,10 @@ impl Tree {
             op.held.clear();
         }
         let outcome = match op.change.decide(false, None) {
-            Decision::Leave(outcome) => return Ok(Step::Done(outcome)),
+            Decision::Leave(outcome) => {
+                self.answer_alike(op.lead.as_ref(), op.mark, op.change.key, (false, None));
+                return Ok(Step::Done(outcome));
+            }
             Decision::Apply(outcome) => outcome,
         };
         self.prepare(session, op).await?;

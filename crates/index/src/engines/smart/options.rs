@@ -1,6 +1,12 @@
 //! Options: settings by which one compute server opens a table of this engine.
 
+use super::switches::{LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
 use crate::{KnobKind, knobs};
+
+/// One word of a few.
+const fn words(words: &'static [&'static str]) -> KnobKind {
+    KnobKind::Words { words, also: None }
+}
 
 knobs! {
     /// Settings by which one compute server opens a table of this engine; they concern it alone.
@@ -13,5 +19,21 @@ knobs! {
         "scan_window" => scan_window: usize = 32, KnobKind::Count { min: 1, max: 256, unit: "objects" };
         /// Removed keys after which a task takes their leaves out of the tree.
         "unlink_batch" => unlink_batch: usize = 64, KnobKind::Count { min: 1, max: 4096, unit: "leaves" };
+        /// Which gets of one key share a READ. strict: those that began before it. lax: those that began before it
+        /// ended, which may return a value of the past. off: none.
+        "read_delegation" => read_delegation: ReadDelegation = ReadDelegation::Strict, words(ReadDelegation::WORDS),
+            paper "lax";
+        /// Write changes of one key that arrive while another is under way together, under one lock.
+        "write_combining" => write_combining: bool = true, KnobKind::Flag, paper "true";
+        /// Most operations that one READ or one locked WRITE serves. 0 sets no limit.
+        "batch_limit" => batch_limit: usize = 8, KnobKind::count(0, "operations"), paper "none";
+        /// How a leaf gets a new value: in its place, or by another leaf that replaces it.
+        "leaf" => leaf: LeafUpdate = LeafUpdate::InPlace, words(LeafUpdate::WORDS), paper "in-place";
+        /// Which lock a change of a leaf takes: the one in the leaf, or one of a lock table as well.
+        "lock" => lock: LeafLock = LeafLock::Rear, words(LeafLock::WORDS), paper "rear";
+        /// Which nodes an operation locks in the lock table before it changes a slot.
+        "node_locks" => node_locks: NodeLocks = NodeLocks::Off, words(NodeLocks::WORDS), paper "off";
+        /// Which sizes nodes grow through.
+        "types" => types: NodeTypes = NodeTypes::Fine, words(NodeTypes::WORDS), paper "7 types";
     }
 }

@@ -115,7 +115,7 @@ impl Tree {
             // It dispatches on the first byte, whatever that is.
             return NodeType::TOP;
         }
-        NodeType::replacing(live_slots(&dying.words).count(), self.first_type())
+        self.options.types.replacing(live_slots(&dying.words).count(), self.first_type())
     }
 
     async fn alloc_node(&self, session: &Session, of: NodeType) -> Result<Unlinked, IndexError> {

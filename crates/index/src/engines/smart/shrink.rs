@@ -67,7 +67,7 @@ impl Tree {
         };
         let node = held.node(self);
         let (live, of) = (node.live(), NodeType::holding(node.capacity()));
-        let gets_smaller = NodeType::replacing(live, self.first_type()) < of;
+        let gets_smaller = self.options.types.replacing(live, self.first_type()) < of;
         let is_sparse = node.life().is_dead()
             || live <= node.capacity() / SPARSE && gets_smaller
             || live <= 1 && self.heir(session, &dying).await?.is_some();
@@ -119,7 +119,7 @@ impl Tree {
             }
         };
         self.retire_claimed(session, dying, (may_have_won, retiring)).await?;
-        count(if may_have_won { &self.counts.collapsed } else { &self.counts.relocate_lost });
+        count(if may_have_won { &self.counts.nodes_removed } else { &self.counts.relocate_lost });
         Ok(())
     }
 

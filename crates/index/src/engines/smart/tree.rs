@@ -7,6 +7,7 @@ use farleaf_fabric::{GlobalAddr, OpError};
 use farleaf_pool::{LockToken, PoolError, Session};
 
 use super::cache::Cache;
+use super::delegation::Queues;
 use super::layout::{Life, META_MAGIC, META_ROOT, NodeType, Shape};
 use super::leaf::MOVING;
 use super::options::SmartOptions;
@@ -61,6 +62,7 @@ pub(super) struct Tree {
     pub(super) removed: Mutex<Vec<Vec<u8>>>,
     /// A task is unlinking.
     pub(super) unlinking: AtomicBool,
+    pub(super) queues: Queues,
     pub(super) counts: Counts,
 }
 
@@ -79,16 +81,24 @@ pub(super) struct Counts {
     pub(super) relocated: AtomicU64,
     pub(super) relocate_lost: AtomicU64,
     /// Nodes whose only child, or nothing, took their place.
-    pub(super) collapsed: AtomicU64,
+    pub(super) nodes_removed: AtomicU64,
     /// Leaves and edges that were split.
     pub(super) splits: AtomicU64,
     /// Dead leaves that were unlinked.
     pub(super) unlinked: AtomicU64,
+    /// Gets that another's READ has answered.
+    pub(super) gets_joined: AtomicU64,
+    /// Changes that another operation has done or answered.
+    pub(super) changes_joined: AtomicU64,
+    /// WRITEs of several operations' changes.
+    pub(super) batches: AtomicU64,
+    /// Changes that were applied in those beside their leaders'.
+    pub(super) collapsed: AtomicU64,
 }
 
 impl Counts {
     /// The counts by name.
-    pub(super) fn list(&self) -> [(&'static str, u64); 9] {
+    pub(super) fn list(&self) -> Vec<(&'static str, u64)> {
         [
             ("proven", &self.proven),
             ("unproven", &self.unproven),
@@ -96,17 +106,28 @@ impl Counts {
             ("taken_over", &self.taken_over),
             ("relocated", &self.relocated),
             ("relocate_lost", &self.relocate_lost),
-            ("collapsed", &self.collapsed),
+            ("nodes_removed", &self.nodes_removed),
             ("splits", &self.splits),
             ("unlinked", &self.unlinked),
+            ("gets_joined", &self.gets_joined),
+            ("changes_joined", &self.changes_joined),
+            ("batches", &self.batches),
+            ("collapsed", &self.collapsed),
         ]
+        .into_iter()
         .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
+        .collect()
     }
 }
 
 /// Adds one.
 pub(super) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+    count_many(counter, 1);
+}
+
+/// Adds `more`.
+pub(super) fn count_many(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
 }
 
 impl Tree {
@@ -120,6 +141,7 @@ impl Tree {
             root: Mutex::default(),
             removed: Mutex::default(),
             unlinking: AtomicBool::new(false),
+            queues: Queues::new(options.batch_limit),
             counts: Counts::default(),
         })
     }
@@ -162,7 +184,7 @@ impl Tree {
 
     /// The type of a new node.
     pub(super) fn first_type(&self) -> NodeType {
-        self.shape.first
+        self.options.types.first(self.shape.first)
     }
 }
 
