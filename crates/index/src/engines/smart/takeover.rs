@@ -98,6 +98,11 @@ impl Tree {
                     .corrupt(addr, "INV-SMART-5: a leaf is longer than its object")
                     .into());
             }
+            // Both words hold tokens from the first WRITE on.
+            if [leaf.by(), owner(leaf.lock())].iter().any(|it| LockToken::from_word(*it).is_none())
+            {
+                return Err(self.corrupt(addr, "INV-SMART-5: no client has written it").into());
+            }
             if !leaf.is_valid() || leaf.is_whole() {
                 return Ok(image);
             }
