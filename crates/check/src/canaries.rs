@@ -9,11 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farleaf_index::Engine;
+use farleaf_index::{Engine, Settings};
 pub use farleaf_pool::canary::Canary;
 
+use crate::crash::{CrashFailure, cases};
 use crate::run::{Failure, run};
-use crate::scenario::{Choices, Scenario, Workload};
+use crate::scenario::{
+    Choices, Events, FaultKind, Faults, FormatName, Scenario, TimedFault, Workload,
+};
 
 /// Result of the hunt for one canary.
 #[derive(Clone, Debug)]
@@ -24,10 +27,27 @@ pub struct CanaryResult {
     pub seeds: u64,
     /// The scenario and failure that found it; `None` if none did.
     pub found: Option<(Scenario, Failure)>,
+    /// The crash point that found it, for bugs that only a death at one moment shows. `seeds` counts the points
+    /// that were run then.
+    pub found_at: Option<CrashFailure>,
     /// A scenario that fails without it as well: a bug that nobody seeded.
     pub unseeded: Option<(Scenario, Failure)>,
     /// Time of the hunt.
     pub elapsed: Duration,
+}
+
+impl CanaryResult {
+    /// The kind of the failure that found it.
+    pub fn found_by(&self) -> Option<&'static str> {
+        let by_seed = self.found.as_ref().map(|(_, failure)| failure.kind());
+        by_seed.or(self.found_at.as_ref().map(|_| "crash point"))
+    }
+
+    /// The command line or the crash point that shows it.
+    pub fn replay(&self) -> Option<String> {
+        let by_seed = self.found.as_ref().map(|(scenario, _)| scenario.to_string());
+        by_seed.or(self.found_at.as_ref().map(|failure| failure.name.clone()))
+    }
 }
 
 /// Hunts `canaries` on `threads` threads, each with at most `seeds_max` seeds. `choices` pins what
@@ -59,12 +79,79 @@ pub fn hunt(
     done
 }
 
-/// Returns the scenarios to hunt a bug with: those of the engine that lists it. Bugs that no engine
-/// lists are the pool's: their clients go from one object to the next for as long as any.
-fn scenarios_for(canary: Canary) -> Choices {
-    match Engine::ALL.iter().find(|engine| engine.has_canary(canary)) {
+/// Returns the scenarios to hunt a bug with: those of the engine that lists it, and of a kind that makes the bug
+/// likely. Bugs that no engine lists are the pool's: their clients go from one object to the next for as long as any.
+fn scenarios_for(canary: Canary, seed: u64) -> Choices {
+    let mut suited = match Engine::ALL.iter().find(|engine| engine.has_canary(canary)) {
         Some(engine) => Choices { engine: Some(*engine), ..Choices::default() },
         None => Choices { workload: Some(Workload::Large), ..Choices::default() },
+    };
+    let keys = [5, 20, 60, 150][seed as usize % 4];
+    match canary {
+        // Compute servers die while they write several words, or bring a removed key back.
+        Canary::LoseLeafRedo | Canary::ReviveHeadFirst => {
+            let is_revival = canary == Canary::ReviveHeadFirst;
+            suited.workload = Some(if is_revival { Workload::Churn } else { Workload::Hot });
+            suited.format = Some(FormatName::WideTiny);
+            suited.settings = Settings::default().with("unlink_batch", "64");
+            suited.compute_servers = Some(3);
+            suited.faults =
+                Some(Faults { torn: 1.0, jitter: 1_500.0, lease: 300_000.0, ..Faults::default() });
+            let die = |compute: usize| TimedFault {
+                at_ns: 10_000 + seed.wrapping_mul(7_919 + compute as u64 * 104) % 300_000,
+                kind: FaultKind::Kill(compute),
+            };
+            let mut events: Vec<TimedFault> = [0, 1].map(die).to_vec();
+            events.sort_by_key(|event| event.at_ns);
+            (suited.events, suited.keys) = (Some(Events(events)), Some(5 + seed % 20));
+        }
+        // Objects come and go, and their addresses are used again while caches lead there.
+        Canary::SkipBirth | Canary::ReuseSameEpoch => {
+            suited.workload = Some(Workload::Churn);
+            suited.settings = Settings::default().with("unlink_batch", "1").with("cache", "256MiB");
+            suited.compute_servers = Some(3);
+            suited.memory_servers = Some(1);
+            suited.keys = Some(keys);
+            suited.ops = Some(200);
+            // Members that have nothing to do become idle.
+            suited.think_ns =
+                Some(if canary == Canary::SkipBirth { 4_000 } else { 20_000 << (seed % 4) });
+        }
+        // Clients of one compute server on the same keys.
+        Canary::JoinOpenRead | Canary::SealLate => {
+            suited.workload = Some(Workload::Hot);
+            suited.settings = Settings::default()
+                .with("read_delegation", "strict")
+                .with("write_combining", "true");
+            (suited.compute_servers, suited.clients) = (Some(2), Some(8));
+        }
+        _ => {}
+    }
+    suited
+}
+
+/// The crash case that shows a bug which needs two deaths, each at its moment.
+fn crash_case_for(canary: Canary) -> Option<&'static str> {
+    match canary {
+        Canary::TakeOverUnrecorded => Some("smart/records/takeover-update"),
+        _ => None,
+    }
+}
+
+/// Runs the points of a crash case until one shows the bug.
+fn hunt_at_points(canary: Canary, name: &str, result: &mut CanaryResult) {
+    let Some(case) = cases().into_iter().find(|case| case.name() == name) else { return };
+    for point in case.points().unwrap_or_default() {
+        result.seeds += 1;
+        let armed = canary.arm();
+        let ran = case.run(point);
+        drop(armed);
+        if let Err(failure) = ran
+            && case.run(point).is_ok()
+        {
+            result.found_at = Some(failure);
+            return;
+        }
     }
 }
 
@@ -75,18 +162,41 @@ fn hunt_one(
     stop: &AtomicBool,
 ) -> Option<CanaryResult> {
     let began = Instant::now();
-    let suited = scenarios_for(canary);
-    let choices = &Choices {
-        engine: choices.engine.or(suited.engine),
-        workload: choices.workload.or(suited.workload),
-        ..choices.clone()
+    let mut result = CanaryResult {
+        canary,
+        seeds: 0,
+        found: None,
+        found_at: None,
+        unseeded: None,
+        elapsed: Duration::ZERO,
     };
-    let mut result =
-        CanaryResult { canary, seeds: 0, found: None, unseeded: None, elapsed: Duration::ZERO };
+    if let Some(case) = crash_case_for(canary) {
+        hunt_at_points(canary, case, &mut result);
+        result.elapsed = began.elapsed();
+        return Some(result);
+    }
     while result.found.is_none() && result.seeds < seeds_max {
         if stop.load(Ordering::Relaxed) {
             return None;
         }
+        let suited = scenarios_for(canary, result.seeds);
+        let mut settings = suited.settings;
+        settings.set_all(&choices.settings);
+        let choices = &Choices {
+            engine: choices.engine.or(suited.engine),
+            workload: choices.workload.or(suited.workload),
+            format: choices.format.or(suited.format),
+            settings,
+            memory_servers: choices.memory_servers.or(suited.memory_servers),
+            compute_servers: choices.compute_servers.or(suited.compute_servers),
+            keys: choices.keys.or(suited.keys),
+            clients: choices.clients.or(suited.clients),
+            ops: choices.ops.or(suited.ops),
+            think_ns: choices.think_ns.or(suited.think_ns),
+            faults: choices.faults.clone().or(suited.faults),
+            events: choices.events.clone().or(suited.events),
+            ..choices.clone()
+        };
         let scenario = Scenario::from_seed(result.seeds, choices);
         result.seeds += 1;
         let armed = canary.arm();

@@ -69,6 +69,40 @@ pub enum Canary {
     LostIsNotBegun,
     /// A request that comes twice is executed twice, and answered again when it is stale.
     DeliverTwice,
+    /// A key is absent because the leaf of a cached slot says so.
+    BelieveCachedAbsence,
+    /// A cached pointer counts without the birth of what it leads to.
+    SkipBirth,
+    /// The pool hands an address out again without waiting for the global epoch.
+    ReuseSameEpoch,
+    /// A leaf's WRITE covers the words that stay as they are.
+    RewriteEqualWords,
+    /// A leaf's lock is taken from whatever word it holds by now.
+    LockProvesNothing,
+    /// A change of several words of a value leaves no redo record.
+    LoseLeafRedo,
+    /// The head of a removed leaf says that the key is back before its value is there.
+    ReviveHeadFirst,
+    /// A leaf's lost WRITE is sent again without a look at its lock.
+    ResendContent,
+    /// A takeover of a leaf writes no redo record of its own.
+    TakeOverUnrecorded,
+    /// The slot of an unlinked leaf becomes unused again.
+    FreeSlot,
+    /// A removed leaf is unlinked without its lock.
+    UnlinkUnlocked,
+    /// A leaf whose value moves elsewhere is not marked as moving.
+    MoveUnmarked,
+    /// A node is copied and replaced without freezing its slots.
+    CopyUnfrozen,
+    /// A cached node counts although it is dead.
+    TrustDeadNode,
+    /// A slot's lost CAS is posted again, and its answer believed.
+    RepostSlotCas,
+    /// A get takes the answer of a READ that began before it.
+    JoinOpenRead,
+    /// Changes join a batch that has been written.
+    SealLate,
 }
 
 impl Canary {
@@ -104,6 +138,23 @@ impl Canary {
         Canary::SplitOldFirst,
         Canary::LostIsNotBegun,
         Canary::DeliverTwice,
+        Canary::BelieveCachedAbsence,
+        Canary::SkipBirth,
+        Canary::ReuseSameEpoch,
+        Canary::RewriteEqualWords,
+        Canary::LockProvesNothing,
+        Canary::LoseLeafRedo,
+        Canary::ReviveHeadFirst,
+        Canary::ResendContent,
+        Canary::TakeOverUnrecorded,
+        Canary::FreeSlot,
+        Canary::UnlinkUnlocked,
+        Canary::MoveUnmarked,
+        Canary::CopyUnfrozen,
+        Canary::TrustDeadNode,
+        Canary::RepostSlotCas,
+        Canary::JoinOpenRead,
+        Canary::SealLate,
     ];
 
     /// Its name on the command line.
@@ -139,6 +190,23 @@ impl Canary {
             Canary::SplitOldFirst => "split-old-first",
             Canary::LostIsNotBegun => "lost-is-not-begun",
             Canary::DeliverTwice => "deliver-twice",
+            Canary::BelieveCachedAbsence => "believe-cached-absence",
+            Canary::SkipBirth => "skip-birth",
+            Canary::ReuseSameEpoch => "reuse-same-epoch",
+            Canary::RewriteEqualWords => "rewrite-equal-words",
+            Canary::LockProvesNothing => "lock-proves-nothing",
+            Canary::LoseLeafRedo => "lose-leaf-redo",
+            Canary::ReviveHeadFirst => "revive-head-first",
+            Canary::ResendContent => "resend-content",
+            Canary::TakeOverUnrecorded => "take-over-unrecorded",
+            Canary::FreeSlot => "free-slot",
+            Canary::UnlinkUnlocked => "unlink-unlocked",
+            Canary::MoveUnmarked => "move-unmarked",
+            Canary::CopyUnfrozen => "copy-unfrozen",
+            Canary::TrustDeadNode => "trust-dead-node",
+            Canary::RepostSlotCas => "repost-slot-cas",
+            Canary::JoinOpenRead => "join-open-read",
+            Canary::SealLate => "seal-late",
         }
     }
 
@@ -197,6 +265,31 @@ impl Canary {
             Canary::DeliverTwice => {
                 "a request that comes twice is executed twice, and answered again when it is stale"
             }
+            Canary::BelieveCachedAbsence => {
+                "a key is absent because the leaf of a cached slot says so"
+            }
+            Canary::SkipBirth => "a cached pointer counts without the birth of what it leads to",
+            Canary::ReuseSameEpoch => {
+                "the pool hands an address out again without waiting for the global epoch"
+            }
+            Canary::RewriteEqualWords => "a leaf's WRITE covers the words that stay as they are",
+            Canary::LockProvesNothing => {
+                "a leaf's lock is taken from whatever word it holds by now"
+            }
+            Canary::LoseLeafRedo => "a change of several words of a value leaves no redo record",
+            Canary::ReviveHeadFirst => {
+                "the head of a removed leaf says that the key is back before its value is there"
+            }
+            Canary::ResendContent => "a leaf's lost WRITE is sent again without a look at its lock",
+            Canary::TakeOverUnrecorded => "a takeover of a leaf writes no redo record of its own",
+            Canary::FreeSlot => "the slot of an unlinked leaf becomes unused again",
+            Canary::UnlinkUnlocked => "a removed leaf is unlinked without its lock",
+            Canary::MoveUnmarked => "a leaf whose value moves elsewhere is not marked as moving",
+            Canary::CopyUnfrozen => "a node is copied and replaced without freezing its slots",
+            Canary::TrustDeadNode => "a cached node counts although it is dead",
+            Canary::RepostSlotCas => "a slot's lost CAS is posted again, and its answer believed",
+            Canary::JoinOpenRead => "a get takes the answer of a READ that began before it",
+            Canary::SealLate => "changes join a batch that has been written",
         }
     }
 

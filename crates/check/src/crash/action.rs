@@ -26,6 +26,8 @@ pub(super) enum Action {
     Update(u32),
     Upsert(u32),
     Remove(u32),
+    /// A remove, and what its engine does in the background to give up the space.
+    RemoveAndClose(u32),
     /// Expected version and new version; 0 stands for an absent key.
     Exchange(u32, u32, u32),
     Scan {
@@ -53,6 +55,7 @@ impl Action {
             | Action::Update(key)
             | Action::Upsert(key)
             | Action::Remove(key)
+            | Action::RemoveAndClose(key)
             | Action::Exchange(key, ..) => Some(key),
             _ => None,
         }
@@ -68,7 +71,7 @@ impl Action {
             Action::Insert(_) => Call::Insert { key, value },
             Action::Update(_) => Call::Update { key, value },
             Action::Upsert(_) => Call::Upsert { key, value },
-            Action::Remove(_) => Call::Remove { key },
+            Action::Remove(_) | Action::RemoveAndClose(_) => Call::Remove { key },
             Action::Exchange(_, expected, new) => {
                 Call::CompareExchange { key, expected: version(expected), new: version(new) }
             }
@@ -149,10 +152,14 @@ impl Actor {
                     None => nothing,
                 }
             }
-            _ => match action.call(&self.format) {
-                Some(call) => ask(session, index, &call).await,
-                None => nothing,
-            },
+            _ => {
+                let Some(call) = action.call(&self.format) else { return nothing };
+                let answer = ask(session, index, &call).await?;
+                if let Action::RemoveAndClose(_) = action {
+                    index.close(session).await?;
+                }
+                Ok(answer)
+            }
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
     let by_actor = |state| CrashState { by_actor: true, ..state };
     let cold = |state| CrashState { is_cold: true, ..state };
     let traits = engine.traits();
-    let shrinks = traits.shrinks;
+    let shrinks = traits.shrinks && !traits.radix;
     let cases = vec![
         ("get", keys(12, Action::Get(60))),
         ("get-absent", cold(keys(12, Action::Get(61)))),
@@ -81,6 +81,9 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
     ];
     let node = grow(Change::NodeAdded, Order::Up);
     let larger = grow(Change::NodeGrows, Order::Up);
+    let smaller = shrink(14, Change::NodeShrinks, Order::Up);
+    let died_in_update =
+        |action| CrashState { setup: Setup::DiedIn(Action::Update(60)), ..keys(12, action) };
     let cases = cases.into_iter().chain([
         ("insert-beside", grow(Change::LeafAdded, Order::Up)),
         ("insert-node", node),
@@ -91,12 +94,25 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
         ("insert-larger-node-own", by_actor(larger)),
         ("recover-node", recover(node, 0)),
         ("recover-larger-node", recover(larger, 0)),
+        ("remove-smaller-node", smaller),
+        ("remove-smaller-node-own", by_actor(smaller)),
+        ("remove-collapse-to-leaf", shrink(14, Change::NodeCollapses, Order::Up)),
+        ("remove-collapse-to-node", shrink(26, Change::NodeCollapses, Order::Down)),
+        ("remove-collapse-cascade", shrink(40, Change::NodeCollapses, Order::Mixed)),
+        ("recover-smaller-node", recover(smaller, 0)),
+        ("recover-update", died_in_update(Action::Recover)),
+        ("takeover-update", died_in_update(Action::Update(60))),
+        ("takeover-remove", died_in_update(Action::Remove(60))),
+        ("takeover-get", died_in_update(Action::Get(60))),
     ]);
+    // Leaves that change in place, under a lock that their content gives back.
+    let in_place = traits.radix && traits.shrinks;
     let has_change = |state: &CrashState| match state.script {
-        Script::Keys(_) => true,
+        Script::Keys(_) => in_place || !matches!(state.setup, Setup::DiedIn(_)),
         Script::Grow(Change::LeafAdded | Change::NodeAdded | Change::NodeGrows, _) => traits.radix,
         Script::Grow(..) => traits.splits,
-        Script::Shrink(_, Change::Shrink(_), _) => traits.shrinks,
+        Script::Shrink(_, Change::NodeShrinks | Change::NodeCollapses, _) => in_place,
+        Script::Shrink(_, Change::Shrink(_), _) => shrinks,
         Script::Shrink(..) => traits.merges,
     };
     // A remove of a radix tree WRITEs nothing at whose middle its compute server could die.

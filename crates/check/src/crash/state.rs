@@ -52,6 +52,10 @@ pub(super) enum Change {
     NodeAdded,
     /// A leaf of a radix tree is added to a node that is replaced by a larger one.
     NodeGrows,
+    /// A leaf of a radix tree leaves a node that is replaced by a smaller one.
+    NodeShrinks,
+    /// A leaf of a radix tree leaves a node that then leaves the tree.
+    NodeCollapses,
 }
 
 impl Change {
@@ -70,6 +74,7 @@ impl Change {
         let inner = |report: &TableReport| report.nodes_per_level.iter().skip(1).sum::<u64>();
         let (nodes, added) = (inner(before), inner(after).wrapping_sub(inner(before)));
         let larger = after.inner_bytes > before.inner_bytes;
+        let smaller = after.inner_bytes < before.inner_bytes;
         whole
             && match self {
                 Change::None => a == b && from >= 2,
@@ -83,6 +88,8 @@ impl Change {
                 Change::LeafAdded => nodes > 1 && added == 0 && !larger && by(0) == 1,
                 Change::NodeAdded => nodes > 1 && added == 1 && by(0) == 1,
                 Change::NodeGrows => nodes > 1 && added == 0 && larger && by(0) == 1,
+                Change::NodeShrinks => added == 0 && smaller && by(0) == -1,
+                Change::NodeCollapses => added == u64::MAX && by(0) == -1,
             }
     }
 }
@@ -140,6 +147,8 @@ pub(super) enum Setup {
     /// A third compute server begins the action that the hunt has found, and dies in a WRITE: the
     /// one this many before the last. Nobody recovers it.
     Died(usize),
+    /// As `Died`, in the last WRITE of this action.
+    DiedIn(Action),
 }
 
 /// A state, and the step from it.
@@ -220,6 +229,7 @@ pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableRep
 
 /// Finds the steps to a state and the action that makes the change.
 pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Found, Fault> {
+    let engine = format.table.engine;
     let (base, order, change, grows) = match state.script {
         Script::Keys(count) => (count, Order::Up, None, true),
         Script::Grow(change, order) => (0, order, Some(change), true),
@@ -233,6 +243,7 @@ pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Fou
     };
     let found = match hunted {
         Some(FillStep::Put(key)) => Some(Action::Insert(key)),
+        Some(FillStep::Remove(key)) if engine.traits().radix => Some(Action::RemoveAndClose(key)),
         Some(FillStep::Remove(key)) => Some(Action::Remove(key)),
         None => None,
     };
@@ -249,7 +260,10 @@ pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Fou
     let own_step = hunted.filter(|_| is_own);
     let mut result = Found { steps, own_step, action, setup: None };
     if state.setup != Setup::Nothing {
-        let before = found.ok_or_else(missing)?;
+        let before = match state.setup {
+            Setup::DiedIn(action) => action,
+            _ => found.ok_or_else(missing)?,
+        };
         let plan = setup_plan(seed, format, state, &result, before)?;
         result.setup = Some((before, plan));
     }
@@ -301,7 +315,8 @@ fn setup_plan(
     let ops = run::without_death(seed, format, &alone, &found)?;
     match state.setup {
         Setup::Nothing => Err(Fault("no setup".to_string())),
-        Setup::Died(from_last) => {
+        Setup::Died(_) | Setup::DiedIn(_) => {
+            let from_last = if let Setup::Died(from_last) = state.setup { from_last } else { 0 };
             let is_write = |op: &CountedOp| op.kind == CountedKind::Write;
             let mut writes = ops.iter().enumerate().filter(|(_, op)| is_write(op));
             let (op, counted) = writes.nth_back(from_last).ok_or_else(|| {

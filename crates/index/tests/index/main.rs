@@ -12,5 +12,6 @@ mod drops;
 mod hot_key;
 mod model;
 mod smart;
+mod smart_damage;
 mod takeover;
 mod unknown;

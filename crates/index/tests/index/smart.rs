@@ -303,3 +303,45 @@ fn removed_keys_leave_the_tree() {
         }
     });
 }
+
+/// Nodes whose children are gone leave the tree: a table that has lost all of its keys is as small as a new one.
+#[test]
+fn nodes_without_children_leave_the_tree() {
+    World::default().on_sim(|session| async move {
+        let index = create(&session, "t", &bytes()).await;
+        let empty = check(&session, &[&index]).await;
+        let mut keys: Vec<Vec<u8>> =
+            (0..300).map(|at| format!("key:{at:05}").into_bytes()).collect();
+        // Chains of nodes, and keys that end where nodes dispatch.
+        keys.extend((0..30).map(|len| vec![b'c'; len]));
+        keys.extend((0..20).map(|at| [vec![b'd'; 25], vec![at]].concat()));
+        for key in &keys {
+            assert_eq!(index.insert(&session, key, b"1").await, Ok(true), "{key:?}");
+        }
+        let full = check(&session, &[&index]).await;
+        fastrand::Rng::with_seed(9).shuffle(&mut keys);
+        for (at, key) in keys.iter().enumerate() {
+            assert_eq!(index.remove(&session, key).await, Ok(true), "{key:?}");
+            if at % 50 == 0 {
+                index.close(&session).await.expect("close");
+                let report = check(&session, &[&index]).await;
+                assert_eq!(report.keys, (keys.len() - at - 1) as u64);
+                for (place, key) in keys.iter().enumerate() {
+                    let has = index.get(&session, key, &mut Vec::new()).await;
+                    assert_eq!(has, Ok(place > at), "{key:?}");
+                }
+            }
+            session.tick().await.expect("tick");
+        }
+        index.close(&session).await.expect("close");
+        let report = check(&session, &[&index]).await;
+        assert_eq!((report.keys, report.inner_bytes), (0, empty.inner_bytes), "{full:?}");
+        let AnyIndex::Smart(smart) = &index else { panic!("it is no table of this engine") };
+        let counts = BTreeMap::from_iter(smart.counts());
+        assert!(counts["nodes_removed"] > 30, "{counts:?}");
+        for key in &keys {
+            assert_eq!(index.insert(&session, key, b"2").await, Ok(true), "{key:?}");
+        }
+        assert_eq!(check(&session, &[&index]).await.keys, keys.len() as u64);
+    });
+}

@@ -41,7 +41,7 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
     }
     Ok(if stop.load(Ordering::Relaxed) {
         Exit::Interrupted
-    } else if sung.iter().all(|sung| sung.found.is_some() && sung.unseeded.is_none()) {
+    } else if sung.iter().all(|sung| sung.found_by().is_some() && sung.unseeded.is_none()) {
         Exit::Done
     } else {
         Exit::NotFound
@@ -49,15 +49,14 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
 }
 
 fn print(sung: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> {
-    let kind = |sung: &CanaryResult| sung.found.as_ref().map(|(_, failure)| failure.kind());
     if console.json {
         for sung in sung {
             console.json_line(&json!({
                 "canary": sung.canary.name(),
                 "what": sung.canary.describe(),
                 "seeds": sung.seeds,
-                "found_by": kind(sung),
-                "replay": sung.found.as_ref().map(|(scenario, _)| scenario.to_string()),
+                "found_by": sung.found_by(),
+                "replay": sung.replay(),
                 "fails_unseeded": sung.unseeded.as_ref().map(|(scenario, _)| scenario.to_string()),
                 "elapsed_ns": u64::try_from(sung.elapsed.as_nanos()).unwrap_or(u64::MAX),
             }))?;
@@ -68,7 +67,7 @@ fn print(sung: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> {
         vec![
             sung.canary.name().to_owned(),
             sung.seeds.to_string(),
-            kind(sung).unwrap_or("NOT FOUND").to_owned(),
+            sung.found_by().unwrap_or("NOT FOUND").to_owned(),
             sung.canary.describe().to_owned(),
         ]
     };

@@ -14,6 +14,7 @@
 use std::sync::Arc;
 
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
 
 use super::leaf::{Leaf, NewValue};
 use super::locked::Content;
@@ -60,7 +61,7 @@ impl Tree {
         let gets = &self.queues.gets;
         let is_strict = match self.options.read_delegation {
             ReadDelegation::Off => return self.get(session, key, value).await,
-            ReadDelegation::Strict => true,
+            ReadDelegation::Strict => !Canary::JoinOpenRead.is_armed(),
             ReadDelegation::Lax => false,
         };
         let mut lead = loop {

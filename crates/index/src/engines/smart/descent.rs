@@ -16,6 +16,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Unlinked};
 
 use super::cache::Entry;
@@ -135,8 +136,8 @@ impl Tree {
             let held = self.read_at(session, slot.addr(), of, 0, None).await?;
             let node = held.node(self);
             let is_it = node.is_of(&self.shape, slot.addr(), of)
-                && !node.life().is_dead()
-                && node.life().is_born_by(entry.c);
+                && (!node.life().is_dead() || Canary::TrustDeadNode.is_armed())
+                && (node.life().is_born_by(entry.c) || Canary::SkipBirth.is_armed());
             if is_it && node.differs(key, 0).is_none() {
                 self.remember(&held, key);
                 return Ok(Some(held));
@@ -145,7 +146,9 @@ impl Tree {
             count(&self.counts.unproven);
         }
         let held = self.read_at(session, entry.addr, entry.node_type(), 0, new).await?;
-        if held.node(self).life() != entry.life() {
+        let is_it = held.node(self).life() == entry.life();
+        let is_dead = held.node(self).life() == entry.life().dead();
+        if !(is_it || is_dead && Canary::TrustDeadNode.is_armed()) {
             self.cache.forget(entry);
             return Ok(None);
         }
@@ -302,7 +305,7 @@ impl Tree {
     pub(super) fn is_proven(&self, slot: Slot, image: &Buf, key: &[u8], c: u64) -> bool {
         let leaf = self.leaf(slot.addr(), image);
         let proven = leaf.is_valid()
-            && leaf.is_born_by(c)
+            && (leaf.is_born_by(c) || Canary::SkipBirth.is_armed())
             && leaf.is_whole()
             && !leaf.is_moving()
             && leaf.key() == key;

@@ -5,6 +5,7 @@
 //!          16..23 memory server | 24..62 offset / 64 | 63 END
 //! node     0 life: birth 0..39, check 40..62, DEAD 63     8 header     16 slots
 //! header   depth:8 | type:5 | len:3 | bytes[6]            keys over 240 bytes: depth:16 | type:5 | len:3 | bytes[5]
+//! claimed  a frozen slot without a child: as it was, type 31 in 8..12, number of the client in 16..62
 //! meta     0 magic    8 table number    64 root word: address of the root node    72 address of the lock table, or 0
 //! ```
 //!
@@ -34,6 +35,8 @@ const FROZEN: u64 = 1 << 14;
 const LEAF: u64 = 1 << 15;
 const END: u64 = 1 << 63;
 const EDGE: u64 = END | 0xff;
+/// The type in a slot whose node a client has claimed to retire it.
+const CLAIMED: u64 = 31 << 8;
 const SERVERS_MAX: usize = 256;
 const REGION_BYTES_MAX: u64 = 1 << 45;
 /// Members of a pool whose lock tokens leave bit 62 free.
@@ -101,7 +104,18 @@ impl Slot {
 
     /// Returns whether it was never used.
     pub(super) fn is_empty(self) -> bool {
-        self.thawed().0 == 0
+        self.thawed().0 == 0 || self.is_claimed() && !self.is_tomb()
+    }
+
+    /// Returns whether the node has left the tree and a client has claimed it.
+    pub(super) fn is_claimed(self) -> bool {
+        self.0 & (LEAF | CLAIMED) == CLAIMED
+    }
+
+    /// This slot without a child, with a number of the client that claims the node.
+    pub(super) fn claimed(self, token: u64) -> Slot {
+        debug_assert!(self.is_frozen() && !self.has_child());
+        Slot(self.0 | CLAIMED | xxh3_64(&token.to_le_bytes()) >> 17 << 16)
     }
 
     pub(super) fn is_tomb(self) -> bool {

@@ -17,6 +17,7 @@
 use std::ops::Range;
 
 use farleaf_fabric::GlobalAddr;
+use farleaf_pool::canary::Canary;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::IntoBytes;
 
@@ -244,10 +245,13 @@ pub(super) fn changed(old: &[u64], new: &[u64]) -> Changed {
     let key_words = (new[0] >> 34 & LEN).div_ceil(8) as usize;
     let value = KEY + key_words;
     let end = new.len() - 1;
-    let differs = |at: &usize| old[*at] != new[*at];
+    let differs = |at: &usize| old[*at] != new[*at] || Canary::RewriteEqualWords.is_armed();
     if revives {
         let mut runs = runs_of((value..end).filter(differs), value);
         runs.extend(runs_of((0..KEY).filter(differs), value));
+        if Canary::ReviveHeadFirst.is_armed() {
+            runs.reverse();
+        }
         return Changed { runs, needs_redo: false };
     }
     let runs = runs_of((0..KEY).chain(value..end).filter(differs), value);

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
 use super::delegation::ChangeLead;
@@ -117,7 +118,10 @@ impl Tree {
             }
             _ => None,
         };
-        let (by, token) = (old.by(), session.lock_token());
+        let (mut by, token) = (old.by(), session.lock_token());
+        if Canary::LockProvesNothing.is_armed() {
+            by = session.reliable().word(leaf.lock_addr()).await?;
+        }
         if session.reliable().cas(leaf.lock_addr(), by, token).await? != by {
             if let Some(retiring) = retiring {
                 session.cancel_retire(retiring);
@@ -132,6 +136,10 @@ impl Tree {
         self.write_content(session, &leaf, &new, true).await?;
         if let Some(retiring) = retiring {
             session.retire(retiring);
+        }
+        if let (true, NewValue::Inline(value)) = (Canary::SealLate.is_armed(), content.as_new()) {
+            let written = Content::Inline(value.to_vec());
+            self.combine(self.inline_max(session), old, written, lead.as_mut());
         }
         if let Some(mut lead) = lead {
             lead.acknowledge();
@@ -163,7 +171,9 @@ impl Tree {
             if view.is_whole() && view.by() == token {
                 return Ok(());
             }
-            if session.reliable().word(leaf.lock_addr()).await? != token {
+            if session.reliable().word(leaf.lock_addr()).await? != token
+                && !Canary::ResendContent.is_armed()
+            {
                 return Ok(());
             }
         }
@@ -191,7 +201,8 @@ impl Tree {
         let mut ops: Ops = client.ops();
         let atomic = session.endpoint().capabilities().crash_atomic_bytes as usize;
         let is_atomic = found.runs.len() == 1 && found.runs[0].len() * 8 <= atomic;
-        if may_need_redo && found.needs_redo && !is_atomic {
+        let needs_redo = may_need_redo && found.needs_redo && !is_atomic;
+        if needs_redo && !Canary::LoseLeafRedo.is_armed() {
             let record = redo_record(session, self.shape.table, old.addr, new);
             ops.write(session.redo_addr(old.addr.server()), record);
         }

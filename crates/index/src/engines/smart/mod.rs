@@ -31,16 +31,20 @@ mod cache;
 mod delegation;
 mod descent;
 mod insert;
+mod lab;
 mod layout;
 mod leaf;
 mod lock_table;
 mod locked;
+#[cfg(test)]
+mod model;
 mod ops;
 mod options;
 mod outcome;
 mod record;
 mod relocate;
 mod scan;
+mod shrink;
 mod switches;
 mod takeover;
 mod tree;
@@ -50,7 +54,9 @@ mod verify;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
+use fastrand::Rng;
 
 pub use options::SmartOptions;
 pub use switches::{LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
@@ -59,7 +65,7 @@ use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_poo
 use self::tree::Tree;
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
-use crate::engine::{Engine, Traits, choose};
+use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::check_key;
 use crate::walk::Visitor;
@@ -79,7 +85,7 @@ impl Smart {
     }
 
     /// Counts of this compute server's operations, by name: cached pointers that proved themselves or did not,
-    /// locks that another had or a dead client held, nodes replaced and split, leaves unlinked, operations that
+    /// locks that another had or a dead client held, nodes replaced, removed and split, leaves unlinked, operations that
     /// another one did.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.tree.counts.list()
@@ -109,7 +115,10 @@ impl Engine for Smart {
     const ABOUT: &'static str =
         "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
 
-    const TRAITS: Traits = Traits { cached: true, radix: true, ..Traits::NONE };
+    const TRAITS: Traits =
+        Traits { cached: true, merges: true, shrinks: true, radix: true, ..Traits::NONE };
+
+    const CANARIES: &'static [Canary] = lab::CANARIES;
 
     type Options = SmartOptions;
     type Table = Smart;
@@ -164,18 +173,8 @@ impl Engine for Smart {
         stored_tree(table).redo_dead(session, recovery).await
     }
 
-    fn draw(rng: &mut fastrand::Rng, _layout: &Layout) -> Settings {
-        Settings::default()
-            .with("cache", choose(rng, &["0", "2KiB", "64KiB", "16MiB"]))
-            .with("scan_window", choose(rng, &["1", "3", "32"]))
-            .with("unlink_batch", choose(rng, &["1", "4", "64"]))
-            .with("read_delegation", choose(rng, &["strict", "strict", "off"]))
-            .with("write_combining", choose(rng, &["true", "true", "false"]))
-            .with("batch_limit", choose(rng, &["0", "1", "2", "8"]))
-            .with("leaf", choose(rng, &["in-place", "in-place", "in-place", "replaced"]))
-            .with("lock", choose(rng, &["rear", "rear", "rear", "table"]))
-            .with("node_locks", choose(rng, &["off", "off", "off", "node", "path"]))
-            .with("types", choose(rng, &["fine", "fine", "fine", "4-16-48-256"]))
+    fn draw(rng: &mut Rng, _layout: &Layout) -> Settings {
+        lab::draw(rng)
     }
 }
 
@@ -229,5 +228,10 @@ impl Index for Smart {
     ) -> Result<TableReport, IndexError> {
         self.tree.finish_unlinking(session).await;
         self.stored.verify(session, audit).await
+    }
+
+    /// Unlinks the leaves of keys that were removed here.
+    async fn close(&self, session: &Session) -> Result<(), IndexError> {
+        self.tree.unlink_removed(session).await
     }
 }

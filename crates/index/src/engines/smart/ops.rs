@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
 
 use super::delegation::ChangeLead;
 use super::descent::{Guess, Landing, Path};
@@ -80,6 +81,15 @@ impl Tree {
             return self
                 .value_of(session, self.leaf(GlobalAddr::NULL, &image).content(), value)
                 .await;
+        }
+        if Canary::BelieveCachedAbsence.is_armed()
+            && let Some(slot) = guess.as_ref().and_then(|it| it.slot).filter(|it| it.is_leaf())
+        {
+            let image = self.read_leaf(session, slot).await?;
+            let leaf = self.leaf(slot.addr(), &image);
+            if leaf.is_whole() && (!leaf.is_valid() || leaf.key() != key) {
+                return Ok(false);
+            }
         }
         let path = self.path(session, guess.as_ref(), key).await?;
         let Landing::Leaf { slot, .. } = path.landing else { return Ok(false) };

@@ -5,6 +5,7 @@
 //! together decides: a leaf that no client has locked and that no path reaches was never linked (INV-SMART-4).
 
 use farleaf_fabric::GlobalAddr;
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
 use super::layout::Slot;
@@ -43,6 +44,11 @@ impl Tree {
             Err(error) => error,
         };
         session.reliable().again(&mut Trial::default(), posting, error).await?;
+        if Canary::RepostSlotCas.is_armed() {
+            let found = session.reliable().cas(at, expected.0, new.0).await?;
+            let is_linked = [expected.0, new.0].contains(&found);
+            return Ok(if is_linked { Ok(()) } else { Err(Slot(found)) });
+        }
         let now = Slot(session.reliable().word(at).await?);
         let is_linked = now.thawed() == new
             || self.reaches(session, leaf.key, leaf.addr).await?

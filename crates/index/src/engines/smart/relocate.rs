@@ -2,11 +2,13 @@
 //!
 //! A node is marked dead, then each of its words is frozen; a frozen word never changes again. A copy without the
 //! slots that have no child is linked in its place by one CAS. Any client does this, any number at once: one copy is
-//! linked, the others are freed. An insert that meets a frozen word does it as well, so none waits for another.
+//! linked, the others are freed. An insert that meets a frozen word does it as well, so none waits for another. In
+//! place of a node with few children a child may be linked, or nothing (`shrink.rs`).
 
 use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, Unlinked};
 
 use super::descent::{Held, Landing, Path, Up};
@@ -26,17 +28,19 @@ pub(super) struct Dying {
     pub(super) up: Up,
     /// Its words as last seen.
     pub(super) words: Vec<u64>,
+    /// Bytes of its keys that lead to it.
+    pub(super) matched: usize,
 }
 
 impl Dying {
     /// The node that is held, if its parent's word is known.
     pub(super) fn of(held: &Held) -> Option<Dying> {
         let words = held.image.words().to_vec();
-        Some(Dying { addr: held.addr, up: held.up?, words })
+        Some(Dying { addr: held.addr, up: held.up?, words, matched: held.matched })
     }
 
     /// The word that leads to it is the root word.
-    fn is_root(&self, tree: &Tree) -> bool {
+    pub(super) fn is_root(&self, tree: &Tree) -> bool {
         self.up.at == tree.meta.plus(META_ROOT)
     }
 }
@@ -75,7 +79,7 @@ impl Tree {
         finish(session, async move |session| tree.relocate_now(&session, dying, &key).await).await
     }
 
-    async fn relocate_now(
+    pub(super) async fn relocate_now(
         &self,
         session: &Session,
         mut dying: Dying,
@@ -85,6 +89,9 @@ impl Tree {
         let mut object = self.alloc_node(session, of).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
         self.freeze(session, &mut dying).await?;
+        if let Some(heir) = self.heir(session, &dying).await? {
+            return self.collapse(session, &dying, key, heir, retiring).await;
+        }
         if self.copy_type(&dying) != of {
             of = self.copy_type(&dying);
             object = match self.alloc_node(session, of).await {
@@ -126,8 +133,9 @@ impl Tree {
             0 => super::layout::Life(word).is_dead(),
             _ => Slot(word).is_frozen(),
         };
+        let last = if Canary::CopyUnfrozen.is_armed() { 1 } else { dying.words.len() };
         loop {
-            let open: Vec<usize> = (0..dying.words.len())
+            let open: Vec<usize> = (0..last)
                 .filter(|at| *at != 1 && !is_done(*at, dying.words[*at]))
                 .take(CHAIN_MAX)
                 .collect();
@@ -208,14 +216,11 @@ impl Tree {
         if dying.is_root(self) {
             self.note_root(None);
         }
-        if won {
-            session.retire(retiring);
-            count(&self.counts.relocated);
-        } else {
+        if !won {
             made.unkeep();
-            session.cancel_retire(retiring);
-            count(&self.counts.relocate_lost);
         }
+        count(if won { &self.counts.relocated } else { &self.counts.relocate_lost });
+        self.retire_claimed(session, dying, (won, retiring)).await?;
         Ok(won)
     }
 
@@ -267,7 +272,8 @@ impl Tree {
         if let NewValue::Record(word) = view.content() {
             retiring.push(session.prepare_retire(self.record_place(word)?.0).await?);
         }
-        let (by, lock) = (view.by(), session.lock_token() | MOVING);
+        let moving = if Canary::MoveUnmarked.is_armed() { 0 } else { MOVING };
+        let (by, lock) = (view.by(), session.lock_token() | moving);
         let is_locked = session.reliable().cas(old.lock_addr(), by, lock).await? == by;
         if is_locked {
             new.keep();

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, ServerId};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Recovery, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -97,6 +98,11 @@ impl Tree {
                     .corrupt(addr, "INV-SMART-5: a leaf is longer than its object")
                     .into());
             }
+            // Both words hold tokens from the first WRITE on.
+            if [leaf.by(), owner(leaf.lock())].iter().any(|it| LockToken::from_word(*it).is_none())
+            {
+                return Err(self.corrupt(addr, "INV-SMART-5: no client has written it").into());
+            }
             if !leaf.is_valid() || leaf.is_whole() {
                 return Ok(image);
             }
@@ -152,7 +158,9 @@ impl Tree {
         redo: Option<Redo>,
     ) -> Result<(), IndexError> {
         let (reliable, token) = (session.reliable(), session.lock_token());
-        if let Some(redo) = &redo {
+        if let Some(redo) = &redo
+            && !Canary::TakeOverUnrecorded.is_armed()
+        {
             // The own record first: if this client dies half way, the next one finds it.
             let place = (token, leaf.addr, redo.bytes, self.shape.table);
             let own = encode(session, place, &redo.value);

@@ -84,6 +84,8 @@ pub(super) struct Counts {
     /// Nodes that were replaced, and replacements that another made first.
     pub(super) relocated: AtomicU64,
     pub(super) relocate_lost: AtomicU64,
+    /// Nodes whose only child, or nothing, took their place.
+    pub(super) nodes_removed: AtomicU64,
     /// Leaves and edges that were split.
     pub(super) splits: AtomicU64,
     /// Dead leaves that were unlinked.
@@ -109,6 +111,7 @@ impl Counts {
             ("taken_over", &self.taken_over),
             ("relocated", &self.relocated),
             ("relocate_lost", &self.relocate_lost),
+            ("nodes_removed", &self.nodes_removed),
             ("splits", &self.splits),
             ("unlinked", &self.unlinked),
             ("gets_joined", &self.gets_joined),

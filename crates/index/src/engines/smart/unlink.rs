@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
 use super::descent::Landing;
@@ -19,6 +20,8 @@ use crate::sync::lock;
 
 /// Removed keys that wait for their turn; later ones stay linked.
 const REMOVED_MAX: usize = 1 << 16;
+/// Leaves that are unlinked under one pin.
+const PINNED_MAX: usize = 64;
 /// Between looks whether the task has ended.
 const WAIT_NS: u64 = 2_000;
 /// Looks until it is taken for held up.
@@ -70,9 +73,28 @@ impl Tree {
         }
     }
 
-    /// Unlinks the leaf of `key` if it has no value.
+    /// Unlinks the leaves of all removed keys that this compute server knows of.
+    pub(super) async fn unlink_removed(&self, session: &Session) -> Result<(), IndexError> {
+        self.finish_unlinking(session).await;
+        loop {
+            let keys: Vec<Vec<u8>> = {
+                let mut removed = lock(&self.removed);
+                let from = removed.len().saturating_sub(PINNED_MAX);
+                removed.drain(from..).collect()
+            };
+            if keys.is_empty() {
+                return Ok(());
+            }
+            let _pin = session.begin(OpKind::Other).await?;
+            for key in keys {
+                self.unlink(session, &key).await?;
+            }
+        }
+    }
+
+    /// Unlinks the leaf of `key` if it has no value, and replaces nodes that have too few children then.
     ///
-    /// Cost: the READs of its way, 1 WRITE and 2 CASes.
+    /// Cost: the READs of its way, 1 WRITE and 2 CASes; more as [`Tree::shrink`] says.
     async fn unlink(&self, session: &Session, key: &[u8]) -> Result<(), IndexError> {
         let mut path = match self.way(session, key).await {
             Ok(path) => path,
@@ -90,18 +112,23 @@ impl Tree {
         let retiring = session.prepare_retire(slot.addr()).await?;
         let (by, token) = (leaf.by(), session.lock_token());
         let leaf = LeafImage::new(slot.addr(), &image);
-        if reliable.cas(leaf.lock_addr(), by, token).await? != by {
+        let is_locked = Canary::UnlinkUnlocked.is_armed()
+            || reliable.cas(leaf.lock_addr(), by, token).await? == by;
+        if !is_locked {
             session.cancel_retire(retiring);
             return Ok(());
         }
         let Some(mut held) = path.nodes.pop() else { return Ok(()) };
-        let (at, tomb) = (held.slot_addr(index), Slot::tomb(slot.edge()));
+        let (at, mut tomb) = (held.slot_addr(index), Slot::tomb(slot.edge()));
+        if Canary::FreeSlot.is_armed() {
+            tomb = Slot(0);
+        }
         if self.empty_slot(session, at, (slot, tomb), key).await? {
             // It stays locked: a client that waits for it looks at the slot.
             session.retire(retiring);
             self.remember_slot(&mut held, index, tomb, key);
             count(&self.counts.unlinked);
-            return Ok(());
+            return self.shrink(session, held, key).await;
         }
         self.unlock(session, &leaf, token).await?;
         session.cancel_retire(retiring);

@@ -1,0 +1,45 @@
+//! Lab: the seeded bugs of this engine, and the settings that the lab draws for its tables.
+
+use farleaf_pool::canary::Canary;
+use fastrand::Rng;
+
+use crate::Settings;
+use crate::engine::choose;
+
+/// Seeded bugs that the lab hunts with this engine.
+pub(super) const CANARIES: &[Canary] = &[
+    Canary::BelieveCachedAbsence,
+    Canary::SkipBirth,
+    Canary::ReuseSameEpoch,
+    Canary::RewriteEqualWords,
+    Canary::LockProvesNothing,
+    Canary::LoseLeafRedo,
+    Canary::ReviveHeadFirst,
+    Canary::ResendContent,
+    Canary::TakeOverUnrecorded,
+    Canary::FreeSlot,
+    Canary::UnlinkUnlocked,
+    Canary::MoveUnmarked,
+    Canary::CopyUnfrozen,
+    Canary::TrustDeadNode,
+    Canary::RepostSlotCas,
+    Canary::JoinOpenRead,
+    Canary::SealLate,
+];
+
+/// Settings for one run of the lab: caches that run full, short windows, leaves that are unlinked at once, and
+/// operations that are done together or each by itself,
+/// and steps of the ladder switched off.
+pub(super) fn draw(rng: &mut Rng) -> Settings {
+    Settings::default()
+        .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
+        .with("scan_window", choose(rng, &["1", "3", "32"]))
+        .with("unlink_batch", choose(rng, &["1", "1", "4", "64"]))
+        .with("read_delegation", choose(rng, &["strict", "strict", "strict", "off"]))
+        .with("write_combining", choose(rng, &["true", "true", "true", "false"]))
+        .with("batch_limit", choose(rng, &["0", "2", "8"]))
+        .with("leaf", choose(rng, &["in-place", "in-place", "in-place", "replaced"]))
+        .with("lock", choose(rng, &["rear", "rear", "rear", "table"]))
+        .with("node_locks", choose(rng, &["off", "off", "off", "node", "path"]))
+        .with("types", choose(rng, &["fine", "fine", "fine", "4-16-48-256"]))
+}
