@@ -31,7 +31,7 @@ pub(crate) struct ReproArgs {
     /// Share of the paper's keys, cache and operations, above 0 and at most 1 [default: see --list]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     pub(crate) scale: Option<f64>,
-    /// What all randomness comes from [default: 1]
+    /// Seed of all randomness [default: 1]
     #[arg(short, long)]
     pub(crate) seed: Option<u64>,
     /// Write the report to this file, too, as JSON
