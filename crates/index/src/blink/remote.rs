@@ -12,11 +12,12 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::bulk::BuiltTree;
-use super::lock::{Lock, lock_word};
+use super::lock::{Lock, lock_word_after};
 use super::read::Unfinished;
 use super::scan::{Place, is_empty, is_past};
 use super::{BlinkOptions, Fail, LEVEL_MASK, META_ROOT, Tree, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
+use crate::change::{Change, Outcome};
 use crate::detach::run_to_end;
 use crate::index::{ScanRange, SortedPairs, TableReport};
 use crate::retry::backoff;
@@ -76,7 +77,7 @@ impl RemoteTree {
     }
 
     pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Self {
-        RemoteTree(Tree::open(meta, layout, options))
+        RemoteTree(Arc::new(Tree::with(meta, layout, options, true)))
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -107,9 +108,57 @@ impl RemoteTree {
         self.0.placed.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Takes the lock of [`RemoteTree::map_word`]; takes it over from the dead.
+    /// Takes the lock of [`RemoteTree::map_word`]; takes it over from the dead, once what they changed under it
+    /// ([`RemoteTree::change`]) is whole.
     pub(crate) async fn lock_map(&self, session: &Session) -> Result<Lock, IndexError> {
-        lock_word(session, self.0.meta.plus(META_FREE + 16)).await
+        let finish = async |dead| self.0.finish_change_of(session, dead).await;
+        lock_word_after(session, self.0.meta.plus(META_FREE + 16), finish).await
+    }
+
+    /// Changes a key that nobody owns, under its leaf's lock. The caller has a pin and the lock of
+    /// [`RemoteTree::map_word`], and waits without a deadline: an error is final then, and nothing is under way.
+    ///
+    /// Cost: as [`crate::blink`]'s.
+    pub(crate) async fn change(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        let mut tries = 0;
+        loop {
+            match self.0.change_begun(session, change, held).await {
+                // As in `post_separator`.
+                Err(IndexError::Corrupt(_)) if tries < EXCLUSIVE_TRIES => tries += 1,
+                done => return done,
+            }
+            backoff(session, tries).await;
+        }
+    }
+
+    /// Reads a key of keys that nobody owns into `value`; false if it is absent. The caller has a pin.
+    ///
+    /// Cost: as [`crate::blink`]'s.
+    pub(crate) async fn get(
+        &self,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        self.0.get(session, key, value).await
+    }
+
+    /// Appends pairs of a range that nobody owns to `out`. The caller has a pin.
+    ///
+    /// Cost: as [`crate::blink`]'s.
+    pub(crate) async fn scan(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        self.0.scan(session, range, limit, out).await
     }
 
     /// Stores [`RemoteTree::map_word`] and releases its lock, in one chain.

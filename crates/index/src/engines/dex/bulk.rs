@@ -84,7 +84,7 @@ impl Dex {
             let view = self.0.view();
             let owners = || view.map.owners.iter().copied().map(Incarnation).enumerate();
             if let Some((number, owner)) = owners().find(|(_, who)| who.0 != 0 && *who != me) {
-                let takes_over = self.0.part.take_over;
+                let takes_over = self.0.part.take_over || self.0.guest.get().is_some();
                 if takes_over && session.endpoint().is_dead(owner).await {
                     self.take_over(session, owner).await?;
                     continue;

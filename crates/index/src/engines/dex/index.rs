@@ -4,10 +4,8 @@ use farleaf_fabric::OpKind;
 use farleaf_pool::{Audit, Session};
 
 use super::Dex;
-use super::forward::unexpected;
 use super::walk::Seek;
 use crate::change::{Change, Outcome};
-use crate::compute::messages::{Op, OpReply};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError};
 
@@ -20,15 +18,10 @@ impl Index for Dex {
     ) -> Result<bool, IndexError> {
         self.0.remote.check_key(key)?;
         let Ok(_inside) = self.0.acquire(session, Seek::At(key)).await? else {
-            let op = Op::Get { key: key.to_vec() };
-            return match Box::pin(self.route(session, op)).await? {
-                OpReply::Value(found) => {
-                    let has = found.is_some();
-                    *value = found.unwrap_or_default();
-                    Ok(has)
-                }
-                other => Err(unexpected(&other)),
-            };
+            if let Some(guest) = self.0.guest.get() {
+                return Box::pin(self.get_as_guest(session, guest, key, value)).await;
+            }
+            return Box::pin(self.forward_get(session, key, value)).await;
         };
         if let Some(found) = self.0.get_cached(key, value)? {
             session.count_local(OpKind::Get)?;
@@ -47,6 +40,9 @@ impl Index for Dex {
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
         let Ok(_inside) = self.0.acquire(session, Seek::At(change.key)).await? else {
+            if let Some(guest) = self.0.guest.get() {
+                return Box::pin(self.change_as_guest(session, guest, change, held)).await;
+            }
             return Box::pin(self.forward_change(session, change, held)).await;
         };
         let outcome = self.0.modify(session, change, held).await?;
@@ -61,7 +57,10 @@ impl Index for Dex {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        self.scan_all(session, range, limit, out).await?;
+        match self.0.guest.get() {
+            Some(guest) => Box::pin(self.scan_as_guest(session, guest, range, limit, out)).await?,
+            None => self.scan_all(session, range, limit, out).await?,
+        }
         Ok(session.vouch()?)
     }
 

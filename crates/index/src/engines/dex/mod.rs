@@ -21,6 +21,7 @@
 //! | `ops` (`combine`), `scan` (`prefetch`), `bulk` | operations |
 //! | `split`, `merge`, `heal` | changes of the tree's shape, and what a crash left of them |
 //! | `partitions`, `member`, `gate`, `shared` | several compute servers: who owns what, joining and taking over, who may work on which keys now, inner nodes that cross bounds |
+//! | `guest` | operations on keys that nobody owns, without taking them |
 //! | `forward` | operations on others' keys, which [`crate::compute`] carries |
 //! | `repartition`, `load` | ranges that change owners, by call or by load |
 //! | `log`, `journal`, `ring`, `log_object`, `recover` | changes and images of nodes in pool memory, and what becomes of them after a death |
@@ -42,6 +43,7 @@ mod flush;
 mod forward;
 mod frames;
 mod free_frames;
+mod guest;
 mod heal;
 mod index;
 mod journal;
@@ -72,7 +74,7 @@ mod verify;
 mod walk;
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError, OpKind};
 use farleaf_pool::{PoolError, Session};
@@ -94,6 +96,7 @@ use cooling_map::CoolingMap;
 pub use forward::Owner;
 use frames::Frames;
 use free_frames::FreeFrames;
+use guest::Guest;
 use log::Log;
 pub use log::{Durability, UnknownDurability};
 use mapping_table::{Entry, MappingTable};
@@ -155,6 +158,8 @@ struct Cache {
     stats: Stats,
     log: Log,
     offloads: Offloads,
+    /// If it works on keys that nobody owns without taking them.
+    guest: OnceLock<Guest>,
     /// Entries of a leaf as the last scan found them; 0 before the first. A hint.
     leaf_entries: AtomicUsize,
     ownership: AtomicU8,
@@ -392,6 +397,7 @@ impl Dex {
             ghosts: (options.admission == Admission::Again).then(|| Ghosts::new(frames)),
             stats: Stats::default(),
             offloads: Offloads::default(),
+            guest: OnceLock::new(),
             leaf_entries: AtomicUsize::new(0),
             ownership: AtomicU8::new(UNOWNED),
             broken: Mutex::default(),
