@@ -13,6 +13,7 @@ mod etcd;
 mod keys;
 mod listen;
 mod load;
+mod orderly;
 mod pipes;
 mod processes;
 mod redis;
