@@ -201,6 +201,7 @@ impl Exposed for Told {
                 ("write", cost.writes),
                 ("atomic", cost.atomics()),
                 ("rpc", cost.rpcs),
+                ("call", cost.calls),
             ] {
                 remote = remote.with(&[("kind", name), ("operation", verb)], count);
             }
