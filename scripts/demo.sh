@@ -165,7 +165,7 @@ for fabric in "${fabrics[@]}"; do
     "$farleaf" bench --engine "$engines" --fabric "$fabric" --workload a --cache 10% \
         --keys "$bench_keys" --ops "$bench_ops" --costs >>"$work/costs"
 done
-{ printf 'engine\tfabric\toperation\tREAD\tWRITE\tCAS/FAA\tRPC\tround trips\tbytes\n'; cat "$work/costs"; } |
-    awk -F '\t' '{ printf "%-8s %-8s %-10s %8s %8s %8s %8s %12s %8s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9 }'
+{ printf 'engine\tfabric\toperation\tREAD\tWRITE\tCAS/FAA\tRPC\tcalls\tround trips\tbytes\n'; cat "$work/costs"; } |
+    awk -F '\t' '{ printf "%-8s %-8s %-10s %8s %8s %8s %8s %8s %12s %8s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9, $10 }'
 
 heading "Done; the pool is removed"

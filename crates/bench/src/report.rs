@@ -227,11 +227,14 @@ pub struct PerOp {
     pub atomics: f64,
     /// RPCs.
     pub rpcs: f64,
+    /// Calls to other compute servers.
+    #[serde(default)]
+    pub calls: f64,
     /// Waits for completions.
     pub round_trips: f64,
-    /// Bytes that came from memory servers.
+    /// Bytes that came from memory servers and called compute servers.
     pub bytes_read: f64,
-    /// Bytes that went to memory servers.
+    /// Bytes that went to memory servers and called compute servers.
     pub bytes_written: f64,
 }
 
@@ -243,6 +246,7 @@ impl PerOp {
             writes: self.writes * factor,
             atomics: self.atomics * factor,
             rpcs: self.rpcs * factor,
+            calls: self.calls * factor,
             round_trips: self.round_trips * factor,
             bytes_read: self.bytes_read * factor,
             bytes_written: self.bytes_written * factor,
@@ -257,6 +261,7 @@ impl Sum for PerOp {
             writes: sum.writes + cost.writes,
             atomics: sum.atomics + cost.atomics,
             rpcs: sum.rpcs + cost.rpcs,
+            calls: sum.calls + cost.calls,
             round_trips: sum.round_trips + cost.round_trips,
             bytes_read: sum.bytes_read + cost.bytes_read,
             bytes_written: sum.bytes_written + cost.bytes_written,
@@ -275,11 +280,13 @@ pub struct OpTotals {
     pub atomics: u64,
     /// RPCs.
     pub rpcs: u64,
+    /// Calls to other compute servers.
+    pub calls: u64,
     /// Waits for completions.
     pub round_trips: u64,
-    /// Bytes that came from memory servers.
+    /// Bytes that came from memory servers and called compute servers.
     pub bytes_read: u64,
-    /// Bytes that went to memory servers.
+    /// Bytes that went to memory servers and called compute servers.
     pub bytes_written: u64,
 }
 
@@ -292,6 +299,7 @@ impl OpTotals {
             writes: each(self.writes),
             atomics: each(self.atomics),
             rpcs: each(self.rpcs),
+            calls: each(self.calls),
             round_trips: each(self.round_trips),
             bytes_read: each(self.bytes_read),
             bytes_written: each(self.bytes_written),
@@ -305,6 +313,7 @@ impl AddAssign for OpTotals {
         self.writes += other.writes;
         self.atomics += other.atomics;
         self.rpcs += other.rpcs;
+        self.calls += other.calls;
         self.round_trips += other.round_trips;
         self.bytes_read += other.bytes_read;
         self.bytes_written += other.bytes_written;
@@ -429,12 +438,14 @@ fn cost_rows(
     group: &'static str,
     per_op: &PerOp,
 ) {
-    let PerOp { reads, writes, atomics, rpcs, round_trips, bytes_read, bytes_written } = *per_op;
+    let PerOp { reads, writes, atomics, rpcs, calls, round_trips, bytes_read, bytes_written } =
+        *per_op;
     for (name, each) in [
         ("reads", reads),
         ("writes", writes),
         ("atomics", atomics),
         ("rpcs", rpcs),
+        ("calls", calls),
         ("round_trips", round_trips),
     ] {
         add(group, name, format!("{each:.4} /op"));

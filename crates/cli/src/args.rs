@@ -83,7 +83,7 @@ pub(crate) struct GlobalArgs {
     /// Print JSON: one object, or one a line from get and scan
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// When to colour; NO_COLOR in the environment turns `auto` off
+    /// Use of colours; NO_COLOR in the environment turns `auto` off
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto",
         value_parser = OneOf::<When>::names())]
     pub(crate) color: When,
@@ -110,7 +110,7 @@ pub(crate) struct GlobalArgs {
     pub(crate) etcd: EtcdArgs,
 }
 
-/// When output is coloured.
+/// Choice of colours in the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum When {
     /// On terminals
@@ -216,7 +216,7 @@ pub(crate) struct TableArgs {
     pub(crate) table: String,
 }
 
-/// How bytes look.
+/// Form in which bytes are printed.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct BytesArgs {
     /// Read and print keys and values in hexadecimal
@@ -227,7 +227,7 @@ pub(crate) struct BytesArgs {
     pub(crate) raw: bool,
 }
 
-/// How a pool is made if there is none.
+/// Options for making a pool if there is none.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Making a pool")]
 pub(crate) struct CreateArgs {
@@ -245,17 +245,17 @@ pub(crate) struct CreateArgs {
     pub(crate) block_bytes: Option<Size>,
 }
 
-/// How a table is made if there is none.
+/// Options for making a table if there is none.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Making a table")]
 pub(crate) struct NewTableArgs {
     #[arg(long, value_parser = formats::parse_engine,
         help = format!("The design of the index [default: {}]", Engine::default()))]
     pub(crate) engine: Option<Engine>,
-    /// Which keys it takes: bytes, bytes:MAX or fixed:N [default: bytes:1024]
+    /// Keys that it takes: bytes, bytes:MAX or fixed:N [default: bytes:1024]
     #[arg(long, value_name = "FORMAT", value_parser = formats::parse_key_format)]
     pub(crate) key_format: Option<KeyFormat>,
-    /// Which values it takes: bytes or fixed:N [default: bytes]
+    /// Values that it takes: bytes or fixed:N [default: bytes]
     #[arg(long, value_name = "FORMAT", value_parser = formats::parse_value_format)]
     pub(crate) value_format: Option<ValueFormat>,
     /// Bytes of a node: a power of two [default: what suits the formats]
@@ -272,7 +272,7 @@ pub(crate) struct LoadArgs {
     /// The file to read; `-` or nothing for standard input
     #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
-    /// What a record looks like
+    /// Format of a record
     #[arg(short, long, default_value = "lines", value_parser = OneOf::<InputFormat>::names())]
     pub(crate) format: InputFormat,
     /// Column of the key, by number from 1 or by name (tsv, csv) [default: 1]
@@ -287,7 +287,7 @@ pub(crate) struct LoadArgs {
     /// Give every key this value
     #[arg(long, value_name = "TEXT", conflicts_with = "value_from")]
     pub(crate) value: Option<OsString>,
-    /// Where values come from, if not from the input
+    /// Source of values, if not the input
     #[arg(long, value_name = "SOURCE", value_parser = OneOf::<ValueFrom>::names())]
     pub(crate) value_from: Option<ValueFrom>,
     /// The input is sorted by key without repetition: fill an empty table from it in one go
@@ -313,7 +313,7 @@ pub(crate) struct LoadArgs {
     pub(crate) new_table: NewTableArgs,
 }
 
-/// What a record of the input looks like.
+/// Format of a record of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum InputFormat {
     /// A key a line; the value is empty unless --value or --value-from says otherwise
@@ -326,7 +326,7 @@ pub(crate) enum InputFormat {
     Binary,
 }
 
-/// Where a value comes from, if not from the record.
+/// Source of a value, if not the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ValueFrom {
     /// The number of the line, from 1: in decimal, or as 8 bytes, least first, if values are fixed:8

@@ -30,7 +30,7 @@ pub(crate) struct BenchArgs {
     /// Engines to measure one after the other: names with commas between them, or all
     #[arg(short, long, default_value = Engine::default().name(), value_name = "ENGINES")]
     pub(crate) engine: String,
-    /// What to do: a workload's name, or a mix as in get=95,update=5 [default: a]
+    /// Operations to run: a workload's name, or a mix as in get=95,update=5 [default: a]
     #[arg(short, long, conflicts_with_all = ["property_file", "property"])]
     pub(crate) workload: Option<String>,
     /// Keys to load [default: 1M]
@@ -42,7 +42,7 @@ pub(crate) struct BenchArgs {
     /// Operations to measure, of all clients together [default: 1M]
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub(crate) ops: Option<Count>,
-    /// Which keys are asked for: zipfian, uniform, latest, hotspot, exponential, sequential
+    /// Distribution of keys: zipfian, uniform, latest, hotspot, exponential, sequential
     /// [default: the workload's]
     #[arg(short, long)]
     pub(crate) distribution: Option<RequestDistribution>,
@@ -61,7 +61,7 @@ pub(crate) struct BenchArgs {
     /// Memory servers [default: 2]
     #[arg(long, value_name = "COUNT")]
     pub(crate) memory_servers: Option<Count>,
-    /// What carries the operations: mapped (this process's memory), sim (simulated network, virtual
+    /// Fabric that carries the operations: mapped (this process's memory), sim (simulated network, virtual
     /// time), tcp (memory servers, processes on this machine unless --connect says where) or verbs (the
     /// same by RDMA) [default: mapped]
     #[arg(short, long)]
@@ -70,7 +70,7 @@ pub(crate) struct BenchArgs {
     /// bench's own is dropped at the end
     #[arg(long, value_name = "POOL", conflicts_with_all = ["memory_servers", "pool_bytes"])]
     pub(crate) connect: Option<String>,
-    /// What all randomness comes from [default: 1]
+    /// Seed of all randomness [default: 1]
     #[arg(short, long)]
     pub(crate) seed: Option<u64>,
     /// YCSB workload file; may be given more than once
@@ -91,7 +91,7 @@ pub(crate) struct BenchArgs {
     /// Operations per second of all clients together: an open loop, which does not wait
     #[arg(short, long)]
     pub(crate) rate: Option<Rate>,
-    /// How keys are loaded: bulk or insert [default: bulk]
+    /// Way to load the keys: bulk or insert [default: bulk]
     #[arg(long)]
     pub(crate) load: Option<LoadKind>,
     /// Bytes of a node: a power of two [default: the engine's]
@@ -113,7 +113,7 @@ pub(crate) struct BenchArgs {
     /// Have the simulator tear and reorder words (needs --fabric sim)
     #[arg(long)]
     pub(crate) torn: bool,
-    /// What the simulator gives beyond the contract: none or mapped [default: none]
+    /// Capabilities of the simulator beyond the contract: none or mapped [default: none]
     #[arg(long, value_name = "SET")]
     pub(crate) capabilities: Option<CapabilityKind>,
     /// Check every node of the table at the end
@@ -130,18 +130,18 @@ pub(crate) struct BenchArgs {
     pub(crate) dry_run: bool,
 }
 
-/// How the table is partitioned and served, for engines with owners.
+/// Partitions of the table and their servers, for engines with owners.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Partitions")]
 pub(crate) struct PartsArgs {
     /// Partitions of the table [default: one for each compute server]
     #[arg(long, value_name = "COUNT")]
     pub(crate) partitions: Option<Count>,
-    /// Where partitions end: sampled (equal shares of the keys that are loaded) or equal (equal shares
+    /// Bounds of partitions: sampled (equal shares of the keys that are loaded) or equal (equal shares
     /// of all u64) [default: sampled]
     #[arg(long)]
     pub(crate) boundaries: Option<Boundaries>,
-    /// Where operations begin: owner (at the compute server that owns the key) or any (at their
+    /// Compute server where operations begin: owner (at the compute server that owns the key) or any (at their
     /// client's, which forwards those on others' keys) [default: owner; any with --rate]
     #[arg(long)]
     pub(crate) routing: Option<Routing>,
@@ -198,7 +198,7 @@ impl BenchArgs {
         let run = |engine: Engine| {
             let mut run = BenchConfig { engine, ..config.clone() };
             if several {
-                // What is chosen is for those of them that have it.
+                // The choice holds for those of them that have it.
                 run.settings = engine.known(&run.settings);
                 if !engine.traits().owned {
                     run.parts = run.parts.of_plain_engine(run.fabric);
@@ -363,7 +363,7 @@ fn usage(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
     Failure::usage(errors::told(&anyhow::Error::new(error)))
 }
 
-/// What does not fit is far beyond every limit, and stays so.
+/// A number that does not fit is far beyond every limit, and stays so.
 fn to_usize(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }

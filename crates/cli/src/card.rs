@@ -8,7 +8,7 @@ use farleaf::CardConfig;
 use crate::errors::Failure;
 use crate::one_of::OneOf;
 
-/// What memory servers offer.
+/// Access that memory servers offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Network {
     /// TCP alone
@@ -18,10 +18,10 @@ pub(crate) enum Network {
     Verbs,
 }
 
-/// How memory servers that are started can be reached.
+/// Network options of memory servers that a command starts.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct NetworkArgs {
-    /// How its memory is reached: tcp, or verbs (RDMA; by tcp too, but not both at a time)
+    /// Access to its memory: tcp, or verbs (RDMA; by tcp too, but not both at a time)
     #[arg(long, value_name = "FABRIC", default_value = "tcp",
         value_parser = OneOf::<Network>::names())]
     pub(crate) fabric: Network,
@@ -29,7 +29,7 @@ pub(crate) struct NetworkArgs {
     pub(crate) card: CardArgs,
 }
 
-/// Which card; what is left out is chosen.
+/// The card; parts that are left out are chosen.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "RDMA card (with --fabric verbs)")]
 pub(crate) struct CardArgs {
@@ -61,7 +61,7 @@ impl NetworkArgs {
 }
 
 impl CardArgs {
-    /// What they ask for.
+    /// The access that they ask for.
     pub(crate) fn config(&self) -> CardConfig {
         CardConfig {
             device: self.device.clone(),

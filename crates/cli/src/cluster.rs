@@ -22,14 +22,14 @@ use crate::config::environment_of_parts;
 use crate::errors::Failure;
 use crate::tls::TlsArgs;
 
-/// How long a server may take to end once it has been told to.
+/// Time that a server may take to end once it has been told to.
 const END_TIME: Duration = Duration::from_secs(5);
 /// Pauses before a compute server is started again that did not live for the longest of them: the first is
 /// none, and each is twice the one before.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 
-/// What memory servers are to be started.
+/// The memory servers to start.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterConfig {
     pub(crate) servers: u16,
@@ -37,7 +37,7 @@ pub(crate) struct ClusterConfig {
     pub(crate) region_bytes: Option<u64>,
     /// Threads of each.
     pub(crate) threads: usize,
-    /// Where their files lie, if they have some.
+    /// The folder of their files, if they have some.
     pub(crate) folder: Option<PathBuf>,
     /// The first one's port; the others have those behind it. 0 takes free ones.
     pub(crate) port: u16,
@@ -69,11 +69,11 @@ struct Server {
     first_line: Receiver<String>,
     /// Its end is the server's.
     stdin: Option<ChildStdin>,
-    /// When it was started.
+    /// The moment of its start.
     start: Instant,
     /// The pause before it is started again, if it ended now.
     pause: Duration,
-    /// When another is started in its place, if it has ended.
+    /// The moment at which another is started in its place, if it has ended.
     restart_at: Option<Instant>,
 }
 
@@ -119,7 +119,7 @@ impl Cluster {
         Server::spawn(words.to_vec(), &self.tls, None)
     }
 
-    /// Where compute servers listen.
+    /// The addresses at which compute servers listen.
     pub(crate) fn compute_addresses(&self) -> Vec<SocketAddr> {
         self.compute.addresses()
     }

@@ -35,14 +35,14 @@ pub(crate) struct Config {
     tables: BTreeMap<Vec<String>, BTreeMap<String, Setting>>,
 }
 
-/// What the file says of one option.
+/// The file's value of one option.
 #[derive(Debug)]
 struct Setting {
     values: Vec<String>,
     line: usize,
 }
 
-/// Where a value comes from.
+/// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Environment(String),
@@ -139,7 +139,7 @@ impl Config {
             let is_alone = alone.as_ref() == Some(arg.get_id());
             if is_settable(&arg, is_alone) { self.apply_to(arg, &of) } else { arg }
         });
-        // What all commands take, where it is set for this one: of the two, clap takes the one that is set on
+        // Options of all commands, where they are set for this one: of the two, clap takes the one that is set on
         // the command line rather than by the environment, and by that rather than by a file, and else this.
         let own = all.iter().filter(|arg| !words.is_empty() && self.is_set(arg, words));
         let command = command.args(own.map(|arg| self.apply_to(arg.clone(), words)));
@@ -166,7 +166,7 @@ impl Config {
         }
     }
 
-    /// Whether the environment or the file says something for the command with these words.
+    /// Returns whether the environment or the file says something for the command with these words.
     fn is_set(&self, arg: &Arg, words: &[String]) -> bool {
         let name = name_of(arg);
         self.tables.get(words).is_some_and(|settings| settings.contains_key(&name))
@@ -208,7 +208,7 @@ impl Config {
         Some(self.path.as_path()).filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// What the options of the command with these words are without a command line: name, value, origin.
+    /// Returns the options of the command with these words without a command line: name, value, origin.
     /// `configured` is what [`Config::apply`] gave.
     ///
     /// # Errors
@@ -359,7 +359,7 @@ fn values_of(arg: &Arg, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>, Str
     }
 }
 
-/// What is wrong, without advice on how to call the program.
+/// Returns the fault, without advice on how to call the program.
 fn brief(error: &clap::Error) -> String {
     let told = error.render().to_string();
     told.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
@@ -393,7 +393,7 @@ fn place(path: &Path, text: &str, at: usize) -> String {
     format!("{}:{}", path.display(), line_of(text, at))
 }
 
-/// What the environment of servers has to be that this program starts as parts of its own: what is set for servers
+/// Returns the environment of servers that this program starts as parts of its own: what is set for servers
 /// that stand alone is not for them, nor where this process listens. `None` removes a variable.
 pub(crate) fn environment_of_parts() -> Vec<(OsString, Option<OsString>)> {
     let prefixes = ["memory", "compute"].map(|command| variable_of(&[command.to_owned()], ""));

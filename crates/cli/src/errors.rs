@@ -12,7 +12,7 @@ use farleaf_pool::PoolError;
 
 use crate::input::InputError;
 
-/// How a command ended. The numbers are an interface: `farleaf --help` and `docs/cli.md` list them.
+/// The end of a command. The numbers are an interface: `farleaf --help` and `docs/cli.md` list them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -101,7 +101,7 @@ impl Failure {
         Failure { exit: Exit::Malformed, message: message.into(), source: None }
     }
 
-    /// What is needed cannot be had now.
+    /// A resource cannot be had now.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Failure { exit: Exit::Unavailable, message: message.into(), source: None }
     }
@@ -111,7 +111,7 @@ impl Failure {
         Failure { exit: Exit::Full, message: message.into(), source: None }
     }
 
-    /// What is there is damaged.
+    /// The pool or a file is damaged.
     pub(crate) fn corrupt(message: impl Into<String>) -> Self {
         Failure { exit: Exit::Corrupt, message: message.into(), source: None }
     }
@@ -242,7 +242,7 @@ fn exit_of_index(error: &IndexError) -> Exit {
     }
 }
 
-/// What the caller of a command can do about `error`, where its message does not say.
+/// Returns what the caller of a command can do about `error`, where its message does not say.
 pub(crate) fn advice(error: &anyhow::Error) -> Option<&'static str> {
     let is_closed = |error: &farleaf::Error| error.kind() == ErrorKind::Closed;
     let mut errors = error.chain().filter_map(|cause| cause.downcast_ref::<farleaf::Error>());
@@ -263,7 +263,7 @@ pub(crate) fn told(error: &anyhow::Error) -> String {
     told
 }
 
-/// Whether `error` only says that whoever read our output has gone.
+/// Returns whether `error` only says that the reader of our output has gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let cause = error.root_cause();
     cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)

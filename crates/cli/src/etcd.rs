@@ -12,7 +12,7 @@ use crate::errors::Failure;
 /// The user's password. It has no option, so that it stands on no command line and in no file of settings.
 pub(crate) const PASSWORD: &str = "FARLEAF_ETCD_PASSWORD";
 
-/// Whatever takes the address of a cluster takes them.
+/// Every command that takes the address of a cluster takes them.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "etcd of a cluster (etcd://, --etcd)")]
 pub(crate) struct EtcdArgs {
@@ -34,7 +34,7 @@ pub(crate) struct EtcdArgs {
 }
 
 impl EtcdArgs {
-    /// What they say.
+    /// The access that they ask for.
     ///
     /// # Errors
     /// A usage error for files that are missing or no use, and for what is not given together.

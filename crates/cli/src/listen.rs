@@ -6,14 +6,14 @@ use clap::Args;
 
 use crate::errors::Failure;
 
-/// Whatever may serve others takes them.
+/// Every command that may serve others takes them.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Where it listens for others")]
 pub(crate) struct ListenArgs {
-    /// Where it listens, which others are told; port 0 takes a free one [default: 127.0.0.1:0]
+    /// Address at which it listens, which others are told; port 0 takes a free one [default: 127.0.0.1:0]
     #[arg(long, global = true, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Where others reach it, if not where it listens: in a container, behind NAT, or with 0.0.0.0 for
+    /// Address at which others reach it, if that is another: in a container, behind NAT, or with 0.0.0.0 for
     /// --listen; port 0 stands for the one that it listens on
     #[arg(long, global = true, value_name = "ADDRESS:PORT")]
     pub(crate) advertise: Option<SocketAddr>,
@@ -24,7 +24,7 @@ pub(crate) struct ListenArgs {
 }
 
 impl ListenArgs {
-    /// Where to listen.
+    /// Returns the address at which to listen.
     ///
     /// # Errors
     /// A usage error for an address that other machines reach without TLS, unless that was asked for.
@@ -40,7 +40,7 @@ impl ListenArgs {
         Ok(address)
     }
 
-    /// Whether an address was named.
+    /// True if an address was named.
     pub(crate) fn is_given(&self) -> bool {
         self.listen.is_some() || self.advertise.is_some()
     }

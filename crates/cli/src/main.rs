@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) if errors::is_broken_pipe(&error) => Exit::Done.into(),
         Err(error) => {
-            // What was printed before the error belongs to the result; the error comes after it.
+            // Output before the error belongs to the result; the error comes after it.
             let _ = console.flush();
             console.error(&error);
             if let Some(advice) = errors::advice(&error) {

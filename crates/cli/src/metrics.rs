@@ -53,12 +53,12 @@ impl Metric {
     }
 }
 
-/// What can be asked.
+/// The paths that can be asked for.
 pub(crate) trait Exposed: Send + Sync + 'static {
     /// The numbers of now.
     fn metrics(&self) -> Vec<Metric>;
 
-    /// Whether it does its work; if not, why.
+    /// Returns whether it does its work, or the reason why not.
     fn health(&self) -> Result<(), String> {
         Ok(())
     }
@@ -97,7 +97,7 @@ impl MetricsServer {
         Ok(MetricsServer { server, address, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -135,7 +135,7 @@ fn answer(request: Request, registry: &Registry, exposed: &impl Exposed) {
     if let Ok(header) = Header::from_bytes("Content-Type", kind) {
         response = response.with_header(header);
     }
-    // Whoever has asked may have gone.
+    // The asker may have gone.
     let _ = request.respond(response);
 }
 

@@ -20,18 +20,18 @@ use crate::etcd::EtcdArgs;
 use crate::listen::ListenArgs;
 use crate::tls::TlsArgs;
 
-/// Where results and notes go.
+/// Destination of results and notes.
 pub(crate) struct Console {
     pub(crate) json: bool,
     pub(crate) quiet: bool,
     verbose: bool,
-    /// How long to wait for servers, or for others.
+    /// Time to wait for servers, or for others.
     pub(crate) wait: Duration,
-    /// Where this process listens, if others need what it has.
+    /// Address at which this process listens, if others need what it has.
     pub(crate) listen: ListenArgs,
-    /// How pools on a network are reached.
+    /// Access to pools on a network.
     pub(crate) tls: TlsArgs,
-    /// How etcd is.
+    /// Access to etcd.
     pub(crate) etcd: EtcdArgs,
     /// Standard output is one.
     pub(crate) is_terminal: bool,
@@ -40,7 +40,7 @@ pub(crate) struct Console {
     out: BufWriter<Stdout>,
 }
 
-/// Whether the terminal draws nothing and has no colours, as it says itself.
+/// Returns whether the terminal draws nothing and has no colours, as it says itself.
 fn is_dumb() -> bool {
     env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
@@ -84,12 +84,12 @@ impl Console {
         self.out.flush()
     }
 
-    /// Whether to draw progress: on a terminal that can, unless told to be quiet.
+    /// Returns whether to draw progress: on a terminal that can, unless told to be quiet.
     pub(crate) fn shows_progress(&self) -> bool {
         !self.quiet && io::stderr().is_terminal() && !is_dumb()
     }
 
-    /// How keys and values are to be printed.
+    /// Returns the form in which keys and values are printed.
     pub(crate) fn look(&self, bytes: BytesArgs) -> Look {
         match bytes {
             BytesArgs { hex: true, .. } => Look::Hex,
@@ -180,7 +180,7 @@ fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// How keys and values are printed.
+/// Form in which keys and values are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     /// Printable, on one line: [`escaped`].

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 const BAR: &str = "{prefix} {bar:30} {percent:>3} %  {msg}  {elapsed_precise}, {eta} left";
 const COUNT: &str = "{prefix} {spinner} {msg}  {elapsed_precise}";
 
-/// How often a line is drawn anew.
+/// Time between two drawings of a line.
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 
 /// A bar, a count where the end is not known, or nothing where nobody looks.

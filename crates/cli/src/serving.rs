@@ -16,22 +16,22 @@ pub(crate) struct ServingArgs {
     /// sees counts, no keys and no values
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
-    /// What it logs, on standard error
+    /// Events that it logs, on standard error
     #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = OneOf::<LogLevel>::names())]
     log_level: LogLevel,
-    /// How it logs
+    /// Form of the log
     #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = OneOf::<LogFormat>::names())]
     log_format: LogFormat,
 }
 
-/// What is logged.
+/// Choice of events that are logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogLevel {
     /// Nothing
     Off,
-    /// What ends it
+    /// Only what ends it
     Error,
-    /// Who was refused and why, too, and what goes wrong for a while
+    /// Also refused clients with the reason, and passing trouble
     Warn,
     /// Its beginning and end, too, who was cut off, and what it takes over
     Info,
@@ -39,7 +39,7 @@ enum LogLevel {
     Debug,
 }
 
-/// How an entry of the log looks.
+/// Form of an entry of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
     /// A line

@@ -47,7 +47,7 @@ impl TlsArgs {
         }
     }
 
-    /// What they say; `None` if nothing.
+    /// Loads the files that they name; `None` if they name none.
     ///
     /// # Errors
     /// A usage error for files that are missing or no use.

@@ -354,6 +354,10 @@ impl Endpoint for AnyEndpoint {
         on_endpoint!(self, it => it.peers())
     }
 
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        on_endpoint!(self, it => it.peer_of(who))
+    }
+
     async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
         on_endpoint!(self, it => it.fence(server, who).await)
     }

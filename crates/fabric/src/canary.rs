@@ -4,6 +4,70 @@
 //! compiler removes the bugs. Code asks on the thread that armed one, so they are for the simulator and
 //! for tests of one thread.
 
+/// Implements `is_armed`, `arm` and the guard `ArmedCanary` for an enum of seeded bugs, in the crate's own features:
+/// `$when` says whether they can be armed at all. `$below` arms bugs of the layer below that belong to one.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! arm_canaries {
+    (
+        $canary:ident, when $when:meta, $visible:vis,
+        below |$it:ident| $below:expr => $guard:ty
+    ) => {
+        impl $canary {
+            /// Returns whether this thread has armed the canary. Always `false` without the feature `canary`.
+            #[inline]
+            $visible fn is_armed(self) -> bool {
+                #[cfg($when)]
+                return armed::ARMED.get() == Some(self);
+                #[cfg(not($when))]
+                false
+            }
+        }
+
+        /// Arming, for tests.
+        #[cfg($when)]
+        mod armed {
+            use std::cell::Cell;
+            use std::marker::PhantomData;
+
+            use super::$canary;
+
+            thread_local! {
+                pub(super) static ARMED: Cell<Option<$canary>> = const { Cell::new(None) };
+            }
+
+            /// Keeps a canary armed on this thread until it is dropped.
+            #[derive(Debug)]
+            #[must_use = "the canary is disarmed when this is dropped"]
+            pub struct ArmedCanary {
+                before: Option<$canary>,
+                /// Of the layer below.
+                _below: $guard,
+                /// Belongs to its thread.
+                _thread: PhantomData<*const ()>,
+            }
+
+            impl $canary {
+                /// Turns the bug on for all code that this thread runs.
+                pub fn arm(self) -> ArmedCanary {
+                    let below = |$it: $canary| -> $guard { $below };
+                    let _below = below(self);
+                    ArmedCanary { before: ARMED.replace(Some(self)), _below, _thread: PhantomData }
+                }
+            }
+
+            impl Drop for ArmedCanary {
+                fn drop(&mut self) {
+                    ARMED.set(self.before);
+                }
+            }
+        }
+
+        #[cfg($when)]
+        pub use armed::ArmedCanary;
+    };
+}
+
 /// A seeded bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -29,51 +93,9 @@ impl Canary {
         Canary::BeginBehindFence,
         Canary::ReplyAsZombie,
     ];
-
-    /// Returns whether this thread has armed the canary. Always `false` without the feature `canary`.
-    #[inline]
-    pub(crate) fn is_armed(self) -> bool {
-        #[cfg(any(test, feature = "canary"))]
-        return armed::ARMED.get() == Some(self);
-        #[cfg(not(any(test, feature = "canary")))]
-        false
-    }
 }
 
-/// Arming, for tests.
-#[cfg(any(test, feature = "canary"))]
-mod armed {
-    use std::cell::Cell;
-    use std::marker::PhantomData;
-
-    use super::Canary;
-
-    thread_local! {
-        pub(super) static ARMED: Cell<Option<Canary>> = const { Cell::new(None) };
-    }
-
-    /// Keeps a canary armed on this thread until it is dropped.
-    #[derive(Debug)]
-    #[must_use = "the canary is disarmed when this is dropped"]
-    pub struct ArmedCanary {
-        before: Option<Canary>,
-        /// Belongs to its thread.
-        _thread: PhantomData<*const ()>,
-    }
-
-    impl Canary {
-        /// Turns the bug on for all code that this thread runs.
-        pub fn arm(self) -> ArmedCanary {
-            ArmedCanary { before: ARMED.replace(Some(self)), _thread: PhantomData }
-        }
-    }
-
-    impl Drop for ArmedCanary {
-        fn drop(&mut self) {
-            ARMED.set(self.before);
-        }
-    }
-}
-
-#[cfg(any(test, feature = "canary"))]
-pub use armed::ArmedCanary;
+crate::arm_canaries!(
+    Canary, when any(test, feature = "canary"), pub(crate),
+    below |_canary| None => Option<()>
+);

@@ -271,6 +271,11 @@ pub trait Endpoint: Clone + 'static {
     /// The attached peers, by their numbers, as [`Fabric::peers`].
     fn peers(&self) -> Vec<Peer>;
 
+    /// The attached peer of this life, if there is one. Called for each operation that travels.
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        self.peers().into_iter().find(|peer| peer.incarnation == who)
+    }
+
     /// Cuts off `who` from `server` (F6, F12.6), a memory server or an attached compute server.
     /// Idempotent.
     ///

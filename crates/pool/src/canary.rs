@@ -292,59 +292,17 @@ impl Canary {
             Canary::SealLate => "changes join a batch that has been written",
         }
     }
-
-    /// Tells whether it is armed on this thread. Always `false` without the feature `canary`.
-    #[inline]
-    pub fn is_armed(self) -> bool {
-        #[cfg(feature = "canary")]
-        return armed::ARMED.get() == Some(self);
-        #[cfg(not(feature = "canary"))]
-        false
-    }
 }
 
-/// Arming, for tests.
-#[cfg(feature = "canary")]
-mod armed {
-    use std::cell::Cell;
-    use std::marker::PhantomData;
-
-    use super::Canary;
-
-    thread_local! {
-        pub(super) static ARMED: Cell<Option<Canary>> = const { Cell::new(None) };
-    }
-
-    /// Keeps a canary armed on this thread until it is dropped.
-    #[derive(Debug)]
-    #[must_use = "the canary is disarmed when this is dropped"]
-    pub struct ArmedCanary {
-        before: Option<Canary>,
-        /// The fabric's, for a bug of calls.
-        _of_calls: Option<farleaf_fabric::ArmedCanary>,
-        /// Belongs to its thread.
-        _thread: PhantomData<*const ()>,
-    }
-
-    impl Canary {
-        /// Turns the bug on for all code that this thread runs.
-        pub fn arm(self) -> ArmedCanary {
-            let of_calls = match self {
-                Canary::LostIsNotBegun => Some(farleaf_fabric::Canary::LostIsNotBegun),
-                Canary::DeliverTwice => Some(farleaf_fabric::Canary::DeliverTwice),
-                _ => None,
-            };
-            let _of_calls = of_calls.map(farleaf_fabric::Canary::arm);
-            ArmedCanary { before: ARMED.replace(Some(self)), _of_calls, _thread: PhantomData }
-        }
-    }
-
-    impl Drop for ArmedCanary {
-        fn drop(&mut self) {
-            ARMED.set(self.before);
-        }
-    }
-}
-
-#[cfg(feature = "canary")]
-pub use armed::ArmedCanary;
+farleaf_fabric::arm_canaries!(
+    Canary, when feature = "canary", pub,
+    below |canary| {
+        // Bugs of calls are the fabric's.
+        let of_calls = match canary {
+            Canary::LostIsNotBegun => Some(farleaf_fabric::Canary::LostIsNotBegun),
+            Canary::DeliverTwice => Some(farleaf_fabric::Canary::DeliverTwice),
+            _ => None,
+        };
+        of_calls.map(farleaf_fabric::Canary::arm)
+    } => Option<farleaf_fabric::ArmedCanary>
+);

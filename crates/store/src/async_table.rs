@@ -60,7 +60,7 @@ impl AsyncTable {
         &self.core.info().name
     }
 
-    /// What the table is.
+    /// Returns the table's name, engine and formats.
     pub fn info(&self) -> &TableInfo {
         self.core.info()
     }

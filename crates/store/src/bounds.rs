@@ -52,7 +52,7 @@ impl Interval {
         Interval::of(Bound::Included(prefix), to, format)
     }
 
-    /// Whether no key can lie in it.
+    /// Returns whether no key can lie in it.
     pub(crate) fn is_empty(&self) -> bool {
         match (&self.from, &self.to) {
             (Bound::Unbounded, Bound::Excluded(to)) => to.is_empty(),
@@ -63,7 +63,7 @@ impl Interval {
         }
     }
 
-    /// Whether `key` lies above the lower end.
+    /// Returns whether `key` lies above the lower end.
     pub(crate) fn is_above_from(&self, key: &[u8]) -> bool {
         match &self.from {
             Bound::Included(from) => key >= from.as_slice(),
@@ -72,7 +72,7 @@ impl Interval {
         }
     }
 
-    /// Whether `key` lies below the upper end.
+    /// Returns whether `key` lies below the upper end.
     pub(crate) fn is_below_to(&self, key: &[u8]) -> bool {
         match &self.to {
             Bound::Included(to) => key <= to.as_slice(),

@@ -89,7 +89,7 @@ impl Builder {
         self
     }
 
-    /// Whether `shm:<folder>` makes a pool if the folder is missing or empty, and `tcp://<servers>` and
+    /// Sets whether `shm:<folder>` makes a pool if the folder is missing or empty, and `tcp://<servers>` and
     /// `verbs://<servers>` and `etcd://<servers>/<cluster>` if the memory servers hold none. A pool that is
     /// there is opened as it is. Default: no.
     pub fn create(mut self, create: bool) -> Self {
@@ -133,7 +133,7 @@ impl Builder {
         self
     }
 
-    /// How long a call that is over may be kept by what it must not leave half done on a memory server
+    /// Sets how long a call that is over may be kept by what it must not leave half done on a memory server
     /// that cannot be reached. Then this process leaves the pool as if it had died: others finish or undo
     /// what it has begun, and its operations fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed).
     /// For pools on a network. Default: 10 s.
@@ -150,7 +150,7 @@ impl Builder {
         self
     }
 
-    /// Where other compute servers ask for the keys that this one has to itself, which it does for tables of
+    /// The address at which other compute servers ask for the keys that this one has to itself, in tables of
     /// an engine whose compute servers own keys; port 0 takes a free one. It listens
     /// once the first such table is opened. Default: `127.0.0.1:0`.
     pub fn listen(mut self, address: SocketAddr) -> Self {
@@ -158,7 +158,7 @@ impl Builder {
         self
     }
 
-    /// Where other compute servers are told to ask, if [`Builder::listen`] is not where they reach this one: in
+    /// The address that other compute servers are told, if they do not reach this one at [`Builder::listen`]: in
     /// a container, behind a translation of addresses (NAT) or a forwarder, or listening on all addresses of
     /// the machine (`0.0.0.0`). Port 0 stands for the one that it listens on. With [`Builder::tls`] the
     /// certificate is made out to this address. Nothing more is opened by it. Default: where it listens
@@ -199,14 +199,23 @@ impl Builder {
         self
     }
 
-    /// How many partitions of a table of an engine with owners are taken at once when it is opened, of
+    /// Sets how many partitions of a table of an engine with owners are taken at once when it is opened, of
     /// those that nobody has. Others are taken when a key of theirs is used. Default: 0.
     pub fn take_partitions(mut self, count: usize) -> Self {
         self.options.take = count;
         self
     }
 
-    /// How etcd is reached for the directory of a cluster (`etcd://`), and as whom: by TLS, and as a user.
+    /// Sets how many operations on keys that nobody has this process does before it becomes their owner, for tables
+    /// of an engine with owners. Each is slower than an owner's, and such operations of all processes exclude each
+    /// other. Suits a process that does a few operations and ends: others need not wait for what it had to
+    /// itself. Default: 0.
+    pub fn guest_operations(mut self, count: u64) -> Self {
+        self.options.guest_operations = count;
+        self
+    }
+
+    /// Sets how etcd is reached for the directory of a cluster (`etcd://`), and as whom: by TLS, and as a user.
     /// Default: by plain HTTP, and as nobody.
     ///
     /// ```no_run
@@ -283,7 +292,7 @@ impl Builder {
         started.map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))
     }
 
-    /// Where the memory servers are that a pool's address names, as in `tcp://host:7000,host:7001` or
+    /// Finds the memory servers that a pool's address names, as in `tcp://host:7000,host:7001` or
     /// `verbs://host:7000?device=mlx5_0`, and how they are reached. Of a cluster, as in
     /// `etcd://host:2379/name`, where its memory servers say that they are (feature `etcd`).
     ///
@@ -361,7 +370,7 @@ impl Builder {
         Ok((fabric, is_new))
     }
 
-    /// How a pool with such regions is laid out.
+    /// Returns the layout of a pool with such regions.
     fn options(&self, region_bytes: u64) -> PoolOptions {
         let options = PoolOptions::fitting(region_bytes);
         let block_bytes = self.block_bytes.unwrap_or(options.block_bytes);

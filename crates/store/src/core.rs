@@ -19,10 +19,10 @@ use crate::thread_context::{Session, ThreadContext};
 ///
 /// It holds no handle, so that dropping the last handle is what closes the store.
 pub(crate) struct Core {
-    /// Which store of this process it is.
+    /// Number of the store in this process.
     pub(crate) number: u64,
     pub(crate) fabric: AnyFabric,
-    /// Whether others may have the pool open too.
+    /// True if others may have the pool open.
     pub(crate) is_shared: bool,
     /// See [`Stats::tears_words`](crate::Stats::tears_words).
     pub(crate) tears_words: bool,
@@ -31,9 +31,9 @@ pub(crate) struct Core {
     pub(crate) activity: Activity,
     /// Sessions that are being made beside others of the same call.
     pub(crate) making: AtomicUsize,
-    /// How tables are opened.
+    /// Options for opening tables.
     options: OpenOptions,
-    /// What answers other compute servers.
+    /// The part that answers other compute servers.
     pub(crate) serving: Serving,
     closed: AtomicBool,
     /// Those that this process has opened, by name.

@@ -8,7 +8,7 @@ use farleaf_fabric::{FabricError, OpErrorKind, Refusal};
 use farleaf_index::{IndexError, SettingError, UnknownEngine};
 use farleaf_pool::{FormatFault, PoolError};
 
-/// What the functions of this library return.
+/// The result of this library's functions.
 pub type Result<T, AnyEndpoint = Error> = std::result::Result<T, AnyEndpoint>;
 
 /// A failed call. [`Error::kind`] says what a caller can do about it, the message says the rest.
@@ -20,7 +20,7 @@ pub struct Error {
     source: Option<Arc<io::Error>>,
 }
 
-/// What kind of failure an [`Error`] is, by what its caller would do.
+/// The kind of an [`Error`], by what its caller would do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -53,7 +53,7 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// What kind of failure it is.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

@@ -37,7 +37,7 @@ pub(crate) fn start(core: Arc<Core>) -> Result<JoinHandle<Result<()>>> {
             let context = match open(&core) {
                 Ok(context) => context,
                 Err(error) => {
-                    // Whoever starts it waits for this.
+                    // The starter waits for this.
                     let _ = told.send(Err(error));
                     return Ok(());
                 }

@@ -26,7 +26,7 @@ pub(crate) async fn for_each(
 ) -> Result<()> {
     let next = Cell::new(0);
     let stop = Cell::new(false);
-    // What cannot be lost on its way does not wait either.
+    // Operations that cannot be lost on their way do not wait.
     let waits = context.endpoint().is_lossy();
     let clients_begun = Cell::new(0);
     let clients_most = Cell::new(IN_FLIGHT_MAX);

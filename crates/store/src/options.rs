@@ -6,7 +6,7 @@ use farleaf_pool::Root;
 
 use crate::error::Result;
 
-/// How a table is made. The default takes keys of up to 1024 bytes and values of any length.
+/// Options for making a table. The default takes keys of up to 1024 bytes and values of any length.
 ///
 /// ```
 /// use farleaf::{Farleaf, KeyFormat, TableOptions, ValueFormat};
@@ -25,13 +25,14 @@ pub struct TableOptions {
 }
 
 impl TableOptions {
-    /// The design of the index. Default: [`Engine::BTree`].
+    /// The design of the index. `docs/engines.md` says which is for whom. Default: [`Engine::BTree`], which is quick
+    /// wherever memory is shared without a network, and needs nothing of other compute servers on one.
     pub fn engine(mut self, engine: Engine) -> Self {
         self.format.engine = engine;
         self
     }
 
-    /// Which keys the table takes. Fixed lengths make smaller nodes and quicker operations; write
+    /// Sets the keys that the table takes. Fixed lengths make smaller nodes and quicker operations; write
     /// integers with their most significant byte first, so that they sort as numbers. Default: up
     /// to 1024 bytes.
     pub fn keys(mut self, keys: KeyFormat) -> Self {
@@ -39,7 +40,7 @@ impl TableOptions {
         self
     }
 
-    /// Which values the table takes. Default: any.
+    /// Sets the values that the table takes. Default: any.
     pub fn values(mut self, values: ValueFormat) -> Self {
         self.format.value = values;
         self
@@ -79,7 +80,7 @@ impl TableOptions {
         self
     }
 
-    /// What a table is made with, and by which settings it is then opened.
+    /// Returns the format to make a table with, and the settings to open it by.
     pub(crate) fn split(&self) -> std::result::Result<(TableFormat, Settings), SettingError> {
         let engine = self.format.engine;
         let (shape, options) = engine.split(&self.settings)?;
@@ -93,7 +94,7 @@ impl TableOptions {
     }
 }
 
-/// What a table is.
+/// A table's name, engine and formats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableInfo {
@@ -101,9 +102,9 @@ pub struct TableInfo {
     pub name: String,
     /// The design of its index.
     pub engine: Engine,
-    /// Which keys it takes.
+    /// The keys that it takes.
     pub keys: KeyFormat,
-    /// Which values it takes.
+    /// The values that it takes.
     pub values: ValueFormat,
     /// Bytes of a node.
     pub node_bytes: u32,

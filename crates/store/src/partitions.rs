@@ -41,9 +41,9 @@ impl FromStr for ServerName {
 pub struct ComputeServer {
     /// Its name.
     pub name: ServerName,
-    /// Where it answers others, if it does.
+    /// The address at which it answers others, if it does.
     pub address: Option<SocketAddr>,
-    /// Whether it is this process.
+    /// True if it is this process.
     pub is_own: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct Partition {
     pub low: Option<Vec<u8>>,
     /// Inclusive upper bound; `None` for the last.
     pub high: Option<Vec<u8>>,
-    /// Who has it to itself; nobody at the moment if there is none.
+    /// Its owner; `None` if nobody owns it at the moment.
     pub owner: Option<ServerName>,
     /// Operations on it that its owner has counted, the older ones less; `None` if it does not say.
     pub operations: Option<u64>,
@@ -78,7 +78,7 @@ pub struct Partition {
 /// compute server that is not there, or does not have the table open; with [`ErrorKind::Unavailable`]
 /// if one has died or another range is being moved.
 impl Table {
-    /// Who owns which keys, in the order of the keys.
+    /// Returns the partitions with their owners, in the order of the keys.
     ///
     /// # Errors
     /// See above.

@@ -23,18 +23,18 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// added or removed meanwhile may or may not be, and no key is met twice. After an error it ends.
 pub struct Range {
     table: Table,
-    /// What neither side has yielded.
+    /// The part that neither side has yielded.
     rest: Interval,
     front: Side,
     back: Side,
     done: bool,
 }
 
-/// What one end has fetched and not yet yielded.
+/// Pairs that one end has fetched and not yet yielded.
 struct Side {
     entries: Entries,
     at: usize,
-    /// How many to fetch next.
+    /// Number of pairs to fetch next.
     chunk: usize,
     /// The last fetch brought all there was.
     dry: bool,

@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Ticks after which a member that does nothing is announced idle.
 const IDLE_TICKS: u32 = 3;
 
-/// What a process is in its cluster.
+/// State of a process in its cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClusterState {
@@ -113,7 +113,7 @@ fn attend(
         };
         {
             let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-            // Who has heard that it is to leave leaves, whether etcd is there or not.
+            // A process that was asked to leave leaves, whether etcd is there or not.
             let is_leaving = told.is_leaving || state.is_leaving;
             *told = ClusterState { is_leaving, ..state };
         }
@@ -156,7 +156,7 @@ fn look_after(core: &Arc<Core>, me: Name, view: &View, context: &mut Option<Thre
     let _ = looked;
 }
 
-/// Which process this is: host and number.
+/// Returns this process's host and number.
 fn process() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}:{}", host.trim(), std::process::id())

@@ -7,9 +7,9 @@ use farleaf_pool::{AuditReport, MemoryUse};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// What carries the operations, as in `mapped`.
+    /// The fabric that carries the operations, as in `mapped`.
     pub fabric: &'static str,
-    /// Whether a READ may see a word in part while it is written, which no engine withstands: then one
+    /// True if a READ may see a word in part while it is written, which no engine withstands: then one
     /// thread of one process alone may work on the pool. Of RDMA devices made of software.
     pub tears_words: bool,
     /// Memory servers of the pool.
@@ -40,13 +40,13 @@ pub struct TableStats {
     pub nodes_per_level: Vec<u64>,
 }
 
-/// What a walk over a table found; made by [`Table::verify`](crate::Table::verify).
+/// Findings of a walk over a table; made by [`Table::verify`](crate::Table::verify).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableReport {
     /// The table's name.
     pub name: String,
-    /// What it holds.
+    /// The table's findings of its engine.
     pub stats: TableStats,
     /// Violated invariants, each with its place. Empty if all is well.
     pub problems: Vec<String>,
@@ -65,7 +65,7 @@ impl TableReport {
     }
 }
 
-/// What a walk over all tables found, and whether the memory adds up; made by
+/// Findings of a walk over all tables, and whether the memory adds up; made by
 /// [`Farleaf::verify`](crate::Farleaf::verify).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -85,7 +85,7 @@ impl VerifyReport {
         tables.chain(self.memory.problems.iter().cloned())
     }
 
-    /// Whether nothing is wrong and every object of the pool is accounted for.
+    /// Returns whether nothing is wrong and every object of the pool is accounted for.
     pub fn closes(&self) -> bool {
         self.memory.closes() && self.problems().next().is_none()
     }

@@ -1,6 +1,6 @@
 //! Serving: executes other compute servers' requests for keys of this one.
 //!
-//! When it opens the first table of an engine with owners, the store takes calls in by the fabric, starts threads
+//! At the first table of an engine with owners, the store takes calls in by the fabric, starts threads
 //! that execute them, and publishes its address in the pool if it has one. A few tasks of each thread take calls,
 //! so that a long one delays nobody. They run independently of the other threads of the process.
 //!
@@ -41,17 +41,17 @@ const START_PAUSE: Duration = Duration::from_millis(50);
 /// Between two looks whether the last requests are done.
 const END_WAIT_NS: u64 = 100_000;
 
-/// How others reach this compute server.
+/// Options by which others reach this compute server.
 #[derive(Clone, Debug)]
 pub(crate) struct ServeOptions {
     pub(crate) listen: SocketAddr,
-    /// What others are told instead.
+    /// The address that others are told instead.
     pub(crate) advertise: Option<SocketAddr>,
-    /// How compute servers know each other; the same as for memory servers.
+    /// Certificates between compute servers; the same as for memory servers.
     pub(crate) tls: Option<Tls>,
     pub(crate) insecure_public: bool,
     pub(crate) threads: usize,
-    /// Where they stay.
+    /// The processors on which they stay.
     pub(crate) pin: Processors,
 }
 
@@ -91,7 +91,7 @@ impl ServeOptions {
 #[derive(Clone, Debug)]
 struct ServedTable {
     index: AnyIndex,
-    /// What a request retires is looked after.
+    /// The store that looks after what a request retires.
     core: Weak<Core>,
 }
 
@@ -143,7 +143,7 @@ impl Serving {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the table of `root` is opened: if its engine has owners, it sends them what is theirs.
+    /// Returns the options to open the table of `root`: if its engine has owners, it sends them what is theirs.
     pub(crate) async fn prepare(
         &self,
         core: &Arc<Core>,
@@ -165,7 +165,7 @@ impl Serving {
         self.exposed().map(|exposed| exposed.address)
     }
 
-    /// Where it listens, if it does.
+    /// Returns the address at which it listens, if it does.
     pub(crate) fn listens(&self) -> Option<SocketAddr> {
         self.exposed().map(|exposed| exposed.listens)
     }

@@ -26,7 +26,7 @@ use crate::workers::Workers;
 
 /// An open pool with its tables. Clones are handles of the same; use them from any thread.
 ///
-/// When the last handle, table and iterator is dropped, the pool is left; [`Farleaf::close`] does
+/// Once the last handle, table and iterator is dropped, the pool is left; [`Farleaf::close`] does
 /// the same at once and says whether it worked.
 #[derive(Clone)]
 pub struct Farleaf {
@@ -49,7 +49,7 @@ impl Farleaf {
     /// pool in that folder, which processes of this machine share; [`Builder::create`] makes one.
     /// `tcp://<host>:<port>,<host>:<port>` connects to the memory servers of a pool, named in the order
     /// of their numbers; `verbs://` reaches them by RDMA, for which this machine and theirs have cards.
-    /// Which card is used can be said, as in `verbs://<host>:<port>?device=mlx5_0&port=1&gid=3&mtu=4096`;
+    /// The card may be named, as in `verbs://<host>:<port>?device=mlx5_0&port=1&gid=3&mtu=4096`;
     /// what is left out is chosen: the first device with an active port, that port, its first routable
     /// RoCE v2 address, and the largest packets that both sides carry.
     /// `etcd://<host>:<port>,<host>:<port>/<cluster>` connects to those that are registered under the
@@ -260,7 +260,7 @@ impl Farleaf {
         })
     }
 
-    /// Where this process listens for other compute servers, once it does ([`Farleaf::serve`]): at
+    /// Returns the address at which this process listens for others, once it does ([`Farleaf::serve`]): at
     /// [`Builder::listen`](crate::Builder::listen), with the port that it took. Others are told another
     /// address if [`Builder::advertise`](crate::Builder::advertise) says so.
     ///
@@ -283,7 +283,7 @@ impl Farleaf {
         })
     }
 
-    /// What this process is in its cluster; `None` for a pool that was not opened by a cluster's name
+    /// Returns this process's state in its cluster; `None` for a pool that was not opened by a cluster's name
     /// (`etcd://`). As it was when the directory was last looked at, less than a second ago if etcd
     /// answers. No remote operation.
     #[cfg(feature = "etcd")]

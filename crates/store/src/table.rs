@@ -38,7 +38,7 @@ pub struct Table {
     core: Arc<TableCore>,
 }
 
-/// What [`Table::compare_exchange`] did.
+/// The result of [`Table::compare_exchange`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CompareExchange {
     /// The key held what was expected and holds the new value now.
@@ -75,7 +75,7 @@ impl Table {
         &self.core.info.name
     }
 
-    /// What the table is.
+    /// Returns the table's name, engine and formats.
     pub fn info(&self) -> &TableInfo {
         &self.core.info
     }
@@ -104,7 +104,7 @@ impl Table {
         self.run(async |core, context| core.get(context, key, value).await)
     }
 
-    /// Whether `key` is present. Costs what [`Table::get`] does.
+    /// Returns whether `key` is present. Costs what [`Table::get`] does.
     ///
     /// # Errors
     /// As [`Table::get`].
@@ -523,7 +523,7 @@ impl TableCore {
         Ok(guard)
     }
 
-    /// Whether operations of workers are under way.
+    /// Returns whether operations of workers are under way.
     pub(crate) fn has_async_ops(&self) -> bool {
         self.async_ops.load(Ordering::SeqCst) > 0
     }

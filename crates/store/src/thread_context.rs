@@ -28,7 +28,7 @@ pub(crate) type Session = farleaf_pool::Session;
 
 /// Operations of a session between two ticks of it.
 const TICK_OPS: u32 = 64;
-/// How often, and how long each time, an operation waits for a session.
+/// Number and length of an operation's waits for a session.
 const SESSION_WAITS: u32 = 100;
 const SESSION_WAIT_NS: u64 = 10_000_000;
 /// A store takes no more than this part of the pool's sessions for overlapping operations.
@@ -182,7 +182,7 @@ fn no_session(error: PoolError, kept: u32) -> Error {
 /// A spare session that is being made.
 struct Making<'a> {
     count: &'a AtomicUsize,
-    /// How many others were being made.
+    /// Number of others that were being made.
     others: usize,
 }
 
@@ -220,7 +220,7 @@ impl SessionGuard<'_> {
         let ops = self.counted().ops.get().wrapping_add(1);
         self.counted().ops.set(ops);
         if ops.is_multiple_of(TICK_OPS) {
-            // What a tick could not do the next one does, and the operation says what is wrong.
+            // The next tick does what this one could not do, and the operation says what is wrong.
             let _ = self.tick_if_due().await;
         }
     }
@@ -270,7 +270,7 @@ struct Place {
 #[derive(Default)]
 struct Places {
     places: Vec<Place>,
-    /// What [`CLOSED`] was when lanes of closed stores were last looked for.
+    /// Value of [`CLOSED`] at the last look for contexts of closed stores.
     seen_closed: u64,
 }
 
@@ -354,7 +354,7 @@ impl Drop for Borrowed {
                 }
             }
         });
-        // What did not go back is dropped here, outside of the list's borrow.
+        // The ones that did not go back are dropped here, outside of the list's borrow.
         drop(context);
     }
 }
@@ -382,7 +382,7 @@ pub(crate) fn note_closed() {
     CLOSED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whether the calling thread is inside an operation of the store.
+/// Returns whether the calling thread is inside an operation of the store.
 fn is_inside(core: &Core) -> bool {
     PLACES
         .try_with(|places| {

@@ -11,7 +11,7 @@ use farleaf_index::suggest;
 use crate::card;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What an address names.
+/// The pool that an address names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Uri {
     /// A new pool in this process's own memory.
@@ -27,7 +27,7 @@ pub(crate) enum Uri {
     Etcd(ClusterAddress, CardConfig),
 }
 
-/// What every complaint about an address ends with.
+/// The end of every complaint about an address.
 const UNDERSTOOD: &str = "understood are \"mem:\" (a new pool in this process's memory), \
                           \"shm:<folder>\" (a pool that the processes of this machine share), \
                           \"tcp://<host>:<port>,...\" (memory servers on a network), \
@@ -120,7 +120,7 @@ fn servers(uri: &str, scheme: &str, rest: &str) -> Result<Vec<String>> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryServers {
-    /// Where they listen, in the order of their numbers.
+    /// The addresses at which they listen, in the order of their numbers.
     pub addresses: Vec<SocketAddr>,
     /// The card of this machine by which they are reached, if that is by RDMA: what it leaves out is chosen
     /// when the pool is opened. `None` for TCP.
@@ -196,7 +196,7 @@ fn complain(uri: &str, hint: &str) -> Error {
     Error::invalid(format!("cannot open \"{uri}\"{hint}{} {UNDERSTOOD}", glue(hint)))
 }
 
-/// What stands between a hint and the list.
+/// The text between a hint and the list.
 fn glue(hint: &str) -> &'static str {
     if hint.ends_with('?') { "" } else { ";" }
 }

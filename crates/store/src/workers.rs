@@ -135,7 +135,7 @@ fn work(core: &Arc<Core>, queue: Receiver<Job>, started: &mpsc::Sender<Result<()
                 let under_way = context.begin_job();
                 job(Rc::clone(&context)).await;
                 drop(under_way);
-                // What the job left to do (a split of a node) comes before the next one.
+                // Work that the job left (a split of a node) comes before the next one.
                 yield_now().await;
             }
         });

@@ -11,6 +11,7 @@ fn sample() -> Report {
         writes: 190,
         atomics: 5,
         rpcs: 1,
+        calls: 2,
         round_trips: 400,
         bytes_read: 333_900,
         bytes_written: 190_200,
@@ -76,7 +77,7 @@ fn names(prefix: &str, value: &Value, lines: &mut Vec<String>) {
 /// INV-REPORT-1. If this fails, the tools that read reports fail too.
 #[test]
 fn names_are_the_agreed_ones_in_their_order() {
-    const COST: [&str; 12] = [
+    const COST: [&str; 13] = [
         "latency_us.p50",
         "latency_us.p90",
         "latency_us.p99",
@@ -86,6 +87,7 @@ fn names_are_the_agreed_ones_in_their_order() {
         "per_op.writes",
         "per_op.atomics",
         "per_op.rpcs",
+        "per_op.calls",
         "per_op.round_trips",
         "per_op.bytes_read",
         "per_op.bytes_written",

@@ -159,6 +159,7 @@ fn totals(cost: Cost) -> OpTotals {
         writes: cost.writes,
         atomics: cost.atomics(),
         rpcs: cost.rpcs,
+        calls: cost.calls,
         round_trips: cost.round_trips,
         bytes_read: cost.bytes_read,
         bytes_written: cost.bytes_written,

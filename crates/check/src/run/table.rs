@@ -34,6 +34,8 @@ pub(super) struct TableSetup {
     shares: bool,
     /// True if compute servers give ranges away.
     moves: bool,
+    /// Operations on keys that nobody owns which a compute server does before it takes such keys.
+    guest_operations: u64,
     /// Bounds of partitions, drawn from the keys.
     keys: Vec<Vec<u8>>,
 }
@@ -50,6 +52,7 @@ impl TableSetup {
             // Not with so little room that a log may find none.
             shares: scenario.region_kib >= 4 << 10 && rng.bool(),
             moves: several && rng.bool(),
+            guest_operations: [0, 0, 0, 4, 40, 1000][rng.usize(..6)],
             keys: Steps::new(scenario).keys(),
         }
     }
@@ -70,6 +73,7 @@ impl TableSetup {
             settings: self.engine.options_of(&settings),
             take: usize::from(serves && self.shares),
             take_over: true,
+            guest_operations: self.guest_operations,
             calls: serves,
         };
         AnyIndex::open(session, &root, &options).await

@@ -122,7 +122,8 @@ fn print_costs(reports: &[Report], console: &mut Console) -> std::io::Result<()>
                 continue;
             }
             let cost = &told.per_op;
-            let counts = [cost.reads, cost.writes, cost.atomics, cost.rpcs, cost.round_trips];
+            let counts = [cost.reads, cost.writes, cost.atomics, cost.rpcs, cost.calls];
+            let counts = counts.into_iter().chain([cost.round_trips]);
             let bytes = cost.bytes_read + cost.bytes_written;
             let names = [report.engine.clone(), report.fabric.clone(), kind.name().to_owned()];
             let numbers = counts.map(|count| format!("{count:.2}"));
@@ -137,6 +138,7 @@ fn print_costs(reports: &[Report], console: &mut Console) -> std::io::Result<()>
         "WRITE",
         "CAS/FAA",
         "RPC",
+        "calls",
         "round trips",
         "bytes",
     ];

@@ -22,9 +22,9 @@ use crate::output::Console;
 use crate::serving::ServingArgs;
 use crate::settings::SetArgs;
 
-/// How often it looks for keys that nobody has, and for new tables.
+/// Time between two looks for keys that nobody has, and for new tables.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often giving all away is tried while other moves are under way, and the pause between.
+/// Attempts to give all away while other moves are under way, and the pause between.
 const GIVE_ATTEMPTS: u32 = 25;
 const GIVE_PAUSE: Duration = Duration::from_millis(200);
 
@@ -133,14 +133,14 @@ fn settings(args: &ComputeArgs) -> Result<Settings, Failure> {
     Ok(settings)
 }
 
-/// What the last look has found.
+/// The findings of the last look.
 #[derive(Debug, Default)]
 struct State(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
     tables: usize,
-    /// What did not work.
+    /// The trouble that it met.
     trouble: Option<String>,
 }
 
@@ -163,7 +163,7 @@ impl State {
     }
 }
 
-/// What it tells over HTTP.
+/// The source of its metrics over HTTP.
 struct Told {
     db: Farleaf,
     state: Arc<State>,
@@ -201,6 +201,7 @@ impl Exposed for Told {
                 ("write", cost.writes),
                 ("atomic", cost.atomics()),
                 ("rpc", cost.rpcs),
+                ("call", cost.calls),
             ] {
                 remote = remote.with(&[("kind", name), ("operation", verb)], count);
             }
@@ -291,7 +292,7 @@ fn give_all(tables: &BTreeMap<String, Table>, own: ServerName) {
     }
 }
 
-/// Whether to look again later.
+/// Returns whether to look again later.
 fn may_pass(kind: ErrorKind) -> bool {
     matches!(
         kind,

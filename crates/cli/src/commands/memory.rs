@@ -54,7 +54,7 @@ pub(crate) struct MemoryArgs {
     /// Connections at a time, at most
     #[arg(long, value_name = "COUNT", default_value_t = 4096)]
     pub(crate) connections_max: usize,
-    /// How long a compute server counts as alive that is not heard of
+    /// Time that a compute server counts as alive without being heard of
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) lease: TimeSpan,
     #[command(flatten)]
@@ -150,7 +150,7 @@ impl Served {
     }
 }
 
-/// What it tells over HTTP.
+/// The source of its metrics over HTTP.
 struct Told {
     server: Arc<MemoryServer>,
     bytes: u64,
@@ -245,7 +245,7 @@ fn tell(
     console.flush()
 }
 
-/// What the library refuses, by what the caller can do about it.
+/// Sorts the library's refusals by what the caller can do about them.
 fn refused(error: FabricError) -> anyhow::Error {
     match &error {
         FabricError::Config(_) | FabricError::NotARegion { .. } => {
@@ -286,7 +286,7 @@ pub(super) fn stop_signal(with_stdin: bool) -> anyhow::Result<Receiver<()>> {
     ctrlc::set_handler(say).context("cannot listen for Ctrl-C")?;
     if with_stdin {
         let wait = move || {
-            // Whatever it says: it is its end that counts.
+            // The bytes do not matter; the end of the input counts.
             let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
             let _ = tell.send(());
         };

@@ -71,7 +71,7 @@ pub(crate) fn run(
     }
 }
 
-/// How every pool is opened.
+/// Returns the builder with which every pool is opened.
 fn builder(console: &Console) -> Result<Builder, Failure> {
     let tls = console.tls.load()?;
     let mut builder = Farleaf::builder()
@@ -95,12 +95,16 @@ fn open(pool: &str, console: &Console) -> anyhow::Result<Farleaf> {
 /// Opens a pool that is there, to open tables by `settings`.
 fn open_with(pool: &str, settings: &Settings, console: &Console) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
-    let db = open_waiting(builder(console)?.set_all(settings), pool, false, console)?;
+    let builder = builder(console)?.guest_operations(GUEST_OPERATIONS).set_all(settings);
+    let db = open_waiting(builder, pool, false, console)?;
     tell_opened(&db, pool, console)?;
     Ok(db)
 }
 
-/// How often a pool that is not there is looked for.
+/// Operations on keys that nobody owns after which a command owns them. Fewer are done sooner without that.
+const GUEST_OPERATIONS: u64 = 64;
+
+/// Time between two looks for a pool that is not there.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Opens `pool` as `builder` says, which makes one that is missing if `creates`. With `--wait`, tries again
@@ -160,7 +164,10 @@ fn open_or_create(
         )
         .into());
     }
-    let mut builder = builder(console)?.create(create.create).set_all(&settings.without_shape());
+    let mut builder = builder(console)?
+        .guest_operations(GUEST_OPERATIONS)
+        .create(create.create)
+        .set_all(&settings.without_shape());
     if let Some(size) = create.pool_bytes {
         builder = builder.pool_bytes(size.0);
     }

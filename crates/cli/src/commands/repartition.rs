@@ -30,7 +30,7 @@ pub(crate) enum What {
     Show,
     /// Give a range, which one compute server owns, to another
     Move {
-        /// Who gets it: a name or an address, as printed by show
+        /// The taker: a name or an address, as printed by show
         #[arg(value_name = "SERVER")]
         to: String,
         /// The keys above this one; without it, from the first
@@ -49,13 +49,13 @@ pub(crate) enum What {
     },
     /// Give a compute server a share: about half of what the one with the most to do has
     Add {
-        /// Who gets it: a name or an address, as printed by show
+        /// The taker: a name or an address, as printed by show
         #[arg(value_name = "SERVER")]
         to: String,
     },
     /// Let a compute server give up all that it has, to the owners of what is beside it
     Drain {
-        /// Who: a name or an address, as printed by show
+        /// The compute server: a name or an address, as printed by show
         #[arg(value_name = "SERVER")]
         who: String,
     },

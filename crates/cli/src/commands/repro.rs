@@ -42,7 +42,7 @@ pub(crate) struct ReproArgs {
     /// less), usual (see --list), or full [default: usual; small for all]
     #[arg(long, value_name = "SCALE", allow_negative_numbers = true)]
     pub(crate) scale: Option<String>,
-    /// What all randomness comes from [default: 1]
+    /// Seed of all randomness [default: 1]
     #[arg(short, long)]
     pub(crate) seed: Option<u64>,
     /// Write the report to this file, too, as JSON

@@ -67,7 +67,7 @@ fn print(
     Ok(())
 }
 
-/// Which keys were asked for.
+/// The keys that the caller asked for.
 enum Keys {
     Prefix(Vec<u8>),
     Between(Bound<Vec<u8>>, Bound<Vec<u8>>),

@@ -74,7 +74,7 @@ pub(super) fn run(args: &WalkArgs, console: &mut Console) -> anyhow::Result<Exit
     Ok(Exit::Done)
 }
 
-/// Where the bytes of a pool are: usable are used, reserved and free.
+/// Bytes of a pool by use: usable are used, reserved and free.
 struct Memory {
     /// Of all blocks; the rest of the pool is its own tables.
     usable: u64,

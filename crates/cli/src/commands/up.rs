@@ -15,7 +15,7 @@ use crate::cluster::{Change, Cluster, ClusterConfig};
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, counted};
 
-/// How often it looks whether its servers are still there.
+/// Time between two looks whether its servers are still there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Args)]
@@ -32,7 +32,7 @@ pub(crate) struct UpArgs {
     /// Bytes of all memory servers together [default: 4GiB for each, or what their files have]
     #[arg(long, value_name = "SIZE")]
     pub(crate) pool_bytes: Option<Size>,
-    /// Where the files of their memory lie: started again, it is the same pool; without, memory goes
+    /// Folder for the files of their memory: started again, it is the same pool; without, memory goes
     /// with the cluster
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) folder: Option<PathBuf>,

@@ -9,10 +9,10 @@ use crate::args::WalkArgs;
 use crate::errors::Failure;
 use crate::output::{Console, counted};
 
-/// How often it looks whether others have left.
+/// Time between two looks whether others have left.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a walk found.
+/// The findings of a walk.
 pub(super) struct Walk {
     pub(super) report: VerifyReport,
     /// Other processes that had the pool open, so that the report is not exact.
@@ -48,7 +48,7 @@ impl Walk {
         }
     }
 
-    /// Whether nothing is wrong; `None` if something looks wrong that changes under way explain.
+    /// True if nothing is wrong; `None` if something looks wrong that changes under way explain.
     pub(super) fn is_sound(&self) -> Option<bool> {
         match self.report.closes() {
             true => Some(true),

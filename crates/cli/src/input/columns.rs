@@ -25,7 +25,7 @@ impl FromStr for ColumnSpec {
     }
 }
 
-/// Where values come from.
+/// Source of values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ValueSource {
     /// A column of the line.
@@ -39,7 +39,7 @@ pub(crate) enum ValueSource {
     },
 }
 
-/// What is taken from a line of columns.
+/// The parts that are taken from a line of columns.
 #[derive(Clone, Debug)]
 pub(crate) struct Columns {
     /// The key's column.

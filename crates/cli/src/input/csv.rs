@@ -28,13 +28,13 @@ pub(super) struct CsvReader {
     ended: bool,
 }
 
-/// What the reader and its input tell each other.
+/// State that the reader and its input share.
 struct State {
     /// Bytes up to which the input may be read before a record must have ended.
     read_max: AtomicU64,
     /// Bytes of the input, once it has ended; `u64::MAX` before.
     length: AtomicU64,
-    /// What was read last, and where it begins.
+    /// The bytes that were read last, and the place where they begin.
     chunk: Mutex<(u64, Vec<u8>)>,
 }
 
@@ -46,7 +46,7 @@ struct Bounded {
     end: &'static [u8],
 }
 
-/// What [`Bounded`] fails with beyond its bound.
+/// The error of [`Bounded`] beyond its bound.
 #[derive(Debug)]
 struct TooLong;
 

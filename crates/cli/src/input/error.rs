@@ -10,15 +10,15 @@ use crate::output::counted;
 pub(crate) struct InputError {
     /// The line on which the record begins, from 1; `None` if the format has no lines.
     pub(crate) line: Option<u64>,
-    /// Which record it is, from 1.
+    /// Number of the record, from 1.
     pub(crate) record: u64,
-    /// What is wrong.
+    /// The fault.
     pub(crate) fault: Fault,
     /// Nothing more can be read.
     pub(crate) fatal: bool,
 }
 
-/// What is wrong with a record.
+/// Fault of a record.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The system refused to read on.
@@ -37,11 +37,11 @@ pub(crate) enum Fault {
     },
     /// The first line has no such column.
     NoColumn {
-        /// What was to come from there.
+        /// The part that was to come from there.
         what: &'static str,
         /// The column, from 1.
         column: usize,
-        /// How many there are.
+        /// Number of columns in the line.
         count: usize,
     },
     /// No column has that name.
@@ -57,9 +57,9 @@ pub(crate) enum Fault {
     Truncated {
         /// In which part.
         part: &'static str,
-        /// How many bytes of the part are there.
+        /// Bytes of the part that are there.
         found: u64,
-        /// How many it should have.
+        /// Bytes that it should have.
         expected: u64,
     },
     /// A length cannot be right.

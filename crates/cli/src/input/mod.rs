@@ -28,12 +28,12 @@ pub(crate) struct Record {
     pub(crate) value: Vec<u8>,
     /// The line on which it begins, from 1; `None` if the format has no lines.
     pub(crate) line: Option<u64>,
-    /// Which record of the input it is, from 1; those with errors count.
+    /// Number of the record in the input, from 1; those with errors count.
     pub(crate) number: u64,
 }
 
 impl Record {
-    /// Where it stands.
+    /// Its place.
     pub(crate) fn place(&self) -> Place {
         Place { line: self.line, number: self.number }
     }
@@ -44,7 +44,7 @@ impl Record {
     }
 }
 
-/// Where a record stands in the input.
+/// Place of a record in the input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     line: Option<u64>,

@@ -4,7 +4,7 @@ use std::io::{self, BufReader, Cursor};
 
 use super::*;
 
-/// What came out: keys and values with their lines, or errors as people see them.
+/// The output: keys and values with their lines, or errors as people see them.
 type Told = Vec<Result<Pair, String>>;
 /// Key, value and line.
 type Pair = (Vec<u8>, Vec<u8>, Option<u64>);
@@ -252,7 +252,7 @@ fn binary_lengths_that_cannot_be_take_no_memory() {
     assert_eq!(told, [Err(expected.to_owned())]);
 }
 
-/// Whatever the bytes, every reader ends without a panic (INV-INPUT-1).
+/// Every reader ends without a panic, whatever the bytes (INV-INPUT-1).
 #[test]
 fn arbitrary_bytes_are_survived() {
     let alphabet = b"\0\x01\x02,\t\"\r\n\xff\xc3ab";

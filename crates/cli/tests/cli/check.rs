@@ -45,7 +45,7 @@ fn runs_repeat_and_are_written() {
     assert_eq!(first, run());
     assert!(first.1.contains("kill:0") && first.1.starts_with("<!doctype html>"));
 
-    // What was written can be checked again, and a wrong answer is found.
+    // The written history can be checked again, and a wrong answer is found.
     let told = farleaf(&["check", "history", history.to_str().unwrap()], b"").done().text();
     assert!(told.ends_with("verdict\tlinearizable\n"), "{told}");
     let json = farleaf(&["check", "history", "-", "--json"], &first.0).done().json();

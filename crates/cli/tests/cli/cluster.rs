@@ -195,7 +195,7 @@ fn a_memory_server_that_makes_no_sense_does_not_start() {
     assert_eq!(server.end(), Some(0));
     refused(&["--file", file, "--size", "2MiB"], 2, "leave the size out");
     refused(&["--file", file, "--servers", "2"], 2, "of memory server 0 of 1");
-    // Where it is reached from elsewhere only if that was asked for.
+    // It is reached from elsewhere only if that was asked for.
     let public = ["memory", "--size", "1MiB", "--listen", "0.0.0.0:0", "--insecure-public"];
     assert_eq!(Service::start(&public).end(), Some(0));
 }
@@ -244,7 +244,7 @@ fn a_cluster_with_tls_lets_in_who_has_a_certificate() {
     assert_eq!(cluster.end(), Some(0));
 }
 
-/// Whether this process, and so all that it starts, was told to ignore SIGINT, as a shell tells what it runs
+/// Returns whether this process, and so all that it starts, was told to ignore SIGINT, as a shell tells what it runs
 /// in the background.
 fn ignores_interrupts() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -285,7 +285,7 @@ fn a_bench_over_tcp_leaves_no_process_behind() {
     }
 }
 
-/// Where the threads of a process stay whose name begins so, as the system tells it, in order.
+/// Returns the processors of a process's threads whose name begins so, as the system tells it, in order.
 fn processors(process: u32, thread: &str) -> Vec<String> {
     let mut found = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{process}/task")).unwrap() {

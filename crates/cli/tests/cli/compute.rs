@@ -31,7 +31,7 @@ fn show(pool: &str) -> Value {
     repartition(pool, &["--json"]).done().json()
 }
 
-/// Whose the partitions are, in the order of their keys.
+/// The owners of the partitions, in the order of their keys.
 fn owners(pool: &str) -> Vec<String> {
     let told = show(pool);
     let partitions = told["partitions"].as_array().unwrap().iter();
@@ -140,7 +140,7 @@ fn counts_beside_compute_servers_are_said_not_to_be_exact() {
     let uri = pool.uri();
     fill(&uri);
     let server = Service::compute(&uri, &[]);
-    // What it has not written back yet.
+    // Changes that it has not written back yet.
     farleaf(&["put", &uri, "t", "key-0001", "new"], b"").done();
     for command in ["verify", "stats"] {
         let told = farleaf(&[command, &uri, "--json"], b"").done();

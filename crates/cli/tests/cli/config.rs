@@ -67,7 +67,7 @@ fn settings_that_make_no_sense_are_told_with_their_place() {
     farleaf(&["config"], b"").failed(2, "show");
 }
 
-/// What is set for servers that stand alone is not for those that a command starts.
+/// Settings for servers that stand alone are not for those that a command starts.
 #[test]
 fn servers_of_a_cluster_of_this_machine_are_as_it_says() {
     let (pool, file) = file("[memory]\nlisten = '203.0.113.1:1'\nfile = '/nowhere/memory'\n");

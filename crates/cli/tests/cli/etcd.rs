@@ -30,7 +30,7 @@ fn status(uri: &str) -> Value {
     cluster("status", uri, &["--json"]).done().json()
 }
 
-/// Whose the partitions of table `t` are, in the order of their keys.
+/// The owners of the partitions of table `t`, in the order of their keys.
 fn owners(uri: &str) -> Vec<String> {
     let told = farleaf(&["repartition", uri, "t", "--json"], b"").done().json();
     let partitions = told["partitions"].as_array().unwrap().iter();
@@ -264,7 +264,7 @@ fn a_cluster_is_used_by_tls_and_as_a_user_of_etcd() {
     refused(&foreign, 3, "is not accepted");
     let other = ["get", &etcd.uri("d"), "t", "a"];
     farleaf(&[&other[..], &all].concat(), b"").failed(2, "does not let its user \"orders\" list");
-    // What makes no sense together.
+    // Options that make no sense together.
     refused(&tls[..4], 2, "takes both --etcd-tls-cert and --etcd-tls-key");
     refused(&tls[2..], 2, "takes --etcd-tls-ca");
     refused(&user[..2], 2, "--etcd-password-file");

@@ -26,7 +26,7 @@ fn show(pool: &str) -> Value {
     farleaf(&["repartition", pool, "d", "--json"], b"").done().json()
 }
 
-/// Where the owner of all keys is reached, if there is one and it says so.
+/// Returns the address of the owner of all keys, if there is one and it says so.
 fn owner_at(pool: &str) -> Option<String> {
     let told = show(pool);
     let owner = told["partitions"][0]["owner"].as_str()?.to_owned();
@@ -182,7 +182,7 @@ fn where_it_listens_is_set_for_all_commands_or_for_one() {
     check(&both, &[all_set, one_set], "127.0.0.5:0", one_set.0);
     check(all, &[one_set], "127.0.0.5:0", one_set.0);
     check("", &[all_set, one_set], "127.0.0.5:0", one_set.0);
-    // What is set for all is listed with what all take.
+    // A setting for all is listed with the options that all take.
     let told = |variables: &[(&str, &str)]| {
         run(&both, variables, &["config", "show", "--origin", "--json"]).done().json()
     };

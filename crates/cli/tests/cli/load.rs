@@ -90,7 +90,7 @@ fn the_summary_counts_new_and_changed_keys() {
     assert_eq!(pool.load("t", &["-q"], b"1\n").done().text(), "");
 }
 
-/// Whatever the number of threads, the last record with a key stands.
+/// The last record with a key stands, whatever the number of threads.
 #[test]
 fn the_last_of_equal_keys_wins() {
     let pool = Pool::new();
@@ -230,7 +230,7 @@ fn a_load_that_stops_names_the_line_up_to_which_all_is_in() {
     assert!(pool.run("verify", &[]).done().text().contains("sound"));
 }
 
-/// What the pool has no block for ended the load, whatever --skip-errors said, and no line was named.
+/// A record that the pool has no block for ended the load, whatever --skip-errors said, and no line was named.
 #[test]
 fn values_that_do_not_fit_are_named_and_skipped() {
     let pool = Pool::missing();

@@ -13,6 +13,7 @@ mod etcd;
 mod keys;
 mod listen;
 mod load;
+mod orderly;
 mod pipes;
 mod processes;
 mod redis;
@@ -37,7 +38,7 @@ struct Pool {
     folder: PathBuf,
 }
 
-/// What a run of the command left.
+/// The result of a run of the command.
 struct Run {
     code: i32,
     out: Vec<u8>,
@@ -125,7 +126,7 @@ fn command(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farleaf"));
     command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env_remove("NO_COLOR");
-    // Whatever this machine is set to.
+    // Independent of this machine's settings.
     command.env("FARLEAF_CONFIG", "");
     for server in ["MEMORY", "COMPUTE"] {
         command.env(format!("FARLEAF_{server}_LOG_LEVEL"), "warn");
@@ -143,7 +144,7 @@ fn finish(mut command: Command, input: &[u8]) -> Run {
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
-    // Whoever does not read its input leaves a broken pipe, which is no failure.
+    // A command that does not read its input leaves a broken pipe, which is no failure.
     let writer = thread::spawn(move || drop(stdin.write_all(&input)));
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     writer.join().unwrap();

@@ -136,7 +136,7 @@ fn the_units_of_systemd_start_what_there_is() {
         let mut words = starts.split(' ');
         assert_eq!(words.next(), Some("/usr/bin/farleaf"));
         let words: Vec<&str> = words.chain(["--help"]).collect();
-        // What comes before --help is read first.
+        // Options before --help are read first.
         finish(command(&words), b"").done();
         count += 1;
     }

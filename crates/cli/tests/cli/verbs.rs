@@ -9,7 +9,7 @@ use farleaf_fabric::verbs::devices;
 use crate::cluster::{Service, every_command_works};
 use crate::{Pool, farleaf};
 
-/// What is missing here, if something is.
+/// Returns what is missing here, if something is.
 fn missing() -> Option<&'static str> {
     match devices() {
         Ok(names) if !names.is_empty() => None,
@@ -18,7 +18,7 @@ fn missing() -> Option<&'static str> {
     }
 }
 
-/// Whether there is a device. If not, says so, and why; panics if there has to be one.
+/// Returns whether there is a device. If not, says so, and why; panics if there has to be one.
 fn has_card(test: &str) -> bool {
     let Some(why) = missing() else { return true };
     assert_ne!(env::var("FARLEAF_VERBS").as_deref(), Ok("required"), "{why}");

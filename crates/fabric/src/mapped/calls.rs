@@ -115,6 +115,10 @@ impl MappedCalls {
         self.state().peers.values().copied().collect()
     }
 
+    pub(super) fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        self.state().peers.values().find(|peer| peer.incarnation == who).copied()
+    }
+
     pub(super) fn peer(&self, server: ServerId) -> Result<Peer, OpError> {
         let peer = self.state().peers.get(&server).copied();
         peer.ok_or_else(|| access::out_of_bounds(None, GlobalAddr::new(server, 0), 0))

@@ -343,6 +343,10 @@ impl Endpoint for MappedEndpoint {
         self.thread.shared.calls.peers()
     }
 
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        self.thread.shared.calls.peer_of(who)
+    }
+
     async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
         let shared = &self.thread.shared;
         if !shared.is_dead(who) {

@@ -232,6 +232,10 @@ impl Endpoint for TcpEndpoint {
         self.thread.shared.calls.peers()
     }
 
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        self.thread.shared.calls.peer_of(who)
+    }
+
     /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.
     async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
         let judge = ServerId(0);

@@ -98,6 +98,10 @@ impl TcpCalls {
         self.state().peers.values().copied().collect()
     }
 
+    pub(super) fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        self.state().peers.values().find(|peer| peer.incarnation == who).copied()
+    }
+
     /// Returns the peer of a number, unless the peer is known to be dead.
     pub(super) fn peer(&self, server: ServerId) -> Option<Peer> {
         let state = self.state();

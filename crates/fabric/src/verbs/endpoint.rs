@@ -398,6 +398,10 @@ impl Endpoint for VerbsEndpoint {
         self.thread.tcp.peers()
     }
 
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        self.thread.tcp.peer_of(who)
+    }
+
     /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.
     fn fence(
         &self,

@@ -63,6 +63,12 @@ impl Lock {
         }
     }
 
+    /// Makes its release wait as long as `session` does.
+    pub(crate) fn with_session(mut self, session: &Session) -> Self {
+        self.session = session.clone();
+        self
+    }
+
     /// The lock was not taken, or is left to whoever recovers this compute server.
     pub(super) fn disarm(&mut self) {
         self.state = LockState::Gone;
@@ -227,6 +233,16 @@ impl Drop for Posted<'_> {
 /// # Errors
 /// `Unavailable` if one holder keeps it too long.
 pub(crate) async fn lock_word(session: &Session, word: GlobalAddr) -> Result<Lock, IndexError> {
+    lock_word_after(session, word, async |_| Ok(())).await
+}
+
+/// As [`lock_word`], where the holder may have been changing something else under the lock: `finish` finishes
+/// that before the lock of a dead holder, whose token it gets, is taken over. Several takers may call it at once.
+pub(crate) async fn lock_word_after(
+    session: &Session,
+    word: GlobalAddr,
+    finish: impl AsyncFn(u64) -> Result<(), IndexError>,
+) -> Result<Lock, IndexError> {
     let mut wait = LockWait::default();
     let mut expected = 0;
     loop {
@@ -238,6 +254,9 @@ pub(crate) async fn lock_word(session: &Session, word: GlobalAddr) -> Result<Loc
         }
         lock.disarm();
         let is_dead = holder != 0 && wait.again(session, ("node", word), holder).await?;
+        if is_dead {
+            finish(holder).await?;
+        }
         expected = if is_dead { holder } else { 0 };
     }
 }

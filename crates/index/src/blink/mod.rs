@@ -105,6 +105,9 @@ pub(crate) struct Tree {
     /// Nodes up to this level, less 1, lie on their children's memory server; 0 if they may lie
     /// anywhere, as in a table of this engine's own.
     placed: AtomicU8,
+    /// Owners write exclusive nodes without the remote lock. Then every change of a node has a redo record: a
+    /// node without one, whose holder is dead, is untouched, and whoever unlocks it writes nothing.
+    has_owners: bool,
 }
 
 /// Why an attempt did not come to an end.
@@ -151,8 +154,12 @@ impl Tree {
 
     /// The tree whose meta object is at `meta`. No remote operation.
     pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Arc<Self> {
+        Arc::new(Tree::with(meta, layout, options, false))
+    }
+
+    fn with(meta: GlobalAddr, layout: Layout, options: BlinkOptions, has_owners: bool) -> Self {
         let (root, placed) = Default::default();
-        Arc::new(Tree { layout, options, meta, root, placed })
+        Tree { layout, options, meta, root, placed, has_owners }
     }
 
     /// Geometry of the nodes.

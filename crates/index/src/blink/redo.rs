@@ -149,6 +149,35 @@ impl Tree {
         }
     }
 
+    /// Carries out the record that the dead client of the lock word `holder` has left, if nobody has, and waits
+    /// for whoever is at it. The caller has fenced that client, which changed keys under the lock of that word.
+    ///
+    /// Cost: 1 READ per memory server; if there is such a record, that of [`Tree::recover`].
+    pub(super) async fn finish_change_of(
+        self: &Arc<Self>,
+        session: &Session,
+        holder: u64,
+    ) -> Result<(), IndexError> {
+        let reliable = session.reliable();
+        let bytes = HEADER_WORDS * 8 + NODES_MAX * self.layout.node_bytes();
+        for server in 0..session.endpoint().server_count() {
+            let area = session.redo_addr_of(ServerId(server as u16), holder)?;
+            let record = reliable.read(area, reliable.buf(bytes)).await?;
+            let token = record.words()[1];
+            let Some(nodes) = decode(&record, token, &self.layout) else { continue };
+            let first = nodes[0].0;
+            if reliable.word(first).await? == token {
+                self.recover(session, first, token).await?;
+            }
+            // Another taker may have been quicker, and is not done before it unlocks the first node.
+            let taker = reliable.word(first).await?;
+            if LockToken::from_word(taker).is_some() {
+                self.outwait(session, first, taker).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Unlocks a node that a dead client had locked, and not changed but in one word.
     async fn undo(&self, session: &Session, addr: GlobalAddr, held: u64) -> Result<(), IndexError> {
         let mut lock = Lock::about_to_take(session, addr, session.lock_token());
@@ -326,7 +355,7 @@ impl Tree {
         let reliable = session.reliable();
         let mut image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
         let mut ops = session.client().ops();
-        if !Node::new(&self.layout, image.words()).sum_ok() {
+        if !self.has_owners && !Node::new(&self.layout, image.words()).sum_ok() {
             let version = Node::new(&self.layout, image.words()).version().wrapping_add(1);
             NodeMut::new(&self.layout, image.words_mut()).seal(version);
             ops.write(addr.plus(48), image.window(48..64));

@@ -16,6 +16,7 @@ use super::read::Unfinished;
 use super::scan::{CursorPlace, is_empty, is_past};
 use super::{BlinkOptions, Fail, LEVEL_MASK, META_ROOT, Tree, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
+use crate::change::{Change, Outcome};
 use crate::compute::ownership::MapWords;
 pub(crate) use crate::detach::TimedOut;
 use crate::detach::detach;
@@ -61,7 +62,7 @@ impl RemoteTree {
     }
 
     pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Self {
-        RemoteTree(Tree::open(meta, layout, options))
+        RemoteTree(Arc::new(Tree::with(meta, layout, options, true)))
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -75,7 +76,8 @@ impl RemoteTree {
     /// The words of the meta object that hold the ownership map of a table that has one.
     pub(crate) fn map_words(&self) -> MapWords {
         let meta = self.0.meta;
-        MapWords { meta, map: meta.plus(META_FREE + 8), lock: meta.plus(META_FREE + 16) }
+        let [map, lock] = [8, 16].map(|offset| meta.plus(META_FREE + offset));
+        MapWords { meta, map, lock, guests: Some(*self.layout()) }
     }
 
     /// The word of the meta object that says up to which level nodes lie on their children's server.
@@ -91,6 +93,64 @@ impl RemoteTree {
     /// See [`RemoteTree::set_subtree_level`].
     pub(crate) fn subtree_level(&self) -> Option<u8> {
         self.0.placed.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Finishes the last change of the dead client of the lock word `holder`, which may have worked on keys that
+    /// nobody owns ([`RemoteTree::change`]). The caller has fenced it.
+    ///
+    /// Cost: 1 READ per memory server; if something is left, that of its recovery.
+    pub(crate) async fn finish_change_of(
+        &self,
+        session: &Session,
+        holder: u64,
+    ) -> Result<(), IndexError> {
+        self.0.finish_change_of(session, holder).await
+    }
+
+    /// Changes a key that nobody owns, under its leaf's lock. The caller has a pin and the
+    /// lock of the ownership map, and waits without a deadline: an error is final then, and nothing is under way.
+    ///
+    /// Cost: as [`crate::blink`]'s.
+    pub(crate) async fn change(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        let mut tries = 0;
+        loop {
+            match self.0.change_begun(session, change, held).await {
+                // As in `post_separator`.
+                Err(IndexError::Corrupt(_)) if tries < EXCLUSIVE_TRIES => tries += 1,
+                done => return done,
+            }
+            backoff(session, tries).await;
+        }
+    }
+
+    /// Reads a key of keys that nobody owns into `value`; false if it is absent. The caller has a pin.
+    ///
+    /// Cost: as [`crate::blink`]'s.
+    pub(crate) async fn get(
+        &self,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        self.0.get(session, key, value).await
+    }
+
+    /// Appends pairs of a range that nobody owns to `out`. The caller has a pin.
+    ///
+    /// Cost: as [`crate::blink`]'s.
+    pub(crate) async fn scan(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        self.0.scan(session, range, limit, out).await
     }
 
     pub(crate) fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {

@@ -87,7 +87,8 @@ impl Tree {
         if Canary::DropSibling.is_armed() {
             right_mut.set_right(0);
         }
-        right_mut.seal(1);
+        // Not below the old node's: a log of changes tells by a node's version which of them it holds.
+        right_mut.seal(node.node().version().wrapping_add(1));
         if Canary::PublishOldFirst.is_armed() {
             node.publish(true, None).await?;
             right_object.write(right).await?;

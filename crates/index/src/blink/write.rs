@@ -35,6 +35,16 @@ impl Tree {
             self.check_value(value)?;
         }
         let _pin = session.begin(change.kind).await?;
+        self.change_begun(session, change, held).await
+    }
+
+    /// As [`Tree::change`], of a key and a value that the table takes; the caller has a pin.
+    pub(super) async fn change_begun(
+        self: &Arc<Self>,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
         let record = match change.value {
             Some(value) if value.len() > self.layout.inline_value_max() => {
                 Some(self.write_record(session, value).await?)
@@ -115,7 +125,7 @@ impl Tree {
         let (changed, many_words) = match (value, found) {
             (Some(value), Ok(index)) => {
                 let one_word = self.layout.is_dense() && self.layout.inline_value_max() <= 8;
-                (leaf.node_mut().replace(index, value), !one_word)
+                (leaf.node_mut().replace(index, value), !one_word || self.has_owners)
             }
             (Some(value), Err(_)) => (leaf.node_mut().insert(key, value).map(drop), true),
             (None, Ok(index)) => (leaf.node_mut().remove(index), true),

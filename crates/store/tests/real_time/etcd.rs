@@ -291,7 +291,7 @@ fn the_loss_of_etcd_stops_nobody_who_has_the_pool_open() {
     });
 }
 
-/// What a client under load has been told: how many inserts were acknowledged, and the longest that one took.
+/// Acknowledgements of a client under load: how many inserts were acknowledged, and the longest that one took.
 #[derive(Default)]
 struct Told {
     count: AtomicU32,

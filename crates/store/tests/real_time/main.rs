@@ -19,5 +19,5 @@ mod stores;
 #[path = "../store/tables.rs"]
 mod tables;
 
-/// Whether the tests run over memory servers.
+/// Returns whether the tests run over memory servers.
 const OVER_NETWORK: bool = true;

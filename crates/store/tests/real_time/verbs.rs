@@ -25,7 +25,7 @@ fn no_card() -> Option<String> {
     }
 }
 
-/// Whether there is a device. If not, says so, and why; panics if there has to be one.
+/// Returns whether there is a device. If not, says so, and why; panics if there has to be one.
 fn has_card(test: &str) -> bool {
     let Some(why) = no_card() else { return true };
     assert_ne!(env::var("FARLEAF_VERBS").as_deref(), Ok("required"), "{why}");

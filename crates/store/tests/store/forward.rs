@@ -67,7 +67,7 @@ fn write_forever(table: &Table, first: u32) {
     }
 }
 
-/// Whether the table holds these numbers and no others, by gets of some and by scans both ways.
+/// Returns whether the table holds these numbers and no others, by gets of some and by scans both ways.
 fn check(table: &Table, count: u32) -> String {
     for number in (0..count).step_by(97) {
         assert_eq!(table.get(key(number)).unwrap(), Some(key(number)), "{number}");
@@ -218,7 +218,7 @@ fn any_process_answers_any_key_and_scans_cross_owners() {
     assert_eq!(kind(table.move_range(None, None, me)), ErrorKind::Invalid, "of several");
     let nobody: ServerName = "0123456789abcdef".parse().unwrap();
     assert_eq!(kind(table.give_share(nobody)), ErrorKind::NotFound);
-    // Who leaves hands back what it has.
+    // A leaving member hands back what it has.
     assert_eq!(second.ask("close"), "closed");
     assert_eq!(third.ask("check 2000"), "as it should be");
     assert!(owners(&table).iter().all(|owner| owner.is_some_and(|owner| owner != names[0])));
@@ -357,7 +357,7 @@ fn ranges_that_move_under_load_lose_nothing() {
     });
 }
 
-/// What listens for others is there for members of the pool alone.
+/// The listener for others serves members of the pool alone.
 #[test]
 fn strangers_at_the_door_harm_nobody() {
     let (pool, _db, table) = pool("forward-strangers");

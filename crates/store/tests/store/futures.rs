@@ -38,7 +38,7 @@ fn every_operation_works_as_a_future() {
     });
 }
 
-/// What a runtime with work stealing asks for.
+/// The bounds that a runtime with work stealing asks for.
 #[test]
 fn futures_may_move_to_another_thread() {
     fn spawn<F: Future<Output: Send> + Send + 'static>(future: F) -> thread::JoinHandle<F::Output> {

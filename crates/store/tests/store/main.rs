@@ -8,5 +8,5 @@ mod processes;
 mod stores;
 mod tables;
 
-/// Whether the tests run over memory servers.
+/// Returns whether the tests run over memory servers.
 const OVER_NETWORK: bool = false;

@@ -129,7 +129,7 @@ fn the_two_ends_of_a_range_never_meet_twice() {
     let table = table();
     let keys: Vec<_> = (0..1500).map(key).collect();
     table.insert_many(keys.iter().map(|key| (key, "v"))).unwrap();
-    // How many from the front before how many from the back.
+    // Pairs from the front, then pairs from the back.
     for (front, back) in [(1, 1), (3, 1), (1, 40), (600, 600), (0, 1), (1499, 1), (17, 33)] {
         let mut range = table.range(..);
         let (mut low, mut high) = (Vec::new(), Vec::new());

@@ -11,7 +11,7 @@ use super::processes::{ProcessArgs, ProcessesArgs};
 use crate::errors::Failure;
 use crate::settings::SetArgs;
 
-/// How many seeds are run unless told.
+/// Seeds that are run unless told.
 const SEEDS: u64 = 1_000;
 
 #[derive(Debug, Args)]
@@ -38,7 +38,7 @@ pub(crate) struct CheckArgs {
     pub(crate) run: SeedsArgs,
 }
 
-/// What else can be checked.
+/// Further checks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckCommand {
     /// End compute servers at every one of their remote operations
@@ -62,7 +62,7 @@ pub(crate) enum CheckCommand {
     ///
     /// Exits with 1 if something was found; the folder is then kept.
     Processes(Box<ProcessesArgs>),
-    /// What processes starts
+    /// The processes to start
     #[command(hide = true)]
     Process(ProcessArgs),
 }
@@ -76,8 +76,8 @@ pub(crate) struct HistoryArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CrashArgs {
-    /// Part of the names of cases to go through, or one point, as in
-    /// 'btree/u64-tiny/update#k=2,after' [default: all]
+    /// Part of the names of cases to go through (--list prints them), or one point of a case, as in
+    /// 'CASE#k=2,after' [default: all]
     pub(crate) cases: Option<String>,
     /// Print the names of the cases and run nothing
     #[arg(long)]
@@ -97,7 +97,7 @@ pub(crate) struct CrashArgs {
 #[cfg(feature = "canary")]
 #[derive(Debug, Args)]
 pub(crate) struct CanariesArgs {
-    /// Which ones [default: all]
+    /// The ones to hunt [default: all]
     #[arg(value_name = "CANARY")]
     pub(crate) names: Vec<String>,
     /// Seeds within which each must be found
@@ -152,7 +152,7 @@ pub(crate) struct SeedsArgs {
     pins: PinArgs,
 }
 
-/// What is pinned of a scenario. What they take is read by [`Choices::set`].
+/// Choices that are pinned of a scenario. [`Choices::set`] reads their values.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Scenario")]
 pub(crate) struct PinArgs {
@@ -164,7 +164,7 @@ pub(crate) struct PinArgs {
     format: Option<String>,
     #[command(flatten)]
     set: SetArgs,
-    /// What clients do: mixed, hot, ascending, removes, churn, counters, reads, large
+    /// Work of clients: mixed, hot, ascending, removes, churn, counters, reads, large
     #[arg(short, long)]
     workload: Option<String>,
     /// Memory servers
@@ -194,16 +194,16 @@ pub(crate) struct PinArgs {
     /// Probability that a caller gives an operation up half done
     #[arg(long, value_name = "PROBABILITY")]
     impatience: Option<String>,
-    /// What goes wrong with operations, as in torn=0.5,late=0.01, or none
+    /// Faults of operations, as in torn=0.5,late=0.01, or none
     #[arg(long, value_name = "LIST")]
     faults: Option<String>,
     /// Posts that something may go wrong with, counted from the start of the clients: 100..2000, all
     #[arg(long, value_name = "RANGE")]
     window: Option<String>,
-    /// What happens to servers, and when, as in kill:1@60000, or none
+    /// Events of servers with their moments, as in kill:1@60000, or none
     #[arg(long, value_name = "LIST")]
     event: Vec<String>,
-    /// Whether counters start just before they wrap: those of the pool and the versions of nodes
+    /// Start counters just before they wrap: those of the pool and the versions of nodes
     #[arg(long, value_name = "YES|NO")]
     aged: Option<String>,
     /// Operations that are run, as in 0:0-5,9/2:3 (client 0's 0 to 5 and 9, client 2's 3), all, none
@@ -215,7 +215,7 @@ pub(crate) struct PinArgs {
 }
 
 impl SeedsArgs {
-    /// What is to be run.
+    /// The scenarios to run.
     ///
     /// # Errors
     /// A usage error with a sentence on what makes no sense.

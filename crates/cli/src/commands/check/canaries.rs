@@ -28,7 +28,7 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
         canaries.extend_from_slice(Canary::ALL);
     }
     let choices = args.pins.choices()?;
-    // What a canary breaks may panic; that is a finding, and no news.
+    // Code that a canary breaks may panic; that is a finding, and no news.
     std::panic::set_hook(Box::new(|_| {}));
     let stop = stop_on_interrupt()?;
     let meter = Meter::new(console.shows_progress(), Some(canaries.len() as u64));

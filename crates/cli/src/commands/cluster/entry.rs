@@ -13,7 +13,7 @@ use crate::card::Network;
 use crate::errors::Failure;
 use crate::etcd::EtcdArgs;
 
-/// How often the entry is looked after.
+/// Time between two looks at the entry.
 const KEEP_EVERY: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug, Args)]

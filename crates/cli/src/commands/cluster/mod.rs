@@ -34,10 +34,10 @@ pub(crate) enum What {
     Drain {
         #[command(flatten)]
         cluster: ClusterOf,
-        /// Who: a name or an address, as printed by status
+        /// The compute server: a name or an address, as printed by status
         #[arg(value_name = "SERVER")]
         server: String,
-        /// How long to wait for it
+        /// Time to wait for it
         #[arg(long, value_name = "TIME", default_value = "60s")]
         timeout: TimeSpan,
     },
@@ -48,7 +48,7 @@ pub(crate) enum What {
     Add {
         #[command(flatten)]
         cluster: ClusterOf,
-        /// Who: a name or an address, as printed by status
+        /// The compute server: a name or an address, as printed by status
         #[arg(value_name = "SERVER")]
         server: String,
         /// A table; may be given several times [default: all whose keys compute servers own]
@@ -57,7 +57,7 @@ pub(crate) enum What {
     },
 }
 
-/// Which cluster.
+/// The cluster.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ClusterOf {
     /// The cluster, as in etcd://127.0.0.1:2379/mycluster
@@ -77,7 +77,7 @@ pub(super) fn run(args: &ClusterArgs, console: &mut Console) -> anyhow::Result<E
 
 impl ClusterOf {
     fn directory(&self, console: &Console) -> anyhow::Result<Directory> {
-        // What it says of a card is for the pool.
+        // The card in it is for the pool.
         let address = self.uri.split_once('?').map_or(self.uri.as_str(), |(address, _)| address);
         let address = ClusterAddress::parse(address).map_err(farleaf::Error::from)?;
         Ok(Directory::with(&address, &console.etcd.load()?))

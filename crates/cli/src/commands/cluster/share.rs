@@ -11,7 +11,7 @@ use crate::commands::{close, open};
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 
-/// How long to wait for it to open a table, or for another move to end; and between attempts.
+/// Time to wait for it to open a table, or for another move to end; and between attempts.
 const PATIENCE: Duration = Duration::from_secs(10);
 const TRY_EVERY: Duration = Duration::from_millis(200);
 

@@ -12,7 +12,7 @@ use crate::commands::{builder, close};
 use crate::errors::{Exit, told};
 use crate::output::Console;
 
-/// What the pool itself says.
+/// The findings of the pool itself.
 struct Pool {
     /// Its members, without this command.
     members: Vec<ComputeServer>,
@@ -61,7 +61,7 @@ fn ask_pool(cluster: &ClusterOf, console: &Console) -> Pool {
     }
 }
 
-/// What is to be known of a registered compute server, in a few words.
+/// Summary of a registered compute server, in a few words.
 fn state(snapshot: &Snapshot, name: &Name, is_member: bool) -> Vec<&'static str> {
     let states = [
         (snapshot.coordinator == Some(*name), "coordinator"),

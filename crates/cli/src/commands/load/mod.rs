@@ -80,7 +80,7 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     Ok(Exit::Done)
 }
 
-/// What is certain about the table after a load that did not get to the end of its input.
+/// Says what is certain about the table after a load that did not get to the end of its input.
 fn certain(outcome: &Outcome, bulk: bool, unit: &str, name: &str) -> String {
     match outcome.certain {
         _ if bulk && outcome.store_error.is_some() => "the table is as empty as before".to_owned(),
@@ -92,7 +92,7 @@ fn certain(outcome: &Outcome, bulk: bool, unit: &str, name: &str) -> String {
     }
 }
 
-/// What went wrong, if anything did.
+/// Returns the error of the load, if it met one.
 fn end(
     outcome: Outcome,
     name: &str,
@@ -196,7 +196,7 @@ fn columns(args: &LoadArgs, table: &Table) -> Columns {
     Columns { key, value, header: args.header }
 }
 
-/// Whether the table can be filled in one go; says so if it cannot.
+/// Returns whether the table can be filled in one go; says so if it cannot.
 fn may_bulk_load(
     db: &Farleaf,
     table: &Table,

@@ -25,7 +25,7 @@ use crate::input::{Fault, InputError, Place, Record, RecordReader};
 const BATCH_BYTES_MAX: usize = 1 << 20;
 /// Batches that wait for a thread.
 const BATCHES_WAITING_MAX: usize = 2;
-/// How often those who wait look for an interrupt.
+/// Time between two looks of a waiting thread for an interrupt.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Records left out that are told one by one.
 const SKIPPED_TOLD_MAX: usize = 10;
@@ -48,12 +48,12 @@ pub(super) struct Job {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// How a load ended.
+/// The end of a load.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     /// Records that are certainly in the table; after a failure of the store more may be.
     pub(super) loaded: u64,
-    /// How many of them added a key.
+    /// Number of those that added a key.
     pub(super) keys_new: u64,
     /// Their keys and values, in bytes.
     pub(super) bytes: u64,
@@ -64,26 +64,26 @@ pub(super) struct Outcome {
     pub(super) skipped: u64,
     /// The first of them.
     pub(super) skipped_first: Vec<InputError>,
-    /// What the reader found at the end of the input.
+    /// Findings of the reader at the end of the input.
     pub(super) read: Read,
     /// A record that the table does not take.
     pub(super) refused: Option<InputError>,
-    /// What the store refused.
+    /// The record that the store refused.
     pub(super) store_error: Option<farleaf::Error>,
 }
 
-/// What the reader found.
+/// Findings of the reader.
 #[derive(Debug, Default)]
 pub(super) struct Read {
     /// Lines that were left out because they were empty.
     pub(super) empty_lines: u64,
-    /// Whether every key was larger than the one before.
+    /// True if every key was larger than the one before.
     pub(super) is_sorted: bool,
-    /// What ended the input early.
+    /// The error that ended the input early.
     pub(super) error: Option<InputError>,
 }
 
-/// What the threads add up.
+/// Sums over the threads.
 #[derive(Default)]
 struct Totals {
     loaded: AtomicU64,
@@ -94,7 +94,7 @@ struct Totals {
     tracks: Mutex<Tracks>,
 }
 
-/// What is under way, and what was left out.
+/// Batches under way, and records that were left out.
 #[derive(Default)]
 struct Tracks {
     /// For each thread that inserts, the first positions of its batches that are not in the table yet.
@@ -163,7 +163,7 @@ enum Event {
     Inserted(Result<(), Stop>),
 }
 
-/// What ended a thread that inserts.
+/// The error that ended a thread that inserts.
 enum Stop {
     Store(farleaf::Error),
     /// A record that the table does not take.
@@ -284,7 +284,7 @@ impl Inserter {
                 Ok(new) => {
                     self.totals.add(batch.pairs.len() as u64, new, batch.bytes as u64);
                 }
-                // What the pool has no block for, say: the batch does not say which record.
+                // For example, the pool has no block for a record; the batch does not say which.
                 Err(error) if error.kind() == ErrorKind::Invalid => self.insert_each(&batch)?,
                 Err(error) => return Err(error.into()),
             }
@@ -343,7 +343,7 @@ impl Inserter {
     }
 }
 
-/// Where the reader puts its records.
+/// Destination of the reader's records.
 struct Feed {
     checks: Checks,
     skip_errors: bool,
@@ -377,11 +377,11 @@ fn read(mut reader: Box<dyn RecordReader>, mut feed: Feed, events: &Sender<Event
                 key.clear();
                 key.extend_from_slice(&record.key);
                 if feed.put(&mut record).is_err() {
-                    // Whoever was to insert has stopped, and says why.
+                    // The inserting thread has stopped, and says why.
                     break;
                 }
             }
-            // What was loaded before has told of these.
+            // The load before has told of these.
             Err(error) if !error.fatal && error.position() <= feed.resume_from => {}
             Err(error) if feed.skip_errors && !error.fatal => {
                 feed.totals.put.store(error.position(), Ordering::Release);
@@ -436,7 +436,7 @@ impl Feed {
     }
 }
 
-/// Which of `threads` threads inserts `key` (INV-LOAD-1): its FNV-1a hash says.
+/// Returns which of `threads` threads inserts `key` (INV-LOAD-1), by its FNV-1a hash.
 fn thread_of(key: &[u8], threads: usize) -> usize {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = key.iter().fold(0xcbf2_9ce4_8422_2325, step);
@@ -444,7 +444,7 @@ fn thread_of(key: &[u8], threads: usize) -> usize {
     (hash % threads as u64) as usize
 }
 
-/// What a table takes, so that a record that it would refuse is told with its line.
+/// Limits of a table, so that a record that it would refuse is told with its line.
 struct Checks {
     keys: KeyFormat,
     values: ValueFormat,

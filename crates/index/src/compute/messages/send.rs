@@ -97,8 +97,7 @@ pub(crate) async fn send(
 /// The number that stands for `who`; `None` if it is no member of the pool that can be called.
 async fn attached(session: &Session, who: Incarnation) -> Result<Option<ServerId>, IndexError> {
     let endpoint = session.endpoint();
-    let known = endpoint.peers().into_iter().find(|peer| peer.incarnation == who);
-    if let Some(peer) = known {
+    if let Some(peer) = endpoint.peer_of(who) {
         return Ok(Some(peer.server));
     }
     let members = session.members().await?;

@@ -26,7 +26,9 @@ use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::IndexError;
-use crate::blink::lock::{Lock, lock_word};
+use crate::blink::BlinkOptions;
+use crate::blink::lock::{Lock, lock_word_after};
+use crate::blink::remote::RemoteTree;
 use crate::bnode::{KeyFormat, Layout};
 use crate::detach::detach;
 use crate::retry::backoff;
@@ -52,6 +54,8 @@ pub(crate) struct MapWords {
     pub(crate) map: GlobalAddr,
     /// The map's lock.
     pub(crate) lock: GlobalAddr,
+    /// Nodes of the remote B-link tree in which guests change keys under the map's lock; `None` without guests.
+    pub(crate) guests: Option<Layout>,
 }
 
 impl MapWords {
@@ -403,17 +407,27 @@ pub(crate) async fn change_map_now(
     change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError>,
 ) -> Result<Partitions, IndexError> {
     // Dropped, the lock is released.
-    let lock = lock_word(session, words.lock).await?;
+    let lock = lock_map(words, session).await?;
     let old = read_map(words, session).await?;
     let new = change(&old).await?;
     put_map(words, session, lock, Some(&old), new).await
+}
+
+/// Takes the map's lock; takes it over from the dead, once what they changed under it is whole.
+pub(crate) async fn lock_map(words: &MapWords, session: &Session) -> Result<Lock, IndexError> {
+    let finish = async |dead| {
+        let Some(layout) = words.guests else { return Ok(()) };
+        let tree = RemoteTree::open(words.meta, layout, BlinkOptions::default());
+        tree.finish_change_of(session, dead).await
+    };
+    lock_word_after(session, words.lock, finish).await
 }
 
 /// Gives a new table its ownership map, of one partition that nobody has.
 ///
 /// Cost: 1 CAS, 1 WRITE and a chain.
 pub(crate) async fn create_map(words: &MapWords, session: &Session) -> Result<(), IndexError> {
-    let lock = lock_word(session, words.lock).await?;
+    let lock = lock_map(words, session).await?;
     put_map(words, session, lock, None, Partitions::cut(&[])).await.map(drop)
 }
 

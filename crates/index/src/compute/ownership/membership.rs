@@ -144,7 +144,7 @@ async fn cut_off(
 }
 
 /// Makes the partition that `seek` is in this compute server's, if nobody has it. The caller has a pin.
-pub(super) async fn take_free<T: RangeOwner>(
+pub(crate) async fn take_free<T: RangeOwner>(
     table: &T,
     session: &Session,
     seek: Seek<'_>,
@@ -259,7 +259,9 @@ async fn own_all<T: RangeOwner>(table: &T, session: &Session) -> Result<(), Inde
         let view = ownership.view();
         let owners = || view.map.owners.iter().copied().map(Incarnation).enumerate();
         if let Some((number, owner)) = owners().find(|(_, who)| who.0 != 0 && *who != me) {
-            if ownership.take_over && session.endpoint().is_dead(owner).await {
+            if (ownership.take_over || ownership.is_guest())
+                && session.endpoint().is_dead(owner).await
+            {
                 take_over(table, session, owner).await?;
                 continue;
             }

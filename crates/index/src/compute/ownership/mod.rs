@@ -26,16 +26,16 @@ use guard::Standing;
 pub(crate) use guard::{OpGuard, RangeGuard, View};
 pub(crate) use load::Load;
 pub(crate) use map::{
-    Intent, MapWords, Partitions, Range, change_map, change_map_now, create_map, read_map,
+    Intent, MapWords, Partitions, Range, change_map, change_map_now, create_map, lock_map, read_map,
 };
 pub use map::{equal_width, sampled};
 pub use membership::{JoinOptions, Take};
 pub(crate) use membership::{
     check_unowned, claim, close_whole, cut, dead_holders, forget_intent, give_away, install,
-    open_already, refresh_map, take_over,
+    open_already, refresh_map, take_free, take_over,
 };
 pub use routing::Owner;
-pub(crate) use routing::{ask, forward_change, route, scan_all, serve, unexpected, wrong_owner};
+pub(crate) use routing::{ask, forward_change, forward_get, scan_all, serve, wrong_owner};
 
 /// The table is open, and this compute server has owned no key of it yet.
 const UNOWNED: u8 = 0;
@@ -83,6 +83,8 @@ pub(crate) struct Ownership {
     /// See [`JoinOptions`].
     take_over: bool,
     calls: bool,
+    /// Whether it works on keys that nobody owns without taking them.
+    is_guest: AtomicBool,
     counts: OwnershipCounts,
 }
 
@@ -104,6 +106,7 @@ impl Ownership {
             is_released: AtomicBool::new(false),
             take_over: join.take_over,
             calls: join.calls,
+            is_guest: AtomicBool::new(false),
             counts: OwnershipCounts::default(),
         }
     }
@@ -119,6 +122,15 @@ impl Ownership {
     /// The words that hold the map.
     pub(crate) fn words(&self) -> &MapWords {
         &self.words
+    }
+
+    /// Makes this compute server a guest: a bulk load takes over from the dead, and nothing else does.
+    pub(crate) fn set_guest(&self) {
+        self.is_guest.store(true, Ordering::Release);
+    }
+
+    fn is_guest(&self) -> bool {
+        self.is_guest.load(Ordering::Acquire)
     }
 
     /// The guard.
@@ -244,7 +256,7 @@ impl Ownership {
     }
 
     /// The compute server that serves partition `number`, as far as it is known here, and the map's epoch.
-    fn known_owner(&self, number: usize) -> (Option<Incarnation>, u64) {
+    pub(crate) fn known_owner(&self, number: usize) -> (Option<Incarnation>, u64) {
         let view = self.view();
         let owner = view.map.owners.get(number).copied().filter(|owner| *owner != 0);
         (owner.map(Incarnation), view.map.epoch)

@@ -275,6 +275,26 @@ async fn find_owner<T: RangeOwner>(
     }
 }
 
+/// Passes a get on to the owner of its key.
+///
+/// # Errors
+/// As [`route`].
+pub(crate) async fn forward_get<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    key: &[u8],
+    value: &mut Vec<u8>,
+) -> Result<bool, IndexError> {
+    match route(table, session, Op::Get { key: key.to_vec() }).await? {
+        OpReply::Value(found) => {
+            let has = found.is_some();
+            *value = found.unwrap_or_default();
+            Ok(has)
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
 /// Passes a change on to the owner of its key; what the key held is left in `held` if the change has an
 /// expectation.
 pub(crate) async fn forward_change<T: RangeOwner>(

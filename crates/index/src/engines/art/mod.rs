@@ -11,11 +11,11 @@
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::{Recovery, Session};
 
+use crate::bnode::Layout;
+use crate::engine::{Engine, Traits, choose};
 use crate::engines::smart::{
     LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation, Smart, SmartOptions,
 };
-use crate::bnode::Layout;
-use crate::engine::{Engine, Traits, choose};
 use crate::index::TableReport;
 use crate::walk::Visitor;
 use crate::{IndexError, KnobKind, Knobs, OpenOptions, Settings, StoredTable, knobs};

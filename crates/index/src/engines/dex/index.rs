@@ -7,8 +7,7 @@ use super::Dex;
 use super::tree::Seek;
 use crate::change::{Change, Outcome};
 use crate::compute::OwnedTable;
-use crate::compute::messages::{Op, OpReply};
-use crate::compute::ownership::{forward_change, route, scan_all, unexpected};
+use crate::compute::ownership::{forward_change, forward_get, scan_all};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError};
 
@@ -21,15 +20,10 @@ impl Index for Dex {
     ) -> Result<bool, IndexError> {
         self.0.remote.check_key(key)?;
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(key)).await? else {
-            let op = Op::Get { key: key.to_vec() };
-            return match Box::pin(route(self, session, op)).await? {
-                OpReply::Value(found) => {
-                    let has = found.is_some();
-                    *value = found.unwrap_or_default();
-                    Ok(has)
-                }
-                other => Err(unexpected(&other)),
-            };
+            if let Some(guest) = self.0.guest.get() {
+                return Box::pin(self.get_as_guest(session, guest, key, value)).await;
+            }
+            return Box::pin(forward_get(self, session, key, value)).await;
         };
         if let Some(found) = self.0.get_cached(key, value)? {
             session.count_local(OpKind::Get)?;
@@ -48,6 +42,9 @@ impl Index for Dex {
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(change.key)).await? else {
+            if let Some(guest) = self.0.guest.get() {
+                return Box::pin(self.change_as_guest(session, guest, change, held)).await;
+            }
             return Box::pin(forward_change(self, session, change, held)).await;
         };
         let outcome = self.0.modify(session, change, held).await?;
@@ -62,7 +59,10 @@ impl Index for Dex {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        scan_all(self, session, range, limit, out).await?;
+        match self.0.guest.get() {
+            Some(guest) => Box::pin(self.scan_as_guest(session, guest, range, limit, out)).await?,
+            None => scan_all(self, session, range, limit, out).await?,
+        }
         Ok(session.vouch()?)
     }
 

@@ -17,12 +17,13 @@
 //! | `tree/` | operations, changes of shape, shared nodes, write-back, replay of a dead owner's log |
 //! | `log/` | changes and images of nodes in pool memory |
 //! | `offload/` | operations that memory servers execute |
-//! | `partition` | this engine's side of ownership, which is [`crate::compute`]'s |
+//! | `partition`, `guest` | this engine's side of ownership, which is [`crate::compute`]'s; work on keys that nobody owns |
 //! | `index`, `options`, `stats`, `stored` | the engine interface: operations, settings, counters, tables that are not open |
 //!
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
 mod cache;
+mod guest;
 mod index;
 mod log;
 pub mod offload;

@@ -79,10 +79,16 @@ impl Dex {
             0 => Take::Nothing,
             most => Take::Free(most),
         };
-        let join = JoinOptions { take, take_over: options.take_over, calls: options.calls };
+        let is_guest = options.take_over && options.guest_operations > 0;
+        let take_over = options.take_over && !is_guest;
+        let join = JoinOptions { take, take_over, calls: options.calls };
         let settings = DexOptions::read(&options.settings)
             .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
-        Dex::open(session, meta, layout, settings, join).await
+        let dex = Dex::open(session, meta, layout, settings, join).await?;
+        if is_guest {
+            dex.be_guest(options.guest_operations);
+        }
+        Ok(dex)
     }
 }
 

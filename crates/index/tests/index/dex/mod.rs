@@ -10,6 +10,7 @@ mod concurrent;
 mod costs;
 mod crash;
 mod first;
+mod guest;
 mod hosts;
 mod hot_leaves;
 mod leave;

@@ -39,7 +39,7 @@ pub(crate) const LEASE_LONG: Duration = Duration::from_secs(60);
 pub(crate) struct Servers(pub(crate) Vec<MemoryServer>);
 
 impl Servers {
-    /// Which nobody leaves, however busy this machine is.
+    /// Nobody leaves, however busy this machine is.
     pub(crate) fn start(count: usize, region_bytes: u64) -> Servers {
         Servers::with_lease(count, region_bytes, LEASE_LONG)
     }
@@ -88,7 +88,7 @@ impl SharedPool {
         Farleaf::builder().create(true).pool_bytes(64 << 20).open(&self.uri()).unwrap()
     }
 
-    /// How often a test repeats what takes long on a network.
+    /// Returns how often a test repeats what takes long on a network.
     pub(crate) fn rounds(&self, most: u32) -> u32 {
         if self.servers.is_some() { 1 } else { most }
     }

@@ -19,14 +19,14 @@ pub(crate) struct ProcessesArgs {
     /// Client threads of each process
     #[arg(short, long, value_name = "COUNT", default_value_t = 2)]
     threads: u32,
-    /// What carries the operations: mapped (a pool in shared memory) or tcp (memory servers, processes
+    /// Fabric that carries the operations: mapped (a pool in shared memory) or tcp (memory servers, processes
     /// that are killed and stopped, too, reached over links that are cut and slowed)
     #[arg(short, long, default_value_t = FabricKind::Mapped)]
     fabric: FabricKind,
-    /// How long to go on; the round that is under way is finished [default: 60s, over tcp 30s]
+    /// Time to go on; the round that is under way is finished [default: 60s, over tcp 30s]
     #[arg(long, value_name = "TIME")]
     time: Option<TimeSpan>,
-    /// How long clients run before their history is checked [default: 2s, over tcp 8s]
+    /// Time that clients run before their history is checked [default: 2s, over tcp 8s]
     #[arg(long, value_name = "TIME")]
     round_time: Option<TimeSpan>,
     /// Processes killed (kill -9) a second, on average [default: 6, over tcp 0.8]
@@ -41,7 +41,7 @@ pub(crate) struct ProcessesArgs {
     /// Memory servers (needs --fabric tcp) [default: 2]
     #[arg(long, value_name = "COUNT")]
     memory_servers: Option<u16>,
-    /// How long a compute server counts as alive that is not heard of (needs --fabric tcp) [default: 1s]
+    /// Time that a compute server counts as alive without being heard of (needs --fabric tcp) [default: 1s]
     #[arg(long, value_name = "TIME")]
     lease: Option<TimeSpan>,
     /// Memory servers killed and started again, or stopped, a second (needs --fabric tcp) [default: 0.4]
@@ -85,7 +85,7 @@ pub(crate) struct ProcessesArgs {
 }
 
 impl ProcessesArgs {
-    /// What the library is asked for.
+    /// The request to the library.
     ///
     /// # Errors
     /// For a number that is too large for what it counts.
@@ -127,7 +127,7 @@ impl ProcessesArgs {
         })
     }
 
-    /// What is asked for of memory servers and links.
+    /// The request for memory servers and links.
     fn network(&self, usual: Option<Network>) -> Result<Option<Network>, Failure> {
         let Some(usual) = usual else {
             let given = [
@@ -201,7 +201,7 @@ impl ProcessesArgs {
     }
 }
 
-/// What the driver tells a child.
+/// Options that the driver passes to a child.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ProcessArgs {
     /// The child's task, in JSON

@@ -36,8 +36,8 @@ mod verify;
 mod walk;
 mod write_back;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
@@ -48,6 +48,7 @@ use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
 use crate::compute::ownership::Ownership;
 use crate::engines::dex::cache::PageCache;
+use crate::engines::dex::guest::Guest;
 use crate::engines::dex::log::Log;
 use crate::engines::dex::offload::Offloads;
 use crate::engines::dex::stats::Stats;
@@ -56,7 +57,7 @@ use crate::local::Combiner;
 use crate::retry::backoff;
 use combine::Combined;
 pub(crate) use context::{Fail, OpContext};
-pub(crate) use ops::{LeafChange, OwnedLeafChange};
+pub(crate) use ops::{LeafChange, OwnedLeafChange, unfinished_change};
 pub(crate) use placement::{SUBTREE_LEVEL, check_level, check_placement, place_table};
 use shared::Posts;
 pub(crate) use split::Need;
@@ -73,6 +74,8 @@ pub(crate) struct Tree {
     pub(crate) pages: Arc<PageCache>,
     pub(crate) log: Log,
     pub(crate) offloads: Arc<Offloads>,
+    /// Its right to work on keys that nobody owns, if it has one.
+    pub(crate) guest: OnceLock<Guest>,
     /// Changes that wait for a frame's latch.
     combiner: Combiner<OwnedLeafChange, Combined>,
     /// Keys of gets that wait for another task's READ of a leaf, and their values.
@@ -119,6 +122,7 @@ impl Tree {
             remote: RemoteTree::open(meta, layout, remote_options),
             ownership,
             posts: Posts::default(),
+            guest: OnceLock::new(),
             options,
         })
     }
