@@ -367,6 +367,10 @@ impl Driver<'_> {
         let root = keeper.open_root(TABLE).await.map_err(|error| corrupt(error.into()))?;
         let index = self.shared.table.open(&keeper, false).await.map_err(corrupt)?;
         self.read_all(&keeper, &index).await?;
+        // Maintenance that the last look began would change the table beside the audit.
+        if !keeper.finish_tasks().await {
+            return Err(Failure::Stuck("a task of the looker-on does not end".to_owned()));
+        }
         // First the cached table, then its form in the pool when nobody has it open.
         let mut audit = Audit::new(&keeper).await.map_err(|error| corrupt(error.into()))?;
         let report = index.verify(&keeper, &mut audit).await.map_err(corrupt)?;

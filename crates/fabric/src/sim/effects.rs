@@ -78,7 +78,8 @@ impl Machine {
         } else {
             self.times.chain_step.min(self.times.service)
         };
-        let atomic_ps = server.nic.atomics.cost_ps(Load { ops: 1, bytes: 0 });
+        // No other atomic of the word comes between, also if the server has become slow since it came.
+        let atomic_ps = server.nic.atomics.least_op_ps();
         let later = if self.adversary.tears {
             self.adversary.later(op, serial, part, window, atomic_ps)
         } else {

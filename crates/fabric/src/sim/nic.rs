@@ -46,6 +46,12 @@ impl Pipe {
         (load.ops * self.op_ps).max(self.transfer_ps(load.bytes))
     }
 
+    /// The time between two operations of a server that is not slow, the least there is between any two: those
+    /// that queue may have come before it was slow.
+    pub(super) fn least_op_ps(&self) -> u64 {
+        self.base.0
+    }
+
     /// Takes `load`, which would be through at `idle_done` if the pipe were idle; returns the time at which
     /// it is through.
     #[inline]

@@ -438,9 +438,18 @@ impl Changing<'_> {
         is_blind: bool,
     ) -> Result<(), IndexError> {
         let Change { key, value: Some(value), .. } = *self.change else { return Ok(()) };
+        let bytes = leaf::object_bytes(key.len(), value.len());
+        let alloc = || self.session.alloc_unlinked(self.session.place(), bytes);
         if self.leaf.is_none() {
-            let bytes = leaf::object_bytes(key.len(), value.len());
-            self.leaf = Some(self.session.alloc_unlinked(self.session.place(), bytes).await?);
+            self.leaf = Some(alloc().await?);
+        }
+        // Over the TOMB of what was at the same address, a lost CAS could not be judged: the slot would look the
+        // same before it and after a remove by the TOMB's session. The first object is freed behind the second.
+        if let (Before::Tomb(removed, _), Some(leaf)) = (before, &self.leaf)
+            && removed == leaf.addr()
+        {
+            let another = alloc().await?;
+            self.leaf = Some(another);
         }
         if let Some(leaf) = &self.leaf {
             let number = self.session.lock_token().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -240,6 +240,11 @@ impl Engine for Dart {
             .with("prefixes", pick(rng, &["1+2+4+8+16+32", "1+2+3+4+5+6+7", "3", "7"]))
             .with("scan_batch", pick(rng, &["1", "3", "64"]))
             .with("absorb", pick(rng, &["true", "true", "false"]))
+            .with("buckets", pick(rng, &["true", "true", "false"]))
+            .with("compound_pointers", pick(rng, &["true", "true", "false"]))
+            .with("est", pick(rng, &["true", "true", "true", "true", "false"]))
+            .with("est_maintenance", pick(rng, &["true", "true", "true", "true", "false"]))
+            .with("adjust_every", pick(rng, &["0", "0", "50", "300"]))
             .with("freq_sample", pick(rng, &["0", "1", "64"]))
     }
 }

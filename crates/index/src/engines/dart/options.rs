@@ -14,6 +14,9 @@ crate::knobs! {
         "scan_batch" => scan_batch: usize = 64, KnobKind::Count { min: 1, max: 256, unit: "leaves" };
         /// Decides whether a reader reads the bucket that it needs, or the whole node: a switch of the ablation.
         "buckets" => buckets: bool = true, KnobKind::Flag, paper "on";
+        /// Decides whether pointers say all that a reader needs of a node. If not, a reader of a bucket also reads the
+        /// node's first 64 bytes, where a node with a header has it, in the same round trip: a switch of the ablation.
+        "compound_pointers" => compound_pointers: bool = true, KnobKind::Flag, paper "on";
         /// Decides whether a blind change that lost to another blind change counts as done just before that one.
         "absorb" => absorb: bool = true, KnobKind::Flag;
         /// Decides whether lookups begin at entries of the skip table: a switch of the ablation.
@@ -29,6 +32,9 @@ crate::knobs! {
         /// Least time between two choices of prefix lengths, which are made if lookups have become deeper or
         /// less deep; 0 keeps the list as it is.
         "adjust_s" => adjust_s: u32 = 60, KnobKind::count(0, "seconds");
+        /// Answers after which the lengths are chosen anew, on average and whatever the time; 0 goes by `adjust_s`
+        /// alone. Tests want it.
+        "adjust_every" => adjust_every: u32 = 0, KnobKind::count(0, "answers");
         /// Bits of fingerprints in entries. Fewer make wrong starts likely, which tests want.
         "print_bits" => print_bits: u32 = 10, KnobKind::Count { min: 0, max: 10, unit: "bits" };
     }

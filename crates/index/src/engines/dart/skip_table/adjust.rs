@@ -111,9 +111,12 @@ impl Tree {
         self.counters.levels.add(levels as u64);
         let clock = &self.adjust_clock;
         self.counters.answers.add(1);
-        if self.options.adjust_s == 0
+        let (seconds, every) = (self.options.adjust_s, u64::from(self.options.adjust_every));
+        let look_every = if every > 0 { every } else { LOOK_EVERY };
+        if (seconds == 0 && every == 0)
             || !self.options.est
-            || !session.endpoint().random().is_multiple_of(LOOK_EVERY)
+            || !self.options.est_maintenance
+            || !session.endpoint().random().is_multiple_of(look_every)
         {
             return;
         }
@@ -126,8 +129,9 @@ impl Tree {
             levels.saturating_sub(levels_before.swap(levels, Ordering::Relaxed)) * 1_000 / some;
         let known = clock.depth.load(Ordering::Relaxed);
         let is_time = now_ns.saturating_sub(clock.last_ns.load(Ordering::Relaxed))
-            >= u64::from(self.options.adjust_s) * 1_000_000_000;
-        let has_drifted = depth.abs_diff(known) * 10 > known;
+            >= u64::from(seconds) * 1_000_000_000;
+        let (is_time, has_drifted) =
+            (every > 0 || is_time, every > 0 || depth.abs_diff(known) * 10 > known);
         if !is_time || !has_drifted || clock.is_running.swap(true, Ordering::SeqCst) {
             return;
         }

@@ -73,7 +73,9 @@ impl Tree {
         let Some(node) = node else { return Ok(0) };
         let parent = trail.iter().rev().find(|place| place.child() == Some(node));
         let above = parent.and_then(|place| place.node).map(|node| node.plen);
-        let mut found = VecDeque::from([Found { node, above, known: path.to_vec() }]);
+        // The tree may have changed since the path was proven: then the node has another prefix, and entries for
+        // this one would be found by nobody who takes the node's out. A leaf tells.
+        let mut found = VecDeque::from([Found { node, above, known: Vec::new() }]);
         let (mut nodes, mut count, mut items) = (0, 0, Vec::new());
         while !found.is_empty() {
             if nodes >= NODES_PER_PIN {
