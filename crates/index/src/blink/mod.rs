@@ -58,7 +58,7 @@ mod write;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, AtomicU8};
 
 use farleaf_fabric::{GlobalAddr, OpError};
 use farleaf_pool::{PoolError, Session};
@@ -105,6 +105,8 @@ pub(crate) struct Tree {
     /// Nodes up to this level, less 1, lie on their children's memory server; 0 if they may lie
     /// anywhere, as in a table of this engine's own.
     placed: AtomicU8,
+    /// The meta object says that some nodes lie elsewhere.
+    is_loose: AtomicBool,
 }
 
 /// Why an attempt did not come to an end.
@@ -151,8 +153,8 @@ impl Tree {
 
     /// The tree whose meta object is at `meta`. No remote operation.
     pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Arc<Self> {
-        let (root, placed) = Default::default();
-        Arc::new(Tree { layout, options, meta, root, placed })
+        let (root, placed, is_loose) = Default::default();
+        Arc::new(Tree { layout, options, meta, root, placed, is_loose })
     }
 
     /// Geometry of the nodes.

@@ -9,6 +9,7 @@ mod dart;
 mod dex;
 mod drops;
 mod model;
+mod placement;
 mod smart;
 mod takeover;
 mod unknown;

@@ -11,6 +11,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
 use super::partitions::{Partitions, Range, change_map};
+use super::placement::place_for;
 use super::range_guard::{Posts, RangeGuard, View};
 use super::walk::Seek;
 use super::{CLOSED, Cache, Dex, DexOptions, OWNED};
@@ -99,6 +100,7 @@ impl Dex {
         }
         let part = Part::new(map, join.take_over, join.calls);
         let new = Dex::with(meta, layout, options, part)?;
+        let placement = place_for(session, meta, placement, new.0.options.offload).await?;
         new.0.take_placement(placement);
         // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
         let dex = Dex(session.pool().keep(meta, new.0));

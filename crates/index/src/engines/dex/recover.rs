@@ -87,6 +87,8 @@ impl Cache {
             .await?;
             if map.logs.contains(&(me, word)) {
                 object.keep();
+                // Most of its block is free: other members' logs go there.
+                task_session.hand_on(object.addr());
                 cache.start_log(&place);
             }
             let mut attempt = 0;
