@@ -1,5 +1,7 @@
 //! Allocation: takes an object of a size class on a server, from the nearest source that has one.
 
+use std::sync::atomic::Ordering;
+
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::class::{CLASS_COUNT, class_of};
@@ -166,7 +168,10 @@ impl Session {
         let (pool, client) = (self.pool(), self.reliable());
         let table = pool.read_block_words(client, server).await?;
         pool.note_free_blocks(server, &table);
-        let orphans = || table.iter().filter(|(_, word)| word.is(BlockState::Orphan));
+        // This member's own recovery searches them.
+        let may_adopt = !pool.recovering.load(Ordering::SeqCst);
+        let is_orphan = |word: &BlockWord| may_adopt && word.is(BlockState::Orphan);
+        let orphans = || table.iter().filter(|(_, word)| is_orphan(word));
         // INV-BLOCK-4. The fullest first for a member that takes little, so that the others may become empty.
         let mut of_class: Vec<(u32, BlockWord)> = orphans()
             .filter(|(_, word)| word.class() == class && word.free_hint() > 0)
@@ -281,6 +286,9 @@ impl Pool {
     ///
     /// Cost: for each server 1 READ per 64 KiB of its block table and 1 for each of up to 16 orphans.
     pub(crate) async fn free_orphans(&self, client: Reliable<'_>) -> Result<(), PoolError> {
+        if self.recovering.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         for server in self.geometry().server_ids() {
             let table = self.read_block_words(client, server).await?;
             self.note_free_blocks(server, &table);
