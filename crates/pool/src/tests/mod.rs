@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod allocation;
+mod churn;
 mod costs;
 mod damage;
 mod epochs;
@@ -9,6 +10,7 @@ mod formatting;
 mod members;
 mod model;
 mod pins;
+mod placement;
 mod reuse;
 mod roots;
 mod simulated;
