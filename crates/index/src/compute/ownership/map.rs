@@ -60,7 +60,7 @@ impl MapWords {
     /// # Errors
     /// `Corrupt`.
     pub(crate) fn pointer(&self, word: u64) -> Result<GlobalAddr, IndexError> {
-        let addr = GlobalAddr::from_word(word).filter(|_| word != 0 && word % 64 == 0);
+        let addr = GlobalAddr::from_word(word).filter(|_| word != 0 && word.is_multiple_of(64));
         addr.ok_or_else(|| {
             IndexError::Corrupt(format!(
                 "the ownership map of the table at {} points to {word:#018x}, which is no address",
