@@ -8,10 +8,10 @@
 //! it opens. The giver *drains* the guard: it waits until all operations have ended that were inside when
 //! the range was closed.
 //!
-//! - `INV-COMPUTE-GUARD-1` An operation is inside only if its key was this compute server's and open by the view that was
-//!   published when it entered.
-//! - `INV-COMPUTE-GUARD-2` After a drain no operation is inside that entered before the drain began, nor under a
-//!   view older than the one published then, nor a task of such an operation.
+//! - `INV-COMPUTE-GUARD-1` An operation is inside only if its key was this compute server's and open by the
+//!   view that was published when it entered.
+//! - `INV-COMPUTE-GUARD-2` After a drain no operation is inside that entered before the drain began, nor
+//!   under a view older than the one published then, nor a task of such an operation.
 //! - `INV-COMPUTE-GUARD-3` No operation waits for the guard while inside. So a drain ends.
 //!
 //! Views are immutable and numbered. Each thread caches the views that it has used last. An operation
