@@ -89,7 +89,7 @@ impl Log {
     /// Cost: 1 WRITE if there is a journal.
     ///
     /// # Errors
-    /// As [`Cache::journal`].
+    /// As [`Log::journal`].
     pub(crate) async fn forget_images(
         &self,
         session: &Session,
@@ -111,7 +111,7 @@ impl Log {
     /// and 1 WRITE for each of the range's.
     ///
     /// # Errors
-    /// As [`Cache::journal`].
+    /// As [`Log::journal`].
     pub(crate) async fn forget_images_in(
         &self,
         remote: &RemoteTree,
