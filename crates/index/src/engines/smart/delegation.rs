@@ -120,8 +120,7 @@ impl Tree {
                     }
                     return Ok(outcome);
                 }
-                None if joined.leave() => return Err(unknown()),
-                None => return Err(waited("change")),
+                None => return Err(if joined.leave() { unknown() } else { waited("change") }),
             }
         };
         self.change(session, change, held, Some(lead)).await
