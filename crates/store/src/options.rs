@@ -25,7 +25,8 @@ pub struct TableOptions {
 }
 
 impl TableOptions {
-    /// The design of the index. Default: [`Engine::BTree`].
+    /// The design of the index. `docs/engines.md` says which is for whom. Default: [`Engine::BTree`], which is quick
+    /// wherever memory is shared without a network, and needs nothing of other compute servers on one.
     pub fn engine(mut self, engine: Engine) -> Self {
         self.format.engine = engine;
         self
