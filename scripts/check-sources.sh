@@ -70,7 +70,7 @@ fi
 
 # Comments that name nobody: "Whether ..." is "Returns whether ...", "What ..." the thing itself. The list of crates
 # only grows.
-plain=('crates/cluster/*.rs' 'crates/fabric/*.rs')
+plain=('crates/cli/*.rs' 'crates/cluster/*.rs' 'crates/fabric/*.rs' 'crates/store/*.rs')
 if headless=$(git ls-files -z "${plain[@]}" | LC_ALL=C xargs -0 -r grep -HnE \
     '^\s*//[/!]? (Who|Whoever|Whose|Whom|What|Whatever|Where|Wherever|How|Whether|Which|When|Whenever)\b'); then
     printf 'a comment that names no actor and no thing (write "The result of ...", "Returns whether ..."):\n%s\n' \

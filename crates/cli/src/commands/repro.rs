@@ -22,7 +22,7 @@ use crate::tls::TlsArgs;
 Exits with 1 if something that must hold does not. A figure that differs from the paper's does not
 count as that: its row says why it does.")]
 pub(crate) struct ReproArgs {
-    /// The experiment, as in dex-table2; --list names all
+    /// The experiment; --list names all
     #[arg(required_unless_present = "list")]
     pub(crate) experiment: Option<String>,
     /// List the experiments

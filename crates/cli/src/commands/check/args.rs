@@ -76,8 +76,8 @@ pub(crate) struct HistoryArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CrashArgs {
-    /// Part of the names of cases to go through, or one point, as in
-    /// 'btree/u64-tiny/update#k=2,after' [default: all]
+    /// Part of the names of cases to go through (--list prints them), or one point of a case, as in
+    /// 'CASE#k=2,after' [default: all]
     pub(crate) cases: Option<String>,
     /// Print the names of the cases and run nothing
     #[arg(long)]
