@@ -165,14 +165,23 @@ impl Tree {
             let record = reliable.read(area, reliable.buf(bytes)).await?;
             let token = record.words()[1];
             let Some(nodes) = decode(&record, token, &self.layout) else { continue };
+            let image = |at: usize| &record.words()[at..at + self.layout.node_words()];
+            let is_dead = |at: usize| Node::new(&self.layout, image(at)).kind() == Kind::Dead;
+            if nodes.iter().any(|&(_, at)| is_dead(at)) {
+                // Of another table: what this lock protects is changed without merges.
+                continue;
+            }
             let first = nodes[0].0;
             if reliable.word(first).await? == token {
                 self.recover(session, first, token).await?;
             }
-            // Another taker may have been quicker, and is not done before it unlocks the first node.
+            // Another taker may have been quicker, and is not done before it unlocks the first node. A taker has a
+            // record of its own; without one the word is no lock of a node any more.
             let taker = reliable.word(first).await?;
-            if LockToken::from_word(taker).is_some() {
-                self.outwait(session, first, taker).await?;
+            match self.find_record(session, first, taker).await {
+                Ok(Some(_)) => self.outwait(session, first, taker).await?,
+                Ok(None) | Err(IndexError::Corrupt(_)) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())

@@ -18,7 +18,7 @@ use farleaf_pool::Session;
 
 use super::storm::config;
 use super::tables;
-use crate::common::{World, engine_formats, join, key, settle, start, value};
+use crate::common::{World, formats_of, join, key, settle, start, value};
 
 const KEYS: u64 = 300;
 
@@ -317,10 +317,9 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) {
 
 #[test]
 fn the_death_of_a_guest_leaves_whole_nodes() {
-    let formats = engine_formats();
-    let formats: Vec<_> = formats.iter().filter(|(_, it)| it.engine == Engine::Dex).collect();
+    let formats = formats_of(&[Engine::Dex]);
     for seed in 0..300 {
         let (_, format) = formats[seed as usize % formats.len()];
-        death(1_000 + seed, *format, 300_000 + seed * 7_919 % 2_000_000);
+        death(1_000 + seed, format, 300_000 + seed * 7_919 % 2_000_000);
     }
 }
