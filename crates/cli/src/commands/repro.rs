@@ -32,7 +32,7 @@ count as that: its row says why it does.
   farleaf repro all --scale small --out figures.html
 The page is written anew after each experiment, so that Ctrl-C leaves what has finished.")]
 pub(crate) struct ReproArgs {
-    /// The experiment, as in dex-table2, or all; --list names all
+    /// The experiment, or all of them (all); --list names them
     #[arg(required_unless_present = "list")]
     pub(crate) experiment: Option<String>,
     /// List the experiments
