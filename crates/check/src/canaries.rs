@@ -88,15 +88,19 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
     };
     let keys = [5, 20, 60, 150][seed as usize % 4];
     match canary {
-        // Compute servers die while they write several words, or bring a removed key back.
-        Canary::LoseLeafRedo | Canary::ReviveHeadFirst => {
-            let is_revival = canary == Canary::ReviveHeadFirst;
-            suited.workload = Some(if is_revival { Workload::Churn } else { Workload::Hot });
+        // Compute servers die while they bring a removed key back, and what they have posted last is late.
+        Canary::ReviveHeadFirst => {
+            suited.workload = Some(Workload::Churn);
             suited.format = Some(FormatName::WideTiny);
             suited.settings = Settings::default().with("unlink_batch", "64");
             suited.compute_servers = Some(3);
-            suited.faults =
-                Some(Faults { torn: 1.0, jitter: 1_500.0, lease: 300_000.0, ..Faults::default() });
+            suited.faults = Some(Faults {
+                torn: 0.5,
+                late: 0.5,
+                late_ns: 100_000.0,
+                lease: 50_000.0,
+                ..Faults::default()
+            });
             let die = |compute: usize| TimedFault {
                 at_ns: 10_000 + seed.wrapping_mul(7_919 + compute as u64 * 104) % 300_000,
                 kind: FaultKind::Kill(compute),
@@ -107,15 +111,17 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
         }
         // Objects come and go, and their addresses are used again while caches lead there.
         Canary::SkipBirth | Canary::ReuseSameEpoch => {
+            let is_pool = canary == Canary::ReuseSameEpoch;
             suited.workload = Some(Workload::Churn);
-            suited.settings = Settings::default().with("unlink_batch", "1").with("cache", "256MiB");
-            suited.compute_servers = Some(3);
-            suited.memory_servers = Some(1);
-            suited.keys = Some(keys);
-            suited.ops = Some(200);
+            // Nodes come and go, and children of cached nodes are seldom cached.
+            suited.format = is_pool.then_some(FormatName::ShortTiny);
+            let cache = if is_pool { "2KiB" } else { "256MiB" };
+            suited.settings = Settings::default().with("unlink_batch", "1").with("cache", cache);
+            (suited.compute_servers, suited.memory_servers) = (Some(3), Some(1));
+            suited.clients = is_pool.then_some(3);
+            (suited.keys, suited.ops) = (Some(keys), Some(if is_pool { 400 } else { 200 }));
             // Members that have nothing to do become idle.
-            suited.think_ns =
-                Some(if canary == Canary::SkipBirth { 4_000 } else { 20_000 << (seed % 4) });
+            suited.think_ns = Some(if is_pool { 2_000 << (seed % 5) } else { 4_000 });
         }
         // Clients of one compute server on the same keys.
         Canary::JoinOpenRead | Canary::SealLate => {
@@ -130,28 +136,29 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
     suited
 }
 
-/// The crash case that shows a bug which needs two deaths, each at its moment.
+/// The crash case that shows a bug which needs a death within one WRITE.
 fn crash_case_for(canary: Canary) -> Option<&'static str> {
     match canary {
+        Canary::LoseLeafRedo => Some("smart/records/update"),
         Canary::TakeOverUnrecorded => Some("smart/records/takeover-update"),
         _ => None,
     }
 }
 
-/// Runs the points of a crash case until one shows the bug.
+/// Runs the points of a crash case until one shows the bug. Without it, all of them must pass.
 fn hunt_at_points(canary: Canary, name: &str, result: &mut CanaryResult) {
-    let Some(case) = cases().into_iter().find(|case| case.name() == name) else { return };
-    for point in case.points().unwrap_or_default() {
+    let case = || cases().into_iter().find(|case| case.name() == name);
+    let (Some(with), Some(without)) = (case(), case()) else { return };
+    let armed = canary.arm();
+    let points = with.points().unwrap_or_default();
+    let failure = points.into_iter().find_map(|point| {
         result.seeds += 1;
-        let armed = canary.arm();
-        let ran = case.run(point);
-        drop(armed);
-        if let Err(failure) = ran
-            && case.run(point).is_ok()
-        {
-            result.found_at = Some(failure);
-            return;
-        }
+        with.run(point).err()
+    });
+    drop(armed);
+    let passes = |point| without.run(point).is_ok();
+    if without.points().is_ok_and(|points| points.into_iter().all(passes)) {
+        result.found_at = failure;
     }
 }
 
