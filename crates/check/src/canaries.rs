@@ -14,9 +14,7 @@ pub use farleaf_pool::canary::Canary;
 
 use crate::crash::{CrashFailure, cases};
 use crate::run::{Failure, run};
-use crate::scenario::{
-    Choices, Events, FaultKind, Faults, FormatName, Scenario, TimedFault, Workload,
-};
+use crate::scenario::{Choices, Scenario, Workload};
 
 /// Result of the hunt for one canary.
 #[derive(Clone, Debug)]
@@ -86,42 +84,14 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
         Some(engine) => Choices { engine: Some(*engine), ..Choices::default() },
         None => Choices { workload: Some(Workload::Large), ..Choices::default() },
     };
-    let keys = [5, 20, 60, 150][seed as usize % 4];
     match canary {
-        // Compute servers die while they bring a removed key back, and what they have posted last is late.
-        Canary::ReviveHeadFirst => {
-            suited.workload = Some(Workload::Churn);
-            suited.format = Some(FormatName::WideTiny);
-            suited.settings = Settings::default().with("unlink_batch", "64");
-            suited.compute_servers = Some(3);
-            suited.faults = Some(Faults {
-                torn: 0.5,
-                late: 0.5,
-                late_ns: 100_000.0,
-                lease: 50_000.0,
-                ..Faults::default()
-            });
-            let die = |compute: usize| TimedFault {
-                at_ns: 10_000 + seed.wrapping_mul(7_919 + compute as u64 * 104) % 300_000,
-                kind: FaultKind::Kill(compute),
-            };
-            let mut events: Vec<TimedFault> = [0, 1].map(die).to_vec();
-            events.sort_by_key(|event| event.at_ns);
-            (suited.events, suited.keys) = (Some(Events(events)), Some(5 + seed % 20));
-        }
         // Objects come and go, and their addresses are used again while caches lead there.
-        Canary::SkipBirth | Canary::ReuseSameEpoch => {
-            let is_pool = canary == Canary::ReuseSameEpoch;
+        Canary::SkipBirth => {
             suited.workload = Some(Workload::Churn);
-            // Nodes come and go, and children of cached nodes are seldom cached.
-            suited.format = is_pool.then_some(FormatName::ShortTiny);
-            let cache = if is_pool { "2KiB" } else { "256MiB" };
-            suited.settings = Settings::default().with("unlink_batch", "1").with("cache", cache);
+            suited.settings = Settings::default().with("unlink_batch", "1").with("cache", "256MiB");
             (suited.compute_servers, suited.memory_servers) = (Some(3), Some(1));
-            suited.clients = is_pool.then_some(3);
-            (suited.keys, suited.ops) = (Some(keys), Some(if is_pool { 400 } else { 200 }));
-            // Members that have nothing to do become idle.
-            suited.think_ns = Some(if is_pool { 2_000 << (seed % 5) } else { 4_000 });
+            suited.keys = Some([5, 20, 60, 150][seed as usize % 4]);
+            (suited.ops, suited.think_ns) = (Some(200), Some(4_000));
         }
         // Clients of one compute server on the same keys.
         Canary::JoinOpenRead | Canary::SealLate => {
@@ -192,7 +162,6 @@ fn hunt_one(
         let choices = &Choices {
             engine: choices.engine.or(suited.engine),
             workload: choices.workload.or(suited.workload),
-            format: choices.format.or(suited.format),
             settings,
             memory_servers: choices.memory_servers.or(suited.memory_servers),
             compute_servers: choices.compute_servers.or(suited.compute_servers),
@@ -200,8 +169,6 @@ fn hunt_one(
             clients: choices.clients.or(suited.clients),
             ops: choices.ops.or(suited.ops),
             think_ns: choices.think_ns.or(suited.think_ns),
-            faults: choices.faults.clone().or(suited.faults),
-            events: choices.events.clone().or(suited.events),
             ..choices.clone()
         };
         let scenario = Scenario::from_seed(result.seeds, choices);
