@@ -14,9 +14,7 @@ pub use farleaf_pool::canary::Canary;
 
 use crate::crash::{CrashFailure, cases};
 use crate::run::{Failure, run};
-use crate::scenario::{
-    Choices, Events, FaultKind, Faults, FormatName, Scenario, TimedFault, Workload,
-};
+use crate::scenario::{Choices, Scenario, Workload};
 
 /// Result of the hunt for one canary.
 #[derive(Clone, Debug)]
@@ -86,36 +84,14 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
         Some(engine) => Choices { engine: Some(*engine), ..Choices::default() },
         None => Choices { workload: Some(Workload::Large), ..Choices::default() },
     };
-    let keys = [5, 20, 60, 150][seed as usize % 4];
     match canary {
-        // Compute servers die while they write several words, or bring a removed key back.
-        Canary::LoseLeafRedo | Canary::ReviveHeadFirst => {
-            let is_revival = canary == Canary::ReviveHeadFirst;
-            suited.workload = Some(if is_revival { Workload::Churn } else { Workload::Hot });
-            suited.format = Some(FormatName::WideTiny);
-            suited.settings = Settings::default().with("unlink_batch", "64");
-            suited.compute_servers = Some(3);
-            suited.faults =
-                Some(Faults { torn: 1.0, jitter: 1_500.0, lease: 300_000.0, ..Faults::default() });
-            let die = |compute: usize| TimedFault {
-                at_ns: 10_000 + seed.wrapping_mul(7_919 + compute as u64 * 104) % 300_000,
-                kind: FaultKind::Kill(compute),
-            };
-            let mut events: Vec<TimedFault> = [0, 1].map(die).to_vec();
-            events.sort_by_key(|event| event.at_ns);
-            (suited.events, suited.keys) = (Some(Events(events)), Some(5 + seed % 20));
-        }
         // Objects come and go, and their addresses are used again while caches lead there.
-        Canary::SkipBirth | Canary::ReuseSameEpoch => {
+        Canary::SkipBirth => {
             suited.workload = Some(Workload::Churn);
             suited.settings = Settings::default().with("unlink_batch", "1").with("cache", "256MiB");
-            suited.compute_servers = Some(3);
-            suited.memory_servers = Some(1);
-            suited.keys = Some(keys);
-            suited.ops = Some(200);
-            // Members that have nothing to do become idle.
-            suited.think_ns =
-                Some(if canary == Canary::SkipBirth { 4_000 } else { 20_000 << (seed % 4) });
+            (suited.compute_servers, suited.memory_servers) = (Some(3), Some(1));
+            suited.keys = Some([5, 20, 60, 150][seed as usize % 4]);
+            (suited.ops, suited.think_ns) = (Some(200), Some(4_000));
         }
         // Clients of one compute server on the same keys.
         Canary::JoinOpenRead | Canary::SealLate => {
@@ -130,28 +106,29 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
     suited
 }
 
-/// The crash case that shows a bug which needs two deaths, each at its moment.
+/// The crash case that shows a bug which needs a death within one WRITE.
 fn crash_case_for(canary: Canary) -> Option<&'static str> {
     match canary {
+        Canary::LoseLeafRedo => Some("smart/records/update"),
         Canary::TakeOverUnrecorded => Some("smart/records/takeover-update"),
         _ => None,
     }
 }
 
-/// Runs the points of a crash case until one shows the bug.
+/// Runs the points of a crash case until one shows the bug. Without it, all of them must pass.
 fn hunt_at_points(canary: Canary, name: &str, result: &mut CanaryResult) {
-    let Some(case) = cases().into_iter().find(|case| case.name() == name) else { return };
-    for point in case.points().unwrap_or_default() {
+    let case = || cases().into_iter().find(|case| case.name() == name);
+    let (Some(with), Some(without)) = (case(), case()) else { return };
+    let armed = canary.arm();
+    let points = with.points().unwrap_or_default();
+    let failure = points.into_iter().find_map(|point| {
         result.seeds += 1;
-        let armed = canary.arm();
-        let ran = case.run(point);
-        drop(armed);
-        if let Err(failure) = ran
-            && case.run(point).is_ok()
-        {
-            result.found_at = Some(failure);
-            return;
-        }
+        with.run(point).err()
+    });
+    drop(armed);
+    let passes = |point| without.run(point).is_ok();
+    if without.points().is_ok_and(|points| points.into_iter().all(passes)) {
+        result.found_at = failure;
     }
 }
 
@@ -185,7 +162,6 @@ fn hunt_one(
         let choices = &Choices {
             engine: choices.engine.or(suited.engine),
             workload: choices.workload.or(suited.workload),
-            format: choices.format.or(suited.format),
             settings,
             memory_servers: choices.memory_servers.or(suited.memory_servers),
             compute_servers: choices.compute_servers.or(suited.compute_servers),
@@ -193,8 +169,6 @@ fn hunt_one(
             clients: choices.clients.or(suited.clients),
             ops: choices.ops.or(suited.ops),
             think_ns: choices.think_ns.or(suited.think_ns),
-            faults: choices.faults.clone().or(suited.faults),
-            events: choices.events.clone().or(suited.events),
             ..choices.clone()
         };
         let scenario = Scenario::from_seed(result.seeds, choices);

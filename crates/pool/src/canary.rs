@@ -73,16 +73,12 @@ pub enum Canary {
     BelieveCachedAbsence,
     /// A cached pointer counts without the birth of what it leads to.
     SkipBirth,
-    /// The pool hands an address out again without waiting for the global epoch.
-    ReuseSameEpoch,
     /// A leaf's WRITE covers the words that stay as they are.
     RewriteEqualWords,
     /// A leaf's lock is taken from whatever word it holds by now.
     LockProvesNothing,
     /// A change of several words of a value leaves no redo record.
     LoseLeafRedo,
-    /// The head of a removed leaf says that the key is back before its value is there.
-    ReviveHeadFirst,
     /// A leaf's lost WRITE is sent again without a look at its lock.
     ResendContent,
     /// A takeover of a leaf writes no redo record of its own.
@@ -140,11 +136,9 @@ impl Canary {
         Canary::DeliverTwice,
         Canary::BelieveCachedAbsence,
         Canary::SkipBirth,
-        Canary::ReuseSameEpoch,
         Canary::RewriteEqualWords,
         Canary::LockProvesNothing,
         Canary::LoseLeafRedo,
-        Canary::ReviveHeadFirst,
         Canary::ResendContent,
         Canary::TakeOverUnrecorded,
         Canary::FreeSlot,
@@ -192,11 +186,9 @@ impl Canary {
             Canary::DeliverTwice => "deliver-twice",
             Canary::BelieveCachedAbsence => "believe-cached-absence",
             Canary::SkipBirth => "skip-birth",
-            Canary::ReuseSameEpoch => "reuse-same-epoch",
             Canary::RewriteEqualWords => "rewrite-equal-words",
             Canary::LockProvesNothing => "lock-proves-nothing",
             Canary::LoseLeafRedo => "lose-leaf-redo",
-            Canary::ReviveHeadFirst => "revive-head-first",
             Canary::ResendContent => "resend-content",
             Canary::TakeOverUnrecorded => "take-over-unrecorded",
             Canary::FreeSlot => "free-slot",
@@ -269,17 +261,11 @@ impl Canary {
                 "a key is absent because the leaf of a cached slot says so"
             }
             Canary::SkipBirth => "a cached pointer counts without the birth of what it leads to",
-            Canary::ReuseSameEpoch => {
-                "the pool hands an address out again without waiting for the global epoch"
-            }
             Canary::RewriteEqualWords => "a leaf's WRITE covers the words that stay as they are",
             Canary::LockProvesNothing => {
                 "a leaf's lock is taken from whatever word it holds by now"
             }
             Canary::LoseLeafRedo => "a change of several words of a value leaves no redo record",
-            Canary::ReviveHeadFirst => {
-                "the head of a removed leaf says that the key is back before its value is there"
-            }
             Canary::ResendContent => "a leaf's lost WRITE is sent again without a look at its lock",
             Canary::TakeOverUnrecorded => "a takeover of a leaf writes no redo record of its own",
             Canary::FreeSlot => "the slot of an unlinked leaf becomes unused again",

@@ -41,7 +41,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{Endpoint, OpErrorKind};
 
-use crate::canary::Canary;
 use crate::geometry::MEMBER_BYTES;
 use crate::member;
 use crate::pins::UNPINNED;
@@ -385,9 +384,6 @@ impl Pool {
     /// Objects retired at an epoch two or more below this may be reused, if they were retired
     /// before `seen` was looked at. At most the global epoch (INV-EPOCH-6).
     pub(crate) fn reuse_bound(&self, seen: &Observation) -> u64 {
-        if Canary::ReuseSameEpoch.is_armed() {
-            return seen.least_of_others.min(self.pins.least());
-        }
         seen.least_of_others.min(self.pins.announceable(&self.epochs.view))
     }
 

@@ -98,7 +98,6 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
         ("remove-smaller-node-own", by_actor(smaller)),
         ("remove-collapse-to-leaf", shrink(14, Change::NodeCollapses, Order::Up)),
         ("remove-collapse-to-node", shrink(26, Change::NodeCollapses, Order::Down)),
-        ("remove-collapse-cascade", shrink(40, Change::NodeCollapses, Order::Mixed)),
         ("recover-smaller-node", recover(smaller, 0)),
         ("recover-update", died_in_update(Action::Recover)),
         ("takeover-update", died_in_update(Action::Update(60))),

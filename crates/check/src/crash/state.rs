@@ -4,6 +4,7 @@
 //! state: it adds or removes keys one by one and walks the table after each. The first step that makes
 //! the change is the action; the table before it is the state.
 
+use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
 use farleaf_index::{AnyIndex, Index, TableReport};
 use farleaf_pool::{Audit, Session};
@@ -13,6 +14,8 @@ use super::formats::Format;
 use super::run;
 use crate::world::{Fault, SmallWorld, create};
 
+/// Time after which an operation's tasks have ended, if nothing is held up.
+const TASKS_NS: u64 = 1_000_000;
 /// Most keys that a hunt adds.
 const HUNT_KEYS: u32 = 120;
 /// Keys are tens up to this many.
@@ -219,6 +222,8 @@ pub(super) async fn apply(
 
 /// Walks the table alone.
 pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableReport, Fault> {
+    // Tasks in the background end first: an audit knows only blocks that were carved before it.
+    session.endpoint().sleep(TASKS_NS).await;
     let mut audit = Audit::new(session).await?;
     let report = index.verify(session, &mut audit).await?;
     match report.problems.first() {

@@ -28,6 +28,15 @@ const QUICK: &[Canary] = &[
     Canary::ReplayOlder,
     Canary::LostIsNotBegun,
     Canary::DeliverTwice,
+    Canary::BelieveCachedAbsence,
+    Canary::SkipBirth,
+    Canary::LockProvesNothing,
+    Canary::ResendContent,
+    Canary::FreeSlot,
+    Canary::UnlinkUnlocked,
+    Canary::MoveUnmarked,
+    Canary::CopyUnfrozen,
+    Canary::TrustDeadNode,
 ];
 
 #[test]

@@ -10,11 +10,9 @@ use crate::engine::choose;
 pub(super) const CANARIES: &[Canary] = &[
     Canary::BelieveCachedAbsence,
     Canary::SkipBirth,
-    Canary::ReuseSameEpoch,
     Canary::RewriteEqualWords,
     Canary::LockProvesNothing,
     Canary::LoseLeafRedo,
-    Canary::ReviveHeadFirst,
     Canary::ResendContent,
     Canary::TakeOverUnrecorded,
     Canary::FreeSlot,

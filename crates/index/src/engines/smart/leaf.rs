@@ -249,9 +249,6 @@ pub(super) fn changed(old: &[u64], new: &[u64]) -> Changed {
     if revives {
         let mut runs = runs_of((value..end).filter(differs), value);
         runs.extend(runs_of((0..KEY).filter(differs), value));
-        if Canary::ReviveHeadFirst.is_armed() {
-            runs.reverse();
-        }
         return Changed { runs, needs_redo: false };
     }
     let runs = runs_of((0..KEY).chain(value..end).filter(differs), value);
