@@ -43,7 +43,7 @@ fn what_makes_no_sense_is_explained() {
     farleaf(&["repro", "dex-table2", "--scale", "-1"], b"").failed(2, "makes no sense");
     farleaf(&["repro", "dex-table2", "--scale", "0.0001"], b"").failed(2, "give at least");
     farleaf(&["repro", "dex-table2", "--scael", "1"], b"").failed(2, "'--scale'");
-    farleaf(&["repro", "dart-fig16"], b"").failed(2, "did you mean \"dart-fig1");
+    farleaf(&["repro", "dart-fig16"], b"").failed(2, "did you mean \"dart-fig6\"?");
     farleaf(&["repro", "al"], b"").failed(2, "did you mean \"all\"?");
     farleaf(&["repro", "all"], b"").failed(2, "--out FILE");
     farleaf(&["repro", "all", "--scale", "smal"], b"").failed(2, "did you mean \"small\"?");
