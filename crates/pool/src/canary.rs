@@ -99,6 +99,36 @@ pub enum Canary {
     JoinOpenRead,
     /// Changes join a batch that has been written.
     SealLate,
+    /// A remove leaves an empty slot, not a TOMB.
+    EraseRemoved,
+    /// An insert takes the last empty slot of its bucket, not the first.
+    FillAnySlot,
+    /// A node is replaced whose slots were not sealed.
+    SwitchUnsealed,
+    /// A blind change that lost to any change counts as done just before it.
+    AbsorbAny,
+    /// A lookup that began at an entry believes and follows sealed words.
+    BelieveSealed,
+    /// An entry is valid before its node was seen in the tree.
+    EntryValidAtOnce,
+    /// An entry that is moved to another node is valid at once.
+    EntryMovedAtOnce,
+    /// The entries of a node are taken out before it is sealed.
+    TakeOutBeforeSeal,
+    /// Recovery leaves the entries of nodes that it frees.
+    KeepEntriesOfFreed,
+    /// A remembered entry is used without a look at notices.
+    IgnoreNotices,
+    /// What is remembered of a table's root is used at any later moment.
+    RememberForever,
+    /// A lookup that began at an entry answers that a key is absent without a proof.
+    AbsentUnproven,
+    /// An insert that began at an entry takes a slot without a proof.
+    InsertUnproven,
+    /// A publishing CAS whose completion was lost counts as not done.
+    LostIsNotDone,
+    /// Every client that may have unlinked a node retires it.
+    CollapseUnclaimed,
 }
 
 impl Canary {
@@ -149,6 +179,21 @@ impl Canary {
         Canary::RepostSlotCas,
         Canary::JoinOpenRead,
         Canary::SealLate,
+        Canary::EraseRemoved,
+        Canary::FillAnySlot,
+        Canary::SwitchUnsealed,
+        Canary::AbsorbAny,
+        Canary::BelieveSealed,
+        Canary::EntryValidAtOnce,
+        Canary::EntryMovedAtOnce,
+        Canary::TakeOutBeforeSeal,
+        Canary::KeepEntriesOfFreed,
+        Canary::IgnoreNotices,
+        Canary::RememberForever,
+        Canary::AbsentUnproven,
+        Canary::InsertUnproven,
+        Canary::LostIsNotDone,
+        Canary::CollapseUnclaimed,
     ];
 
     /// Its name on the command line.
@@ -199,6 +244,21 @@ impl Canary {
             Canary::RepostSlotCas => "repost-slot-cas",
             Canary::JoinOpenRead => "join-open-read",
             Canary::SealLate => "seal-late",
+            Canary::EraseRemoved => "erase-removed",
+            Canary::FillAnySlot => "fill-any-slot",
+            Canary::SwitchUnsealed => "switch-unsealed",
+            Canary::AbsorbAny => "absorb-any",
+            Canary::BelieveSealed => "believe-sealed",
+            Canary::EntryValidAtOnce => "entry-valid-at-once",
+            Canary::EntryMovedAtOnce => "entry-moved-at-once",
+            Canary::TakeOutBeforeSeal => "take-out-before-seal",
+            Canary::KeepEntriesOfFreed => "keep-entries-of-freed",
+            Canary::IgnoreNotices => "ignore-notices",
+            Canary::RememberForever => "remember-forever",
+            Canary::AbsentUnproven => "absent-unproven",
+            Canary::InsertUnproven => "insert-unproven",
+            Canary::LostIsNotDone => "lost-is-not-done",
+            Canary::CollapseUnclaimed => "collapse-unclaimed",
         }
     }
 
@@ -276,6 +336,35 @@ impl Canary {
             Canary::RepostSlotCas => "a slot's lost CAS is posted again, and its answer believed",
             Canary::JoinOpenRead => "a get takes the answer of a READ that began before it",
             Canary::SealLate => "changes join a batch that has been written",
+            Canary::EraseRemoved => "a remove leaves an empty slot, not a TOMB",
+            Canary::FillAnySlot => {
+                "an insert takes the last empty slot of its bucket, not the first"
+            }
+            Canary::SwitchUnsealed => "a node is replaced whose slots were not sealed",
+            Canary::AbsorbAny => {
+                "a blind change that lost to any change counts as done just before it"
+            }
+            Canary::BelieveSealed => {
+                "a lookup that began at an entry believes and follows sealed words"
+            }
+            Canary::EntryValidAtOnce => "an entry is valid before its node was seen in the tree",
+            Canary::EntryMovedAtOnce => "an entry that is moved to another node is valid at once",
+            Canary::TakeOutBeforeSeal => "the entries of a node are taken out before it is sealed",
+            Canary::KeepEntriesOfFreed => "recovery leaves the entries of nodes that it frees",
+            Canary::IgnoreNotices => "a remembered entry is used without a look at notices",
+            Canary::RememberForever => {
+                "what is remembered of a table's root is used at any later moment"
+            }
+            Canary::AbsentUnproven => {
+                "a lookup that began at an entry answers that a key is absent without a proof"
+            }
+            Canary::InsertUnproven => {
+                "an insert that began at an entry takes a slot without a proof"
+            }
+            Canary::LostIsNotDone => {
+                "a publishing CAS whose completion was lost counts as not done"
+            }
+            Canary::CollapseUnclaimed => "every client that may have unlinked a node retires it",
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session, Unlinked};
 
 use super::Tree;
@@ -163,6 +164,7 @@ impl Changing<'_> {
             return Ok(Next::Ended(self.absent(outcome)?));
         }
         let proof = match place.node {
+            Some(_) if Canary::InsertUnproven.is_armed() => None,
             Some(node) if !way.is_fresh || way.has_gaps => {
                 self.tree.counters.proof_reads.add(1);
                 let key = self.change.key;
@@ -279,7 +281,8 @@ impl Changing<'_> {
             self.held.extend_from_slice(old.value());
         }
         let held = self.change.expected.is_some().then_some(old.value());
-        let absorbed = *may_absorb && old.is_blind() && self.tree.options.absorb;
+        let is_blind = old.is_blind() || Canary::AbsorbAny.is_armed();
+        let absorbed = *may_absorb && is_blind && self.tree.options.absorb;
         let outcome = match self.change.decide(true, held) {
             // A blind change that another blind change has overtaken: as if done just before that one.
             Decision::Apply(outcome) if absorbed => {
@@ -305,7 +308,9 @@ impl Changing<'_> {
             }
             None => {
                 let session = self.session.id() & SESSION_MASK;
-                (Word::tomb(place.step, place.word.addr(), session), Mine::Tomb, Vec::new())
+                let tomb = Word::tomb(place.step, place.word.addr(), session);
+                let put = if Canary::EraseRemoved.is_armed() { Word::EMPTY } else { tomb };
+                (put, Mine::Tomb, Vec::new())
             }
         };
         let attempt = attempt_at(&place, put, mine);

@@ -86,8 +86,8 @@ counters! {
     answers: "answers",
     /// Nodes that operations have read on the ways that led to answers.
     levels: "levels",
-    /// Unlinked nodes that were not retired, because nobody knew where their entries are.
-    stranded: "switch_stranded",
+    /// Unlinked nodes for whose entries all tables were searched, because nobody knew their prefix.
+    searched: "switch_searched",
     /// Probes of the skip table.
     est_probe: "est_probe",
     /// Answers that an entry led to.
@@ -106,6 +106,14 @@ counters! {
     est_repaired: "est_repaired",
     /// Tentative entries of other clients that were made valid or taken out.
     est_tentative: "est_tentative",
+    /// Starts at remembered entries.
+    cache_hit: "cache_hit",
+    /// Those that led nowhere.
+    cache_stale: "cache_stale",
+    /// Notices that were heeded.
+    notices_heeded: "notices_heeded",
+    /// Times that all was forgotten because too many notices had come.
+    cache_emptied: "cache_emptied",
     /// Adjustments of the list of lengths.
     adjust_rounds: "adjust_rounds",
     /// Microseconds that they took to choose.

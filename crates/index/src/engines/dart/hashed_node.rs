@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use farleaf_pool::canary::Canary;
+
 use super::word::{NodeType, Step, Word};
 
 /// Slots of an N256: one for each byte, and END.
@@ -54,7 +56,13 @@ pub(super) fn find(words: &[u64], step: Step) -> Found {
     for (index, word) in words.iter().enumerate() {
         let word = Word::from_raw(*word);
         match word.step() {
-            None => return Found::Empty(index, word),
+            None => {
+                let last = words.len() - 1;
+                if Canary::FillAnySlot.is_armed() && words[last] == 0 {
+                    return Found::Empty(last, word);
+                }
+                return Found::Empty(index, word);
+            }
             Some(found) if found == step => return Found::At(index, word),
             Some(_) => {}
         }

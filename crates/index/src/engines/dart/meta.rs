@@ -1,7 +1,8 @@
 //! Meta object: where a table's root entry points, and the memory of its check line.
 //!
 //! Line 0: tag, version, table's number. Line 1, the *check line*: the root slot R, and the descriptor word D
-//! of the skip table. Line 2: the maintenance lock.
+//! of the skip table, the era, and the number of notices. Line 2: the maintenance lock. Behind it: the ring of
+//! notices (`cache.rs`).
 //!
 //! R is a slot like any other, but it is in no node, and never sealed.
 
@@ -9,22 +10,31 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farleaf_fabric::GlobalAddr;
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session};
 
 use super::word::{Child, Word};
 use crate::IndexError;
 
 /// Bytes of the meta object.
-pub(super) const META_BYTES: usize = 256;
+pub(super) const META_BYTES: usize = META_RING as usize + 8 * RING_PLACES as usize;
 /// Offset of R.
 pub(super) const META_ROOT: u64 = 64;
 /// Offset of D.
 pub(super) const META_TABLES: u64 = 72;
+/// Offset of the era, a number that rises when nodes are freed without notices.
+pub(super) const META_ERA: u64 = 80;
+/// Offset of the number of notices.
+pub(super) const META_HEAD: u64 = 88;
 /// Offset of the maintenance lock.
 pub(super) const META_LOCK: u64 = 128;
+/// Offset of the ring of notices.
+pub(super) const META_RING: u64 = 256;
+/// Places of the ring.
+pub(super) const RING_PLACES: u64 = 1_024;
 const LINE_BYTES: usize = 64;
 const TAG: u64 = u64::from_le_bytes(*b"FLdart01");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Writes the meta object of an empty table. 1 WRITE.
 pub(super) async fn create(session: &Session, table: u32) -> Result<GlobalAddr, IndexError> {
@@ -57,11 +67,14 @@ pub(super) async fn check(
     Ok(())
 }
 
-/// R and D, as one operation uses them.
+/// The check line, as one operation uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CheckLine {
     pub(super) root: Word,
     pub(super) tables: u64,
+    pub(super) era: u64,
+    /// Notices so far.
+    pub(super) head: u64,
     /// This operation did not read them itself.
     pub(super) is_remembered: bool,
 }
@@ -74,7 +87,10 @@ pub(super) async fn read_line(io: Reliable<'_>, meta: GlobalAddr) -> Result<Chec
         let what = format!("the root slot at {meta} holds {:#x}, which is no word", root.raw());
         return Err(IndexError::Corrupt(what));
     }
-    Ok(CheckLine { root, tables: line.words()[1], is_remembered: false })
+    let [_, tables, era, head, ..] = *line.words() else {
+        return Err(IndexError::Corrupt(format!("the check line at {meta} is cut short")));
+    };
+    Ok(CheckLine { root, tables, era, head, is_remembered: false })
 }
 
 /// The check line as this compute server has seen it in the present moment.
@@ -94,13 +110,17 @@ impl RememberedLine {
     /// The line, if it is of this moment, and R is of use to another operation.
     #[inline]
     pub(super) fn at(&self, moment: u64) -> Option<CheckLine> {
-        let is_of_it = || self.moment.load(Ordering::Acquire) == moment;
+        let is_of_it = || match self.moment.load(Ordering::Acquire) {
+            known if Canary::RememberForever.is_armed() => known != 0,
+            known => known == moment,
+        };
         if !is_of_it() {
             return None;
         }
         let root = Word::from_raw(self.root.load(Ordering::Acquire));
         let tables = self.tables.load(Ordering::Acquire);
-        is_of_it().then_some(CheckLine { root, tables, is_remembered: true })
+        let line = CheckLine { root, tables, era: 0, head: 0, is_remembered: true };
+        is_of_it().then_some(line)
     }
 
     /// The line was read after `moment` was asked for.

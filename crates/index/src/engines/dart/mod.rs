@@ -23,8 +23,10 @@
 //!   fresh way meets and that is not sealed was never linked.
 //! - `INV-DART-5` A valid entry of a table that the descriptor names leads to no freed node.
 //! - `INV-DART-6` All keys below a node share its first plen bytes. No key is in the tree twice.
+//! - `INV-DART-7`, `INV-DART-8`: entries that a compute server remembers; see `cache.rs`.
 
 mod bulk;
+mod cache;
 mod changing;
 mod counters;
 mod descent;
@@ -39,14 +41,18 @@ mod outcome;
 mod publish;
 mod scan;
 mod skip_table;
+#[cfg(test)]
+mod tests;
 mod verify;
 mod word;
 
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
 
+use self::cache::Cache;
 use self::counters::Counters;
 use self::hashed_node::NodeShape;
 use self::meta::RememberedLine;
@@ -76,6 +82,7 @@ struct Tree {
     object_bytes_max: usize,
     options: DartOptions,
     remembered: RememberedLine,
+    cache: Cache,
     known_tables: KnownTables,
     hit_rates: HitRates,
     maintenance: Maintenance,
@@ -92,6 +99,7 @@ impl Tree {
             table: number_of(&layout),
             object_bytes_max: session.pool().geometry().object_bytes_max(),
             layout,
+            cache: Cache::new(options.cache_bytes),
             options,
             remembered: RememberedLine::default(),
             known_tables: KnownTables::default(),
@@ -125,7 +133,15 @@ fn number_of(layout: &Layout) -> u32 {
 impl Dart {
     /// Counts of what this compute server has done with the table, by name.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.0.counters.all()
+        let mut all = self.0.counters.all();
+        let (bytes, entries) = self.0.cache.used();
+        let directory = self.0.known_tables.bytes();
+        all.extend([
+            ("cache_bytes", bytes),
+            ("cache_entries", entries),
+            ("directory_bytes", directory),
+        ]);
+        all
     }
 
     /// Counts the entries of the skip tables. Meant for a quiet table.
@@ -177,7 +193,7 @@ impl Engine for Dart {
         "radix tree of hashed nodes with a skip table: DART, PACMMOD/SIGMOD 2026";
 
     const TRAITS: Traits = Traits {
-        cached: false,
+        cached: true,
         owned: false,
         logged: false,
         offloads: false,
@@ -187,6 +203,24 @@ impl Engine for Dart {
         shrinks: false,
         radix: true,
     };
+
+    const CANARIES: &'static [Canary] = &[
+        Canary::EraseRemoved,
+        Canary::FillAnySlot,
+        Canary::SwitchUnsealed,
+        Canary::AbsorbAny,
+        Canary::BelieveSealed,
+        Canary::EntryValidAtOnce,
+        Canary::EntryMovedAtOnce,
+        Canary::TakeOutBeforeSeal,
+        Canary::KeepEntriesOfFreed,
+        Canary::IgnoreNotices,
+        Canary::RememberForever,
+        Canary::AbsentUnproven,
+        Canary::InsertUnproven,
+        Canary::LostIsNotDone,
+        Canary::CollapseUnclaimed,
+    ];
 
     type Options = DartOptions;
     type Table = Dart;
@@ -228,6 +262,9 @@ impl Engine for Dart {
         table: &StoredTable,
         marks: &Audit,
     ) -> Result<(), IndexError> {
+        if Canary::KeepEntriesOfFreed.is_armed() {
+            return Ok(());
+        }
         let _pin = session.begin(OpKind::Other).await?;
         Tree::new(session, table, DartOptions::default()).take_out_unmarked(session, marks).await
     }
@@ -239,6 +276,7 @@ impl Engine for Dart {
             .with("print_bits", pick(rng, &["0", "1", "10"]))
             .with("prefixes", pick(rng, &["1+2+4+8+16+32", "1+2+3+4+5+6+7", "3", "7"]))
             .with("scan_batch", pick(rng, &["1", "3", "64"]))
+            .with("cache", pick(rng, &["0", "400", "64KiB"]))
             .with("absorb", pick(rng, &["true", "true", "false"]))
             .with("buckets", pick(rng, &["true", "true", "false"]))
             .with("compound_pointers", pick(rng, &["true", "true", "false"]))

@@ -15,6 +15,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, OpKind, Ops};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session, Trial, Unlinked, is_open};
 
 use super::Tree;
@@ -191,6 +192,13 @@ impl<'a> Switch<'a> {
 
     async fn go_on(&mut self) -> Result<Progress, IndexError> {
         if self.sealed.is_none() {
+            if Canary::TakeOutBeforeSeal.is_armed() {
+                let words = self.tree.read_node(self.io, self.node).await?;
+                let words = words.words().iter().map(|word| Word::from_raw(*word));
+                let live: Vec<Word> = words.filter(|word| word.is_live()).collect();
+                let proven = self.is_proven.then_some(self.key);
+                self.tree.node_unlinked(self.io, self.node, &live, None, proven).await?;
+            }
             self.sealed = Some(self.seal().await?);
         }
         let live: Vec<Word> = self.sealed.iter().flatten().map(|word| word.plain()).collect();
@@ -240,7 +248,7 @@ impl<'a> Switch<'a> {
             loop {
                 let open: Vec<usize> =
                     (0..words.len()).filter(|index| !words[*index].is_sealed()).collect();
-                if open.is_empty() {
+                if open.is_empty() || Canary::SwitchUnsealed.is_armed() {
                     return Ok(words);
                 }
                 let mut ops = self.session.client().ops();
@@ -359,13 +367,13 @@ impl<'a> Switch<'a> {
         put: Option<(&Place, Word)>,
     ) -> Result<(), IndexError> {
         let proven = self.is_proven.then_some(self.key);
-        let has_no_entry = self.tree.node_unlinked(self.io, self.node, live, put, proven).await?;
+        if !Canary::TakeOutBeforeSeal.is_armed() {
+            self.tree.node_unlinked(self.io, self.node, live, put, proven).await?;
+        }
         let is_mine = match winner {
-            // Entries may lead to it: it stays as it is, sealed, until its block is swept.
-            _ if !has_no_entry => false,
             Winner::Mine => true,
             Winner::Another => false,
-            Winner::Perhaps => self.claim().await?,
+            Winner::Perhaps => self.claim().await? || Canary::CollapseUnclaimed.is_armed(),
         };
         let retiring = match (is_mine, retiring) {
             (true, None) => Some(self.session.prepare_retire(self.node.addr).await?),

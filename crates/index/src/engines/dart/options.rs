@@ -10,6 +10,9 @@ crate::knobs! {
     /// Settings of an open table.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub struct DartOptions {
+        /// Bytes of entries of the skip table that are remembered for each table, beside its directory. 0 remembers
+        /// none: then each lookup probes the skip table.
+        "cache" => cache_bytes: u64 = 1 << 20, KnobKind::Bytes { min: 0, max: u64::MAX }, paper "1 MB, up to 400 MB";
         /// Most leaves that a scan reads at once.
         "scan_batch" => scan_batch: usize = 64, KnobKind::Count { min: 1, max: 256, unit: "leaves" };
         /// Decides whether a reader reads the bucket that it needs, or the whole node: a switch of the ablation.

@@ -10,8 +10,9 @@ use super::place::Item;
 use super::tables::{Descriptor, TablesWord};
 use crate::IndexError;
 use crate::engines::dart::Tree;
+use crate::engines::dart::cache;
 use crate::engines::dart::descent::{NodeRef, Place};
-use crate::engines::dart::meta::{self, META_TABLES};
+use crate::engines::dart::meta::{self, META_ERA, META_TABLES};
 use crate::engines::dart::ops::Below;
 use crate::engines::dart::word::{Child, Word};
 use crate::index::TableReport;
@@ -55,9 +56,9 @@ impl Tree {
     /// A CAS has unlinked `node`, whose live words were `live`, and put `put` in its place: takes its entries
     /// out, or moves them. `proven` is a key of which the node's prefix is known to be a part.
     ///
-    /// Returns whether the node may be retired: not if entries may be left, because nobody knows its prefix.
+    /// If nobody knows the prefix, as of an empty node that another has left, all entries are searched for the node.
     ///
-    /// Cost: 1 READ if there is no table.
+    /// Cost: 1 READ if there is no table. Else also a probe for each length, the CASes of its entries, and a notice.
     pub(in crate::engines::dart) async fn node_unlinked(
         &self,
         io: Reliable<'_>,
@@ -65,24 +66,30 @@ impl Tree {
         live: &[Word],
         put: Option<(&Place, Word)>,
         proven: Option<&[u8]>,
-    ) -> Result<bool, IndexError> {
+    ) -> Result<(), IndexError> {
         let word = TablesWord(io.word(self.meta.plus(META_TABLES)).await?);
-        let Some(tables) = self.tables(io, word).await? else { return Ok(true) };
+        let Some(tables) = self.tables(io, word).await? else { return Ok(()) };
         let lists = tables.tables.iter().flat_map(|table| table.lengths_of(None, node.plen));
         if lists.count() == 0 {
-            return Ok(true);
+            return Ok(());
         }
         let known = match self.prefix_of(io, node, live).await? {
             Some(prefix) => Some(prefix),
             None => proven.and_then(|key| key.get(..node.plen)).map(<[u8]>::to_vec),
         };
-        let Some(prefix) = known else {
-            self.counters.stranded.add(1);
-            return Ok(false);
-        };
-        let to = put.and_then(|(place, word)| Place { word, ..*place }.child());
-        self.take_out(io, &tables, node.addr, &prefix, to).await?;
-        Ok(true)
+        match known {
+            Some(prefix) => {
+                let to = put.and_then(|(place, word)| Place { word, ..*place }.child());
+                self.take_out(io, &tables, node.addr, &prefix, to).await?;
+            }
+            None => {
+                self.counters.searched.add(1);
+                self.sift_all(io, &tables, &|entry| entry.addr() == node.addr).await?;
+            }
+        }
+        cache::notify(io, self.meta, node.addr).await?;
+        self.cache.forget_node(node.addr);
+        Ok(())
     }
 
     /// Returns the bytes that all keys below a node share, by a leaf below one of its words.
@@ -152,9 +159,25 @@ impl Tree {
         let io = session.maintenance();
         let line = meta::read_line(io, self.meta).await?;
         let Some(tables) = self.tables(io, TablesWord(line.tables)).await? else { return Ok(()) };
+        let is_gone = |entry: Entry| marks.is_marked(entry.addr()) == Some(false);
+        self.sift_all(io, &tables, &is_gone).await?;
+        // Compute servers may remember entries of nodes that are freed without a notice. Twice does no harm.
+        let mut ops = io.client().ops();
+        ops.faa(self.meta.plus(META_ERA), 1);
+        io.post_many(ops).await?;
+        Ok(())
+    }
+
+    /// Takes out all entries that `is_gone` names. 1 READ for each 16 KiB of each table.
+    async fn sift_all(
+        &self,
+        io: Reliable<'_>,
+        tables: &Descriptor,
+        is_gone: &impl Fn(Entry) -> bool,
+    ) -> Result<(), IndexError> {
         for table in &tables.tables {
             for segment in &table.segments {
-                self.sift(io, *segment, table.segment_bytes(), marks).await?;
+                self.sift(io, *segment, table.segment_bytes(), is_gone).await?;
             }
         }
         Ok(())
@@ -165,14 +188,13 @@ impl Tree {
         io: Reliable<'_>,
         segment: GlobalAddr,
         bytes: usize,
-        marks: &Audit,
+        is_gone: &impl Fn(Entry) -> bool,
     ) -> Result<(), IndexError> {
         for from in (0..bytes).step_by(CHUNK_BYTES) {
             let at = segment.plus(from as u64);
             loop {
                 let words = io.read(at, io.buf(CHUNK_BYTES.min(bytes - from))).await?;
-                let is_gone =
-                    |word: u64| word != 0 && marks.is_marked(Entry(word).addr()) == Some(false);
+                let is_gone = |word: u64| word != 0 && is_gone(Entry(word));
                 let gone = words.words().iter().enumerate().filter(|(_, word)| is_gone(**word));
                 let list: Vec<Cas> = gone
                     .map(|(slot, word)| Cas {

@@ -86,6 +86,12 @@ pub(super) struct Starts {
     found: Vec<(usize, NodeRef)>,
     /// The start in use, if it is an entry's.
     used: Option<(usize, NodeRef)>,
+    /// The start in use, or in `found`, is remembered.
+    is_remembered: bool,
+    /// A remembered entry led nowhere: no further one is tried.
+    has_forgotten: bool,
+    /// What is probed from here on may be remembered (`INV-DART-8`).
+    generation: u64,
     /// Lengths whose probes led nowhere: no entry, or one of a node that is gone or another's.
     missed: Vec<(usize, Option<NodeRef>)>,
 }
@@ -100,6 +106,9 @@ impl Starts {
             lengths: 0,
             found: Vec::new(),
             used: None,
+            is_remembered: false,
+            has_forgotten: false,
+            generation: 0,
             missed: Vec::new(),
         }
     }
@@ -113,7 +122,7 @@ impl Tree {
         key: &[u8],
         line: CheckLine,
     ) -> Result<Starts, IndexError> {
-        let mut starts = Starts::root(line);
+        let mut starts = Starts { generation: self.cache.generation(), ..Starts::root(line) };
         if self.options.est {
             starts.tables = self.tables(io, TablesWord(line.tables)).await?;
             if let Some(table) = starts.tables.as_ref().and_then(|tables| tables.probed()) {
@@ -154,7 +163,7 @@ impl Tree {
         }
     }
 
-    /// Looks for the node behind the prefix of the next length.
+    /// Looks for the node behind the prefix of the next length: among what is remembered, then by 1 READ.
     async fn probe(
         &self,
         session: &Session,
@@ -166,12 +175,21 @@ impl Tree {
         let Some(table) = starts.tables.as_ref().and_then(|tables| tables.probed()) else {
             return Ok(());
         };
+        let length = usize::from(table.lengths[index]);
+        let hash = PrefixHash::of(&key[..length], self.table);
+        if !starts.has_forgotten
+            && let Some(node) = self.cache.find(hash.0, length)
+            && node.plen <= key.len()
+        {
+            self.counters.cache_hit.add(1);
+            starts.is_remembered = true;
+            starts.found.push((index, node));
+            return Ok(());
+        }
         let now_and_then = || session.endpoint().random().is_multiple_of(SELDOM);
         if !self.hit_rates.is_likely(index) && !now_and_then() {
             return Ok(());
         }
-        let length = usize::from(table.lengths[index]);
-        let hash = PrefixHash::of(&key[..length], self.table);
         let bucket = io.read(table.bucket(hash), io.buf(BUCKET_BYTES)).await?;
         self.counters.est_probe.add(1);
         let entries = bucket.words().iter().map(|word| Entry(*word));
@@ -203,8 +221,21 @@ impl Tree {
     ) {
         let has_answer = answered.is_some();
         if let Some((length, node)) = starts.used.take() {
+            let is_remembered = std::mem::take(&mut starts.is_remembered);
+            let prefix = starts.tables.as_ref().and_then(|tables| tables.probed());
+            let prefix = prefix.map(|table| usize::from(table.lengths[length]));
+            let prefix = prefix.map(|bytes| (PrefixHash::of(&key[..bytes], self.table).0, bytes));
             if has_answer {
                 self.counters.est_hit.add(1);
+                if let (Some((hash, bytes)), false) = (prefix, is_remembered) {
+                    self.cache.learn(starts.generation, hash, bytes, node);
+                }
+            } else if let (Some((hash, bytes)), true) = (prefix, is_remembered) {
+                // The table may know better: the same length again.
+                self.counters.cache_stale.add(1);
+                self.cache.forget(hash, bytes);
+                starts.has_forgotten = true;
+                starts.lengths = length + 1;
             } else {
                 match way.landing {
                     Landing::Stale => self.counters.est_sealed.add(1),

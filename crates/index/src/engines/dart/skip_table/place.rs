@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Cas, Reliable, Session};
 
 use super::entry::{BUCKET_BYTES, BUCKET_SLOTS, Entry, PrefixHash};
@@ -98,6 +99,10 @@ impl Tree {
                 self.counters.est_dropped.add(1);
                 continue;
             };
+            if Canary::EntryValidAtOnce.is_armed() {
+                list.push(Cas { at: at(slot), expected: words[slot], new: new.valid().0 });
+                continue;
+            }
             list.push(Cas { at: at(slot), expected: words[slot], new: new.0 });
             words[slot] = new.0;
             placed.push(Tentative { at: at(slot), entry: new, node: item.node.addr });
@@ -177,6 +182,8 @@ impl Tree {
                         let to = to.filter(|_| own && table.role != Role::Leaving);
                         let new = to.and_then(|to| Some((entry.moved(length, to)?, to.addr)));
                         let new_word = new.map_or(Entry::FREE, |(entry, _)| entry);
+                        let at_once = Canary::EntryMovedAtOnce.is_armed();
+                        let new_word = if at_once { new_word.valid() } else { new_word };
                         list.push(Cas { at, expected: *word, new: new_word.0 });
                         if let Some((entry, node)) = new {
                             moved.push(Tentative { at, entry, node });

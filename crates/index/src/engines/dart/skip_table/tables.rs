@@ -187,6 +187,16 @@ impl TablesWord {
 #[derive(Debug, Default)]
 pub(crate) struct KnownTables(RwLock<Option<(u64, Arc<Descriptor>)>>);
 
+impl KnownTables {
+    /// Bytes of the known descriptor.
+    pub(in crate::engines::dart) fn bytes(&self) -> u64 {
+        let known = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let of = |table: &Table| 8 * table.segments.len() + 2 * table.lengths.len();
+        let tables = known.iter().flat_map(|(_, known)| &known.tables);
+        tables.map(|table| (size_of::<Table>() + of(table)) as u64).sum()
+    }
+}
+
 impl Tree {
     /// The tables that `word` names: known, or by 1 READ. What it names is not reused while the caller's
     /// operation runs.
