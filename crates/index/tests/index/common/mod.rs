@@ -138,10 +138,7 @@ pub async fn open(session: &Session, name: &str) -> AnyIndex {
     let root = session.open_root(name).await.expect("root");
     let table = StoredTable::of(&root).expect("table");
     let cache_bytes = 96 * table.format().node_bytes();
-    let settings = Settings::default()
-        .with(CACHE, &cache_bytes.to_string())
-        // Few keys are enough for what the background does with removed ones.
-        .with("unlink_batch", "4");
+    let settings = Settings::default().with(CACHE, &cache_bytes.to_string());
     let settings = table.format().engine.known(&settings);
     let options = OpenOptions { settings, ..OpenOptions::default() };
     AnyIndex::open(session, &root, &options).await.expect("open")
