@@ -107,7 +107,9 @@ pub async fn open(session: &Session, name: &str) -> Result<AnyIndex, IndexError>
         .with(CACHE, &cache_bytes.to_string())
         // Keeps leaves, so that the lab tries operations in the cache.
         .with("admission", "eager")
-        .with("log_bytes", "8KiB");
+        .with("log_bytes", "8KiB")
+        // A skip table from the first node on.
+        .with("est_nodes", "1");
     let settings = format.engine.options_of(&settings);
     AnyIndex::open(session, &root, &OpenOptions { settings, ..OpenOptions::default() }).await
 }

@@ -92,6 +92,12 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
         ("recover-node", recover(node, 0)),
         ("recover-larger-node", recover(larger, 0)),
     ]);
+    let skip_table = [
+        ("skip-table-make", keys(12, Action::MakeSkipTable)),
+        ("skip-table-replace", keys(12, Action::ReplaceSkipTable)),
+        ("skip-table-adjust", keys(12, Action::AdjustSkipTable)),
+    ];
+    let cases = cases.chain(skip_table.into_iter().filter(|_| engine == Engine::Dart));
     let has_change = |state: &CrashState| match state.script {
         Script::Keys(_) => true,
         Script::Grow(Change::LeafAdded | Change::NodeAdded | Change::NodeGrows, _) => traits.radix,
