@@ -109,7 +109,9 @@ pub async fn open(session: &Session, name: &str) -> Result<AnyIndex, IndexError>
         .with("admission", "eager")
         .with("log_bytes", "8KiB")
         // So that the space of removed keys is given up within the run.
-        .with("unlink_batch", "1");
+        .with("unlink_batch", "1")
+        // A skip table from the first node on.
+        .with("est_nodes", "1");
     let settings = format.engine.options_of(&settings);
     AnyIndex::open(session, &root, &OpenOptions { settings, ..OpenOptions::default() }).await
 }

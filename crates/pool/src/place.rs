@@ -63,7 +63,7 @@ impl Pool {
         let weight =
             |room: &std::sync::atomic::AtomicU32| u64::from(room.load(Ordering::Relaxed).max(1));
         let total: u64 = self.free_blocks.iter().map(weight).sum();
-        let mut at = (u128::from(turn) * u128::from(total) >> 64) as u64;
+        let mut at = ((u128::from(turn) * u128::from(total)) >> 64) as u64;
         for (server, room) in (0..).zip(&self.free_blocks) {
             match at.checked_sub(weight(room)) {
                 Some(rest) => at = rest,

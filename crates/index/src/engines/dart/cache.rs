@@ -452,3 +452,91 @@ impl Shard {
         self.slots.capacity() * size_of::<Slot>() + 8 * self.prefixes.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use farleaf_fabric::ServerId;
+
+    use super::*;
+
+    fn node(number: u64) -> NodeRef {
+        let addr = GlobalAddr::new(ServerId((number % 3) as u16), 64 * number);
+        NodeRef { addr, kind: NodeType::N8, plen: 3 }
+    }
+
+    fn hash(number: u64) -> u64 {
+        number.wrapping_mul(0xd134_2543_de82_ef95)
+    }
+
+    #[test]
+    fn entries_are_found_until_their_node_is_forgotten() {
+        let cache = Cache::new(1 << 20);
+        for number in 1..=1_000 {
+            for length in [2, 3] {
+                cache.learn(cache.generation(), hash(number), length, node(number));
+            }
+        }
+        assert_eq!(cache.used().1, 2_000);
+        for number in 1..=1_000 {
+            assert_eq!(cache.find(hash(number), 2), Some(node(number)));
+            assert_eq!(cache.find(hash(number), 4), None, "another length");
+        }
+        for number in (1..=1_000).step_by(2) {
+            cache.forget_node(node(number).addr);
+        }
+        for number in 1..=1_000 {
+            let is_there = number % 2 == 0;
+            assert_eq!(cache.find(hash(number), 3), is_there.then(|| node(number)));
+        }
+        cache.forget(hash(2), 2);
+        assert_eq!((cache.find(hash(2), 2), cache.find(hash(2), 3)), (None, Some(node(2))));
+        cache.learn(cache.generation(), hash(2), 3, node(5_000));
+        assert_eq!(cache.find(hash(2), 3), Some(node(5_000)));
+        assert_eq!(cache.used().1, 999);
+    }
+
+    #[test]
+    fn nothing_is_learned_that_may_have_been_forgotten() {
+        let cache = Cache::new(1 << 20);
+        let before = cache.generation();
+        cache.forget_node(node(9).addr);
+        cache.learn(before, hash(7), 2, node(7));
+        assert_eq!(cache.find(hash(7), 2), None);
+        cache.learn(cache.generation(), hash(7), 2, node(7));
+        assert_eq!(cache.find(hash(7), 2), Some(node(7)));
+    }
+
+    #[test]
+    fn the_budget_holds_and_what_is_used_stays() {
+        for bytes in [0, 100, 400, 4_096, 1 << 16, 3 << 20] {
+            let cache = Cache::new(bytes);
+            cache.learn(cache.generation(), hash(0), 2, node(1));
+            for number in 1..20_000 {
+                cache.learn(cache.generation(), hash(number), 2, node(number));
+                if number % 2 == 0 && bytes >= 400 {
+                    assert_eq!(cache.find(hash(0), 2), Some(node(1)), "{bytes}: {number}");
+                }
+            }
+            let (used, entries) = cache.used();
+            assert!(used <= bytes, "{used} of {bytes} bytes");
+            assert!(entries * 70 >= bytes.min(20_000 * 70) || bytes < 400, "{entries} in {bytes}");
+        }
+    }
+
+    #[test]
+    fn notices_tell_their_number() {
+        let addr = GlobalAddr::new(ServerId(255), (1 << 40) - 64);
+        let wrap = LAPS * RING_PLACES;
+        for number in
+            [0, 1, RING_PLACES, 7 * RING_PLACES + 3, wrap - 1, wrap, wrap + 5 * RING_PLACES]
+        {
+            let notice = Notice::of(addr, number);
+            assert_eq!(notice.of_number(number), Seen::Node(addr), "{number}");
+            assert_eq!(notice.of_number(number + RING_PLACES), Seen::NotYet);
+            assert_eq!(Notice(0).of_number(number), Seen::NotYet);
+            if number >= RING_PLACES {
+                assert_eq!(notice.of_number(number - RING_PLACES), Seen::Overrun);
+            }
+        }
+    }
+}
