@@ -207,7 +207,7 @@ pub(crate) struct WalkArgs {
     pub(crate) exclusive: bool,
 }
 
-/// What `stats` prints.
+/// Options of `stats`: the tables and the memory to report.
 #[derive(Debug, Args)]
 pub(crate) struct StatsArgs {
     #[command(flatten)]

@@ -173,12 +173,12 @@ fn draw_chart(area: &Area<'_>, top: i32, chart: &ReproChart) -> Result<(), DrawE
     area.draw(&Text::new(chart.y.clone(), (MARGIN, upper - 6), label(10).pos(unit)))?;
     let below = Pos::new(HPos::Center, VPos::Top);
     let middle = (left + right) / 2;
-    area.draw(&Text::new(chart.x.clone(), (middle, lower + 24), label(10).pos(below.clone())))?;
+    area.draw(&Text::new(chart.x.clone(), (middle, lower + 24), label(10).pos(below)))?;
     let width = f64::from(right - left) / chart.labels.len().max(1) as f64;
     let center = |at: usize| left + (width * (at as f64 + 0.5)) as i32;
     for (at, text) in chart.labels.iter().enumerate() {
         let text = shortened(text, width as i32);
-        area.draw(&Text::new(text, (center(at), lower + 8), label(10).pos(below.clone())))?;
+        area.draw(&Text::new(text, (center(at), lower + 8), label(10).pos(below)))?;
     }
     for (number, series) in chart.series.iter().enumerate() {
         let color = color_of(number);

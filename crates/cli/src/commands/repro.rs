@@ -216,7 +216,7 @@ fn write_page(path: &Path, title: &str, findings: &[Finding]) -> anyhow::Result<
     let part = path.with_file_name(name);
     let written = fs::write(&part, text).and_then(|()| fs::rename(&part, path));
     written.map_err(|error| {
-        // What is left of it is of no use.
+        // A page that is written in part is of no use.
         let _ = fs::remove_file(&part);
         Failure::unwritable(path.display(), error).into()
     })

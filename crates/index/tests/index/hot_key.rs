@@ -102,8 +102,7 @@ fn run(clients: usize, settings: &[(&str, &str)]) -> Run {
         assert_eq!(check(&session, &[&index]).await.keys, 1);
     })
     .expect("checked");
-    let run = std::mem::take(&mut *run.borrow_mut());
-    run
+    run.take()
 }
 
 async fn work(session: &Session, index: &AnyIndex, client: u64, run: &RefCell<Run>) {

@@ -109,8 +109,8 @@ impl NodeTypes {
             NodeTypes::Fine => NodeType::replacing(live, first),
             NodeTypes::Art => NodeType::holding(match live + 1 {
                 ..=4 => 4,
-                ..=16 => 16,
-                ..=48 => 48,
+                5..=16 => 16,
+                17..=48 => 48,
                 _ => NodeType::TOP.capacity(),
             }),
         }

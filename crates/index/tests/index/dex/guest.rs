@@ -277,7 +277,7 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) {
     sim.run_until(begun + at_ns).expect("runs");
     sim.fabric(1).kill();
     let held = held.borrow().clone();
-    let is_owner = seed % 3 != 0;
+    let is_owner = !seed.is_multiple_of(3);
     sim.block_on(async {
         let dex = open(&session, if is_owner { 0 } else { u64::MAX }).await;
         let mut keys: Vec<_> = held.keys().collect();
