@@ -1,12 +1,8 @@
 //! Allocation: takes an object of a size class on a server, from the nearest source that has one.
 
-use std::sync::atomic::Ordering;
-
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
-use crate::class::{CLASS_COUNT, class_of};
-use crate::place::Place;
-use crate::reliable::Reliable;
+use crate::class::class_of;
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
 
@@ -16,39 +12,32 @@ const WAIT_NS: u64 = 1_000;
 const WAIT_DOUBLINGS: usize = 10;
 /// Own blocks that are harvested before another block is taken.
 const HARVEST_BLOCKS: usize = 8;
-/// Ticks that reclaim retired objects before the pool counts as full.
+/// Words of the block table that are read at once.
+const SCAN_WORDS: u32 = 8192;
+/// Ticks that reclaim retired objects before the server counts as full.
 const FULL_TICKS: usize = 6;
 /// Between those ticks, so that other members come to theirs.
 const FULL_WAIT_NS: u64 = 20_000;
 /// Rounds of refilling in which others took all that was found.
 const ROUNDS_MAX: usize = 1000;
-/// Time for which a server that had nothing of a class is passed over while others have room.
-const EMPTY_NS: u64 = 10_000_000;
-/// Orphans whose bitmaps are read together.
-const PEEKS: usize = 16;
-/// One of so many parts of a block: a member that has taken less of a class writes little (INV-PLACE-2).
-const LITTLE_PART: u64 = 16;
 
 /// The places that a refill searches.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Effort {
-    /// Own bitmaps, some; orphans of the class.
-    Little,
-    /// Those, and free blocks.
+    /// Own bitmaps, some; orphans of the class; free blocks.
     Usual,
-    /// All own bitmaps, spare blocks of other classes, full orphans, and wholly free ones of other classes.
+    /// All own bitmaps, spare blocks of other classes, wholly free orphans of other classes.
     Hard,
 }
 
 impl Session {
-    /// See [`Session::alloc`]; only on `place`'s server if `is_strict`.
+    /// See [`Session::alloc`].
     pub(crate) async fn alloc_object(
         &self,
-        place: Place,
-        is_strict: bool,
+        server: ServerId,
         bytes: usize,
     ) -> Result<GlobalAddr, PoolError> {
-        let (pool, server) = (self.pool(), place.server());
+        let pool = self.pool();
         pool.check_open()?;
         let geometry = pool.geometry();
         let class = class_of(bytes).filter(|class| geometry.shape(*class).count > 0);
@@ -65,16 +54,14 @@ impl Session {
             if let Some(addr) = pool.alloc().take(geometry, server, class) {
                 return Ok(addr);
             }
-            let Some(refilling) = Refilling::begin(pool, server, class) else {
+            if !pool.alloc().begin_refill(server, class) {
                 self.endpoint().sleep(WAIT_NS << round.min(WAIT_DOUBLINGS)).await;
                 continue;
-            };
-            let is_little =
-                place.is_any() && pool.alloc().takes_little(geometry, class, LITTLE_PART);
-            if let Some(found) = self.refill_near(server, class, is_strict, is_little).await? {
-                if let Some(addr) = pool.alloc().take(geometry, found, class) {
-                    return Ok(addr);
-                }
+            }
+            let refilling = Refilling { pool, server, class };
+            if self.refill(server, class, Effort::Usual).await?
+                || self.refill(server, class, Effort::Hard).await?
+            {
                 continue;
             }
             drop(refilling);
@@ -90,39 +77,6 @@ impl Session {
         Err(PoolError::Full { server, bytes })
     }
 
-    /// Looks for objects of the class, on `server` first; the server that has some now. Called by the one
-    /// that refills the class there.
-    async fn refill_near(
-        &self,
-        server: ServerId,
-        class: usize,
-        is_strict: bool,
-        is_little: bool,
-    ) -> Result<Option<ServerId>, PoolError> {
-        let pool = self.pool();
-        let servers = if is_strict { vec![server] } else { pool.servers_near(server) };
-        self.take_from_inbox().await?;
-        for effort in [Effort::Little, Effort::Usual, Effort::Hard] {
-            // A single server is asked for orphans first in any case.
-            if effort == Effort::Little && (!is_little || servers.len() == 1) {
-                continue;
-            }
-            for other in &servers {
-                if pool.alloc().has_free(*other, class) {
-                    return Ok(Some(*other));
-                }
-                let refilling = Refilling::begin(pool, *other, class);
-                if refilling.is_none() && *other != server {
-                    continue;
-                }
-                if self.refill(*other, class, effort).await? {
-                    return Ok(Some(*other));
-                }
-            }
-        }
-        Ok(None)
-    }
-
     /// Looks for objects of the class and makes them this member's; whether there is any now.
     async fn refill(
         &self,
@@ -131,11 +85,13 @@ impl Session {
         effort: Effort,
     ) -> Result<bool, PoolError> {
         let (pool, client) = (self.pool(), self.reliable());
-        let now_ns = self.endpoint().now_ns();
-        if effort != Effort::Hard && pool.alloc().is_empty(server, class, now_ns) {
-            return Ok(false);
+        if effort == Effort::Usual {
+            self.take_from_inbox().await?;
+            if pool.alloc().has_free(server, class) {
+                return Ok(true);
+            }
         }
-        let most = if effort == Effort::Hard { usize::MAX } else { HARVEST_BLOCKS };
+        let most = if effort == Effort::Usual { HARVEST_BLOCKS } else { usize::MAX };
         let blocks = pool.alloc().harvest_round(server, class, most);
         for block in blocks {
             let Some(held) = pool.hold(server, block) else { continue };
@@ -151,11 +107,7 @@ impl Session {
                 pool.release(client, server, block, word).await?;
             }
         }
-        let found = self.find_block(server, class, effort).await?;
-        if !found && effort != Effort::Little {
-            pool.alloc().note_empty(server, class, now_ns + EMPTY_NS);
-        }
-        Ok(found)
+        self.find_block(server, class, effort).await
     }
 
     /// Adopts an orphan of the class with free objects, or carves a free block.
@@ -166,146 +118,56 @@ impl Session {
         effort: Effort,
     ) -> Result<bool, PoolError> {
         let (pool, client) = (self.pool(), self.reliable());
-        let table = pool.read_block_words(client, server).await?;
-        pool.note_free_blocks(server, &table);
-        // This member's own recovery searches them.
-        let may_adopt = !pool.recovering.load(Ordering::SeqCst);
-        let is_orphan = |word: &BlockWord| may_adopt && word.is(BlockState::Orphan);
-        let orphans = || table.iter().filter(|(_, word)| is_orphan(word));
-        // INV-BLOCK-4. The fullest first for a member that takes little, so that the others may become empty.
-        let mut of_class: Vec<(u32, BlockWord)> = orphans()
-            .filter(|(_, word)| word.class() == class && word.free_hint() > 0)
-            .copied()
-            .collect();
-        of_class.sort_by_key(|(_, word)| word.free_hint());
-        if !pool.alloc().takes_little(pool.geometry(), class, LITTLE_PART) {
-            of_class.reverse();
-        }
-        for (block, word) in of_class {
-            let Some(held) = pool.adopt(client, server, block, word).await? else { continue };
-            if pool.harvest(client, &held).await? > 0 {
-                return Ok(true);
-            }
-        }
-        if effort == Effort::Hard {
-            let rest: Vec<(u32, BlockWord)> = orphans().copied().collect();
-            for some in rest.chunks(PEEKS) {
-                if self.adopt_by_bitmap(server, class, some).await? {
-                    return Ok(true);
+        let count = pool.geometry().block_count(server);
+        let mut from = 0;
+        while from < count {
+            let words = SCAN_WORDS.min(count - from);
+            let at = pool.geometry().block_word_addr(server, from);
+            let table = client.read(at, client.buf(words as usize * 8)).await?;
+            let blocks = || {
+                let words = table.words().iter().map(|word| BlockWord(*word));
+                (from..).zip(words)
+            };
+            for (block, word) in blocks() {
+                let is_candidate = word.is(BlockState::Orphan)
+                    && (word.class() == class || effort == Effort::Hard);
+                if !is_candidate {
+                    continue;
                 }
-            }
-        }
-        if effort == Effort::Little {
-            return Ok(false);
-        }
-        for (block, word) in table.iter().filter(|(_, word)| word.is(BlockState::Free)) {
-            if self.carve(server, *block, *word, class).await? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Adopts one of these orphans whose bitmap shows that it is of use: of the class, with a free object, or
-    /// of another and wholly free, which is carved anew.
-    ///
-    /// Cost: 1 READ for each, together; for the first that is of use what adopting costs.
-    async fn adopt_by_bitmap(
-        &self,
-        server: ServerId,
-        class: usize,
-        orphans: &[(u32, BlockWord)],
-    ) -> Result<bool, PoolError> {
-        let (pool, client) = (self.pool(), self.reliable());
-        for (block, word, free) in pool.peek(client, server, orphans).await? {
-            if word.class() == class && free > 0 {
                 let Some(held) = pool.adopt(client, server, block, word).await? else { continue };
-                if pool.harvest(client, &held).await? > 0 {
+                let found = pool.harvest(client, &held).await?;
+                if word.class() == class {
+                    if found > 0 {
+                        return Ok(true);
+                    }
+                    continue;
+                }
+                // Of another class: of use only if it is wholly free.
+                drop(held);
+                let freed = pool.alloc().remove_if_free(pool.geometry(), server, block);
+                if let Some(word) = freed {
+                    pool.release(client, server, block, word).await?;
+                    let free = word.next(BlockState::Free, 0, 0);
+                    if self.carve(server, block, free, class).await? {
+                        return Ok(true);
+                    }
+                    continue;
+                }
+                let removed = pool
+                    .hold(server, block)
+                    .and_then(|_held| pool.alloc().remove(pool.geometry(), server, block));
+                if let Some((word, left)) = removed {
+                    pool.abandon(client, server, block, word, left).await?;
+                }
+            }
+            for (block, word) in blocks() {
+                if word.is(BlockState::Free) && self.carve(server, block, word, class).await? {
                     return Ok(true);
                 }
-            } else if let Some(free) = pool.free_orphan(client, server, (block, word), free).await?
-                && self.carve(server, block, free, class).await?
-            {
-                return Ok(true);
             }
+            from += words;
         }
         Ok(false)
-    }
-}
-
-impl Pool {
-    /// Counts the free objects that orphans' bitmaps show. 1 READ for each, together.
-    async fn peek(
-        &self,
-        client: Reliable<'_>,
-        server: ServerId,
-        orphans: &[(u32, BlockWord)],
-    ) -> Result<Vec<(u32, BlockWord, u32)>, PoolError> {
-        let orphans = orphans.iter().filter(|(_, word)| word.class() < CLASS_COUNT);
-        let orphans: Vec<&(u32, BlockWord)> = orphans.collect();
-        let words = |word: &BlockWord| self.geometry().shape(word.class()).bitmap_words();
-        let mut ops = client.client().ops();
-        for (block, word) in &orphans {
-            ops.read(self.given_addr(server, *block, 0), client.buf(words(word) * 16));
-        }
-        if ops.is_empty() {
-            return Ok(Vec::new());
-        }
-        let bitmaps = client.post_many(ops).await?;
-        let free = orphans.into_iter().enumerate().map(|(index, (block, word))| {
-            let (given, taken) = bitmaps.buf(index).words().split_at(words(word));
-            let free = given.iter().zip(taken).map(|(given, taken)| (given ^ taken).count_ones());
-            (*block, *word, free.sum())
-        });
-        Ok(free.collect())
-    }
-
-    /// Frees an orphan that has shown `free` free objects, if those are all; gives its word then.
-    ///
-    /// Cost: none if they are not all; else 3 CAS, 2 READs.
-    async fn free_orphan(
-        &self,
-        client: Reliable<'_>,
-        server: ServerId,
-        (block, word): (u32, BlockWord),
-        free: u32,
-    ) -> Result<Option<BlockWord>, PoolError> {
-        if free < self.geometry().shape(word.class()).count {
-            return Ok(None);
-        }
-        let Some(held) = self.adopt(client, server, block, word).await? else { return Ok(None) };
-        self.harvest(client, &held).await?;
-        drop(held);
-        let freed = self.alloc().remove_if_free(self.geometry(), server, block);
-        let Some(word) = freed else { return Ok(None) };
-        self.release(client, server, block, word).await?;
-        Ok(Some(word.next(BlockState::Free, 0, 0)))
-    }
-
-    /// Frees wholly free orphans, of which each call looks at some.
-    ///
-    /// Cost: for each server 1 READ per 64 KiB of its block table and 1 for each of up to 16 orphans.
-    pub(crate) async fn free_orphans(&self, client: Reliable<'_>) -> Result<(), PoolError> {
-        if self.recovering.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        for server in self.geometry().server_ids() {
-            let table = self.read_block_words(client, server).await?;
-            self.note_free_blocks(server, &table);
-            let is_candidate =
-                |word: &BlockWord| word.is(BlockState::Orphan) && word.free_hint() > 0;
-            let mut orphans: Vec<(u32, BlockWord)> =
-                table.into_iter().filter(|(_, word)| is_candidate(word)).collect();
-            if orphans.len() > PEEKS {
-                let from = client.endpoint().random() as usize % orphans.len();
-                orphans.rotate_left(from);
-                orphans.truncate(PEEKS);
-            }
-            for (block, word, free) in self.peek(client, server, &orphans).await? {
-                self.free_orphan(client, server, (block, word), free).await?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -314,15 +176,6 @@ struct Refilling<'a> {
     pool: &'a Pool,
     server: ServerId,
     class: usize,
-}
-
-impl<'a> Refilling<'a> {
-    /// `None` if somebody refills the class there already.
-    fn begin(pool: &'a Pool, server: ServerId, class: usize) -> Option<Self> {
-        let begun = pool.alloc().begin_refill(server, class);
-        // Made only if it is the first: dropping one ends it.
-        begun.then(|| Refilling { pool, server, class })
-    }
 }
 
 impl Drop for Refilling<'_> {

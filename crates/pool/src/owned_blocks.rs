@@ -32,8 +32,6 @@ pub(crate) struct Allocator {
     pub(crate) limbo: Vec<Limbo>,
     /// Those, and those whose state a session is changing.
     pub(crate) changing: BTreeSet<(ServerId, u32)>,
-    /// Objects that were ever taken, by class.
-    taken_count: [u64; CLASS_COUNT],
     free_bytes: u64,
     owned_bytes: u64,
     carved_bytes: u64,
@@ -60,13 +58,6 @@ pub(crate) struct Left {
     pub(crate) taken: Box<[u64]>,
 }
 
-impl Left {
-    /// Number of objects that the owner knows to be free.
-    pub(crate) fn free_count(&self) -> u32 {
-        self.free.iter().map(|word| word.count_ones()).sum()
-    }
-}
-
 #[derive(Debug)]
 struct ServerBlocks {
     blocks: Vec<Option<Box<LocalBlock>>>,
@@ -85,10 +76,6 @@ struct ClassBlocks {
     refilling: bool,
     /// Start of the next round of harvesting.
     harvest_next: usize,
-    /// Until then, a look for objects need not be repeated: there were none.
-    empty_until_ns: u64,
-    /// Objects were taken since the last [`Allocator::unused`].
-    is_used: bool,
 }
 
 /// One owned block.
@@ -108,8 +95,6 @@ pub(crate) struct LocalBlock {
     harvesting: bool,
     /// Objects that are retired, or about to be, and not announced (INV-RETIRE-4).
     retired: u32,
-    /// Objects that were taken from it since it became this member's.
-    taken_count: u32,
 }
 
 impl Allocator {
@@ -123,17 +108,7 @@ impl Allocator {
             .collect();
         let (surplus, limbo, changing) = Default::default();
         let (free_bytes, owned_bytes, carved_bytes) = (0, 0, 0);
-        let taken_count = [0; CLASS_COUNT];
-        Allocator {
-            servers,
-            surplus,
-            limbo,
-            changing,
-            taken_count,
-            free_bytes,
-            owned_bytes,
-            carved_bytes,
-        }
+        Allocator { servers, surplus, limbo, changing, free_bytes, owned_bytes, carved_bytes }
     }
 
     /// Bytes of owned blocks, of objects in use, of free objects.
@@ -152,9 +127,6 @@ impl Allocator {
         let of_class = &mut blocks.classes[class];
         let number = *of_class.available.last()?;
         let block = blocks.blocks[number as usize].as_mut()?;
-        of_class.is_used = true;
-        block.taken_count = block.taken_count.saturating_add(1);
-        self.taken_count[class] += 1;
         let shape = geometry.shape(class);
         if block.free_count == shape.count {
             of_class.wholly_free -= 1;
@@ -267,7 +239,6 @@ impl Allocator {
             taken: taken.unwrap_or_else(|| vec![0; shape.bitmap_words()].into()),
             harvesting: false,
             retired: 0,
-            taken_count: 0,
         };
         let blocks = &mut self.servers[server.index()];
         blocks.blocks[number as usize] = Some(Box::new(block));
@@ -335,56 +306,6 @@ impl Allocator {
             }
         }
         None
-    }
-
-    /// A block of each class that has a wholly free one and that nothing was taken of since the last call; now
-    /// every class counts as unused.
-    pub(crate) fn unused(&mut self, geometry: &Geometry) -> Vec<(ServerId, u32)> {
-        let mut all = Vec::new();
-        for server in geometry.server_ids() {
-            let blocks = &mut self.servers[server.index()];
-            for (class, of_class) in blocks.classes.iter_mut().enumerate() {
-                let is_used = std::mem::take(&mut of_class.is_used);
-                if is_used || of_class.wholly_free == 0 {
-                    continue;
-                }
-                let count = geometry.shape(class).count;
-                let is_free = |number: &u32| {
-                    let block = blocks.blocks[*number as usize].as_ref();
-                    block.is_some_and(|block| block.free_count == count)
-                };
-                all.extend(of_class.owned.iter().copied().find(is_free).map(|at| (server, at)));
-            }
-        }
-        all
-    }
-
-    /// Takes a block out of which this member has taken one object alone, and that is linked. `None` if it has
-    /// taken others, or the block is in use in another way.
-    pub(crate) fn remove_handed_on(
-        &mut self,
-        geometry: &Geometry,
-        server: ServerId,
-        number: u32,
-    ) -> Option<(BlockWord, Left)> {
-        let block = self.block(server, number)?;
-        let is_alone = block.taken_count == 1 && !block.busy && !block.harvesting;
-        is_alone.then(|| self.remove(geometry, server, number))?
-    }
-
-    /// Tells whether this member has taken less than one of `part` parts of a block of the class.
-    pub(crate) fn takes_little(&self, geometry: &Geometry, class: usize, part: u64) -> bool {
-        let bytes = self.taken_count[class].saturating_mul(geometry.shape(class).object_bytes);
-        bytes < geometry.options().block_bytes / part
-    }
-
-    /// Tells whether a look for objects of the class found none a short time ago.
-    pub(crate) fn is_empty(&self, server: ServerId, class: usize, now_ns: u64) -> bool {
-        now_ns < self.servers[server.index()].classes[class].empty_until_ns
-    }
-
-    pub(crate) fn note_empty(&mut self, server: ServerId, class: usize, until_ns: u64) {
-        self.servers[server.index()].classes[class].empty_until_ns = until_ns;
     }
 
     /// Any wholly free block of the server, taken out.

@@ -1,12 +1,10 @@
 //! Pool: one member's view of a pool, which its sessions share.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{
-    AnyEndpoint, Client, Counters, Endpoint, GlobalAddr, Incarnation, OpKind, ServerId,
-};
+use farleaf_fabric::{AnyEndpoint, Client, Counters, Endpoint, GlobalAddr, Incarnation, OpKind};
 
 use crate::class::CLASS_COUNT;
 use crate::clients::ClosedClient;
@@ -17,18 +15,11 @@ use crate::owned_blocks::Allocator;
 use crate::pins::Pins;
 use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 use crate::retire::Retirement;
-use crate::words::{BlockState, BlockWord, MemberState, MemberWord, owner_of};
+use crate::words::{BlockWord, MemberState, MemberWord, owner_of};
 use crate::{Geometry, PoolError, Session, member, superblock};
 
 /// A word of freed memory: no type, life, length or address of any engine.
 const POISON: u64 = u64::MAX;
-/// Time for which a member keeps a wholly free block of a class that it does not use.
-const UNUSED_NS: u64 = 1_000_000_000;
-/// One of so many parts of the pool: more bytes must not wait for reclamation without the sessions' helping.
-const RETIRED_PART: u64 = 16;
-/// Time between tries to join a pool whose member table is full: at first, then twice as long each time.
-const JOIN_WAIT_NS: u64 = 10_000_000;
-const JOIN_WAIT_NS_MAX: u64 = 500_000_000;
 
 /// A member's view of the pool's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,12 +69,6 @@ pub struct Pool {
     pub(crate) sessions: AtomicUsize,
     pub(crate) session_number: AtomicU16,
     pub(crate) retired_bytes: AtomicU64,
-    /// Bytes of all objects that its sessions have retired, as far as the class of their blocks is known.
-    pub(crate) waiting_bytes: AtomicU64,
-    /// By server: blocks that were free when this member last looked for one.
-    pub(crate) free_blocks: Box<[AtomicU32]>,
-    /// Time at which it last looked for blocks that nobody uses.
-    unused_ns: AtomicU64,
     /// Time of the last tick of a session of this member.
     pub(crate) ticked_ns: AtomicU64,
     pub(crate) needs_recovery: AtomicBool,
@@ -135,12 +120,6 @@ impl Pool {
             sessions: AtomicUsize::new(0),
             session_number: AtomicU16::new(0),
             retired_bytes: AtomicU64::new(0),
-            waiting_bytes: AtomicU64::new(0),
-            free_blocks: geometry
-                .server_ids()
-                .map(|server| AtomicU32::new(geometry.block_count(server)))
-                .collect(),
-            unused_ns: AtomicU64::new(client.endpoint().now_ns()),
             ticked_ns: AtomicU64::new(0),
             needs_recovery: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
@@ -160,29 +139,6 @@ impl Pool {
             return Err(error);
         }
         Ok(pool)
-    }
-
-    /// As [`Pool::join`], but if every member slot is taken by a member that is not known to be dead, tries
-    /// again for `patience_ns`: until one has left, or its lease has run out.
-    ///
-    /// # Errors
-    /// As [`Pool::join`].
-    pub async fn join_within(client: &Client, patience_ns: u64) -> Result<Arc<Pool>, PoolError> {
-        let from_ns = client.endpoint().now_ns();
-        let mut wait_ns = JOIN_WAIT_NS;
-        loop {
-            let joined = Pool::join(client).await;
-            let waited_ns = client.endpoint().now_ns().saturating_sub(from_ns);
-            let is_full = matches!(joined, Err(PoolError::NoSlot("member", _)));
-            if !is_full || waited_ns >= patience_ns {
-                return joined;
-            }
-            // Openers that have failed together do not come back together.
-            let spread_ns = client.endpoint().random() % wait_ns;
-            let left_ns = patience_ns - waited_ns;
-            client.endpoint().sleep((wait_ns / 2 + spread_ns).min(left_ns).max(1)).await;
-            wait_ns = (wait_ns * 2).min(JOIN_WAIT_NS_MAX);
-        }
     }
 
     /// Marks this member as dead, which does nothing any more. 1 CAS.
@@ -354,32 +310,6 @@ impl Pool {
 
     fn retirements(&self) -> MutexGuard<'_, VecDeque<Arc<Retirement>>> {
         self.retirements.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells whether so many bytes wait for reclamation that sessions must help before they retire more.
-    pub(crate) fn retires_much(&self) -> bool {
-        let usable: u64 = self
-            .geometry
-            .server_ids()
-            .map(|server| u64::from(self.geometry.block_count(server)))
-            .sum::<u64>()
-            * self.geometry.options().block_bytes;
-        self.waiting_bytes.load(Ordering::Relaxed) > usable / RETIRED_PART
-    }
-
-    /// Notes the free blocks of a server whose block table was read.
-    pub(crate) fn note_free_blocks(&self, server: ServerId, table: &[(u32, BlockWord)]) {
-        let free = table.iter().filter(|(_, word)| word.is(BlockState::Free)).count();
-        self.free_blocks[server.index()].store(free as u32, Ordering::Relaxed);
-    }
-
-    /// Tells once a second that it is time to look for blocks that nobody uses.
-    pub(crate) fn is_tidying_due(&self, now_ns: u64) -> bool {
-        let is_due = now_ns.saturating_sub(self.unused_ns.load(Ordering::Relaxed)) >= UNUSED_NS;
-        if is_due {
-            self.unused_ns.store(now_ns, Ordering::Relaxed);
-        }
-        is_due
     }
 
     /// Tells whether this member has retired objects that are not free yet.

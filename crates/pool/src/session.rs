@@ -10,7 +10,6 @@ use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ServerId
 use crate::canary::Canary;
 use crate::clients::{ClaimedClient, ClosedClient, TOKEN_STEP};
 use crate::pins::{LAST_PIN, PinSlots, SessionPins, pin_at};
-use crate::place::Place;
 use crate::reliable::{Lines, PATIENCE_NS, Reliable, is_open, wait_until};
 use crate::retire::{Retirement, Retiring};
 use crate::{LockToken, Pool, PoolError};
@@ -61,7 +60,7 @@ pub(crate) struct Inner {
     tasks: Cell<usize>,
     /// Leaving was begun before.
     pub(crate) tried_to_leave: Cell<bool>,
-    pub(crate) place: Cell<u64>,
+    place: Cell<usize>,
     pub(crate) retired: Arc<Retirement>,
     /// A retire page is nearly full.
     pub(crate) pressed: Cell<bool>,
@@ -116,8 +115,7 @@ impl Session {
             task_pins: Cell::new(0),
             tasks: Cell::new(0),
             tried_to_leave: Cell::new(false),
-            // Sessions begin at different places of the circle.
-            place: Cell::new(u64::from(claimed.id) << 48),
+            place: Cell::new(claimed.id as usize),
             retired: pool.new_retirement(claimed.id),
             pressed: Cell::new(false),
             ticking: Cell::new(false),
@@ -325,47 +323,26 @@ impl Session {
         Ok(())
     }
 
-    /// Memory for an object of `bytes` (1 to [`crate::Geometry::object_bytes_max`]) near `place`: on the server
-    /// of that number, or of [`Session::place`], and on another if it is full. It is
+    /// Memory for an object of `bytes` (1 to [`crate::Geometry::object_bytes_max`]) on server `on`,
     /// aligned to 64 bytes, content arbitrary. It is this session's until it is linked or freed;
     /// lost if the process dies before, until its block is swept.
     ///
     /// Cost: nothing in the steady state. Otherwise the block's bitmap is read, or another block
-    /// taken (2 READs, 1 CAS, 1 chain); for the first objects of a class 1 READ more for each server.
+    /// taken (2 READs, 1 CAS, 1 chain).
     ///
     /// # Errors
-    /// `Full`: no memory on any server, also after trying to reclaim; the object that this operation's own pin
+    /// `Full`: no memory, also after trying to reclaim; the object that this operation's own pin
     /// holds back may be had after it. `Invalid` (no such server or too large), `Fabric`, `Corrupt`.
-    pub async fn alloc(
-        &self,
-        place: impl Into<Place>,
-        bytes: usize,
-    ) -> Result<GlobalAddr, PoolError> {
-        self.alloc_object(place.into(), false, bytes).await
+    pub async fn alloc(&self, on: ServerId, bytes: usize) -> Result<GlobalAddr, PoolError> {
+        self.alloc_object(on, bytes).await
     }
 
-    /// As [`Session::alloc`], on no other server.
-    ///
-    /// # Errors
-    /// As [`Session::alloc`]; `Full` if that server is.
-    pub async fn alloc_on(&self, on: ServerId, bytes: usize) -> Result<GlobalAddr, PoolError> {
-        self.alloc_object(on.into(), true, bytes).await
-    }
-
-    /// Gives the block of a linked object to whichever member next needs memory of its class, if this member
-    /// has taken nothing else from it: for an object that stays the only one of its class for long. A task
-    /// does it.
-    ///
-    /// Cost: a batch of CAS per 64 words of the block's bitmap, and 1 CAS.
-    pub fn hand_on(&self, addr: GlobalAddr) {
-        let Some((block, _)) = self.pool().geometry().block_of(addr) else { return };
-        let server = addr.server();
-        let removed = self.pool().alloc().remove_handed_on(self.pool().geometry(), server, block);
-        let Some((word, left)) = removed else { return };
-        self.spawn(async move |session| {
-            // If that fails, the block is in limbo, and a later tick gives it up.
-            let _ = session.pool().abandon(session.maintenance(), server, block, word, left).await;
-        });
+    /// The server for the next object: all in turn.
+    #[inline]
+    pub fn place(&self) -> ServerId {
+        let place = (self.inner.place.get() + 1) % self.inner.pool.geometry().servers();
+        self.inner.place.set(place);
+        ServerId(place as u16)
     }
 
     /// Frees an object that this member allocated and that was never linked. No remote operation.

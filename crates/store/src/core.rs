@@ -40,26 +40,7 @@ pub(crate) struct Core {
     tables: Mutex<BTreeMap<String, Arc<TableCore>>>,
 }
 
-/// Time that opening a pool waits if every entry of its member table is taken: two leases and more.
-const JOIN_PATIENCE_NS: u64 = 30_000_000_000;
-
 static STORES: AtomicU64 = AtomicU64::new(0);
-
-/// The error of a pool whose member table is full.
-#[cold]
-fn no_member(error: PoolError) -> Error {
-    match error {
-        PoolError::NoSlot("member", all) => Error::new(
-            ErrorKind::Full,
-            format!(
-                "no free member entry: all {all} for compute servers are taken, and for {} s none of \
-                 those that have them left or was found dead: close one",
-                JOIN_PATIENCE_NS / 1_000_000_000
-            ),
-        ),
-        error => error.into(),
-    }
-}
 
 impl Core {
     /// Joins the pool that `fabric` reaches.
@@ -73,8 +54,7 @@ impl Core {
         let executor = endpoint.executor().clone();
         let tears_words = !endpoint.capabilities().word_atomic;
         let client = Client::new(endpoint);
-        let pool = executor.block_on(Pool::join_within(&client, JOIN_PATIENCE_NS));
-        let pool = pool.map_err(no_member)?;
+        let pool = executor.block_on(Pool::join(&client))?;
         Ok(Arc::new(Core {
             number: STORES.fetch_add(1, Ordering::Relaxed),
             fabric,

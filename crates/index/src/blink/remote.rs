@@ -85,22 +85,6 @@ impl RemoteTree {
         meta.plus(META_FREE + 24)
     }
 
-    /// The bit of that word that says that some nodes do not: their server was full, or they are older.
-    pub(crate) const LOOSE: u64 = 1 << 63;
-
-    /// Tells the table that a node of `level` that was to lie at `place` lies at `addr`.
-    ///
-    /// Cost: none; 1 CAS the first time that it is on another server.
-    pub(crate) async fn note_place(
-        &self,
-        session: &Session,
-        level: u8,
-        place: farleaf_pool::Place,
-        addr: GlobalAddr,
-    ) -> Result<(), IndexError> {
-        self.0.note_place(session, level, place, addr).await
-    }
-
     /// From now on, new nodes up to this level go to their neighbours' server, or to any.
     pub(crate) fn set_subtree_level(&self, level: Option<u8>) {
         self.0.placed.store(level.map_or(0, |level| level + 1), Ordering::Relaxed);

@@ -11,7 +11,6 @@ mod dex;
 mod drops;
 mod hot_key;
 mod model;
-mod placement;
 mod smart;
 mod smart_damage;
 mod takeover;

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod allocation;
-mod churn;
 mod costs;
 mod damage;
 mod epochs;
@@ -10,7 +9,6 @@ mod formatting;
 mod members;
 mod model;
 mod pins;
-mod placement;
 mod reuse;
 mod roots;
 mod simulated;

@@ -14,8 +14,8 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, ServerId};
+use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
-use farleaf_pool::{Place, Session};
 
 use super::ops::{OwnedLeafChange, apply};
 use super::shared::First;
@@ -75,29 +75,14 @@ impl Need {
 struct NewNode {
     session: Session,
     addr: GlobalAddr,
-    /// The server that was asked first.
-    near: ServerId,
     bytes: usize,
     armed: bool,
 }
 
 impl NewNode {
-    /// A node of `level`, near that server or anywhere.
-    async fn alloc(
-        tree: &Tree,
-        session: &Session,
-        near: Option<ServerId>,
-        level: u8,
-    ) -> Result<Self, IndexError> {
-        let place = near.map_or_else(|| session.place(), Place::from);
-        let bytes = tree.layout().node_bytes();
-        let addr = session.alloc(place, bytes).await?;
-        let node =
-            NewNode { session: session.clone(), addr, near: place.server(), bytes, armed: true };
-        if near.is_some() {
-            tree.remote.note_place(session, level, place, addr).await?;
-        }
-        Ok(node)
+    async fn alloc(session: &Session, on: ServerId, bytes: usize) -> Result<Self, IndexError> {
+        let addr = session.alloc(on, bytes).await?;
+        Ok(NewNode { session: session.clone(), addr, bytes, armed: true })
     }
 
     /// Keeps the memory: something is about to point to it.
@@ -151,9 +136,10 @@ impl Tree {
                 };
             // All waits come before the latches.
             let on = self.server_beside(self.pages.frames.addr(location.frame), level);
-            let does = |at: &NewNode| on.is_none_or(|server| at.near == server);
+            let does = |at: &NewNode| on.is_none_or(|server| at.addr.server() == server);
             if !memory.as_ref().is_some_and(does) {
-                memory = Some(NewNode::alloc(self, session, on, level).await?);
+                let (on, bytes) = (on.unwrap_or(session.place()), self.layout().node_bytes());
+                memory = Some(NewNode::alloc(session, on, bytes).await?);
                 continue;
             }
             if frame.is_none() {
@@ -333,9 +319,10 @@ impl Tree {
         let Some(root) = self.pages.frames.unswizzle(self.pages.frames.root()) else {
             return Err(Fail::Restart);
         };
-        let above = self.pages.frames.ctl(root).level() + 1;
-        let on = self.server_beside(self.pages.frames.addr(root), above);
-        let mut new = NewNode::alloc(self, session, on, above).await?;
+        let on = self
+            .server_beside(self.pages.frames.addr(root), self.pages.frames.ctl(root).level() + 1);
+        let on = on.unwrap_or(session.place());
+        let mut new = NewNode::alloc(session, on, bytes).await?;
         let Some(hand) = self.take_frame(session).await? else { return Err(Fail::NoFrame) };
         let latch = &self.pages.frames.ctl(TOP).latch;
         let Some(sx) = latch.sample().and_then(|version| self.pages.try_sx(TOP, version)) else {
@@ -354,7 +341,7 @@ impl Tree {
             return Err(Fail::Restart);
         }
         let child = self.pages.frames.addr(root);
-        if self.server_beside(child, above).is_some_and(|server| server != new.near) {
+        if self.server_beside(child, above).is_some_and(|server| server != new.addr.server()) {
             // The root has changed meanwhile.
             return Err(Fail::Restart);
         }
