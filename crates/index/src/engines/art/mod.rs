@@ -37,6 +37,8 @@ knobs! {
             KnobKind::Words { words: NodeLocks::WORDS, also: None }, paper "path; DART's paper has off as well";
         /// Most leaves and nodes that a scan reads at once.
         "scan_window" => scan_window: usize = 32, KnobKind::Count { min: 1, max: 256, unit: "objects" };
+        /// Removed keys after which a task takes their leaves out of the tree.
+        "unlink_batch" => unlink_batch: usize = 64, KnobKind::Count { min: 1, max: 4096, unit: "leaves" };
     }
 }
 
@@ -45,6 +47,7 @@ impl From<ArtOptions> for SmartOptions {
         SmartOptions {
             cache_bytes: art.cache_bytes,
             scan_window: art.scan_window,
+            unlink_batch: art.unlink_batch,
             node_locks: art.node_locks,
             types: NodeTypes::Art,
             leaf: LeafUpdate::Replaced,
@@ -101,5 +104,6 @@ impl Engine for Art {
             .with("cache", choose(rng, &["0", "2KiB", "64KiB", "16MiB"]))
             .with("node_locks", choose(rng, NodeLocks::WORDS))
             .with("scan_window", choose(rng, &["1", "3", "32"]))
+            .with("unlink_batch", choose(rng, &["1", "4", "64"]))
     }
 }
