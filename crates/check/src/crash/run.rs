@@ -531,6 +531,8 @@ fn zombie(
         let client = Client::new(session.endpoint().clone());
         sim.block_on(async { client.fence_everywhere(fabric.incarnation()).await })??;
     }
+    // Tasks of the survivors end first: their changes are not the zombie's.
+    sim.run_until(sim.now_ns() + super::state::TASKS_NS)?;
     let before = snapshot(sim);
     fabric.resume();
     wait_for_end(sim, outcome, is_member)?;

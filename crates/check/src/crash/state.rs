@@ -15,7 +15,7 @@ use super::run;
 use crate::world::{Fault, SmallWorld, create};
 
 /// Time after which an operation's tasks have ended, if nothing is held up.
-const TASKS_NS: u64 = 1_000_000;
+pub(super) const TASKS_NS: u64 = 1_000_000;
 /// Most keys that a hunt adds.
 const HUNT_KEYS: u32 = 120;
 /// Keys are tens up to this many.

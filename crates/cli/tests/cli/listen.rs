@@ -35,11 +35,14 @@ fn owner_at(pool: &str) -> Option<String> {
     server["address"].as_str().map(str::to_owned)
 }
 
-/// A load that goes on while others look, and its end.
+/// Runs a load that goes on while others look, and ends it.
 fn loading(mut command: Command, and_meanwhile: impl FnOnce()) {
     let mut load = command.spawn().unwrap();
     let mut stdin = load.stdin.take().unwrap();
-    stdin.write_all(b"first\n").unwrap();
+    // More than a guest does, so that it comes to own the keys.
+    for number in 0..100 {
+        writeln!(stdin, "key-{number:03}").unwrap();
+    }
     and_meanwhile();
     drop(stdin);
     assert_eq!(load.wait().unwrap().code(), Some(0));

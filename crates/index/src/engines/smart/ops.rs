@@ -167,7 +167,9 @@ impl Tree {
         let (wait, dead, leaf, record) = (LockWait::default(), None, None, None);
         let mut op = Op { change, held, wait, dead, leaf, record, lead, mark: 0 };
         let mut attempts = Attempts::default();
-        let mut by = By::Cache;
+        // A leaf is replaced from the slot of its node, which the way from the root reads.
+        let replaces = self.options.leaf == LeafUpdate::Replaced && change.value.is_some();
+        let mut by = if replaces && !change.adds { By::Root } else { By::Cache };
         loop {
             op.mark = op.lead.as_ref().map_or(0, ChangeLead::mark);
             by = match self.attempt(session, &mut op, by).await {
