@@ -133,6 +133,32 @@ struct Heeded {
     head: u64,
 }
 
+/// Work that a check line asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// So many notices are not heeded yet.
+    Notices(u64),
+    /// More than the ring holds.
+    Overrun,
+    /// Tables or era have changed.
+    Others,
+}
+
+impl Heeded {
+    /// Compares what is heeded with a check line. Of two operations that have read one, the later READ may be
+    /// heeded first: the earlier line then asks for nothing.
+    fn due(self, line: &CheckLine) -> Due {
+        if (self.era, self.tables) != (line.era, line.tables) {
+            return Due::Others;
+        }
+        match line.head.wrapping_sub(self.head) {
+            count if count <= RING_PLACES => Due::Notices(count),
+            count if count > u64::MAX / 2 => Due::Notices(0),
+            _ => Due::Overrun,
+        }
+    }
+}
+
 impl Cache {
     /// An empty cache of at most `bytes`.
     pub(super) fn new(bytes: u64) -> Cache {
@@ -200,18 +226,16 @@ impl Cache {
         counters: &Counters,
     ) -> Result<(), IndexError> {
         let before = *lock(&self.heeded);
-        if Canary::IgnoreNotices.is_armed()
-            || (before.era, before.tables, before.head) == (line.era, line.tables, line.head)
-        {
-            return Ok(());
-        }
-        let count = line.head.wrapping_sub(before.head);
-        let is_same = (before.era, before.tables) == (line.era, line.tables);
-        if !is_same || count > RING_PLACES || self.used().1 == 0 {
-            self.forget_all(line);
-            counters.cache_emptied.add(u64::from(is_same && count > RING_PLACES));
-            return Ok(());
-        }
+        let count = match before.due(line) {
+            _ if Canary::IgnoreNotices.is_armed() => return Ok(()),
+            Due::Notices(0) => return Ok(()),
+            Due::Notices(count) if !self.is_empty() => count,
+            due => {
+                self.forget_all(line);
+                counters.cache_emptied.add(u64::from(due == Due::Overrun));
+                return Ok(());
+            }
+        };
         let mut ops = io.client().ops();
         let first = before.head % RING_PLACES;
         let parts = [count.min(RING_PLACES - first), count.saturating_sub(RING_PLACES - first)];
@@ -255,6 +279,10 @@ impl Cache {
         }
         let head = heeded.head.max(line.head);
         *heeded = Heeded { era: line.era, tables: line.tables, head };
+    }
+
+    fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| lock(shard).count == 0)
     }
 
     /// Bytes in use, and entries.
@@ -504,6 +532,19 @@ mod tests {
         assert_eq!(cache.find(hash(7), 2), None);
         cache.learn(cache.generation(), hash(7), 2, node(7));
         assert_eq!(cache.find(hash(7), 2), Some(node(7)));
+    }
+
+    #[test]
+    fn a_check_line_that_is_heeded_late_asks_for_nothing() {
+        let root = crate::engines::dart::word::Word::from_raw(0);
+        let line = |head, era| CheckLine { root, tables: 0, era, head, is_remembered: false };
+        let heeded = Heeded { head: 5, ..Heeded::default() };
+        assert_eq!(heeded.due(&line(3, 0)), Due::Notices(0));
+        assert_eq!(heeded.due(&line(5, 0)), Due::Notices(0));
+        assert_eq!(heeded.due(&line(7, 0)), Due::Notices(2));
+        assert_eq!(heeded.due(&line(5 + RING_PLACES, 0)), Due::Notices(RING_PLACES));
+        assert_eq!(heeded.due(&line(6 + RING_PLACES, 0)), Due::Overrun);
+        assert_eq!(heeded.due(&line(5, 1)), Due::Others);
     }
 
     #[test]
