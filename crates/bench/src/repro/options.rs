@@ -49,7 +49,7 @@ impl ReproOptions {
 /// A scale as people give it. Reads and prints `small`, `usual`, `full`, or a share of the paper's sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Scale {
-    /// The experiment's small scale, at which it takes at most a minute.
+    /// The experiment's small scale, for a quick look.
     Small,
     /// The experiment's default.
     #[default]

@@ -38,8 +38,8 @@ pub(crate) struct ReproArgs {
     /// List the experiments
     #[arg(long, conflicts_with = "experiment")]
     pub(crate) list: bool,
-    /// Share of the paper's keys, cache and operations, above 0 and at most 1; or small (a minute or
-    /// less), usual (see --list), or full [default: usual; small for all]
+    /// Share of the paper's keys, cache and operations, above 0 and at most 1; or small (a quick
+    /// look), usual (see --list), or full [default: usual; small for all]
     #[arg(long, value_name = "SCALE", allow_negative_numbers = true)]
     pub(crate) scale: Option<String>,
     /// Seed of all randomness [default: 1]
