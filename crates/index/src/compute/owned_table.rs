@@ -57,9 +57,9 @@ pub trait OwnedTable {
     /// served again; how many partitions that were. A client that meets a dead owner may call it, and so may
     /// a recovery; if two do, one of them gets it.
     ///
-    /// What the dead one had acknowledged and its table keeps beyond a death (its log, if it had one) is
-    /// brought to remote memory first. What it left half done is healed when it is met. A move that it was
-    /// in the middle of is undone.
+    /// Changes that the dead one had acknowledged in a log are brought to remote memory first. A change of the
+    /// tree that it left half done is healed when an operation meets it. A move that it was in the middle of
+    /// is undone.
     ///
     /// Cost: a fence for each memory server, a change of the map, and what replaying a log costs.
     ///
@@ -167,7 +167,7 @@ pub trait OwnedTable {
     ///
     /// # Errors
     /// `Closed`. A move that fails is left to the next round.
-    fn keep_balanced<'a>(
+    fn balance_repeatedly<'a>(
         &'a self,
         session: &'a Session,
         options: BalanceOptions,
@@ -280,12 +280,12 @@ impl<T: RangeOwner> OwnedTable for T {
         Box::pin(migration::balance(self, session, balancer))
     }
 
-    fn keep_balanced<'a>(
+    fn balance_repeatedly<'a>(
         &'a self,
         session: &'a Session,
         options: BalanceOptions,
     ) -> Work<'a, Result<(), IndexError>> {
-        Box::pin(migration::keep_balanced(self, session, options))
+        Box::pin(migration::balance_repeatedly(self, session, options))
     }
 }
 

@@ -22,7 +22,7 @@ pub enum Balance {
     /// Only when somebody calls for it.
     #[default]
     Off,
-    /// By [`keep_balanced`](crate::compute::OwnedTable::keep_balanced).
+    /// By [`balance_repeatedly`](crate::compute::OwnedTable::balance_repeatedly).
     Auto,
 }
 
@@ -164,7 +164,7 @@ pub(crate) async fn balance<T: RangeOwner>(
 ///
 /// # Errors
 /// `Closed`. A move that fails is left to the next round.
-pub(crate) async fn keep_balanced<T: RangeOwner>(
+pub(crate) async fn balance_repeatedly<T: RangeOwner>(
     table: &T,
     session: &Session,
     options: BalanceOptions,
@@ -183,7 +183,7 @@ pub(crate) async fn keep_balanced<T: RangeOwner>(
     }
 }
 
-/// What has been done on each own partition, by its own count and sample.
+/// Returns the load of each own partition, by this compute server's count and sample.
 pub(crate) fn own_load(ownership: &Ownership, decay: bool) -> Vec<PartLoad> {
     let view = ownership.view();
     let Load { ops, keys } = ownership.guard().load(decay);

@@ -134,7 +134,7 @@ pub(crate) async fn scale_in<T: RangeOwner>(
     }
 }
 
-/// How much is done on each partition that somebody serves, in the order of their keys.
+/// Returns the load of each partition that has an owner, in the order of their keys.
 ///
 /// # Errors
 /// Those of reading the map. Who does not answer has nothing counted.

@@ -235,7 +235,7 @@ async fn call_off<T: RangeOwner>(table: &T, session: &Session, intent: &Intent) 
     })
     .await;
     if let Ok(map) = map {
-        // What it learns of later it learns then.
+        // A map that it misses here it meets at its next operation.
         let _ = install(table, session, map).await;
     }
 }

@@ -41,7 +41,7 @@ const VIEWS_CACHED: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) map: Partitions,
-    /// Which partitions are this compute server's.
+    /// True for each partition of this compute server.
     pub(crate) owned: Vec<bool>,
     /// Bounds that there are about to be: a node that crosses one is shared already.
     pub(crate) cuts: Vec<Vec<u8>>,

@@ -418,7 +418,7 @@ fn a_skewed_load_is_spread_and_then_left_alone() {
                 least_ops: 100,
                 ..BalanceOptions::default()
             };
-            let ended = index.keep_balanced(&session, options).await;
+            let ended = index.balance_repeatedly(&session, options).await;
             assert!(matches!(ended, Err(IndexError::Closed(_))), "{ended:?}");
         });
     }
