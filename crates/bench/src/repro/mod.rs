@@ -79,6 +79,30 @@ struct Spec {
     run: Run,
 }
 
+/// 234,375 keys: the nodes of 60 M random numbers, one level higher.
+const RADIX_SCALE: f64 = 1.0 / 256.0;
+
+impl Spec {
+    /// A figure of the papers of radix trees, with every engine, by default at a scale that is small already.
+    const fn of_all_engines(
+        name: &'static str,
+        about: &'static str,
+        chosen: &'static [&'static str],
+        run: fn(&ReproOptions, &dyn Progress) -> Result<report::ReproReport, ReproError>,
+    ) -> Spec {
+        Spec {
+            name,
+            about,
+            usual_scale: RADIX_SCALE,
+            small_scale: RADIX_SCALE,
+            kind: Kind::Figure,
+            chosen,
+            engines: Engine::ALL,
+            run: Run::Alone(run),
+        }
+    }
+}
+
 /// Experiments beside other programs.
 const PROGRAMS: &[Spec] = &[
     Spec {

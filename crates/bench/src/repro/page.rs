@@ -14,7 +14,7 @@ use super::{
     svg::{GRID, GROUND, INK},
 };
 
-/// How far an experiment of a page has come.
+/// An experiment of a page, and its report once there is one.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The experiment's name.
@@ -250,7 +250,7 @@ pub(super) mod tests {
         ] {
             assert!(text.contains(told), "{told}");
         }
-        // What the style replaces is what the drawings have.
+        // The drawings have the colours that the style replaces.
         for color in [GROUND, INK] {
             assert!(
                 text.contains(&format!("fill=\"{}\" ", code(color)))

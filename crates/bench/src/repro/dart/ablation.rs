@@ -34,7 +34,7 @@ const HASHED: usize = 2;
 const POINTERS: usize = 3;
 const TABLE: usize = 4;
 
-/// What a step reached.
+/// Throughput and costs of a step.
 #[derive(Clone, Copy)]
 struct Reached {
     mops: f64,

@@ -13,7 +13,7 @@ use crate::{
 
 /// The two variants of plain ART, without a cache as in the paper.
 const STEPS: [Step; 2] = [
-    Step { name: "locked", engine: ART, set: &[("node_locks", "path|on"), ("cache", "0")] },
+    Step { name: "locked", engine: ART, set: &[("node_locks", "path"), ("cache", "0")] },
     Step { name: "lock-free", engine: ART, set: &[("node_locks", "off"), ("cache", "0")] },
 ];
 

@@ -7,11 +7,10 @@ mod skip_table;
 mod sweeps;
 mod ycsb;
 
-use farleaf_index::Engine;
 use farleaf_index::knobs::CACHE;
 
 use super::{
-    Kind, ReproOptions, Run, Spec,
+    ReproOptions, Spec,
     driver::{self, Curves, Driver, Heading},
     error::{self, ReproError},
     papers::{self, DartPaper},
@@ -27,8 +26,6 @@ const SMART: &str = "smart";
 const ART: &str = "art";
 /// The paper's B+-trees, and ours without a cache.
 const B_TREES: [&str; 5] = ["btree", "dex", "sherman", "chime", "p-sherman"];
-/// 234,375 keys: the nodes of 60 M random numbers, one level higher.
-const USUAL_SCALE: f64 = 1.0 / 256.0;
 
 const SMALLER: &str = "at this scale the cache holds more of the tree than the paper's";
 
@@ -37,93 +34,75 @@ fn keys() -> [(&'static str, KeySpec); 2] {
     [("randint", KeySpec::Randint), ("email", KeySpec::Email)]
 }
 
-const fn spec(
-    name: &'static str,
-    about: &'static str,
-    chosen: &'static [&'static str],
-    run: fn(&ReproOptions, &dyn Progress) -> Result<report::ReproReport, ReproError>,
-) -> Spec {
-    Spec {
-        name,
-        about,
-        usual_scale: USUAL_SCALE,
-        small_scale: USUAL_SCALE,
-        kind: Kind::Figure,
-        chosen,
-        engines: Engine::ALL,
-        run: Run::Alone(run),
-    }
-}
-
 /// The experiments.
 pub(super) const SPECS: &[Spec] = &[
-    spec(
+    Spec::of_all_engines(
         "dart-table1",
         "DART, Table 1: writes of plain ART with node locks and without, every engine",
         &[CACHE, "node_locks"],
         locks::run,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-table2",
         "DART, Table 2: memory beside keys and values, every engine",
         &[CACHE],
         memory::run,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig6",
         "DART, Figure 6: throughput and latency of YCSB, every engine",
         &[CACHE],
         ycsb::throughput,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig7",
         "DART, Figure 7: round trips and bytes of YCSB, every engine",
         &[CACHE],
         ycsb::costs,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig8",
         "DART, Figure 8: the gain of each technique",
         &[CACHE, "buckets", "compound_pointers", "est", "node_locks"],
         ablation::run,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig9",
         "DART, Figure 9: throughput and memory over the size of a bucket",
         &[CACHE, "bucket_bytes"],
         sweeps::buckets,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig10",
         "DART, Figure 10: upkeep of the skip table beside inserts",
         &[CACHE, "est_maintenance"],
         skip_table::upkeep,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig11",
         "DART, Figure 11: prefix lengths before, during and after their adjustment",
         &[CACHE, "adjust_s", "freq_sample"],
         skip_table::adjustment,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig12",
         "DART, Figure 12: scans over their length, every engine",
         &[CACHE],
         sweeps::scans,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig13",
         "DART, Figure 13: gets over the size of the cache, every engine",
         &[CACHE],
         sweeps::caches,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig14",
         "DART, Figure 14: updates and gets over skew, every engine",
         &[CACHE],
         sweeps::skews,
     ),
-    spec(
+    Spec::of_all_engines(
         "dart-fig15",
         "DART, Figure 15: updates and gets over clients, every engine",
         &[CACHE],

@@ -19,13 +19,13 @@ const FREE: (&str, &str) = ("node_locks", "off");
 const COARSE: (&str, &str) = ("types", "4-16-48-256");
 const FINE: (&str, &str) = ("types", "fine");
 const REPLACED: (&str, &str) = ("leaf", "replaced");
-const IN_PLACE: (&str, &str) = ("leaf", "in-place|in_place|inplace");
+const IN_PLACE: (&str, &str) = ("leaf", "in-place");
 const TABLE: (&str, &str) = ("lock", "table");
 const REAR: (&str, &str) = ("lock", "rear");
 const ALONE: (&str, &str) = ("read_delegation", "off");
 const DELEGATED: (&str, &str) = ("read_delegation", "strict");
-const SINGLE: (&str, &str) = ("write_combining", "off|false");
-const COMBINED: (&str, &str) = ("write_combining", "on|true");
+const SINGLE: (&str, &str) = ("write_combining", "false");
+const COMBINED: (&str, &str) = ("write_combining", "true");
 const HASHED: (&str, &str) = ("cache_index", "hash");
 const RADIX: (&str, &str) = ("cache_index", "radix");
 

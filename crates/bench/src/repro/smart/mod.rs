@@ -4,11 +4,10 @@ mod amplification;
 mod ladders;
 mod throughput;
 
-use farleaf_index::Engine;
 use farleaf_index::knobs::CACHE;
 
 use super::{
-    Kind, ReproOptions, Run, Spec,
+    ReproOptions, Spec,
     driver::{self, Curves, Driver, Heading},
     error::{self, ReproError},
     papers::{self, SmartPaper},
@@ -22,8 +21,6 @@ const SMART: &str = "smart";
 const ART: &str = "art";
 /// The B+-tree that the paper compares itself with.
 const SHERMAN: &str = "sherman";
-/// As for DART's experiments: the nodes of 60 M random numbers, one level higher.
-const USUAL_SCALE: f64 = 1.0 / 256.0;
 /// Settings that the ladders choose.
 const SWITCHES: [&str; 9] = [
     CACHE,
@@ -37,51 +34,33 @@ const SWITCHES: [&str; 9] = [
     "cache_index",
 ];
 
-const fn spec(
-    name: &'static str,
-    about: &'static str,
-    chosen: &'static [&'static str],
-    run: fn(&ReproOptions, &dyn Progress) -> Result<report::ReproReport, ReproError>,
-) -> Spec {
-    Spec {
-        name,
-        about,
-        usual_scale: USUAL_SCALE,
-        small_scale: USUAL_SCALE,
-        kind: Kind::Figure,
-        chosen,
-        engines: Engine::ALL,
-        run: Run::Alone(run),
-    }
-}
-
 /// The experiments.
 pub(super) const SPECS: &[Spec] = &[
-    spec(
+    Spec::of_all_engines(
         "smart-amplification",
         "SMART, section 3: bytes moved for each byte of a pair, every engine",
         &[CACHE],
         amplification::run,
     ),
-    spec(
+    Spec::of_all_engines(
         "smart-throughput",
         "SMART, Figure 11: throughput and latency of YCSB over clients, every engine",
         &[CACHE],
         throughput::run,
     ),
-    spec(
+    Spec::of_all_engines(
         "smart-factors",
         "SMART, Figure 15: the gain of each technique over plain ART",
         &SWITCHES,
         ladders::factors,
     ),
-    spec(
+    Spec::of_all_engines(
         "smart-locks",
         "SMART, Figure 16: locks in a table, in leaves, and fewer of them",
         &SWITCHES,
         ladders::locks,
     ),
-    spec(
+    Spec::of_all_engines(
         "smart-cache",
         "SMART, Figure 17: node types and the cache's index over the size of the cache",
         &SWITCHES,
