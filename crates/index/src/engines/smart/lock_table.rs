@@ -65,7 +65,7 @@ impl Tree {
     ///
     /// # Errors
     /// Those of `work`; `Unavailable` if a lock is not given back for long, `Full` if there is no room for the lock
-    /// table: then nothing was done.
+    /// table: then nothing was done. `OutcomeUnknown` if the work is done and its locks could not be given back.
     pub(super) async fn under<T>(
         &self,
         session: &Session,
@@ -86,8 +86,11 @@ impl Tree {
             held.push(at);
         }
         let done = work().await;
-        self.give_back(session, &held, token).await?;
-        done
+        let given_back = self.give_back(session, &held, token).await;
+        let done = done?;
+        // The work is done, and nobody may take it for undone.
+        given_back.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
+        Ok(done)
     }
 
     async fn take_lock(
