@@ -33,45 +33,46 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
     let stop = stop_on_interrupt()?;
     let meter = Meter::new(console.shows_progress(), Some(canaries.len() as u64));
     let (seeds, threads) = (args.seeds.0, super::args::threads(args.threads));
-    let sung = hunt(&canaries, &choices, seeds, threads, &stop, &|_| meter.step());
+    let results = hunt(&canaries, &choices, seeds, threads, &stop, &|_| meter.step());
     meter.clear();
-    print(&sung, console)?;
-    for (scenario, failure) in sung.iter().filter_map(|sung| sung.unseeded.as_ref()) {
+    print(&results, console)?;
+    for (scenario, failure) in results.iter().filter_map(|result| result.unseeded.as_ref()) {
         console.warn(format!("this fails without a seeded bug, too: {scenario}: {failure}"));
     }
     Ok(if stop.load(Ordering::Relaxed) {
         Exit::Interrupted
-    } else if sung.iter().all(|sung| sung.found_by().is_some() && sung.unseeded.is_none()) {
+    } else if results.iter().all(|result| result.found_by().is_some() && result.unseeded.is_none())
+    {
         Exit::Done
     } else {
         Exit::NotFound
     })
 }
 
-fn print(sung: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> {
+fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> {
     if console.json {
-        for sung in sung {
+        for result in results {
             console.json_line(&json!({
-                "canary": sung.canary.name(),
-                "what": sung.canary.describe(),
-                "seeds": sung.seeds,
-                "found_by": sung.found_by(),
-                "replay": sung.replay(),
-                "fails_unseeded": sung.unseeded.as_ref().map(|(scenario, _)| scenario.to_string()),
-                "elapsed_ns": u64::try_from(sung.elapsed.as_nanos()).unwrap_or(u64::MAX),
+                "canary": result.canary.name(),
+                "what": result.canary.describe(),
+                "seeds": result.seeds,
+                "found_by": result.found_by(),
+                "replay": result.replay(),
+                "fails_unseeded": result.unseeded.as_ref().map(|(scenario, _)| scenario.to_string()),
+                "elapsed_ns": u64::try_from(result.elapsed.as_nanos()).unwrap_or(u64::MAX),
             }))?;
         }
         return Ok(());
     }
-    let row = |sung: &CanaryResult| {
+    let row = |result: &CanaryResult| {
         vec![
-            sung.canary.name().to_owned(),
-            sung.seeds.to_string(),
-            sung.found_by().unwrap_or("NOT FOUND").to_owned(),
-            sung.canary.describe().to_owned(),
+            result.canary.name().to_owned(),
+            result.seeds.to_string(),
+            result.found_by().unwrap_or("NOT FOUND").to_owned(),
+            result.canary.describe().to_owned(),
         ]
     };
-    let rows: Vec<_> = sung.iter().map(row).collect();
+    let rows: Vec<_> = results.iter().map(row).collect();
     console.table(&["canary", "seeds", "found by", "what is done wrong"], &rows)?;
     Ok(())
 }
