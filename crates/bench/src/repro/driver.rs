@@ -27,6 +27,12 @@ pub(super) const SCALE_MIN: f64 = 1.0 / 65_536.0;
 pub(super) const PATH_BYTES: u64 = 9_362;
 /// The least cache that every engine takes: ten nodes of 4 KiB.
 const CACHE_MIN: u64 = 40 << 10;
+/// A reason: locks in the simulator.
+pub(super) const LOCKS_DIFFER: &str =
+    "the simulator's locks cost round trips and waits, but no contention in a card's memory";
+/// A reason: locks of plain ART.
+pub(super) const PATH_LOCKS: &str =
+    "a writer locks each node on its way, the root among them, so that all writers take turns";
 /// A scan counts as so many operations, as it reads as many pairs and more.
 const SCAN_WEIGHT: u64 = 10;
 

@@ -55,7 +55,7 @@ pub(super) fn run(
         let case = format!("{name}, art lock-free over locked");
         let [locked, free] = published;
         let paper = (free.0 / locked.0, locked.1 / free.1);
-        let why = "the simulator's locks cost round trips and waits, but no contention in a card's memory";
+        let why = driver::PATH_LOCKS;
         match art[..] {
             [locked, free] => {
                 report.row(&case, "throughput, ratio", Some(paper.0), free.0 / locked.0, why);

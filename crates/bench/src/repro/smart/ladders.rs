@@ -45,7 +45,7 @@ const FACTORS: [Factor; 7] = [
             engine: SMART,
             set: &[FREE, FINE, REPLACED, ALONE, SINGLE],
         },
-        technique: Some(("lock-free nodes", LOAD)),
+        technique: Some((LOCK_FREE, LOAD)),
     },
     Factor {
         step: Step {
@@ -84,6 +84,8 @@ const FACTORS: [Factor; 7] = [
 /// The engine as it comes, whatever settings a build has.
 const DEFAULT: Step = Step { name: "by default", engine: SMART, set: &[] };
 
+/// The technique that takes the node locks away.
+const LOCK_FREE: &str = "lock-free nodes";
 const LOAD: &str = "load";
 const WORKLOADS: [&str; 4] = [LOAD, "ycsb-a", "ycsb-b", "ycsb-c"];
 
@@ -132,7 +134,8 @@ pub(super) fn factors(
             report.row(&case, "bytes /op", None, driver::bytes(&measured), "");
             report.row(&case, "p99, us", None, measured.run.latency_us.p99, "");
             chart.add(SMART, step.name, mops);
-            let why = "the simulator's locks cost round trips and waits, but no contention in a card's memory";
+            let leaves_locks = technique.is_some_and(|(name, _)| name == LOCK_FREE);
+            let why = if leaves_locks { driver::PATH_LOCKS } else { driver::LOCKS_DIFFER };
             match (before, technique) {
                 (Some(before), Some(_)) => report.row(&case, quantity, told, mops / before, why),
                 (None, Some(_)) if told.is_some() => {

@@ -51,7 +51,7 @@ pub(super) fn run(
         }
         for (other, gain) in gains(&bars, name) {
             let told = paper.over_sherman.get(name).filter(|_| other == SHERMAN).copied();
-            let why = "the simulator's locks cost round trips and waits, but no contention in a card's memory";
+            let why = driver::LOCKS_DIFFER;
             let case = format!("{name}, {SMART} over {other}");
             report.row(&case, "throughput, ratio", told, gain, why);
         }
