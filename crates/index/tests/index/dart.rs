@@ -50,8 +50,11 @@ async fn costs_at_length_three(session: Session) {
     };
     let index = opened(&session, &format, &[("prefixes", "3"), ("cache", "0")]).await;
     let pairs = pairs();
+    let first_token = session.lock_token();
     let loaded = index.bulk_load(&session, &mut Pairs(pairs.iter())).await;
     assert_eq!(loaded, Ok(pairs.len() as u64));
+    // A session has 65,536 tokens for an operation, and a load may bring more leaves.
+    assert!(session.lock_token() - first_token < 16);
     let entries = dart(&index).entries(&session).await.expect("entries");
     assert!(entries.valid > 500 && entries.tentative == 0 && entries.astray == 0, "{entries:?}");
     let mut value = Vec::new();

@@ -37,6 +37,8 @@ struct Builder<'a> {
     /// The word whose place the next key decides: a word, and its plen if it leads to a node.
     pending: Option<(Word, usize)>,
     last: Vec<u8>,
+    /// The token from which the numbers of all leaves are made.
+    token: u64,
     count: u64,
     objects: Vec<Unlinked>,
     ops: farleaf_fabric::Ops,
@@ -65,6 +67,7 @@ impl Tree {
             open: Vec::new(),
             pending: None,
             last: Vec::new(),
+            token: session.lock_token(),
             count: 0,
             objects: Vec::new(),
             ops: session.client().ops(),
@@ -117,9 +120,10 @@ impl Builder<'_> {
             .session
             .alloc_unlinked(self.session.place(), leaf::object_bytes(key.len(), value.len()))
             .await?;
-        let number = self.session.lock_token().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        // One token serves all leaves: a session has 65,536 for an operation.
+        let number = self.token.wrapping_add(self.count << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let buf = self.session.client().buf(object.bytes());
-        let ids = (self.tree.table, number as u32);
+        let ids = (self.tree.table, (number >> 32) as u32);
         let content = leaf::encode(buf, (key, value), (Before::Nothing, false), ids);
         let word = Word::leaf(Step::ROOT, leaf::code_of(key.len(), value.len()), object.addr());
         object.write_in(&mut self.ops, content);

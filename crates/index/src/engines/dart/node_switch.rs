@@ -394,11 +394,11 @@ impl<'a> Switch<'a> {
             return Ok(false);
         };
         let at = self.node.addr.plus(8 * index as u64);
-        if word.is_tomb() && word.addr() == self.node.addr {
+        if word.is_claim_of(self.node.addr) {
             return Ok(false);
         }
         let step = word.step().unwrap_or(Step::Byte(0));
-        let claim = Word::tomb(step, self.node.addr, self.session.id()).sealed();
+        let claim = Word::claim(step, self.node.addr, self.session.id());
         let found = self.io.cas(at, word.raw(), claim.raw()).await?;
         Ok(found == word.raw())
     }

@@ -160,7 +160,7 @@ impl Tree {
                 self.meta
             )));
         }
-        if let Some(problem) = self.shape.problem(kind, words) {
+        if let Some(problem) = self.shape.problem(kind, addr, words) {
             report.problems.push(format!("the {} at {addr}: {problem}", kind.name()));
         }
         // Half sealed, or not replaced yet: the next client that comes there finishes it.

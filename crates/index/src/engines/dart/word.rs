@@ -171,6 +171,16 @@ impl Word {
         Word(step.bits() | (session >> 4) << 49 | session & LOW | TOMB | place(addr))
     }
 
+    /// The word by which `session` claims an unlinked node at `node`: it stands in a dead slot of that node.
+    pub(super) fn claim(step: Step, node: GlobalAddr, session: u32) -> Word {
+        Word::tomb(step, node, session).sealed()
+    }
+
+    /// Returns whether it claims the node at `node`. No other TOMB in a node names that node.
+    pub(super) fn is_claim_of(self, node: GlobalAddr) -> bool {
+        self.is_tomb() && self.is_sealed() && self.addr() == node
+    }
+
     /// The same child behind another byte, with `len` compressed bytes if it is an inner node. Not sealed.
     pub(super) fn moved(self, step: Step, len: usize) -> Word {
         let word = Word(self.plain().0 & !STEP | step.bits());
