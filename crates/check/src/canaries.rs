@@ -101,6 +101,17 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
                 .with("write_combining", "true");
             (suited.compute_servers, suited.clients) = (Some(2), Some(8));
         }
+        // Nodes with entries in the skip table come and go while clients die.
+        Canary::KeepEntriesOfFreed => {
+            suited.workload = Some(Workload::Churn);
+            suited.settings = Settings::default()
+                .with("est", "true")
+                .with("est_maintenance", "true")
+                .with("est_nodes", "4")
+                .with("print_bits", "0");
+            (suited.compute_servers, suited.memory_servers) = (Some(3), Some(1));
+            (suited.keys, suited.ops, suited.think_ns) = (Some(60), Some(200), Some(2_000));
+        }
         _ => {}
     }
     suited

@@ -531,8 +531,15 @@ fn zombie(
         let client = Client::new(session.endpoint().clone());
         sim.block_on(async { client.fence_everywhere(fabric.incarnation()).await })??;
     }
-    // Tasks of the survivors end first: their changes are not the zombie's.
+    // Tasks of the survivors end first: their changes are not the zombie's. One may wait for a lock of the dead.
+    let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     sim.run_until(sim.now_ns() + super::state::TASKS_NS)?;
+    while sim.live_tasks() > fabric.live_tasks() {
+        sim.run_until(sim.now_ns() + super::state::TASKS_NS)?;
+        if sim.now_ns() > limit_ns {
+            return Err(Fault("a task of the survivors never ends".to_string()));
+        }
+    }
     let before = snapshot(sim);
     fabric.resume();
     wait_for_end(sim, outcome, is_member)?;

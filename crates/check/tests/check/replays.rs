@@ -52,6 +52,11 @@ const FOUND: &[(&str, &str)] = &[
         "--engine btree --seed 10764 --memory-servers 1 --clients 5 --ops 90 --keys 540 \
          --region-kib 8192 --faults none --event none --only 3:34/4:9,85,89",
     ),
+    (
+        "a walk took the claim of a node that was unlinked meanwhile for a child that is there twice",
+        "--engine dart --seed 5679 --salt 1 --ops 28 --think-ns 0 --faults none --window 0..0 \
+         --event kill:0@1175870,restart:0@26429066 --only 0:2-5/1:18,22,26-27/2:6,12,16",
+    ),
 ];
 
 #[test]

@@ -398,6 +398,11 @@ impl SimFabric {
         self.inner().machine.borrow().has_in_flight(self.life())
     }
 
+    /// Tasks of this life that are not done.
+    pub fn live_tasks(&self) -> usize {
+        self.inner().tasks.borrow().len_of(self.life())
+    }
+
     /// From now on, this life is dead to others, as when its lease has run out. Others may fence it; it may
     /// run on all the same.
     pub fn condemn(&self) {

@@ -154,6 +154,11 @@ impl Tasks {
         self.free.push(index as u32);
     }
 
+    /// Tasks of `life` that are not done.
+    pub(super) fn len_of(&self, life: u32) -> usize {
+        self.list.iter().filter(|entry| entry.live && entry.life == life).count()
+    }
+
     /// Tasks that are not done.
     pub(super) fn len(&self) -> usize {
         self.list.len() - self.free.len()
