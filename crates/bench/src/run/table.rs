@@ -6,7 +6,6 @@ use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Exposed, FabricError, Server
 use farleaf_index::{
     AnyIndex, Index, IndexError, OpenOptions, Settings, TableFormat, TableReport,
     compute::{Host, equal_width, number_of, sampled},
-    dex::Dex,
     knobs::CACHE,
 };
 use farleaf_pool::{Audit, Pool, PoolError, Root, Session, format, format_once};
@@ -36,16 +35,6 @@ pub(super) struct Server {
     pub(super) host: Arc<Host<AnyIndex>>,
     /// Settings by which it was opened.
     pub(super) settings: Settings,
-}
-
-impl Server {
-    /// The cache, if the engine has one.
-    pub(super) fn dex(&self) -> Option<&Dex> {
-        match &self.index {
-            AnyIndex::Dex(dex) => Some(dex),
-            _ => None,
-        }
-    }
 }
 
 /// A table that no compute server has open.
@@ -248,11 +237,11 @@ fn failed_load(pool_bytes: u64, error: IndexError) -> BenchError {
 /// # Errors
 /// `Verify`, `Damaged`.
 pub(super) async fn settle(server: &Server, endpoint: &AnyEndpoint) -> Result<(), BenchError> {
-    let Some(dex) = server.dex() else { return Ok(()) };
+    let Some(cache) = server.index.cache() else { return Ok(()) };
     let session = server.pool.session(endpoint.clone()).await;
     let session = session.map_err(|error| BenchError::Verify(error.into()))?;
-    dex.flush(&session).await.map_err(BenchError::Verify)?;
-    damaged(&dex.check_cache())
+    cache.flush(&session).await.map_err(BenchError::Verify)?;
+    damaged(&cache.check())
 }
 
 /// Walks the table, after all compute servers have settled.

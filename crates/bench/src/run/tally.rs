@@ -131,7 +131,7 @@ impl Tally {
             latency_us: all.summary().into(),
             per_op: totals(cost.total()).per_op(ops),
             by_kind,
-            caches: None,
+            counters: None,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use farleaf_fabric::{AnyEndpoint, Counters, Endpoint, Snapshot};
-use farleaf_index::dex::DexStats;
+use farleaf_index::{CacheControl, CounterSet, Index};
 use farleaf_pool::{PoolError, Session};
 
 use super::{
@@ -63,8 +63,10 @@ pub(super) struct Outcome {
     pub(super) run_ns: u64,
     /// Fabric operations of the run phase.
     pub(super) cost: Snapshot,
-    /// Statistics of the caches during the run phase, from the thread that leads.
-    pub(super) caches: Option<DexStats>,
+    /// The engine's counts of the run phase, from the thread that leads.
+    pub(super) counters: CounterSet,
+    /// Bytes of all compute servers' caches after the run phase, from the thread that leads.
+    pub(super) cache_bytes: u64,
 }
 
 impl Outcome {
@@ -74,7 +76,8 @@ impl Outcome {
         self.load_ns = self.load_ns.max(other.load_ns);
         self.run_ns = self.run_ns.max(other.run_ns);
         self.cost.add(&other.cost);
-        self.caches = self.caches.or(other.caches);
+        self.counters.add_all(&other.counters);
+        self.cache_bytes += other.cache_bytes;
     }
 }
 
@@ -129,7 +132,7 @@ pub(super) async fn work(
         crew.tally.borrow_mut().restart();
     }
     crew.meet().await?;
-    let caches_before = stats(&duty.servers).filter(|_| duty.leads);
+    let counters_before = counters(&duty.servers);
     crew.begin(Phase::Run, config.ops);
     let slices = config.slices.max(1);
     for slice in 0..slices {
@@ -146,8 +149,11 @@ pub(super) async fn work(
     }
     // Others may wait for locks that tasks of this thread hold.
     crew.meet().await?;
-    outcome.caches =
-        caches_before.and_then(|before| stats(&duty.servers).map(|now| now.since(&before)));
+    if duty.leads {
+        outcome.counters = counters(&duty.servers).since(&counters_before);
+        let caches = duty.servers.iter().filter_map(|server| server.index.cache());
+        outcome.cache_bytes = caches.map(CacheControl::resident_bytes).sum();
+    }
     outcome.tally = crew.tally.take();
     for endpoint in served {
         endpoint.leave().await;
@@ -159,12 +165,10 @@ fn refused(context: &Context, source: PoolError) -> BenchError {
     BenchError::Pool { pool_bytes: context.pool_bytes(), source }
 }
 
-/// Statistics of all caches so far, if there are some.
-fn stats(servers: &[Server]) -> Option<DexStats> {
-    let mut sum: Option<DexStats> = None;
-    for dex in servers.iter().filter_map(Server::dex) {
-        sum.get_or_insert_default().add(&dex.stats());
-    }
+/// The engine's counts of all compute servers so far.
+fn counters(servers: &[Server]) -> CounterSet {
+    let mut sum = CounterSet::default();
+    servers.iter().for_each(|server| server.index.counters(&mut sum));
     sum
 }
 
