@@ -79,10 +79,8 @@ if headless=$(git ls-files -z "${plain[@]}" | LC_ALL=C xargs -0 -r grep -HnE \
 fi
 
 # Names of engines. Code above and below the engines asks for traits and settings, never for a name. Tests and
-# repro/, which repeats the papers, may. scripts/engine-names-left.txt lists the files that still have one; a
-# file leaves the list with its last name, and none joins it.
-left=scripts/engine-names-left.txt
-named=$(git ls-files -z 'crates/*/src/*.rs' |
+# repro/, which repeats the papers, may.
+if named=$(git ls-files -z 'crates/*/src/*.rs' |
     grep -zE '^crates/(store|check|cli|cluster|pool|fabric|bench)/src/' |
     grep -zvE '^crates/bench/src/repro/|/tests/|/([a-z0-9_]+_)?tests\.rs$' |
     LC_ALL=C xargs -0 -r awk '
@@ -90,13 +88,10 @@ named=$(git ls-files -z 'crates/*/src/*.rs' |
         FNR == 1 { test = attribute = 0 }
         attribute && /^mod [a-z_]+ \{/ { test = 1 }
         { attribute = /^#\[cfg\((all\()?test[,)]/ }
-        !test && /(^|[^A-Za-z0-9_])(btree|dex|BTree|Dex)([^A-Za-z0-9_]|$)/ { print FILENAME ":" FNR ":" $0 }')
-if hits=$(grep -vF -f <(sed 's/$/:/' "$left") <<<"$named") && [ -n "$hits" ]; then
-    printf 'the name of an engine (ask for its traits or settings):\n%s\n' "$hits" >&2
-    bad=1
-fi
-if done_with=$(grep -vxF -f <(cut -d: -f1 <<<"$named") "$left"); then
-    printf 'no name of an engine is left, take the file off %s:\n%s\n' "$left" "$done_with" >&2
+        !test && /(^|[^A-Za-z0-9_])(btree|dart|dex|smart|Art|BTree|Dart|Dex|Smart)([^A-Za-z0-9_]|$)/ {
+            print FILENAME ":" FNR ":" $0
+        }') && [ -n "$named" ]; then
+    printf 'the name of an engine (ask for its traits or settings):\n%s\n' "$named" >&2
     bad=1
 fi
 
