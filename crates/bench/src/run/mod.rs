@@ -9,17 +9,17 @@
 //!   phase, except for maintenance.
 //! - INV-RUN-3: an answer that cannot be right is counted as an error, and so is a failure.
 
-mod client;
-mod context;
+pub(crate) mod client;
+pub(crate) mod context;
 mod error;
 pub(crate) mod meet;
 mod progress;
 mod real;
-mod route;
+pub(crate) mod route;
 mod sim;
 pub(crate) mod sorted;
 mod table;
-mod tally;
+pub(crate) mod tally;
 #[cfg(test)]
 mod tests;
 mod worker;

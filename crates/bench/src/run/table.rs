@@ -14,6 +14,7 @@ use super::{
     context::Context,
     error::BenchError,
     progress::{Phase, Progress},
+    route::Bounds,
     seconds,
     sorted::Pairs,
 };
@@ -58,6 +59,13 @@ pub(super) fn share_of(count: usize, servers: usize, number: usize) -> usize {
 }
 
 impl Loaded {
+    /// The bounds, for a router.
+    pub(super) fn shared_bounds(&self) -> Bounds {
+        let bounds = Bounds::default();
+        bounds.set(self.bounds.clone());
+        bounds
+    }
+
     /// Formats the pool, makes the table, cuts it, and runs the bulk load, if the configuration
     /// asks for one.
     ///
@@ -199,7 +207,7 @@ fn bounds(context: &Context) -> Result<Vec<Vec<u8>>, BenchError> {
     let mut sample = Vec::new();
     for item in (0..config.keys).step_by(step) {
         let mut key = Vec::new();
-        context.keys.write_key(item, &mut key)?;
+        context.data.keys.write_key(item, &mut key)?;
         sample.push(key);
     }
     Ok(sampled(&sample, count))
@@ -213,7 +221,7 @@ async fn bulk_load(
 ) -> Result<(PhaseReport, u64), BenchError> {
     let keys = context.config.keys;
     progress.begin(Phase::Load, keys);
-    let mut pairs = Pairs::new(&context.keys, context.values, keys, progress);
+    let mut pairs = Pairs::new(&context.data.keys, context.data.values, keys, progress);
     let began_ns = session.endpoint().now_ns();
     let count = index
         .bulk_load(session, &mut pairs)

@@ -23,7 +23,7 @@ use super::{
     table::Server,
     tally::Tally,
 };
-use crate::config::LoadKind;
+use crate::{config::LoadKind, generator::OpGenerator};
 
 /// Time between two rounds of maintenance of a compute server; its sessions take turns.
 const TICK_NS: u64 = 1_000_000;
@@ -100,12 +100,14 @@ pub(super) async fn work(
         let session =
             server.pool.session(endpoint).await.map_err(|source| refused(context, source))?;
         maintain(context, session.clone(), number as u64, Arc::clone(&stop));
-        let route = duty.router.as_ref().map(|router| Route {
-            router: Arc::clone(router),
-            server: number % config.compute_servers,
-            may_make: false,
-        });
-        clients.push(Client::new(context, session, server.index, number, route)?);
+        let route = duty.router.as_ref();
+        let route = route.map(|router| Route::new(router, number % config.compute_servers, false));
+        let (space, clients_of_all) = (Arc::clone(&context.data.space), config.clients as u64);
+        let generator =
+            OpGenerator::new(&config.workload, space, config.seed, number as u64, clients_of_all)?;
+        let generator = Rc::new(RefCell::new(generator));
+        let (data, seed) = (&context.data, config.seed);
+        clients.push(Client::new(data, session, server.index, number, generator, route, seed));
     }
     let served = serve(context, &duty.serving).await?;
     let mut crew = Crew {
@@ -123,7 +125,8 @@ pub(super) async fn work(
 
     let mut outcome = Outcome::default();
     if config.load == LoadKind::Insert {
-        outcome.load_ns = crew.phase(Phase::Load, config.keys, |_| Job::Load).await?;
+        outcome.load_ns =
+            crew.phase(Phase::Load, config.keys, |number| Job::load(config, number)).await?;
         crew.tally.borrow().check_load(context.pool_bytes())?;
     }
     let ops = config.warmup_ops;
@@ -282,6 +285,8 @@ impl Crew<'_> {
                 tally: Rc::clone(&self.tally),
                 gather: gather.clone(),
                 yield_ops: self.yield_ops,
+                local_ns: 0,
+                observer: None,
             };
             let job = job(client.number());
             client.start(job, thread);

@@ -10,7 +10,7 @@ use super::{
     papers::{self, DexPaper, Table2Row},
     report::ReproReport,
     setup,
-    world::{Load, Measured},
+    world::{Load, Measured, as_indexes},
 };
 use crate::{
     keys::{KeyOrder, KeySpec},
@@ -56,7 +56,7 @@ pub(super) fn run(
         let workload = Workload::named(name).map_err(BenchError::from)?;
         let caches = world.open(cache)?;
         let load = Load { workload: &workload, warmup: ops, ops, local_ns: 0, clients: None };
-        let measured = world.run(&caches, &load, progress)?;
+        let measured = world.run(&as_indexes(&caches), &load, progress)?;
         let stats = world.close(caches)?;
         add(&mut report, &paper, name, bar, &measured, options);
         add_stats(&mut report, name, &stats);
