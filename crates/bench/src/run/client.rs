@@ -69,7 +69,7 @@ impl Route {
 }
 
 /// Source of a client's operations.
-enum Source {
+enum OpSource {
     /// Inserts of its share of the items.
     Plan(LoadPlan),
     /// Operations of the workload.
@@ -200,13 +200,13 @@ impl Client {
     }
 
     /// The next operation; `None` if there is none left for this client.
-    async fn next_op(&mut self, source: &mut Source, thread: &ThreadContext) -> Option<Op> {
+    async fn next_op(&mut self, source: &mut OpSource, thread: &ThreadContext) -> Option<Op> {
         let Client { generator, data, key, route, session, .. } = self;
         let mut make = || match source {
-            Source::Plan(plan) => {
+            OpSource::Plan(plan) => {
                 plan.next().map(|item| Op { kind: OpKind::Insert, item, scan_len: 0 })
             }
-            Source::Workload => generator.borrow_mut().next_op(),
+            OpSource::Workload => generator.borrow_mut().next_op(),
         };
         let Some(route) = route else { return make() };
         loop {
@@ -234,7 +234,7 @@ impl Client {
     }
 
     async fn load(&mut self, plan: LoadPlan, thread: &ThreadContext) {
-        let mut plan = Source::Plan(plan);
+        let mut plan = OpSource::Plan(plan);
         let mut steps = 0;
         while !thread.tally.borrow().has_errors()
             && let Some(op) = self.next_op(&mut plan, thread).await
@@ -257,7 +257,7 @@ impl Client {
         // The router counts routed operations.
         while !thread.is_over()
             && (self.route.is_some() || steps < ops)
-            && let Some(op) = self.next_op(&mut Source::Workload, thread).await
+            && let Some(op) = self.next_op(&mut OpSource::Workload, thread).await
         {
             self.version += 1;
             if let Err(error) = self.prepare(op, self.version) {

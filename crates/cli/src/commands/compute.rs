@@ -82,9 +82,10 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         }
         tables.insert(name.clone(), table);
     }
-    let state = Arc::new(State::default());
+    let state = Arc::new(LookState::default());
     look(&db, args, &mut tables, &state)?;
-    let metrics = args.serving.expose(Told { db: db.clone(), state: Arc::clone(&state) })?;
+    let metrics =
+        args.serving.expose(ComputeMetrics { db: db.clone(), state: Arc::clone(&state) })?;
     let metrics_at = metrics.as_ref().map(|metrics| metrics.address().to_string());
     let address = own.address.map(|address| address.to_string());
     let listens = db.listens()?.map(|address| address.to_string());
@@ -135,7 +136,7 @@ fn settings(args: &ComputeArgs) -> Result<Settings, Failure> {
 
 /// The findings of the last look.
 #[derive(Debug, Default)]
-struct State(Mutex<Seen>);
+struct LookState(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
@@ -159,7 +160,7 @@ impl SeenTable {
     }
 }
 
-impl State {
+impl LookState {
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -179,7 +180,7 @@ impl State {
     }
 }
 
-impl State {
+impl LookState {
     fn table_metrics(&self) -> Vec<Metric> {
         let seen = self.seen();
         let mut counts = Metric::counter("engine_events", "Counts of a table's engine, by name");
@@ -198,12 +199,12 @@ impl State {
 }
 
 /// The source of its metrics over HTTP.
-struct Told {
+struct ComputeMetrics {
     db: Farleaf,
-    state: Arc<State>,
+    state: Arc<LookState>,
 }
 
-impl Exposed for Told {
+impl Exposed for ComputeMetrics {
     fn metrics(&self) -> Vec<Metric> {
         let mut all = self.state.table_metrics();
         // A store that is being closed has nothing to tell any more.
@@ -257,7 +258,7 @@ fn look(
     db: &Farleaf,
     args: &ComputeArgs,
     tables: &mut BTreeMap<String, Table>,
-    state: &State,
+    state: &LookState,
 ) -> anyhow::Result<()> {
     let mut trouble = None;
     if args.table.is_empty() {

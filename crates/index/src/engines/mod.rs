@@ -151,7 +151,7 @@ impl Engine {
         on_engine!(self, Design => <Design as crate::engine::Engine>::ABOUT)
     }
 
-    /// Whether the lab hunts that seeded bug with it.
+    /// Returns whether the lab hunts that seeded bug with it.
     pub fn has_canary(self, canary: Canary) -> bool {
         on_engine!(self, Design => <Design as crate::engine::Engine>::CANARIES).contains(&canary)
     }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{
     ReproOptions,
-    driver::{self, Cluster, Driver},
+    driver::{self, Driver, PaperCluster},
     error::ReproError,
     papers::{self, DexPaper, Table2Row},
     report::ReproReport,
@@ -132,7 +132,7 @@ fn add_others(
     progress: &dyn Progress,
 ) -> Result<(), ReproError> {
     let setup = &paper.setup;
-    let cluster = Cluster {
+    let cluster = PaperCluster {
         keys: setup.keys,
         value_bytes: setup.value_bytes as usize,
         compute_servers: setup.compute_servers,
