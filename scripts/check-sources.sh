@@ -70,7 +70,9 @@ fi
 
 # Comments that name nobody: "Whether ..." is "Returns whether ...", "What ..." the thing itself. The list of crates
 # only grows.
-plain=('crates/cli/*.rs' 'crates/cluster/*.rs' 'crates/fabric/*.rs' 'crates/store/*.rs')
+plain=('crates/bench/*.rs' 'crates/check/*.rs' 'crates/cli/*.rs' 'crates/cluster/*.rs' 'crates/fabric/*.rs'
+    'crates/index/src/*.rs' 'crates/store/*.rs'
+    ':!crates/index/src/compute/*' ':!crates/index/src/engines/dart/*' ':!crates/index/src/engines/smart/*')
 if headless=$(git ls-files -z "${plain[@]}" | LC_ALL=C xargs -0 -r grep -HnE \
     '^\s*//[/!]? (Who|Whoever|Whose|Whom|What|Whatever|Where|Wherever|How|Whether|Which|When|Whenever)\b'); then
     printf 'a comment that names no actor and no thing (write "The result of ...", "Returns whether ..."):\n%s\n' \
@@ -79,10 +81,8 @@ if headless=$(git ls-files -z "${plain[@]}" | LC_ALL=C xargs -0 -r grep -HnE \
 fi
 
 # Names of engines. Code above and below the engines asks for traits and settings, never for a name. Tests and
-# repro/, which repeats the papers, may. scripts/engine-names-left.txt lists the files that still have one; a
-# file leaves the list with its last name, and none joins it.
-left=scripts/engine-names-left.txt
-named=$(git ls-files -z 'crates/*/src/*.rs' |
+# repro/, which repeats the papers, may.
+if named=$(git ls-files -z 'crates/*/src/*.rs' |
     grep -zE '^crates/(store|check|cli|cluster|pool|fabric|bench)/src/' |
     grep -zvE '^crates/bench/src/repro/|/tests/|/([a-z0-9_]+_)?tests\.rs$' |
     LC_ALL=C xargs -0 -r awk '
@@ -90,13 +90,34 @@ named=$(git ls-files -z 'crates/*/src/*.rs' |
         FNR == 1 { test = attribute = 0 }
         attribute && /^mod [a-z_]+ \{/ { test = 1 }
         { attribute = /^#\[cfg\((all\()?test[,)]/ }
-        !test && /(^|[^A-Za-z0-9_])(btree|dex|BTree|Dex)([^A-Za-z0-9_]|$)/ { print FILENAME ":" FNR ":" $0 }')
-if hits=$(grep -vF -f <(sed 's/$/:/' "$left") <<<"$named") && [ -n "$hits" ]; then
-    printf 'the name of an engine (ask for its traits or settings):\n%s\n' "$hits" >&2
+        !test && /(^|[^A-Za-z0-9_])(btree|dart|dex|smart|Art|BTree|Dart|Dex|Smart)([^A-Za-z0-9_]|$)/ {
+            print FILENAME ":" FNR ":" $0
+        }') && [ -n "$named" ]; then
+    printf 'the name of an engine (ask for its traits or settings):\n%s\n' "$named" >&2
     bad=1
 fi
-if done_with=$(grep -vxF -f <(cut -d: -f1 <<<"$named") "$left"); then
-    printf 'no name of an engine is left, take the file off %s:\n%s\n' "$left" "$done_with" >&2
+
+# Type names. One name stands for one thing in a crate, so that a search finds it. scripts/type-names-twice.txt
+# lists those that stand for more, and only shrinks. Modules built alike on purpose may repeat theirs: each
+# fabric's Endpoint. Types within a test module or a macro do not count.
+twice=scripts/type-names-twice.txt
+repeated=$(git ls-files -z 'crates/*/src/*.rs' | grep -zvE '/tests/|/([a-z0-9_]+_)?tests\.rs$' |
+    LC_ALL=C xargs -0 -r awk '
+        FNR == 1 { test = attribute = 0; split(FILENAME, part, "/") }
+        attribute && /^mod [a-z_]+ \{/ { test = 1 }
+        { attribute = /^#\[cfg\((all\()?test[,)]/ }
+        !test && /^(pub(\([a-z: ]+\))? )?(struct|enum|trait|type) [A-Z]/ {
+            line = $0
+            sub(/^(pub(\([a-z: ]+\))? )?(struct|enum|trait|type) /, "", line)
+            match(line, /^[A-Za-z0-9]+/)
+            print part[2], substr(line, 1, RLENGTH)
+        }' | LC_ALL=C sort | uniq -d | grep -v ' Endpoint$')
+if hits=$(grep -vxF -f "$twice" <<<"$repeated") && [ -n "$hits" ]; then
+    printf 'a type name that stands for two things in one crate (say whose each is):\n%s\n' "$hits" >&2
+    bad=1
+fi
+if done_with=$(grep -vxF -f <(echo "$repeated") "$twice"); then
+    printf 'stands for one thing only, take it off %s:\n%s\n' "$twice" "$done_with" >&2
     bad=1
 fi
 

@@ -62,7 +62,7 @@ pub use load::{LoadOrder, LoadOrderError, LoadPlan};
 pub use machine::Machine;
 pub use parts::{Boundaries, Parts, Routing};
 pub use report::{
-    CacheReport, KindReport, LatencyUs, LoopKind, MemoryReport, OpTotals, PerOp, PhaseReport,
+    CounterReport, KindReport, LatencyUs, LoopKind, MemoryReport, OpTotals, PerOp, PhaseReport,
     Report, ReportKind, Row, RunReport, TimeKind, build_commit,
 };
 pub use run::{BenchError, NoProgress, Phase, Progress, region_bytes, run};

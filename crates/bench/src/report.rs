@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, iter::Sum, ops::AddAssign};
 
 use farleaf_fabric::{OpKind as FabricKind, Snapshot};
-use farleaf_index::dex::DexStats;
+use farleaf_index::CounterSet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -104,23 +104,25 @@ pub struct RunReport {
     pub per_op: PerOp,
     /// The cost and latency of each kind that came.
     pub by_kind: BTreeMap<ReportKind, KindReport>,
-    /// Counts of all compute servers' caches, for engines that have some.
+    /// Counts of the engine's own, of all compute servers, for engines that have some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub caches: Option<CacheReport>,
+    pub counters: Option<CounterReport>,
 }
 
-/// Counts of the compute servers' caches while the operations ran.
+/// Counts of the engine's own while the operations ran.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CacheReport {
-    /// Share of the operations on a key that neither read a leaf nor had a memory server look for it.
-    pub hit_rate: f64,
-    /// The engine's own counts, by cause, for each index operation; those that are not 0.
+pub struct CounterReport {
+    /// Share of the operations on a key that neither read a leaf nor had a memory server look for it, of an
+    /// engine that caches leaves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hit_rate: Option<f64>,
+    /// The counts by name, for each index operation; those that are not 0.
     pub per_op: BTreeMap<String, f64>,
 }
 
-impl CacheReport {
+impl CounterReport {
     /// Computes the report from the counts of the engine and the fabric.
-    pub(crate) fn new(stats: &DexStats, cost: &Snapshot) -> Self {
+    pub(crate) fn new(counters: &CounterSet, cost: &Snapshot) -> Self {
         let kinds = [
             FabricKind::Get,
             FabricKind::Insert,
@@ -131,12 +133,10 @@ impl CacheReport {
         ];
         let on_keys: u64 = kinds.into_iter().map(|kind| cost.ops(kind)).sum();
         let all = on_keys + cost.ops(FabricKind::Scan);
-        let offloaded = stats.offload_ok + stats.offload_absent + stats.offload_exists;
-        let missed = stats.reads_leaf + stats.reads_fallback_leaf + offloaded;
-        let hits = on_keys.saturating_sub(missed);
-        let counts = stats.named().filter(|(_, count)| *count > 0);
-        CacheReport {
-            hit_rate: finite(hits as f64 / on_keys as f64),
+        let hit_rate = |misses| finite(on_keys.saturating_sub(misses) as f64 / on_keys as f64);
+        let counts = counters.iter().filter(|(_, count)| *count > 0);
+        CounterReport {
+            hit_rate: counters.misses().map(hit_rate),
             per_op: counts
                 .map(|(name, count)| (name.to_owned(), finite(count as f64 / all as f64)))
                 .collect(),
@@ -329,14 +329,14 @@ pub struct MemoryReport {
     pub index_bytes: u64,
     /// Bytes of these that keys and values take.
     pub data_bytes: u64,
-    /// On the compute servers: caches and tables.
+    /// On the compute servers: their caches of the table, when the run phase ended.
     pub compute_bytes: u64,
 }
 
 /// One line of a table for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The section: `run`, `load`, `memory`, `caches`, a kind of operation.
+    /// The section: `run`, `load`, `memory`, `counters`, a kind of operation.
     pub group: &'static str,
     /// The line's name: its name in JSON if it has one.
     pub name: String,
@@ -385,10 +385,12 @@ impl Report {
             }
             cost_rows(&mut add, kind.name(), &report.per_op);
         }
-        if let Some(caches) = &self.run.caches {
-            add("caches", "hit_rate", format!("{:.2} %", 100.0 * caches.hit_rate));
-            for (name, each) in &caches.per_op {
-                add("caches", name, format!("{each:.4} /op"));
+        if let Some(counters) = &self.run.counters {
+            if let Some(hit_rate) = counters.hit_rate {
+                add("counters", "hit_rate", format!("{:.2} %", 100.0 * hit_rate));
+            }
+            for (name, each) in &counters.per_op {
+                add("counters", name, format!("{each:.4} /op"));
             }
         }
         let MemoryReport { pool_bytes, index_bytes, data_bytes, compute_bytes } = self.memory;

@@ -118,12 +118,14 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
 }
 
 /// The crash case that shows a bug which needs a death within one WRITE.
-fn crash_case_for(canary: Canary) -> Option<&'static str> {
-    match canary {
-        Canary::LoseLeafRedo => Some("smart/records/update"),
-        Canary::TakeOverUnrecorded => Some("smart/records/takeover-update"),
-        _ => None,
-    }
+fn crash_case_for(canary: Canary) -> Option<String> {
+    let case = match canary {
+        Canary::LoseLeafRedo => "update",
+        Canary::TakeOverUnrecorded => "takeover-update",
+        _ => return None,
+    };
+    let engine = Engine::ALL.iter().find(|engine| engine.has_canary(canary))?;
+    Some(format!("{engine}/records/{case}"))
 }
 
 /// Runs the points of a crash case until one shows the bug. Without it, all of them must pass.
@@ -159,7 +161,7 @@ fn hunt_one(
         elapsed: Duration::ZERO,
     };
     if let Some(case) = crash_case_for(canary) {
-        hunt_at_points(canary, case, &mut result);
+        hunt_at_points(canary, &case, &mut result);
         result.elapsed = began.elapsed();
         return Some(result);
     }

@@ -44,6 +44,11 @@ impl Metric {
         Metric { name, help, is_counter: false, values: vec![(Vec::new(), value)] }
     }
 
+    /// Numbers of now, each with its labels.
+    pub(crate) fn gauge_family(name: &'static str, help: &'static str) -> Self {
+        Metric { name, help, is_counter: false, values: Vec::new() }
+    }
+
     /// One more value.
     #[must_use]
     pub(crate) fn with(mut self, labels: &[(&'static str, &str)], value: u64) -> Self {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Service, Words};
 use farleaf_index::bnode::{
-    Entry, Head, KeyFormat, Layout, LayoutOptions, NodeMut, Value, ValueFormat, verify_image,
+    Head, KeyFormat, Layout, LayoutOptions, LeafEntry, NodeMut, Value, ValueFormat, verify_image,
 };
 use farleaf_index::dex::offload::OffloadService;
 
@@ -66,8 +66,10 @@ fn image(layout: &Layout) -> Vec<u64> {
     for (at, numbers) in [(1, &[2_u8, 4, 6][..]), (2, &[8, 10])] {
         let pairs: Vec<_> =
             numbers.iter().map(|at| (key(options, *at), value(options, *at))).collect();
-        let entries: Vec<_> =
-            pairs.iter().map(|(key, value)| Entry { key, value: Value::Inline(value) }).collect();
+        let entries: Vec<_> = pairs
+            .iter()
+            .map(|(key, value)| LeafEntry { key, value: Value::Inline(value) })
+            .collect();
         let (low, high) = if at == 1 { (None, Some(&bound[..])) } else { (Some(&bound[..]), None) };
         let right = if at == 1 { NODES[2] } else { 0 };
         let head = Head { addr: NODES[at], right, version: 1, low, high, ..Head::default() };

@@ -145,6 +145,22 @@ pub trait Engine: Sized + 'static {
         Settings::default()
     }
 
+    /// Names of the work that the engine does by itself while operations run. Crash cases ask for it by name.
+    const BACKGROUND: &'static [&'static str] = &[];
+
+    /// Does that work at once, which the engine would do when it is due.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is not among [`Engine::BACKGROUND`]; those of the work.
+    fn work_in_background(
+        _table: &Self::Table,
+        _session: &Session,
+        name: &str,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        let unknown = format!("engine {} does no work named \"{name}\"", Self::NAME);
+        async { Err(IndexError::Invalid(unknown)) }
+    }
+
     /// Services that memory servers run for the engine. `life` differs from that of every process that ran
     /// them on the same memory before: the time at which the process began, say.
     fn services(_life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {

@@ -7,6 +7,7 @@ use farleaf_pool::{Audit, Session};
 
 use crate::change::{Change, Outcome};
 use crate::compute::OwnedTable;
+use crate::counters::{CacheControl, CounterSet};
 use crate::{Entries, IndexError};
 
 /// The result of a compare-exchange.
@@ -208,4 +209,12 @@ pub trait Index: Send + Sync + 'static {
     fn owned(&self) -> Option<&dyn OwnedTable> {
         None
     }
+
+    /// The cache of this compute server, of a table that has one.
+    fn cache(&self) -> Option<&dyn CacheControl> {
+        None
+    }
+
+    /// Adds the engine's counts of what this compute server has done with the table, by name.
+    fn counters(&self, _counters: &mut CounterSet) {}
 }

@@ -8,6 +8,7 @@ mod blink;
 pub mod bnode;
 mod change;
 pub mod compute;
+mod counters;
 mod detach;
 mod drops;
 pub mod engine;
@@ -34,6 +35,7 @@ mod walk;
 
 pub use blink::BlinkOptions;
 pub use change::{Change, Decision, Outcome};
+pub use counters::{CacheControl, CounterSet};
 pub use drops::mark_drops;
 pub use engine::Traits;
 pub use engines::{AnyIndex, Engine, KnobDefault, SettingError, UnknownEngine, btree, dex};

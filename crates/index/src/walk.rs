@@ -22,7 +22,7 @@ pub trait Visitor {
         false
     }
 
-    /// Whether the content of objects that lead to no others matters: keys, values, checksums.
+    /// Returns whether the visitor needs the content of objects that lead to no others: keys, values, checksums.
     fn wants_content(&self) -> bool {
         true
     }

@@ -74,8 +74,8 @@ pub use farleaf_fabric::tcp::{Tls, TlsFiles};
 pub use farleaf_fabric::verbs::CardConfig;
 pub use farleaf_fabric::{Cost, OpKind, Processors, ServerId, Snapshot};
 pub use farleaf_index::{
-    Engine, Knob, KnobDefault, KnobError, KnobKind, Setting, SettingError, Settings, Traits,
-    UnknownEngine,
+    CounterSet, Engine, Knob, KnobDefault, KnobError, KnobKind, Setting, SettingError, Settings,
+    Traits, UnknownEngine,
 };
 pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse};
 

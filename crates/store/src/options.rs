@@ -25,7 +25,7 @@ pub struct TableOptions {
 }
 
 impl TableOptions {
-    /// The design of the index. `docs/engines.md` says which is for whom. Default: [`Engine::BTree`], which is quick
+    /// The design of the index. `docs/engines.md` says which is for whom. The default is quick
     /// wherever memory is shared without a network, and needs nothing of other compute servers on one.
     pub fn engine(mut self, engine: Engine) -> Self {
         self.format.engine = engine;
@@ -55,18 +55,19 @@ impl TableOptions {
 
     /// A setting of the engine: of the table's shape ([`Engine::shape`], as in `.set("cap_leaf", "64")`), or
     /// of how this process opens the table ([`Engine::options`], as in `.set("cache", "64MiB")`), which
-    /// counts before [`Builder::set`](crate::Builder::set). `farleaf engines dex` lists both.
+    /// counts before [`Builder::set`](crate::Builder::set). `farleaf engines NAME` lists both.
     /// [`Farleaf::create_table`](crate::Farleaf::create_table) refuses what the engine does not have.
     ///
     /// ```
     /// use farleaf::{Engine, Farleaf, KeyFormat, TableOptions};
     ///
     /// let db = Farleaf::open("mem:")?;
-    /// let options = TableOptions::default().engine(Engine::Dex).keys(KeyFormat::Fixed(8));
+    /// let engine = Engine::ALL.iter().find(|engine| engine.traits().logged).expect("there is one");
+    /// let options = TableOptions::default().engine(*engine).keys(KeyFormat::Fixed(8));
     /// let table = db.create_table("t", options.clone().set("node_bytes", "2KiB").set("cache", "1MiB"))?;
     /// assert_eq!(table.info().node_bytes, 2048);
     /// let error = db.create_table("u", options.set("cahce", "1MiB")).unwrap_err();
-    /// assert!(error.to_string().contains("engine dex: no setting is named \"cahce\"; did you mean \"cache\"?"));
+    /// assert!(error.to_string().contains("no setting is named \"cahce\"; did you mean \"cache\"?"));
     /// # Ok::<(), farleaf::Error>(())
     /// ```
     pub fn set(mut self, name: &str, value: &str) -> Self {

@@ -112,11 +112,11 @@ impl HostedTable for ServedTable {
 #[derive(Debug)]
 pub(crate) struct Serving {
     options: ServeOptions,
-    state: Mutex<State>,
+    state: Mutex<ServingState>,
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum ServingState {
     #[default]
     Asleep,
     Running(Running),
@@ -139,7 +139,7 @@ impl Serving {
         Serving { options, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ServingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -172,8 +172,8 @@ impl Serving {
 
     fn exposed(&self) -> Option<Exposed> {
         match &*self.state() {
-            State::Running(running) => running.exposed,
-            State::Asleep | State::Stopped => None,
+            ServingState::Running(running) => running.exposed,
+            ServingState::Asleep | ServingState::Stopped => None,
         }
     }
 
@@ -185,14 +185,14 @@ impl Serving {
     ) -> Result<Option<SocketAddr>> {
         self.start(core)?;
         let (address, is_published) = match &*self.state() {
-            State::Running(running) => {
+            ServingState::Running(running) => {
                 (running.exposed.map(|exposed| exposed.address), running.is_published)
             }
-            State::Asleep | State::Stopped => return Err(Error::closed()),
+            ServingState::Asleep | ServingState::Stopped => return Err(Error::closed()),
         };
         if let (Some(address), false) = (address, is_published) {
             session.publish_address(address).await?;
-            if let State::Running(running) = &mut *self.state() {
+            if let ServingState::Running(running) = &mut *self.state() {
                 running.is_published = true;
             }
         }
@@ -203,9 +203,9 @@ impl Serving {
     fn start(&self, core: &Arc<Core>) -> Result<()> {
         let mut state = self.state();
         match &*state {
-            State::Running(_) => return Ok(()),
-            State::Stopped => return Err(Error::closed()),
-            State::Asleep => {}
+            ServingState::Running(_) => return Ok(()),
+            ServingState::Stopped => return Err(Error::closed()),
+            ServingState::Asleep => {}
         }
         let listens = self.options.listens();
         let exposed = core.fabric.expose(number_of(core.pool.member()), 0, &listens);
@@ -226,7 +226,7 @@ impl Serving {
             threads.push(thread);
         }
         let is_published = false;
-        *state = State::Running(Running { host, exposed, is_published, goes_on, threads });
+        *state = ServingState::Running(Running { host, exposed, is_published, goes_on, threads });
         Ok(())
     }
 
@@ -235,7 +235,7 @@ impl Serving {
         if index.owned().is_none() {
             return;
         }
-        if let State::Running(running) = &*self.state() {
+        if let ServingState::Running(running) = &*self.state() {
             running.host.add(ServedTable { index: index.clone(), core: Arc::downgrade(core) });
         }
     }
@@ -246,8 +246,8 @@ impl Serving {
             return;
         }
         let leaving = match &*self.state() {
-            State::Running(running) => running.host.remove(index.meta()),
-            State::Asleep | State::Stopped => None,
+            ServingState::Running(running) => running.host.remove(index.meta()),
+            ServingState::Asleep | ServingState::Stopped => None,
         };
         while leaving.as_ref().is_some_and(|leaving| !leaving.is_done()) {
             session.endpoint().sleep(END_WAIT_NS).await;
@@ -257,8 +257,8 @@ impl Serving {
     /// Takes no more requests, and ends the threads; those that were begun are done then, and their senders
     /// know.
     pub(crate) fn stop(&self) {
-        let state = std::mem::replace(&mut *self.state(), State::Stopped);
-        let State::Running(Running { goes_on, threads, .. }) = state else { return };
+        let state = std::mem::replace(&mut *self.state(), ServingState::Stopped);
+        let ServingState::Running(Running { goes_on, threads, .. }) = state else { return };
         drop(goes_on);
         for thread in threads {
             // One that panicked has said so.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use farleaf_index::{
-    AnyIndex, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange, SortedPairs,
+    AnyIndex, CacheControl, CounterSet, Entries, Exchange, Index, IndexError, OpenOptions,
+    ScanRange, SortedPairs,
 };
 use farleaf_pool::{Audit, PoolError, Root};
 
@@ -78,6 +79,19 @@ impl Table {
     /// Returns the table's name, engine and formats.
     pub fn info(&self) -> &TableInfo {
         &self.core.info
+    }
+
+    /// Returns the engine's own counts of what this process has done with the table, by name. The store's
+    /// [`counters`](crate::Stats::counters) are those of remote operations.
+    pub fn counters(&self) -> CounterSet {
+        let mut counters = CounterSet::default();
+        self.core.index.counters(&mut counters);
+        counters
+    }
+
+    /// Returns the bytes that this process's cache of the table takes now; `None` if the engine has none.
+    pub fn cache_bytes(&self) -> Option<u64> {
+        self.core.index.cache().map(CacheControl::resident_bytes)
     }
 
     /// The same table with `async` methods, which are done by worker threads of the store.

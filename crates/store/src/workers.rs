@@ -23,25 +23,25 @@ const IN_FLIGHT_MAX: usize = 32;
 const QUEUE_MAX: usize = 1024;
 
 /// Makes the future of a job, on the worker's thread.
-type Job = Box<dyn FnOnce(Rc<ThreadContext>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+type WorkerJob = Box<dyn FnOnce(Rc<ThreadContext>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
 /// The workers of a store; started by the first job.
 #[derive(Debug)]
 pub(crate) struct Workers {
     count: usize,
-    state: Mutex<State>,
+    state: Mutex<WorkerState>,
 }
 
 #[derive(Debug)]
-enum State {
+enum WorkerState {
     Asleep,
-    Running { jobs: Sender<Job>, threads: Vec<JoinHandle<()>> },
+    Running { jobs: Sender<WorkerJob>, threads: Vec<JoinHandle<()>> },
     Closed,
 }
 
 impl Workers {
     pub(crate) fn new(count: usize) -> Self {
-        Workers { count, state: Mutex::new(State::Asleep) }
+        Workers { count, state: Mutex::new(WorkerState::Asleep) }
     }
 
     /// Has a worker do `op` and waits for its result. Nothing happens before the first poll;
@@ -53,7 +53,7 @@ impl Workers {
     ) -> Result<T> {
         let jobs = self.start(core)?;
         let (reply, result) = async_channel::bounded(1);
-        let job: Job = Box::new(move |context| {
+        let job: WorkerJob = Box::new(move |context| {
             Box::pin(async move {
                 // Nobody may be left who waits for it.
                 let _ = reply.try_send(op(&context).await);
@@ -65,8 +65,8 @@ impl Workers {
 
     /// Ends the workers when they have done what was asked of them.
     pub(crate) fn close(&self) {
-        let state = std::mem::replace(&mut *self.state(), State::Closed);
-        if let State::Running { jobs, threads } = state {
+        let state = std::mem::replace(&mut *self.state(), WorkerState::Closed);
+        if let WorkerState::Running { jobs, threads } = state {
             jobs.close();
             // The caller is a worker if it was a waker's drop that dropped the last handle.
             let others =
@@ -78,12 +78,12 @@ impl Workers {
         }
     }
 
-    fn start(&self, core: &Arc<Core>) -> Result<Sender<Job>> {
+    fn start(&self, core: &Arc<Core>) -> Result<Sender<WorkerJob>> {
         let mut state = self.state();
         match &*state {
-            State::Running { jobs, .. } => return Ok(jobs.clone()),
-            State::Closed => return Err(Error::closed()),
-            State::Asleep => {}
+            WorkerState::Running { jobs, .. } => return Ok(jobs.clone()),
+            WorkerState::Closed => return Err(Error::closed()),
+            WorkerState::Asleep => {}
         }
         let (jobs, queue) = async_channel::bounded(QUEUE_MAX);
         let mut threads = Vec::with_capacity(self.count);
@@ -97,26 +97,26 @@ impl Workers {
             threads.push(thread);
             has_started.recv().unwrap_or_else(|_| Err(self.gone()))?;
         }
-        *state = State::Running { jobs: jobs.clone(), threads };
+        *state = WorkerState::Running { jobs: jobs.clone(), threads };
         Ok(jobs)
     }
 
     #[cold]
     fn gone(&self) -> Error {
         match self.state.try_lock().as_deref() {
-            Ok(State::Closed) => Error::closed(),
+            Ok(WorkerState::Closed) => Error::closed(),
             _ => Error::new(ErrorKind::Internal, "a worker thread ended by a panic"),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WorkerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A worker's life: as many tasks as jobs may be in flight, each of which takes the next job when
 /// it has done one.
-fn work(core: &Arc<Core>, queue: Receiver<Job>, started: &mpsc::Sender<Result<()>>) {
+fn work(core: &Arc<Core>, queue: Receiver<WorkerJob>, started: &mpsc::Sender<Result<()>>) {
     let context = match ThreadContext::new(core) {
         Ok(context) => Rc::new(context),
         Err(error) => {

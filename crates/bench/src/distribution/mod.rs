@@ -191,11 +191,11 @@ pub enum DistributionError {
 /// One client's choice of items.
 #[derive(Clone, Debug)]
 pub struct ItemChooser {
-    kind: Kind,
+    kind: Sampler,
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum Sampler {
     Uniform(Uniform),
     Zipfian(Zipfian, Scramble),
     Latest(Latest),
@@ -218,18 +218,20 @@ impl ItemChooser {
         clients: u64,
     ) -> Result<Self, DistributionError> {
         let kind = match *distribution {
-            RequestDistribution::Uniform => Kind::Uniform(Uniform),
+            RequestDistribution::Uniform => Sampler::Uniform(Uniform),
             RequestDistribution::Zipfian { theta } => {
-                Kind::Zipfian(Zipfian::new(theta, items)?, Scramble::new(items, SCRAMBLE_SALT))
+                Sampler::Zipfian(Zipfian::new(theta, items)?, Scramble::new(items, SCRAMBLE_SALT))
             }
-            RequestDistribution::Latest { theta } => Kind::Latest(Latest::new(theta)?),
+            RequestDistribution::Latest { theta } => Sampler::Latest(Latest::new(theta)?),
             RequestDistribution::Hotspot { set_share, op_share } => {
-                Kind::Hotspot(Hotspot::new(set_share, op_share)?)
+                Sampler::Hotspot(Hotspot::new(set_share, op_share)?)
             }
             RequestDistribution::Exponential { op_share, set_share } => {
-                Kind::Exponential(Exponential::new(op_share, set_share)?)
+                Sampler::Exponential(Exponential::new(op_share, set_share)?)
             }
-            RequestDistribution::Sequential => Kind::Sequential(Sequential::new(client, clients)),
+            RequestDistribution::Sequential => {
+                Sampler::Sequential(Sequential::new(client, clients))
+            }
         };
         Ok(Self { kind })
     }
@@ -237,17 +239,17 @@ impl ItemChooser {
     /// Draws one of `items` items; none counts as one. Does not allocate.
     pub fn choose(&mut self, rng: &mut Rng, items: u64) -> u64 {
         match &mut self.kind {
-            Kind::Uniform(uniform) => uniform.sample(rng, items),
-            Kind::Zipfian(zipfian, scramble) => {
+            Sampler::Uniform(uniform) => uniform.sample(rng, items),
+            Sampler::Zipfian(zipfian, scramble) => {
                 zipfian.set_items(items);
                 // There are never fewer items than were loaded; still the draw stays below them
                 // (INV-DIST-1).
                 scramble.item(zipfian.sample(rng)).min(items.max(1) - 1)
             }
-            Kind::Latest(latest) => latest.sample(rng, items),
-            Kind::Hotspot(hotspot) => hotspot.sample(rng, items),
-            Kind::Exponential(exponential) => exponential.sample(rng, items),
-            Kind::Sequential(sequential) => sequential.sample(items),
+            Sampler::Latest(latest) => latest.sample(rng, items),
+            Sampler::Hotspot(hotspot) => hotspot.sample(rng, items),
+            Sampler::Exponential(exponential) => exponential.sample(rng, items),
+            Sampler::Sequential(sequential) => sequential.sample(items),
         }
     }
 }

@@ -42,8 +42,8 @@ fn sample() -> Report {
                 (ReportKind::Op(OpKind::Update), kind),
                 (ReportKind::Op(OpKind::Get), kind),
             ]),
-            caches: Some(CacheReport {
-                hit_rate: 0.75,
+            counters: Some(CounterReport {
+                hit_rate: Some(0.75),
                 per_op: BTreeMap::from([("reads_leaf".to_owned(), 0.25)]),
             }),
         },
@@ -107,7 +107,7 @@ fn names_are_the_agreed_ones_in_their_order() {
     }
     expect(".run.by_kind.maintenance", &["ops"]);
     expect(".run.by_kind.maintenance", &COST[5..]);
-    expect(".run.caches", &["hit_rate", "per_op.reads_leaf"]);
+    expect(".run.counters", &["hit_rate", "per_op.reads_leaf"]);
     expect(".memory", &["pool_bytes", "index_bytes", "data_bytes", "compute_bytes"]);
     expect(".machine", &["cpu", "cores", "memory_bytes", "os", "arch"]);
     expect("", &["commit"]);
@@ -171,8 +171,8 @@ fn rows_tell_the_same() {
     assert_eq!(value("bench", "commit"), None);
     assert_eq!(value("load", "ops_per_s"), Some("2.00 M ops/s"));
     assert_eq!(value("bench", "parts"), Some("cache of 1 MiB; logged"));
-    assert_eq!(value("caches", "hit_rate"), Some("75.00 %"));
-    assert_eq!(value("caches", "reads_leaf"), Some("0.2500 /op"));
+    assert_eq!(value("counters", "hit_rate"), Some("75.00 %"));
+    assert_eq!(value("counters", "reads_leaf"), Some("0.2500 /op"));
     assert_eq!(value("run", "p50"), Some("500 ns"));
     assert_eq!(value("run", "reads"), Some("0.3300 /op"));
     assert_eq!(value("get", "bytes_read"), Some("667.8 B/op"));
@@ -185,7 +185,7 @@ fn rows_tell_the_same() {
     groups.dedup();
     assert_eq!(
         groups,
-        ["bench", "load", "run", "get", "update", "maintenance", "caches", "memory", "machine"]
+        ["bench", "load", "run", "get", "update", "maintenance", "counters", "memory", "machine"]
     );
 }
 

@@ -38,7 +38,7 @@ const SCAN_WEIGHT: u64 = 10;
 
 /// Cluster, data and load of a paper's experiments, at scale 1.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Cluster {
+pub(super) struct PaperCluster {
     pub(super) keys: u64,
     pub(super) value_bytes: usize,
     pub(super) compute_servers: usize,
@@ -53,7 +53,7 @@ pub(super) struct Cluster {
 
 /// See the [module page](self).
 pub(super) struct Driver<'a> {
-    pub(super) cluster: Cluster,
+    pub(super) cluster: PaperCluster,
     pub(super) options: &'a ReproOptions,
     progress: &'a dyn Progress,
 }
@@ -68,7 +68,7 @@ pub(super) struct Heading<'a> {
 impl<'a> Driver<'a> {
     /// Runs on that cluster, at the scale of `options`.
     pub(super) fn new(
-        cluster: Cluster,
+        cluster: PaperCluster,
         options: &'a ReproOptions,
         progress: &'a dyn Progress,
     ) -> Self {
@@ -81,7 +81,7 @@ impl<'a> Driver<'a> {
     /// `Scale`, `TooSmall`.
     pub(super) fn begin(
         heading: Heading<'_>,
-        cluster: Cluster,
+        cluster: PaperCluster,
         options: &'a ReproOptions,
         progress: &'a dyn Progress,
     ) -> Result<(ReproReport, Self), ReproError> {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{driver::Cluster, error::ReproError};
+use super::{driver::PaperCluster, error::ReproError};
 
 const TEXT: &str = include_str!("../../data/papers.json");
 const PEERS: &str = include_str!("../../data/peers.json");
@@ -23,7 +23,7 @@ struct Papers {
 pub(super) struct DartPaper {
     pub(super) source: String,
     /// Section 6.1.
-    pub(super) setup: Cluster,
+    pub(super) setup: PaperCluster,
     /// Gets of YCSB C, by keys and engine (section 2.2, Figure 7).
     pub(super) search: BTreeMap<String, BTreeMap<String, SearchCost>>,
     /// GiB of all pairs: an object of 128 bytes for each (Table 2).
@@ -90,7 +90,7 @@ pub(super) struct DartAdjustment {
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct SmartPaper {
     pub(super) source: String,
-    pub(super) setup: Cluster,
+    pub(super) setup: PaperCluster,
     /// Throughput over Sherman's, by workload (Figure 11).
     pub(super) over_sherman: BTreeMap<String, f64>,
     /// Gain of each technique, by its name (Figure 15).

@@ -78,7 +78,7 @@ pub(super) fn run(
     report.set("threads", peers.threads);
     report.set("ops", options.scaled(OPS));
     report.set("cache_bytes", options.scaled(peers.dex.cache_bytes));
-    let world = World { options, threads: peers.threads, device: device.as_deref() };
+    let world = PeerBench { options, threads: peers.threads, device: device.as_deref() };
     let theirs_kops = peers.read_1kib_kops;
 
     let cache_bytes = options.scaled(peers.dex.cache_bytes).to_string();
@@ -110,7 +110,7 @@ pub(super) fn run(
 }
 
 /// Everything that all runs have in common.
-struct World<'a> {
+struct PeerBench<'a> {
     options: &'a ReproOptions,
     threads: usize,
     device: Option<&'a str>,
@@ -123,7 +123,7 @@ struct Ours {
     read_kops: Option<f64>,
 }
 
-impl World<'_> {
+impl PeerBench<'_> {
     /// Returns whether the device is of the kind that the others' programs were measured on.
     fn is_soft(&self) -> bool {
         self.device.is_some_and(|device| device.starts_with("rxe"))
@@ -262,7 +262,7 @@ fn add_bars(
     row: &PeerRow,
     theirs_read_kops: f64,
     ours: &Ours,
-    world: &World<'_>,
+    world: &PeerBench<'_>,
 ) {
     let it = &ours.run.per_op;
     let asked = |holds: bool| (world.options.scale >= 1.0).then_some(holds);

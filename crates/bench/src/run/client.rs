@@ -1,13 +1,13 @@
 //! Client: generates its operations, runs them, times them and checks their answers.
 
-use std::{cell::RefCell, ops::Bound, rc::Rc, sync::Arc};
+use std::{cell::RefCell, fmt, ops::Bound, rc::Rc, sync::Arc};
 
 use farleaf_fabric::Endpoint;
 use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange};
 use farleaf_pool::Session;
 
 use super::{
-    context::Context,
+    context::Dataset,
     meet::Gather,
     route::{Next, Router},
     tally::Tally,
@@ -26,14 +26,19 @@ const PROGRESS_OPS: u64 = 1 << 10;
 const VERSION_BITS: u32 = 40;
 /// Interval at which a client checks for an operation that another client may still make.
 const LOOK_NS: u64 = 1_000;
+/// Interval at which a client without keys checks whether it has some.
+const IDLE_LOOK_NS: u64 = 10_000;
 
-/// A client with its own session, generator and buffers.
-pub(super) struct Client {
-    context: Arc<Context>,
+/// Generator of operations, which clients of one thread may share.
+pub(crate) type SharedGenerator = Rc<RefCell<OpGenerator>>;
+
+/// A client with its own session and buffers.
+pub(crate) struct Client {
+    data: Arc<Dataset>,
     session: Session,
     index: AnyIndex,
     number: usize,
-    generator: OpGenerator,
+    generator: SharedGenerator,
     route: Option<Route>,
     /// The version that its next value gets: no two values of a run have the same.
     version: u64,
@@ -45,16 +50,26 @@ pub(super) struct Client {
 }
 
 /// A client's source of operations on keys of its own compute server.
-pub(super) struct Route {
-    pub(super) router: Arc<Router>,
+pub(crate) struct Route {
+    router: Arc<Router>,
     /// Its compute server.
-    pub(super) server: usize,
+    server: usize,
+    /// True if the client waits while its compute server has no keys.
+    waits: bool,
     /// See [`Router::next`].
-    pub(super) may_make: bool,
+    may_make: bool,
+}
+
+impl Route {
+    /// The route of a client of `server`. With `waits` the client waits while its compute server, which has
+    /// one partition, has no keys.
+    pub(crate) fn new(router: &Arc<Router>, server: usize, waits: bool) -> Self {
+        Route { router: Arc::clone(router), server, waits, may_make: false }
+    }
 }
 
 /// Source of a client's operations.
-enum Source {
+enum OpSource {
     /// Inserts of its share of the items.
     Plan(LoadPlan),
     /// Operations of the workload.
@@ -62,10 +77,10 @@ enum Source {
 }
 
 /// A client's work in a phase.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Job {
-    /// Insert its share of the items.
-    Load,
+#[derive(Clone, Debug)]
+pub(crate) enum Job {
+    /// Insert the items of a plan.
+    Load(LoadPlan),
     /// This many operations of the workload, one after the other.
     Closed(u64),
     /// This many operations of the workload, each at its time, `gap_ns` apart on average.
@@ -73,6 +88,12 @@ pub(super) enum Job {
 }
 
 impl Job {
+    /// The share of client `number` in the load of all items.
+    pub(super) fn load(config: &BenchConfig, number: usize) -> Job {
+        let (client, clients) = (number as u64, config.clients as u64);
+        Job::Load(LoadPlan::new(config.keys, LoadOrder::Shuffled, config.seed, client, clients))
+    }
+
     /// The share of client `number` in `ops` operations, as the configuration paces them.
     pub(super) fn share(config: &BenchConfig, ops: u64, number: usize) -> Job {
         let clients = config.clients as u64;
@@ -85,14 +106,35 @@ impl Job {
 }
 
 /// The state that a client shares with the other clients of its thread.
-pub(super) struct ThreadContext {
+#[derive(Clone)]
+pub(crate) struct ThreadContext {
     /// The counts of the thread's clients.
-    pub(super) tally: Rc<RefCell<Tally>>,
+    pub(crate) tally: Rc<RefCell<Tally>>,
     /// Takes the client back when it is done.
-    pub(super) gather: Gather<Client>,
+    pub(crate) gather: Gather<Client>,
     /// Operations after which a client yields to the thread's other tasks; 0 if waiting for the
     /// fabric does that.
-    pub(super) yield_ops: u64,
+    pub(crate) yield_ops: u64,
+    /// Time that an operation takes on its thread besides its waits, nanoseconds of virtual time.
+    pub(crate) local_ns: u64,
+    /// Records every operation, if given. Then a wrong answer ends the phase for all clients.
+    pub(crate) observer: Option<Rc<dyn Observer>>,
+}
+
+/// An observer of the operations of a run.
+pub(crate) trait Observer: fmt::Debug {
+    /// Returns whether the clients stop now.
+    fn is_over(&self) -> bool;
+
+    /// Records a right answer. A write wrote `version`.
+    fn note(&self, op: Op, key: &[u8], version: u64, began_ns: u64, ended_ns: u64);
+}
+
+impl ThreadContext {
+    fn is_over(&self) -> bool {
+        let observer = self.observer.as_ref();
+        observer.is_some_and(|it| it.is_over() || self.tally.borrow().has_errors())
+    }
 }
 
 /// Result of an operation.
@@ -104,36 +146,35 @@ struct Found {
 }
 
 impl Client {
-    /// Client `number` of the run.
-    pub(super) fn new(
-        context: &Arc<Context>,
+    /// Client `number` of the run. Its values are those of a writer of this number alone.
+    pub(crate) fn new(
+        data: &Arc<Dataset>,
         session: Session,
         index: AnyIndex,
         number: usize,
+        generator: SharedGenerator,
         route: Option<Route>,
-    ) -> Result<Self, crate::DistributionError> {
-        let config = &context.config;
-        let (client, clients) = (number as u64, config.clients as u64);
-        let space = Arc::clone(&context.space);
-        let generator = OpGenerator::new(&config.workload, space, config.seed, client, clients)?;
-        Ok(Client {
+        seed: u64,
+    ) -> Self {
+        let client = number as u64;
+        Client {
             session,
             index,
             number,
             generator,
             route,
             version: (client + 1) << VERSION_BITS,
-            rng: fastrand::Rng::with_seed(mix64(mix64(config.seed) ^ client ^ 1 << 63)),
-            key: Vec::with_capacity(context.keys.key_bytes_max()),
-            value: Vec::with_capacity(config.value_bytes),
-            found: Vec::with_capacity(config.value_bytes),
+            rng: fastrand::Rng::with_seed(mix64(mix64(seed) ^ client ^ 1 << 63)),
+            key: Vec::with_capacity(data.keys.key_bytes_max()),
+            value: Vec::with_capacity(data.value_bytes),
+            found: Vec::with_capacity(data.value_bytes),
             entries: Entries::new(),
-            context: Arc::clone(context),
-        })
+            data: Arc::clone(data),
+        }
     }
 
     /// Its number in the run.
-    pub(super) fn number(&self) -> usize {
+    pub(crate) fn number(&self) -> usize {
         self.number
     }
 
@@ -143,12 +184,12 @@ impl Client {
     }
 
     /// Does `job` as a task of its own and then hands the client to `gather`.
-    pub(super) fn start(mut self, job: Job, thread: ThreadContext) {
+    pub(crate) fn start(mut self, job: Job, thread: ThreadContext) {
         let endpoint = self.session.endpoint().clone();
         self.route.iter_mut().for_each(|route| route.may_make = true);
         endpoint.spawn(async move {
             match job {
-                Job::Load => self.load(&thread).await,
+                Job::Load(plan) => self.load(plan, &thread).await,
                 Job::Closed(ops) => self.run(ops, None, &thread).await,
                 Job::Open(ops, gap_ns) => self.run(ops, Some(gap_ns), &thread).await,
             }
@@ -159,19 +200,26 @@ impl Client {
     }
 
     /// The next operation; `None` if there is none left for this client.
-    async fn next_op(&mut self, source: &mut Source) -> Option<Op> {
-        let Client { generator, context, key, route, session, .. } = self;
+    async fn next_op(&mut self, source: &mut OpSource, thread: &ThreadContext) -> Option<Op> {
+        let Client { generator, data, key, route, session, .. } = self;
         let mut make = || match source {
-            Source::Plan(plan) => {
+            OpSource::Plan(plan) => {
                 plan.next().map(|item| Op { kind: OpKind::Insert, item, scan_len: 0 })
             }
-            Source::Workload => generator.next_op(),
+            OpSource::Workload => generator.borrow_mut().next_op(),
         };
         let Some(route) = route else { return make() };
         loop {
+            if route.waits && route.router.is_idle(route.server) {
+                session.endpoint().sleep(IDLE_LOOK_NS).await;
+                if thread.is_over() {
+                    return None;
+                }
+                continue;
+            }
             let next = route.router.next(route.server, &mut route.may_make, key, |key| {
                 let op = make()?;
-                if context.keys.write_key(op.item, key).is_err() {
+                if data.keys.write_key(op.item, key).is_err() {
                     // The client that runs the operation meets the error again.
                     key.clear();
                 }
@@ -185,14 +233,11 @@ impl Client {
         }
     }
 
-    async fn load(&mut self, thread: &ThreadContext) {
-        let config = &self.context.config;
-        let (client, clients) = (self.number as u64, config.clients as u64);
-        let plan = LoadPlan::new(config.keys, LoadOrder::Shuffled, config.seed, client, clients);
-        let mut plan = Source::Plan(plan);
+    async fn load(&mut self, plan: LoadPlan, thread: &ThreadContext) {
+        let mut plan = OpSource::Plan(plan);
         let mut steps = 0;
         while !thread.tally.borrow().has_errors()
-            && let Some(op) = self.next_op(&mut plan).await
+            && let Some(op) = self.next_op(&mut plan, thread).await
         {
             let answer = match self.prepare(op, 0) {
                 Ok(()) => self.insert().await,
@@ -210,14 +255,18 @@ impl Client {
         let mut due_ns = endpoint.now_ns() as f64;
         let mut steps = 0;
         // The router counts routed operations.
-        while (self.route.is_some() || steps < ops)
-            && let Some(op) = self.next_op(&mut Source::Workload).await
+        while !thread.is_over()
+            && (self.route.is_some() || steps < ops)
+            && let Some(op) = self.next_op(&mut OpSource::Workload, thread).await
         {
             self.version += 1;
             if let Err(error) = self.prepare(op, self.version) {
                 self.settle(op, Err(error), thread);
                 steps += 1;
                 continue;
+            }
+            if thread.local_ns > 0 {
+                endpoint.work(thread.local_ns).await;
             }
             let mut began_ns = endpoint.now_ns();
             if let Some(gap_ns) = gap_ns {
@@ -238,9 +287,12 @@ impl Client {
                 OpKind::Remove => self.remove().await,
                 OpKind::Upsert => self.upsert().await,
             };
-            let nanos = endpoint.now_ns().saturating_sub(began_ns);
+            let ended_ns = endpoint.now_ns();
             if self.settle(op, answer, thread) {
-                thread.tally.borrow_mut().done(op.kind, nanos);
+                thread.tally.borrow_mut().done(op.kind, ended_ns.saturating_sub(began_ns));
+                if let Some(observer) = &thread.observer {
+                    observer.note(op, &self.key, self.version, began_ns, ended_ns);
+                }
             }
             steps += 1;
             self.pause(steps, thread).await;
@@ -262,17 +314,17 @@ impl Client {
     /// Makes the key, and the value of a write.
     #[inline]
     fn prepare(&mut self, op: Op, version: u64) -> Result<(), IndexError> {
-        let written = self.context.keys.write_key(op.item, &mut self.key);
+        let written = self.data.keys.write_key(op.item, &mut self.key);
         written.map_err(|error| IndexError::Invalid(error.to_string()))?;
         if !matches!(op.kind, OpKind::Get | OpKind::Scan | OpKind::Remove) {
-            self.context.values.write_value(op.item, version, &mut self.value);
+            self.data.values.write_value(op.item, version, &mut self.value);
         }
         Ok(())
     }
 
     async fn get(&mut self, item: u64) -> Result<Found, IndexError> {
         let present = self.index.get(&self.session, &self.key, &mut self.found).await?;
-        let wrong = (present && !self.context.is_value_of(item, &self.found))
+        let wrong = (present && !self.data.is_value_of(item, &self.found))
             .then(|| "a get found a value that nobody wrote".to_owned());
         Ok(Found { present, wrong })
     }
@@ -317,8 +369,8 @@ impl Client {
             || !self.entries.iter().is_sorted_by(|(left, _), (right, _)| left < right)
         {
             Some("a scan found keys out of order".to_owned())
-        } else if self.entries.iter().any(|(_, it)| it.len() != self.context.config.value_bytes)
-            || first.is_some_and(|(_, it)| present && !self.context.is_value_of(op.item, it))
+        } else if self.entries.iter().any(|(_, it)| it.len() != self.data.value_bytes)
+            || first.is_some_and(|(_, it)| present && !self.data.is_value_of(op.item, it))
         {
             Some("a scan found a value that nobody wrote".to_owned())
         } else {
@@ -331,7 +383,7 @@ impl Client {
     #[inline]
     fn settle(&self, op: Op, answer: Result<Found, IndexError>, thread: &ThreadContext) -> bool {
         if op.kind == OpKind::Insert {
-            self.context.space.acknowledge(op.item);
+            self.data.space.acknowledge(op.item);
         }
         let mut tally = thread.tally.borrow_mut();
         let wrong = |what: &str| format!("{} of item {}: {what}", op.kind.name(), op.item);
@@ -346,13 +398,13 @@ impl Client {
                 return false;
             }
         };
-        let bytes = (self.key.len() + self.context.config.value_bytes) as i64;
+        let bytes = (self.key.len() + self.data.value_bytes) as i64;
         match op.kind {
             OpKind::Insert => tally.data(bytes),
             OpKind::Upsert if !found.present => tally.data(bytes),
             OpKind::Remove if found.present => tally.data(-bytes),
             OpKind::Remove | OpKind::Upsert => {}
-            _ if !found.present && self.context.all_present => {
+            _ if !found.present && self.data.all_present => {
                 tally.wrong(|| wrong("a key that must be there is absent"));
                 return false;
             }

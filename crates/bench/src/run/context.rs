@@ -18,15 +18,30 @@ use crate::{
     workload::OpKind,
 };
 
+/// Items that clients work on, with their keys and values.
+#[derive(Debug)]
+pub(crate) struct Dataset {
+    pub(crate) keys: KeyMaker,
+    pub(crate) values: ValueMaker,
+    pub(crate) value_bytes: usize,
+    pub(crate) space: Arc<ItemSpace>,
+    /// True if every item below the frontier must be found: the workload removes none.
+    pub(crate) all_present: bool,
+}
+
+impl Dataset {
+    /// Returns whether `value` is all of one value that a client wrote for `item`.
+    #[inline]
+    pub(crate) fn is_value_of(&self, item: u64, value: &[u8]) -> bool {
+        self.values.is_one_of(item, value)
+    }
+}
+
 /// The configuration with all values derived from it.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) config: BenchConfig,
-    pub(super) keys: KeyMaker,
-    pub(super) values: ValueMaker,
-    pub(super) space: Arc<ItemSpace>,
-    /// True if every item below the frontier must be found: the workload removes none.
-    pub(super) all_present: bool,
+    pub(super) data: Arc<Dataset>,
     pub(super) format: TableFormat,
     /// Options by which compute servers open the table, without those of a single server.
     pub(super) open: OpenOptions,
@@ -91,11 +106,14 @@ impl Context {
             open,
             routes,
             serve_tasks,
-            values: ValueMaker::new(config.value_bytes),
-            space: Arc::new(ItemSpace::new(config.keys, keys.items_max())),
-            all_present: config.workload.mix.share(OpKind::Remove) == 0.0,
+            data: Arc::new(Dataset {
+                values: ValueMaker::new(config.value_bytes),
+                value_bytes: config.value_bytes,
+                space: Arc::new(ItemSpace::new(config.keys, keys.items_max())),
+                all_present: config.workload.mix.share(OpKind::Remove) == 0.0,
+                keys,
+            }),
             config: config.clone(),
-            keys,
             format,
             pool,
             region_bytes,
@@ -105,12 +123,6 @@ impl Context {
     /// Bytes of all memory servers together.
     pub(super) fn pool_bytes(&self) -> u64 {
         self.region_bytes * self.config.memory_servers as u64
-    }
-
-    /// Returns whether `value` is all of one value that a client wrote for `item`.
-    #[inline]
-    pub(super) fn is_value_of(&self, item: u64, value: &[u8]) -> bool {
-        self.values.is_one_of(item, value)
     }
 }
 

@@ -9,17 +9,17 @@
 //!   phase, except for maintenance.
 //! - INV-RUN-3: an answer that cannot be right is counted as an error, and so is a failure.
 
-mod client;
-mod context;
+pub(crate) mod client;
+pub(crate) mod context;
 mod error;
 pub(crate) mod meet;
 mod progress;
 mod real;
-mod route;
+pub(crate) mod route;
 mod sim;
 pub(crate) mod sorted;
 mod table;
-mod tally;
+pub(crate) mod tally;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -41,7 +41,8 @@ use crate::{
     config::{BenchConfig, FabricKind, settings_json},
     machine::Machine,
     report::{
-        CacheReport, LoopKind, MemoryReport, PhaseReport, Report, RunReport, TimeKind, build_commit,
+        CounterReport, LoopKind, MemoryReport, PhaseReport, Report, RunReport, TimeKind,
+        build_commit,
     },
     units::Size,
 };
@@ -107,7 +108,7 @@ struct Run {
 impl Run {
     fn report(self, context: &Context) -> Report {
         let config = &context.config;
-        let Outcome { tally, load_ns, run_ns, cost, caches } = &self.outcome;
+        let Outcome { tally, load_ns, run_ns, cost, counters, cache_bytes } = &self.outcome;
         let memory: Vec<_> = self.servers.iter().map(|server| server.pool.memory()).collect();
         let data_bytes = self.loaded.data_bytes.saturating_add_signed(tally.data_bytes());
         Report {
@@ -124,14 +125,14 @@ impl Run {
                 .load
                 .unwrap_or_else(|| PhaseReport::new(seconds(*load_ns), config.keys)),
             run: RunReport {
-                caches: caches.as_ref().map(|stats| CacheReport::new(stats, cost)),
+                counters: (!counters.is_empty()).then(|| CounterReport::new(counters, cost)),
                 ..tally.report(seconds(*run_ns), cost)
             },
             memory: MemoryReport {
                 pool_bytes: context.pool_bytes(),
                 index_bytes: memory.iter().map(|it| it.live_bytes - it.retired_bytes).sum(),
                 data_bytes,
-                compute_bytes: 0,
+                compute_bytes: *cache_bytes,
             },
             machine: Machine::detect(),
             commit: build_commit().map(str::to_owned),

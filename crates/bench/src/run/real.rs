@@ -15,7 +15,7 @@ use super::{
     error::BenchError,
     meet::PhaseBarrier,
     progress::Progress,
-    route::{Owners, Router},
+    route::{Bounds, Owners, Router},
     services,
     table::{self, Loaded, Server},
     worker::{Duty, Outcome, ServingThread, work},
@@ -93,7 +93,7 @@ fn run(
             let opened = main.executor().block_on(loaded.open(context, main, number, expose))?;
             servers.push(opened);
         }
-        run_phases(context, fabrics, &servers, &loaded.bounds, progress)
+        run_phases(context, fabrics, &servers, loaded.shared_bounds(), progress)
     })();
     if context.config.verify && run.is_ok() {
         run = run.and_then(|done| Ok((done.0, Some(verify(&servers, &mains, progress)?))));
@@ -132,7 +132,7 @@ fn run_phases(
     context: &Arc<Context>,
     fabrics: &[AnyFabric],
     servers: &[Server],
-    bounds: &[Vec<u8>],
+    bounds: Bounds,
     progress: &dyn Progress,
 ) -> Result<Done, BenchError> {
     let config = &context.config;

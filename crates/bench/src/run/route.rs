@@ -8,7 +8,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
 };
@@ -16,33 +16,68 @@ use std::{
 use super::table::share_of;
 use crate::generator::Op;
 
+/// Inclusive upper bounds of all partitions but the last. Clones share them. When they move, operations that
+/// already wait in a queue stay there.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bounds(Arc<RwLock<Vec<Vec<u8>>>>);
+
+impl Bounds {
+    /// Replaces all bounds.
+    pub(crate) fn set(&self, bounds: Vec<Vec<u8>>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = bounds;
+    }
+
+    /// Moves the bound between partition `number` and the next.
+    pub(crate) fn move_to(&self, number: usize, bound: Vec<u8>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)[number] = bound;
+    }
+
+    /// The number of partitions.
+    pub(crate) fn partitions(&self) -> usize {
+        self.read().len() + 1
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Vec<u8>>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The partitions' bounds and owners.
 #[derive(Clone, Debug)]
-pub(super) struct Owners {
-    /// Inclusive upper bounds of all partitions but the last.
-    bounds: Vec<Vec<u8>>,
+pub(crate) struct Owners {
+    bounds: Bounds,
     /// Owner of each partition.
     servers: Vec<usize>,
 }
 
 impl Owners {
     /// Owners of partitions that `servers` compute servers have taken in turn.
-    pub(super) fn new(bounds: &[Vec<u8>], servers: usize) -> Self {
-        let count = bounds.len() + 1;
+    pub(crate) fn new(bounds: Bounds, servers: usize) -> Self {
+        let count = bounds.partitions();
         let shares = (0..servers).map(|server| (server, share_of(count, servers, server)));
         let servers = shares.flat_map(|(server, share)| vec![server; share]).collect();
-        Owners { bounds: bounds.to_vec(), servers }
+        Owners { bounds, servers }
     }
 
     /// The owner of `key`.
     pub(super) fn of(&self, key: &[u8]) -> usize {
-        self.servers[self.bounds.partition_point(|bound| bound.as_slice() < key)]
+        self.servers[self.bounds.read().partition_point(|bound| bound.as_slice() < key)]
+    }
+
+    /// Returns whether a partition has no keys.
+    fn is_empty(&self, partition: usize) -> bool {
+        let bounds = self.bounds.read();
+        match (partition.checked_sub(1).map(|at| &bounds[at]), bounds.get(partition)) {
+            (Some(low), Some(high)) => low == high,
+            (Some(low), None) => low.iter().all(|byte| *byte == u8::MAX),
+            (None, _) => false,
+        }
     }
 }
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(super) struct Router {
+pub(crate) struct Router {
     owners: Owners,
     queues: Vec<Mutex<VecDeque<Op>>>,
     /// Operations of the phase that no client has made yet.
@@ -66,16 +101,22 @@ pub(super) enum Next {
 
 impl Router {
     /// For `servers` compute servers.
-    pub(super) fn new(owners: Owners, servers: usize) -> Self {
+    pub(crate) fn new(owners: Owners, servers: usize) -> Self {
         let queues = (0..servers).map(|_| Mutex::default()).collect();
         let (left, makers, making) = Default::default();
         Router { owners, queues, left, makers, making }
     }
 
     /// Begins a phase of `ops` operations, while no client works.
-    pub(super) fn allow(&self, ops: u64, clients: usize) {
+    pub(crate) fn allow(&self, ops: u64, clients: usize) {
         self.left.store(ops, SeqCst);
         self.makers.store(clients, SeqCst);
+    }
+
+    /// Returns whether a partition has no keys at the moment, but may still get some: its bounds move. Each
+    /// compute server has one partition.
+    pub(super) fn is_idle(&self, partition: usize) -> bool {
+        self.owners.is_empty(partition) && self.left.load(SeqCst) > 0
     }
 
     /// The next operation for a client of `server`. `make` makes an operation and puts its key into
@@ -158,7 +199,9 @@ mod tests {
     }
 
     fn owners() -> Owners {
-        Owners::new(&[vec![40], vec![80], vec![90]], 3)
+        let bounds = Bounds::default();
+        bounds.set(vec![vec![40], vec![80], vec![90]]);
+        Owners::new(bounds, 3)
     }
 
     #[test]
@@ -167,7 +210,7 @@ mod tests {
         let of = |key: u8| owners.of(&[key]);
         assert_eq!([of(0), of(40), of(41), of(80), of(81), of(90), of(91)], [0, 0, 0, 0, 1, 1, 2]);
         // Fewer partitions than compute servers: some have none.
-        let few = Owners::new(&[], 3);
+        let few = Owners::new(Bounds::default(), 3);
         assert_eq!(few.of(&[7]), 0);
     }
 
@@ -230,5 +273,28 @@ mod tests {
         assert_eq!(next(0, &mut first), Next::Wait, "the other may make more");
         assert_eq!(next(2, &mut second), Next::End);
         assert_eq!(next(0, &mut first), Next::End);
+    }
+
+    #[test]
+    fn a_partition_without_keys_is_idle_until_bounds_move() {
+        let bounds = Bounds::default();
+        bounds.set(vec![vec![0x7f], vec![0xff]]);
+        let router = Router::new(Owners::new(bounds.clone(), 3), 3);
+        router.allow(2, 1);
+        assert_eq!([0, 1, 2].map(|partition| router.is_idle(partition)), [false, false, true]);
+        bounds.move_to(1, vec![0xbf]);
+        assert!(!router.is_idle(2));
+        let (mut may_make, mut key) = (true, Vec::new());
+        let mut next = |server| {
+            router.next(server, &mut may_make, &mut key, |key: &mut Vec<u8>| {
+                *key = vec![0xc0];
+                Some(op(0xc0))
+            })
+        };
+        assert_eq!(next(2), Next::Op(op(0xc0)));
+        bounds.move_to(1, vec![0x7f]);
+        assert!(router.is_idle(1));
+        assert_eq!([next(2), next(2)], [Next::Op(op(0xc0)), Next::End]);
+        assert!(!router.is_idle(1), "nothing is left for it to wait for");
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
             let expose = |own| fabric.expose(own, 0, &ListenConfig::default());
             servers.push(loaded.open(context, endpoint, number, expose).await?);
         }
-        let owners = context.routes.then(|| Owners::new(&loaded.bounds, computes));
+        let owners = context.routes.then(|| Owners::new(loaded.shared_bounds(), computes));
         let client = |number: usize| {
             let endpoint = endpoints[number % endpoints.len()].clone();
             (number, servers[number % computes].clone(), endpoint)

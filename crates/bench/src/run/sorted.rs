@@ -20,10 +20,10 @@ const PROGRESS_PAIRS: u64 = 1 << 16;
 /// Memory: none for ordered keys; 8 bytes an item, but at most 256 MiB, for hashed `u64` keys; 8
 /// bytes an item for the others.
 #[derive(Debug)]
-pub(crate) struct SortedItems(Source);
+pub(crate) struct SortedItems(SortedSource);
 
 #[derive(Debug)]
-enum Source {
+enum SortedSource {
     InOrder(std::ops::Range<u64>),
     Listed(std::vec::IntoIter<u64>),
     Mixed(MixedKeys),
@@ -34,26 +34,28 @@ impl SortedItems {
     pub(crate) fn new(keys: &KeyMaker, count: u64) -> Self {
         SortedItems(match keys {
             KeyMaker::U64(KeyOrder::Ordered) | KeyMaker::Bytes(KeyOrder::Ordered) => {
-                Source::InOrder(0..count)
+                SortedSource::InOrder(0..count)
             }
-            KeyMaker::U64(KeyOrder::Hashed) => Source::Mixed(MixedKeys::new(count, PART_KEYS)),
+            KeyMaker::U64(KeyOrder::Hashed) => {
+                SortedSource::Mixed(MixedKeys::new(count, PART_KEYS))
+            }
             KeyMaker::Bytes(KeyOrder::Hashed) => {
                 let mut numbers: Vec<u64> = (0..count).map(mix64).collect();
                 numbers.sort_unstable_by_key(|number| decimal_order(*number));
                 numbers.iter_mut().for_each(|number| *number = unmix64(*number));
-                Source::Listed(numbers.into_iter())
+                SortedSource::Listed(numbers.into_iter())
             }
             KeyMaker::Randint => {
                 let mut numbers: Vec<u64> = (0..count).map(randint).collect();
                 numbers.sort_unstable();
                 numbers.iter_mut().for_each(|number| *number = item_of_randint(*number));
-                Source::Listed(numbers.into_iter())
+                SortedSource::Listed(numbers.into_iter())
             }
-            KeyMaker::Email => Source::Listed(sorted_by_key(keys, count).into_iter()),
+            KeyMaker::Email => SortedSource::Listed(sorted_by_key(keys, count).into_iter()),
             KeyMaker::Lines(lines) => {
                 let mut items: Vec<u64> = (0..count.min(lines.count())).collect();
                 items.sort_unstable_by_key(|item| lines.line(*item));
-                Source::Listed(items.into_iter())
+                SortedSource::Listed(items.into_iter())
             }
         })
     }
@@ -65,9 +67,9 @@ impl Iterator for SortedItems {
     #[inline]
     fn next(&mut self) -> Option<u64> {
         match &mut self.0 {
-            Source::InOrder(items) => items.next(),
-            Source::Listed(items) => items.next(),
-            Source::Mixed(keys) => keys.next().map(unmix64),
+            SortedSource::InOrder(items) => items.next(),
+            SortedSource::Listed(items) => items.next(),
+            SortedSource::Mixed(keys) => keys.next().map(unmix64),
         }
     }
 }

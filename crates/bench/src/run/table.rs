@@ -6,7 +6,6 @@ use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Exposed, FabricError, Server
 use farleaf_index::{
     AnyIndex, Index, IndexError, OpenOptions, Settings, TableFormat, TableReport,
     compute::{Host, equal_width, number_of, sampled},
-    dex::Dex,
     knobs::CACHE,
 };
 use farleaf_pool::{Audit, Pool, PoolError, Root, Session, format, format_once};
@@ -15,6 +14,7 @@ use super::{
     context::Context,
     error::BenchError,
     progress::{Phase, Progress},
+    route::Bounds,
     seconds,
     sorted::Pairs,
 };
@@ -38,16 +38,6 @@ pub(super) struct Server {
     pub(super) settings: Settings,
 }
 
-impl Server {
-    /// The cache, if the engine has one.
-    pub(super) fn dex(&self) -> Option<&Dex> {
-        match &self.index {
-            AnyIndex::Dex(dex) => Some(dex),
-            _ => None,
-        }
-    }
-}
-
 /// A table that no compute server has open.
 #[derive(Debug)]
 pub(super) struct Loaded {
@@ -69,6 +59,13 @@ pub(super) fn share_of(count: usize, servers: usize, number: usize) -> usize {
 }
 
 impl Loaded {
+    /// The bounds, for a router.
+    pub(super) fn shared_bounds(&self) -> Bounds {
+        let bounds = Bounds::default();
+        bounds.set(self.bounds.clone());
+        bounds
+    }
+
     /// Formats the pool, makes the table, cuts it, and runs the bulk load, if the configuration
     /// asks for one.
     ///
@@ -210,7 +207,7 @@ fn bounds(context: &Context) -> Result<Vec<Vec<u8>>, BenchError> {
     let mut sample = Vec::new();
     for item in (0..config.keys).step_by(step) {
         let mut key = Vec::new();
-        context.keys.write_key(item, &mut key)?;
+        context.data.keys.write_key(item, &mut key)?;
         sample.push(key);
     }
     Ok(sampled(&sample, count))
@@ -224,7 +221,7 @@ async fn bulk_load(
 ) -> Result<(PhaseReport, u64), BenchError> {
     let keys = context.config.keys;
     progress.begin(Phase::Load, keys);
-    let mut pairs = Pairs::new(&context.keys, context.values, keys, progress);
+    let mut pairs = Pairs::new(&context.data.keys, context.data.values, keys, progress);
     let began_ns = session.endpoint().now_ns();
     let count = index
         .bulk_load(session, &mut pairs)
@@ -248,11 +245,11 @@ fn failed_load(pool_bytes: u64, error: IndexError) -> BenchError {
 /// # Errors
 /// `Verify`, `Damaged`.
 pub(super) async fn settle(server: &Server, endpoint: &AnyEndpoint) -> Result<(), BenchError> {
-    let Some(dex) = server.dex() else { return Ok(()) };
+    let Some(cache) = server.index.cache() else { return Ok(()) };
     let session = server.pool.session(endpoint.clone()).await;
     let session = session.map_err(|error| BenchError::Verify(error.into()))?;
-    dex.flush(&session).await.map_err(BenchError::Verify)?;
-    damaged(&dex.check_cache())
+    cache.flush(&session).await.map_err(BenchError::Verify)?;
+    damaged(&cache.check())
 }
 
 /// Walks the table, after all compute servers have settled.

@@ -15,7 +15,7 @@ use crate::{
 
 /// Latencies by kind, errors, and bytes added and removed.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     kinds: [Option<Box<LatencyHistogram>>; OpKind::ALL.len()],
     errors: u64,
     first_error: Option<String>,
@@ -62,6 +62,11 @@ impl Tally {
     /// Returns whether there were errors.
     pub(super) fn has_errors(&self) -> bool {
         self.errors > 0
+    }
+
+    /// The message of the first error.
+    pub(crate) fn first_error(&self) -> Option<&str> {
+        self.first_error.as_deref()
     }
 
     /// # Errors
@@ -131,7 +136,7 @@ impl Tally {
             latency_us: all.summary().into(),
             per_op: totals(cost.total()).per_op(ops),
             by_kind,
-            caches: None,
+            counters: None,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use farleaf_fabric::{AnyEndpoint, Counters, Endpoint, Snapshot};
-use farleaf_index::dex::DexStats;
+use farleaf_index::{CacheControl, CounterSet, Index};
 use farleaf_pool::{PoolError, Session};
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
     table::Server,
     tally::Tally,
 };
-use crate::config::LoadKind;
+use crate::{config::LoadKind, generator::OpGenerator};
 
 /// Time between two rounds of maintenance of a compute server; its sessions take turns.
 const TICK_NS: u64 = 1_000_000;
@@ -63,8 +63,10 @@ pub(super) struct Outcome {
     pub(super) run_ns: u64,
     /// Fabric operations of the run phase.
     pub(super) cost: Snapshot,
-    /// Statistics of the caches during the run phase, from the thread that leads.
-    pub(super) caches: Option<DexStats>,
+    /// The engine's counts of the run phase, from the thread that leads.
+    pub(super) counters: CounterSet,
+    /// Bytes of all compute servers' caches after the run phase, from the thread that leads.
+    pub(super) cache_bytes: u64,
 }
 
 impl Outcome {
@@ -74,7 +76,8 @@ impl Outcome {
         self.load_ns = self.load_ns.max(other.load_ns);
         self.run_ns = self.run_ns.max(other.run_ns);
         self.cost.add(&other.cost);
-        self.caches = self.caches.or(other.caches);
+        self.counters.add_all(&other.counters);
+        self.cache_bytes += other.cache_bytes;
     }
 }
 
@@ -97,12 +100,14 @@ pub(super) async fn work(
         let session =
             server.pool.session(endpoint).await.map_err(|source| refused(context, source))?;
         maintain(context, session.clone(), number as u64, Arc::clone(&stop));
-        let route = duty.router.as_ref().map(|router| Route {
-            router: Arc::clone(router),
-            server: number % config.compute_servers,
-            may_make: false,
-        });
-        clients.push(Client::new(context, session, server.index, number, route)?);
+        let route = duty.router.as_ref();
+        let route = route.map(|router| Route::new(router, number % config.compute_servers, false));
+        let (space, clients_of_all) = (Arc::clone(&context.data.space), config.clients as u64);
+        let generator =
+            OpGenerator::new(&config.workload, space, config.seed, number as u64, clients_of_all)?;
+        let generator = Rc::new(RefCell::new(generator));
+        let (data, seed) = (&context.data, config.seed);
+        clients.push(Client::new(data, session, server.index, number, generator, route, seed));
     }
     let served = serve(context, &duty.serving).await?;
     let mut crew = Crew {
@@ -120,7 +125,8 @@ pub(super) async fn work(
 
     let mut outcome = Outcome::default();
     if config.load == LoadKind::Insert {
-        outcome.load_ns = crew.phase(Phase::Load, config.keys, |_| Job::Load).await?;
+        outcome.load_ns =
+            crew.phase(Phase::Load, config.keys, |number| Job::load(config, number)).await?;
         crew.tally.borrow().check_load(context.pool_bytes())?;
     }
     let ops = config.warmup_ops;
@@ -129,7 +135,7 @@ pub(super) async fn work(
         crew.tally.borrow_mut().restart();
     }
     crew.meet().await?;
-    let caches_before = stats(&duty.servers).filter(|_| duty.leads);
+    let counters_before = counters(&duty.servers);
     crew.begin(Phase::Run, config.ops);
     let slices = config.slices.max(1);
     for slice in 0..slices {
@@ -146,8 +152,11 @@ pub(super) async fn work(
     }
     // Others may wait for locks that tasks of this thread hold.
     crew.meet().await?;
-    outcome.caches =
-        caches_before.and_then(|before| stats(&duty.servers).map(|now| now.since(&before)));
+    if duty.leads {
+        outcome.counters = counters(&duty.servers).since(&counters_before);
+        let caches = duty.servers.iter().filter_map(|server| server.index.cache());
+        outcome.cache_bytes = caches.map(CacheControl::resident_bytes).sum();
+    }
     outcome.tally = crew.tally.take();
     for endpoint in served {
         endpoint.leave().await;
@@ -159,12 +168,10 @@ fn refused(context: &Context, source: PoolError) -> BenchError {
     BenchError::Pool { pool_bytes: context.pool_bytes(), source }
 }
 
-/// Statistics of all caches so far, if there are some.
-fn stats(servers: &[Server]) -> Option<DexStats> {
-    let mut sum: Option<DexStats> = None;
-    for dex in servers.iter().filter_map(Server::dex) {
-        sum.get_or_insert_default().add(&dex.stats());
-    }
+/// The engine's counts of all compute servers so far.
+fn counters(servers: &[Server]) -> CounterSet {
+    let mut sum = CounterSet::default();
+    servers.iter().for_each(|server| server.index.counters(&mut sum));
     sum
 }
 
@@ -278,6 +285,8 @@ impl Crew<'_> {
                 tally: Rc::clone(&self.tally),
                 gather: gather.clone(),
                 yield_ops: self.yield_ops,
+                local_ns: 0,
+                observer: None,
             };
             let job = job(client.number());
             client.start(job, thread);

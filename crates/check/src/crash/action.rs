@@ -2,7 +2,6 @@
 
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Client, OpKind};
-use farleaf_index::engines::dart::Dart;
 use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange, SortedPairs, recover};
 use farleaf_pool::{Audit, Pool, Session};
 
@@ -45,12 +44,8 @@ pub(super) enum Action {
     Alloc,
     Recover,
     Verify,
-    /// Makes a skip table and fills it.
-    MakeSkipTable,
-    /// Makes one, replaces it by one with other lengths, and drops the old one.
-    ReplaceSkipTable,
-    /// Chooses the lengths by the accesses, and replaces the skip table by one with them.
-    AdjustSkipTable,
+    /// Work of the engine in the background, by its name.
+    Background(&'static str),
 }
 
 impl Action {
@@ -151,24 +146,8 @@ impl Actor {
                 while recover(session).await?.is_some() {}
                 nothing
             }
-            Action::MakeSkipTable => {
-                dart(index)?.maintain(session).await?;
-                nothing
-            }
-            Action::ReplaceSkipTable => {
-                let dart = dart(index)?;
-                for lengths in ["1", "2+3"] {
-                    let lengths = lengths.parse().map_err(|_| no_skip_table())?;
-                    dart.set_prefixes(session, &lengths).await?;
-                }
-                for _ in 0..4 {
-                    session.tick().await?;
-                    dart.maintain(session).await?;
-                }
-                nothing
-            }
-            Action::AdjustSkipTable => {
-                dart(index)?.adjust(session).await?;
+            Action::Background(work) => {
+                index.work_in_background(session, work).await?;
                 nothing
             }
             Action::Verify => {
@@ -189,17 +168,6 @@ impl Actor {
             }
         }
     }
-}
-
-fn dart(index: &AnyIndex) -> Result<&Dart, IndexError> {
-    match index {
-        AnyIndex::Dart(dart) => Ok(dart),
-        _ => Err(no_skip_table()),
-    }
-}
-
-fn no_skip_table() -> IndexError {
-    IndexError::Invalid("the case is one of the engine dart's".into())
 }
 
 pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;

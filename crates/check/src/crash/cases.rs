@@ -104,12 +104,8 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
         ("takeover-remove", died_in_update(Action::Remove(60))),
         ("takeover-get", died_in_update(Action::Get(60))),
     ]);
-    let skip_table = [
-        ("skip-table-make", keys(12, Action::MakeSkipTable)),
-        ("skip-table-replace", keys(12, Action::ReplaceSkipTable)),
-        ("skip-table-adjust", keys(12, Action::AdjustSkipTable)),
-    ];
-    let cases = cases.chain(skip_table.into_iter().filter(|_| engine == Engine::Dart));
+    let background = engine.background_work().iter();
+    let cases = cases.chain(background.map(|work| (*work, keys(12, Action::Background(work)))));
     // Leaves that change in place, under a lock that their content gives back.
     let in_place = traits.radix && traits.shrinks;
     let has_change = |state: &CrashState| match state.script {

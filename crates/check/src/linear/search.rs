@@ -53,18 +53,18 @@ struct Frame {
     /// There is no alternative to try.
     forced: bool,
     state: KeyState,
-    run: Run,
+    run: SearchRun,
 }
 
 /// The run of unanswered operations placed last: the state before it, and before its last one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Run {
+struct SearchRun {
     base: KeyState,
     prev: KeyState,
 }
 
 /// The last operation placed was an answered one.
-const NO_RUN: Run = Run { base: NONE, prev: NONE };
+const NO_RUN: SearchRun = SearchRun { base: NONE, prev: NONE };
 
 /// Hasher for keys that are random already.
 #[derive(Default)]
@@ -177,7 +177,7 @@ impl Search {
     }
 
     /// Returns whether the answered operation `op` can be placed now.
-    fn fits(&self, ops: &[Op], op: u32, run: Run) -> bool {
+    fn fits(&self, ops: &[Op], op: u32, run: SearchRun) -> bool {
         let op = &ops[op as usize];
         self.is_ready(op)
             && op.apply(self.state).is_some()
@@ -189,7 +189,7 @@ impl Search {
     }
 
     /// Returns the operation to try after `op` has failed.
-    fn alternative(&self, ops: &[Op], op: u32, run: Run, steps: &mut u64) -> Option<u32> {
+    fn alternative(&self, ops: &[Op], op: u32, run: SearchRun, steps: &mut u64) -> Option<u32> {
         let mut first = 0;
         let mut at = self.next[0];
         if ops[op as usize].is_known() {
@@ -217,7 +217,7 @@ impl Search {
         ops: &[Op],
         first: usize,
         stop: u32,
-        run: Run,
+        run: SearchRun,
         steps: &mut u64,
     ) -> Option<u32> {
         let until = ops[self.entries[stop as usize].0 as usize].to_ns;
@@ -250,7 +250,7 @@ impl Search {
         None
     }
 
-    fn place(&mut self, ops: &[Op], index: u32, forced: bool, run: Run) -> Run {
+    fn place(&mut self, ops: &[Op], index: u32, forced: bool, run: SearchRun) -> SearchRun {
         let op = &ops[index as usize];
         self.frames.push(Frame { op: index, forced, state: self.state, run });
         let before = self.state;
@@ -263,9 +263,9 @@ impl Search {
             self.left -= 1;
             NO_RUN
         } else if run == NO_RUN {
-            Run { base: before, prev: before }
+            SearchRun { base: before, prev: before }
         } else {
-            Run { base: run.base, prev: before }
+            SearchRun { base: run.base, prev: before }
         }
     }
 
@@ -375,7 +375,7 @@ fn quiet_calls(ops: &[Op]) -> BTreeMap<u32, u32> {
 }
 
 /// The random number of a state and a run.
-fn mark(state: KeyState, run: Run) -> u128 {
+fn mark(state: KeyState, run: SearchRun) -> u128 {
     number(1 << 34 | u64::from(state))
         ^ number(2 << 34 | u64::from(run.base))
         ^ number(3 << 34 | u64::from(run.prev))

@@ -12,7 +12,7 @@ use farleaf_index::{AnyIndex, IndexError};
 use farleaf_pool::{PoolError, Session};
 
 use super::outcome::Failure;
-use super::record::Shared;
+use super::record::RunShared;
 use super::steps::{Step, Steps, count_of};
 use crate::history::{Answer, Call};
 use crate::world::ask;
@@ -28,7 +28,7 @@ pub(super) struct CutOff;
 
 /// One client of one life.
 pub(super) struct Client {
-    pub(super) shared: Rc<Shared>,
+    pub(super) shared: Rc<RunShared>,
     /// Number of the client in the scenario.
     pub(super) number: usize,
     /// Number of the client in the history.
@@ -200,7 +200,7 @@ impl Client {
 }
 
 /// Does maintenance. The next tick makes up for failures of the fabric.
-pub(super) async fn tick(shared: &Shared, session: &Session) -> Result<(), CutOff> {
+pub(super) async fn tick(shared: &RunShared, session: &Session) -> Result<(), CutOff> {
     match session.tick().await {
         Ok(()) => Ok(()),
         Err(PoolError::Corrupt(why)) => {

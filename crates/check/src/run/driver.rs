@@ -13,7 +13,7 @@ use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, Session, age, format};
 use super::client::{Client, tick};
 use super::life::{LifeState, Stage, live, take_over};
 use super::outcome::{Failure, Outcome};
-use super::record::Shared;
+use super::record::RunShared;
 use super::steps::Steps;
 use super::table::TABLE;
 use crate::history::Call;
@@ -42,7 +42,7 @@ pub(super) fn run(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRec
             return (outcome, Vec::new());
         }
     };
-    let shared = Rc::new(Shared::new(scenario, &sim));
+    let shared = Rc::new(RunShared::new(scenario, &sim));
     for (id, service) in Engine::services(1) {
         sim.fabric(0).serve(id, service);
     }
@@ -116,7 +116,7 @@ struct Life {
 struct Driver<'a> {
     scenario: &'a Scenario,
     sim: &'a Rc<Sim>,
-    shared: Rc<Shared>,
+    shared: Rc<RunShared>,
     /// The latest life of each compute server.
     lives: RefCell<Vec<Life>>,
     marks: RefCell<Vec<(u64, String)>>,

@@ -15,7 +15,7 @@ use farleaf_pool::{Pool, PoolError, Session};
 
 use super::client::{Client, CutOff, tick};
 use super::outcome::Failure;
-use super::record::Shared;
+use super::record::RunShared;
 
 /// Time between two rounds of maintenance.
 const UPKEEP_NS: u64 = 60_000;
@@ -60,7 +60,7 @@ impl LifeState {
 
 /// Runs one life; `clients` are the numbers of its clients, each with an endpoint.
 pub(super) async fn live(
-    shared: Rc<Shared>,
+    shared: Rc<RunShared>,
     state: Rc<LifeState>,
     fabric: SimFabric,
     endpoint: AnyEndpoint,
@@ -74,7 +74,7 @@ pub(super) async fn live(
 }
 
 async fn try_live(
-    shared: &Rc<Shared>,
+    shared: &Rc<RunShared>,
     state: &Rc<LifeState>,
     fabric: &SimFabric,
     endpoint: AnyEndpoint,
@@ -141,7 +141,11 @@ async fn try_live(
 }
 
 /// One round of maintenance.
-async fn keep_up(shared: &Rc<Shared>, state: &LifeState, upkeep: &Session) -> Result<(), CutOff> {
+async fn keep_up(
+    shared: &Rc<RunShared>,
+    state: &LifeState,
+    upkeep: &Session,
+) -> Result<(), CutOff> {
     if state.is_cut_off.get() {
         return Err(CutOff);
     }
@@ -153,7 +157,7 @@ async fn keep_up(shared: &Rc<Shared>, state: &LifeState, upkeep: &Session) -> Re
 }
 
 /// Recovers the dead, if there are any.
-pub(super) async fn take_over(shared: &Shared, session: &Session) -> Result<bool, CutOff> {
+pub(super) async fn take_over(shared: &RunShared, session: &Session) -> Result<bool, CutOff> {
     match recover(session).await {
         Ok(None) => Ok(false),
         Ok(Some(recovered)) => {
@@ -174,7 +178,7 @@ pub(super) async fn take_over(shared: &Shared, session: &Session) -> Result<bool
 
 /// Closes the table and leaves the pool. Tasks of given-up operations may delay it for a while.
 async fn leave(
-    shared: &Rc<Shared>,
+    shared: &Rc<RunShared>,
     state: &LifeState,
     upkeep: &Session,
     index: &AnyIndex,
@@ -226,7 +230,7 @@ async fn leave(
 
 /// Tries again after failures of the fabric. `None` after a failure of the run.
 async fn insist<T>(
-    shared: &Shared,
+    shared: &RunShared,
     endpoint: &AnyEndpoint,
     what: &str,
     mut attempt: impl AsyncFnMut() -> Result<T, IndexError>,

@@ -12,7 +12,7 @@ use crate::history::{Answer, Call, Event, History};
 use crate::scenario::Scenario;
 
 /// Shared by all tasks of a run, outside of the simulated world.
-pub(super) struct Shared {
+pub(super) struct RunShared {
     pub(super) scenario: Scenario,
     pub(super) table: TableSetup,
     /// Source of the time: clocks of compute servers may be wrong.
@@ -30,13 +30,13 @@ pub(super) struct Shared {
     pub(super) refusal: RefCell<String>,
 }
 
-impl Shared {
+impl RunShared {
     pub(super) fn new(scenario: &Scenario, sim: &Rc<Sim>) -> Self {
         let left = (0..scenario.clients)
             .map(|client| RefCell::new(scenario.only.of(client, scenario.ops).into()))
             .collect();
         let initial = Steps::new(scenario).preload();
-        Shared {
+        RunShared {
             scenario: scenario.clone(),
             table: TableSetup::new(scenario),
             sim: Rc::downgrade(sim),

@@ -12,7 +12,7 @@ use farleaf_pool::{Root, Session};
 use fastrand::Rng;
 
 use super::outcome::Failure;
-use super::record::Shared;
+use super::record::RunShared;
 use super::steps::Steps;
 use crate::scenario::{Scenario, mix};
 
@@ -106,7 +106,7 @@ impl TableSetup {
     /// Those of `sessions`.
     pub(super) async fn serve(
         &self,
-        shared: &Rc<Shared>,
+        shared: &Rc<RunShared>,
         index: &AnyIndex,
         is_over: &Rc<Cell<bool>>,
         on_cut_off: impl Fn() + Clone + 'static,
@@ -142,7 +142,7 @@ impl TableSetup {
     }
 
     /// Gives some range to somebody, as far as that is possible now.
-    async fn move_some(&self, shared: &Shared, session: &Session, table: &dyn OwnedTable) {
+    async fn move_some(&self, shared: &RunShared, session: &Session, table: &dyn OwnedTable) {
         let endpoint = session.endpoint();
         let random = |below: usize| (endpoint.random() % below.max(1) as u64) as usize;
         let (_, bounds, _) = table.known_map();

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use farleaf::{Engine, ErrorKind, Farleaf, Processors, ServerName, Settings, Table};
+use farleaf::{CounterSet, Engine, ErrorKind, Farleaf, Processors, ServerName, Settings, Table};
 use farleaf_bench::units::Size;
 use farleaf_fabric::OpKind;
 use farleaf_index::knobs::CACHE;
@@ -82,9 +82,10 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         }
         tables.insert(name.clone(), table);
     }
-    let state = Arc::new(State::default());
+    let state = Arc::new(LookState::default());
     look(&db, args, &mut tables, &state)?;
-    let metrics = args.serving.expose(Told { db: db.clone(), state: Arc::clone(&state) })?;
+    let metrics =
+        args.serving.expose(ComputeMetrics { db: db.clone(), state: Arc::clone(&state) })?;
     let metrics_at = metrics.as_ref().map(|metrics| metrics.address().to_string());
     let address = own.address.map(|address| address.to_string());
     let listens = db.listens()?.map(|address| address.to_string());
@@ -135,22 +136,38 @@ fn settings(args: &ComputeArgs) -> Result<Settings, Failure> {
 
 /// The findings of the last look.
 #[derive(Debug, Default)]
-struct State(Mutex<Seen>);
+struct LookState(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
-    tables: usize,
+    tables: Vec<SeenTable>,
     /// The trouble that it met.
     trouble: Option<String>,
 }
 
-impl State {
+/// Numbers of a table.
+#[derive(Debug)]
+struct SeenTable {
+    name: String,
+    counters: CounterSet,
+    cache_bytes: Option<u64>,
+}
+
+impl SeenTable {
+    fn of((name, table): (&String, &Table)) -> Self {
+        let (counters, cache_bytes) = (table.counters(), table.cache_bytes());
+        SeenTable { name: name.clone(), counters, cache_bytes }
+    }
+}
+
+impl LookState {
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes note of a look's end; a trouble that is new is logged.
-    fn note(&self, tables: usize, trouble: Option<String>) {
+    fn note(&self, tables: &BTreeMap<String, Table>, trouble: Option<String>) {
+        let tables = tables.iter().map(SeenTable::of).collect();
         let mut seen = self.seen();
         match (&seen.trouble, &trouble) {
             (before, Some(now)) if before.as_ref() != Some(now) => {
@@ -163,16 +180,33 @@ impl State {
     }
 }
 
-/// The source of its metrics over HTTP.
-struct Told {
-    db: Farleaf,
-    state: Arc<State>,
+impl LookState {
+    fn table_metrics(&self) -> Vec<Metric> {
+        let seen = self.seen();
+        let mut counts = Metric::counter("engine_events", "Counts of a table's engine, by name");
+        let mut cached = Metric::gauge_family("cache_bytes", "Bytes of a table's cache");
+        for SeenTable { name, counters, cache_bytes } in &seen.tables {
+            for (event, count) in counters.iter() {
+                counts = counts.with(&[("table", name), ("event", event)], count);
+            }
+            if let Some(bytes) = cache_bytes {
+                cached = cached.with(&[("table", name)], *bytes);
+            }
+        }
+        let tables = seen.tables.len() as u64;
+        vec![Metric::gauge("tables", "Tables that are served", tables), counts, cached]
+    }
 }
 
-impl Exposed for Told {
+/// The source of its metrics over HTTP.
+struct ComputeMetrics {
+    db: Farleaf,
+    state: Arc<LookState>,
+}
+
+impl Exposed for ComputeMetrics {
     fn metrics(&self) -> Vec<Metric> {
-        let tables = self.state.seen().tables as u64;
-        let mut all = vec![Metric::gauge("tables", "Tables that are served", tables)];
+        let mut all = self.state.table_metrics();
         // A store that is being closed has nothing to tell any more.
         let Ok(stats) = self.db.stats() else { return all };
         let memory = stats.memory;
@@ -224,13 +258,13 @@ fn look(
     db: &Farleaf,
     args: &ComputeArgs,
     tables: &mut BTreeMap<String, Table>,
-    state: &State,
+    state: &LookState,
 ) -> anyhow::Result<()> {
     let mut trouble = None;
     if args.table.is_empty() {
         let infos = match db.tables() {
             Err(error) if may_pass(error.kind()) => {
-                state.note(tables.len(), Some(error.to_string()));
+                state.note(tables, Some(error.to_string()));
                 return Ok(());
             }
             infos => infos?,
@@ -266,7 +300,7 @@ fn look(
         tracing::info!(table = name, "a table is gone");
         tables.remove(&name);
     }
-    state.note(tables.len(), trouble);
+    state.note(tables, trouble);
     Ok(())
 }
 

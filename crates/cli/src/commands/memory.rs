@@ -112,7 +112,7 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         numbers,
         args.network.fabric,
     )?;
-    let metrics = args.serving.expose(Told { server: Arc::clone(server), bytes })?;
+    let metrics = args.serving.expose(MemoryMetrics { server: Arc::clone(server), bytes })?;
     let metrics_at = metrics.as_ref().map(MetricsServer::address);
     tell(args, &served, metrics_at, bytes, huge_pages, console)?;
     tracing::info!(server = args.server, address = %server.address(), bytes, "serves");
@@ -151,12 +151,12 @@ impl Served {
 }
 
 /// The source of its metrics over HTTP.
-struct Told {
+struct MemoryMetrics {
     server: Arc<MemoryServer>,
     bytes: u64,
 }
 
-impl Exposed for Told {
+impl Exposed for MemoryMetrics {
     fn metrics(&self) -> Vec<Metric> {
         let served = self.server.served();
         let operation = |name| [("operation", name)];

@@ -19,7 +19,7 @@ const END: &[u8] = b"\nend\n";
 /// One record a line, or more lines where fields hold line ends.
 pub(super) struct CsvReader {
     input: Reader<Bounded>,
-    state: Arc<State>,
+    state: Arc<CsvState>,
     columns: Columns,
     /// Known once there was a line.
     picker: Option<Picker>,
@@ -29,7 +29,7 @@ pub(super) struct CsvReader {
 }
 
 /// State that the reader and its input share.
-struct State {
+struct CsvState {
     /// Bytes up to which the input may be read before a record must have ended.
     read_max: AtomicU64,
     /// Bytes of the input, once it has ended; `u64::MAX` before.
@@ -38,10 +38,10 @@ struct State {
     chunk: Mutex<(u64, Vec<u8>)>,
 }
 
-/// The input, bounded by [`State::read_max`] and followed by [`END`].
+/// The input, bounded by [`CsvState::read_max`] and followed by [`END`].
 struct Bounded {
     input: Box<dyn BufRead + Send>,
-    state: Arc<State>,
+    state: Arc<CsvState>,
     read: u64,
     end: &'static [u8],
 }
@@ -52,7 +52,7 @@ struct TooLong;
 
 impl CsvReader {
     pub(super) fn new(input: Box<dyn BufRead + Send>, columns: Columns) -> Self {
-        let state = Arc::new(State {
+        let state = Arc::new(CsvState {
             read_max: 0.into(),
             length: u64::MAX.into(),
             chunk: Mutex::default(),
@@ -108,7 +108,7 @@ fn count_line_ends(field: &[u8]) -> usize {
     field.iter().filter(|byte| **byte == b'\n').count()
 }
 
-impl State {
+impl CsvState {
     /// The byte that ends at `place`, which was read lately.
     fn byte_before(&self, place: u64) -> Option<u8> {
         let chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);

@@ -73,15 +73,15 @@ fn parts_are_told() {
         assert_eq!(report["config"]["partitions"], 2);
         let parts = report["config"]["parts"].to_string();
         assert!(parts.contains("2 partitions (sampled)") && parts.contains("offload=ratio:0.5"));
-        assert!(report["run"]["caches"]["hit_rate"].as_f64().unwrap() > 0.0);
+        assert!(report["run"]["counters"]["hit_rate"].as_f64().unwrap() > 0.0);
         assert!(
-            report["run"]["caches"]["per_op"]["offload_ok"].as_f64().unwrap() > 0.0,
+            report["run"]["counters"]["per_op"]["offload_ok"].as_f64().unwrap() > 0.0,
             "{report}"
         );
     }
     let lines = bench(&["--engine", "dex"]).done().text();
     assert!(lines.contains("\tparts\tcache=256MiB\n"), "{lines}");
-    assert!(lines.contains("\ncaches\thit_rate\t"), "{lines}");
+    assert!(lines.contains("\ncounters\thit_rate\t"), "{lines}");
 }
 
 #[test]

@@ -61,6 +61,8 @@ fn servers_answer_for_their_metrics_and_health() {
     assert_eq!(metric(compute.metrics(), "farleaf_tables"), 1);
     assert_eq!(metric(compute.metrics(), "farleaf_memory_servers"), 1);
     metric(compute.metrics(), "farleaf_remote_operations_total{kind=\"get\",operation=\"read\"}");
+    metric(compute.metrics(), "farleaf_engine_events_total{table=\"t\",event=\"map_reads\"}");
+    metric(compute.metrics(), "farleaf_cache_bytes{table=\"t\"}");
     assert_eq!(ask(compute.metrics(), "GET /healthz").1, "ok\n");
     assert!(metric(memory.metrics(), "farleaf_operations_total{operation=\"read\"}") > reads);
 

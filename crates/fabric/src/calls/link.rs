@@ -30,7 +30,7 @@ struct Pending {
 }
 
 #[derive(Default)]
-struct State {
+struct LinkState {
     number: u64,
     pending: BTreeMap<u64, Pending>,
     /// Not written yet.
@@ -47,7 +47,7 @@ pub(crate) struct Link {
     from: Incarnation,
     /// The receiver's queue, within one process; else requests wait for [`Link::next`].
     receiver: Option<Arc<Requests>>,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
     changed: Condvar,
 }
 
@@ -61,7 +61,7 @@ impl Link {
         Arc::new(Link { to, from, receiver, state, changed })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

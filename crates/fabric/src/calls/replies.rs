@@ -45,7 +45,7 @@ pub(crate) trait Admission: Send + Sync {
 }
 
 #[derive(Default)]
-struct State {
+struct RepliesState {
     ready: Vec<Reply>,
     under_way: usize,
     /// Requests whose receiver has not answered or dropped them.
@@ -65,7 +65,7 @@ pub(crate) const ALL_OTHERS: u64 = 0;
 
 /// The requests of one connection that are under way, and their replies.
 pub(crate) struct Replies {
-    state: Mutex<State>,
+    state: Mutex<RepliesState>,
     admission: Box<dyn Admission>,
     /// Called when a reply is ready.
     notify: Notify,
@@ -76,7 +76,7 @@ impl Replies {
         Arc::new(Replies { state: Mutex::default(), admission, notify })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RepliesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -24,7 +24,7 @@ pub(crate) struct Queued {
 }
 
 #[derive(Default)]
-struct State {
+struct RequestsState {
     services: BTreeMap<ServiceId, ServiceQueue>,
     fenced: BTreeSet<Incarnation>,
     /// Connections that carry requests.
@@ -42,10 +42,10 @@ struct ServiceQueue {
 
 /// The requests of one compute server. It takes none in before [`Requests::open`].
 #[derive(Default)]
-pub(crate) struct Requests(Mutex<State>);
+pub(crate) struct Requests(Mutex<RequestsState>);
 
 impl Requests {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RequestsState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -52,11 +52,11 @@ pub(super) type Receivers = Mutex<BTreeMap<Incarnation, Arc<Requests>>>;
 #[derive(Default)]
 pub(super) struct MappedCalls {
     pub(super) requests: Arc<Requests>,
-    state: Mutex<State>,
+    state: Mutex<CallsState>,
 }
 
 #[derive(Default)]
-struct State {
+struct CallsState {
     peers: BTreeMap<ServerId, Peer>,
     /// Of each thread.
     links: BTreeMap<(ServerId, u64), Arc<Link>>,
@@ -65,14 +65,14 @@ struct State {
     listener: Option<CallListener>,
 }
 
-impl State {
+impl CallsState {
     fn number(&mut self, peer: Peer, thread: u64) -> Arc<AtomicU64> {
         Arc::clone(self.numbers.entry((peer.incarnation, thread)).or_default())
     }
 }
 
 impl MappedCalls {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CallsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

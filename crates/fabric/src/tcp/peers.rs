@@ -13,13 +13,13 @@ use crate::{Exposed, FabricError, Incarnation, ListenConfig, Peer, ServerId};
 #[derive(Debug, Default)]
 pub(crate) struct TcpCalls {
     pub(crate) requests: Arc<Requests>,
-    state: Mutex<State>,
+    state: Mutex<PeersState>,
     /// Changes with what stands in the state.
     version: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PeersState {
     peers: BTreeMap<ServerId, Peer>,
     /// Lives that this compute server was told are dead.
     dead: BTreeSet<Incarnation>,
@@ -36,7 +36,7 @@ pub(super) struct CallServer {
 }
 
 impl TcpCalls {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PeersState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -110,7 +110,7 @@ pub(super) struct Table {
 }
 
 /// State that posting and driving change.
-struct State {
+struct TransportState {
     table: Table,
     connections: Vec<Connection>,
     /// Connections to compute servers, from the first message on.
@@ -119,7 +119,7 @@ struct State {
     peers_version: u64,
 }
 
-impl State {
+impl TransportState {
     fn connection(&mut self, server: ServerId) -> Option<&mut Connection> {
         line(&mut self.connections, &mut self.peers, server)
     }
@@ -139,7 +139,7 @@ fn line<'a>(
 /// A thread's way to all servers.
 pub(crate) struct Transport {
     shared: Arc<TcpShared>,
-    state: RefCell<State>,
+    state: RefCell<TransportState>,
     waiter: SocketWaiter,
     /// Another descriptor to wait for.
     other: OnceCell<OwnedFd>,
@@ -168,7 +168,12 @@ impl Transport {
         let table = Table { region_bytes: shared.region_bytes(), ..Table::default() };
         Ok(Transport {
             shared,
-            state: RefCell::new(State { table, connections, peers: Vec::new(), peers_version: 0 }),
+            state: RefCell::new(TransportState {
+                table,
+                connections,
+                peers: Vec::new(),
+                peers_version: 0,
+            }),
             waiter,
             other: OnceCell::new(),
             drives: Cell::new(0),
@@ -215,14 +220,14 @@ impl Transport {
 
     /// Looks after the connections to compute servers: those that lead to nobody any more end.
     #[cold]
-    fn check_peers(&self, state: &mut State) {
+    fn check_peers(&self, state: &mut TransportState) {
         let calls = &self.shared.calls;
         let version = calls.version();
         if state.peers_version == version {
             return;
         }
         state.peers_version = version;
-        let State { table, peers, .. } = state;
+        let TransportState { table, peers, .. } = state;
         peers.retain_mut(|line| {
             let stays = line.peer().is_some_and(|peer| calls.peer(peer.server) == Some(peer));
             if !stays {
@@ -234,13 +239,13 @@ impl Transport {
 
     /// Gets the connection to a compute server, if it is attached and lives.
     #[cold]
-    fn prepare_peer(&self, state: &mut State, server: ServerId) {
+    fn prepare_peer(&self, state: &mut TransportState, server: ServerId) {
         self.check_peers(state);
         let Some(peer) = self.shared.calls.peer(server) else { return };
         if state.connection(server).is_none() {
             state.peers.push(Connection::to_peer(peer));
         }
-        let State { table, connections, peers, .. } = state;
+        let TransportState { table, connections, peers, .. } = state;
         if let Some(line) = line(connections, peers, server) {
             // A peer that has ended its life ends the connection, which nobody has read since.
             line.look(table);
@@ -259,7 +264,7 @@ impl Transport {
         {
             self.prepare_peer(&mut state, server);
         }
-        let State { table, connections, peers, .. } = &mut *state;
+        let TransportState { table, connections, peers, .. } = &mut *state;
         if let Payload::Call(server, service, request) = &mut table.posts.slot(index).kept {
             let (server, service, request) = (*server, *service, std::mem::take(request));
             let slot = table.posts.slot(index);
@@ -321,7 +326,7 @@ impl Transport {
     fn check_time(&self) {
         let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
         let now_ns = self.now_ns();
-        let State { table, connections, peers, .. } = &mut *self.state.borrow_mut();
+        let TransportState { table, connections, peers, .. } = &mut *self.state.borrow_mut();
         for connection in connections.iter_mut().chain(peers) {
             if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
             {
@@ -334,9 +339,9 @@ impl Transport {
 impl Transport {
     /// As [`Driver::drive`], for the connections to compute servers.
     #[cold]
-    fn drive_peers(&self, state: &mut State) -> bool {
+    fn drive_peers(&self, state: &mut TransportState) -> bool {
         self.check_peers(state);
-        let State { table, peers, .. } = state;
+        let TransportState { table, peers, .. } = state;
         let mut progress = false;
         for line in peers {
             progress |= line.drive(|| self.now_ns(), table);
@@ -377,7 +382,7 @@ impl SingleCarrier for Transport {
     #[inline(always)]
     fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
-        let State { table, connections, .. } = &mut *state;
+        let TransportState { table, connections, .. } = &mut *state;
         let (index, slot, before) = table.posts.open(context);
         let mut is_posted = false;
         if let Some(connection) = connections.get_mut(at.server().index())
@@ -431,7 +436,7 @@ impl Driver for Transport {
         }
         {
             let mut state = self.state.borrow_mut();
-            let State { table, connections, peers, .. } = &mut *state;
+            let TransportState { table, connections, peers, .. } = &mut *state;
             for connection in connections {
                 progress |= connection.drive(|| self.now_ns(), table);
             }
@@ -491,7 +496,7 @@ impl Driver for Transport {
     }
 }
 
-impl posts::Table for State {
+impl posts::Table for TransportState {
     type Kept = Payload;
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::BlinkTree;
 use super::verify::NODE;
 use crate::IndexError;
 use crate::bnode::NodeMut;
@@ -15,7 +15,7 @@ use crate::walk::Visitor;
 /// Changes that a node's version has left before it wraps.
 const LEFT: u64 = 2;
 
-impl Tree {
+impl BlinkTree {
     /// Seals every node with one of the last versions that there are, so that they wrap soon. Nobody
     /// else may use the table.
     ///

@@ -7,9 +7,9 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
 use super::records::{fill_record, record_bytes};
-use super::{Fail, Tree};
+use super::{BlinkTree, Fail};
 use crate::IndexError;
-use crate::bnode::{Entry, Head, Layout, RecordRef, Value};
+use crate::bnode::{Head, Layout, LeafEntry, RecordRef, Value};
 use crate::index::SortedPairs;
 use crate::limits::VALUE_BYTES_MAX;
 
@@ -18,7 +18,7 @@ const BATCH_NODES: usize = 16;
 /// Pairs are looked at so many nodes ahead, as keys that have much in common take little space.
 const AHEAD_NODES: usize = 8;
 
-impl Tree {
+impl BlinkTree {
     /// Builds the tree beside the empty one and puts it in its place.
     ///
     /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record; then about 9
@@ -33,7 +33,7 @@ impl Tree {
         builder.run(pairs).await?;
         let (root, built, count) = (builder.root, builder.built, builder.count);
         let tree = Arc::clone(self);
-        let done = Tree::detach(session, async move |session| {
+        let done = BlinkTree::detach(session, async move |session| {
             tree.put_in_place(&session, root, built).await
         });
         done.await.unwrap_or_else(|| {
@@ -124,13 +124,13 @@ impl Waiting {
         if index == 0 { 0 } else { self.pairs[index - 1].1 }
     }
 
-    fn entry(&self, index: usize) -> Entry<'_> {
+    fn entry(&self, index: usize) -> LeafEntry<'_> {
         let (key_end, end, record) = self.pairs[index];
         let value = match record {
             Some(record) => Value::Record(record),
             None => Value::Inline(&self.bytes[key_end..end]),
         };
-        Entry { key: &self.bytes[self.start(index)..key_end], value }
+        LeafEntry { key: &self.bytes[self.start(index)..key_end], value }
     }
 
     /// Forgets the first `count` pairs.
@@ -199,7 +199,7 @@ enum Behind {
 }
 
 impl<'a> Builder<'a> {
-    fn new(tree: &'a Tree, session: &'a Session, cuts: &'a [Vec<u8>]) -> Self {
+    fn new(tree: &'a BlinkTree, session: &'a Session, cuts: &'a [Vec<u8>]) -> Self {
         let fill_percent = (tree.options.bulk_fill.clamp(0.1, 1.0) * 100.0) as usize;
         let group = tree.placed.load(Ordering::Relaxed).checked_sub(1).map(|level| {
             let children = tree.layout.inner_cap() * fill_percent / 100;
@@ -324,7 +324,7 @@ impl<'a> Builder<'a> {
             let most = self.layout.leaf_cap() * self.fill_percent / 100;
             return self.waiting.pairs.len().min(most.max(1));
         }
-        let entries: Vec<Entry<'_>> =
+        let entries: Vec<LeafEntry<'_>> =
             (0..self.waiting.pairs.len()).map(|index| self.waiting.entry(index)).collect();
         self.layout.fit_leaf(self.low.as_deref(), high, &entries, self.fill_percent)
     }
@@ -356,7 +356,8 @@ impl<'a> Builder<'a> {
             high: (!is_last).then_some(high.as_slice()),
             ..Head::default()
         };
-        let entries: Vec<Entry<'_>> = (0..count).map(|index| self.waiting.entry(index)).collect();
+        let entries: Vec<LeafEntry<'_>> =
+            (0..count).map(|index| self.waiting.entry(index)).collect();
         let mut image = self.session.client().buf(self.layout.node_bytes());
         self.layout
             .encode_leaf(image.words_mut(), &head, &entries)
@@ -566,7 +567,7 @@ impl BuiltTree {
     }
 }
 
-impl Tree {
+impl BlinkTree {
     /// Builds a tree of `pairs`, in which each of `cuts`, ascending, is a leaf's high fence, and leaves it
     /// to the caller to put it in place.
     ///

@@ -7,7 +7,7 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session};
 
 use super::lock::{Lock, lock_word};
-use super::{DEAD, Fail, META_BYTES, META_ROOT, META_ROOT_LOCK, Tree};
+use super::{BlinkTree, DEAD, Fail, META_BYTES, META_ROOT, META_ROOT_LOCK};
 use crate::IndexError;
 use crate::bnode::{Head, Layout, Node, NodeMut};
 
@@ -35,7 +35,7 @@ pub(super) async fn create(session: &Session, layout: &Layout) -> Result<GlobalA
     Ok(meta.addr())
 }
 
-impl Tree {
+impl BlinkTree {
     /// Makes sure that `level` exists: puts a new root over the old one and its right sibling.
     ///
     /// Cost: CAS, READ, WRITE, and 2 WRITEs in one chain.

@@ -6,7 +6,7 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, is_open};
 
-use super::{DEAD, Fail, Tree, redo};
+use super::{BlinkTree, DEAD, Fail, redo};
 use crate::IndexError;
 use crate::bnode::{Kind, Node, NodeMut};
 use crate::oneshot::{Receiver, channel};
@@ -264,14 +264,14 @@ pub(crate) async fn lock_word_after(
 /// A locked node and the private copy of its content.
 #[derive(Debug)]
 pub(super) struct Locked {
-    tree: Arc<Tree>,
+    tree: Arc<BlinkTree>,
     pub(super) session: Session,
     pub(super) addr: GlobalAddr,
     pub(super) image: Buf,
     pub(super) lock: Lock,
 }
 
-impl Tree {
+impl BlinkTree {
     /// Locks the node of `level` at `addr` and reads it: 1 CAS and 1 READ in one round trip, more
     /// if it has to wait.
     pub(super) async fn lock(

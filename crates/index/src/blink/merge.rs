@@ -19,11 +19,11 @@ use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::read::Seek;
-use super::{Fail, Tree, redo};
+use super::{BlinkTree, Fail, redo};
 use crate::IndexError;
 use crate::bnode::Cover;
 
-impl Tree {
+impl BlinkTree {
     /// Tries to merge the node below `parent_level` that covers `key` with a neighbour, and goes on
     /// upwards where that leaves a parent sparse. Gives up wherever somebody else is busy, and at any
     /// error: the change that left the node sparse has happened, merging is never needed, and what
@@ -37,7 +37,7 @@ impl Tree {
         }
         let (tree, key) = (Arc::clone(self), key.to_vec());
         let before = session.client().charge_to(OpKind::Maintenance);
-        Tree::detach(session, async move |session| {
+        BlinkTree::detach(session, async move |session| {
             let mut level = parent_level;
             while let Ok(true) = tree.merge_at(&session, &key, level).await {
                 level += 1;

@@ -97,7 +97,7 @@ crate::knobs! {
 
 /// One remote tree as one compute server sees it.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct BlinkTree {
     layout: Layout,
     options: BlinkOptions,
     meta: GlobalAddr,
@@ -137,7 +137,7 @@ impl From<PoolError> for Fail {
     }
 }
 
-impl Tree {
+impl BlinkTree {
     /// Makes the remote structure of an empty tree; returns the address of its meta object.
     ///
     /// Cost: 2 WRITEs, 2 round trips.
@@ -154,12 +154,12 @@ impl Tree {
 
     /// The tree whose meta object is at `meta`. No remote operation.
     pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Arc<Self> {
-        Arc::new(Tree::with(meta, layout, options, false))
+        Arc::new(BlinkTree::with(meta, layout, options, false))
     }
 
     fn with(meta: GlobalAddr, layout: Layout, options: BlinkOptions, has_owners: bool) -> Self {
         let (root, placed) = Default::default();
-        Tree { layout, options, meta, root, placed, has_owners }
+        BlinkTree { layout, options, meta, root, placed, has_owners }
     }
 
     /// Geometry of the nodes.

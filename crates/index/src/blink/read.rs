@@ -7,7 +7,7 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 
-use super::{Fail, LEVEL_MASK, META_ROOT, Tree};
+use super::{BlinkTree, Fail, LEVEL_MASK, META_ROOT};
 use crate::IndexError;
 pub(super) use crate::bnode::Seek;
 use crate::bnode::{Cover, Kind, Node};
@@ -78,7 +78,11 @@ pub(super) struct Restarts(u32);
 
 impl Restarts {
     /// Before one more attempt: looks the root up again, waits when there were many.
-    pub(super) async fn again(&mut self, tree: &Tree, session: &Session) -> Result<(), IndexError> {
+    pub(super) async fn again(
+        &mut self,
+        tree: &BlinkTree,
+        session: &Session,
+    ) -> Result<(), IndexError> {
         self.0 += 1;
         if self.0 > RESTARTS_MAX {
             return Err(IndexError::Unavailable(format!(
@@ -93,7 +97,7 @@ impl Restarts {
     }
 }
 
-impl Tree {
+impl BlinkTree {
     /// Address and level of the root as last seen by an operation of this moment. 1 READ if there was
     /// none: when the epoch has moved on, or this compute server was idle.
     #[inline]

@@ -8,7 +8,7 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::Tree;
+use super::BlinkTree;
 use crate::IndexError;
 use crate::bnode::{Node, RecordRef, Stored};
 use crate::limits::VALUE_BYTES_MAX;
@@ -21,7 +21,7 @@ pub(super) fn record_bytes(len: usize) -> usize {
     HEADER_BYTES + len.next_multiple_of(8)
 }
 
-impl Tree {
+impl BlinkTree {
     /// Copies value `index` of a leaf into `value`: nothing more, or 1 READ of its record.
     #[inline]
     pub(super) async fn value_of(

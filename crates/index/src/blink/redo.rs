@@ -32,7 +32,7 @@ use farleaf_pool::{LockToken, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::lock::{Lock, Locked};
-use super::{DEAD, Tree, unfinished_work};
+use super::{BlinkTree, DEAD, unfinished_work};
 use crate::IndexError;
 use crate::bnode::{Kind, Layout, Node, NodeMut};
 use crate::retry::LockWait;
@@ -107,7 +107,7 @@ fn sum(bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(&bytes[HEADER_WORDS * 8..], xxh3_64_with_seed(&bytes[..7 * 8], MAGIC))
 }
 
-impl Tree {
+impl BlinkTree {
     /// Finishes or undoes what a dead client was doing to the node at `addr` under the lock word
     /// `held`, and unlocks. The caller has made sure of its death and has fenced it.
     ///
@@ -120,9 +120,11 @@ impl Tree {
         held: u64,
     ) -> Result<(), IndexError> {
         let tree = Arc::clone(self);
-        Tree::detach(session, async move |session| tree.recover_now(&session, addr, held).await)
-            .await
-            .unwrap_or_else(|| Err(unfinished_work("taking over a dead compute server's lock")))
+        BlinkTree::detach(session, async move |session| {
+            tree.recover_now(&session, addr, held).await
+        })
+        .await
+        .unwrap_or_else(|| Err(unfinished_work("taking over a dead compute server's lock")))
     }
 
     async fn recover_now(
@@ -152,7 +154,7 @@ impl Tree {
     /// Carries out the record that the dead client of the lock word `holder` has left, if nobody has, and waits
     /// for whoever is at it. The caller has fenced that client, which changed keys under the lock of that word.
     ///
-    /// Cost: 1 READ per memory server; if there is such a record, that of [`Tree::recover`].
+    /// Cost: 1 READ per memory server; if there is such a record, that of [`BlinkTree::recover`].
     pub(super) async fn finish_change_of(
         self: &Arc<Self>,
         session: &Session,

@@ -14,7 +14,7 @@ use farleaf_pool::Session;
 use super::bulk::BuiltTree;
 use super::read::Unfinished;
 use super::scan::{CursorPlace, is_empty, is_past};
-use super::{BlinkOptions, Fail, LEVEL_MASK, META_ROOT, Tree, read};
+use super::{BlinkOptions, BlinkTree, Fail, LEVEL_MASK, META_ROOT, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::MapWords;
@@ -32,7 +32,7 @@ const EXCLUSIVE_TRIES: u32 = 32;
 
 /// A remote tree.
 #[derive(Clone, Debug)]
-pub(crate) struct RemoteTree(Arc<Tree>);
+pub(crate) struct RemoteTree(Arc<BlinkTree>);
 
 /// A tree that was built and is not in place yet.
 pub(crate) struct NewTree(BuiltTree);
@@ -58,11 +58,11 @@ impl RemoteTree {
         session: &Session,
         layout: &Layout,
     ) -> Result<GlobalAddr, IndexError> {
-        Tree::create(session, layout).await
+        BlinkTree::create(session, layout).await
     }
 
     pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Self {
-        RemoteTree(Arc::new(Tree::with(meta, layout, options, true)))
+        RemoteTree(Arc::new(BlinkTree::with(meta, layout, options, true)))
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -342,12 +342,12 @@ impl RemoteTree {
         self.0.build(session, pairs, cuts).await.map(NewTree)
     }
 
-    /// See [`Tree::visit_meta`].
+    /// See [`BlinkTree::visit_meta`].
     pub(crate) fn visit_meta(&self, visitor: &mut impl Visitor) {
         self.0.visit_meta(visitor);
     }
 
-    /// See [`Tree::walk_nodes`].
+    /// See [`BlinkTree::walk_nodes`].
     pub(crate) async fn walk_nodes(
         &self,
         session: &Session,

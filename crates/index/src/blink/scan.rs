@@ -14,7 +14,7 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::read::{Restarts, Seek};
-use super::{Fail, Tree};
+use super::{BlinkTree, Fail};
 use crate::bnode::{Cover, Node, RecordRef, Stored};
 use crate::index::ScanRange;
 use crate::limits::VALUE_BYTES_MAX;
@@ -56,7 +56,7 @@ struct Cursor<'a> {
     entries_per_leaf: usize,
 }
 
-impl Tree {
+impl BlinkTree {
     /// Appends up to `limit` pairs of `range` to `out`.
     ///
     /// Cost: height READs for the first leaf; then 1 READ per leaf, up to `scan_batch` of them in

@@ -9,15 +9,15 @@ use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
-use super::{Fail, Tree, unfinished_work};
+use super::{BlinkTree, Fail, unfinished_work};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
 
-impl Tree {
+impl BlinkTree {
     /// Divides a locked node so that there is room for `key`, unlocks it, and tells its parent.
     ///
     /// Cost: WRITE of the new node; WRITEs of the old one, its redo record and its lock in one
-    /// chain; then a separator (see [`Tree::finish_split`]).
+    /// chain; then a separator (see [`BlinkTree::finish_split`]).
     ///
     /// # Errors
     /// `Full`: nothing was changed.
@@ -28,7 +28,7 @@ impl Tree {
         key: Vec<u8>,
     ) -> Result<(), IndexError> {
         let tree = Arc::clone(self);
-        Tree::detach(session, async move |session| {
+        BlinkTree::detach(session, async move |session| {
             let unfinished = tree.split_now(&session, node.with_session(&session), &key).await?;
             tree.finish_split_now(&session, unfinished).await
         })
@@ -46,7 +46,7 @@ impl Tree {
         unfinished: Unfinished,
     ) -> Result<(), IndexError> {
         let tree = Arc::clone(self);
-        Tree::detach(session, async move |session| {
+        BlinkTree::detach(session, async move |session| {
             tree.finish_split_now(&session, unfinished).await
         })
         .await

@@ -11,7 +11,7 @@ use farleaf_pool::{Audit, LockToken, Session};
 
 use super::read::{Restarts, Seek};
 use super::records::record_bytes;
-use super::{DEAD, Fail, META_BYTES, META_ROOT_LOCK, Tree, grow};
+use super::{BlinkTree, DEAD, Fail, META_BYTES, META_ROOT_LOCK, grow};
 use crate::IndexError;
 use crate::bnode::{Cover, Kind, Node, Stored, verify_image};
 use crate::index::TableReport;
@@ -22,7 +22,7 @@ use crate::walk::{Marker, Visitor};
 pub(super) const NODE: &str = "node";
 /// Attempts at finding a node. Others' changes explain some; this many mean that pointers lead astray.
 const FIND_TRIES_MAX: u32 = 2_000;
-impl Tree {
+impl BlinkTree {
     /// Checks every node and marks everything reachable in `audit`.
     ///
     /// Cost: 1 READ per node.
@@ -60,12 +60,12 @@ impl Tree {
         self.walk_nodes(session, visitor, report).await
     }
 
-    /// The first part of [`Tree::walk`].
+    /// The first part of [`BlinkTree::walk`].
     pub(crate) fn visit_meta(&self, visitor: &mut impl Visitor) {
         visitor.object("meta object", self.meta, META_BYTES);
     }
 
-    /// The second part of [`Tree::walk`].
+    /// The second part of [`BlinkTree::walk`].
     pub(crate) async fn walk_nodes(
         self: &Arc<Self>,
         session: &Session,

@@ -9,19 +9,19 @@ use farleaf_pool::canary::Canary;
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
 use super::records::NewRecord;
-use super::{Fail, Tree};
+use super::{BlinkTree, Fail};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Cover, Node, Value};
 use crate::change::{Change, Decision, Outcome};
 
 /// The end of an attempt under the lock.
-enum Attempt {
+enum ChangeAttempt {
     Done(Outcome),
     /// The leaf was split; there is room now.
     Again,
 }
 
-impl Tree {
+impl BlinkTree {
     /// Changes one key. What it held is left in `held` if the change has an expectation. See the
     /// [module page](super) for the cost.
     pub(crate) async fn change(
@@ -38,7 +38,7 @@ impl Tree {
         self.change_begun(session, change, held).await
     }
 
-    /// As [`Tree::change`], of a key and a value that the table takes; the caller has a pin.
+    /// As [`BlinkTree::change`], of a key and a value that the table takes; the caller has a pin.
     pub(super) async fn change_begun(
         self: &Arc<Self>,
         session: &Session,
@@ -57,8 +57,8 @@ impl Tree {
             let attempt =
                 self.attempt(session, change, held, record.as_ref(), &mut unfinished).await;
             match attempt {
-                Ok(Attempt::Done(outcome)) => break Ok(outcome),
-                Ok(Attempt::Again) => {}
+                Ok(ChangeAttempt::Done(outcome)) => break Ok(outcome),
+                Ok(ChangeAttempt::Again) => {}
                 Err(Fail::Restart) => {
                     if let Err(error) = restarts.again(self, session).await {
                         break Err(error);
@@ -86,13 +86,13 @@ impl Tree {
         held: &mut Vec<u8>,
         record: Option<&NewRecord>,
         unfinished: &mut Option<Unfinished>,
-    ) -> Result<Attempt, Fail> {
+    ) -> Result<ChangeAttempt, Fail> {
         let key = change.key;
         let compared = Canary::CompareUnlocked.is_armed() && change.expected.is_some();
         if compared && let Some(expected) = change.expected {
             let existed = self.get(session, key, held).await?;
             if existed.then_some(held.as_slice()) != expected {
-                return Ok(Attempt::Done(Outcome { existed, differs: true }));
+                return Ok(ChangeAttempt::Done(Outcome { existed, differs: true }));
             }
         }
         let mut leaf = self.lock_leaf(session, key, unfinished).await?;
@@ -109,7 +109,7 @@ impl Tree {
         let outcome = match decided.decide(found.is_ok(), held) {
             Decision::Leave(outcome) => {
                 leaf.unlock().await?;
-                return Ok(Attempt::Done(outcome));
+                return Ok(ChangeAttempt::Done(outcome));
             }
             Decision::Apply(outcome) => outcome,
         };
@@ -136,7 +136,7 @@ impl Tree {
             Err(ChangeError::NoRoom) => {
                 // Split first; the next attempt finds room.
                 self.split(session, leaf, key.to_vec()).await?;
-                return Ok(Attempt::Again);
+                return Ok(ChangeAttempt::Again);
             }
             Err(error) => return Err(self.damaged(leaf.addr, error).into()),
         }
@@ -156,7 +156,7 @@ impl Tree {
         if sparse {
             self.merge(session, key, 1).await;
         }
-        Ok(Attempt::Done(outcome))
+        Ok(ChangeAttempt::Done(outcome))
     }
 
     /// Locks the leaf that covers `key`.

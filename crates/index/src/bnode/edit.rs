@@ -7,7 +7,7 @@ use super::layout::Layout;
 use super::slotted::child_at;
 use super::view::{Cover, Node, Value};
 use super::words::{HEAD_WORDS, Image, Word};
-use super::{Entry, Head};
+use super::{Head, LeafEntry};
 
 /// Why a node was not changed, or not built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -111,7 +111,7 @@ impl<'l, I: Image> NodeMut<'l, I> {
     /// [`ChangeError`] if the header is not one of a leaf of this layout.
     pub fn init_leaf(&mut self, head: &Head<'_>) -> Result<(), ChangeError> {
         let mut words = vec![0; self.layout.node_words];
-        self.layout.encode_leaf(&mut words, head, &[] as &[Entry<'_>])?;
+        self.layout.encode_leaf(&mut words, head, &[] as &[LeafEntry<'_>])?;
         self.image.assign(0, &words);
         Ok(())
     }

@@ -11,7 +11,7 @@ use super::words::{HEAD_WORDS, Image, SUM_WORD, Word, sum};
 
 /// A key and its value, for bulk loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct LeafEntry<'a> {
     /// The key.
     pub key: &'a [u8],
     /// Its value.
@@ -33,7 +33,7 @@ impl Layout {
         &self,
         words: &mut [u64],
         head: &Head<'_>,
-        entries: &[Entry<'_>],
+        entries: &[LeafEntry<'_>],
     ) -> Result<(), ChangeError> {
         let done = match (head.level, self.dense) {
             (1.., _) => Err(ChangeError::WrongKind),
@@ -79,7 +79,7 @@ impl Layout {
         &self,
         low: Option<&[u8]>,
         high: Option<&[u8]>,
-        entries: &[Entry<'_>],
+        entries: &[LeafEntry<'_>],
         fill_percent: usize,
     ) -> usize {
         let most = (self.leaf_cap * fill_percent / 100).clamp(1, self.leaf_cap);
@@ -190,7 +190,7 @@ impl Layout {
         &self,
         words: &mut [u64],
         head: &Head<'_>,
-        entries: &[Entry<'_>],
+        entries: &[LeafEntry<'_>],
     ) -> Result<(), ChangeError> {
         self.dense_start(words, Kind::Leaf, head)?;
         if entries.len() > self.leaf_cap {
@@ -224,7 +224,7 @@ impl Layout {
         &self,
         words: &mut [u64],
         head: &Head<'_>,
-        entries: &[Entry<'_>],
+        entries: &[LeafEntry<'_>],
     ) -> Result<(), ChangeError> {
         let mut builder = Builder::start(self, words, Kind::Leaf, head)?;
         for (index, entry) in entries.iter().enumerate() {
@@ -244,7 +244,7 @@ impl Layout {
     }
 
     /// Checks the outermost keys against the fences and stores the count.
-    fn finish_leaf(&self, words: &mut [u64], entries: &[Entry<'_>]) -> Result<(), ChangeError> {
+    fn finish_leaf(&self, words: &mut [u64], entries: &[LeafEntry<'_>]) -> Result<(), ChangeError> {
         let mut image = words;
         set_count(&mut image, entries.len());
         let node = Node::new(self, image);

@@ -74,7 +74,7 @@ mod words;
 mod tests;
 
 pub use edit::{ChangeError, NodeMut, Posted};
-pub use encode::Entry;
+pub use encode::LeafEntry;
 pub use header::{Head, Kind};
 pub use layout::{
     KEY_BYTES_MAX, KeyFormat, Layout, LayoutError, LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN,

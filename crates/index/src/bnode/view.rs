@@ -44,7 +44,7 @@ pub enum Cover {
 
 /// A node that is read.
 ///
-/// Whatever the words hold, no method panics and each ends in time proportional to the node. On
+/// No method panics, and each ends in time proportional to the node, for any content of the words. On
 /// content that is torn or foreign the answers mean nothing: check the sum, or the latch's version,
 /// before acting on them. Methods for leaves do not check that the node is a leaf, nor do those for
 /// inner nodes; see [`Node::kind`].

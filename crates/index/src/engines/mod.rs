@@ -23,6 +23,7 @@ use fastrand::Rng;
 use crate::change::{Change, Outcome};
 use crate::compute::messages::{Op, OpReply};
 use crate::compute::{HostedTable, OwnedTable};
+use crate::counters::{CacheControl, CounterSet};
 use crate::engine::Engine as Design;
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError, OpenOptions, Settings, StoredTable, TableFormat};
@@ -69,6 +70,24 @@ macro_rules! engines {
                         AnyIndex::$variant(<$design as Design>::open(session, table, options).await?)
                     })+
                 })
+            }
+        }
+
+        impl AnyIndex {
+            /// Does some of [`Engine::background_work`] at once; for tests.
+            ///
+            /// # Errors
+            /// `Invalid` for a name that is not in that list; those of the work.
+            pub async fn work_in_background(
+                &self,
+                session: &Session,
+                name: &str,
+            ) -> Result<(), IndexError> {
+                match self {
+                    $($(#[cfg($cfg)])? AnyIndex::$variant(table) => {
+                        <$design as Design>::work_in_background(table, session, name).await
+                    })+
+                }
             }
         }
 
@@ -132,7 +151,7 @@ impl Engine {
         on_engine!(self, Design => <Design as crate::engine::Engine>::ABOUT)
     }
 
-    /// Whether the lab hunts that seeded bug with it.
+    /// Returns whether the lab hunts that seeded bug with it.
     pub fn has_canary(self, canary: Canary) -> bool {
         on_engine!(self, Design => <Design as crate::engine::Engine>::CANARIES).contains(&canary)
     }
@@ -145,6 +164,11 @@ impl Engine {
     pub fn draw(self, rng: &mut Rng, format: &TableFormat) -> Result<Settings, IndexError> {
         let layout = format.layout()?;
         Ok(on_engine!(self, Design => <Design as crate::engine::Engine>::draw(rng, &layout)))
+    }
+
+    /// Names of the work that the engine does by itself while operations run.
+    pub fn background_work(self) -> &'static [&'static str] {
+        on_engine!(self, Design => <Design as crate::engine::Engine>::BACKGROUND)
     }
 
     /// Services that memory servers run for the engines. `life` differs from that of every process that ran
@@ -315,5 +339,13 @@ impl Index for AnyIndex {
 
     fn owned(&self) -> Option<&dyn OwnedTable> {
         on_table!(self, index => index.owned())
+    }
+
+    fn cache(&self) -> Option<&dyn CacheControl> {
+        on_table!(self, index => index.cache())
+    }
+
+    fn counters(&self, counters: &mut CounterSet) {
+        on_table!(self, index => Index::counters(index, counters));
     }
 }

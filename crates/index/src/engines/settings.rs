@@ -34,7 +34,7 @@ fn names<T: Knobs>() -> impl Iterator<Item = &'static str> + Clone {
 }
 
 impl Engine {
-    /// What it has.
+    /// Its traits.
     pub fn traits(self) -> Traits {
         on_engine!(self, D => <D as Design>::TRAITS)
     }

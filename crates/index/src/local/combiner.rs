@@ -12,7 +12,7 @@
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 
 #[derive(Debug)]
-enum State<W, R> {
+enum CombinerState<W, R> {
     Left(W),
     Taken,
     Answered(Option<R>),
@@ -22,7 +22,7 @@ enum State<W, R> {
 struct Item<W, R> {
     key: u64,
     ticket: u64,
-    state: State<W, R>,
+    state: CombinerState<W, R>,
 }
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl<W, R> Items<W, R> {
     }
 
     fn left(&self) -> usize {
-        self.all.iter().filter(|item| matches!(item.state, State::Left(_))).count()
+        self.all.iter().filter(|item| matches!(item.state, CombinerState::Left(_))).count()
     }
 }
 
@@ -90,7 +90,7 @@ impl<W, R> Combiner<W, R> {
         let mut items = lock(&stripe.items);
         items.tickets += 1;
         let ticket = items.tickets;
-        items.all.push(Item { key, ticket, state: State::Left(work) });
+        items.all.push(Item { key, ticket, state: CombinerState::Left(work) });
         stripe.left.store(items.left(), Ordering::Relaxed);
         LeftWork { stripe, ticket }
     }
@@ -113,8 +113,8 @@ impl<W, R> Combiner<W, R> {
             if taken.len() == most {
                 break;
             }
-            match std::mem::replace(&mut item.state, State::Taken) {
-                State::Left(work) => taken.push(Taken { work, ticket: item.ticket }),
+            match std::mem::replace(&mut item.state, CombinerState::Taken) {
+                CombinerState::Left(work) => taken.push(Taken { work, ticket: item.ticket }),
                 other => item.state = other,
             }
         }
@@ -127,7 +127,7 @@ impl<W, R> Combiner<W, R> {
         let mut items = lock(&self.stripe(key).items);
         // The operation that left it may wait no longer.
         if let Some(at) = items.at(taken.ticket) {
-            items.all[at].state = State::Answered(answer);
+            items.all[at].state = CombinerState::Answered(answer);
         }
     }
 }
@@ -145,12 +145,12 @@ impl<W, R> LeftWork<'_, W, R> {
     pub(crate) fn is_over(&self, is_held: impl FnOnce() -> bool) -> bool {
         let items = lock(&self.stripe.items);
         match items.at(self.ticket).map(|at| &items.all[at].state) {
-            Some(State::Left(_)) => {
+            Some(CombinerState::Left(_)) => {
                 drop(items);
                 !is_held()
             }
-            Some(State::Taken) => false,
-            Some(State::Answered(_)) | None => true,
+            Some(CombinerState::Taken) => false,
+            Some(CombinerState::Answered(_)) | None => true,
         }
     }
 
@@ -158,13 +158,15 @@ impl<W, R> LeftWork<'_, W, R> {
     pub(crate) fn end(&mut self) -> Ended<R> {
         let mut items = lock(&self.stripe.items);
         let Some(at) = items.at(self.ticket) else { return Ended::Back };
-        if matches!(items.all[at].state, State::Taken) {
+        if matches!(items.all[at].state, CombinerState::Taken) {
             return Ended::NotYet;
         }
         self.ticket = 0;
         let ended = match items.all.remove(at).state {
-            State::Answered(Some(answer)) => Ended::Done(answer),
-            State::Answered(None) | State::Left(_) | State::Taken => Ended::Back,
+            CombinerState::Answered(Some(answer)) => Ended::Done(answer),
+            CombinerState::Answered(None) | CombinerState::Left(_) | CombinerState::Taken => {
+                Ended::Back
+            }
         };
         self.stripe.left.store(items.left(), Ordering::Relaxed);
         ended

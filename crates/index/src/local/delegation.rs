@@ -28,7 +28,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::sync::{Mutex, lock};
 
 #[derive(Debug)]
-enum State<W, R> {
+enum DelegationState<W, R> {
     Waiting(W),
     Taken,
     /// The lead has come to it.
@@ -41,7 +41,7 @@ enum State<W, R> {
 struct Member<W, R> {
     key: Arc<[u8]>,
     ticket: u64,
-    state: State<W, R>,
+    state: DelegationState<W, R>,
     waker: Option<Waker>,
 }
 
@@ -60,14 +60,15 @@ impl<W, R> Stripe<W, R> {
     }
 
     fn waiting<'a>(&'a mut self, key: &'a [u8]) -> impl Iterator<Item = &'a mut Member<W, R>> {
-        let waits = |member: &&mut Member<W, R>| matches!(member.state, State::Waiting(_));
+        let waits =
+            |member: &&mut Member<W, R>| matches!(member.state, DelegationState::Waiting(_));
         self.members.iter_mut().filter(move |member| *member.key == *key).filter(waits)
     }
 
     /// A leader of `key` has ended: the oldest member that waits leads.
     fn hand_over(&mut self, key: &[u8]) -> Option<Waker> {
         if let Some(next) = self.waiting(key).next() {
-            next.state = State::Leads;
+            next.state = DelegationState::Leads;
             return next.waker.take();
         }
         if let Some(at) = self.led.iter().position(|(led, _)| **led == *key) {
@@ -137,11 +138,11 @@ impl<W, R> Delegation<W, R> {
         let mut stripe = lock(self.stripe(key));
         let led = stripe.led.iter().find(|(led, _)| **led == *key).map(|(led, _)| Arc::clone(led));
         let (key, state) = match led {
-            Some(key) => (key, State::Waiting(work)),
+            Some(key) => (key, DelegationState::Waiting(work)),
             None => {
                 let key: Arc<[u8]> = key.into();
                 stripe.led.push((Arc::clone(&key), 1));
-                (key, State::Leads)
+                (key, DelegationState::Leads)
             }
         };
         stripe.tickets += 1;
@@ -182,7 +183,7 @@ impl<W, R> Joined<W, R> {
     /// Waits no longer; returns whether a leader has taken the work, and may have done it.
     pub(crate) fn leave(mut self) -> bool {
         let state = self.end();
-        matches!(state, Some(State::Taken | State::Answered(Some(_))))
+        matches!(state, Some(DelegationState::Taken | DelegationState::Answered(Some(_))))
     }
 }
 
@@ -194,7 +195,7 @@ impl<W, R> Future for Joined<W, R> {
             let mut stripe = lock(self.of.stripe(&self.key));
             let Some(at) = stripe.at(self.ticket) else { return Poll::Ready(Turn::Back) };
             let member = &mut stripe.members[at];
-            if matches!(member.state, State::Waiting(_) | State::Taken) {
+            if matches!(member.state, DelegationState::Waiting(_) | DelegationState::Taken) {
                 member.waker = Some(context.waker().clone());
                 return Poll::Pending;
             }
@@ -202,21 +203,23 @@ impl<W, R> Future for Joined<W, R> {
         };
         self.ticket = 0;
         Poll::Ready(match member.state {
-            State::Leads => Turn::Lead(Lead::new(&self.of, member.key)),
-            State::Answered(Some(answer)) => Turn::Done(answer),
-            State::Answered(None) | State::Waiting(_) | State::Taken => Turn::Back,
+            DelegationState::Leads => Turn::Lead(Lead::new(&self.of, member.key)),
+            DelegationState::Answered(Some(answer)) => Turn::Done(answer),
+            DelegationState::Answered(None)
+            | DelegationState::Waiting(_)
+            | DelegationState::Taken => Turn::Back,
         })
     }
 }
 
 impl<W, R> Joined<W, R> {
     /// Takes it out of the queue, and hands the lead over if it has come here.
-    fn end(&mut self) -> Option<State<W, R>> {
+    fn end(&mut self) -> Option<DelegationState<W, R>> {
         let (state, next) = {
             let mut stripe = lock(self.of.stripe(&self.key));
             let at = stripe.at(std::mem::take(&mut self.ticket))?;
             let state = stripe.members.remove(at).state;
-            let was_leader = matches!(state, State::Leads);
+            let was_leader = matches!(state, DelegationState::Leads);
             (state, was_leader.then(|| stripe.hand_over(&self.key)).flatten())
         };
         next.into_iter().for_each(Waker::wake);
@@ -279,13 +282,13 @@ impl<W, R> Lead<W, R> {
         {
             let mut stripe = lock(self.of.stripe(&self.key));
             for member in stripe.waiting(&self.key) {
-                let State::Waiting(work) = &member.state else { continue };
+                let DelegationState::Waiting(work) = &member.state else { continue };
                 if taken.len() >= most {
                     break;
                 }
                 let Some(answer) = accept(work) else { break };
                 taken.push((member.ticket, answer));
-                member.state = State::Taken;
+                member.state = DelegationState::Taken;
             }
         }
         self.taken = taken;
@@ -304,9 +307,9 @@ impl<W, R> Lead<W, R> {
         {
             let mut stripe = lock(self.of.stripe(&self.key));
             for member in stripe.waiting(&self.key).filter(|it| it.ticket <= mark) {
-                let State::Waiting(work) = &member.state else { continue };
+                let DelegationState::Waiting(work) = &member.state else { continue };
                 let Some(answer) = decide(work) else { continue };
-                member.state = State::Answered(Some(answer));
+                member.state = DelegationState::Answered(Some(answer));
                 woken.extend(member.waker.take());
                 count += 1;
             }
@@ -333,7 +336,7 @@ impl<W, R> Lead<W, R> {
                 // A member that waits no longer is gone.
                 let Some(at) = stripe.at(ticket) else { continue };
                 let answer = if is_end { lost.map(|lost| lost()) } else { answer };
-                stripe.members[at].state = State::Answered(answer);
+                stripe.members[at].state = DelegationState::Answered(answer);
                 woken.extend(stripe.members[at].waker.take());
             }
             if is_end {
@@ -445,7 +448,7 @@ mod tests {
         assert!(queue.is_idle());
     }
 
-    /// What the leader has read answers only those that joined before.
+    /// A value that the leader has read answers only the members that joined before.
     #[test]
     fn evidence_answers_members_that_came_before_it() {
         let queue: Queue = Delegation::of_changes(1, 8);

@@ -15,7 +15,7 @@ use super::{
     report::{ChartKind, ReproReport, figure},
     setup,
     watch::{LOOK_NS, Span, Watch},
-    world::{Load, World},
+    world::{Load, World, as_indexes},
 };
 use crate::{
     run::{BenchError, Progress},
@@ -80,7 +80,7 @@ pub(super) fn run(
     scene.serve()?;
     for mib in &paper.fig10.caches_mib {
         // The fourth has no keys yet.
-        *world.bounds.borrow_mut() = bounds.iter().cloned().chain([vec![u8::MAX; 8]]).collect();
+        world.bounds.set(bounds.iter().cloned().chain([vec![u8::MAX; 8]]).collect());
         scene.cache(&mut report, *mib)?;
     }
     report.set("trace_hash", format!("{:016x}", world.trace_hash()));
@@ -131,7 +131,7 @@ impl Scene<'_> {
             local_ns: self.paper.setup.cached_page_access_ns,
             clients: None,
         };
-        world.run_watched(&caches, &load, Some(&watch), self.progress)?;
+        world.run_watched(&as_indexes(&caches), &load, &watch, self.progress)?;
         outcome.replace(Ok(()))?;
         let nodes: u64 = caches.iter().map(|cache| cache.stats().moved_nodes).sum();
         let lost = world.lost(&caches[0], &watch)?;
@@ -253,7 +253,7 @@ impl Scene<'_> {
         let session = world.sim.block_on(self.spare(0)).map_err(BenchError::from)??;
         let outcome = Rc::new(RefCell::new(Ok(())));
         let (told, watch, index) = (Rc::clone(&outcome), Rc::clone(watch), caches[0].clone());
-        let (moves, bounds) = (self.moves.clone(), Rc::clone(&world.bounds));
+        let (moves, bounds) = (self.moves.clone(), world.bounds.clone());
         let names = self.names();
         world.sim.spawn(0, async move {
             let endpoint = session.endpoint();
@@ -269,7 +269,7 @@ impl Scene<'_> {
                     *told.borrow_mut() = Err(error);
                     break;
                 }
-                bounds.borrow_mut()[from] = low;
+                bounds.move_to(from, low);
             }
             watch.end_move(endpoint.now_ns());
             endpoint.sleep(AFTER * lead_ns).await;

@@ -1,7 +1,7 @@
 //! DEX, Figure 8: what each technique adds, one after the other.
 
 use farleaf_index::{
-    BlinkOptions,
+    AnyIndex, BlinkOptions,
     btree::BTree,
     dex::{DexOptions, offload::Offload},
 };
@@ -140,7 +140,7 @@ impl Steps<'_> {
         clients: Option<usize>,
     ) -> Result<Measured, ReproError> {
         let tree = BTree::open(self.world.meta, self.world.layout, BlinkOptions::default());
-        let indexes = vec![tree; self.paper.setup.compute_servers];
+        let indexes = vec![AnyIndex::BTree(tree); self.paper.setup.compute_servers];
         let ops = self.ops / UNCACHED_SHARE;
         let local_ns = self.paper.setup.cached_page_access_ns;
         let workload = self.load(request)?;

@@ -13,7 +13,7 @@ use super::{
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
-    slices::{Plan, THREADS, Testbed},
+    slices::{SlicePlan, THREADS, Testbed},
     world::{Load, Measured, World},
 };
 use crate::{
@@ -131,7 +131,7 @@ fn mapped(
     }
     let zipfian = Zipfian::new(paper.setup.zipf_theta, keys).map_err(BenchError::from)?;
     let scramble = Scramble::new(keys, options.seed);
-    let plan = Plan {
+    let plan = SlicePlan {
         sides: sides.len(),
         rounds: ROUNDS,
         slice_ops: SLICE_OPS,

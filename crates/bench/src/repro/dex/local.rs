@@ -20,7 +20,7 @@ use super::{
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
-    slices::{self, BenchThread, Plan, THREADS, Testbed, Times, Wanted, number_of},
+    slices::{self, BenchThread, SlicePlan, THREADS, Testbed, Times, Wanted, number_of},
 };
 use crate::{
     report::TimeKind,
@@ -132,7 +132,7 @@ pub(super) fn run(
     config.into_iter().for_each(|(name, value)| report.set(name, value));
     let mut verbs = 0;
     for work in [Work::Get, Work::Update] {
-        let plan = Plan {
+        let plan = SlicePlan {
             sides: Side::ALL.len(),
             rounds: ROUNDS,
             slice_ops: SLICE_OPS,

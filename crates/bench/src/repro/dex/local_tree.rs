@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use farleaf_fabric::Words;
 use farleaf_index::{
     SortedPairs,
-    bnode::{Entry, Head, Layout, Node, NodeMut, Stored, Value},
+    bnode::{Head, Layout, LeafEntry, Node, NodeMut, Stored, Value},
 };
 
 /// The word of a node that holds its latch: bit 0 is set during a write, the rest is a version.
@@ -67,7 +67,7 @@ impl LocalTree {
                 let mut image = vec![0; self.layout.node_words()];
                 let entries: Vec<_> = held
                     .iter()
-                    .map(|(key, value)| Entry { key, value: Value::Inline(value) })
+                    .map(|(key, value)| LeafEntry { key, value: Value::Inline(value) })
                     .collect();
                 self.layout.encode_leaf(&mut image, &Head::default(), &entries).ok()?;
                 let at = self.add(&image)?;

@@ -7,7 +7,6 @@ mod fig8;
 mod fig9;
 mod local;
 mod local_tree;
-mod router;
 mod setup;
 mod slices;
 mod table2;

@@ -56,7 +56,7 @@ pub(super) type Slice<'a> =
     dyn Fn(usize, &BenchThread, &Wanted) -> Result<usize, ReproError> + Sync + 'a;
 
 /// Parameters of a measurement.
-pub(super) struct Plan<'a> {
+pub(super) struct SlicePlan<'a> {
     pub(super) sides: usize,
     pub(super) rounds: usize,
     /// Operations of a slice.
@@ -186,7 +186,7 @@ impl Testbed {
     /// The first one of any thread.
     pub(super) fn measure(
         &self,
-        plan: &Plan<'_>,
+        plan: &SlicePlan<'_>,
         progress: &dyn Progress,
     ) -> Result<Times, ReproError> {
         progress.begin(Phase::Run, plan.rounds as u64);
@@ -237,7 +237,7 @@ impl BenchThread {
 
     fn run(
         &self,
-        plan: &Plan<'_>,
+        plan: &SlicePlan<'_>,
         barrier: &Barrier,
         rates: &Mutex<Vec<Vec<Rate>>>,
         progress: &dyn Progress,

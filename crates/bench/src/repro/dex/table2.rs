@@ -5,12 +5,12 @@ use serde_json::json;
 
 use super::{
     ReproOptions,
-    driver::{self, Cluster, Driver},
+    driver::{self, Driver, PaperCluster},
     error::ReproError,
     papers::{self, DexPaper, Table2Row},
     report::ReproReport,
     setup,
-    world::{Load, Measured},
+    world::{Load, Measured, as_indexes},
 };
 use crate::{
     keys::{KeyOrder, KeySpec},
@@ -56,7 +56,7 @@ pub(super) fn run(
         let workload = Workload::named(name).map_err(BenchError::from)?;
         let caches = world.open(cache)?;
         let load = Load { workload: &workload, warmup: ops, ops, local_ns: 0, clients: None };
-        let measured = world.run(&caches, &load, progress)?;
+        let measured = world.run(&as_indexes(&caches), &load, progress)?;
         let stats = world.close(caches)?;
         add(&mut report, &paper, name, bar, &measured, options);
         add_stats(&mut report, name, &stats);
@@ -132,7 +132,7 @@ fn add_others(
     progress: &dyn Progress,
 ) -> Result<(), ReproError> {
     let setup = &paper.setup;
-    let cluster = Cluster {
+    let cluster = PaperCluster {
         keys: setup.keys,
         value_bytes: setup.value_bytes as usize,
         compute_servers: setup.compute_servers,

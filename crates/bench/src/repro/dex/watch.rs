@@ -5,6 +5,8 @@ use std::{
     collections::BTreeMap,
 };
 
+use crate::{generator::Op, run::client::Observer, workload::OpKind};
+
 /// Interval at which a waiting task checks again.
 pub(super) const LOOK_NS: u64 = 10_000;
 
@@ -29,10 +31,11 @@ impl Span {
 type Candidates = Vec<(u64, Span)>;
 
 /// See the [module page](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Watch {
     /// Bounds, the lower ones exclusive, of the ranges that move.
     moved: Vec<(Vec<u8>, Vec<u8>)>,
+    /// 0: operations are not recorded.
     slot_ns: u64,
     measuring: Cell<bool>,
     over: Cell<bool>,
@@ -44,6 +47,22 @@ pub(super) struct Watch {
     longest_ns: Cell<[u64; 2]>,
     written: RefCell<BTreeMap<u64, Candidates>>,
     acknowledged: Cell<u64>,
+}
+
+impl Observer for Watch {
+    fn is_over(&self) -> bool {
+        self.over.get()
+    }
+
+    fn note(&self, op: Op, key: &[u8], version: u64, began_ns: u64, ended_ns: u64) {
+        if self.slot_ns > 0 {
+            let span = Span { began_ns, ended_ns };
+            self.note_op(key, span);
+            if op.kind == OpKind::Update {
+                self.note_write(op.item, version, span);
+            }
+        }
+    }
 }
 
 impl Watch {
@@ -75,10 +94,6 @@ impl Watch {
         self.over.set(true);
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.over.get()
-    }
-
     pub(super) fn begin_move(&self, now_ns: u64) {
         self.move_span.set(Some(Span { began_ns: now_ns, ended_ns: u64::MAX }));
     }
@@ -94,7 +109,7 @@ impl Watch {
     }
 
     /// Records an operation.
-    pub(super) fn note(&self, key: &[u8], span: Span) {
+    fn note_op(&self, key: &[u8], span: Span) {
         let slot = (span.ended_ns / self.slot_ns) as usize;
         let mut slots = self.slots.borrow_mut();
         if slots.len() <= slot {
@@ -113,7 +128,7 @@ impl Watch {
 
     /// Records an acknowledged write of `version` to `item`. Called in the order of
     /// acknowledgement.
-    pub(super) fn note_write(&self, item: u64, version: u64, span: Span) {
+    fn note_write(&self, item: u64, version: u64, span: Span) {
         self.acknowledged.set(self.acknowledged.get() + 1);
         let mut written = self.written.borrow_mut();
         let candidates = written.entry(item).or_default();
@@ -173,14 +188,14 @@ mod tests {
     #[test]
     fn stalls_are_recorded_by_range_and_throughput_by_time() {
         let watch = Watch::new(vec![(vec![10], vec![20])], 10);
-        watch.note(&[10], span(0, 50));
+        watch.note_op(&[10], span(0, 50));
         watch.begin_move(60);
-        watch.note(&[10], span(40, 62));
-        watch.note(&[11], span(61, 68));
-        watch.note(&[20], span(61, 69));
+        watch.note_op(&[10], span(40, 62));
+        watch.note_op(&[11], span(61, 68));
+        watch.note_op(&[20], span(61, 69));
         watch.end_move(70);
-        watch.note(&[21], span(71, 99));
-        watch.note(&[20], span(70, 75));
+        watch.note_op(&[21], span(71, 99));
+        watch.note_op(&[20], span(70, 75));
         assert_eq!(watch.longest_ns(), [22, 8]);
         assert_eq!(watch.move_span(), span(60, 70));
         assert_eq!(watch.mops(span(60, 69)), 300.0);

@@ -11,7 +11,7 @@ use farleaf_fabric::{
     sim::{RpcConfig, Sim, SimConfig},
 };
 use farleaf_index::{
-    Engine, Index, IndexError, TableFormat,
+    AnyIndex, Engine, Index, IndexError, TableFormat,
     bnode::Layout,
     compute::OwnedTable,
     dex::{
@@ -21,29 +21,27 @@ use farleaf_index::{
 };
 use farleaf_pool::{Pool, PoolError, PoolOptions, Session, format};
 
-use super::{
-    error::ReproError,
-    router::{Bounds, Router},
-    setup,
-    watch::{LOOK_NS, Span, Watch},
-};
+use super::{error::ReproError, setup, watch::Watch};
 use crate::{
-    generator::{Op, OpGenerator},
+    generator::OpGenerator,
     item_space::ItemSpace,
     keys::{KeyMaker, KeyOrder},
-    run::{BenchError, Phase, Progress, meet::Gather, sorted::Pairs},
+    run::{
+        BenchError, Phase, Progress,
+        client::{Client as BenchClient, Job, Observer, Route, ThreadContext},
+        context::Dataset,
+        meet::Gather,
+        route::{Bounds, Owners, Router},
+        sorted::Pairs,
+    },
     values::ValueMaker,
-    workload::{OpKind, Workload},
+    workload::Workload,
 };
 
 /// Bytes of keys and of values.
 const VALUE_BYTES: usize = 8;
-/// Operations of one client between two reports of progress.
-const PROGRESS_OPS: u64 = 1 << 12;
 /// Time between two rounds of maintenance of a session.
 const TICK_NS: u64 = 10_000_000;
-/// Bits of a version below the writer's number.
-const VERSION_BITS: u32 = 40;
 
 /// The cluster and its loaded data.
 #[derive(Clone, Debug)]
@@ -132,12 +130,10 @@ pub(super) struct World {
     pub(super) sessions: Vec<Session>,
     pub(super) meta: GlobalAddr,
     pub(super) layout: Layout,
-    space: Arc<ItemSpace>,
-    keys: KeyMaker,
-    values: ValueMaker,
+    data: Arc<Dataset>,
     /// Bounds of each compute server's keys, once there are some.
     pub(super) bounds: Bounds,
-    runs: Cell<u64>,
+    runs: Cell<usize>,
     handlers: Handlers,
 }
 
@@ -231,13 +227,17 @@ impl World {
         };
         let (sessions, meta, layout) = sim.block_on(loading).map_err(BenchError::from)??;
         Ok(World {
-            space: Arc::new(ItemSpace::new(config.keys, None)),
+            data: Arc::new(Dataset {
+                keys,
+                values,
+                value_bytes: VALUE_BYTES,
+                space: Arc::new(ItemSpace::new(config.keys, None)),
+                all_present: true,
+            }),
             sim,
             sessions,
             meta,
             layout,
-            keys,
-            values,
             bounds: Bounds::default(),
             runs: Cell::new(0),
             handlers: Handlers {
@@ -287,7 +287,7 @@ impl World {
         };
         let cut = self.sim.block_on(cutting);
         cut.map_err(BenchError::from)?.map_err(BenchError::Load)?;
-        *self.bounds.borrow_mut() = bounds;
+        self.bounds.set(bounds);
         Ok(())
     }
 
@@ -332,77 +332,73 @@ impl World {
     /// clients of a compute server do the operations on the keys that it owns, else any.
     ///
     /// # Errors
-    /// An operation's; [`ReproError::Wrong`] for an answer that cannot be right.
-    pub(super) fn run<I: Index + Clone + 'static>(
+    /// [`ReproError::Wrong`] for an operation that fails, or an answer that cannot be right.
+    pub(super) fn run(
         &self,
-        indexes: &[I],
+        indexes: &[AnyIndex],
         load: &Load<'_>,
         progress: &dyn Progress,
     ) -> Result<Measured, ReproError> {
-        self.run_watched(indexes, load, None, progress)
+        self.run_watched(indexes, load, &Rc::default(), progress)
     }
 
     /// As [`World::run`]. A `watch` records every operation, and ends the run.
     ///
     /// # Errors
     /// As [`World::run`].
-    pub(super) fn run_watched<I: Index + Clone + 'static>(
+    pub(super) fn run_watched(
         &self,
-        indexes: &[I],
+        indexes: &[AnyIndex],
         load: &Load<'_>,
-        watch: Option<&Rc<Watch>>,
+        watch: &Rc<Watch>,
         progress: &dyn Progress,
     ) -> Result<Measured, ReproError> {
         let number = self.runs.replace(self.runs.get() + 1);
-        let space = Arc::clone(&self.space);
-        let generator = OpGenerator::new(load.workload, space, self.config.seed, 0, 1)
-            .map_err(BenchError::from)?;
-        let is_partitioned = !self.bounds.borrow().is_empty();
-        let router = Router::new(generator, self.keys.clone(), Rc::clone(&self.bounds));
-        let shared = Rc::new(RunShared {
-            router: RefCell::new(router),
-            failure: RefCell::default(),
-            stop: Cell::new(false),
-            local_ns: load.local_ns,
-            values: self.values,
-            watch: watch.cloned(),
-        });
-        self.maintain(&shared);
-        let phase = |phase, ops| {
+        let (space, seed) = (Arc::clone(&self.data.space), self.config.seed);
+        let generator =
+            OpGenerator::new(load.workload, space, seed, 0, 1).map_err(BenchError::from)?;
+        let generator = Rc::new(RefCell::new(generator));
+        let partitions = self.bounds.partitions();
+        let router = Router::new(Owners::new(self.bounds.clone(), partitions), partitions);
+        let router = Arc::new(router);
+        let count = load.clients.unwrap_or(self.sessions.len()).min(self.sessions.len());
+        let client = |(thread, session): (usize, &Session)| {
+            let compute = thread % self.config.compute_servers;
+            let route = Route::new(&router, compute % partitions, true);
+            let (index, generator) = (indexes[compute].clone(), Rc::clone(&generator));
+            let writer = number << 12 | thread;
+            let (data, session) = (&self.data, session.clone());
+            BenchClient::new(data, session, index, writer, generator, Some(route), seed)
+        };
+        let mut clients: Vec<_> = self.sessions[..count].iter().enumerate().map(client).collect();
+        let stop = self.maintain();
+        let mut phase = |phase, ops| {
             progress.begin(phase, ops);
-            shared.router.borrow_mut().allow(ops);
-            let clients = load.clients.unwrap_or(self.sessions.len()).min(self.sessions.len());
-            let gather = Gather::new(clients);
-            for (thread, session) in self.sessions[..clients].iter().enumerate() {
-                let compute = thread % self.config.compute_servers;
-                let writer = (number << 1 | u64::from(phase == Phase::Run)) << 12 | thread as u64;
-                let client = Worker {
-                    shared: Rc::clone(&shared),
-                    session: session.clone(),
-                    index: indexes[compute].clone(),
-                    partition: if is_partitioned { compute } else { 0 },
-                    version: (writer + 1) << VERSION_BITS,
-                };
-                let gather = gather.clone();
-                self.sim.spawn(compute, async move {
-                    if let Err(error) = client.run(&gather).await {
-                        client.shared.failure.borrow_mut().get_or_insert(error);
-                    }
-                    gather.finish(());
-                });
+            router.allow(ops, count);
+            let thread = ThreadContext {
+                tally: Rc::default(),
+                gather: Gather::new(count),
+                yield_ops: 0,
+                local_ns: load.local_ns,
+                observer: Some(Rc::clone(watch) as Rc<dyn Observer>),
+            };
+            for client in clients.drain(..) {
+                client.start(Job::Closed(ops), thread.clone());
             }
-            let all = self.sim.block_on(gather.all(|steps| progress.advance(steps)));
-            all.map_err(BenchError::from)?;
-            shared.failure.borrow_mut().take().map_or(Ok(()), Err)
+            let all = self.sim.block_on(thread.gather.all(|steps| progress.advance(steps)));
+            clients = all.map_err(BenchError::from)?;
+            clients.sort_unstable_by_key(BenchClient::number);
+            let wrong = thread.tally.borrow().first_error().map(str::to_owned);
+            wrong.map_or(Ok(()), |text| Err(ReproError::Wrong(text)))
         };
         phase(Phase::WarmUp, load.warmup)?;
         let counters = self.sim.counters();
         let (before, began_ns) = (Snapshot::of(&counters), self.sim.now_ns());
         let worked_ns = self.handlers.worked_ns();
-        shared.watch.iter().for_each(|watch| watch.begin_measuring());
+        watch.begin_measuring();
         phase(Phase::Run, load.ops)?;
         let cost = Snapshot::of(&self.sim.counters()).since(&before);
-        shared.stop.set(true);
+        stop.set(true);
         let nanos = self.sim.now_ns() - began_ns;
         let threads = self.config.memory_servers * self.handlers.threads.get();
         let worked_ns = self.handlers.worked_ns() - worked_ns;
@@ -421,7 +417,7 @@ impl World {
         progress: &dyn Progress,
     ) -> Result<Measured, ReproError> {
         let caches = self.open(options)?;
-        let measured = self.run(&caches, load, progress)?;
+        let measured = self.run(&as_indexes(&caches), load, progress)?;
         self.close(caches)?;
         Ok(measured)
     }
@@ -436,10 +432,10 @@ impl World {
         let reading = async {
             let (mut lost, mut key, mut value) = (0, Vec::new(), Vec::new());
             for (step, (item, versions)) in watch.written().into_iter().enumerate() {
-                self.keys.write_key(item, &mut key).map_err(BenchError::from)?;
+                self.data.keys.write_key(item, &mut key).map_err(BenchError::from)?;
                 let failed = |source| ReproError::Operation { kind: "get", source };
                 let is_there = index.get(session, &key, &mut value).await.map_err(failed)?;
-                let version = version_of(&self.values, item, &value).filter(|_| is_there);
+                let version = version_of(&self.data.values, item, &value).filter(|_| is_there);
                 lost += u64::from(!version.is_some_and(|version| versions.contains(&version)));
                 if step % 256 == 0 {
                     // The next round makes up for a round that fails.
@@ -451,21 +447,23 @@ impl World {
         self.sim.block_on(reading).map_err(BenchError::from)?
     }
 
-    /// Runs the maintenance of every session until the run is over.
-    fn maintain(&self, shared: &Rc<RunShared>) {
+    /// Runs the maintenance of every session until the returned cell is set.
+    fn maintain(&self) -> Rc<Cell<bool>> {
+        let stop = Rc::new(Cell::new(false));
         for (thread, session) in self.sessions.iter().enumerate() {
-            let (shared, session) = (Rc::clone(shared), session.clone());
+            let (stop, session) = (Rc::clone(&stop), session.clone());
             let first_ns = TICK_NS * thread as u64 / self.sessions.len() as u64;
             self.sim.spawn(thread % self.config.compute_servers, async move {
                 let endpoint = session.endpoint();
                 endpoint.sleep(first_ns).await;
-                while !shared.stop.get() {
+                while !stop.get() {
                     // The next round makes up for a round that fails.
                     let _ = session.tick().await;
                     endpoint.sleep(TICK_NS).await;
                 }
             });
         }
+        stop
     }
 
     /// A hash over every event and effect so far.
@@ -474,87 +472,9 @@ impl World {
     }
 }
 
-/// The state that the clients of a run share.
-struct RunShared {
-    router: RefCell<Router>,
-    failure: RefCell<Option<ReproError>>,
-    stop: Cell<bool>,
-    local_ns: u64,
-    values: ValueMaker,
-    watch: Option<Rc<Watch>>,
-}
-
-/// One client: a task on a worker thread of its own.
-struct Worker<I> {
-    shared: Rc<RunShared>,
-    session: Session,
-    index: I,
-    partition: usize,
-    version: u64,
-}
-
-impl<I: Index> Worker<I> {
-    async fn run(&self, gather: &Gather<()>) -> Result<(), ReproError> {
-        let shared = &*self.shared;
-        let (mut key, mut value, mut found) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut version, mut steps) = (self.version, 0);
-        let endpoint = self.session.endpoint();
-        loop {
-            if shared.failure.borrow().is_some()
-                || shared.watch.as_ref().is_some_and(|it| it.is_over())
-            {
-                break;
-            }
-            if shared.router.borrow().is_idle(self.partition) {
-                endpoint.sleep(LOOK_NS).await;
-                continue;
-            }
-            let next = shared.router.borrow_mut().next(self.partition, &mut key);
-            let Some(op) = next.map_err(BenchError::from)? else { break };
-            if shared.local_ns > 0 {
-                endpoint.work(shared.local_ns).await;
-            }
-            let began_ns = endpoint.now_ns();
-            let failed = |error| ReproError::Operation { kind: op.kind.name(), source: error };
-            let present = match op.kind {
-                OpKind::Get => {
-                    let got = self.index.get(&self.session, &key, &mut found).await;
-                    got.map_err(failed)? && self.is_value_of(op, &found)
-                }
-                OpKind::Update => {
-                    version += 1;
-                    shared.values.write_value(op.item, version, &mut value);
-                    self.index.update(&self.session, &key, &value).await.map_err(failed)?
-                }
-                other => {
-                    return Err(ReproError::Wrong(format!("no {} is made here", other.name())));
-                }
-            };
-            if !present {
-                let kind = op.kind.name();
-                let text =
-                    format!("{kind} of item {} found nothing, or what nobody wrote", op.item);
-                return Err(ReproError::Wrong(text));
-            }
-            if let Some(watch) = &shared.watch {
-                let span = Span { began_ns, ended_ns: endpoint.now_ns() };
-                watch.note(&key, span);
-                if op.kind == OpKind::Update {
-                    watch.note_write(op.item, version, span);
-                }
-            }
-            steps += 1;
-            if steps % PROGRESS_OPS == 0 {
-                gather.advance(PROGRESS_OPS);
-            }
-        }
-        gather.advance(steps % PROGRESS_OPS);
-        Ok(())
-    }
-
-    fn is_value_of(&self, op: Op, value: &[u8]) -> bool {
-        version_of(&self.shared.values, op.item, value).is_some()
-    }
+/// The caches as tables of any engine.
+pub(super) fn as_indexes(caches: &[Dex]) -> Vec<AnyIndex> {
+    caches.iter().cloned().map(AnyIndex::Dex).collect()
 }
 
 /// The version of an item's value; `None` if nobody has written the value.

@@ -33,7 +33,7 @@ use crate::{
 };
 use benchmark::{Figures, Gets};
 use server::RedisServer;
-use systems::{Measured, Plan, System, VALUE_BYTES, median};
+use systems::{System, SystemPlan, SystemResult, VALUE_BYTES, median};
 
 const KEYS: u64 = 1_000_000;
 /// Gets of each side in each round.
@@ -126,14 +126,14 @@ fn compare(
         let has_scans = workload.mix.share(crate::OpKind::Scan) > 0.0;
         let ops = options.scaled(if has_scans { SCAN_OPS } else { OPS });
         let (seed, settings) = (options.seed, options.settings.clone());
-        let plan = Plan { workload, keys, ops, depth: DEPTH, seed, settings };
+        let plan = SystemPlan { workload, keys, ops, depth: DEPTH, seed, settings };
         let mut runs = System::ALL.map(|system| (system, Vec::with_capacity(ROUNDS)));
         for _ in 0..ROUNDS {
             for (system, runs) in &mut runs {
                 runs.push(system.run(&plan, hosts, &mut wire, progress)?);
             }
         }
-        let runs = runs.map(|(system, runs)| (system, Measured::median(&runs)));
+        let runs = runs.map(|(system, runs)| (system, SystemResult::median(&runs)));
         let redis = runs.iter().find(|(system, _)| *system == System::Redis);
         let redis = redis.map_or(0.0, |(_, measured)| measured.ops_per_s);
         for (system, measured) in &runs {
@@ -175,7 +175,7 @@ fn gets(
     let gets_alone = "get=1".parse::<Workload>().map_err(crate::BenchError::from)?;
     let workload = Workload { request: RequestDistribution::Uniform, ..gets_alone };
     let (seed, settings) = (options.seed, options.settings.clone());
-    let plan = Plan { workload, keys, ops, depth: DEPTH, seed, settings };
+    let plan = SystemPlan { workload, keys, ops, depth: DEPTH, seed, settings };
     let mut wire = server.connect()?;
     benchmark::load(&mut wire, keys, ValueMaker::new(VALUE_BYTES), progress)?;
     let mut runs = BARS.map(|(system, _)| (system, Vec::with_capacity(GET_ROUNDS)));
@@ -193,7 +193,7 @@ fn gets(
     }
     let mut table = ReproTable::new("gets of keys drawn evenly");
     for (gets, figures) in [(&gets, &single), (&beside, &many)] {
-        let measured = Measured::from_benchmark(figures);
+        let measured = SystemResult::from_benchmark(figures);
         let mut row = Map::new();
         add_cells(&mut row, &gets.name(), &measured);
         row.insert("of -c 1".to_owned(), Value::Null);
@@ -205,7 +205,7 @@ fn gets(
     });
     let mut errors = Vec::new();
     for (((system, least), (_, runs)), ratios) in BARS.iter().zip(&runs).zip(ratios) {
-        let measured = Measured::median(runs);
+        let measured = SystemResult::median(runs);
         let ratio = median(ratios);
         let mut row = Map::new();
         add_cells(&mut row, system.name(), &measured);
@@ -238,7 +238,7 @@ fn row_of(case: &str, quantity: &str, theirs: Option<f64>, ours: Option<f64>) ->
     ReproRow { case, quantity, paper: theirs, ours, ratio, reason: None }
 }
 
-fn add_cells(row: &mut Map<String, Value>, name: &str, measured: &Measured) {
+fn add_cells(row: &mut Map<String, Value>, name: &str, measured: &SystemResult) {
     let remote = |number: f64| measured.per_op.map(|_| number);
     let per_op = measured.per_op.unwrap_or_default();
     for (column, value) in [

@@ -188,12 +188,12 @@ struct Waiting {
     client: usize,
     op: Op,
     began_ns: u64,
-    step: Step,
+    step: ReplyStep,
 }
 
 /// Meaning of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum ReplyStep {
     /// The first of two commands that are sent together.
     First,
     /// The last command of a change.
@@ -312,23 +312,23 @@ impl<'a> Player<'a> {
         let step = match op.kind {
             OpKind::Get | OpKind::ReadModifyWrite => {
                 write_command(out, &[b"GET", key]);
-                if op.kind == OpKind::Get { Step::Value } else { Step::OldValue }
+                if op.kind == OpKind::Get { ReplyStep::Value } else { ReplyStep::OldValue }
             }
             OpKind::Update | OpKind::Upsert | OpKind::Insert => {
                 write_command(out, &[b"SET", key, &self.value]);
                 if op.kind == OpKind::Insert && self.is_ordered {
-                    first = Some(Step::First);
+                    first = Some(ReplyStep::First);
                     write_command(out, &[b"ZADD", ORDER, b"0", key]);
                 }
-                Step::Change
+                ReplyStep::Change
             }
             OpKind::Remove => {
                 write_command(out, &[b"DEL", key]);
                 if self.is_ordered {
-                    first = Some(Step::First);
+                    first = Some(ReplyStep::First);
                     write_command(out, &[b"ZREM", ORDER, key]);
                 }
-                Step::Change
+                ReplyStep::Change
             }
             OpKind::Scan => {
                 // The range begins with the key itself.
@@ -340,7 +340,7 @@ impl<'a> Player<'a> {
                 let words: [&[u8]; 8] =
                     [b"ZRANGE", ORDER, &self.value, b"+", b"BYLEX", b"LIMIT", b"0", limit];
                 write_command(out, &words);
-                Step::Range
+                ReplyStep::Range
             }
         };
         for step in first.into_iter().chain([step]) {
@@ -356,9 +356,12 @@ impl<'a> Player<'a> {
         };
         let wrong = match (waiting.step, reply) {
             (_, Reply::Error(words)) => Some(words.escape_ascii().to_string()),
-            (Step::First | Step::Change, Reply::Simple(b"OK") | Reply::Integer(0 | 1)) => None,
-            (Step::Value, Reply::Bulk(value)) => self.check_value(waiting.op.item, value),
-            (Step::OldValue, Reply::Bulk(value)) => {
+            (
+                ReplyStep::First | ReplyStep::Change,
+                Reply::Simple(b"OK") | Reply::Integer(0 | 1),
+            ) => None,
+            (ReplyStep::Value, Reply::Bulk(value)) => self.check_value(waiting.op.item, value),
+            (ReplyStep::OldValue, Reply::Bulk(value)) => {
                 let wrong = self.check_value(waiting.op.item, value);
                 if wrong.is_none() {
                     self.replace(waiting)?;
@@ -366,7 +369,7 @@ impl<'a> Player<'a> {
                 }
                 wrong
             }
-            (Step::Range, Reply::Array(keys)) => {
+            (ReplyStep::Range, Reply::Array(keys)) => {
                 let item = waiting.op.item;
                 self.plan.key_maker.write_key(item, &mut self.key).map_err(BenchError::from)?;
                 match self.check_range(waiting.op, keys) {
@@ -375,14 +378,14 @@ impl<'a> Player<'a> {
                         begin_command(&mut self.out, 1 + keys.len());
                         write_word(&mut self.out, b"MGET");
                         keys.flatten().for_each(|key| write_word(&mut self.out, key));
-                        let step = Step::Values(keys.len() as u32, present);
+                        let step = ReplyStep::Values(keys.len() as u32, present);
                         self.waiting.push_back(Waiting { step, ..waiting });
                         return Ok(());
                     }
                     Err(wrong) => Some(wrong.to_owned()),
                 }
             }
-            (Step::Values(count, present), Reply::Array(values)) => {
+            (ReplyStep::Values(count, present), Reply::Array(values)) => {
                 self.check_values(waiting.op.item, count, present, values)
             }
             (_, other) => Some(answer("an operation", &other).to_string()),
@@ -392,11 +395,11 @@ impl<'a> Player<'a> {
             let Waiting { op, .. } = waiting;
             let told = || format!("{} of item {}: {what}", op.kind.name(), op.item);
             self.first_error.get_or_insert_with(told);
-        } else if waiting.step != Step::First {
+        } else if waiting.step != ReplyStep::First {
             let nanos = self.now_ns().saturating_sub(waiting.began_ns);
             self.latency.record(nanos);
         }
-        if waiting.step == Step::First {
+        if waiting.step == ReplyStep::First {
             return Ok(());
         }
         if waiting.op.kind == OpKind::Insert {
@@ -413,7 +416,7 @@ impl<'a> Player<'a> {
         let version = self.clients[waiting.client].version;
         self.plan.values.write_value(item, version, &mut self.value);
         write_command(&mut self.out, &[b"SET", &self.key, &self.value]);
-        self.waiting.push_back(Waiting { step: Step::Change, ..waiting });
+        self.waiting.push_back(Waiting { step: ReplyStep::Change, ..waiting });
         Ok(())
     }
 

@@ -44,7 +44,7 @@ pub(super) enum System {
 
 /// The work of all sides.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct SystemPlan {
     pub(super) workload: Workload,
     pub(super) keys: u64,
     pub(super) ops: u64,
@@ -57,7 +57,7 @@ pub(super) struct Plan {
 
 /// One side's result of a round, or the medians over rounds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Measured {
+pub(super) struct SystemResult {
     pub(super) ops_per_s: f64,
     /// Least and largest throughput of all rounds.
     pub(super) least: f64,
@@ -139,12 +139,12 @@ impl System {
     /// Those of the bench, of a memory server that does not start, and of Redis.
     pub(super) fn run(
         self,
-        plan: &Plan,
+        plan: &SystemPlan,
         hosts: &dyn Hosts,
         wire: &mut Wire,
         progress: &dyn Progress,
-    ) -> Result<Measured, ReproError> {
-        let Plan { workload, keys, ops, depth, seed, settings } = plan.clone();
+    ) -> Result<SystemResult, ReproError> {
+        let SystemPlan { workload, keys, ops, depth, seed, settings } = plan.clone();
         let warmup_ops = self.warmup_ops(keys);
         if self == System::Redis {
             let key_maker = KEY_TYPE.open().map_err(run::BenchError::from)?;
@@ -152,7 +152,7 @@ impl System {
             let plan =
                 RedisPlan { workload, keys, key_maker, values, warmup_ops, ops, depth, seed };
             let result = plan.run(wire, progress)?;
-            return Ok(Measured {
+            return Ok(SystemResult {
                 ops_per_s: result.phase.ops_per_s,
                 least: result.phase.ops_per_s,
                 most: result.phase.ops_per_s,
@@ -186,11 +186,11 @@ impl System {
         let host = hosts.memory_server(region_bytes).map_err(ReproError::Host)?;
         let cluster = Some(Cluster::Own(vec![host.address()]));
         let report = run::run(&BenchConfig { cluster, ..config }, progress)?;
-        Ok(Measured::from(report))
+        Ok(SystemResult::from(report))
     }
 
     /// Returns a statement of the cost of a get, and whether it holds.
-    pub(super) fn cost_of_get(self, measured: &Measured) -> (String, bool) {
+    pub(super) fn cost_of_get(self, measured: &SystemResult) -> (String, bool) {
         let PerOp { reads, bytes_read, .. } = measured.get;
         let near = |number: f64, wanted: f64| (number - wanted).abs() <= COST_TOLERANCE * wanted;
         let of_nodes = near(bytes_read, reads * NODE_BYTES);
@@ -218,13 +218,13 @@ fn first_error(errors: u64, first: Option<String>) -> Option<String> {
     (errors > 0).then(|| first.unwrap_or_else(|| format!("{errors} operations failed")))
 }
 
-impl From<Report> for Measured {
+impl From<Report> for SystemResult {
     fn from(report: Report) -> Self {
         let run = report.run;
         let rate = run.phase.ops_per_s;
         let gets = run.by_kind.get(&ReportKind::Op(OpKind::Get));
         let get = gets.map(|gets| gets.per_op).unwrap_or_default();
-        Measured {
+        SystemResult {
             ops_per_s: rate,
             least: rate,
             most: rate,
@@ -238,17 +238,17 @@ impl From<Report> for Measured {
     }
 }
 
-impl Measured {
+impl SystemResult {
     /// Number by number, the median over `rounds`.
-    pub(super) fn median(rounds: &[Measured]) -> Measured {
-        let of = |number: fn(&Measured) -> f64| median(rounds.iter().map(number).collect());
+    pub(super) fn median(rounds: &[SystemResult]) -> SystemResult {
+        let of = |number: fn(&SystemResult) -> f64| median(rounds.iter().map(number).collect());
         let share = 1.0 / rounds.len() as f64;
         // Costs hardly differ: their mean is as good.
         let per_op = rounds.iter().map(|it| it.per_op).sum::<Option<PerOp>>();
         let per_op = per_op.map(|sum| sum.times(share));
         let bytes = rounds.iter().map(|it| it.bytes_per_op).sum::<Option<f64>>();
         let rates = || rounds.iter().map(|it| it.ops_per_s);
-        Measured {
+        SystemResult {
             ops_per_s: of(|it| it.ops_per_s),
             least: rates().fold(f64::INFINITY, f64::min),
             most: rates().fold(0.0, f64::max),
@@ -262,14 +262,14 @@ impl Measured {
     }
 
     /// Medians of the results of Redis's own bench.
-    pub(super) fn from_benchmark(rounds: &[Figures]) -> Measured {
-        let each = |it: &Figures| Measured {
+    pub(super) fn from_benchmark(rounds: &[Figures]) -> SystemResult {
+        let each = |it: &Figures| SystemResult {
             ops_per_s: it.ops_per_s,
             p50_us: it.p50_us,
             p99_us: it.p99_us,
-            ..Measured::default()
+            ..SystemResult::default()
         };
-        Measured::median(&rounds.iter().map(each).collect::<Vec<_>>())
+        SystemResult::median(&rounds.iter().map(each).collect::<Vec<_>>())
     }
 }
 

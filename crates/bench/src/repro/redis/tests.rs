@@ -131,13 +131,13 @@ fn medians_are_of_the_middle() {
     assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
     assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.0);
     assert_eq!(median(vec![]), 0.0);
-    let round = |rate: f64, reads: f64| Measured {
+    let round = |rate: f64, reads: f64| SystemResult {
         ops_per_s: rate,
         per_op: Some(crate::PerOp { reads, ..Default::default() }),
         error: (rate == 5.0).then(|| "wrong".to_owned()),
-        ..Measured::default()
+        ..SystemResult::default()
     };
-    let all = Measured::median(&[round(1.0, 1.0), round(5.0, 2.0), round(2.0, 3.0)]);
+    let all = SystemResult::median(&[round(1.0, 1.0), round(5.0, 2.0), round(2.0, 3.0)]);
     assert_eq!((all.ops_per_s, all.least, all.most), (2.0, 1.0, 5.0));
     assert!((all.per_op.unwrap().reads - 2.0).abs() < 1e-9);
     assert_eq!(all.error.as_deref(), Some("wrong"));

@@ -20,7 +20,7 @@ pub(super) fn run(
     let title = "bytes moved for each byte of a pair of 16 bytes, gets and updates half and half";
     let (paper, dart) = (papers::smart()?, papers::dart()?);
     let heading = Heading { name: "smart-amplification", title, source: &paper.source };
-    let cluster = driver::Cluster { value_bytes: 8, ..dart.setup };
+    let cluster = driver::PaperCluster { value_bytes: 8, ..dart.setup };
     let (mut report, driver) = Driver::begin(heading, cluster, options, progress)?;
     let title = "bytes moved for each byte of a pair";
     let mut chart = Curves::new(ChartKind::Bars, title, "direction and operation", "bytes /byte");

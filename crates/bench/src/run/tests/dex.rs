@@ -4,7 +4,7 @@ use farleaf_index::{Engine, Settings};
 
 use super::*;
 use crate::{
-    CacheReport,
+    CounterReport,
     parts::{Boundaries, Parts, Routing},
 };
 
@@ -16,12 +16,12 @@ fn settings(pairs: &[&str]) -> Settings {
     pairs.iter().map(|pair| pair.parse().unwrap()).collect()
 }
 
-fn caches(report: &Report) -> &CacheReport {
-    report.run.caches.as_ref().unwrap()
+fn counters(report: &Report) -> &CounterReport {
+    report.run.counters.as_ref().unwrap()
 }
 
 fn count(report: &Report, name: &str) -> f64 {
-    caches(report).per_op.get(name).copied().unwrap_or(0.0)
+    counters(report).per_op.get(name).copied().unwrap_or(0.0)
 }
 
 /// Runs `config` on its fabric; on `tcp`, with memory servers that offload.
@@ -86,7 +86,7 @@ fn owners_with_a_warm_cache_read_nothing() {
             let report = run_anywhere(&config);
             let get = of(&report, OpKind::Get).per_op;
             assert_eq!((get.reads, get.round_trips, get.rpcs), (0.0, 0.0, 0.0), "{fabric}");
-            assert_eq!(caches(&report).hit_rate, 1.0);
+            assert_eq!(counters(&report).hit_rate, Some(1.0));
             assert_eq!(count(&report, "forwarded"), 0.0);
         }
     }
@@ -116,8 +116,8 @@ fn misses_are_offloaded_on_every_fabric() {
         let config = BenchConfig { parts, settings, ..dex(fabric, "get=50,update=50") };
         let report = run_anywhere(&config);
         assert!(report.run.per_op.rpcs > 0.2, "{fabric}: {:?}", report.run.per_op);
-        assert!(count(&report, "offload_ok") > 0.2, "{fabric}: {:?}", caches(&report));
-        assert!(caches(&report).hit_rate < 0.8);
+        assert!(count(&report, "offload_ok") > 0.2, "{fabric}: {:?}", counters(&report));
+        assert!(counters(&report).hit_rate.unwrap() < 0.8);
         assert!(report.config["parts"].to_string().contains("offload=always"));
         let shared = report.config["capabilities"].as_array().unwrap();
         assert!(shared.iter().any(|name| name == "cpu_visible"), "{fabric}");
@@ -136,7 +136,7 @@ fn caches_can_be_a_share_of_the_data() {
         // The cache of its leaves and records, and little more.
         let table = report.memory.index_bytes as f64;
         assert!((0.2..0.26).contains(&(bytes / table)), "{bytes} of {table}");
-        assert!(caches(&report).hit_rate < 1.0);
+        assert!(counters(&report).hit_rate.unwrap() < 1.0);
     }
     let tiny = BenchConfig { settings: sized("1%"), ..dex(FabricKind::Mapped, "ycsb-c") };
     let error = run(&tiny, &NoProgress).unwrap_err().to_string();

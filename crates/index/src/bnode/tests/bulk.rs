@@ -13,7 +13,7 @@ fn sorted_entries_fill_levels() {
                 .map(|_| (random_key(layout, &mut rng), Owned::random(layout, &mut rng)))
                 .collect();
             let entries: Vec<_> =
-                map.iter().map(|(key, value)| Entry { key, value: value.value() }).collect();
+                map.iter().map(|(key, value)| LeafEntry { key, value: value.value() }).collect();
             let bounds = load_leaves(layout, &entries, fill);
             load_inner(layout, &bounds, fill);
         }
@@ -21,7 +21,7 @@ fn sorted_entries_fill_levels() {
 }
 
 /// Builds the leaves and gives the fences between them.
-fn load_leaves(layout: &Layout, entries: &[Entry<'_>], fill: usize) -> Vec<Vec<u8>> {
+fn load_leaves(layout: &Layout, entries: &[LeafEntry<'_>], fill: usize) -> Vec<Vec<u8>> {
     let mut words = vec![u64::MAX; layout.node_words()];
     let mut bounds: Vec<Vec<u8>> = Vec::new();
     let mut rest = entries;
@@ -95,10 +95,10 @@ fn encoding_refuses_what_is_wrong() {
         let ValueFormat::Fixed(len) = layout.options().value else { unreachable!() };
         let value = Value::Inline(&value[..len]);
         let keys: Vec<_> = (0..100_u64).map(u64::to_be_bytes).collect();
-        let entries: Vec<_> = keys.iter().map(|key| Entry { key, value }).collect();
+        let entries: Vec<_> = keys.iter().map(|key| LeafEntry { key, value }).collect();
         let mut words = vec![0; layout.node_words()];
         let head = Head { addr: 64, low: Some(&keys[1]), high: Some(&keys[9]), ..Head::default() };
-        let mut encode = |entries: &[Entry<'_>]| {
+        let mut encode = |entries: &[LeafEntry<'_>]| {
             let error = layout.encode_leaf(&mut words, &head, entries).unwrap_err();
             assert_eq!(Node::new(layout, &words).kind(), Kind::Invalid);
             error
@@ -107,9 +107,9 @@ fn encoding_refuses_what_is_wrong() {
         assert_eq!(encode(&entries[5..11]), ChangeError::OutsideFences);
         assert_eq!(encode(&[entries[3], entries[3]]), ChangeError::Unsorted { index: 1 });
         assert_eq!(encode(&entries), ChangeError::NoRoom);
-        let long = Entry { key: &[0; 9], value };
+        let long = LeafEntry { key: &[0; 9], value };
         assert_eq!(encode(&[long]), ChangeError::BadKey { len: 9 });
-        let wrong = Entry { key: &keys[3], value: Value::Inline(&[0; 3]) };
+        let wrong = LeafEntry { key: &keys[3], value: Value::Inline(&[0; 3]) };
         assert_eq!(encode(&[wrong]), ChangeError::BadValue { len: 3 });
         let head = Head { level: 1, ..head };
         let error = layout.encode_leaf(&mut words, &head, &[]);

@@ -12,7 +12,7 @@ fn a_kibibyte_holds_sixty_words_pairs() {
     for layout in [layout, pinned] {
         let keys: Vec<_> = (0..100_u64).map(u64::to_be_bytes).collect();
         let entries: Vec<_> =
-            keys.iter().map(|key| Entry { key, value: Value::Inline(&[1; 8]) }).collect();
+            keys.iter().map(|key| LeafEntry { key, value: Value::Inline(&[1; 8]) }).collect();
         let mut words = vec![0; 128];
         let head = Head { addr: 64, ..Head::default() };
         let cap = layout.leaf_cap();
@@ -70,7 +70,7 @@ fn dense_format_is_as_documented() {
         high: Some(&high),
     };
     let mut words = vec![0; 32];
-    let entry = Entry { key: &key, value: Value::Inline(b"12345678") };
+    let entry = LeafEntry { key: &key, value: Value::Inline(b"12345678") };
     layout.encode_leaf(&mut words, &head, &[entry]).unwrap();
     assert_eq!(words[0..2], [0, 0x1122]);
     assert_eq!(words[4], 0x3344);
@@ -95,8 +95,8 @@ fn slotted_format_is_as_documented() {
     let mut words = vec![0; 32];
     let record = Value::Record(RecordRef { addr: 0x77, len: 5000 });
     let entries = [
-        Entry { key: b"user:123456", value: Value::Inline(b"xyz") },
-        Entry { key: b"user:2", value: record },
+        LeafEntry { key: b"user:123456", value: Value::Inline(b"xyz") },
+        LeafEntry { key: b"user:2", value: record },
     ];
     layout.encode_leaf(&mut words, &head, &entries).unwrap();
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

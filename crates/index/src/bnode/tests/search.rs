@@ -15,7 +15,8 @@ fn bounds_of_any_string_are_lexicographic() {
         separators.truncate(rng.below(20) + 1);
         let mut keys = separators.clone();
         keys.push(high.clone().unwrap());
-        let entries: Vec<_> = keys.iter().map(|key| Entry { key, value: value.value() }).collect();
+        let entries: Vec<_> =
+            keys.iter().map(|key| LeafEntry { key, value: value.value() }).collect();
         let fit = layout.fit_leaf(Some(&low), None, &entries, 100);
         let keys = &keys[..fit];
         let head = Head { addr: 64, low: Some(&low), high: high.as_deref(), ..Head::default() };

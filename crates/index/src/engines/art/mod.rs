@@ -31,7 +31,7 @@ knobs! {
         /// Bytes of cached inner nodes for each table. 0 caches none: then each operation reads every node on its
         /// way.
         "cache" => cache_bytes: u64 = 256 << 20, KnobKind::Bytes { min: 0, max: u64::MAX }, paper "600 MB; none in DART's paper";
-        /// Which nodes an operation locks in the lock table before it changes a slot: off, the node of the slot, or
+        /// The nodes that an operation locks in the lock table before it changes a slot: off, the node of the slot, or
         /// each node on the path that it has read.
         "node_locks" => node_locks: NodeLocks = NodeLocks::Path,
             KnobKind::Words { words: NodeLocks::WORDS, also: None }, paper "path; DART's paper has off as well";

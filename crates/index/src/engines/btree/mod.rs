@@ -9,7 +9,7 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
 
-use crate::blink::{BlinkOptions, Tree};
+use crate::blink::{BlinkOptions, BlinkTree};
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
 use crate::engine::{Engine, Traits};
@@ -19,11 +19,11 @@ use crate::{Entries, IndexError, Knobs, OpenOptions, StoredTable};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
-pub struct BTree(Arc<Tree>);
+pub struct BTree(Arc<BlinkTree>);
 
 impl BTree {
     #[cfg(test)]
-    pub(crate) fn tree(&self) -> &Arc<Tree> {
+    pub(crate) fn tree(&self) -> &Arc<BlinkTree> {
         &self.0
     }
 
@@ -34,14 +34,14 @@ impl BTree {
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        Tree::create(session, layout).await
+        BlinkTree::create(session, layout).await
     }
 
     /// The table whose meta object is at `meta`.
     ///
     /// Cost: none; the first operation reads the root word.
     pub fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Self {
-        BTree(Tree::open(meta, layout, options))
+        BTree(BlinkTree::open(meta, layout, options))
     }
 
     /// Geometry of the nodes.
@@ -104,7 +104,7 @@ impl Engine for BTree {
     type Table = BTree;
 
     async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        Tree::create(session, layout).await
+        BlinkTree::create(session, layout).await
     }
 
     /// Cost: none; the first operation reads the root word.
@@ -136,8 +136,8 @@ impl Engine for BTree {
     }
 }
 
-fn stored_tree(table: &StoredTable) -> Arc<Tree> {
-    Tree::open(table.meta(), *table.layout(), BlinkOptions::default())
+fn stored_tree(table: &StoredTable) -> Arc<BlinkTree> {
+    BlinkTree::open(table.meta(), *table.layout(), BlinkOptions::default())
 }
 
 impl Index for BTree {

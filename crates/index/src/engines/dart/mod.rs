@@ -31,6 +31,7 @@ mod changing;
 mod counters;
 mod descent;
 mod hashed_node;
+mod lab;
 mod leaf;
 mod meta;
 mod node_split;
@@ -61,6 +62,7 @@ use self::skip_table::{AdjustClock, HitRates, KnownTables, Maintenance};
 pub use self::skip_table::{EntryReport, Lengths};
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
+use crate::counters::{CacheControl, CounterSet};
 use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::{check_key, check_value};
@@ -222,8 +224,18 @@ impl Engine for Dart {
         Canary::CollapseUnclaimed,
     ];
 
+    const BACKGROUND: &'static [&'static str] = lab::WORK;
+
     type Options = DartOptions;
     type Table = Dart;
+
+    async fn work_in_background(
+        table: &Dart,
+        session: &Session,
+        name: &str,
+    ) -> Result<(), IndexError> {
+        table.maintain_by_name(session, name).await
+    }
 
     /// Cost: 1 WRITE.
     async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
@@ -342,5 +354,20 @@ impl Index for Dart {
     /// after the operation that began it.
     async fn close(&self, session: &Session) -> Result<(), IndexError> {
         self.0.maintenance_ended(session).await
+    }
+
+    fn cache(&self) -> Option<&dyn CacheControl> {
+        Some(self)
+    }
+
+    fn counters(&self, counters: &mut CounterSet) {
+        self.0.counters.all().into_iter().for_each(|(name, count)| counters.add(name, count));
+    }
+}
+
+/// Remembered entries, and the directory of the skip table.
+impl CacheControl for Dart {
+    fn resident_bytes(&self) -> u64 {
+        self.0.cache.used().0 + self.0.known_tables.bytes()
     }
 }

@@ -6,8 +6,9 @@ use farleaf_pool::{Audit, Session};
 use super::Dex;
 use super::tree::Seek;
 use crate::change::{Change, Outcome};
-use crate::compute::OwnedTable;
 use crate::compute::ownership::{forward_change, forward_get, scan_all};
+use crate::compute::{OwnedTable, Work};
+use crate::counters::{CacheControl, CounterSet};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError};
 
@@ -89,5 +90,29 @@ impl Index for Dex {
 
     fn owned(&self) -> Option<&dyn OwnedTable> {
         Some(self)
+    }
+
+    fn cache(&self) -> Option<&dyn CacheControl> {
+        Some(self)
+    }
+
+    fn counters(&self, counters: &mut CounterSet) {
+        let stats = self.stats();
+        stats.named().for_each(|(name, count)| counters.add(name, count));
+        counters.add_misses(stats.leaf_misses());
+    }
+}
+
+impl CacheControl for Dex {
+    fn flush<'a>(&'a self, session: &'a Session) -> Work<'a, Result<(), IndexError>> {
+        Box::pin(Dex::flush(self, session))
+    }
+
+    fn check(&self) -> Vec<String> {
+        self.check_cache()
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.0.pages.resident_bytes()
     }
 }

@@ -57,7 +57,7 @@ pub use options::DexOptions;
 pub use partition::MoveOptions;
 pub use stats::DexStats;
 use stored::walk_stored;
-use tree::{Fail, Found, OpContext, Tree};
+use tree::{DexTree, Fail, Found, OpContext};
 
 /// Fewest frames of a cache.
 const FRAMES_MIN: u64 = 8;
@@ -70,7 +70,7 @@ const FRAMES_MAX: u64 = 1 << 31;
 /// changes are in this compute server's memory until [`Dex::flush`] or [`Dex::close`], or until their node
 /// is evicted; its death loses the others, whether they were acknowledged or not.
 #[derive(Clone, Debug)]
-pub struct Dex(Arc<Tree>);
+pub struct Dex(Arc<DexTree>);
 
 impl Dex {
     /// Makes the remote structure of an empty table, with an ownership map of one partition that nobody
@@ -111,7 +111,7 @@ impl Dex {
         options: DexOptions,
         ownership: Ownership,
     ) -> Result<Self, IndexError> {
-        Ok(Dex(Arc::new(Tree::new(meta, layout, options, ownership)?)))
+        Ok(Dex(Arc::new(DexTree::new(meta, layout, options, ownership)?)))
     }
 
     /// Returns the address of its meta object.

@@ -78,6 +78,12 @@ macro_rules! stats {
                 $(self.$owned += other.$owned;)+
             }
 
+            /// Operations on a key that read its leaf, or had a memory server look for it.
+            pub fn leaf_misses(&self) -> u64 {
+                let offloaded = self.offload_ok + self.offload_absent + self.offload_exists;
+                self.reads_leaf + self.reads_fallback_leaf + offloaded
+            }
+
             /// Every count by its name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [

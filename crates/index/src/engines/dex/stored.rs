@@ -10,7 +10,7 @@ use fastrand::Rng;
 use super::log::read_log;
 use super::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use super::tree::check_placement;
-use super::{Admission, Dex, DexOptions, Durability, FRAMES_MIN, Tree};
+use super::{Admission, Dex, DexOptions, DexTree, Durability, FRAMES_MIN};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
@@ -43,7 +43,7 @@ impl Dex {
         options: DexOptions,
         join: JoinOptions,
     ) -> Result<Self, IndexError> {
-        if let Some(cache) = session.pool().kept::<Tree>(meta) {
+        if let Some(cache) = session.pool().kept::<DexTree>(meta) {
             return Ok(Dex(cache));
         }
         let words = remote(meta, layout).map_words();

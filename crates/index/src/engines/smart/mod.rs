@@ -65,6 +65,7 @@ use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_poo
 use self::tree::Tree;
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
+use crate::counters::{CacheControl, CounterSet};
 use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::check_key;
@@ -233,5 +234,19 @@ impl Index for Smart {
     /// Unlinks the leaves of keys that were removed here.
     async fn close(&self, session: &Session) -> Result<(), IndexError> {
         self.tree.unlink_removed(session).await
+    }
+
+    fn cache(&self) -> Option<&dyn CacheControl> {
+        Some(self)
+    }
+
+    fn counters(&self, counters: &mut CounterSet) {
+        self.counts().into_iter().for_each(|(name, count)| counters.add(name, count));
+    }
+}
+
+impl CacheControl for Smart {
+    fn resident_bytes(&self) -> u64 {
+        self.cached().0
     }
 }

@@ -31,6 +31,12 @@ impl FreeFrames {
         }
     }
 
+    /// Returns the number of frames in use at about this moment.
+    pub(crate) fn used_count(&self) -> usize {
+        let fresh = self.fresh.load(Ordering::Relaxed).min(self.frames);
+        fresh.saturating_sub(self.listed.load(Ordering::Relaxed))
+    }
+
     /// Returns whether there are frames that were never used.
     pub(crate) fn has_fresh(&self) -> bool {
         self.fresh.load(Ordering::Relaxed) < self.frames

@@ -95,6 +95,11 @@ impl PageCache {
         &self.layout
     }
 
+    /// Returns the bytes of the frames in use.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.free.used_count() as u64 * self.layout.node_bytes() as u64
+    }
+
     /// Returns the key under which tasks wait for a frame's latch. No address has bit 63.
     pub(crate) fn frame_key(frame: u32) -> u64 {
         1 << 63 | u64::from(frame)

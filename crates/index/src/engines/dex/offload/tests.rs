@@ -6,7 +6,9 @@ use farleaf_fabric::{Service, ServiceReply, Words};
 
 use super::handler::{OffloadService, SESSIONS_MAX};
 use super::wire::{Gathered, OffloadReply, OffloadRequest, Operation, Status, Sweep};
-use crate::bnode::{Entry, Head, KeyFormat, Layout, LayoutOptions, NodeMut, Value, ValueFormat};
+use crate::bnode::{
+    Head, KeyFormat, Layout, LayoutOptions, LeafEntry, NodeMut, Value, ValueFormat,
+};
 
 const NODES: [u64; 3] = [1 << 12, 2 << 12, 3 << 12];
 
@@ -30,7 +32,7 @@ fn memory() -> Words {
     for (at, keys) in [(0, &[110, 120, 130, 140][..]), (1, &[160])] {
         let keys: Vec<_> = keys.iter().map(|key| number(*key)).collect();
         let entries: Vec<_> =
-            keys.iter().map(|key| Entry { key, value: Value::Inline(key) }).collect();
+            keys.iter().map(|key| LeafEntry { key, value: Value::Inline(key) }).collect();
         let (low, high) = (Some(&fences[at][..]), Some(&fences[at + 1][..]));
         let head = Head { addr: NODES[at + 1], version: 5, low, high, ..Head::default() };
         layout.encode_leaf(&mut words, &head, &entries).expect("a leaf");

@@ -6,7 +6,7 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::shared::First;
-use super::{Fail, Tree};
+use super::{DexTree, Fail};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Kind;
@@ -16,7 +16,7 @@ use crate::retry::backoff;
 /// Passes over the frames: one for each level, and some for what is busy.
 const PASSES_MAX: usize = 32;
 
-/// What a look at one frame came to.
+/// The result of a look at one frame.
 enum Looked {
     Done,
     /// Somebody holds it, or something below it comes first.
@@ -25,7 +25,7 @@ enum Looked {
     Stale,
 }
 
-impl Tree {
+impl DexTree {
     /// Looks at every shared node in the cache whose range has become this cache's as a whole: if it is
     /// as remote memory has it, it is exclusive from now on, else it is dropped and read again
     /// (`INV-DEX-PART-3`). What cannot be settled stays shared, which only costs time. Runs to its end

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr, OpKind};
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::DexTree;
 use super::ops::unfinished_change;
 use crate::IndexError;
 use crate::blink::remote::NewTree;
@@ -47,7 +47,7 @@ impl Dex {
     }
 }
 
-impl Tree {
+impl DexTree {
     /// Builds a tree beside the empty one, which is cut at `bounds` and all of which is closed and this
     /// cache's, and puts it in its place; the nodes are not cached.
     async fn bulk_load(

@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use super::Tree;
+use super::DexTree;
 use super::context::Fail;
 use super::ops::{LeafAttempt, LeafChange, OwnedLeafChange, apply_at, decide};
 use crate::IndexError;
@@ -29,7 +29,7 @@ pub(crate) type Combined = Result<(Outcome, bool), IndexError>;
 
 /// Changes of others that the holder executes. Those that are not answered have an unknown outcome.
 pub(crate) struct Others {
-    tree: Arc<Tree>,
+    tree: Arc<DexTree>,
     frame: u32,
     done: Vec<(Taken<OwnedLeafChange>, (Outcome, bool))>,
 }
@@ -67,7 +67,7 @@ impl Drop for Others {
     }
 }
 
-impl Tree {
+impl DexTree {
     /// Leaves a change to the holder of the leaf's latch, if it may, and waits until that has executed it
     /// or the latch is free.
     pub(crate) async fn leave_to_holder(

@@ -3,7 +3,7 @@
 use farleaf_fabric::{Endpoint, OpError};
 use farleaf_pool::{PoolError, Session};
 
-use super::Tree;
+use super::DexTree;
 use crate::IndexError;
 use crate::blink::remote::TimedOut;
 use crate::engines::dex::offload::Offloadable;
@@ -120,7 +120,11 @@ impl OpContext {
     }
 
     /// Prepares one more attempt: waits if there were many.
-    pub(crate) async fn again(&mut self, tree: &Tree, session: &Session) -> Result<(), IndexError> {
+    pub(crate) async fn again(
+        &mut self,
+        tree: &DexTree,
+        session: &Session,
+    ) -> Result<(), IndexError> {
         self.step()?;
         self.restarts += 1;
         tree.stats.restarts.add();
@@ -136,7 +140,7 @@ impl OpContext {
     pub(crate) async fn after(
         &mut self,
         fail: Fail,
-        tree: &Tree,
+        tree: &DexTree,
         session: &Session,
     ) -> Result<(), IndexError> {
         match fail {

@@ -10,7 +10,7 @@ use farleaf_pool::Session;
 use super::shared::First;
 use super::split::Need;
 use super::walk::{Found, Location, Seek, Unfinished};
-use super::{Fail, OpContext, Tree};
+use super::{DexTree, Fail, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
 
@@ -28,7 +28,7 @@ pub(super) enum Heal {
     Absorbed { level: u8, bound: Vec<u8> },
 }
 
-impl Tree {
+impl DexTree {
     /// Finishes what a crash has left half done.
     pub(super) async fn heal(self: &Arc<Self>, session: &Session, heal: Heal) -> Result<(), Fail> {
         match heal {

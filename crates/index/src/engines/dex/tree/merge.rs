@@ -16,11 +16,11 @@ use farleaf_fabric::OpKind;
 use farleaf_pool::Session;
 
 use super::walk::Seek;
-use super::{Fail, Tree};
+use super::{DexTree, Fail};
 use crate::bnode::{Node, NodeMut, Word};
 use crate::engines::dex::cache::{FrameState, TOP};
 
-impl Tree {
+impl DexTree {
     /// Returns whether a node has become so empty that a neighbour could absorb it.
     pub(crate) fn is_sparse<W: Word>(&self, node: &Node<'_, W>) -> bool {
         (node.used_bytes() as f64) < node.capacity_bytes() as f64 * self.options.merge_low

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::DexTree;
 use super::context::Fail;
 use super::heal::Heal;
 use super::pages::has_swizzled;
@@ -66,7 +66,7 @@ impl Arrival {
     }
 }
 
-impl Tree {
+impl DexTree {
     /// Marks a child that is not cached, for the caller to read.
     pub(super) fn mark(&self, child: MissedChild) -> Option<IoMark> {
         IoMark::take(&self.pages, child, |low, high| self.crosses_bounds(low, high))

@@ -65,7 +65,7 @@ pub(crate) use walk::{Found, Seek, Unfinished};
 
 /// One compute server's tree of a table, for all its threads.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct DexTree {
     pub(crate) remote: RemoteTree,
     /// The keys that it serves.
     pub(crate) ownership: Ownership,
@@ -87,7 +87,7 @@ pub(crate) struct Tree {
     leaf_entries: AtomicUsize,
 }
 
-impl Tree {
+impl DexTree {
     /// Makes an empty cache of the table at `meta`, which serves the keys that `ownership` gives it.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Tree {
         };
         let stats = Arc::new(Stats::default());
         let pages = Arc::new(PageCache::new(layout, frames, &options, Arc::clone(&stats))?);
-        Ok(Tree {
+        Ok(DexTree {
             log: Log::new(meta, &options, Arc::clone(&pages), Arc::clone(&stats)),
             offloads: Arc::new(Offloads::new(&options, Arc::clone(&pages), Arc::clone(&stats))),
             pages,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::DexTree;
 use super::ops::{OwnedLeafChange, unfinished_change};
 use crate::IndexError;
 use crate::blink::remote::{Next, Passage, TimedOut};
@@ -18,7 +18,7 @@ use crate::engines::dex::offload::{
 /// Bytes of pairs that one reply to a scan may have, at most.
 const SCAN_ROOM: usize = 16 << 10;
 
-impl Tree {
+impl DexTree {
     /// Copies `key`'s value from its memory server into `value`; `None` if the caller is to fetch.
     ///
     /// Cost: 1 RPC, 1 READ for a value in a record.

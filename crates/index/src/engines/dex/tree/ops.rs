@@ -14,7 +14,7 @@ use farleaf_pool::Session;
 use super::combine::Others;
 use super::split::Need;
 use super::walk::{Found, Location, Seek};
-use super::{Fail, OpContext, Tree};
+use super::{DexTree, Fail, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, Stored, Value};
 use crate::change::{Change, Decision, Outcome};
@@ -157,7 +157,7 @@ pub(crate) fn apply_at<I: Image>(
     }
 }
 
-impl Tree {
+impl DexTree {
     /// Copies the value of `key` into `value` if every node on the way is cached; else `None`. Touches
     /// nothing but frames, so it needs no pin.
     #[inline]

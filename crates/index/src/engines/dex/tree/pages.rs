@@ -5,11 +5,11 @@
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::DexTree;
 use crate::IndexError;
 use crate::bnode::Node;
 
-impl Tree {
+impl DexTree {
     /// WRITEs a page, without the lock word if it exists (others may hold the lock), and waits until it has
     /// landed. Sends it again until it has, as nobody else writes the page. If a death can cut such a WRITE
     /// short, the journal gets the image first.

@@ -22,7 +22,7 @@
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::DexTree;
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{Kind, Node};
@@ -62,7 +62,7 @@ fn subtree_level(word: u64) -> Option<u8> {
     level.filter(|level| *level <= SUBTREE_LEVEL_MAX)
 }
 
-impl Tree {
+impl DexTree {
     /// Sets the subtree level from the placement's word.
     pub(crate) fn take_placement(&self, word: u64) {
         self.remote.set_subtree_level(subtree_level(word));

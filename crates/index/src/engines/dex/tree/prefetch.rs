@@ -17,7 +17,7 @@ use farleaf_pool::Session;
 
 use super::miss::Arrival;
 use super::walk::Seek;
-use super::{Fail, Tree};
+use super::{DexTree, Fail};
 use crate::blink::remote::Passage;
 use crate::bnode::{Cover, Layout, Node};
 use crate::engines::dex::cache::{IoMark, MissedChild};
@@ -55,7 +55,7 @@ impl Ahead {
     }
 }
 
-impl Tree {
+impl DexTree {
     /// Marks leaves behind that of `first`, the nearest first: those that are not cached, are not worked on
     /// by another task, and begin before the end of the scan, as far as the parent names them.
     pub(crate) fn mark_behind(

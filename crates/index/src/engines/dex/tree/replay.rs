@@ -16,7 +16,7 @@ use farleaf_pool::canary::Canary;
 
 use super::context::{Fail, OpContext};
 use super::pages::write_surely;
-use super::{Found, Need, OwnedLeafChange, Seek, Tree};
+use super::{DexTree, Found, Need, OwnedLeafChange, Seek};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{Kind, Node};
@@ -30,7 +30,7 @@ use crate::retry::backoff;
 /// Least and most frames of the cache that replays a log.
 const REPLAY_FRAMES: (u64, u64) = (64, 4096);
 
-impl Tree {
+impl DexTree {
     /// Makes the log before the tree serves its first range, if it needs one, and names it in the map.
     /// Returns the newest map. The caller has a pin.
     ///
@@ -115,7 +115,7 @@ impl Tree {
         let (meta, layout) = (self.remote.meta(), *self.layout());
         let is_own = |key: &[u8]| view.owned[view.map.of(key, false)];
         let ownership = Ownership::of_view(*self.ownership.words(), view.clone());
-        let tree = Arc::new(Tree::new(meta, layout, options, ownership)?);
+        let tree = Arc::new(DexTree::new(meta, layout, options, ownership)?);
         tree.ownership.set_owned();
         tree.remote.set_subtree_level(self.remote.subtree_level());
         if let Some(place) = log.journal() {

@@ -15,7 +15,7 @@ use farleaf_pool::Session;
 
 use super::prefetch::{Ahead, Span};
 use super::walk::{Found, Seek};
-use super::{OpContext, Tree};
+use super::{DexTree, OpContext};
 use crate::blink::remote::{Next, Passage};
 use crate::bnode::Node;
 use crate::engines::dex::offload::{Gathered, Offloadable};
@@ -41,7 +41,7 @@ enum ScanPart {
     Pairs(Buf, Gathered),
 }
 
-impl Tree {
+impl DexTree {
     /// Appends the pairs that `passage` still wants to `out`, as far as this compute server owns their
     /// places. Returns the partition of the first foreign place, `None` if all is done.
     ///

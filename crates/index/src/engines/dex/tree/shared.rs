@@ -50,7 +50,7 @@ use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
 use super::Unfinished;
-use super::{Fail, Tree};
+use super::{DexTree, Fail};
 use crate::IndexError;
 use crate::bnode::Kind;
 use crate::engines::dex::cache::Mapping;
@@ -61,7 +61,7 @@ use crate::sync::{Mutex, lock};
 /// Tries at a latch on the way through what is dropped.
 const TRIES_MAX: u32 = 1_000;
 
-/// What is to be done in remote memory before a copy is dropped.
+/// The work in remote memory that comes before a copy is dropped.
 #[derive(Debug)]
 pub(super) enum First {
     /// Nothing: the copy is just out of date.
@@ -72,7 +72,7 @@ pub(super) enum First {
     MakeRoom(u8, Vec<u8>),
 }
 
-impl Tree {
+impl DexTree {
     /// Does what is to be done `first`, then drops the shared node in `frame` and everything below it,
     /// so that it is read again. Does nothing at all if the frame holds another node by now. Called by
     /// tasks that run to their end.
@@ -113,8 +113,8 @@ impl Tree {
         self.drop_shared(session, sx).await
     }
 
-    /// Whether a separator that is missing in the copy in `frame`, whose SX is held, is missing in remote
-    /// memory, too (`INV-DEX-SHARED-6`).
+    /// Returns whether a separator that is missing in the copy in `frame`, whose SX is held, is also missing in
+    /// remote memory (`INV-DEX-SHARED-6`).
     ///
     /// Cost: 1 READ.
     async fn may_post(&self, session: &Session, frame: u32) -> Result<bool, IndexError> {
@@ -124,7 +124,9 @@ impl Tree {
         self.is_as_remote(session, frame).await
     }
 
-    /// Whether the shared node in `frame`, whose SX is held, is as remote memory has it. 1 READ.
+    /// Returns whether the shared node in `frame`, whose SX is held, is as remote memory has it.
+    ///
+    /// Cost: 1 READ.
     pub(super) async fn is_as_remote(
         &self,
         session: &Session,
@@ -262,7 +264,7 @@ impl Tree {
 
 /// The right to refresh.
 struct Turn {
-    tree: Arc<Tree>,
+    tree: Arc<DexTree>,
     addr: u64,
 }
 
@@ -280,7 +282,7 @@ pub(super) struct Posts(Mutex<(u32, bool)>);
 
 /// The right to change shared nodes in remote memory, or to adopt.
 pub(super) struct PostTurn {
-    tree: Arc<Tree>,
+    tree: Arc<DexTree>,
     adopts: bool,
 }
 
@@ -297,7 +299,7 @@ impl Drop for PostTurn {
     }
 }
 
-impl Tree {
+impl DexTree {
     fn posts_key(&self) -> u64 {
         self.remote.meta().word() + 192
     }

@@ -20,7 +20,7 @@ use farleaf_pool::canary::Canary;
 use super::ops::{OwnedLeafChange, apply};
 use super::shared::First;
 use super::walk::{Found, Location, Seek};
-use super::{Fail, OpContext, Tree};
+use super::{DexTree, Fail, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Head, NodeMut};
 use crate::engines::dex::cache::{FrameState, Mapping, OwnedFrame, TOP};
@@ -52,7 +52,7 @@ impl Need {
     }
 
     /// Returns whether the node needs no split.
-    fn is_met(&self, tree: &Tree, words: &[u64]) -> bool {
+    fn is_met(&self, tree: &DexTree, words: &[u64]) -> bool {
         let mut words = words.to_vec();
         let mut node = NodeMut::new(tree.layout(), words.as_mut_slice());
         match self {
@@ -99,7 +99,7 @@ impl Drop for NewNode {
     }
 }
 
-impl Tree {
+impl DexTree {
     /// Makes room as `need` says. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 2 WRITEs, one after the other; the same again for each level that is full.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::Session;
 
-use super::{Found, OpContext, Seek, Tree};
+use super::{DexTree, Found, OpContext, Seek};
 use crate::IndexError;
 use crate::bnode::Kind;
 use crate::compute::MoveError;
@@ -21,14 +21,14 @@ const PASSES_MAX: usize = 1_000;
 /// Frames that are looked at between two points at which others may run.
 const FRAMES_AT_ONCE: usize = 512;
 
-/// What a frame is to a range.
-struct Place {
+/// A frame of a range, and its relation to it.
+struct FramePlace {
     level: u8,
     frame: u32,
     addr: u64,
 }
 
-impl Tree {
+impl DexTree {
     /// Address and fences of the node in a frame, of one moment; `None` if there is none, or it is
     /// being changed.
     pub(crate) fn range_of(&self, frame: u32) -> Option<(u64, Range)> {
@@ -48,7 +48,7 @@ impl Tree {
         session: &Session,
         wanted: impl Fn(u32, &Range) -> bool,
         of: impl Fn(u32) -> bool,
-    ) -> Vec<Place> {
+    ) -> Vec<FramePlace> {
         let mut places = Vec::new();
         for frame in 0..self.pages.frames.count() as u32 {
             if frame as usize % FRAMES_AT_ONCE == FRAMES_AT_ONCE - 1 {
@@ -73,7 +73,11 @@ impl Tree {
             if let Some((addr, range)) = held
                 && wanted(frame, &range)
             {
-                places.push(Place { level: self.pages.frames.ctl(frame).level(), frame, addr });
+                places.push(FramePlace {
+                    level: self.pages.frames.ctl(frame).level(),
+                    frame,
+                    addr,
+                });
             }
         }
         places.sort_unstable_by_key(|place| (place.level, place.frame));
@@ -166,7 +170,7 @@ impl Tree {
     async fn share_frame(
         self: &Arc<Self>,
         session: &Session,
-        place: &Place,
+        place: &FramePlace,
     ) -> Result<(), IndexError> {
         let ctl = self.pages.frames.ctl(place.frame);
         if ctl.state() == FrameState::Cooling {
@@ -231,7 +235,7 @@ impl Tree {
     async fn drop_frame(
         self: &Arc<Self>,
         session: &Session,
-        place: &Place,
+        place: &FramePlace,
     ) -> Result<(), IndexError> {
         let (frame, addr) = (place.frame, place.addr);
         let ctl = self.pages.frames.ctl(frame);
@@ -279,7 +283,7 @@ impl Tree {
     }
 }
 
-impl Tree {
+impl DexTree {
     /// Finds every child of the inner nodes that cross `bound`, so that what a crash has left half done
     /// below them is healed while they are exclusive still: below a shared node merges are not.
     ///

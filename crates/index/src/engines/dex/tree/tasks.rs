@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::DexTree;
 use crate::IndexError;
 use crate::blink::remote::TimedOut;
 use crate::compute::ownership::{OpGuard, RangeGuard, View};
@@ -12,7 +12,7 @@ use crate::detach::run_to_end;
 
 /// A tree, for the tasks that are inside.
 #[derive(Debug)]
-struct Holder(Arc<Tree>);
+struct Holder(Arc<DexTree>);
 
 impl AsRef<RangeGuard> for Holder {
     fn as_ref(&self) -> &RangeGuard {
@@ -20,7 +20,7 @@ impl AsRef<RangeGuard> for Holder {
     }
 }
 
-impl Tree {
+impl DexTree {
     /// Returns the ownership map as it is known here.
     pub(crate) fn view(&self) -> Arc<View> {
         self.ownership.view()
@@ -61,7 +61,7 @@ impl Tree {
         async { done.await.unwrap_or_else(T::timed_out) }
     }
 
-    /// As [`Tree::detach`]; returns `None` if it goes on for longer than the caller waits.
+    /// As [`DexTree::detach`]; returns `None` if it goes on for longer than the caller waits.
     pub(crate) fn detach_within<T: 'static>(
         self: &Arc<Self>,
         session: &Session,
@@ -70,7 +70,7 @@ impl Tree {
         run_to_end(session, Box::pin(task), self.acquire_for_task(session))
     }
 
-    /// Runs a task that nobody waits for, inside as [`Tree::detach`]'s. It begins no operation, and has no
+    /// Runs a task that nobody waits for, inside as [`DexTree::detach`]'s. It begins no operation, and has no
     /// pin: the nodes that it deals with are those whose latches it holds.
     pub(crate) fn spawn(
         self: &Arc<Self>,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farleaf_pool::{Audit, Session};
 
-use super::Tree;
+use super::DexTree;
 use crate::IndexError;
 use crate::bnode::{Node, verify_image};
 use crate::engines::dex::cache::FrameState;
@@ -12,7 +12,7 @@ use crate::engines::dex::stored::walk_stored;
 use crate::index::TableReport;
 use crate::walk::Marker;
 
-impl Tree {
+impl DexTree {
     /// Writes everything back, checks the cache, then walks the tree in remote memory.
     ///
     /// Cost: that of a flush, then a READ for each level of each node.

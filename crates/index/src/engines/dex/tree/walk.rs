@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::DexTree;
 use super::context::{Fail, OpContext};
 use super::heal::Heal;
 use crate::IndexError;
@@ -84,7 +84,7 @@ pub(crate) enum Found {
     TooLow,
 }
 
-impl Tree {
+impl DexTree {
     /// Finds the Hot node of `level` that `seek` wants, reading the nodes on the way that are not cached. A leaf
     /// that is missed and not to be cached is returned as such if `may_stream`.
     ///
@@ -251,7 +251,7 @@ impl Tree {
     }
 
     /// Returns the Hot leaf that covers `key`, if every node on the way is cached and nothing changes
-    /// meanwhile: the cost of a hit, and no more. If it gives up, [`Tree::find`] learns why.
+    /// meanwhile: the cost of a hit, and no more. If it gives up, [`DexTree::find`] learns why.
     ///
     /// It does not ask inner nodes whether they cover the key: a leaf that does is the right one,
     /// whichever way led there. It leaves out the first validation of `INV-DEX-HOP`, which guards a use of

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::DexTree;
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::engines::dex::cache::{Backing, FrameState, OwnedFrame, Sx};
@@ -21,7 +21,7 @@ const ROOM_TASKS_MAX: u32 = 2;
 
 /// Remote memory for the page cache, through one session.
 struct RemoteBacking<'a> {
-    tree: &'a Tree,
+    tree: &'a DexTree,
     session: &'a Session,
 }
 
@@ -39,7 +39,7 @@ impl Backing for RemoteBacking<'_> {
     }
 }
 
-impl Tree {
+impl DexTree {
     /// Takes a free frame, or makes one free; `None` if every frame is in use. The calling task runs to its
     /// end.
     ///
@@ -231,10 +231,10 @@ impl Tree {
 }
 
 /// A task that writes back the frames which keep the log's oldest part: one of [`ROOM_TASKS_MAX`].
-struct RoomTask(Arc<Tree>);
+struct RoomTask(Arc<DexTree>);
 
 impl RoomTask {
-    fn begin(tree: &Arc<Tree>) -> Option<Self> {
+    fn begin(tree: &Arc<DexTree>) -> Option<Self> {
         let more = |now| (now < ROOM_TASKS_MAX).then_some(now + 1);
         let begun = tree.room_tasks.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
         begun.is_ok().then(|| RoomTask(Arc::clone(tree)))
