@@ -198,7 +198,7 @@ mod tests {
         Word::leaf(step, 0, GlobalAddr::new(ServerId(0), 4096))
     }
 
-    fn shape(bucket_bytes: Option<u16>, cap_inner: Option<u16>) -> NodeShape {
+    fn shaped(bucket_bytes: Option<u16>, cap_inner: Option<u16>) -> NodeShape {
         let options = LayoutOptions::new(1024, KeyFormat::Fixed(8), ValueFormat::Fixed(8));
         NodeShape::new(&LayoutOptions { bucket_bytes, cap_inner, ..options })
     }
@@ -212,7 +212,7 @@ mod tests {
         let mut seen = [false; 256];
         PERMUTATION.iter().for_each(|place| seen[usize::from(*place)] = true);
         assert_eq!(seen, [true; 256]);
-        let shape = shape(None, None);
+        let shape = shaped(None, None);
         for node in NodeType::all() {
             let mut owned = vec![0; shape.slots(node)];
             for byte in 0..=255 {
@@ -225,25 +225,25 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_paper() {
-        let shape = shape(None, None);
+        let shape = shaped(None, None);
         let sizes: Vec<_> = NodeType::all().map(|node| shape.bytes(node)).collect();
         assert_eq!(sizes, [64, 128, 256, 512, 1024, 2056]);
-        let tiny = shape(None, Some(3));
+        let tiny = shaped(None, Some(3));
         let sizes: Vec<_> = NodeType::all().map(|node| tiny.slots(node)).collect();
         assert_eq!(sizes, [2, 4, 8, 16, 32, 257]);
         for bytes in [32, 64, 128, 256, 512_u16] {
-            let shape = shape(Some(bytes), None);
+            let shape = shaped(Some(bytes), None);
             let sizes: Vec<_> = NodeType::all().map(|node| shape.bytes(node)).collect();
             let own = usize::from(bytes);
             assert_eq!(sizes, [own / 2, own, 2 * own, 4 * own, 8 * own, 2056]);
             assert_eq!(shape.bucket(NodeType::of(4).expect("N64"), Step::End).len(), own / 8);
         }
-        assert_eq!(shape(Some(64), Some(64)), shape(Some(64), None), "a cap adds no slots");
+        assert_eq!(shaped(Some(64), Some(64)), shaped(Some(64), None), "a cap adds no slots");
     }
 
     #[test]
     fn nodes_grow_to_all_bytes_and_the_end() {
-        for shape in [shape(None, None), shape(None, Some(2)), shape(Some(512), None)] {
+        for shape in [shaped(None, None), shaped(None, Some(2)), shaped(Some(512), None)] {
             let mut children = Vec::new();
             let mut last = NodeType::N8;
             for step in std::iter::once(Step::End).chain((0..=255).map(Step::Byte)) {
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn misplaced_words_are_told() {
-        let shape = shape(None, None);
+        let shape = shaped(None, None);
         let one = leaf(Step::Byte(1)).raw();
         assert!(shape.problem(NodeType::N8, &[0, one, 0, 0, 0, 0, 0, 0]).is_some());
         assert!(shape.problem(NodeType::N8, &[one, one, 0, 0, 0, 0, 0, 0]).is_some());

@@ -29,6 +29,8 @@ mod bulk;
 mod cache;
 mod changing;
 mod counters;
+#[cfg(test)]
+mod damage;
 mod descent;
 mod hashed_node;
 mod leaf;
