@@ -38,6 +38,8 @@ struct Builder<'a> {
     pending: Option<(Word, usize)>,
     last: Vec<u8>,
     count: u64,
+    /// The number of the first leaf's writing.
+    number: u32,
     objects: Vec<Unlinked>,
     ops: farleaf_fabric::Ops,
     batch_bytes: usize,
@@ -66,6 +68,7 @@ impl Tree {
             pending: None,
             last: Vec::new(),
             count: 0,
+            number: leaf::writing(session),
             objects: Vec::new(),
             ops: session.client().ops(),
             batch_bytes: 0,
@@ -117,9 +120,9 @@ impl Builder<'_> {
             .session
             .alloc_unlinked(self.session.place(), leaf::object_bytes(key.len(), value.len()))
             .await?;
-        let number = self.session.lock_token().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let buf = self.session.client().buf(object.bytes());
-        let ids = (self.tree.table, number as u32);
+        // A load has more leaves than an operation has tokens.
+        let ids = (self.tree.table, self.number.wrapping_add(self.count as u32));
         let content = leaf::encode(buf, (key, value), (Before::Nothing, false), ids);
         let word = Word::leaf(Step::ROOT, leaf::code_of(key.len(), value.len()), object.addr());
         object.write_in(&mut self.ops, content);
