@@ -25,6 +25,9 @@ pub trait Engine: Sized + 'static {
     /// Its traits.
     const TRAITS: Traits;
 
+    /// The settings of a table's shape that the engine takes, by name.
+    const SHAPE: &'static [&'static str] = &["node_bytes", "cap_leaf", "cap_inner"];
+
     /// Seeded bugs that the lab hunts with this engine.
     const CANARIES: &'static [Canary] = &[];
 

@@ -2,7 +2,9 @@
 
 use farleaf_pool::Root;
 
-use crate::bnode::{KeyFormat, Layout, LayoutOptions, ValueFormat};
+use crate::bnode::{
+    BUCKET_BYTES_MAX, BUCKET_BYTES_MIN, KeyFormat, Layout, LayoutOptions, ValueFormat,
+};
 use crate::engines::{Engine, UnknownEngine};
 use crate::{IndexError, KnobKind};
 
@@ -17,6 +19,9 @@ crate::knobs! {
         "cap_leaf" => cap_leaf: Option<u16> = None, KnobKind::Count { min: 2, max: 65_535, unit: "entries" };
         /// Most separators of an inner node, if fewer than fit.
         "cap_inner" => cap_inner: Option<u16> = None, KnobKind::Count { min: 2, max: 65_535, unit: "separators" };
+        /// Bytes of a bucket of an inner node, a power of two. The sizes of nodes follow it: the smallest is half a
+        /// bucket, the largest has one slot for each byte. The engine takes 128.
+        "bucket_bytes" => bucket_bytes: Option<u16> = None, KnobKind::Bytes { min: BUCKET_BYTES_MIN as u64, max: BUCKET_BYTES_MAX as u64 }, paper "128 (DART, Figure 9)";
     }
 }
 
@@ -36,6 +41,8 @@ pub struct TableFormat {
     pub cap_leaf: Option<u16>,
     /// Most separators of an inner node, if fewer than fit.
     pub cap_inner: Option<u16>,
+    /// Bytes of a bucket, for an engine of hashed nodes; `None` takes the engine's default.
+    pub bucket_bytes: Option<u16>,
 }
 
 impl Default for TableFormat {
@@ -47,6 +54,7 @@ impl Default for TableFormat {
             node_bytes: None,
             cap_leaf: None,
             cap_inner: None,
+            bucket_bytes: None,
         }
     }
 }
@@ -74,13 +82,14 @@ impl TableFormat {
         let options = LayoutOptions {
             cap_leaf: self.cap_leaf,
             cap_inner: self.cap_inner,
+            bucket_bytes: self.bucket_bytes,
             ..LayoutOptions::new(self.node_bytes() as usize, self.key, self.value)
         };
         Layout::new(options).map_err(|error| IndexError::Invalid(error.to_string()))
     }
 
     /// As it stands in a root's parameters: words of version, key format, value format, node
-    /// bytes and capacities, and the tree's own number.
+    /// bytes, capacities and bucket bytes, and the tree's own number.
     pub(crate) fn to_params(self, tree: u64) -> [u8; 64] {
         let key = match self.key {
             KeyFormat::Fixed(bytes) => 1 << 32 | bytes as u64,
@@ -90,8 +99,10 @@ impl TableFormat {
             ValueFormat::Fixed(bytes) => 1 << 32 | bytes as u64,
             ValueFormat::Bytes => 2 << 32,
         };
-        let caps =
-            u64::from(self.cap_leaf.unwrap_or(0)) << 16 | u64::from(self.cap_inner.unwrap_or(0));
+        let number = |number: Option<u16>| u64::from(number.unwrap_or(0));
+        let caps = number(self.bucket_bytes) << 32
+            | number(self.cap_leaf) << 16
+            | number(self.cap_inner);
         let words = [PARAMS_VERSION, key, value, u64::from(self.node_bytes()), caps, tree];
         let mut params = [0; 64];
         for (bytes, word) in params.chunks_exact_mut(8).zip(words) {
@@ -129,7 +140,7 @@ impl TableFormat {
             2 => ValueFormat::Bytes,
             _ => return Err(corrupt("has no legal value format")),
         };
-        let cap = |cap: u64| (cap != 0).then_some(cap as u16);
+        let number = |number: u64| (number & 0xffff != 0).then_some(number as u16);
         let node_bytes =
             u32::try_from(node_bytes).map_err(|_| corrupt("has no legal node size"))?;
         let format = TableFormat {
@@ -137,8 +148,9 @@ impl TableFormat {
             key,
             value,
             node_bytes: Some(node_bytes),
-            cap_leaf: cap(caps >> 16 & 0xffff),
-            cap_inner: cap(caps & 0xffff),
+            cap_leaf: number(caps >> 16),
+            cap_inner: number(caps),
+            bucket_bytes: number(caps >> 32),
         };
         Ok((format, tree))
     }

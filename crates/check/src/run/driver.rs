@@ -161,7 +161,7 @@ impl Driver<'_> {
         }
         let session = Pool::join(&client).await.map_err(pool)?;
         let session = session.session(endpoint).await.map_err(pool)?;
-        let table = self.scenario.format.table(self.scenario.engine);
+        let table = self.scenario.table();
         let root = AnyIndex::create(&session, TABLE, &table).await.map_err(setup)?;
         let index = self.shared.table.open(&session, false).await.map_err(setup)?;
         let pairs = self.shared.history.borrow().initial.clone();
@@ -488,7 +488,7 @@ fn stuck(error: SimError) -> Failure {
 
 /// Returns whether a log, which with its journal is one object, needs larger blocks than usual.
 fn has_large_logs(scenario: &Scenario) -> bool {
-    scenario.engine.traits().logged && scenario.format.table(scenario.engine).node_bytes() > 512
+    scenario.engine.traits().logged && scenario.table().node_bytes() > 512
 }
 
 /// Small blocks, and room for a few lives of every client.

@@ -41,7 +41,7 @@ pub(super) struct Steps<'a> {
 
 impl<'a> Steps<'a> {
     pub(super) fn new(scenario: &'a Scenario) -> Self {
-        Steps { scenario, table: scenario.format.table(scenario.engine) }
+        Steps { scenario, table: scenario.table() }
     }
 
     /// The pairs that the table holds at first, in order of keys.

@@ -96,7 +96,7 @@ fn settings(drawn: &Scenario, pinned: &Settings) -> Settings {
     let format = drawn.format.table(drawn.engine);
     // If the engine cannot use the format, the run reports it.
     let mut settings = drawn.engine.draw(&mut rng(drawn.seed, "set"), &format).unwrap_or_default();
-    settings.set_all(&drawn.engine.options_of(pinned));
+    settings.set_all(&drawn.engine.known(pinned));
     settings
 }
 

@@ -15,7 +15,7 @@ mod subset;
 mod tests;
 mod workload;
 
-use farleaf_index::{Engine, Settings};
+use farleaf_index::{Engine, Settings, TableFormat};
 
 pub use choices::{Choices, ScenarioError};
 pub use events::{Events, FaultKind, TimedFault};
@@ -71,6 +71,14 @@ pub struct Scenario {
 }
 
 impl Scenario {
+    /// The format of its table, with what its settings say of the shape.
+    pub fn table(&self) -> TableFormat {
+        let format = self.format.table(self.engine);
+        // If the engine cannot use them, the run reports it.
+        let shape = self.engine.split(&self.settings).map(|(shape, _)| shape).unwrap_or_default();
+        format.shaped(&shape).unwrap_or(format)
+    }
+
     /// The flags of the command line that gives this scenario, in order.
     pub fn flags(&self) -> Vec<(&'static str, String)> {
         let mut flags = vec![("engine", self.engine.to_string()), ("seed", self.seed.to_string())];

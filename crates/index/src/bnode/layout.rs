@@ -8,6 +8,10 @@ pub const KEY_BYTES_MAX: usize = 1024;
 pub const NODE_BYTES_MAX: usize = 65536;
 /// Smallest node in bytes.
 pub const NODE_BYTES_MIN: usize = 256;
+/// Smallest bucket of a hashed node in bytes.
+pub const BUCKET_BYTES_MIN: u16 = 32;
+/// Largest bucket of a hashed node in bytes.
+pub const BUCKET_BYTES_MAX: u16 = 512;
 
 /// Bytes of a record reference in a slotted leaf: address and length.
 pub(super) const RECORD_BYTES: usize = 16;
@@ -53,12 +57,15 @@ pub struct LayoutOptions {
     pub cap_leaf: Option<u16>,
     /// Most separators in an inner node, if fewer than fit; at least 2.
     pub cap_inner: Option<u16>,
+    /// Bytes of a bucket of a hashed node: a power of two, [`BUCKET_BYTES_MIN`] to [`BUCKET_BYTES_MAX`]; `None`
+    /// takes the engine's default.
+    pub bucket_bytes: Option<u16>,
 }
 
 impl LayoutOptions {
     /// Nodes of `node_bytes` with all the capacity that they have.
     pub fn new(node_bytes: usize, key: KeyFormat, value: ValueFormat) -> Self {
-        Self { node_bytes, key, value, cap_leaf: None, cap_inner: None }
+        Self { node_bytes, key, value, cap_leaf: None, cap_inner: None, bucket_bytes: None }
     }
 }
 
@@ -104,6 +111,11 @@ pub enum LayoutError {
         /// The number that fits.
         fits: usize,
     },
+    /// The bucket size is no power of two or out of range.
+    #[error(
+        "bucket size {0} is not a power of two from {BUCKET_BYTES_MIN} to {BUCKET_BYTES_MAX} bytes"
+    )]
+    BucketBytes(u16),
 }
 
 /// Sizes and capacities of a tree's nodes, worked out once from [`LayoutOptions`].
@@ -140,6 +152,11 @@ impl Layout {
         if !node_bytes.is_power_of_two() || !(NODE_BYTES_MIN..=NODE_BYTES_MAX).contains(&node_bytes)
         {
             return Err(LayoutError::NodeBytes(node_bytes));
+        }
+        if let Some(bytes) = options.bucket_bytes
+            && !(bytes.is_power_of_two() && (BUCKET_BYTES_MIN..=BUCKET_BYTES_MAX).contains(&bytes))
+        {
+            return Err(LayoutError::BucketBytes(bytes));
         }
         let (KeyFormat::Fixed(key_max) | KeyFormat::Bytes { max: key_max }) = key;
         if key_max > KEY_BYTES_MAX {

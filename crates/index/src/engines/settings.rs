@@ -41,7 +41,13 @@ impl Engine {
 
     /// Settings that are fixed when a table is made.
     pub fn shape(self) -> Vec<KnobDefault> {
-        defaults::<Shape>()
+        let mut all = defaults::<Shape>();
+        all.retain(|it| self.shape_names().any(|name| name == it.knob.name));
+        all
+    }
+
+    fn shape_names(self) -> impl Iterator<Item = &'static str> + Clone {
+        on_engine!(self, D => <D as Design>::SHAPE).iter().copied()
     }
 
     /// Settings by which one compute server opens a table.
@@ -70,7 +76,7 @@ impl Engine {
     /// # Errors
     /// The first that the engine does not take.
     pub fn split(self, settings: &Settings) -> Result<(Settings, Settings), SettingError> {
-        let split = on_engine!(self, D => split::<<D as Design>::Options>(settings));
+        let split = on_engine!(self, D => split::<D>(settings));
         split.map_err(|error| SettingError { engine: self, error })
     }
 
@@ -78,7 +84,7 @@ impl Engine {
     pub fn known(self, settings: &Settings) -> Settings {
         on_engine!(self, D => {
             settings.filtered(|name| {
-                names::<<D as Design>::Options>().chain(names::<Shape>()).any(|it| it == name)
+                names::<<D as Design>::Options>().chain(self.shape_names()).any(|it| it == name)
             })
         })
     }
@@ -129,18 +135,19 @@ impl Engine {
     }
 }
 
-fn split<T: Knobs>(settings: &Settings) -> Result<(Settings, Settings), KnobError> {
-    let (mut shape, mut options) = (Shape::default(), T::default());
+fn split<D: Design>(settings: &Settings) -> Result<(Settings, Settings), KnobError> {
+    let (mut shape, mut options) = (Shape::default(), D::Options::default());
+    let is_shape = |name: &str| D::SHAPE.contains(&name);
     for (name, text) in settings.iter() {
-        if names::<T>().any(|it| it == name) {
+        if names::<D::Options>().any(|it| it == name) {
             options.set(name, text)?;
-        } else if names::<Shape>().any(|it| it == name) {
+        } else if is_shape(name) {
             shape.set(name, text)?;
         } else {
-            return Err(KnobError::unknown(name, names::<T>().chain(names::<Shape>())));
+            let known = names::<D::Options>().chain(D::SHAPE.iter().copied());
+            return Err(KnobError::unknown(name, known));
         }
     }
-    let is_shape = |name: &str| names::<Shape>().any(|it| it == name);
     Ok((settings.filtered(is_shape), settings.filtered(|name| !is_shape(name))))
 }
 
@@ -170,18 +177,18 @@ impl TableFormat {
     ///
     /// # Errors
     /// The first that is no setting of a shape.
-    pub fn shaped(mut self, settings: &Settings) -> Result<Self, KnobError> {
+    pub fn shaped(self, settings: &Settings) -> Result<Self, KnobError> {
         let mut shape = Shape {
             node_bytes: self.node_bytes,
             cap_leaf: self.cap_leaf,
             cap_inner: self.cap_inner,
+            bucket_bytes: self.bucket_bytes,
         };
         for (name, text) in settings.iter() {
             shape.set(name, text)?;
         }
-        (self.node_bytes, self.cap_leaf, self.cap_inner) =
-            (shape.node_bytes, shape.cap_leaf, shape.cap_inner);
-        Ok(self)
+        let Shape { node_bytes, cap_leaf, cap_inner, bucket_bytes } = shape;
+        Ok(TableFormat { node_bytes, cap_leaf, cap_inner, bucket_bytes, ..self })
     }
 }
 
@@ -250,5 +257,28 @@ mod tests {
         let format = TableFormat::fixed8(Engine::Dex).shaped(&shape).unwrap();
         assert_eq!((format.node_bytes, format.cap_leaf), (Some(4096), Some(8)));
         assert_eq!(format.shaped(&settings(&["node_bytes=auto"])).unwrap().node_bytes, None);
+    }
+
+    #[test]
+    fn an_engine_takes_the_shape_that_its_nodes_have() {
+        let bucket = settings(&["bucket_bytes=64"]);
+        let (shape, options) = Engine::Dart.split(&bucket).unwrap();
+        assert_eq!((&shape, options), (&bucket, Settings::default()));
+        let format = TableFormat::fixed8(Engine::Dart).shaped(&shape).unwrap();
+        assert_eq!(format.bucket_bytes, Some(64));
+        assert!(format.layout().is_ok());
+        let text = |engine: Engine, pair: &str| {
+            engine.split(&settings(&[pair])).unwrap_err().to_string()
+        };
+        assert!(text(Engine::Dex, "bucket_bytes=64").contains("no setting is named"));
+        assert!(text(Engine::Dart, "node_bytes=4KiB").contains("known: cache, "));
+        for bytes in ["16", "1KiB", "many"] {
+            let told = text(Engine::Dart, &format!("bucket_bytes={bytes}"));
+            assert!(told.contains("expected bytes, as in 4096 or 64MiB, 32 to 512"), "{told}");
+        }
+        let odd = TableFormat { bucket_bytes: Some(96), ..format };
+        let told = odd.layout().unwrap_err();
+        assert!(matches!(told, IndexError::Invalid(_)), "{told:?}");
+        assert!(told.to_string().contains("bucket size 96 is not a power of two from 32 to 512"));
     }
 }

@@ -16,10 +16,10 @@ use crate::{
     run::Progress, workload::ScanLength,
 };
 
-/// Sizes of a bucket, bytes. The first without a setting is the default of a build that has none.
+/// Sizes of a bucket, bytes.
 const BUCKETS: [Step; 4] = [
     Step { name: "64", engine: DART, set: &[("bucket_bytes", "64")] },
-    Step { name: "128", engine: DART, set: &[] },
+    Step { name: "128", engine: DART, set: &[("bucket_bytes", "128")] },
     Step { name: "256", engine: DART, set: &[("bucket_bytes", "256")] },
     Step { name: "512", engine: DART, set: &[("bucket_bytes", "512")] },
 ];

@@ -37,9 +37,9 @@ struct Builder<'a> {
     /// The word whose place the next key decides: a word, and its plen if it leads to a node.
     pending: Option<(Word, usize)>,
     last: Vec<u8>,
-    /// The token from which the numbers of all leaves are made.
-    token: u64,
     count: u64,
+    /// The number of the first leaf's writing.
+    number: u32,
     objects: Vec<Unlinked>,
     ops: farleaf_fabric::Ops,
     batch_bytes: usize,
@@ -67,8 +67,8 @@ impl Tree {
             open: Vec::new(),
             pending: None,
             last: Vec::new(),
-            token: session.lock_token(),
             count: 0,
+            number: leaf::writing(session),
             objects: Vec::new(),
             ops: session.client().ops(),
             batch_bytes: 0,
@@ -120,10 +120,9 @@ impl Builder<'_> {
             .session
             .alloc_unlinked(self.session.place(), leaf::object_bytes(key.len(), value.len()))
             .await?;
-        // One token serves all leaves: a session has 65,536 for an operation.
-        let number = self.token.wrapping_add(self.count << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let buf = self.session.client().buf(object.bytes());
-        let ids = (self.tree.table, (number >> 32) as u32);
+        // A load has more leaves than an operation has tokens.
+        let ids = (self.tree.table, self.number.wrapping_add(self.count as u32));
         let content = leaf::encode(buf, (key, value), (Before::Nothing, false), ids);
         let word = Word::leaf(Step::ROOT, leaf::code_of(key.len(), value.len()), object.addr());
         object.write_in(&mut self.ops, content);

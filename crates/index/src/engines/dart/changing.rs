@@ -242,9 +242,12 @@ impl Changing<'_> {
                 let before = Before::Leaf(place.word.addr());
                 self.write_leaf(&mut ops, before, self.is_blind()).await?;
             }
-            retiring = Some(self.session.prepare_retire(place.word.addr()).await?);
+            let addr = place.word.addr();
+            let prepared = self.session.prepare_retire(addr).await;
+            retiring = Some(prepared.map_err(|error| self.tree.misled(addr, error))?);
         }
-        let mut ops = self.io.post_many(ops).await?;
+        let posted = self.io.post_many(ops).await;
+        let mut ops = posted.map_err(|error| self.tree.misled(place.word.addr(), error))?;
         self.leaf_written();
         let old = self.tree.whole_leaf(self.io, place.word, ops.take_buf(read)).await?;
         let Some(position) = old.difference(self.change.key) else {
@@ -457,14 +460,9 @@ impl Changing<'_> {
             self.leaf = Some(another);
         }
         if let Some(leaf) = &self.leaf {
-            let number = self.session.lock_token().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            let ids = (self.tree.table, leaf::writing(self.session));
             let buf = self.session.client().buf(leaf.bytes());
-            let content = leaf::encode(
-                buf,
-                (key, value),
-                (before, is_blind),
-                (self.tree.table, number as u32),
-            );
+            let content = leaf::encode(buf, (key, value), (before, is_blind), ids);
             leaf.write_in(ops, content);
         }
         Ok(())

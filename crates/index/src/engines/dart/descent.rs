@@ -20,6 +20,9 @@ use crate::IndexError;
 
 /// READs of a leaf whose checksum does not fit.
 const LEAF_READS: usize = 3;
+/// Advice that ends the error of a damaged table.
+pub(super) const REPAIR: &str =
+    "verify the table for all damage, and load what can still be read into a new one";
 /// Bytes of a node's header, if nodes had one: what a reader without compound pointers reads beside a bucket.
 const HEADER_BYTES: usize = 64;
 
@@ -240,20 +243,24 @@ impl Tree {
         step: Step,
     ) -> Result<Buf, IndexError> {
         let slots = self.shape.bucket(node.kind, step);
+        let at = node.addr.plus(8 * slots.start as u64);
         let words = if self.options.buckets && !self.options.compound_pointers {
             let mut ops = io.client().ops();
-            let at = ops.read(node.addr.plus(8 * slots.start as u64), io.buf(8 * slots.len()));
+            let index = ops.read(at, io.buf(8 * slots.len()));
             ops.read(node.addr, io.buf(HEADER_BYTES));
-            io.post_many(ops).await?.take_buf(at)
+            let read = io.post_many(ops).await;
+            read.map_err(|error| self.misled(node.addr, error))?.take_buf(index)
         } else if self.options.buckets {
-            io.read(node.addr.plus(8 * slots.start as u64), io.buf(8 * slots.len())).await?
+            let read = io.read(at, io.buf(8 * slots.len())).await;
+            read.map_err(|error| self.misled(node.addr, error))?
         } else {
-            let all = io.read(node.addr, io.buf(self.shape.bytes(node.kind))).await?;
+            let read = io.read(node.addr, io.buf(self.shape.bytes(node.kind))).await;
+            let all = read.map_err(|error| self.misled(node.addr, error))?;
             let mut words = io.buf(8 * slots.len());
             words.words_mut().copy_from_slice(&all.words()[slots]);
             words
         };
-        self.check_words(node, &words)?;
+        self.check_words(node, words.words())?;
         Ok(words)
     }
 
@@ -263,17 +270,30 @@ impl Tree {
         io: Reliable<'_>,
         node: NodeRef,
     ) -> Result<Buf, IndexError> {
-        let words = io.read(node.addr, io.buf(self.shape.bytes(node.kind))).await?;
-        self.check_words(node, &words)?;
+        let read = io.read(node.addr, io.buf(self.shape.bytes(node.kind))).await;
+        let words = read.map_err(|error| self.misled(node.addr, error))?;
+        self.check_words(node, words.words())?;
         Ok(words)
     }
 
+    /// The error of an access to `addr`, to which a pointer of the table leads.
+    #[cold]
+    pub(super) fn misled(&self, addr: GlobalAddr, error: impl Into<IndexError>) -> IndexError {
+        match error.into() {
+            IndexError::Corrupt(what) => IndexError::Corrupt(format!(
+                "a pointer of the table at {} leads to {addr}, where no object can be: {what}; {REPAIR}",
+                self.meta
+            )),
+            error => error,
+        }
+    }
+
     /// Refuses words that this engine does not write.
-    pub(super) fn check_words(&self, node: NodeRef, words: &Buf) -> Result<(), IndexError> {
-        match words.words().iter().find(|word| !Word::from_raw(**word).is_legal()) {
+    pub(super) fn check_words(&self, node: NodeRef, words: &[u64]) -> Result<(), IndexError> {
+        match words.iter().find(|word| !Word::from_raw(**word).is_legal()) {
             None => Ok(()),
             Some(word) => Err(IndexError::Corrupt(format!(
-                "the {} at {} of the table at {} holds {word:#x}, which is no word of a node",
+                "the {} at {} of the table at {} holds {word:#x}, which is no word of a node; {REPAIR}",
                 node.kind.name(),
                 node.addr,
                 self.meta
@@ -286,7 +306,8 @@ impl Tree {
         let Child::Leaf(code) = word.child() else {
             return Err(self.corrupt_leaf(word));
         };
-        let buf = io.read(word.addr(), io.buf(leaf::read_bytes(code))).await?;
+        let read = io.read(word.addr(), io.buf(leaf::read_bytes(code))).await;
+        let buf = read.map_err(|error| self.misled(word.addr(), error))?;
         self.whole_leaf(io, word, buf).await
     }
 
@@ -320,7 +341,7 @@ impl Tree {
 
     fn corrupt_leaf(&self, word: Word) -> IndexError {
         IndexError::Corrupt(format!(
-            "no leaf of the table at {} is where a slot leads, at {}",
+            "no leaf of the table at {} is where a slot leads, at {}; {REPAIR}",
             self.meta,
             word.addr()
         ))

@@ -10,11 +10,12 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::canary::Canary;
 
 use super::word::{NodeType, Step, Word};
+use crate::bnode::LayoutOptions;
 
 /// Slots of an N256: one for each byte, and END.
 const ARRAY_SLOTS: usize = 257;
-/// Slots of a bucket that a table has if its shape does not say otherwise: 128 bytes.
-const BUCKET_SLOTS: usize = 16;
+/// Bytes of a bucket of a table whose shape does not say otherwise.
+const BUCKET_BYTES: u16 = 128;
 
 /// The place of each byte: its bucket is the low bits.
 const PERMUTATION: [u8; 256] = permutation();
@@ -78,11 +79,12 @@ pub(super) struct NodeShape {
 }
 
 impl NodeShape {
-    /// That of a table whose shape limits inner nodes to so many entries: the slots of a bucket, as a power of
-    /// two from 4 to 64.
-    pub(super) fn new(cap_inner: Option<u16>) -> NodeShape {
-        let slots = cap_inner.map_or(BUCKET_SLOTS, usize::from);
-        NodeShape { slots: slots.next_power_of_two().clamp(4, 64) }
+    /// That of a table with such a layout: buckets of `bucket_bytes`, and of fewer slots if `cap_inner` is below
+    /// that. At least 4 slots.
+    pub(super) fn new(layout: &LayoutOptions) -> NodeShape {
+        let fits = usize::from(layout.bucket_bytes.unwrap_or(BUCKET_BYTES)) / 8;
+        let most = layout.cap_inner.map_or(fits, |cap| usize::from(cap).next_power_of_two().max(4));
+        NodeShape { slots: fits.min(most) }
     }
 
     fn buckets(&self, node: NodeType) -> usize {
@@ -195,6 +197,7 @@ mod tests {
     use farleaf_fabric::ServerId;
 
     use super::*;
+    use crate::bnode::{KeyFormat, ValueFormat};
 
     fn at() -> GlobalAddr {
         GlobalAddr::new(ServerId(0), 8192)
@@ -202,6 +205,11 @@ mod tests {
 
     fn leaf(step: Step) -> Word {
         Word::leaf(step, 0, GlobalAddr::new(ServerId(0), 4096))
+    }
+
+    fn shaped(bucket_bytes: Option<u16>, cap_inner: Option<u16>) -> NodeShape {
+        let options = LayoutOptions::new(1024, KeyFormat::Fixed(8), ValueFormat::Fixed(8));
+        NodeShape::new(&LayoutOptions { bucket_bytes, cap_inner, ..options })
     }
 
     fn bytes(count: usize) -> Vec<Word> {
@@ -213,7 +221,7 @@ mod tests {
         let mut seen = [false; 256];
         PERMUTATION.iter().for_each(|place| seen[usize::from(*place)] = true);
         assert_eq!(seen, [true; 256]);
-        let shape = NodeShape::new(None);
+        let shape = shaped(None, None);
         for node in NodeType::all() {
             let mut owned = vec![0; shape.slots(node)];
             for byte in 0..=255 {
@@ -226,17 +234,25 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_paper() {
-        let shape = NodeShape::new(None);
+        let shape = shaped(None, None);
         let sizes: Vec<_> = NodeType::all().map(|node| shape.bytes(node)).collect();
         assert_eq!(sizes, [64, 128, 256, 512, 1024, 2056]);
-        let tiny = NodeShape::new(Some(3));
+        let tiny = shaped(None, Some(3));
         let sizes: Vec<_> = NodeType::all().map(|node| tiny.slots(node)).collect();
         assert_eq!(sizes, [2, 4, 8, 16, 32, 257]);
+        for bytes in [32, 64, 128, 256, 512_u16] {
+            let shape = shaped(Some(bytes), None);
+            let sizes: Vec<_> = NodeType::all().map(|node| shape.bytes(node)).collect();
+            let own = usize::from(bytes);
+            assert_eq!(sizes, [own / 2, own, 2 * own, 4 * own, 8 * own, 2056]);
+            assert_eq!(shape.bucket(NodeType::of(4).expect("N64"), Step::End).len(), own / 8);
+        }
+        assert_eq!(shaped(Some(64), Some(64)), shaped(Some(64), None), "a cap adds no slots");
     }
 
     #[test]
     fn nodes_grow_to_all_bytes_and_the_end() {
-        for shape in [NodeShape::new(None), NodeShape::new(Some(2)), NodeShape::new(Some(64))] {
+        for shape in [shaped(None, None), shaped(None, Some(2)), shaped(Some(512), None)] {
             let mut children = Vec::new();
             let mut last = NodeType::N8;
             for step in std::iter::once(Step::End).chain((0..=255).map(Step::Byte)) {
@@ -275,7 +291,7 @@ mod tests {
 
     #[test]
     fn misplaced_words_are_told() {
-        let shape = NodeShape::new(None);
+        let shape = shaped(None, None);
         let one = leaf(Step::Byte(1)).raw();
         assert!(shape.problem(NodeType::N8, at(), &[0, one, 0, 0, 0, 0, 0, 0]).is_some());
         assert!(shape.problem(NodeType::N8, at(), &[one, one, 0, 0, 0, 0, 0, 0]).is_some());

@@ -11,6 +11,7 @@
 //! The pointer to a leaf has its size code, so that one READ gets all of it; only the last code needs two.
 
 use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::word::{SESSION_MASK, Word};
@@ -192,6 +193,11 @@ impl Leaf {
 /// Accesses that were counted, by a leaf's first word.
 pub(super) fn freq_of(word: u64) -> u64 {
     word & 0xffff_ffff
+}
+
+/// A number for the next writing of a leaf, which no writing of the same memory before has, but by chance.
+pub(super) fn writing(session: &Session) -> u32 {
+    (session.lock_token().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
 /// The number of the writing of a leaf, by its first word.

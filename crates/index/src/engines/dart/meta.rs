@@ -13,6 +13,7 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session};
 
+use super::descent::REPAIR;
 use super::word::{Child, Word};
 use crate::IndexError;
 
@@ -56,11 +57,13 @@ pub(super) async fn check(
     let line = io.read(meta, io.buf(LINE_BYTES)).await?;
     let found = &line.words()[..3];
     if found[0] != TAG || found[2] != u64::from(table) {
-        return Err(IndexError::Corrupt(format!("no meta object of the table is at {meta}")));
+        let what = format!("no meta object of the table is at {meta}; {REPAIR}");
+        return Err(IndexError::Corrupt(what));
     }
     if found[1] != VERSION {
         return Err(IndexError::Invalid(format!(
-            "the table at {meta} has version {} of engine dart, this program reads {VERSION}",
+            "the table at {meta} has version {} of engine dart, this program reads {VERSION}: use the program \
+             that made it",
             found[1]
         )));
     }
@@ -84,7 +87,10 @@ pub(super) async fn read_line(io: Reliable<'_>, meta: GlobalAddr) -> Result<Chec
     let line = io.read(meta.plus(META_ROOT), io.buf(LINE_BYTES)).await?;
     let root = Word::from_raw(line.words()[0]);
     if !root.is_legal() || root.is_sealed() {
-        let what = format!("the root slot at {meta} holds {:#x}, which is no word", root.raw());
+        let what = format!(
+            "the root slot of the table at {meta} holds {:#x}, which is no word of it; {REPAIR}",
+            root.raw()
+        );
         return Err(IndexError::Corrupt(what));
     }
     let [_, tables, era, head, ..] = *line.words() else {

@@ -29,6 +29,8 @@ mod bulk;
 mod cache;
 mod changing;
 mod counters;
+#[cfg(test)]
+mod damage;
 mod descent;
 mod hashed_node;
 mod lab;
@@ -97,7 +99,7 @@ impl Tree {
         let layout = *table.layout();
         Arc::new(Tree {
             meta: table.meta(),
-            shape: NodeShape::new(layout.options().cap_inner),
+            shape: NodeShape::new(layout.options()),
             table: number_of(&layout),
             object_bytes_max: session.pool().geometry().object_bytes_max(),
             layout,
@@ -206,6 +208,8 @@ impl Engine for Dart {
         radix: true,
     };
 
+    const SHAPE: &'static [&'static str] = &["bucket_bytes"];
+
     const CANARIES: &'static [Canary] = &[
         Canary::EraseRemoved,
         Canary::FillAnySlot,
@@ -296,6 +300,7 @@ impl Engine for Dart {
             .with("est_maintenance", pick(rng, &["true", "true", "true", "true", "false"]))
             .with("adjust_every", pick(rng, &["0", "0", "50", "300"]))
             .with("freq_sample", pick(rng, &["0", "1", "64"]))
+            .with("bucket_bytes", pick(rng, &["32", "64", "128", "128", "256", "512"]))
     }
 }
 

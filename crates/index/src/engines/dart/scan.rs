@@ -161,7 +161,8 @@ impl Tree {
             for node in &nodes {
                 ops.read(node.addr, io.buf(self.shape.bytes(node.kind)));
             }
-            let mut read = io.post_many(ops).await?;
+            let read = io.post_many(ops).await;
+            let mut read = read.map_err(|error| self.misled(nodes[0].addr, error))?;
             let mut number = 0;
             let mut rest = std::mem::take(items);
             while let Some(item) = rest.pop_front() {
@@ -174,7 +175,7 @@ impl Tree {
                 };
                 let words = read.take_buf(number);
                 number += 1;
-                self.check_words(node, &words)?;
+                self.check_words(node, words.words())?;
                 let mut children: Vec<Word> =
                     words.words().iter().map(|word| Word::from_raw(*word)).collect();
                 children.retain(|word| word.is_live());
@@ -253,7 +254,8 @@ impl Tree {
         if ops.is_empty() {
             return Ok(Vec::new());
         }
-        let mut ops = io.post_many(ops).await?;
+        let read = io.post_many(ops).await;
+        let mut ops = read.map_err(|error| self.misled(words[0].addr(), error))?;
         let mut leaves = Vec::with_capacity(words.len());
         for (index, word) in words.iter().enumerate() {
             leaves.push(self.whole_leaf(io, *word, ops.take_buf(index)).await?);

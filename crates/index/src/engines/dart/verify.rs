@@ -7,7 +7,7 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
 use super::Tree;
-use super::descent::NodeRef;
+use super::descent::{NodeRef, REPAIR};
 use super::leaf::{self, LONG, Leaf};
 use super::meta::{self, META_BYTES};
 use super::word::{Child, Step, Word};
@@ -70,7 +70,8 @@ impl Tree {
                     let bytes = self.shape.bytes(visited.node.kind);
                     ops.read(visited.node.addr, io.buf(bytes));
                 }
-                let mut ops = io.post_many(ops).await?;
+                let read = io.post_many(ops).await;
+                let mut ops = read.map_err(|error| self.misled(batch[0].node.addr, error))?;
                 for (index, visited) in batch.iter().enumerate() {
                     let words = ops.take_buf(index);
                     self.check_node(visited, words.words(), report)?;
@@ -139,10 +140,12 @@ impl Tree {
 
     async fn long_bytes(&self, session: &Session, word: Word) -> Result<usize, IndexError> {
         let io = session.reliable();
-        let head = io.read(word.addr(), io.buf(leaf::read_bytes(LONG))).await?;
+        let head = io.read(word.addr(), io.buf(leaf::read_bytes(LONG))).await;
+        let head = head.map_err(|error| self.misled(word.addr(), error))?;
         leaf::long_bytes(head.words(), self.table, self.object_bytes_max).ok_or_else(|| {
             let at: GlobalAddr = word.addr();
-            IndexError::Corrupt(format!("no long leaf of the table at {} is at {at}", self.meta))
+            let meta = self.meta;
+            IndexError::Corrupt(format!("no long leaf of the table at {meta} is at {at}; {REPAIR}"))
         })
     }
 
@@ -153,13 +156,7 @@ impl Tree {
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
         let NodeRef { addr, kind, .. } = visited.node;
-        if words.iter().any(|word| !Word::from_raw(*word).is_legal()) {
-            return Err(IndexError::Corrupt(format!(
-                "the {} at {addr} of the table at {} holds what is no word of a node",
-                kind.name(),
-                self.meta
-            )));
-        }
+        self.check_words(visited.node, words)?;
         if let Some(problem) = self.shape.problem(kind, addr, words) {
             report.problems.push(format!("the {} at {addr}: {problem}", kind.name()));
         }

@@ -260,12 +260,10 @@ impl Word {
     #[inline]
     pub(super) fn is_legal(self) -> bool {
         let word = self.plain().0;
-        word == 0
-            || word & TOMB != 0
-            || (word & LOW == 0
-                && word >> 49 & 7 != 0
-                && word & ADDR != 0
-                && (word & TERM == 0 || (word >> 49 & 7 == 7 && word >> 56 == 0)))
+        let (is_end, kind) = (word & TERM != 0, word >> 49 & 7);
+        let is_child = word & LOW == 0 && kind != 0 && (!is_end || kind == 7);
+        let is_placed = word & ADDR != 0 && (!is_end || word >> 56 == 0);
+        word == 0 || is_placed && (word & TOMB != 0 || is_child)
     }
 }
 
@@ -339,6 +337,8 @@ mod tests {
         assert!(!Word::from_raw(leaf.raw() | 1).is_legal(), "poison");
         assert!(!Word::from_raw(0x0102_0304_0506_0708).is_legal());
         assert!(!Word::from_raw(1 << 56).is_legal(), "a byte without a child");
+        assert!(!Word::from_raw(u64::MAX).is_legal(), "an end has no byte");
+        assert!(!Word::from_raw(TOMB).is_legal(), "a TOMB of nothing");
         let end = Word::leaf(Step::End, 3, addr(1, 640));
         assert!(end.is_legal());
         let inner = Word::node(Step::End, 0, NodeType::N8, addr(1, 640));

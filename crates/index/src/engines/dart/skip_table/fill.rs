@@ -144,7 +144,7 @@ impl Tree {
         let ops = io.post_many(ops).await?;
         for (index, Found { node, known, .. }) in batch.into_iter().enumerate() {
             let words = ops.buf(index);
-            self.check_words(node, words)?;
+            self.check_words(node, words.words())?;
             for word in words.words().iter().map(|word| Word::from_raw(*word)) {
                 let (Child::Node(kind, len), Some(Step::Byte(byte))) = (word.child(), word.step())
                 else {

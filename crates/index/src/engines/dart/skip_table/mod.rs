@@ -190,7 +190,9 @@ impl Tree {
         if !self.hit_rates.is_likely(index) && !now_and_then() {
             return Ok(());
         }
-        let bucket = io.read(table.bucket(hash), io.buf(BUCKET_BYTES)).await?;
+        let at = table.bucket(hash);
+        let bucket = io.read(at, io.buf(BUCKET_BYTES)).await;
+        let bucket = bucket.map_err(|error| self.misled(at, error))?;
         self.counters.est_probe.add(1);
         let entries = bucket.words().iter().map(|word| Entry(*word));
         let nodes = entries.filter(|entry| !entry.is_tentative());

@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::entry::{BUCKET_BYTES, PRINT_BITS_MAX, PrefixHash};
 use crate::IndexError;
 use crate::engines::dart::Tree;
+use crate::engines::dart::descent::REPAIR;
 
 /// Most lengths of a list.
 pub(super) const LENGTHS_MAX: usize = 16;
@@ -209,10 +210,11 @@ impl Tree {
         if let Some(known) = self.known(word) {
             return Ok(Some(known));
         }
-        let buf = io.read(addr, io.buf(bytes)).await?;
+        let read = io.read(addr, io.buf(bytes)).await;
+        let buf = read.map_err(|error| self.misled(addr, error))?;
         let descriptor = Descriptor::from_words(buf.words(), self.table).ok_or_else(|| {
             IndexError::Corrupt(format!(
-                "no descriptor of skip tables of the table at {} is at {addr}",
+                "no descriptor of skip tables of the table at {} is at {addr}; {REPAIR}",
                 self.meta
             ))
         })?;

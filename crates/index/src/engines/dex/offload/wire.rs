@@ -238,6 +238,7 @@ impl<'a> OffloadRequest<'a> {
             },
             cap_leaf: cap(58),
             cap_inner: cap(60),
+            bucket_bytes: None,
         };
         let layout = Layout::new(options).ok()?.for_tree(u64_at(head, 16));
         let lens = [
