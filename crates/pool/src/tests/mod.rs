@@ -6,6 +6,7 @@ mod costs;
 mod damage;
 mod epochs;
 mod formatting;
+mod inbox;
 mod members;
 mod model;
 mod pins;
