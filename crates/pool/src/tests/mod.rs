@@ -9,6 +9,7 @@ mod formatting;
 mod inbox;
 mod members;
 mod model;
+mod openers;
 mod pins;
 mod reuse;
 mod roots;
