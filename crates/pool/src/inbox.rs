@@ -109,6 +109,7 @@ struct Known {
 
 /// A sender's chance at a ring.
 enum Chance {
+    /// The inbox is closed, or of a later life of its slot, which owns no block that is known as the slot's.
     Closed,
     /// The end of the ring has to be found first, of an owner's life with so many words taken.
     Unknown(u32, u32),
@@ -139,7 +140,7 @@ impl Inbox {
         self.own().returned += u64::from(count);
     }
 
-    fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.own().phase == Phase::Open
     }
 }
@@ -176,7 +177,8 @@ impl Others {
                 Chance::Room(from, count)
             }
             Some(Ring::Unknown) => Chance::Room(0, 0),
-            _ => {
+            Some(Ring::Known { .. }) => Chance::Closed,
+            None => {
                 self.rings.insert(owner, Ring::Unknown);
                 Chance::Unknown(of, taken)
             }

@@ -20,6 +20,9 @@ use crate::{Geometry, PoolError, Session, member, superblock};
 
 /// A word of freed memory: no type, life, length or address of any engine.
 const POISON: u64 = u64::MAX;
+/// Time between tries to join a pool whose member table is full: at first, then twice as long each time.
+const JOIN_WAIT_NS: u64 = 10_000_000;
+const JOIN_WAIT_NS_MAX: u64 = 500_000_000;
 
 /// A member's view of the pool's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,6 +142,29 @@ impl Pool {
             return Err(error);
         }
         Ok(pool)
+    }
+
+    /// As [`Pool::join`], but if every member slot is taken by a member that is not known to be dead, tries
+    /// again for `patience_ns`: until one has left, or its lease has run out.
+    ///
+    /// # Errors
+    /// As [`Pool::join`].
+    pub async fn join_within(client: &Client, patience_ns: u64) -> Result<Arc<Pool>, PoolError> {
+        let from_ns = client.endpoint().now_ns();
+        let mut wait_ns = JOIN_WAIT_NS;
+        loop {
+            let joined = Pool::join(client).await;
+            let waited_ns = client.endpoint().now_ns().saturating_sub(from_ns);
+            let is_full = matches!(joined, Err(PoolError::NoSlot("member", _)));
+            if !is_full || waited_ns >= patience_ns {
+                return joined;
+            }
+            // Openers that have failed together do not come back together.
+            let spread_ns = client.endpoint().random() % wait_ns;
+            let left_ns = patience_ns - waited_ns;
+            client.endpoint().sleep((wait_ns / 2 + spread_ns).min(left_ns).max(1)).await;
+            wait_ns = (wait_ns * 2).min(JOIN_WAIT_NS_MAX);
+        }
     }
 
     /// Marks this member as dead, which does nothing any more. 1 CAS.

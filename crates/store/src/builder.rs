@@ -41,6 +41,7 @@ pub struct Builder {
     async_workers: usize,
     options: OpenOptions,
     linger_timeout: Option<Duration>,
+    join_timeout: Duration,
     serve: ServeOptions,
     #[cfg(feature = "etcd")]
     etcd: EtcdAccess,
@@ -58,6 +59,7 @@ impl Default for Builder {
             async_workers: 1,
             options: OpenOptions::default(),
             linger_timeout: None,
+            join_timeout: Duration::from_secs(30),
             serve: ServeOptions::default(),
             #[cfg(feature = "etcd")]
             etcd: EtcdAccess::default(),
@@ -139,6 +141,13 @@ impl Builder {
     /// For pools on a network. Default: 10 s.
     pub fn linger_timeout(mut self, limit: Duration) -> Self {
         self.linger_timeout = Some(limit);
+        self
+    }
+
+    /// Sets how long [`Builder::open`] waits if every entry of the pool's member table is taken: until a compute
+    /// server leaves or the lease of a dead one runs out. Default: 30 s, which is two leases and more.
+    pub fn join_timeout(mut self, limit: Duration) -> Self {
+        self.join_timeout = limit;
         self
     }
 
@@ -278,7 +287,8 @@ impl Builder {
         };
         let core = fabric
             .and_then(|fabric| {
-                Core::join(fabric, is_shared, self.options.clone(), self.serve.clone())
+                let (options, serve) = (self.options.clone(), self.serve.clone());
+                Core::join(fabric, is_shared, self.join_timeout, options, serve)
             })
             .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))?;
         let started = Farleaf::start(core, self.async_workers);

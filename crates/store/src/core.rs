@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric};
 use farleaf_index::suggest;
@@ -43,10 +44,11 @@ pub(crate) struct Core {
 static STORES: AtomicU64 = AtomicU64::new(0);
 
 impl Core {
-    /// Joins the pool that `fabric` reaches.
+    /// Joins the pool that `fabric` reaches; waits up to `patience` for an entry of its member table.
     pub(crate) fn join(
         fabric: AnyFabric,
         is_shared: bool,
+        patience: Duration,
         options: OpenOptions,
         serve: ServeOptions,
     ) -> Result<Arc<Core>> {
@@ -54,7 +56,8 @@ impl Core {
         let executor = endpoint.executor().clone();
         let tears_words = !endpoint.capabilities().word_atomic;
         let client = Client::new(endpoint);
-        let pool = executor.block_on(Pool::join(&client))?;
+        let patience_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        let pool = executor.block_on(Pool::join_within(&client, patience_ns))?;
         Ok(Arc::new(Core {
             number: STORES.fetch_add(1, Ordering::Relaxed),
             fabric,

@@ -24,8 +24,8 @@ const SESSIONS: usize = 2;
 
 /// State that the whole run shares, outside of the pool.
 #[derive(Default)]
-struct Shared {
-    stop: Cell<bool>,
+pub(super) struct Shared {
+    pub(super) stop: Cell<bool>,
     running: Cell<usize>,
     recovered: Cell<usize>,
     reads: Cell<usize>,
@@ -34,18 +34,18 @@ struct Shared {
 
 /// One word per key: the address of its object, or 0. An object's words are all the same, but the
 /// second, which holds its length.
-struct Table(GlobalAddr);
+pub(super) struct Table(GlobalAddr);
 
 impl Table {
     fn slot(&self, key: usize) -> GlobalAddr {
         self.0.plus(key as u64 * 8)
     }
 
-    async fn open(session: &Mine) -> Self {
+    pub(super) async fn open(session: &Mine) -> Self {
         Table(session.open_root("t").await.unwrap().addr)
     }
 
-    async fn make(session: &Mine) -> Self {
+    pub(super) async fn make(session: &Mine) -> Self {
         let addr = session.alloc(ServerId(0), SLOTS * 8).await.unwrap();
         let mut zero = session.client().buf(SLOTS * 8);
         zero.words_mut().fill(0);
@@ -55,7 +55,7 @@ impl Table {
     }
 
     /// One operation on a random key.
-    async fn step(&self, session: &Mine, shared: &Shared) -> Result<(), PoolError> {
+    pub(super) async fn step(&self, session: &Mine, shared: &Shared) -> Result<(), PoolError> {
         let endpoint = session.endpoint();
         let random = endpoint.random();
         let key = (random >> 8) as usize % SLOTS;
@@ -95,7 +95,7 @@ impl Table {
     }
 
     /// Marks everything that the table reaches.
-    async fn walk(&self, session: &Mine, audit: &mut Audit) {
+    pub(super) async fn walk(&self, session: &Mine, audit: &mut Audit) {
         let reliable = session.reliable();
         audit.mark(self.0, SLOTS * 8).unwrap();
         let slots = reliable.read(self.0, reliable.buf(SLOTS * 8)).await.unwrap();
@@ -114,7 +114,7 @@ async fn length(session: &Mine, addr: GlobalAddr) -> Result<usize, PoolError> {
     Ok(bytes)
 }
 
-async fn recover(session: &Mine, table: &Table, shared: &Shared) {
+pub(super) async fn recover(session: &Mine, table: &Table, shared: &Shared) {
     let Some(recovery) = session.recover_begin().await.unwrap() else { return };
     let mut audit = recovery.audit();
     table.walk(session, &mut audit).await;

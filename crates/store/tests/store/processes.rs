@@ -62,7 +62,8 @@ fn crowd_process() {
     let Some(uri) = std::env::var_os(POOL) else { return };
     let mut opened = Vec::new();
     let full = loop {
-        match Farleaf::open(uri.to_str().unwrap()) {
+        let builder = Farleaf::builder().join_timeout(Duration::ZERO);
+        match builder.open(uri.to_str().unwrap()) {
             Ok(db) => opened.push(db),
             Err(error) => break error,
         }
