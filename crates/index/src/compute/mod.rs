@@ -8,6 +8,7 @@
 //! - `INV-COMPUTE-2` A request begins only while its table is hosted. A table that leaves waits for the
 //!   requests that were begun, and the others are not begun.
 
+mod guest;
 mod host;
 pub mod messages;
 mod migration;
@@ -21,6 +22,7 @@ use farleaf_fabric::{GlobalAddr, ServerId, ServiceId};
 use farleaf_pool::Session;
 
 use crate::IndexError;
+pub(crate) use guest::{Guest, ServesGuests};
 pub use host::{Host, Leaving};
 use messages::{Op, OpReply};
 pub(crate) use migration::Moving;
