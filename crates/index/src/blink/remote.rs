@@ -395,7 +395,7 @@ impl<'a> Passage<'a> {
     pub(crate) fn next(&self) -> (Next<'_>, bool) {
         let next = match &self.place {
             CursorPlace::End => Next::End,
-            CursorPlace::At(key) => Next::At(key),
+            CursorPlace::At(key) | CursorPlace::Below(key) => Next::At(key),
             CursorPlace::After(key) => Next::After(key),
         };
         (next, self.range.reverse)
@@ -476,6 +476,7 @@ impl<'a> Passage<'a> {
         let (mut from, mut to) = (owned(self.range.from), owned(self.range.to));
         match &self.place {
             CursorPlace::End => {}
+            CursorPlace::Below(key) => to = Bound::Excluded(key.clone()),
             CursorPlace::After(key) => from = Bound::Excluded(key.clone()),
             CursorPlace::At(key) if !self.range.reverse => from = Bound::Included(key.clone()),
             CursorPlace::At(key) if key_of(self.range.to).as_ref() != Some(key) => {
@@ -494,6 +495,14 @@ impl<'a> Passage<'a> {
             to = Bound::Included(high.to_vec());
         }
         (from, to, self.end - out.len())
+    }
+
+    /// All up to `last`, the key of the last pair, has been seen to; whether there is more to come.
+    pub(crate) fn go_on_behind(&mut self, last: &[u8], out: &Entries) -> bool {
+        let last = last.to_vec();
+        self.place =
+            if self.range.reverse { CursorPlace::Below(last) } else { CursorPlace::After(last) };
+        out.len() < self.end
     }
 
     /// All up to `fence` has been seen to; whether there is more to come.

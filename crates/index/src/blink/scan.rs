@@ -32,6 +32,8 @@ pub(super) enum CursorPlace {
     At(Vec<u8>),
     /// Just above a key.
     After(Vec<u8>),
+    /// Just below a key, of a scan that descends.
+    Below(Vec<u8>),
 }
 
 impl CursorPlace {
@@ -39,7 +41,7 @@ impl CursorPlace {
         match self {
             CursorPlace::End if reverse => Seek::Last,
             CursorPlace::End => Seek::First,
-            CursorPlace::At(key) => Seek::At(key),
+            CursorPlace::At(key) | CursorPlace::Below(key) => Seek::At(key),
             CursorPlace::After(key) => Seek::After(key),
         }
     }
@@ -214,6 +216,7 @@ impl BlinkTree {
         let (first, last) = match place {
             _ if Canary::ScanBack.is_armed() => (first, last),
             CursorPlace::End => (first, last),
+            CursorPlace::Below(key) => (first, last.min(node.lower_bound(key))),
             CursorPlace::At(key) if range.reverse => (first, last.min(node.upper_bound(key))),
             CursorPlace::At(key) => (first.max(node.lower_bound(key)), last),
             CursorPlace::After(key) => (first.max(node.upper_bound(key)), last),

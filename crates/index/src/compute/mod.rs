@@ -8,9 +8,11 @@
 //! - `INV-COMPUTE-2` A request begins only while its table is hosted. A table that leaves waits for the
 //!   requests that were begun, and the others are not begun.
 
+mod guest;
 mod host;
 pub mod messages;
 mod migration;
+pub(crate) mod owned;
 mod owned_table;
 pub(crate) mod ownership;
 mod range_owner;
@@ -21,10 +23,13 @@ use farleaf_fabric::{GlobalAddr, ServerId, ServiceId};
 use farleaf_pool::Session;
 
 use crate::IndexError;
+pub(crate) use guest::{Guest, ServesGuests};
 pub use host::{Host, Leaving};
 use messages::{Op, OpReply};
 pub(crate) use migration::Moving;
 pub use migration::{Balance, BalanceOptions, Balancer, Decision, MoveError, PartLoad};
+pub(crate) use owned::Partitioned;
+pub use owned::{Owned, OwnedSettings};
 pub use owned_table::{OwnedTable, Work};
 pub use ownership::{JoinOptions, Owner, Take, equal_width, sampled};
 pub(crate) use range_owner::RangeOwner;

@@ -8,6 +8,7 @@ pub mod dart;
 pub mod dex;
 #[cfg(feature = "example")]
 pub mod example;
+pub mod p_smart;
 mod settings;
 pub mod smart;
 
@@ -126,6 +127,8 @@ engines! {
     Dex: crate::engines::dex::Dex,
     /// The adaptive radix tree with leaves changed in place; see [`crate::engines::smart`].
     Smart: crate::engines::smart::Smart,
+    /// The radix tree with owned ranges; see [`crate::engines::p_smart`].
+    PSmart: crate::engines::p_smart::PSmart,
     /// The example engine, for tests only; see [`crate::engines::example`].
     #[cfg(feature = "example")]
     Example: crate::engines::example::Example,

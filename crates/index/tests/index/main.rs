@@ -11,6 +11,7 @@ mod dex;
 mod drops;
 mod hot_key;
 mod model;
+mod owned;
 mod smart;
 mod smart_damage;
 mod takeover;

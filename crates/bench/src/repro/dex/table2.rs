@@ -159,12 +159,14 @@ fn add_others(
             let reads = "a cache of nodes of their own size holds the upper levels of the tree";
             let writes = "the paper's build combines writes of one key and skips equal values; here each update \
                           has a value of its own";
+            let atomics =
+                "a changed leaf is locked by CAS, by its owner as well; epochs of the pool";
             let bytes =
                 "the paper's build READs whole nodes of 2 KiB, ours as many bytes as the type has";
             for (quantity, paper, ours, reason) in [
                 ("READs /op", row.reads, cost.reads, reads),
                 ("WRITEs /op", row.writes, cost.writes, writes),
-                ("atomics /op", row.atomics, cost.atomics, writes),
+                ("atomics /op", row.atomics, cost.atomics, atomics),
                 ("two-sided /op", row.rpcs, cost.rpcs, ""),
                 ("bytes /op", row.bytes, driver::bytes(&measured), bytes),
             ] {

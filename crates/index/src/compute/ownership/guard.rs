@@ -86,6 +86,32 @@ impl View {
         self.closed.as_ref().is_some_and(|range| range.holds(key, after))
     }
 
+    /// The part of the partition at `seek`, which is this compute server's and open there, that is open.
+    pub(crate) fn open_part(&self, seek: Seek<'_>) -> Range {
+        let (number, key) = match seek {
+            Seek::At(key) => (self.map.of(key, false), Some((key, false))),
+            Seek::After(key) => (self.map.of(key, true), Some((key, true))),
+            Seek::First => (0, None),
+            Seek::Last => (self.map.count() - 1, None),
+        };
+        let mut part = self.map.owned_range(number);
+        let Some(closed) = &self.closed else { return part };
+        if !closed.meets(part.low.as_deref(), part.high.as_deref()) {
+            return part;
+        }
+        // The place lies on one side of what is closed.
+        let is_below = match (key, seek) {
+            (Some((key, after)), _) => {
+                closed.low.as_deref().is_some_and(|low| if after { key < low } else { key <= low })
+            }
+            (None, Seek::First) => true,
+            (None, _) => false,
+        };
+        *(if is_below { &mut part.high } else { &mut part.low }) =
+            if is_below { closed.low.clone() } else { closed.high.clone() };
+        part
+    }
+
     /// Whether others may change a node of this range, now or once a move that is under way is done.
     pub(crate) fn crosses(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let number = low.map_or(0, |low| self.map.of(low, true));

@@ -20,6 +20,7 @@
 //! slot's bytes in its low 5 bits, and the slot in the next.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 use farleaf_fabric::{GlobalAddr, Incarnation, Ops};
 use farleaf_pool::Session;
@@ -31,6 +32,7 @@ use crate::blink::lock::{Lock, lock_word_after};
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{KeyFormat, Layout};
 use crate::detach::detach;
+use crate::index::ScanRange;
 use crate::retry::backoff;
 
 const TAG: u64 = u64::from_le_bytes(*b"FLdexmp2");
@@ -107,6 +109,15 @@ impl Range {
             _ => false,
         };
         !below && !above
+    }
+
+    /// The same keys, ascending.
+    pub(crate) fn as_scan(&self) -> ScanRange<'_> {
+        ScanRange {
+            from: self.low.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
+            to: self.high.as_deref().map_or(Bound::Unbounded, Bound::Included),
+            reverse: false,
+        }
     }
 
     /// Whether there is no key in it.

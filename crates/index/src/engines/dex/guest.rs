@@ -1,379 +1,79 @@
-//! Guests: work on keys that nobody owns, without becoming their owner.
+//! Guests of DEX: the remote tree in which a compute server works on keys that nobody owns ([`crate::compute`]).
 //!
-//! A process that does a few operations had better not own a range: it would make a log, change the map three
-//! times, and keep everybody else waiting if it is killed. As a guest it works on the remote tree by
-//! [`crate::blink`]'s protocol instead, as on a shared node. Keys that have an owner are asked for as always. A
-//! guest that has done its number of operations takes the keys, and is an owner from then on.
+//! A guest works by [`crate::blink`]'s protocol, as on a shared node.
 //!
-//! - `INV-DEX-GUEST-1` A guest changes a key only while it holds the lock of the ownership map and the map names
-//!   no owner of the key. A taker of the key changes the map under the same lock, so that it has cached nothing
-//!   of what a guest changes. A guest's task releases the lock only when nothing of its change is under way.
-//! - `INV-DEX-GUEST-2` A guest's read counts if the map has the same epoch before and after, and names no owner
-//!   of what was read: no owner has begun to change it in between.
 //! - `INV-DEX-GUEST-3` A guest merges no nodes, because others may have cached the shared ones above
 //!   (`INV-DEX-SHARED-1`).
 //! - `INV-DEX-GUEST-4` The lock of the map is taken over from a dead guest only when the redo record of its last
 //!   change has been carried out. Every change of a guest has one where a WRITE can be cut short. So an owner
 //!   meets whole nodes, and ignores the lock words that a dead guest has left.
 
-use std::ops::Bound;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::Session;
 
 use super::Dex;
-use super::tree::{Seek, unfinished_change};
 use crate::blink::BlinkOptions;
-use crate::blink::lock::Lock;
-use crate::blink::remote::{Next, Passage, RemoteTree};
+use crate::blink::remote::RemoteTree;
 use crate::change::{Change, Outcome};
-use crate::compute::messages::{Op, Patience};
-use crate::compute::ownership::{
-    Partitions, forward_change, forward_get, give_away, lock_map, read_map, refresh_map, scan_all,
-    take_free,
-};
-use crate::detach::run_to_end;
+use crate::compute::{Guest, ServesGuests};
 use crate::index::ScanRange;
-use crate::retry::backoff;
 use crate::{Entries, IndexError};
-
-/// Pairs that a guest reads between two looks at the map.
-const PAIRS_MAX: usize = 1024;
-/// Refusals that an operation takes while the map says that an owner lives.
-const REFUSALS_MAX: u32 = 3;
 
 /// The right to work on keys that nobody owns, and the tree to do it in.
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct DexGuest {
+    pub(super) guest: Guest,
     remote: RemoteTree,
-    /// Operations that are left.
-    left: AtomicU64,
-}
-
-impl Guest {
-    /// Counts an operation on keys that nobody owns; false if there were as many before as a guest does.
-    fn admits(&self) -> bool {
-        let less = |left: u64| left.checked_sub(1);
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
-    }
-}
-
-/// The outcome of a read that nobody protects.
-enum Read<T> {
-    Done(T),
-    /// The keys have an owner.
-    Owned,
 }
 
 impl Dex {
     /// Makes this compute server a guest, for so many operations on keys that nobody owns.
     pub(super) fn be_guest(&self, operations: u64) {
         let cache = &self.0;
-        let options = BlinkOptions { merge_low: 0.0, ..BlinkOptions::default() };
-        let remote = RemoteTree::open(cache.remote.meta(), *cache.layout(), options);
-        remote.set_subtree_level(cache.remote.subtree_level());
         // The second opening of a table in a member gets the first one's cache.
         cache.ownership.set_guest();
-        let _ = cache.guest.set(Guest { remote, left: AtomicU64::new(operations) });
+        let (guest, remote) = (Guest::new(operations), self.shared_tree());
+        let _ = cache.guest.set(DexGuest { guest, remote });
     }
 
-    /// Gets a key that is not own.
-    ///
-    /// Cost: 3 READs for each look at the map, 2 of them, and 1 for each level, if nobody owns the key.
-    ///
-    /// # Errors
-    /// As [`route`](crate::compute::ownership::forward_get).
-    pub(super) async fn get_as_guest(
+    /// The remote tree by the protocol that is safe beside others.
+    fn shared_tree(&self) -> RemoteTree {
+        let options = BlinkOptions { merge_low: 0.0, ..BlinkOptions::default() };
+        let remote = RemoteTree::open(self.0.remote.meta(), *self.0.layout(), options);
+        remote.set_subtree_level(self.0.remote.subtree_level());
+        remote
+    }
+
+    fn guest_tree(&self) -> RemoteTree {
+        self.0.guest.get().map_or_else(|| self.shared_tree(), |it| it.remote.clone())
+    }
+}
+
+impl ServesGuests for Dex {
+    async fn get_unowned(
         &self,
         session: &Session,
-        guest: &Guest,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        let mut patience = Patience::new(session.endpoint());
-        loop {
-            if self.may_work(session, guest, Seek::At(key)).await? {
-                let of_key = |map: &Partitions| [map.of(key, false); 2];
-                let read = self.read_unowned(session, of_key, async || {
-                    let _pin = session.begin(OpKind::Get).await?;
-                    guest.remote.get(session, key, value).await
-                });
-                if let Read::Done(has) = read.await? {
-                    return Ok(has);
-                }
-            }
-            match forward_get(self, session, key, value).await {
-                Err(IndexError::Unavailable(why)) => {
-                    self.after_refusal(session, Seek::At(key), why, &mut patience).await?;
-                }
-                done => return done,
-            }
-        }
+        self.guest_tree().get(session, key, value).await
     }
 
-    /// Changes a key that is not own.
-    ///
-    /// Cost: if nobody owns the key, that of [`crate::blink`], 1 CAS, 3 READs and 1 WRITE.
-    ///
-    /// # Errors
-    /// As [`route`](crate::compute::ownership::forward_get).
-    pub(super) async fn change_as_guest(
+    async fn change_unowned(
         &self,
         session: &Session,
-        guest: &Guest,
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        self.0.check_change(change)?;
-        let seek = Seek::At(change.key);
-        let mut patience = Patience::new(session.endpoint());
-        loop {
-            if self.may_work(session, guest, seek).await?
-                && let Some(outcome) = self.change_unowned(session, guest, change, held).await?
-            {
-                return Ok(outcome);
-            }
-            match forward_change(self, session, change, held).await {
-                Err(IndexError::Unavailable(why)) => {
-                    self.after_refusal(session, seek, why, &mut patience).await?;
-                }
-                done => return done,
-            }
-        }
+        self.guest_tree().change(session, change, held).await
     }
 
-    /// Scans keys of which some are not own, partition by partition.
-    ///
-    /// Cost: of a partition that nobody owns, that of [`crate::blink`], and 6 READs for each 1024 pairs.
-    ///
-    /// # Errors
-    /// As [`route`](crate::compute::ownership::forward_get).
-    pub(super) async fn scan_as_guest(
+    async fn scan_unowned(
         &self,
         session: &Session,
-        guest: &Guest,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        let end = out.len().saturating_add(limit);
-        let owned = |bound: Bound<&[u8]>| bound.map(<[u8]>::to_vec);
-        let (mut from, mut to) = (owned(range.from), owned(range.to));
-        let reverse = range.reverse;
-        let mut patience = Patience::new(session.endpoint());
-        loop {
-            let rest = ScanRange { from: as_slice(&from), to: as_slice(&to), reverse };
-            let begun = out.len();
-            let Some(mut passage) = Passage::begin(rest, end - begun, out) else { return Ok(()) };
-            let seek = match passage.next() {
-                (Next::End, true) => Seek::Last,
-                (Next::End, false) => Seek::First,
-                (Next::At(key), _) => Seek::At(key),
-                (Next::After(key), _) => Seek::After(key),
-            };
-            let view = self.0.view();
-            let number = number_of(&view.map, seek);
-            let (low, high) = view.map.range(number);
-            let (part_from, part_to, wanted) = passage.rest_in(low, high, out);
-            let part = ScanRange { from: as_slice(&part_from), to: as_slice(&part_to), reverse };
-            let (mut is_whole, mut refusal) = (false, None);
-            if self.may_work(session, guest, seek).await? {
-                let wanted = wanted.min(PAIRS_MAX);
-                let of_part = |map: &Partitions| {
-                    let first = low.map_or(0, |low| map.of(low, true));
-                    [first, high.map_or(map.count() - 1, |high| map.of(high, false))]
-                };
-                let read = self.read_unowned(session, of_part, async || {
-                    let mut pairs = Entries::new();
-                    let _pin = session.begin(OpKind::Scan).await?;
-                    guest.remote.scan(session, part, wanted, &mut pairs).await?;
-                    Ok(pairs)
-                });
-                if let Read::Done(pairs) = read.await? {
-                    pairs.iter().for_each(|(key, value)| out.push(key, value));
-                    is_whole = pairs.len() < wanted;
-                }
-            } else {
-                match scan_all(self, session, part, wanted, out).await {
-                    Ok(()) => is_whole = true,
-                    Err(IndexError::Unavailable(why)) => refusal = Some(why),
-                    Err(error) => return Err(error),
-                }
-            }
-            if let Some(why) = refusal {
-                self.after_refusal(session, seek, why, &mut patience).await?;
-            }
-            let behind = match (is_whole, reverse) {
-                (true, false) if passage.skip_to(high, out) => high.map(|at| (at, true)),
-                (true, true) if passage.skip_to(low, out) => low.map(|at| (at, false)),
-                (true, _) => return Ok(()),
-                (false, _) if out.len() > begun => out.last().map(|(key, _)| (key, true)),
-                (false, _) => None,
-            };
-            if let Some((key, is_seen)) = behind {
-                let key = key.to_vec();
-                let bound = if is_seen { Bound::Excluded(key) } else { Bound::Included(key) };
-                *(if reverse { &mut to } else { &mut from }) = bound;
-            }
-        }
+        self.guest_tree().scan(session, range, limit, out).await
     }
-
-    /// Tells whether nobody owns the keys at `seek`, as far as is known, and this guest may work on them. Takes
-    /// them if it has done its operations.
-    async fn may_work(
-        &self,
-        session: &Session,
-        guest: &Guest,
-        seek: Seek<'_>,
-    ) -> Result<bool, IndexError> {
-        let Err(number) = self.0.ownership.acquire(session, seek).await? else { return Ok(false) };
-        if self.0.ownership.known_owner(number).0.is_some() {
-            return Ok(false);
-        }
-        if guest.admits() {
-            return Ok(true);
-        }
-        let _pin = session.begin(OpKind::Maintenance).await?;
-        take_free(self, session, seek).await?;
-        Ok(false)
-    }
-
-    /// Changes a key if nobody owns it (`INV-DEX-GUEST-1`); `None` if somebody does.
-    async fn change_unowned(
-        &self,
-        session: &Session,
-        guest: &Guest,
-        change: &Change<'_>,
-        held: &mut Vec<u8>,
-    ) -> Result<Option<Outcome>, IndexError> {
-        let done = {
-            let _pin = session.begin(change.kind).await?;
-            let lock = lock_map(self.0.ownership.words(), session).await?;
-            let map = read_map(self.0.ownership.words(), session).await?;
-            if map.owners[map.of(change.key, false)] == 0 {
-                let patient = session.without_deadline();
-                let lock = lock.with_session(&patient);
-                let (remote, op) = (guest.remote.clone(), Op::of(change));
-                let task = async move { change_locked(&remote, &patient, lock, &op).await };
-                Some(run_to_end(session, Box::pin(task), ()).await)
-            } else {
-                lock.release().await?;
-                None
-            }
-        };
-        let Some(done) = done else {
-            refresh_map(self, session).await?;
-            return Ok(None);
-        };
-        let (outcome, found) = done.unwrap_or_else(|| Err(unfinished_change()))?;
-        *held = found;
-        Ok(Some(outcome))
-    }
-
-    /// Reads by `read` what lies in the partitions from the first to the last that `of` finds in a map, if
-    /// nobody owns any of them (`INV-DEX-GUEST-2`).
-    async fn read_unowned<T>(
-        &self,
-        session: &Session,
-        of: impl Fn(&Partitions) -> [usize; 2],
-        mut read: impl AsyncFnMut() -> Result<T, IndexError>,
-    ) -> Result<Read<T>, IndexError> {
-        let mut patience = Patience::new(session.endpoint());
-        let mut before = self.map_now(session).await?;
-        loop {
-            let [first, last] = of(&before);
-            if before.owners[first..=last].iter().any(|owner| *owner != 0) {
-                refresh_map(self, session).await?;
-                return Ok(Read::Owned);
-            }
-            let found = read().await?;
-            let after = self.map_now(session).await?;
-            if after.epoch == before.epoch {
-                return Ok(Read::Done(found));
-            }
-            before = after;
-            patience.tries += 1;
-            if patience.is_over(session.endpoint().now_ns()) {
-                let why = "the ownership map changes all the time: try again";
-                return Err(IndexError::Unavailable(why.into()));
-            }
-        }
-    }
-
-    async fn map_now(&self, session: &Session) -> Result<Partitions, IndexError> {
-        let _pin = session.begin(OpKind::Other).await?;
-        read_map(self.0.ownership.words(), session).await
-    }
-
-    /// Learns who owns the keys at `seek`, whose owner did not do an operation: if nobody does now, it is tried
-    /// again. What a dead owner had is nobody's from then on.
-    ///
-    /// # Errors
-    /// `Unavailable` with `why` if the owner lives, or it has been tried for long.
-    async fn after_refusal(
-        &self,
-        session: &Session,
-        seek: Seek<'_>,
-        why: String,
-        patience: &mut Patience,
-    ) -> Result<(), IndexError> {
-        patience.tries += 1;
-        if patience.is_over(session.endpoint().now_ns()) {
-            return Err(IndexError::Unavailable(why));
-        }
-        let before = self.0.view().map.epoch;
-        let has_changed = refresh_map(self, session).await? != before;
-        let Err(number) = self.0.ownership.acquire(session, seek).await? else { return Ok(()) };
-        let Some(owner) = self.0.ownership.known_owner(number).0 else { return Ok(()) };
-        if !session.endpoint().is_dead(owner).await {
-            // It may have taken the keys just now, and another operation of this process have learnt that.
-            if has_changed || patience.tries <= REFUSALS_MAX {
-                return Ok(());
-            }
-            return Err(IndexError::Unavailable(why));
-        }
-        let given = {
-            let _pin = session.begin(OpKind::Maintenance).await?;
-            give_away(self, session, owner, 0).await
-        };
-        match given {
-            Ok(_) => refresh_map(self, session).await.map(drop),
-            // Somebody else is at it.
-            Err(IndexError::Unavailable(_)) => {
-                backoff(session, patience.tries).await;
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
-    }
-}
-
-/// Changes a key that nobody owns, then releases the map's lock. For a task that runs to its end.
-async fn change_locked(
-    remote: &RemoteTree,
-    session: &Session,
-    lock: Lock,
-    op: &Op,
-) -> Result<(Outcome, Vec<u8>), IndexError> {
-    let Some(change) = op.change() else { return Err(IndexError::Invalid("no change".into())) };
-    let mut held = Vec::new();
-    let outcome = remote.change(session, &change, &mut held).await?;
-    let unknown = |error: IndexError| IndexError::OutcomeUnknown(error.to_string());
-    lock.release().await.map_err(unknown)?;
-    Ok((outcome, held))
-}
-
-/// The partition of a place.
-fn number_of(map: &Partitions, seek: Seek<'_>) -> usize {
-    match seek {
-        Seek::At(key) => map.of(key, false),
-        Seek::After(key) => map.of(key, true),
-        Seek::First => 0,
-        Seek::Last => map.count() - 1,
-    }
-}
-
-fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
 }

@@ -4,6 +4,7 @@ use farleaf_fabric::OpKind;
 use farleaf_pool::{Audit, Session};
 
 use super::Dex;
+use super::guest::DexGuest;
 use super::tree::Seek;
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::{forward_change, forward_get, scan_all};
@@ -21,8 +22,8 @@ impl Index for Dex {
     ) -> Result<bool, IndexError> {
         self.0.remote.check_key(key)?;
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(key)).await? else {
-            if let Some(guest) = self.0.guest.get() {
-                return Box::pin(self.get_as_guest(session, guest, key, value)).await;
+            if let Some(DexGuest { guest, .. }) = self.0.guest.get() {
+                return Box::pin(guest.get(self, session, key, value)).await;
             }
             return Box::pin(forward_get(self, session, key, value)).await;
         };
@@ -43,8 +44,8 @@ impl Index for Dex {
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(change.key)).await? else {
-            if let Some(guest) = self.0.guest.get() {
-                return Box::pin(self.change_as_guest(session, guest, change, held)).await;
+            if let Some(DexGuest { guest, .. }) = self.0.guest.get() {
+                return Box::pin(guest.change(self, session, change, held)).await;
             }
             return Box::pin(forward_change(self, session, change, held)).await;
         };
@@ -61,7 +62,9 @@ impl Index for Dex {
         out: &mut Entries,
     ) -> Result<(), IndexError> {
         match self.0.guest.get() {
-            Some(guest) => Box::pin(self.scan_as_guest(session, guest, range, limit, out)).await?,
+            Some(DexGuest { guest, .. }) => {
+                Box::pin(guest.scan(self, session, range, limit, out)).await?
+            }
             None => scan_all(self, session, range, limit, out).await?,
         }
         Ok(session.vouch()?)

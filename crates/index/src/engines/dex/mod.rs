@@ -17,7 +17,7 @@
 //! | `tree/` | operations, changes of shape, shared nodes, write-back, replay of a dead owner's log |
 //! | `log/` | changes and images of nodes in pool memory |
 //! | `offload/` | operations that memory servers execute |
-//! | `partition`, `guest` | this engine's side of ownership, which is [`crate::compute`]'s; work on keys that nobody owns |
+//! | `partition`, `guest` | this engine's side of ownership and of work on keys that nobody owns, which are [`crate::compute`]'s |
 //! | `index`, `options`, `stats`, `stored` | the engine interface: operations, settings, counters, tables that are not open |
 //!
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.

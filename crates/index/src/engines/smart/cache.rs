@@ -160,6 +160,18 @@ impl Cache {
         }
     }
 
+    /// Drops the entries of nodes whose keys begin with bytes of which `is_gone` says so.
+    pub(super) fn forget_all(&self, is_gone: impl Fn(&[u8]) -> bool) {
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            for place in (0..shard.ring.len()).rev() {
+                if is_gone(&shard.ring[place].entry.prefix) {
+                    shard.remove(place);
+                }
+            }
+        }
+    }
+
     /// Bytes in use, and entries.
     pub(super) fn used(&self) -> (u64, u64) {
         let sum = |sum: (u64, u64), shard: &Mutex<Shard>| {

@@ -25,6 +25,17 @@ pub(super) const CANARIES: &[Canary] = &[
     Canary::SealLate,
 ];
 
+/// Settings for one run of the lab with owners: those of [`draw`] that such tables have.
+pub(super) fn draw_owned(rng: &mut Rng) -> Settings {
+    Settings::default()
+        .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
+        .with("scan_window", choose(rng, &["1", "3", "32"]))
+        .with("unlink_batch", choose(rng, &["1", "1", "4", "64"]))
+        .with("read_delegation", choose(rng, &["strict", "strict", "strict", "off"]))
+        .with("write_combining", choose(rng, &["true", "true", "true", "false"]))
+        .with("batch_limit", choose(rng, &["0", "2", "8"]))
+}
+
 /// Settings for one run of the lab: caches that run full, short windows, leaves that are unlinked at once, and
 /// operations that are done together or each by itself,
 /// and steps of the ladder switched off.

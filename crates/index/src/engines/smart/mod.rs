@@ -41,6 +41,7 @@ mod model;
 mod ops;
 mod options;
 mod outcome;
+mod owned;
 mod record;
 mod relocate;
 mod scan;

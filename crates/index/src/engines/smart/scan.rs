@@ -18,7 +18,7 @@ use crate::index::ScanRange;
 use crate::{Entries, IndexError};
 
 /// A part of the frontier.
-enum Item {
+pub(super) enum Item {
     /// A child that has not been read: its slot, and the bytes that all of its keys begin with.
     Child {
         slot: Slot,
@@ -161,7 +161,7 @@ impl Tree {
     }
 
     /// The children of a node that may hold keys of the range, in the range's order.
-    fn expand(&self, held: &Held, prefix: &[u8], range: &ScanRange<'_>) -> Vec<Item> {
+    pub(super) fn expand(&self, held: &Held, prefix: &[u8], range: &ScanRange<'_>) -> Vec<Item> {
         let node: Node<'_> = held.node(self);
         let mut prefix = prefix.to_vec();
         prefix.extend((held.matched..node.dispatch()).filter_map(|at| node.byte_at(at)));
@@ -182,7 +182,7 @@ impl Tree {
 }
 
 /// Returns whether a key that begins with `prefix` may be in the range.
-fn meets(range: &ScanRange<'_>, prefix: &[u8]) -> bool {
+pub(super) fn meets(range: &ScanRange<'_>, prefix: &[u8]) -> bool {
     let above = match range.from {
         Bound::Unbounded => true,
         Bound::Included(from) | Bound::Excluded(from) => {

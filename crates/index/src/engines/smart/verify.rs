@@ -34,6 +34,24 @@ impl Tree {
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
+        self.visit_meta(visitor);
+        if visitor.is_done() {
+            return Ok(());
+        }
+        self.walk_behind_meta(session, visitor, report).await
+    }
+
+    pub(super) fn visit_meta(&self, visitor: &mut impl Visitor) {
+        visitor.object("meta object", self.meta, META_BYTES);
+    }
+
+    /// As [`Tree::walk`], without the meta object.
+    pub(super) async fn walk_behind_meta(
+        self: &Arc<Self>,
+        session: &Session,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
         match self.try_walk(session, visitor, report).await {
             Ok(()) => Ok(()),
             Err(Fail::Error(error)) => Err(error),
@@ -49,10 +67,6 @@ impl Tree {
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), Fail> {
-        visitor.object("meta object", self.meta, META_BYTES);
-        if visitor.is_done() {
-            return Ok(());
-        }
         let locks = session.reliable().word(self.meta.plus(META_LOCKS)).await?;
         if locks != 0 {
             visitor.object("lock table", self.lock_table_at(locks)?, LOCKS_BYTES);

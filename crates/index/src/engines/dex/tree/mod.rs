@@ -48,7 +48,7 @@ use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
 use crate::compute::ownership::Ownership;
 use crate::engines::dex::cache::PageCache;
-use crate::engines::dex::guest::Guest;
+use crate::engines::dex::guest::DexGuest;
 use crate::engines::dex::log::Log;
 use crate::engines::dex::offload::Offloads;
 use crate::engines::dex::stats::Stats;
@@ -57,7 +57,7 @@ use crate::local::Combiner;
 use crate::retry::backoff;
 use combine::Combined;
 pub(crate) use context::{Fail, OpContext};
-pub(crate) use ops::{LeafChange, OwnedLeafChange, unfinished_change};
+pub(crate) use ops::{LeafChange, OwnedLeafChange};
 pub(crate) use placement::{SUBTREE_LEVEL, check_level, check_placement, place_table};
 use shared::Posts;
 pub(crate) use split::Need;
@@ -75,7 +75,7 @@ pub(crate) struct DexTree {
     pub(crate) log: Log,
     pub(crate) offloads: Arc<Offloads>,
     /// Its right to work on keys that nobody owns, if it has one.
-    pub(crate) guest: OnceLock<Guest>,
+    pub(crate) guest: OnceLock<DexGuest>,
     /// Changes that wait for a frame's latch.
     combiner: Combiner<OwnedLeafChange, Combined>,
     /// Keys of gets that wait for another task's READ of a leaf, and their values.

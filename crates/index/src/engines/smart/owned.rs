@@ -1,0 +1,183 @@
+//! Owned: SMART's side of ownership, [`Partitioned`], which makes P-SMART of it.
+//!
+//! The protocol beneath stays that of all compute servers, so a guest, a late task of a former owner, and a recovery
+//! may work on what is owned.
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+use fastrand::Rng;
+
+use super::layout::{META_MAP, META_MAP_LOCK};
+use super::scan::{Item, meets};
+use super::tree::{Fail, Tree};
+use super::{Smart, lab, stored_tree};
+use crate::bnode::KeyFormat;
+use crate::change::{Change, Outcome};
+use crate::compute::ownership::{MapWords, read_map};
+use crate::compute::{OwnedSettings, Partitioned};
+use crate::engines::p_smart::PSmartOptions;
+use crate::index::{ScanRange, TableReport};
+use crate::walk::Visitor;
+use crate::{Entries, IndexError, Settings, StoredTable};
+
+/// So many subtrees of a range tell where its middle is.
+const MIDDLE_OF: usize = 64;
+
+fn map_words(meta: GlobalAddr) -> MapWords {
+    let [map, lock] = [META_MAP, META_MAP_LOCK].map(|offset| meta.plus(offset));
+    MapWords { meta, map, lock, guests: None }
+}
+
+impl OwnedSettings for Smart {
+    type OwnedOptions = PSmartOptions;
+}
+
+impl Partitioned for Smart {
+    const OWNED_NAME: &'static str = "p-smart";
+    const OWNED_ABOUT: &'static str =
+        "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
+    const OWNED_CANARIES: &'static [Canary] = &[Canary::LostIsNotBegun, Canary::DeliverTwice];
+
+    fn map_words(meta: GlobalAddr) -> MapWords {
+        map_words(meta)
+    }
+
+    fn open_owned(
+        session: &Session,
+        table: &StoredTable,
+        options: PSmartOptions,
+    ) -> Result<Smart, IndexError> {
+        Smart::open_with(session, table, options.into())
+    }
+
+    async fn walk_owned(
+        session: &Session,
+        table: &StoredTable,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        let tree = stored_tree(table);
+        tree.visit_meta(visitor);
+        if visitor.is_done() {
+            return Ok(());
+        }
+        let map = read_map(&map_words(table.meta()), session).await?;
+        visitor.object("ownership map", map.addr, map.bytes);
+        if visitor.is_done() {
+            return Ok(());
+        }
+        tree.walk_behind_meta(session, visitor, report).await
+    }
+
+    fn draw_owned(rng: &mut Rng) -> Settings {
+        lab::draw_owned(rng)
+    }
+
+    fn check_change(table: &Smart, change: &Change<'_>) -> Result<(), IndexError> {
+        table.tree.check_change(change)
+    }
+
+    async fn get_pinned(
+        table: &Smart,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        table.tree.get_delegated(session, key, value).await
+    }
+
+    async fn change_pinned(
+        table: &Smart,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        table.tree.change_combined(session, change, held).await
+    }
+
+    async fn change_alone(
+        table: &Smart,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        table.tree.change(session, change, held, None).await
+    }
+
+    async fn scan_pinned(
+        table: &Smart,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        table.tree.scan(session, range, limit, out).await
+    }
+
+    fn drop_cached(table: &Smart, range: ScanRange<'_>) {
+        table.tree.cache.forget_all(|prefix| meets(&range, prefix));
+    }
+
+    /// Between two subtrees, half of those of the range on each side.
+    ///
+    /// Cost: 1 READ for each node of the upper levels, until there are 64 subtrees.
+    async fn middle(
+        table: &Smart,
+        session: &Session,
+        range: ScanRange<'_>,
+    ) -> Result<Option<Vec<u8>>, IndexError> {
+        match table.tree.middle(session, range).await {
+            Ok(middle) => Ok(middle),
+            Err(Fail::Error(error)) => Err(error),
+            Err(Fail::Again) => {
+                Err(IndexError::Unavailable("the tree changes all the time: try again".into()))
+            }
+        }
+    }
+}
+
+impl Tree {
+    async fn middle(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+    ) -> Result<Option<Vec<u8>>, Fail> {
+        let root = self.root_node(session).await?;
+        let mut subtrees = self.expand(&root, &[], &range);
+        let is_node = |item: &Item| matches!(item, Item::Child { slot, .. } if !slot.is_leaf());
+        while subtrees.len() < MIDDLE_OF && subtrees.iter().any(is_node) {
+            let mut below = Vec::new();
+            for item in subtrees {
+                match item {
+                    Item::Child { slot, up, prefix } if !slot.is_leaf() => {
+                        let held =
+                            self.read_child(session, slot, (&prefix, prefix.len()), up).await?;
+                        below.extend(self.expand(&held, &prefix, &range));
+                    }
+                    leaf => below.push(leaf),
+                }
+            }
+            subtrees = below;
+        }
+        let prefixes = subtrees.into_iter().filter_map(|item| match item {
+            Item::Child { prefix, .. } => Some(prefix),
+            _ => None,
+        });
+        let mut prefixes: Vec<Vec<u8>> = prefixes.collect();
+        if prefixes.len() < 2 {
+            return Ok(None);
+        }
+        let middle = prefixes.len() / 2;
+        Ok(match self.layout.options().key {
+            // The last key that the left one may hold.
+            KeyFormat::Fixed(bytes) => {
+                let mut key = prefixes.swap_remove(middle - 1);
+                key.resize(bytes, 0xff);
+                Some(key)
+            }
+            // The first key that the right one may hold.
+            KeyFormat::Bytes { .. } => Some(prefixes.swap_remove(middle)),
+        })
+    }
+}

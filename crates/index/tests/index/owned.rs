@@ -1,0 +1,531 @@
+//! Ownership tests: every engine with owned ranges, with several compute servers, guests, moves and deaths.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig};
+use farleaf_index::compute::{Host, MoveError, OwnedTable, number_of};
+use farleaf_index::{
+    AnyIndex, Engine, Entries, Index, IndexError, OpenOptions, ScanRange, Settings, TableFormat,
+};
+use farleaf_pool::Session;
+
+use crate::common::{World, check, engine_formats, formats_of, join, key, settle, start, value};
+
+const KEYS: u64 = 240;
+
+fn key_of(number: u64) -> [u8; 8] {
+    (number << 40).to_be_bytes()
+}
+
+/// Engines with owners, with small nodes.
+fn owned_formats() -> Vec<TableFormat> {
+    let owned = engine_formats().into_iter().filter(|(_, format)| format.engine.traits().owned);
+    owned.filter(|(name, _)| *name == "u64 tiny").map(|(_, format)| format).collect()
+}
+
+fn config(seed: u64, computes: usize) -> SimConfig {
+    let world = World { seed, ..World::default() };
+    let mut config = SimConfig { compute_servers: computes, ..world.sim_config() };
+    config.adversary.torn = 0.5;
+    config.adversary.split_rmw = 0.5;
+    config.network.jitter_ns = 1_000;
+    config
+}
+
+/// Settings with a cache that holds a part of the table, and removed keys that leave it at once.
+fn options(engine: Engine, seed: u64, guest_operations: u64) -> OpenOptions {
+    let cache = ["64KiB", "32KiB", "1MiB"][seed as usize % 3];
+    let settings = Settings::default().with("cache", cache).with("unlink_batch", "2");
+    let settings = engine.known(&settings);
+    OpenOptions { settings, guest_operations, calls: true, ..OpenOptions::default() }
+}
+
+async fn open(session: &Session, seed: u64, guest_operations: u64) -> AnyIndex {
+    let root = session.open_root("t").await.expect("root");
+    let engine = root.engine.parse().expect("engine");
+    let options = options(engine, seed, guest_operations);
+    AnyIndex::open(session, &root, &options).await.expect("open")
+}
+
+fn owned(index: &AnyIndex) -> &dyn OwnedTable {
+    index.owned().expect("a table with owners")
+}
+
+async fn owners(session: &Session, index: &AnyIndex) -> Vec<u64> {
+    owned(index).refresh_map(session).await.expect("map");
+    owned(index).known_map().2.into_iter().map(|owner| owner.0).collect()
+}
+
+fn made(sim: &Sim, format: TableFormat) -> Session {
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
+    let made = async move {
+        let session = start(endpoint, &World::default().pool_options()).await;
+        AnyIndex::create(&session, "t", &format).await.expect("create");
+        session
+    };
+    sim.block_on(made).expect("made")
+}
+
+/// A compute server that has the table open and executes what others send.
+struct Server {
+    index: AnyIndex,
+    session: Session,
+    host: Arc<Host<AnyIndex>>,
+    over: Rc<Cell<bool>>,
+}
+
+async fn serve(fabric: SimFabric, session: Session, index: AnyIndex) -> Server {
+    let endpoint: AnyEndpoint = session.endpoint().clone();
+    let own = number_of(session.pool().member());
+    fabric.expose(own, 0, &ListenConfig::default()).expect("exposed");
+    let host: Arc<Host<AnyIndex>> = Arc::default();
+    host.add(index.clone());
+    let serving = session.pool().session(endpoint.clone()).await.expect("session");
+    let (serve, over) = (Arc::clone(&host).serve(serving), Rc::new(Cell::new(false)));
+    endpoint.spawn({
+        let over = Rc::clone(&over);
+        async move {
+            // An error: it has been killed, or cut off.
+            let _ = serve.await;
+            over.set(true);
+        }
+    });
+    Server { index, session, host, over }
+}
+
+impl Server {
+    /// Closes the table and leaves the pool.
+    async fn leave(self) {
+        let endpoint = self.session.endpoint().clone();
+        let leaving = self.host.remove(owned(&self.index).meta()).expect("it was there");
+        while !leaving.is_done() {
+            endpoint.sleep(1_000).await;
+        }
+        endpoint.leave().await;
+        while !self.over.get() {
+            endpoint.sleep(1_000).await;
+        }
+        self.index.close(&self.session).await.expect("close");
+        drop(self.index);
+        settle(&self.session).await;
+        self.session.leave().await.expect("leave");
+    }
+}
+
+/// One client's work on keys of its own, each answer checked.
+struct Client {
+    rng: fastrand::Rng,
+    number: u64,
+    clients: u64,
+    /// The values that each key may hold; more than one after a change whose outcome is not known.
+    model: BTreeMap<[u8; 8], BTreeSet<Option<Vec<u8>>>>,
+    /// Whether owners die.
+    is_doubtful: bool,
+}
+
+impl Client {
+    fn new(seed: u64, number: u64, clients: u64) -> Self {
+        let rng = fastrand::Rng::with_seed(seed ^ (number << 32));
+        Client { rng, number, clients, model: BTreeMap::new(), is_doubtful: false }
+    }
+
+    /// A change that ends with `new` in the key, or is not done.
+    fn note(&mut self, key: [u8; 8], new: Option<Vec<u8>>, done: Result<(), IndexError>) {
+        let held = self.model.entry(key).or_insert_with(|| [None].into());
+        match done {
+            Ok(()) => *held = [new].into(),
+            Err(IndexError::Unavailable(_)) if self.is_doubtful => {}
+            Err(IndexError::OutcomeUnknown(_)) if self.is_doubtful => {
+                held.insert(new);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    async fn step(&mut self, session: &Session, index: &AnyIndex) {
+        let number = self.rng.u64(..KEYS / self.clients) * self.clients + self.number;
+        let key = key_of(number);
+        let held = self.model.get(&key).cloned().unwrap_or_else(|| [None].into());
+        match self.rng.u8(..8) {
+            0 | 1 => {
+                let mut found = Vec::new();
+                match index.get(session, &key, &mut found).await {
+                    Ok(has) => {
+                        let found = has.then_some(found);
+                        assert!(held.contains(&found), "{key:?} holds {found:?}, not {held:?}");
+                        self.model.insert(key, [found].into());
+                    }
+                    Err(IndexError::Unavailable(_)) if self.is_doubtful => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            2 | 3 => {
+                let done = index.remove(session, &key).await;
+                if let Ok(had) = &done {
+                    assert!(held.iter().any(|held| held.is_some() == *had));
+                }
+                self.note(key, None, done.map(drop));
+            }
+            4 => {
+                let reverse = self.rng.bool();
+                let high = key_of(number + self.rng.u64(..KEYS));
+                let range =
+                    ScanRange { from: Bound::Excluded(&key), to: Bound::Included(&high), reverse };
+                let mut out = Entries::new();
+                match index.scan(session, range, usize::MAX, &mut out).await {
+                    Ok(()) => self.check_scan(&key, &high, reverse, &out),
+                    Err(IndexError::Unavailable(_)) if self.is_doubtful => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            _ => {
+                let value = self.rng.u64(..).to_le_bytes().to_vec();
+                let done = index.upsert(session, &key, &value).await;
+                if let Ok(new) = &done {
+                    assert!(held.iter().any(|held| held.is_none() == *new));
+                }
+                self.note(key, Some(value), done.map(drop));
+            }
+        }
+        session.tick().await.expect("tick");
+    }
+
+    /// Own keys are those that are there for certain, and some that may be there.
+    fn check_scan(&self, low: &[u8; 8], high: &[u8; 8], reverse: bool, out: &Entries) {
+        let is_own = |key: &[u8]| {
+            let number = u64::from_be_bytes(key.try_into().expect("8 bytes")) >> 40;
+            number % self.clients == self.number
+        };
+        let mut found: Vec<_> = out.iter().map(|(key, value)| (key.to_vec(), value)).collect();
+        if reverse {
+            found.reverse();
+        }
+        assert!(found.is_sorted_by(|a, b| a.0 < b.0), "in order, none twice");
+        let found: BTreeMap<_, _> = found.into_iter().filter(|(key, _)| is_own(key)).collect();
+        for (key, held) in self.model.iter().filter(|(key, _)| *key > low && *key <= high) {
+            let value = found.get(&key[..]).map(|value| value.to_vec());
+            assert!(held.contains(&value), "{key:?} holds {value:?}, not {held:?}");
+        }
+        let known = |key: &Vec<u8>| self.model.contains_key(&key[..]);
+        assert!(found.keys().all(known), "a key that was never there");
+    }
+}
+
+/// Ends on the last server: the table is whole and holds what the clients say.
+async fn finish(server: &Server, models: &[Client]) {
+    settle(&server.session).await;
+    let mut out = Entries::new();
+    server.index.scan(&server.session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
+    let all: BTreeMap<_, _> = out.iter().map(|(key, value)| (key, value.to_vec())).collect();
+    for client in models {
+        for (key, held) in &client.model {
+            let found = all.get(&key[..]).cloned();
+            assert!(held.contains(&found), "{key:?} holds {found:?}, not {held:?}");
+        }
+    }
+    let report = check(&server.session, &[&server.index]).await;
+    assert_eq!(report.keys, all.len() as u64);
+}
+
+/// Clients of three compute servers on the same ranges, which move from one to the other meanwhile.
+fn moves(seed: u64, format: TableFormat) {
+    const COMPUTES: usize = 3;
+    let sim = Sim::new(config(seed, COMPUTES)).expect("sim");
+    let first = made(&sim, format);
+    let cut: Vec<_> = (1..COMPUTES as u64).map(|at| key_of(at * KEYS / 3).to_vec()).collect();
+    let fabrics: Vec<_> = (0..COMPUTES).map(|compute| sim.fabric(compute)).collect();
+    let servers = sim
+        .block_on(async {
+            let mut servers: Vec<Server> = Vec::new();
+            for (number, fabric) in fabrics.into_iter().enumerate() {
+                let session = match number {
+                    0 => first.clone(),
+                    _ => join(fabric.any_endpoint().expect("endpoint")).await,
+                };
+                let index = open(&session, seed + number as u64, 0).await;
+                if number == 0 {
+                    owned(&index).partition(&session, &cut).await.expect("partition");
+                }
+                let root = session.open_root("t").await.expect("root");
+                let options = OpenOptions { take: 1, ..options(format.engine, seed, 0) };
+                let index = AnyIndex::open(&session, &root, &options).await.expect("open");
+                servers.push(serve(fabric, session, index).await);
+            }
+            servers
+        })
+        .expect("made");
+    drop(first);
+    let (running, models) = (Rc::new(Cell::new(0)), Rc::new(RefCell::new(Vec::new())));
+    for (number, server) in servers.iter().enumerate() {
+        let (pool, index) = (server.session.pool().clone(), server.index.clone());
+        let endpoint = server.session.endpoint().clone();
+        for half in 0..2 {
+            running.set(running.get() + 1);
+            let (running, models) = (Rc::clone(&running), Rc::clone(&models));
+            let (pool, index, endpoint) = (pool.clone(), index.clone(), endpoint.clone());
+            sim.spawn(number, async move {
+                let session = pool.session(endpoint).await.expect("session");
+                let mut client = Client::new(seed, (2 * number + half) as u64, 6);
+                for _ in 0..150 {
+                    client.step(&session, &index).await;
+                }
+                models.borrow_mut().push(client);
+                running.set(running.get() - 1);
+            });
+        }
+    }
+    let incarnations: Vec<Incarnation> =
+        servers.iter().map(|it| it.session.endpoint().incarnation()).collect();
+    let moved = sim
+        .block_on(async {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let (index, session) = (&servers[0].index, &servers[0].session);
+            let mut moved = 0;
+            while running.get() > 0 {
+                let bound = |number: u64| (number % KEYS != 0).then(|| key_of(number).to_vec());
+                let number = rng.u64(..KEYS);
+                let (low, high) = (bound(number), bound(number + 1 + rng.u64(..20)));
+                let to = incarnations[rng.usize(..COMPUTES)];
+                let done =
+                    owned(index).move_range(session, low.as_deref(), high.as_deref(), to).await;
+                match done {
+                    Ok(_) => moved += 1,
+                    Err(MoveError::OutOfOrder | MoveError::NotOwned | MoveError::Busy) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                let load = owned(index).loads(session, true).await.expect("loads");
+                assert!(!load.is_empty());
+                session.endpoint().sleep(rng.u64(..20_000)).await;
+                session.tick().await.expect("tick");
+            }
+            moved
+        })
+        .expect("runs");
+    assert!(moved > 3, "{moved} moves");
+    sim.block_on(async move {
+        let mut servers = servers;
+        let models = models.take();
+        assert_eq!(models.len(), 6);
+        while servers.len() > 1 {
+            servers.remove(0).leave().await;
+        }
+        finish(&servers[0], &models).await;
+    })
+    .expect("ends");
+}
+
+#[test]
+fn ranges_move_while_clients_use_them() {
+    for (number, format) in owned_formats().into_iter().enumerate() {
+        for seed in 0..8 {
+            moves(3_000 + 100 * number as u64 + seed, format);
+        }
+    }
+}
+
+/// Owners die while clients of others use their keys.
+fn deaths(seed: u64, format: TableFormat) {
+    let sim = Sim::new(config(seed, 3)).expect("sim");
+    let first = made(&sim, format);
+    let fabric = sim.fabric(0);
+    let server = sim
+        .block_on(async {
+            let index = open(&first, seed, 0).await;
+            serve(fabric, first.clone(), index).await
+        })
+        .expect("made");
+    drop(first);
+    let (running, models) = (Rc::new(Cell::new(2)), Rc::new(RefCell::new(Vec::new())));
+    for number in 0..2 {
+        let (running, models) = (Rc::clone(&running), Rc::clone(&models));
+        let (pool, index) = (server.session.pool().clone(), server.index.clone());
+        let endpoint = server.session.endpoint().clone();
+        sim.spawn(0, async move {
+            let session = pool.session(endpoint).await.expect("session");
+            let mut client = Client::new(seed, number, 2);
+            client.is_doubtful = true;
+            for _ in 0..250 {
+                client.step(&session, &index).await;
+            }
+            models.borrow_mut().push(client);
+            running.set(running.get() - 1);
+        });
+    }
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let (moved, recovers) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+    while running.get() > 0 {
+        for compute in 1..3 {
+            let fabric = sim.fabric(compute).restart();
+            let endpoint = fabric.any_endpoint().expect("endpoint");
+            let to = fabric.incarnation();
+            let (giver, session) = (server.index.clone(), server.session.clone());
+            let moved = Rc::clone(&moved);
+            sim.spawn(compute, async move {
+                let own = join(endpoint).await;
+                let index = open(&own, seed, 0).await;
+                let server = serve(fabric, own, index).await;
+                // Until it is killed.
+                std::future::pending::<()>().await;
+                drop(server);
+            });
+            let low = rng.u64(1..KEYS - 40);
+            let (low, high) = (key_of(low).to_vec(), key_of(low + 40).to_vec());
+            sim.spawn(0, async move {
+                session.endpoint().sleep(60_000).await;
+                // Whatever becomes of it: the one that gets the range dies soon.
+                let done = owned(&giver).move_range(&session, Some(&low), Some(&high), to).await;
+                moved.set(moved.get() + u32::from(done.is_ok()));
+            });
+        }
+        sim.run_until(sim.now_ns() + 100_000 + rng.u64(..200_000)).expect("runs");
+        for compute in 1..3 {
+            sim.fabric(compute).kill();
+        }
+        sim.run_until(sim.now_ns() + rng.u64(..200_000)).expect("runs");
+        // Beside the clients: the dead give back what they took of the pool.
+        recovers.set(true);
+        let (recovering, session) = (Rc::clone(&recovers), server.session.clone());
+        sim.spawn(0, async move {
+            let own = session.pool().session(session.endpoint().clone()).await.expect("session");
+            farleaf_index::recover(&own).await.expect("recovered");
+            recovering.set(false);
+        });
+        while recovers.get() {
+            sim.run_until(sim.now_ns() + 20_000).expect("runs");
+        }
+    }
+    assert!(moved.get() > 0, "nobody got a range");
+    sim.block_on(async move {
+        farleaf_index::recover(&server.session).await.expect("recovered");
+        finish(&server, &models.take()).await;
+    })
+    .expect("ends");
+}
+
+#[test]
+fn keys_of_dead_owners_go_on() {
+    for (number, format) in owned_formats().into_iter().enumerate() {
+        for seed in 0..6 {
+            deaths(4_000 + 100 * number as u64 + seed, format);
+        }
+    }
+}
+
+#[test]
+fn guests_share_a_table_and_own_nothing() {
+    for format in owned_formats() {
+        for seed in 0..3 {
+            let sim = Sim::new(config(900 + seed, 4)).expect("sim");
+            let session = made(&sim, format);
+            let running = Rc::new(Cell::new(3));
+            for number in 0..3_u64 {
+                let endpoint = sim.fabric(number as usize + 1).any_endpoint().expect("endpoint");
+                let running = Rc::clone(&running);
+                sim.spawn(number as usize + 1, async move {
+                    let session = join(endpoint).await;
+                    let index = open(&session, seed, u64::MAX).await;
+                    let mut client = Client::new(seed, number, 3);
+                    for _ in 0..200 {
+                        client.step(&session, &index).await;
+                    }
+                    index.close(&session).await.expect("close");
+                    drop(index);
+                    settle(&session).await;
+                    session.leave().await.expect("leave");
+                    running.set(running.get() - 1);
+                });
+            }
+            while running.get() > 0 {
+                sim.run_until(sim.now_ns() + 50_000).expect("runs");
+            }
+            sim.block_on(async move {
+                let index = open(&session, seed, 2).await;
+                assert_eq!(owners(&session, &index).await, [0]);
+                // A guest that has done its operations takes the keys.
+                for step in 0..4_u64 {
+                    index.upsert(&session, &key_of(step), &[1; 8]).await.expect("upsert");
+                    let own = if step < 2 { 0 } else { session.endpoint().incarnation().0 };
+                    assert_eq!(owners(&session, &index).await, [own]);
+                }
+                check(&session, &[&index]).await;
+            })
+            .expect("ends");
+        }
+    }
+}
+
+/// A guest dies somewhere in its work; an owner or another guest goes on.
+#[test]
+fn the_death_of_a_guest_leaves_the_table_whole() {
+    let engines: BTreeSet<_> = owned_formats().into_iter().map(|it| it.engine).collect();
+    for engine in engines {
+        let formats = formats_of(&[engine]);
+        for seed in 0..40 {
+            let (_, format) = formats[seed as usize % formats.len()];
+            guest_death(1_000 + seed, format, 300_000 + seed * 7_919 % 2_000_000);
+        }
+    }
+}
+
+fn guest_death(seed: u64, format: TableFormat, at_ns: u64) {
+    let sim = Sim::new(config(seed, 3)).expect("sim");
+    let session = made(&sim, format);
+    type Held = BTreeMap<Vec<u8>, BTreeSet<Option<Vec<u8>>>>;
+    let held: Rc<RefCell<Held>> = Rc::default();
+    let victim = sim.fabric(1).any_endpoint().expect("endpoint");
+    let begun = sim.now_ns();
+    let noted = Rc::clone(&held);
+    sim.spawn(1, async move {
+        let session = join(victim).await;
+        let index = open(&session, seed, u64::MAX).await;
+        let mut rng = fastrand::Rng::with_seed(seed);
+        loop {
+            session.tick().await.expect("tick");
+            let key = key(&format, &mut rng, 40);
+            let new = (rng.u8(..10) < 8).then(|| value(&format, &mut rng));
+            let before = || BTreeSet::from([None]);
+            noted.borrow_mut().entry(key.clone()).or_insert_with(before).insert(new.clone());
+            match &new {
+                Some(value) => drop(index.upsert(&session, &key, value).await.expect("upsert")),
+                None => drop(index.remove(&session, &key).await.expect("remove")),
+            }
+            noted.borrow_mut().insert(key, [new].into());
+        }
+    });
+    sim.run_until(begun + at_ns).expect("runs");
+    sim.fabric(1).kill();
+    let held = held.borrow().clone();
+    sim.block_on(async move {
+        let guest_operations = if seed.is_multiple_of(3) { u64::MAX } else { 0 };
+        let index = open(&session, seed, guest_operations).await;
+        let (mut now, mut rng) = (BTreeMap::new(), fastrand::Rng::with_seed(seed));
+        for (key, held) in &held {
+            let mut found = Vec::new();
+            let has = index.get(&session, key, &mut found).await.expect("get");
+            let found = has.then_some(found);
+            assert!(held.contains(&found), "{key:?} holds {found:?}, which it never did");
+            if rng.bool() {
+                let new = value(&format, &mut rng);
+                index.upsert(&session, key, &new).await.expect("upsert");
+                now.insert(key.clone(), new);
+            } else if let Some(found) = found {
+                now.insert(key.clone(), found);
+            }
+            session.tick().await.expect("tick");
+        }
+        let mut out = Entries::new();
+        index.scan(&session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
+        let all: BTreeMap<_, _> = out.iter().map(|(k, v)| (k.to_vec(), v.to_vec())).collect();
+        assert_eq!(all, now);
+        index.close(&session).await.expect("close");
+        farleaf_index::recover(&session).await.expect("recovered");
+        let index = open(&session, seed, 0).await;
+        assert_eq!(check(&session, &[&index]).await.keys, now.len() as u64);
+    })
+    .expect("ends");
+}
