@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_claim_of_an_unlinked_node_is_no_fault() {
-        let shape = NodeShape::new(None);
+        let shape = shaped(None, None);
         let only = leaf(Step::Byte(0)).sealed().raw();
         let free = Word::EMPTY.sealed().raw();
         let mut words = [free; 8];

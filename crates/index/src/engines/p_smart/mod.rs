@@ -25,7 +25,7 @@ knobs! {
         "scan_window" => scan_window: usize = 32, KnobKind::Count { min: 1, max: 256, unit: "objects" };
         /// Removed keys after which a task takes their leaves out of the tree.
         "unlink_batch" => unlink_batch: usize = 64, KnobKind::Count { min: 1, max: 4096, unit: "leaves" };
-        /// Which gets of one key share a READ. strict: those that began before it. lax: those that began before it
+        /// Gets of one key that share a READ. strict: those that began before it. lax: those that began before it
         /// ended, which may return a value of the past. off: none.
         "read_delegation" => read_delegation: ReadDelegation = ReadDelegation::Strict,
             KnobKind::Words { words: ReadDelegation::WORDS, also: None }, paper "lax";

@@ -48,7 +48,7 @@ macro_rules! switch {
 }
 
 switch! {
-    /// Which gets of one key share a READ.
+    /// Gets of one key that share a READ.
     ReadDelegation {
         /// Gets that began before the READ did: linearizable.
         Strict = "strict",
