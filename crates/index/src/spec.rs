@@ -100,9 +100,8 @@ impl TableFormat {
             ValueFormat::Bytes => 2 << 32,
         };
         let number = |number: Option<u16>| u64::from(number.unwrap_or(0));
-        let caps = number(self.bucket_bytes) << 32
-            | number(self.cap_leaf) << 16
-            | number(self.cap_inner);
+        let caps =
+            number(self.bucket_bytes) << 32 | number(self.cap_leaf) << 16 | number(self.cap_inner);
         let words = [PARAMS_VERSION, key, value, u64::from(self.node_bytes()), caps, tree];
         let mut params = [0; 64];
         for (bytes, word) in params.chunks_exact_mut(8).zip(words) {

@@ -184,7 +184,8 @@ fn read_settings(text: &str) -> Result<Settings, ScenarioError> {
     }
     let read = |pair: &str| pair.parse::<Setting>();
     let settings = text.split(',').map(read).collect::<Result<Settings, _>>();
-    let settings = settings.and_then(|all| Engine::check_some_shaped(Engine::ALL, &all).map(|()| all));
+    let settings =
+        settings.and_then(|all| Engine::check_some_shaped(Engine::ALL, &all).map(|()| all));
     let settings = settings.map_err(|error| ScenarioError(format!("--set {text}: {error}")))?;
     if settings.get(DURABILITY).is_some_and(|text| text != "logged") {
         let why =

@@ -77,9 +77,8 @@ pub use edit::{ChangeError, NodeMut, Posted};
 pub use encode::Entry;
 pub use header::{Head, Kind};
 pub use layout::{
-    BUCKET_BYTES_MAX, BUCKET_BYTES_MIN, KEY_BYTES_MAX, KeyFormat, Layout, LayoutError, LayoutOptions,
-    NODE_BYTES_MAX, NODE_BYTES_MIN,
-    ValueFormat,
+    BUCKET_BYTES_MAX, BUCKET_BYTES_MIN, KEY_BYTES_MAX, KeyFormat, Layout, LayoutError,
+    LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN, ValueFormat,
 };
 pub(crate) use seek::Seek;
 pub use split::Split;

@@ -267,9 +267,8 @@ mod tests {
         let format = TableFormat::fixed8(Engine::Dart).shaped(&shape).unwrap();
         assert_eq!(format.bucket_bytes, Some(64));
         assert!(format.layout().is_ok());
-        let text = |engine: Engine, pair: &str| {
-            engine.split(&settings(&[pair])).unwrap_err().to_string()
-        };
+        let text =
+            |engine: Engine, pair: &str| engine.split(&settings(&[pair])).unwrap_err().to_string();
         assert!(text(Engine::Dex, "bucket_bytes=64").contains("no setting is named"));
         assert!(text(Engine::Dart, "node_bytes=4KiB").contains("known: cache, "));
         for bytes in ["16", "1KiB", "many"] {

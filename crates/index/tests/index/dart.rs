@@ -315,7 +315,11 @@ fn a_table_that_another_fills_is_refused_to_a_second_load() {
             .block_on(async move {
                 let mut value = Vec::new();
                 own.endpoint().sleep(300_000).await;
-                assert_eq!(held.get(&own, &pairs()[9].0, &mut value).await, Ok(false), "it is empty");
+                assert_eq!(
+                    held.get(&own, &pairs()[9].0, &mut value).await,
+                    Ok(false),
+                    "it is empty"
+                );
                 if inserts {
                     assert_eq!(held.insert(&own, b"12345678", b"inserted").await, Ok(true));
                 }

@@ -175,7 +175,13 @@ fn damaged_nodes_leaves_and_descriptors_are_told() {
                 let all = objects(&session, &dart, kind).await;
                 let all = all.into_iter().map(|(addr, bytes)| (addr, vec![*word; bytes / 8]));
                 let case = format!("{kind} {word:#x}");
-                told_and_healed(&session, &case, all.collect(), Met { est: true, scan, walk: true }).await;
+                told_and_healed(
+                    &session,
+                    &case,
+                    all.collect(),
+                    Met { est: true, scan, walk: true },
+                )
+                .await;
             }
         });
     }
@@ -188,10 +194,8 @@ fn pointers_out_of_the_pool_are_told() {
         let tree = Met { est: false, scan: true, walk: true };
         let tables = Met { est: true, scan: false, walk: true };
         let entries = Met { walk: false, ..tables };
-        let nowhere = [
-            GlobalAddr::new(ServerId(200), 1 << 20),
-            GlobalAddr::new(ServerId(1), (1 << 40) - 64),
-        ];
+        let nowhere =
+            [GlobalAddr::new(ServerId(200), 1 << 20), GlobalAddr::new(ServerId(1), (1 << 40) - 64)];
         for addr in nowhere {
             let place = u64::from(addr.server().0) << 40 | addr.offset();
             let (at, meta) = (addr.to_string(), dart.0.meta);
