@@ -13,8 +13,11 @@
 //! Notices lie in a ring of the meta object. The word `head` of the check line counts them (FAA), and each goes
 //! into its place by CAS over what an earlier lap left. A reader goes through the places from the head that it saw
 //! last. A place that is not written yet is looked at again the next time: its client has retired nothing yet.
-//! If more than a ring of notices have come, the reader forgets all, as it does if the tables or the *era* have
-//! changed: recoveries and sweeps raise that, because they free nodes without notices. `tests.rs` models this.
+//! If more than a ring of notices have come, the reader forgets all, as it does if the *era* has changed: recoveries
+//! and sweeps raise that, because they free nodes without notices. `tests.rs` models this.
+//!
+//! A new skip table, with other lengths or not, changes nothing here: a remembered entry goes by prefix and node. From
+//! the first table on there always is one, and every node that is retired then has its notice, whatever its length.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -128,7 +131,6 @@ pub(super) struct Cache {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Heeded {
     era: u64,
-    tables: u64,
     /// Notices below this one are heeded.
     head: u64,
 }
@@ -140,16 +142,16 @@ enum Due {
     Notices(u64),
     /// More than the ring holds.
     Overrun,
-    /// Tables or era have changed.
-    Others,
+    /// The era has changed.
+    Era,
 }
 
 impl Heeded {
     /// Compares what is heeded with a check line. Of two operations that have read one, the later READ may be
     /// heeded first: the earlier line then asks for nothing.
     fn due(self, line: &CheckLine) -> Due {
-        if (self.era, self.tables) != (line.era, line.tables) {
-            return Due::Others;
+        if self.era != line.era {
+            return Due::Era;
         }
         match line.head.wrapping_sub(self.head) {
             count if count <= RING_PLACES => Due::Notices(count),
@@ -264,7 +266,7 @@ impl Cache {
         for node in nodes {
             self.forget_node(node);
         }
-        if (heeded.era, heeded.tables) == (before.era, before.tables) {
+        if heeded.era == before.era {
             heeded.head = heeded.head.max(head.unwrap_or(line.head));
         }
         Ok(())
@@ -278,7 +280,7 @@ impl Cache {
             lock(shard).clear();
         }
         let head = heeded.head.max(line.head);
-        *heeded = Heeded { era: line.era, tables: line.tables, head };
+        *heeded = Heeded { era: line.era, head };
     }
 
     fn is_empty(&self) -> bool {
@@ -544,7 +546,7 @@ mod tests {
         assert_eq!(heeded.due(&line(7, 0)), Due::Notices(2));
         assert_eq!(heeded.due(&line(5 + RING_PLACES, 0)), Due::Notices(RING_PLACES));
         assert_eq!(heeded.due(&line(6 + RING_PLACES, 0)), Due::Overrun);
-        assert_eq!(heeded.due(&line(5, 1)), Due::Others);
+        assert_eq!(heeded.due(&line(5, 1)), Due::Era);
     }
 
     #[test]

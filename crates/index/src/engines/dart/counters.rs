@@ -64,6 +64,9 @@ counters! {
     changed: "cas_changed",
     /// Changes that met a sealed slot.
     met_seal: "cas_sealed",
+    /// Objects that a change of unknown outcome has linked or not, or unlinked or not: a sweep frees those that no
+    /// table reaches.
+    undecided: "undecided_objects",
     /// Sealing CASes.
     seal_cas: "seal_cas",
     /// Switches begun.

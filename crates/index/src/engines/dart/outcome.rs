@@ -15,8 +15,10 @@ use super::meta;
 use super::word::{Child, SESSION_MASK, Word};
 use crate::IndexError;
 
-/// Leaves that a judgement reads at most.
+/// Leaves that a judgement follows back at most, from each place that it looks at.
 const CHAIN_MAX: usize = 16;
+/// The same, from all leaves below the slot together.
+const CHAINS_BELOW: usize = 3 * CHAIN_MAX;
 /// Nodes below a slot that a judgement reads at most.
 const NODES_BELOW: usize = 4;
 /// Bytes of the first READ of a leaf of unknown size.
@@ -55,7 +57,10 @@ pub(super) enum Verdict {
 }
 
 impl Tree {
-    /// Judges a CAS that lands no more. 1 READ, mostly.
+    /// Judges a CAS that lands no more.
+    ///
+    /// Cost: 1 READ, mostly. At most a way down, [`NODES_BELOW`] nodes and 96 leaves of 1 or 2 READs each, so that
+    /// a judgement ends however many others change the key; what is open then is unknown.
     ///
     /// # Errors
     /// Those of READs; then nothing is known.
@@ -85,7 +90,7 @@ impl Tree {
             Child::Tomb => Before::Tomb(now.addr(), now.session()),
             _ => Before::Nothing,
         };
-        match self.follow(io, key, attempt, session, history).await? {
+        match self.follow(io, key, attempt, session, history, &mut { CHAIN_MAX }).await? {
             Verdict::Unknown => {}
             verdict => return Ok(verdict),
         }
@@ -144,7 +149,7 @@ impl Tree {
         Ok(Verdict::Unknown)
     }
 
-    /// Goes back through what a slot held.
+    /// Goes back through what a slot held, by at most `left` leaves.
     async fn follow(
         &self,
         io: Reliable<'_>,
@@ -152,10 +157,12 @@ impl Tree {
         attempt: &Attempt,
         session: u32,
         mut history: Before,
+        left: &mut usize,
     ) -> Result<Verdict, IndexError> {
         let Attempt { at, expected, put, mine, .. } = *attempt;
         let over_leaf = matches!(expected.child(), Child::Leaf(_));
-        for _ in 0..CHAIN_MAX {
+        while *left > 0 {
+            *left -= 1;
             let leaf = match history {
                 Before::Nothing => return Ok(Verdict::Unknown),
                 Before::Empty(slot) => {
@@ -213,7 +220,7 @@ impl Tree {
             Child::Tomb => Before::Tomb(place.word.addr(), place.word.session()),
             _ => return Ok(Verdict::Unknown),
         };
-        self.follow(io, key, attempt, session, history).await
+        self.follow(io, key, attempt, session, history, &mut { CHAIN_MAX }).await
     }
 
     /// The slot leads to a node, and the key is absent: leaves below tell what was in the slot before.
@@ -240,8 +247,9 @@ impl Tree {
                 }
             }
         }
+        let mut left = CHAINS_BELOW;
         for history in leaves.into_iter().take(CHAIN_MAX) {
-            match self.follow(io, key, attempt, session, history).await? {
+            match self.follow(io, key, attempt, session, history, &mut left).await? {
                 Verdict::Unknown => {}
                 verdict => return Ok(verdict),
             }

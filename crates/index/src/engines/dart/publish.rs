@@ -73,6 +73,7 @@ impl<'a> Publication<'a> {
                     Verdict::Done => expected,
                     Verdict::NotDone => return Ok(self.lost(None)),
                     Verdict::Unknown => {
+                        self.tree.undecided(&self.objects, self.retiring.as_ref());
                         return Err(unknown(format!(
                             "a completion from memory server {} was lost, and others have changed \
                              the key meanwhile",
@@ -107,6 +108,14 @@ impl<'a> Publication<'a> {
     }
 }
 
+impl Tree {
+    /// Counts objects of a CAS whose outcome stays unknown. They stay, until their blocks are swept: what may be
+    /// linked must not be freed, and what another has replaced is the other's to retire.
+    fn undecided(&self, objects: &[Unlinked], retiring: Option<&Retiring>) {
+        self.counters.undecided.add((objects.len() + usize::from(retiring.is_some())) as u64);
+    }
+}
+
 impl Drop for Publication<'_> {
     fn drop(&mut self) {
         if !self.is_posted {
@@ -133,8 +142,8 @@ impl Drop for Publication<'_> {
                         session.cancel_retire(retiring);
                     }
                 }
-                // An object that may be linked stays, until its block is swept.
-                _ => {}
+                (Verdict::Unknown, retiring) => tree.undecided(&objects, retiring.as_ref()),
+                (Verdict::Done, None) => {}
             }
             drop(hold);
         });

@@ -70,23 +70,23 @@ impl Tree {
         let word = TablesWord(io.word(self.meta.plus(META_TABLES)).await?);
         let Some(tables) = self.tables(io, word).await? else { return Ok(()) };
         let lists = tables.tables.iter().flat_map(|table| table.lengths_of(None, node.plen));
-        if lists.count() == 0 {
-            return Ok(());
-        }
-        let known = match self.prefix_of(io, node, live).await? {
-            Some(prefix) => Some(prefix),
-            None => proven.and_then(|key| key.get(..node.plen)).map(<[u8]>::to_vec),
-        };
-        match known {
-            Some(prefix) => {
-                let to = put.and_then(|(place, word)| Place { word, ..*place }.child());
-                self.take_out(io, &tables, node.addr, &prefix, to).await?;
+        if lists.count() > 0 {
+            let known = match self.prefix_of(io, node, live).await? {
+                Some(prefix) => Some(prefix),
+                None => proven.and_then(|key| key.get(..node.plen)).map(<[u8]>::to_vec),
+            };
+            match known {
+                Some(prefix) => {
+                    let to = put.and_then(|(place, word)| Place { word, ..*place }.child());
+                    self.take_out(io, &tables, node.addr, &prefix, to).await?;
+                }
+                None => {
+                    self.counters.searched.add(1);
+                    self.sift_all(io, &tables, &|entry| entry.addr() == node.addr).await?;
+                }
             }
-            None => {
-                self.counters.searched.add(1);
-                self.sift_all(io, &tables, &|entry| entry.addr() == node.addr).await?;
-            }
         }
+        // Also if no table has its lengths any more: entries of one that was dropped may be remembered.
         cache::notify(io, self.meta, node.addr).await?;
         self.cache.forget_node(node.addr);
         Ok(())
