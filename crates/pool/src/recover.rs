@@ -203,6 +203,10 @@ impl Session {
         // From here on nobody else could finish it: what has been zeroed is known here alone.
         let client = client.without_deadline();
         if done.complete {
+            // As one who clears words and frees must be, from the first to the last (INV-RETIRE-2): another
+            // recoverer may have claimed the block of an object, and not see the word any more.
+            pin_at(&pool.pins.recovery, &pool.epochs.view);
+            pool.ensure_live(client).await?;
             for id in &recovery.clients {
                 pool.zero_areas(client, *id).await?;
             }
@@ -224,9 +228,7 @@ impl Session {
                 && !others.contains(addr)
         });
         if done.complete {
-            // Pinned, as who gives back must be (INV-ALLOC-3).
-            pin_at(&pool.pins.recovery, &pool.epochs.view);
-            pool.ensure_live(client).await?;
+            // Pinned, as one who gives back must be (INV-ALLOC-3).
             pool.free_announced(client, &lost, &mut done).await?;
             pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
             // INV-REC-4

@@ -57,7 +57,9 @@ fn objects_of_an_earlier_life_of_a_slot_go_to_the_bitmaps() {
         // The sender learns the owner and its ring.
         retire(&sender, &rest[..1]).await;
         for _ in 0..8 {
-            [tick(&sender, 1).await, tick(&owner, 1).await, tick(&other, 1).await];
+            for session in [&sender, &owner, &other] {
+                tick(session, 1).await;
+            }
         }
         owner.leave().await.unwrap();
         let next = member(&end).await;
@@ -68,7 +70,9 @@ fn objects_of_an_earlier_life_of_a_slot_go_to_the_bitmaps() {
         tick(&next, 2).await;
         retire(&sender, &rest[1..2]).await;
         for _ in 0..8 {
-            [tick(&sender, 1).await, tick(&other, 1).await];
+            for session in [&sender, &other] {
+                tick(session, 1).await;
+            }
         }
         assert_eq!(sender.inner.retired.lock().len(), 0);
         let live = rest[2..].iter().map(|addr| (*addr, 64));
