@@ -340,7 +340,6 @@ impl<E: Partitioned> Index for Owned<E> {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        E::check_change(&self.0.table, change)?;
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(change.key)).await? else {
             return match self.0.guest.get() {
                 Some(guest) => Box::pin(guest.change(self, session, change, held)).await,
@@ -422,6 +421,7 @@ impl<E: Partitioned> RangeOwner for Owned<E> {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
+        self.0.ownership.check_open()?;
         let _pin = session.begin(OpKind::Get).await?;
         E::get_pinned(&self.0.table, session, key, value).await
     }
@@ -432,6 +432,8 @@ impl<E: Partitioned> RangeOwner for Owned<E> {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
+        E::check_change(&self.0.table, change)?;
+        self.0.ownership.check_open()?;
         let _pin = session.begin(change.kind).await?;
         E::change_pinned(&self.0.table, session, change, held).await
     }
@@ -454,6 +456,7 @@ impl<E: Partitioned> RangeOwner for Owned<E> {
                 Ok(part) => part,
                 Err(number) => return Ok(Some(number)),
             };
+            self.0.ownership.check_open()?;
             let (low, high) = (part.low.as_deref(), part.high.as_deref());
             let (from, to, wanted) = passage.rest_in(low, high, out);
             let reverse = passage.next().1;

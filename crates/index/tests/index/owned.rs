@@ -7,14 +7,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig, OpKind};
 use farleaf_index::compute::{Host, MoveError, OwnedTable, number_of};
 use farleaf_index::{
     AnyIndex, Engine, Entries, Index, IndexError, OpenOptions, ScanRange, Settings, TableFormat,
 };
 use farleaf_pool::Session;
 
-use crate::common::{World, check, engine_formats, formats_of, join, key, settle, start, value};
+use crate::common::{
+    Pairs, World, check, cost_since, costs, engine_formats, formats_of, join, key, settle, start,
+    value,
+};
 
 const KEYS: u64 = 240;
 
@@ -528,4 +531,110 @@ fn guest_death(seed: u64, format: TableFormat, at_ns: u64) {
         assert_eq!(check(&session, &[&index]).await.keys, now.len() as u64);
     })
     .expect("ends");
+}
+
+/// The share of the keys, sorted, up to `bound`.
+fn share(keys: &[Vec<u8>], bound: &[u8]) -> f64 {
+    keys.partition_point(|key| key.as_slice() <= bound) as f64 / keys.len() as f64
+}
+
+/// A compute server that joins gets about half of the keys, although nothing was counted.
+#[test]
+fn a_server_that_joins_gets_half() {
+    // Dex halves what it has cached.
+    for format in owned_formats().into_iter().filter(|it| it.engine == Engine::PSmart) {
+        for is_dense in [true, false] {
+            let sim = Sim::new(config(77, 2)).expect("sim");
+            let first = made(&sim, format);
+            let fabrics = [0, 1].map(|compute| sim.fabric(compute));
+            sim.block_on(async move {
+                let step = if is_dense { 1 } else { 0x0123_4567_89ab_cdef };
+                let mut keys: Vec<_> = (0..200_u64)
+                    .map(|number| number.wrapping_mul(step).to_be_bytes().to_vec())
+                    .collect();
+                keys.sort();
+                let index = open(&first, 2, 0).await;
+                let pairs: Vec<_> = keys.iter().map(|key| (key.clone(), vec![7; 8])).collect();
+                index.bulk_load(&first, &mut Pairs(pairs.iter())).await.expect("load");
+                index.close(&first).await.expect("close");
+                let [own, other] = fabrics;
+                let to = other.incarnation();
+                let joined = join(other.any_endpoint().expect("endpoint")).await;
+                let index = open(&first, 2, 0).await;
+                owned(&index).take_all_free(&first).await.expect("takes");
+                let server = serve(own, first, index).await;
+                let index = open(&joined, 2, 0).await;
+                let joined = serve(other, joined, index).await;
+                let mut out = Entries::new();
+                let (index, session) = (&server.index, &server.session);
+                index.scan(session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
+                assert_eq!(out.len(), keys.len());
+                owned(index).scale_out(session, to).await.expect("scales out");
+                let (_, bounds, owners) = owned(index).known_map();
+                assert_eq!((bounds.len(), owners.len()), (1, 2));
+                let share = share(&keys, &bounds[0]);
+                assert!((0.25..=0.75).contains(&share), "{share} of the keys");
+                joined.leave().await;
+                server.leave().await;
+            })
+            .expect("ends");
+        }
+    }
+}
+
+/// Own operations of P-SMART cost what those of SMART do.
+#[test]
+fn own_operations_of_p_smart_cost_what_they_must() {
+    World::default().on_mapped(|session| async move {
+        let root = AnyIndex::create(&session, "t", &TableFormat::fixed8(Engine::PSmart)).await;
+        let options = options(Engine::PSmart, 2, 0);
+        let index = AnyIndex::open(&session, &root.expect("create"), &options).await.expect("open");
+        for key in (0..100_u64).map(|key| (2 * key).to_be_bytes()) {
+            assert_eq!(index.insert(&session, &key, &key).await, Ok(true));
+        }
+        let mut value = Vec::new();
+        for key in (0..100_u64).map(|key| (2 * key).to_be_bytes()) {
+            assert_eq!(index.get(&session, &key, &mut value).await, Ok(true));
+        }
+        let key = 20_u64.to_be_bytes();
+        let before = costs(&session);
+        assert_eq!(index.get(&session, &key, &mut value).await, Ok(true));
+        let found = cost_since(&session, &before, OpKind::Get);
+        assert_eq!((found.reads, found.writes, found.cas, found.round_trips), (1, 0, 0, 1));
+        let before = costs(&session);
+        assert_eq!(index.get(&session, &21_u64.to_be_bytes(), &mut value).await, Ok(false));
+        let found = cost_since(&session, &before, OpKind::Get);
+        assert_eq!((found.reads, found.writes, found.cas, found.round_trips), (1, 0, 0, 1));
+        let before = costs(&session);
+        assert_eq!(index.update(&session, &key, &[9; 8]).await, Ok(true));
+        let found = cost_since(&session, &before, OpKind::Update);
+        assert_eq!((found.reads, found.writes, found.cas, found.round_trips), (1, 1, 1, 3));
+    });
+}
+
+/// A table that was closed here does nothing more, and its keys are free.
+#[test]
+fn a_closed_table_refuses_operations() {
+    for format in owned_formats() {
+        World::default().on_mapped(|session| async move {
+            AnyIndex::create(&session, "t", &format).await.expect("create");
+            let index = open(&session, 2, 0).await;
+            let (key, mut value) = (key_of(1), Vec::new());
+            assert_eq!(index.insert(&session, &key, &[1; 8]).await, Ok(true));
+            index.close(&session).await.expect("close");
+            let is_closed = |told: Result<bool, IndexError>| {
+                assert!(matches!(told, Err(IndexError::Closed(_))), "{told:?}");
+            };
+            is_closed(index.get(&session, &key, &mut value).await);
+            is_closed(index.upsert(&session, &key, &[2; 8]).await);
+            let mut out = Entries::new();
+            let scan = index.scan(&session, ScanRange::ALL, 9, &mut out).await;
+            is_closed(scan.map(|()| false));
+            index.close(&session).await.expect("again");
+            let index = open(&session, 2, 0).await;
+            assert_eq!(index.get(&session, &key, &mut value).await, Ok(true));
+            assert_eq!(value, [1; 8]);
+            check(&session, &[&index]).await;
+        });
+    }
 }

@@ -293,3 +293,29 @@ impl RangeGuard {
         self.meter.load(self.counters.entered(), decays)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_part_ends_at_what_is_closed() {
+        let bounds = [b"g".to_vec(), b"p".to_vec()];
+        let some = |end: &str| (!end.is_empty()).then(|| end.as_bytes().to_vec());
+        let range = |low, high| Range { low: some(low), high: some(high) };
+        let mut view = View::new(Partitions::cut(&bounds));
+        assert_eq!(view.open_part(Seek::At(b"h")), range("g", "p"));
+        assert_eq!(view.open_part(Seek::After(b"g")), range("g", "p"));
+        assert_eq!(view.open_part(Seek::At(b"g")), range("", "g"));
+        view.closed = Some(range("j", "m"));
+        assert_eq!(view.open_part(Seek::At(b"j")), range("g", "j"), "the bound is below it");
+        assert_eq!(view.open_part(Seek::After(b"h")), range("g", "j"));
+        assert_eq!(view.open_part(Seek::After(b"m")), range("m", "p"));
+        assert_eq!(view.open_part(Seek::At(b"n")), range("m", "p"));
+        assert_eq!(view.open_part(Seek::First), range("", "g"), "another partition");
+        view.closed = Some(range("p", "t"));
+        assert_eq!(view.open_part(Seek::Last), range("t", ""));
+        view.closed = Some(range("c", "g"));
+        assert_eq!(view.open_part(Seek::First), range("", "c"));
+    }
+}
