@@ -290,7 +290,8 @@ fn moves(seed: u64, format: TableFormat) {
             let (index, session) = (&servers[0].index, &servers[0].session);
             let mut moved = 0;
             while running.get() > 0 {
-                let bound = |number: u64| (number % KEYS != 0).then(|| key_of(number).to_vec());
+                let bound =
+                    |number: u64| (!number.is_multiple_of(KEYS)).then(|| key_of(number).to_vec());
                 let number = rng.u64(..KEYS);
                 let (low, high) = (bound(number), bound(number + 1 + rng.u64(..20)));
                 let to = incarnations[rng.usize(..COMPUTES)];
