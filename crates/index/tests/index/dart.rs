@@ -277,6 +277,46 @@ fn every_combination_of_switches_is_right() {
     }
 }
 
+/// The look at a node after a remove, and its replacement, are no part of the remove.
+#[test]
+fn a_remove_does_not_wait_for_its_node_to_be_replaced() {
+    World::default().on_mapped(|session| async move {
+        let format = TableFormat::fixed8(Engine::Dart);
+        let index = opened(&session, &format, &[("prefixes", "3"), ("cache", "0")]).await;
+        let pairs = pairs();
+        index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("loaded");
+        let mut value = Vec::new();
+        let (mut cheap, mut replaced) = (0, 0);
+        for leaves in pairs.chunk_by(|a, b| a.0[..3] == b.0[..3]).take(200) {
+            // The first get reads the check line of this moment.
+            settle(&session).await;
+            assert_eq!(index.get(&session, &leaves[0].0, &mut value).await, Ok(true));
+            let before = costs(&session);
+            assert_eq!(index.get(&session, &leaves[0].0, &mut value).await, Ok(true));
+            let get = cost_since(&session, &before, OpKind::Get).round_trips;
+            if leaves.len() < 7 || get != 3 {
+                continue;
+            }
+            for (number, (key, _)) in leaves[1..].iter().enumerate() {
+                settle(&session).await;
+                assert_eq!(index.get(&session, key, &mut value).await, Ok(true));
+                let before = costs(&session);
+                assert_eq!(index.remove(&session, key).await, Ok(true));
+                let remove = cost_since(&session, &before, OpKind::Remove);
+                assert_eq!((remove.reads, remove.cas), (3, 1), "{number}: {remove:?}");
+                assert_eq!(remove.round_trips, get + 1, "{number}: {remove:?}");
+                settle(&session).await;
+                let after = cost_since(&session, &before, OpKind::Maintenance);
+                replaced += u64::from(number == 5 && after.cas >= 8);
+            }
+            cheap += 1;
+            assert_eq!(index.get(&session, &leaves[0].0, &mut value).await, Ok(true));
+        }
+        assert!(cheap > 150 && replaced == cheap, "{replaced} of {cheap} nodes were replaced");
+        check(&session, &[&index]).await;
+    });
+}
+
 /// Two compute servers load at once, and a third has the table open, or adds a pair: one load or none has an effect,
 /// each other one is refused, and no memory is lost.
 #[test]

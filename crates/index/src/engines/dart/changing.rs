@@ -323,7 +323,7 @@ impl Changing<'_> {
         {
             self.tree.counters.tomb_made.add(1);
             if let (Some(node), Some(bucket)) = (place.node, bucket) {
-                self.tree.after_remove(self.session, self.change.key, node, bucket).await;
+                self.tree.after_remove(self.session, self.change.key, node, bucket);
             }
         }
         Ok(next)

@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, OpKind, Ops};
+use farleaf_fabric::{Buf, Ops};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session, Trial, Unlinked, is_open};
 
@@ -61,7 +61,10 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         self.counters.switch_started.add(1);
-        let task = async move { tree.switch_all(&patient, &key, node, wanted, is_proven).await };
+        let task = async move {
+            let first = Switch { is_proven, ..Switch::new(&tree, &patient, &key, node, wanted) };
+            tree.switch_all(first).await
+        };
         run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
             Err(IndexError::Unavailable(
                 "replacing a node takes longer than it is waited for, as it does while a memory server \
@@ -71,16 +74,14 @@ impl Tree {
         })
     }
 
-    /// The same, and first the nodes above it that are being replaced.
-    async fn switch_all(
-        self: &Arc<Self>,
-        session: &Session,
-        key: &[u8],
-        node: NodeRef,
-        wanted: Option<Step>,
-        is_proven: bool,
-    ) -> Result<(), IndexError> {
-        let mut nodes = vec![Switch { is_proven, ..Switch::new(self, session, key, node, wanted) }];
+    /// Runs a switch to its end, and first those of the nodes above it that are being replaced.
+    async fn switch_all(self: &Arc<Self>, first: Switch<'_>) -> Result<(), IndexError> {
+        let (session, io, key) = (first.session, first.io, first.key);
+        let new = |node, is_proven| {
+            let switch = Switch::new(self, session, key, node, None);
+            Switch { io, is_proven, ..switch }
+        };
+        let mut nodes = vec![first];
         let mut attempts = Attempts::default();
         while let Some(switch) = nodes.last_mut() {
             match switch.go_on().await? {
@@ -88,26 +89,25 @@ impl Tree {
                     let is_proven = switch.is_proven;
                     nodes.pop();
                     if let Some(node) = above
-                        && self.is_nearly_empty(session, node).await?
+                        && self.is_nearly_empty(io, node).await?
                     {
-                        nodes.push(Switch {
-                            is_proven,
-                            ..Switch::new(self, session, key, node, None)
-                        });
+                        nodes.push(new(node, is_proven));
                     }
                 }
-                Progress::First(node) => nodes.push(Switch::new(self, session, key, node, None)),
+                Progress::First(node) => nodes.push(new(node, false)),
                 Progress::Again => attempts.again(session).await?,
             }
         }
         Ok(())
     }
 
-    /// After a remove from a slot of `bucket` of `node`: replaces the node if at most one child is left, or if
-    /// it has become too large. Counts as maintenance; an error leaves that to the next one.
+    /// After a remove from a slot of `bucket` of `node`: a task replaces the node if at most one child is left,
+    /// or if it has become too large. It counts as maintenance, and an error leaves that to the next one. The
+    /// session's next operation waits only while two such tasks run, so that nobody makes empty nodes faster than
+    /// they go.
     ///
-    /// Cost: none if the bucket, as it was, holds two more; else 1 READ.
-    pub(super) async fn after_remove(
+    /// Cost: none if the bucket, as it was, holds two more; else 1 READ, which the caller does not wait for.
+    pub(super) fn after_remove(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],
@@ -118,14 +118,18 @@ impl Tree {
         if live > 2 {
             return;
         }
-        let kind = session.client().charge_to(OpKind::Maintenance);
-        let _ = self.shrink(session, key, node).await;
-        session.client().charge_to(kind);
+        let (tree, key, pin) = (Arc::clone(self), key.to_vec(), session.pin_for_task());
+        let running = self.maintenance.shrinks();
+        session.spawn(async move |session| {
+            let _ = tree.shrink(&session, &key, node).await;
+            drop(pin);
+            drop(running);
+        });
     }
 
     /// Returns whether a node has no child left, or one leaf, as the end of a chain may.
-    async fn is_nearly_empty(&self, session: &Session, node: NodeRef) -> Result<bool, IndexError> {
-        let words = self.read_node(session.reliable(), node).await?;
+    async fn is_nearly_empty(&self, io: Reliable<'_>, node: NodeRef) -> Result<bool, IndexError> {
+        let words = self.read_node(io, node).await?;
         let live: Vec<Word> = words.words().iter().map(|word| Word::from_raw(*word)).collect();
         let mut live = live.iter().filter(|word| word.is_live());
         let is_leaf = live.next().is_none_or(|word| matches!(word.child(), Child::Leaf(_)));
@@ -138,11 +142,14 @@ impl Tree {
         key: &[u8],
         node: NodeRef,
     ) -> Result<(), IndexError> {
-        let words = self.read_node(session.reliable(), node).await?;
+        let io = session.maintenance();
+        let words = self.read_node(io, node).await?;
         let live = words.words().iter().filter(|word| Word::from_raw(**word).is_live()).count();
         let capacity = self.shape.slots(node.kind);
         if live <= 1 || (node.kind != NodeType::N8 && live <= capacity / 4) {
-            self.switch(session, key, node, None, true).await?;
+            self.counters.switch_started.add(1);
+            let switch = Switch::new(self, session, key, node, None);
+            self.switch_all(Switch { io, is_proven: true, ..switch }).await?;
         }
         Ok(())
     }
@@ -216,7 +223,7 @@ impl<'a> Switch<'a> {
             };
             return Ok(Progress::First(node));
         }
-        let mut ops = self.session.client().ops();
+        let mut ops = self.io.client().ops();
         let put = self.replacement(&mut ops, &place, &live).await?;
         let retiring = self.session.prepare_retire(self.node.addr).await?;
         self.io.post_many(ops).await?;
@@ -251,7 +258,7 @@ impl<'a> Switch<'a> {
                 if open.is_empty() || Canary::SwitchUnsealed.is_armed() {
                     return Ok(words);
                 }
-                let mut ops = self.session.client().ops();
+                let mut ops = self.io.client().ops();
                 for index in &open {
                     let word = words[*index];
                     let at = node.addr.plus(8 * *index as u64);
@@ -259,7 +266,7 @@ impl<'a> Switch<'a> {
                 }
                 self.tree.counters.seal_cas.add(open.len() as u64);
                 let posting = self.io.posting();
-                match self.session.client().post_many(ops).await {
+                match self.io.client().post_many(ops).await {
                     Ok(ops) => {
                         for (number, index) in open.into_iter().enumerate() {
                             let found = Word::from_raw(ops.old(number));
@@ -333,7 +340,7 @@ impl<'a> Switch<'a> {
         let new = self.new.as_ref().filter(|(_, new)| put.is_live() && put.addr() == new.addr());
         new.iter().for_each(|(_, new)| new.keep());
         let posting = self.io.posting();
-        let cas = self.session.client().cas(place.at, place.word.raw(), put.raw()).await;
+        let cas = self.io.client().cas(place.at, place.word.raw(), put.raw()).await;
         match cas {
             Ok(found) if found == place.word.raw() => {
                 return Ok(Winner::Mine);

@@ -7,7 +7,7 @@
 //! later none of them runs, and the old table is dropped.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::{Session, Trial, Unlinked, is_open};
@@ -37,6 +37,8 @@ const DROPPED_SHARE: u64 = 32;
 #[derive(Debug, Default)]
 pub(in crate::engines::dart) struct Maintenance {
     is_running: AtomicBool,
+    /// Tasks that look at a node after a remove.
+    shrinks: Arc<AtomicUsize>,
     /// New nodes since the last step.
     nodes: AtomicU64,
     /// `est_dropped` when the present table was made.
@@ -48,6 +50,25 @@ pub(in crate::engines::dart) struct Maintenance {
 impl Maintenance {
     pub(in crate::engines::dart) fn node_added(&self) {
         self.nodes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A task begins to look at a node after a remove; it ends when the value is dropped.
+    pub(in crate::engines::dart) fn shrinks(&self) -> Shrinking {
+        self.shrinks.fetch_add(1, Ordering::SeqCst);
+        Shrinking(Arc::clone(&self.shrinks))
+    }
+
+    fn is_idle(&self) -> bool {
+        !self.is_running.load(Ordering::SeqCst) && self.shrinks.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// A task that looks at a node after a remove.
+pub(in crate::engines::dart) struct Shrinking(Arc<AtomicUsize>);
+
+impl Drop for Shrinking {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -92,8 +113,7 @@ impl Tree {
         session: &Session,
     ) -> Result<(), IndexError> {
         for _ in 0..WAITS_MAX {
-            let clock = &self.adjust_clock;
-            if !self.maintenance.is_running.load(Ordering::SeqCst) && !clock.is_running() {
+            if self.maintenance.is_idle() && !self.adjust_clock.is_running() {
                 return Ok(());
             }
             session.endpoint().sleep(WAIT_NS).await;
