@@ -1,6 +1,7 @@
 //! Node layout: sizes and capacities of nodes in both layouts.
 
 use super::words::HEAD_WORDS;
+use crate::spec::NodeRoom;
 
 /// Longest key in bytes, in any layout.
 pub const KEY_BYTES_MAX: usize = 1024;
@@ -53,12 +54,15 @@ pub struct LayoutOptions {
     pub cap_leaf: Option<u16>,
     /// Most separators in an inner node, if fewer than fit; at least 2.
     pub cap_inner: Option<u16>,
+    /// The room that each node of a radix tree has.
+    pub nodes: NodeRoom,
 }
 
 impl LayoutOptions {
     /// Nodes of `node_bytes` with all the capacity that they have.
     pub fn new(node_bytes: usize, key: KeyFormat, value: ValueFormat) -> Self {
-        Self { node_bytes, key, value, cap_leaf: None, cap_inner: None }
+        let nodes = NodeRoom::Relocate;
+        Self { node_bytes, key, value, cap_leaf: None, cap_inner: None, nodes }
     }
 }
 

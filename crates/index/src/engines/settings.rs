@@ -175,12 +175,14 @@ impl TableFormat {
             node_bytes: self.node_bytes,
             cap_leaf: self.cap_leaf,
             cap_inner: self.cap_inner,
+            nodes: self.nodes,
         };
         for (name, text) in settings.iter() {
             shape.set(name, text)?;
         }
         (self.node_bytes, self.cap_leaf, self.cap_inner) =
             (shape.node_bytes, shape.cap_leaf, shape.cap_inner);
+        self.nodes = shape.nodes;
         Ok(self)
     }
 }

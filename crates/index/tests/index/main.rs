@@ -13,5 +13,6 @@ mod hot_key;
 mod model;
 mod smart;
 mod smart_damage;
+mod smart_reserved;
 mod takeover;
 mod unknown;

@@ -202,6 +202,7 @@ impl Engine for Dart {
         merges: true,
         shrinks: false,
         radix: true,
+        reserves: false,
     };
 
     const CANARIES: &'static [Canary] = &[

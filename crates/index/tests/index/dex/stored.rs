@@ -17,6 +17,7 @@ const FORMAT: TableFormat = TableFormat {
     node_bytes: Some(256),
     cap_leaf: Some(4),
     cap_inner: Some(3),
+    nodes: farleaf_index::NodeRoom::Relocate,
 };
 
 fn key(number: u64) -> [u8; 8] {
