@@ -14,7 +14,7 @@ pub use farleaf_pool::canary::Canary;
 
 use crate::crash::{CrashFailure, cases};
 use crate::run::{Failure, run};
-use crate::scenario::{Choices, Scenario, Workload};
+use crate::scenario::{Choices, FormatName, Scenario, Workload};
 
 /// Result of the hunt for one canary.
 #[derive(Clone, Debug)]
@@ -85,6 +85,12 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
         None => Choices { workload: Some(Workload::Large), ..Choices::default() },
     };
     match canary {
+        // Full nodes of which several clients want a slot.
+        Canary::GrowUnhelped => {
+            suited.format = Some(FormatName::U64Reserved);
+            suited.workload = Some([Workload::Ascending, Workload::Mixed][seed as usize % 2]);
+            (suited.compute_servers, suited.clients) = (Some(3), Some(6));
+        }
         // Objects come and go, and their addresses are used again while caches lead there.
         Canary::SkipBirth => {
             suited.workload = Some(Workload::Churn);
@@ -175,6 +181,7 @@ fn hunt_one(
         let choices = &Choices {
             engine: choices.engine.or(suited.engine),
             workload: choices.workload.or(suited.workload),
+            format: choices.format.or(suited.format),
             settings,
             memory_servers: choices.memory_servers.or(suited.memory_servers),
             compute_servers: choices.compute_servers.or(suited.compute_servers),

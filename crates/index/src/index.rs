@@ -59,6 +59,8 @@ pub struct TableReport {
     pub node_bytes: u64,
     /// Bytes of inner nodes, of those, where an engine tells them apart.
     pub inner_bytes: u64,
+    /// Bytes of inner nodes that are reserved for slots to come, of those.
+    pub reserved_bytes: u64,
     /// Bytes of records outside of nodes.
     pub record_bytes: u64,
     /// Nodes per level, leaves first.

@@ -1,11 +1,15 @@
 //! Table specification: engine, formats and geometry, as a table's root keeps them.
 
+use std::fmt;
+use std::str::FromStr;
+
 use farleaf_pool::Root;
 
 use crate::bnode::{
     BUCKET_BYTES_MAX, BUCKET_BYTES_MIN, KeyFormat, Layout, LayoutOptions, ValueFormat,
 };
-use crate::engines::{Engine, UnknownEngine};
+use crate::engines::{Engine, UnknownEngine, on_engine};
+use crate::knobs::knob_words;
 use crate::{IndexError, KnobKind};
 
 crate::knobs! {
@@ -22,8 +26,49 @@ crate::knobs! {
         /// Bytes of a bucket of an inner node, a power of two. The sizes of nodes follow it: the smallest is half a
         /// bucket, the largest has one slot for each byte. The engine takes 128.
         "bucket_bytes" => bucket_bytes: Option<u16> = None, KnobKind::Bytes { min: BUCKET_BYTES_MIN as u64, max: BUCKET_BYTES_MAX as u64 }, paper "128 (DART, Figure 9)";
+        /// Room of a radix tree's node. relocate: as much as its slots need; a larger node takes the place of a full one.
+        /// reserve: as much as the largest node needs; a node grows in place, and its address stays.
+        "nodes" => nodes: NodeRoom = NodeRoom::Relocate, KnobKind::Words { words: NodeRoom::WORDS, also: None }, paper "reserve (SMART)";
     }
 }
+
+/// The room that each node of a radix tree has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NodeRoom {
+    /// As much as its slots need. A larger node takes the place of a full one.
+    #[default]
+    Relocate,
+    /// As much as the largest node needs. A node grows in place.
+    Reserve,
+}
+
+impl NodeRoom {
+    /// The words of all its values.
+    pub const WORDS: &'static [&'static str] = &["relocate", "reserve"];
+}
+
+impl fmt::Display for NodeRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NodeRoom::Relocate => "relocate",
+            NodeRoom::Reserve => "reserve",
+        })
+    }
+}
+
+impl FromStr for NodeRoom {
+    type Err = ();
+
+    fn from_str(word: &str) -> Result<Self, ()> {
+        match word {
+            "relocate" => Ok(NodeRoom::Relocate),
+            "reserve" => Ok(NodeRoom::Reserve),
+            _ => Err(()),
+        }
+    }
+}
+
+knob_words!(NodeRoom);
 
 /// A table's specification: engine, formats and geometry. Fixed when it is made, kept in its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +88,8 @@ pub struct TableFormat {
     pub cap_inner: Option<u16>,
     /// Bytes of a bucket, for an engine of hashed nodes; `None` takes the engine's default.
     pub bucket_bytes: Option<u16>,
+    /// The room that each node of a radix tree has.
+    pub nodes: NodeRoom,
 }
 
 impl Default for TableFormat {
@@ -55,6 +102,7 @@ impl Default for TableFormat {
             cap_leaf: None,
             cap_inner: None,
             bucket_bytes: None,
+            nodes: NodeRoom::Relocate,
         }
     }
 }
@@ -77,19 +125,30 @@ impl TableFormat {
     /// The geometry of its nodes.
     ///
     /// # Errors
-    /// `Invalid` if there is none.
+    /// `Invalid` if there is none, or the engine cannot have it.
     pub fn layout(&self) -> Result<Layout, IndexError> {
+        let reserves = |engine: Engine| on_engine!(engine, Design => <Design as crate::engine::Engine>::TRAITS.reserves);
+        if self.nodes == NodeRoom::Reserve && !reserves(self.engine) {
+            let able: Vec<&str> =
+                Engine::ALL.iter().filter(|it| reserves(**it)).map(|it| it.name()).collect();
+            return Err(IndexError::Invalid(format!(
+                "engine {}: nodes=reserve is for tables of the engines {}",
+                self.engine,
+                able.join(", ")
+            )));
+        }
         let options = LayoutOptions {
             cap_leaf: self.cap_leaf,
             cap_inner: self.cap_inner,
             bucket_bytes: self.bucket_bytes,
+            nodes: self.nodes,
             ..LayoutOptions::new(self.node_bytes() as usize, self.key, self.value)
         };
         Layout::new(options).map_err(|error| IndexError::Invalid(error.to_string()))
     }
 
     /// As it stands in a root's parameters: words of version, key format, value format, node
-    /// bytes, capacities and bucket bytes, and the tree's own number.
+    /// bytes, capacities, bucket bytes and the room of nodes, and the tree's own number.
     pub(crate) fn to_params(self, tree: u64) -> [u8; 64] {
         let key = match self.key {
             KeyFormat::Fixed(bytes) => 1 << 32 | bytes as u64,
@@ -100,8 +159,10 @@ impl TableFormat {
             ValueFormat::Bytes => 2 << 32,
         };
         let number = |number: Option<u16>| u64::from(number.unwrap_or(0));
-        let caps =
-            number(self.bucket_bytes) << 32 | number(self.cap_leaf) << 16 | number(self.cap_inner);
+        let caps = u64::from(self.nodes == NodeRoom::Reserve) << 48
+            | number(self.bucket_bytes) << 32
+            | number(self.cap_leaf) << 16
+            | number(self.cap_inner);
         let words = [PARAMS_VERSION, key, value, u64::from(self.node_bytes()), caps, tree];
         let mut params = [0; 64];
         for (bytes, word) in params.chunks_exact_mut(8).zip(words) {
@@ -150,6 +211,11 @@ impl TableFormat {
             cap_leaf: number(caps >> 16),
             cap_inner: number(caps),
             bucket_bytes: number(caps >> 32),
+            nodes: match caps >> 48 {
+                0 => NodeRoom::Relocate,
+                1 => NodeRoom::Reserve,
+                _ => return Err(corrupt("has no legal room of nodes")),
+            },
         };
         Ok((format, tree))
     }

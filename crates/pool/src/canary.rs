@@ -99,6 +99,8 @@ pub enum Canary {
     JoinOpenRead,
     /// Changes join a batch that has been written.
     SealLate,
+    /// The second insert behind the slots that count leaves the node's header to the first.
+    GrowUnhelped,
     /// A remove leaves an empty slot, not a TOMB.
     EraseRemoved,
     /// An insert takes the last empty slot of its bucket, not the first.
@@ -179,6 +181,7 @@ impl Canary {
         Canary::RepostSlotCas,
         Canary::JoinOpenRead,
         Canary::SealLate,
+        Canary::GrowUnhelped,
         Canary::EraseRemoved,
         Canary::FillAnySlot,
         Canary::SwitchUnsealed,
@@ -244,6 +247,7 @@ impl Canary {
             Canary::RepostSlotCas => "repost-slot-cas",
             Canary::JoinOpenRead => "join-open-read",
             Canary::SealLate => "seal-late",
+            Canary::GrowUnhelped => "grow-unhelped",
             Canary::EraseRemoved => "erase-removed",
             Canary::FillAnySlot => "fill-any-slot",
             Canary::SwitchUnsealed => "switch-unsealed",
@@ -336,6 +340,9 @@ impl Canary {
             Canary::RepostSlotCas => "a slot's lost CAS is posted again, and its answer believed",
             Canary::JoinOpenRead => "a get takes the answer of a READ that began before it",
             Canary::SealLate => "changes join a batch that has been written",
+            Canary::GrowUnhelped => {
+                "the second insert behind the slots that count leaves the node's header to the first"
+            }
             Canary::EraseRemoved => "a remove leaves an empty slot, not a TOMB",
             Canary::FillAnySlot => {
                 "an insert takes the last empty slot of its bucket, not the first"

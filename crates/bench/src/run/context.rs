@@ -155,6 +155,9 @@ fn region_bytes(config: &BenchConfig, keys: &KeyMaker) -> u64 {
     // Nodes are at least half full but for the first few; records round up by less than half;
     // changes of records leave old ones behind until they are reclaimed.
     let item_bytes = (keys.key_bytes_max() + config.value_bytes + 40) as f64;
+    // Nodes that reserve their room are nearly empty: up to 0.4 of them for each key.
+    let reserves = config.settings.get("nodes") == Some("reserve");
+    let item_bytes = item_bytes + if reserves { 300.0 } else { 0.0 };
     let servers = config.memory_servers as f64;
     // Each compute server has a block of each size of object on each memory server.
     let blocks = config.compute_servers as f64 * 16.0 * (16 << 20) as f64;

@@ -5,8 +5,32 @@ use farleaf_index::Engine;
 use super::action::{Action, INITIAL, WRITTEN};
 use super::state::{Change, CrashState, CrashStep, Order, Script, Setup};
 
-/// The cases of an engine, in every format, by name.
-pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
+/// Cases of tables whose nodes reserve their room: what adds to nodes and takes from them, and what meets them.
+const RESERVED: [&str; 20] = [
+    "get-absent",
+    "scan-reverse",
+    "verify",
+    "insert-first",
+    "update",
+    "remove",
+    "bulk-load",
+    "create-table",
+    "drop-table",
+    "insert-beside",
+    "insert-node",
+    "insert-node-down",
+    "insert-node-cold",
+    "node-grows-in-place",
+    "node-grows-in-place-cold",
+    "node-grows-in-place-own",
+    "recover-node",
+    "recover-update",
+    "takeover-update",
+    "takeover-remove",
+];
+
+/// The cases of an engine, in every format in which nodes reserve their room or do not, by name.
+pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashState)> {
     let grow = |change, order| CrashState::new(Script::Grow(change, order), CrashStep::Found);
     let shrink = |keys, change, order| {
         CrashState::new(Script::Shrink(keys, change, order), CrashStep::Found)
@@ -81,6 +105,7 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
     ];
     let node = grow(Change::NodeAdded, Order::Up);
     let larger = grow(Change::NodeGrows, Order::Up);
+    let grows = grow(Change::NodeGrowsInPlace, Order::Up);
     let smaller = shrink(14, Change::NodeShrinks, Order::Up);
     let died_in_update =
         |action| CrashState { setup: Setup::DiedIn(Action::Update(60)), ..keys(12, action) };
@@ -92,6 +117,9 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
         ("insert-node-exhausted", CrashState { is_exhausted: true, ..node }),
         ("insert-larger-node", larger),
         ("insert-larger-node-own", by_actor(larger)),
+        ("node-grows-in-place", grows),
+        ("node-grows-in-place-cold", cold(grows)),
+        ("node-grows-in-place-own", by_actor(grows)),
         ("recover-node", recover(node, 0)),
         ("recover-larger-node", recover(larger, 0)),
         ("remove-smaller-node", smaller),
@@ -111,6 +139,7 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
     let has_change = |state: &CrashState| match state.script {
         Script::Keys(_) => in_place || !matches!(state.setup, Setup::DiedIn(_)),
         Script::Grow(Change::LeafAdded | Change::NodeAdded | Change::NodeGrows, _) => traits.radix,
+        Script::Grow(Change::NodeGrowsInPlace, _) => reserves,
         Script::Grow(..) => traits.splits,
         Script::Shrink(_, Change::NodeShrinks | Change::NodeCollapses, _) => in_place,
         Script::Shrink(_, Change::Shrink(_), _) => shrinks,
@@ -118,7 +147,11 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
     };
     // A remove of a radix tree WRITEs nothing at whose middle its compute server could die.
     let has_writes = |name: &str| !traits.radix || name != "recover-merge";
-    cases.filter(|(name, state)| has_change(state) && has_writes(name)).collect()
+    let is_tried = |name: &str| !reserves || RESERVED.contains(&name);
+    let suits = |(name, state): &(&str, CrashState)| {
+        has_change(state) && has_writes(name) && is_tried(name)
+    };
+    cases.filter(suits).collect()
 }
 
 /// The actor makes nodes go first, and a level if `shrinks`, so that it has retired something.

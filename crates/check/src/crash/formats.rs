@@ -1,7 +1,7 @@
 //! Crash formats: nodes so small that a few keys reach every structural change.
 
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Engine, TableFormat};
+use farleaf_index::{Engine, NodeRoom, TableFormat};
 
 /// A table's format, and its keys and values by number.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,16 @@ impl Format {
         if engine.traits().splits || engine.traits().radix {
             formats.push(Format { name: "records", table: bytes, record_bytes: 200 });
         }
+        if engine.traits().reserves {
+            let table = TableFormat { nodes: NodeRoom::Reserve, ..tiny };
+            formats.push(Format { name: "reserved", table, record_bytes: 0 });
+        }
         formats
+    }
+
+    /// Nodes have room for all of their slots.
+    pub(super) fn reserves(&self) -> bool {
+        self.table.nodes == NodeRoom::Reserve
     }
 
     /// Key `number`; in the order of the numbers.

@@ -55,6 +55,8 @@ pub(super) enum Change {
     NodeAdded,
     /// A leaf of a radix tree is added to a node that is replaced by a larger one.
     NodeGrows,
+    /// A leaf of a radix tree is added to a node with reserved room, which grows in place.
+    NodeGrowsInPlace,
     /// A leaf of a radix tree leaves a node that is replaced by a smaller one.
     NodeShrinks,
     /// A leaf of a radix tree leaves a node that then leaves the tree.
@@ -78,6 +80,7 @@ impl Change {
         let (nodes, added) = (inner(before), inner(after).wrapping_sub(inner(before)));
         let larger = after.inner_bytes > before.inner_bytes;
         let smaller = after.inner_bytes < before.inner_bytes;
+        let in_place = after.reserved_bytes < before.reserved_bytes;
         whole
             && match self {
                 Change::None => a == b && from >= 2,
@@ -88,9 +91,12 @@ impl Change {
                 Change::LeafMerge => from == to && by(0) == -1 && by(1) == 0,
                 Change::InnerMerge => from == to && by(0) == -1 && by(1) == -1,
                 Change::Shrink(levels) => from == levels && to + 1 == from,
-                Change::LeafAdded => nodes > 1 && added == 0 && !larger && by(0) == 1,
+                Change::LeafAdded => nodes > 1 && added == 0 && !larger && !in_place && by(0) == 1,
                 Change::NodeAdded => nodes > 1 && added == 1 && by(0) == 1,
                 Change::NodeGrows => nodes > 1 && added == 0 && larger && by(0) == 1,
+                Change::NodeGrowsInPlace => {
+                    nodes > 1 && added == 0 && !larger && in_place && by(0) == 1
+                }
                 Change::NodeShrinks => added == 0 && smaller && by(0) == -1,
                 Change::NodeCollapses => added == u64::MAX && by(0) == -1,
             }

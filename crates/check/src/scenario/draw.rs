@@ -48,6 +48,13 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         aged: choices.aged.unwrap_or_else(|| rng(seed, "aged").u8(..6) == 0),
         only: choices.only.clone().unwrap_or(Subset(None)),
     };
+    if choices.format.is_none() && drawn.engine.traits().reserves {
+        let reserved = [FormatName::U64Reserved, FormatName::ShortReserved];
+        let mut rng = rng(seed, "reserved");
+        if rng.u8(..3) == 0 {
+            drawn.format = pick(&mut rng, &reserved);
+        }
+    }
     drawn.settings = settings(&drawn, &choices.settings);
     drawn.clients = choices.clients.unwrap_or_else(|| {
         let mut rng = rng(seed, "clients");
@@ -121,7 +128,7 @@ fn format(rng: &mut Rng) -> FormatName {
     if rng.bool() {
         pick(rng, &[FormatName::U64Tiny, FormatName::WideTiny, FormatName::ShortTiny])
     } else {
-        pick(rng, FormatName::ALL)
+        pick(rng, FormatName::COMMON)
     }
 }
 

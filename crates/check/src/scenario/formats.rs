@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Engine, TableFormat};
+use farleaf_index::{Engine, NodeRoom, TableFormat};
 
 /// A format of table, chosen so that small trees are deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +25,16 @@ pub enum FormatName {
     Bytes,
     /// 5 bytes to 3.
     Odd,
+    /// As `U64Tiny`; nodes reserve their room, if the engine can.
+    U64Reserved,
+    /// As `ShortTiny`; nodes reserve their room, if the engine can.
+    ShortReserved,
 }
 
 impl FormatName {
+    /// Those that differ for every engine.
+    pub(super) const COMMON: &'static [FormatName] = FormatName::ALL.split_at(8).0;
+
     /// Every format.
     pub const ALL: &'static [FormatName] = &[
         FormatName::U64Tiny,
@@ -38,6 +45,8 @@ impl FormatName {
         FormatName::BytesTiny,
         FormatName::Bytes,
         FormatName::Odd,
+        FormatName::U64Reserved,
+        FormatName::ShortReserved,
     ];
 
     /// The name in flags.
@@ -51,6 +60,8 @@ impl FormatName {
             FormatName::BytesTiny => "bytes-tiny",
             FormatName::Bytes => "bytes",
             FormatName::Odd => "odd",
+            FormatName::U64Reserved => "u64-reserved",
+            FormatName::ShortReserved => "short-reserved",
         }
     }
 
@@ -78,12 +89,23 @@ impl FormatName {
             FormatName::Odd => {
                 TableFormat { key: KeyFormat::Fixed(5), value: ValueFormat::Fixed(3), ..bytes }
             }
+            FormatName::U64Reserved => FormatName::U64Tiny.reserved(engine),
+            FormatName::ShortReserved => FormatName::ShortTiny.reserved(engine),
         }
+    }
+
+    fn reserved(self, engine: Engine) -> TableFormat {
+        let nodes = match engine.traits().reserves {
+            true => NodeRoom::Reserve,
+            false => NodeRoom::Relocate,
+        };
+        TableFormat { nodes, ..self.table(engine) }
     }
 
     /// Returns whether values may be of any length.
     pub fn has_large_values(self) -> bool {
-        matches!(self, FormatName::ShortTiny | FormatName::BytesTiny | FormatName::Bytes)
+        use FormatName::{Bytes, BytesTiny, ShortReserved, ShortTiny};
+        matches!(self, ShortTiny | BytesTiny | Bytes | ShortReserved)
     }
 }
 

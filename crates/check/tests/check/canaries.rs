@@ -37,6 +37,7 @@ const QUICK: &[Canary] = &[
     Canary::MoveUnmarked,
     Canary::CopyUnfrozen,
     Canary::TrustDeadNode,
+    Canary::GrowUnhelped,
 ];
 
 #[test]

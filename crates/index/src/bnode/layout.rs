@@ -1,6 +1,7 @@
 //! Node layout: sizes and capacities of nodes in both layouts.
 
 use super::words::HEAD_WORDS;
+use crate::spec::NodeRoom;
 
 /// Longest key in bytes, in any layout.
 pub const KEY_BYTES_MAX: usize = 1024;
@@ -60,12 +61,22 @@ pub struct LayoutOptions {
     /// Bytes of a bucket of a hashed node: a power of two, [`BUCKET_BYTES_MIN`] to [`BUCKET_BYTES_MAX`]; `None`
     /// takes the engine's default.
     pub bucket_bytes: Option<u16>,
+    /// The room that each node of a radix tree has.
+    pub nodes: NodeRoom,
 }
 
 impl LayoutOptions {
     /// Nodes of `node_bytes` with all the capacity that they have.
     pub fn new(node_bytes: usize, key: KeyFormat, value: ValueFormat) -> Self {
-        Self { node_bytes, key, value, cap_leaf: None, cap_inner: None, bucket_bytes: None }
+        Self {
+            node_bytes,
+            key,
+            value,
+            cap_leaf: None,
+            cap_inner: None,
+            bucket_bytes: None,
+            nodes: NodeRoom::Relocate,
+        }
     }
 }
 

@@ -195,6 +195,7 @@ impl<E: Partitioned> Engine for Owned<E> {
     const NAME: &'static str = E::OWNED_NAME;
     const ABOUT: &'static str = E::OWNED_ABOUT;
     const TRAITS: Traits = Traits { owned: true, ..E::TRAITS };
+    const SHAPE: &'static [&'static str] = E::SHAPE;
     const CANARIES: &'static [Canary] = E::OWNED_CANARIES;
 
     type Options = E::OwnedOptions;

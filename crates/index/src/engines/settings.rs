@@ -183,12 +183,13 @@ impl TableFormat {
             cap_leaf: self.cap_leaf,
             cap_inner: self.cap_inner,
             bucket_bytes: self.bucket_bytes,
+            nodes: self.nodes,
         };
         for (name, text) in settings.iter() {
             shape.set(name, text)?;
         }
-        let Shape { node_bytes, cap_leaf, cap_inner, bucket_bytes } = shape;
-        Ok(TableFormat { node_bytes, cap_leaf, cap_inner, bucket_bytes, ..self })
+        let Shape { node_bytes, cap_leaf, cap_inner, bucket_bytes, nodes } = shape;
+        Ok(TableFormat { node_bytes, cap_leaf, cap_inner, bucket_bytes, nodes, ..self })
     }
 }
 

@@ -14,5 +14,6 @@ mod model;
 mod owned;
 mod smart;
 mod smart_damage;
+mod smart_reserved;
 mod takeover;
 mod unknown;

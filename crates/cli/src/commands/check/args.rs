@@ -159,7 +159,8 @@ pub(crate) struct PinArgs {
     /// Engine to check, or all
     #[arg(short, long)]
     engine: Option<String>,
-    /// Format of the table: u64-tiny, u64-small, u64, wide-tiny, short-tiny, bytes-tiny, bytes, odd
+    /// Format of the table: u64-tiny, u64-small, u64, wide-tiny, short-tiny, bytes-tiny, bytes, odd,
+    /// u64-reserved, short-reserved
     #[arg(short, long)]
     format: Option<String>,
     #[command(flatten)]

@@ -78,6 +78,7 @@ impl Engine for BTree {
         merges: true,
         shrinks: true,
         radix: false,
+        reserves: false,
     };
     const CANARIES: &'static [Canary] = &[
         Canary::UnlockBeforeWrite,

@@ -130,7 +130,8 @@ impl Tree {
         let mut buf = session.client().buf(NodeType::TOP.bytes());
         let (addr, birth) = (object.addr(), session.epoch());
         let slots = slots.iter().copied();
-        fill_node(&self.shape, buf.words_mut(), addr, birth, (0, b""), slots);
+        let of = NodeType::TOP;
+        fill_node(&self.shape, buf.words_mut(), (addr, birth), of, (0, b""), slots);
         object.write(buf).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
         self.freeze(session, &mut dying).await?;
@@ -232,13 +233,14 @@ impl Builder<'_> {
         let (from, link) = (at + 1, self.tree.shape.bytes_max() + 1);
         let links = (open.at - from) / link;
         let mut depth = from + links * link;
-        let of = NodeType::holding(open.children.len()).max(NodeType::SMALLEST);
+        let of = self.tree.shape.holding(open.children.len());
         let mut slot = self.node(of, (depth, &key[depth..open.at]), &open.children).await?;
         for _ in 0..links {
             let end = depth - 1;
             depth -= link;
             let child = slot.under(Edge::byte(key[end]));
-            slot = self.node(NodeType::SMALLEST, (depth, &key[depth..end]), &[child]).await?;
+            slot =
+                self.node(self.tree.shape.holding(1), (depth, &key[depth..end]), &[child]).await?;
         }
         Ok(slot.under(edge))
     }
@@ -249,10 +251,10 @@ impl Builder<'_> {
         place: (usize, &[u8]),
         children: &[Slot],
     ) -> Result<Slot, IndexError> {
-        let addr = self.alloc(of.bytes()).await?;
-        let (birth, mut buf) = (self.session.epoch(), self.session.client().buf(of.bytes()));
+        let addr = self.alloc(of.object_bytes()).await?;
+        let (birth, mut buf) = (self.session.epoch(), self.session.client().buf(of.object_bytes()));
         let slots = children.iter().copied();
-        fill_node(&self.tree.shape, buf.words_mut(), addr, birth, place, slots);
+        fill_node(&self.tree.shape, buf.words_mut(), (addr, birth), of, place, slots);
         self.write(addr, buf).await?;
         Ok(Slot::node(Edge::END, addr, of))
     }

@@ -213,14 +213,16 @@ mod tests {
     use super::super::layout::{LeafClass, fill_node};
     use super::*;
 
-    const SHAPE: Shape = Shape { table: 7, wide: false, first: NodeType::SMALLEST };
+    const SHAPE: Shape =
+        Shape { table: 7, wide: false, first: NodeType::SMALLEST, reserves: false };
 
     fn entry(number: u64, birth: u64, c: u64) -> Entry {
         let addr = GlobalAddr::new(ServerId(0), 64 * number);
         let class = LeafClass::of(64).expect("class");
         let slots = [9, 3].map(|byte| Slot::leaf(Edge::byte(byte), addr.plus(640), class));
         let mut words = [0; 8];
-        fill_node(&SHAPE, &mut words, addr, birth, (0, b""), slots.into_iter());
+        let of = NodeType::SMALLEST;
+        fill_node(&SHAPE, &mut words, (addr, birth), of, (0, b""), slots.into_iter());
         Entry::of(&SHAPE, addr, c, &words, b"").expect("a node")
     }
 

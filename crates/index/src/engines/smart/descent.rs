@@ -196,6 +196,11 @@ impl Tree {
             let edge =
                 edge.ok_or_else(|| self.corrupt(last.addr, "its compressed bytes lead astray"))?;
             let Some((index, slot)) = node.find(edge) else {
+                if node.is_short() {
+                    let last = nodes.len() - 1;
+                    self.read_whole(session, &mut nodes[last], key).await?;
+                    continue;
+                }
                 return Ok(Path { nodes, landing: Landing::None });
             };
             if slot.is_tomb() {
@@ -233,11 +238,12 @@ impl Tree {
         let mut held = self.read_at(session, slot.addr(), of, matched, None).await?;
         held.up = Some(up);
         self.check(&held, of)?;
+        self.correct_hints(session, Vec::from_iter(self.stale_hint(&held, slot)));
         self.remember(&held, key);
         Ok(held)
     }
 
-    async fn read_at(
+    pub(super) async fn read_at(
         &self,
         session: &Session,
         addr: GlobalAddr,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Unlinked};
 
 use super::descent::{Held, Landing, Path};
@@ -32,6 +33,7 @@ pub(super) struct NewLeaf {
 /// A node that nothing leads to yet. Dropped, it is freed.
 struct NewNode {
     object: Unlinked,
+    of: NodeType,
     words: Vec<u64>,
 }
 
@@ -114,11 +116,11 @@ impl Tree {
         (depth, bytes): (usize, &[u8]),
         slots: &[Slot],
     ) -> Result<NewNode, IndexError> {
-        let object = session.alloc_unlinked(session.place(), of.bytes()).await?;
-        let (birth, mut words) = (session.epoch(), vec![0; of.bytes() / 8]);
-        let slots = slots.iter().copied();
-        fill_node(&self.shape, &mut words, object.addr(), birth, (depth, bytes), slots);
-        Ok(NewNode { object, words })
+        let object = session.alloc_unlinked(session.place(), of.object_bytes()).await?;
+        let (birth, mut words) = (session.epoch(), vec![0; of.object_bytes() / 8]);
+        let (made, slots) = ((object.addr(), birth), slots.iter().copied());
+        fill_node(&self.shape, &mut words, made, of, (depth, bytes), slots);
+        Ok(NewNode { object, of, words })
     }
 
     /// Links `new` where the way to `key` ends. If that has changed, or there is no room, gives it back with the
@@ -137,8 +139,12 @@ impl Tree {
         let (slot, index, expected, nodes) = match &path.landing {
             Landing::None => {
                 let node = path.last().node(self);
-                let Some(index) = node.first_empty() else { return Ok(Err((new, path))) };
-                (new.slot(edge), index, node.slot(index), Vec::new())
+                let behind = (node.capacity() < self.room(node)).then_some(node.capacity());
+                let Some(index) = node.first_empty().or(behind) else {
+                    return Ok(Err((new, path)));
+                };
+                let expected = if index < node.capacity() { node.slot(index) } else { Slot(0) };
+                (new.slot(edge), index, expected, Vec::new())
             }
             Landing::Tomb { index, slot } => (new.slot(edge), *index, *slot, Vec::new()),
             Landing::Leaf { index, slot } => {
@@ -211,8 +217,16 @@ impl Tree {
         loop {
             let at = place.held.slot_addr(place.index);
             let words = (place.expected, slot);
+            let counted = place.held.node(self).capacity();
             let Err(found) = self.link(session, at, words, new.linking(key)).await? else {
-                self.remember_slot(&mut place.held, place.index, slot, key);
+                // Nobody looks behind the slots that count (INV-SMART-6).
+                let is_first = place.index == counted;
+                if place.index >= counted && (is_first || !Canary::GrowUnhelped.is_armed()) {
+                    self.grow(session, &mut place.held, place.index).await?;
+                }
+                if place.index < place.held.node(self).capacity() {
+                    self.remember_slot(&mut place.held, place.index, slot, key);
+                }
                 return Ok((Ok(()), place.held));
             };
             // Another edge took the slot: the next one, if it was to be an unused one.
@@ -222,9 +236,14 @@ impl Tree {
                 && !found.is_empty()
                 && !found.is_frozen()
                 && found.edge() != slot.edge();
-            if is_other && next < node.capacity() && node.slot(next).0 == 0 {
+            let is_unused = next >= counted || node.slot(next).0 == 0;
+            if is_other && next < self.room(node) && is_unused {
                 place.index = next;
                 continue;
+            }
+            if place.index >= counted && !found.is_empty() {
+                // The edge's slot is there, and whoever filled it may be dead.
+                self.grow(session, &mut place.held, place.index).await?;
             }
             new.unkeep();
             nodes.iter().for_each(|node| node.object.unkeep());
@@ -289,7 +308,7 @@ impl Tree {
 
 /// The slot that leads to a new node.
 fn node_slot(edge: Edge, node: &NewNode) -> Slot {
-    Slot::node(edge, node.object.addr(), NodeType::holding(node.words.len() - 2))
+    Slot::node(edge, node.object.addr(), node.of)
 }
 
 /// Bytes that two keys have in common at their beginning.

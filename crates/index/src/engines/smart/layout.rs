@@ -9,6 +9,10 @@
 //! meta     0 magic    8 table number    64 root word: address of the root node    72 address of the lock table, or 0
 //! ```
 //!
+//! In a table that reserves its nodes' room, each node has room for a slot of every byte and the end. Types 18 to 23 and
+//! 17 say how many slots count, and that much to READ: 4, 8, 16, 32, 64, 128, 257. The type in the header rules; that in
+//! the parent's slot is a hint, which may be behind or, after a lost CAS, ahead.
+//!
 //! A slot of 0 was never used. END says that the key ends where the node dispatches; so keys that are prefixes of
 //! others, zero bytes and the empty key need no escaping. The order of slots means nothing.
 
@@ -18,8 +22,8 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::IndexError;
 use crate::bnode::{KeyFormat, Layout};
+use crate::{IndexError, NodeRoom};
 
 /// Bytes of the meta object.
 pub(super) const META_BYTES: usize = 256;
@@ -166,12 +170,23 @@ impl Slot {
         LeafClass((self.0 >> 8 & 0xf) as u8)
     }
 
-    /// Bytes of the object that it leads to.
+    /// The same with a node of another type.
+    pub(super) fn with_type(self, of: NodeType) -> Slot {
+        debug_assert!(!self.is_leaf());
+        Slot(self.0 & !CLAIMED | u64::from(of.0) << 8)
+    }
+
+    /// Bytes of a READ of what it leads to.
     pub(super) fn bytes(self) -> Option<usize> {
         if self.is_leaf() {
             return Some(self.leaf_class().bytes());
         }
         self.node_type().map(NodeType::bytes)
+    }
+
+    /// Bytes of the object that it leads to.
+    pub(super) fn object_bytes(self) -> Option<usize> {
+        if self.is_leaf() { self.bytes() } else { self.node_type().map(NodeType::object_bytes) }
     }
 }
 
@@ -209,9 +224,21 @@ pub(super) fn size_bytes(class: usize) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeType(u8);
 
-/// Slots by type; each but the last fills an object of the pool.
-const CAPACITIES: [u16; 18] =
-    [0, 6, 14, 22, 30, 38, 46, 54, 62, 78, 94, 110, 126, 158, 190, 222, 254, 257];
+/// Slots by type; each but the last fills an object of the pool. Behind them the types of nodes that reserve their room.
+const CAPACITIES: [u16; 24] = [
+    0, 6, 14, 22, 30, 38, 46, 54, 62, 78, 94, 110, 126, 158, 190, 222, 254, 257, 4, 8, 16, 32, 64,
+    128,
+];
+/// The types that a node with reserved room passes through.
+const RESERVED: [NodeType; 7] = [
+    NodeType(18),
+    NodeType(19),
+    NodeType(20),
+    NodeType(21),
+    NodeType(22),
+    NodeType(23),
+    NodeType::TOP,
+];
 /// The types that a growing node passes through.
 const GROWTH: [NodeType; 7] =
     [NodeType(1), NodeType(2), NodeType(4), NodeType(8), NodeType(12), NodeType(16), NodeType(17)];
@@ -225,7 +252,7 @@ impl NodeType {
     pub(super) const TOP: NodeType = NodeType(17);
 
     fn from_bits(bits: u64) -> Option<NodeType> {
-        (1..=17).contains(&bits).then_some(NodeType(bits as u8))
+        (1..CAPACITIES.len() as u64).contains(&bits).then_some(NodeType(bits as u8))
     }
 
     /// The smallest that has `slots`.
@@ -237,6 +264,20 @@ impl NodeType {
     pub(super) fn replacing(live: usize, first: NodeType) -> NodeType {
         let fits = |it: &&NodeType| **it >= first && it.capacity() > live;
         GROWTH.iter().find(fits).copied().unwrap_or(NodeType::TOP)
+    }
+
+    /// The smallest of a node with reserved room that counts `slots`.
+    pub(super) fn reserved(slots: usize) -> NodeType {
+        RESERVED.into_iter().find(|it| it.capacity() >= slots).unwrap_or(NodeType::TOP)
+    }
+
+    fn is_reserved(self) -> bool {
+        RESERVED.contains(&self)
+    }
+
+    /// Bytes of the object that a node of it takes.
+    pub(super) fn object_bytes(self) -> usize {
+        if self.is_reserved() { NodeType::TOP.bytes() } else { self.bytes() }
     }
 
     pub(super) fn capacity(self) -> usize {
@@ -294,17 +335,40 @@ pub(super) struct Shape {
     pub(super) wide: bool,
     /// The type of a new node.
     pub(super) first: NodeType,
+    /// Each node has room for all slots, and grows in place.
+    pub(super) reserves: bool,
 }
 
 impl Shape {
     pub(super) fn of(layout: &Layout) -> Shape {
         let is_short = matches!(layout.options().key, KeyFormat::Fixed(bytes) if bytes <= 16);
         let roomy = is_short && layout.options().cap_inner.is_none();
+        let reserves = layout.options().nodes == NodeRoom::Reserve;
         Shape {
             table: layout.tree(),
             wide: layout.key_max() > 240,
-            first: if roomy { NodeType::SECOND } else { NodeType::SMALLEST },
+            first: match (reserves, roomy) {
+                (true, _) => NodeType::reserved(0),
+                (false, true) => NodeType::SECOND,
+                (false, false) => NodeType::SMALLEST,
+            },
+            reserves,
         }
+    }
+
+    /// The smallest type that has `slots`.
+    pub(super) fn holding(&self, slots: usize) -> NodeType {
+        if self.reserves { NodeType::reserved(slots) } else { NodeType::holding(slots) }
+    }
+
+    /// The same header with another type.
+    pub(super) fn header_with(&self, header: u64, of: NodeType) -> u64 {
+        let at = self.type_at();
+        header & !(0x1f << at) | u64::from(of.0) << at
+    }
+
+    fn type_at(&self) -> u32 {
+        type_at(self.wide)
     }
 
     /// Most compressed bytes of a node.
@@ -325,6 +389,11 @@ impl Shape {
         let place = |(at, byte): (usize, &u8)| u64::from(*byte) << (first + 8 * at);
         low | bytes.iter().enumerate().map(place).sum::<u64>()
     }
+}
+
+/// Position of the type in a header.
+fn type_at(wide: bool) -> u32 {
+    if wide { 16 } else { 8 }
 }
 
 /// Refuses pools whose addresses or lock tokens the words of this engine cannot hold.
@@ -370,9 +439,15 @@ pub(super) struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// A view of `words`: life, header and slots.
+    /// A view of `words`: life, header and slots. With reserved room, of the slots that count (`INV-SMART-6`).
     pub(super) fn new(shape: &Shape, words: &'a [u64]) -> Node<'a> {
-        Node { words, wide: shape.wide }
+        let all = Node { words, wide: shape.wide };
+        match all.node_type() {
+            Some(of) if shape.reserves && words.len() > 2 + of.capacity() => {
+                Node { words: &words[..2 + of.capacity()], ..all }
+            }
+            _ => all,
+        }
     }
 
     pub(super) fn life(self) -> Life {
@@ -389,8 +464,12 @@ impl<'a> Node<'a> {
     }
 
     pub(super) fn node_type(self) -> Option<NodeType> {
-        let at = if self.wide { 16 } else { 8 };
-        NodeType::from_bits(self.header() >> at & 0x1f)
+        NodeType::from_bits(self.header() >> type_at(self.wide) & 0x1f)
+    }
+
+    /// Returns whether more slots count than were READ: the type that led here was behind.
+    pub(super) fn is_short(self) -> bool {
+        self.node_type().is_some_and(|of| of.capacity() > self.capacity())
     }
 
     /// The compressed bytes, and how many there are.
@@ -448,11 +527,16 @@ impl<'a> Node<'a> {
         self.slots().filter(|slot| slot.has_child()).count()
     }
 
-    /// Returns whether the word of a node of this table that was made at `addr` as `of` is here, dead or alive.
+    /// Returns whether the word of a node of this table that was made at `addr` is here, dead or alive. It was READ
+    /// as `of`, which is its type, unless nodes reserve their room.
     pub(super) fn is_of(self, shape: &Shape, addr: GlobalAddr, of: NodeType) -> bool {
-        self.node_type() == Some(of)
-            && self.capacity() == of.capacity()
-            && self.life().fits(shape.table, addr)
+        let fits = match self.node_type() {
+            Some(own) if shape.reserves => {
+                own.is_reserved() && self.capacity() == own.capacity().min(of.capacity())
+            }
+            own => own == Some(of) && self.capacity() == of.capacity(),
+        };
+        fits && self.life().fits(shape.table, addr)
     }
 }
 
@@ -461,17 +545,17 @@ pub(super) fn slot_addr(addr: GlobalAddr, index: usize) -> GlobalAddr {
     addr.plus(16 + 8 * index as u64)
 }
 
-/// The words of a new node.
+/// The words of a new node of type `of`, in an object for it.
 pub(super) fn fill_node(
     shape: &Shape,
     words: &mut [u64],
-    addr: GlobalAddr,
-    birth: u64,
+    (addr, birth): (GlobalAddr, u64),
+    of: NodeType,
     (depth, bytes): (usize, &[u8]),
     slots: impl Iterator<Item = Slot>,
 ) {
+    debug_assert_eq!(words.len() * 8, of.object_bytes());
     words.fill(0);
-    let of = NodeType::holding(words.len() - 2);
     words[0] = Life::new(shape.table, addr, birth).0;
     words[1] = shape.header(depth, bytes, of);
     for (word, slot) in words[2..].iter_mut().zip(slots) {

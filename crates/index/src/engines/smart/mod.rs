@@ -24,12 +24,15 @@
 //!   that no client has locked and no path reaches was never linked.
 //! - `INV-SMART-5` The words of a linked leaf change under its lock alone, and only those that differ. Where a death
 //!   could leave a value that is neither the old nor the new one, a redo record comes first.
-//! - `INV-SMART-6` CAS and WRITE go only to objects that the operation has proven (`descent.rs`).
+//! - `INV-SMART-6` In a node with reserved room, no change of a slot behind those that the header's type counts is
+//!   acknowledged or followed before the header has grown (`grow.rs`).
+//! - `INV-SMART-7` CAS and WRITE go only to objects that the operation has proven (`descent.rs`).
 
 mod bulk;
 mod cache;
 mod delegation;
 mod descent;
+mod grow;
 mod insert;
 mod lab;
 mod layout;
@@ -117,8 +120,16 @@ impl Engine for Smart {
     const ABOUT: &'static str =
         "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
 
-    const TRAITS: Traits =
-        Traits { cached: true, merges: true, shrinks: true, radix: true, ..Traits::NONE };
+    const TRAITS: Traits = Traits {
+        cached: true,
+        merges: true,
+        shrinks: true,
+        radix: true,
+        reserves: true,
+        ..Traits::NONE
+    };
+
+    const SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
 
     const CANARIES: &'static [Canary] = lab::CANARIES;
 
@@ -132,7 +143,8 @@ impl Engine for Smart {
         let root = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
         let mut buf = session.client().buf(NodeType::TOP.bytes());
         let place = (0, &b""[..]);
-        fill_node(&shape, buf.words_mut(), root.addr(), session.epoch(), place, std::iter::empty());
+        let made = (root.addr(), session.epoch());
+        fill_node(&shape, buf.words_mut(), made, NodeType::TOP, place, std::iter::empty());
         root.write(buf).await?;
         let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
         let mut buf = session.client().buf(META_BYTES);

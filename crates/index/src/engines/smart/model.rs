@@ -7,6 +7,7 @@
 
 mod cached_prefix;
 mod collapse;
+mod grow;
 mod torn_leaf;
 
 use std::collections::HashSet;

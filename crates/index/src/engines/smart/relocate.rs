@@ -56,8 +56,9 @@ impl Tree {
     ) -> Result<(), Fail> {
         let dying = path.nodes.iter().find(|held| held.node(self).life().is_dead());
         let last = path.last();
-        let is_full =
-            matches!(path.landing, Landing::None) && last.node(self).first_empty().is_none();
+        let is_full = matches!(path.landing, Landing::None)
+            && last.node(self).first_empty().is_none()
+            && !self.shape.reserves;
         let Some(held) = dying.or(is_full.then_some(last)) else { return Ok(()) };
         let Some(dying) = Dying::of(held) else { return Ok(()) };
         Ok(self.relocate(session, dying, key).await?)
@@ -182,7 +183,8 @@ impl Tree {
         let mut buf = session.client().buf(of.bytes());
         let place = (node.depth(), &bytes[..len]);
         let slots = live_slots(&dying.words);
-        fill_node(&self.shape, buf.words_mut(), object.addr(), session.epoch(), place, slots);
+        let made = (object.addr(), session.epoch());
+        fill_node(&self.shape, buf.words_mut(), made, of, place, slots);
         Ok(object.write(buf).await?)
     }
 

@@ -118,7 +118,7 @@ impl Tree {
             }
         }
         let mut ops = reliable.post_many(ops).await?;
-        let (mut read, mut found) = (0, Vec::new());
+        let (mut read, mut found, mut hints) = (0, Vec::new(), Vec::new());
         for item in frontier.drain(..window) {
             let Item::Child { slot, up, prefix } = item else {
                 found.push(item);
@@ -129,13 +129,18 @@ impl Tree {
             if slot.is_leaf() {
                 found.extend(self.take_leaf(session, range, slot, image).await?);
             } else {
-                let held =
+                let mut held =
                     Held { addr: slot.addr(), image, matched: prefix.len(), up: Some(up), c };
                 self.check_child(&held, slot)?;
+                hints.extend(self.stale_hint(&held, slot));
+                while held.node(self).is_short() {
+                    self.read_whole(session, &mut held, &prefix).await?;
+                }
                 self.remember(&held, &prefix);
                 found.extend(self.expand(&held, &prefix, range));
             }
         }
+        self.correct_hints(session, hints);
         found.into_iter().rev().for_each(|item| frontier.push_front(item));
         Ok(())
     }

@@ -45,6 +45,10 @@ impl Tree {
         held: Held,
         key: &[u8],
     ) -> Result<(), IndexError> {
+        if self.shape.reserves {
+            // Nodes stay where they are: their room is their own.
+            return Ok(());
+        }
         let mut last = held;
         for _ in 0..ROUNDS_MAX {
             let Some(dying) = self.sparse(session, &last).await? else { return Ok(()) };

@@ -116,6 +116,16 @@ impl NodeTypes {
         }
     }
 
+    /// The type to which a node with reserved room grows that is to count `slots`.
+    pub(super) fn reserved(self, slots: usize) -> NodeType {
+        NodeType::reserved(match (self, slots) {
+            (NodeTypes::Art, 5..=16) => 16,
+            (NodeTypes::Art, 17..=64) => 64,
+            (NodeTypes::Art, 65..) => NodeType::TOP.capacity(),
+            _ => slots,
+        })
+    }
+
     /// The type of a new node, which has two children at most.
     pub(super) fn first(self, first: NodeType) -> NodeType {
         match self {
@@ -142,5 +152,9 @@ mod tests {
         let grown = |live| NodeTypes::Art.replacing(live, NodeType::SMALLEST).capacity();
         assert_eq!([1, 4, 5, 16, 17, 47, 48, 257].map(grown), [6, 22, 22, 54, 54, 54, 257, 257]);
         assert_eq!(NodeTypes::Fine.replacing(6, NodeType::SMALLEST).capacity(), 14);
+        let reserved =
+            |types: NodeTypes| [4, 5, 9, 17, 65, 129].map(|slots| types.reserved(slots).capacity());
+        assert_eq!(reserved(NodeTypes::Fine), [4, 8, 16, 32, 128, 257]);
+        assert_eq!(reserved(NodeTypes::Art), [4, 16, 16, 64, 257, 257]);
     }
 }

@@ -64,6 +64,8 @@ pub(super) struct Tree {
     pub(super) removed: Mutex<Vec<Vec<u8>>>,
     /// A task is unlinking.
     pub(super) unlinking: AtomicBool,
+    /// A task corrects hints.
+    pub(super) correcting: Arc<AtomicBool>,
     pub(super) queues: Queues,
     pub(super) counts: Counts,
 }
@@ -86,6 +88,10 @@ pub(super) struct Counts {
     pub(super) relocate_lost: AtomicU64,
     /// Nodes whose only child, or nothing, took their place.
     pub(super) nodes_removed: AtomicU64,
+    /// Headers of nodes with reserved room that were grown.
+    pub(super) grown: AtomicU64,
+    /// Nodes that had more slots than the word that led to them said.
+    pub(super) stale_hints: AtomicU64,
     /// Leaves and edges that were split.
     pub(super) splits: AtomicU64,
     /// Dead leaves that were unlinked.
@@ -112,6 +118,8 @@ impl Counts {
             ("relocated", &self.relocated),
             ("relocate_lost", &self.relocate_lost),
             ("nodes_removed", &self.nodes_removed),
+            ("grown", &self.grown),
+            ("stale_hints", &self.stale_hints),
             ("splits", &self.splits),
             ("unlinked", &self.unlinked),
             ("gets_joined", &self.gets_joined),
@@ -147,6 +155,7 @@ impl Tree {
             lock_table: Mutex::default(),
             removed: Mutex::default(),
             unlinking: AtomicBool::new(false),
+            correcting: Arc::default(),
             queues: Queues::new(options.batch_limit),
             counts: Counts::default(),
         })
@@ -190,7 +199,11 @@ impl Tree {
 
     /// The type of a new node.
     pub(super) fn first_type(&self) -> NodeType {
-        self.options.types.first(self.shape.first)
+        if self.shape.reserves {
+            self.shape.first
+        } else {
+            self.options.types.first(self.shape.first)
+        }
     }
 }
 

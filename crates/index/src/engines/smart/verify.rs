@@ -85,7 +85,7 @@ impl Tree {
             if visitor.is_done() {
                 break;
             }
-            let Some(bytes) = next.slot.bytes() else {
+            let Some(bytes) = next.slot.object_bytes() else {
                 return Err(self.corrupt(next.up.at, "its slot has no type of node").into());
             };
             let (addr, is_leaf) = (next.slot.addr(), next.slot.is_leaf());
@@ -97,9 +97,7 @@ impl Tree {
                 leaves += 1;
                 self.visit_leaf(session, &next, visitor, report).await?;
             } else {
-                let held = self
-                    .read_child(session, next.slot, (&next.prefix, next.prefix.len()), next.up)
-                    .await?;
+                let held = self.read_all_slots(session, &next).await?;
                 self.check_gaps(session, &held, report).await?;
                 self.enter(&held, next.prefix, next.level, &mut nodes, &mut todo, report);
             }
@@ -108,6 +106,19 @@ impl Tree {
         nodes.reverse();
         report.nodes_per_level = nodes;
         Ok(())
+    }
+
+    /// READs a node with all slots that it has room for. One behind those that count may lead to a leaf of a dead
+    /// client: the node grows, as with the next insert, so that what is linked is visited.
+    async fn read_all_slots(&self, session: &Session, at: &Todo) -> Result<Held, Fail> {
+        let whole = if self.shape.reserves { at.slot.with_type(NodeType::TOP) } else { at.slot };
+        let mut held =
+            self.read_child(session, whole, (&at.prefix, at.prefix.len()), at.up).await?;
+        let last = held.image.words()[2..].iter().rposition(|word| !Slot(*word).is_empty());
+        if let Some(last) = last.filter(|last| *last >= held.node(self).capacity()) {
+            self.grow(session, &mut held, last).await?;
+        }
+        Ok(held)
     }
 
     /// Checks that slots fill from left to right. Those of one READ may be of different moments: what was unused
@@ -146,9 +157,11 @@ impl Tree {
             nodes.push(0);
         }
         nodes[level] += 1;
-        let bytes = held.image.len() as u64;
+        let of = node.node_type().unwrap_or(NodeType::TOP);
+        let bytes = of.object_bytes() as u64;
         report.node_bytes += bytes;
         report.inner_bytes += bytes;
+        report.reserved_bytes += bytes - of.bytes() as u64;
         report.unfinished_splits += u64::from(node.life().is_dead());
         prefix.extend((held.matched..node.dispatch()).filter_map(|at| node.byte_at(at)));
         let mut edges: Vec<Edge> =

@@ -15,8 +15,8 @@ use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use farleaf_index::knobs::CACHE;
 use farleaf_index::{
-    AnyIndex, Engine, Index, OpenOptions, Settings, SortedPairs, StoredTable, TableFormat,
-    TableReport,
+    AnyIndex, Engine, Index, NodeRoom, OpenOptions, Settings, SortedPairs, StoredTable,
+    TableFormat, TableReport,
 };
 use farleaf_pool::{Audit, AuditReport, Pool, PoolOptions, Session, format};
 
@@ -207,6 +207,11 @@ pub fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
             "odd fixed",
             TableFormat { key: KeyFormat::Fixed(5), value: ValueFormat::Fixed(3), ..bytes },
         ));
+        if engine.traits().reserves {
+            let nodes = NodeRoom::Reserve;
+            formats.push(("u64 reserved", TableFormat { nodes, ..tiny }));
+            formats.push(("bytes reserved", TableFormat { nodes, ..bytes }));
+        }
     }
     formats
 }

@@ -18,6 +18,7 @@ const FORMAT: TableFormat = TableFormat {
     cap_leaf: Some(4),
     cap_inner: Some(3),
     bucket_bytes: None,
+    nodes: farleaf_index::NodeRoom::Relocate,
 };
 
 fn key(number: u64) -> [u8; 8] {
