@@ -40,7 +40,7 @@ enum Insert {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Read {
+enum ReadStep {
     Begins,
     /// Next it samples the header alone, of a node that the hint calls small.
     Small,
@@ -56,7 +56,7 @@ struct State {
     hint: bool,
     keys: [u8; 2],
     inserts: [Insert; 2],
-    read: Read,
+    read: ReadStep,
     backwards: bool,
     by_hint: bool,
     seen: [u8; WORDS],
@@ -77,7 +77,7 @@ impl State {
                     hint: false,
                     keys,
                     inserts: [Insert::Links(1); 2],
-                    read: Read::Begins,
+                    read: ReadStep::Begins,
                     backwards,
                     by_hint: false,
                     seen: [0; WORDS],
@@ -151,9 +151,9 @@ impl State {
         self.seen = [0; WORDS];
         self.must_now = self.must;
         self.read = match (by_hint, broken) {
-            (true, _) => Read::Whole(0),
-            (false, Broken::HintRules) => Read::Judges,
-            (false, _) => Read::Small,
+            (true, _) => ReadStep::Whole(0),
+            (false, Broken::HintRules) => ReadStep::Judges,
+            (false, _) => ReadStep::Small,
         };
         self
     }
@@ -161,26 +161,26 @@ impl State {
     /// The next states of the reader.
     fn reads(self, broken: Broken) -> Vec<State> {
         match self.read {
-            Read::Begins if self.rounds == 2 => Vec::new(),
-            Read::Begins if self.hint => {
+            ReadStep::Begins if self.rounds == 2 => Vec::new(),
+            ReadStep::Begins if self.hint => {
                 vec![self.begins(true, broken), self.begins(false, broken)]
             }
-            Read::Begins => vec![self.begins(false, broken)],
-            Read::Small if self.words[HEADER] == 1 => vec![State { read: Read::Whole(0), ..self }],
-            Read::Small => vec![State { read: Read::Judges, ..self }],
-            Read::Whole(at) => {
+            ReadStep::Begins => vec![self.begins(false, broken)],
+            ReadStep::Small if self.words[HEADER] == 1 => vec![State { read: ReadStep::Whole(0), ..self }],
+            ReadStep::Small => vec![State { read: ReadStep::Judges, ..self }],
+            ReadStep::Whole(at) => {
                 let mut next = self;
                 let word = if self.backwards { WORDS - 1 - at } else { at };
                 next.seen[word] = self.words[word];
-                next.read = if at + 1 < WORDS { Read::Whole(at + 1) } else { Read::Judges };
+                next.read = if at + 1 < WORDS { ReadStep::Whole(at + 1) } else { ReadStep::Judges };
                 vec![next]
             }
-            Read::Judges => {
+            ReadStep::Judges => {
                 let counts = match broken {
                     Broken::HintRules | Broken::FollowsUncounted => true,
                     _ => self.seen[HEADER] == 1,
                 };
-                let mut next = State { read: Read::Begins, rounds: self.rounds + 1, ..self };
+                let mut next = State { read: ReadStep::Begins, rounds: self.rounds + 1, ..self };
                 for key in [1, 2] {
                     let is_there = counts && self.seen[1..].contains(&(key as u8));
                     next.must[key] |= is_there;
