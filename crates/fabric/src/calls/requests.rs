@@ -107,19 +107,21 @@ impl Requests {
         }
     }
 
-    /// The receiver's end of a new connection, whose sender learns when this compute server leaves.
-    pub(crate) fn connection(&self, admission: Box<dyn Admission>, notify: Notify) -> Arc<Replies> {
-        let replies = Replies::new(admission, notify);
-        let has_left = {
-            let mut state = self.state();
-            state.connections.retain(|known| known.strong_count() > 0);
-            state.connections.push(Arc::downgrade(&replies));
-            state.has_left
-        };
-        if has_left {
-            replies.leave();
+    /// The receiver's end of a new connection, whose sender learns when this compute server leaves. `None` once it
+    /// has left: nobody waits for what such a connection is still to be told, so its sender must not be let in.
+    pub(crate) fn connection(
+        &self,
+        admission: Box<dyn Admission>,
+        notify: Notify,
+    ) -> Option<Arc<Replies>> {
+        let mut state = self.state();
+        if state.has_left {
+            return None;
         }
-        replies
+        let replies = Replies::new(admission, notify);
+        state.connections.retain(|known| known.strong_count() > 0);
+        state.connections.push(Arc::downgrade(&replies));
+        Some(replies)
     }
 
     fn connections(&self) -> Vec<Arc<Replies>> {
@@ -157,5 +159,35 @@ pub(crate) async fn next(requests: &Arc<Requests>, service: ServiceId) -> Option
 impl std::fmt::Debug for Requests {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Requests(open: {})", self.state().is_open)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Incarnation;
+
+    struct All;
+
+    impl Admission for All {
+        fn may_begin(&self, _from: Incarnation) -> bool {
+            true
+        }
+
+        fn holds_lease(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_sender_that_comes_after_the_end_is_not_let_in() {
+        let requests = Requests::default();
+        assert!(requests.open());
+        let early = requests.connection(Box::new(All), Arc::new(|| {}));
+        requests.close();
+        // It is among those that are told, and waited for.
+        assert_eq!(requests.connections().len(), 1);
+        assert!(early.is_some_and(|replies| !replies.is_closed()));
+        assert!(requests.connection(Box::new(All), Arc::new(|| {})).is_none());
     }
 }

@@ -395,7 +395,11 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     let signal = Arc::new(ReplySignal::default());
     let signalling = Arc::clone(&signal);
     let admission = Box::new(LivingSenders(Arc::clone(&server.folder)));
-    let replies = server.requests.connection(admission, Arc::new(move || signalling.raise()));
+    // Its sender then knows that nothing was begun.
+    let replies = server
+        .requests
+        .connection(admission, Arc::new(move || signalling.raise()))
+        .ok_or(io::ErrorKind::ConnectionRefused)?;
     let is_in = welcome.status == GreetingStatus::LetIn;
     if is_in {
         welcome.connection = server.count.fetch_add(1, Ordering::Relaxed) + 1;

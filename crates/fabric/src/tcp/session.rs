@@ -367,9 +367,16 @@ impl Session {
                             call_server.requests.connection(admission, notify)
                         },
                     );
-                    Tally::one(&host.served.let_in);
+                    let has_left = matches!(replies, Some(None));
+                    let (replies, served) = (replies.flatten(), &host.served);
                     let host = Arc::clone(host);
-                    self.guest = Some(Guest { life, number, gate, host, pass, who, replies });
+                    let guest = Guest { life, number, gate, host, pass, who, replies };
+                    if has_left {
+                        // Its sender then knows that nothing was begun.
+                        return Err(Gone::Ended);
+                    }
+                    Tally::one(&served.let_in);
+                    self.guest = Some(guest);
                 }
                 Err(denied) => {
                     host.guests.fetch_sub(1, Ordering::Relaxed);

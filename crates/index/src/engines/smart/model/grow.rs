@@ -166,7 +166,9 @@ impl State {
                 vec![self.begins(true, broken), self.begins(false, broken)]
             }
             ReadStep::Begins => vec![self.begins(false, broken)],
-            ReadStep::Small if self.words[HEADER] == 1 => vec![State { read: ReadStep::Whole(0), ..self }],
+            ReadStep::Small if self.words[HEADER] == 1 => {
+                vec![State { read: ReadStep::Whole(0), ..self }]
+            }
             ReadStep::Small => vec![State { read: ReadStep::Judges, ..self }],
             ReadStep::Whole(at) => {
                 let mut next = self;
