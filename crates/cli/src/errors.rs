@@ -234,6 +234,7 @@ fn exit_of_pool(error: &PoolError) -> Exit {
 fn exit_of_index(error: &IndexError) -> Exit {
     match error {
         IndexError::Invalid(_) => Exit::Usage,
+        IndexError::NoTable(_) => Exit::NoTable,
         IndexError::Unavailable(_) | IndexError::Closed(_) => Exit::Unavailable,
         IndexError::OutcomeUnknown(_) => Exit::OutcomeUnknown,
         IndexError::Full(_) => Exit::Full,

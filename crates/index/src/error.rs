@@ -10,6 +10,9 @@ pub enum IndexError {
     /// The request makes no sense for this table. Nothing was done.
     #[error("{0}")]
     Invalid(String),
+    /// There is no table of that name, perhaps since a moment ago. Nothing was done.
+    #[error("{0}")]
+    NoTable(String),
     /// Servers cannot be reached, or a lock was not released in time. Nothing was done; trying
     /// again may help.
     #[error("{0}")]
@@ -52,6 +55,7 @@ impl From<PoolError> for IndexError {
                 IndexError::Unavailable(text)
             }
             PoolError::Closed => IndexError::Closed(text),
+            PoolError::NoSuchTable(_) => IndexError::NoTable(text),
             _ => IndexError::Invalid(text),
         }
     }

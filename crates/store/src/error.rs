@@ -141,6 +141,7 @@ impl From<IndexError> for Error {
     fn from(error: IndexError) -> Self {
         let kind = match &error {
             IndexError::Invalid(_) => ErrorKind::Invalid,
+            IndexError::NoTable(_) => ErrorKind::NotFound,
             IndexError::Unavailable(_) => ErrorKind::Unavailable,
             IndexError::OutcomeUnknown(_) => ErrorKind::OutcomeUnknown,
             IndexError::Full(_) => ErrorKind::Full,

@@ -193,6 +193,7 @@ fn put_error(out: &mut Vec<u8>, error: &IndexError) {
         IndexError::Full(text) => (4, text),
         IndexError::Corrupt(text) => (5, text),
         IndexError::Closed(text) => (6, text),
+        IndexError::NoTable(text) => (7, text),
     };
     out.push(tag);
     let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end));
@@ -400,6 +401,7 @@ impl<'a> Input<'a> {
             4 => IndexError::Full,
             5 => IndexError::Corrupt,
             6 => IndexError::Closed,
+            7 => IndexError::NoTable,
             _ => return Err(self.wrong("an error of an unknown kind")),
         };
         let at = self.at;
@@ -471,6 +473,7 @@ mod tests {
             IndexError::Full(text()),
             IndexError::Corrupt("\u{fc}".into()),
             IndexError::Closed(text()),
+            IndexError::NoTable(text()),
         ];
         let who = Incarnation(u64::MAX);
         let moves = [
