@@ -244,10 +244,10 @@ impl Changing<'_> {
             }
             let addr = place.word.addr();
             let prepared = self.session.prepare_retire(addr).await;
-            retiring = Some(prepared.map_err(|error| self.tree.misled(addr, error))?);
+            retiring = Some(prepared.map_err(|error| self.tree.misled(error))?);
         }
         let posted = self.io.post_many(ops).await;
-        let mut ops = posted.map_err(|error| self.tree.misled(place.word.addr(), error))?;
+        let mut ops = posted.map_err(|error| self.tree.misled(error))?;
         self.leaf_written();
         let old = self.tree.whole_leaf(self.io, place.word, ops.take_buf(read)).await?;
         let Some(position) = old.difference(self.change.key) else {

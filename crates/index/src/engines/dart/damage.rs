@@ -149,7 +149,7 @@ async fn told_and_healed(
     for (addr, words) in &held {
         overwrite(session, *addr, words).await;
     }
-    // What the first one has read of the check line may be remembered for a while.
+    // The first one remembers the check line for a while.
     let other = join(session.endpoint()).await;
     let dart = open(&other).await.expect("open");
     for number in 0..KEYS {

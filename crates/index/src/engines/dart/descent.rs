@@ -249,13 +249,13 @@ impl Tree {
             let index = ops.read(at, io.buf(8 * slots.len()));
             ops.read(node.addr, io.buf(HEADER_BYTES));
             let read = io.post_many(ops).await;
-            read.map_err(|error| self.misled(node.addr, error))?.take_buf(index)
+            read.map_err(|error| self.misled(error))?.take_buf(index)
         } else if self.options.buckets {
             let read = io.read(at, io.buf(8 * slots.len())).await;
-            read.map_err(|error| self.misled(node.addr, error))?
+            read.map_err(|error| self.misled(error))?
         } else {
             let read = io.read(node.addr, io.buf(self.shape.bytes(node.kind))).await;
-            let all = read.map_err(|error| self.misled(node.addr, error))?;
+            let all = read.map_err(|error| self.misled(error))?;
             let mut words = io.buf(8 * slots.len());
             words.words_mut().copy_from_slice(&all.words()[slots]);
             words
@@ -271,17 +271,17 @@ impl Tree {
         node: NodeRef,
     ) -> Result<Buf, IndexError> {
         let read = io.read(node.addr, io.buf(self.shape.bytes(node.kind))).await;
-        let words = read.map_err(|error| self.misled(node.addr, error))?;
+        let words = read.map_err(|error| self.misled(error))?;
         self.check_words(node, words.words())?;
         Ok(words)
     }
 
-    /// The error of an access to `addr`, to which a pointer of the table leads.
+    /// The error of an access to which a pointer of the table has led; it names the address.
     #[cold]
-    pub(super) fn misled(&self, addr: GlobalAddr, error: impl Into<IndexError>) -> IndexError {
+    pub(super) fn misled(&self, error: impl Into<IndexError>) -> IndexError {
         match error.into() {
             IndexError::Corrupt(what) => IndexError::Corrupt(format!(
-                "a pointer of the table at {} leads to {addr}, where no object can be: {what}; {REPAIR}",
+                "a pointer of the table at {} leads where no object can be: {what}; {REPAIR}",
                 self.meta
             )),
             error => error,
@@ -307,7 +307,7 @@ impl Tree {
             return Err(self.corrupt_leaf(word));
         };
         let read = io.read(word.addr(), io.buf(leaf::read_bytes(code))).await;
-        let buf = read.map_err(|error| self.misled(word.addr(), error))?;
+        let buf = read.map_err(|error| self.misled(error))?;
         self.whole_leaf(io, word, buf).await
     }
 

@@ -162,7 +162,7 @@ impl Tree {
                 ops.read(node.addr, io.buf(self.shape.bytes(node.kind)));
             }
             let read = io.post_many(ops).await;
-            let mut read = read.map_err(|error| self.misled(nodes[0].addr, error))?;
+            let mut read = read.map_err(|error| self.misled(error))?;
             let mut number = 0;
             let mut rest = std::mem::take(items);
             while let Some(item) = rest.pop_front() {
@@ -255,7 +255,7 @@ impl Tree {
             return Ok(Vec::new());
         }
         let read = io.post_many(ops).await;
-        let mut ops = read.map_err(|error| self.misled(words[0].addr(), error))?;
+        let mut ops = read.map_err(|error| self.misled(error))?;
         let mut leaves = Vec::with_capacity(words.len());
         for (index, word) in words.iter().enumerate() {
             leaves.push(self.whole_leaf(io, *word, ops.take_buf(index)).await?);

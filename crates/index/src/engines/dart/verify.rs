@@ -71,7 +71,7 @@ impl Tree {
                     ops.read(visited.node.addr, io.buf(bytes));
                 }
                 let read = io.post_many(ops).await;
-                let mut ops = read.map_err(|error| self.misled(batch[0].node.addr, error))?;
+                let mut ops = read.map_err(|error| self.misled(error))?;
                 for (index, visited) in batch.iter().enumerate() {
                     let words = ops.take_buf(index);
                     self.check_node(visited, words.words(), report)?;
@@ -141,7 +141,7 @@ impl Tree {
     async fn long_bytes(&self, session: &Session, word: Word) -> Result<usize, IndexError> {
         let io = session.reliable();
         let head = io.read(word.addr(), io.buf(leaf::read_bytes(LONG))).await;
-        let head = head.map_err(|error| self.misled(word.addr(), error))?;
+        let head = head.map_err(|error| self.misled(error))?;
         leaf::long_bytes(head.words(), self.table, self.object_bytes_max).ok_or_else(|| {
             let at: GlobalAddr = word.addr();
             let meta = self.meta;

@@ -192,7 +192,7 @@ impl Tree {
         }
         let at = table.bucket(hash);
         let bucket = io.read(at, io.buf(BUCKET_BYTES)).await;
-        let bucket = bucket.map_err(|error| self.misled(at, error))?;
+        let bucket = bucket.map_err(|error| self.misled(error))?;
         self.counters.est_probe.add(1);
         let entries = bucket.words().iter().map(|word| Entry(*word));
         let nodes = entries.filter(|entry| !entry.is_tentative());

@@ -211,7 +211,7 @@ impl Tree {
             return Ok(Some(known));
         }
         let read = io.read(addr, io.buf(bytes)).await;
-        let buf = read.map_err(|error| self.misled(addr, error))?;
+        let buf = read.map_err(|error| self.misled(error))?;
         let descriptor = Descriptor::from_words(buf.words(), self.table).ok_or_else(|| {
             IndexError::Corrupt(format!(
                 "no descriptor of skip tables of the table at {} is at {addr}; {REPAIR}",
