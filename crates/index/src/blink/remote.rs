@@ -15,7 +15,7 @@ use super::bulk::BuiltTree;
 use super::read::Unfinished;
 use super::scan::{CursorPlace, is_empty, is_past};
 use super::{BlinkOptions, BlinkTree, Fail, LEVEL_MASK, META_ROOT, read};
-use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
+use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Seek, Stored};
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::MapWords;
 pub(crate) use crate::detach::TimedOut;
@@ -399,6 +399,16 @@ impl<'a> Passage<'a> {
             CursorPlace::After(key) => Next::After(key),
         };
         (next, self.range.reverse)
+    }
+
+    /// The next leaf's place in the order of keys.
+    pub(crate) fn seek(&self) -> Seek<'_> {
+        match self.next() {
+            (Next::End, true) => Seek::Last,
+            (Next::End, false) => Seek::First,
+            (Next::At(key), _) => Seek::At(key),
+            (Next::After(key), _) => Seek::After(key),
+        }
     }
 
     /// Pairs that are still wanted.

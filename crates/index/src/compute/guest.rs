@@ -24,7 +24,7 @@ use super::ownership::{
     take_free,
 };
 use crate::blink::lock::Lock;
-use crate::blink::remote::{Next, Passage};
+use crate::blink::remote::Passage;
 use crate::bnode::Seek;
 use crate::change::{Change, Outcome};
 use crate::detach::run_to_end;
@@ -182,14 +182,9 @@ impl Guest {
             let rest = ScanRange { from: as_slice(&from), to: as_slice(&to), reverse };
             let begun = out.len();
             let Some(mut passage) = Passage::begin(rest, end - begun, out) else { return Ok(()) };
-            let seek = match passage.next() {
-                (Next::End, true) => Seek::Last,
-                (Next::End, false) => Seek::First,
-                (Next::At(key), _) => Seek::At(key),
-                (Next::After(key), _) => Seek::After(key),
-            };
+            let seek = passage.seek();
             let view = table.ownership().view();
-            let number = number_of(&view.map, seek);
+            let number = view.map.at(seek);
             let (low, high) = view.map.range(number);
             let (part_from, part_to, wanted) = passage.rest_in(low, high, out);
             let part = ScanRange { from: as_slice(&part_from), to: as_slice(&part_to), reverse };
@@ -379,16 +374,6 @@ async fn change_locked<T: ServesGuests>(
     let unknown = |error: IndexError| IndexError::OutcomeUnknown(error.to_string());
     lock.release().await.map_err(unknown)?;
     Ok((outcome, held))
-}
-
-/// The partition of a place.
-fn number_of(map: &Partitions, seek: Seek<'_>) -> usize {
-    match seek {
-        Seek::At(key) => map.of(key, false),
-        Seek::After(key) => map.of(key, true),
-        Seek::First => 0,
-        Seek::Last => map.count() - 1,
-    }
 }
 
 fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {

@@ -24,7 +24,7 @@ use super::ownership::{
     read_map, scan_all,
 };
 use super::{Guest, JoinOptions, OwnedTable, RangeOwner, ServesGuests, Take};
-use crate::blink::remote::{Next, Passage};
+use crate::blink::remote::Passage;
 use crate::bnode::{Layout, Seek};
 use crate::change::{Change, Outcome};
 use crate::engine::{Engine, Traits};
@@ -446,12 +446,7 @@ impl<E: Partitioned> RangeOwner for Owned<E> {
         out: &mut Entries,
     ) -> Result<Option<usize>, IndexError> {
         loop {
-            let seek = match passage.next() {
-                (Next::End, true) => Seek::Last,
-                (Next::End, false) => Seek::First,
-                (Next::At(key), _) => Seek::At(key),
-                (Next::After(key), _) => Seek::After(key),
-            };
+            let seek = passage.seek();
             // For each part anew, so that a long scan does not keep a range from changing hands.
             let (_inside, part) = match self.acquire_part(session, seek).await? {
                 Ok(part) => part,
@@ -507,7 +502,7 @@ impl<E: Partitioned> RangeOwner for Owned<E> {
         Ok(())
     }
 
-    /// What is cached is a hint that each operation proves, so that nothing is to be done.
+    /// Each operation proves the hints that it finds in the cache, so that nothing is to be done.
     async fn take_in(&self, _session: &Session) -> Result<(), IndexError> {
         Ok(())
     }

@@ -66,15 +66,13 @@ impl View {
     }
 
     pub(super) fn standing(&self, seek: Seek<'_>) -> Standing {
-        let (number, is_closed) = match seek {
-            Seek::At(key) => (self.map.of(key, false), self.is_closed_at(key, false)),
-            Seek::After(key) => (self.map.of(key, true), self.is_closed_at(key, true)),
-            Seek::First => (0, self.closed.as_ref().is_some_and(|range| range.low.is_none())),
-            Seek::Last => {
-                let last = self.map.count() - 1;
-                (last, self.closed.as_ref().is_some_and(|range| range.high.is_none()))
-            }
-        };
+        let number = self.map.at(seek);
+        let is_closed = self.closed.as_ref().is_some_and(|range| match seek {
+            Seek::At(key) => range.holds(key, false),
+            Seek::After(key) => range.holds(key, true),
+            Seek::First => range.low.is_none(),
+            Seek::Last => range.high.is_none(),
+        });
         match (self.owned[number], is_closed) {
             (false, _) => Standing::Foreign(number),
             (true, true) => Standing::Closed,
@@ -82,30 +80,20 @@ impl View {
         }
     }
 
-    fn is_closed_at(&self, key: &[u8], after: bool) -> bool {
-        self.closed.as_ref().is_some_and(|range| range.holds(key, after))
-    }
-
     /// The part of the partition at `seek`, which is this compute server's and open there, that is open.
     pub(crate) fn open_part(&self, seek: Seek<'_>) -> Range {
-        let (number, key) = match seek {
-            Seek::At(key) => (self.map.of(key, false), Some((key, false))),
-            Seek::After(key) => (self.map.of(key, true), Some((key, true))),
-            Seek::First => (0, None),
-            Seek::Last => (self.map.count() - 1, None),
-        };
-        let mut part = self.map.owned_range(number);
+        let mut part = self.map.owned_range(self.map.at(seek));
         let Some(closed) = &self.closed else { return part };
         if !closed.meets(part.low.as_deref(), part.high.as_deref()) {
             return part;
         }
         // The place lies on one side of what is closed.
-        let is_below = match (key, seek) {
-            (Some((key, after)), _) => {
-                closed.low.as_deref().is_some_and(|low| if after { key < low } else { key <= low })
-            }
-            (None, Seek::First) => true,
-            (None, _) => false,
+        let low = closed.low.as_deref();
+        let is_below = match seek {
+            Seek::At(key) => low.is_some_and(|low| key <= low),
+            Seek::After(key) => low.is_some_and(|low| key < low),
+            Seek::First => true,
+            Seek::Last => false,
         };
         *(if is_below { &mut part.high } else { &mut part.low }) =
             if is_below { closed.low.clone() } else { closed.high.clone() };

@@ -30,7 +30,7 @@ use crate::IndexError;
 use crate::blink::BlinkOptions;
 use crate::blink::lock::{Lock, lock_word_after};
 use crate::blink::remote::RemoteTree;
-use crate::bnode::{KeyFormat, Layout};
+use crate::bnode::{KeyFormat, Layout, Seek};
 use crate::detach::detach;
 use crate::index::ScanRange;
 use crate::retry::backoff;
@@ -185,6 +185,16 @@ impl Partitions {
     /// The partition of `key`, or of the place just above it.
     pub(crate) fn of(&self, key: &[u8], after: bool) -> usize {
         self.bounds.partition_point(|bound| if after { **bound <= *key } else { **bound < *key })
+    }
+
+    /// The partition of a place.
+    pub(crate) fn at(&self, seek: Seek<'_>) -> usize {
+        match seek {
+            Seek::At(key) => self.of(key, false),
+            Seek::After(key) => self.of(key, true),
+            Seek::First => 0,
+            Seek::Last => self.count() - 1,
+        }
     }
 
     /// Exclusive lower and inclusive upper bound of a partition.

@@ -16,7 +16,7 @@ use farleaf_pool::Session;
 use super::prefetch::{Ahead, Span};
 use super::walk::{Found, Seek};
 use super::{DexTree, OpContext};
-use crate::blink::remote::{Next, Passage};
+use crate::blink::remote::Passage;
 use crate::bnode::Node;
 use crate::engines::dex::offload::{Gathered, Offloadable};
 use crate::{Entries, IndexError};
@@ -60,13 +60,7 @@ impl DexTree {
         let reads_ahead = self.options.scan_prefetch > 0;
         let mut offloads = self.options.offload_scans;
         loop {
-            let (next, reverse) = passage.next();
-            let seek = match next {
-                Next::End if reverse => Seek::Last,
-                Next::End => Seek::First,
-                Next::At(key) => Seek::At(key),
-                Next::After(key) => Seek::After(key),
-            };
+            let seek = passage.seek();
             // For each leaf anew, so that a long scan does not keep a range from changing hands.
             let _inside = match self.ownership.acquire(session, seek).await? {
                 Ok(inside) => inside,
