@@ -197,8 +197,6 @@ pub struct Traits {
     pub shrinks: bool,
     /// Nodes are added one at a time where keys differ, and replaced by larger ones: a radix tree.
     pub radix: bool,
-    /// A table can reserve each node's room, so that nodes grow in place; the setting `nodes` of its shape says so.
-    pub reserves: bool,
 }
 
 impl Traits {
@@ -213,13 +211,12 @@ impl Traits {
         merges: false,
         shrinks: false,
         radix: false,
-        reserves: false,
     };
 
     /// The names of those that it has.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        let Traits { cached, owned, logged, offloads, exposes, .. } = *self;
-        let Traits { splits, merges, shrinks, radix, reserves, .. } = *self;
+        let Traits { cached, owned, logged, offloads, exposes, splits, merges, shrinks, radix } =
+            *self;
         [
             ("cached", cached),
             ("owned", owned),
@@ -230,7 +227,6 @@ impl Traits {
             ("merges", merges),
             ("shrinks", shrinks),
             ("radix", radix),
-            ("reserves", reserves),
         ]
         .into_iter()
         .filter_map(|(name, has)| has.then_some(name))

@@ -8,7 +8,7 @@ use farleaf_pool::Root;
 use crate::bnode::{
     BUCKET_BYTES_MAX, BUCKET_BYTES_MIN, KeyFormat, Layout, LayoutOptions, ValueFormat,
 };
-use crate::engines::{Engine, UnknownEngine, on_engine};
+use crate::engines::{Engine, UnknownEngine};
 use crate::knobs::knob_words;
 use crate::{IndexError, KnobKind};
 
@@ -127,10 +127,9 @@ impl TableFormat {
     /// # Errors
     /// `Invalid` if there is none, or the engine cannot have it.
     pub fn layout(&self) -> Result<Layout, IndexError> {
-        let reserves = |engine: Engine| on_engine!(engine, Design => <Design as crate::engine::Engine>::TRAITS.reserves);
-        if self.nodes == NodeRoom::Reserve && !reserves(self.engine) {
-            let able: Vec<&str> =
-                Engine::ALL.iter().filter(|it| reserves(**it)).map(|it| it.name()).collect();
+        if self.nodes == NodeRoom::Reserve && !self.engine.can_reserve() {
+            let able = Engine::ALL.iter().filter(|it| it.can_reserve());
+            let able: Vec<&str> = able.map(|it| it.name()).collect();
             return Err(IndexError::Invalid(format!(
                 "engine {}: nodes=reserve is for tables of the engines {}",
                 self.engine,

@@ -31,7 +31,7 @@ impl Format {
         if engine.traits().splits || engine.traits().radix {
             formats.push(Format { name: "records", table: bytes, record_bytes: 200 });
         }
-        if engine.traits().reserves {
+        if engine.can_reserve() {
             let table = TableFormat { nodes: NodeRoom::Reserve, ..tiny };
             formats.push(Format { name: "reserved", table, record_bytes: 0 });
         }

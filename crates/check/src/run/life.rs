@@ -131,7 +131,7 @@ async fn try_live(
         });
     }
     while state.working.get() > 0 {
-        keep_up(shared, state, &upkeep).await?;
+        maintain(shared, state, &upkeep).await?;
         endpoint.sleep(UPKEEP_NS).await;
     }
     state.stage.set(Stage::Leaves);
@@ -141,7 +141,7 @@ async fn try_live(
 }
 
 /// One round of maintenance.
-async fn keep_up(
+async fn maintain(
     shared: &Rc<RunShared>,
     state: &LifeState,
     upkeep: &Session,
@@ -188,13 +188,13 @@ async fn leave(
         if upkeep.pool().sessions() == 1 {
             break;
         }
-        keep_up(shared, state, upkeep).await?;
+        maintain(shared, state, upkeep).await?;
         upkeep.endpoint().sleep(ATTEMPT_NS).await;
     }
     let mut why = String::new();
     let mut is_open = true;
     for _ in 0..ATTEMPTS {
-        keep_up(shared, state, upkeep).await?;
+        maintain(shared, state, upkeep).await?;
         if is_open {
             match index.close(upkeep).await {
                 Ok(()) => is_open = false,

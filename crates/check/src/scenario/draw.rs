@@ -48,7 +48,7 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         aged: choices.aged.unwrap_or_else(|| rng(seed, "aged").u8(..6) == 0),
         only: choices.only.clone().unwrap_or(Subset(None)),
     };
-    if choices.format.is_none() && drawn.engine.traits().reserves {
+    if choices.format.is_none() && drawn.engine.can_reserve() {
         let reserved = [FormatName::U64Reserved, FormatName::ShortReserved];
         let mut rng = rng(seed, "reserved");
         if rng.u8(..3) == 0 {

@@ -95,7 +95,7 @@ impl FormatName {
     }
 
     fn reserved(self, engine: Engine) -> TableFormat {
-        let nodes = match engine.traits().reserves {
+        let nodes = match engine.can_reserve() {
             true => NodeRoom::Reserve,
             false => NodeRoom::Relocate,
         };

@@ -46,6 +46,11 @@ impl Engine {
         all
     }
 
+    /// Returns whether the engine's tables can have nodes that reserve their room, and grow in place.
+    pub fn can_reserve(self) -> bool {
+        self.shape_names().any(|name| name == "nodes")
+    }
+
     fn shape_names(self) -> impl Iterator<Item = &'static str> + Clone {
         on_engine!(self, D => <D as Design>::SHAPE).iter().copied()
     }

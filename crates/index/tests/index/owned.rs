@@ -127,7 +127,7 @@ struct Client {
     clients: u64,
     /// The values that each key may hold; more than one after a change whose outcome is not known.
     model: BTreeMap<[u8; 8], BTreeSet<Option<Vec<u8>>>>,
-    /// Whether owners die.
+    /// True if owners die.
     is_doubtful: bool,
 }
 
@@ -381,7 +381,7 @@ fn deaths(seed: u64, format: TableFormat) {
             let (low, high) = (key_of(low).to_vec(), key_of(low + 40).to_vec());
             sim.spawn(0, async move {
                 session.endpoint().sleep(60_000).await;
-                // Whatever becomes of it: the one that gets the range dies soon.
+                // A move may fail: the compute server that gets the range dies soon.
                 let done = owned(&giver).move_range(&session, Some(&low), Some(&high), to).await;
                 moved.set(moved.get() + u32::from(done.is_ok()));
             });

@@ -134,7 +134,7 @@ fn a_loaded_table_reserves_each_node() {
 #[test]
 fn engines_without_reserved_room_refuse_it() {
     World::default().on_mapped(|session| async move {
-        for engine in Engine::ALL.iter().copied().filter(|it| !it.traits().reserves) {
+        for engine in Engine::ALL.iter().copied().filter(|it| !it.can_reserve()) {
             let format = TableFormat { engine, ..format() };
             let made = AnyIndex::create(&session, "t", &format).await;
             let Err(IndexError::Invalid(why)) = made else { panic!("{engine}: {made:?}") };

@@ -78,7 +78,6 @@ impl Engine for BTree {
         merges: true,
         shrinks: true,
         radix: false,
-        reserves: false,
     };
     const CANARIES: &'static [Canary] = &[
         Canary::UnlockBeforeWrite,

@@ -206,7 +206,6 @@ impl Engine for Dart {
         merges: true,
         shrinks: false,
         radix: true,
-        reserves: false,
     };
 
     const SHAPE: &'static [&'static str] = &["bucket_bytes"];

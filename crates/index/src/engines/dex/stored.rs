@@ -107,7 +107,6 @@ impl Engine for Dex {
         merges: true,
         shrinks: false,
         radix: false,
-        reserves: false,
     };
     const CANARIES: &'static [Canary] = &[
         Canary::AdoptUnchecked,

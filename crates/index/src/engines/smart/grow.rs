@@ -59,7 +59,7 @@ impl Tree {
                 return Err(self.corrupt(held.addr, "its header does not grow"));
             }
         }
-        // What lies between is not known; the cache may lack it.
+        // The slots between are not known; the cache may lack them.
         let (counted, old) = (self.counted(header), held.image.words());
         if old.len() < 2 + counted {
             let mut image = session.client().buf(16 + 8 * counted);

@@ -32,7 +32,8 @@ pub(super) const CANARIES: &[Canary] = &[
     Canary::GrowUnhelped,
 ];
 
-/// Settings for one run of the lab with owners: those of [`draw`] that such tables have.
+/// Settings for one run of the lab with owners: caches that run full, short windows, leaves that are unlinked at
+/// once, and operations that are done together or each by itself.
 pub(super) fn draw_owned(rng: &mut Rng) -> Settings {
     Settings::default()
         .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
@@ -43,17 +44,9 @@ pub(super) fn draw_owned(rng: &mut Rng) -> Settings {
         .with("batch_limit", choose(rng, &["0", "2", "8"]))
 }
 
-/// Settings for one run of the lab: caches that run full, short windows, leaves that are unlinked at once, and
-/// operations that are done together or each by itself,
-/// and steps of the ladder switched off.
+/// Settings for one run of the lab: those of [`draw_owned`], and steps of the ladder switched off.
 pub(super) fn draw(rng: &mut Rng) -> Settings {
-    Settings::default()
-        .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
-        .with("scan_window", choose(rng, &["1", "3", "32"]))
-        .with("unlink_batch", choose(rng, &["1", "1", "4", "64"]))
-        .with("read_delegation", choose(rng, &["strict", "strict", "strict", "off"]))
-        .with("write_combining", choose(rng, &["true", "true", "true", "false"]))
-        .with("batch_limit", choose(rng, &["0", "2", "8"]))
+    draw_owned(rng)
         .with("leaf", choose(rng, &["in-place", "in-place", "in-place", "replaced"]))
         .with("lock", choose(rng, &["rear", "rear", "rear", "table"]))
         .with("node_locks", choose(rng, &["off", "off", "off", "node", "path"]))

@@ -120,14 +120,8 @@ impl Engine for Smart {
     const ABOUT: &'static str =
         "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
 
-    const TRAITS: Traits = Traits {
-        cached: true,
-        merges: true,
-        shrinks: true,
-        radix: true,
-        reserves: true,
-        ..Traits::NONE
-    };
+    const TRAITS: Traits =
+        Traits { cached: true, merges: true, shrinks: true, radix: true, ..Traits::NONE };
 
     const SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
 

@@ -207,7 +207,7 @@ pub fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
             "odd fixed",
             TableFormat { key: KeyFormat::Fixed(5), value: ValueFormat::Fixed(3), ..bytes },
         ));
-        if engine.traits().reserves {
+        if engine.can_reserve() {
             let nodes = NodeRoom::Reserve;
             formats.push(("u64 reserved", TableFormat { nodes, ..tiny }));
             formats.push(("bytes reserved", TableFormat { nodes, ..bytes }));
