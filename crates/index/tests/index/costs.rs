@@ -1,5 +1,7 @@
 //! Cost tests: the exact remote operations and bytes of each operation.
 
+use std::ops::Bound;
+
 use crate::common::{Pairs, World, cost_since, costs, create};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
@@ -217,6 +219,47 @@ async fn scans(session: Session) {
 fn a_scan_reads_each_leaf_once() {
     World::default().on_mapped(scans);
     on_honest_sim(World::default(), scans);
+}
+
+/// A scan of a radix tree reads the nodes on the way to its pairs, and few that it has no use for.
+async fn scans_of_radix_trees(session: Session) {
+    for engine in Engine::ALL.iter().filter(|engine| engine.traits().radix) {
+        let index = create(&session, engine.name(), &TableFormat::fixed8(*engine)).await;
+        let mut rng = fastrand::Rng::with_seed(1);
+        for _ in 0..20_000 {
+            let key = rng.u64(..).to_be_bytes();
+            index.insert(&session, &key, &key).await.expect("insert");
+        }
+        let (mut reads, mut round_trips, mut bytes) = (0, 0, 0);
+        const SCANS: u64 = 32;
+        for scan in 0..SCANS {
+            // Away from both ends of the table, so that each scan is full.
+            let bound = (rng.u64(..) >> 1 | 1 << 62).to_be_bytes();
+            let reverse = scan % 2 == 1;
+            let range = match reverse {
+                false => ScanRange { from: Bound::Included(&bound), ..ScanRange::ALL },
+                true => ScanRange { to: Bound::Included(&bound), reverse, ..ScanRange::ALL },
+            };
+            let before = costs(&session);
+            let mut out = Entries::new();
+            index.scan(&session, range, 100, &mut out).await.expect("scan");
+            assert_eq!(out.len(), 100);
+            let cost = cost_since(&session, &before, OpKind::Scan);
+            reads += cost.reads;
+            round_trips += cost.round_trips;
+            bytes += cost.bytes_read;
+        }
+        println!("{engine}: {} {} {}", reads / SCANS, round_trips / SCANS, bytes / SCANS);
+        assert!(reads <= 150 * SCANS, "{engine}: {reads} READs");
+        assert!(round_trips <= 12 * SCANS, "{engine}: {round_trips} round trips");
+        assert!(bytes <= 20_000 * SCANS, "{engine}: {bytes} bytes");
+    }
+}
+
+#[test]
+fn a_scan_of_a_radix_tree_reads_few_nodes_beside_its_way() {
+    let world = World { region_bytes: 64 << 20, ..World::default() };
+    world.on_mapped(scans_of_radix_trees);
 }
 
 fn on_honest_sim<F: Future<Output = ()> + 'static>(

@@ -107,6 +107,11 @@ impl NodeShape {
         }
     }
 
+    /// Children that such a node is likely to have, at least.
+    pub(super) fn children_likely(&self, node: NodeType) -> usize {
+        (self.slots(node) / 4).max(2)
+    }
+
     /// Bytes of a node.
     pub(super) fn bytes(&self, node: NodeType) -> usize {
         8 * self.slots(node)

@@ -135,6 +135,35 @@ impl Tree {
         Ok(found)
     }
 
+    /// Returns the nodes among the first items, as many as are likely to lead to `most` leaves.
+    fn likely_wanted(
+        &self,
+        items: &VecDeque<Item>,
+        most: usize,
+        bounds: &Bounds<'_>,
+        reverse: bool,
+    ) -> Vec<NodeRef> {
+        let (mut likely, mut nodes) = (0, Vec::new());
+        for item in items {
+            if likely >= most || nodes.len() >= NODES_AT_ONCE {
+                break;
+            }
+            likely += match item {
+                Item::Leaf(_) => 1,
+                Item::Node(node, edges) => {
+                    nodes.push(*node);
+                    match reverse {
+                        // The range may begin at the node's end.
+                        false if edges.low && !bounds.low.is_empty() => 1,
+                        true if edges.high && bounds.high.is_some() => 1,
+                        _ => self.shape.children_likely(node.kind),
+                    }
+                }
+            };
+        }
+        nodes
+    }
+
     /// READs nodes until the first `most` items are leaves.
     async fn expand(
         &self,
@@ -145,15 +174,7 @@ impl Tree {
         reverse: bool,
     ) -> Result<(), IndexError> {
         loop {
-            let nodes: Vec<NodeRef> = items
-                .iter()
-                .take(most)
-                .filter_map(|item| match item {
-                    Item::Node(node, _) => Some(*node),
-                    Item::Leaf(_) => None,
-                })
-                .take(NODES_AT_ONCE)
-                .collect();
+            let nodes = self.likely_wanted(items, most, bounds, reverse);
             if nodes.is_empty() {
                 return Ok(());
             }

@@ -184,6 +184,11 @@ impl Slot {
         self.node_type().map(NodeType::bytes)
     }
 
+    /// Pairs that are likely to lie below it, at least.
+    pub(super) fn pairs_likely(self) -> usize {
+        self.node_type().filter(|_| !self.is_leaf()).map_or(1, NodeType::children_likely)
+    }
+
     /// Bytes of the object that it leads to.
     pub(super) fn object_bytes(self) -> Option<usize> {
         if self.is_leaf() { self.bytes() } else { self.node_type().map(NodeType::object_bytes) }
@@ -282,6 +287,12 @@ impl NodeType {
 
     pub(super) fn capacity(self) -> usize {
         CAPACITIES[usize::from(self.0)].into()
+    }
+
+    /// Children that such a node is likely to have, at least: one with fewer than a quarter of its slots in use
+    /// shrinks.
+    fn children_likely(self) -> usize {
+        (self.capacity() / 4).max(2)
     }
 
     /// Bytes that a READ of it takes.

@@ -95,8 +95,8 @@ impl Tree {
         }
     }
 
-    /// Reads the first children of the frontier that are likely to be wanted, and puts what they hold in their
-    /// places. 1 round trip, more for leaves that are being written.
+    /// Reads as many of the frontier's first children as are likely to have the wanted pairs, and puts what they hold
+    /// in their places. 1 round trip, more for leaves that are being written.
     async fn read_window(
         self: &Arc<Self>,
         session: &Session,
@@ -105,15 +105,20 @@ impl Tree {
         frontier: &mut VecDeque<Item>,
     ) -> Result<(), Fail> {
         let (mut ops, reliable) = (session.client().ops(), session.reliable());
-        let mut window = 0;
+        let (mut window, mut likely) = (0, 0);
         let c = session.epoch();
-        for item in frontier.iter().take(wanted.max(1)) {
+        for item in frontier.iter() {
             window += 1;
-            let Item::Child { slot, up, .. } = item else { continue };
+            let Item::Child { slot, up, .. } = item else {
+                likely += 1;
+                continue;
+            };
             let bytes = slot.bytes();
             let bytes = bytes.ok_or_else(|| self.corrupt(up.at, "its slot has no type of node"))?;
             ops.read(slot.addr(), reliable.buf(bytes));
-            if ops.len() >= self.options.scan_window {
+            // The range may begin at the end of the first.
+            likely += if ops.len() == 1 { 1 } else { slot.pairs_likely() };
+            if likely >= wanted || ops.len() >= self.options.scan_window {
                 break;
             }
         }
