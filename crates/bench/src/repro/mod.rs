@@ -12,12 +12,15 @@ mod dex;
 mod driver;
 mod error;
 mod hosts;
+mod local_maps;
+mod maps;
 mod options;
 mod page;
 mod papers;
 mod peers;
 mod redis;
 mod report;
+mod slices;
 mod smart;
 mod svg;
 #[cfg(test)]
@@ -105,6 +108,16 @@ impl Spec {
 
 /// Experiments beside other programs.
 const PROGRAMS: &[Spec] = &[
+    Spec {
+        name: "local-maps",
+        about: "every engine on mapped memory, beside ordered maps of crates.io (real time)",
+        usual_scale: 1.0,
+        small_scale: 0.02,
+        kind: Kind::Program,
+        chosen: &[CACHE, DURABILITY],
+        engines: Engine::ALL,
+        run: Run::Alone(local_maps::run),
+    },
     Spec {
         name: "peers",
         about: "the programs of DEX and Sherman, beside ours by RDMA (real time)",

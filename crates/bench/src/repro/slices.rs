@@ -9,25 +9,23 @@ use std::{
     time::Instant,
 };
 
-use farleaf_fabric::{AnyEndpoint, Client, Cost, Endpoint, Fabric, Snapshot, mapped::Mapped};
-use farleaf_index::{
-    Engine, Index, TableFormat,
-    bnode::Layout,
-    dex::{Dex, DexOptions, JoinOptions},
+use farleaf_fabric::{
+    AnyEndpoint, Client, Cost, Endpoint, Fabric, OpKind, Snapshot, mapped::Mapped,
 };
+use farleaf_index::Index;
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{error::ReproError, setup};
+use super::error::ReproError;
 use crate::{
     keys::{KeyMaker, KeyOrder},
     mix64::mix64,
-    run::{
-        BenchError, Phase, Progress,
-        sorted::{Pairs, SortedItems},
-    },
+    run::{BenchError, Phase, Progress, sorted::Pairs},
     values::ValueMaker,
 };
+
+/// The kinds of index operations of slices, as the fabric counts them.
+const OPERATIONS: [OpKind; 2] = [OpKind::Get, OpKind::Update];
 
 /// Threads, each on a session of its own.
 pub(super) const THREADS: usize = 2;
@@ -38,7 +36,6 @@ pub(super) struct Testbed {
     main: AnyEndpoint,
     pool: Arc<Pool>,
     home: Session,
-    pub(super) layout: Layout,
 }
 
 /// One thread's number, endpoint and session.
@@ -125,14 +122,78 @@ pub(super) fn pairs<'a>(keys: &'a KeyMaker, count: u64, progress: &'a dyn Progre
 /// Maker of the keys of [`pairs`].
 pub(super) const KEYS: KeyMaker = KeyMaker::U64(KeyOrder::Hashed);
 
+/// Gets items, each of which must be there.
+///
+/// # Errors
+/// `Operation`, `Wrong`.
+pub(super) async fn get_all(
+    session: &Session,
+    index: &impl Index,
+    items: impl Iterator<Item = u64>,
+) -> Result<(), ReproError> {
+    let mut value = Vec::new();
+    for item in items {
+        let key = number_of(item).to_be_bytes();
+        let failed = |source| ReproError::Operation { kind: "get", source };
+        if !index.get(session, &key, &mut value).await.map_err(failed)? {
+            return Err(ReproError::Wrong(format!("item {item} was loaded and is not found")));
+        }
+    }
+    Ok(())
+}
+
+/// Does an operation of that kind on each key. Returns the number of keys found.
+///
+/// # Errors
+/// `Operation`.
+pub(super) async fn work_on(
+    session: &Session,
+    index: &impl Index,
+    work: Work,
+    wanted: &Wanted,
+) -> Result<usize, ReproError> {
+    let mut value = Vec::with_capacity(8);
+    let mut found = 0;
+    for (key, item) in wanted {
+        let is_there = match work {
+            Work::Get => index.get(session, key, &mut value).await,
+            Work::Update => index.update(session, key, &item.to_le_bytes()).await,
+        };
+        let failed = |source| ReproError::Operation { kind: work.name(), source };
+        found += usize::from(is_there.map_err(failed)?);
+    }
+    Ok(found)
+}
+
+/// Counts the keys of which `found` says that they are there.
+#[inline]
+pub(super) fn count(wanted: &Wanted, mut found: impl FnMut(&[u8; 8], u64) -> bool) -> usize {
+    wanted.iter().filter(|(key, item)| found(key, *item)).count()
+}
+
+/// Kinds of work of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Get,
+    Update,
+}
+
+impl Work {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Work::Get => "get",
+            Work::Update => "update",
+        }
+    }
+}
+
 impl Testbed {
-    /// Memory for `keys` pairs of 8 + 8 bytes.
+    /// A pool on one server of `pool_bytes`. Memory that nothing touches takes none of the machine's.
     ///
     /// # Errors
     /// [`ReproError::Bench`].
-    pub(super) fn new(keys: u64, seed: u64) -> Result<Self, ReproError> {
-        let layout = TableFormat::fixed8(Engine::BTree).layout().map_err(BenchError::Table)?;
-        let pool_bytes = (keys * 64 + (512 << 20)) & !4095;
+    pub(super) fn new(pool_bytes: u64, seed: u64) -> Result<Self, ReproError> {
+        let pool_bytes = pool_bytes & !4095;
         let fabric = Mapped::anonymous(1, pool_bytes).map_err(BenchError::from)?;
         let main = fabric.any_endpoint().map_err(BenchError::from)?;
         main.seed(seed);
@@ -145,39 +206,18 @@ impl Testbed {
             Ok((pool, home))
         });
         let (pool, home) = opened.map_err(refused)?;
-        Ok(Testbed { fabric, main, pool, home, layout })
+        Ok(Testbed { fabric, main, pool, home })
     }
 
-    /// A table with `keys` pairs and its cache, after one get of every item.
-    ///
-    /// # Errors
-    /// [`ReproError`].
-    pub(super) fn table(
-        &self,
-        keys: u64,
-        options: DexOptions,
-        progress: &dyn Progress,
-    ) -> Result<Dex, ReproError> {
-        let session = &self.home;
-        self.main.executor().block_on(async {
-            let meta = Dex::create(session, &self.layout).await.map_err(BenchError::Load)?;
-            let join = JoinOptions::default();
-            let dex = Dex::open(session, meta, self.layout, options, join).await;
-            let dex = dex.map_err(BenchError::Load)?;
-            let mut pairs = pairs(&KEYS, keys, progress);
-            dex.bulk_load(session, &mut pairs).await.map_err(BenchError::Load)?;
-            pairs.finish().map_err(BenchError::from)?;
-            let mut value = Vec::new();
-            for item in SortedItems::new(&KEYS, keys) {
-                let key = number_of(item).to_be_bytes();
-                let failed = |source| ReproError::Operation { kind: "get", source };
-                if !dex.get(session, &key, &mut value).await.map_err(failed)? {
-                    let text = format!("item {item} was loaded and is not found");
-                    return Err(ReproError::Wrong(text));
-                }
-            }
-            Ok(dex)
-        })
+    /// Runs work on the session that prepares tables, and not in slices.
+    pub(super) fn prepare<T>(&self, work: impl AsyncFnOnce(&Session) -> T) -> T {
+        self.main.executor().block_on(work(&self.home))
+    }
+
+    /// Bytes of the pool's objects that are in use.
+    pub(super) fn live_bytes(&self) -> u64 {
+        let memory = self.pool.memory();
+        memory.live_bytes - memory.retired_bytes
     }
 
     /// Measures. A slice in which a key is not found is an error.
@@ -284,7 +324,7 @@ impl BenchThread {
         }
         let spent = Snapshot::of([self.endpoint.counters()]).since(&before);
         let mut cost = Cost::default();
-        setup::OPERATIONS.iter().for_each(|kind| cost += spent.kind(*kind));
+        OPERATIONS.iter().for_each(|kind| cost += spent.kind(*kind));
         failure.map_or(Ok(cost), Err)
     }
 }

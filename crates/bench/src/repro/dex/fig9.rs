@@ -13,7 +13,7 @@ use super::{
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
-    slices::{SlicePlan, THREADS, Testbed},
+    slices::{SlicePlan, THREADS},
     world::{Load, Measured, World},
 };
 use crate::{
@@ -123,11 +123,11 @@ fn mapped(
     let keys = (MAPPED_KEYS as f64 * options.scale) as u64;
     let cache_bytes = (keys * 16 / MAPPED_CACHE_SHARE).max(1 << 18);
     let dex = setup::with_settings(options)?;
-    let testbed = Testbed::new(keys * 3, options.seed)?;
+    let testbed = setup::testbed(keys * 3, options)?;
     progress.begin(Phase::Load, keys * 3);
     let mut sides = Vec::new();
     for kind in [BASE, MAP, BOTH] {
-        sides.push(testbed.table(keys, dex_options(dex, cache_bytes, kind), progress)?);
+        sides.push(setup::table_on(&testbed, keys, dex_options(dex, cache_bytes, kind), progress)?);
     }
     let zipfian = Zipfian::new(paper.setup.zipf_theta, keys).map_err(BenchError::from)?;
     let scramble = Scramble::new(keys, options.seed);

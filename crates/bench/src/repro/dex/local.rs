@@ -2,29 +2,22 @@
 //!
 //! It shows the cost of remote memory that is not needed, on mapped memory with real threads.
 
-use std::{
-    collections::BTreeMap,
-    sync::{PoisonError, RwLock},
-};
-
-use farleaf_index::{
-    Index,
-    dex::{Dex, DexOptions},
-};
+use farleaf_index::dex::{Dex, DexOptions};
 use serde_json::{Value, json};
 
 use super::{
     ReproOptions,
     error::ReproError,
     local_tree::LocalTree,
+    maps::{self, BenchMap, Side},
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
-    slices::{self, BenchThread, SlicePlan, THREADS, Testbed, Times, Wanted, number_of},
+    slices::{self, BenchThread, SlicePlan, THREADS, Testbed, Times, Wanted, Work},
 };
 use crate::{
     report::TimeKind,
-    run::{Phase, Progress, sorted::SortedItems},
+    run::{Phase, Progress},
 };
 
 const KEYS: u64 = 10_000_000;
@@ -33,72 +26,18 @@ const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 100;
 const SCALE_MIN: f64 = 0.0001;
 
-/// Maps that take turns. The first three are the comparison, the others stand beside it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    Dex,
-    Local,
-    LocalPrefetching,
-    BTreeMap,
-    #[cfg(feature = "peers")]
-    SkipList,
-    #[cfg(feature = "peers")]
-    TreeIndex,
-}
+/// The table.
+struct DexTable(Dex);
 
-impl Side {
-    const ALL: &[Side] = &[
-        Side::Dex,
-        Side::Local,
-        Side::LocalPrefetching,
-        Side::BTreeMap,
-        #[cfg(feature = "peers")]
-        Side::SkipList,
-        #[cfg(feature = "peers")]
-        Side::TreeIndex,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Side::Dex => "dex",
-            Side::Local => "local B+-tree, same nodes",
-            Side::LocalPrefetching => "the same, prefetching",
-            Side::BTreeMap => "std BTreeMap, RwLock",
-            #[cfg(feature = "peers")]
-            Side::SkipList => "crossbeam-skiplist",
-            #[cfg(feature = "peers")]
-            Side::TreeIndex => "scc::TreeIndex",
-        }
+impl BenchMap for DexTable {
+    fn slice(
+        &self,
+        work: Work,
+        thread: &BenchThread,
+        wanted: &Wanted,
+    ) -> Result<usize, ReproError> {
+        thread.block_on(slices::work_on(&thread.session, &self.0, work, wanted))
     }
-}
-
-/// Kinds of work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
-    Get,
-    Update,
-}
-
-impl Work {
-    fn name(self) -> &'static str {
-        match self {
-            Work::Get => "get",
-            Work::Update => "update",
-        }
-    }
-}
-
-/// All maps that hold the pairs.
-struct Sides {
-    dex: Dex,
-    local: LocalTree,
-    /// A tree of its own: nodes of a shared one could still lie in the processor's caches.
-    prefetching: LocalTree,
-    map: RwLock<BTreeMap<u64, u64>>,
-    #[cfg(feature = "peers")]
-    skip_list: crossbeam_skiplist::SkipMap<u64, u64>,
-    #[cfg(feature = "peers")]
-    tree_index: scc::TreeIndex<u64, u64>,
 }
 
 pub(super) fn run(
@@ -112,9 +51,11 @@ pub(super) fn run(
     let cache_bytes = (keys * 16 * 2).max(1 << 20);
     let title = "throughput of a cache that holds all, beside trees in local memory";
     let mut report = ReproReport::new("dex-local", title, &paper.source, TimeKind::Real);
-    let testbed = Testbed::new(keys, options.seed)?;
+    let testbed = setup::testbed(keys, options)?;
     progress.begin(Phase::Load, keys * 3);
-    let sides = Sides::new(&testbed, keys, cache_bytes, setup::with_settings(options)?, progress)?;
+    let base = setup::with_settings(options)?;
+    let dex = DexOptions { cache_bytes, bulk_fill: FILL, ..base };
+    let (sides, local_nodes) = sides(&testbed, keys, dex, progress)?;
     report.scale = options.scale;
     let config: [(&str, Value); 11] = [
         ("engine", json!("dex")),
@@ -125,7 +66,7 @@ pub(super) fn run(
         ("threads", json!(THREADS)),
         ("cache_bytes", json!(cache_bytes)),
         ("bulk_fill", json!(FILL)),
-        ("local_nodes", json!(sides.local.nodes())),
+        ("local_nodes", json!(local_nodes)),
         ("slice_ops", json!(SLICE_OPS)),
         ("rounds", json!(ROUNDS)),
     ];
@@ -133,16 +74,16 @@ pub(super) fn run(
     let mut verbs = 0;
     for work in [Work::Get, Work::Update] {
         let plan = SlicePlan {
-            sides: Side::ALL.len(),
+            sides: sides.len(),
             rounds: ROUNDS,
             slice_ops: SLICE_OPS,
             seed: options.seed,
             draw: &|rng| rng.u64(..keys),
-            slice: &|side, thread, wanted| sides.slice(Side::ALL[side], work, thread, wanted),
+            slice: &|side, thread, wanted| sides[side].map.slice(work, thread, wanted),
         };
         let times = testbed.measure(&plan, progress)?;
         verbs += times.cost.verbs();
-        add(&mut report, &paper, work, &times);
+        add(&mut report, &paper, work, &sides, &times);
     }
     report.check("an operation on a warm cache does no remote operation", Some(verbs == 0));
     report.notes.push(
@@ -154,7 +95,7 @@ pub(super) fn run(
     Ok(report)
 }
 
-fn add(report: &mut ReproReport, paper: &DexPaper, work: Work, times: &Times) {
+fn add(report: &mut ReproReport, paper: &DexPaper, work: Work, sides: &[Side], times: &Times) {
     let name = work.name();
     let share = times.processor_ratio(0, 1);
     let published = (work == Work::Get).then_some(paper.local.share_of_local_tree);
@@ -170,127 +111,51 @@ fn add(report: &mut ReproReport, paper: &DexPaper, work: Work, times: &Times) {
         let holds = (report.scale >= 1.0).then_some(share >= least);
         report.check(format!("get: at least {least} of the local tree's throughput"), holds);
     }
-    for (at, side) in Side::ALL.iter().enumerate() {
-        report.row(&format!("{name}, {}", side.name()), "Mops", None, times.mops(at), "");
+    for (at, side) in sides.iter().enumerate() {
+        report.row(&format!("{name}, {}", side.name), "Mops", None, times.mops(at), "");
     }
-    if cfg!(not(feature = "peers")) {
-        for peer in ["crossbeam-skiplist", "scc::TreeIndex"] {
-            let why = "not built in: build with --features peers";
-            report.missing(&format!("{name}, {peer}"), "Mops", None, why);
-        }
+    let (names, why) = maps::missing();
+    for map in names {
+        report.missing(&format!("{name}, {map}"), "Mops", None, why);
     }
 }
 
-impl Sides {
-    fn new(
-        testbed: &Testbed,
-        keys: u64,
-        cache_bytes: u64,
-        base: DexOptions,
-        progress: &dyn Progress,
-    ) -> Result<Self, ReproError> {
-        let local = || {
-            let mut pairs = slices::pairs(&slices::KEYS, keys, progress);
-            LocalTree::build(testbed.layout, &mut pairs, keys, FILL)
-                .ok_or_else(|| ReproError::Wrong("no memory for the local tree".to_owned()))
-        };
-        let options = DexOptions { cache_bytes, bulk_fill: FILL, ..base };
-        let items = || SortedItems::new(&slices::KEYS, keys);
-        let numbers = || items().map(|item| (number_of(item), item));
-        Ok(Sides {
-            dex: testbed.table(keys, options, progress)?,
-            local: local()?,
-            prefetching: local()?,
-            #[cfg(feature = "peers")]
-            skip_list: numbers().collect(),
-            #[cfg(feature = "peers")]
-            tree_index: {
-                let index = scc::TreeIndex::new();
-                for (key, value) in numbers() {
-                    let _ = index.insert_sync(key, value);
-                }
-                index
-            },
-            map: RwLock::new(numbers().collect()),
-        })
-    }
-
-    fn slice(
-        &self,
-        side: Side,
-        work: Work,
-        thread: &BenchThread,
-        wanted: &Wanted,
-    ) -> Result<usize, ReproError> {
-        let mut value = Vec::with_capacity(8);
-        Ok(match (side, work) {
-            (Side::Dex, _) => thread.block_on(self.dex_slice(work, thread, wanted))?,
-            (Side::Local, Work::Get) => {
-                count(wanted, |key, _| self.local.get::<false>(key, &mut value))
-            }
-            (Side::Local, Work::Update) => {
-                count(wanted, |key, item| self.local.update::<false>(key, &item.to_le_bytes()))
-            }
-            (Side::LocalPrefetching, Work::Get) => {
-                count(wanted, |key, _| self.prefetching.get::<true>(key, &mut value))
-            }
-            (Side::LocalPrefetching, Work::Update) => {
-                count(wanted, |key, item| self.prefetching.update::<true>(key, &item.to_le_bytes()))
-            }
-            (Side::BTreeMap, Work::Get) => count(wanted, |key, _| {
-                let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
-                map.get(&u64::from_be_bytes(*key)).is_some()
-            }),
-            (Side::BTreeMap, Work::Update) => count(wanted, |key, item| {
-                let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
-                map.get_mut(&u64::from_be_bytes(*key)).map(|value| *value = item).is_some()
-            }),
-            #[cfg(feature = "peers")]
-            (Side::SkipList, Work::Get) => {
-                count(wanted, |key, _| self.skip_list.get(&u64::from_be_bytes(*key)).is_some())
-            }
-            #[cfg(feature = "peers")]
-            (Side::SkipList, Work::Update) => count(wanted, |key, item| {
-                // Replaces the entry: values do not change in place.
-                self.skip_list.insert(u64::from_be_bytes(*key), item);
-                true
-            }),
-            #[cfg(feature = "peers")]
-            (Side::TreeIndex, Work::Get) => count(wanted, |key, _| {
-                self.tree_index.peek_with(&u64::from_be_bytes(*key), |_, _| ()).is_some()
-            }),
-            #[cfg(feature = "peers")]
-            (Side::TreeIndex, Work::Update) => count(wanted, |key, item| {
-                // As above; the other thread may do the same.
-                self.tree_index.remove_sync(&u64::from_be_bytes(*key));
-                let _ = self.tree_index.insert_sync(u64::from_be_bytes(*key), item);
-                true
-            }),
-        })
-    }
-
-    async fn dex_slice(
-        &self,
-        work: Work,
-        thread: &BenchThread,
-        wanted: &Wanted,
-    ) -> Result<usize, ReproError> {
-        let (session, kind) = (&thread.session, work.name());
-        let failed = |source| ReproError::Operation { kind, source };
-        let mut value = Vec::with_capacity(8);
-        let mut found = 0;
-        for (key, item) in wanted {
-            let is_there = match work {
-                Work::Get => self.dex.get(session, key, &mut value).await,
-                Work::Update => self.dex.update(session, key, &item.to_le_bytes()).await,
-            };
-            found += usize::from(is_there.map_err(failed)?);
-        }
-        Ok(found)
-    }
+/// The maps that take turns. The first three are the comparison, the others stand beside it.
+fn sides(
+    testbed: &Testbed,
+    keys: u64,
+    dex: DexOptions,
+    progress: &dyn Progress,
+) -> Result<(Vec<Side>, usize), ReproError> {
+    let layout = setup::layout()?;
+    let local = || {
+        let mut pairs = slices::pairs(&slices::KEYS, keys, progress);
+        LocalTree::build(layout, &mut pairs, keys, FILL)
+            .ok_or_else(|| ReproError::Wrong("no memory for the local tree".to_owned()))
+    };
+    let dex = DexTable(setup::table_on(testbed, keys, dex, progress)?);
+    let plain = local()?;
+    let nodes = plain.nodes();
+    // A tree of its own: nodes of a shared one could still lie in the processor's caches.
+    let prefetching = local()?;
+    let mut sides = vec![
+        Side::new("dex", Box::new(dex)),
+        Side::new("local B+-tree, same nodes", local_side::<false>(plain)),
+        Side::new("the same, prefetching", local_side::<true>(prefetching)),
+    ];
+    sides.extend(maps::all(keys));
+    Ok((sides, nodes))
 }
 
-#[inline]
-fn count(wanted: &Wanted, mut found: impl FnMut(&[u8; 8], u64) -> bool) -> usize {
-    wanted.iter().filter(|(key, item)| found(key, *item)).count()
+fn local_side<const PREFETCH: bool>(tree: LocalTree) -> Box<dyn BenchMap> {
+    maps::local(
+        tree,
+        |tree, wanted| {
+            let mut value = Vec::with_capacity(8);
+            slices::count(wanted, |key, _| tree.get::<PREFETCH>(key, &mut value))
+        },
+        |tree, wanted| {
+            slices::count(wanted, |key, item| tree.update::<PREFETCH>(key, &item.to_le_bytes()))
+        },
+    )
 }

@@ -8,7 +8,6 @@ mod fig9;
 mod local;
 mod local_tree;
 mod setup;
-mod slices;
 mod table2;
 mod watch;
 mod world;
@@ -16,7 +15,7 @@ mod world;
 use farleaf_index::Engine;
 use farleaf_index::knobs::CACHE;
 
-use super::{Kind, ReproOptions, Run, Spec, driver, error, papers, report};
+use super::{Kind, ReproOptions, Run, Spec, driver, error, maps, papers, report, slices};
 
 const ENGINES: &[Engine] = &[Engine::Dex];
 

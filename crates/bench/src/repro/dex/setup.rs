@@ -1,17 +1,22 @@
 //! Set-up: the paper's set-up at a scale.
 
 use farleaf_fabric::OpKind;
-use farleaf_index::dex::{Admission, DexOptions, Durability};
-use farleaf_index::{Engine, Knobs};
+use farleaf_index::bnode::Layout;
+use farleaf_index::dex::{Admission, Dex, DexOptions, Durability, JoinOptions};
+use farleaf_index::{Engine, Index, Knobs, TableFormat};
 
 use super::{
     ReproOptions,
     error::ReproError,
     papers::DexPaper,
     report::ReproReport,
+    slices::{self, Testbed},
     world::{World, WorldConfig},
 };
-use crate::{report::TimeKind, run::Progress};
+use crate::{
+    report::TimeKind,
+    run::{BenchError, Progress, sorted::SortedItems},
+};
 
 /// The kinds of index operations that experiments make, as the fabric counts them.
 pub(super) const OPERATIONS: [OpKind; 2] = [OpKind::Get, OpKind::Update];
@@ -122,4 +127,43 @@ pub(super) fn describe(
     report.set("subtree_level", config.subtree_level);
     report.set("partitions", "of equal width, one for each compute server");
     report.set("offload", "none");
+}
+
+/// Mapped memory for `keys` pairs of 8 + 8 bytes.
+///
+/// # Errors
+/// `Bench`.
+pub(super) fn testbed(keys: u64, options: &ReproOptions) -> Result<Testbed, ReproError> {
+    Testbed::new(keys * 64 + (512 << 20), options.seed)
+}
+
+/// The geometry of tables of 8 + 8 bytes.
+///
+/// # Errors
+/// `Bench`.
+pub(super) fn layout() -> Result<Layout, ReproError> {
+    Ok(TableFormat::fixed8(Engine::Dex).layout().map_err(BenchError::Table)?)
+}
+
+/// Loads a table with `keys` pairs on mapped memory, and gets every item once for its cache.
+///
+/// # Errors
+/// [`ReproError`].
+pub(super) fn table_on(
+    testbed: &Testbed,
+    keys: u64,
+    options: DexOptions,
+    progress: &dyn Progress,
+) -> Result<Dex, ReproError> {
+    let layout = layout()?;
+    testbed.prepare(async |session| {
+        let meta = Dex::create(session, &layout).await.map_err(BenchError::Load)?;
+        let dex = Dex::open(session, meta, layout, options, JoinOptions::default()).await;
+        let dex = dex.map_err(BenchError::Load)?;
+        let mut pairs = slices::pairs(&slices::KEYS, keys, progress);
+        dex.bulk_load(session, &mut pairs).await.map_err(BenchError::Load)?;
+        pairs.finish().map_err(BenchError::from)?;
+        slices::get_all(session, &dex, SortedItems::new(&slices::KEYS, keys)).await?;
+        Ok(dex)
+    })
 }
