@@ -130,11 +130,13 @@ impl Tree {
         }
         // Without a table, lookups begin at the root, and later maintenance makes one.
         self.maintenance.nodes.store(0, Ordering::Relaxed);
+        // A task: a caller that goes away leaves no table half made. The load waits for it, because a table that only
+        // answers gets would never make one.
         let (tree, patient) = (Arc::clone(self), session.without_deadline());
         let task = async move { tree.maintenance_step(&patient, None).await };
         let (sender, receiver) = crate::oneshot::channel();
         session.spawn(async move |_| sender.send(task.await.is_ok()));
-        session.reliable().within(receiver).await;
+        receiver.await;
     }
 
     /// Does what is due: makes a table, fills it, or drops one. A table with other lengths than `wish` is
