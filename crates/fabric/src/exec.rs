@@ -12,7 +12,6 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::Endpoint;
 use crate::tasks::{PART, Ready, Tasks};
 use crate::timers::{Moment, Timers};
 use crate::wake::{Home, Notify};
@@ -28,40 +27,6 @@ const PART_NS: u64 = 20_000;
 /// Origin of time for all executors of this process, so that threads can compare times that other threads
 /// noted.
 static START: OnceLock<Instant> = OnceLock::new();
-
-/// An endpoint in real time: its thread's tasks run on an executor of their own.
-pub trait RealTime: Endpoint {
-    /// The executor that this thread's tasks run on.
-    fn executor(&self) -> &Executor;
-
-    /// Starts this thread's random numbers anew from `seed`.
-    fn seed(&self, seed: u64);
-
-    /// Buffers that a caller or an operation holds; 0 when all are back.
-    fn buffers_out(&self) -> usize;
-}
-
-macro_rules! real_time {
-    ($($endpoint:ty),+) => {$(
-        impl RealTime for $endpoint {
-            fn executor(&self) -> &Executor {
-                self.executor()
-            }
-
-            fn seed(&self, seed: u64) {
-                self.seed(seed);
-            }
-
-            fn buffers_out(&self) -> usize {
-                self.buffers_out()
-            }
-        }
-    )+};
-}
-
-real_time!(crate::mapped::MappedEndpoint, crate::tcp::TcpEndpoint, crate::AnyEndpoint);
-#[cfg(feature = "verbs")]
-real_time!(crate::verbs::VerbsEndpoint);
 
 /// Work of a fabric for a thread's operations between the thread's tasks.
 pub(crate) trait Driver {
