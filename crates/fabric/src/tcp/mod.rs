@@ -41,6 +41,7 @@
 #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only cards carry messages"))]
 pub(crate) mod call;
 mod connection;
+#[cfg(feature = "dax")]
 mod dax;
 mod endpoint;
 #[cfg(feature = "fuzz")]
