@@ -16,7 +16,7 @@ use crate::IndexError;
 use crate::compute::RangeOwner;
 use crate::compute::ownership::{Load, Ownership};
 
-/// Whether boundaries are moved by load.
+/// Mode of load balancing: it moves boundaries, or leaves them alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
     /// Only when somebody calls for it.
@@ -26,10 +26,10 @@ pub enum Balance {
     Auto,
 }
 
-/// When boundaries are moved by load.
+/// Settings of load balancing: the loads at which it moves boundaries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BalanceOptions {
-    /// Whether at all.
+    /// The mode.
     pub mode: Balance,
     /// Time between two rounds.
     pub round_ns: u64,
@@ -66,13 +66,13 @@ pub struct Decision {
     pub low: Option<Vec<u8>>,
     /// Inclusive upper bound.
     pub high: Option<Vec<u8>>,
-    /// Whose it is.
+    /// The present owner.
     pub from: Incarnation,
-    /// Whose it should be.
+    /// The owner to be.
     pub to: Incarnation,
 }
 
-/// What the balancing remembers from round to round.
+/// State of load balancing that lasts from round to round.
 #[derive(Clone, Debug)]
 pub struct Balancer {
     options: BalanceOptions,

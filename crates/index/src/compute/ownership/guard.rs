@@ -45,7 +45,7 @@ pub(crate) struct View {
     pub(crate) owned: Vec<bool>,
     /// Bounds that there are about to be: a node that crosses one is shared already.
     pub(crate) cuts: Vec<Vec<u8>>,
-    /// What is being given away; nobody enters.
+    /// The range that is being given away; no operation enters it.
     pub(crate) closed: Option<Range>,
 }
 
@@ -100,7 +100,7 @@ impl View {
         part
     }
 
-    /// Whether others may change a node of this range, now or once a move that is under way is done.
+    /// Returns whether others may change a node of this range, now or after a move that is under way.
     pub(crate) fn crosses(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let number = low.map_or(0, |low| self.map.of(low, true));
         !self.owned[number]
@@ -108,7 +108,7 @@ impl View {
             || self.is_cut(low, high)
     }
 
-    /// Whether a bound that there is about to be lies inside.
+    /// Returns whether a bound that a move is about to set lies inside.
     pub(crate) fn is_cut(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         self.cuts.iter().any(|cut| {
             low.is_none_or(|low| low < cut.as_slice())
@@ -175,7 +175,7 @@ impl RangeGuard {
         }
     }
 
-    /// What is known of the map.
+    /// The latest known map.
     pub(crate) fn view(&self) -> Arc<View> {
         Arc::clone(&lock(&self.published).view)
     }
@@ -261,7 +261,7 @@ impl RangeGuard {
         OpGuard { guard: holder, entry }
     }
 
-    /// Whether a range is being given away.
+    /// Returns whether a range is being given away.
     pub(crate) fn is_moving(&self) -> bool {
         self.moving.load(Ordering::SeqCst)
     }

@@ -62,7 +62,7 @@ impl State {
     }
 }
 
-/// Where an operation or a task has counted itself.
+/// The counter in which an operation or a task has counted itself.
 #[derive(Debug)]
 pub(super) struct Entry {
     line: usize,
@@ -141,7 +141,7 @@ impl OpCounters {
         State(self.state.0.fetch_xor(1, Ordering::AcqRel)).generation()
     }
 
-    /// Whether nobody is inside in a generation that has been flipped.
+    /// Returns whether no operation is inside in a generation that has been flipped.
     pub(super) fn is_empty(&self, generation: usize) -> bool {
         self.lines.iter().all(|line| {
             let left = line.left[generation].load(Ordering::Acquire);

@@ -1,6 +1,6 @@
 //! Cache: entries of the skip table that this compute server remembers, up to a budget of bytes.
 //!
-//! What is remembered saves the probe of a lookup. It may have left the tree, so it is a start as any other: its
+//! A remembered entry saves the probe of a lookup. It may have left the tree, so it is a start as any other: its
 //! reader believes unsealed words alone. What must hold is that it leads to no freed memory.
 //!
 //! - `INV-DART-7` An operation uses what is remembered only after an operation of its compute server has read
@@ -72,7 +72,7 @@ impl Notice {
         (number / RING_PLACES + 1) % LAPS
     }
 
-    /// What the place says of notice `number`.
+    /// Compares the place with notice `number`.
     fn of_number(self, number: u64) -> Seen {
         let ahead = (self.0 >> ADDR_BITS).wrapping_sub(Notice::lap(number)) % LAPS;
         let place = self.0 & ((1 << ADDR_BITS) - 1);

@@ -90,7 +90,7 @@ pub(super) struct Starts {
     is_remembered: bool,
     /// A remembered entry led nowhere: no further one is tried.
     has_forgotten: bool,
-    /// What is probed from here on may be remembered (`INV-DART-8`).
+    /// Entries that are probed from here on may be remembered (`INV-DART-8`).
     generation: u64,
     /// Lengths whose probes led nowhere: no entry, or one of a node that is gone or another's.
     missed: Vec<(usize, Option<NodeRef>)>,
