@@ -219,13 +219,6 @@ fn a_scan_reads_each_leaf_once() {
     on_honest_sim(World::default(), scans);
 }
 
-fn on_honest_sim<F: Future<Output = ()> + 'static>(
-    world: World,
-    test: impl FnOnce(Session) -> F + 'static,
-) {
-    let sim = farleaf_fabric::sim::Sim::new(world.sim_config()).expect("sim");
-    let endpoint = farleaf_fabric::Fabric::any_endpoint(&sim.fabric(0)).expect("endpoint");
-    let options = world.pool_options();
-    sim.block_on(async move { test(crate::common::start(endpoint, &options).await).await })
-        .expect("the simulation ends");
+fn on_honest_sim(world: World, test: impl AsyncFnOnce(Session)) {
+    world.on_sim_with(world.sim_config(), test);
 }

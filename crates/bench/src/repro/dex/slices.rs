@@ -9,13 +9,14 @@ use std::{
     time::Instant,
 };
 
-use farleaf_fabric::{AnyEndpoint, Client, Cost, Endpoint, Fabric, Snapshot, mapped::Mapped};
+use farleaf_fabric::{AnyEndpoint, Cost, Endpoint, Fabric, Snapshot, mapped::Mapped};
+use farleaf_harness::make_pool;
 use farleaf_index::{
     Engine, Index, TableFormat,
     bnode::Layout,
     dex::{Dex, DexOptions, JoinOptions},
 };
-use farleaf_pool::{Pool, PoolOptions, Session, format};
+use farleaf_pool::{Pool, PoolOptions, Session};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{error::ReproError, setup};
@@ -36,7 +37,6 @@ pub(super) const THREADS: usize = 2;
 pub(super) struct Testbed {
     fabric: Mapped,
     main: AnyEndpoint,
-    pool: Arc<Pool>,
     home: Session,
     pub(super) layout: Layout,
 }
@@ -137,15 +137,9 @@ impl Testbed {
         let main = fabric.any_endpoint().map_err(BenchError::from)?;
         main.seed(seed);
         let refused = |source| BenchError::Pool { pool_bytes, source };
-        let opened = main.executor().block_on(async {
-            let client = Client::new(main.clone());
-            format(&client, &PoolOptions::fitting(pool_bytes)).await?;
-            let pool = Pool::join(&client).await?;
-            let home = pool.session(main.clone()).await?;
-            Ok((pool, home))
-        });
-        let (pool, home) = opened.map_err(refused)?;
-        Ok(Testbed { fabric, main, pool, home, layout })
+        let options = PoolOptions::fitting(pool_bytes);
+        let home = main.executor().block_on(make_pool(main.clone(), &options)).map_err(refused)?;
+        Ok(Testbed { fabric, main, home, layout })
     }
 
     /// A table with `keys` pairs and its cache, after one get of every item.
@@ -196,7 +190,7 @@ impl Testbed {
             let threads: Vec<_> = (0..THREADS)
                 .map(|number| {
                     let (rates, barrier) = (&rates, &barrier);
-                    let (fabric, pool) = (&self.fabric, &self.pool);
+                    let (fabric, pool) = (&self.fabric, self.home.pool());
                     scope.spawn(move || {
                         let thread = BenchThread::open(fabric, pool, number);
                         // Even after a failure: the others wait.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Client, Fabric};
 use farleaf_index::bnode::KeyFormat;
 use farleaf_index::compute::OwnedTable;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
@@ -74,9 +74,7 @@ pub fn cluster(
                 if sessions.is_empty() {
                     sessions.push(start(endpoint, &options).await);
                 } else {
-                    let client = Client::new(endpoint.clone());
-                    let pool = Pool::join(&client).await.expect("join");
-                    sessions.push(pool.session(endpoint).await.expect("session"));
+                    sessions.push(farleaf_harness::join(endpoint).await.expect("join"));
                 }
             }
             let made = create(&sessions[0], format).await;
