@@ -9,7 +9,7 @@ use std::{
 
 use farleaf_index::{
     Index,
-    dex::{Dex, DexOptions},
+    engines::dex::{Dex, DexOptions},
 };
 use serde_json::{Value, json};
 

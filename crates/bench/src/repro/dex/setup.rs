@@ -1,7 +1,7 @@
 //! Set-up: the paper's set-up at a scale.
 
 use farleaf_fabric::OpKind;
-use farleaf_index::dex::{Admission, DexOptions, Durability};
+use farleaf_index::engines::dex::{Admission, DexOptions, Durability};
 use farleaf_index::{Engine, Knobs};
 
 use super::{

@@ -14,7 +14,7 @@ use farleaf_harness::make_pool;
 use farleaf_index::{
     Engine, Index, TableFormat,
     bnode::Layout,
-    dex::{Dex, DexOptions, JoinOptions},
+    engines::dex::{Dex, DexOptions, JoinOptions},
 };
 use farleaf_pool::{Pool, PoolOptions, Session};
 use rustix::time::{ClockId, clock_gettime};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, ServerId, Snapshot};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::dex::offload::OffloadService;
+use farleaf_index::engines::dex::offload::OffloadService;
 use farleaf_index::{
     AnyIndex, Engine, Index, NodeRoom, Settings, SortedPairs, TableFormat, TableReport,
 };

@@ -14,8 +14,8 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_harness::simulate;
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
-use farleaf_index::dex::{Admission, Dex, DexOptions, DexStats};
+use farleaf_index::engines::dex::offload::{OFFLOAD_SERVICE, Offload};
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions, DexStats};
 use farleaf_index::{Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
 
@@ -343,7 +343,7 @@ fn a_table_is_one_caches_until_it_is_closed() {
         }
         there.close(&other).await.expect("close");
         let (meta, layout) = made;
-        let btree = farleaf_index::btree::BTree::open(meta, layout, Default::default());
+        let btree = farleaf_index::engines::btree::BTree::open(meta, layout, Default::default());
         let mut out = Entries::new();
         btree.scan(&session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
         assert_eq!(out.len(), 500);

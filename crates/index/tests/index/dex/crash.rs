@@ -12,9 +12,9 @@ use crate::common::{World, formats, key, settle, start, value};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_harness::simulate;
-use farleaf_index::btree::BTree;
-use farleaf_index::dex::offload::Offload;
-use farleaf_index::dex::{Admission, DexOptions, DexStats, Durability};
+use farleaf_index::engines::btree::BTree;
+use farleaf_index::engines::dex::offload::Offload;
+use farleaf_index::engines::dex::{Admission, DexOptions, DexStats, Durability};
 use farleaf_index::{Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::Session;
 

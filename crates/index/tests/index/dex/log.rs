@@ -15,7 +15,7 @@ use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind};
 use farleaf_index::bnode::Layout;
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::dex::{Admission, Dex, DexOptions, Durability, JoinOptions, Take};
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions, Take};
 use farleaf_index::{Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Audit, ClassReport, Pool, Session};
 

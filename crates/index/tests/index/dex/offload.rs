@@ -16,9 +16,9 @@ use farleaf_fabric::{
     Words,
 };
 use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
-use farleaf_index::btree::BTree;
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_index::dex::{Admission, Dex, DexOptions};
+use farleaf_index::engines::btree::BTree;
+use farleaf_index::engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::Session;
 

@@ -12,7 +12,7 @@ use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::Sim;
 use farleaf_index::compute::OwnedTable;
 use farleaf_index::compute::messages::{Op, OpReply};
-use farleaf_index::dex::{Dex, DexOptions, JoinOptions, Owner, Take};
+use farleaf_index::engines::dex::{Dex, DexOptions, JoinOptions, Owner, Take};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 
 /// Clients on all compute servers use all keys; each owns those that end in its number.

@@ -9,8 +9,8 @@ use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_index::bnode::KeyFormat;
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
-use farleaf_index::dex::{
+use farleaf_index::engines::dex::offload::{OFFLOAD_SERVICE, Offload};
+use farleaf_index::engines::dex::{
     Admission, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
 };
 use farleaf_index::{Entries, Index, ScanRange, TableFormat};
@@ -211,7 +211,7 @@ pub fn finish(sim: &Sim, servers: &[Server], format: &TableFormat, expected: Mod
         let mut out = Entries::new();
         let btree = {
             let (meta, layout) = (whole.index.meta(), *whole.index.layout());
-            farleaf_index::btree::BTree::open(meta, layout, Default::default())
+            farleaf_index::engines::btree::BTree::open(meta, layout, Default::default())
         };
         btree.scan(&whole.session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
         assert_eq!(out.len() as u64, keys);

@@ -1,7 +1,7 @@
 //! Shared nodes: inner nodes that cross a bound of partitions.
 //!
 //! Several compute servers cache them, and each changes them in remote memory under their lock, by
-//! [`crate::btree`]'s protocol: the lock's CAS travels with the READ of the content, so that whoever
+//! [`crate::blink`]'s protocol: the lock's CAS travels with the READ of the content, so that whoever
 //! has the lock has the current image, and the dead's locks are taken over with their redo
 //! records. Here:
 //!
