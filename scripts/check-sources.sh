@@ -118,9 +118,15 @@ if foreign=$(git ls-files -z 'crates/index/src/engines/*/*.rs' | LC_ALL=C xargs 
 fi
 
 # Type names. One name stands for one thing in a crate, so that a search finds it. scripts/type-names-twice.txt
-# lists those that stand for more, and only shrinks. Modules built alike on purpose may repeat theirs: each
-# fabric's Endpoint. Types within a test module or a macro do not count.
-twice=scripts/type-names-twice.txt
+# lists those that stand for more, each with its reason, and only shrinks. Modules built alike on purpose may repeat
+# theirs: each fabric's Endpoint. Types within a test module or a macro do not count.
+twice=$(mktemp)
+trap 'rm -f "$twice"' EXIT
+sed 's/ *#.*//' scripts/type-names-twice.txt >"$twice"
+if unreasoned=$(grep -vE '^[a-z]+ [A-Za-z0-9]+ # .' scripts/type-names-twice.txt); then
+    printf 'a line of scripts/type-names-twice.txt without a reason (crate Name # reason):\n%s\n' "$unreasoned" >&2
+    bad=1
+fi
 repeated=$(git ls-files -z 'crates/*/src/*.rs' | grep -zvE '/tests/|/([a-z0-9_]+_)?tests\.rs$' |
     LC_ALL=C xargs -0 -r awk '
         FNR == 1 { test = attribute = 0; split(FILENAME, part, "/") }
@@ -137,7 +143,7 @@ if hits=$(grep -vxF -f "$twice" <<<"$repeated") && [ -n "$hits" ]; then
     bad=1
 fi
 if done_with=$(grep -vxF -f <(echo "$repeated") "$twice"); then
-    printf 'stands for one thing only, take it off %s:\n%s\n' "$twice" "$done_with" >&2
+    printf 'stands for one thing only, take it off scripts/type-names-twice.txt:\n%s\n' "$done_with" >&2
     bad=1
 fi
 

@@ -57,9 +57,9 @@ pub(crate) trait Driver {
 
 /// A single-threaded executor with timers. Clone it freely; it stays on its thread.
 #[derive(Clone)]
-pub struct Executor(Rc<Inner>);
+pub struct Executor(Rc<ExecutorInner>);
 
-struct Inner {
+struct ExecutorInner {
     tasks: Tasks,
     timers: Timers,
     running: Cell<bool>,
@@ -82,7 +82,7 @@ pub(crate) fn processors() -> usize {
     *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
 }
 
-impl Inner {
+impl ExecutorInner {
     /// Returns whether this thread may poll for work without sleeping.
     fn may_spin(&self) -> bool {
         if self.spins.get() {
@@ -106,7 +106,7 @@ impl Inner {
 
 /// See [`Executor::sleep`].
 struct Sleep {
-    inner: Rc<Inner>,
+    inner: Rc<ExecutorInner>,
     moment: Moment,
     is_armed: bool,
 }
@@ -145,7 +145,7 @@ impl Executor {
 
     fn over(driver: Option<Rc<dyn Driver>>) -> Self {
         let home = Home::new(driver.as_ref().map(|driver| driver.notifier()));
-        Executor(Rc::new(Inner {
+        Executor(Rc::new(ExecutorInner {
             tasks: Tasks::new(home),
             timers: Timers::default(),
             running: Cell::new(false),
@@ -175,7 +175,7 @@ impl Executor {
     /// If called from inside itself.
     pub fn block_on<T>(&self, root: impl Future<Output = T>) -> T {
         assert!(!self.0.running.replace(true), "block_on inside block_on");
-        let _running = Running(&self.0);
+        let _running = RunningRoot(&self.0);
         let mut root = pin!(root);
         let tasks = &self.0.tasks;
         let mut entered = None;
@@ -338,9 +338,9 @@ pub fn yield_now() -> impl Future<Output = ()> {
     })
 }
 
-struct Running<'a>(&'a Inner);
+struct RunningRoot<'a>(&'a ExecutorInner);
 
-impl Drop for Running<'_> {
+impl Drop for RunningRoot<'_> {
     fn drop(&mut self) {
         self.0.running.set(false);
         self.0.stop_spinning();

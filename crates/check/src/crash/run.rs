@@ -18,7 +18,7 @@ use super::action::{Action, Actor, INITIAL, OTHER, Pairs, TABLE, bulk_pairs, ent
 use super::formats::Format;
 use super::point::CrashPoint;
 use super::state::{CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, apply, look};
-use super::survivors::{self, Log, Survivor};
+use super::survivors::{self, EventLog, Survivor};
 use crate::history::{Answer, Event, History};
 use crate::linear::{Limits, check};
 use crate::world::{SmallWorld, check_all, create, open, sweep};
@@ -408,7 +408,7 @@ pub(super) fn run(
         fabric.condemn();
     }
 
-    let log = Log::default();
+    let log = EventLog::default();
     let involved = survivors::involved(&numbers, action, found.setup.map(|(before, _)| before));
     let takers = Survivor { format: *format, index: index.clone(), log: log.clone() };
     // A death after an operation leaves the same state as a death before the next one: so each such
@@ -484,7 +484,7 @@ pub(super) fn run(
 
 /// `CHECK-1` and `CHECK-2`.
 fn check_history(
-    log: &Log,
+    log: &EventLog,
     format: &Format,
     involved: &[u32],
     model: BTreeMap<Vec<u8>, Vec<u8>>,

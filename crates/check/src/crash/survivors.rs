@@ -20,9 +20,9 @@ const LIMIT_NS: u64 = 1_000_000_000;
 
 /// The events of a run, in the order in which they ended.
 #[derive(Clone, Default)]
-pub(super) struct Log(Rc<RefCell<Vec<Event>>>);
+pub(super) struct EventLog(Rc<RefCell<Vec<Event>>>);
 
-impl Log {
+impl EventLog {
     pub(super) fn events(&self) -> Vec<Event> {
         self.0.borrow().clone()
     }
@@ -33,7 +33,7 @@ impl Log {
 pub(super) struct Survivor {
     pub(super) format: Format,
     pub(super) index: AnyIndex,
-    pub(super) log: Log,
+    pub(super) log: EventLog,
 }
 
 impl Survivor {

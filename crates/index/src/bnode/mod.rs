@@ -84,5 +84,5 @@ pub(crate) use seek::Seek;
 pub use split::Split;
 pub use strings::{common_prefix, shortest_separator};
 pub use verify::{NodeError, verify_image};
-pub use view::{Cover, Node, RecordRef, Stored, Value};
+pub use view::{Cover, Node, RecordRef, StoredValue, Value};
 pub use words::{Image, Word};

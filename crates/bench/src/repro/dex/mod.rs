@@ -16,7 +16,7 @@ mod world;
 use farleaf_index::Engine;
 use farleaf_index::knobs::CACHE;
 
-use super::{Kind, ReproOptions, Run, Spec, driver, error, papers, report};
+use super::{Kind, ReproOptions, RunFn, Spec, driver, error, papers, report};
 
 const ENGINES: &[Engine] = &[Engine::Dex];
 
@@ -30,7 +30,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE],
         engines: Engine::ALL,
-        run: Run::Alone(table2::run),
+        run: RunFn::Alone(table2::run),
     },
     Spec {
         name: "dex-fig8",
@@ -40,7 +40,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE, "offload"],
         engines: ENGINES,
-        run: Run::Alone(fig8::run),
+        run: RunFn::Alone(fig8::run),
     },
     Spec {
         name: "dex-fig9",
@@ -50,7 +50,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE, "single_queue", "admission"],
         engines: ENGINES,
-        run: Run::Alone(fig9::run),
+        run: RunFn::Alone(fig9::run),
     },
     Spec {
         name: "dex-fig10",
@@ -60,7 +60,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE],
         engines: ENGINES,
-        run: Run::Alone(fig10::run),
+        run: RunFn::Alone(fig10::run),
     },
     Spec {
         name: "dex-fig11",
@@ -70,7 +70,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE],
         engines: ENGINES,
-        run: Run::Alone(fig11::run),
+        run: RunFn::Alone(fig11::run),
     },
     Spec {
         name: "dex-fig12",
@@ -80,7 +80,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE, "offload"],
         engines: ENGINES,
-        run: Run::Alone(fig12::run),
+        run: RunFn::Alone(fig12::run),
     },
     Spec {
         name: "dex-local",
@@ -90,6 +90,6 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE, "bulk_fill"],
         engines: ENGINES,
-        run: Run::Alone(local::run),
+        run: RunFn::Alone(local::run),
     },
 ];

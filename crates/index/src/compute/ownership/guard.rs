@@ -26,7 +26,7 @@ use farleaf_pool::Session;
 
 use super::load::{Load, Meter};
 use super::map::{Partitions, Range};
-use super::op_counters::{Entry, OpCounters};
+use super::op_counters::{CounterEntry, OpCounters};
 use crate::bnode::Seek;
 use crate::retry::backoff;
 use crate::sync::{Mutex, lock};
@@ -119,7 +119,7 @@ impl View {
 
 /// The view that is published, with its number.
 #[derive(Clone, Debug)]
-struct Published {
+struct PublishedView {
     number: u64,
     view: Arc<View>,
 }
@@ -132,14 +132,14 @@ pub(crate) struct RangeGuard {
     /// Tells guards apart in what threads cache.
     id: u64,
     /// Changed under this lock.
-    published: Mutex<Published>,
+    published: Mutex<PublishedView>,
     /// A range is being given away: nodes are not merged.
     moving: AtomicBool,
 }
 
 thread_local! {
     /// For each guard the view that this thread has used last; guards with the same place take turns.
-    static VIEWS: RefCell<[Option<(u64, Published)>; VIEWS_CACHED]> =
+    static VIEWS: RefCell<[Option<(u64, PublishedView)>; VIEWS_CACHED]> =
         const { RefCell::new([const { None }; VIEWS_CACHED]) };
 }
 
@@ -147,7 +147,7 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct OpGuard<G: AsRef<RangeGuard>> {
     guard: G,
-    entry: Entry,
+    entry: CounterEntry,
 }
 
 impl<G: AsRef<RangeGuard>> Drop for OpGuard<G> {
@@ -170,7 +170,7 @@ impl RangeGuard {
             counters: OpCounters::new(),
             meter: Meter::new(),
             id: GUARDS.fetch_add(1, Ordering::Relaxed),
-            published: Mutex::new(Published { number: 0, view: Arc::new(View::new(map)) }),
+            published: Mutex::new(PublishedView { number: 0, view: Arc::new(View::new(map)) }),
             moving: AtomicBool::new(false),
         }
     }
@@ -186,7 +186,7 @@ impl RangeGuard {
         let mut published = lock(&self.published);
         if let Some(view) = change(&published.view) {
             // Under the lock, so that view and number belong together for all who take it.
-            *published = Published { number: self.counters.publish(), view: Arc::new(view) };
+            *published = PublishedView { number: self.counters.publish(), view: Arc::new(view) };
         }
         Arc::clone(&published.view)
     }
