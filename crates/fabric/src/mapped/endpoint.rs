@@ -182,9 +182,7 @@ impl MappedWork for Chain {
     #[inline]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Ops, OpError> {
         let mut ops = self.0.take().expect(AGAIN);
-        let server = ops.server();
-        let one_server = ops.iter().all(|op| Some(op.addr().server()) == server);
-        assert!(one_server, "a chain goes to one server");
+        ops.assert_chain();
         ops.iter_mut().try_for_each(|op| endpoint.run(op))?;
         Ok(ops)
     }

@@ -145,11 +145,7 @@ impl Endpoint for SimEndpoint {
     }
 
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        let server = ops.server();
-        assert!(
-            ops.iter().all(|op| Some(op.addr().server()) == server),
-            "a chain goes to one server"
-        );
+        ops.assert_chain();
         SimPost::new(self, SimPayload::Chain(ops), list)
     }
 

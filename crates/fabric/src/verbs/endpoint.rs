@@ -333,9 +333,7 @@ impl Endpoint for VerbsEndpoint {
     /// a chain takes more than one trip of the wire, though one wait.
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        let server = ops.server();
-        let one_server = ops.iter().all(|op| Some(op.addr().server()) == server);
-        assert!(one_server, "a chain goes to one server");
+        ops.assert_chain();
         self.post(HeldLoad::Chain(ops), list)
     }
 
