@@ -71,8 +71,8 @@ fi
 # Comments that name nobody: "Whether ..." is "Returns whether ...", "What ..." the thing itself. The list of crates
 # only grows.
 plain=('crates/bench/*.rs' 'crates/check/*.rs' 'crates/cli/*.rs' 'crates/cluster/*.rs' 'crates/fabric/*.rs'
-    'crates/index/src/*.rs' 'crates/store/*.rs'
-    ':!crates/index/src/compute/*' ':!crates/index/src/engines/dart/*' ':!crates/index/src/engines/smart/*')
+    'crates/fuzz-targets/*.rs' 'crates/harness/*.rs' 'crates/index/src/*.rs' 'crates/store/*.rs' 'crates/threads/*.rs'
+    ':!crates/index/src/engines/smart/*')
 if headless=$(git ls-files -z "${plain[@]}" | LC_ALL=C xargs -0 -r grep -HnE \
     '^\s*//[/!]? (Who|Whoever|Whose|Whom|What|Whatever|Where|Wherever|How|Whether|Which|When|Whenever)\b'); then
     printf 'a comment that names no actor and no thing (write "The result of ...", "Returns whether ..."):\n%s\n' \
@@ -81,26 +81,52 @@ if headless=$(git ls-files -z "${plain[@]}" | LC_ALL=C xargs -0 -r grep -HnE \
 fi
 
 # Names of engines. Code above and below the engines asks for traits and settings, never for a name. Tests and
-# repro/, which repeats the papers, may.
+# repro/, which repeats the papers, may. So may compute/owned.rs, which says what a partitioned engine is made of.
+# The word art is no sign: it is English.
 if named=$(git ls-files -z 'crates/*/src/*.rs' |
-    grep -zE '^crates/(store|check|cli|cluster|pool|fabric|bench)/src/' |
-    grep -zvE '^crates/bench/src/repro/|/tests/|/([a-z0-9_]+_)?tests\.rs$' |
+    grep -zE '^crates/(store|check|cli|cluster|pool|fabric|bench|harness|index)/src/' |
+    grep -zvE '^crates/(bench/src/repro|index/src/engines)/|^crates/index/src/compute/owned\.rs$' |
+    grep -zvE '/tests/|/([a-z0-9_]+_)?tests\.rs$' |
     LC_ALL=C xargs -0 -r awk '
         # A test module inside of a file ends the file.
         FNR == 1 { test = attribute = 0 }
         attribute && /^mod [a-z_]+ \{/ { test = 1 }
-        { attribute = /^#\[cfg\((all\()?test[,)]/ }
-        !test && /(^|[^A-Za-z0-9_])(btree|dart|dex|smart|Art|BTree|Dart|Dex|Smart)([^A-Za-z0-9_]|$)/ {
+        { attribute = /^#\[cfg\((all\()?test[,)]/; gsub(/docs\/[a-z0-9_\/-]+\.md/, "") }
+        !test && /(^|[^A-Za-z0-9_])(btree|dart|dex|p_smart|smart|Art|BTree|Dart|Dex|PSmart|Smart)([^A-Za-z0-9_]|$)/ {
             print FILENAME ":" FNR ":" $0
         }') && [ -n "$named" ]; then
     printf 'the name of an engine (ask for its traits or settings):\n%s\n' "$named" >&2
     bad=1
 fi
 
+# An engine uses the kit and compute/, never another engine. One family shares a tree: art and p_smart are smart with
+# other settings and with owners.
+if foreign=$(git ls-files -z 'crates/index/src/engines/*/*.rs' | LC_ALL=C xargs -0 -r awk '
+        FNR == 1 { split(FILENAME, part, "/"); own = part[5]; family = own ~ /^(art|p_smart|smart)$/ }
+        {
+            line = $0
+            while (match(line, /(engines|super::super|crate)::(art|btree|dart|dex|example|p_smart|smart)([^A-Za-z0-9_]|$)/)) {
+                split(substr(line, RSTART, RLENGTH), names, "::")
+                used = names[length(names)]
+                sub(/[^a-z_].*$/, "", used)
+                if (used != own && !(family && used ~ /^(art|p_smart|smart)$/)) print FILENAME ":" FNR ":" $0
+                line = substr(line, RSTART + RLENGTH)
+            }
+        }') && [ -n "$foreign" ]; then
+    printf 'an engine that uses another (move what both need into the kit):\n%s\n' "$foreign" >&2
+    bad=1
+fi
+
 # Type names. One name stands for one thing in a crate, so that a search finds it. scripts/type-names-twice.txt
-# lists those that stand for more, and only shrinks. Modules built alike on purpose may repeat theirs: each
-# fabric's Endpoint. Types within a test module or a macro do not count.
-twice=scripts/type-names-twice.txt
+# lists those that stand for more, each with its reason, and only shrinks. Modules built alike on purpose may repeat
+# theirs: each fabric's Endpoint. Types within a test module or a macro do not count.
+twice=$(mktemp)
+trap 'rm -f "$twice"' EXIT
+sed 's/ *#.*//' scripts/type-names-twice.txt >"$twice"
+if unreasoned=$(grep -vE '^[a-z]+ [A-Za-z0-9]+ # .' scripts/type-names-twice.txt); then
+    printf 'a line of scripts/type-names-twice.txt without a reason (crate Name # reason):\n%s\n' "$unreasoned" >&2
+    bad=1
+fi
 repeated=$(git ls-files -z 'crates/*/src/*.rs' | grep -zvE '/tests/|/([a-z0-9_]+_)?tests\.rs$' |
     LC_ALL=C xargs -0 -r awk '
         FNR == 1 { test = attribute = 0; split(FILENAME, part, "/") }
@@ -117,7 +143,7 @@ if hits=$(grep -vxF -f "$twice" <<<"$repeated") && [ -n "$hits" ]; then
     bad=1
 fi
 if done_with=$(grep -vxF -f <(echo "$repeated") "$twice"); then
-    printf 'stands for one thing only, take it off %s:\n%s\n' "$twice" "$done_with" >&2
+    printf 'stands for one thing only, take it off scripts/type-names-twice.txt:\n%s\n' "$done_with" >&2
     bad=1
 fi
 

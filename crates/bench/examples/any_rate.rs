@@ -11,7 +11,9 @@ use std::error::Error;
 use std::time::Instant;
 
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::{AnyEndpoint, AnyFabric, Client, Fabric, GlobalAddr, RealTime, ServerId};
+use farleaf_fabric::{
+    AnyEndpoint, AnyFabric, Client, Endpoint, Executor, Fabric, GlobalAddr, ServerId,
+};
 use farleaf_index::{AnyIndex, Engine, Index, OpenOptions, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 
@@ -23,8 +25,10 @@ const TURNS: usize = 21;
 const BAR: f64 = 1.2;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let bare = Raw::new(Mapped::anonymous(1, REGION_BYTES)?.endpoint()?);
-    let chosen = Raw::new(AnyFabric::Mapped(Mapped::anonymous(1, REGION_BYTES)?).endpoint()?);
+    let endpoint = Mapped::anonymous(1, REGION_BYTES)?.endpoint()?;
+    let bare = Raw::new(endpoint.clone(), endpoint.executor());
+    let endpoint = AnyFabric::Mapped(Mapped::anonymous(1, REGION_BYTES)?).endpoint()?;
+    let chosen = Raw::new(endpoint.clone(), endpoint.executor());
     let mut met = true;
     for (name, cas_every) in [("READ of 1 KiB", u64::MAX), ("half READ, half CAS", 2)] {
         let (bare, chosen) =
@@ -60,18 +64,19 @@ fn median(
 }
 
 /// Operations of one client on nodes of a region, without an index.
-struct Raw<E: RealTime> {
+struct Raw<E: Endpoint> {
     client: Client<E>,
+    executor: Executor,
 }
 
-impl<E: RealTime> Raw<E> {
-    fn new(endpoint: E) -> Self {
-        Raw { client: Client::new(endpoint) }
+impl<E: Endpoint> Raw<E> {
+    fn new(endpoint: E, executor: &Executor) -> Self {
+        Raw { client: Client::new(endpoint), executor: executor.clone() }
     }
 
     fn ns_per_op(&self, cas_every: u64) -> Result<f64, farleaf_fabric::OpError> {
         let nodes = REGION_BYTES / 16 / NODE_BYTES as u64;
-        let executor = self.client.endpoint().executor();
+        let executor = &self.executor;
         let start = Instant::now();
         for op in 0..OPS {
             let offset = op.wrapping_mul(7_919) % nodes * NODE_BYTES as u64;

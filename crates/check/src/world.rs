@@ -1,40 +1,13 @@
-//! World: a small pool in the simulator, and the checks of its order.
+//! Small world: the cluster and the tables of the crash points.
 
-use farleaf_fabric::sim::{Sim, SimConfig, SimError};
-use farleaf_fabric::{AnyEndpoint, Client, Fabric, FabricError, OpError};
-use farleaf_index::knobs::CACHE;
+use farleaf_fabric::sim::{Sim, SimConfig};
+use farleaf_harness::{HarnessError, create_table, open_table, simulate_pool};
 use farleaf_index::{
-    AnyIndex, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange, Settings, StoredTable,
-    TableFormat, TableReport,
+    AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, Settings, TableFormat, TableReport,
 };
-use farleaf_pool::{Audit, AuditReport, Pool, PoolError, PoolOptions, Session, format};
+use farleaf_pool::{PoolOptions, Session};
 
 use crate::history::{Answer, Call};
-
-/// Failure of a run.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Fault(pub String);
-
-impl Fault {
-    /// The same fault, with the activity in front.
-    #[must_use]
-    pub fn within(self, what: impl std::fmt::Display) -> Fault {
-        Fault(format!("{what}: {}", self.0))
-    }
-}
-
-macro_rules! from {
-    ($($error:ty),*) => {
-        $(impl From<$error> for Fault {
-            fn from(error: $error) -> Self {
-                Fault(format!("{error} ({error:?})"))
-            }
-        })*
-    };
-}
-
-from!(SimError, FabricError, OpError, PoolError, IndexError);
 
 /// A small world: memory servers of a few hundred KiB, a few tables, clients and members.
 #[derive(Clone, Debug)]
@@ -70,14 +43,8 @@ impl SmallWorld {
     ///
     /// # Errors
     /// Any failure.
-    pub fn start(&self) -> Result<(Sim, Session), Fault> {
-        let sim = Sim::new(self.config.clone())?;
-        let endpoint = sim.fabric(0).any_endpoint()?;
-        let session = sim.block_on(async {
-            format(&Client::new(endpoint.clone()), &self.options).await?;
-            join(endpoint.clone()).await
-        })??;
-        Ok((sim, session))
+    pub fn start(&self) -> Result<(Sim, Session), HarnessError> {
+        simulate_pool(self.config.clone(), &self.options)
     }
 }
 
@@ -90,8 +57,7 @@ pub async fn create(
     name: &str,
     format: &TableFormat,
 ) -> Result<AnyIndex, IndexError> {
-    AnyIndex::create(session, name, format).await?;
-    open(session, name).await
+    create_table(session, name, format, CACHE_NODES, &settings()).await
 }
 
 /// Opens a table with a small cache, if its engine has one. A compute server that has it open
@@ -100,87 +66,30 @@ pub async fn create(
 /// # Errors
 /// As [`AnyIndex::open`].
 pub async fn open(session: &Session, name: &str) -> Result<AnyIndex, IndexError> {
-    let root = session.open_root(name).await?;
-    let format = *StoredTable::of(&root)?.format();
-    let cache_bytes = CACHE_NODES * u64::from(format.node_bytes());
-    let settings = Settings::default()
-        .with(CACHE, &cache_bytes.to_string())
+    open_table(session, name, CACHE_NODES, &settings()).await
+}
+
+/// Nodes that caches hold.
+const CACHE_NODES: u64 = 128;
+
+fn settings() -> Settings {
+    Settings::default()
         // Keeps leaves, so that the lab tries operations in the cache.
         .with("admission", "eager")
         .with("log_bytes", "8KiB")
         // So that the space of removed keys is given up within the run.
         .with("unlink_batch", "1")
         // A skip table from the first node on.
-        .with("est_nodes", "1");
-    let settings = format.engine.options_of(&settings);
-    AnyIndex::open(session, &root, &OpenOptions { settings, ..OpenOptions::default() }).await
+        .with("est_nodes", "1")
 }
 
-/// Nodes that caches hold.
-const CACHE_NODES: u64 = 128;
-
-/// Joins the pool as a member of its own, with one session.
-///
-/// # Errors
-/// Any failure.
-pub async fn join(endpoint: AnyEndpoint) -> Result<Session, Fault> {
-    let pool = Pool::join(&Client::new(endpoint.clone())).await?;
-    Ok(pool.session(endpoint).await?)
-}
-
-/// Reclaims every retired object, if no other member runs.
-///
-/// # Errors
-/// Any failure.
-pub async fn settle(session: &Session) -> Result<(), Fault> {
-    for _ in 0..8 {
-        session.tick().await?;
-    }
-    Ok(())
-}
-
-/// Walks `tables` and the pool.
-///
-/// # Errors
-/// Any failure to walk. The reports hold the problems found.
-pub async fn audit(
-    session: &Session,
-    tables: &[&AnyIndex],
-) -> Result<(Vec<TableReport>, AuditReport), Fault> {
-    let mut audit = Audit::new(session).await?;
-    let mut reports = Vec::new();
-    for table in tables {
-        reports.push(table.verify(session, &mut audit).await?);
-    }
-    Ok((reports, audit.report(session).await?))
-}
-
-/// Walks every table of the pool, and the pool, if no other member runs. Returns the tables'
-/// reports, and the number of unreachable objects.
+/// Walks every table of the pool, and the pool, if no other member runs. Returns the tables' reports, and the
+/// number of unreachable objects.
 ///
 /// # Errors
 /// The first problem found.
-pub async fn check_all(session: &Session) -> Result<(Vec<TableReport>, u64), Fault> {
-    settle(session).await?;
-    let mut tables = Vec::new();
-    for root in session.list_roots().await? {
-        tables.push(open(session, &root.name).await?);
-    }
-    let tables: Vec<&AnyIndex> = tables.iter().collect();
-    let (reports, audit) = audit(session, &tables).await?;
-    for report in &reports {
-        if let Some(problem) = report.problems.first() {
-            return Err(Fault(format!("verify: {problem}")));
-        }
-    }
-    if let Some(problem) = audit.problems.first() {
-        return Err(Fault(format!("audit: {problem}")));
-    }
-    let lost: u64 = audit.classes.iter().map(|class| class.leaked).sum();
-    if lost == 0 && !audit.closes() {
-        return Err(Fault(format!("the pool's accounts do not close: {:?}", audit.classes)));
-    }
-    Ok((reports, lost))
+pub async fn check_all(session: &Session) -> Result<(Vec<TableReport>, u64), HarnessError> {
+    farleaf_harness::check_all(session, open).await
 }
 
 /// Makes a call to the table.
@@ -221,11 +130,11 @@ pub(crate) async fn ask(
 ///
 /// # Errors
 /// Any failure.
-pub async fn sweep(session: &Session) -> Result<(), Fault> {
+pub async fn sweep(session: &Session) -> Result<(), HarnessError> {
     let Some(done) = farleaf_index::sweep(session).await? else { return Ok(()) };
     match done.problems.first() {
-        Some(problem) => Err(Fault(format!("sweep: {problem}"))),
+        Some(problem) => Err(HarnessError(format!("sweep: {problem}"))),
         None if done.complete => Ok(()),
-        None => Err(Fault("a sweep had to wait for others, and there are none".to_string())),
+        None => Err(HarnessError("a sweep had to wait for others, and there are none".to_string())),
     }
 }

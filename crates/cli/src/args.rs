@@ -20,7 +20,7 @@ use crate::commands::repro::ReproArgs;
 use crate::commands::up::UpArgs;
 use crate::etcd::EtcdArgs;
 use crate::formats;
-use crate::input::ColumnSpec;
+use crate::input::{ColumnSpec, InputFormat};
 use crate::listen::ListenArgs;
 use crate::one_of::OneOf;
 use crate::settings::SetArgs;
@@ -311,19 +311,6 @@ pub(crate) struct LoadArgs {
     pub(crate) create: CreateArgs,
     #[command(flatten)]
     pub(crate) new_table: NewTableArgs,
-}
-
-/// Format of a record of the input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum InputFormat {
-    /// A key a line; the value is empty unless --value or --value-from says otherwise
-    Lines,
-    /// Columns between tabs, without quotes or escapes
-    Tsv,
-    /// Columns between commas, quoted where needed (RFC 4180)
-    Csv,
-    /// Key length, key, value length, value; lengths are 32 bits, least byte first
-    Binary,
 }
 
 /// Source of a value, if not the record.

@@ -31,7 +31,7 @@ use memmap2::{Advice, MmapMut};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
-use farleaf_fabric::{AnyFabric, Fabric, GlobalAddr, RealTime, ServerId, Words};
+use farleaf_fabric::{AnyFabric, Endpoint, Executor, Fabric, GlobalAddr, ServerId, Words};
 
 const REGION_BYTES: u64 = 64 << 20;
 /// Bytes of a bare request, as of ours, and of what stands in front of an answer's content.
@@ -230,8 +230,8 @@ fn bare(mut stream: &TcpStream, depth: usize, bytes: usize) -> f64 {
 }
 
 /// READs of `depth` tasks, each with one READ in flight, until `goes_on` says no; how many.
-fn reads<E: RealTime + Clone + 'static>(
-    endpoint: &E,
+fn reads<E: Endpoint + Clone + 'static>(
+    (endpoint, executor): (&E, &Executor),
     depth: usize,
     bytes: usize,
     goes_on: impl Fn() -> bool + Clone + 'static,
@@ -252,15 +252,15 @@ fn reads<E: RealTime + Clone + 'static>(
             }
         });
     }
-    endpoint.executor().block_on(async {});
+    executor.block_on(async {});
     count.get()
 }
 
 /// READs per second.
-fn ours<E: RealTime + Clone + 'static>(endpoint: &E, depth: usize, bytes: usize) -> f64 {
+fn ours<E: Endpoint + Clone + 'static>(of: (&E, &Executor), depth: usize, bytes: usize) -> f64 {
     let run = |time: Duration| {
         let start = Instant::now();
-        let count = reads(endpoint, depth, bytes, move || start.elapsed() < time);
+        let count = reads(of, depth, bytes, move || start.elapsed() < time);
         count as f64 / start.elapsed().as_secs_f64()
     };
     run(WARM_UP);
@@ -276,7 +276,8 @@ fn count(ops: usize, bytes: usize, depth: usize, address: Option<&String>) -> Ou
     let fabric = Tcp::connect(TcpConfig::to([address]))?;
     let left = Rc::new(Cell::new(ops / 64));
     let goes_on = move || left.get() > 0 && left.replace(left.get() - 1) > 0;
-    println!("{} READs", reads(&fabric.endpoint()?, depth, bytes, goes_on));
+    let endpoint = fabric.endpoint()?;
+    println!("{} READs", reads((&endpoint, endpoint.executor()), depth, bytes, goes_on));
     Ok(())
 }
 
@@ -333,8 +334,8 @@ fn measure(seconds: f64, only: Option<(usize, usize)>) -> Outcome<ExitCode> {
             for side in (0..3).map(|side| (turn + side) % 3) {
                 figures[side].push(match side {
                     0 => bare(&bare_stream, depth, bytes),
-                    1 => ours(&endpoint, depth, bytes),
-                    _ => ours(&any, depth, bytes),
+                    1 => ours((&endpoint, endpoint.executor()), depth, bytes),
+                    _ => ours((&any, any.executor()), depth, bytes),
                 });
             }
         }

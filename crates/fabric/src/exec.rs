@@ -12,7 +12,6 @@ use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::Endpoint;
 use crate::tasks::{PART, Ready, Tasks};
 use crate::timers::{Moment, Timers};
 use crate::wake::{Home, Notify};
@@ -28,40 +27,6 @@ const PART_NS: u64 = 20_000;
 /// Origin of time for all executors of this process, so that threads can compare times that other threads
 /// noted.
 static START: OnceLock<Instant> = OnceLock::new();
-
-/// An endpoint in real time: its thread's tasks run on an executor of their own.
-pub trait RealTime: Endpoint {
-    /// The executor that this thread's tasks run on.
-    fn executor(&self) -> &Executor;
-
-    /// Starts this thread's random numbers anew from `seed`.
-    fn seed(&self, seed: u64);
-
-    /// Buffers that a caller or an operation holds; 0 when all are back.
-    fn buffers_out(&self) -> usize;
-}
-
-macro_rules! real_time {
-    ($($endpoint:ty),+) => {$(
-        impl RealTime for $endpoint {
-            fn executor(&self) -> &Executor {
-                self.executor()
-            }
-
-            fn seed(&self, seed: u64) {
-                self.seed(seed);
-            }
-
-            fn buffers_out(&self) -> usize {
-                self.buffers_out()
-            }
-        }
-    )+};
-}
-
-real_time!(crate::mapped::MappedEndpoint, crate::tcp::TcpEndpoint, crate::AnyEndpoint);
-#[cfg(feature = "verbs")]
-real_time!(crate::verbs::VerbsEndpoint);
 
 /// Work of a fabric for a thread's operations between the thread's tasks.
 pub(crate) trait Driver {
@@ -92,9 +57,9 @@ pub(crate) trait Driver {
 
 /// A single-threaded executor with timers. Clone it freely; it stays on its thread.
 #[derive(Clone)]
-pub struct Executor(Rc<Inner>);
+pub struct Executor(Rc<ExecutorInner>);
 
-struct Inner {
+struct ExecutorInner {
     tasks: Tasks,
     timers: Timers,
     running: Cell<bool>,
@@ -117,7 +82,7 @@ pub(crate) fn processors() -> usize {
     *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
 }
 
-impl Inner {
+impl ExecutorInner {
     /// Returns whether this thread may poll for work without sleeping.
     fn may_spin(&self) -> bool {
         if self.spins.get() {
@@ -141,7 +106,7 @@ impl Inner {
 
 /// See [`Executor::sleep`].
 struct Sleep {
-    inner: Rc<Inner>,
+    inner: Rc<ExecutorInner>,
     moment: Moment,
     is_armed: bool,
 }
@@ -180,7 +145,7 @@ impl Executor {
 
     fn over(driver: Option<Rc<dyn Driver>>) -> Self {
         let home = Home::new(driver.as_ref().map(|driver| driver.notifier()));
-        Executor(Rc::new(Inner {
+        Executor(Rc::new(ExecutorInner {
             tasks: Tasks::new(home),
             timers: Timers::default(),
             running: Cell::new(false),
@@ -210,7 +175,7 @@ impl Executor {
     /// If called from inside itself.
     pub fn block_on<T>(&self, root: impl Future<Output = T>) -> T {
         assert!(!self.0.running.replace(true), "block_on inside block_on");
-        let _running = Running(&self.0);
+        let _running = RunningRoot(&self.0);
         let mut root = pin!(root);
         let tasks = &self.0.tasks;
         let mut entered = None;
@@ -373,9 +338,9 @@ pub fn yield_now() -> impl Future<Output = ()> {
     })
 }
 
-struct Running<'a>(&'a Inner);
+struct RunningRoot<'a>(&'a ExecutorInner);
 
-impl Drop for Running<'_> {
+impl Drop for RunningRoot<'_> {
     fn drop(&mut self) {
         self.0.running.set(false);
         self.0.stop_spinning();

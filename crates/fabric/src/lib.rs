@@ -60,7 +60,7 @@ pub use contract::{Endpoint, Fabric};
 pub use contract_types::{Capabilities, Incarnation, Service, ServiceId, ServiceReply};
 pub use counters::{Cost, Counters, OpKind, Snapshot};
 pub use error::{FabricError, OpError, OpErrorKind, Refusal};
-pub use exec::{Executor, RealTime, yield_now};
+pub use exec::{Executor, yield_now};
 pub use ops::{Op, Ops};
 pub use processors::Processors;
 pub use raw::{Buf, Slab, Words};

@@ -152,6 +152,17 @@ impl Ops {
         self.list.first().map(|op| op.addr().server())
     }
 
+    /// Checks that they can be a chain.
+    ///
+    /// # Panics
+    /// If they go to more than one server.
+    #[inline]
+    pub(crate) fn assert_chain(&self) {
+        let server = self.server();
+        let one_server = self.iter().all(|op| Some(op.addr().server()) == server);
+        assert!(one_server, "a chain goes to one server");
+    }
+
     /// The buffer of the READ or WRITE at `index`.
     ///
     /// # Panics

@@ -27,7 +27,7 @@ pub(crate) const PART: usize = 32;
 /// processor's cache.
 const BLOCK: usize = 32;
 
-type Task = Pin<Box<dyn Future<Output = ()>>>;
+type BoxedTask = Pin<Box<dyn Future<Output = ()>>>;
 
 thread_local! {
     /// Ready tasks of the executor that runs on this thread, if one does.
@@ -37,7 +37,7 @@ thread_local! {
 /// All tasks of an executor, and the root's waker.
 pub(crate) struct Tasks {
     ready: Rc<Ready>,
-    table: RefCell<Table>,
+    table: RefCell<TaskTable>,
     root: Arc<Root>,
     root_waker: Waker,
     /// Buffer for the requests of other threads; empty between uses.
@@ -82,7 +82,7 @@ struct Round<'a> {
 }
 
 #[derive(Default)]
-struct Table {
+struct TaskTable {
     blocks: Vec<Rc<[TaskSlot; BLOCK]>>,
     free: Vec<u32>,
     live: usize,
@@ -90,7 +90,7 @@ struct Table {
 
 /// The slot of one task, and of another after it.
 struct TaskSlot {
-    future: RefCell<Option<Task>>,
+    future: RefCell<Option<BoxedTask>>,
     origin: Arc<Origin>,
     /// Waker of that origin.
     waker: Waker,
@@ -156,7 +156,7 @@ impl Tasks {
         self.ready.push(number);
     }
 
-    fn add_block(&self, table: &mut Table) {
+    fn add_block(&self, table: &mut TaskTable) {
         let first = (table.blocks.len() * BLOCK) as u32;
         let slot = |at| {
             let number = first + at as u32;
@@ -230,7 +230,7 @@ impl Tasks {
     }
 
     #[cold]
-    fn end(&self, future: &RefCell<Option<Task>>, number: u32) {
+    fn end(&self, future: &RefCell<Option<BoxedTask>>, number: u32) {
         // Futures that drop with it may spawn others; these get no slot that is not free yet.
         drop(future.take());
         let mut table = self.table.borrow_mut();
@@ -256,7 +256,7 @@ impl Tasks {
     }
 }
 
-impl Table {
+impl TaskTable {
     fn slot(&self, number: u32) -> &TaskSlot {
         &self.blocks[number as usize / BLOCK][number as usize % BLOCK]
     }
@@ -339,7 +339,7 @@ fn with_own(queue: &Arc<Queue<u32>>, does: impl FnOnce(&Ready)) -> bool {
 /// A task has ended, if only by a panic.
 struct Ending<'a> {
     tasks: &'a Tasks,
-    future: &'a RefCell<Option<Task>>,
+    future: &'a RefCell<Option<BoxedTask>>,
     number: u32,
 }
 

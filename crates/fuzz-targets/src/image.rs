@@ -6,10 +6,11 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, ServerId};
+use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ServerId};
+use farleaf_harness::make_pool;
 use farleaf_index::bnode::{KeyFormat, Layout, NodeMut, ValueFormat, verify_image};
 use farleaf_index::{AnyIndex, Engine, Index, OpenOptions, TableFormat};
-use farleaf_pool::{Pool, PoolOptions, format};
+use farleaf_pool::PoolOptions;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) const REGION_BYTES: u64 = 2 << 20;
@@ -81,10 +82,7 @@ fn make() -> Image {
     let endpoint = sim.fabric(MAKER).any_endpoint().expect("an endpoint");
     let layouts = sim
         .block_on(async move {
-            let client = Client::new(endpoint.clone());
-            format(&client, &options()).await.expect("format");
-            let pool = Pool::join(&client).await.expect("join");
-            let session = pool.session(endpoint.clone()).await.expect("session");
+            let session = make_pool(endpoint.clone(), &options()).await.expect("a pool");
             let mut tables = Vec::new();
             for (name, format) in TABLES.into_iter().zip(formats()) {
                 let root = AnyIndex::create(&session, name, &format).await.expect("create");

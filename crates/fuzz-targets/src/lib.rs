@@ -26,30 +26,6 @@ mod text;
 mod wire;
 mod ycsb;
 
-/// The readers of `farleaf load`, by path: the command is no library.
-#[allow(dead_code, reason = "the command uses all of it")]
-#[path = "../../cli/src/input/mod.rs"]
-mod input;
-
-/// The parts of the command's other modules that [`input`] uses.
-mod args {
-    /// As the command's own, which has its help in it.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) enum InputFormat {
-        Lines,
-        Tsv,
-        Csv,
-        Binary,
-    }
-}
-
-mod output {
-    pub(crate) fn counted(count: u64, what: &str) -> String {
-        let plural = if count == 1 { "" } else { "s" };
-        format!("{count} {what}{plural}")
-    }
-}
-
 pub use region::image_bytes;
 
 /// One kind of input.

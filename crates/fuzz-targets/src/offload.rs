@@ -13,7 +13,7 @@ use farleaf_fabric::{Service, Words};
 use farleaf_index::bnode::{
     Head, KeyFormat, Layout, LayoutOptions, LeafEntry, NodeMut, Value, ValueFormat, verify_image,
 };
-use farleaf_index::dex::offload::OffloadService;
+use farleaf_index::engines::dex::offload::OffloadService;
 
 use crate::bytes::Bytes;
 

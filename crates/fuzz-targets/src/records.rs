@@ -4,9 +4,9 @@
 
 use std::io::{BufReader, Cursor};
 
-use crate::args::InputFormat;
+use farleaf_cli::input::{self, Columns, InputFormat, RECORD_BYTES_MAX, Record, ValueSource};
+
 use crate::bytes::Bytes;
-use crate::input::{self, Columns, RECORD_BYTES_MAX, Record, ValueSource};
 
 pub(crate) fn run(data: &[u8]) {
     let mut bytes = Bytes::new(data);

@@ -4,11 +4,12 @@
 //! with a result or a typed error, in bounded virtual time.
 
 use farleaf_fabric::sim::Sim;
-use farleaf_fabric::{Client, Endpoint, Fabric, ServerId};
+use farleaf_fabric::{Endpoint, Fabric, ServerId};
+use farleaf_harness::join;
 use farleaf_index::{
     AnyIndex, Entries, Index, IndexError, OpenOptions, ScanRange, StoredTable, TableFormat, recover,
 };
-use farleaf_pool::{Audit, Pool, PoolError, Session};
+use farleaf_pool::{Audit, PoolError, Session};
 
 use crate::bytes::Bytes;
 use crate::image::{
@@ -82,9 +83,7 @@ fn run(input: &[u8], image: &Image, place: impl Fn(u8, usize) -> usize) {
     }
     let endpoint = sim.fabric(0).any_endpoint().expect("an endpoint");
     let opened = sim.block_on(async {
-        let client = Client::new(endpoint.clone());
-        let pool = Pool::join(&client).await?;
-        let session = pool.session(endpoint).await?;
+        let session = join(endpoint).await?;
         for count in 0..OPS_MAX {
             // Some wait for a lock for up to 10 s; once is enough.
             let is_late = session.endpoint().now_ns() > LATE_NS;

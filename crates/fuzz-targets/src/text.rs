@@ -9,8 +9,7 @@ use farleaf_bench::{
     CapabilityKind, FabricKind, KeySpec, LoadKind, LoadOrder, Mix, RequestDistribution, ScanLength,
     Workload,
 };
-
-use crate::input::ColumnSpec;
+use farleaf_cli::input::ColumnSpec;
 
 pub(crate) fn run(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };

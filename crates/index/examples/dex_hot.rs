@@ -19,7 +19,7 @@ use std::time::Instant;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
-use farleaf_index::dex::{Dex, DexOptions, Durability, JoinOptions};
+use farleaf_index::engines::dex::{Dex, DexOptions, Durability, JoinOptions};
 use farleaf_index::{Engine, Index, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use farleaf_fabric::sim::{RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric};
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_index::dex::{Dex, DexOptions, JoinOptions};
+use farleaf_index::engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
+use farleaf_index::engines::dex::{Dex, DexOptions, JoinOptions};
 use farleaf_index::{Engine, Index, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, format};
 

@@ -16,13 +16,13 @@ const WALKS_MAX: usize = 16;
 const WAITS_MAX: u32 = 20_000;
 const WAIT_NS: u64 = 100_000;
 
-type Outcome = Result<(), IndexError>;
+type DropOutcome = Result<(), IndexError>;
 
 /// Takes a drop to its end in a task. The caller is told when it has ended, or that it takes long.
 pub(crate) fn spawn(
     session: &Session,
     drop: impl AsyncFnOnce(&Session) -> Result<Dropping, IndexError> + 'static,
-) -> Receiver<Outcome> {
+) -> Receiver<DropOutcome> {
     let (sender, receiver) = oneshot::channel();
     session.spawn(async move |session| {
         let mut sender = Some(sender);
@@ -41,8 +41,8 @@ pub(crate) fn spawn(
 async fn finish(
     session: &Session,
     mut of: Dropping,
-    sender: &mut Option<Sender<Outcome>>,
-) -> Outcome {
+    sender: &mut Option<Sender<DropOutcome>>,
+) -> DropOutcome {
     match retire(session, &mut of, sender).await {
         // A sweep finds the rest: it must not keep others from recovery.
         Err(IndexError::Corrupt(why)) => {
@@ -55,7 +55,7 @@ async fn finish(
     }
 }
 
-async fn end(session: &Session, of: &Dropping) -> Outcome {
+async fn end(session: &Session, of: &Dropping) -> DropOutcome {
     for _ in 0..WAITS_MAX {
         match session.end_drop(of.clone()).await {
             Err(PoolError::Busy(_)) => session.endpoint().sleep(WAIT_NS).await,
@@ -68,8 +68,8 @@ async fn end(session: &Session, of: &Dropping) -> Outcome {
 async fn retire(
     session: &Session,
     of: &mut Dropping,
-    sender: &mut Option<Sender<Outcome>>,
-) -> Outcome {
+    sender: &mut Option<Sender<DropOutcome>>,
+) -> DropOutcome {
     let table = StoredTable::of(&of.root)?;
     let mut objects = match of.left {
         Some(_) => table.collect(session, of.left).await?,
@@ -191,7 +191,7 @@ pub(crate) async fn finish_drops(session: &Session) -> Result<Vec<String>, Index
 /// a table that nobody has found, or that nobody uses any more.
 ///
 /// Cost: what retiring costs, for each.
-pub(crate) async fn retire_all(session: &Session, mut objects: Vec<GlobalAddr>) -> Outcome {
+pub(crate) async fn retire_all(session: &Session, mut objects: Vec<GlobalAddr>) -> DropOutcome {
     let mut waits = 0;
     while let Some(&addr) = objects.last() {
         let pin = session.begin(OpKind::Maintenance).await?;

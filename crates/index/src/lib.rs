@@ -38,7 +38,7 @@ pub use change::{Change, Decision, Outcome};
 pub use counters::{CacheControl, CounterSet};
 pub use drops::mark_drops;
 pub use engine::Traits;
-pub use engines::{AnyIndex, Engine, KnobDefault, SettingError, UnknownEngine, btree, dex};
+pub use engines::{AnyIndex, Engine, KnobDefault, SettingError, UnknownEngine};
 pub use entries::Entries;
 pub use error::IndexError;
 pub use index::{Exchange, Index, ScanRange, SortedPairs, TableReport};

@@ -7,22 +7,22 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 #[derive(Debug)]
-struct Slot<T> {
+struct OneshotSlot<T> {
     value: Option<T>,
     waker: Option<Waker>,
 }
 
 /// Gives the value.
 #[derive(Debug)]
-pub(crate) struct Sender<T>(Rc<RefCell<Slot<T>>>);
+pub(crate) struct Sender<T>(Rc<RefCell<OneshotSlot<T>>>);
 
 /// Waits for the value. Dropped, it leaves the sender alone.
 #[derive(Debug)]
-pub(crate) struct Receiver<T>(Rc<RefCell<Slot<T>>>);
+pub(crate) struct Receiver<T>(Rc<RefCell<OneshotSlot<T>>>);
 
 /// A pair of ends.
 pub(crate) fn channel<T>() -> (Sender<T>, Receiver<T>) {
-    let slot = Rc::new(RefCell::new(Slot { value: None, waker: None }));
+    let slot = Rc::new(RefCell::new(OneshotSlot { value: None, waker: None }));
     (Sender(Rc::clone(&slot)), Receiver(slot))
 }
 

@@ -95,7 +95,7 @@ pub struct TableFormat {
 impl Default for TableFormat {
     fn default() -> Self {
         TableFormat {
-            engine: Engine::BTree,
+            engine: Engine::default(),
             key: KeyFormat::Bytes { max: 1024 },
             value: ValueFormat::Bytes,
             node_bytes: None,

@@ -2,7 +2,7 @@
 
 use farleaf_index::KnobError;
 use farleaf_index::suggest::did_you_mean;
-use farleaf_index::{IndexError, dex::MoveError};
+use farleaf_index::{IndexError, compute::MoveError};
 use thiserror::Error;
 
 use super::{hosts::HostError, redis::RedisError};

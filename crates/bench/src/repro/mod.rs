@@ -52,7 +52,7 @@ pub const ALL_FIGURES: &str = "all";
 pub struct Experiment(&'static Spec);
 
 /// The way in which an experiment runs.
-enum Run {
+enum RunFn {
     /// In this process.
     Alone(fn(&ReproOptions, &dyn Progress) -> Result<ReproReport, ReproError>),
     /// With memory servers beside it.
@@ -79,7 +79,7 @@ struct Spec {
     chosen: &'static [&'static str],
     /// Engines whose settings it takes.
     engines: &'static [Engine],
-    run: Run,
+    run: RunFn,
 }
 
 /// 234,375 keys: the nodes of 60 M random numbers, one level higher.
@@ -101,7 +101,7 @@ impl Spec {
             kind: Kind::Figure,
             chosen,
             engines: Engine::ALL,
-            run: Run::Alone(run),
+            run: RunFn::Alone(run),
         }
     }
 }
@@ -116,7 +116,7 @@ const PROGRAMS: &[Spec] = &[
         kind: Kind::Program,
         chosen: &[CACHE, DURABILITY],
         engines: Engine::ALL,
-        run: Run::Alone(local_maps::run),
+        run: RunFn::Alone(local_maps::run),
     },
     Spec {
         name: "peers",
@@ -126,7 +126,7 @@ const PROGRAMS: &[Spec] = &[
         kind: Kind::Program,
         chosen: &[CACHE, DURABILITY],
         engines: &[Engine::Dex, Engine::BTree],
-        run: Run::Alone(peers::run),
+        run: RunFn::Alone(peers::run),
     },
     Spec {
         name: "redis",
@@ -136,7 +136,7 @@ const PROGRAMS: &[Spec] = &[
         kind: Kind::Program,
         chosen: &[CACHE, "admission"],
         engines: &[Engine::Dex, Engine::BTree],
-        run: Run::Hosted(redis::run),
+        run: RunFn::Hosted(redis::run),
     },
 ];
 
@@ -200,8 +200,8 @@ impl Experiment {
     ) -> Result<ReproReport, ReproError> {
         self.check_settings(&options.settings)?;
         match self.0.run {
-            Run::Alone(run) => run(options, progress),
-            Run::Hosted(run) => run(options, hosts, progress),
+            RunFn::Alone(run) => run(options, progress),
+            RunFn::Hosted(run) => run(options, hosts, progress),
         }
     }
 }

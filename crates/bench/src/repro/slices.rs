@@ -9,11 +9,10 @@ use std::{
     time::Instant,
 };
 
-use farleaf_fabric::{
-    AnyEndpoint, Client, Cost, Endpoint, Fabric, OpKind, Snapshot, mapped::Mapped,
-};
+use farleaf_fabric::{AnyEndpoint, Cost, Endpoint, Fabric, OpKind, Snapshot, mapped::Mapped};
+use farleaf_harness::make_pool;
 use farleaf_index::Index;
-use farleaf_pool::{Pool, PoolOptions, Session, format};
+use farleaf_pool::{Pool, PoolOptions, Session};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::error::ReproError;
@@ -34,7 +33,6 @@ pub(super) const THREADS: usize = 2;
 pub(super) struct Testbed {
     fabric: Mapped,
     main: AnyEndpoint,
-    pool: Arc<Pool>,
     home: Session,
 }
 
@@ -198,15 +196,9 @@ impl Testbed {
         let main = fabric.any_endpoint().map_err(BenchError::from)?;
         main.seed(seed);
         let refused = |source| BenchError::Pool { pool_bytes, source };
-        let opened = main.executor().block_on(async {
-            let client = Client::new(main.clone());
-            format(&client, &PoolOptions::fitting(pool_bytes)).await?;
-            let pool = Pool::join(&client).await?;
-            let home = pool.session(main.clone()).await?;
-            Ok((pool, home))
-        });
-        let (pool, home) = opened.map_err(refused)?;
-        Ok(Testbed { fabric, main, pool, home })
+        let options = PoolOptions::fitting(pool_bytes);
+        let home = main.executor().block_on(make_pool(main.clone(), &options)).map_err(refused)?;
+        Ok(Testbed { fabric, main, home })
     }
 
     /// Runs work on the session that prepares tables, and not in slices.
@@ -216,7 +208,7 @@ impl Testbed {
 
     /// Bytes of the pool's objects that are in use.
     pub(super) fn live_bytes(&self) -> u64 {
-        let memory = self.pool.memory();
+        let memory = self.home.pool().memory();
         memory.live_bytes - memory.retired_bytes
     }
 
@@ -236,7 +228,7 @@ impl Testbed {
             let threads: Vec<_> = (0..THREADS)
                 .map(|number| {
                     let (rates, barrier) = (&rates, &barrier);
-                    let (fabric, pool) = (&self.fabric, &self.pool);
+                    let (fabric, pool) = (&self.fabric, self.home.pool());
                     scope.spawn(move || {
                         let thread = BenchThread::open(fabric, pool, number);
                         // Even after a failure: the others wait.

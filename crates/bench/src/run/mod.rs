@@ -24,10 +24,8 @@ pub(crate) mod tally;
 mod tests;
 mod worker;
 
-use std::sync::Arc;
-
 use farleaf_fabric::{
-    AnyFabric, Capabilities, Service, ServiceId,
+    AnyFabric, Capabilities,
     tcp::Tcp,
     verbs::{Verbs, VerbsConfig},
 };
@@ -207,11 +205,6 @@ fn in_effect(engine: Engine, settings: &Settings) -> Settings {
     engine.options().iter().for_each(|it| all.set(it.knob.name, &it.default));
     all.set_all(settings);
     all
-}
-
-/// Services of memory servers in this process, in their first life.
-fn services() -> Vec<(ServiceId, Arc<dyn Service>)> {
-    Engine::services(1)
 }
 
 fn capability_names(it: &Capabilities) -> Vec<&'static str> {

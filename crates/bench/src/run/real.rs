@@ -7,7 +7,7 @@ use farleaf_fabric::{
     mapped::Mapped, tcp::TcpConfig,
 };
 
-use farleaf_index::TableReport;
+use farleaf_index::{Engine, TableReport};
 
 use super::{
     Run,
@@ -16,7 +16,6 @@ use super::{
     meet::PhaseBarrier,
     progress::Progress,
     route::{Bounds, Owners, Router},
-    services,
     table::{self, Loaded, Server},
     worker::{Duty, Outcome, ServingThread, work},
 };
@@ -32,7 +31,7 @@ pub(super) fn on_mapped(
     progress: &dyn Progress,
 ) -> Result<Run, BenchError> {
     let first = Mapped::anonymous(context.config.memory_servers, context.region_bytes)?;
-    for (id, service) in services() {
+    for (id, service) in Engine::services(1) {
         first.serve(id, service);
     }
     let others = (1..context.config.compute_servers).map(|_| first.beside()).collect::<Vec<_>>();

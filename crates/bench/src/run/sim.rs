@@ -5,8 +5,9 @@ use std::sync::Arc;
 use farleaf_fabric::{
     AnyEndpoint, Capabilities, Endpoint, Fabric, ListenConfig,
     mapped::{Mapped, REGION_BYTES_MIN},
-    sim::{AdversaryConfig, RpcConfig, Sim, SimConfig},
+    sim::{AdversaryConfig, RpcConfig, SimConfig},
 };
+use farleaf_harness::simulate;
 
 use super::{
     Run,
@@ -15,7 +16,6 @@ use super::{
     meet::PhaseBarrier,
     progress::Progress,
     route::{Owners, Router},
-    services,
     table::{self, Loaded},
     worker::{Duty, ServingThread, work},
 };
@@ -35,10 +35,7 @@ pub(super) struct AboutSim {
 /// Runs the bench in the simulator.
 pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run, BenchError> {
     let config = &context.config;
-    let sim = Sim::new(cluster(config, context.region_bytes)?)?;
-    for (id, service) in services() {
-        sim.fabric(0).serve(id, service);
-    }
+    let sim = simulate(cluster(config, context.region_bytes)?)?;
     // One endpoint for each worker thread; thread t works for compute server t % servers.
     let computes = config.compute_servers;
     let endpoints = (0..config.threads)

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Exposed, FabricError, ServerId};
+use farleaf_harness::{join, make_pool};
 use farleaf_index::{
     AnyIndex, Index, IndexError, OpenOptions, Settings, TableFormat, TableReport,
     compute::{Host, equal_width, number_of, sampled},
     knobs::CACHE,
 };
-use farleaf_pool::{Audit, Pool, PoolError, Root, Session, format, format_once};
+use farleaf_pool::{Audit, Pool, PoolError, Root, Session, format_once};
 
 use super::{
     context::Context,
@@ -78,15 +79,16 @@ impl Loaded {
     ) -> Result<Loaded, BenchError> {
         let pool_bytes = context.pool_bytes();
         let refused = |source: PoolError| BenchError::Pool { pool_bytes, source };
-        let client = Client::new(endpoint.clone());
-        if context.config.shares_pool() {
+        let session = if context.config.shares_pool() {
             // An existing pool belongs to others.
+            let client = Client::new(endpoint.clone());
             format_once(&client, &context.pool).await.map_err(refused)?;
+            join(endpoint.clone()).await
         } else {
-            format(&client, &context.pool).await.map_err(refused)?;
-        }
-        let pool = Pool::join(&client).await.map_err(refused)?;
-        let session = pool.session(endpoint.clone()).await.map_err(refused)?;
+            make_pool(endpoint.clone(), &context.pool).await
+        };
+        let session = session.map_err(refused)?;
+        let pool = Arc::clone(session.pool());
         let root = AnyIndex::create(&session, TABLE, &context.format).await;
         let root = root.map_err(|error| failed_load(pool_bytes, error))?;
         let filled = fill(context, &session, &root, progress).await;
@@ -115,11 +117,12 @@ impl Loaded {
     ) -> Result<Server, BenchError> {
         let refused =
             |source: PoolError| BenchError::Pool { pool_bytes: context.pool_bytes(), source };
-        let pool = match number {
-            0 => Arc::clone(&self.pool),
-            _ => Pool::join(&Client::new(endpoint.clone())).await.map_err(refused)?,
+        let session = match number {
+            0 => self.pool.session(endpoint.clone()).await,
+            _ => join(endpoint.clone()).await,
         };
-        let session = pool.session(endpoint.clone()).await.map_err(refused)?;
+        let session = session.map_err(refused)?;
+        let pool = Arc::clone(session.pool());
         let root = session.open_root(TABLE).await.map_err(refused)?;
         let mut options = context.open.clone();
         let config = &context.config;
@@ -292,9 +295,7 @@ pub(super) async fn close(server: &Server, endpoint: &AnyEndpoint) -> Result<(),
 /// # Errors
 /// `Clear`.
 pub(super) async fn clear(endpoint: &AnyEndpoint) -> Result<(), BenchError> {
-    let client = Client::new(endpoint.clone());
-    let pool = Pool::join(&client).await.map_err(|error| BenchError::Clear(error.into()))?;
-    let session = pool.session(endpoint.clone()).await;
+    let session = join(endpoint.clone()).await;
     let session = session.map_err(|error| BenchError::Clear(error.into()))?;
     AnyIndex::drop_table(&session, TABLE).await.map_err(BenchError::Clear)?;
     session.leave().await.map_err(|error| BenchError::Clear(error.into()))

@@ -11,11 +11,8 @@ use std::{
     time::Duration,
 };
 
-use farleaf_fabric::{
-    Client, Fabric, ServerId,
-    tcp::{HugePages, MemoryServer, MemoryServerConfig, Region, TcpConfig},
-};
-
+use farleaf_fabric::{Client, Fabric, tcp::TcpConfig};
+use farleaf_harness::LoopbackServers;
 use farleaf_pool::Pool;
 
 use super::*;
@@ -45,19 +42,11 @@ fn small(fabric: FabricKind, workload: &str) -> BenchConfig {
 const FABRICS: [FabricKind; 2] = [FabricKind::Mapped, FabricKind::Sim];
 
 /// Starts memory servers in this process for `config`; returns their addresses as well.
-fn serve(config: &BenchConfig) -> (Vec<MemoryServer>, Vec<SocketAddr>) {
+fn serve(config: &BenchConfig) -> (LoopbackServers, Vec<SocketAddr>) {
     let bytes = region_bytes(config).unwrap();
-    let start = |server: usize| {
-        let own = MemoryServerConfig {
-            server: ServerId(server as u16),
-            servers: config.memory_servers,
-            lease: Duration::from_secs(60),
-            ..MemoryServerConfig::default()
-        };
-        MemoryServer::start_over(own, Region::anonymous(bytes, HugePages::No).unwrap()).unwrap()
-    };
-    let servers: Vec<_> = (0..config.memory_servers).map(start).collect();
-    let addresses = servers.iter().map(MemoryServer::address).collect();
+    let lease = LoopbackServers::LEASE_LONG;
+    let servers = LoopbackServers::start(config.memory_servers, bytes, lease).unwrap();
+    let addresses = servers.addresses();
     (servers, addresses)
 }
 

@@ -2,12 +2,13 @@
 
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Client, OpKind};
+use farleaf_harness::{HarnessError, join};
 use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange, SortedPairs, recover};
 use farleaf_pool::{Audit, Pool, Session};
 
 use super::formats::Format;
 use crate::history::{Answer, Call};
-use crate::world::{Fault, ask, join, open};
+use crate::world::{ask, open};
 
 /// The table of the case.
 pub(super) const TABLE: &str = "t";
@@ -91,7 +92,7 @@ pub(super) struct Actor {
 }
 
 /// Joins the pool and opens the table.
-pub(super) async fn enter(endpoint: AnyEndpoint) -> Result<(Session, AnyIndex), Fault> {
+pub(super) async fn enter(endpoint: AnyEndpoint) -> Result<(Session, AnyIndex), HarnessError> {
     let session = join(endpoint).await?;
     let index = open(&session, TABLE).await?;
     Ok((session, index))

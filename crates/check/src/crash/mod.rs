@@ -39,12 +39,12 @@ use std::sync::{Arc, OnceLock};
 
 use farleaf_fabric::Capabilities;
 use farleaf_fabric::sim::CountedOp;
+use farleaf_harness::HarnessError;
 use farleaf_index::Engine;
 
 pub use all::{CrashOptions, CrashReport, Progress, run_all};
 pub use point::{CrashPoint, NoCrashPoint};
 
-use crate::world::Fault;
 use formats::Format;
 use state::{CrashState, Found};
 
@@ -164,7 +164,7 @@ impl fmt::Debug for CrashCase {
 }
 
 /// Turns a panic into a message.
-fn guarded<T>(run: impl FnOnce() -> Result<T, Fault>) -> Result<T, String> {
+fn guarded<T>(run: impl FnOnce() -> Result<T, HarnessError>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|fault| fault.0),
         Err(panic) => {

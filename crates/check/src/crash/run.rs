@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimFabric};
 use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId};
+use farleaf_harness::{HarnessError, join, settle};
 use farleaf_index::{AnyIndex, Index, IndexError, ScanRange, recover};
 use farleaf_pool::{Audit, MemoryUse, Session};
 
@@ -17,10 +18,10 @@ use super::action::{Action, Actor, INITIAL, OTHER, Pairs, TABLE, bulk_pairs, ent
 use super::formats::Format;
 use super::point::CrashPoint;
 use super::state::{CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, apply, look};
-use super::survivors::{self, Log, Survivor};
+use super::survivors::{self, EventLog, Survivor};
 use crate::history::{Answer, Event, History};
 use crate::linear::{Limits, check};
-use crate::world::{Fault, SmallWorld, check_all, create, join, open, settle, sweep};
+use crate::world::{SmallWorld, check_all, create, open, sweep};
 
 const ACTOR: usize = 1;
 const THIRD: usize = 2;
@@ -75,7 +76,7 @@ impl CaseRun {
         format: &Format,
         state: &CrashState,
         found: &Found,
-    ) -> Result<CaseRun, Fault> {
+    ) -> Result<CaseRun, HarnessError> {
         let (sim, first) = SmallWorld::new(seed, 3).start()?;
         let mut steps = found.steps.clone();
         let (survivors, index, actor) = sim.block_on(async {
@@ -128,7 +129,7 @@ impl CaseRun {
             }
             // Sessions that do nothing are to be idle.
             settle(&first).await?;
-            Ok::<_, Fault>(([first, second, third], index, actor))
+            Ok::<_, HarnessError>(([first, second, third], index, actor))
         })??;
         let model = seed_model(format, &steps);
         let members = usize::from(actor.member.is_some());
@@ -156,14 +157,14 @@ impl CaseRun {
         action: Action,
         plan: CrashPlan,
         state: &CrashState,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), HarnessError> {
         let fabric = self.sim.fabric(THIRD);
         let endpoint = fabric.any_endpoint()?;
         let format = self.format;
         let actor = self.sim.block_on(async {
             let member = enter(endpoint.clone()).await?;
             warm_up(&member.0, &member.1, &format, false).await?;
-            Ok::<_, Fault>(Actor { format, endpoint, member: Some(member) })
+            Ok::<_, HarnessError>(Actor { format, endpoint, member: Some(member) })
         })??;
         let from_ns = self.sim.now_ns();
         fabric.plan(plan);
@@ -177,13 +178,13 @@ impl CaseRun {
             let (session, index) = (&self.survivors[0], &mut self.index);
             let (pairs, is_complete) = self.sim.block_on(async {
                 let recovered = recover(session).await?;
-                let recovered =
-                    recovered.ok_or_else(|| Fault("nobody is dead after the setup".to_string()))?;
+                let recovered = recovered
+                    .ok_or_else(|| HarnessError("nobody is dead after the setup".to_string()))?;
                 settle(session).await?;
                 let pairs = scan(session, index, ScanRange::ALL).await?;
                 index.close(session).await?;
                 *index = open(session, TABLE).await?;
-                Ok::<_, Fault>((pairs, recovered.complete))
+                Ok::<_, HarnessError>((pairs, recovered.complete))
             })??;
             self.model = pairs.into_iter().collect();
             self.pending = None;
@@ -202,7 +203,7 @@ async fn warm_up(
     index: &AnyIndex,
     format: &Format,
     exhaust: bool,
-) -> Result<(), Fault> {
+) -> Result<(), HarnessError> {
     let pin = session.begin(OpKind::Other).await?;
     let servers = session.endpoint().server_count() as u16;
     for server in (0..servers).map(ServerId) {
@@ -217,7 +218,7 @@ async fn warm_up(
         let before = session.pool().memory().block_bytes_owned;
         session.alloc(session.place(), bytes).await?;
         if session.pool().memory().block_bytes_owned > before {
-            return Err(Fault("a block was taken while one had room".to_string()));
+            return Err(HarnessError("a block was taken while one had room".to_string()));
         }
     }
     drop(pin);
@@ -251,24 +252,28 @@ fn wait_for_death(
     sim: &Sim,
     fabric: &SimFabric,
     outcome: &RefCell<ActorOutcome>,
-) -> Result<(), Fault> {
+) -> Result<(), HarnessError> {
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     while !fabric.has_fired() || fabric.has_in_flight() {
         sim.run_until(sim.now_ns() + 2_000)?;
         if let Some((_, ended)) = &outcome.borrow().ended
             && !fabric.has_fired()
         {
-            return Err(Fault(format!("the action ended before its death: {ended:?}")));
+            return Err(HarnessError(format!("the action ended before its death: {ended:?}")));
         }
         if sim.now_ns() > limit_ns {
-            return Err(Fault("the action does not come to its death".to_string()));
+            return Err(HarnessError("the action does not come to its death".to_string()));
         }
     }
     Ok(())
 }
 
 /// Runs until the outcome says that the action, and what comes after it, has ended.
-fn wait_for_end(sim: &Sim, outcome: &RefCell<ActorOutcome>, has_later: bool) -> Result<(), Fault> {
+fn wait_for_end(
+    sim: &Sim,
+    outcome: &RefCell<ActorOutcome>,
+    has_later: bool,
+) -> Result<(), HarnessError> {
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     let is_done = || {
         let outcome = outcome.borrow();
@@ -277,7 +282,7 @@ fn wait_for_end(sim: &Sim, outcome: &RefCell<ActorOutcome>, has_later: bool) -> 
     while !is_done() {
         sim.run_until(sim.now_ns() + 10_000)?;
         if sim.now_ns() > limit_ns {
-            return Err(Fault("the action does not end".to_string()));
+            return Err(HarnessError("the action does not end".to_string()));
         }
     }
     Ok(())
@@ -292,7 +297,7 @@ pub(super) fn without_death(
     format: &Format,
     state: &CrashState,
     found: &Found,
-) -> Result<Vec<CountedOp>, Fault> {
+) -> Result<Vec<CountedOp>, HarnessError> {
     // In a run of its own: looking would change the later operations.
     let before = match found.setup {
         Some(_) => None,
@@ -331,11 +336,12 @@ pub(super) fn without_death(
     });
     sim.run()?;
     let (answer, ops, memory_after) =
-        outcome.take().ok_or_else(|| Fault(format!("{action:?} does not end")))?;
-    answer.map_err(|error| Fault::from(error).within(format!("{action:?} without a death")))?;
+        outcome.take().ok_or_else(|| HarnessError(format!("{action:?} does not end")))?;
+    answer
+        .map_err(|error| HarnessError::from(error).within(format!("{action:?} without a death")))?;
     let after = sim.block_on(look(&session, &index))??;
     let misses = |what: &str| {
-        Err(Fault(format!(
+        Err(HarnessError(format!(
             "{action:?} does not {what}: {memory_before:?}, {memory_after:?}, {after:?}"
         )))
     };
@@ -365,7 +371,7 @@ pub(super) fn unfinished_after(
     state: &CrashState,
     found: &Found,
     plan: CrashPlan,
-) -> Result<u64, Fault> {
+) -> Result<u64, HarnessError> {
     let CaseRun { sim, survivors, index, actor, .. } =
         CaseRun::prepare(seed, format, state, found)?;
     let fabric = sim.fabric(ACTOR);
@@ -376,7 +382,7 @@ pub(super) fn unfinished_after(
     sim.block_on(async {
         while recover(session).await?.is_some() {}
         let mut audit = Audit::new(session).await?;
-        Ok::<_, Fault>(index.verify(session, &mut audit).await?.unfinished_splits)
+        Ok::<_, HarnessError>(index.verify(session, &mut audit).await?.unfinished_splits)
     })?
 }
 
@@ -388,7 +394,7 @@ pub(super) fn run(
     state: &CrashState,
     found: &Found,
     point: CrashPoint,
-) -> Result<u64, Fault> {
+) -> Result<u64, HarnessError> {
     let CaseRun { sim, survivors, index, actor, model, numbers, pending, members, .. } =
         CaseRun::prepare(seed, format, state, found)?;
     let fabric = sim.fabric(ACTOR);
@@ -402,7 +408,7 @@ pub(super) fn run(
         fabric.condemn();
     }
 
-    let log = Log::default();
+    let log = EventLog::default();
     let involved = survivors::involved(&numbers, action, found.setup.map(|(before, _)| before));
     let takers = Survivor { format: *format, index: index.clone(), log: log.clone() };
     // A death after an operation leaves the same state as a death before the next one: so each such
@@ -412,10 +418,10 @@ pub(super) fn run(
     let recovered = survivors::take_over(&sim, &survivors, &takers, action, &involved, at_once)
         .map_err(|fault| fault.within("taking over"))?;
     if recovered.members > members + usize::from(!is_member) {
-        return Err(Fault(format!("{} dead members were recovered", recovered.members)));
+        return Err(HarnessError(format!("{} dead members were recovered", recovered.members)));
     }
     if let Some(problem) = recovered.problems.first() {
-        return Err(Fault(format!("recovery: {problem}")));
+        return Err(HarnessError(format!("recovery: {problem}")));
     }
 
     if point.is_pause() {
@@ -429,7 +435,7 @@ pub(super) fn run(
         claim_all_entries(session, &survivors).await?;
         let held = takers.scan(session, 3, false).await?;
         if held != takers.scan(session, 3, true).await? {
-            return Err(Fault("a scan and a reverse scan differ".to_string()));
+            return Err(HarnessError("a scan and a reverse scan differ".to_string()));
         }
         for number in &involved {
             takers.get(session, 3, *number).await?;
@@ -440,17 +446,20 @@ pub(super) fn run(
     survivors_rest(&sim, || 0)?;
     let lost = sim.block_on(async {
         if recover(session).await?.is_some() {
-            return Err(Fault("somebody dead was left over".to_string()));
+            return Err(HarnessError("somebody dead was left over".to_string()));
         }
         let (reports, lost) = check_all(session).await?;
         if reports.first().is_none_or(|report| report.keys != held.len() as u64) {
-            return Err(Fault(format!("verify counts {reports:?}, a scan {} keys", held.len())));
+            return Err(HarnessError(format!(
+                "verify counts {reports:?}, a scan {} keys",
+                held.len()
+            )));
         }
         Ok(lost)
     })??;
     let took_ns = sim.now_ns() - died_ns;
     if took_ns > TAKEOVER_NS_MAX {
-        return Err(Fault(format!("all this took {took_ns} ns")));
+        return Err(HarnessError(format!("all this took {took_ns} ns")));
     }
 
     let begun =
@@ -475,13 +484,13 @@ pub(super) fn run(
 
 /// `CHECK-1` and `CHECK-2`.
 fn check_history(
-    log: &Log,
+    log: &EventLog,
     format: &Format,
     involved: &[u32],
     model: BTreeMap<Vec<u8>, Vec<u8>>,
     held: &Pairs,
     unknown: Vec<Event>,
-) -> Result<(), Fault> {
+) -> Result<(), HarnessError> {
     let mut events = log.events();
     events.extend(unknown);
     let initial: Vec<_> = model.into_iter().collect();
@@ -490,26 +499,29 @@ fn check_history(
         pairs.iter().filter(|(key, _)| !is_involved(key)).cloned().collect()
     };
     if untouched(held) != untouched(&initial) {
-        return Err(Fault("keys that nobody has touched have changed".to_string()));
+        return Err(HarnessError("keys that nobody has touched have changed".to_string()));
     }
     for event in events.iter().filter(|event| event.client == 3) {
         let Some((_, Answer::Value(value))) = &event.answer else { continue };
         let crate::history::Call::Get { key } = &event.call else { continue };
         let scanned = held.iter().find(|(other, _)| other == key).map(|(_, value)| value);
         if scanned != value.as_ref() {
-            return Err(Fault("a scan and a get differ".to_string()));
+            return Err(HarnessError("a scan and a get differ".to_string()));
         }
     }
     let history = History { initial, events };
-    let checked = check(&history, &Limits::default()).map_err(|what| Fault(what.to_string()))?;
+    let checked =
+        check(&history, &Limits::default()).map_err(|what| HarnessError(what.to_string()))?;
     match checked.undecided.first() {
         None => Ok(()),
-        Some(key) => Err(Fault(format!("too many orders of the operations on {:?}", key.key))),
+        Some(key) => {
+            Err(HarnessError(format!("too many orders of the operations on {:?}", key.key)))
+        }
     }
 }
 
 /// The actor's answer as it goes into the history.
-fn answer_of(outcome: &ActorOutcome) -> Result<Option<(u64, Answer)>, Fault> {
+fn answer_of(outcome: &ActorOutcome) -> Result<Option<(u64, Answer)>, HarnessError> {
     match &outcome.ended {
         None => Ok(None),
         Some((at_ns, Ok(answer))) => Ok(Some((*at_ns, answer.clone()))),
@@ -517,13 +529,13 @@ fn answer_of(outcome: &ActorOutcome) -> Result<Option<(u64, Answer)>, Fault> {
         Some((_, Err(IndexError::Closed(_) | IndexError::OutcomeUnknown(_)))) => Ok(None),
         Some((at_ns, Err(IndexError::Unavailable(_)))) => Ok(Some((*at_ns, Answer::Nothing))),
         Some((_, Err(error))) => {
-            Err(Fault::from(error.clone()).within("the zombie's action ended with"))
+            Err(HarnessError::from(error.clone()).within("the zombie's action ended with"))
         }
     }
 }
 
 /// Runs until no tasks are left but as many as `others` says.
-fn survivors_rest(sim: &Sim, others: impl Fn() -> usize) -> Result<(), Fault> {
+fn survivors_rest(sim: &Sim, others: impl Fn() -> usize) -> Result<(), HarnessError> {
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     loop {
         sim.run_until(sim.now_ns() + super::state::TASKS_NS)?;
@@ -531,7 +543,7 @@ fn survivors_rest(sim: &Sim, others: impl Fn() -> usize) -> Result<(), Fault> {
             return Ok(());
         }
         if sim.now_ns() > limit_ns {
-            return Err(Fault("a task of the survivors never ends".to_string()));
+            return Err(HarnessError("a task of the survivors never ends".to_string()));
         }
     }
 }
@@ -544,7 +556,7 @@ fn zombie(
     outcome: &RefCell<ActorOutcome>,
     action: Action,
     is_member: bool,
-) -> Result<(), Fault> {
+) -> Result<(), HarnessError> {
     if matches!(action, Action::Join | Action::Leave) {
         // The others need not cut off a compute server that is not a member.
         let client = Client::new(session.endpoint().clone());
@@ -560,12 +572,12 @@ fn zombie(
     while sim.live_tasks() > 0 || fabric.has_in_flight() {
         sim.run_until(sim.now_ns() + 100_000)?;
         if sim.now_ns() > limit_ns {
-            return Err(Fault("the zombie never rests".to_string()));
+            return Err(HarnessError("the zombie never rests".to_string()));
         }
     }
     for (server, (before, after)) in before.iter().zip(snapshot(sim)).enumerate() {
         if let Some(word) = (0..after.len()).find(|word| before[*word] != after[*word]) {
-            return Err(Fault(format!(
+            return Err(HarnessError(format!(
                 "the zombie has changed the word at {:#x} of server {server} from {:#x} to {:#x}",
                 word * 8,
                 before[word],
@@ -576,14 +588,14 @@ fn zombie(
     let closed = |result: &Result<(), IndexError>| matches!(result, Err(IndexError::Closed(_)));
     match &outcome.borrow().later {
         Some((got, ticked)) if !closed(got) || !closed(ticked) => {
-            Err(Fault(format!("the zombie can still read ({got:?}) or tick ({ticked:?})")))
+            Err(HarnessError(format!("the zombie can still read ({got:?}) or tick ({ticked:?})")))
         }
         _ => Ok(()),
     }
 }
 
 /// The survivor leaves, and the next member sweeps its blocks: then every object is there again.
-async fn sweep_all(sessions: [Session; 3], index: AnyIndex) -> Result<(), Fault> {
+async fn sweep_all(sessions: [Session; 3], index: AnyIndex) -> Result<(), HarnessError> {
     let [first, second, third] = sessions;
     index.close(&first).await?;
     drop((second, third, index));
@@ -594,7 +606,7 @@ async fn sweep_all(sessions: [Session; 3], index: AnyIndex) -> Result<(), Fault>
     sweep(&session).await?;
     match check_all(&session).await? {
         (_, 0) => Ok(()),
-        (_, lost) => Err(Fault(format!("{lost} objects are lost for good"))),
+        (_, lost) => Err(HarnessError(format!("{lost} objects are lost for good"))),
     }
 }
 
@@ -611,19 +623,21 @@ fn snapshot(sim: &Sim) -> Vec<Vec<u64>> {
 }
 
 /// Every entry of the member and client tables without a living owner can be claimed again.
-async fn claim_all_entries(session: &Session, living: &[Session]) -> Result<(), Fault> {
+async fn claim_all_entries(session: &Session, living: &[Session]) -> Result<(), HarnessError> {
     let options = *session.pool().geometry().options();
     let mut members = Vec::new();
     for count in 1..options.members_max {
         let joined = join(session.endpoint().clone()).await;
-        members.push(joined.map_err(|fault| fault.within(format!("joining as number {count}")))?);
+        members.push(joined.map_err(|error| {
+            HarnessError::from(error).within(format!("joining as number {count}"))
+        })?);
     }
     let mut clients = Vec::new();
     for _ in living.len() + members.len()..options.clients_max as usize {
         clients.push(members[0].pool().session(session.endpoint().clone()).await?);
     }
     if members[0].pool().session(session.endpoint().clone()).await.is_ok() {
-        return Err(Fault("there are more clients than there may be".to_string()));
+        return Err(HarnessError("there are more clients than there may be".to_string()));
     }
     drop(clients);
     for member in members {

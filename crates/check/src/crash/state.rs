@@ -6,13 +6,14 @@
 
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
+use farleaf_harness::HarnessError;
 use farleaf_index::{AnyIndex, Index, TableReport};
 use farleaf_pool::{Audit, Session};
 
 use super::action::{Action, INITIAL, TABLE};
 use super::formats::Format;
 use super::run;
-use crate::world::{Fault, SmallWorld, create};
+use crate::world::{SmallWorld, create};
 
 /// Time after which an operation's tasks have ended, if nothing is held up.
 pub(super) const TASKS_NS: u64 = 1_000_000;
@@ -216,30 +217,30 @@ pub(super) async fn apply(
     index: &AnyIndex,
     format: &Format,
     step: FillStep,
-) -> Result<(), Fault> {
+) -> Result<(), HarnessError> {
     let done = match step {
         FillStep::Put(key) => {
             index.insert(session, &format.key(key), &format.value(key, INITIAL)).await?
         }
         FillStep::Remove(key) => index.remove(session, &format.key(key)).await?,
     };
-    if done { Ok(()) } else { Err(Fault(format!("{step:?} has nothing to do"))) }
+    if done { Ok(()) } else { Err(HarnessError(format!("{step:?} has nothing to do"))) }
 }
 
 /// Walks the table alone.
-pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableReport, Fault> {
+pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableReport, HarnessError> {
     // Tasks in the background end first: an audit knows only blocks that were carved before it.
     session.endpoint().sleep(TASKS_NS).await;
     let mut audit = Audit::new(session).await?;
     let report = index.verify(session, &mut audit).await?;
     match report.problems.first() {
-        Some(problem) => Err(Fault(format!("verify: {problem}"))),
+        Some(problem) => Err(HarnessError(format!("verify: {problem}"))),
         None => Ok(report),
     }
 }
 
 /// Finds the steps to a state and the action that makes the change.
-pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Found, Fault> {
+pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Found, HarnessError> {
     let engine = format.table.engine;
     let (base, order, change, grows) = match state.script {
         Script::Keys(count) => (count, Order::Up, None, true),
@@ -258,7 +259,7 @@ pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Fou
         Some(FillStep::Remove(key)) => Some(Action::Remove(key)),
         None => None,
     };
-    let missing = || Fault("nothing was hunted for".to_string());
+    let missing = || HarnessError("nothing was hunted for".to_string());
     let key = || found.and_then(Action::key).ok_or_else(missing);
     let action = match state.step {
         CrashStep::Do(action) => action,
@@ -288,7 +289,7 @@ fn hunt(
     change: Change,
     order: Order,
     grows: bool,
-) -> Result<FillStep, Fault> {
+) -> Result<FillStep, HarnessError> {
     let (sim, session) = SmallWorld::new(seed, 1).start()?;
     sim.block_on(async {
         let index = create(&session, TABLE, &format.table).await?;
@@ -309,7 +310,10 @@ fn hunt(
             steps.push(next);
             before = after;
         }
-        Err(Fault(format!("{change:?} {order:?} was not found: {:?}", before.nodes_per_level)))
+        Err(HarnessError(format!(
+            "{change:?} {order:?} was not found: {:?}",
+            before.nodes_per_level
+        )))
     })?
 }
 
@@ -320,18 +324,18 @@ fn setup_plan(
     state: &CrashState,
     found: &Found,
     before: Action,
-) -> Result<CrashPlan, Fault> {
+) -> Result<CrashPlan, HarnessError> {
     let alone = CrashState { setup: Setup::Nothing, by_actor: false, ..*state };
     let found = Found { action: before, ..found.clone() };
     let ops = run::without_death(seed, format, &alone, &found)?;
     match state.setup {
-        Setup::Nothing => Err(Fault("no setup".to_string())),
+        Setup::Nothing => Err(HarnessError("no setup".to_string())),
         Setup::Died(_) | Setup::DiedIn(_) => {
             let from_last = if let Setup::Died(from_last) = state.setup { from_last } else { 0 };
             let is_write = |op: &CountedOp| op.kind == CountedKind::Write;
             let mut writes = ops.iter().enumerate().filter(|(_, op)| is_write(op));
             let (op, counted) = writes.nth_back(from_last).ok_or_else(|| {
-                Fault(format!("{before:?} has no WRITE {from_last} from its last"))
+                HarnessError(format!("{before:?} has no WRITE {from_last} from its last"))
             })?;
             let way = CrashWay::Within(Landing::Prefix(counted.words / 2));
             Ok(CrashPlan { op: op as u64, way })
@@ -343,7 +347,7 @@ fn setup_plan(
                     return Ok(plan);
                 }
             }
-            Err(Fault(format!("{before:?} never leaves a split unfinished")))
+            Err(HarnessError(format!("{before:?} never leaves a split unfinished")))
         }
     }
 }

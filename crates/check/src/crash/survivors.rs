@@ -6,22 +6,23 @@ use std::rc::Rc;
 
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::Sim;
+use farleaf_harness::HarnessError;
 use farleaf_index::{AnyIndex, Index, IndexError, ScanRange, recover};
 use farleaf_pool::{PoolError, Recovered, Session};
 
 use super::action::{Action, OTHER, Pairs, scan};
 use super::formats::Format;
 use crate::history::{Answer, Call, Event};
-use crate::world::{Fault, ask, create, open};
+use crate::world::{ask, create, open};
 
 /// Virtual time in which the survivors must finish.
 const LIMIT_NS: u64 = 1_000_000_000;
 
 /// The events of a run, in the order in which they ended.
 #[derive(Clone, Default)]
-pub(super) struct Log(Rc<RefCell<Vec<Event>>>);
+pub(super) struct EventLog(Rc<RefCell<Vec<Event>>>);
 
-impl Log {
+impl EventLog {
     pub(super) fn events(&self) -> Vec<Event> {
         self.0.borrow().clone()
     }
@@ -32,14 +33,20 @@ impl Log {
 pub(super) struct Survivor {
     pub(super) format: Format,
     pub(super) index: AnyIndex,
-    pub(super) log: Log,
+    pub(super) log: EventLog,
 }
 
 impl Survivor {
-    async fn call(&self, session: &Session, client: u32, call: Call) -> Result<Answer, Fault> {
+    async fn call(
+        &self,
+        session: &Session,
+        client: u32,
+        call: Call,
+    ) -> Result<Answer, HarnessError> {
         let from_ns = session.endpoint().now_ns();
         let answered = ask(session, &self.index, &call).await;
-        let given = answered.map_err(|error| Fault::from(error).within(format!("{call:?}")))?;
+        let given =
+            answered.map_err(|error| HarnessError::from(error).within(format!("{call:?}")))?;
         let answer = Some((session.endpoint().now_ns(), given.clone()));
         self.log.0.borrow_mut().push(Event { client, call, from_ns, answer });
         Ok(given)
@@ -50,11 +57,11 @@ impl Survivor {
         session: &Session,
         client: u32,
         number: u32,
-    ) -> Result<Option<Vec<u8>>, Fault> {
+    ) -> Result<Option<Vec<u8>>, HarnessError> {
         let key = self.format.key(number);
         match self.call(session, client, Call::Get { key }).await? {
             Answer::Value(held) => Ok(held),
-            other => Err(Fault(format!("a get is answered by {other:?}"))),
+            other => Err(HarnessError(format!("a get is answered by {other:?}"))),
         }
     }
 
@@ -64,7 +71,7 @@ impl Survivor {
         session: &Session,
         client: u32,
         reverse: bool,
-    ) -> Result<Pairs, Fault> {
+    ) -> Result<Pairs, HarnessError> {
         let (from, to) = (Bound::Unbounded, Bound::Unbounded);
         let call = Call::Scan { from, to, reverse, limit: usize::MAX };
         match self.call(session, client, call).await? {
@@ -74,12 +81,12 @@ impl Survivor {
                 }
                 Ok(pairs)
             }
-            other => Err(Fault(format!("a scan is answered by {other:?}"))),
+            other => Err(HarnessError(format!("a scan is answered by {other:?}"))),
         }
     }
 
     /// Reads and changes every key, upwards.
-    async fn first(&self, session: &Session, keys: &[u32]) -> Result<(), Fault> {
+    async fn first(&self, session: &Session, keys: &[u32]) -> Result<(), HarnessError> {
         for number in keys {
             self.get(session, 1, *number).await?;
         }
@@ -93,7 +100,7 @@ impl Survivor {
     }
 
     /// Reads and changes every key, downwards, and removes some.
-    async fn second(&self, session: &Session, keys: &[u32]) -> Result<(), Fault> {
+    async fn second(&self, session: &Session, keys: &[u32]) -> Result<(), HarnessError> {
         for (index, number) in keys.iter().rev().enumerate() {
             let expected = self.get(session, 2, *number).await?;
             let (key, value) = (self.format.key(*number), self.format.value(*number, 2_001));
@@ -111,7 +118,7 @@ impl Survivor {
     }
 
     /// Reads every key and changes none.
-    async fn look(&self, session: &Session, client: u32, keys: &[u32]) -> Result<(), Fault> {
+    async fn look(&self, session: &Session, client: u32, keys: &[u32]) -> Result<(), HarnessError> {
         for number in keys {
             self.get(session, client, *number).await?;
         }
@@ -145,7 +152,7 @@ pub(super) fn take_over(
     action: Action,
     keys: &[u32],
     at_once: bool,
-) -> Result<Recovered, Fault> {
+) -> Result<Recovered, HarnessError> {
     let ended = Rc::new(RefCell::new(Vec::new()));
     let total = Rc::new(RefCell::new(Recovered { complete: true, ..Recovered::default() }));
     for (number, session) in sessions.iter().enumerate() {
@@ -180,20 +187,20 @@ pub(super) fn take_over(
         if sim.now_ns() > limit_ns {
             let clients: Vec<u32> =
                 takers.log.0.borrow().iter().map(|event| event.client).collect();
-            return Err(Fault(format!(
+            return Err(HarnessError(format!(
                 "not done after {LIMIT_NS} ns: {} of {} have ended; calls by client: {clients:?}",
                 ended.borrow().len(),
                 sessions.len()
             )));
         }
     }
-    ended.take().into_iter().collect::<Result<Vec<()>, Fault>>()?;
+    ended.take().into_iter().collect::<Result<Vec<()>, HarnessError>>()?;
     Ok(total.take())
 }
 
-async fn recover_all(session: &Session, total: &RefCell<Recovered>) -> Result<(), Fault> {
+async fn recover_all(session: &Session, total: &RefCell<Recovered>) -> Result<(), HarnessError> {
     while let Some(done) =
-        recover(session).await.map_err(|error| Fault::from(error).within("recover"))?
+        recover(session).await.map_err(|error| HarnessError::from(error).within("recover"))?
     {
         let mut total = total.borrow_mut();
         total.members += done.members;
@@ -211,18 +218,20 @@ async fn use_other_table(
     format: &Format,
     action: Action,
     number: usize,
-) -> Result<(), Fault> {
+) -> Result<(), HarnessError> {
     match (action, number) {
         (Action::CreateTable, _) => {
             // One of them, or the dead, makes it.
             let index = match create(session, OTHER, &format.table).await {
                 Ok(index) => index,
                 Err(IndexError::Invalid(_)) => open(session, OTHER).await?,
-                Err(error) => return Err(Fault::from(error).within("making the other table")),
+                Err(error) => {
+                    return Err(HarnessError::from(error).within("making the other table"));
+                }
             };
             let key = format.key(number as u32);
             if !index.insert(session, &key, &format.value(1, 1)).await? {
-                return Err(Fault("a new table is not empty".to_string()));
+                return Err(HarnessError("a new table is not empty".to_string()));
             }
             Ok(())
         }
@@ -236,7 +245,10 @@ async fn use_other_table(
             let index = open(session, OTHER).await?;
             let held = scan(session, &index, ScanRange::ALL).await?;
             if held.len() != 9 {
-                return Err(Fault(format!("the table is there with {} of 9 keys", held.len())));
+                return Err(HarnessError(format!(
+                    "the table is there with {} of 9 keys",
+                    held.len()
+                )));
             }
             index.close(session).await?;
             Ok(AnyIndex::drop_table(session, OTHER).await?)
@@ -250,20 +262,20 @@ pub(super) async fn check_others(
     session: &Session,
     format: &Format,
     action: Action,
-) -> Result<(), Fault> {
+) -> Result<(), HarnessError> {
     match action {
         Action::CreateTable => {
             let index = open(session, OTHER).await?;
             let held = scan(session, &index, ScanRange::ALL).await?;
             if held.len() != 2 {
-                return Err(Fault(format!("the new table has {} keys, not 2", held.len())));
+                return Err(HarnessError(format!("the new table has {} keys, not 2", held.len())));
             }
             index.close(session).await?;
             AnyIndex::drop_table(session, OTHER).await?;
         }
         Action::DropTable => {
             if session.open_root(OTHER).await.is_ok() {
-                return Err(Fault("the table that was dropped is there".to_string()));
+                return Err(HarnessError("the table that was dropped is there".to_string()));
             }
         }
         _ => return Ok(()),
@@ -286,12 +298,14 @@ pub(super) fn check_bulk(
     pairs: &Pairs,
     held: &Pairs,
     done: bool,
-) -> Result<(), Fault> {
+) -> Result<(), HarnessError> {
     if !held.is_empty() && held != pairs {
-        return Err(Fault(format!("{} of {} pairs are there", held.len(), pairs.len())));
+        return Err(HarnessError(format!("{} of {} pairs are there", held.len(), pairs.len())));
     }
     if done && held.is_empty() {
-        return Err(Fault("it was told that all was loaded, and there is nothing".to_string()));
+        return Err(HarnessError(
+            "it was told that all was loaded, and there is nothing".to_string(),
+        ));
     }
     for event in events {
         let (Call::Get { key }, Some((_, Answer::Value(value)))) = (&event.call, &event.answer)
@@ -300,7 +314,7 @@ pub(super) fn check_bulk(
         };
         let now = held.iter().find(|(other, _)| other == key).map(|(_, value)| value);
         if now != value.as_ref() {
-            return Err(Fault("a key was there and is not, or the reverse".to_string()));
+            return Err(HarnessError("a key was there and is not, or the reverse".to_string()));
         }
     }
     Ok(())

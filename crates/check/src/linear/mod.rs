@@ -133,14 +133,14 @@ pub fn check(history: &History, limits: &Limits) -> Result<Checked, Violation> {
         steps_left -= used;
         checked.steps += used;
         match verdict {
-            search::Verdict::Ordered => {}
-            search::Verdict::GaveUp => checked.undecided.push(Undecided {
+            search::SearchVerdict::Ordered => {}
+            search::SearchVerdict::GaveUp => checked.undecided.push(Undecided {
                 key: key.to_vec(),
                 operations: part.ops.len(),
                 unknown: part.ops.iter().filter(|op| !op.is_known()).count(),
                 steps: used,
             }),
-            search::Verdict::Impossible { blocked } => {
+            search::SearchVerdict::Impossible { blocked } => {
                 keep(part.ops[blocked as usize].to_ns, &mut || {
                     Violation::Key(report::explain(history, key, part, blocked, used))
                 });

@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 use std::ops::Bound;
 
 use super::ops::{ABSENT, KeyState, NONE, Op, UNSEEN};
-use super::search::{Search, Trace, Verdict};
+use super::search::{Search, SearchVerdict, Trace};
 use super::split::{FIRST_VALUE, Part, key_of};
 use crate::history::{Answer, Call, Event, History};
 
@@ -237,7 +237,7 @@ pub(super) fn explain(
     // It ends as the first search did, and so is an example.
     let mut budget = steps.saturating_mul(4);
     let verdict = search.run(&ops, part.initial, &mut budget, Some(&mut trace));
-    if matches!(verdict, Verdict::Impossible { .. }) {
+    if matches!(verdict, SearchVerdict::Impossible { .. }) {
         cut_front(&mut search, &mut ops, &mut starts, &trace);
         drop_reads(&mut search, &mut ops, &starts);
     }
@@ -250,7 +250,7 @@ pub(super) fn explain(
         let verdict = search.run(&ops, start, &mut budget, Some(&mut trace));
         if best.best.is_empty() || trace.best.len() > best.best.len() {
             best = trace;
-            if let Verdict::Impossible { blocked } = verdict {
+            if let SearchVerdict::Impossible { blocked } = verdict {
                 last = ops[blocked as usize].event;
             }
         }
@@ -296,7 +296,7 @@ pub(super) fn explain_still(
 fn is_impossible(search: &mut Search, ops: &[Op], starts: &BTreeSet<KeyState>) -> bool {
     starts.iter().all(|&start| {
         let mut steps = SHORTEN_STEPS;
-        matches!(search.run(ops, start, &mut steps, None), Verdict::Impossible { .. })
+        matches!(search.run(ops, start, &mut steps, None), SearchVerdict::Impossible { .. })
     })
 }
 

@@ -23,7 +23,7 @@ use super::ops::{KeyState, NONE, Op};
 
 /// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum SearchVerdict {
     /// There is an order.
     Ordered,
     /// There is none: this operation, the first to return among those that no order could pass.
@@ -111,7 +111,7 @@ impl Search {
         initial: KeyState,
         steps: &mut u64,
         mut trace: Option<&mut Trace>,
-    ) -> Verdict {
+    ) -> SearchVerdict {
         self.prepare(ops, initial);
         let quiet = if trace.is_some() { quiet_calls(ops) } else { BTreeMap::new() };
         let mut run = NO_RUN;
@@ -119,14 +119,14 @@ impl Search {
         let mut furthest = 0;
         loop {
             if self.left == 0 {
-                return Verdict::Ordered;
+                return SearchVerdict::Ordered;
             }
             let mut choice = None;
             let mut at = self.next[0];
             let first = self.entries[at as usize].0;
             let stop = loop {
                 if *steps == 0 {
-                    return Verdict::GaveUp;
+                    return SearchVerdict::GaveUp;
                 }
                 *steps -= 1;
                 let (op, is_return) = self.entries[at as usize];
@@ -162,7 +162,9 @@ impl Search {
             // Back to the last step that has an alternative.
             loop {
                 let Some(frame) = self.frames.pop() else {
-                    return Verdict::Impossible { blocked: self.entries[furthest as usize].0 };
+                    return SearchVerdict::Impossible {
+                        blocked: self.entries[furthest as usize].0,
+                    };
                 };
                 self.undo(ops, frame);
                 if frame.forced {

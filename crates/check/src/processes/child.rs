@@ -15,7 +15,7 @@ use super::spec::{ChildEnd, Role, Spec};
 
 /// Purpose of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ChildKind {
     Client,
     Tables,
     /// `farleaf load`, by its number.
@@ -47,7 +47,7 @@ pub(super) enum Ended {
 #[derive(Debug)]
 pub(super) struct Child {
     pub(super) name: String,
-    pub(super) kind: Kind,
+    pub(super) kind: ChildKind,
     process: process::Child,
     /// Its end tells the process to end.
     input: Option<ChildStdin>,
@@ -71,7 +71,7 @@ impl Child {
         launcher: &Launcher,
         folder: &Path,
         name: String,
-        kind: Kind,
+        kind: ChildKind,
         role: Role,
         output: Option<&Path>,
     ) -> io::Result<Child> {
@@ -108,7 +108,7 @@ impl Child {
     }
 
     fn may_die(&self) -> bool {
-        self.is_killed || self.kind == Kind::Dying
+        self.is_killed || self.kind == ChildKind::Dying
     }
 
     /// `kill -9`.
@@ -145,7 +145,9 @@ impl Child {
             Some(0) => Ended::Done,
             None if self.may_die() && status.signal() == Some(9) => Ended::Killed,
             code if code == unavailable => Ended::NotStarted,
-            Some(4 | 6) if !matches!(self.kind, Kind::Client | Kind::Judge) => Ended::NotStarted,
+            Some(4 | 6) if !matches!(self.kind, ChildKind::Client | ChildKind::Judge) => {
+                Ended::NotStarted
+            }
             _ => Ended::Badly(status),
         }))
     }

@@ -14,7 +14,7 @@ use farleaf::{AsyncTable, CompareExchange, Error, ErrorKind, Farleaf, Table};
 use super::calls::{CALLS_MAX, Form, Job, Jobs};
 use super::log::Log;
 use super::owners;
-use super::spec::{ClientSpec, Failed, is_network, may_pass};
+use super::spec::{ChildFailed, ClientSpec, is_network, may_pass};
 use super::values::Shape;
 use crate::history::{Answer, Call};
 use crate::linear::key_of;
@@ -34,14 +34,14 @@ const LINGER_MORE_MS: u64 = 4000;
 type Told = Option<Answer>;
 type Pair = (Vec<u8>, Vec<u8>);
 
-pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), Failed> {
+pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), ChildFailed> {
     let clients = (0..).zip(&spec.logs).map(|(number, log)| ClientThread::new(spec, number, log));
-    let mut clients: Vec<ClientThread> = clients.collect::<Result<_, Failed>>()?;
+    let mut clients: Vec<ClientThread> = clients.collect::<Result<_, ChildFailed>>()?;
     let told = AtomicU32::new(0);
     while let Some((db, table)) = open(spec, stop)? {
         if !work_all(spec, &table, &mut clients, stop, &told)? {
             drop(table);
-            return db.close().or_else(|error| Failed::at_end(&spec.pool, error));
+            return db.close().or_else(|error| ChildFailed::at_end(&spec.pool, error));
         }
         drop(table);
         // It was cut off: others recover it, and it begins anew.
@@ -52,7 +52,7 @@ pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), Failed> {
 
 /// Opens the pool and the table: at once, or, on a network, as soon as it can reach them. `None` if
 /// `stop` was set meanwhile.
-fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>, Failed> {
+fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>, ChildFailed> {
     let is_network = is_network(&spec.pool);
     while !stop.load(Ordering::Relaxed) {
         let linger = LINGER_LEAST + Duration::from_millis(spec.seed % LINGER_MORE_MS);
@@ -72,7 +72,7 @@ fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>
             Err(error) if is_network && may_pass(&spec.pool, error.kind()) => {
                 thread::sleep(OPEN_PAUSE);
             }
-            Err(error) => return Err(Failed::at_start(&spec.pool, error)),
+            Err(error) => return Err(ChildFailed::at_start(&spec.pool, error)),
         }
     }
     Ok(None)
@@ -114,9 +114,9 @@ fn work_all(
     clients: &mut [ClientThread],
     stop: &AtomicBool,
     told: &AtomicU32,
-) -> Result<bool, Failed> {
+) -> Result<bool, ChildFailed> {
     let is_cut_off = AtomicBool::new(false);
-    let ended: Vec<Result<(), Failed>> = thread::scope(|scope| {
+    let ended: Vec<Result<(), ChildFailed>> = thread::scope(|scope| {
         let threads: Vec<_> = clients
             .iter_mut()
             .map(|thread| {
@@ -137,10 +137,10 @@ fn work_all(
                 })
             })
             .collect();
-        let panicked = || Err(Failed::Fault("a client thread panicked".to_owned()));
+        let panicked = || Err(ChildFailed::Fault("a client thread panicked".to_owned()));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
     });
-    ended.into_iter().collect::<Result<(), Failed>>()?;
+    ended.into_iter().collect::<Result<(), ChildFailed>>()?;
     Ok(is_cut_off.into_inner())
 }
 
@@ -152,7 +152,7 @@ struct ClientThread {
 }
 
 impl ClientThread {
-    fn new(spec: &ClientSpec, thread: u32, log: &Path) -> Result<ClientThread, Failed> {
+    fn new(spec: &ClientSpec, thread: u32, log: &Path) -> Result<ClientThread, ChildFailed> {
         let client = spec.client + thread * CALLS_MAX as u32;
         let seed = spec.seed ^ u64::from(thread).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let jobs = Jobs::new(spec.shape, spec.keys, client, seed);
@@ -172,7 +172,7 @@ struct Worker<'a> {
 
 impl Worker<'_> {
     /// Does the next job and records it.
-    fn one(&mut self) -> Result<(), Failed> {
+    fn one(&mut self) -> Result<(), ChildFailed> {
         let Job { form, calls } = self.thread.jobs.next();
         let mut numbers = Vec::with_capacity(calls.len());
         for (client, call) in (self.thread.client..).zip(&calls) {
@@ -195,7 +195,7 @@ impl Worker<'_> {
     }
 
     /// Turns an error into an answer, if it is one that the call may have.
-    fn settle(&self, call: &Call, result: Result<Answer, Error>) -> Result<Told, Failed> {
+    fn settle(&self, call: &Call, result: Result<Answer, Error>) -> Result<Told, ChildFailed> {
         let error = match result {
             Ok(Answer::Value(value)) => {
                 return Ok(Some(Answer::Value(self.optional_stamp(call, value)?)));
@@ -208,7 +208,7 @@ impl Worker<'_> {
                 let pairs = pairs
                     .into_iter()
                     .map(|(key, value)| Ok((key, self.stamp(call, &value)?)))
-                    .collect::<Result<Vec<Pair>, Failed>>()?;
+                    .collect::<Result<Vec<Pair>, ChildFailed>>()?;
                 return Ok(Some(Answer::Pairs(pairs)));
             }
             Ok(answer) => return Ok(Some(answer)),
@@ -219,7 +219,7 @@ impl Worker<'_> {
             ErrorKind::OutcomeUnknown => None,
             // A change that was under way may have happened.
             ErrorKind::Closed if self.cut_off() => None,
-            kind => return Err(Failed::Fault(format!("{error} ({kind:?}), from {call:?}"))),
+            kind => return Err(ChildFailed::Fault(format!("{error} ({kind:?}), from {call:?}"))),
         };
         self.tell(&error);
         Ok(told)
@@ -236,8 +236,8 @@ impl Worker<'_> {
         }
     }
 
-    fn stamp(&self, call: &Call, value: &[u8]) -> Result<Vec<u8>, Failed> {
-        let fault = |why| Failed::Fault(format!("{why}, from {call:?}"));
+    fn stamp(&self, call: &Call, value: &[u8]) -> Result<Vec<u8>, ChildFailed> {
+        let fault = |why| ChildFailed::Fault(format!("{why}, from {call:?}"));
         self.shape.stamp_of(value).map_err(fault)
     }
 
@@ -245,7 +245,7 @@ impl Worker<'_> {
         &self,
         call: &Call,
         value: Option<Vec<u8>>,
-    ) -> Result<Option<Vec<u8>>, Failed> {
+    ) -> Result<Option<Vec<u8>>, ChildFailed> {
         value.map(|value| self.stamp(call, &value)).transpose()
     }
 
@@ -304,7 +304,7 @@ impl Worker<'_> {
     }
 
     /// Calls of one kind with different keys, in one.
-    fn many(&self, calls: &[Call]) -> Result<Vec<Told>, Failed> {
+    fn many(&self, calls: &[Call]) -> Result<Vec<Told>, ChildFailed> {
         let keys: Vec<&[u8]> = calls.iter().filter_map(key_of).collect();
         let counted = match calls[0] {
             Call::Get { .. } => {
@@ -338,7 +338,7 @@ impl Worker<'_> {
             Ok(count) if count < calls.len() as u64 => None,
             Ok(count) => {
                 let asked = calls.len();
-                return Err(Failed::Fault(format!("{count} of {asked} done, from {calls:?}")));
+                return Err(ChildFailed::Fault(format!("{count} of {asked} done, from {calls:?}")));
             }
             // Some may have happened.
             Err(error) => self.settle(&calls[0], Err(error))?.and(None),

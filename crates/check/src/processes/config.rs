@@ -287,7 +287,7 @@ impl AddAssign<&Counts> for Counts {
 
 /// The end of a run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct ProcessesReport {
     /// The seed of the run.
     pub seed: u64,
     /// Rounds that were begun.
@@ -305,12 +305,12 @@ pub struct Report {
     /// The folder, if it was kept.
     pub folder: Option<PathBuf>,
     /// The failed check, if one failed.
-    pub failure: Option<Failure>,
+    pub failure: Option<RoundFailure>,
 }
 
 /// A failed check.
 #[derive(Clone, Debug, Serialize)]
-pub struct Failure {
+pub struct RoundFailure {
     /// The round in which it was found, from 1.
     pub round: u64,
     /// The finding.

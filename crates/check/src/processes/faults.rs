@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::child::{Child, Ended, Kind};
+use super::child::{Child, ChildKind, Ended};
 use super::links::{Callers, LinkState, Way};
 use super::log::now_ns;
 use super::owners::{self, Owned, Ranges};
 use super::round::{END_TIME_MAX, LOOK_TIME, Round, Trouble, count_kill, table_name};
 use super::spec::{OwnersSpec, Role};
-use super::times::{Fault, FaultKind};
+use super::times::{Fault, ProcessFault};
 
 /// Quiet time around a fault of its own, in quarters of a lease. The dead are dead after one lease,
 /// and after two if the memory server that judges has just been started.
@@ -22,32 +22,32 @@ const QUIET_QUARTERS: u32 = 10;
 /// A slow link delays each piece by this much at most.
 const SLOW_MAX: Duration = Duration::from_millis(50);
 /// Faults of links, in the order of the draw.
-const OF_LINKS: [FaultKind; 4] =
-    [FaultKind::Cut, FaultKind::HalfCut, FaultKind::Slow, FaultKind::EndConnections];
-const OF_POSTS: [FaultKind; 4] = [
-    FaultKind::PostCut,
-    FaultKind::PostHalfCut,
-    FaultKind::PostSlow,
-    FaultKind::PostEndConnections,
+const OF_LINKS: [ProcessFault; 4] =
+    [ProcessFault::Cut, ProcessFault::HalfCut, ProcessFault::Slow, ProcessFault::EndConnections];
+const OF_POSTS: [ProcessFault; 4] = [
+    ProcessFault::PostCut,
+    ProcessFault::PostHalfCut,
+    ProcessFault::PostSlow,
+    ProcessFault::PostEndConnections,
 ];
 /// A process that could not work with the pool is started again after this time.
 const RETRY_TIME: Duration = Duration::from_millis(100);
 
 /// Faults of a round over a network.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
+pub(super) struct RoundFaults {
     /// All faults so far.
     pub(super) all: Vec<Fault>,
     under_way: Vec<UnderWay>,
     /// File for the owners of the keys, which a child looks up before the driver kills a process.
     looking: Option<PathBuf>,
     /// Processes that are to be started again.
-    again: Vec<(Instant, Kind)>,
+    again: Vec<(Instant, ChildKind)>,
 }
 
 #[derive(Debug)]
 struct UnderWay {
-    /// Index in [`Faults::all`].
+    /// Index in [`RoundFaults::all`].
     fault: usize,
     until: Instant,
     undo: Undo,
@@ -140,7 +140,7 @@ impl Round<'_, '_> {
         let again: Vec<_> = self.faults.again.extract_if(.., |(at, _)| *at <= now).collect();
         for (_, kind) in again.into_iter().filter(|_| renew) {
             match kind {
-                Kind::Tables => self.start_tables()?,
+                ChildKind::Tables => self.start_tables()?,
                 _ => self.start_load()?,
             }
         }
@@ -257,7 +257,7 @@ impl Round<'_, '_> {
             Choice::KillProcess if self.run.rng.u32(..4) == 0 => self.start_opener(),
             Choice::KillProcess => {
                 if let Some(killed) = self.kill_somebody() {
-                    self.note(FaultKind::KillCompute, killed, None);
+                    self.note(ProcessFault::KillCompute, killed, None);
                 }
                 Ok(())
             }
@@ -266,7 +266,7 @@ impl Round<'_, '_> {
                 let time = self.run.config.stop_time_max.mul_f64(part).min(longest);
                 let until = Instant::now() + time;
                 if let Some(name) = self.stop_somebody(until) {
-                    let fault = self.note(FaultKind::StopCompute, name.clone(), None);
+                    let fault = self.note(ProcessFault::StopCompute, name.clone(), None);
                     let undo = Undo::GoOn(name);
                     self.faults.under_way.push(UnderWay { fault, until, undo });
                 }
@@ -311,11 +311,11 @@ impl Round<'_, '_> {
         let (what, undo) = match choice {
             Choice::KillMemory => {
                 memory.kill(server);
-                (FaultKind::KillMemory, Undo::StartMemory(server))
+                (ProcessFault::KillMemory, Undo::StartMemory(server))
             }
             _ => {
                 memory.stop(server, until);
-                (FaultKind::StopMemory, Undo::GoOnMemory(server))
+                (ProcessFault::StopMemory, Undo::GoOnMemory(server))
             }
         };
         let fault = self.note(what, format!("memory server {server}"), None);
@@ -336,7 +336,7 @@ impl Round<'_, '_> {
     /// for keys.
     fn strike_post(&mut self, longest: Duration) {
         let until = self.outage(longest);
-        let is_client = |child: &Child| child.kind == Kind::Client && !child.is_killed();
+        let is_client = |child: &Child| child.kind == ChildKind::Client && !child.is_killed();
         let clients: Vec<usize> =
             (0..self.children.len()).filter(|at| is_client(&self.children[*at])).collect();
         let one_of = |rng: &mut fastrand::Rng| rng.usize(..clients.len().max(1));
@@ -365,9 +365,9 @@ impl Round<'_, '_> {
         }
         let what = if way == Way::Post { OF_POSTS } else { OF_LINKS }[kind];
         let link_state = match OF_LINKS[kind] {
-            FaultKind::Cut => LinkState::Cut { requests: true, replies: true },
-            FaultKind::HalfCut => LinkState::Cut { requests: is_way, replies: !is_way },
-            FaultKind::Slow => LinkState::Slow(SLOW_MAX.mul_f64(part)),
+            ProcessFault::Cut => LinkState::Cut { requests: true, replies: true },
+            ProcessFault::HalfCut => LinkState::Cut { requests: is_way, replies: !is_way },
+            ProcessFault::Slow => LinkState::Slow(SLOW_MAX.mul_f64(part)),
             _ => {
                 links.end_connections(way, &callers);
                 self.note(what, who, None);
@@ -379,7 +379,7 @@ impl Round<'_, '_> {
         self.faults.under_way.push(UnderWay { fault, until, undo });
     }
 
-    fn note(&mut self, what: FaultKind, who: String, had: Option<Ranges>) -> usize {
+    fn note(&mut self, what: ProcessFault, who: String, had: Option<Ranges>) -> usize {
         let (now, is_alone) = (now_ns(), self.is_apart);
         self.faults.all.push(Fault {
             what,
@@ -403,14 +403,14 @@ impl Round<'_, '_> {
             owners: owners.clone(),
         });
         self.faults.looking = Some(owners);
-        self.start(name, Kind::Owners, role, None)
+        self.start(name, ChildKind::Owners, role, None)
     }
 
     /// Handles a child that has ended in a way of its own; returns true if nothing else is left to
     /// do.
     pub(super) fn has_looked(&mut self, child: &Child, ended: Ended, renew: bool) -> bool {
         match child.kind {
-            Kind::Owners => {
+            ChildKind::Owners => {
                 let owned = self.faults.looking.take().map(|path| owners::read(&path));
                 if renew {
                     self.kill_client(&owned.unwrap_or_default());
@@ -418,7 +418,7 @@ impl Round<'_, '_> {
                 true
             }
             // It could not work with the pool, as may happen for a while.
-            Kind::Tables | Kind::Load(_) if renew && ended == Ended::NotStarted => {
+            ChildKind::Tables | ChildKind::Load(_) if renew && ended == Ended::NotStarted => {
                 self.faults.again.push((Instant::now() + RETRY_TIME, child.kind.clone()));
                 true
             }
@@ -435,7 +435,7 @@ impl Round<'_, '_> {
             let had = names.last().map(|name| Ranges::of(name, owned)).unwrap_or_default();
             (keys.iter().filter(|key| had.contains(key)).count(), had)
         };
-        let may_die = |child: &&mut Child| child.kind == Kind::Client && !child.is_killed();
+        let may_die = |child: &&mut Child| child.kind == ChildKind::Client && !child.is_killed();
         let counted = self.children.iter().map(has).collect::<Vec<_>>();
         let clients = self.children.iter_mut().zip(counted).filter(|(child, _)| may_die(child));
         let chosen = (0_u64..).zip(clients).max_by_key(|(number, (_, (count, _)))| {
@@ -446,6 +446,6 @@ impl Round<'_, '_> {
         count_kill(&mut self.counts, &child.kind);
         let name = child.name.clone();
         let had = (!owned.is_empty()).then_some(had);
-        self.note(FaultKind::KillCompute, name, had);
+        self.note(ProcessFault::KillCompute, name, had);
     }
 }

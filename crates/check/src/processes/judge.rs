@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loads;
 use super::log::Log;
-use super::spec::{Failed, JudgeSpec, LoadSpec};
+use super::spec::{ChildFailed, JudgeSpec, LoadSpec};
 use crate::history::{Answer, Call};
 
 /// Most problems of a kind in a verdict.
@@ -26,13 +26,15 @@ pub(super) struct Verdict {
     pub(super) dropped: u64,
 }
 
-pub(super) fn run(spec: &JudgeSpec) -> Result<(), Failed> {
+pub(super) fn run(spec: &JudgeSpec) -> Result<(), ChildFailed> {
     let mut verdict = Verdict::default();
     let db = Farleaf::open(&spec.pool)
-        .map_err(|error| Failed::Fault(format!("cannot open the pool: {error}")))?;
+        .map_err(|error| ChildFailed::Fault(format!("cannot open the pool: {error}")))?;
     let failed = |what: &str| {
         let what = what.to_owned();
-        move |error: Error| Failed::Fault(format!("cannot {what}: {error} ({:?})", error.kind()))
+        move |error: Error| {
+            ChildFailed::Fault(format!("cannot {what}: {error} ({:?})", error.kind()))
+        }
     };
     verify(&db, "after recovery", &mut verdict).map_err(failed("verify the pool"))?;
     let table = db.table(&spec.table).map_err(failed("open the table"))?;
@@ -49,9 +51,10 @@ pub(super) fn run(spec: &JudgeSpec) -> Result<(), Failed> {
     drop(table);
     verify(&db, "after the rest was dropped", &mut verdict).map_err(failed("verify the pool"))?;
     db.close().map_err(failed("leave the pool"))?;
-    let text = serde_json::to_vec(&verdict).map_err(|error| Failed::Fault(error.to_string()))?;
+    let text =
+        serde_json::to_vec(&verdict).map_err(|error| ChildFailed::Fault(error.to_string()))?;
     std::fs::write(&spec.verdict, text)
-        .map_err(|error| Failed::Fault(format!("cannot write the verdict: {error}")))
+        .map_err(|error| ChildFailed::Fault(format!("cannot write the verdict: {error}")))
 }
 
 fn verify(db: &Farleaf, when: &str, verdict: &mut Verdict) -> Result<(), Error> {
@@ -68,12 +71,12 @@ fn verify(db: &Farleaf, when: &str, verdict: &mut Verdict) -> Result<(), Error> 
 }
 
 /// All of the table as an operation of the history, and once more from its end.
-fn content(spec: &JudgeSpec, table: &Table, verdict: &mut Verdict) -> Result<(), Failed> {
+fn content(spec: &JudgeSpec, table: &Table, verdict: &mut Verdict) -> Result<(), ChildFailed> {
     let mut log = Log::create(&spec.log)?;
     let (from, to) = (Bound::Unbounded, Bound::Unbounded);
     let all = Call::Scan { from, to, reverse: false, limit: usize::MAX };
     let number = log.begin(spec.client, &all)?;
-    let fault = |error: Error| Failed::Fault(format!("cannot read the table: {error}"));
+    let fault = |error: Error| ChildFailed::Fault(format!("cannot read the table: {error}"));
     let up: Vec<_> = table.range(..).collect::<Result<_, _>>().map_err(fault)?;
     let mut down: Vec<_> = table.range(..).rev().collect::<Result<_, _>>().map_err(fault)?;
     down.reverse();

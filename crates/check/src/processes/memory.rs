@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::child::{Child, Kind};
+use super::child::{Child, ChildKind};
 use super::config::{Config, Launcher, Network};
 use super::links::Target;
 use super::log::now_ns;
@@ -147,8 +147,14 @@ impl<'a> Memory<'a> {
         let output = self.folder.join(format!("{name}.out"));
         let from_ns = now_ns();
         let role = Role::Command(words);
-        let child =
-            Child::start(self.launcher, &self.folder, name, Kind::Memory, role, Some(&output))?;
+        let child = Child::start(
+            self.launcher,
+            &self.folder,
+            name,
+            ChildKind::Memory,
+            role,
+            Some(&output),
+        )?;
         self.servers[number].state = ServerState::Starting(child, output, from_ns);
         Ok(())
     }

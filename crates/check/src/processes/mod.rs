@@ -57,11 +57,13 @@ use std::{fs, io, process};
 
 use farleaf::{Farleaf, KeyFormat, TableOptions, ValueFormat};
 
-pub use self::config::{Config, Counts, Failure, Launcher, Network, ProcessesError, Report};
+pub use self::config::{
+    Config, Counts, Launcher, Network, ProcessesError, ProcessesReport, RoundFailure,
+};
 use self::memory::Memory;
 use self::round::{Round, Run, Trouble, records_path, table_name};
 pub use self::spec::{ChildEnd, run_child};
-pub use self::times::{FaultKind, FaultReport, NetworkReport, Times};
+pub use self::times::{FaultReport, NetworkReport, ProcessFault, Times};
 use self::values::Shape;
 use crate::history::{Answer, Event, History, HistoryError, merge};
 use crate::linear;
@@ -79,17 +81,17 @@ type Content = Vec<(Vec<u8>, Vec<u8>)>;
 ///
 /// # Errors
 /// [`ProcessesError`] if the run could not be made. A failed check is no error:
-/// [`Report::failure`].
+/// [`ProcessesReport::failure`].
 pub fn run(
     config: &Config,
     launcher: &Launcher,
     stop: &AtomicBool,
-    note: &mut dyn FnMut(&Report),
-) -> Result<Report, ProcessesError> {
+    note: &mut dyn FnMut(&ProcessesReport),
+) -> Result<ProcessesReport, ProcessesError> {
     config.check()?;
     let begin = Instant::now();
     let folder = make_folder(config)?;
-    let mut report = Report {
+    let mut report = ProcessesReport {
         seed: config.seed,
         rounds: 0,
         counts: Counts::default(),
@@ -116,8 +118,8 @@ fn play(
     stop: &AtomicBool,
     folder: &Path,
     begin: Instant,
-    report: &mut Report,
-    note: &mut dyn FnMut(&Report),
+    report: &mut ProcessesReport,
+    note: &mut dyn FnMut(&ProcessesReport),
 ) -> Result<(), ProcessesError> {
     let records = records_path(folder);
     loads::write(&records).map_err(|source| io_error("write", &records, source))?;
@@ -194,7 +196,7 @@ fn play(
                 let files = |_| servers.display().to_string();
                 let pool = config.network.as_ref().map_or_else(|| run.pool.clone(), files);
                 let round = report.rounds;
-                report.failure = Some(Failure { round, what, folder: round_folder, pool });
+                report.failure = Some(RoundFailure { round, what, folder: round_folder, pool });
                 return Ok(());
             }
         }

@@ -9,7 +9,7 @@ use farleaf::{Farleaf, ServerName};
 use farleaf_fabric::Incarnation;
 use serde::{Deserialize, Serialize};
 
-use super::spec::{Failed, OwnersSpec};
+use super::spec::{ChildFailed, OwnersSpec};
 
 /// The keys above `low`, up to and including `high`, and the name of the compute server that owns
 /// them.
@@ -24,8 +24,8 @@ pub(super) struct Owned {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranges(Vec<Owned>);
 
-pub(super) fn run(spec: &OwnersSpec) -> Result<(), Failed> {
-    let at_start = |error| Failed::at_start(&spec.pool, error);
+pub(super) fn run(spec: &OwnersSpec) -> Result<(), ChildFailed> {
+    let at_start = |error| ChildFailed::at_start(&spec.pool, error);
     let db = Farleaf::open(&spec.pool).map_err(at_start)?;
     let table = db.table(&spec.table).map_err(at_start)?;
     let partitions = table.partitions().map_err(at_start)?.into_iter();
@@ -36,10 +36,10 @@ pub(super) fn run(spec: &OwnersSpec) -> Result<(), Failed> {
     });
     let owned: Vec<Owned> = owned.collect();
     drop(table);
-    db.close().or_else(|error| Failed::at_end(&spec.pool, error))?;
-    let text = serde_json::to_vec(&owned).map_err(|error| Failed::Fault(error.to_string()))?;
+    db.close().or_else(|error| ChildFailed::at_end(&spec.pool, error))?;
+    let text = serde_json::to_vec(&owned).map_err(|error| ChildFailed::Fault(error.to_string()))?;
     fs::write(&spec.owners, text)
-        .map_err(|error| Failed::Fault(format!("cannot write who owns what: {error}")))
+        .map_err(|error| ChildFailed::Fault(format!("cannot write who owns what: {error}")))
 }
 
 /// Reads the child's findings; nothing if it could not look.

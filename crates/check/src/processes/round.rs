@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::child::{Child, Ended, Kind};
+use super::child::{Child, ChildKind, Ended};
 use super::config::{Config, Counts, Launcher, Network, ProcessesError};
-use super::faults::Faults;
+use super::faults::RoundFaults;
 use super::judge;
 use super::links::Links;
 use super::memory::Memory;
@@ -70,7 +70,7 @@ pub(super) struct Round<'a, 'b> {
     pub(super) shape: Shape,
     /// Over a network: faults happen apart from each other.
     pub(super) is_apart: bool,
-    pub(super) faults: Faults,
+    pub(super) faults: RoundFaults,
     pub(super) children: Vec<Child>,
     loads: Vec<LoadSpec>,
     /// Files for the names that clients have as compute servers.
@@ -95,7 +95,7 @@ impl<'a, 'b> Round<'a, 'b> {
             folder,
             shape,
             is_apart,
-            faults: Faults::default(),
+            faults: RoundFaults::default(),
             children: Vec::new(),
             loads: Vec::new(),
             names: Vec::new(),
@@ -131,7 +131,7 @@ impl<'a, 'b> Round<'a, 'b> {
         // Only a walk over all blocks finds an object that a process took out of a table and did
         // not hand over before its death. A recovery makes this walk if nobody else is there.
         let name = self.name("dying");
-        self.start(name, Kind::Dying, Role::Die(self.direct()), None)?;
+        self.start(name, ChildKind::Dying, Role::Die(self.direct()), None)?;
         self.wait_for_all(END_TIME_MAX)?;
         self.wait_for_deaths()?;
         self.judge()
@@ -239,7 +239,7 @@ impl<'a, 'b> Round<'a, 'b> {
         let child = self.children.get_mut(at).filter(|child| !child.is_killed())?;
         child.kill();
         count_kill(&mut self.counts, &child.kind);
-        (child.kind == Kind::Client).then(|| child.name.clone())
+        (child.kind == ChildKind::Client).then(|| child.name.clone())
     }
 
     /// Stops one, if it is not stopped or dead already; its name.
@@ -280,22 +280,22 @@ impl<'a, 'b> Round<'a, 'b> {
         }
         let is_done = ended == Ended::Done;
         match &child.kind {
-            Kind::Client | Kind::Tables if is_done && renew => {
+            ChildKind::Client | ChildKind::Tables if is_done && renew => {
                 let name = &child.name;
                 Err(Trouble::Found(format!("process {name} ended, although nobody told it to")))
             }
-            Kind::Client if renew => self.start_client(),
-            Kind::Tables if renew => self.start_tables(),
-            Kind::Load(number) => {
+            ChildKind::Client if renew => self.start_client(),
+            ChildKind::Tables if renew => self.start_tables(),
+            ChildKind::Load(number) => {
                 self.counts.loads += u64::from(is_done);
                 self.loads[*number].acknowledged = is_done;
                 if renew { self.start_load() } else { Ok(()) }
             }
-            Kind::Creation(folder) if is_done => {
+            ChildKind::Creation(folder) if is_done => {
                 fs::remove_dir_all(folder).map_err(|source| self.io(source))
             }
             // The remains of a killed creation must not keep the next one from making the pool.
-            Kind::Creation(folder) => {
+            ChildKind::Creation(folder) => {
                 let folder = folder.clone();
                 self.create(folder, None)
             }
@@ -329,7 +329,7 @@ impl<'a, 'b> Round<'a, 'b> {
         });
         self.run.client += self.run.config.clients_each();
         self.counts.clients += 1;
-        self.start(name, Kind::Client, role, links)
+        self.start(name, ChildKind::Client, role, links)
     }
 
     pub(super) fn start_tables(&mut self) -> Result<(), Trouble> {
@@ -341,7 +341,7 @@ impl<'a, 'b> Round<'a, 'b> {
             engine: self.run.config.engine.to_string(),
             seed: self.run.rng.u64(..),
         });
-        self.start(name, Kind::Tables, role, links)
+        self.start(name, ChildKind::Tables, role, links)
     }
 
     pub(super) fn start_load(&mut self) -> Result<(), Trouble> {
@@ -357,7 +357,7 @@ impl<'a, 'b> Round<'a, 'b> {
         }
         let number = self.loads.len();
         self.loads.push(LoadSpec { table: name.clone(), sorted, acknowledged: false });
-        self.start(name, Kind::Load(number), Role::Command(words), links)?;
+        self.start(name, ChildKind::Load(number), Role::Command(words), links)?;
         if self.run.rng.bool() {
             // At some moment of a load that takes its time.
             self.die_within(self.young_time() * 8);
@@ -370,7 +370,7 @@ impl<'a, 'b> Round<'a, 'b> {
         let name = self.name("opener");
         let (pool, links) = self.way()?;
         let words = vec!["tables".to_owned(), pool];
-        self.start(name, Kind::Opener, Role::Command(words), links)?;
+        self.start(name, ChildKind::Opener, Role::Command(words), links)?;
         self.die_within(self.young_time());
         Ok(())
     }
@@ -392,7 +392,7 @@ impl<'a, 'b> Round<'a, 'b> {
         let words = ["load", &uri, "t", &records, "--quiet", "--format", "tsv", "--sorted"];
         let words = words.into_iter().chain(["--create", "--pool-bytes", CREATION_POOL]);
         let role = Role::Command(words.map(str::to_owned).collect());
-        self.start(name, Kind::Creation(folder), role, None)?;
+        self.start(name, ChildKind::Creation(folder), role, None)?;
         if let Some(time) = within {
             self.die_within(time);
         }
@@ -403,7 +403,7 @@ impl<'a, 'b> Round<'a, 'b> {
     pub(super) fn start(
         &mut self,
         name: String,
-        kind: Kind,
+        kind: ChildKind,
         role: Role,
         links: Option<Links>,
     ) -> Result<(), Trouble> {
@@ -430,7 +430,8 @@ impl<'a, 'b> Round<'a, 'b> {
     /// Ends all children, some by `kill -9`, and waits for it.
     fn end_all(&mut self) -> Result<(), Trouble> {
         for child in &mut self.children {
-            let may_die = matches!(child.kind, Kind::Client | Kind::Tables | Kind::Load(_));
+            let may_die =
+                matches!(child.kind, ChildKind::Client | ChildKind::Tables | ChildKind::Load(_));
             if may_die && !child.is_killed() && self.run.rng.u32(..3) == 0 {
                 child.kill();
                 count_kill(&mut self.counts, &child.kind);
@@ -478,7 +479,7 @@ impl<'a, 'b> Round<'a, 'b> {
             verdict: verdict.clone(),
         });
         self.run.client += 1;
-        self.start(name, Kind::Judge, role, None)?;
+        self.start(name, ChildKind::Judge, role, None)?;
         self.wait_for_all(JUDGE_TIME_MAX)?;
         let verdict = judge::read(&verdict).map_err(Trouble::Found)?;
         self.counts.tables_left += verdict.dropped;
@@ -504,13 +505,13 @@ pub(super) fn records_path(folder: &Path) -> PathBuf {
     folder.join("records.tsv")
 }
 
-pub(super) fn count_kill(counts: &mut Counts, kind: &Kind) {
+pub(super) fn count_kill(counts: &mut Counts, kind: &ChildKind) {
     match kind {
-        Kind::Client => counts.kills_clients += 1,
-        Kind::Tables => counts.kills_tables += 1,
-        Kind::Load(_) => counts.kills_loads += 1,
-        Kind::Opener => counts.kills_openers += 1,
-        Kind::Creation(_) => counts.kills_creations += 1,
-        Kind::Dying | Kind::Judge | Kind::Memory | Kind::Owners => {}
+        ChildKind::Client => counts.kills_clients += 1,
+        ChildKind::Tables => counts.kills_tables += 1,
+        ChildKind::Load(_) => counts.kills_loads += 1,
+        ChildKind::Opener => counts.kills_openers += 1,
+        ChildKind::Creation(_) => counts.kills_creations += 1,
+        ChildKind::Dying | ChildKind::Judge | ChildKind::Memory | ChildKind::Owners => {}
     }
 }

@@ -120,26 +120,26 @@ pub enum ChildEnd {
 
 /// Reason why a child ended before its time.
 #[derive(Debug)]
-pub(super) enum Failed {
+pub(super) enum ChildFailed {
     NotStarted(String),
     Fault(String),
 }
 
-impl Failed {
+impl ChildFailed {
     /// Turns an error in opening `pool` into the child's end.
-    pub(super) fn at_start(pool: &str, error: farleaf::Error) -> Failed {
+    pub(super) fn at_start(pool: &str, error: farleaf::Error) -> ChildFailed {
         match error.kind() {
-            kind if may_pass(pool, kind) => Failed::NotStarted(error.to_string()),
-            kind => Failed::Fault(format!("{error} ({kind:?})")),
+            kind if may_pass(pool, kind) => ChildFailed::NotStarted(error.to_string()),
+            kind => ChildFailed::Fault(format!("{error} ({kind:?})")),
         }
     }
 
     /// Turns an error in leaving the pool into the child's end. Others recover what it could not
     /// release.
-    pub(super) fn at_end(pool: &str, error: farleaf::Error) -> Result<(), Failed> {
+    pub(super) fn at_end(pool: &str, error: farleaf::Error) -> Result<(), ChildFailed> {
         match error.kind() {
             kind if may_pass(pool, kind) => Ok(()),
-            kind => Err(Failed::Fault(format!("cannot leave the pool: {error} ({kind:?})"))),
+            kind => Err(ChildFailed::Fault(format!("cannot leave the pool: {error} ({kind:?})"))),
         }
     }
 }
@@ -160,9 +160,9 @@ pub(super) fn is_network(pool: &str) -> bool {
     pool.starts_with("tcp:")
 }
 
-impl From<HistoryError> for Failed {
+impl From<HistoryError> for ChildFailed {
     fn from(error: HistoryError) -> Self {
-        Failed::Fault(format!("cannot write the history: {error}"))
+        ChildFailed::Fault(format!("cannot write the history: {error}"))
     }
 }
 
@@ -173,26 +173,27 @@ impl From<HistoryError> for Failed {
 pub fn run_child(spec: &str) -> ChildEnd {
     match try_run(spec) {
         Ok(()) => ChildEnd::Done,
-        Err(Failed::NotStarted(why)) => {
+        Err(ChildFailed::NotStarted(why)) => {
             eprintln!("not started: {why}");
             ChildEnd::NotStarted
         }
-        Err(Failed::Fault(why)) => {
+        Err(ChildFailed::Fault(why)) => {
             eprintln!("fault: {why}");
             ChildEnd::Fault
         }
     }
 }
 
-fn try_run(spec: &str) -> Result<(), Failed> {
+fn try_run(spec: &str) -> Result<(), ChildFailed> {
     let spec: Spec = serde_json::from_str(spec)
-        .map_err(|error| Failed::Fault(format!("not the driver's specification: {error}")))?;
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| Failed::Fault(format!("cannot ask to die with the driver: {error}")))?;
+        .map_err(|error| ChildFailed::Fault(format!("not the driver's specification: {error}")))?;
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| {
+        ChildFailed::Fault(format!("cannot ask to die with the driver: {error}"))
+    })?;
     // The driver may have died before that call.
     let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get() as u32);
     if parent != spec.parent {
-        return Err(Failed::Fault("the driver is gone, or is not the parent".to_owned()));
+        return Err(ChildFailed::Fault("the driver is gone, or is not the parent".to_owned()));
     }
     match spec.role {
         Role::Client(spec) => {
@@ -207,16 +208,16 @@ fn try_run(spec: &str) -> Result<(), Failed> {
         Role::Judge(spec) => judge::run(&spec),
         Role::Owners(spec) => owners::run(&spec),
         Role::Die(pool) => {
-            let _db = Farleaf::open(&pool).map_err(|error| Failed::at_start(&pool, error))?;
+            let _db = Farleaf::open(&pool).map_err(|error| ChildFailed::at_start(&pool, error))?;
             let died = kill_process(getpid(), Signal::KILL);
-            Err(Failed::Fault(format!("cannot die: {died:?}")))
+            Err(ChildFailed::Fault(format!("cannot die: {died:?}")))
         }
         Role::Command(arguments) => {
             let program = std::env::current_exe()
-                .map_err(|error| Failed::Fault(format!("cannot find the program: {error}")))?;
+                .map_err(|error| ChildFailed::Fault(format!("cannot find the program: {error}")))?;
             // The request to die with the driver survives `exec`.
             let error = Command::new(program).args(arguments).exec();
-            Err(Failed::Fault(format!("cannot run the program: {error}")))
+            Err(ChildFailed::Fault(format!("cannot run the program: {error}")))
         }
     }
 }

@@ -4,24 +4,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use farleaf::{Engine, Error, Farleaf, KeyFormat, TableOptions, ValueFormat};
 
-use super::spec::{Failed, TablesSpec, may_pass};
+use super::spec::{ChildFailed, TablesSpec, may_pass};
 
 /// One in this many tables is left behind on purpose, for the next process that opens the pool.
 const LEFT_ONE_IN: u32 = 64;
 const KEYS_MAX: u32 = 300;
 
-pub(super) fn run(spec: &TablesSpec, stop: &AtomicBool) -> Result<(), Failed> {
-    let engine: Engine = spec.engine.parse().map_err(|error| Failed::Fault(format!("{error}")))?;
+pub(super) fn run(spec: &TablesSpec, stop: &AtomicBool) -> Result<(), ChildFailed> {
+    let engine: Engine =
+        spec.engine.parse().map_err(|error| ChildFailed::Fault(format!("{error}")))?;
     let mut rng = fastrand::Rng::with_seed(spec.seed);
     let pool = &*spec.pool;
-    let db = Farleaf::open(pool).map_err(|error| Failed::at_start(pool, error))?;
+    let db = Farleaf::open(pool).map_err(|error| ChildFailed::at_start(pool, error))?;
     for number in 0.. {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         one(&db, pool, &format!("{}{number}", spec.prefix), engine, &mut rng)?;
     }
-    db.close().or_else(|error| Failed::at_end(pool, error))
+    db.close().or_else(|error| ChildFailed::at_end(pool, error))
 }
 
 fn one(
@@ -30,11 +31,11 @@ fn one(
     name: &str,
     engine: Engine,
     rng: &mut fastrand::Rng,
-) -> Result<(), Failed> {
+) -> Result<(), ChildFailed> {
     let failed = |error: Error| match error.kind() {
         // A stopped process keeps the rest from reusing memory.
-        kind if may_pass(pool, kind) => Failed::NotStarted(error.to_string()),
-        kind => Failed::Fault(format!("{name}: {error} ({kind:?})")),
+        kind if may_pass(pool, kind) => ChildFailed::NotStarted(error.to_string()),
+        kind => ChildFailed::Fault(format!("{name}: {error} ({kind:?})")),
     };
     let options = TableOptions::default().engine(engine).node_bytes(1 << rng.u32(9..12));
     let options = match rng.bool() {
@@ -60,12 +61,14 @@ fn one(
         let expected = pair(next);
         if (key.as_slice(), value.as_slice()) != (&expected.0, &expected.1) {
             let why = format!("{name}: {key:02x?} = {value:02x?} where key {next} belongs");
-            return Err(Failed::Fault(why));
+            return Err(ChildFailed::Fault(why));
         }
         next += 1;
     }
     if next != keys {
-        return Err(Failed::Fault(format!("{name}: {next} of {keys} keys, all of them its own")));
+        return Err(ChildFailed::Fault(format!(
+            "{name}: {next} of {keys} keys, all of them its own"
+        )));
     }
     if rng.u32(..LEFT_ONE_IN) > 0 {
         drop(table);

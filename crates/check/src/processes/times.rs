@@ -15,7 +15,7 @@ use crate::linear::key_of;
 /// A fault of a process or a link.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
-    pub(super) what: FaultKind,
+    pub(super) what: ProcessFault,
     /// The process, or the number of the memory server.
     pub(super) who: String,
     /// Begin, by the clock of the histories.
@@ -33,7 +33,7 @@ pub(super) struct Fault {
 /// Kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FaultKind {
+pub enum ProcessFault {
     /// `kill -9` of a compute server.
     KillCompute,
     /// SIGSTOP and SIGCONT of a compute server.
@@ -117,7 +117,7 @@ pub struct FaultReport {
     /// The round, from 1.
     pub round: u64,
     /// Its kind.
-    pub what: FaultKind,
+    pub what: ProcessFault,
     /// The process; of links, the process and the memory server, or the asking and the asked
     /// process.
     pub who: String,
@@ -188,7 +188,7 @@ impl NetworkReport {
     ) -> Result<(), String> {
         self.count(fault.what);
         let has = |key: &[u8]| fault.had.as_ref().is_none_or(|had| had.contains(key));
-        let is_kill = fault.what == FaultKind::KillCompute;
+        let is_kill = fault.what == ProcessFault::KillCompute;
         let wanted = keys.iter().filter(|key| !is_kill || has(key));
         // If the target was only away, an answer to an earlier call counts as well.
         let begun_ns = if is_kill { fault.from_ns } else { 0 };
@@ -202,13 +202,13 @@ impl NetworkReport {
         let listens_ms = fault.listens_ns.map(|time| ms(time.saturating_sub(fault.until_ns)));
         if fault.is_alone {
             match fault.what {
-                FaultKind::KillCompute => {
+                ProcessFault::KillCompute => {
                     if !fault.had.as_ref().is_some_and(Ranges::is_empty) {
                         self.kills_compute_served.add(served_ms);
                     }
                     self.kills_compute_stalls.add(Some(stall_ms));
                 }
-                FaultKind::KillMemory => self.starts_served.add(served_ms),
+                ProcessFault::KillMemory => self.starts_served.add(served_ms),
                 _ => self.returns_served.add(served_ms),
             }
         }
@@ -267,20 +267,20 @@ impl NetworkReport {
         Ok(())
     }
 
-    fn count(&mut self, what: FaultKind) {
+    fn count(&mut self, what: ProcessFault) {
         match what {
             // Counted with those of runs on shared memory.
-            FaultKind::KillCompute | FaultKind::StopCompute => {}
-            FaultKind::KillMemory => self.kills_memory += 1,
-            FaultKind::StopMemory => self.stops_memory += 1,
-            FaultKind::Cut => self.cuts += 1,
-            FaultKind::HalfCut => self.half_cuts += 1,
-            FaultKind::Slow => self.slows += 1,
-            FaultKind::EndConnections => self.ends += 1,
-            FaultKind::PostCut => self.post_cuts += 1,
-            FaultKind::PostHalfCut => self.post_half_cuts += 1,
-            FaultKind::PostSlow => self.post_slows += 1,
-            FaultKind::PostEndConnections => self.post_ends += 1,
+            ProcessFault::KillCompute | ProcessFault::StopCompute => {}
+            ProcessFault::KillMemory => self.kills_memory += 1,
+            ProcessFault::StopMemory => self.stops_memory += 1,
+            ProcessFault::Cut => self.cuts += 1,
+            ProcessFault::HalfCut => self.half_cuts += 1,
+            ProcessFault::Slow => self.slows += 1,
+            ProcessFault::EndConnections => self.ends += 1,
+            ProcessFault::PostCut => self.post_cuts += 1,
+            ProcessFault::PostHalfCut => self.post_half_cuts += 1,
+            ProcessFault::PostSlow => self.post_slows += 1,
+            ProcessFault::PostEndConnections => self.post_ends += 1,
         }
     }
 }
@@ -345,7 +345,7 @@ mod tests {
         Event { answer, ..get(key, from_ms, None) }
     }
 
-    fn fault(what: FaultKind, from_ms: u64, until_ms: u64) -> Fault {
+    fn fault(what: ProcessFault, from_ms: u64, until_ms: u64) -> Fault {
         Fault {
             what,
             who: "somebody".to_owned(),
@@ -373,11 +373,11 @@ mod tests {
         ];
         let events: Vec<&Event> = events.iter().collect();
         let mut report = NetworkReport::default();
-        report.add(1, &fault(FaultKind::KillCompute, 100, 100), &keys(), &events).unwrap();
+        report.add(1, &fault(ProcessFault::KillCompute, 100, 100), &keys(), &events).unwrap();
         assert_eq!(report.faults[0].served_ms, Some(250.0));
         assert_eq!(report.faults[0].stall_ms, 200.0);
         assert_eq!(report.kills_compute_served.longest_ms, 250.0);
-        report.add(1, &fault(FaultKind::KillCompute, 360, 360), &keys(), &events).unwrap();
+        report.add(1, &fault(ProcessFault::KillCompute, 360, 360), &keys(), &events).unwrap();
         assert_eq!(report.faults[1].served_ms, None, "nobody asked for a");
         assert_eq!((report.kills_compute_served.count, report.kills_compute_served.never), (2, 1));
     }
@@ -387,7 +387,7 @@ mod tests {
         let events = [&get("a", 90, Some(210)), &get("b", 205, Some(230))];
         let mut report = NetworkReport::default();
         let returned =
-            Fault { listens_ns: Some(204_000_000), ..fault(FaultKind::KillMemory, 100, 200) };
+            Fault { listens_ns: Some(204_000_000), ..fault(ProcessFault::KillMemory, 100, 200) };
         report.add(3, &returned, &keys(), &events).unwrap();
         let told = &report.faults[0];
         assert_eq!((told.served_ms, told.listens_ms, told.away_ms), (Some(30.0), Some(4.0), 100.0));
@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn a_late_recovery_fails_the_run_if_there_is_a_limit() {
         let killed =
-            Fault { had: Some(Ranges::everything()), ..fault(FaultKind::KillCompute, 100, 100) };
+            Fault { had: Some(Ranges::everything()), ..fault(ProcessFault::KillCompute, 100, 100) };
         let events = [
             get("a", 100, Some(130)),
             get("b", 200, Some(350)),

@@ -166,7 +166,7 @@ impl Driver<'_> {
         let index = self.shared.table.open(&session, false).await.map_err(setup)?;
         let pairs = self.shared.history.borrow().initial.clone();
         if !pairs.is_empty() {
-            let loaded = index.bulk_load(&session, &mut Pairs(pairs.iter())).await;
+            let loaded = index.bulk_load(&session, &mut PairsOf(pairs.iter())).await;
             match loaded {
                 Ok(loaded) if loaded == pairs.len() as u64 => {}
                 Ok(loaded) => {
@@ -504,9 +504,9 @@ fn pool_options(scenario: &Scenario) -> PoolOptions {
 }
 
 /// Pairs from a slice.
-struct Pairs<'a>(std::slice::Iter<'a, (Vec<u8>, Vec<u8>)>);
+struct PairsOf<'a>(std::slice::Iter<'a, (Vec<u8>, Vec<u8>)>);
 
-impl SortedPairs for Pairs<'_> {
+impl SortedPairs for PairsOf<'_> {
     fn next(&mut self) -> Option<(&[u8], &[u8])> {
         self.0.next().map(|(key, value)| (key.as_slice(), value.as_slice()))
     }

@@ -10,11 +10,11 @@ use crate::output::Console;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]
-    what: What,
+    what: ConfigCommand,
 }
 
 #[derive(Clone, Debug, Subcommand)]
-enum What {
+enum ConfigCommand {
     /// Print the settings of a command, or those that all commands take
     Show(ShowArgs),
 }
@@ -34,7 +34,7 @@ pub(super) fn run(
     configured: &clap::Command,
     console: &mut Console,
 ) -> anyhow::Result<Exit> {
-    let What::Show(ShowArgs { command, origin }) = &args.what;
+    let ConfigCommand::Show(ShowArgs { command, origin }) = &args.what;
     let settings = config.settings(configured, command)?;
     match config.path() {
         Some(path) => console.detail(format_args!("the file is {}", path.display())),

@@ -8,10 +8,10 @@ use farleaf::Table;
 use serde_json::{Map, Value, json};
 
 use super::{bytes_of, close, open_table};
-use crate::args::{DelArgs, GetArgs, InputFormat};
+use crate::args::{DelArgs, GetArgs};
 use crate::errors::{Exit, Failure};
 use crate::formats;
-use crate::input::{self, ColumnSpec, Columns, Fault, Record, ValueSource};
+use crate::input::{self, ColumnSpec, Columns, Fault, InputFormat, Record, ValueSource};
 use crate::output::{Console, counted, escaped, from_hex, hex};
 use crate::source::Source;
 

@@ -32,7 +32,8 @@ pub(crate) struct MemoryArgs {
     /// Bytes that it exposes [default: 4GiB, or what the file has]
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Option<Size>,
-    /// The file that its memory lies in, made if it is not there, or a device of memory (/dev/dax0.0);
+    /// The file that its memory lies in, made if it is not there, or a device of memory (/dev/dax0.0, in a
+    /// build with the feature dax);
     /// without one, memory goes with the process
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,

@@ -18,14 +18,14 @@ pub(crate) struct RepartitionArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
     #[command(subcommand)]
-    pub(crate) what: Option<What>,
+    pub(crate) what: Option<RepartitionCommand>,
     /// Read and print keys in hexadecimal
     #[arg(long, global = true)]
     pub(crate) hex: bool,
 }
 
 #[derive(Clone, Debug, Subcommand)]
-pub(crate) enum What {
+pub(crate) enum RepartitionCommand {
     /// Print partitions with their owners, and the compute servers [default]
     Show,
     /// Give a range, which one compute server owns, to another
@@ -66,8 +66,8 @@ pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Resu
     // Refuses tables without partitions, whatever was asked for.
     let partitions = table.partitions()?;
     match &args.what {
-        None | Some(What::Show) => show(&table, &partitions, args.hex, console)?,
-        Some(What::Move { to, above, up_to }) => {
+        None | Some(RepartitionCommand::Show) => show(&table, &partitions, args.hex, console)?,
+        Some(RepartitionCommand::Move { to, above, up_to }) => {
             let bound = |key: &Option<OsString>| {
                 key.as_ref().map(|key| key_of(&table, key, args.hex)).transpose()
             };
@@ -76,19 +76,19 @@ pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Resu
             table.move_range(low.as_deref(), high.as_deref(), to.name)?;
             tell(console, "moved", &to)?;
         }
-        Some(What::Boundary { number, key }) => {
+        Some(RepartitionCommand::Boundary { number, key }) => {
             let key = key_of(&table, key, args.hex)?;
             table.move_boundary(*number, &key)?;
             if console.json {
                 console.json_line(&json!({ "moved": number }))?;
             }
         }
-        Some(What::Add { to }) => {
+        Some(RepartitionCommand::Add { to }) => {
             let to = server(&table, to)?;
             table.give_share(to.name)?;
             tell(console, "added", &to)?;
         }
-        Some(What::Drain { who }) => {
+        Some(RepartitionCommand::Drain { who }) => {
             let who = server(&table, who)?;
             let ranges = table.drain(who.name)?;
             console.detail(format_args!("{ranges} ranges have been given"));

@@ -7,7 +7,7 @@ use super::{Fault, InputError, Record, write_line_number};
 
 /// A column, by its number from 1 or by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ColumnSpec {
+pub enum ColumnSpec {
     /// Counted from 1; 0 is no column.
     Number(usize),
     /// As it stands in the header.
@@ -27,7 +27,7 @@ impl FromStr for ColumnSpec {
 
 /// Source of values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ValueSource {
+pub enum ValueSource {
     /// A column of the line.
     Column(ColumnSpec),
     /// All are the same.
@@ -41,13 +41,13 @@ pub(crate) enum ValueSource {
 
 /// The parts that are taken from a line of columns.
 #[derive(Clone, Debug)]
-pub(crate) struct Columns {
+pub struct Columns {
     /// The key's column.
-    pub(crate) key: ColumnSpec,
+    pub key: ColumnSpec,
     /// The value.
-    pub(crate) value: ValueSource,
+    pub value: ValueSource,
     /// The first line holds names.
-    pub(crate) header: bool,
+    pub header: bool,
 }
 
 /// [`Columns`] once the first line is known.

@@ -7,20 +7,20 @@ use crate::output::counted;
 
 /// A record that cannot be used, and where it stands.
 #[derive(Debug)]
-pub(crate) struct InputError {
+pub struct InputError {
     /// The line on which the record begins, from 1; `None` if the format has no lines.
-    pub(crate) line: Option<u64>,
+    pub line: Option<u64>,
     /// Number of the record, from 1.
-    pub(crate) record: u64,
+    pub record: u64,
     /// The fault.
-    pub(crate) fault: Fault,
+    pub fault: Fault,
     /// Nothing more can be read.
-    pub(crate) fatal: bool,
+    pub fatal: bool,
 }
 
 /// Fault of a record.
 #[derive(Debug)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// The system refused to read on.
     Io(io::Error),
     /// The record is longer than any that makes sense.
@@ -79,7 +79,7 @@ pub(crate) enum Fault {
 
 impl InputError {
     /// The line on which the record begins, or, where there are no lines, its number; both from 1.
-    pub(crate) fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.line.unwrap_or(self.record)
     }
 }

@@ -13,58 +13,73 @@ mod lines;
 
 use std::io::BufRead;
 
-pub(crate) use columns::{ColumnSpec, Columns, ValueSource};
-pub(crate) use error::{Fault, InputError};
+use clap::ValueEnum;
 
-use crate::args::InputFormat;
+pub use columns::{ColumnSpec, Columns, ValueSource};
+pub use error::{Fault, InputError};
+
+/// Format of a record of the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum InputFormat {
+    /// A key a line; the value is empty unless --value or --value-from says otherwise
+    Lines,
+    /// Columns between tabs, without quotes or escapes
+    Tsv,
+    /// Columns between commas, quoted where needed (RFC 4180)
+    Csv,
+    /// Key length, key, value length, value; lengths are 32 bits, least byte first
+    Binary,
+}
 
 /// The longest record that is read, in bytes: a key and a value of the longest fit many times.
-pub(crate) const RECORD_BYTES_MAX: usize = 16 << 20;
+pub const RECORD_BYTES_MAX: usize = 16 << 20;
 
 /// A key and its value, and where they stood.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Record {
-    pub(crate) key: Vec<u8>,
-    pub(crate) value: Vec<u8>,
+pub struct Record {
+    /// The key.
+    pub key: Vec<u8>,
+    /// The value.
+    pub value: Vec<u8>,
     /// The line on which it begins, from 1; `None` if the format has no lines.
-    pub(crate) line: Option<u64>,
+    pub line: Option<u64>,
     /// Number of the record in the input, from 1; those with errors count.
-    pub(crate) number: u64,
+    pub number: u64,
 }
 
 impl Record {
     /// Its place.
-    pub(crate) fn place(&self) -> Place {
+    pub fn place(&self) -> Place {
         Place { line: self.line, number: self.number }
     }
 
     /// An error of this record, after which reading can go on.
-    pub(crate) fn error(&self, fault: Fault) -> InputError {
+    pub fn error(&self, fault: Fault) -> InputError {
         self.place().error(fault)
     }
 }
 
 /// Place of a record in the input.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub struct Place {
     line: Option<u64>,
     number: u64,
 }
 
 impl Place {
     /// The line on which the record begins, or, where there are no lines, its number; both from 1.
-    pub(crate) fn position(self) -> u64 {
+    pub fn position(self) -> u64 {
         self.line.unwrap_or(self.number)
     }
 
     /// An error of the record, after which reading can go on.
-    pub(crate) fn error(self, fault: Fault) -> InputError {
+    pub fn error(self, fault: Fault) -> InputError {
         InputError { line: self.line, record: self.number, fault, fatal: false }
     }
 }
 
 /// Reads records one after the other.
-pub(crate) trait RecordReader: Send {
+pub trait RecordReader: Send {
     /// Reads the next record into `record`, whose memory is reused; `false` at the end.
     ///
     /// # Errors
@@ -76,7 +91,7 @@ pub(crate) trait RecordReader: Send {
 }
 
 /// Opens a reader of `format`.
-pub(crate) fn open(
+pub fn open(
     format: InputFormat,
     input: Box<dyn BufRead + Send>,
     columns: Columns,

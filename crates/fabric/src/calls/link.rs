@@ -42,23 +42,23 @@ struct LinkState {
 }
 
 /// One thread's way to one life of a peer.
-pub(crate) struct Link {
+pub(crate) struct CallLink {
     pub(crate) to: Incarnation,
     from: Incarnation,
-    /// The receiver's queue, within one process; else requests wait for [`Link::next`].
+    /// The receiver's queue, within one process; else requests wait for [`CallLink::next`].
     receiver: Option<Arc<Requests>>,
     state: Mutex<LinkState>,
     changed: Condvar,
 }
 
-impl Link {
+impl CallLink {
     pub(crate) fn new(
         from: Incarnation,
         to: Incarnation,
         receiver: Option<Arc<Requests>>,
-    ) -> Arc<Link> {
+    ) -> Arc<CallLink> {
         let (state, changed) = (Mutex::default(), Condvar::new());
-        Arc::new(Link { to, from, receiver, state, changed })
+        Arc::new(CallLink { to, from, receiver, state, changed })
     }
 
     fn state(&self) -> MutexGuard<'_, LinkState> {
@@ -208,7 +208,7 @@ impl Link {
     }
 }
 
-impl std::fmt::Debug for Link {
+impl std::fmt::Debug for CallLink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Link({} to {})", self.from, self.to)
     }
@@ -216,7 +216,7 @@ impl std::fmt::Debug for Link {
 
 /// The reply that the receiver of a call within one process owes.
 struct LocalResponder {
-    link: Arc<Link>,
+    link: Arc<CallLink>,
     number: u64,
     is_begun: bool,
 }

@@ -15,8 +15,8 @@ use std::net::SocketAddr;
 use crate::tcp::Tls;
 use crate::{Incarnation, OpErrorKind, ServerId};
 
-pub(crate) use link::Link;
-pub(crate) use promise::{Answer, promise};
+pub(crate) use link::CallLink;
+pub(crate) use promise::{Answer, CallOutcome, promise};
 pub(crate) use replies::{ALL_OTHERS, Admission, Outcome, Replies, Reply};
 pub(crate) use requests::{Queued, Requests, leave, next};
 

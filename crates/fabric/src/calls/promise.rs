@@ -9,19 +9,19 @@ use std::task::{Context, Poll, Waker};
 
 use super::CallError;
 
-type Outcome = Result<Vec<u8>, CallError>;
+pub(crate) type CallOutcome = Result<Vec<u8>, CallError>;
 
 #[derive(Debug, Default)]
-struct Slot {
-    outcome: Option<Outcome>,
+struct PromiseSlot {
+    outcome: Option<CallOutcome>,
     waker: Option<Waker>,
     is_answered: bool,
     is_abandoned: bool,
 }
 
-type Shared = Arc<Mutex<Slot>>;
+type Shared = Arc<Mutex<PromiseSlot>>;
 
-fn lock(slot: &Shared) -> MutexGuard<'_, Slot> {
+fn lock(slot: &Shared) -> MutexGuard<'_, PromiseSlot> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -31,12 +31,12 @@ pub(crate) struct Answer(Shared);
 
 /// The wait for the outcome.
 #[derive(Debug)]
-pub(crate) struct Waiting(Shared);
+pub(crate) struct PromiseWait(Shared);
 
 /// Both ends.
-pub(crate) fn promise() -> (Answer, Waiting) {
+pub(crate) fn promise() -> (Answer, PromiseWait) {
     let slot = Shared::default();
-    (Answer(Arc::clone(&slot)), Waiting(slot))
+    (Answer(Arc::clone(&slot)), PromiseWait(slot))
 }
 
 impl Answer {
@@ -47,7 +47,7 @@ impl Answer {
     }
 
     /// Ends the wait, unless it has ended.
-    pub(crate) fn give(&self, outcome: Outcome) {
+    pub(crate) fn give(&self, outcome: CallOutcome) {
         let waker = {
             let mut slot = lock(&self.0);
             if slot.is_answered {
@@ -63,10 +63,10 @@ impl Answer {
     }
 }
 
-impl Future for Waiting {
-    type Output = Outcome;
+impl Future for PromiseWait {
+    type Output = CallOutcome;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallOutcome> {
         let mut slot = lock(&self.0);
         match slot.outcome.take() {
             Some(outcome) => Poll::Ready(outcome),
@@ -78,7 +78,7 @@ impl Future for Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PromiseWait {
     fn drop(&mut self) {
         lock(&self.0).is_abandoned = true;
     }

@@ -25,11 +25,11 @@ use std::time::Duration;
 
 use super::folder::is_dead;
 use crate::calls::{
-    Admission, Link, Outcome, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
+    Admission, CallLink, Outcome, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
 };
 use crate::tcp::wire::{
-    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, REQUEST_BYTES, Request, Status, VERSION,
-    Verb, Welcome, call_head, called, decode_answer, decode_reply, reply_head,
+    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, REQUEST_BYTES, Request, RequestKind,
+    Status, VERSION, Welcome, call_head, called, decode_answer, decode_reply, reply_head,
 };
 use crate::{
     CallError, FabricError, GlobalAddr, Incarnation, OpError, OpErrorKind, Peer, ServerId,
@@ -59,7 +59,7 @@ pub(super) struct MappedCalls {
 struct CallsState {
     peers: BTreeMap<ServerId, Peer>,
     /// Of each thread.
-    links: BTreeMap<(ServerId, u64), Arc<Link>>,
+    links: BTreeMap<(ServerId, u64), Arc<CallLink>>,
     /// The last connection of each thread to each life.
     numbers: BTreeMap<(Incarnation, u64), Arc<AtomicU64>>,
     listener: Option<CallListener>,
@@ -130,7 +130,7 @@ impl MappedCalls {
         ended.iter().for_each(|link| link.end(OpErrorKind::Gone { who }));
     }
 
-    fn take_links(&self, server: ServerId) -> Vec<Arc<Link>> {
+    fn take_links(&self, server: ServerId) -> Vec<Arc<CallLink>> {
         let mut state = self.state();
         let taken = state.links.extract_if(.., |(to, _), _| *to == server);
         taken.map(|(_, link)| link).collect()
@@ -165,7 +165,7 @@ impl MappedCalls {
         thread: u64,
         service: ServiceId,
         request: Vec<u8>,
-        link: impl FnOnce(Peer, Arc<AtomicU64>) -> Option<Arc<Link>>,
+        link: impl FnOnce(Peer, Arc<AtomicU64>) -> Option<Arc<CallLink>>,
     ) -> Result<Vec<u8>, CallError> {
         let link = {
             let mut state = self.state();
@@ -459,7 +459,8 @@ fn read_calls(
     loop {
         let mut head = [0; REQUEST_BYTES];
         input.read_exact(&mut head)?;
-        let request = Request::decode(&head).ok().filter(|request| request.verb == Verb::Call);
+        let request =
+            Request::decode(&head).ok().filter(|request| request.verb == RequestKind::Call);
         let request = request.ok_or(io::ErrorKind::InvalidData)?;
         let content = read_content(&mut input, request.operand_bytes())?;
         let (number, service) = called(&request);
@@ -498,8 +499,8 @@ pub(super) fn connect(
     me: Incarnation,
     peer: Peer,
     number: Arc<AtomicU64>,
-) -> Option<Arc<Link>> {
-    let link = Link::new(me, peer.incarnation, None);
+) -> Option<Arc<CallLink>> {
+    let link = CallLink::new(me, peer.incarnation, None);
     let (own, folder) = (Arc::clone(&link), Arc::clone(folder));
     let run = move || {
         // This connection is of no use any more, with or without an error.
@@ -571,7 +572,7 @@ pub(super) fn greet(
 }
 
 fn run(
-    link: &Arc<Link>,
+    link: &Arc<CallLink>,
     folder: &Path,
     me: Incarnation,
     peer: Peer,
@@ -597,7 +598,7 @@ fn run(
     written
 }
 
-fn write_calls(link: &Link, stream: &UnixStream) -> io::Result<()> {
+fn write_calls(link: &CallLink, stream: &UnixStream) -> io::Result<()> {
     let mut output = BufWriter::with_capacity(BUFFER_BYTES, stream);
     while let Some(next) = link.next() {
         let head = call_head(next.number, next.service, next.request.len());
@@ -608,7 +609,7 @@ fn write_calls(link: &Link, stream: &UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-fn read_replies(link: &Link, stream: &UnixStream) -> io::Result<()> {
+fn read_replies(link: &CallLink, stream: &UnixStream) -> io::Result<()> {
     let mut input = BufReader::with_capacity(BUFFER_BYTES, stream);
     loop {
         let mut head = [0; ANSWER_BYTES];

@@ -84,7 +84,7 @@ impl MappedEndpoint {
 }
 
 /// Work at the first poll.
-trait Work {
+trait MappedWork {
     type Done;
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Self::Done, OpError>;
 }
@@ -98,7 +98,7 @@ struct Now<'e, W> {
 
 impl<W> Unpin for Now<'_, W> {}
 
-impl<W: Work> Future for Now<'_, W> {
+impl<W: MappedWork> Future for Now<'_, W> {
     type Output = Result<W::Done, OpError>;
 
     #[inline(always)]
@@ -116,7 +116,7 @@ struct Read {
     into: Option<Buf>,
 }
 
-impl Work for Read {
+impl MappedWork for Read {
     type Done = Buf;
 
     #[inline(always)]
@@ -132,7 +132,7 @@ struct Write {
     from: Option<Buf>,
 }
 
-impl Work for Write {
+impl MappedWork for Write {
     type Done = Buf;
 
     #[inline(always)]
@@ -149,7 +149,7 @@ struct Cas {
     new: u64,
 }
 
-impl Work for Cas {
+impl MappedWork for Cas {
     type Done = u64;
 
     #[inline(always)]
@@ -164,7 +164,7 @@ struct Faa {
     add: u64,
 }
 
-impl Work for Faa {
+impl MappedWork for Faa {
     type Done = u64;
 
     #[inline(always)]
@@ -176,15 +176,13 @@ impl Work for Faa {
 
 struct Chain(Option<Ops>);
 
-impl Work for Chain {
+impl MappedWork for Chain {
     type Done = Ops;
 
     #[inline]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Ops, OpError> {
         let mut ops = self.0.take().expect(AGAIN);
-        let server = ops.server();
-        let one_server = ops.iter().all(|op| Some(op.addr().server()) == server);
-        assert!(one_server, "a chain goes to one server");
+        ops.assert_chain();
         ops.iter_mut().try_for_each(|op| endpoint.run(op))?;
         Ok(ops)
     }
@@ -192,7 +190,7 @@ impl Work for Chain {
 
 struct PostMany(Option<Ops>);
 
-impl Work for PostMany {
+impl MappedWork for PostMany {
     type Done = Ops;
 
     #[inline]

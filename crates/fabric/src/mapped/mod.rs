@@ -25,7 +25,7 @@ pub use folder::CreateGuard;
 use folder::Folder;
 pub(crate) use folder::check_space;
 
-use crate::calls::{Link, Requests};
+use crate::calls::{CallLink, Requests};
 use crate::{
     Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
     ServerId, Service, ServiceId, Words,
@@ -217,14 +217,14 @@ impl MappedShared {
     }
 
     /// A link to a peer, in the place of the connection that `number` names; `None` if it has ended.
-    fn link(&self, peer: Peer, number: Arc<AtomicU64>) -> Option<Arc<Link>> {
+    fn link(&self, peer: Peer, number: Arc<AtomicU64>) -> Option<Arc<CallLink>> {
         match &self.standing {
             Standing::Folder(folder) => {
                 calls::connect(folder.path(), self.incarnation, peer, number)
             }
             Standing::Process(process) => {
                 let receiver = process.receivers().get(&peer.incarnation).cloned()?;
-                Some(Link::new(self.incarnation, peer.incarnation, Some(receiver)))
+                Some(CallLink::new(self.incarnation, peer.incarnation, Some(receiver)))
             }
         }
     }

@@ -27,7 +27,7 @@ const FIRST_ARENA_BYTES: usize = 32 << 10;
 /// A fabric that must register memory does so once per arena.
 pub struct Slab {
     registrar: Option<Box<dyn Registrar>>,
-    free: [RefCell<Vec<NonNull<Slot>>>; CLASSES],
+    free: [RefCell<Vec<NonNull<SlabSlot>>>; CLASSES],
     arenas: RefCell<Vec<Arena>>,
     /// Arenas of each class.
     grown: [Cell<u8>; CLASSES],
@@ -57,13 +57,13 @@ struct Arena {
     registered: Option<Registered>,
     memory: NonNull<u8>,
     layout: alloc::Layout,
-    slots: NonNull<[Slot]>,
+    slots: NonNull<[SlabSlot]>,
 }
 
 /// Position, window and owner of one buffer. The [`Buf`] does not hold them, so that it moves through an
 /// operation as one register.
 #[derive(Debug)]
-struct Slot {
+struct SlabSlot {
     start: NonNull<u64>,
     len: u32,
     at: u32,
@@ -137,7 +137,7 @@ impl SlabRef {
 impl Slab {
     /// Cuts a new arena for `class`; returns one slot of it.
     #[cold]
-    fn grow(&self, class: usize) -> NonNull<Slot> {
+    fn grow(&self, class: usize) -> NonNull<SlabSlot> {
         let bytes = LEAST_BYTES << class;
         let grown = self.grown[class].get();
         self.grown[class].set(grown.saturating_add(1));
@@ -153,8 +153,8 @@ impl Slab {
         let register = |by: &dyn Registrar| unsafe { by.register(memory, bytes * count) };
         let registered = self.registrar.as_deref().and_then(register);
         let key = registered.as_ref().map_or(0, |registered| registered.key);
-        let slots: Box<[Slot]> = (0..count)
-            .map(|index| Slot {
+        let slots: Box<[SlabSlot]> = (0..count)
+            .map(|index| SlabSlot {
                 // SAFETY: `index * bytes` lies inside the arena of `count * bytes`.
                 start: unsafe { memory.add(index * bytes) }.cast(),
                 len: 0,
@@ -168,7 +168,7 @@ impl Slab {
         let slots = NonNull::from(Box::leak(slots));
         self.arenas.borrow_mut().push(Arena { registered, memory, layout, slots });
         let mut free = self.free[class].borrow_mut();
-        let first = slots.cast::<Slot>();
+        let first = slots.cast::<SlabSlot>();
         // SAFETY: each index is below the number of slots.
         free.extend((1..count).rev().map(|index| unsafe { first.add(index) }));
         first
@@ -203,18 +203,18 @@ fn class_of(len: usize) -> usize {
 ///
 /// Operations transfer its *window*, the whole of it unless set with [`Buf::window`]. Dropped, it goes back
 /// to its thread's slab. Content is little-endian bytes, or the same memory as words.
-pub struct Buf(NonNull<Slot>);
+pub struct Buf(NonNull<SlabSlot>);
 
 impl Buf {
     #[inline]
-    fn slot(&self) -> &Slot {
+    fn slot(&self) -> &SlabSlot {
         // SAFETY: this buffer is the slot's only holder (INV-SLAB-1), and the slot's `home` keeps
         // it alive (INV-SLAB-2). It is changed only through `slot_mut`.
         unsafe { self.0.as_ref() }
     }
 
     #[inline]
-    fn slot_mut(&mut self) -> &mut Slot {
+    fn slot_mut(&mut self) -> &mut SlabSlot {
         // SAFETY: as in `slot`; `&mut self` makes this the only view.
         unsafe { self.0.as_mut() }
     }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
+#[cfg(feature = "dax")]
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,6 +36,7 @@ static MAPPINGS: AtomicU64 = AtomicU64::new(0);
 enum Owner {
     Anonymous(MmapRaw),
     File(MmapRaw),
+    #[cfg(feature = "dax")]
     Device(Arc<MmapRaw>),
 }
 
@@ -108,6 +110,7 @@ impl Words {
     ///
     /// # Errors
     /// The system's error; `InvalidInput` if one of the sides would have no words.
+    #[cfg(feature = "dax")]
     pub(crate) fn map_device(file: &File, cut: usize, len: usize) -> io::Result<(Words, Words)> {
         if cut == 0 || cut >= len {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -126,6 +129,7 @@ impl Words {
     ///
     /// # Panics
     /// If there are fewer.
+    #[cfg(feature = "dax")]
     pub(crate) fn shortened(self, len: usize) -> Words {
         assert!(len <= self.len, "{len} words of {}", self.len);
         Words { len, ..self }
@@ -241,6 +245,7 @@ impl std::fmt::Debug for Words {
         let kind = match self.owner {
             Owner::Anonymous(_) => "anonymous",
             Owner::File(_) => "file",
+            #[cfg(feature = "dax")]
             Owner::Device(_) => "device",
         };
         write!(f, "Words({} words, {kind})", self.len)

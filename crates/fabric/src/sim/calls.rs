@@ -24,10 +24,10 @@ use super::config::PS;
 use super::crash;
 use super::fate::{Fate, Lost};
 use super::machine::Machine;
-use super::nic::Load;
-use super::slots::{Payload, Poster, SlotState, Wake};
-use super::{Inner, Sim, SimEndpoint, SimFabric};
-use crate::calls::{Responder, UNDER_WAY_MAX, check_exposed, exposed_twice};
+use super::nic::CardLoad;
+use super::slots::{Poster, SimPayload, SlotState, Wake};
+use super::{Sim, SimEndpoint, SimFabric, SimInner};
+use crate::calls::{CallOutcome, Responder, UNDER_WAY_MAX, check_exposed, exposed_twice};
 use crate::{
     CALL_BYTES_MAX, CallError, Canary, Closed, FabricError, GlobalAddr, Incarnation, Incoming,
     OpError, OpErrorKind, Peer, ServerId, ServiceId, access,
@@ -76,9 +76,6 @@ enum What {
     Reconnect,
 }
 
-/// Outcome of a message.
-type Outcome = Result<Vec<u8>, CallError>;
-
 /// A message that is under way, or waits at its receiver.
 #[derive(Debug)]
 struct Message {
@@ -99,7 +96,7 @@ struct Message {
     /// Time by which the answer takes longer.
     back_ps: u64,
     is_begun: bool,
-    outcome: Option<Outcome>,
+    outcome: Option<CallOutcome>,
     /// The post of the reply.
     reply_serial: u64,
 }
@@ -155,10 +152,10 @@ pub(super) struct SimCalls {
 }
 
 /// Returns whether a post is a message to a compute server.
-pub(super) fn is_message(payload: &Payload) -> bool {
+pub(super) fn is_message(payload: &SimPayload) -> bool {
     match payload {
-        Payload::Call(_) => true,
-        Payload::Fence { server, .. } | Payload::Reconnect { server } => server.is_compute(),
+        SimPayload::Call(_) => true,
+        SimPayload::Fence { server, .. } | SimPayload::Reconnect { server } => server.is_compute(),
         _ => false,
     }
 }
@@ -175,12 +172,12 @@ impl Machine {
         let slot = &mut self.slots[index];
         let (from, serial) = (slot.poster, slot.serial);
         let (server, what) = match &mut slot.payload {
-            Payload::Call(posted) => {
+            SimPayload::Call(posted) => {
                 let request = std::mem::take(&mut posted.request);
                 (posted.to, What::Call { service: posted.service, request })
             }
-            Payload::Fence { server, who } => (*server, What::Fence { who: *who }),
-            Payload::Reconnect { server } => (*server, What::Reconnect),
+            SimPayload::Fence { server, who } => (*server, What::Fence { who: *who }),
+            SimPayload::Reconnect { server } => (*server, What::Reconnect),
             _ => return,
         };
         let is_call = matches!(what, What::Call { .. });
@@ -290,12 +287,12 @@ impl Machine {
         self.calendar.push(at, Kind::Call, id, Step::Leave as u16);
     }
 
-    fn message_load(&self, message: &Message) -> Load {
+    fn message_load(&self, message: &Message) -> CardLoad {
         let sent = match &message.what {
             What::Call { request, .. } => request.len(),
             _ => 8,
         };
-        Load { ops: 1, bytes: self.header_bytes + sent as u64 }
+        CardLoad { ops: 1, bytes: self.header_bytes + sent as u64 }
     }
 
     /// A message takes a step of its way.
@@ -310,7 +307,7 @@ impl Machine {
             Some(Ok(reply)) => reply.len() as u64,
             _ => 8,
         };
-        let answer = Load { ops: 1, bytes: self.header_bytes + answer };
+        let answer = CardLoad { ops: 1, bytes: self.header_bytes + answer };
         let (index, now) = (message.slot, self.now);
         match step {
             Step::Leave => {
@@ -460,11 +457,11 @@ impl Machine {
     }
 
     /// The answer leaves the receiver, if it lives.
-    fn send_back(&mut self, id: u32, outcome: Outcome) {
+    fn send_back(&mut self, id: u32, outcome: CallOutcome) {
         self.send_back_at(id, outcome, self.now.saturating_add(self.times.service));
     }
 
-    fn send_back_at(&mut self, id: u32, outcome: Outcome, at: u64) {
+    fn send_back_at(&mut self, id: u32, outcome: CallOutcome, at: u64) {
         let Some(message) = self.calls.list.get_mut(&id) else { return };
         if message.outcome.is_none() {
             message.outcome = Some(outcome);
@@ -540,11 +537,11 @@ impl Machine {
     }
 
     /// The sender's post ends (MSG-1).
-    fn give_outcome(&mut self, index: u32, outcome: Outcome) {
+    fn give_outcome(&mut self, index: u32, outcome: CallOutcome) {
         let slot = &mut self.slots[index];
         let server = slot.server(0).unwrap_or(ServerId(0));
         match &mut slot.payload {
-            Payload::Call(posted) => posted.outcome = Some(outcome),
+            SimPayload::Call(posted) => posted.outcome = Some(outcome),
             _ => match outcome {
                 Ok(_) => {}
                 Err(CallError::Unknown(kind)) => slot.fail(OpError { server, kind }),
@@ -646,7 +643,7 @@ impl Machine {
 
 /// Obligation of a simulated request's receiver.
 struct SimResponder {
-    inner: Rc<Inner>,
+    inner: Rc<SimInner>,
     /// The thread that took it, which pays for the reply.
     taker: Poster,
     id: u32,
@@ -731,7 +728,7 @@ impl Machine {
     fn send_reply(&mut self, taker: Poster, id: u32, reply: Vec<u8>) {
         self.posts += 1;
         let (serial, now) = (self.posts, self.now);
-        let index = self.slots.insert(taker, serial, now, 1, Payload::Reply, Wake::Nobody);
+        let index = self.slots.insert(taker, serial, now, 1, SimPayload::Reply, Wake::Nobody);
         self.count(index);
         self.slots.remove(index);
         let departs = self.occupy(taker.thread, self.times.post);
@@ -755,11 +752,11 @@ impl Machine {
     }
 }
 
-impl Inner {
+impl SimInner {
     /// Returns whether the life of the polled task is to stop, or has stopped, in front of a reply.
     fn holds_reply(&self, taker: Poster) -> bool {
         let is_own = self.tasks.borrow().life(self.current.get()) == Some(taker.life);
-        is_own && self.machine.borrow_mut().holds(taker, &Payload::Reply)
+        is_own && self.machine.borrow_mut().holds(taker, &SimPayload::Reply)
     }
 
     /// Returns whether a request for `service` waits; false once this compute server has left.
@@ -827,7 +824,7 @@ impl SimEndpoint {
                 return None;
             }
             // The request is taken at the end, so that a wait that is given up takes none with it.
-            self.wait(Payload::Work { ps: taking_ps }).await;
+            self.wait(SimPayload::Work { ps: taking_ps }).await;
             let taken = inner.machine.borrow_mut().take_call(taker, service);
             if let Some((id, from, request)) = taken {
                 let responder = SimResponder { inner, taker, id, is_begun: false, is_done: false };
@@ -908,7 +905,7 @@ impl Machine {
     }
 }
 
-impl Inner {
+impl SimInner {
     /// The attached peers of a life.
     pub(super) fn peers(&self, life: u32) -> Vec<Peer> {
         let machine = self.machine.borrow();

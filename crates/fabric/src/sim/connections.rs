@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::machine::Machine;
-use super::slots::{Payload, Poster, SlotState};
+use super::slots::{Poster, SimPayload, SlotState};
 use crate::ServerId;
 
 /// Life, thread and destination of a connection.
@@ -67,7 +67,7 @@ impl Machine {
 
     fn weight(&self, index: u32) -> usize {
         match &self.slots[index].payload {
-            Payload::Chain(ops) => ops.len(),
+            SimPayload::Chain(ops) => ops.len(),
             _ => 1,
         }
     }
@@ -123,7 +123,7 @@ impl Machine {
         let Some(key) = self.key(index, part) else { return };
         let serial = self.slots[index].serial;
         // A chain is one message: its answer comes from its last operation.
-        let part = if matches!(self.slots[index].payload, Payload::Chain(_)) { 0 } else { part };
+        let part = if matches!(self.slots[index].payload, SimPayload::Chain(_)) { 0 } else { part };
         if let Some(connection) = self.connections.list.get_mut(&key) {
             connection.flying.retain(|(post, number, _)| (*post, *number) != (serial, part));
             self.send_waiting(key);
@@ -150,9 +150,9 @@ impl Machine {
                 }
                 return;
             };
-            let is_reconnect = matches!(self.slots[index].payload, Payload::Reconnect { .. });
+            let is_reconnect = matches!(self.slots[index].payload, SimPayload::Reconnect { .. });
             let ops = match &self.slots[index].payload {
-                Payload::Chain(ops) => ops.len(),
+                SimPayload::Chain(ops) => ops.len(),
                 _ => 1,
             };
             if connection.reconnecting.is_some()
@@ -177,7 +177,7 @@ impl Machine {
     /// succeeded, operations that were in flight before it fail.
     #[inline]
     pub(super) fn after_reconnect(&mut self, index: u32, went_well: bool) {
-        if let Payload::Reconnect { server } = self.slots[index].payload {
+        if let SimPayload::Reconnect { server } = self.slots[index].payload {
             self.end_reconnect(index, server, went_well);
         }
     }

@@ -17,9 +17,9 @@ use std::task::Context;
 
 use super::adversary::{Mask, write_masked};
 use super::machine::Machine;
-use super::slots::{Payload, Poster, SlotState};
+use super::slots::{Poster, SimPayload, SlotState};
 use super::tasks::ROOT;
-use super::{Inner, SimEndpoint, SimFabric};
+use super::{SimEndpoint, SimFabric, SimInner};
 use crate::{Op, OpError, OpErrorKind, access};
 
 /// A crash or a pause, and the operation of a compute server's life at which it happens.
@@ -173,20 +173,20 @@ impl Crashes {
 }
 
 /// Operations of a payload; 0 for a wait.
-fn listed(payload: &Payload) -> u64 {
+fn listed(payload: &SimPayload) -> u64 {
     match payload {
-        Payload::Chain(ops) | Payload::Batch(ops) => ops.len() as u64,
-        Payload::Op(_)
-        | Payload::Rpc { .. }
-        | Payload::Fence { .. }
-        | Payload::Reconnect { .. }
-        | Payload::Call(_)
-        | Payload::Reply => 1,
-        Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => 0,
+        SimPayload::Chain(ops) | SimPayload::Batch(ops) => ops.len() as u64,
+        SimPayload::Op(_)
+        | SimPayload::Rpc { .. }
+        | SimPayload::Fence { .. }
+        | SimPayload::Reconnect { .. }
+        | SimPayload::Call(_)
+        | SimPayload::Reply => 1,
+        SimPayload::Empty | SimPayload::Sleep { .. } | SimPayload::Work { .. } => 0,
     }
 }
 
-fn counted(payload: &Payload, note: &mut impl FnMut(CountedOp)) {
+fn counted(payload: &SimPayload, note: &mut impl FnMut(CountedOp)) {
     let lone = |kind, words| CountedOp { kind, words, part: 0, parts: 1, is_batch: false };
     let of = |op: &Op| {
         let kind = match op {
@@ -200,19 +200,19 @@ fn counted(payload: &Payload, note: &mut impl FnMut(CountedOp)) {
         lone(kind, ((first + op.bytes() as u64).div_ceil(8) - first / 8) as u32)
     };
     match payload {
-        Payload::Op(op) => note(of(op)),
-        Payload::Chain(ops) | Payload::Batch(ops) => {
+        SimPayload::Op(op) => note(of(op)),
+        SimPayload::Chain(ops) | SimPayload::Batch(ops) => {
             for (part, op) in ops.iter().enumerate() {
-                let is_batch = matches!(payload, Payload::Batch(_));
+                let is_batch = matches!(payload, SimPayload::Batch(_));
                 note(CountedOp { part: part as u16, parts: ops.len() as u16, is_batch, ..of(op) });
             }
         }
-        Payload::Rpc { .. } => note(lone(CountedKind::Rpc, 0)),
-        Payload::Fence { .. } => note(lone(CountedKind::Fence, 0)),
-        Payload::Reconnect { .. } => note(lone(CountedKind::Reconnect, 0)),
-        Payload::Call(_) => note(lone(CountedKind::Call, 0)),
-        Payload::Reply => note(lone(CountedKind::Reply, 0)),
-        Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => {}
+        SimPayload::Rpc { .. } => note(lone(CountedKind::Rpc, 0)),
+        SimPayload::Fence { .. } => note(lone(CountedKind::Fence, 0)),
+        SimPayload::Reconnect { .. } => note(lone(CountedKind::Reconnect, 0)),
+        SimPayload::Call(_) => note(lone(CountedKind::Call, 0)),
+        SimPayload::Reply => note(lone(CountedKind::Reply, 0)),
+        SimPayload::Empty | SimPayload::Sleep { .. } | SimPayload::Work { .. } => {}
     }
 }
 
@@ -220,7 +220,7 @@ impl Machine {
     /// A task of `poster`'s life is about to post `payload`. True if it has to wait until its life is
     /// resumed.
     #[inline]
-    pub(super) fn holds(&mut self, poster: Poster, payload: &Payload) -> bool {
+    pub(super) fn holds(&mut self, poster: Poster, payload: &SimPayload) -> bool {
         if self.crashes.armed.is_empty() {
             return false;
         }
@@ -326,10 +326,15 @@ fn is_whole(op: &Op, count: u32) -> bool {
     u64::from(count) >= end.div_ceil(8) - first
 }
 
-impl Inner {
+impl SimInner {
     /// As [`Machine::holds`], for the polled task, which is woken again once its life goes on.
     #[inline]
-    pub(super) fn holds(&self, poster: Poster, payload: &Payload, context: &Context<'_>) -> bool {
+    pub(super) fn holds(
+        &self,
+        poster: Poster,
+        payload: &SimPayload,
+        context: &Context<'_>,
+    ) -> bool {
         let current = self.current.get();
         // Only tasks of that life stop with it.
         if current == ROOT || self.tasks.borrow().life(current) != Some(poster.life) {

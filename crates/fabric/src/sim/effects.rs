@@ -12,8 +12,8 @@ use super::calendar::Kind;
 use super::config::PS;
 use super::crash::PlannedFate;
 use super::machine::Machine;
-use super::nic::Load;
-use super::slots::{Payload, Poster, Slot, SlotState};
+use super::nic::CardLoad;
+use super::slots::{Poster, SimPayload, SimSlot, SlotState};
 use super::trace::fold;
 use crate::{Buf, Incarnation, Op, OpError, OpErrorKind, ServerId, access};
 
@@ -25,7 +25,7 @@ impl Machine {
             return self.respond(index, part);
         }
         match &self.slots[index].payload {
-            Payload::Rpc { .. } | Payload::Fence { .. } | Payload::Reconnect { .. } => {
+            SimPayload::Rpc { .. } | SimPayload::Fence { .. } | SimPayload::Reconnect { .. } => {
                 return self.execute_message(index);
             }
             _ => {}
@@ -33,7 +33,7 @@ impl Machine {
         if matches!(self.slots[index].op(part), Some(Op::Cas { .. } | Op::Faa { .. })) {
             let now = self.now;
             let atomics = &mut self.server_of(index, part).nic.atomics;
-            let through = atomics.pass(now, Load { ops: 1, bytes: 0 });
+            let through = atomics.pass(now, CardLoad { ops: 1, bytes: 0 });
             if through > now {
                 self.calendar.push(through, Kind::Atomic, index, part);
                 return;
@@ -48,8 +48,8 @@ impl Machine {
             return;
         }
         match self.slots[index].payload {
-            Payload::Fence { who, .. } => self.fence(index, who),
-            Payload::Reconnect { server } => self.reconnect(index, server),
+            SimPayload::Fence { who, .. } => self.fence(index, who),
+            SimPayload::Reconnect { server } => self.reconnect(index, server),
             _ => self.enqueue(index),
         }
     }
@@ -66,7 +66,7 @@ impl Machine {
         }
         let slot = &mut self.slots[index];
         let (serial, is_last) = match &slot.payload {
-            Payload::Chain(ops) => (slot.serial, usize::from(part) + 1 == ops.len()),
+            SimPayload::Chain(ops) => (slot.serial, usize::from(part) + 1 == ops.len()),
             _ => (slot.serial, true),
         };
         slot.begun = part + 1;
@@ -225,7 +225,7 @@ impl Machine {
             return true;
         }
         let slot = &mut self.slots[index];
-        let Payload::Rpc { service, reply_len, list } = &mut slot.payload else { return false };
+        let SimPayload::Rpc { service, reply_len, list } = &mut slot.payload else { return false };
         let (Some(handler), [_, Op::Read { into: reply, .. }]) =
             (self.services.get(service), list.as_mut_slice())
         else {
@@ -251,7 +251,7 @@ impl Machine {
         if !self.refused(index, 0) {
             let slot = &mut self.slots[index];
             let Some(server) = slot.server(0) else { return };
-            let Payload::Rpc { service, reply_len, list } = &mut slot.payload else { return };
+            let SimPayload::Rpc { service, reply_len, list } = &mut slot.payload else { return };
             if let Some(handler) = self.services.get(service) {
                 let memory = &self.servers[server.index()].words;
                 let [Op::Write { from: request, .. }, Op::Read { into: reply, .. }] =
@@ -315,7 +315,7 @@ impl Machine {
     }
 
     /// Lets some of the WRITEs that have not begun, of slots that are `theirs`, land in part, now or never.
-    pub(super) fn cut(&mut self, server: ServerId, theirs: impl Fn(&Slot) -> bool) {
+    pub(super) fn cut(&mut self, server: ServerId, theirs: impl Fn(&SimSlot) -> bool) {
         for index in 0..self.slots.end() {
             let slot = &self.slots[index];
             if slot.state == SlotState::Free
@@ -327,8 +327,8 @@ impl Machine {
                 continue;
             }
             let next = match &slot.payload {
-                Payload::Op(_) => 0,
-                Payload::Chain(_) => slot.begun,
+                SimPayload::Op(_) => 0,
+                SimPayload::Chain(_) => slot.begun,
                 _ => continue,
             };
             let is_planned = self.crashes.fate(slot.serial, next) != PlannedFate::Happens;
@@ -336,7 +336,7 @@ impl Machine {
                 continue;
             }
             let in_list = match &slot.payload {
-                Payload::Chain(ops) => usize::from(next) < ops.len(),
+                SimPayload::Chain(ops) => usize::from(next) < ops.len(),
                 _ => true,
             };
             if !in_list {

@@ -5,12 +5,12 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::Inner;
+use super::SimInner;
 use super::calls::CallPost;
 use super::config::PS;
 use super::leases::Clock;
-use super::post::Post;
-use super::slots::{Failure, Payload, Poster};
+use super::post::SimPost;
+use super::slots::{Failure, Poster, SimPayload};
 use crate::raw::SlabRef;
 use crate::{
     Buf, CallError, Capabilities, Counters, Endpoint, FabricError, GlobalAddr, Incarnation,
@@ -24,7 +24,7 @@ pub struct SimEndpoint {
 }
 
 struct Thread {
-    inner: Rc<Inner>,
+    inner: Rc<SimInner>,
     poster: Poster,
     counters: Arc<Counters>,
     slab: SlabRef,
@@ -34,7 +34,7 @@ struct Thread {
 
 impl SimEndpoint {
     pub(super) fn new(
-        inner: Rc<Inner>,
+        inner: Rc<SimInner>,
         poster: Poster,
         counters: Arc<Counters>,
         seed: u64,
@@ -56,7 +56,7 @@ impl SimEndpoint {
     }
 
     #[inline]
-    pub(super) fn inner(&self) -> &Inner {
+    pub(super) fn inner(&self) -> &SimInner {
         &self.thread.inner
     }
 
@@ -65,13 +65,13 @@ impl SimEndpoint {
         self.thread.poster
     }
 
-    pub(super) fn inner_rc(&self) -> Rc<Inner> {
+    pub(super) fn inner_rc(&self) -> Rc<SimInner> {
         Rc::clone(&self.thread.inner)
     }
 
     #[inline]
-    pub(super) fn wait(&self, payload: Payload) -> Post<'_, ()> {
-        Post::new(self, payload, |_, _| ())
+    pub(super) fn wait(&self, payload: SimPayload) -> SimPost<'_, ()> {
+        SimPost::new(self, payload, |_, _| ())
     }
 
     fn yielding_ps(&self) -> u64 {
@@ -121,12 +121,12 @@ impl Endpoint for SimEndpoint {
 
     #[inline]
     fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Post::new(self, Payload::Op(Op::Read { from, into }), buffer)
+        SimPost::new(self, SimPayload::Op(Op::Read { from, into }), buffer)
     }
 
     #[inline]
     fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Post::new(self, Payload::Op(Op::Write { to, from }), buffer)
+        SimPost::new(self, SimPayload::Op(Op::Write { to, from }), buffer)
     }
 
     #[inline]
@@ -136,25 +136,21 @@ impl Endpoint for SimEndpoint {
         expected: u64,
         new: u64,
     ) -> impl Future<Output = Result<u64, OpError>> {
-        Post::new(self, Payload::Op(Op::Cas { at, expected, new, old: 0 }), old_word)
+        SimPost::new(self, SimPayload::Op(Op::Cas { at, expected, new, old: 0 }), old_word)
     }
 
     #[inline]
     fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
-        Post::new(self, Payload::Op(Op::Faa { at, add, old: 0 }), old_word)
+        SimPost::new(self, SimPayload::Op(Op::Faa { at, add, old: 0 }), old_word)
     }
 
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        let server = ops.server();
-        assert!(
-            ops.iter().all(|op| Some(op.addr().server()) == server),
-            "a chain goes to one server"
-        );
-        Post::new(self, Payload::Chain(ops), list)
+        ops.assert_chain();
+        SimPost::new(self, SimPayload::Chain(ops), list)
     }
 
     fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        Post::new(self, Payload::Batch(ops), list)
+        SimPost::new(self, SimPayload::Batch(ops), list)
     }
 
     fn rpc(
@@ -167,10 +163,10 @@ impl Endpoint for SimEndpoint {
         let mut list = self.ops();
         list.write(GlobalAddr::new(server, 0), request);
         list.read(GlobalAddr::new(server, 0), reply);
-        let payload = Payload::Rpc { service, reply_len: 0, list };
-        Post::new(self, payload, |payload, failure| match (payload, failure) {
+        let payload = SimPayload::Rpc { service, reply_len: 0, list };
+        SimPost::new(self, payload, |payload, failure| match (payload, failure) {
             (_, Some(error)) => Err(*error),
-            (Payload::Rpc { reply_len, list, .. }, None) => {
+            (SimPayload::Rpc { reply_len, list, .. }, None) => {
                 let reply = list.take_buf(1);
                 let at = reply.window_start();
                 Ok(reply.window(at..at + *reply_len as usize))
@@ -186,8 +182,8 @@ impl Endpoint for SimEndpoint {
         request: Vec<u8>,
     ) -> impl Future<Output = Result<Vec<u8>, CallError>> {
         let posted = CallPost { to, service, request, outcome: None };
-        Post::new(self, Payload::Call(Box::new(posted)), |payload, _| match payload {
-            Payload::Call(posted) => posted.outcome.take().expect("an outcome"),
+        SimPost::new(self, SimPayload::Call(Box::new(posted)), |payload, _| match payload {
+            SimPayload::Call(posted) => posted.outcome.take().expect("an outcome"),
             other => unreachable!("a call came back as {other:?}"),
         })
     }
@@ -218,19 +214,19 @@ impl Endpoint for SimEndpoint {
         server: ServerId,
         who: Incarnation,
     ) -> impl Future<Output = Result<(), OpError>> {
-        Post::new(self, Payload::Fence { server, who }, |_, failure| {
+        SimPost::new(self, SimPayload::Fence { server, who }, |_, failure| {
             failure.map_or(Ok(()), |error| Err(*error))
         })
     }
 
     fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>> {
-        Post::new(self, Payload::Reconnect { server }, |_, failure| {
+        SimPost::new(self, SimPayload::Reconnect { server }, |_, failure| {
             failure.map_or(Ok(()), |error| Err(*error))
         })
     }
 
     async fn is_dead(&self, who: Incarnation) -> bool {
-        self.wait(Payload::Work { ps: self.yielding_ps() }).await;
+        self.wait(SimPayload::Work { ps: self.yielding_ps() }).await;
         let inner = &self.thread.inner;
         let is_dead = inner.is_dead(who, self.thread.clock);
         if is_dead {
@@ -253,11 +249,11 @@ impl Endpoint for SimEndpoint {
 
     fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
         let ps = self.thread.clock.true_ps(ns.max(1).saturating_mul(PS));
-        self.wait(Payload::Sleep { ps })
+        self.wait(SimPayload::Sleep { ps })
     }
 
     fn yield_now(&self) -> impl Future<Output = ()> {
-        self.wait(Payload::Work { ps: self.yielding_ps() })
+        self.wait(SimPayload::Work { ps: self.yielding_ps() })
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
@@ -269,36 +265,36 @@ impl Endpoint for SimEndpoint {
     }
 
     fn work(&self, ns: u64) -> impl Future<Output = ()> {
-        self.wait(Payload::Work { ps: ns.saturating_mul(PS) })
+        self.wait(SimPayload::Work { ps: ns.saturating_mul(PS) })
     }
 }
 
 #[inline]
-fn buffer(payload: &mut Payload, failure: Failure) -> Result<Buf, OpError> {
+fn buffer(payload: &mut SimPayload, failure: Failure) -> Result<Buf, OpError> {
     if let Some(error) = failure {
         return Err(*error);
     }
-    match std::mem::replace(payload, Payload::Empty) {
-        Payload::Op(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }) => Ok(buf),
+    match std::mem::replace(payload, SimPayload::Empty) {
+        SimPayload::Op(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }) => Ok(buf),
         other => unreachable!("a READ or WRITE came back as {other:?}"),
     }
 }
 
 #[inline]
-fn old_word(payload: &mut Payload, failure: Failure) -> Result<u64, OpError> {
+fn old_word(payload: &mut SimPayload, failure: Failure) -> Result<u64, OpError> {
     match (payload, failure) {
         (_, Some(error)) => Err(*error),
-        (Payload::Op(Op::Cas { old, .. } | Op::Faa { old, .. }), None) => Ok(*old),
+        (SimPayload::Op(Op::Cas { old, .. } | Op::Faa { old, .. }), None) => Ok(*old),
         (other, None) => unreachable!("an atomic came back as {other:?}"),
     }
 }
 
-fn list(payload: &mut Payload, failure: Failure) -> Result<Ops, OpError> {
+fn list(payload: &mut SimPayload, failure: Failure) -> Result<Ops, OpError> {
     if let Some(error) = failure {
         return Err(*error);
     }
-    match std::mem::replace(payload, Payload::Empty) {
-        Payload::Chain(ops) | Payload::Batch(ops) => Ok(ops),
+    match std::mem::replace(payload, SimPayload::Empty) {
+        SimPayload::Chain(ops) | SimPayload::Batch(ops) => Ok(ops),
         other => unreachable!("a list came back as {other:?}"),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::slots::Poster;
 use super::trace::mix;
-use super::{Inner, SimEndpoint};
+use super::{SimEndpoint, SimInner};
 use crate::{
     Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, ServerId, Service,
     ServiceId,
@@ -14,17 +14,17 @@ use crate::{
 /// One life of a compute server: the way to its endpoints, and the switch that ends it.
 #[derive(Clone)]
 pub struct SimFabric {
-    inner: Rc<Inner>,
+    inner: Rc<SimInner>,
     compute: usize,
     life: u32,
 }
 
 impl SimFabric {
-    pub(super) fn new(inner: Rc<Inner>, compute: usize, life: u32) -> Self {
+    pub(super) fn new(inner: Rc<SimInner>, compute: usize, life: u32) -> Self {
         SimFabric { inner, compute, life }
     }
 
-    pub(super) fn inner(&self) -> &Inner {
+    pub(super) fn inner(&self) -> &SimInner {
         &self.inner
     }
 

@@ -13,7 +13,7 @@ use super::calendar::Kind;
 use super::calls;
 use super::config::PS;
 use super::machine::Machine;
-use super::slots::{Payload, SlotState, Wake};
+use super::slots::{SimPayload, SlotState, Wake};
 use crate::{Op, ServerId, access};
 
 /// Fate of one message.
@@ -80,8 +80,8 @@ impl Machine {
     pub(super) fn fate(&self, index: u32, part: u16) -> Fate {
         let slot = &self.slots[index];
         match &slot.payload {
-            Payload::Chain(ops) => self.adversary.fate(slot.serial, 0, ops.len()),
-            Payload::Batch(_) => self.adversary.fate(slot.serial, part, 1),
+            SimPayload::Chain(ops) => self.adversary.fate(slot.serial, 0, ops.len()),
+            SimPayload::Batch(_) => self.adversary.fate(slot.serial, part, 1),
             _ => self.adversary.fate(slot.serial, 0, 1),
         }
     }
@@ -116,7 +116,7 @@ impl Machine {
     pub(super) fn stops_here(&mut self, index: u32, part: u16) -> bool {
         let Fate::Lost(Lost::Never { part: last }) = self.fate(index, part) else { return false };
         let slot = &self.slots[index];
-        if matches!(slot.payload, Payload::Chain(_)) && part != last {
+        if matches!(slot.payload, SimPayload::Chain(_)) && part != last {
             return false;
         }
         if let Some(op @ Op::Write { to, from }) = slot.op(part)

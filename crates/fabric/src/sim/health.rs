@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use super::Inner;
+use super::SimInner;
 use super::calendar::Kind;
 use super::machine::Machine;
 use crate::ServerId;
@@ -26,7 +26,7 @@ pub enum Direction {
 /// this instant of virtual time.
 #[derive(Clone)]
 pub struct SimServer {
-    inner: Rc<Inner>,
+    inner: Rc<SimInner>,
     server: ServerId,
 }
 
@@ -54,7 +54,7 @@ impl Health {
 }
 
 impl SimServer {
-    pub(super) fn new(inner: Rc<Inner>, server: ServerId) -> Self {
+    pub(super) fn new(inner: Rc<SimInner>, server: ServerId) -> Self {
         SimServer { inner, server }
     }
 

@@ -6,7 +6,7 @@
 //!   one clock.
 //! - **LEASE-2** A life whose lease somebody has seen expired is dead to everybody from then on.
 
-use super::Inner;
+use super::SimInner;
 use super::config::{PS, SimConfig};
 use super::trace::mix;
 use crate::Incarnation;
@@ -54,7 +54,7 @@ impl Clock {
     }
 }
 
-impl Inner {
+impl SimInner {
     /// Returns whether `who` is dead to the owner of `clock`.
     pub(super) fn is_dead(&self, who: Incarnation, clock: Clock) -> bool {
         let mut machine = self.machine.borrow_mut();

@@ -19,9 +19,9 @@ use super::connections::Connections;
 use super::crash::Crashes;
 use super::fate::{Fate, PostTimers};
 use super::health::{Direction, Health};
-use super::nic::{Load, Nic};
+use super::nic::{CardLoad, Nic};
 use super::record::Recorder;
-use super::slots::{Failure, Payload, Poster, SlotState, Slots, Wake};
+use super::slots::{Failure, Poster, SimPayload, SlotState, Slots, Wake};
 use super::trace::{Trace, mix};
 use crate::{
     FabricError, GlobalAddr, Incarnation, Op, Ops, ServerId, Service, ServiceId, Words, access,
@@ -29,7 +29,7 @@ use crate::{
 
 /// A memory server.
 #[derive(Debug)]
-pub(super) struct MemoryServer {
+pub(super) struct SimMemoryServer {
     pub words: Arc<Words>,
     pub nic: Nic,
     /// Lives that have been cut off.
@@ -47,7 +47,7 @@ pub(super) struct MemoryServer {
 
 /// One life of a compute server.
 #[derive(Debug)]
-pub(super) struct Life {
+pub(super) struct SimLife {
     pub compute: usize,
     pub dead: bool,
     pub stopped: bool,
@@ -79,8 +79,8 @@ pub(super) struct Machine {
     pub now: u64,
     pub calendar: Calendar,
     pub slots: Slots,
-    pub servers: Vec<MemoryServer>,
-    pub lives: Vec<Life>,
+    pub servers: Vec<SimMemoryServer>,
+    pub lives: Vec<SimLife>,
     pub services: BTreeMap<ServiceId, Arc<dyn Service>>,
     /// Tasks to poll, in order.
     pub ready: VecDeque<u32>,
@@ -123,7 +123,7 @@ impl Machine {
                 let (server, bytes) = (ServerId(server as u16), config.region_bytes);
                 let words = Words::anonymous((bytes / 8) as usize)
                     .ok_or(FabricError::NoMemory { bytes, server })?;
-                Ok(MemoryServer {
+                Ok(SimMemoryServer {
                     words: Arc::new(words),
                     nic: Nic::new(&config.memory_nic),
                     fenced: Vec::new(),
@@ -186,7 +186,7 @@ impl Machine {
 
     /// A compute server starts; returns its life's number.
     pub(super) fn begin_life(&mut self, compute: usize) -> u32 {
-        self.lives.push(Life {
+        self.lives.push(SimLife {
             compute,
             dead: false,
             stopped: false,
@@ -207,10 +207,10 @@ impl Machine {
 
     /// Sends `payload` off; returns the slot that will hold its result.
     #[inline]
-    pub(super) fn post(&mut self, poster: Poster, payload: Payload, wake: Wake) -> u32 {
+    pub(super) fn post(&mut self, poster: Poster, payload: SimPayload, wake: Wake) -> u32 {
         let (parts, listed) = match &payload {
-            Payload::Chain(ops) => (1, ops.len()),
-            Payload::Batch(ops) => (ops.len(), ops.len()),
+            SimPayload::Chain(ops) => (1, ops.len()),
+            SimPayload::Batch(ops) => (ops.len(), ops.len()),
             _ => (1, 1),
         };
         assert!(listed <= usize::from(u16::MAX), "{listed} operations in one list: at most 65535");
@@ -220,17 +220,17 @@ impl Machine {
         let index = self.slots.insert(poster, self.posts, now, parts as u16, payload, wake);
         self.count(index);
         match self.slots[index].payload {
-            Payload::Sleep { ps } => {
+            SimPayload::Sleep { ps } => {
                 let at = self.now.saturating_add(ps);
                 self.calendar.push(at, Kind::Timer, index, 0);
                 return index;
             }
-            Payload::Work { ps } => {
+            SimPayload::Work { ps } => {
                 let at = self.occupy(thread, ps);
                 self.calendar.push(at, Kind::Resume, index, 0);
                 return index;
             }
-            Payload::Call(_) | Payload::Fence { .. } | Payload::Reconnect { .. }
+            SimPayload::Call(_) | SimPayload::Fence { .. } | SimPayload::Reconnect { .. }
                 if calls::is_message(&self.slots[index].payload) =>
             {
                 let departs = self.occupy(thread, self.times.post);
@@ -242,7 +242,7 @@ impl Machine {
         let cost = self.times.post + (listed as u64 - 1) * self.times.post_more;
         let departs = self.occupy(thread, cost);
         self.record_post(index);
-        if matches!(self.slots[index].payload, Payload::Reconnect { .. }) {
+        if matches!(self.slots[index].payload, SimPayload::Reconnect { .. }) {
             if self.begin_reconnect(index) {
                 self.depart_now(index, 0, departs);
             }
@@ -398,7 +398,7 @@ impl Machine {
     }
 
     #[inline]
-    fn reach_server(&mut self, index: u32, part: u16, load: Load) {
+    fn reach_server(&mut self, index: u32, part: u16, load: CardLoad) {
         if self.is_ill && self.swallows(index, part, Direction::Requests) {
             return self.vanish(index);
         }
@@ -496,7 +496,7 @@ impl Machine {
 
     /// Returns the result of a post that has come back. The slot stays until [`Machine::give_back`].
     #[inline]
-    pub(super) fn result(&mut self, index: u32) -> Option<(&mut Payload, Failure)> {
+    pub(super) fn result(&mut self, index: u32) -> Option<(&mut SimPayload, Failure)> {
         let slot = &mut self.slots[index];
         let is_there = matches!(slot.state, SlotState::Done | SlotState::TimedOut);
         if !is_there || self.lives[slot.poster.life as usize].dead {
@@ -544,30 +544,30 @@ impl Machine {
     }
 
     #[inline]
-    pub(super) fn server_of(&mut self, index: u32, part: u16) -> &mut MemoryServer {
+    pub(super) fn server_of(&mut self, index: u32, part: u16) -> &mut SimMemoryServer {
         let server = self.slots[index].server(part).unwrap_or(ServerId(0));
         &mut self.servers[server.index()]
     }
 
     /// Returns the load of a request: a chain is one message, and its operations count.
     #[inline]
-    fn request(&self, index: u32, part: u16) -> Load {
+    fn request(&self, index: u32, part: u16) -> CardLoad {
         let header = self.header_bytes;
         let sent = |op: &Op| if matches!(op, Op::Read { .. }) { 0 } else { op.bytes() as u64 };
         match &self.slots[index].payload {
-            Payload::Chain(ops) => load_of(ops, |op| header + sent(op)),
-            Payload::Rpc { list, .. } => Load { ops: 1, bytes: header + sent(list.get(0)) },
-            _ => Load { ops: 1, bytes: header + self.slots[index].op(part).map_or(0, sent) },
+            SimPayload::Chain(ops) => load_of(ops, |op| header + sent(op)),
+            SimPayload::Rpc { list, .. } => CardLoad { ops: 1, bytes: header + sent(list.get(0)) },
+            _ => CardLoad { ops: 1, bytes: header + self.slots[index].op(part).map_or(0, sent) },
         }
     }
 
     /// Returns the load of an answer.
     #[inline]
-    fn response(&self, index: u32, part: u16) -> Load {
+    fn response(&self, index: u32, part: u16) -> CardLoad {
         let header = self.header_bytes;
         let slot = &self.slots[index];
         if slot.error.is_some() {
-            return Load { ops: 1, bytes: header };
+            return CardLoad { ops: 1, bytes: header };
         }
         let returned = |op: &Op| match op {
             Op::Read { into, .. } => into.window_len() as u64,
@@ -575,15 +575,15 @@ impl Machine {
             Op::Cas { .. } | Op::Faa { .. } => 8,
         };
         match &slot.payload {
-            Payload::Chain(ops) => load_of(ops, |op| header + returned(op)),
-            Payload::Rpc { reply_len, .. } => {
-                Load { ops: 1, bytes: header + u64::from(*reply_len) }
+            SimPayload::Chain(ops) => load_of(ops, |op| header + returned(op)),
+            SimPayload::Rpc { reply_len, .. } => {
+                CardLoad { ops: 1, bytes: header + u64::from(*reply_len) }
             }
-            _ => Load { ops: 1, bytes: header + slot.op(part).map_or(0, returned) },
+            _ => CardLoad { ops: 1, bytes: header + slot.op(part).map_or(0, returned) },
         }
     }
 }
 
-fn load_of(ops: &Ops, bytes: impl Fn(&Op) -> u64) -> Load {
-    Load { ops: ops.len() as u64, bytes: ops.iter().map(bytes).sum() }
+fn load_of(ops: &Ops, bytes: impl Fn(&Op) -> u64) -> CardLoad {
+    CardLoad { ops: ops.len() as u64, bytes: ops.iter().map(bytes).sum() }
 }

@@ -62,7 +62,7 @@ pub use record::{OpRecord, Posted, Verb};
 use crate::{Counters, FabricError, ServerId, Words};
 use config::PS;
 use machine::Machine;
-use tasks::{ROOT, TaskFuture, Tasks, Woken};
+use tasks::{ROOT, SimTasks, TaskFuture, Woken};
 
 /// A run that cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,14 +90,14 @@ pub enum SimError {
 
 /// A simulated cluster, with its tasks. Dropped, it drops every task.
 pub struct Sim {
-    inner: Rc<Inner>,
+    inner: Rc<SimInner>,
 }
 
 /// State that all endpoints share.
-struct Inner {
+struct SimInner {
     config: SimConfig,
     machine: RefCell<Machine>,
-    tasks: RefCell<Tasks>,
+    tasks: RefCell<SimTasks>,
     woken: Arc<Woken>,
     /// The task that is being polled.
     current: Cell<u32>,
@@ -129,7 +129,7 @@ impl Sim {
         let computes = (0..config.compute_servers)
             .map(|life| Compute { life: life as u32, next_thread: 0, counters: Vec::new() })
             .collect();
-        let inner = Inner {
+        let inner = SimInner {
             machine: RefCell::new(Machine::new(&config)?),
             tasks: RefCell::default(),
             root_waker: tasks::waker(&woken, ROOT, 0),
@@ -336,7 +336,7 @@ impl Drop for Running<'_> {
     }
 }
 
-impl Inner {
+impl SimInner {
     fn enter(&self) -> Running<'_> {
         assert!(!self.running.replace(true), "a simulation runs inside itself");
         Running(&self.running)

@@ -16,7 +16,7 @@ pub(super) struct Pipe {
 
 /// Load of a message on a card.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Load {
+pub(super) struct CardLoad {
     pub ops: u64,
     pub bytes: u64,
 }
@@ -42,7 +42,7 @@ impl Pipe {
 
     /// Returns the time for which `load` occupies the pipe.
     #[inline]
-    pub(super) fn cost_ps(&self, load: Load) -> u64 {
+    pub(super) fn cost_ps(&self, load: CardLoad) -> u64 {
         (load.ops * self.op_ps).max(self.transfer_ps(load.bytes))
     }
 
@@ -55,7 +55,7 @@ impl Pipe {
     /// Takes `load`, which would be through at `idle_done` if the pipe were idle; returns the time at which
     /// it is through.
     #[inline]
-    pub(super) fn pass(&mut self, idle_done: u64, load: Load) -> u64 {
+    pub(super) fn pass(&mut self, idle_done: u64, load: CardLoad) -> u64 {
         self.free_at = idle_done.max(self.free_at + self.cost_ps(load));
         self.free_at
     }
@@ -93,13 +93,13 @@ mod tests {
     #[test]
     fn an_idle_pipe_delays_nothing_and_a_busy_one_keeps_its_rate() {
         let mut pipe = Pipe::new(1_000_000, 8_000_000_000);
-        let load = Load { ops: 1, bytes: 100 };
+        let load = CardLoad { ops: 1, bytes: 100 };
         assert_eq!((pipe.transfer_ps(100), pipe.cost_ps(load)), (100_000, 1_000_000));
         assert_eq!(pipe.pass(5_000_000, load), 5_000_000);
         assert_eq!(pipe.pass(5_000_001, load), 6_000_000);
         assert_eq!(pipe.pass(5_000_002, load), 7_000_000);
         assert_eq!(pipe.pass(9_000_000, load), 9_000_000);
-        let large = Load { ops: 1, bytes: 10_000 };
+        let large = CardLoad { ops: 1, bytes: 10_000 };
         assert_eq!(pipe.pass(9_000_000, large), 19_000_000);
     }
 }

@@ -4,47 +4,47 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use super::slots::{Failure, Payload, Wake};
-use super::{Inner, SimEndpoint};
+use super::slots::{Failure, SimPayload, Wake};
+use super::{SimEndpoint, SimInner};
 
 /// A post: sent off when first polled (F8), and awaited from then on.
 ///
 /// Dropped while in flight, it leaves the operation, and its buffers, to the machine (F7).
-pub(super) struct Post<'a, T> {
+pub(super) struct SimPost<'a, T> {
     endpoint: &'a SimEndpoint,
-    stage: Stage,
+    stage: SimStage,
     /// Payload to send; empty once it was sent.
-    payload: Payload,
+    payload: SimPayload,
     /// Takes the result out of the returned payload.
-    finish: fn(&mut Payload, Failure) -> T,
+    finish: fn(&mut SimPayload, Failure) -> T,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Stage {
+enum SimStage {
     Unsent,
     Sent(u32),
     Done,
 }
 
-impl<'a, T> Post<'a, T> {
+impl<'a, T> SimPost<'a, T> {
     #[inline]
     pub(super) fn new(
         endpoint: &'a SimEndpoint,
-        payload: Payload,
-        finish: fn(&mut Payload, Failure) -> T,
+        payload: SimPayload,
+        finish: fn(&mut SimPayload, Failure) -> T,
     ) -> Self {
-        Post { endpoint, stage: Stage::Unsent, payload, finish }
+        SimPost { endpoint, stage: SimStage::Unsent, payload, finish }
     }
 
     #[inline]
     fn send(&mut self, context: &Context<'_>) -> Poll<T> {
         let is_nothing = match &self.payload {
-            Payload::Chain(ops) | Payload::Batch(ops) => ops.is_empty(),
-            Payload::Work { ps } => *ps == 0,
+            SimPayload::Chain(ops) | SimPayload::Batch(ops) => ops.is_empty(),
+            SimPayload::Work { ps } => *ps == 0,
             _ => false,
         };
         if is_nothing {
-            self.stage = Stage::Done;
+            self.stage = SimStage::Done;
             return Poll::Ready((self.finish)(&mut self.payload, None));
         }
         let inner = self.endpoint.inner();
@@ -55,8 +55,8 @@ impl<'a, T> Post<'a, T> {
         let mut machine = inner.machine.borrow_mut();
         // The dead post nothing.
         if !machine.lives[poster.life as usize].dead {
-            let payload = std::mem::replace(&mut self.payload, Payload::Empty);
-            self.stage = Stage::Sent(machine.post(poster, payload, inner.wake(context)));
+            let payload = std::mem::replace(&mut self.payload, SimPayload::Empty);
+            self.stage = SimStage::Sent(machine.post(poster, payload, inner.wake(context)));
             drop(machine);
             inner.end_planned();
         }
@@ -75,7 +75,7 @@ impl<'a, T> Post<'a, T> {
             return Poll::Pending;
         };
         let result = (self.finish)(held, failure);
-        self.stage = Stage::Done;
+        self.stage = SimStage::Done;
         let before = machine.give_back(slot);
         drop(machine);
         drop(before);
@@ -83,30 +83,30 @@ impl<'a, T> Post<'a, T> {
     }
 }
 
-impl<T> Future for Post<'_, T> {
+impl<T> Future for SimPost<'_, T> {
     type Output = T;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         match self.stage {
-            Stage::Unsent => self.send(context),
-            Stage::Sent(slot) => self.receive(slot, context),
-            Stage::Done => panic!("polled after completion"),
+            SimStage::Unsent => self.send(context),
+            SimStage::Sent(slot) => self.receive(slot, context),
+            SimStage::Done => panic!("polled after completion"),
         }
     }
 }
 
-impl<T> Drop for Post<'_, T> {
+impl<T> Drop for SimPost<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if let Stage::Sent(slot) = self.stage {
+        if let SimStage::Sent(slot) = self.stage {
             let wake = self.endpoint.inner().machine.borrow_mut().abandon(slot);
             drop(wake);
         }
     }
 }
 
-impl Inner {
+impl SimInner {
     /// Waiter of the future that is being polled.
     #[inline]
     pub(super) fn wake(&self, context: &Context<'_>) -> Wake {

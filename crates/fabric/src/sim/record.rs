@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::config::PS;
 use super::machine::Machine;
-use super::slots::{Payload, Slot};
+use super::slots::{SimPayload, SimSlot};
 use crate::{GlobalAddr, Incarnation, Op, OpErrorKind, ServerId};
 
 /// Records that are kept: the newest.
@@ -135,10 +135,13 @@ impl Recorder {
 }
 
 /// Operations that a slot has records of.
-fn listed(slot: &Slot) -> u16 {
+fn listed(slot: &SimSlot) -> u16 {
     match &slot.payload {
-        Payload::Chain(ops) | Payload::Batch(ops) => ops.len() as u16,
-        Payload::Empty | Payload::Reply | Payload::Sleep { .. } | Payload::Work { .. } => 0,
+        SimPayload::Chain(ops) | SimPayload::Batch(ops) => ops.len() as u16,
+        SimPayload::Empty
+        | SimPayload::Reply
+        | SimPayload::Sleep { .. }
+        | SimPayload::Work { .. } => 0,
         _ => 1,
     }
 }
@@ -160,8 +163,8 @@ impl Machine {
         self.slots[index].record = recorder.next();
         let slot = &self.slots[index];
         let posted = match &slot.payload {
-            Payload::Chain(_) => Posted::Chain,
-            Payload::Batch(_) => Posted::Batch,
+            SimPayload::Chain(_) => Posted::Chain,
+            SimPayload::Batch(_) => Posted::Batch,
             _ => Posted::Alone,
         };
         for part in 0..listed(slot) {
@@ -187,16 +190,16 @@ impl Machine {
                 error: None,
             };
             match &slot.payload {
-                Payload::Rpc { list, .. } => {
+                SimPayload::Rpc { list, .. } => {
                     record.verb = Verb::Rpc;
                     record.bytes = list.get(0).bytes() as u64;
                 }
-                Payload::Fence { who, .. } => {
+                SimPayload::Fence { who, .. } => {
                     record.verb = Verb::Fence;
                     record.operand = Some(who.0);
                 }
-                Payload::Reconnect { .. } => record.verb = Verb::Reconnect,
-                Payload::Call(posted) => {
+                SimPayload::Reconnect { .. } => record.verb = Verb::Reconnect,
+                SimPayload::Call(posted) => {
                     record.verb = Verb::Call;
                     record.bytes = posted.request.len() as u64;
                 }
@@ -274,7 +277,7 @@ impl Machine {
     pub(super) fn strike_message(&mut self, index: u32, part: u16, fault: &'static str) {
         if self.recorder.is_some() {
             let chained = match &self.slots[index].payload {
-                Payload::Chain(ops) => ops.len() as u16,
+                SimPayload::Chain(ops) => ops.len() as u16,
                 _ => return self.strike(index, part, fault),
             };
             (0..chained).for_each(|part| self.strike(index, part, fault));

@@ -22,7 +22,7 @@ pub(super) struct Poster {
 
 /// Content of a post; comes back with the results in it.
 #[derive(Debug)]
-pub(super) enum Payload {
+pub(super) enum SimPayload {
     /// Nothing: the slot is free, or its result has been taken.
     Empty,
     Op(Op),
@@ -93,8 +93,8 @@ pub(super) enum SlotState {
 }
 
 #[derive(Debug)]
-pub(super) struct Slot {
-    pub payload: Payload,
+pub(super) struct SimSlot {
+    pub payload: SimPayload,
     pub state: SlotState,
     pub poster: Poster,
     /// Number of the post.
@@ -123,23 +123,23 @@ pub(super) struct Slot {
     pub wake: Wake,
 }
 
-impl Slot {
+impl SimSlot {
     /// The operation `part` of a chain, a batch or a single one.
     #[inline]
     pub(super) fn op(&self, part: u16) -> Option<&Op> {
         match &self.payload {
-            Payload::Op(op) => Some(op),
-            Payload::Chain(ops) | Payload::Batch(ops) => Some(ops.get(usize::from(part))),
+            SimPayload::Op(op) => Some(op),
+            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get(usize::from(part))),
             _ => None,
         }
     }
 
-    /// As [`Slot::op`], to write.
+    /// As [`SimSlot::op`], to write.
     #[inline]
     pub(super) fn op_mut(&mut self, part: u16) -> Option<&mut Op> {
         match &mut self.payload {
-            Payload::Op(op) => Some(op),
-            Payload::Chain(ops) | Payload::Batch(ops) => Some(ops.get_mut(usize::from(part))),
+            SimPayload::Op(op) => Some(op),
+            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get_mut(usize::from(part))),
             _ => None,
         }
     }
@@ -148,9 +148,9 @@ impl Slot {
     #[inline]
     pub(super) fn server(&self, part: u16) -> Option<ServerId> {
         match &self.payload {
-            Payload::Rpc { list, .. } => list.server(),
-            Payload::Call(posted) => Some(posted.to),
-            Payload::Fence { server, .. } | Payload::Reconnect { server } => Some(*server),
+            SimPayload::Rpc { list, .. } => list.server(),
+            SimPayload::Call(posted) => Some(posted.to),
+            SimPayload::Fence { server, .. } | SimPayload::Reconnect { server } => Some(*server),
             _ => self.op(part).map(|op| op.addr().server()),
         }
     }
@@ -175,7 +175,7 @@ impl Slot {
 /// A slab of slots.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    list: Vec<Slot>,
+    list: Vec<SimSlot>,
     free: Vec<u32>,
 }
 
@@ -188,7 +188,7 @@ impl Slots {
         serial: u64,
         posted: u64,
         parts: u16,
-        payload: Payload,
+        payload: SimPayload,
         wake: Wake,
     ) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
@@ -209,8 +209,8 @@ impl Slots {
 
     #[cold]
     fn grow(&mut self) -> u32 {
-        self.list.push(Slot {
-            payload: Payload::Empty,
+        self.list.push(SimSlot {
+            payload: SimPayload::Empty,
             state: SlotState::Free,
             poster: Poster { thread: 0, life: 0, endpoint: 0 },
             serial: 0,
@@ -237,7 +237,7 @@ impl Slots {
         let slot = &mut self[index];
         debug_assert_ne!(slot.state, SlotState::Free, "SLOT-1");
         slot.state = SlotState::Free;
-        slot.payload = Payload::Empty;
+        slot.payload = SimPayload::Empty;
         slot.error = None;
         slot.silent = false;
         slot.timed_out = None;
@@ -258,17 +258,17 @@ impl Slots {
 }
 
 impl Index<u32> for Slots {
-    type Output = Slot;
+    type Output = SimSlot;
 
     #[inline]
-    fn index(&self, index: u32) -> &Slot {
+    fn index(&self, index: u32) -> &SimSlot {
         &self.list[index as usize]
     }
 }
 
 impl IndexMut<u32> for Slots {
     #[inline]
-    fn index_mut(&mut self, index: u32) -> &mut Slot {
+    fn index_mut(&mut self, index: u32) -> &mut SimSlot {
         &mut self.list[index as usize]
     }
 }

@@ -56,12 +56,12 @@ pub(super) struct Taken {
 }
 
 #[derive(Default)]
-pub(super) struct Tasks {
+pub(super) struct SimTasks {
     list: Vec<TaskEntry>,
     free: Vec<u32>,
 }
 
-impl Tasks {
+impl SimTasks {
     /// Adds a task of `life`; returns its number.
     pub(super) fn insert(&mut self, woken: &Arc<Woken>, life: u32, future: TaskFuture) -> u32 {
         let index = self.free.pop().unwrap_or(self.list.len() as u32);

@@ -12,7 +12,7 @@ use super::lives::{ConnectionGate, ConnectionGateState, Life};
 use super::output::Output;
 use super::served::Served;
 use super::session::{Host, carry_out};
-use super::wire::{ANSWER_BYTES, REQUEST_BYTES, Request, Status, Verb, decode_answer};
+use super::wire::{ANSWER_BYTES, REQUEST_BYTES, Request, RequestKind, Status, decode_answer};
 use crate::{OpErrorKind, ServiceId};
 
 /// Most bytes of a request, and of a reply's room, that go as a message.
@@ -30,7 +30,7 @@ pub(crate) fn fits(request_bytes: usize, room: usize) -> bool {
 /// Head of a message: stands in front of the request's bytes.
 pub(crate) fn head(service: ServiceId, room: usize, request_bytes: usize) -> [u8; REQUEST_BYTES] {
     let offset = (room as u64) << 32 | u64::from(service.0);
-    Request { verb: Verb::Rpc, more: false, length: request_bytes as u32, offset }.encode()
+    Request { verb: RequestKind::Rpc, more: false, length: request_bytes as u32, offset }.encode()
 }
 
 /// Decodes an answer: the reply, or the reason why there is none. `None` if it is no answer to an RPC.
@@ -110,7 +110,7 @@ impl Caller {
 fn decode(message: &[u8]) -> Option<(Request, &[u8])> {
     let (head, operands) = message.split_first_chunk()?;
     let request = Request::decode(head).ok()?;
-    let is_call = request.verb == Verb::Rpc && !request.more;
+    let is_call = request.verb == RequestKind::Rpc && !request.more;
     let is_whole = request.operand_bytes() == operands.len();
     let fits = fits(operands.len(), (request.offset >> 32) as usize);
     (is_call && is_whole && fits).then_some((request, operands))

@@ -165,9 +165,7 @@ impl Endpoint for TcpEndpoint {
     /// The server carries out requests of one connection in their order; those of a chain stop at an error.
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        let server = ops.server();
-        let one_server = ops.iter().all(|op| Some(op.addr().server()) == server);
-        assert!(one_server, "a chain goes to one server");
+        ops.assert_chain();
         self.post(Payload::Chain(ops), list)
     }
 

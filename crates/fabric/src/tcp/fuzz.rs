@@ -12,7 +12,7 @@ use super::inbox::{Inbox, Waiting};
 use super::output::Output;
 use super::peers::CallServer;
 use super::session::{Host, Session, UNSENT_MAX};
-use super::transport::{Payload, Table, for_each_request};
+use super::transport::{Payload, PostTable, for_each_request};
 use super::wire::{
     ANSWER_BYTES, GREETING_BYTES, Hello, LENGTH_MAX, VERSION, Welcome, decode_answer,
 };
@@ -178,7 +178,7 @@ fn count_answers(mut sent: &[u8], greeted: &mut bool) -> usize {
 /// that no buffer is lost. Returns the number of posts that came back without an error.
 pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let slab = SlabRef::new();
-    let (mut table, mut inbox) = (Table::default(), Inbox::new());
+    let (mut table, mut inbox) = (PostTable::default(), Inbox::new());
     let mut slots = Vec::new();
     for post in posts {
         let (slot, opened, _) = table.posts.open(&Context::from_waker(Waker::noop()));

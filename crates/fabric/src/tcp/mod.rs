@@ -41,6 +41,7 @@
 #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only cards carry messages"))]
 pub(crate) mod call;
 mod connection;
+#[cfg(feature = "dax")]
 mod dax;
 mod endpoint;
 #[cfg(feature = "fuzz")]
@@ -87,7 +88,8 @@ use crate::{
 use link::Link;
 use peers::TcpCalls;
 use wire::{
-    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, Request, Status, VERSION, Verb, Welcome,
+    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, Request, RequestKind, Status, VERSION,
+    Welcome,
 };
 
 /// Time for which a side polls after its last work before it sleeps.
@@ -510,7 +512,7 @@ pub(crate) fn ask_once(
     let config = &tcp.0.config;
     let (mut stream, _) = greet(config, tcp.0.incarnation, server, tcp.0.of_thread(), 0)?;
     let length = question.len() as u32;
-    let request = Request { verb: Verb::Ask, more: false, length, offset: 0 }.encode();
+    let request = Request { verb: RequestKind::Ask, more: false, length, offset: 0 }.encode();
     let mut head = [0; ANSWER_BYTES];
     let asked = stream
         .write_all(&[&request, question].concat())
@@ -615,7 +617,7 @@ fn beat(
     let mut line = Some(link);
     while !stop.load(Ordering::SeqCst) {
         let asked = Instant::now();
-        let sent = line.as_mut().map(|link| say(link, Verb::Beat));
+        let sent = line.as_mut().map(|link| say(link, RequestKind::Beat));
         if !matches!(sent, Some(Ok(()))) {
             // The server may come back; until then its lease for this process runs out.
             let again = greet(config, incarnation, server, Use::Control, 0);
@@ -628,12 +630,12 @@ fn beat(
     }
     // A server that is gone needs no goodbye.
     if let Some(link) = &mut line {
-        let _ = say(link, Verb::Bye);
+        let _ = say(link, RequestKind::Bye);
     }
 }
 
 /// Sends a request without operands and waits for its answer.
-fn say(link: &mut Link<TcpStream>, verb: Verb) -> io::Result<()> {
+fn say(link: &mut Link<TcpStream>, verb: RequestKind) -> io::Result<()> {
     link.write_all(&Request { verb, more: false, length: 0, offset: 0 }.encode())?;
     let mut answer = [0; ANSWER_BYTES];
     link.read_exact(&mut answer)?;

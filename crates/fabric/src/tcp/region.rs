@@ -12,7 +12,7 @@
 //! - **TCP-9** The server answers a fence once its incarnation stands in the file, so that a restarted
 //!   server still knows the incarnations that it has cut off.
 //!
-//! A device of memory (`/dev/dax0.0`) holds the same, in one mapping of all that it has. If its first 2
+//! With the feature `dax`, a device of memory (`/dev/dax0.0`) holds the same, in one mapping. If its first 2
 //! MiB are zero, the device is unused: the server makes a region on it and sets its words to zero.
 //!
 //! The content of a mapped file outlives the process, however that ends, but not a crash of the
@@ -21,11 +21,14 @@
 use std::fs::{File, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
+#[cfg(feature = "dax")]
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+#[cfg(feature = "dax")]
 use super::dax::{Dax, SYS};
 use crate::locked::Locked;
 use crate::mapped::check_geometry;
@@ -97,7 +100,7 @@ impl Region {
     /// files; on `/dev/shm` and the like it is plain memory. All of the
     /// file's space is reserved now, so that a file system that fills up does no harm later.
     ///
-    /// `path` may be a device of memory, as `/dev/dax0.0`. On an unused device this makes a region of
+    /// With the feature `dax`, `path` may be a device of memory, as `/dev/dax0.0`. On an unused device this makes a region of
     /// `bytes`, else of all, and sets it to zero.
     ///
     /// # Errors
@@ -126,8 +129,17 @@ impl Region {
         };
         let told = file.metadata().map_err(|source| io_error("look at", path, source))?;
         if told.file_type().is_char_device() {
-            let dax = Dax::look(Path::new(SYS), path, told.rdev())?;
-            return Region::device(file, path, dax, bytes, (server, servers));
+            #[cfg(feature = "dax")]
+            {
+                let dax = Dax::look(Path::new(SYS), path, told.rdev())?;
+                return Region::device(file, path, dax, bytes, (server, servers));
+            }
+            #[cfg(not(feature = "dax"))]
+            {
+                let why = "it is a device: give a file, or build with the feature `dax` for a \
+                           device of memory";
+                return Err(not_a_region(path, why));
+            }
         }
         let file = lock(file, path)?;
         let length = told.len();
@@ -147,6 +159,7 @@ impl Region {
     }
 
     /// The region on a device, as it was left; or a new one on an unused device.
+    #[cfg(feature = "dax")]
     fn device(
         file: File,
         path: &Path,
@@ -171,7 +184,7 @@ impl Region {
             let of_bytes = dax.region_bytes(path, bytes)?;
             check_geometry(1, of_bytes)?;
             // If its maker died before it wrote the magic word, there may be more of a header.
-            let is_zero = |word: &AtomicU64| word.load(Ordering::SeqCst) == 0;
+            let is_zero = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::SeqCst) == 0;
             if header[0] != 0 || !record.as_slice()[HEADER_WORDS..].iter().all(is_zero) {
                 let why =
                     "it holds something else: if nobody needs that, set its first 2 MiB to zero";
@@ -359,6 +372,7 @@ fn new_id() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
     use std::path::PathBuf;
 
     use super::*;
@@ -473,6 +487,7 @@ mod tests {
     }
 
     /// A file in place of a device: it is mapped like one, and never cut or extended.
+    #[cfg(feature = "dax")]
     #[test]
     fn a_device_is_taken_where_nobody_has_it_and_found_again() {
         let scratch = Scratch::new("region-device");
@@ -525,6 +540,7 @@ mod tests {
         assert!(matches!(told, Err(FabricError::Damaged { .. })), "{told:?}");
     }
 
+    #[cfg(feature = "dax")]
     #[test]
     fn a_part_of_a_device_can_be_taken() {
         let scratch = Scratch::new("region-device-part");
@@ -539,7 +555,8 @@ mod tests {
     #[test]
     fn other_devices_are_refused_and_none_are_made() {
         let told = open(Path::new("/dev/null"), None).expect_err("no memory").to_string();
-        assert!(told.contains("none of memory (DAX)"), "{told}");
+        let why = if cfg!(feature = "dax") { "none of memory (DAX)" } else { "feature `dax`" };
+        assert!(told.contains(why), "{told}");
         let told = open(Path::new("/dev/dax7.7"), Some(BYTES)).expect_err("not there").to_string();
         assert!(told.contains("no device /dev/dax7.7"), "{told}");
     }

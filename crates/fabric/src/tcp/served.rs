@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::wire::Verb;
+use super::wire::RequestKind;
 
 /// Work of a memory server since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,13 +46,18 @@ pub(super) struct Tally {
 impl Served {
     /// One more request.
     #[inline]
-    pub(super) fn count(&mut self, verb: Verb) {
+    pub(super) fn count(&mut self, verb: RequestKind) {
         match verb {
-            Verb::Read => self.reads += 1,
-            Verb::Write | Verb::WriteWord => self.writes += 1,
-            Verb::Cas | Verb::Faa => self.atomics += 1,
-            Verb::Rpc => self.rpcs += 1,
-            Verb::Beat | Verb::Fence | Verb::IsDead | Verb::Bye | Verb::Ask | Verb::Call => {}
+            RequestKind::Read => self.reads += 1,
+            RequestKind::Write | RequestKind::WriteWord => self.writes += 1,
+            RequestKind::Cas | RequestKind::Faa => self.atomics += 1,
+            RequestKind::Rpc => self.rpcs += 1,
+            RequestKind::Beat
+            | RequestKind::Fence
+            | RequestKind::IsDead
+            | RequestKind::Bye
+            | RequestKind::Ask
+            | RequestKind::Call => {}
         }
     }
 }

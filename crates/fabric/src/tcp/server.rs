@@ -86,10 +86,10 @@ pub(super) struct ServerShared {
     /// Connections, those of strangers included.
     pub(super) open: AtomicUsize,
     /// One per thread: its new connections, and the waker that tells it of them.
-    pub(super) inboxes: Vec<Inbox>,
+    pub(super) inboxes: Vec<ThreadInbox>,
 }
 
-pub(super) struct Inbox {
+pub(super) struct ThreadInbox {
     pub(super) streams: Mutex<Vec<TcpStream>>,
     /// Connections that have replies to send.
     pub(super) replied: Mutex<Vec<usize>>,
@@ -156,7 +156,7 @@ impl MemoryServer {
             .iter()
             .map(|poll| {
                 let waker = Waker::new(poll.registry(), WAKER)?;
-                Ok(Inbox { streams: Mutex::default(), replied: Mutex::default(), waker })
+                Ok(ThreadInbox { streams: Mutex::default(), replied: Mutex::default(), waker })
             })
             .collect::<io::Result<Vec<_>>>()
             .map_err(failed)?;

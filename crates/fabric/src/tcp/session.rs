@@ -17,7 +17,7 @@ use super::peers::{CallServer, GateAdmission};
 use super::served::{Served, Tally};
 use super::wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, LENGTH_MAX, REQUEST_BYTES, Request,
-    Status, VERSION, Verb, Welcome, called, encode_answer, reply_head, word_at,
+    RequestKind, Status, VERSION, Welcome, called, encode_answer, reply_head, word_at,
 };
 use crate::calls::{Replies, Reply};
 use crate::wake::Notify;
@@ -291,14 +291,14 @@ impl Session {
                     // The most frequent request.
                     taken += REQUEST_BYTES;
                     prefetch(host, &input[taken..], AHEAD);
-                    served.count(Verb::Read);
+                    served.count(RequestKind::Read);
                     carry_out(host, read, &[], output);
                     continue;
                 }
                 let request = Request::decode(head).map_err(|_| Gone::Nonsense)?;
                 let start = taken + REQUEST_BYTES;
                 let Some(operands) = input.get(start..start + request.operand_bytes()) else {
-                    if request.verb == Verb::Call && guest.replies.is_none() {
+                    if request.verb == RequestKind::Call && guest.replies.is_none() {
                         // No room for a call that nobody takes.
                         return Err(Gone::Nonsense);
                     }
@@ -401,7 +401,7 @@ impl Session {
 fn prefetch(host: &Host, coming: &[u8], ahead: usize) {
     let at = ahead * REQUEST_BYTES;
     let Some(head) = coming.get(at..at + REQUEST_BYTES) else { return };
-    if head[0] == Verb::Read as u8 {
+    if head[0] == RequestKind::Read as u8 {
         let length = word_at(head, 0) >> 32;
         host.words.prefetch((word_at(head, 8) / 8) as usize, length as usize);
     }
@@ -418,11 +418,18 @@ pub(super) fn carry_out(
     let Request { verb, offset, length, .. } = request;
     let before = output.end();
     let done = match verb {
-        Verb::Read => read(host, offset, length as usize, output),
-        Verb::Write => write(host, offset, operands, output),
-        Verb::Cas | Verb::Faa | Verb::WriteWord => atomic(host, verb, offset, operands, output),
-        Verb::Rpc => call(host, offset, operands, output),
-        Verb::Beat | Verb::Fence | Verb::IsDead | Verb::Bye | Verb::Ask | Verb::Call => {
+        RequestKind::Read => read(host, offset, length as usize, output),
+        RequestKind::Write => write(host, offset, operands, output),
+        RequestKind::Cas | RequestKind::Faa | RequestKind::WriteWord => {
+            atomic(host, verb, offset, operands, output)
+        }
+        RequestKind::Rpc => call(host, offset, operands, output),
+        RequestKind::Beat
+        | RequestKind::Fence
+        | RequestKind::IsDead
+        | RequestKind::Bye
+        | RequestKind::Ask
+        | RequestKind::Call => {
             output.push(&encode_answer(Status::Done, 0));
             Ok(())
         }
@@ -462,7 +469,7 @@ fn write(host: &Host, offset: u64, bytes: &[u8], output: &mut Output) -> Result<
 #[inline]
 fn atomic(
     host: &Host,
-    verb: Verb,
+    verb: RequestKind,
     offset: u64,
     operands: &[u8],
     output: &mut Output,
@@ -471,8 +478,8 @@ fn atomic(
     let addr = GlobalAddr::new(host.server, offset);
     let (words, word) = access::word(Some(&*host.words), addr)?;
     let old = match verb {
-        Verb::Cas => words.cas(word, word_at(operands, 0), word_at(operands, 8)),
-        Verb::Faa => words.faa(word, word_at(operands, 0)),
+        RequestKind::Cas => words.cas(word, word_at(operands, 0), word_at(operands, 8)),
+        RequestKind::Faa => words.faa(word, word_at(operands, 0)),
         _ => {
             words.store(word, &[word_at(operands, 0)]);
             output.push(&encode_answer(Status::Done, 0));
@@ -513,7 +520,7 @@ fn answer_special(
 ) -> Result<(), Gone> {
     let now_ms = host.now_ms();
     match request.verb {
-        Verb::Call => {
+        RequestKind::Call => {
             let (Some(call_server), Some(replies)) = (&host.call_server, &guest.replies) else {
                 return Err(Gone::Nonsense);
             };
@@ -527,7 +534,7 @@ fn answer_special(
             );
             return if is_taken { Ok(()) } else { Err(Gone::Nonsense) };
         }
-        Verb::Fence => {
+        RequestKind::Fence => {
             let who = Incarnation(word_at(operands, 0));
             // Server 0 decides on deaths; clients ask the others after it.
             let is_judge = host.server == ServerId(0);
@@ -542,16 +549,16 @@ fn answer_special(
             };
             output.push(&encode_answer(status, 0));
         }
-        Verb::Beat => {
+        RequestKind::Beat => {
             let status = if guest.life.beat(now_ms) { Status::Done } else { Status::Fenced };
             output.push(&encode_answer(status, 0));
         }
-        Verb::IsDead => {
+        RequestKind::IsDead => {
             let is_dead = host.lives.is_dead(Incarnation(word_at(operands, 0)), now_ms);
             output.push(&encode_answer(Status::Done, 1));
             output.push(&[is_dead.into()]);
         }
-        Verb::Ask => {
+        RequestKind::Ask => {
             let goes = guest.pass.as_ref().is_some_and(|pass| pass.by_card);
             let Some(offer) = host.offer.as_ref().filter(|_| goes) else {
                 output.push(&encode_answer(Status::NoService, 0));

@@ -11,7 +11,7 @@ use super::TcpShared;
 use super::connection::Connection;
 use super::inbox::{Sink, Waiting};
 use super::socket_waiter::SocketWaiter;
-use super::wire::{Request, Status, Verb, word_at};
+use super::wire::{Request, RequestKind, Status, word_at};
 use crate::exec::Driver;
 use crate::post::{Carrier, Load};
 use crate::posts::{self, Kept, Posts, Slot};
@@ -103,7 +103,7 @@ impl Kept for Payload {
 
 /// Posts of this thread.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct PostTable {
     pub(super) posts: Posts<Payload>,
     /// Bytes that each server exposes.
     region_bytes: Vec<u64>,
@@ -111,7 +111,7 @@ pub(super) struct Table {
 
 /// State that posting and driving change.
 struct TransportState {
-    table: Table,
+    table: PostTable,
     connections: Vec<Connection>,
     /// Connections to compute servers, from the first message on.
     peers: Vec<Connection>,
@@ -165,7 +165,7 @@ impl Transport {
             connection.attach(stream, welcome.connection).map_err(own)?;
             connections.push(connection);
         }
-        let table = Table { region_bytes: shared.region_bytes(), ..Table::default() };
+        let table = PostTable { region_bytes: shared.region_bytes(), ..PostTable::default() };
         Ok(Transport {
             shared,
             state: RefCell::new(TransportState {
@@ -393,11 +393,11 @@ impl SingleCarrier for Transport {
             let length = buf.window_len() as u32;
             if is_read {
                 let request =
-                    Request { verb: Verb::Read, more: false, length, offset: at.offset() };
+                    Request { verb: RequestKind::Read, more: false, length, offset: at.offset() };
                 connection.post_head(waiting, request);
             } else {
                 let request =
-                    Request { verb: Verb::Write, more: false, length, offset: at.offset() };
+                    Request { verb: RequestKind::Write, more: false, length, offset: at.offset() };
                 connection.post(waiting, request, [buf.window_bytes(), &[]]);
             }
             is_posted = true;
@@ -505,7 +505,7 @@ impl posts::Table for TransportState {
     }
 }
 
-impl Sink for Table {
+impl Sink for PostTable {
     #[inline]
     fn answer(&mut self, waiting: Waiting, status: Status, content: &[u8]) -> bool {
         let slot = self.posts.slot(waiting.slot);
@@ -673,20 +673,20 @@ pub(super) fn for_each_request(
             let offset = (reply.window_len() as u64) << 32 | u64::from(service.0);
             let bytes = request.window_bytes();
             let request =
-                Request { verb: Verb::Rpc, more: false, length: bytes.len() as u32, offset };
+                Request { verb: RequestKind::Rpc, more: false, length: bytes.len() as u32, offset };
             each(*server, request, [bytes, &[]]);
         }
         Payload::Fence(server, who) => {
-            let request = Request { verb: Verb::Fence, more: false, length: 8, offset: 0 };
+            let request = Request { verb: RequestKind::Fence, more: false, length: 8, offset: 0 };
             each(*server, request, [&who.0.to_le_bytes(), &[]]);
         }
         Payload::IsDead(server, who, _) => {
-            let request = Request { verb: Verb::IsDead, more: false, length: 8, offset: 0 };
+            let request = Request { verb: RequestKind::IsDead, more: false, length: 8, offset: 0 };
             each(*server, request, [&who.0.to_le_bytes(), &[]]);
         }
         Payload::Ask(server, question) => {
             let length = question.len() as u32;
-            let request = Request { verb: Verb::Ask, more: false, length, offset: 0 };
+            let request = Request { verb: RequestKind::Ask, more: false, length, offset: 0 };
             each(*server, request, [question, &[]]);
         }
     }
@@ -697,18 +697,18 @@ fn request_of(op: &Op, more: bool, each: &mut impl FnMut(ServerId, Request, [&[u
     let (server, offset) = (op.addr().server(), op.addr().offset());
     let of = |verb, length: usize| Request { verb, more, length: length as u32, offset };
     match op {
-        Op::Read { into, .. } => each(server, of(Verb::Read, into.window_len()), [&[], &[]]),
+        Op::Read { into, .. } => each(server, of(RequestKind::Read, into.window_len()), [&[], &[]]),
         Op::Write { from, .. } => {
             let bytes = from.window_bytes();
-            each(server, of(Verb::Write, bytes.len()), [bytes, &[]]);
+            each(server, of(RequestKind::Write, bytes.len()), [bytes, &[]]);
         }
         Op::WriteWord { value, .. } => {
-            each(server, of(Verb::WriteWord, 8), [&value.to_le_bytes(), &[]]);
+            each(server, of(RequestKind::WriteWord, 8), [&value.to_le_bytes(), &[]]);
         }
         Op::Cas { expected, new, .. } => {
-            each(server, of(Verb::Cas, 16), [&expected.to_le_bytes(), &new.to_le_bytes()]);
+            each(server, of(RequestKind::Cas, 16), [&expected.to_le_bytes(), &new.to_le_bytes()]);
         }
-        Op::Faa { add, .. } => each(server, of(Verb::Faa, 8), [&add.to_le_bytes(), &[]]),
+        Op::Faa { add, .. } => each(server, of(RequestKind::Faa, 8), [&add.to_le_bytes(), &[]]),
     }
 }
 

@@ -8,7 +8,7 @@
 //! answer:   status u8 | 0 u8 | 0 u16 | length u32 | content
 //! ```
 //!
-//! [`Status::Reply`] answers calls ([`Verb::Call`]) instead, whenever their replies are ready.
+//! [`Status::Reply`] answers calls ([`RequestKind::Call`]) instead, whenever their replies are ready.
 //!
 //! No decoder trusts the other side: it refuses every message that is not exactly of this form.
 
@@ -35,7 +35,7 @@ pub(crate) const QUESTION_MAX: usize = 256;
 /// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Verb {
+pub(crate) enum RequestKind {
     /// `length` bytes from `offset`. No operands; they are the answer's content.
     Read = 1,
     /// Stores the `length` bytes that follow at `offset`.
@@ -65,12 +65,14 @@ pub(crate) enum Verb {
     Call = 12,
 }
 
-impl Verb {
+impl RequestKind {
     #[inline]
-    fn of(byte: u8) -> Option<Verb> {
-        use Verb::{Ask, Beat, Bye, Call, Cas, Faa, Fence, IsDead, Read, Rpc, Write, WriteWord};
+    fn of(byte: u8) -> Option<RequestKind> {
+        use RequestKind::{
+            Ask, Beat, Bye, Call, Cas, Faa, Fence, IsDead, Read, Rpc, Write, WriteWord,
+        };
         // In the order of their numbers.
-        const ALL: [Verb; 12] =
+        const ALL: [RequestKind; 12] =
             [Read, Write, Cas, Faa, Rpc, Fence, IsDead, Beat, Bye, WriteWord, Ask, Call];
         ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
@@ -78,17 +80,28 @@ impl Verb {
     /// Returns whether it is carried out without the connection's gate.
     #[inline]
     pub(crate) fn is_without_gate(self) -> bool {
-        matches!(self, Verb::Fence | Verb::IsDead | Verb::Beat | Verb::Bye | Verb::Ask | Verb::Call)
+        matches!(
+            self,
+            RequestKind::Fence
+                | RequestKind::IsDead
+                | RequestKind::Beat
+                | RequestKind::Bye
+                | RequestKind::Ask
+                | RequestKind::Call
+        )
     }
 
     /// Returns the length of its operands, if that is fixed.
     #[inline]
     fn operand_bytes(self) -> Option<usize> {
         match self {
-            Verb::Read | Verb::Beat | Verb::Bye => Some(0),
-            Verb::Faa | Verb::Fence | Verb::IsDead | Verb::WriteWord => Some(8),
-            Verb::Cas => Some(16),
-            Verb::Write | Verb::Rpc | Verb::Ask | Verb::Call => None,
+            RequestKind::Read | RequestKind::Beat | RequestKind::Bye => Some(0),
+            RequestKind::Faa
+            | RequestKind::Fence
+            | RequestKind::IsDead
+            | RequestKind::WriteWord => Some(8),
+            RequestKind::Cas => Some(16),
+            RequestKind::Write | RequestKind::Rpc | RequestKind::Ask | RequestKind::Call => None,
         }
     }
 }
@@ -96,7 +109,7 @@ impl Verb {
 /// The beginning of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    pub(crate) verb: Verb,
+    pub(crate) verb: RequestKind,
     /// The next request is of the same chain: not carried out if this one fails.
     pub(crate) more: bool,
     pub(crate) length: u32,
@@ -123,29 +136,29 @@ impl Request {
     pub(crate) fn read_alone(bytes: &[u8; REQUEST_BYTES]) -> Option<Request> {
         let first = word_at(bytes, 0);
         let (kind, length) = (first as u32, (first >> 32) as u32);
-        let is_read = kind == Verb::Read as u32 && length as usize <= LENGTH_MAX;
+        let is_read = kind == RequestKind::Read as u32 && length as usize <= LENGTH_MAX;
         let offset = word_at(bytes, 8);
-        is_read.then_some(Request { verb: Verb::Read, more: false, length, offset })
+        is_read.then_some(Request { verb: RequestKind::Read, more: false, length, offset })
     }
 
     #[inline]
     pub(crate) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Request, Malformed> {
         let [verb, more @ 0..=1, 0, 0, ..] = *bytes else { return Err(Malformed) };
-        let verb = Verb::of(verb).ok_or(Malformed)?;
+        let verb = RequestKind::of(verb).ok_or(Malformed)?;
         let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         let offset = word_at(bytes, 8);
         let request = Request { verb, more: more == 1, length, offset };
-        if verb == Verb::Read {
+        if verb == RequestKind::Read {
             // Most are.
             return if length as usize <= LENGTH_MAX { Ok(request) } else { Err(Malformed) };
         }
         let fits = match verb.operand_bytes() {
             Some(operands) => length as usize == operands,
-            None if verb == Verb::Call => length as usize <= CALL_BYTES_MAX,
+            None if verb == RequestKind::Call => length as usize <= CALL_BYTES_MAX,
             None => length as usize <= LENGTH_MAX,
         };
-        let fits = fits && (verb != Verb::Ask || length as usize <= QUESTION_MAX);
-        let room_fits = verb != Verb::Rpc || offset >> 32 <= LENGTH_MAX as u64;
+        let fits = fits && (verb != RequestKind::Ask || length as usize <= QUESTION_MAX);
+        let room_fits = verb != RequestKind::Rpc || offset >> 32 <= LENGTH_MAX as u64;
         if !fits || !room_fits {
             return Err(Malformed);
         }
@@ -238,7 +251,7 @@ pub(crate) const REPLY_WORD_BYTES: usize = 8;
 /// Head of a call with a request of `length` bytes.
 pub(crate) fn call_head(number: u64, service: ServiceId, length: usize) -> Request {
     let offset = number << 16 | u64::from(service.0);
-    Request { verb: Verb::Call, more: false, length: length as u32, offset }
+    Request { verb: RequestKind::Call, more: false, length: length as u32, offset }
 }
 
 /// Number and service of a call.
@@ -430,17 +443,17 @@ mod tests {
     #[test]
     fn requests_decode_as_they_were_encoded() {
         for (verb, length) in [
-            (Verb::Read, 2 << 20),
-            (Verb::Write, 0),
-            (Verb::Cas, 16),
-            (Verb::Faa, 8),
-            (Verb::Rpc, 77),
-            (Verb::Fence, 8),
-            (Verb::IsDead, 8),
-            (Verb::Beat, 0),
-            (Verb::Bye, 0),
-            (Verb::WriteWord, 8),
-            (Verb::Ask, 256),
+            (RequestKind::Read, 2 << 20),
+            (RequestKind::Write, 0),
+            (RequestKind::Cas, 16),
+            (RequestKind::Faa, 8),
+            (RequestKind::Rpc, 77),
+            (RequestKind::Fence, 8),
+            (RequestKind::IsDead, 8),
+            (RequestKind::Beat, 0),
+            (RequestKind::Bye, 0),
+            (RequestKind::WriteWord, 8),
+            (RequestKind::Ask, 256),
         ] {
             let request = Request { verb, more: length == 16, length, offset: 0x1234_5678_9abc };
             assert_eq!(Request::decode(&request.encode()), Ok(request));
@@ -470,16 +483,20 @@ mod tests {
 
     #[test]
     fn a_malformed_request_is_refused() {
-        let good = Request { verb: Verb::Cas, more: false, length: 16, offset: 8 }.encode();
+        let good = Request { verb: RequestKind::Cas, more: false, length: 16, offset: 8 }.encode();
         for (at, byte) in [(0, 0), (0, 13), (1, 2), (2, 1), (3, 1), (4, 15), (7, 1)] {
             let mut bytes = good;
             bytes[at] = byte;
             assert_eq!(Request::decode(&bytes), Err(Malformed), "byte {at}");
         }
-        let long =
-            Request { verb: Verb::Write, more: false, length: LENGTH_MAX as u32 + 1, offset: 0 };
+        let long = Request {
+            verb: RequestKind::Write,
+            more: false,
+            length: LENGTH_MAX as u32 + 1,
+            offset: 0,
+        };
         assert_eq!(Request::decode(&long.encode()), Err(Malformed));
-        let room = Request { verb: Verb::Rpc, more: false, length: 1, offset: u64::MAX };
+        let room = Request { verb: RequestKind::Rpc, more: false, length: 1, offset: u64::MAX };
         assert_eq!(Request::decode(&room.encode()), Err(Malformed));
     }
 

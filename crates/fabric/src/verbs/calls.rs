@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 
-use super::posts::Posts;
+use super::posts::CardPosts;
 use crate::OpError;
 use crate::raw::verbs::{Call, Hold, SendQueue};
 use crate::tcp::call::head;
@@ -66,7 +66,7 @@ impl Calls {
     }
 
     /// Hands over an answer; false if it is none, or nobody waits for it.
-    pub(super) fn answered(&mut self, message: &[u8], posts: &mut Posts) -> bool {
+    pub(super) fn answered(&mut self, message: &[u8], posts: &mut CardPosts) -> bool {
         let Some(call) = self.sent.front() else { return false };
         let is_answer = posts.answered(call.slot, message);
         if is_answer {
@@ -99,7 +99,7 @@ impl Calls {
     }
 
     /// Fails them all: no answer will come.
-    pub(super) fn lose(&mut self, error: OpError, posts: &mut Posts) {
+    pub(super) fn lose(&mut self, error: OpError, posts: &mut CardPosts) {
         for call in self.sent.drain(..).chain(self.unsent.drain(..)) {
             drop(call.hold);
             posts.ended(call.slot, Err(error));
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::posts::Kept;
     use crate::raw::SlabRef;
-    use crate::raw::verbs::Load;
+    use crate::raw::verbs::HeldLoad;
     use crate::{OpErrorKind, ServerId, ServiceId};
 
     /// As [`Calls::send`] with room for `count`, and no send queue.
@@ -127,10 +127,10 @@ mod tests {
         }
     }
 
-    fn post(posts: &mut Posts, calls: &mut Calls, slab: &SlabRef) -> u32 {
+    fn post(posts: &mut CardPosts, calls: &mut Calls, slab: &SlabRef) -> u32 {
         let (server, service) = (ServerId(0), ServiceId(1));
         let (request, reply) = (slab.buf(8), slab.buf(8));
-        let load = Load::Call(Call { server, service, request, reply, reply_len: 0 });
+        let load = HeldLoad::Call(Call { server, service, request, reply, reply_len: 0 });
         let (slot, opened, _) = posts.open(&Context::from_waker(Waker::noop()));
         opened.kept.put(load);
         let hold = posts.part(slot);
@@ -139,11 +139,11 @@ mod tests {
         slot
     }
 
-    fn taken(posts: &mut Posts, slot: u32) -> Option<(usize, Option<OpError>)> {
+    fn taken(posts: &mut CardPosts, slot: u32) -> Option<(usize, Option<OpError>)> {
         let is_done = posts.slot(slot).missing == 0;
         let (load, error) = is_done.then(|| posts.take(slot))?;
         match load {
-            Load::Call(call) => Some((call.reply_len, error)),
+            HeldLoad::Call(call) => Some((call.reply_len, error)),
             other => panic!("an RPC came back as {other:?}"),
         }
     }
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn answers_find_their_calls_in_order() {
         let slab = SlabRef::new();
-        let (mut posts, mut calls) = (Posts::default(), Calls::default());
+        let (mut posts, mut calls) = (CardPosts::default(), Calls::default());
         let slots: Vec<u32> = (0..3).map(|_| post(&mut posts, &mut calls, &slab)).collect();
         assert!(!calls.answered(&[0; 8], &mut posts), "nothing has been sent");
         send(&mut calls, 2);
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn the_oldest_call_sets_the_wait() {
         let slab = SlabRef::new();
-        let (mut posts, mut calls) = (Posts::default(), Calls::default());
+        let (mut posts, mut calls) = (CardPosts::default(), Calls::default());
         assert_eq!(calls.look(50), 0);
         for _ in 0..2 {
             post(&mut posts, &mut calls, &slab);

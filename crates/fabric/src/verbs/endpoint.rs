@@ -11,7 +11,8 @@ use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
 use super::{VerbsError, VerbsShared};
 use crate::post::{Carrier, Post, Stage, list, old_word};
 use crate::raw::verbs::{
-    Call, Completions, Ends, Load, QueuePair, Remote, SendQueue, Size, WordsKey, registered_slab,
+    Call, Completions, Ends, HeldLoad, QueuePair, Remote, SendQueue, Size, WordsKey,
+    registered_slab,
 };
 use crate::single::Single;
 use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
@@ -101,8 +102,8 @@ impl VerbsEndpoint {
     #[inline]
     fn post<T>(
         &self,
-        load: Load,
-        finish: fn(Load, Option<OpError>) -> T,
+        load: HeldLoad,
+        finish: fn(HeldLoad, Option<OpError>) -> T,
     ) -> Post<'_, Transport, T> {
         Post::new(&self.thread.transport, load, finish)
     }
@@ -320,27 +321,25 @@ impl Endpoint for VerbsEndpoint {
         expected: u64,
         new: u64,
     ) -> impl Future<Output = Result<u64, OpError>> {
-        self.post(Load::One(Op::Cas { at, expected, new, old: 0 }), old_word)
+        self.post(HeldLoad::One(Op::Cas { at, expected, new, old: 0 }), old_word)
     }
 
     #[inline]
     fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
-        self.post(Load::One(Op::Faa { at, add, old: 0 }), old_word)
+        self.post(HeldLoad::One(Op::Faa { at, add, old: 0 }), old_word)
     }
 
     /// Posted on one queue pair, in order, with the fence flag if a READ or an atomic has to end first. Such
     /// a chain takes more than one trip of the wire, though one wait.
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        let server = ops.server();
-        let one_server = ops.iter().all(|op| Some(op.addr().server()) == server);
-        assert!(one_server, "a chain goes to one server");
-        self.post(Load::Chain(ops), list)
+        ops.assert_chain();
+        self.post(HeldLoad::Chain(ops), list)
     }
 
     #[inline]
     fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        self.post(Load::Batch(ops), list)
+        self.post(HeldLoad::Batch(ops), list)
     }
 
     /// By the card if request and room for the reply have at most 4 KiB each and the server grants that, else
@@ -357,9 +356,9 @@ impl Endpoint for VerbsEndpoint {
             return self.thread.tcp.rpc(server, service, request, reply).await;
         }
         let call = Call { server, service, request, reply, reply_len: 0 };
-        self.post(Load::Call(call), |load, error| match (load, error) {
+        self.post(HeldLoad::Call(call), |load, error| match (load, error) {
             (_, Some(error)) => Err(error),
-            (Load::Call(Call { reply, reply_len, .. }), None) => {
+            (HeldLoad::Call(Call { reply, reply_len, .. }), None) => {
                 let at = reply.window_start();
                 Ok(reply.window(at..at + reply_len))
             }

@@ -4,43 +4,43 @@ use std::rc::Rc;
 
 use crate::OpError;
 use crate::posts::{self, Kept};
-use crate::raw::verbs::{Hold, Load};
+use crate::raw::verbs::{HeldLoad, Hold};
 use crate::tcp::call::answer_of;
 
 /// All posts whose futures have not taken their results. An unused hold is kept for its memory.
-pub(super) type Posts = posts::Posts<Rc<Hold>>;
+pub(super) type CardPosts = posts::Posts<Rc<Hold>>;
 
 impl Kept for Rc<Hold> {
-    type Load = Load;
+    type Load = HeldLoad;
 
     fn empty() -> Self {
         Hold::new()
     }
 
     #[inline]
-    fn put(&mut self, load: Load) {
+    fn put(&mut self, load: HeldLoad) {
         let before = exchange(self, load);
-        debug_assert!(matches!(before, Load::Empty), "a slot is given out once");
+        debug_assert!(matches!(before, HeldLoad::Empty), "a slot is given out once");
         // Nothing that would have to be dropped.
         std::mem::forget(before);
     }
 
     #[inline]
-    fn take(&mut self) -> Load {
-        exchange(self, Load::Empty)
+    fn take(&mut self) -> HeldLoad {
+        exchange(self, HeldLoad::Empty)
     }
 }
 
 /// Exchanges the load of a hold. A card that could not be stopped keeps the old one.
 #[inline]
-fn exchange(hold: &mut Rc<Hold>, load: Load) -> Load {
+fn exchange(hold: &mut Rc<Hold>, load: HeldLoad) -> HeldLoad {
     Hold::swap(hold, load).unwrap_or_else(|load| {
         *hold = Hold::new();
-        Hold::swap(hold, load).unwrap_or(Load::Empty)
+        Hold::swap(hold, load).unwrap_or(HeldLoad::Empty)
     })
 }
 
-impl Posts {
+impl CardPosts {
     /// One more part of a post is on its way; returns the owner of its buffers.
     #[inline]
     pub(super) fn part(&mut self, index: u32) -> Rc<Hold> {

@@ -38,11 +38,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// A thread that answers RPCs. It ends when this is dropped.
 pub(super) struct RpcServer {
-    inner: Arc<Inner>,
+    inner: Arc<RpcServerInner>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Inner {
+struct RpcServerInner {
     completions: Arc<Completions>,
     rpc_slots: Mutex<BTreeMap<u64, Arc<RpcSlot>>>,
     slots_max: usize,
@@ -72,7 +72,7 @@ struct RpcSlotState {
 
 /// A reserved RPC slot. Given back when it is dropped.
 pub(super) struct Reservation {
-    inner: Arc<Inner>,
+    inner: Arc<RpcServerInner>,
     number: u64,
 }
 
@@ -91,7 +91,7 @@ impl RpcServer {
         poll.registry()
             .register(&mut SourceFd(&fd), Token(0), Interest::READABLE)
             .map_err(failed)?;
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(RpcServerInner {
             completions,
             rpc_slots: Mutex::default(),
             slots_max: (entries / COMPLETIONS_PER_SLOT) as usize,
@@ -163,7 +163,7 @@ impl Drop for Reservation {
     }
 }
 
-impl Inner {
+impl RpcServerInner {
     fn rpc_slots(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<RpcSlot>>> {
         self.rpc_slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -200,7 +200,7 @@ enum Turn {
 
 /// The thread itself.
 struct RpcWorker {
-    inner: Arc<Inner>,
+    inner: Arc<RpcServerInner>,
     /// RPC slots with work.
     ready: VecDeque<(u64, Arc<RpcSlot>)>,
     message: Vec<u8>,
@@ -208,7 +208,7 @@ struct RpcWorker {
 }
 
 impl RpcWorker {
-    fn new(inner: Arc<Inner>) -> RpcWorker {
+    fn new(inner: Arc<RpcServerInner>) -> RpcWorker {
         RpcWorker {
             inner,
             ready: VecDeque::new(),

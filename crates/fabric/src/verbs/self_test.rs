@@ -15,7 +15,7 @@ use super::VerbsError;
 use super::card_port::CardPort;
 use crate::raw::SlabRef;
 use crate::raw::verbs::{
-    Completions, Ends, Here, Hold, Load, QueuePair, Remote, SendQueue, Size, WordsKey, Work,
+    Completions, Ends, HeldLoad, Here, Hold, QueuePair, Remote, SendQueue, Size, WordsKey, Work,
     registered_slab,
 };
 use crate::{GlobalAddr, Op, Ops, ServerId, Words};
@@ -119,7 +119,7 @@ impl<'a> Probe<'a> {
     }
 
     /// Posts a chain and waits for it.
-    fn run(&mut self, load: Load) -> Result<Load, VerbsError> {
+    fn run(&mut self, load: HeldLoad) -> Result<HeldLoad, VerbsError> {
         let count = load.ops().count();
         let in_use = |_| unfit(self.card_port, "an operation that ended was still in flight");
         Hold::swap(&mut self.hold, load).map_err(in_use)?;
@@ -159,11 +159,11 @@ impl<'a> Probe<'a> {
             }
         }
         let in_use = |_| unfit(self.card_port, "an operation that ended was still in flight");
-        Hold::swap(&mut self.hold, Load::Empty).map_err(in_use)
+        Hold::swap(&mut self.hold, HeldLoad::Empty).map_err(in_use)
     }
 
-    fn one(&mut self, op: Op) -> Result<Load, VerbsError> {
-        self.run(Load::One(op))
+    fn one(&mut self, op: Op) -> Result<HeldLoad, VerbsError> {
+        self.run(HeldLoad::One(op))
     }
 
     /// WRITE, inline and not, READ, CAS and FAA, with a value that shows the order of bytes.
@@ -179,7 +179,7 @@ impl<'a> Probe<'a> {
         let added = ops.faa(at(0), 5);
         let word = ops.read(at(0), self.slab.buf(8));
         let block = ops.read(at(128), self.slab.buf(1024));
-        let Load::Chain(ops) = self.run(Load::Chain(ops))? else {
+        let HeldLoad::Chain(ops) = self.run(HeldLoad::Chain(ops))? else {
             return Err(unfit(self.card_port, "a chain came back as something else"));
         };
         let found = [ops.old(hit), ops.old(miss), ops.old(added), ops.buf(word).words()[0]];
@@ -195,7 +195,7 @@ impl<'a> Probe<'a> {
 
     fn line_is_torn(&mut self) -> Result<bool, VerbsError> {
         let read = self.one(Op::Read { from: at(8), into: self.slab.buf(LINE * 8) })?;
-        let Load::One(Op::Read { into, .. }) = read else { return Ok(false) };
+        let HeldLoad::One(Op::Read { into, .. }) = read else { return Ok(false) };
         // Each WRITE fills the line with one byte.
         Ok(into.bytes().chunks_exact(8).any(|word| word.iter().any(|byte| *byte != word[0])))
     }

@@ -13,11 +13,11 @@ use std::task::Context;
 use std::time::{Duration, Instant};
 
 use super::calls::Calls;
-use super::posts::Posts;
+use super::posts::CardPosts;
 use crate::exec::Driver;
 use crate::post::Carrier;
 use crate::posts::{self, Kept};
-use crate::raw::verbs::{Completions, Hold, Load, SendQueue, Work, send_queue_of};
+use crate::raw::verbs::{Completions, HeldLoad, Hold, SendQueue, Work, send_queue_of};
 use crate::single::SingleCarrier;
 use crate::tcp;
 use crate::wake::Notify;
@@ -59,7 +59,7 @@ struct ServerQueue {
 
 struct TransportState {
     queues: Vec<ServerQueue>,
-    posts: Posts,
+    posts: CardPosts,
     /// Parts of a list in posting: server, part, fence flag. Kept for its memory.
     planned: Vec<(usize, u32, bool)>,
     /// Lists that were posted on send queues that are gone, and work requests in them.
@@ -107,7 +107,7 @@ impl Transport {
         let queues = region_bytes.iter().map(|_| queue()).collect();
         let state = TransportState {
             queues,
-            posts: Posts::default(),
+            posts: CardPosts::default(),
             planned: Vec::new(),
             posted: (0, 0),
             answer: Vec::new(),
@@ -303,7 +303,7 @@ impl Transport {
     fn take_completions(
         &self,
         queues: &mut [ServerQueue],
-        posts: &mut Posts,
+        posts: &mut CardPosts,
         posted: &mut (u64, u64),
         answer: &mut Vec<u8>,
     ) -> bool {
@@ -389,7 +389,7 @@ impl ServerQueue {
         &mut self,
         pair: PairState,
         error: OpError,
-        posts: &mut Posts,
+        posts: &mut CardPosts,
         posted: &mut (u64, u64),
     ) {
         if let PairState::Up(mut send_queue) = std::mem::replace(&mut self.pair, pair) {
@@ -441,20 +441,20 @@ impl Plan {
 }
 
 impl Carrier for Transport {
-    type Load = Load;
+    type Load = HeldLoad;
 
-    fn post(&self, load: Load, context: &Context<'_>) -> u32 {
+    fn post(&self, load: HeldLoad, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
         let TransportState { queues, posts, planned, .. } = &mut *state;
         let refused = match &load {
-            Load::Call(call) => self.refusal_of(queues, call.server),
+            HeldLoad::Call(call) => self.refusal_of(queues, call.server),
             load => load.ops().find_map(|op| self.refusal(queues, op)),
         };
-        let mut plan = Plan::new(matches!(load, Load::Chain(_)));
+        let mut plan = Plan::new(matches!(load, HeldLoad::Chain(_)));
         let mut called = None;
         match &load {
             _ if refused.is_some() => {}
-            Load::Call(call) => called = Some(call.server),
+            HeldLoad::Call(call) => called = Some(call.server),
             load => {
                 // Planned before the load is given away.
                 let parts = load.ops().zip(0..).filter(|(op, _)| op.bytes() > 0);
@@ -486,7 +486,7 @@ impl Carrier for Transport {
         &self,
         index: u32,
         context: &Context<'_>,
-        finish: fn(Load, Option<OpError>) -> T,
+        finish: fn(HeldLoad, Option<OpError>) -> T,
     ) -> Option<T> {
         let (load, error) = posts::result(&self.state, index, context)?;
         Some(finish(load, error))
@@ -509,7 +509,7 @@ impl SingleCarrier for Transport {
         };
         let refused = self.refusal(queues, &op);
         let (index, slot, before) = posts.open(context);
-        slot.kept.put(Load::One(op));
+        slot.kept.put(HeldLoad::One(op));
         if refused.is_none() && bytes > 0 {
             let hold = posts.part(index);
             queues[server].push(Work { hold, part: 0, slot: index, is_fenced: false });
@@ -539,7 +539,7 @@ impl posts::Table for TransportState {
     type Kept = Rc<Hold>;
 
     #[inline]
-    fn posts(&mut self) -> &mut Posts {
+    fn posts(&mut self) -> &mut CardPosts {
         &mut self.posts
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::real::{Hosts, REGION_BYTES, RealHarness};
+use crate::common::real::{Hosts, OwnExecutor, REGION_BYTES, RealHarness};
 use crate::common::{die, list, listed};
 use farleaf_fabric::conformance::{SERVERS, cases, run_case};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
@@ -22,8 +22,8 @@ use farleaf_fabric::verbs::{
     CardConfig, Verbs, VerbsConfig, VerbsEndpoint, VerbsError, VerbsServer, devices,
 };
 use farleaf_fabric::{
-    AnyFabric, Endpoint, Fabric, FabricError, GlobalAddr, Incarnation, OpErrorKind, RealTime,
-    Refusal, ServerId, Service, ServiceId, Words,
+    AnyFabric, Endpoint, Fabric, FabricError, GlobalAddr, Incarnation, OpErrorKind, Refusal,
+    ServerId, Service, ServiceId, Words,
 };
 
 const LEASE: Duration = Duration::from_millis(500);
@@ -105,7 +105,7 @@ pub(crate) fn be_victim(servers: &str, addr: GlobalAddr) {
 /// Every case of the contract's suite; `FARLEAF_CASE` picks some by a part of their names.
 fn keeps_the_contract<F>(test: &str, harness: impl Fn() -> RealHarness<F>)
 where
-    F: Fabric<Endpoint: RealTime> + Sync,
+    F: Fabric<Endpoint: OwnExecutor> + Sync,
 {
     if !has_card(test) {
         return;

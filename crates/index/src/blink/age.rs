@@ -22,7 +22,7 @@ impl BlinkTree {
     /// Cost: 2 READs and 1 WRITE for each node.
     pub(crate) async fn age(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
-        let mut nodes = Nodes(Vec::new());
+        let mut nodes = AgedNodes(Vec::new());
         self.walk(session, &mut nodes, &mut TableReport::default()).await?;
         let reliable = session.reliable();
         for (addr, bytes) in nodes.0 {
@@ -34,9 +34,9 @@ impl BlinkTree {
     }
 }
 
-struct Nodes(Vec<(GlobalAddr, usize)>);
+struct AgedNodes(Vec<(GlobalAddr, usize)>);
 
-impl Visitor for Nodes {
+impl Visitor for AgedNodes {
     fn object(&mut self, kind: &'static str, addr: GlobalAddr, bytes: usize) {
         if kind == NODE {
             self.0.push((addr, bytes));

@@ -7,7 +7,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
 use super::records::{fill_record, record_bytes};
-use super::{BlinkTree, Fail};
+use super::{BlinkFail, BlinkTree};
 use crate::IndexError;
 use crate::bnode::{Head, Layout, LeafEntry, RecordRef, Value};
 use crate::index::SortedPairs;
@@ -29,7 +29,7 @@ impl BlinkTree {
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
         self.refresh_root(session).await?;
-        let mut builder = Builder::new(self, session, &[]);
+        let mut builder = TreeBuilder::new(self, session, &[]);
         builder.run(pairs).await?;
         let (root, built, count) = (builder.root, builder.built, builder.count);
         let tree = Arc::clone(self);
@@ -47,14 +47,14 @@ impl BlinkTree {
         self: &Arc<Self>,
         session: &Session,
         (root, level): (GlobalAddr, u8),
-        mut built: Built,
+        mut built: BuiltNodes,
     ) -> Result<(), IndexError> {
         let lock = self.lock_root(session).await?;
         let (old, old_level) = self.refresh_root(session).await?;
         let leaf = match self.lock(session, old, old_level).await {
             Ok(leaf) => leaf,
-            Err(Fail::Error(error)) => return Err(error),
-            Err(Fail::Restart) => {
+            Err(BlinkFail::Error(error)) => return Err(error),
+            Err(BlinkFail::Restart) => {
                 lock.release().await?;
                 return Err(not_empty());
             }
@@ -75,20 +75,20 @@ impl BlinkTree {
 }
 
 /// The objects of a tree that is being built; freed when dropped, unless they are kept.
-struct Built {
+struct BuiltNodes {
     session: Session,
     objects: Vec<(GlobalAddr, usize)>,
     /// WRITEs were posted, and have not come back.
     writing: bool,
 }
 
-impl Built {
+impl BuiltNodes {
     fn keep(&mut self) {
         self.objects.clear();
     }
 }
 
-impl Drop for Built {
+impl Drop for BuiltNodes {
     fn drop(&mut self) {
         let objects = std::mem::take(&mut self.objects);
         if !self.writing || objects.is_empty() || !self.session.endpoint().is_lossy() {
@@ -156,7 +156,7 @@ struct Level {
     is_first: bool,
 }
 
-struct Builder<'a> {
+struct TreeBuilder<'a> {
     layout: &'a Layout,
     session: &'a Session,
     fill_percent: usize,
@@ -167,7 +167,7 @@ struct Builder<'a> {
     levels: Vec<Level>,
     batch: farleaf_fabric::Ops,
     root: (GlobalAddr, u8),
-    built: Built,
+    built: BuiltNodes,
     group: Option<Group>,
     /// Inclusive upper bounds of parts of the keys that no leaf may cross, and how many of them are
     /// behind.
@@ -198,7 +198,7 @@ enum Behind {
     Nothing,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> TreeBuilder<'a> {
     fn new(tree: &'a BlinkTree, session: &'a Session, cuts: &'a [Vec<u8>]) -> Self {
         let fill_percent = (tree.options.bulk_fill.clamp(0.1, 1.0) * 100.0) as usize;
         let group = tree.placed.load(Ordering::Relaxed).checked_sub(1).map(|level| {
@@ -207,7 +207,7 @@ impl<'a> Builder<'a> {
             let (leaves, leaves_below) = (below(level), below(level.saturating_sub(1)));
             Group { level, leaves, leaves_below, done: 0, server: session.place() }
         });
-        Builder {
+        TreeBuilder {
             layout: &tree.layout,
             session,
             fill_percent,
@@ -221,7 +221,7 @@ impl<'a> Builder<'a> {
             root: (GlobalAddr::NULL, 0),
             cuts,
             cut: 0,
-            built: Built { session: session.clone(), objects: Vec::new(), writing: false },
+            built: BuiltNodes { session: session.clone(), objects: Vec::new(), writing: false },
         }
     }
 
@@ -557,7 +557,7 @@ pub(super) struct BuiltTree {
     pub(super) root: (GlobalAddr, u8),
     /// Keys in it.
     pub(super) count: u64,
-    built: Built,
+    built: BuiltNodes,
 }
 
 impl BuiltTree {
@@ -578,9 +578,9 @@ impl BlinkTree {
         pairs: &mut impl SortedPairs,
         cuts: &[Vec<u8>],
     ) -> Result<BuiltTree, IndexError> {
-        let mut builder = Builder::new(self, session, cuts);
+        let mut builder = TreeBuilder::new(self, session, cuts);
         builder.run(pairs).await?;
-        let Builder { root, count, built, .. } = builder;
+        let TreeBuilder { root, count, built, .. } = builder;
         Ok(BuiltTree { root, count, built })
     }
 }

@@ -7,7 +7,7 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session};
 
 use super::lock::{Lock, lock_word};
-use super::{BlinkTree, DEAD, Fail, META_BYTES, META_ROOT, META_ROOT_LOCK};
+use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT, META_ROOT_LOCK};
 use crate::IndexError;
 use crate::bnode::{Head, Layout, Node, NodeMut};
 
@@ -39,7 +39,11 @@ impl BlinkTree {
     /// Makes sure that `level` exists: puts a new root over the old one and its right sibling.
     ///
     /// Cost: CAS, READ, WRITE, and 2 WRITEs in one chain.
-    pub(super) async fn grow(self: &Arc<Self>, session: &Session, level: u8) -> Result<(), Fail> {
+    pub(super) async fn grow(
+        self: &Arc<Self>,
+        session: &Session,
+        level: u8,
+    ) -> Result<(), BlinkFail> {
         let before = match Canary::GrowFromOldRoot.is_armed() {
             true => Some(self.root(session).await?),
             false => None,
@@ -60,7 +64,7 @@ impl BlinkTree {
         if node.self_addr() != root.word() || !finite {
             // The image is older than the split, or the split's own news is.
             lock.release().await?;
-            return Err(Fail::Restart);
+            return Err(BlinkFail::Restart);
         }
         let children = [root.word(), node.right()];
         let client = session.client();
@@ -104,13 +108,13 @@ impl BlinkTree {
     /// The root has a single child left: makes that the root. Gives up if anybody is busy there.
     ///
     /// Cost: 2 CASes, 2 READs, 5 WRITEs.
-    pub(super) async fn shrink(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
+    pub(super) async fn shrink(self: &Arc<Self>, session: &Session) -> Result<(), BlinkFail> {
         let lock = self.lock_root(session).await?;
         let (root, level) = self.refresh_root(session).await?;
         let token = session.lock_token();
         let node = match self.try_lock(session, root, level, token).await {
             Ok(Ok(node)) => node,
-            Ok(Err(_)) | Err(Fail::Restart) => {
+            Ok(Err(_)) | Err(BlinkFail::Restart) => {
                 lock.release().await?;
                 return Ok(());
             }

@@ -6,7 +6,7 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, is_open};
 
-use super::{BlinkTree, DEAD, Fail, redo};
+use super::{BlinkFail, BlinkTree, DEAD, redo};
 use crate::IndexError;
 use crate::bnode::{Kind, Node, NodeMut};
 use crate::oneshot::{Receiver, channel};
@@ -123,7 +123,7 @@ impl Lock {
         self.release_in(&mut ops, word);
         self.disarm();
         let (lock, token) = (self.word, self.token);
-        let mut posted = Posted { session: &session, spare, lock, token, word, retiring };
+        let mut posted = PostedChain { session: &session, spare, lock, token, word, retiring };
         match session.client().chain(ops).await {
             Ok(_) => {
                 posted.spare = None;
@@ -176,7 +176,7 @@ impl Drop for Lock {
 }
 
 /// A chain that has been posted and must be done to its end. Dropped, a task sees to that.
-struct Posted<'a> {
+struct PostedChain<'a> {
     session: &'a Session,
     /// The WRITEs; `None` once they are done, or where no completion is ever lost.
     spare: Option<Ops>,
@@ -187,7 +187,7 @@ struct Posted<'a> {
     retiring: Option<Retiring>,
 }
 
-impl Posted<'_> {
+impl PostedChain<'_> {
     /// Has it done by a task; a receiver that hears of the end. `None` if nothing is to be done.
     fn settle(&mut self) -> Option<Receiver<Result<(), OpError>>> {
         let spare = self.spare.take()?;
@@ -219,7 +219,7 @@ impl Posted<'_> {
     }
 }
 
-impl Drop for Posted<'_> {
+impl Drop for PostedChain<'_> {
     fn drop(&mut self) {
         let _ = self.settle();
     }
@@ -279,18 +279,18 @@ impl BlinkTree {
         session: &Session,
         addr: GlobalAddr,
         level: u8,
-    ) -> Result<Locked, Fail> {
+    ) -> Result<Locked, BlinkFail> {
         let mut wait = LockWait::default();
         loop {
             let token = session.lock_token();
             let holder = match self.try_lock(session, addr, level, token).await? {
                 Ok(locked) => return Ok(locked),
-                Err(DEAD) => return Err(Fail::Restart),
+                Err(DEAD) => return Err(BlinkFail::Restart),
                 Err(holder) => holder,
             };
             if wait.again(session, ("node", addr), holder).await? {
                 self.recover(session, addr, holder).await?;
-                return Err(Fail::Restart);
+                return Err(BlinkFail::Restart);
             }
         }
     }
@@ -303,7 +303,7 @@ impl BlinkTree {
         addr: GlobalAddr,
         level: u8,
         token: u64,
-    ) -> Result<Result<Locked, u64>, Fail> {
+    ) -> Result<Result<Locked, u64>, BlinkFail> {
         let client = session.client();
         let mut lock = Lock::about_to_take(session, addr, token);
         let mut trial = Trial::default();
@@ -331,9 +331,9 @@ impl BlinkTree {
             let node = Node::new(&self.layout, image.words());
             if node.sum_ok() || node.kind() == Kind::Invalid {
                 // Another node, or another kind of object, lives there now.
-                return Err(Fail::Restart);
+                return Err(BlinkFail::Restart);
             }
-            return Err(Fail::Error(IndexError::Corrupt(format!(
+            return Err(BlinkFail::Error(IndexError::Corrupt(format!(
                 "node {addr} (level {level}) of the table at {}: its checksum does not fit its \
                  content, although nobody writes it",
                 self.meta

@@ -19,7 +19,7 @@ use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::read::Seek;
-use super::{BlinkTree, Fail, redo};
+use super::{BlinkFail, BlinkTree, redo};
 use crate::IndexError;
 use crate::bnode::Cover;
 
@@ -53,7 +53,7 @@ impl BlinkTree {
         session: &Session,
         key: &[u8],
         level: u8,
-    ) -> Result<bool, Fail> {
+    ) -> Result<bool, BlinkFail> {
         let (root, root_level) = self.root(session).await?;
         if root_level < level {
             return Ok(false);
@@ -102,11 +102,11 @@ impl BlinkTree {
         index: usize,
         left: GlobalAddr,
         right: GlobalAddr,
-    ) -> Result<Option<Merged>, Fail> {
+    ) -> Result<Option<Merged>, BlinkFail> {
         let level = parent.node().level() - 1;
         let left = match self.try_lock(session, left, level, parent.token()).await {
             Ok(Ok(node)) => Some(node),
-            Ok(Err(_)) | Err(Fail::Restart) => None,
+            Ok(Err(_)) | Err(BlinkFail::Restart) => None,
             Err(error) => return Err(error),
         };
         let Some(mut left) = left else {
@@ -115,7 +115,7 @@ impl BlinkTree {
         };
         let right = match self.try_lock(session, right, level, parent.token()).await {
             Ok(Ok(node)) => Some(node),
-            Ok(Err(_)) | Err(Fail::Restart) => None,
+            Ok(Err(_)) | Err(BlinkFail::Restart) => None,
             Err(error) => return Err(error),
         };
         let percent = (self.options.merge_sum * 100.0) as usize;

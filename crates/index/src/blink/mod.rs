@@ -112,28 +112,28 @@ pub(crate) struct BlinkTree {
 
 /// Why an attempt did not come to an end.
 #[derive(Debug)]
-enum Fail {
+enum BlinkFail {
     /// The way to the node was out of date: begin again at the root.
     Restart,
     /// It failed for good.
     Error(IndexError),
 }
 
-impl From<IndexError> for Fail {
+impl From<IndexError> for BlinkFail {
     fn from(error: IndexError) -> Self {
-        Fail::Error(error)
+        BlinkFail::Error(error)
     }
 }
 
-impl From<OpError> for Fail {
+impl From<OpError> for BlinkFail {
     fn from(error: OpError) -> Self {
-        Fail::Error(error.into())
+        BlinkFail::Error(error.into())
     }
 }
 
-impl From<PoolError> for Fail {
+impl From<PoolError> for BlinkFail {
     fn from(error: PoolError) -> Self {
-        Fail::Error(error.into())
+        BlinkFail::Error(error.into())
     }
 }
 

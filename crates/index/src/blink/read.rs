@@ -7,7 +7,7 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 
-use super::{BlinkTree, Fail, LEVEL_MASK, META_ROOT};
+use super::{BlinkFail, BlinkTree, LEVEL_MASK, META_ROOT};
 use crate::IndexError;
 pub(super) use crate::bnode::Seek;
 use crate::bnode::{Cover, Kind, Node};
@@ -131,11 +131,11 @@ impl BlinkTree {
         loop {
             let leaf = match self.node_at(session, Seek::At(key), 0).await {
                 Ok((_, leaf)) => leaf,
-                Err(Fail::Restart) => {
+                Err(BlinkFail::Restart) => {
                     restarts.again(self, session).await?;
                     continue;
                 }
-                Err(Fail::Error(error)) => return Err(error),
+                Err(BlinkFail::Error(error)) => return Err(error),
             };
             let node = Node::new(&self.layout, leaf.words());
             let Ok(index) = node.find(key) else {
@@ -153,10 +153,10 @@ impl BlinkTree {
         session: &Session,
         seek: Seek<'_>,
         level: u8,
-    ) -> Result<(GlobalAddr, Buf), Fail> {
+    ) -> Result<(GlobalAddr, Buf), BlinkFail> {
         let (root, mut at) = self.root(session).await?;
         if at < level {
-            return Err(Fail::Restart);
+            return Err(BlinkFail::Restart);
         }
         let mut addr = root;
         let client = session.client();
@@ -178,7 +178,7 @@ impl BlinkTree {
                     // at some moment of the READ, it was the table's then.
                     let may_give_way = level == 0 && addr == root && image.words()[0] != 0;
                     if may_give_way && self.refresh_root(session).await?.0 != root {
-                        return Err(Fail::Restart);
+                        return Err(BlinkFail::Restart);
                     }
                     return Ok((addr, image));
                 }
@@ -187,7 +187,7 @@ impl BlinkTree {
                     at -= 1;
                 }
                 Cover::Above => addr = self.pointer(node.right(), addr)?,
-                Cover::Below => return Err(Fail::Restart),
+                Cover::Below => return Err(BlinkFail::Restart),
             }
         }
     }
@@ -200,10 +200,10 @@ impl BlinkTree {
         key: &[u8],
         level: u8,
         unfinished: &mut Option<Unfinished>,
-    ) -> Result<GlobalAddr, Fail> {
+    ) -> Result<GlobalAddr, BlinkFail> {
         let (mut addr, mut at) = self.root(session).await?;
         if at < level {
-            return Err(Fail::Restart);
+            return Err(BlinkFail::Restart);
         }
         let client = session.client();
         let mut from_parent = false;
@@ -231,7 +231,7 @@ impl BlinkTree {
                     }
                     addr = right;
                 }
-                Cover::Below => return Err(Fail::Restart),
+                Cover::Below => return Err(BlinkFail::Restart),
             }
         }
         Ok(addr)
@@ -256,7 +256,7 @@ impl BlinkTree {
         addr: GlobalAddr,
         level: u8,
         mut image: Buf,
-    ) -> Result<Buf, Fail> {
+    ) -> Result<Buf, BlinkFail> {
         let (endpoint, reliable) = (session.endpoint(), session.reliable());
         let start_ns = endpoint.now_ns();
         let mut tries = 0;
@@ -267,7 +267,7 @@ impl BlinkTree {
                     return Ok(image);
                 }
                 // Merged away, or memory that this tree uses for another node now.
-                return Err(Fail::Restart);
+                return Err(BlinkFail::Restart);
             }
             // Torn, or not of this tree any more.
             let lock = image.words()[0];
@@ -276,7 +276,7 @@ impl BlinkTree {
                 let seen = self.root.word();
                 self.refresh_root(session).await?;
                 if self.root.word() != seen {
-                    return Err(Fail::Restart);
+                    return Err(BlinkFail::Restart);
                 }
                 backoff(session, tries - REREADS_QUICK).await;
             }
@@ -285,17 +285,17 @@ impl BlinkTree {
                 && session.owner_is_dead(lock).await?
             {
                 self.recover(session, addr, lock).await?;
-                return Err(Fail::Restart);
+                return Err(BlinkFail::Restart);
             }
             if waited_ns >= CORRUPT_AFTER_NS && lock == 0 {
-                return Err(Fail::Error(IndexError::Corrupt(format!(
+                return Err(BlinkFail::Error(IndexError::Corrupt(format!(
                     "node {addr} (level {level}) of the table at {}: INV-NODE-4: its checksum does \
                      not fit its content and nobody is writing it",
                     self.meta
                 ))));
             }
             if waited_ns >= LOCK_WAIT_MAX_NS {
-                return Err(Fail::Error(locked_too_long("node", addr, lock)));
+                return Err(BlinkFail::Error(locked_too_long("node", addr, lock)));
             }
             tries += 1;
             image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::BlinkTree;
 use crate::IndexError;
-use crate::bnode::{Node, RecordRef, Stored};
+use crate::bnode::{Node, RecordRef, StoredValue};
 use crate::limits::VALUE_BYTES_MAX;
 
 const HEADER_BYTES: usize = 24;
@@ -32,8 +32,8 @@ impl BlinkTree {
         value: &mut Vec<u8>,
     ) -> Result<(), IndexError> {
         match node.value(index, value) {
-            Some(Stored::Inline) => Ok(()),
-            Some(Stored::Record(record)) => self.read_record(session, record, value).await,
+            Some(StoredValue::Inline) => Ok(()),
+            Some(StoredValue::Record(record)) => self.read_record(session, record, value).await,
             None => Err(IndexError::Corrupt(format!(
                 "a leaf of the table at {} ends before its entry {index}",
                 self.meta
@@ -95,22 +95,22 @@ impl BlinkTree {
         &self,
         session: &Session,
         value: &[u8],
-    ) -> Result<NewRecord, IndexError> {
+    ) -> Result<UnlinkedRecord, IndexError> {
         let bytes = record_bytes(value.len());
         let object = session.alloc_unlinked(session.place(), bytes).await?;
         object.write(fill_record(session.client().buf(bytes), value)).await?;
-        Ok(NewRecord { object, len: value.len() as u64 })
+        Ok(UnlinkedRecord { object, len: value.len() as u64 })
     }
 }
 
 /// A record that no leaf refers to yet; freed when dropped, unless it is kept.
 #[derive(Debug)]
-pub(super) struct NewRecord {
+pub(super) struct UnlinkedRecord {
     object: Unlinked,
     len: u64,
 }
 
-impl NewRecord {
+impl UnlinkedRecord {
     pub(super) fn reference(&self) -> RecordRef {
         RecordRef { addr: self.object.addr().word(), len: self.len }
     }

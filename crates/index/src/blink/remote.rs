@@ -14,8 +14,8 @@ use farleaf_pool::Session;
 use super::bulk::BuiltTree;
 use super::read::Unfinished;
 use super::scan::{CursorPlace, is_empty, is_past};
-use super::{BlinkOptions, BlinkTree, Fail, LEVEL_MASK, META_ROOT, read};
-use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Seek, Stored};
+use super::{BlinkFail, BlinkOptions, BlinkTree, LEVEL_MASK, META_ROOT, read};
+use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Seek, StoredValue};
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::MapWords;
 pub(crate) use crate::detach::TimedOut;
@@ -260,8 +260,8 @@ impl RemoteTree {
         }
         match self.0.read_again(session, addr, level, image).await {
             Ok(image) => Ok(Some(image)),
-            Err(Fail::Restart) => Ok(None),
-            Err(Fail::Error(error)) => Err(error),
+            Err(BlinkFail::Restart) => Ok(None),
+            Err(BlinkFail::Error(error)) => Err(error),
         }
     }
 
@@ -300,12 +300,12 @@ impl RemoteTree {
             match self.try_make_room(session, level, separator).await {
                 Ok(()) => return Ok(()),
                 // As above.
-                Err(Fail::Error(IndexError::Corrupt(_))) if tries < EXCLUSIVE_TRIES => {
+                Err(BlinkFail::Error(IndexError::Corrupt(_))) if tries < EXCLUSIVE_TRIES => {
                     tries += 1;
                     backoff(session, tries).await;
                 }
-                Err(Fail::Restart) => restarts.again(&self.0, session).await?,
-                Err(Fail::Error(error)) => return Err(error),
+                Err(BlinkFail::Restart) => restarts.again(&self.0, session).await?,
+                Err(BlinkFail::Error(error)) => return Err(error),
             }
         }
     }
@@ -315,7 +315,7 @@ impl RemoteTree {
         session: &Session,
         level: u8,
         separator: &[u8],
-    ) -> Result<(), Fail> {
+    ) -> Result<(), BlinkFail> {
         let tree = &self.0;
         let mut further = None;
         let addr = tree.way_to(session, separator, level, &mut further).await?;
@@ -366,7 +366,7 @@ pub(crate) struct Passage<'a> {
 }
 
 /// The place at which a scan goes on.
-pub(crate) enum Next<'a> {
+pub(crate) enum ScanNext<'a> {
     /// At the end of the key space that it comes from.
     End,
     /// At a key.
@@ -392,11 +392,11 @@ impl<'a> Passage<'a> {
     }
 
     /// Returns the next leaf's place, and whether the scan descends.
-    pub(crate) fn next(&self) -> (Next<'_>, bool) {
+    pub(crate) fn next(&self) -> (ScanNext<'_>, bool) {
         let next = match &self.place {
-            CursorPlace::End => Next::End,
-            CursorPlace::At(key) | CursorPlace::Below(key) => Next::At(key),
-            CursorPlace::After(key) => Next::After(key),
+            CursorPlace::End => ScanNext::End,
+            CursorPlace::At(key) | CursorPlace::Below(key) => ScanNext::At(key),
+            CursorPlace::After(key) => ScanNext::After(key),
         };
         (next, self.range.reverse)
     }
@@ -404,10 +404,10 @@ impl<'a> Passage<'a> {
     /// The next leaf's place in the order of keys.
     pub(crate) fn seek(&self) -> Seek<'_> {
         match self.next() {
-            (Next::End, true) => Seek::Last,
-            (Next::End, false) => Seek::First,
-            (Next::At(key), _) => Seek::At(key),
-            (Next::After(key), _) => Seek::After(key),
+            (ScanNext::End, true) => Seek::Last,
+            (ScanNext::End, false) => Seek::First,
+            (ScanNext::At(key), _) => Seek::At(key),
+            (ScanNext::After(key), _) => Seek::After(key),
         }
     }
 
@@ -444,7 +444,7 @@ impl<'a> Passage<'a> {
         &mut self,
         remote: &RemoteTree,
         session: &Session,
-        pairs: impl Iterator<Item = (&'p [u8], Stored, &'p [u8])>,
+        pairs: impl Iterator<Item = (&'p [u8], StoredValue, &'p [u8])>,
         fence: Option<&[u8]>,
         out: &mut Entries,
     ) -> Result<bool, IndexError> {

@@ -14,8 +14,8 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::read::{Restarts, Seek};
-use super::{BlinkTree, Fail};
-use crate::bnode::{Cover, Node, RecordRef, Stored};
+use super::{BlinkFail, BlinkTree};
+use crate::bnode::{Cover, Node, RecordRef, StoredValue};
 use crate::index::ScanRange;
 use crate::limits::VALUE_BYTES_MAX;
 use crate::{Entries, IndexError};
@@ -88,12 +88,12 @@ impl BlinkTree {
             let wanted = end - out.len();
             let leaf = match self.next_leaf(session, &mut cursor, wanted).await {
                 Ok(leaf) => leaf,
-                Err(Fail::Restart) => {
+                Err(BlinkFail::Restart) => {
                     cursor.children.clear();
                     restarts.again(self, session).await?;
                     continue;
                 }
-                Err(Fail::Error(error)) => return Err(error),
+                Err(BlinkFail::Error(error)) => return Err(error),
             };
             let node = Node::new(&self.layout, leaf.words());
             // As many as this leaf would have if it were filled as usual.
@@ -120,7 +120,7 @@ impl BlinkTree {
         session: &Session,
         cursor: &mut Cursor<'_>,
         wanted: usize,
-    ) -> Result<Buf, Fail> {
+    ) -> Result<Buf, BlinkFail> {
         if cursor.ahead.is_empty() && !cursor.children.is_empty() {
             self.read_ahead(session, cursor, wanted).await?;
         }
@@ -177,7 +177,7 @@ impl BlinkTree {
         session: &Session,
         cursor: &mut Cursor<'_>,
         wanted: usize,
-    ) -> Result<(), Fail> {
+    ) -> Result<(), BlinkFail> {
         let client = session.client();
         let leaves = wanted.div_ceil(cursor.entries_per_leaf.max(1));
         let leaves = leaves.clamp(1, self.options.scan_batch.max(1)).min(cursor.children.len());
@@ -243,16 +243,16 @@ impl BlinkTree {
     pub(super) async fn take_pair(
         &self,
         session: &Session,
-        (key, stored, value): (&[u8], Stored, &[u8]),
+        (key, stored, value): (&[u8], StoredValue, &[u8]),
         pending: &mut Vec<(Vec<u8>, RecordRef)>,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
         match stored {
-            Stored::Inline => {
+            StoredValue::Inline => {
                 self.take_records(session, pending, out).await?;
                 out.push(key, value);
             }
-            Stored::Record(record) => {
+            StoredValue::Record(record) => {
                 pending.push((key.to_vec(), record));
                 let bytes: u64 = pending.iter().map(|(_, record)| record.len).sum();
                 if pending.len() >= RECORDS_AT_ONCE.0 || bytes >= RECORDS_AT_ONCE.1 as u64 {

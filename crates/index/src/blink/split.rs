@@ -9,7 +9,7 @@ use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
-use super::{BlinkTree, Fail, unfinished_work};
+use super::{BlinkFail, BlinkTree, unfinished_work};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
 
@@ -115,10 +115,10 @@ impl BlinkTree {
                 }
                 // The parent was split to make room: its own separator first, then try again.
                 Ok(Some(parent)) => to_do.push(parent),
-                Err(Fail::Restart) => restarts.again(self, session).await?,
+                Err(BlinkFail::Restart) => restarts.again(self, session).await?,
                 // A B-link tree does without the separator; somebody adds it when there is room.
-                Err(Fail::Error(IndexError::Full(_))) => return Ok(()),
-                Err(Fail::Error(error)) => return Err(error),
+                Err(BlinkFail::Error(IndexError::Full(_))) => return Ok(()),
+                Err(BlinkFail::Error(error)) => return Err(error),
             }
         }
         Ok(())
@@ -130,7 +130,7 @@ impl BlinkTree {
         self: &Arc<Self>,
         session: &Session,
         unfinished: &Unfinished,
-    ) -> Result<Option<Unfinished>, Fail> {
+    ) -> Result<Option<Unfinished>, BlinkFail> {
         let Unfinished { level, separator, right } = unfinished;
         if self.refresh_root(session).await?.1 < *level {
             self.grow(session, *level).await?;
@@ -157,7 +157,7 @@ impl BlinkTree {
                 Ok(None)
             }
             Err(ChangeError::NoRoom) => Ok(Some(self.split_now(session, parent, separator).await?)),
-            Err(error) => Err(Fail::Error(self.damaged(parent.addr, error))),
+            Err(error) => Err(BlinkFail::Error(self.damaged(parent.addr, error))),
         }
     }
 
@@ -169,13 +169,13 @@ impl BlinkTree {
         addr: GlobalAddr,
         level: u8,
         separator: &[u8],
-    ) -> Result<bool, Fail> {
+    ) -> Result<bool, BlinkFail> {
         let reliable = session.reliable();
         let mut image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
         if !self.is_current(&image, addr, level) {
             image = match self.read_again(session, addr, level, image).await {
                 Ok(image) => image,
-                Err(Fail::Restart) => return Ok(false),
+                Err(BlinkFail::Restart) => return Ok(false),
                 Err(error) => return Err(error),
             };
         }

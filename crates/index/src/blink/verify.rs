@@ -11,9 +11,9 @@ use farleaf_pool::{Audit, LockToken, Session};
 
 use super::read::{Restarts, Seek};
 use super::records::record_bytes;
-use super::{BlinkTree, DEAD, Fail, META_BYTES, META_ROOT_LOCK, grow};
+use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT_LOCK, grow};
 use crate::IndexError;
-use crate::bnode::{Cover, Kind, Node, Stored, verify_image};
+use crate::bnode::{Cover, Kind, Node, StoredValue, verify_image};
 use crate::index::TableReport;
 use crate::retry::LockWait;
 use crate::walk::{Marker, Visitor};
@@ -190,13 +190,13 @@ impl BlinkTree {
         for _ in 0..FIND_TRIES_MAX {
             match self.node_at(session, seek, level).await {
                 Ok(found) => return Ok(Some(found)),
-                Err(Fail::Restart) => {
+                Err(BlinkFail::Restart) => {
                     restarts.again(self, session).await?;
                     if self.root(session).await?.1 < level {
                         return Ok(None);
                     }
                 }
-                Err(Fail::Error(error)) => return Err(error),
+                Err(BlinkFail::Error(error)) => return Err(error),
             }
         }
         Err(IndexError::Corrupt(format!(
@@ -359,8 +359,8 @@ impl BlinkTree {
             report.keys += 1;
             report.data_bytes += key.len() as u64;
             match node.value(index, &mut value) {
-                Some(Stored::Inline) => report.data_bytes += value.len() as u64,
-                Some(Stored::Record(record)) => {
+                Some(StoredValue::Inline) => report.data_bytes += value.len() as u64,
+                Some(StoredValue::Record(record)) => {
                     report.data_bytes += record.len;
                     report.record_bytes += record_bytes(record.len as usize) as u64;
                     match self.record_place(record) {

@@ -8,8 +8,8 @@ use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
-use super::records::NewRecord;
-use super::{BlinkTree, Fail};
+use super::records::UnlinkedRecord;
+use super::{BlinkFail, BlinkTree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Cover, Node, Value};
 use crate::change::{Change, Decision, Outcome};
@@ -59,12 +59,12 @@ impl BlinkTree {
             match attempt {
                 Ok(ChangeAttempt::Done(outcome)) => break Ok(outcome),
                 Ok(ChangeAttempt::Again) => {}
-                Err(Fail::Restart) => {
+                Err(BlinkFail::Restart) => {
                     if let Err(error) = restarts.again(self, session).await {
                         break Err(error);
                     }
                 }
-                Err(Fail::Error(error)) => break Err(error),
+                Err(BlinkFail::Error(error)) => break Err(error),
             }
         };
         // Freed, unless a leaf refers to it.
@@ -84,9 +84,9 @@ impl BlinkTree {
         session: &Session,
         change: &Change<'_>,
         held: &mut Vec<u8>,
-        record: Option<&NewRecord>,
+        record: Option<&UnlinkedRecord>,
         unfinished: &mut Option<Unfinished>,
-    ) -> Result<ChangeAttempt, Fail> {
+    ) -> Result<ChangeAttempt, BlinkFail> {
         let key = change.key;
         let compared = Canary::CompareUnlocked.is_armed() && change.expected.is_some();
         if compared && let Some(expected) = change.expected {
@@ -165,7 +165,7 @@ impl BlinkTree {
         session: &Session,
         key: &[u8],
         unfinished: &mut Option<Unfinished>,
-    ) -> Result<Locked, Fail> {
+    ) -> Result<Locked, BlinkFail> {
         let addr = self.way_to(session, key, 0, unfinished).await?;
         self.lock_covering(session, addr, key, 0, unfinished).await
     }
@@ -178,7 +178,7 @@ impl BlinkTree {
         key: &[u8],
         level: u8,
         unfinished: &mut Option<Unfinished>,
-    ) -> Result<Locked, Fail> {
+    ) -> Result<Locked, BlinkFail> {
         loop {
             let locked = self.lock(session, addr, level).await?;
             let node = locked.node();
@@ -194,7 +194,7 @@ impl BlinkTree {
                 }
                 Cover::Below => {
                     locked.unlock().await?;
-                    return Err(Fail::Restart);
+                    return Err(BlinkFail::Restart);
                 }
             }
         }

@@ -3,7 +3,7 @@
 use super::edit::ChangeError;
 use super::header::{HIGH_WORD, Head, Kind, LOW_WORD, set_count, write_head};
 use super::layout::{Layout, RECORD_BYTES, VALUE_HEAD_BYTES};
-use super::slotted::{Heap, Slot, child_at, slot_at, slots_bytes, value_head};
+use super::slotted::{Heap, SuffixSlot, child_at, slot_at, slots_bytes, value_head};
 use super::strings::{common_prefix, leading};
 use super::view::Value;
 use super::words::{HEAD_WORDS, Image};
@@ -40,7 +40,7 @@ pub(super) fn prefix_len(low: Option<&[u8]>, high: Option<&[u8]>) -> usize {
 }
 
 /// Fills a private slotted image in key order.
-pub(super) struct Builder<'a> {
+pub(super) struct NodeBuilder<'a> {
     layout: &'a Layout,
     words: &'a mut [u64],
     kind: Kind,
@@ -50,7 +50,7 @@ pub(super) struct Builder<'a> {
     bottom: usize,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> NodeBuilder<'a> {
     /// Clears the image and writes header and fences.
     pub(super) fn start(
         layout: &'a Layout,
@@ -119,7 +119,7 @@ impl<'a> Builder<'a> {
             u32::from_be_bytes(start)
         };
         let offset = self.append(&[first, second, tail[0], tail[1]]);
-        let slot = Slot { head, offset, len: suffix_len as u16 };
+        let slot = SuffixSlot { head, offset, len: suffix_len as u16 };
         self.words[slot_at(self.kind, self.count)] = slot.pack();
         if self.kind == Kind::Inner {
             self.words[slot_at(self.kind, self.count) + 1] = child;

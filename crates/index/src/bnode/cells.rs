@@ -1,10 +1,10 @@
 //! Slotted edits: change the slots and the heap of a slotted node in place.
 
-use super::builder::{Builder, value_bytes, value_tail};
+use super::builder::{NodeBuilder, value_bytes, value_tail};
 use super::edit::{ChangeError, NodeMut};
 use super::header::{HIGH_WORD, Kind, LOW_WORD, set_count};
 use super::layout::{RECORD_BYTES, VALUE_HEAD_BYTES};
-use super::slotted::{Heap, Slot, slot_at, slots_bytes};
+use super::slotted::{Heap, SuffixSlot, slot_at, slots_bytes};
 use super::strings::leading;
 use super::view::{Node, Value};
 use super::words::{HEAD_WORDS, Image, append};
@@ -48,7 +48,7 @@ impl<I: Image> NodeMut<'_, I> {
         let offset = self.append_cell(cell_bytes, suffix, value);
         let (at, next) = (slot_at(kind, index), slot_at(kind, index + 1));
         self.image.shift(at..slot_at(kind, count), next);
-        let slot = Slot { head: leading(suffix), offset, len: suffix.len() as u16 };
+        let slot = SuffixSlot { head: leading(suffix), offset, len: suffix.len() as u16 };
         self.image.set(at, slot.pack());
         set_count(&mut self.image, count + 1);
         Ok(())
@@ -107,7 +107,7 @@ impl<I: Image> NodeMut<'_, I> {
         let gap = self.gap(Kind::Leaf, count);
         if gap >= new_bytes as isize {
             let offset = self.append_cell(new_bytes, &suffix, Some(value));
-            self.image.set(slot_at(Kind::Leaf, index), Slot { offset, ..slot }.pack());
+            self.image.set(slot_at(Kind::Leaf, index), SuffixSlot { offset, ..slot }.pack());
             let mut heap = self.as_node().heap();
             heap.hole_bytes = heap.hole_bytes.saturating_add(old_bytes as u16);
             self.set_heap(heap);
@@ -142,7 +142,7 @@ impl<I: Image> NodeMut<'_, I> {
         let (old, mut new) = (self.copy(), vec![0; self.layout.node_words]);
         let old = Node::new(self.layout, &old);
         let fences = old.fences();
-        let mut builder = Builder::start(self.layout, &mut new, kind, &old.head(&fences))?;
+        let mut builder = NodeBuilder::start(self.layout, &mut new, kind, &old.head(&fences))?;
         let (count, prefix) = (self.slotted_count(kind), old.prefix_bytes());
         for index in (0..count).filter(|&index| Some(index) != skip) {
             let (suffix, tail) = old.cell(kind, index);

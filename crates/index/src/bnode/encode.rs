@@ -1,6 +1,6 @@
 //! Image encoding: builds whole images for empty nodes, bulk loads, splits and merges.
 
-use super::builder::{Builder, prefix_len, value_bytes, value_tail};
+use super::builder::{NodeBuilder, prefix_len, value_bytes, value_tail};
 use super::dense::{fence_at, key_word};
 use super::edit::ChangeError;
 use super::header::{Head, Kind, META_WORD, VERSION_WORD, set_count, write_head};
@@ -226,7 +226,7 @@ impl Layout {
         head: &Head<'_>,
         entries: &[LeafEntry<'_>],
     ) -> Result<(), ChangeError> {
-        let mut builder = Builder::start(self, words, Kind::Leaf, head)?;
+        let mut builder = NodeBuilder::start(self, words, Kind::Leaf, head)?;
         for (index, entry) in entries.iter().enumerate() {
             if !self.takes_key(entry.key.len()) {
                 return Err(ChangeError::BadKey { len: entry.key.len() });
@@ -285,7 +285,7 @@ impl Layout {
         children: &[u64],
         separators: &[S],
     ) -> Result<(), ChangeError> {
-        let mut builder = Builder::start(self, words, Kind::Inner, head)?;
+        let mut builder = NodeBuilder::start(self, words, Kind::Inner, head)?;
         self.check_separators(head, separators)?;
         for (separator, &child) in separators.iter().zip(children) {
             builder.push([separator.as_ref(), &[]], [&[], &[]], child)?;

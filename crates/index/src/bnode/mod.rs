@@ -18,7 +18,7 @@
 //! | 32 | address of the right sibling, 0 if none |
 //! | 40 | kind, level, count (2), flags, format tag, incarnation (2) |
 //! | 48 | checksum of bytes 8 to the end, without this word |
-//! | 56 | version that the image was published as, larger than those before; of a leaf whose changes `dex` logs at least the number of each that it holds |
+//! | 56 | version that the image was published as, larger than those before; of a leaf whose changes are logged at least the number of each that it holds |
 //! | 64 | payload |
 //!
 //! An inner node's separator `i` is the inclusive upper bound of its child `i`; the last child is bounded
@@ -84,5 +84,5 @@ pub(crate) use seek::Seek;
 pub use split::Split;
 pub use strings::{common_prefix, shortest_separator};
 pub use verify::{NodeError, verify_image};
-pub use view::{Cover, Node, RecordRef, Stored, Value};
+pub use view::{Cover, Node, RecordRef, StoredValue, Value};
 pub use words::{Image, Word};

@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use super::header::{HIGH_WORD, Kind, LOW_WORD};
 use super::layout::{RECORD_BYTES, VALUE_HEAD_BYTES};
 use super::strings::leading;
-use super::view::{Cover, Node, RecordRef, Stored};
+use super::view::{Cover, Node, RecordRef, StoredValue};
 use super::words::{HEAD_WORDS, Word, append, compare, load_at, word};
 
 /// Set in a value's length: the value is in a record.
@@ -18,7 +18,7 @@ const RECORD_BIT: u16 = 1 << 15;
 
 /// A slot word: the first bytes of a suffix, and where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct SuffixSlot {
     /// First four bytes of the suffix as a big-endian number, padded with zeros.
     pub(super) head: u32,
     /// Byte of the image where the cell starts; 0 for a cell of no bytes.
@@ -27,7 +27,7 @@ pub(super) struct Slot {
     pub(super) len: u16,
 }
 
-impl Slot {
+impl SuffixSlot {
     #[inline(always)]
     pub(super) fn unpack(word: u64) -> Self {
         Self { head: (word >> 32) as u32, offset: (word >> 16) as u16, len: word as u16 }
@@ -131,8 +131,8 @@ impl<W: Word> Node<'_, W> {
     }
 
     #[inline(always)]
-    pub(super) fn slot(&self, kind: Kind, index: usize) -> Slot {
-        Slot::unpack(word(self.words, slot_at(kind, index)))
+    pub(super) fn slot(&self, kind: Kind, index: usize) -> SuffixSlot {
+        SuffixSlot::unpack(word(self.words, slot_at(kind, index)))
     }
 
     #[inline(always)]
@@ -190,7 +190,7 @@ impl<W: Word> Node<'_, W> {
         let slots = self.words.get(start..).unwrap_or(&[]);
         let mut found = false;
         let index = super::dense::count_before(count, |index| {
-            let slot = Slot::unpack(word(slots, index * stride));
+            let slot = SuffixSlot::unpack(word(slots, index * stride));
             if slot.head != head {
                 return slot.head < head;
             }
@@ -208,7 +208,7 @@ impl<W: Word> Node<'_, W> {
 
     /// Compares the suffix of `slot` with one that has the same head.
     #[inline]
-    fn compare_suffix(&self, slot: Slot, suffix: &[u8]) -> Ordering {
+    fn compare_suffix(&self, slot: SuffixSlot, suffix: &[u8]) -> Ordering {
         let len = usize::from(slot.len);
         if len <= 4 && suffix.len() <= 4 {
             // Equal but for zeros at the end of the longer.
@@ -236,15 +236,15 @@ impl<W: Word> Node<'_, W> {
     }
 
     #[inline]
-    pub(super) fn slotted_value(&self, index: usize, out: &mut Vec<u8>) -> Stored {
+    pub(super) fn slotted_value(&self, index: usize, out: &mut Vec<u8>) -> StoredValue {
         let slot = self.slot(Kind::Leaf, index);
         let at = usize::from(slot.offset) + usize::from(slot.len);
         if let Some(record) = self.slotted_record(index) {
-            return Stored::Record(record);
+            return StoredValue::Record(record);
         }
         let (len, _) = value_len(load_at(self.words, at) as u16);
         append(self.words, at + VALUE_HEAD_BYTES, len, out);
-        Stored::Inline
+        StoredValue::Inline
     }
 
     /// The record that value `index` is, if it is one.
@@ -258,7 +258,7 @@ impl<W: Word> Node<'_, W> {
     }
 
     /// Bytes of the cell of `slot`.
-    pub(super) fn cell_bytes(&self, kind: Kind, slot: Slot) -> usize {
+    pub(super) fn cell_bytes(&self, kind: Kind, slot: SuffixSlot) -> usize {
         let suffix = usize::from(slot.len);
         if kind == Kind::Inner {
             return suffix;

@@ -1,6 +1,6 @@
 //! Node split and merge: divides a full image, and joins two sparse ones.
 
-use super::builder::{Builder, prefix_len};
+use super::builder::{NodeBuilder, prefix_len};
 use super::edit::{ChangeError, NodeMut};
 use super::encode::{Fences, set_dense_fence};
 use super::header::{FLAG_HIGH_INFINITE, Head, Kind, META_WORD, RIGHT_WORD, set_count};
@@ -176,7 +176,7 @@ impl<I: Image> NodeMut<'_, I> {
         if self.layout.dense {
             join.write_dense(&left, &right, &head, &mut new)?;
         } else {
-            let mut builder = Builder::start(self.layout, &mut new, kind, &head)?;
+            let mut builder = NodeBuilder::start(self.layout, &mut new, kind, &head)?;
             let (middle, last) = match kind {
                 Kind::Inner => (left.child(left.inner_count()), right.child(right.inner_count())),
                 _ => (None, None),
@@ -406,7 +406,7 @@ fn copy_part(
 ) -> Result<(), ChangeError> {
     let layout: &Layout = old.layout;
     if !layout.dense {
-        let mut builder = Builder::start(layout, new, kind, head)?;
+        let mut builder = NodeBuilder::start(layout, new, kind, head)?;
         push_all(old, kind, (from, to), &mut builder)?;
         builder.finish(if kind == Kind::Inner { old.child(to).unwrap_or(0) } else { 0 });
         return Ok(());
@@ -429,7 +429,7 @@ fn push_all(
     old: &Node<'_, u64>,
     kind: Kind,
     (from, to): (usize, usize),
-    builder: &mut Builder<'_>,
+    builder: &mut NodeBuilder<'_>,
 ) -> Result<(), ChangeError> {
     let prefix = old.prefix_bytes();
     for index in from..to {

@@ -24,7 +24,7 @@ pub enum Value<'a> {
 
 /// The form in which a leaf holds a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stored {
+pub enum StoredValue {
     /// In the leaf; it has been copied out.
     Inline,
     /// In a record elsewhere.
@@ -321,13 +321,13 @@ impl<'a, W: Word> Node<'a, W> {
 
     /// Leaf: reads value `index`, into `out` if it is inline. `None` if there is no such entry.
     #[inline]
-    pub fn value(&self, index: usize, out: &mut Vec<u8>) -> Option<Stored> {
+    pub fn value(&self, index: usize, out: &mut Vec<u8>) -> Option<StoredValue> {
         out.clear();
         if index >= self.leaf_count() {
             None
         } else if self.layout.dense {
             self.dense_value(index, out);
-            Some(Stored::Inline)
+            Some(StoredValue::Inline)
         } else {
             Some(self.slotted_value(index, out))
         }

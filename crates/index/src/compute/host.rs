@@ -102,9 +102,9 @@ impl<T: HostedTable> Host<T> {
         loop {
             let rests = is_real && quiet_ticks >= QUIET_TICKS;
             match next_or_tick(&endpoint, if rests { None } else { Some(tick_ns) }).await {
-                Next::Tick => {}
-                Next::Left => return Ok(()),
-                Next::Request(incoming) => {
+                NextRequest::Tick => {}
+                NextRequest::Left => return Ok(()),
+                NextRequest::Request(incoming) => {
                     quiet_ticks = 0;
                     self.take(&session, incoming).await;
                 }
@@ -154,7 +154,7 @@ impl<T: HostedTable> Host<T> {
     }
 }
 
-enum Next {
+enum NextRequest {
     Request(Incoming),
     Tick,
     /// This compute server has left.
@@ -162,14 +162,14 @@ enum Next {
 }
 
 /// Waits for the next request, or for `tick_ns`.
-async fn next_or_tick(endpoint: &AnyEndpoint, tick_ns: Option<u64>) -> Next {
+async fn next_or_tick(endpoint: &AnyEndpoint, tick_ns: Option<u64>) -> NextRequest {
     let mut call = pin!(endpoint.next_call(TABLE_SERVICE));
     let mut pause = pin!(endpoint.sleep(tick_ns.unwrap_or(0)));
     poll_fn(|context| match call.as_mut().poll(context) {
-        Poll::Ready(Some(incoming)) => Poll::Ready(Next::Request(incoming)),
-        Poll::Ready(None) => Poll::Ready(Next::Left),
+        Poll::Ready(Some(incoming)) => Poll::Ready(NextRequest::Request(incoming)),
+        Poll::Ready(None) => Poll::Ready(NextRequest::Left),
         Poll::Pending if tick_ns.is_none() => Poll::Pending,
-        Poll::Pending => pause.as_mut().poll(context).map(|()| Next::Tick),
+        Poll::Pending => pause.as_mut().poll(context).map(|()| NextRequest::Tick),
     })
     .await
 }

@@ -27,7 +27,7 @@ pub(crate) use guest::{Guest, ServesGuests};
 pub use host::{Host, Leaving};
 use messages::{Op, OpReply};
 pub(crate) use migration::Moving;
-pub use migration::{Balance, BalanceOptions, Balancer, Decision, MoveError, PartLoad};
+pub use migration::{Balance, BalanceOptions, Balancer, MoveError, PartLoad, RangeMove};
 pub(crate) use owned::Partitioned;
 pub use owned::{Owned, OwnedSettings};
 pub use owned_table::{OwnedTable, Work};

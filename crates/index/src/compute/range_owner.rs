@@ -13,12 +13,12 @@ use crate::{Entries, IndexError};
 
 /// An engine's open table whose ranges of keys have owners: the engine's side of ownership.
 ///
-/// Whatever it does on own keys it does inside the guard ([`Ownership::acquire`]).
+/// All its work on own keys runs inside the guard ([`Ownership::acquire`]).
 pub(crate) trait RangeOwner: Clone + 'static {
     /// This compute server's part in the table.
     fn ownership(&self) -> &Ownership;
 
-    /// Whether keys of the table may have this length.
+    /// Returns whether keys of the table may have this length.
     fn takes_key(&self, len: usize) -> bool;
 
     /// Refuses a change that the table cannot take, before it travels.

@@ -119,11 +119,11 @@ engines! {
     ($)
     /// The plain adaptive radix tree; see [`crate::engines::art`].
     Art: crate::engines::art::Art,
-    /// The naive one-sided B+-tree; see [`crate::btree`].
+    /// The naive one-sided B+-tree; see [`crate::engines::btree`].
     BTree: crate::engines::btree::BTree,
     /// The radix tree of hashed nodes with a skip table; see [`crate::engines::dart`].
     Dart: crate::engines::dart::Dart,
-    /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
+    /// The partitioned B+-tree with a cache on each compute server; see [`crate::engines::dex`].
     Dex: crate::engines::dex::Dex,
     /// The adaptive radix tree with leaves changed in place; see [`crate::engines::smart`].
     Smart: crate::engines::smart::Smart,

@@ -19,14 +19,14 @@ enum CombinerState<W, R> {
 }
 
 #[derive(Debug)]
-struct Item<W, R> {
+struct QueuedWork<W, R> {
     key: u64,
     ticket: u64,
     state: CombinerState<W, R>,
 }
 
 #[derive(Debug)]
-struct Stripe<W, R> {
+struct CombinerStripe<W, R> {
     /// Items that nobody has taken: a hint, so that looking for none costs one load.
     left: AtomicUsize,
     items: Mutex<Items<W, R>>,
@@ -36,7 +36,7 @@ struct Stripe<W, R> {
 struct Items<W, R> {
     tickets: u64,
     /// The oldest first.
-    all: Vec<Item<W, R>>,
+    all: Vec<QueuedWork<W, R>>,
 }
 
 impl<W, R> Items<W, R> {
@@ -51,7 +51,7 @@ impl<W, R> Items<W, R> {
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(crate) struct Combiner<W, R>(Box<[Stripe<W, R>]>);
+pub(crate) struct Combiner<W, R>(Box<[CombinerStripe<W, R>]>);
 
 /// Work that was taken, and has to be answered.
 #[derive(Debug)]
@@ -75,11 +75,11 @@ impl<W, R> Combiner<W, R> {
     /// A combiner whose keys share `stripes` lists, a power of two.
     pub(crate) fn new(stripes: usize) -> Self {
         let items = || Items { tickets: 0, all: Vec::new() };
-        let stripe = || Stripe { left: AtomicUsize::new(0), items: Mutex::new(items()) };
+        let stripe = || CombinerStripe { left: AtomicUsize::new(0), items: Mutex::new(items()) };
         Combiner((0..stripes.next_power_of_two()).map(|_| stripe()).collect())
     }
 
-    fn stripe(&self, key: u64) -> &Stripe<W, R> {
+    fn stripe(&self, key: u64) -> &CombinerStripe<W, R> {
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         &self.0[hash as usize & (self.0.len() - 1)]
     }
@@ -90,7 +90,7 @@ impl<W, R> Combiner<W, R> {
         let mut items = lock(&stripe.items);
         items.tickets += 1;
         let ticket = items.tickets;
-        items.all.push(Item { key, ticket, state: CombinerState::Left(work) });
+        items.all.push(QueuedWork { key, ticket, state: CombinerState::Left(work) });
         stripe.left.store(items.left(), Ordering::Relaxed);
         LeftWork { stripe, ticket }
     }
@@ -135,7 +135,7 @@ impl<W, R> Combiner<W, R> {
 /// Work that its owner waits for. Dropped, it is taken back if nobody has it.
 #[derive(Debug)]
 pub(crate) struct LeftWork<'a, W, R> {
-    stripe: &'a Stripe<W, R>,
+    stripe: &'a CombinerStripe<W, R>,
     /// 0 once it has ended.
     ticket: u64,
 }

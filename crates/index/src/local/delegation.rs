@@ -46,7 +46,7 @@ struct Member<W, R> {
 }
 
 #[derive(Debug)]
-struct Stripe<W, R> {
+struct DelegationStripe<W, R> {
     tickets: u64,
     /// Keys with a leader, and how many lead: more than one only where full batches begin at once.
     led: Vec<(Arc<[u8]>, usize)>,
@@ -54,7 +54,7 @@ struct Stripe<W, R> {
     members: Vec<Member<W, R>>,
 }
 
-impl<W, R> Stripe<W, R> {
+impl<W, R> DelegationStripe<W, R> {
     fn at(&self, ticket: u64) -> Option<usize> {
         self.members.iter().position(|member| member.ticket == ticket)
     }
@@ -84,7 +84,7 @@ impl<W, R> Stripe<W, R> {
 /// See the [module page](self).
 #[derive(Debug)]
 pub(crate) struct Delegation<W, R> {
-    stripes: Box<[Mutex<Stripe<W, R>>]>,
+    stripes: Box<[Mutex<DelegationStripe<W, R>>]>,
     /// Most operations that one of them does.
     batch_limit: usize,
     full_at_once: bool,
@@ -102,13 +102,14 @@ impl<W, R> Delegation<W, R> {
     }
 
     fn new(stripes: usize, batch_limit: usize, full_at_once: bool) -> Arc<Self> {
-        let stripe = || Mutex::new(Stripe { tickets: 0, led: Vec::new(), members: Vec::new() });
+        let stripe =
+            || Mutex::new(DelegationStripe { tickets: 0, led: Vec::new(), members: Vec::new() });
         let batch_limit = if batch_limit == 0 { usize::MAX } else { batch_limit };
         let stripes = (0..stripes.next_power_of_two()).map(|_| stripe()).collect();
         Arc::new(Delegation { stripes, batch_limit, full_at_once })
     }
 
-    fn stripe(&self, key: &[u8]) -> &Mutex<Stripe<W, R>> {
+    fn stripe(&self, key: &[u8]) -> &Mutex<DelegationStripe<W, R>> {
         let hash = xxh3_64(key) as usize;
         &self.stripes[hash & (self.stripes.len() - 1)]
     }

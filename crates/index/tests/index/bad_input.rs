@@ -51,7 +51,7 @@ fn the_longest_value_of_the_pool_is_told() {
 
 #[test]
 fn impossible_formats_are_refused() {
-    World::default().on_mapped(|session| async move {
+    World::default().on_mapped(|session: farleaf_pool::Session| async move {
         let with = |format: TableFormat| {
             let session = session.clone();
             async move { AnyIndex::create(&session, "t", &format).await.map(drop) }

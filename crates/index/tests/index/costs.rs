@@ -262,13 +262,6 @@ fn a_scan_of_a_radix_tree_reads_few_nodes_beside_its_way() {
     world.on_mapped(scans_of_radix_trees);
 }
 
-fn on_honest_sim<F: Future<Output = ()> + 'static>(
-    world: World,
-    test: impl FnOnce(Session) -> F + 'static,
-) {
-    let sim = farleaf_fabric::sim::Sim::new(world.sim_config()).expect("sim");
-    let endpoint = farleaf_fabric::Fabric::any_endpoint(&sim.fabric(0)).expect("endpoint");
-    let options = world.pool_options();
-    sim.block_on(async move { test(crate::common::start(endpoint, &options).await).await })
-        .expect("the simulation ends");
+fn on_honest_sim(world: World, test: impl AsyncFnOnce(Session)) {
+    world.on_sim_with(world.sim_config(), test);
 }

@@ -114,13 +114,7 @@ async fn costs_at_length_three(session: Session) {
 #[test]
 fn a_get_takes_three_round_trips_and_a_change_one_more() {
     World::default().on_mapped(costs_at_length_three);
-    let sim = farleaf_fabric::sim::Sim::new(World::default().sim_config()).expect("sim");
-    let endpoint = farleaf_fabric::Fabric::any_endpoint(&sim.fabric(0)).expect("endpoint");
-    let options = World::default().pool_options();
-    sim.block_on(async move {
-        costs_at_length_three(crate::common::start(endpoint, &options).await).await;
-    })
-    .expect("the simulation ends");
+    World::default().on_sim_with(World::default().sim_config(), costs_at_length_three);
 }
 
 async fn costs_of_remembered_entries(session: Session) {

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use crate::common::{Pairs, World, check, cost_since, costs, create, settle};
-use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Cost, Fabric, OpKind};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{
@@ -102,13 +101,7 @@ async fn costs_of_warm_operations(session: Session) {
 #[test]
 fn warm_operations_cost_what_they_must() {
     World::default().on_mapped(costs_of_warm_operations);
-    let sim = Sim::new(World::default().sim_config()).expect("sim");
-    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
-    sim.block_on(async {
-        let session = crate::common::start(endpoint, &World::default().pool_options()).await;
-        costs_of_warm_operations(session).await;
-    })
-    .expect("the simulation ends");
+    World::default().on_sim_with(World::default().sim_config(), costs_of_warm_operations);
 }
 
 /// Without a cache each node on the way is read.

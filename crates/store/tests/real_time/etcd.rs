@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use crate::common::{block_on, key};
 use farleaf::{Engine, ErrorKind, Farleaf, TableOptions};
 use farleaf_cluster::{Directory, MemoryRecord, MemoryRegistration, Way};
-use farleaf_fabric::ServerId;
-use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
+use farleaf_harness::LoopbackServers;
 use server::{Server, eventually};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -25,7 +24,7 @@ const LEASE: Duration = Duration::from_secs(2);
 
 /// Memory servers of this process that are registered, and a thread that keeps them so.
 struct Memory {
-    servers: Vec<MemoryServer>,
+    servers: LoopbackServers,
     directory: Directory,
     registrations: Vec<MemoryRegistration>,
 }
@@ -33,17 +32,7 @@ struct Memory {
 impl Memory {
     fn start(etcd: &Server, count: usize) -> Memory {
         let directory = Directory::new(&etcd.address("c"));
-        let start = |number: usize| {
-            let config = MemoryServerConfig {
-                server: ServerId(number as u16),
-                servers: count,
-                lease: LEASE,
-                ..MemoryServerConfig::default()
-            };
-            let region = Region::anonymous(REGION_BYTES, HugePages::No).unwrap();
-            MemoryServer::start_over(config, region).unwrap()
-        };
-        let servers: Vec<MemoryServer> = (0..count).map(start).collect();
+        let servers = LoopbackServers::start(count, REGION_BYTES, LEASE).unwrap();
         let mut memory = Memory { servers, directory, registrations: Vec::new() };
         for number in 0..count {
             memory.enter(number);
@@ -52,11 +41,11 @@ impl Memory {
     }
 
     fn addresses(&self) -> Vec<SocketAddr> {
-        self.servers.iter().map(MemoryServer::address).collect()
+        self.servers.addresses()
     }
 
     fn enter(&mut self, number: usize) {
-        let numbers = (number as u16, self.servers.len() as u16);
+        let numbers = (number as u16, self.servers.0.len() as u16);
         let record = MemoryRecord::new(self.addresses()[number], numbers, REGION_BYTES, None);
         self.registrations.push(self.directory.register_memory(record).unwrap());
     }

@@ -10,10 +10,11 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::{LEASE_LONG, Servers, eventually, key, small};
+use crate::common::{eventually, key, small};
 use farleaf::{ErrorKind, Farleaf, OpKind, TableOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
+use farleaf_harness::LoopbackServers;
 
 const REGION_BYTES: u64 = 32 << 20;
 
@@ -27,7 +28,7 @@ fn a_store_on_a_network_is_known_as_one() {
 
 #[test]
 fn a_pool_is_made_only_when_asked_for_and_only_once() {
-    let servers = Servers::start(2, REGION_BYTES);
+    let servers = crate::common::servers(2, REGION_BYTES);
     let error = Farleaf::connect(&servers.uri()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPool, "{error}");
     assert!(error.to_string().contains("not formatted"), "{error}");
@@ -51,7 +52,7 @@ fn a_pool_is_made_only_when_asked_for_and_only_once() {
     drop(db);
     let mut lost = servers;
     lost.0.truncate(1);
-    lost.0.push(Servers::start(2, REGION_BYTES).0.remove(1));
+    lost.0.push(crate::common::servers(2, REGION_BYTES).0.remove(1));
     let error = Farleaf::builder().create(true).open(&lost.uri()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPool, "{error}");
     assert!(error.to_string().contains("memory server 1 is not formatted"), "{error}");
@@ -78,7 +79,7 @@ fn who_cannot_be_reached_or_refuses_is_told_in_kind() {
     let uri = answering([b'H'; 64]);
     assert_eq!(kind(&uri, "no memory server of Farleaf"), ErrorKind::NoPool);
 
-    let mut servers = Servers::start(2, REGION_BYTES);
+    let mut servers = crate::common::servers(2, REGION_BYTES);
     servers.0.reverse();
     assert_eq!(kind(&servers.uri(), "check the list of addresses"), ErrorKind::Invalid);
     let config = MemoryServerConfig { connections_max: 0, ..Default::default() };
@@ -161,7 +162,7 @@ impl Drop for Files {
 /// The store is not opened anew: what was under way while the servers were away has happened or fails.
 #[test]
 fn a_restart_of_the_servers_is_lived_through() {
-    let mut files = Files::new("lived-through", LEASE_LONG);
+    let mut files = Files::new("lived-through", LoopbackServers::LEASE_LONG);
     let db = Farleaf::builder().create(true).open(&files.uri()).unwrap();
     let table = db.create_table("t", TableOptions::default()).unwrap();
     let stop = AtomicBool::new(false);
@@ -206,7 +207,7 @@ fn a_restart_of_the_servers_is_lived_through() {
 /// address nor its file.
 #[test]
 fn servers_start_again_while_processes_are_started() {
-    let mut files = Files::new("started", LEASE_LONG);
+    let mut files = Files::new("started", LoopbackServers::LEASE_LONG);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let start = || {
@@ -292,7 +293,7 @@ fn nothing_hangs_on_servers_that_are_gone() {
 /// A server that comes back without its memory is not taken for the one that was there.
 #[test]
 fn lost_memory_is_not_taken_for_a_pool() {
-    let mut servers = Servers::start(1, REGION_BYTES);
+    let mut servers = crate::common::servers(1, REGION_BYTES);
     let db = Farleaf::builder().create(true).open(&servers.uri()).unwrap();
     let table = db.create_table("t", TableOptions::default()).unwrap();
     table.insert("a", "1").unwrap();

@@ -2,8 +2,8 @@
 
 use farleaf_index::{
     AnyIndex, BlinkOptions,
-    btree::BTree,
-    dex::{DexOptions, offload::Offload},
+    engines::btree::BTree,
+    engines::dex::{DexOptions, offload::Offload},
 };
 
 use super::{

@@ -4,7 +4,7 @@
 
 use farleaf_index::{
     Index,
-    dex::{Admission, Dex, DexOptions},
+    engines::dex::{Admission, Dex, DexOptions},
 };
 
 use super::{

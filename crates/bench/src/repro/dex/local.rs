@@ -2,7 +2,7 @@
 //!
 //! It shows the cost of remote memory that is not needed, on mapped memory with real threads.
 
-use farleaf_index::dex::{Dex, DexOptions};
+use farleaf_index::engines::dex::{Dex, DexOptions};
 use serde_json::{Value, json};
 
 use super::{

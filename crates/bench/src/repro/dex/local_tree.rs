@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use farleaf_fabric::Words;
 use farleaf_index::{
     SortedPairs,
-    bnode::{Head, Layout, LeafEntry, Node, NodeMut, Stored, Value},
+    bnode::{Head, Layout, LeafEntry, Node, NodeMut, StoredValue, Value},
 };
 
 /// The word of a node that holds its latch: bit 0 is set during a write, the rest is a version.
@@ -137,7 +137,7 @@ impl LocalTree {
                 Err(_) => None,
             };
             if validate(image, version) {
-                return matches!(stored, Some(Stored::Inline));
+                return matches!(stored, Some(StoredValue::Inline));
             }
         }
     }

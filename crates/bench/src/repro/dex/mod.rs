@@ -15,7 +15,7 @@ mod world;
 use farleaf_index::Engine;
 use farleaf_index::knobs::CACHE;
 
-use super::{Kind, ReproOptions, Run, Spec, driver, error, maps, papers, report, slices};
+use super::{Kind, ReproOptions, RunFn, Spec, driver, error, maps, papers, report, slices};
 
 const ENGINES: &[Engine] = &[Engine::Dex];
 
@@ -29,7 +29,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE],
         engines: Engine::ALL,
-        run: Run::Alone(table2::run),
+        run: RunFn::Alone(table2::run),
     },
     Spec {
         name: "dex-fig8",
@@ -39,7 +39,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE, "offload"],
         engines: ENGINES,
-        run: Run::Alone(fig8::run),
+        run: RunFn::Alone(fig8::run),
     },
     Spec {
         name: "dex-fig9",
@@ -49,7 +49,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE, "single_queue", "admission"],
         engines: ENGINES,
-        run: Run::Alone(fig9::run),
+        run: RunFn::Alone(fig9::run),
     },
     Spec {
         name: "dex-fig10",
@@ -59,7 +59,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE],
         engines: ENGINES,
-        run: Run::Alone(fig10::run),
+        run: RunFn::Alone(fig10::run),
     },
     Spec {
         name: "dex-fig11",
@@ -69,7 +69,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE],
         engines: ENGINES,
-        run: Run::Alone(fig11::run),
+        run: RunFn::Alone(fig11::run),
     },
     Spec {
         name: "dex-fig12",
@@ -79,7 +79,7 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE, "offload"],
         engines: ENGINES,
-        run: Run::Alone(fig12::run),
+        run: RunFn::Alone(fig12::run),
     },
     Spec {
         name: "dex-local",
@@ -89,6 +89,6 @@ pub(super) const SPECS: &[Spec] = &[
         kind: Kind::Figure,
         chosen: &[CACHE, "bulk_fill"],
         engines: ENGINES,
-        run: Run::Alone(local::run),
+        run: RunFn::Alone(local::run),
     },
 ];

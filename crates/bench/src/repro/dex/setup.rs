@@ -2,7 +2,7 @@
 
 use farleaf_fabric::OpKind;
 use farleaf_index::bnode::Layout;
-use farleaf_index::dex::{Admission, Dex, DexOptions, Durability, JoinOptions};
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions};
 use farleaf_index::{Engine, Index, Knobs, TableFormat};
 
 use super::{

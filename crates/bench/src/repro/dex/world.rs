@@ -14,7 +14,7 @@ use farleaf_index::{
     AnyIndex, Engine, Index, IndexError, TableFormat,
     bnode::Layout,
     compute::OwnedTable,
-    dex::{
+    engines::dex::{
         Dex, DexOptions, DexStats, JoinOptions, Take, equal_width,
         offload::{OFFLOAD_SERVICE, OffloadService},
     },

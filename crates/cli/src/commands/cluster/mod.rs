@@ -16,11 +16,11 @@ use crate::output::Console;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ClusterArgs {
     #[command(subcommand)]
-    pub(crate) what: What,
+    pub(crate) what: ClusterCommand,
 }
 
 #[derive(Clone, Debug, Subcommand)]
-pub(crate) enum What {
+pub(crate) enum ClusterCommand {
     /// Print memory servers, compute servers, the coordinator, and who has no entry
     ///
     /// Exits with 1 if the pool cannot be used: not all memory servers are there, or none was made.
@@ -67,11 +67,13 @@ pub(crate) struct ClusterOf {
 
 pub(super) fn run(args: &ClusterArgs, console: &mut Console) -> anyhow::Result<Exit> {
     match &args.what {
-        What::Status { cluster } => status::run(cluster, console),
-        What::Drain { cluster, server, timeout } => {
+        ClusterCommand::Status { cluster } => status::run(cluster, console),
+        ClusterCommand::Drain { cluster, server, timeout } => {
             drain::run(cluster, server, timeout.duration(), console)
         }
-        What::Add { cluster, server, table } => share::run(cluster, server, table, console),
+        ClusterCommand::Add { cluster, server, table } => {
+            share::run(cluster, server, table, console)
+        }
     }
 }
 

@@ -232,7 +232,7 @@ impl Device {
         address: usize,
         bytes: usize,
         access: c_int,
-    ) -> Result<Key, VerbsError> {
+    ) -> Result<RegionKey, VerbsError> {
         let start = ptr::with_exposed_provenance_mut(address);
         // SAFETY: the domain is there; the caller answers for the memory.
         let mr = unsafe { (self.library.ibv_reg_mr)(self.pd(), start, bytes, access) };
@@ -242,7 +242,7 @@ impl Device {
             let (device, bytes) = (self.name.clone(), bytes as u64);
             return Err(VerbsError::Memory { device, bytes, limit_bytes, source });
         };
-        Ok(Key { mr, device: Arc::clone(self) })
+        Ok(RegionKey { mr, device: Arc::clone(self) })
     }
 
     /// Turns a code of the library into a result.
@@ -304,17 +304,17 @@ fn refused(device: &str, what: &'static str, source: io::Error) -> VerbsError {
 
 /// Registered memory; deregistered when it is dropped.
 #[derive(Debug)]
-struct Key {
+struct RegionKey {
     mr: NonNull<ibv_mr>,
     device: Arc<Device>,
 }
 
 // SAFETY: as of `Device`.
-unsafe impl Send for Key {}
+unsafe impl Send for RegionKey {}
 // SAFETY: as of `Device`.
-unsafe impl Sync for Key {}
+unsafe impl Sync for RegionKey {}
 
-impl Key {
+impl RegionKey {
     fn local(&self) -> u32 {
         // SAFETY: the registration is there.
         unsafe { self.mr.as_ref() }.lkey
@@ -326,7 +326,7 @@ impl Key {
     }
 }
 
-impl Drop for Key {
+impl Drop for RegionKey {
     fn drop(&mut self) {
         // SAFETY: registered by `register_memory`, and dropped once.
         let code = unsafe { (self.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
@@ -340,7 +340,7 @@ impl Drop for Key {
 #[derive(Debug)]
 pub(crate) struct WordsKey {
     // In this order: first deregistered, then unmapped.
-    key: Key,
+    key: RegionKey,
     words: Arc<Words>,
 }
 

@@ -13,7 +13,7 @@ use crate::{Buf, Op, Ops, ServerId, ServiceId};
 
 /// Operations that were posted together.
 #[derive(Debug)]
-pub(crate) enum Load {
+pub(crate) enum HeldLoad {
     Empty,
     One(Op),
     Chain(Ops),
@@ -32,18 +32,18 @@ pub(crate) struct Call {
     pub(crate) reply_len: usize,
 }
 
-impl crate::post::Load for Load {
-    const EMPTY: Self = Load::Empty;
+impl crate::post::Load for HeldLoad {
+    const EMPTY: Self = HeldLoad::Empty;
 
     #[inline]
     fn is_empty(&self) -> bool {
-        !matches!(self, Load::Call(_)) && self.ops().next().is_none()
+        !matches!(self, HeldLoad::Call(_)) && self.ops().next().is_none()
     }
 
     #[inline]
     fn into_op(self) -> Result<Op, Self> {
         match self {
-            Load::One(op) => Ok(op),
+            HeldLoad::One(op) => Ok(op),
             other => Err(other),
         }
     }
@@ -51,28 +51,28 @@ impl crate::post::Load for Load {
     #[inline]
     fn into_ops(self) -> Result<Ops, Self> {
         match self {
-            Load::Chain(ops) | Load::Batch(ops) => Ok(ops),
+            HeldLoad::Chain(ops) | HeldLoad::Batch(ops) => Ok(ops),
             other => Err(other),
         }
     }
 }
 
-impl Load {
+impl HeldLoad {
     /// Its operations, in order.
     pub(crate) fn ops(&self) -> impl Iterator<Item = &Op> {
         let (one, many) = match self {
-            Load::Empty | Load::Call(_) => (None, None),
-            Load::One(op) => (Some(op), None),
-            Load::Chain(ops) | Load::Batch(ops) => (None, Some(ops)),
+            HeldLoad::Empty | HeldLoad::Call(_) => (None, None),
+            HeldLoad::One(op) => (Some(op), None),
+            HeldLoad::Chain(ops) | HeldLoad::Batch(ops) => (None, Some(ops)),
         };
         one.into_iter().chain(many.into_iter().flat_map(Ops::iter))
     }
 
     fn part(&self, part: u32) -> &Op {
         match self {
-            Load::One(op) => op,
-            Load::Chain(ops) | Load::Batch(ops) => ops.get(part as usize),
-            Load::Empty | Load::Call(_) => {
+            HeldLoad::One(op) => op,
+            HeldLoad::Chain(ops) | HeldLoad::Batch(ops) => ops.get(part as usize),
+            HeldLoad::Empty | HeldLoad::Call(_) => {
                 unreachable!("INV-HOLD-2: nothing is taken out of what is in flight")
             }
         }
@@ -80,9 +80,9 @@ impl Load {
 
     fn part_mut(&mut self, part: u32) -> &mut Op {
         match self {
-            Load::One(op) => op,
-            Load::Chain(ops) | Load::Batch(ops) => ops.get_mut(part as usize),
-            Load::Empty | Load::Call(_) => {
+            HeldLoad::One(op) => op,
+            HeldLoad::Chain(ops) | HeldLoad::Batch(ops) => ops.get_mut(part as usize),
+            HeldLoad::Empty | HeldLoad::Call(_) => {
                 unreachable!("INV-HOLD-2: nothing is taken out of what is in flight")
             }
         }
@@ -90,16 +90,16 @@ impl Load {
 }
 
 /// A load that send queues share while it is in flight.
-pub(crate) struct Hold(UnsafeCell<Load>);
+pub(crate) struct Hold(UnsafeCell<HeldLoad>);
 
 impl Hold {
     /// An empty one.
     pub(crate) fn new() -> Rc<Hold> {
-        Rc::new(Hold(UnsafeCell::new(Load::Empty)))
+        Rc::new(Hold(UnsafeCell::new(HeldLoad::Empty)))
     }
 
     /// Exchanges what it holds, if nobody else has it.
-    pub(crate) fn swap(this: &mut Rc<Hold>, load: Load) -> Result<Load, Load> {
+    pub(crate) fn swap(this: &mut Rc<Hold>, load: HeldLoad) -> Result<HeldLoad, HeldLoad> {
         match Rc::get_mut(this) {
             Some(hold) => Ok(std::mem::replace(hold.0.get_mut(), load)),
             None => Err(load),
@@ -109,7 +109,7 @@ impl Hold {
     /// The RPC that it holds, if it is one and nobody else has it.
     pub(crate) fn call_mut(this: &mut Rc<Hold>) -> Option<&mut Call> {
         match Rc::get_mut(this)?.0.get_mut() {
-            Load::Call(call) => Some(call),
+            HeldLoad::Call(call) => Some(call),
             _ => None,
         }
     }
@@ -118,7 +118,7 @@ impl Hold {
     pub(crate) fn with_call<T>(&self, with: impl FnOnce(&Call) -> T) -> T {
         // SAFETY: as in `with` below.
         match unsafe { &*self.0.get() } {
-            Load::Call(call) => with(call),
+            HeldLoad::Call(call) => with(call),
             _ => unreachable!("INV-HOLD-2: nothing is taken out of what is in flight"),
         }
     }
@@ -156,12 +156,12 @@ mod tests {
     fn a_shared_hold_is_not_exchanged() {
         let mut hold = Hold::new();
         let faa = Op::Faa { at: GlobalAddr::NULL, add: 1, old: 0 };
-        assert!(matches!(Hold::swap(&mut hold, Load::One(faa)), Ok(Load::Empty)));
+        assert!(matches!(Hold::swap(&mut hold, HeldLoad::One(faa)), Ok(HeldLoad::Empty)));
         let in_flight = Rc::clone(&hold);
-        assert!(Hold::swap(&mut hold, Load::Empty).is_err());
+        assert!(Hold::swap(&mut hold, HeldLoad::Empty).is_err());
         in_flight.set_old(0, 7);
         drop(in_flight);
-        let load = Hold::swap(&mut hold, Load::Empty);
-        assert!(matches!(load, Ok(Load::One(Op::Faa { old: 7, .. }))));
+        let load = Hold::swap(&mut hold, HeldLoad::Empty);
+        assert!(matches!(load, Ok(HeldLoad::One(Op::Faa { old: 7, .. }))));
     }
 }

@@ -19,6 +19,6 @@ mod send_queue;
 
 pub(crate) use completions::Completions;
 pub(crate) use device::{Device, PortFacts, WordsKey, device_names, registered_slab};
-pub(crate) use hold::{Call, Hold, Load};
+pub(crate) use hold::{Call, HeldLoad, Hold};
 pub(crate) use pair::{Ends, Here, QueuePair, Size};
 pub(crate) use send_queue::{Remote, SendQueue, Work, send_queue_of};

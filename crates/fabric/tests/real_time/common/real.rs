@@ -6,9 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use farleaf_fabric::conformance::{CallSurvivor, Harness, Role, SCRATCH_BYTES, Survivor, Task};
+use farleaf_fabric::mapped::MappedEndpoint;
+use farleaf_fabric::tcp::TcpEndpoint;
 use farleaf_fabric::{
-    Counters, Endpoint, Fabric, GlobalAddr, ListenConfig, Peer, RealTime, ServerId, Service,
-    ServiceId,
+    AnyEndpoint, Counters, Endpoint, Executor, Fabric, GlobalAddr, ListenConfig, Peer, ServerId,
+    Service, ServiceId,
 };
 
 use super::Reaped;
@@ -20,6 +22,35 @@ pub(crate) trait Hosts: 'static {
     /// Adds a service to the memory servers of this process.
     fn serve(&self, _id: ServiceId, _service: &Arc<dyn Service>) {}
 }
+
+/// An endpoint whose thread's tasks run on an executor of their own: of all fabrics but the simulator.
+pub(crate) trait OwnExecutor: Endpoint {
+    fn executor(&self) -> &Executor;
+    fn seed(&self, seed: u64);
+    fn buffers_out(&self) -> usize;
+}
+
+macro_rules! own_executor {
+    ($($endpoint:ty),+) => {$(
+        impl OwnExecutor for $endpoint {
+            fn executor(&self) -> &Executor {
+                self.executor()
+            }
+
+            fn seed(&self, seed: u64) {
+                self.seed(seed);
+            }
+
+            fn buffers_out(&self) -> usize {
+                self.buffers_out()
+            }
+        }
+    )+};
+}
+
+own_executor!(AnyEndpoint, MappedEndpoint, TcpEndpoint);
+#[cfg(feature = "verbs")]
+own_executor!(farleaf_fabric::verbs::VerbsEndpoint);
 
 /// Every task on a thread of its own, of the compute servers in turn.
 pub(crate) struct RealHarness<F> {
@@ -61,7 +92,7 @@ impl<F: Fabric> RealHarness<F> {
     }
 }
 
-impl<F: Fabric<Endpoint: RealTime> + Sync> Harness for RealHarness<F> {
+impl<F: Fabric<Endpoint: OwnExecutor> + Sync> Harness for RealHarness<F> {
     type Endpoint = F::Endpoint;
 
     fn run(&self, tasks: Vec<Task<F::Endpoint>>) {

@@ -137,8 +137,8 @@ impl Owned {
     fn read<W: Word>(node: &Node<'_, W>, index: usize) -> Option<Self> {
         let mut bytes = Vec::new();
         Some(match node.value(index, &mut bytes)? {
-            Stored::Inline => Owned::Inline(bytes),
-            Stored::Record(record) => Owned::Record(record),
+            StoredValue::Inline => Owned::Inline(bytes),
+            StoredValue::Record(record) => Owned::Record(record),
         })
     }
 }

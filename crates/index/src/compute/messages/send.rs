@@ -74,21 +74,23 @@ pub(crate) async fn send(
     let ended = call(session, to, number, request, until_ns).await;
     session.client().charge_to(before);
     match ended {
-        Ended::Call(Ok(reply)) => match decode_reply(&reply) {
+        CallEnded::Call(Ok(reply)) => match decode_reply(&reply) {
             Ok(outcome) => outcome.map(Some),
             Err(malformed) => {
                 unknown(format!("compute server {to} replied what is no reply: {malformed}"))
             }
         },
-        Ended::Call(Err(CallError::NotBegun)) => Ok(None),
-        Ended::Call(Err(CallError::TooLong)) => Err(IndexError::Invalid(format!(
+        CallEnded::Call(Err(CallError::NotBegun)) => Ok(None),
+        CallEnded::Call(Err(CallError::TooLong)) => Err(IndexError::Invalid(format!(
             "a message of {bytes} bytes: {CALL_BYTES_MAX} are the most that travel to another compute server"
         ))),
-        Ended::Call(Err(error)) => {
+        CallEnded::Call(Err(error)) => {
             unknown(format!("compute server {to}, which had the operation, did not reply: {error}"))
         }
-        Ended::Dead => unknown(format!("compute server {to}, which had the operation, has died")),
-        Ended::Silent => {
+        CallEnded::Dead => {
+            unknown(format!("compute server {to}, which had the operation, has died"))
+        }
+        CallEnded::Silent => {
             unknown(format!("compute server {to}, which has the key, lives but does not answer"))
         }
     }
@@ -116,7 +118,7 @@ pub(crate) fn forget(endpoint: &AnyEndpoint, who: Incarnation) {
     dead.for_each(|peer| endpoint.detach(peer.server));
 }
 
-enum Ended {
+enum CallEnded {
     Call(Result<Vec<u8>, CallError>),
     /// The receiver has died, and nothing more came of it.
     Dead,
@@ -131,21 +133,21 @@ async fn call(
     number: ServerId,
     request: Vec<u8>,
     until_ns: Option<u64>,
-) -> Ended {
+) -> CallEnded {
     let endpoint = session.endpoint();
     let check_ns = if is_real(endpoint) { REAL_ALIVE_CHECK_NS } else { ALIVE_CHECK_NS };
     let mut call = pin!(session.client().call(number, TABLE_SERVICE, request));
     loop {
         if let Some(ended) = within(endpoint, call.as_mut(), check_ns).await {
-            return Ended::Call(ended);
+            return CallEnded::Call(ended);
         }
         if endpoint.is_dead(to).await {
             // The fabric ends the call now, by what the receiver had said before its end.
             let last = within(endpoint, call.as_mut(), check_ns).await;
-            return last.map_or(Ended::Dead, Ended::Call);
+            return last.map_or(CallEnded::Dead, CallEnded::Call);
         }
         if until_ns.is_some_and(|until_ns| endpoint.now_ns() >= until_ns) {
-            return Ended::Silent;
+            return CallEnded::Silent;
         }
     }
 }

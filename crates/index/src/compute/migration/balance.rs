@@ -16,7 +16,7 @@ use crate::IndexError;
 use crate::compute::RangeOwner;
 use crate::compute::ownership::{Load, Ownership};
 
-/// Whether boundaries are moved by load.
+/// Mode of load balancing: it moves boundaries, or leaves them alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
     /// Only when somebody calls for it.
@@ -26,10 +26,10 @@ pub enum Balance {
     Auto,
 }
 
-/// When boundaries are moved by load.
+/// Settings of load balancing: the loads at which it moves boundaries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BalanceOptions {
-    /// Whether at all.
+    /// The mode.
     pub mode: Balance,
     /// Time between two rounds.
     pub round_ns: u64,
@@ -61,18 +61,18 @@ impl Default for BalanceOptions {
 
 /// A range that had better be another's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub struct RangeMove {
     /// Exclusive lower bound.
     pub low: Option<Vec<u8>>,
     /// Inclusive upper bound.
     pub high: Option<Vec<u8>>,
-    /// Whose it is.
+    /// The present owner.
     pub from: Incarnation,
-    /// Whose it should be.
+    /// The owner to be.
     pub to: Incarnation,
 }
 
-/// What the balancing remembers from round to round.
+/// State of load balancing that lasts from round to round.
 #[derive(Clone, Debug)]
 pub struct Balancer {
     options: BalanceOptions,
@@ -95,7 +95,7 @@ impl Balancer {
     }
 
     /// One round: what to move, if anything. `loads` are in the order of their keys.
-    pub fn decide(&mut self, loads: &[PartLoad]) -> Option<Decision> {
+    pub fn decide(&mut self, loads: &[PartLoad]) -> Option<RangeMove> {
         if self.resting > 0 {
             self.resting -= 1;
             return None;
@@ -138,7 +138,7 @@ impl Balancer {
             true => (Some(bound), giver.high.clone()),
             false => (giver.low.clone(), Some(bound)),
         };
-        Some(Decision { low, high, from: giver.owner, to: taker.owner })
+        Some(RangeMove { low, high, from: giver.owner, to: taker.owner })
     }
 }
 
@@ -153,7 +153,7 @@ pub(crate) async fn balance<T: RangeOwner>(
     balancer: &mut Balancer,
 ) -> Result<Option<u64>, MoveError> {
     let loads = loads(table, session, true).await?;
-    let Some(Decision { low, high, to, .. }) = balancer.decide(&loads) else {
+    let Some(RangeMove { low, high, to, .. }) = balancer.decide(&loads) else {
         return Ok(None);
     };
     move_range(table, session, low.as_deref(), high.as_deref(), to).await.map(Some)
@@ -246,7 +246,7 @@ mod tests {
         let mut moves = 0;
         for _ in 0..400 {
             let now = loads(&bounds, &weight);
-            let Some(Decision { low, high, from, to }) = balancer.decide(&now) else { continue };
+            let Some(RangeMove { low, high, from, to }) = balancer.decide(&now) else { continue };
             moves += 1;
             // Of neighbours: the bound between the two is the other end now.
             let (at, end) = if to > from { (from.0, low) } else { (to.0, high) };

@@ -31,7 +31,7 @@ mod source;
 use farleaf_fabric::Incarnation;
 
 use crate::IndexError;
-pub use balance::{Balance, BalanceOptions, Balancer, Decision};
+pub use balance::{Balance, BalanceOptions, Balancer, RangeMove};
 pub(crate) use balance::{balance, balance_repeatedly, own_load};
 pub(crate) use calls::{loads, move_boundary, move_range, scale_in, scale_out, share};
 pub(crate) use source::{Moving, give};

@@ -26,7 +26,7 @@ use farleaf_pool::Session;
 
 use super::load::{Load, Meter};
 use super::map::{Partitions, Range};
-use super::op_counters::{Entry, OpCounters};
+use super::op_counters::{CounterEntry, OpCounters};
 use crate::bnode::Seek;
 use crate::retry::backoff;
 use crate::sync::{Mutex, lock};
@@ -45,7 +45,7 @@ pub(crate) struct View {
     pub(crate) owned: Vec<bool>,
     /// Bounds that there are about to be: a node that crosses one is shared already.
     pub(crate) cuts: Vec<Vec<u8>>,
-    /// What is being given away; nobody enters.
+    /// The range that is being given away; no operation enters it.
     pub(crate) closed: Option<Range>,
 }
 
@@ -100,7 +100,7 @@ impl View {
         part
     }
 
-    /// Whether others may change a node of this range, now or once a move that is under way is done.
+    /// Returns whether others may change a node of this range, now or after a move that is under way.
     pub(crate) fn crosses(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let number = low.map_or(0, |low| self.map.of(low, true));
         !self.owned[number]
@@ -108,7 +108,7 @@ impl View {
             || self.is_cut(low, high)
     }
 
-    /// Whether a bound that there is about to be lies inside.
+    /// Returns whether a bound that a move is about to set lies inside.
     pub(crate) fn is_cut(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         self.cuts.iter().any(|cut| {
             low.is_none_or(|low| low < cut.as_slice())
@@ -119,7 +119,7 @@ impl View {
 
 /// The view that is published, with its number.
 #[derive(Clone, Debug)]
-struct Published {
+struct PublishedView {
     number: u64,
     view: Arc<View>,
 }
@@ -132,14 +132,14 @@ pub(crate) struct RangeGuard {
     /// Tells guards apart in what threads cache.
     id: u64,
     /// Changed under this lock.
-    published: Mutex<Published>,
+    published: Mutex<PublishedView>,
     /// A range is being given away: nodes are not merged.
     moving: AtomicBool,
 }
 
 thread_local! {
     /// For each guard the view that this thread has used last; guards with the same place take turns.
-    static VIEWS: RefCell<[Option<(u64, Published)>; VIEWS_CACHED]> =
+    static VIEWS: RefCell<[Option<(u64, PublishedView)>; VIEWS_CACHED]> =
         const { RefCell::new([const { None }; VIEWS_CACHED]) };
 }
 
@@ -147,7 +147,7 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct OpGuard<G: AsRef<RangeGuard>> {
     guard: G,
-    entry: Entry,
+    entry: CounterEntry,
 }
 
 impl<G: AsRef<RangeGuard>> Drop for OpGuard<G> {
@@ -170,12 +170,12 @@ impl RangeGuard {
             counters: OpCounters::new(),
             meter: Meter::new(),
             id: GUARDS.fetch_add(1, Ordering::Relaxed),
-            published: Mutex::new(Published { number: 0, view: Arc::new(View::new(map)) }),
+            published: Mutex::new(PublishedView { number: 0, view: Arc::new(View::new(map)) }),
             moving: AtomicBool::new(false),
         }
     }
 
-    /// What is known of the map.
+    /// The latest known map.
     pub(crate) fn view(&self) -> Arc<View> {
         Arc::clone(&lock(&self.published).view)
     }
@@ -186,7 +186,7 @@ impl RangeGuard {
         let mut published = lock(&self.published);
         if let Some(view) = change(&published.view) {
             // Under the lock, so that view and number belong together for all who take it.
-            *published = Published { number: self.counters.publish(), view: Arc::new(view) };
+            *published = PublishedView { number: self.counters.publish(), view: Arc::new(view) };
         }
         Arc::clone(&published.view)
     }
@@ -261,7 +261,7 @@ impl RangeGuard {
         OpGuard { guard: holder, entry }
     }
 
-    /// Whether a range is being given away.
+    /// Returns whether a range is being given away.
     pub(crate) fn is_moving(&self) -> bool {
         self.moving.load(Ordering::SeqCst)
     }

@@ -25,12 +25,12 @@ pub(super) struct Meter {
     tally: Mutex<Tally>,
 }
 
-/// How many operations count.
+/// A count of operations that decays with time.
 #[derive(Debug, Default)]
 struct Tally {
     /// Operations that had entered at the last decay.
     before: u64,
-    /// What was left of their count then.
+    /// The rest of their count at that time.
     kept: u64,
 }
 

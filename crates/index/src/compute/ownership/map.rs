@@ -84,21 +84,21 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Whether it holds `key`, or the place just above it.
+    /// Returns whether it holds `key`, or the place just above it.
     pub(crate) fn holds(&self, key: &[u8], after: bool) -> bool {
         let above = |low: &Vec<u8>| if after { **low <= *key } else { **low < *key };
         let below = |high: &Vec<u8>| if after { *key < **high } else { *key <= **high };
         self.low.as_ref().is_none_or(above) && self.high.as_ref().is_none_or(below)
     }
 
-    /// Whether all of `(low, high]` is in it.
+    /// Returns whether all of `(low, high]` is in it.
     pub(crate) fn contains(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let above = |own: &Vec<u8>| low.is_some_and(|low| low >= own.as_slice());
         let below = |own: &Vec<u8>| high.is_some_and(|high| high <= own.as_slice());
         self.low.as_ref().is_none_or(above) && self.high.as_ref().is_none_or(below)
     }
 
-    /// Whether it has keys in common with `(low, high]`.
+    /// Returns whether it has keys in common with `(low, high]`.
     pub(crate) fn meets(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let below = match (&self.low, high) {
             (Some(own), Some(high)) => high <= own.as_slice(),
@@ -120,7 +120,7 @@ impl Range {
         }
     }
 
-    /// Whether there is no key in it.
+    /// Returns whether there is no key in it.
     pub(crate) fn is_empty(&self) -> bool {
         matches!((&self.low, &self.high), (Some(low), Some(high)) if low >= high)
     }
@@ -140,7 +140,7 @@ pub(crate) struct Partitions {
     /// Its object's, of both slots.
     pub(crate) addr: GlobalAddr,
     pub(crate) bytes: usize,
-    /// Which slot it is in.
+    /// The slot that holds it.
     pub(crate) slot: u64,
     pub(crate) epoch: u64,
     /// Inclusive upper bounds of all partitions but the last.
@@ -169,7 +169,7 @@ impl Partitions {
         }
     }
 
-    /// Whoever it names: as an owner, with a log, in a move.
+    /// All compute servers that it names: as an owner, with a log, in a move.
     pub(crate) fn holders(&self) -> BTreeSet<Incarnation> {
         let intent = self.intent.iter().flat_map(|intent| [intent.from, intent.to]);
         let logs = self.logs.iter().map(|(owner, _)| *owner);

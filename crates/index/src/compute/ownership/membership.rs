@@ -35,11 +35,11 @@ pub enum Take {
 /// A compute server's part in a table with owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JoinOptions {
-    /// What it takes at once.
+    /// The partitions that it takes at once.
     pub take: Take,
-    /// Whether it takes a partition over when it meets a key whose owner is dead, or that nobody has.
+    /// True if it takes a partition over when it meets a key whose owner is dead, or that nobody has.
     pub take_over: bool,
-    /// Whether it sends operations on others' keys to their owners. Without that they fail with `Unavailable`.
+    /// True if it sends operations on others' keys to their owners. Without that they fail with `Unavailable`.
     pub calls: bool,
 }
 

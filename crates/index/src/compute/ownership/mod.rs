@@ -83,7 +83,7 @@ pub(crate) struct Ownership {
     /// See [`JoinOptions`].
     take_over: bool,
     calls: bool,
-    /// Whether it works on keys that nobody owns without taking them.
+    /// True if it works on keys that nobody owns without taking them.
     is_guest: AtomicBool,
     counts: OwnershipCounts,
 }
@@ -138,32 +138,32 @@ impl Ownership {
         &self.guard
     }
 
-    /// What is known of the map.
+    /// The latest known map.
     pub(crate) fn view(&self) -> Arc<View> {
         self.guard.view()
     }
 
-    /// What it has brought about so far.
+    /// Its counts so far.
     pub(crate) fn counts(&self) -> &OwnershipCounts {
         &self.counts
     }
 
-    /// Whether others may change a node of the range `(low, high]`.
+    /// Returns whether others may change a node of the range `(low, high]`.
     pub(crate) fn crosses(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         self.guard.with_current(|view| view.crosses(low, high))
     }
 
-    /// Whether a range is being given away.
+    /// Returns whether a range is being given away.
     pub(crate) fn is_moving(&self) -> bool {
         self.guard.is_moving()
     }
 
-    /// Whether this compute server owns, or has owned, keys, and the table is open.
+    /// Returns whether this compute server owns, or has owned, keys, and the table is open.
     pub(crate) fn is_owned(&self) -> bool {
         self.state.load(Ordering::Acquire) == OWNED
     }
 
-    /// Whether the table was closed here.
+    /// Returns whether the table was closed here.
     pub(crate) fn is_closed(&self) -> bool {
         self.state.load(Ordering::Acquire) == CLOSED
     }

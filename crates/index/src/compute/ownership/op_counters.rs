@@ -49,9 +49,9 @@ pub(super) struct OpCounters {
 
 /// The number of the published view and the generation, of one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State(u64);
+pub(super) struct ViewState(u64);
 
-impl State {
+impl ViewState {
     /// The number of the view.
     pub(super) fn view(self) -> u64 {
         self.0 >> 1
@@ -62,14 +62,14 @@ impl State {
     }
 }
 
-/// Where an operation or a task has counted itself.
+/// The counter in which an operation or a task has counted itself.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct CounterEntry {
     line: usize,
     generation: usize,
 }
 
-impl Entry {
+impl CounterEntry {
     /// The line.
     pub(super) fn line(&self) -> usize {
         self.line
@@ -88,19 +88,19 @@ impl OpCounters {
 
     /// The state to decide by.
     #[inline]
-    pub(super) fn state(&self) -> State {
-        State(self.state.0.load(Ordering::Acquire))
+    pub(super) fn state(&self) -> ViewState {
+        ViewState(self.state.0.load(Ordering::Acquire))
     }
 
     /// Enters as an operation if the state is still `state`; gives the operation's number in its line and
     /// generation, too.
     #[inline]
-    pub(super) fn enter(&self, state: State, session: u32) -> Option<(Entry, u64)> {
+    pub(super) fn enter(&self, state: ViewState, session: u32) -> Option<(CounterEntry, u64)> {
         let (line, generation) = (session as usize % LINES, state.generation());
         let entered = &self.lines[line].entered[generation];
         let number = entered.fetch_add(1, Ordering::Acquire);
         if self.state() == state {
-            return Some((Entry { line, generation }, number));
+            return Some((CounterEntry { line, generation }, number));
         }
         // It did nothing that anybody has to see.
         entered.fetch_sub(1, Ordering::Relaxed);
@@ -111,15 +111,15 @@ impl OpCounters {
     ///
     /// No check of the state: as long as the starter is inside, a drain flips the generation once at most.
     /// The drain that reads that the starter has left reads this count as well.
-    pub(super) fn enter_task(&self, session: u32) -> Entry {
+    pub(super) fn enter_task(&self, session: u32) -> CounterEntry {
         let (line, generation) = (session as usize % LINES, self.state().generation());
         self.lines[line].left[generation].fetch_sub(1, Ordering::Relaxed);
-        Entry { line, generation }
+        CounterEntry { line, generation }
     }
 
     /// Leaves. What was done inside happens before the end of a drain that waited for it.
     #[inline]
-    pub(super) fn leave(&self, entry: &Entry) {
+    pub(super) fn leave(&self, entry: &CounterEntry) {
         self.lines[entry.line].left[entry.generation].fetch_add(1, Ordering::Release);
     }
 
@@ -133,15 +133,15 @@ impl OpCounters {
 
     /// Publishes the next view; gives its number. The caller has put the view in its place.
     pub(super) fn publish(&self) -> u64 {
-        State(self.state.0.fetch_add(2, Ordering::AcqRel) + 2).view()
+        ViewState(self.state.0.fetch_add(2, Ordering::AcqRel) + 2).view()
     }
 
     /// Begins a turn of a drain; gives the generation to wait for. One drain runs at a time.
     pub(super) fn flip(&self) -> usize {
-        State(self.state.0.fetch_xor(1, Ordering::AcqRel)).generation()
+        ViewState(self.state.0.fetch_xor(1, Ordering::AcqRel)).generation()
     }
 
-    /// Whether nobody is inside in a generation that has been flipped.
+    /// Returns whether no operation is inside in a generation that has been flipped.
     pub(super) fn is_empty(&self, generation: usize) -> bool {
         self.lines.iter().all(|line| {
             let left = line.left[generation].load(Ordering::Acquire);

@@ -37,7 +37,7 @@ const PAUSE_NS: u64 = 1_000_000;
 pub struct Owner {
     /// The partition.
     pub partition: usize,
-    /// Who serves it; nobody at the moment if there is none.
+    /// The compute server that serves it; `None` if there is none at the moment.
     pub owner: Option<Incarnation>,
     /// Epoch of the ownership map.
     pub epoch: u64,
@@ -54,7 +54,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Whether operations of this kind report whether the key was absent, not whether it was present.
+/// Returns whether operations of this kind report that the key was absent, not that it was present.
 fn adds_absent(kind: OpKind) -> bool {
     matches!(kind, OpKind::Insert | OpKind::Upsert)
 }
@@ -80,7 +80,7 @@ fn seek_of(op: &Op) -> Option<Seek<'_>> {
     }
 }
 
-/// Whose `key` is, if it is not this compute server's.
+/// Returns the owner of `key`, if that is another compute server.
 ///
 /// Cost: none for an own key, else that of reading the map, 2 READs.
 ///
@@ -213,7 +213,7 @@ pub(crate) async fn ask<T: RangeOwner>(
     if !table.ownership().calls {
         return Ok(None);
     }
-    // What gives a range away takes as long as it takes.
+    // A move of a range has no time limit.
     let until_ns = Patience::new(session.endpoint()).until_ns.filter(|_| op.is_read());
     send(session, table.ownership().words.meta, who, &op, until_ns).await
 }
@@ -426,7 +426,7 @@ pub(crate) async fn serve<T: RangeOwner>(
 }
 
 impl Ownership {
-    /// What there is to say about a key of a partition that is another's.
+    /// Describes the owner of a partition that is another's.
     fn owner_of(&self, partition: usize) -> Owner {
         let (owner, epoch) = self.known_owner(partition);
         Owner { partition, owner, epoch }

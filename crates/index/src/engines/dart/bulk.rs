@@ -5,15 +5,15 @@ use std::sync::Arc;
 use farleaf_fabric::OpKind;
 use farleaf_pool::{Session, Unlinked};
 
-use super::Tree;
+use super::DartTree;
 use super::changing::attempt_at;
-use super::descent::Place;
+use super::descent::SlotPlace;
 use super::leaf::{self, Before};
 use super::meta;
 use super::node_split::chain;
 use super::outcome::{Attempt, Mine};
 use super::publish::{Publication, Published};
-use super::word::{Child, LEN_MAX, NodeType, Step, Word};
+use super::word::{DartNodeType, LEN_MAX, SlotContent, SlotWord, Step};
 use crate::IndexError;
 use crate::index::SortedPairs;
 use crate::limits::{check_key, check_value};
@@ -23,19 +23,19 @@ const BATCH_BYTES: usize = 256 << 10;
 const BATCH_OBJECTS: usize = 64;
 
 /// A node whose last child is not known yet.
-struct Open {
+struct OpenNode {
     plen: usize,
-    children: Vec<Word>,
+    children: Vec<SlotWord>,
 }
 
 /// A tree that is being built: nobody else sees it.
-struct Builder<'a> {
-    tree: &'a Tree,
+struct DartBuilder<'a> {
+    tree: &'a DartTree,
     session: &'a Session,
     /// Nodes from the root down, each with a smaller plen than the next.
-    open: Vec<Open>,
+    open: Vec<OpenNode>,
     /// The word whose place the next key decides: a word, and its plen if it leads to a node.
-    pending: Option<(Word, usize)>,
+    pending: Option<(SlotWord, usize)>,
     last: Vec<u8>,
     count: u64,
     /// The number of the first leaf's writing.
@@ -47,7 +47,7 @@ struct Builder<'a> {
     written: usize,
 }
 
-impl Tree {
+impl DartTree {
     /// Fills an empty table; returns the number of pairs.
     pub(super) async fn bulk_load(
         self: &Arc<Self>,
@@ -61,7 +61,7 @@ impl Tree {
         if line.root.is_live() {
             return Err(filled());
         }
-        let mut builder = Builder {
+        let mut builder = DartBuilder {
             tree: self,
             session,
             open: Vec::new(),
@@ -83,7 +83,8 @@ impl Tree {
         let removed =
             if line.root.is_tomb() { Some(io.word(line.root.addr()).await?) } else { None };
         let place = self.root_place(line.root);
-        let mine = if matches!(root.child(), Child::Node(..)) { Mine::Node } else { Mine::Leaf };
+        let mine =
+            if matches!(root.child(), SlotContent::Node(..)) { Mine::Node } else { Mine::Leaf };
         let attempt = Attempt { removed, ..attempt_at(&place, root, mine) };
         let (last, count) = (std::mem::take(&mut builder.last), builder.count);
         let objects = std::mem::take(&mut builder.objects);
@@ -98,7 +99,7 @@ impl Tree {
     }
 }
 
-impl Builder<'_> {
+impl DartBuilder<'_> {
     async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
         if self.count > 0 {
             if self.last.as_slice() == key {
@@ -124,7 +125,7 @@ impl Builder<'_> {
         // A load has more leaves than an operation has tokens.
         let ids = (self.tree.table, self.number.wrapping_add(self.count as u32));
         let content = leaf::encode(buf, (key, value), (Before::Nothing, false), ids);
-        let word = Word::leaf(Step::ROOT, leaf::code_of(key.len(), value.len()), object.addr());
+        let word = SlotWord::leaf(Step::ROOT, leaf::code_of(key.len(), value.len()), object.addr());
         object.write_in(&mut self.ops, content);
         self.pending = Some((word, 0));
         self.last.clear();
@@ -139,7 +140,7 @@ impl Builder<'_> {
             self.close().await?;
         }
         if self.open.last().is_none_or(|open| open.plen < plen) {
-            self.open.push(Open { plen, children: Vec::new() });
+            self.open.push(OpenNode { plen, children: Vec::new() });
         }
         self.attach().await
     }
@@ -159,20 +160,20 @@ impl Builder<'_> {
     /// The word behind `step` for what stands at `plen`, with a chain if that is far.
     async fn edge(
         &mut self,
-        word: Word,
+        word: SlotWord,
         step: Step,
         base: usize,
         plen: usize,
-    ) -> Result<Word, IndexError> {
-        if !matches!(word.child(), Child::Node(..)) {
+    ) -> Result<SlotWord, IndexError> {
+        if !matches!(word.child(), SlotContent::Node(..)) {
             return Ok(word.moved(step, 0));
         }
         let (positions, mut len) = chain(base, plen);
         let mut word = word;
         for position in positions.into_iter().rev() {
             let child = word.moved(Step::at(&self.last, position), len);
-            let addr = self.node(NodeType::N8, &[child]).await?;
-            word = Word::node(step, 0, NodeType::N8, addr);
+            let addr = self.node(DartNodeType::N8, &[child]).await?;
+            word = SlotWord::node(step, 0, DartNodeType::N8, addr);
             len = LEN_MAX;
         }
         Ok(word.moved(step, len))
@@ -184,14 +185,14 @@ impl Builder<'_> {
         let Some(open) = self.open.pop() else { return Ok(()) };
         let kind = self.tree.shape.fit(&open.children, None);
         let addr = self.node(kind, &open.children).await?;
-        self.pending = Some((Word::node(Step::ROOT, 0, kind, addr), open.plen));
+        self.pending = Some((SlotWord::node(Step::ROOT, 0, kind, addr), open.plen));
         Ok(())
     }
 
     async fn node(
         &mut self,
-        kind: NodeType,
-        children: &[Word],
+        kind: DartNodeType,
+        children: &[SlotWord],
     ) -> Result<farleaf_fabric::GlobalAddr, IndexError> {
         let node = self.tree.new_node(self.session, &mut self.ops, kind, children).await?;
         let addr = node.addr();
@@ -222,12 +223,12 @@ impl Builder<'_> {
     }
 
     /// Completes the tree; the word for R. `None` if there was no pair.
-    async fn end(&mut self) -> Result<Option<Word>, IndexError> {
+    async fn end(&mut self) -> Result<Option<SlotWord>, IndexError> {
         while !self.open.is_empty() {
             self.close().await?;
         }
         let Some((word, plen)) = self.pending.take() else { return Ok(None) };
-        let root: Place = self.tree.root_place(Word::EMPTY);
+        let root: SlotPlace = self.tree.root_place(SlotWord::EMPTY);
         let word = self.edge(word, root.step, root.bytes_before_child(), plen).await?;
         self.flush().await?;
         Ok(Some(word))

@@ -1,6 +1,6 @@
 //! Cache: entries of the skip table that this compute server remembers, up to a budget of bytes.
 //!
-//! What is remembered saves the probe of a lookup. It may have left the tree, so it is a start as any other: its
+//! A remembered entry saves the probe of a lookup. It may have left the tree, so it is a start as any other: its
 //! reader believes unsealed words alone. What must hold is that it leads to no freed memory.
 //!
 //! - `INV-DART-7` An operation uses what is remembered only after an operation of its compute server has read
@@ -28,7 +28,7 @@ use farleaf_pool::canary::Canary;
 use super::counters::Counters;
 use super::descent::NodeRef;
 use super::meta::{CheckLine, META_HEAD, META_RING, RING_PLACES};
-use super::word::NodeType;
+use super::word::DartNodeType;
 use crate::IndexError;
 use crate::sync::{Mutex, lock};
 
@@ -36,7 +36,7 @@ use crate::sync::{Mutex, lock};
 const SHARD_BYTES_MIN: u64 = 16 << 10;
 const SHARDS: usize = 64;
 /// Bytes of an entry with its share of both tables of chains, at most.
-const ENTRY_BYTES: usize = size_of::<Slot>() + 16;
+const ENTRY_BYTES: usize = size_of::<CacheSlot>() + 16;
 const NONE: u32 = u32::MAX;
 /// Slots that a shard begins with.
 const SLOTS_MIN: usize = 16;
@@ -72,7 +72,7 @@ impl Notice {
         (number / RING_PLACES + 1) % LAPS
     }
 
-    /// What the place says of notice `number`.
+    /// Compares the place with notice `number`.
     fn of_number(self, number: u64) -> Seen {
         let ahead = (self.0 >> ADDR_BITS).wrapping_sub(Notice::lap(number)) % LAPS;
         let place = self.0 & ((1 << ADDR_BITS) - 1);
@@ -120,11 +120,11 @@ pub(super) async fn notify(
 
 /// Entries in this compute server's memory.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(super) struct EntryCache {
     /// Counts what was forgotten (`INV-DART-8`).
     generation: AtomicU64,
     heeded: Mutex<Heeded>,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<CacheShard>]>,
 }
 
 /// The check line by which notices were heeded last.
@@ -161,14 +161,14 @@ impl Heeded {
     }
 }
 
-impl Cache {
+impl EntryCache {
     /// An empty cache of at most `bytes`.
-    pub(super) fn new(bytes: u64) -> Cache {
+    pub(super) fn new(bytes: u64) -> EntryCache {
         let shards = if bytes / SHARDS as u64 >= SHARD_BYTES_MIN { SHARDS } else { 1 };
         let most = usize::try_from(bytes).unwrap_or(usize::MAX) / shards / ENTRY_BYTES;
         let most = most.min(NONE as usize - 1);
-        let shard = |_| Mutex::new(Shard { most, free: NONE, ..Shard::default() });
-        Cache {
+        let shard = |_| Mutex::new(CacheShard { most, free: NONE, ..CacheShard::default() });
+        EntryCache {
             generation: AtomicU64::new(0),
             heeded: Mutex::new(Heeded::default()),
             shards: (0..shards).map(shard).collect(),
@@ -182,7 +182,7 @@ impl Cache {
         self.generation.load(Ordering::SeqCst)
     }
 
-    fn shard(&self, hash: u64) -> &Mutex<Shard> {
+    fn shard(&self, hash: u64) -> &Mutex<CacheShard> {
         &self.shards[(hash >> 40) as usize % self.shards.len()]
     }
 
@@ -289,7 +289,7 @@ impl Cache {
 
     /// Bytes in use, and entries.
     pub(super) fn used(&self) -> (u64, u64) {
-        let sum = |sum: (u64, u64), shard: &Mutex<Shard>| {
+        let sum = |sum: (u64, u64), shard: &Mutex<CacheShard>| {
             let shard = lock(shard);
             (sum.0 + shard.bytes() as u64, sum.1 + u64::from(shard.count))
         };
@@ -299,7 +299,7 @@ impl Cache {
 
 /// One remembered entry.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct CacheSlot {
     hash: u64,
     node: GlobalAddr,
     /// The next slot of its prefix's chain; of a free slot, the next free one.
@@ -307,15 +307,15 @@ struct Slot {
     next_of_node: u32,
     length: u16,
     plen: u16,
-    kind: NodeType,
+    kind: DartNodeType,
     is_used: bool,
     is_free: bool,
 }
 
 /// A part of the cache: slots, with chains by prefix and by node.
 #[derive(Debug, Default)]
-struct Shard {
-    slots: Vec<Slot>,
+struct CacheShard {
+    slots: Vec<CacheSlot>,
     prefixes: Vec<u32>,
     nodes: Vec<u32>,
     free: u32,
@@ -325,7 +325,7 @@ struct Shard {
     most: usize,
 }
 
-impl Shard {
+impl CacheShard {
     fn chain_of(&self, word: u64) -> usize {
         (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as usize & (self.prefixes.len() - 1)
     }
@@ -361,7 +361,7 @@ impl Shard {
         if let Some(at) = self.position(hash, length) {
             self.remove(at);
         }
-        let slot = Slot {
+        let slot = CacheSlot {
             hash,
             node: node.addr,
             next_of_prefix: NONE,
@@ -479,7 +479,7 @@ impl Shard {
     }
 
     fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>() + 8 * self.prefixes.len()
+        self.slots.capacity() * size_of::<CacheSlot>() + 8 * self.prefixes.len()
     }
 }
 
@@ -491,7 +491,7 @@ mod tests {
 
     fn node(number: u64) -> NodeRef {
         let addr = GlobalAddr::new(ServerId((number % 3) as u16), 64 * number);
-        NodeRef { addr, kind: NodeType::N8, plen: 3 }
+        NodeRef { addr, kind: DartNodeType::N8, plen: 3 }
     }
 
     fn hash(number: u64) -> u64 {
@@ -500,7 +500,7 @@ mod tests {
 
     #[test]
     fn entries_are_found_until_their_node_is_forgotten() {
-        let cache = Cache::new(1 << 20);
+        let cache = EntryCache::new(1 << 20);
         for number in 1..=1_000 {
             for length in [2, 3] {
                 cache.learn(cache.generation(), hash(number), length, node(number));
@@ -527,7 +527,7 @@ mod tests {
 
     #[test]
     fn nothing_is_learned_that_may_have_been_forgotten() {
-        let cache = Cache::new(1 << 20);
+        let cache = EntryCache::new(1 << 20);
         let before = cache.generation();
         cache.forget_node(node(9).addr);
         cache.learn(before, hash(7), 2, node(7));
@@ -538,7 +538,7 @@ mod tests {
 
     #[test]
     fn a_check_line_that_is_heeded_late_asks_for_nothing() {
-        let root = crate::engines::dart::word::Word::from_raw(0);
+        let root = crate::engines::dart::word::SlotWord::from_raw(0);
         let line = |head, era| CheckLine { root, tables: 0, era, head, is_remembered: false };
         let heeded = Heeded { head: 5, ..Heeded::default() };
         assert_eq!(heeded.due(&line(3, 0)), Due::Notices(0));
@@ -552,7 +552,7 @@ mod tests {
     #[test]
     fn the_budget_holds_and_what_is_used_stays() {
         for bytes in [0, 100, 400, 4_096, 1 << 16, 3 << 20] {
-            let cache = Cache::new(bytes);
+            let cache = EntryCache::new(bytes);
             cache.learn(cache.generation(), hash(0), 2, node(1));
             for number in 1..20_000 {
                 cache.learn(cache.generation(), hash(number), 2, node(number));

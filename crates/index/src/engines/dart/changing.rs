@@ -9,18 +9,18 @@ use farleaf_fabric::{Buf, Endpoint};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session, Unlinked};
 
-use super::Tree;
-use super::descent::{Landing, NodeRef, Place, Way};
-use super::leaf::{self, Before, Leaf};
+use super::DartTree;
+use super::descent::{NodeRef, SlotPlace, Way, WayEnd};
+use super::leaf::{self, Before, LeafCopy};
 use super::ops::Below;
 use super::outcome::{Attempt, Mine};
 use super::publish::{Publication, Published};
-use super::word::{Child, SESSION_MASK, Step, Word};
+use super::word::{SESSION_MASK, SlotContent, SlotWord, Step};
 use crate::IndexError;
 use crate::change::{Change, Decision, Outcome};
 
 /// The end of one attempt at a change.
-pub(super) enum Ended {
+pub(super) enum AttemptEnd {
     Done(Outcome),
     /// This start leads nowhere: the next shorter one.
     NextStart,
@@ -30,7 +30,7 @@ pub(super) enum Ended {
 
 /// One change under way.
 pub(super) struct Changing<'a> {
-    pub(super) tree: &'a Arc<Tree>,
+    pub(super) tree: &'a Arc<DartTree>,
     pub(super) session: &'a Session,
     pub(super) io: Reliable<'a>,
     pub(super) change: &'a Change<'a>,
@@ -43,12 +43,12 @@ impl Changing<'_> {
     pub(super) async fn attempt(
         &mut self,
         way: &Way,
-        trail: &[Place],
-    ) -> Result<Ended, IndexError> {
+        trail: &[SlotPlace],
+    ) -> Result<AttemptEnd, IndexError> {
         match &way.landing {
-            Landing::Stale | Landing::Met(_) => Ok(Ended::NextStart),
-            Landing::Full(..) if !way.is_fresh => Ok(Ended::NextStart),
-            Landing::Full(node, _) => match self.change.decide(false, None) {
+            WayEnd::Stale | WayEnd::Met(_) => Ok(AttemptEnd::NextStart),
+            WayEnd::Full(..) if !way.is_fresh => Ok(AttemptEnd::NextStart),
+            WayEnd::Full(node, _) => match self.change.decide(false, None) {
                 Decision::Leave(outcome) => self.absent(outcome),
                 Decision::Apply(_) => {
                     self.tree.counters.slot_taken.add(1);
@@ -56,8 +56,8 @@ impl Changing<'_> {
                     self.switch(*node, Some(step)).await
                 }
             },
-            Landing::Edge(place) => self.at_edge(way, *place, trail).await,
-            Landing::Slot(place, bucket) => self.at_slot(way, *place, bucket.as_ref(), trail).await,
+            WayEnd::Edge(place) => self.at_edge(way, *place, trail).await,
+            WayEnd::Slot(place, bucket) => self.at_slot(way, *place, bucket.as_ref(), trail).await,
         }
     }
 
@@ -67,25 +67,25 @@ impl Changing<'_> {
         value.is_some() && *replaces && expected.is_none()
     }
 
-    fn absent(&mut self, outcome: Outcome) -> Result<Ended, IndexError> {
+    fn absent(&mut self, outcome: Outcome) -> Result<AttemptEnd, IndexError> {
         if self.change.expected.is_some() {
             self.held.clear();
         }
-        Ok(Ended::Done(outcome))
+        Ok(AttemptEnd::Done(outcome))
     }
 
-    async fn switch(&self, node: NodeRef, wanted: Option<Step>) -> Result<Ended, IndexError> {
+    async fn switch(&self, node: NodeRef, wanted: Option<Step>) -> Result<AttemptEnd, IndexError> {
         self.tree.switch(self.session, self.change.key, node, wanted, false).await?;
-        Ok(Ended::Again)
+        Ok(AttemptEnd::Again)
     }
 
     /// In front of an inner node behind more bytes than the key has.
     async fn at_edge(
         &mut self,
         way: &Way,
-        place: Place,
-        trail: &[Place],
-    ) -> Result<Ended, IndexError> {
+        place: SlotPlace,
+        trail: &[SlotPlace],
+    ) -> Result<AttemptEnd, IndexError> {
         let decision = self.change.decide(false, None);
         if let (Decision::Leave(outcome), true) = (decision, way.is_fresh) {
             return self.absent(outcome);
@@ -93,27 +93,27 @@ impl Changing<'_> {
         if place.word.is_sealed() {
             return self.at_sealed(place).await;
         }
-        let Some(child) = place.child() else { return Ok(Ended::Again) };
+        let Some(child) = place.child() else { return Ok(AttemptEnd::Again) };
         let leaf =
             match self.tree.some_leaf(self.io, child, None, self.change.key, way.is_fresh).await? {
                 Below::Leaf(word) => self.tree.read_leaf(self.io, word).await?,
                 Below::Empty(node, path) if way.is_fresh => {
                     self.tree.switch(self.session, &path, node, None, false).await?;
-                    return Ok(Ended::Again);
+                    return Ok(AttemptEnd::Again);
                 }
-                Below::Empty(..) | Below::Stale => return Ok(Ended::NextStart),
+                Below::Empty(..) | Below::Stale => return Ok(AttemptEnd::NextStart),
             };
         if let Decision::Leave(outcome) = decision {
             return match leaf.shares(self.change.key, place.plen()) {
                 true => self.absent(outcome),
-                false => Ok(Ended::NextStart),
+                false => Ok(AttemptEnd::NextStart),
             };
         }
         self.split_edge(way, &leaf, trail).await
     }
 
     /// A sealed slot: its node is being replaced, and this client helps.
-    async fn at_sealed(&self, place: Place) -> Result<Ended, IndexError> {
+    async fn at_sealed(&self, place: SlotPlace) -> Result<AttemptEnd, IndexError> {
         self.tree.counters.met_seal.add(1);
         match place.node {
             Some(node) => self.switch(node, None).await,
@@ -124,26 +124,30 @@ impl Changing<'_> {
     async fn at_slot(
         &mut self,
         way: &Way,
-        mut place: Place,
+        mut place: SlotPlace,
         bucket: Option<&Buf>,
-        trail: &[Place],
-    ) -> Result<Ended, IndexError> {
+        trail: &[SlotPlace],
+    ) -> Result<AttemptEnd, IndexError> {
         let mut may_absorb = false;
         loop {
             if place.word.is_sealed() {
                 return self.at_sealed(place).await;
             }
             let next = match place.word.child() {
-                Child::Node(..) => return Ok(Ended::Again),
-                Child::Leaf(_) => self.at_leaf(way, place, bucket, trail, &mut may_absorb).await?,
-                Child::Empty | Child::Tomb => self.at_vacancy(way, place, bucket, trail).await?,
+                SlotContent::Node(..) => return Ok(AttemptEnd::Again),
+                SlotContent::Leaf(_) => {
+                    self.at_leaf(way, place, bucket, trail, &mut may_absorb).await?
+                }
+                SlotContent::Empty | SlotContent::Tomb => {
+                    self.at_vacancy(way, place, bucket, trail).await?
+                }
             };
             match next {
-                Next::Ended(step) => return Ok(step),
+                NextStep::Ended(step) => return Ok(step),
                 // Another has been quicker: the same slot, with what it holds now.
-                Next::Found(word) => {
+                NextStep::Found(word) => {
                     if word.step() != Some(place.step) && place.node.is_some() {
-                        return Ok(Ended::Again);
+                        return Ok(AttemptEnd::Again);
                     }
                     place.word = word;
                 }
@@ -155,13 +159,13 @@ impl Changing<'_> {
     async fn at_vacancy(
         &mut self,
         way: &Way,
-        place: Place,
+        place: SlotPlace,
         bucket: Option<&Buf>,
-        trail: &[Place],
-    ) -> Result<Next, IndexError> {
+        trail: &[SlotPlace],
+    ) -> Result<NextStep, IndexError> {
         let decision = self.change.decide(false, None);
         if let (Decision::Leave(outcome), true) = (decision, way.is_fresh) {
-            return Ok(Next::Ended(self.absent(outcome)?));
+            return Ok(NextStep::Ended(self.absent(outcome)?));
         }
         let proof = match place.node {
             Some(_) if Canary::InsertUnproven.is_armed() => None,
@@ -172,9 +176,11 @@ impl Changing<'_> {
                     Below::Leaf(word) => Some(word),
                     Below::Empty(node, path) if way.is_fresh => {
                         self.tree.switch(self.session, &path, node, None, false).await?;
-                        return Ok(Next::Ended(Ended::Again));
+                        return Ok(NextStep::Ended(AttemptEnd::Again));
                     }
-                    Below::Empty(..) | Below::Stale => return Ok(Next::Ended(Ended::NextStart)),
+                    Below::Empty(..) | Below::Stale => {
+                        return Ok(NextStep::Ended(AttemptEnd::NextStart));
+                    }
                 }
             }
             _ => None,
@@ -182,7 +188,9 @@ impl Changing<'_> {
         // One list: the proof, the new leaf, and what a TOMB names.
         let mut ops = self.session.client().ops();
         let proof = proof.map(|word| {
-            let Child::Leaf(code) = word.child() else { unreachable!("some_leaf finds leaves") };
+            let SlotContent::Leaf(code) = word.child() else {
+                unreachable!("some_leaf finds leaves")
+            };
             (word, ops.read(word.addr(), self.io.buf(leaf::read_bytes(code))))
         });
         let puts = self.change.value.is_some() && matches!(decision, Decision::Apply(_));
@@ -199,8 +207,8 @@ impl Changing<'_> {
             if let Some((word, index)) = proof {
                 let leaf = self.tree.whole_leaf(self.io, word, ops.take_buf(index)).await?;
                 if !leaf.shares(self.change.key, place.plen()) {
-                    return Ok(Next::Ended(match decision {
-                        _ if !way.is_fresh => Ended::NextStart,
+                    return Ok(NextStep::Ended(match decision {
+                        _ if !way.is_fresh => AttemptEnd::NextStart,
                         Decision::Leave(outcome) => self.absent(outcome)?,
                         Decision::Apply(_) => self.split_edge(way, &leaf, trail).await?,
                     }));
@@ -208,14 +216,14 @@ impl Changing<'_> {
             }
         }
         let outcome = match decision {
-            Decision::Leave(outcome) => return Ok(Next::Ended(self.absent(outcome)?)),
+            Decision::Leave(outcome) => return Ok(NextStep::Ended(self.absent(outcome)?)),
             Decision::Apply(outcome) => outcome,
         };
-        let Some(leaf) = self.leaf.take() else { return Ok(Next::Ended(Ended::Again)) };
+        let Some(leaf) = self.leaf.take() else { return Ok(NextStep::Ended(AttemptEnd::Again)) };
         if place.word.is_tomb() {
             self.tree.counters.tomb_reused.add(1);
         }
-        let put = Word::leaf(place.step, self.code(), leaf.addr());
+        let put = SlotWord::leaf(place.step, self.code(), leaf.addr());
         let attempt = Attempt { removed: removed_word, ..attempt_at(&place, put, Mine::Leaf) };
         if self.change.expected.is_some() {
             self.held.clear();
@@ -227,12 +235,14 @@ impl Changing<'_> {
     async fn at_leaf(
         &mut self,
         way: &Way,
-        place: Place,
+        place: SlotPlace,
         bucket: Option<&Buf>,
-        trail: &[Place],
+        trail: &[SlotPlace],
         may_absorb: &mut bool,
-    ) -> Result<Next, IndexError> {
-        let Child::Leaf(code) = place.word.child() else { return Ok(Next::Ended(Ended::Again)) };
+    ) -> Result<NextStep, IndexError> {
+        let SlotContent::Leaf(code) = place.word.child() else {
+            return Ok(NextStep::Ended(AttemptEnd::Again));
+        };
         // One list: the old leaf, and the new one.
         let mut ops = self.session.client().ops();
         let read = ops.read(place.word.addr(), self.io.buf(leaf::read_bytes(code)));
@@ -258,14 +268,14 @@ impl Changing<'_> {
         }
         let decision = self.change.decide(false, None);
         if position < place.plen() {
-            return Ok(Next::Ended(match decision {
-                _ if !way.is_fresh => Ended::NextStart,
+            return Ok(NextStep::Ended(match decision {
+                _ if !way.is_fresh => AttemptEnd::NextStart,
                 Decision::Leave(outcome) => self.absent(outcome)?,
                 Decision::Apply(_) => self.split_edge(way, &old, trail).await?,
             }));
         }
         match decision {
-            Decision::Leave(outcome) => Ok(Next::Ended(self.absent(outcome)?)),
+            Decision::Leave(outcome) => Ok(NextStep::Ended(self.absent(outcome)?)),
             Decision::Apply(outcome) => self.branch(place, &old, position, outcome).await,
         }
     }
@@ -273,12 +283,12 @@ impl Changing<'_> {
     /// The slot holds the leaf of this key.
     async fn over_own(
         &mut self,
-        place: Place,
+        place: SlotPlace,
         bucket: Option<&Buf>,
-        old: &Leaf,
+        old: &LeafCopy,
         retiring: Option<farleaf_pool::Retiring>,
         may_absorb: &mut bool,
-    ) -> Result<Next, IndexError> {
+    ) -> Result<NextStep, IndexError> {
         if self.change.expected.is_some() {
             self.held.clear();
             self.held.extend_from_slice(old.value());
@@ -293,33 +303,33 @@ impl Changing<'_> {
                 if let Some(retiring) = retiring {
                     self.session.cancel_retire(retiring);
                 }
-                return Ok(Next::Ended(Ended::Done(outcome)));
+                return Ok(NextStep::Ended(AttemptEnd::Done(outcome)));
             }
             Decision::Leave(outcome) => {
                 if let Some(retiring) = retiring {
                     self.session.cancel_retire(retiring);
                 }
-                return Ok(Next::Ended(Ended::Done(outcome)));
+                return Ok(NextStep::Ended(AttemptEnd::Done(outcome)));
             }
             Decision::Apply(outcome) => outcome,
         };
         *may_absorb = self.is_blind();
         let (put, mine, objects) = match self.leaf.take() {
             Some(leaf) => {
-                let put = Word::leaf(place.step, self.code(), leaf.addr());
+                let put = SlotWord::leaf(place.step, self.code(), leaf.addr());
                 (put, Mine::Leaf, vec![leaf])
             }
             None => {
                 let session = self.session.id() & SESSION_MASK;
-                let tomb = Word::tomb(place.step, place.word.addr(), session);
-                let put = if Canary::EraseRemoved.is_armed() { Word::EMPTY } else { tomb };
+                let tomb = SlotWord::tomb(place.step, place.word.addr(), session);
+                let put = if Canary::EraseRemoved.is_armed() { SlotWord::EMPTY } else { tomb };
                 (put, Mine::Tomb, Vec::new())
             }
         };
         let attempt = attempt_at(&place, put, mine);
         let next = self.publish(&place, attempt, objects, retiring, outcome).await?;
         if mine == Mine::Tomb
-            && let Next::Ended(Ended::Done(_)) = next
+            && let NextStep::Ended(AttemptEnd::Done(_)) = next
         {
             self.tree.counters.tomb_made.add(1);
             if let (Some(node), Some(bucket)) = (place.node, bucket) {
@@ -332,18 +342,18 @@ impl Changing<'_> {
     /// A new node at `position` takes the slot's leaf and the new one.
     async fn branch(
         &mut self,
-        place: Place,
-        other: &Leaf,
+        place: SlotPlace,
+        other: &LeafCopy,
         position: usize,
         outcome: Outcome,
-    ) -> Result<Next, IndexError> {
+    ) -> Result<NextStep, IndexError> {
         let key = self.change.key;
         let mut ops = self.session.client().ops();
         self.write_leaf(&mut ops, Before::Nothing, false).await?;
-        let Some(leaf) = self.leaf.take() else { return Ok(Next::Ended(Ended::Again)) };
+        let Some(leaf) = self.leaf.take() else { return Ok(NextStep::Ended(AttemptEnd::Again)) };
         let children = [
             place.word.moved(Step::at(other.key(), position), 0),
-            Word::leaf(Step::at(key, position), self.code(), leaf.addr()),
+            SlotWord::leaf(Step::at(key, position), self.code(), leaf.addr()),
         ];
         let branch = self.tree.new_branch(self.session, &mut ops, &place, key, position, &children);
         let (put, mut objects) = branch.await?;
@@ -364,14 +374,14 @@ impl Changing<'_> {
     async fn split_edge(
         &mut self,
         way: &Way,
-        other: &Leaf,
-        trail: &[Place],
-    ) -> Result<Ended, IndexError> {
+        other: &LeafCopy,
+        trail: &[SlotPlace],
+    ) -> Result<AttemptEnd, IndexError> {
         let key = self.change.key;
         let Decision::Apply(outcome) = self.change.decide(false, None) else {
-            return Ok(Ended::Again);
+            return Ok(AttemptEnd::Again);
         };
-        let again = if way.is_fresh { Ended::Again } else { Ended::NextStart };
+        let again = if way.is_fresh { AttemptEnd::Again } else { AttemptEnd::NextStart };
         let Some(position) = other.difference(key) else { return Ok(again) };
         let edge = trail.iter().find_map(|place| {
             let child = place.child()?;
@@ -383,10 +393,10 @@ impl Changing<'_> {
         }
         let mut ops = self.session.client().ops();
         self.write_leaf(&mut ops, Before::Nothing, false).await?;
-        let Some(leaf) = self.leaf.take() else { return Ok(Ended::Again) };
+        let Some(leaf) = self.leaf.take() else { return Ok(AttemptEnd::Again) };
         let children = [
             place.word.moved(Step::at(other.key(), position), child.plen - position - 1),
-            Word::leaf(Step::at(key, position), self.code(), leaf.addr()),
+            SlotWord::leaf(Step::at(key, position), self.code(), leaf.addr()),
         ];
         let branch = self.tree.new_branch(self.session, &mut ops, &place, key, position, &children);
         let (put, mut objects) = branch.await?;
@@ -399,20 +409,20 @@ impl Changing<'_> {
             self.held.clear();
         }
         match self.publish(&place, attempt, objects, None, outcome).await? {
-            Next::Ended(step) => Ok(step),
-            Next::Found(_) => Ok(Ended::Again),
+            NextStep::Ended(step) => Ok(step),
+            NextStep::Found(_) => Ok(AttemptEnd::Again),
         }
     }
 
     /// Posts the CAS. The objects of a lost one are used again, or freed.
     async fn publish(
         &mut self,
-        place: &Place,
+        place: &SlotPlace,
         attempt: Attempt,
         objects: Vec<Unlinked>,
         retiring: Option<farleaf_pool::Retiring>,
         outcome: Outcome,
-    ) -> Result<Next, IndexError> {
+    ) -> Result<NextStep, IndexError> {
         let (tree, session, key) = (self.tree, self.session, self.change.key);
         let publication = Publication::new(tree, session, key, attempt, objects, retiring);
         match publication.run().await? {
@@ -420,15 +430,15 @@ impl Changing<'_> {
                 if attempt.mine == Mine::Node {
                     tree.node_linked(session, key, place, attempt.put);
                 }
-                Ok(Next::Ended(Ended::Done(outcome)))
+                Ok(NextStep::Ended(AttemptEnd::Done(outcome)))
             }
             Published::Lost(found, mut objects) => {
                 tree.counters.changed.add(1);
                 // The leaf is the last.
                 self.leaf = if attempt.mine == Mine::Tomb { None } else { objects.pop() };
                 Ok(match found {
-                    Some(word) => Next::Found(word),
-                    None => Next::Ended(Ended::Again),
+                    Some(word) => NextStep::Found(word),
+                    None => NextStep::Ended(AttemptEnd::Again),
                 })
             }
         }
@@ -474,14 +484,14 @@ impl Changing<'_> {
 }
 
 /// The CAS that puts `put` into a slot.
-pub(super) fn attempt_at(place: &Place, put: Word, mine: Mine) -> Attempt {
+pub(super) fn attempt_at(place: &SlotPlace, put: SlotWord, mine: Mine) -> Attempt {
     let (at, expected, shared) = (place.at, place.word, place.bytes_before_child());
     Attempt { at, expected, put, mine, shared, removed: None }
 }
 
 /// The next step at a slot.
-enum Next {
-    Ended(Ended),
+enum NextStep {
+    Ended(AttemptEnd),
     /// The CAS was lost to this word.
-    Found(Word),
+    Found(SlotWord),
 }

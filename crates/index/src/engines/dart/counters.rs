@@ -18,9 +18,9 @@ struct Part(AtomicU64);
 
 /// One count.
 #[derive(Debug, Default)]
-pub(super) struct Count([Part; PARTS]);
+pub(super) struct PartedCount([Part; PARTS]);
 
-impl Count {
+impl PartedCount {
     #[inline]
     pub(super) fn add(&self, count: u64) {
         if count > 0 {
@@ -38,9 +38,9 @@ macro_rules! counters {
         /// Counts of an open table's work.
         #[derive(Debug, Default)]
         pub(super) struct Counters {
-            $($(#[doc = $doc])+ pub(super) $field: Count,)+
+            $($(#[doc = $doc])+ pub(super) $field: PartedCount,)+
             /// Judged completions that were lost: done, not done, unknown.
-            pub(super) outcomes: [Count; 3],
+            pub(super) outcomes: [PartedCount; 3],
         }
 
         impl Counters {
@@ -48,7 +48,7 @@ macro_rules! counters {
             pub(super) fn all(&self) -> Vec<(&'static str, u64)> {
                 let mut all = vec![$(($name, self.$field.value())),+];
                 let outcomes = ["outcome_done", "outcome_not_done", "outcome_unknown"];
-                all.extend(outcomes.into_iter().zip(self.outcomes.iter().map(Count::value)));
+                all.extend(outcomes.into_iter().zip(self.outcomes.iter().map(PartedCount::value)));
                 all
             }
         }

@@ -6,7 +6,7 @@ use farleaf_pool::{Audit, Pool, PoolOptions, Session, format};
 
 use super::Dart;
 use super::meta::{META_ROOT, META_TABLES};
-use super::word::{NodeType, Step, Word};
+use super::word::{DartNodeType, SlotWord, Step};
 use crate::index::{Index, ScanRange, TableReport};
 use crate::walk::Visitor;
 use crate::{AnyIndex, Engine, Entries, IndexError, OpenOptions, Settings, TableFormat};
@@ -200,10 +200,10 @@ fn pointers_out_of_the_pool_are_told() {
             let place = u64::from(addr.server().0) << 40 | addr.offset();
             let (at, meta) = (addr.to_string(), dart.0.meta);
             for (what, word) in [
-                ("leaf", Word::leaf(Step::ROOT, 1, addr)),
-                ("long leaf", Word::leaf(Step::ROOT, 15, addr)),
-                ("node", Word::node(Step::ROOT, 0, NodeType::N8, addr)),
-                ("sealed word", Word::node(Step::ROOT, 0, NodeType::N8, addr).sealed()),
+                ("leaf", SlotWord::leaf(Step::ROOT, 1, addr)),
+                ("long leaf", SlotWord::leaf(Step::ROOT, 15, addr)),
+                ("node", SlotWord::node(Step::ROOT, 0, DartNodeType::N8, addr)),
+                ("sealed word", SlotWord::node(Step::ROOT, 0, DartNodeType::N8, addr).sealed()),
             ] {
                 let words = vec![(meta.plus(META_ROOT), vec![word.raw()])];
                 told_and_healed(&session, &format!("root {what} at {at}"), words, tree).await;

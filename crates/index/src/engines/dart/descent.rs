@@ -11,11 +11,11 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session};
 
-use super::Tree;
-use super::hashed_node::{Found, find};
-use super::leaf::{self, LONG, Leaf};
+use super::DartTree;
+use super::hashed_node::{BucketPlace, find};
+use super::leaf::{self, LONG, LeafCopy};
 use super::meta::{self, CheckLine, META_ROOT};
-use super::word::{Child, NodeType, Step, Word};
+use super::word::{DartNodeType, SlotContent, SlotWord, Step};
 use crate::IndexError;
 
 /// READs of a leaf whose checksum does not fit.
@@ -30,22 +30,22 @@ const HEADER_BYTES: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeRef {
     pub(super) addr: GlobalAddr,
-    pub(super) kind: NodeType,
+    pub(super) kind: DartNodeType,
     /// Position of the byte on which it dispatches.
     pub(super) plen: usize,
 }
 
 /// A slot that a way has come to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct SlotPlace {
     pub(super) at: GlobalAddr,
-    pub(super) word: Word,
+    pub(super) word: SlotWord,
     pub(super) step: Step,
     /// The slot's node; `None` for R.
     pub(super) node: Option<NodeRef>,
 }
 
-impl Place {
+impl SlotPlace {
     /// Bytes that lie in front of what the slot leads to, compressed ones aside.
     pub(super) fn bytes_before_child(&self) -> usize {
         self.node.map_or(0, |node| node.plen + 1)
@@ -59,7 +59,7 @@ impl Place {
     /// The inner node that the slot leads to.
     pub(super) fn child(&self) -> Option<NodeRef> {
         match self.word.child() {
-            Child::Node(kind, len) => {
+            SlotContent::Node(kind, len) => {
                 let plen = self.bytes_before_child() + len;
                 Some(NodeRef { addr: self.word.addr(), kind, plen })
             }
@@ -77,15 +77,15 @@ pub(super) enum Start {
 
 /// The end of a way.
 #[derive(Debug)]
-pub(super) enum Landing {
+pub(super) enum WayEnd {
     /// At a slot that leads to no inner node, with the words of its bucket.
-    Slot(Place, Option<Buf>),
+    Slot(SlotPlace, Option<Buf>),
     /// In front of an inner node behind more bytes than the key has.
-    Edge(Place),
+    Edge(SlotPlace),
     /// At a node whose bucket has neither the step nor an empty slot.
     Full(NodeRef, Buf),
     /// At the slot that leads to the node that was looked for.
-    Met(Place),
+    Met(SlotPlace),
     /// At a word that this start may not believe.
     Stale,
 }
@@ -93,7 +93,7 @@ pub(super) enum Landing {
 /// A way down.
 #[derive(Debug)]
 pub(super) struct Way {
-    pub(super) landing: Landing,
+    pub(super) landing: WayEnd,
     pub(super) is_fresh: bool,
     /// Some bytes in front of the end are unproven.
     pub(super) has_gaps: bool,
@@ -101,7 +101,7 @@ pub(super) struct Way {
     pub(super) levels: usize,
 }
 
-impl Tree {
+impl DartTree {
     /// R and D: remembered, or by 1 READ.
     #[inline]
     pub(super) async fn line(
@@ -141,8 +141,8 @@ impl Tree {
         Ok(Start::Root(line))
     }
 
-    pub(super) fn root_place(&self, root: Word) -> Place {
-        Place { at: self.meta.plus(META_ROOT), word: root, step: Step::ROOT, node: None }
+    pub(super) fn root_place(&self, root: SlotWord) -> SlotPlace {
+        SlotPlace { at: self.meta.plus(META_ROOT), word: root, step: Step::ROOT, node: None }
     }
 
     /// Goes down with `key`. Adds the slots of inner nodes on the way to `trail`, and stops at the one that
@@ -152,11 +152,11 @@ impl Tree {
         io: Reliable<'_>,
         key: &[u8],
         start: Start,
-        trail: &mut Vec<Place>,
+        trail: &mut Vec<SlotPlace>,
         until: Option<GlobalAddr>,
     ) -> Result<Way, IndexError> {
         trail.clear();
-        let mut way = Way { landing: Landing::Stale, is_fresh: false, has_gaps: true, levels: 0 };
+        let mut way = Way { landing: WayEnd::Stale, is_fresh: false, has_gaps: true, levels: 0 };
         let mut on_lasting_root = false;
         let mut node = match start {
             Start::Express(node) => node,
@@ -178,28 +178,30 @@ impl Tree {
             let first = self.shape.bucket(node.kind, step).start;
             let found = find(bucket.words(), step);
             let is_sealed = match found {
-                Found::At(_, word) | Found::Empty(_, word) => word.is_sealed(),
-                Found::Full => bucket.words().iter().all(|word| Word::from_raw(*word).is_sealed()),
+                BucketPlace::At(_, word) | BucketPlace::Empty(_, word) => word.is_sealed(),
+                BucketPlace::Full => {
+                    bucket.words().iter().all(|word| SlotWord::from_raw(*word).is_sealed())
+                }
             };
             if is_sealed && !way.is_fresh && !Canary::BelieveSealed.is_armed() {
-                way.landing = Landing::Stale;
+                way.landing = WayEnd::Stale;
                 return Ok(way);
             }
             // It was in the tree just now.
             way.is_fresh |= std::mem::take(&mut on_lasting_root);
             let (index, word) = match found {
-                Found::At(index, word) | Found::Empty(index, word) => (index, word),
-                Found::Full => {
-                    way.landing = Landing::Full(node, bucket);
+                BucketPlace::At(index, word) | BucketPlace::Empty(index, word) => (index, word),
+                BucketPlace::Full => {
+                    way.landing = WayEnd::Full(node, bucket);
                     return Ok(way);
                 }
             };
             let at = node.addr.plus(8 * (first + index) as u64);
-            let place = Place { at, word, step, node: Some(node) };
+            let place = SlotPlace { at, word, step, node: Some(node) };
             match self.go_on(key, place, trail, until, &mut way) {
                 Some(child) => node = child,
                 None => {
-                    if let Landing::Slot(_, words) = &mut way.landing {
+                    if let WayEnd::Slot(_, words) = &mut way.landing {
                         *words = Some(bucket);
                     }
                     return Ok(way);
@@ -212,22 +214,22 @@ impl Tree {
     fn go_on(
         &self,
         key: &[u8],
-        place: Place,
-        trail: &mut Vec<Place>,
+        place: SlotPlace,
+        trail: &mut Vec<SlotPlace>,
         until: Option<GlobalAddr>,
         way: &mut Way,
     ) -> Option<NodeRef> {
         let Some(child) = place.child() else {
-            way.landing = Landing::Slot(place, None);
+            way.landing = WayEnd::Slot(place, None);
             return None;
         };
         if until == Some(child.addr) {
-            way.landing = Landing::Met(place);
+            way.landing = WayEnd::Met(place);
             return None;
         }
         trail.push(place);
         if key.len() < child.plen {
-            way.landing = Landing::Edge(place);
+            way.landing = WayEnd::Edge(place);
             return None;
         }
         way.has_gaps |= child.plen > place.bytes_before_child();
@@ -290,7 +292,7 @@ impl Tree {
 
     /// Refuses words that this engine does not write.
     pub(super) fn check_words(&self, node: NodeRef, words: &[u64]) -> Result<(), IndexError> {
-        match words.iter().find(|word| !Word::from_raw(**word).is_legal()) {
+        match words.iter().find(|word| !SlotWord::from_raw(**word).is_legal()) {
             None => Ok(()),
             Some(word) => Err(IndexError::Corrupt(format!(
                 "the {} at {} of the table at {} holds {word:#x}, which is no word of a node; {REPAIR}",
@@ -302,8 +304,12 @@ impl Tree {
     }
 
     /// READs the leaf that `word` leads to. 1 READ; 2 if it is longer than size codes say.
-    pub(super) async fn read_leaf(&self, io: Reliable<'_>, word: Word) -> Result<Leaf, IndexError> {
-        let Child::Leaf(code) = word.child() else {
+    pub(super) async fn read_leaf(
+        &self,
+        io: Reliable<'_>,
+        word: SlotWord,
+    ) -> Result<LeafCopy, IndexError> {
+        let SlotContent::Leaf(code) = word.child() else {
             return Err(self.corrupt_leaf(word));
         };
         let read = io.read(word.addr(), io.buf(leaf::read_bytes(code))).await;
@@ -315,10 +321,10 @@ impl Tree {
     pub(super) async fn whole_leaf(
         &self,
         io: Reliable<'_>,
-        word: Word,
+        word: SlotWord,
         mut buf: Buf,
-    ) -> Result<Leaf, IndexError> {
-        let Child::Leaf(code) = word.child() else { return Err(self.corrupt_leaf(word)) };
+    ) -> Result<LeafCopy, IndexError> {
+        let SlotContent::Leaf(code) = word.child() else { return Err(self.corrupt_leaf(word)) };
         let most = self.object_bytes_max;
         for reads in 1..=LEAF_READS {
             if code == LONG
@@ -327,7 +333,7 @@ impl Tree {
                 buf = io.read(word.addr(), io.buf(bytes)).await?;
             }
             let (again, bytes) = (reads < LEAF_READS, leaf::read_bytes(code));
-            match Leaf::parse(buf, self.table) {
+            match LeafCopy::parse(buf, self.table) {
                 Some(leaf) => return Ok(leaf),
                 None if again => {
                     self.counters.crc_fail.add(1);
@@ -339,7 +345,7 @@ impl Tree {
         Err(self.corrupt_leaf(word))
     }
 
-    fn corrupt_leaf(&self, word: Word) -> IndexError {
+    fn corrupt_leaf(&self, word: SlotWord) -> IndexError {
         IndexError::Corrupt(format!(
             "no leaf of the table at {} is where a slot leads, at {}; {REPAIR}",
             self.meta,

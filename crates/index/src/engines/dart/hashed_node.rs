@@ -9,7 +9,7 @@ use std::ops::Range;
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::canary::Canary;
 
-use super::word::{NodeType, Step, Word};
+use super::word::{DartNodeType, SlotWord, Step};
 use crate::bnode::LayoutOptions;
 
 /// Slots of an N256: one for each byte, and END.
@@ -43,33 +43,33 @@ const fn permutation() -> [u8; 256] {
 
 /// The place of a step's word in its bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum BucketPlace {
     /// In this slot.
-    At(usize, Word),
+    At(usize, SlotWord),
     /// Nowhere, and this is the first empty slot.
-    Empty(usize, Word),
+    Empty(usize, SlotWord),
     /// Nowhere, and the bucket is full.
     Full,
 }
 
 /// Finds `step` in the words of its bucket (`INV-DART-2`: slots fill from left to right).
 #[inline]
-pub(super) fn find(words: &[u64], step: Step) -> Found {
+pub(super) fn find(words: &[u64], step: Step) -> BucketPlace {
     for (index, word) in words.iter().enumerate() {
-        let word = Word::from_raw(*word);
+        let word = SlotWord::from_raw(*word);
         match word.step() {
             None => {
                 let last = words.len() - 1;
                 if Canary::FillAnySlot.is_armed() && words[last] == 0 {
-                    return Found::Empty(last, word);
+                    return BucketPlace::Empty(last, word);
                 }
-                return Found::Empty(index, word);
+                return BucketPlace::Empty(index, word);
             }
-            Some(found) if found == step => return Found::At(index, word),
+            Some(found) if found == step => return BucketPlace::At(index, word),
             Some(_) => {}
         }
     }
-    Found::Full
+    BucketPlace::Full
 }
 
 /// The sizes of a table's nodes: slots of a bucket.
@@ -87,40 +87,40 @@ impl NodeShape {
         NodeShape { slots: fits.min(most) }
     }
 
-    fn buckets(&self, node: NodeType) -> usize {
+    fn buckets(&self, node: DartNodeType) -> usize {
         1 << node.number().saturating_sub(2)
     }
 
-    fn bucket_slots(&self, node: NodeType) -> usize {
+    fn bucket_slots(&self, node: DartNodeType) -> usize {
         match node {
-            NodeType::N8 => self.slots / 2,
-            NodeType::N256 => 1,
+            DartNodeType::N8 => self.slots / 2,
+            DartNodeType::N256 => 1,
             _ => self.slots,
         }
     }
 
     /// Slots of a node.
-    pub(super) fn slots(&self, node: NodeType) -> usize {
+    pub(super) fn slots(&self, node: DartNodeType) -> usize {
         match node {
-            NodeType::N256 => ARRAY_SLOTS,
+            DartNodeType::N256 => ARRAY_SLOTS,
             _ => self.buckets(node) * self.bucket_slots(node),
         }
     }
 
     /// Children that such a node is likely to have, at least.
-    pub(super) fn children_likely(&self, node: NodeType) -> usize {
+    pub(super) fn children_likely(&self, node: DartNodeType) -> usize {
         (self.slots(node) / 4).max(2)
     }
 
     /// Bytes of a node.
-    pub(super) fn bytes(&self, node: NodeType) -> usize {
+    pub(super) fn bytes(&self, node: DartNodeType) -> usize {
         8 * self.slots(node)
     }
 
     /// Slots of the bucket that owns `step`.
     #[inline]
-    pub(super) fn bucket(&self, node: NodeType, step: Step) -> Range<usize> {
-        if node == NodeType::N256 {
+    pub(super) fn bucket(&self, node: DartNodeType, step: Step) -> Range<usize> {
+        if node == DartNodeType::N256 {
             let index = match step {
                 Step::Byte(byte) => usize::from(byte),
                 Step::End => ARRAY_SLOTS - 1,
@@ -138,10 +138,10 @@ impl NodeShape {
     }
 
     /// The smallest type that holds `children` and leaves a slot for `wanted`, if that is not among them.
-    pub(super) fn fit(&self, children: &[Word], wanted: Option<Step>) -> NodeType {
+    pub(super) fn fit(&self, children: &[SlotWord], wanted: Option<Step>) -> DartNodeType {
         let steps = || children.iter().filter_map(|word| word.step());
         let more = wanted.filter(|wanted| steps().all(|step| step != *wanted));
-        let holds = |node: &NodeType| {
+        let holds = |node: &DartNodeType| {
             let mut used = [0_u16; 8];
             steps().chain(more).all(|step| {
                 let bucket = self.bucket(*node, step).start / self.bucket_slots(*node);
@@ -149,15 +149,15 @@ impl NodeShape {
                 usize::from(used[bucket]) <= self.bucket_slots(*node)
             })
         };
-        let hashed = NodeType::all().take(5);
+        let hashed = DartNodeType::all().take(5);
         hashed
             .filter(|node| steps().count() <= self.slots(*node))
             .find(holds)
-            .unwrap_or(NodeType::N256)
+            .unwrap_or(DartNodeType::N256)
     }
 
     /// Fills the words of a node of that type.
-    pub(super) fn fill(&self, node: NodeType, children: &[Word], words: &mut [u64]) {
+    pub(super) fn fill(&self, node: DartNodeType, children: &[SlotWord], words: &mut [u64]) {
         words.fill(0);
         for child in children {
             let Some(step) = child.step() else { continue };
@@ -169,10 +169,15 @@ impl NodeShape {
     }
 
     /// Returns the faults of the words of the node at `at` (`INV-DART-1`, `INV-DART-2`).
-    pub(super) fn problem(&self, node: NodeType, at: GlobalAddr, words: &[u64]) -> Option<String> {
+    pub(super) fn problem(
+        &self,
+        node: DartNodeType,
+        at: GlobalAddr,
+        words: &[u64],
+    ) -> Option<String> {
         let mut seen = Vec::new();
         for (index, word) in words.iter().enumerate() {
-            let word = Word::from_raw(*word);
+            let word = SlotWord::from_raw(*word);
             if !word.is_legal() {
                 return Some(format!("slot {index} holds {:#x}, which is no word", word.raw()));
             }
@@ -185,7 +190,10 @@ impl NodeShape {
             if !bucket.contains(&index) {
                 return Some(format!("INV-DART-2: slot {index} holds {word:?} of another bucket"));
             }
-            if words[bucket.start..index].iter().any(|before| Word::from_raw(*before).is_empty()) {
+            if words[bucket.start..index]
+                .iter()
+                .any(|before| SlotWord::from_raw(*before).is_empty())
+            {
                 return Some(format!("INV-DART-2: an empty slot stands in front of {word:?}"));
             }
             if seen.contains(&step) {
@@ -208,8 +216,8 @@ mod tests {
         GlobalAddr::new(ServerId(0), 8192)
     }
 
-    fn leaf(step: Step) -> Word {
-        Word::leaf(step, 0, GlobalAddr::new(ServerId(0), 4096))
+    fn leaf(step: Step) -> SlotWord {
+        SlotWord::leaf(step, 0, GlobalAddr::new(ServerId(0), 4096))
     }
 
     fn shaped(bucket_bytes: Option<u16>, cap_inner: Option<u16>) -> NodeShape {
@@ -217,7 +225,7 @@ mod tests {
         NodeShape::new(&LayoutOptions { bucket_bytes, cap_inner, ..options })
     }
 
-    fn bytes(count: usize) -> Vec<Word> {
+    fn bytes(count: usize) -> Vec<SlotWord> {
         (0..count).map(|byte| leaf(Step::Byte(byte as u8))).collect()
     }
 
@@ -227,7 +235,7 @@ mod tests {
         PERMUTATION.iter().for_each(|place| seen[usize::from(*place)] = true);
         assert_eq!(seen, [true; 256]);
         let shape = shaped(None, None);
-        for node in NodeType::all() {
+        for node in DartNodeType::all() {
             let mut owned = vec![0; shape.slots(node)];
             for byte in 0..=255 {
                 owned[shape.bucket(node, Step::Byte(byte)).start] += 1;
@@ -240,17 +248,17 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_paper() {
         let shape = shaped(None, None);
-        let sizes: Vec<_> = NodeType::all().map(|node| shape.bytes(node)).collect();
+        let sizes: Vec<_> = DartNodeType::all().map(|node| shape.bytes(node)).collect();
         assert_eq!(sizes, [64, 128, 256, 512, 1024, 2056]);
         let tiny = shaped(None, Some(3));
-        let sizes: Vec<_> = NodeType::all().map(|node| tiny.slots(node)).collect();
+        let sizes: Vec<_> = DartNodeType::all().map(|node| tiny.slots(node)).collect();
         assert_eq!(sizes, [2, 4, 8, 16, 32, 257]);
         for bytes in [32, 64, 128, 256, 512_u16] {
             let shape = shaped(Some(bytes), None);
-            let sizes: Vec<_> = NodeType::all().map(|node| shape.bytes(node)).collect();
+            let sizes: Vec<_> = DartNodeType::all().map(|node| shape.bytes(node)).collect();
             let own = usize::from(bytes);
             assert_eq!(sizes, [own / 2, own, 2 * own, 4 * own, 8 * own, 2056]);
-            assert_eq!(shape.bucket(NodeType::of(4).expect("N64"), Step::End).len(), own / 8);
+            assert_eq!(shape.bucket(DartNodeType::of(4).expect("N64"), Step::End).len(), own / 8);
         }
         assert_eq!(shaped(Some(64), Some(64)), shaped(Some(64), None), "a cap adds no slots");
     }
@@ -259,7 +267,7 @@ mod tests {
     fn nodes_grow_to_all_bytes_and_the_end() {
         for shape in [shaped(None, None), shaped(None, Some(2)), shaped(Some(512), None)] {
             let mut children = Vec::new();
-            let mut last = NodeType::N8;
+            let mut last = DartNodeType::N8;
             for step in std::iter::once(Step::End).chain((0..=255).map(Step::Byte)) {
                 let wanted = shape.fit(&children, Some(step));
                 children.push(leaf(step));
@@ -273,12 +281,14 @@ mod tests {
                 for child in &children {
                     let step = child.step().expect("a step");
                     let bucket = &words[shape.bucket(node, step)];
-                    assert!(matches!(find(bucket, step), Found::At(_, word) if word == *child));
+                    assert!(
+                        matches!(find(bucket, step), BucketPlace::At(_, word) if word == *child)
+                    );
                 }
             }
-            let all_fit = shape.slots(NodeType::N256) <= shape.slots(last);
+            let all_fit = shape.slots(DartNodeType::N256) <= shape.slots(last);
             assert!(all_fit, "{last:?}");
-            assert_eq!(shape.fit(&bytes(2), None), NodeType::N8);
+            assert_eq!(shape.fit(&bytes(2), None), DartNodeType::N8);
             assert_eq!(shape.fit(&bytes(2), Some(Step::Byte(1))), shape.fit(&bytes(2), None));
         }
     }
@@ -287,34 +297,34 @@ mod tests {
     fn a_bucket_tells_absence_by_its_first_empty_slot() {
         let mut words = [0; 4];
         words[0] = leaf(Step::Byte(3)).raw();
-        assert_eq!(find(&words, Step::Byte(4)), Found::Empty(1, Word::EMPTY));
-        words[1] = Word::EMPTY.sealed().raw();
-        assert_eq!(find(&words, Step::Byte(4)), Found::Empty(1, Word::EMPTY.sealed()));
+        assert_eq!(find(&words, Step::Byte(4)), BucketPlace::Empty(1, SlotWord::EMPTY));
+        words[1] = SlotWord::EMPTY.sealed().raw();
+        assert_eq!(find(&words, Step::Byte(4)), BucketPlace::Empty(1, SlotWord::EMPTY.sealed()));
         let full = [3, 5, 6, 7].map(|byte| leaf(Step::Byte(byte)).raw());
-        assert_eq!(find(&full, Step::Byte(4)), Found::Full);
+        assert_eq!(find(&full, Step::Byte(4)), BucketPlace::Full);
     }
 
     #[test]
     fn misplaced_words_are_told() {
         let shape = shaped(None, None);
         let one = leaf(Step::Byte(1)).raw();
-        assert!(shape.problem(NodeType::N8, at(), &[0, one, 0, 0, 0, 0, 0, 0]).is_some());
-        assert!(shape.problem(NodeType::N8, at(), &[one, one, 0, 0, 0, 0, 0, 0]).is_some());
-        assert!(shape.problem(NodeType::N8, at(), &[one | 1, 0, 0, 0, 0, 0, 0, 0]).is_some());
-        assert!(shape.problem(NodeType::N8, at(), &[one, 0, 0, 0, 0, 0, 0, 0]).is_none());
+        assert!(shape.problem(DartNodeType::N8, at(), &[0, one, 0, 0, 0, 0, 0, 0]).is_some());
+        assert!(shape.problem(DartNodeType::N8, at(), &[one, one, 0, 0, 0, 0, 0, 0]).is_some());
+        assert!(shape.problem(DartNodeType::N8, at(), &[one | 1, 0, 0, 0, 0, 0, 0, 0]).is_some());
+        assert!(shape.problem(DartNodeType::N8, at(), &[one, 0, 0, 0, 0, 0, 0, 0]).is_none());
     }
 
     #[test]
     fn a_claim_of_an_unlinked_node_is_no_fault() {
         let shape = shaped(None, None);
         let only = leaf(Step::Byte(0)).sealed().raw();
-        let free = Word::EMPTY.sealed().raw();
+        let free = SlotWord::EMPTY.sealed().raw();
         let mut words = [free; 8];
         words[0] = only;
         // A walk that has seen the slot of a node reads the node after it was unlinked and claimed.
-        words[1] = Word::claim(Step::Byte(0), at(), 7).raw();
-        assert_eq!(shape.problem(NodeType::N8, at(), &words), None);
-        words[1] = Word::tomb(Step::Byte(0), at().plus(64), 7).sealed().raw();
-        assert!(shape.problem(NodeType::N8, at(), &words).is_some());
+        words[1] = SlotWord::claim(Step::Byte(0), at(), 7).raw();
+        assert_eq!(shape.problem(DartNodeType::N8, at(), &words), None);
+        words[1] = SlotWord::tomb(Step::Byte(0), at().plus(64), 7).sealed().raw();
+        assert!(shape.problem(DartNodeType::N8, at(), &words).is_some());
     }
 }

@@ -14,7 +14,7 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::word::{SESSION_MASK, Word};
+use super::word::{SESSION_MASK, SlotWord};
 
 /// Bytes of the header.
 pub(super) const HEAD_BYTES: usize = 32;
@@ -44,7 +44,7 @@ pub(super) enum Before {
 
 impl Before {
     /// That of a leaf that goes over `word` in the slot at `at`.
-    pub(super) fn of(word: Word, at: GlobalAddr) -> Before {
+    pub(super) fn of(word: SlotWord, at: GlobalAddr) -> Before {
         match word {
             word if word.is_empty() => Before::Empty(at),
             word if word.is_tomb() => Before::Tomb(word.addr(), word.session()),
@@ -121,15 +121,15 @@ fn checksum(buf: &Buf, end: usize) -> u32 {
 
 /// A private copy of a leaf whose checksum fits.
 #[derive(Debug)]
-pub(super) struct Leaf(Buf);
+pub(super) struct LeafCopy(Buf);
 
-impl Leaf {
+impl LeafCopy {
     /// The leaf in `buf`, if there is one of that table.
-    pub(super) fn parse(buf: Buf, table: u32) -> Option<Leaf> {
+    pub(super) fn parse(buf: Buf, table: u32) -> Option<LeafCopy> {
         if buf.len() < HEAD_BYTES {
             return None;
         }
-        let leaf = Leaf(buf);
+        let leaf = LeafCopy(buf);
         let end = HEAD_BYTES + leaf.key_bytes() + leaf.value_bytes();
         let words = leaf.0.words();
         let fits = (words[3] >> 32) as u32 == table
@@ -254,19 +254,19 @@ mod tests {
                     assert_eq!(long_bytes(&words, 6, 1 << 20), None);
                     assert_eq!(long_bytes(&words, 5, 4_200), None);
                 }
-                let leaf = Leaf::parse(copy(&words), 5).expect("a leaf");
+                let leaf = LeafCopy::parse(copy(&words), 5).expect("a leaf");
                 assert_eq!((leaf.key(), leaf.value()), (&key[..], &value[..]));
                 assert_eq!((leaf.before(), leaf.is_blind()), (before, true));
                 assert_eq!(number_of(words[0]), 77);
-                assert!(Leaf::parse(copy(&words), 6).is_none(), "another table's");
+                assert!(LeafCopy::parse(copy(&words), 6).is_none(), "another table's");
                 for word in 1..HEAD_BYTES.div_ceil(8) {
                     let mut damaged = words.clone();
                     damaged[word] ^= 1 << 33;
-                    assert!(Leaf::parse(copy(&damaged), 5).is_none(), "word {word}");
+                    assert!(LeafCopy::parse(copy(&damaged), 5).is_none(), "word {word}");
                 }
                 let mut counted = words.clone();
                 counted[0] += 3;
-                assert!(Leaf::parse(copy(&counted), 5).is_some(), "counts are outside of it");
+                assert!(LeafCopy::parse(copy(&counted), 5).is_some(), "counts are outside of it");
                 assert_eq!((freq_of(counted[0]), number_of(counted[0])), (3, 77));
             }
         }
@@ -278,7 +278,7 @@ mod tests {
         let endpoint = fabric.any_endpoint().expect("endpoint");
         let of = |key: &[u8]| {
             let buf = endpoint.buf(object_bytes(key.len(), 0));
-            Leaf::parse(encode(buf, (key, b""), (Before::Nothing, false), (1, 0)), 1)
+            LeafCopy::parse(encode(buf, (key, b""), (Before::Nothing, false), (1, 0)), 1)
                 .expect("a leaf")
         };
         let leaf = of(b"a\0b");

@@ -14,7 +14,7 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session};
 
 use super::descent::REPAIR;
-use super::word::{Child, Word};
+use super::word::{SlotContent, SlotWord};
 use crate::IndexError;
 
 /// Bytes of the meta object.
@@ -73,7 +73,7 @@ pub(super) async fn check(
 /// The check line, as one operation uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CheckLine {
-    pub(super) root: Word,
+    pub(super) root: SlotWord,
     pub(super) tables: u64,
     pub(super) era: u64,
     /// Notices so far.
@@ -85,7 +85,7 @@ pub(super) struct CheckLine {
 /// READs the check line.
 pub(super) async fn read_line(io: Reliable<'_>, meta: GlobalAddr) -> Result<CheckLine, IndexError> {
     let line = io.read(meta.plus(META_ROOT), io.buf(LINE_BYTES)).await?;
-    let root = Word::from_raw(line.words()[0]);
+    let root = SlotWord::from_raw(line.words()[0]);
     if !root.is_legal() || root.is_sealed() {
         let what = format!(
             "the root slot of the table at {meta} holds {:#x}, which is no word of it; {REPAIR}",
@@ -123,7 +123,7 @@ impl RememberedLine {
         if !is_of_it() {
             return None;
         }
-        let root = Word::from_raw(self.root.load(Ordering::Acquire));
+        let root = SlotWord::from_raw(self.root.load(Ordering::Acquire));
         let tables = self.tables.load(Ordering::Acquire);
         let line = CheckLine { root, tables, era: 0, head: 0, is_remembered: true };
         is_of_it().then_some(line)
@@ -143,6 +143,6 @@ impl CheckLine {
     /// Returns whether R can be used although this operation has not read it: nothing comes above a node that
     /// dispatches on the first byte.
     pub(super) fn has_lasting_root(&self) -> bool {
-        matches!(self.root.child(), Child::Node(_, 0))
+        matches!(self.root.child(), SlotContent::Node(_, 0))
     }
 }

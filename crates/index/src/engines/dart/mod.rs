@@ -55,7 +55,7 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
 
-use self::cache::Cache;
+use self::cache::EntryCache;
 use self::counters::Counters;
 use self::hashed_node::NodeShape;
 use self::meta::RememberedLine;
@@ -73,11 +73,11 @@ use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, StoredTable};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
-pub struct Dart(Arc<Tree>);
+pub struct Dart(Arc<DartTree>);
 
 /// One tree as one compute server sees it.
 #[derive(Debug)]
-struct Tree {
+struct DartTree {
     meta: GlobalAddr,
     layout: Layout,
     shape: NodeShape,
@@ -86,7 +86,7 @@ struct Tree {
     object_bytes_max: usize,
     options: DartOptions,
     remembered: RememberedLine,
-    cache: Cache,
+    cache: EntryCache,
     known_tables: KnownTables,
     hit_rates: HitRates,
     maintenance: Maintenance,
@@ -94,16 +94,16 @@ struct Tree {
     counters: Counters,
 }
 
-impl Tree {
-    fn new(session: &Session, table: &StoredTable, options: DartOptions) -> Arc<Tree> {
+impl DartTree {
+    fn new(session: &Session, table: &StoredTable, options: DartOptions) -> Arc<DartTree> {
         let layout = *table.layout();
-        Arc::new(Tree {
+        Arc::new(DartTree {
             meta: table.meta(),
             shape: NodeShape::new(layout.options()),
             table: number_of(&layout),
             object_bytes_max: session.pool().geometry().object_bytes_max(),
             layout,
-            cache: Cache::new(options.cache_bytes),
+            cache: EntryCache::new(options.cache_bytes),
             options,
             remembered: RememberedLine::default(),
             known_tables: KnownTables::default(),
@@ -257,7 +257,7 @@ impl Engine for Dart {
         let options = DartOptions::read(&options.settings)
             .map_err(|error| IndexError::Invalid(format!("engine dart: {error}")))?;
         meta::check(session.reliable(), table.meta(), number_of(table.layout())).await?;
-        Ok(Dart(Tree::new(session, table, options)))
+        Ok(Dart(DartTree::new(session, table, options)))
     }
 
     /// Cost: 1 READ for each node, and for each leaf if its content matters.
@@ -267,7 +267,7 @@ impl Engine for Dart {
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
-        Tree::new(session, table, DartOptions::default()).walk(session, visitor, report).await
+        DartTree::new(session, table, DartOptions::default()).walk(session, visitor, report).await
     }
 
     /// Takes out the entries of objects that are about to be freed.
@@ -282,7 +282,9 @@ impl Engine for Dart {
             return Ok(());
         }
         let _pin = session.begin(OpKind::Other).await?;
-        Tree::new(session, table, DartOptions::default()).take_out_unmarked(session, marks).await
+        DartTree::new(session, table, DartOptions::default())
+            .take_out_unmarked(session, marks)
+            .await
     }
 
     fn draw(rng: &mut fastrand::Rng, _layout: &Layout) -> Settings {

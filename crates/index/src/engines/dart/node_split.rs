@@ -6,9 +6,9 @@
 use farleaf_fabric::Ops;
 use farleaf_pool::{Session, Unlinked};
 
-use super::Tree;
-use super::descent::Place;
-use super::word::{LEN_MAX, NodeType, Step, Word};
+use super::DartTree;
+use super::descent::SlotPlace;
+use super::word::{DartNodeType, LEN_MAX, SlotWord, Step};
 use crate::IndexError;
 
 /// Positions of the nodes of a chain that leads from behind `from` bytes to a node at `to`, and the compressed
@@ -22,30 +22,30 @@ pub(super) fn chain(from: usize, to: usize) -> (Vec<usize>, usize) {
     (positions, to - base)
 }
 
-impl Tree {
+impl DartTree {
     /// Makes a node at position `to` with `children`, and the chain that leads to it from `place` along `key`.
     /// Adds the WRITEs to `ops`. Returns the word for `place`, and the objects.
     pub(super) async fn new_branch(
         &self,
         session: &Session,
         ops: &mut Ops,
-        place: &Place,
+        place: &SlotPlace,
         key: &[u8],
         to: usize,
-        children: &[Word],
-    ) -> Result<(Word, Vec<Unlinked>), IndexError> {
+        children: &[SlotWord],
+    ) -> Result<(SlotWord, Vec<Unlinked>), IndexError> {
         let (positions, mut len) = chain(place.bytes_before_child(), to);
         let kind = self.shape.fit(children, None);
         let mut objects = vec![self.new_node(session, ops, kind, children).await?];
         let mut child = (kind, objects[0].addr());
         for position in positions.into_iter().rev() {
-            let word = Word::node(Step::at(key, position), len, child.0, child.1);
-            let node = self.new_node(session, ops, NodeType::N8, &[word]).await?;
-            child = (NodeType::N8, node.addr());
+            let word = SlotWord::node(Step::at(key, position), len, child.0, child.1);
+            let node = self.new_node(session, ops, DartNodeType::N8, &[word]).await?;
+            child = (DartNodeType::N8, node.addr());
             objects.push(node);
             len = LEN_MAX;
         }
-        Ok((Word::node(place.step, len, child.0, child.1), objects))
+        Ok((SlotWord::node(place.step, len, child.0, child.1), objects))
     }
 
     /// Makes a node of that type, and adds its WRITE to `ops`.
@@ -53,8 +53,8 @@ impl Tree {
         &self,
         session: &Session,
         ops: &mut Ops,
-        kind: NodeType,
-        children: &[Word],
+        kind: DartNodeType,
+        children: &[SlotWord],
     ) -> Result<Unlinked, IndexError> {
         let node = session.alloc_unlinked(session.place(), self.shape.bytes(kind)).await?;
         let mut content = session.client().buf(node.bytes());

@@ -18,11 +18,11 @@ use farleaf_fabric::{Buf, Ops};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session, Trial, Unlinked, is_open};
 
-use super::Tree;
-use super::descent::{Landing, NodeRef, Place, Start};
+use super::DartTree;
+use super::descent::{NodeRef, SlotPlace, Start, WayEnd};
 use super::meta;
 use super::outcome::Verdict;
-use super::word::{Child, LEN_MAX, NodeType, Step, Word};
+use super::word::{DartNodeType, LEN_MAX, SlotContent, SlotWord, Step};
 use crate::IndexError;
 use crate::detach::run_to_end;
 use crate::retry::Attempts;
@@ -45,7 +45,7 @@ enum Winner {
     Another,
 }
 
-impl Tree {
+impl DartTree {
     /// Switches `node`, to which `key` leads, to one with a free slot for `wanted`. A task does it, to its end.
     /// `is_proven` says that all keys below the node begin as `key`.
     ///
@@ -114,7 +114,8 @@ impl Tree {
         node: NodeRef,
         bucket: &Buf,
     ) {
-        let live = bucket.words().iter().filter(|word| Word::from_raw(**word).is_live()).count();
+        let live =
+            bucket.words().iter().filter(|word| SlotWord::from_raw(**word).is_live()).count();
         if live > 2 {
             return;
         }
@@ -130,9 +131,10 @@ impl Tree {
     /// Returns whether a node has no child left, or one leaf, as the end of a chain may.
     async fn is_nearly_empty(&self, io: Reliable<'_>, node: NodeRef) -> Result<bool, IndexError> {
         let words = self.read_node(io, node).await?;
-        let live: Vec<Word> = words.words().iter().map(|word| Word::from_raw(*word)).collect();
+        let live: Vec<SlotWord> =
+            words.words().iter().map(|word| SlotWord::from_raw(*word)).collect();
         let mut live = live.iter().filter(|word| word.is_live());
-        let is_leaf = live.next().is_none_or(|word| matches!(word.child(), Child::Leaf(_)));
+        let is_leaf = live.next().is_none_or(|word| matches!(word.child(), SlotContent::Leaf(_)));
         Ok(is_leaf && live.next().is_none())
     }
 
@@ -144,9 +146,9 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let io = session.maintenance();
         let words = self.read_node(io, node).await?;
-        let live = words.words().iter().filter(|word| Word::from_raw(**word).is_live()).count();
+        let live = words.words().iter().filter(|word| SlotWord::from_raw(**word).is_live()).count();
         let capacity = self.shape.slots(node.kind);
-        if live <= 1 || (node.kind != NodeType::N8 && live <= capacity / 4) {
+        if live <= 1 || (node.kind != DartNodeType::N8 && live <= capacity / 4) {
             self.counters.switch_started.add(1);
             let switch = Switch::new(self, session, key, node, None);
             self.switch_all(Switch { io, is_proven: true, ..switch }).await?;
@@ -157,7 +159,7 @@ impl Tree {
 
 /// One node that is being switched.
 struct Switch<'a> {
-    tree: &'a Arc<Tree>,
+    tree: &'a Arc<DartTree>,
     session: &'a Session,
     io: Reliable<'a>,
     key: &'a [u8],
@@ -166,16 +168,16 @@ struct Switch<'a> {
     /// All keys below it begin as `key`.
     is_proven: bool,
     /// Its words, once all are sealed.
-    sealed: Option<Vec<Word>>,
+    sealed: Option<Vec<SlotWord>>,
     /// The new node, if there is to be one.
-    new: Option<(NodeType, Unlinked)>,
+    new: Option<(DartNodeType, Unlinked)>,
     /// A CAS may have unlinked the node.
     in_doubt: bool,
 }
 
 impl<'a> Switch<'a> {
     fn new(
-        tree: &'a Arc<Tree>,
+        tree: &'a Arc<DartTree>,
         session: &'a Session,
         key: &'a [u8],
         node: NodeRef,
@@ -201,15 +203,15 @@ impl<'a> Switch<'a> {
         if self.sealed.is_none() {
             if Canary::TakeOutBeforeSeal.is_armed() {
                 let words = self.tree.read_node(self.io, self.node).await?;
-                let words = words.words().iter().map(|word| Word::from_raw(*word));
-                let live: Vec<Word> = words.filter(|word| word.is_live()).collect();
+                let words = words.words().iter().map(|word| SlotWord::from_raw(*word));
+                let live: Vec<SlotWord> = words.filter(|word| word.is_live()).collect();
                 let proven = self.is_proven.then_some(self.key);
                 self.tree.node_unlinked(self.io, self.node, &live, None, proven).await?;
             }
             self.sealed = Some(self.seal().await?);
         }
-        let live: Vec<Word> = self.sealed.iter().flatten().map(|word| word.plain()).collect();
-        let live: Vec<Word> = live.into_iter().filter(|word| word.is_live()).collect();
+        let live: Vec<SlotWord> = self.sealed.iter().flatten().map(|word| word.plain()).collect();
+        let live: Vec<SlotWord> = live.into_iter().filter(|word| word.is_live()).collect();
         let Some(place) = self.find().await? else {
             if std::mem::take(&mut self.in_doubt) && live.len() <= 1 {
                 self.unlinked(Winner::Perhaps, None, &live, None).await?;
@@ -239,19 +241,19 @@ impl<'a> Switch<'a> {
                 self.tree.counters.switch_won.add(1);
                 let winner = if live.len() <= 1 { Winner::Perhaps } else { winner };
                 self.unlinked(winner, Some(retiring), &live, Some((&place, put))).await?;
-                let is_less = !matches!(put.child(), Child::Node(..));
+                let is_less = !matches!(put.child(), SlotContent::Node(..));
                 Ok(Progress::Over(place.node.filter(|_| is_less)))
             }
         }
     }
 
     /// Seals every slot; the words that they hold for ever. Any client's CAS does.
-    async fn seal(&self) -> Result<Vec<Word>, IndexError> {
+    async fn seal(&self) -> Result<Vec<SlotWord>, IndexError> {
         let node = self.node;
         loop {
             let buf = self.tree.read_node(self.io, node).await?;
-            let mut words: Vec<Word> =
-                buf.words().iter().map(|word| Word::from_raw(*word)).collect();
+            let mut words: Vec<SlotWord> =
+                buf.words().iter().map(|word| SlotWord::from_raw(*word)).collect();
             loop {
                 let open: Vec<usize> =
                     (0..words.len()).filter(|index| !words[*index].is_sealed()).collect();
@@ -269,7 +271,7 @@ impl<'a> Switch<'a> {
                 match self.io.client().post_many(ops).await {
                     Ok(ops) => {
                         for (number, index) in open.into_iter().enumerate() {
-                            let found = Word::from_raw(ops.old(number));
+                            let found = SlotWord::from_raw(ops.old(number));
                             let was = words[index];
                             words[index] = if found == was { was.sealed() } else { found };
                         }
@@ -285,12 +287,12 @@ impl<'a> Switch<'a> {
     }
 
     /// The slot that leads to the node, by a fresh way.
-    async fn find(&self) -> Result<Option<Place>, IndexError> {
+    async fn find(&self) -> Result<Option<SlotPlace>, IndexError> {
         let line = meta::read_line(self.io, self.tree.meta).await?;
         let (start, until) = (Start::Root(line), Some(self.node.addr));
         let way = self.tree.descend(self.io, self.key, start, &mut Vec::new(), until).await?;
         Ok(match way.landing {
-            Landing::Met(place) => Some(place),
+            WayEnd::Met(place) => Some(place),
             _ => None,
         })
     }
@@ -299,20 +301,20 @@ impl<'a> Switch<'a> {
     async fn replacement(
         &mut self,
         ops: &mut Ops,
-        place: &Place,
-        live: &[Word],
-    ) -> Result<Word, IndexError> {
+        place: &SlotPlace,
+        live: &[SlotWord],
+    ) -> Result<SlotWord, IndexError> {
         let Some(child) = place.child() else {
             return Err(IndexError::Corrupt("a node's slot leads to no node".into()));
         };
         let len = child.plen - place.bytes_before_child();
         match live {
-            [] => Ok(Word::tomb(place.step, self.node.addr, self.session.id())),
+            [] => Ok(SlotWord::tomb(place.step, self.node.addr, self.session.id())),
             [only] => match only.child() {
-                Child::Node(_, more) if len + 1 + more > LEN_MAX => {
+                SlotContent::Node(_, more) if len + 1 + more > LEN_MAX => {
                     self.new_node(ops, place, len, live).await
                 }
-                Child::Node(_, more) => Ok(only.moved(place.step, len + 1 + more)),
+                SlotContent::Node(_, more) => Ok(only.moved(place.step, len + 1 + more)),
                 _ => Ok(only.moved(place.step, 0)),
             },
             _ => self.new_node(ops, place, len, live).await,
@@ -322,21 +324,21 @@ impl<'a> Switch<'a> {
     async fn new_node(
         &mut self,
         ops: &mut Ops,
-        place: &Place,
+        place: &SlotPlace,
         len: usize,
-        live: &[Word],
-    ) -> Result<Word, IndexError> {
+        live: &[SlotWord],
+    ) -> Result<SlotWord, IndexError> {
         if self.new.is_none() {
             let kind = self.tree.shape.fit(live, self.wanted);
             let new = self.tree.new_node(self.session, ops, kind, live).await?;
             self.new = Some((kind, new));
         }
         let (kind, new) = self.new.as_ref().ok_or_else(no_node)?;
-        Ok(Word::node(place.step, len, *kind, new.addr()))
+        Ok(SlotWord::node(place.step, len, *kind, new.addr()))
     }
 
     /// The CAS that unlinks the node.
-    async fn publish(&mut self, place: &Place, put: Word) -> Result<Winner, IndexError> {
+    async fn publish(&mut self, place: &SlotPlace, put: SlotWord) -> Result<Winner, IndexError> {
         let new = self.new.as_ref().filter(|(_, new)| put.is_live() && put.addr() == new.addr());
         new.iter().for_each(|(_, new)| new.keep());
         let posting = self.io.posting();
@@ -370,8 +372,8 @@ impl<'a> Switch<'a> {
         &mut self,
         winner: Winner,
         retiring: Option<farleaf_pool::Retiring>,
-        live: &[Word],
-        put: Option<(&Place, Word)>,
+        live: &[SlotWord],
+        put: Option<(&SlotPlace, SlotWord)>,
     ) -> Result<(), IndexError> {
         let proven = self.is_proven.then_some(self.key);
         if !Canary::TakeOutBeforeSeal.is_armed() {
@@ -405,7 +407,7 @@ impl<'a> Switch<'a> {
             return Ok(false);
         }
         let step = word.step().unwrap_or(Step::Byte(0));
-        let claim = Word::claim(step, self.node.addr, self.session.id());
+        let claim = SlotWord::claim(step, self.node.addr, self.session.id());
         let found = self.io.cas(at, word.raw(), claim.raw()).await?;
         Ok(found == word.raw())
     }

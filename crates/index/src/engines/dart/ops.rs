@@ -6,25 +6,25 @@ use farleaf_fabric::{Buf, OpKind};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session};
 
-use super::Tree;
-use super::changing::{Changing, Ended};
-use super::descent::{Landing, NodeRef, Way};
+use super::DartTree;
+use super::changing::{AttemptEnd, Changing};
+use super::descent::{NodeRef, Way, WayEnd};
 use super::skip_table::Starts;
-use super::word::{Child, Step, Word};
+use super::word::{SlotContent, SlotWord, Step};
 use crate::IndexError;
 use crate::change::{Change, Outcome};
 use crate::retry::Attempts;
 
 /// A leaf below a node, or a node below it that has none.
 pub(super) enum Below {
-    Leaf(Word),
+    Leaf(SlotWord),
     /// The node, and a key whose bytes lead there.
     Empty(NodeRef, Vec<u8>),
     /// A sealed word on a way that may not believe it.
     Stale,
 }
 
-impl Tree {
+impl DartTree {
     /// Copies `key`'s value into `value`, which is cleared; `false` if there is none.
     pub(super) async fn get(
         self: &Arc<Self>,
@@ -63,9 +63,9 @@ impl Tree {
         value: &mut Vec<u8>,
     ) -> Result<Option<bool>, IndexError> {
         let (node, bucket) = match &way.landing {
-            Landing::Stale | Landing::Met(_) => return Ok(None),
-            Landing::Slot(place, bucket) => {
-                if let Child::Leaf(_) = place.word.child() {
+            WayEnd::Stale | WayEnd::Met(_) => return Ok(None),
+            WayEnd::Slot(place, bucket) => {
+                if let SlotContent::Leaf(_) = place.word.child() {
                     let leaf = self.read_counted_leaf(session, io, place.word).await?;
                     if leaf.difference(key).is_none() {
                         value.extend_from_slice(leaf.value());
@@ -79,8 +79,8 @@ impl Tree {
                 }
                 (place.node, bucket.as_ref())
             }
-            Landing::Edge(place) => (place.node, None),
-            Landing::Full(node, bucket) => (Some(*node), Some(bucket)),
+            WayEnd::Edge(place) => (place.node, None),
+            WayEnd::Full(node, bucket) => (Some(*node), Some(bucket)),
         };
         if way.is_fresh || Canary::AbsentUnproven.is_armed() {
             return Ok(Some(false));
@@ -105,11 +105,11 @@ impl Tree {
         key: &[u8],
         is_fresh: bool,
     ) -> Result<Below, IndexError> {
-        let may_follow = |word: &Word| is_fresh || !word.is_sealed();
+        let may_follow = |word: &SlotWord| is_fresh || !word.is_sealed();
         let in_bucket = bucket.into_iter().flat_map(|bucket| bucket.words());
         let mut leaves = in_bucket
-            .map(|word| Word::from_raw(*word))
-            .filter(|word| matches!(word.child(), Child::Leaf(_)) && may_follow(word));
+            .map(|word| SlotWord::from_raw(*word))
+            .filter(|word| matches!(word.child(), SlotContent::Leaf(_)) && may_follow(word));
         if let Some(word) = leaves.next() {
             return Ok(Below::Leaf(word));
         }
@@ -118,9 +118,9 @@ impl Tree {
         loop {
             path.resize(node.plen, 0);
             let words = self.read_node(io, node).await?;
-            let words = || words.words().iter().map(|word| Word::from_raw(*word));
-            let leaf =
-                words().find(|word| matches!(word.child(), Child::Leaf(_)) && may_follow(word));
+            let words = || words.words().iter().map(|word| SlotWord::from_raw(*word));
+            let leaf = words()
+                .find(|word| matches!(word.child(), SlotContent::Leaf(_)) && may_follow(word));
             if let Some(word) = leaf {
                 return Ok(Below::Leaf(word));
             }
@@ -129,7 +129,8 @@ impl Tree {
                 let is_stale = !is_fresh && words().any(|word| word.is_sealed());
                 return Ok(if is_stale { Below::Stale } else { Below::Empty(node, path) });
             };
-            let (Child::Node(kind, len), Some(Step::Byte(byte))) = (word.child(), word.step())
+            let (SlotContent::Node(kind, len), Some(Step::Byte(byte))) =
+                (word.child(), word.step())
             else {
                 return Ok(Below::Stale);
             };
@@ -163,14 +164,14 @@ impl Tree {
             let way = self.descend(io, change.key, start, &mut trail, None).await?;
             let step = changing.attempt(&way, &trail).await?;
             let mended = match step {
-                Ended::Done(outcome) => Some(outcome.existed || !way.has_gaps),
+                AttemptEnd::Done(outcome) => Some(outcome.existed || !way.has_gaps),
                 _ => None,
             };
             self.starts_ended(session, &mut starts, change.key, &way, &trail, mended);
             match step {
-                Ended::Done(outcome) => return Ok(outcome),
-                Ended::NextStart => {}
-                Ended::Again => {
+                AttemptEnd::Done(outcome) => return Ok(outcome),
+                AttemptEnd::NextStart => {}
+                AttemptEnd::Again => {
                     attempts.again(session).await?;
                     line = self.fresh_line(session, io).await?;
                     starts = Starts::root(line);

@@ -8,11 +8,11 @@
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::{Reliable, Session};
 
-use super::Tree;
-use super::descent::{Landing, NodeRef, Start};
-use super::leaf::{self, Before, HEAD_BYTES, Leaf};
+use super::DartTree;
+use super::descent::{NodeRef, Start, WayEnd};
+use super::leaf::{self, Before, HEAD_BYTES, LeafCopy};
 use super::meta;
-use super::word::{Child, SESSION_MASK, Word};
+use super::word::{SESSION_MASK, SlotContent, SlotWord};
 use crate::IndexError;
 
 /// Leaves that a judgement follows back at most, from each place that it looks at.
@@ -39,8 +39,8 @@ pub(super) enum Mine {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attempt {
     pub(super) at: GlobalAddr,
-    pub(super) expected: Word,
-    pub(super) put: Word,
+    pub(super) expected: SlotWord,
+    pub(super) put: SlotWord,
     pub(super) mine: Mine,
     /// Bytes of the key that lead to the slot.
     pub(super) shared: usize,
@@ -56,7 +56,7 @@ pub(super) enum Verdict {
     Unknown,
 }
 
-impl Tree {
+impl DartTree {
     /// Judges a CAS that lands no more.
     ///
     /// Cost: 1 READ, mostly. At most a way down, [`NODES_BELOW`] nodes and 96 leaves of 1 or 2 READs each, so that
@@ -75,19 +75,19 @@ impl Tree {
             return self.judge_node(io, key, attempt.put.addr()).await;
         }
         let session = session.id() & SESSION_MASK;
-        let now = Word::from_raw(io.word(attempt.at).await?).plain();
+        let now = SlotWord::from_raw(io.word(attempt.at).await?).plain();
         if now == attempt.put {
             return Ok(Verdict::Done);
         }
         if now == attempt.expected {
             return match attempt.expected.child() {
-                Child::Tomb => self.judge_tomb(io, key, attempt).await,
+                SlotContent::Tomb => self.judge_tomb(io, key, attempt).await,
                 _ => Ok(Verdict::NotDone),
             };
         }
         let history = match now.child() {
-            Child::Leaf(_) => Before::Leaf(now.addr()),
-            Child::Tomb => Before::Tomb(now.addr(), now.session()),
+            SlotContent::Leaf(_) => Before::Leaf(now.addr()),
+            SlotContent::Tomb => Before::Tomb(now.addr(), now.session()),
             _ => Before::Nothing,
         };
         match self.follow(io, key, attempt, session, history, &mut { CHAIN_MAX }).await? {
@@ -109,10 +109,10 @@ impl Tree {
     ) -> Result<Verdict, IndexError> {
         let line = meta::read_line(io, self.meta).await?;
         let way = self.descend(io, key, Start::Root(line), &mut Vec::new(), Some(node)).await?;
-        if matches!(way.landing, Landing::Met(_)) {
+        if matches!(way.landing, WayEnd::Met(_)) {
             return Ok(Verdict::Done);
         }
-        let first = Word::from_raw(io.word(node).await?);
+        let first = SlotWord::from_raw(io.word(node).await?);
         Ok(if first.is_sealed() { Verdict::Done } else { Verdict::NotDone })
     }
 
@@ -160,7 +160,7 @@ impl Tree {
         left: &mut usize,
     ) -> Result<Verdict, IndexError> {
         let Attempt { at, expected, put, mine, .. } = *attempt;
-        let over_leaf = matches!(expected.child(), Child::Leaf(_));
+        let over_leaf = matches!(expected.child(), SlotContent::Leaf(_));
         while *left > 0 {
             *left -= 1;
             let leaf = match history {
@@ -208,16 +208,16 @@ impl Tree {
     ) -> Result<Verdict, IndexError> {
         let line = meta::read_line(io, self.meta).await?;
         let way = self.descend(io, key, Start::Root(line), &mut Vec::new(), None).await?;
-        let Landing::Slot(place, _) = way.landing else { return Ok(Verdict::Unknown) };
+        let WayEnd::Slot(place, _) = way.landing else { return Ok(Verdict::Unknown) };
         let history = match place.word.child() {
-            Child::Leaf(_) => {
+            SlotContent::Leaf(_) => {
                 let leaf = self.read_leaf(io, place.word).await?;
                 if leaf.difference(key).is_some() {
                     return Ok(Verdict::Unknown);
                 }
                 Before::Leaf(place.word.addr())
             }
-            Child::Tomb => Before::Tomb(place.word.addr(), place.word.session()),
+            SlotContent::Tomb => Before::Tomb(place.word.addr(), place.word.session()),
             _ => return Ok(Verdict::Unknown),
         };
         self.follow(io, key, attempt, session, history, &mut { CHAIN_MAX }).await
@@ -230,20 +230,20 @@ impl Tree {
         key: &[u8],
         attempt: &Attempt,
         session: u32,
-        now: Word,
+        now: SlotWord,
     ) -> Result<Verdict, IndexError> {
         let (mut nodes, mut leaves) = (vec![now], Vec::new());
         for _ in 0..NODES_BELOW {
             let Some(word) = nodes.pop() else { break };
-            let Child::Node(kind, _) = word.child() else { break };
+            let SlotContent::Node(kind, _) = word.child() else { break };
             let node = NodeRef { addr: word.addr(), kind, plen: 0 };
             let words = self.read_node(io, node).await?;
-            for word in words.words().iter().map(|word| Word::from_raw(*word)) {
+            for word in words.words().iter().map(|word| SlotWord::from_raw(*word)) {
                 match word.child() {
-                    Child::Leaf(_) => leaves.push(Before::Leaf(word.addr())),
-                    Child::Tomb => leaves.push(Before::Tomb(word.addr(), word.session())),
-                    Child::Node(..) => nodes.push(word),
-                    Child::Empty => {}
+                    SlotContent::Leaf(_) => leaves.push(Before::Leaf(word.addr())),
+                    SlotContent::Tomb => leaves.push(Before::Tomb(word.addr(), word.session())),
+                    SlotContent::Node(..) => nodes.push(word),
+                    SlotContent::Empty => {}
                 }
             }
         }
@@ -262,18 +262,18 @@ impl Tree {
         &self,
         io: Reliable<'_>,
         addr: GlobalAddr,
-    ) -> Result<Option<Leaf>, IndexError> {
+    ) -> Result<Option<LeafCopy>, IndexError> {
         let first = io.read(addr, io.buf(FIRST_BYTES)).await?;
         let words = first.words();
         let (key, value) = (words[2] >> 32 & 0xffff, words[3] & 0xffff_ffff);
         let bytes = (HEAD_BYTES + key as usize + value as usize).next_multiple_of(8);
         if bytes <= FIRST_BYTES {
-            return Ok(Leaf::parse(first, self.table));
+            return Ok(LeafCopy::parse(first, self.table));
         }
         if (words[3] >> 32) as u32 != self.table || bytes > self.object_bytes_max {
             return Ok(None);
         }
         let all = io.read(addr, io.buf(bytes)).await?;
-        Ok(Leaf::parse(all, self.table))
+        Ok(LeafCopy::parse(all, self.table))
     }
 }

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, Unlinked, is_open};
 
-use super::Tree;
+use super::DartTree;
 use super::outcome::{Attempt, Verdict};
-use super::word::Word;
+use super::word::SlotWord;
 use crate::IndexError;
 
 /// A CAS with its new objects, and what it unlinks.
 pub(super) struct Publication<'a> {
-    pub(super) tree: &'a Arc<Tree>,
+    pub(super) tree: &'a Arc<DartTree>,
     pub(super) session: &'a Session,
     pub(super) key: &'a [u8],
     pub(super) attempt: Attempt,
@@ -30,12 +30,12 @@ pub(super) struct Publication<'a> {
 pub(super) enum Published {
     Done,
     /// Nothing has changed. The slot held this word; `None` if it has to be read again.
-    Lost(Option<Word>, Vec<Unlinked>),
+    Lost(Option<SlotWord>, Vec<Unlinked>),
 }
 
 impl<'a> Publication<'a> {
     pub(super) fn new(
-        tree: &'a Arc<Tree>,
+        tree: &'a Arc<DartTree>,
         session: &'a Session,
         key: &'a [u8],
         attempt: Attempt,
@@ -57,7 +57,7 @@ impl<'a> Publication<'a> {
         self.is_posted = true;
         let posting = io.posting();
         let found = match self.session.client().cas(at, expected.raw(), put.raw()).await {
-            Ok(found) => Word::from_raw(found),
+            Ok(found) => SlotWord::from_raw(found),
             Err(error) if is_open(error) => {
                 let unknown = |error: String| IndexError::OutcomeUnknown(error);
                 let settled = io.again(&mut trial, posting, error).await;
@@ -98,7 +98,7 @@ impl<'a> Publication<'a> {
     }
 
     /// It has not happened, and will not.
-    fn lost(&mut self, found: Option<Word>) -> Published {
+    fn lost(&mut self, found: Option<SlotWord>) -> Published {
         self.objects.iter().for_each(Unlinked::unkeep);
         let objects = std::mem::take(&mut self.objects);
         if let Some(retiring) = self.retiring.take() {
@@ -108,7 +108,7 @@ impl<'a> Publication<'a> {
     }
 }
 
-impl Tree {
+impl DartTree {
     /// Counts objects of a CAS whose outcome stays unknown. They stay, until their blocks are swept: what may be
     /// linked must not be freed, and what another has replaced is the other's to retire.
     fn undecided(&self, objects: &[Unlinked], retiring: Option<&Retiring>) {

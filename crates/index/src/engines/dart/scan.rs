@@ -10,12 +10,12 @@ use std::ops::Bound;
 use farleaf_fabric::OpKind;
 use farleaf_pool::{Reliable, Session};
 
-use super::Tree;
+use super::DartTree;
 use super::descent::NodeRef;
-use super::leaf::{self, Leaf};
+use super::leaf::{self, LeafCopy};
 use super::meta;
 use super::ops::Below;
-use super::word::{Child, Step, Word};
+use super::word::{SlotContent, SlotWord, Step};
 use crate::index::ScanRange;
 use crate::{Entries, IndexError};
 
@@ -25,9 +25,9 @@ const WINDOW_PAIRS: usize = 1_024;
 const NODES_AT_ONCE: usize = 16;
 
 /// Something that a scan has yet to go through.
-enum Item {
+enum ScanItem {
     Node(NodeRef, Edges),
-    Leaf(Word),
+    Leaf(SlotWord),
 }
 
 /// True if all that was dispatched on so far is the same as in a bound's key.
@@ -51,7 +51,7 @@ fn bytes_of(bound: Bound<&[u8]>) -> Option<&[u8]> {
     }
 }
 
-impl Tree {
+impl DartTree {
     /// Appends at most `limit` pairs of `range` to `out`.
     pub(super) async fn scan(
         &self,
@@ -100,8 +100,8 @@ impl Tree {
         while found < wanted && !items.is_empty() {
             let most = (wanted - found).min(self.options.scan_batch);
             self.expand(io, &mut items, most, &bounds, range.reverse).await?;
-            let leaves: Vec<Word> = std::iter::from_fn(|| match items.front() {
-                Some(Item::Leaf(word)) => {
+            let leaves: Vec<SlotWord> = std::iter::from_fn(|| match items.front() {
+                Some(ScanItem::Leaf(word)) => {
                     let word = *word;
                     items.pop_front();
                     Some(word)
@@ -138,7 +138,7 @@ impl Tree {
     /// Returns the nodes among the first items, as many as are likely to lead to `most` leaves.
     fn likely_wanted(
         &self,
-        items: &VecDeque<Item>,
+        items: &VecDeque<ScanItem>,
         most: usize,
         bounds: &Bounds<'_>,
         reverse: bool,
@@ -149,8 +149,8 @@ impl Tree {
                 break;
             }
             likely += match item {
-                Item::Leaf(_) => 1,
-                Item::Node(node, edges) => {
+                ScanItem::Leaf(_) => 1,
+                ScanItem::Node(node, edges) => {
                     nodes.push(*node);
                     match reverse {
                         // The range may begin at the node's end.
@@ -168,7 +168,7 @@ impl Tree {
     async fn expand(
         &self,
         io: Reliable<'_>,
-        items: &mut VecDeque<Item>,
+        items: &mut VecDeque<ScanItem>,
         most: usize,
         bounds: &Bounds<'_>,
         reverse: bool,
@@ -188,7 +188,7 @@ impl Tree {
             let mut rest = std::mem::take(items);
             while let Some(item) = rest.pop_front() {
                 let (node, edges) = match item {
-                    Item::Node(node, edges) if number < nodes.len() => (node, edges),
+                    ScanItem::Node(node, edges) if number < nodes.len() => (node, edges),
                     item => {
                         items.push_back(item);
                         continue;
@@ -197,8 +197,8 @@ impl Tree {
                 let words = read.take_buf(number);
                 number += 1;
                 self.check_words(node, words.words())?;
-                let mut children: Vec<Word> =
-                    words.words().iter().map(|word| Word::from_raw(*word)).collect();
+                let mut children: Vec<SlotWord> =
+                    words.words().iter().map(|word| SlotWord::from_raw(*word)).collect();
                 children.retain(|word| word.is_live());
                 children.sort_unstable_by_key(|word| word.step());
                 if reverse {
@@ -217,16 +217,16 @@ impl Tree {
     async fn add(
         &self,
         io: Reliable<'_>,
-        items: &mut VecDeque<Item>,
-        word: Word,
+        items: &mut VecDeque<ScanItem>,
+        word: SlotWord,
         base: usize,
         mut edges: Edges,
         bounds: &Bounds<'_>,
     ) -> Result<(), IndexError> {
         match word.child() {
-            Child::Empty | Child::Tomb => {}
-            Child::Leaf(_) => items.push_back(Item::Leaf(word)),
-            Child::Node(kind, len) => {
+            SlotContent::Empty | SlotContent::Tomb => {}
+            SlotContent::Leaf(_) => items.push_back(ScanItem::Leaf(word)),
+            SlotContent::Node(kind, len) => {
                 let node = NodeRef { addr: word.addr(), kind, plen: base + len };
                 let matters = |at_edge: bool, bound: Option<&[u8]>| {
                     at_edge && bound.is_some_and(|bound| bound.len() > base)
@@ -255,7 +255,7 @@ impl Tree {
                     }
                     edges.low = false;
                 }
-                items.push_back(Item::Node(node, edges));
+                items.push_back(ScanItem::Node(node, edges));
             }
         }
         Ok(())
@@ -265,11 +265,11 @@ impl Tree {
     pub(super) async fn read_leaves(
         &self,
         io: Reliable<'_>,
-        words: &[Word],
-    ) -> Result<Vec<Leaf>, IndexError> {
+        words: &[SlotWord],
+    ) -> Result<Vec<LeafCopy>, IndexError> {
         let mut ops = io.client().ops();
         for word in words {
-            let Child::Leaf(code) = word.child() else { continue };
+            let SlotContent::Leaf(code) = word.child() else { continue };
             ops.read(word.addr(), io.buf(leaf::read_bytes(code)));
         }
         if ops.is_empty() {

@@ -145,7 +145,7 @@ mod claim {
     }
 }
 
-/// What a compute server remembers of the skip table (`cache.rs`), with the pool's rule for reuse (INV-EPOCH-7). A
+/// A compute server remembers entries of the skip table (`cache.rs`), with the pool's rule for reuse (INV-EPOCH-7). A
 /// switcher elsewhere unlinks `x`, takes its entry out, leaves a notice and retires it. Two threads of one compute
 /// server run two operations each: they check the line, begin at what they remember or probe, and learn.
 mod notices {

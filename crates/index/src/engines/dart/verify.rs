@@ -6,11 +6,11 @@
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
-use super::Tree;
+use super::DartTree;
 use super::descent::{NodeRef, REPAIR};
-use super::leaf::{self, LONG, Leaf};
+use super::leaf::{self, LONG, LeafCopy};
 use super::meta::{self, META_BYTES};
-use super::word::{Child, Step, Word};
+use super::word::{SlotContent, SlotWord, Step};
 use crate::IndexError;
 use crate::index::TableReport;
 use crate::walk::Visitor;
@@ -28,13 +28,13 @@ struct Visited {
 
 /// A leaf that was visited.
 struct VisitedLeaf {
-    word: Word,
+    word: SlotWord,
     path: Vec<(usize, u8)>,
     /// The position at which its key has to end.
     end: Option<usize>,
 }
 
-impl Tree {
+impl DartTree {
     /// Visits every object. See `Engine::walk`.
     pub(super) async fn walk(
         &self,
@@ -75,7 +75,7 @@ impl Tree {
                 for (index, visited) in batch.iter().enumerate() {
                     let words = ops.take_buf(index);
                     self.check_node(visited, words.words(), report)?;
-                    for word in words.words().iter().map(|word| Word::from_raw(*word)) {
+                    for word in words.words().iter().map(|word| SlotWord::from_raw(*word)) {
                         let (plen, path) = (visited.node.plen, &visited.path);
                         let base = plen + 1;
                         let mut path = path.clone();
@@ -104,7 +104,7 @@ impl Tree {
     async fn visit(
         &self,
         session: &Session,
-        word: Word,
+        word: SlotWord,
         base: usize,
         path: &[(usize, u8)],
         visitor: &mut impl Visitor,
@@ -116,15 +116,15 @@ impl Tree {
             return Ok(());
         }
         match word.child() {
-            Child::Empty | Child::Tomb => {}
-            Child::Node(kind, len) => {
+            SlotContent::Empty | SlotContent::Tomb => {}
+            SlotContent::Node(kind, len) => {
                 let node = NodeRef { addr: word.addr(), kind, plen: base + len };
                 visitor.object("node", node.addr, self.shape.bytes(kind));
                 report.node_bytes += self.shape.bytes(kind) as u64;
                 report.inner_bytes += self.shape.bytes(kind) as u64;
                 nodes.push(Visited { node, path: path.to_vec() });
             }
-            Child::Leaf(code) => {
+            SlotContent::Leaf(code) => {
                 let bytes = match code {
                     LONG => self.long_bytes(session, word).await?,
                     code => leaf::read_bytes(code),
@@ -138,7 +138,7 @@ impl Tree {
         Ok(())
     }
 
-    async fn long_bytes(&self, session: &Session, word: Word) -> Result<usize, IndexError> {
+    async fn long_bytes(&self, session: &Session, word: SlotWord) -> Result<usize, IndexError> {
         let io = session.reliable();
         let head = io.read(word.addr(), io.buf(leaf::read_bytes(LONG))).await;
         let head = head.map_err(|error| self.misled(error))?;
@@ -162,7 +162,7 @@ impl Tree {
         }
         // Half sealed, or not replaced yet: the next client that comes there finishes it.
         report.unfinished_splits +=
-            u64::from(words.iter().any(|word| Word::from_raw(*word).is_sealed()));
+            u64::from(words.iter().any(|word| SlotWord::from_raw(*word).is_sealed()));
         Ok(())
     }
 
@@ -179,7 +179,7 @@ impl Tree {
             return Ok(());
         }
         for batch in leaves.chunks(4 * BATCH) {
-            let words: Vec<Word> = batch.iter().map(|leaf| leaf.word).collect();
+            let words: Vec<SlotWord> = batch.iter().map(|leaf| leaf.word).collect();
             let read = self.read_leaves(session.reliable(), &words).await?;
             for (visited, leaf) in batch.iter().zip(read) {
                 report.data_bytes += (leaf.key().len() + leaf.value().len()) as u64;
@@ -194,7 +194,7 @@ impl Tree {
     }
 }
 
-fn misplaced(visited: &VisitedLeaf, leaf: &Leaf) -> Option<String> {
+fn misplaced(visited: &VisitedLeaf, leaf: &LeafCopy) -> Option<String> {
     let key = leaf.key();
     if let Some((at, byte)) = visited.path.iter().find(|(at, byte)| key.get(*at) != Some(byte)) {
         return Some(format!("its key {key:?} has not {byte:#x} at position {at}"));

@@ -96,20 +96,20 @@ impl Step {
 
 /// Type of an inner node: 1 to 6, N8 to N256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct NodeType(u8);
+pub(super) struct DartNodeType(u8);
 
-impl NodeType {
-    pub(super) const N8: NodeType = NodeType(1);
-    pub(super) const N256: NodeType = NodeType(6);
+impl DartNodeType {
+    pub(super) const N8: DartNodeType = DartNodeType(1);
+    pub(super) const N256: DartNodeType = DartNodeType(6);
 
     /// All, the smallest first.
-    pub(super) fn all() -> impl DoubleEndedIterator<Item = NodeType> {
-        (1..=6).map(NodeType)
+    pub(super) fn all() -> impl DoubleEndedIterator<Item = DartNodeType> {
+        (1..=6).map(DartNodeType)
     }
 
     /// Type of that number.
-    pub(super) fn of(number: u8) -> Option<NodeType> {
-        (1..=6).contains(&number).then_some(NodeType(number))
+    pub(super) fn of(number: u8) -> Option<DartNodeType> {
+        (1..=6).contains(&number).then_some(DartNodeType(number))
     }
 
     #[inline]
@@ -125,11 +125,11 @@ impl NodeType {
 
 /// A slot's content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Word(u64);
+pub(super) struct SlotWord(u64);
 
 /// The state of a slot, by its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Child {
+pub(super) enum SlotContent {
     /// Nothing was ever there.
     Empty,
     /// The child was removed.
@@ -137,15 +137,15 @@ pub(super) enum Child {
     /// A leaf with its size code.
     Leaf(u8),
     /// An inner node, with the compressed bytes in front of it.
-    Node(NodeType, usize),
+    Node(DartNodeType, usize),
 }
 
-impl Word {
-    pub(super) const EMPTY: Word = Word(0);
+impl SlotWord {
+    pub(super) const EMPTY: SlotWord = SlotWord(0);
 
     #[inline]
-    pub(super) fn from_raw(word: u64) -> Word {
-        Word(word)
+    pub(super) fn from_raw(word: u64) -> SlotWord {
+        SlotWord(word)
     }
 
     #[inline]
@@ -154,26 +154,26 @@ impl Word {
     }
 
     /// A pointer to an inner node.
-    pub(super) fn node(step: Step, len: usize, node: NodeType, addr: GlobalAddr) -> Word {
+    pub(super) fn node(step: Step, len: usize, node: DartNodeType, addr: GlobalAddr) -> SlotWord {
         debug_assert!(len <= LEN_MAX);
-        Word(step.bits() | (len as u64) << 52 | u64::from(node.0) << 49 | place(addr))
+        SlotWord(step.bits() | (len as u64) << 52 | u64::from(node.0) << 49 | place(addr))
     }
 
     /// A pointer to a leaf.
-    pub(super) fn leaf(step: Step, code: u8, addr: GlobalAddr) -> Word {
+    pub(super) fn leaf(step: Step, code: u8, addr: GlobalAddr) -> SlotWord {
         debug_assert!(code < 16);
-        Word(step.bits() | u64::from(code) << 52 | 7 << 49 | place(addr))
+        SlotWord(step.bits() | u64::from(code) << 52 | 7 << 49 | place(addr))
     }
 
     /// The word that `session` leaves in place of a child at `addr`.
-    pub(super) fn tomb(step: Step, addr: GlobalAddr, session: u32) -> Word {
+    pub(super) fn tomb(step: Step, addr: GlobalAddr, session: u32) -> SlotWord {
         let session = u64::from(session & SESSION_MASK);
-        Word(step.bits() | (session >> 4) << 49 | session & LOW | TOMB | place(addr))
+        SlotWord(step.bits() | (session >> 4) << 49 | session & LOW | TOMB | place(addr))
     }
 
     /// The word by which `session` claims an unlinked node at `node`: it stands in a dead slot of that node.
-    pub(super) fn claim(step: Step, node: GlobalAddr, session: u32) -> Word {
-        Word::tomb(step, node, session).sealed()
+    pub(super) fn claim(step: Step, node: GlobalAddr, session: u32) -> SlotWord {
+        SlotWord::tomb(step, node, session).sealed()
     }
 
     /// Returns whether it claims the node at `node`. No other TOMB in a node names that node.
@@ -182,25 +182,25 @@ impl Word {
     }
 
     /// The same child behind another byte, with `len` compressed bytes if it is an inner node. Not sealed.
-    pub(super) fn moved(self, step: Step, len: usize) -> Word {
-        let word = Word(self.plain().0 & !STEP | step.bits());
+    pub(super) fn moved(self, step: Step, len: usize) -> SlotWord {
+        let word = SlotWord(self.plain().0 & !STEP | step.bits());
         match word.child() {
-            Child::Node(..) => Word(word.0 & !(0xf << 52) | (len as u64) << 52),
+            SlotContent::Node(..) => SlotWord(word.0 & !(0xf << 52) | (len as u64) << 52),
             _ => word,
         }
     }
 
     #[inline]
-    pub(super) fn child(self) -> Child {
+    pub(super) fn child(self) -> SlotContent {
         if self.plain().0 == 0 {
-            return Child::Empty;
+            return SlotContent::Empty;
         }
         if self.is_tomb() {
-            return Child::Tomb;
+            return SlotContent::Tomb;
         }
         match (self.0 >> 49 & 7) as u8 {
-            7 => Child::Leaf((self.0 >> 52 & 0xf) as u8),
-            number => Child::Node(NodeType(number), (self.0 >> 52 & 0xf) as usize),
+            7 => SlotContent::Leaf((self.0 >> 52 & 0xf) as u8),
+            number => SlotContent::Node(DartNodeType(number), (self.0 >> 52 & 0xf) as usize),
         }
     }
 
@@ -226,13 +226,13 @@ impl Word {
     }
 
     #[inline]
-    pub(super) fn sealed(self) -> Word {
-        Word(self.0 | SEAL)
+    pub(super) fn sealed(self) -> SlotWord {
+        SlotWord(self.0 | SEAL)
     }
 
     #[inline]
-    pub(super) fn plain(self) -> Word {
-        Word(self.0 & !SEAL)
+    pub(super) fn plain(self) -> SlotWord {
+        SlotWord(self.0 & !SEAL)
     }
 
     /// Its symbol; `None` if it is empty.
@@ -267,11 +267,11 @@ impl Word {
     }
 }
 
-impl fmt::Debug for Word {
+impl fmt::Debug for SlotWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seal = if self.is_sealed() { " sealed" } else { "" };
         match self.child() {
-            Child::Empty => write!(f, "empty{seal}"),
+            SlotContent::Empty => write!(f, "empty{seal}"),
             child => write!(f, "{child:?} {:?} at {}{seal}", self.step(), self.addr()),
         }
     }
@@ -297,16 +297,16 @@ mod tests {
             let at = addr(server, offset);
             for step in [Step::End, Step::Byte(0), Step::Byte(1), Step::Byte(255)] {
                 for code in 0..16 {
-                    let leaf = Word::leaf(step, code, at);
+                    let leaf = SlotWord::leaf(step, code, at);
                     assert_eq!((leaf.step(), leaf.addr()), (Some(step), at));
-                    assert_eq!(leaf.child(), Child::Leaf(code));
+                    assert_eq!(leaf.child(), SlotContent::Leaf(code));
                     assert!(leaf.is_live() && leaf.is_legal() && !leaf.is_sealed());
                     assert_eq!(leaf.sealed().plain(), leaf);
                     assert_eq!(leaf.sealed().child(), leaf.child());
                     assert_eq!(leaf.moved(Step::Byte(9), 0).child(), leaf.child());
                 }
                 for session in [0, 1, 15, 16, 1_023, SESSION_MASK] {
-                    let tomb = Word::tomb(step, at, session);
+                    let tomb = SlotWord::tomb(step, at, session);
                     assert_eq!(
                         (tomb.step(), tomb.addr(), tomb.session()),
                         (Some(step), at, session)
@@ -316,12 +316,12 @@ mod tests {
                     );
                 }
             }
-            for node in NodeType::all() {
+            for node in DartNodeType::all() {
                 for len in 0..=LEN_MAX {
-                    let word = Word::node(Step::Byte(7), len, node, at);
-                    assert_eq!(word.child(), Child::Node(node, len));
+                    let word = SlotWord::node(Step::Byte(7), len, node, at);
+                    assert_eq!(word.child(), SlotContent::Node(node, len));
                     let moved = word.sealed().moved(Step::Byte(200), 15 - len);
-                    assert_eq!(moved, Word::node(Step::Byte(200), 15 - len, node, at));
+                    assert_eq!(moved, SlotWord::node(Step::Byte(200), 15 - len, node, at));
                 }
             }
         }
@@ -330,18 +330,20 @@ mod tests {
     #[test]
     fn what_this_engine_does_not_write_is_told() {
         assert!(
-            Word::EMPTY.is_legal() && Word::EMPTY.is_empty() && Word::EMPTY.sealed().is_empty()
+            SlotWord::EMPTY.is_legal()
+                && SlotWord::EMPTY.is_empty()
+                && SlotWord::EMPTY.sealed().is_empty()
         );
-        assert_eq!(Word::EMPTY.sealed().step(), None);
-        let leaf = Word::leaf(Step::Byte(1), 3, addr(1, 640));
-        assert!(!Word::from_raw(leaf.raw() | 1).is_legal(), "poison");
-        assert!(!Word::from_raw(0x0102_0304_0506_0708).is_legal());
-        assert!(!Word::from_raw(1 << 56).is_legal(), "a byte without a child");
-        assert!(!Word::from_raw(u64::MAX).is_legal(), "an end has no byte");
-        assert!(!Word::from_raw(TOMB).is_legal(), "a TOMB of nothing");
-        let end = Word::leaf(Step::End, 3, addr(1, 640));
+        assert_eq!(SlotWord::EMPTY.sealed().step(), None);
+        let leaf = SlotWord::leaf(Step::Byte(1), 3, addr(1, 640));
+        assert!(!SlotWord::from_raw(leaf.raw() | 1).is_legal(), "poison");
+        assert!(!SlotWord::from_raw(0x0102_0304_0506_0708).is_legal());
+        assert!(!SlotWord::from_raw(1 << 56).is_legal(), "a byte without a child");
+        assert!(!SlotWord::from_raw(u64::MAX).is_legal(), "an end has no byte");
+        assert!(!SlotWord::from_raw(TOMB).is_legal(), "a TOMB of nothing");
+        let end = SlotWord::leaf(Step::End, 3, addr(1, 640));
         assert!(end.is_legal());
-        let inner = Word::node(Step::End, 0, NodeType::N8, addr(1, 640));
+        let inner = SlotWord::node(Step::End, 0, DartNodeType::N8, addr(1, 640));
         assert!(!inner.is_legal(), "nothing goes on behind the end of a key");
     }
 

@@ -44,7 +44,7 @@ use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
 use crate::compute::ownership::{Ownership, create_map};
 pub use crate::compute::{
-    Balance, BalanceOptions, Balancer, Decision, JoinOptions, MoveError, Owner, PartLoad, Take,
+    Balance, BalanceOptions, Balancer, JoinOptions, MoveError, Owner, PartLoad, RangeMove, Take,
     equal_width, sampled,
 };
 use crate::drops::retire_all;
@@ -57,7 +57,7 @@ pub use options::DexOptions;
 pub use partition::MoveOptions;
 pub use stats::DexStats;
 use stored::walk_stored;
-use tree::{DexTree, Fail, Found, OpContext};
+use tree::{DexFail, DexTree, OpContext, SearchEnd};
 
 /// Fewest frames of a cache.
 const FRAMES_MIN: u64 = 8;

@@ -13,7 +13,7 @@ use farleaf_pool::Session;
 
 use super::tree::Need;
 use super::tree::Seek;
-use super::{Dex, Fail, Found, OpContext};
+use super::{Dex, DexFail, OpContext, SearchEnd};
 use crate::blink::remote::Passage;
 use crate::bnode::Kind;
 use crate::change::{Change, Outcome};
@@ -151,7 +151,7 @@ impl RangeOwner for Dex {
         for level in 1.. {
             let mut restarts = OpContext::default();
             let found = cache.find(session, seek, level, false, &mut restarts).await?;
-            let Found::Node(spot) = found else { break };
+            let SearchEnd::Node(spot) = found else { break };
             let node = cache.pages.frames.node(cache.layout(), spot.frame);
             let mut inside = Vec::new();
             if node.kind() == Kind::Inner {
@@ -182,11 +182,11 @@ impl RangeOwner for Dex {
     }
 }
 
-impl From<Fail> for MoveError {
-    fn from(fail: Fail) -> Self {
+impl From<DexFail> for MoveError {
+    fn from(fail: DexFail) -> Self {
         match fail {
-            Fail::Restart | Fail::NoFrame => MoveError::Busy,
-            Fail::Error(error) => MoveError::Index(error),
+            DexFail::Restart | DexFail::NoFrame => MoveError::Busy,
+            DexFail::Error(error) => MoveError::Index(error),
         }
     }
 }

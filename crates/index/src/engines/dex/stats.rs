@@ -6,9 +6,9 @@ use crate::compute::ownership::OwnershipCounts;
 
 /// A count that any thread adds to.
 #[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
+pub(crate) struct StatCount(AtomicU64);
 
-impl Count {
+impl StatCount {
     pub(crate) fn add(&self) {
         self.add_many(1);
     }
@@ -96,7 +96,7 @@ macro_rules! stats {
 
         #[derive(Debug, Default)]
         pub(crate) struct Stats {
-            $(pub(crate) $name: Count,)+
+            $(pub(crate) $name: StatCount,)+
         }
 
         impl Stats {

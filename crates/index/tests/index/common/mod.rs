@@ -1,141 +1,57 @@
-//! Test pools: pools on every fabric for the suites.
+//! Test pools: formats, keys and checks for the suites; the harness makes their pools.
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 pub mod clients;
 pub mod model;
 
-use std::future::Future;
 use std::sync::Arc;
 
-use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, OpKind, ServerId, Snapshot, Words};
+use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, ServerId, Snapshot};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
-use farleaf_index::knobs::CACHE;
+use farleaf_index::engines::dex::offload::OffloadService;
 use farleaf_index::{
-    AnyIndex, Engine, Index, NodeRoom, OpenOptions, Settings, SortedPairs, StoredTable,
-    TableFormat, TableReport,
+    AnyIndex, Engine, Index, NodeRoom, Settings, SortedPairs, TableFormat, TableReport,
 };
-use farleaf_pool::{Audit, AuditReport, Pool, PoolOptions, Session, format};
+use farleaf_pool::{AuditReport, PoolOptions, Session};
 
-/// A pool of `servers` regions of `region_bytes`.
-#[derive(Clone, Copy, Debug)]
-pub struct World {
-    pub servers: usize,
-    pub region_bytes: u64,
-    pub block_bytes: u64,
-    pub seed: u64,
-}
-
-impl Default for World {
-    fn default() -> Self {
-        World { servers: 2, region_bytes: 32 << 20, block_bytes: 256 << 10, seed: 1 }
-    }
-}
-
-impl World {
-    pub fn pool_options(&self) -> PoolOptions {
-        PoolOptions { block_bytes: self.block_bytes, clients_max: 64, ..PoolOptions::default() }
-    }
-
-    /// Runs `test` with one session on mapped memory.
-    pub fn on_mapped<F: Future<Output = ()>>(self, test: impl FnOnce(Session) -> F) {
-        let fabric = Mapped::anonymous(self.servers, self.region_bytes).expect("memory");
-        fabric.serve(OFFLOAD_SERVICE, offload_service());
-        let endpoint = fabric.any_endpoint().expect("endpoint");
-        endpoint.seed(self.seed);
-        let executor = endpoint.executor().clone();
-        executor.block_on(async { test(start(endpoint, &self.pool_options()).await).await });
-    }
-
-    /// Runs `test` with one session on memory servers of this process, over loopback.
-    pub fn on_tcp<F: Future<Output = ()>>(self, test: impl FnOnce(Session) -> F) {
-        let servers: Vec<MemoryServer> = (0..self.servers)
-            .map(|server| {
-                let words = Words::anonymous((self.region_bytes / 8) as usize).expect("memory");
-                let config = MemoryServerConfig {
-                    server: ServerId(server as u16),
-                    servers: self.servers,
-                    ..MemoryServerConfig::default()
-                };
-                let server = MemoryServer::start(config, Arc::new(words)).expect("a memory server");
-                server.serve(OFFLOAD_SERVICE, offload_service());
-                server
-            })
-            .collect();
-        let config = TcpConfig::to(servers.iter().map(MemoryServer::address));
-        let fabric = Tcp::connect(config).expect("connected");
-        let endpoint = fabric.any_endpoint().expect("endpoint");
-        endpoint.seed(self.seed);
-        let executor = endpoint.executor().clone();
-        executor.block_on(async { test(start(endpoint, &self.pool_options()).await).await });
-    }
-
-    pub fn sim_config(&self) -> SimConfig {
-        SimConfig {
-            seed: self.seed,
-            memory_servers: self.servers,
-            region_bytes: self.region_bytes,
-            ..SimConfig::default()
-        }
-    }
-
-    /// Runs `test` with one session in the simulator, READs and WRITEs torn.
-    pub fn on_sim<F: Future<Output = ()> + 'static>(
-        self,
-        test: impl FnOnce(Session) -> F + 'static,
-    ) {
-        let mut config = self.sim_config();
-        config.adversary.torn = 0.5;
-        // Handlers see completed operations.
-        config.capabilities.cpu_visible = true;
-        let sim = Sim::new(config).expect("sim");
-        sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
-        let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
-        let options = self.pool_options();
-        sim.block_on(async move { test(start(endpoint, &options).await).await })
-            .expect("the simulation ends");
-    }
-}
+pub use farleaf_harness::World;
 
 /// The service that memory servers run for the engine `dex`.
 pub fn offload_service() -> Arc<OffloadService> {
     Arc::new(OffloadService::new(1, None))
 }
 
-/// Formats the pool and joins it.
+/// Formats the pool and joins it. A node that is read after it was freed is no node of any engine.
 pub async fn start(endpoint: AnyEndpoint, options: &PoolOptions) -> Session {
-    let client = Client::new(endpoint.clone());
-    format(&client, options).await.expect("format");
-    join(endpoint).await
+    let session = farleaf_harness::make_pool(endpoint, options).await.expect("a pool");
+    session.pool().poison_freed();
+    session
 }
 
 /// Joins as one more compute server.
 pub async fn join(endpoint: AnyEndpoint) -> Session {
-    let pool = Pool::join(&Client::new(endpoint.clone())).await.expect("join");
-    // A node that is read after it was freed is no node of any engine.
-    pool.poison_freed();
-    pool.session(endpoint).await.expect("session")
+    let session = farleaf_harness::join(endpoint).await.expect("join");
+    session.pool().poison_freed();
+    session
 }
 
 /// Makes a table and opens it.
 pub async fn create(session: &Session, name: &str, format: &TableFormat) -> AnyIndex {
-    AnyIndex::create(session, name, format).await.expect("create");
-    open(session, name).await
+    let made =
+        farleaf_harness::create_table(session, name, format, CACHE_NODES, &Settings::default())
+            .await;
+    made.expect("create")
 }
 
 /// Opens a table, with a cache that holds some of it.
 pub async fn open(session: &Session, name: &str) -> AnyIndex {
-    let root = session.open_root(name).await.expect("root");
-    let table = StoredTable::of(&root).expect("table");
-    let cache_bytes = 96 * table.format().node_bytes();
-    let settings = Settings::default().with(CACHE, &cache_bytes.to_string());
-    let settings = table.format().engine.known(&settings);
-    let options = OpenOptions { settings, ..OpenOptions::default() };
-    AnyIndex::open(session, &root, &options).await.expect("open")
+    farleaf_harness::open_table(session, name, CACHE_NODES, &Settings::default())
+        .await
+        .expect("open")
 }
+
+/// Nodes that caches hold.
+const CACHE_NODES: u64 = 96;
 
 /// Formats that the suites run on, by name, with every engine; `FARLEAF_ENGINE=dart` leaves one.
 pub fn engine_formats() -> Vec<(&'static str, TableFormat)> {
@@ -284,9 +200,7 @@ impl SortedPairs for Pairs<'_> {
 /// Lets every retired object be reclaimed.
 pub async fn settle(session: &Session) {
     assert!(session.finish_tasks().await, "the tasks of operations end");
-    for _ in 0..8 {
-        session.tick().await.expect("tick");
-    }
+    farleaf_harness::settle(session).await.expect("ticks");
 }
 
 /// Walks table and pool; everything must be in order and accounted for.
@@ -299,14 +213,11 @@ pub async fn check<I: Index>(session: &Session, tables: &[&I]) -> TableReport {
 }
 
 pub async fn audit<I: Index>(session: &Session, tables: &[&I]) -> (Vec<TableReport>, AuditReport) {
-    let mut audit = Audit::new(session).await.expect("audit");
-    let mut reports = Vec::new();
-    for table in tables {
-        let report = table.verify(session, &mut audit).await.expect("verify");
+    let (reports, audit) = farleaf_harness::audit(session, tables).await.expect("a walk");
+    for report in &reports {
         assert_eq!(report.problems, Vec::<String>::new());
-        reports.push(report);
     }
-    (reports, audit.report(session).await.expect("report"))
+    (reports, audit)
 }
 
 /// The cost so far of everything that went through this session's endpoint.

@@ -3,7 +3,7 @@
 use super::tables::{create, open};
 use crate::common::{Pairs, World, cost_since, costs};
 use farleaf_fabric::OpKind;
-use farleaf_index::dex::{Admission, DexOptions, Durability};
+use farleaf_index::engines::dex::{Admission, DexOptions, Durability};
 use farleaf_index::{Engine, Index, TableFormat};
 use farleaf_pool::Session;
 

@@ -11,9 +11,9 @@ use super::tables::{check, create, open};
 use crate::common::{Pairs, World, formats, key, start, value};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::btree::BTree;
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::dex::{Dex, DexOptions, Durability, JoinOptions};
+use farleaf_index::engines::btree::BTree;
+use farleaf_index::engines::dex::{Dex, DexOptions, Durability, JoinOptions};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::Session;
 

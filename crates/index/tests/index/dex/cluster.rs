@@ -13,7 +13,7 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig};
 use farleaf_index::compute::{Host, OwnedTable, number_of};
-use farleaf_index::dex::{
+use farleaf_index::engines::dex::{
     Admission, Balance, BalanceOptions, Dex, DexOptions, JoinOptions, MoveError, MoveOptions, Take,
     equal_width, sampled,
 };

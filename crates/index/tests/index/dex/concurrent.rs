@@ -12,9 +12,10 @@ use crate::common::clients::{self, soak, sum_of_counters};
 use crate::common::{World, formats, key, offload_service, settle, start, value};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Client, Endpoint, Fabric};
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
-use farleaf_index::dex::{Admission, Dex, DexOptions, DexStats};
+use farleaf_fabric::{Endpoint, Fabric};
+use farleaf_harness::simulate;
+use farleaf_index::engines::dex::offload::{OFFLOAD_SERVICE, Offload};
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions, DexStats};
 use farleaf_index::{Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
 
@@ -57,8 +58,7 @@ fn sim_storm(
     steps: usize,
     offload: Offload,
 ) -> (u64, DexStats) {
-    let sim = Sim::new(config(seed)).expect("sim");
-    sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
+    let sim = simulate(config(seed)).expect("sim");
     let first = sim.fabric(0).any_endpoint().expect("endpoint");
     let options = World::default().pool_options();
     let admission = [Admission::LAZY, Admission::EAGER, Admission::Chance(0.5), Admission::Again]
@@ -241,8 +241,7 @@ async fn polled<T>(polls: u32, operation: impl Future<Output = T>) -> Option<T> 
 /// Futures that are dropped after any number of polls leave no latch, pin, mark or frame behind, and
 /// the key holds the old value or the new one.
 fn dropped(seed: u64, format: TableFormat, frames: u64, admission: Admission, offload: Offload) {
-    let sim = Sim::new(config(seed)).expect("sim");
-    sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
+    let sim = simulate(config(seed)).expect("sim");
     let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     let options = World::default().pool_options();
     sim.block_on(async {
@@ -319,8 +318,7 @@ fn a_table_is_one_caches_until_it_is_closed() {
     sim.block_on(async {
         let [one, other] = endpoints;
         let session = start(one, &options).await;
-        let client = Client::new(other.clone());
-        let other = Pool::join(&client).await.expect("join").session(other).await.expect("session");
+        let other = farleaf_harness::join(other).await.expect("join");
         let format = formats()[0].1;
         let made = create(&session, &format).await;
         let index = open(&session, made, 32, DexOptions::default()).await;
@@ -345,7 +343,7 @@ fn a_table_is_one_caches_until_it_is_closed() {
         }
         there.close(&other).await.expect("close");
         let (meta, layout) = made;
-        let btree = farleaf_index::btree::BTree::open(meta, layout, Default::default());
+        let btree = farleaf_index::engines::btree::BTree::open(meta, layout, Default::default());
         let mut out = Entries::new();
         btree.scan(&session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
         assert_eq!(out.len(), 500);

@@ -4,7 +4,7 @@ use super::tables::{check, create, open};
 use crate::common::{Pairs, World, cost_since, costs};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::dex::{Admission, Dex, DexOptions, Durability};
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions, Durability};
 use farleaf_index::{Engine, Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::Session;
 

@@ -8,14 +8,15 @@ use std::rc::Rc;
 
 use super::tables::{create, open};
 use crate::common::clients::soak;
-use crate::common::{World, formats, key, offload_service, settle, start, value};
+use crate::common::{World, formats, key, settle, start, value};
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Client, Fabric};
-use farleaf_index::btree::BTree;
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
-use farleaf_index::dex::{Admission, DexOptions, DexStats, Durability};
+use farleaf_harness::simulate;
+use farleaf_index::engines::btree::BTree;
+use farleaf_index::engines::dex::offload::Offload;
+use farleaf_index::engines::dex::{Admission, DexOptions, DexStats, Durability};
 use farleaf_index::{Entries, Index, ScanRange, TableFormat};
-use farleaf_pool::{Pool, Session};
+use farleaf_pool::Session;
 
 /// What each key has held since the flush, or, if changes are logged, may hold now; the value `None` is
 /// its absence.
@@ -35,8 +36,7 @@ fn death(
     // Without a journal WRITEs land whole or not at all: what is left of a node else is lost.
     config.adversary.torn = if logged { 0.7 } else { 0.0 };
     config.capabilities.cpu_visible = true;
-    let sim = Sim::new(config).expect("sim");
-    sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
+    let sim = simulate(config).expect("sim");
     // Memory servers may do a part of it, for the dead and for the next one.
     let offload = [Offload::Never, Offload::Ratio(0.5)][seed as usize / 2 % 2];
     let next_offload = [Offload::Never, Offload::Always][seed as usize / 4 % 2];
@@ -55,9 +55,7 @@ fn death(
     {
         let (held, flushed) = (Rc::clone(&held), Rc::clone(&flushed));
         sim.spawn(1, async move {
-            let client = Client::new(victim.clone());
-            let pool = Pool::join(&client).await.expect("join");
-            let session = pool.session(victim).await.expect("session");
+            let session = farleaf_harness::join(victim).await.expect("join");
             let admission = [Admission::LAZY, Admission::EAGER][seed as usize % 2];
             let log_bytes = [8 << 10, 64 << 10][seed as usize / 2 % 2];
             let options =
@@ -240,9 +238,7 @@ fn death_in_a_merge(at_ns: u64, seed: u64, durability: Durability) -> (u64, u64)
     {
         let removed = Rc::clone(&removed);
         sim.spawn(1, async move {
-            let client = Client::new(victim.clone());
-            let pool = Pool::join(&client).await.expect("join");
-            let session = pool.session(victim).await.expect("session");
+            let session = farleaf_harness::join(victim).await.expect("join");
             let index =
                 open(&session, made, 200, DexOptions { durability, ..DexOptions::default() }).await;
             for key in 0..KEYS {

@@ -15,7 +15,7 @@ use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::Index;
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::dex::{Dex, DexOptions};
+use farleaf_index::engines::dex::{Dex, DexOptions};
 use farleaf_pool::{Audit, Session};
 
 /// How the first operations are put.

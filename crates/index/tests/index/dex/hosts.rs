@@ -11,7 +11,7 @@ use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig};
 use farleaf_index::IndexError;
 use farleaf_index::compute::{Host, number_of};
-use farleaf_index::dex::Dex;
+use farleaf_index::engines::dex::Dex;
 use farleaf_pool::Session;
 
 /// The compute servers of a simulation that take requests.

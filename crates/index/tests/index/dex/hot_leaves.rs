@@ -8,7 +8,7 @@ use super::tables::{check, create, open};
 use crate::common::{Pairs, World, costs, start};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::dex::{Admission, DexOptions, Durability};
+use farleaf_index::engines::dex::{Admission, DexOptions, Durability};
 use farleaf_index::{Engine, Index, TableFormat};
 
 /// Sixteen changes of one leaf at a time: one round trip each, or two for all.

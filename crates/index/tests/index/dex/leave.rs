@@ -10,7 +10,7 @@ use crate::common::{join, settle};
 use farleaf_fabric::sim::{Sim, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig};
 use farleaf_index::compute::{Host, OwnedTable, number_of};
-use farleaf_index::dex::{Dex, DexOptions, JoinOptions, Take};
+use farleaf_index::engines::dex::{Dex, DexOptions, JoinOptions, Take};
 use farleaf_index::{Engine, Index, TableFormat};
 
 use super::hosts::Hosts;

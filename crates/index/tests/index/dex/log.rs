@@ -6,15 +6,16 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::tables::{check, create, open};
 use crate::common::clients::soak;
 use crate::common::{World, cost_since, costs, join, settle, start};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
-use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind};
 use farleaf_index::bnode::Layout;
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::dex::{Admission, Dex, DexOptions, Durability, JoinOptions, Take};
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions, Take};
 use farleaf_index::{Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Audit, ClassReport, Pool, Session};
 
@@ -184,6 +185,13 @@ impl Known {
 
 pub(crate) fn sim_config(seed: u64, computes: usize) -> SimConfig {
     SimConfig { compute_servers: computes, ..World { seed, ..World::default() }.sim_config() }
+}
+
+/// Compute server 1 as a member of the pool.
+fn joined(sim: &Sim) -> (AnyEndpoint, Arc<Pool>) {
+    let endpoint = sim.fabric(1).any_endpoint().expect("endpoint");
+    let pool = sim.block_on(Pool::join(&Client::new(endpoint.clone())));
+    (endpoint, pool.expect("runs").expect("joined"))
 }
 
 /// A simulation with a pool and a table, made by compute server 0.
@@ -535,9 +543,7 @@ fn a_log_that_is_too_small_only_costs_more() {
     const CLIENTS: u64 = 40;
     let (sim, session, made) = world(sim_config(3, 2), &TableFormat::fixed8(Engine::BTree));
     let fabric = sim.fabric(1);
-    let endpoint = fabric.any_endpoint().expect("endpoint");
-    let pool = sim.block_on(async { Pool::join(&Client::new(endpoint.clone())).await });
-    let pool = pool.expect("runs").expect("joined");
+    let (endpoint, pool) = joined(&sim);
     let options = DexOptions { log_bytes: 8 << 10, ..logged() };
     let opening = async {
         let session = pool.session(endpoint.clone()).await.expect("session");
@@ -722,9 +728,7 @@ fn lost_completions_lose_no_change() {
         let format = if seed % 4 < 2 { tiny() } else { bytes() };
         let (sim, session, made) = world(config, &format);
         let fabric = sim.fabric(1);
-        let endpoint = fabric.any_endpoint().expect("endpoint");
-        let pool = sim.block_on(async { Pool::join(&Client::new(endpoint.clone())).await });
-        let pool = pool.expect("runs").expect("joined");
+        let (endpoint, pool) = joined(&sim);
         let options =
             DexOptions { log_bytes: 8 << 10, admission: Admission::Chance(0.3), ..logged() };
         let index = sim
@@ -786,9 +790,7 @@ fn a_memory_server_that_goes_away_leaves_doubt_about_what_was_under_way_alone() 
         config.adversary.lost = 0.01;
         let (sim, session, made) = world(config, &tiny());
         let fabric = sim.fabric(1);
-        let endpoint = fabric.any_endpoint().expect("endpoint");
-        let pool = sim.block_on(async { Pool::join(&Client::new(endpoint.clone())).await });
-        let pool = pool.expect("runs").expect("joined");
+        let (endpoint, pool) = joined(&sim);
         let options =
             DexOptions { log_bytes: 8 << 10, admission: Admission::Chance(0.3), ..logged() };
         let index = sim

@@ -4,8 +4,8 @@ use super::tables::{create, open, some_durability};
 use crate::common::model::Run;
 use crate::common::{World, formats};
 use farleaf_index::TableFormat;
-use farleaf_index::dex::offload::Offload;
-use farleaf_index::dex::{Admission, Dex, DexOptions};
+use farleaf_index::engines::dex::offload::Offload;
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions};
 use farleaf_pool::Session;
 
 /// Of a new table, with a cache of `frames` nodes.

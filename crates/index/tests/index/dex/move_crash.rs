@@ -14,7 +14,7 @@ use crate::common::{formats, join, settle};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim};
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::dex::{Dex, DexOptions, JoinOptions, MoveError, Take};
+use farleaf_index::engines::dex::{Dex, DexOptions, JoinOptions, MoveError, Take};
 use farleaf_index::{Entries, Index, IndexError, ScanRange, TableFormat};
 
 const KEYS: u64 = 160;

@@ -12,7 +12,7 @@ use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::Sim;
 use farleaf_index::TableFormat;
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::dex::{Dex, MoveError};
+use farleaf_index::engines::dex::{Dex, MoveError};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 

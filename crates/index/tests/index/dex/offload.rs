@@ -12,15 +12,15 @@ use super::tables::{check, create, open};
 use crate::common::{Pairs, World, costs, formats, offload_service, settle, start};
 use farleaf_fabric::sim::{Direction, RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{
-    AnyEndpoint, Cost, Endpoint, Fabric, GlobalAddr, Incarnation, ServerId, Service, ServiceId,
-    ServiceReply, Words,
+    Cost, Endpoint, Fabric, GlobalAddr, Incarnation, ServerId, Service, ServiceId, ServiceReply,
+    Words,
 };
 use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
-use farleaf_index::btree::BTree;
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_index::dex::{Admission, Dex, DexOptions};
+use farleaf_index::engines::btree::BTree;
+use farleaf_index::engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
-use farleaf_pool::{Pool, Session};
+use farleaf_pool::Session;
 
 type Made = (GlobalAddr, Layout);
 
@@ -538,12 +538,6 @@ impl Service for Hold {
     }
 }
 
-async fn joined(endpoint: AnyEndpoint) -> Session {
-    let client = farleaf_fabric::Client::new(endpoint.clone());
-    let pool = Pool::join(&client).await.expect("join");
-    pool.session(endpoint).await.expect("session")
-}
-
 /// A compute server dies with a change in a memory server's queue. With the fence that the next owner
 /// begins with the change is not done any more; without it, it would be.
 fn dies_in_the_queue(fences: bool) {
@@ -564,7 +558,7 @@ fn dies_in_the_queue(fences: bool) {
     let dead: Rc<RefCell<Option<Incarnation>>> = Rc::default();
     let says = Rc::clone(&dead);
     sim.spawn(1, async move {
-        let session = joined(victim).await;
+        let session = farleaf_harness::join(victim).await.expect("join");
         let index = open(&session, made, 100, always()).await;
         assert_eq!(index.update(&session, &number(10), &number(50)).await, Ok(true));
         assert_eq!(index.stats().offload_ok, 1);

@@ -7,8 +7,8 @@ use super::tables::{check, create, open};
 use crate::common::{Pairs, World, cost_since, costs};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind};
 use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
-use farleaf_index::dex::offload::Offload;
-use farleaf_index::dex::{Admission, Dex, DexOptions, Durability};
+use farleaf_index::engines::dex::offload::Offload;
+use farleaf_index::engines::dex::{Admission, Dex, DexOptions, Durability};
 use farleaf_index::{Engine, Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::Session;
 

@@ -8,13 +8,12 @@ use super::storm::{Server, bounds, cluster, config, finish, serve};
 use super::tables::{create, open};
 use crate::common::clients::{Model, count_up, one_step, soak};
 use crate::common::{Pairs, World, formats, key, start, value};
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::Sim;
-use farleaf_fabric::{Client, Fabric};
 use farleaf_index::compute::OwnedTable;
 use farleaf_index::compute::messages::{Op, OpReply};
-use farleaf_index::dex::{Dex, DexOptions, JoinOptions, Owner, Take};
+use farleaf_index::engines::dex::{Dex, DexOptions, JoinOptions, Owner, Take};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
-use farleaf_pool::Pool;
 
 /// Clients on all compute servers use all keys; each owns those that end in its number.
 fn storm(seed: u64, format: TableFormat, count: usize, frames: u64, steps: usize) -> (u64, u64) {
@@ -106,8 +105,7 @@ fn a_foreign_key_is_told() {
     sim.block_on(async {
         let [one, other] = endpoints;
         let session = start(one, &options).await;
-        let client = Client::new(other.clone());
-        let other = Pool::join(&client).await.expect("join").session(other).await.expect("session");
+        let other = farleaf_harness::join(other).await.expect("join");
         let made = create(&session, &format).await;
         let whole = open(&session, made, 64, DexOptions::default()).await;
         // Loaded before it is cut; the bounds need not be keys that are there.
@@ -245,9 +243,7 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) {
             let has = survivor.index.get(&survivor.session, key, &mut found).await.expect("get");
             assert_eq!(&has.then_some(found), last, "the living lose nothing");
         }
-        let client = Client::new(third.clone());
-        let pool = Pool::join(&client).await.expect("join");
-        let session = pool.session(third).await.expect("session");
+        let session = farleaf_harness::join(third).await.expect("join");
         let options = DexOptions { cache_bytes: 60 * 4096, ..DexOptions::default() };
         let join = JoinOptions { take: Take::Nothing, take_over: true, ..JoinOptions::default() };
         let index = Dex::open(&session, meta, layout, options, join).await.expect("open");

@@ -13,7 +13,7 @@ use crate::common::clients::one_step;
 use crate::common::{Pairs, World, formats, start};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::dex::{Admission, DexOptions, Durability, equal_width};
+use farleaf_index::engines::dex::{Admission, DexOptions, Durability, equal_width};
 use farleaf_index::{Engine, Index, IndexError, TableFormat};
 use farleaf_pool::Session;
 

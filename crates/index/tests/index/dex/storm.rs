@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Client, Fabric};
 use farleaf_index::bnode::KeyFormat;
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
-use farleaf_index::dex::{
+use farleaf_index::engines::dex::offload::{OFFLOAD_SERVICE, Offload};
+use farleaf_index::engines::dex::{
     Admission, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
 };
 use farleaf_index::{Entries, Index, ScanRange, TableFormat};
@@ -74,9 +74,7 @@ pub fn cluster(
                 if sessions.is_empty() {
                     sessions.push(start(endpoint, &options).await);
                 } else {
-                    let client = Client::new(endpoint.clone());
-                    let pool = Pool::join(&client).await.expect("join");
-                    sessions.push(pool.session(endpoint).await.expect("session"));
+                    sessions.push(farleaf_harness::join(endpoint).await.expect("join"));
                 }
             }
             let made = create(&sessions[0], format).await;
@@ -213,7 +211,7 @@ pub fn finish(sim: &Sim, servers: &[Server], format: &TableFormat, expected: Mod
         let mut out = Entries::new();
         let btree = {
             let (meta, layout) = (whole.index.meta(), *whole.index.layout());
-            farleaf_index::btree::BTree::open(meta, layout, Default::default())
+            farleaf_index::engines::btree::BTree::open(meta, layout, Default::default())
         };
         btree.scan(&whole.session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
         assert_eq!(out.len() as u64, keys);

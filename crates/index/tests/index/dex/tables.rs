@@ -3,7 +3,7 @@
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::bnode::Layout;
-use farleaf_index::dex::{Dex, DexOptions, Durability, JoinOptions, Take};
+use farleaf_index::engines::dex::{Dex, DexOptions, Durability, JoinOptions, Take};
 use farleaf_index::{IndexError, TableFormat, TableReport};
 use farleaf_pool::Session;
 

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::OVER_NETWORK;
 use farleaf::{Builder, Farleaf, Result, Table, TableOptions};
-use farleaf_fabric::ServerId;
-use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
+use farleaf_harness::LoopbackServers;
 
 /// A pool of 64 MiB in this process's memory, or on a network.
 pub(crate) fn small() -> Farleaf {
@@ -23,7 +22,7 @@ pub(crate) fn small() -> Farleaf {
 /// The same with more options.
 pub(crate) fn small_with(builder: Builder) -> Farleaf {
     if OVER_NETWORK {
-        let servers = Servers::start(2, 32 << 20);
+        let servers = self::servers(2, 32 << 20);
         let db = builder.create(true).open(&servers.uri()).unwrap();
         // They go with this process.
         std::mem::forget(servers);
@@ -32,42 +31,15 @@ pub(crate) fn small_with(builder: Builder) -> Farleaf {
     builder.pool_bytes(64 << 20).open("mem:").unwrap()
 }
 
-/// No compute server is taken for dead within this time.
-pub(crate) const LEASE_LONG: Duration = Duration::from_secs(60);
-
-/// Memory servers of this process.
-pub(crate) struct Servers(pub(crate) Vec<MemoryServer>);
-
-impl Servers {
-    /// Nobody leaves, however busy this machine is.
-    pub(crate) fn start(count: usize, region_bytes: u64) -> Servers {
-        Servers::with_lease(count, region_bytes, LEASE_LONG)
-    }
-
-    fn with_lease(count: usize, region_bytes: u64, lease: Duration) -> Servers {
-        let start = |server: usize| {
-            let region = Region::anonymous(region_bytes, HugePages::No).unwrap();
-            let config = MemoryServerConfig {
-                server: ServerId(server as u16),
-                servers: count,
-                lease,
-                ..MemoryServerConfig::default()
-            };
-            MemoryServer::start_over(config, region).unwrap()
-        };
-        Servers((0..count).map(start).collect())
-    }
-
-    pub(crate) fn uri(&self) -> String {
-        let addresses: Vec<_> = self.0.iter().map(|server| server.address().to_string()).collect();
-        format!("tcp://{}", addresses.join(","))
-    }
+/// Memory servers of this process. Nobody leaves, however busy this machine is.
+pub(crate) fn servers(count: usize, region_bytes: u64) -> LoopbackServers {
+    LoopbackServers::start(count, region_bytes, LoopbackServers::LEASE_LONG).unwrap()
 }
 
 /// A pool that several open: in a folder, or on a network.
 pub(crate) struct SharedPool {
     folder: Scratch,
-    servers: Option<Servers>,
+    servers: Option<LoopbackServers>,
 }
 
 impl SharedPool {
@@ -75,12 +47,13 @@ impl SharedPool {
     const LEASE: Duration = Duration::from_secs(3);
 
     pub(crate) fn new(name: &str) -> Self {
-        let servers = OVER_NETWORK.then(|| Servers::with_lease(2, 32 << 20, Self::LEASE));
+        let servers =
+            OVER_NETWORK.then(|| LoopbackServers::start(2, 32 << 20, Self::LEASE).unwrap());
         SharedPool { folder: Scratch::new(name), servers }
     }
 
     pub(crate) fn uri(&self) -> String {
-        self.servers.as_ref().map_or_else(|| self.folder.uri(), Servers::uri)
+        self.servers.as_ref().map_or_else(|| self.folder.uri(), LoopbackServers::uri)
     }
 
     /// Makes or opens the pool.

@@ -8,7 +8,7 @@ use std::process;
 pub(crate) use self::args::{ProcessArgs, ProcessesArgs};
 use anyhow::Context;
 use farleaf_check::processes::{
-    self, Launcher, NetworkReport, ProcessesError, Report, Times, run_child,
+    self, Launcher, NetworkReport, ProcessesError, ProcessesReport, Times, run_child,
 };
 use serde_json::to_value;
 
@@ -31,7 +31,7 @@ pub(in crate::commands) fn run(
     };
     let config = args.config()?;
     let stop = stop_on_interrupt()?;
-    let mut note = |report: &Report| {
+    let mut note = |report: &ProcessesReport| {
         let (counts, rounds) = (&report.counts, counted(report.rounds, "round"));
         console.detail(format_args!(
             "{rounds} in {:.1} s of {:.0} s: {} operations, {} kills, {} stops, nothing found",
@@ -75,7 +75,7 @@ pub(in crate::commands) fn run(
     Ok(if report.is_interrupted { Exit::Interrupted } else { Exit::Done })
 }
 
-fn print(report: &Report, console: &mut Console) -> std::io::Result<()> {
+fn print(report: &ProcessesReport, console: &mut Console) -> std::io::Result<()> {
     let counts = &report.counts;
     let mut rows = vec![
         ("seed", report.seed.to_string()),

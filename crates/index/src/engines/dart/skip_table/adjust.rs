@@ -16,11 +16,11 @@ use super::begin_quietly;
 use super::lengths::Lengths;
 use super::tables::LENGTHS_MAX;
 use crate::IndexError;
-use crate::engines::dart::Tree;
-use crate::engines::dart::descent::{NodeRef, Place};
-use crate::engines::dart::leaf::{self, Leaf};
+use crate::engines::dart::DartTree;
+use crate::engines::dart::descent::{NodeRef, SlotPlace};
+use crate::engines::dart::leaf::{self, LeafCopy};
 use crate::engines::dart::meta;
-use crate::engines::dart::word::{Child, Word};
+use crate::engines::dart::word::{SlotContent, SlotWord};
 
 /// Subtrees of the second level of which one is sampled, in a large tree.
 const SAMPLE: u64 = 64;
@@ -100,12 +100,12 @@ impl Sampled {
 }
 
 /// A subtree that the walk has come to: the positions of the nodes above.
-struct Below {
+struct WalkedSubtree {
     node: NodeRef,
     way: Vec<u16>,
 }
 
-impl Tree {
+impl DartTree {
     /// Notes an answered operation; has a task adjust the list of lengths if that is due.
     pub(super) fn answered(self: &Arc<Self>, session: &Session, levels: usize) {
         self.counters.levels.add(levels as u64);
@@ -190,14 +190,14 @@ impl Tree {
         &self,
         io: Reliable<'_>,
         sampled: &mut Sampled,
-    ) -> Result<Vec<Below>, IndexError> {
+    ) -> Result<Vec<WalkedSubtree>, IndexError> {
         let line = meta::read_line(io, self.meta).await?;
-        let root: Place = self.root_place(line.root);
+        let root: SlotPlace = self.root_place(line.root);
         let Some(node) = root.child() else { return Ok(Vec::new()) };
         let mut tops = Vec::new();
-        let below = self.expand_one(io, Below { node, way: Vec::new() }, sampled).await?;
+        let below = self.expand_one(io, WalkedSubtree { node, way: Vec::new() }, sampled).await?;
         if below.is_empty() {
-            return Ok(vec![Below { node, way: Vec::new() }]);
+            return Ok(vec![WalkedSubtree { node, way: Vec::new() }]);
         }
         tops.extend(below);
         Ok(tops)
@@ -206,7 +206,7 @@ impl Tree {
     async fn sample_below(
         &self,
         io: Reliable<'_>,
-        top: Below,
+        top: WalkedSubtree,
         sampled: &mut Sampled,
     ) -> Result<(), IndexError> {
         let mut open = VecDeque::from([top]);
@@ -223,24 +223,24 @@ impl Tree {
     async fn expand_one(
         &self,
         io: Reliable<'_>,
-        below: Below,
+        below: WalkedSubtree,
         sampled: &mut Sampled,
-    ) -> Result<Vec<Below>, IndexError> {
-        let Below { node, mut way } = below;
+    ) -> Result<Vec<WalkedSubtree>, IndexError> {
+        let WalkedSubtree { node, mut way } = below;
         let above = way.last().copied();
         way.push(node.plen as u16);
         for length in above.map_or(1, |above| above + 1)..=node.plen as u16 {
             *sampled.express.entry(length).or_default() += 1;
         }
         let words = self.read_node(io, node).await?;
-        let words = words.words().iter().map(|word| Word::from_raw(*word));
+        let words = words.words().iter().map(|word| SlotWord::from_raw(*word));
         let (mut leaves, mut nodes) = (Vec::new(), Vec::new());
         for word in words {
             match word.child() {
-                Child::Leaf(_) => leaves.push(word),
-                Child::Node(kind, len) => {
+                SlotContent::Leaf(_) => leaves.push(word),
+                SlotContent::Node(kind, len) => {
                     let node = NodeRef { addr: word.addr(), kind, plen: node.plen + 1 + len };
-                    nodes.push(Below { node, way: way.clone() });
+                    nodes.push(WalkedSubtree { node, way: way.clone() });
                 }
                 _ => {}
             }
@@ -263,10 +263,10 @@ impl Tree {
         &self,
         session: &Session,
         io: Reliable<'_>,
-        word: Word,
-    ) -> Result<Leaf, IndexError> {
+        word: SlotWord,
+    ) -> Result<LeafCopy, IndexError> {
         let every = u64::from(self.options.freq_sample);
-        let Child::Leaf(code) = word.child() else { return self.read_leaf(io, word).await };
+        let SlotContent::Leaf(code) = word.child() else { return self.read_leaf(io, word).await };
         if every == 0 || !self.options.est || !session.endpoint().random().is_multiple_of(every) {
             return self.read_leaf(io, word).await;
         }

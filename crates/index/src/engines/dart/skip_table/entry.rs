@@ -16,7 +16,7 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::engines::dart::descent::NodeRef;
-use crate::engines::dart::word::{LEN_MAX, NodeType};
+use crate::engines::dart::word::{DartNodeType, LEN_MAX};
 
 /// Slots of a bucket.
 pub(super) const BUCKET_SLOTS: usize = 8;
@@ -54,10 +54,10 @@ impl PrefixHash {
 
 /// One slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry(pub(super) u64);
+pub(super) struct SkipEntry(pub(super) u64);
 
-impl Entry {
-    pub(super) const FREE: Entry = Entry(0);
+impl SkipEntry {
+    pub(super) const FREE: SkipEntry = SkipEntry(0);
 
     /// A tentative entry for the node behind a prefix of `len` bytes, which is number `index` of the list; `None`
     /// if the node stands too far below.
@@ -66,7 +66,7 @@ impl Entry {
         bits: u32,
         (index, len): (usize, usize),
         node: NodeRef,
-    ) -> Option<Entry> {
+    ) -> Option<SkipEntry> {
         let more = node.plen.checked_sub(len).filter(|more| *more <= LEN_MAX)?;
         let place = u64::from(node.addr.server().0) << 40 | node.addr.offset();
         let word = hash.print(bits)
@@ -75,18 +75,18 @@ impl Entry {
             | u64::from(node.kind.number()) << 49
             | TENT
             | place;
-        Some(Entry(word))
+        Some(SkipEntry(word))
     }
 
     /// The same for another node.
-    pub(super) fn moved(self, len: usize, node: NodeRef) -> Option<Entry> {
-        let entry = Entry::tentative(PrefixHash(0), 0, (0, len), node)?;
-        Some(Entry(entry.0 | self.0 & (PRINT | INDEX)))
+    pub(super) fn moved(self, len: usize, node: NodeRef) -> Option<SkipEntry> {
+        let entry = SkipEntry::tentative(PrefixHash(0), 0, (0, len), node)?;
+        Some(SkipEntry(entry.0 | self.0 & (PRINT | INDEX)))
     }
 
     /// The same, for readers.
-    pub(super) fn valid(self) -> Entry {
-        Entry(self.0 & !TENT)
+    pub(super) fn valid(self) -> SkipEntry {
+        SkipEntry(self.0 & !TENT)
     }
 
     pub(super) fn is_free(self) -> bool {
@@ -112,7 +112,7 @@ impl Entry {
         if self.0 & ADDR == 0 || self.0 & (PRINT | INDEX) != wanted {
             return None;
         }
-        let kind = NodeType::of((self.0 >> 49 & 7) as u8)?;
+        let kind = DartNodeType::of((self.0 >> 49 & 7) as u8)?;
         let plen = len + (self.0 >> 52 & 0xf) as usize;
         Some(NodeRef { addr: self.addr(), kind, plen })
     }
@@ -126,12 +126,12 @@ mod tests {
     fn entries_name_their_nodes() {
         for (number, addr) in [(0, 64), (255, (1 << 40) - 64), (3, 1 << 20)] {
             let addr = GlobalAddr::new(ServerId(number), addr);
-            for kind in NodeType::all() {
+            for kind in DartNodeType::all() {
                 for (bits, index) in [(0, 0), (1, 7), (PRINT_BITS_MAX, 15)] {
                     let hash = PrefixHash::of(b"abc", 7);
                     let node = NodeRef { addr, kind, plen: 9 };
                     let entry =
-                        Entry::tentative(hash, bits, (index, 3), node).expect("near enough");
+                        SkipEntry::tentative(hash, bits, (index, 3), node).expect("near enough");
                     assert!(entry.is_tentative() && !entry.is_free());
                     assert!(!entry.valid().is_tentative());
                     assert_eq!(entry.valid().node(hash, bits, (index, 3)), Some(node));
@@ -144,16 +144,18 @@ mod tests {
                 }
             }
         }
-        let far = NodeRef { addr: GlobalAddr::new(ServerId(0), 64), kind: NodeType::N8, plen: 19 };
-        assert_eq!(Entry::tentative(PrefixHash(1), 10, (0, 3), far), None);
-        assert_eq!(Entry::tentative(PrefixHash(1), 10, (0, 20), far), None);
+        let far =
+            NodeRef { addr: GlobalAddr::new(ServerId(0), 64), kind: DartNodeType::N8, plen: 19 };
+        assert_eq!(SkipEntry::tentative(PrefixHash(1), 10, (0, 3), far), None);
+        assert_eq!(SkipEntry::tentative(PrefixHash(1), 10, (0, 20), far), None);
     }
 
     #[test]
     fn other_prefixes_are_told_apart() {
-        let node = NodeRef { addr: GlobalAddr::new(ServerId(0), 64), kind: NodeType::N8, plen: 3 };
+        let node =
+            NodeRef { addr: GlobalAddr::new(ServerId(0), 64), kind: DartNodeType::N8, plen: 3 };
         let entry =
-            Entry::tentative(PrefixHash::of(b"abc", 7), 10, (0, 3), node).expect("an entry");
+            SkipEntry::tentative(PrefixHash::of(b"abc", 7), 10, (0, 3), node).expect("an entry");
         let strangers = (0..10_000_u32).filter(|number| {
             entry.node(PrefixHash::of(&number.to_le_bytes()[..3], 7), 10, (0, 3)).is_some()
         });

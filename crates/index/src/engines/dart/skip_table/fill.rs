@@ -8,14 +8,14 @@ use farleaf_pool::{Reliable, Session};
 
 use super::begin_quietly;
 use super::entry::PrefixHash;
-use super::place::Item;
+use super::place::NewEntry;
 use super::tables::Table;
 use crate::IndexError;
-use crate::engines::dart::Tree;
-use crate::engines::dart::descent::{Landing, NodeRef, Start};
+use crate::engines::dart::DartTree;
+use crate::engines::dart::descent::{NodeRef, Start, WayEnd};
 use crate::engines::dart::meta;
 use crate::engines::dart::ops::Below;
-use crate::engines::dart::word::{Child, Step, Word};
+use crate::engines::dart::word::{SlotContent, SlotWord, Step};
 
 /// Nodes under one pin.
 const NODES_PER_PIN: usize = 1_024;
@@ -24,13 +24,13 @@ const BATCH: usize = 32;
 
 /// A node to be gone through, and what is known of its prefix: at least all that its parent shares and the
 /// byte that leads to it.
-struct Found {
+struct FoundNode {
     node: NodeRef,
     above: Option<usize>,
     known: Vec<u8>,
 }
 
-impl Tree {
+impl DartTree {
     /// Places the entries of all express nodes in `table`; returns their number. Without a table it only
     /// counts, for that list of lengths.
     pub(super) async fn fill(
@@ -65,24 +65,24 @@ impl Tree {
         let way = self.descend(io, path, Start::Root(line), &mut trail, None).await?;
         let is_there = |node: &NodeRef| node.plen >= path.len();
         let node = match way.landing {
-            Landing::Edge(place) => place.child().filter(is_there),
-            Landing::Slot(place, _) => place.node.filter(is_there),
-            Landing::Full(node, _) => Some(node).filter(is_there),
-            Landing::Met(_) | Landing::Stale => None,
+            WayEnd::Edge(place) => place.child().filter(is_there),
+            WayEnd::Slot(place, _) => place.node.filter(is_there),
+            WayEnd::Full(node, _) => Some(node).filter(is_there),
+            WayEnd::Met(_) | WayEnd::Stale => None,
         };
         let Some(node) = node else { return Ok(0) };
         let parent = trail.iter().rev().find(|place| place.child() == Some(node));
         let above = parent.and_then(|place| place.node).map(|node| node.plen);
         // The tree may have changed since the path was proven: then the node has another prefix, and entries for
         // this one would be found by nobody who takes the node's out. A leaf tells.
-        let mut found = VecDeque::from([Found { node, above, known: Vec::new() }]);
+        let mut found = VecDeque::from([FoundNode { node, above, known: Vec::new() }]);
         let (mut nodes, mut count, mut items) = (0, 0, Vec::new());
         while !found.is_empty() {
             if nodes >= NODES_PER_PIN {
                 parts.extend(found.drain(..).map(|found| found.known));
                 break;
             }
-            let mut batch: Vec<Found> = found.drain(..found.len().min(BATCH)).collect();
+            let mut batch: Vec<FoundNode> = found.drain(..found.len().min(BATCH)).collect();
             nodes += batch.len();
             for found in &mut batch {
                 self.learn(io, found, longest).await?;
@@ -92,7 +92,7 @@ impl Tree {
                 });
                 for length in express {
                     let hash = PrefixHash::of(&found.known[..length], self.table);
-                    items.push(Item { hash, length, node: found.node, instead: None });
+                    items.push(NewEntry { hash, length, node: found.node, instead: None });
                     count += 1;
                 }
             }
@@ -112,7 +112,7 @@ impl Tree {
     async fn learn(
         &self,
         io: Reliable<'_>,
-        found: &mut Found,
+        found: &mut FoundNode,
         longest: usize,
     ) -> Result<(), IndexError> {
         if found.known.len() >= found.node.plen || found.known.len() >= longest {
@@ -131,8 +131,8 @@ impl Tree {
     async fn children(
         &self,
         io: Reliable<'_>,
-        batch: Vec<Found>,
-        found: &mut VecDeque<Found>,
+        batch: Vec<FoundNode>,
+        found: &mut VecDeque<FoundNode>,
     ) -> Result<(), IndexError> {
         if batch.is_empty() {
             return Ok(());
@@ -142,18 +142,19 @@ impl Tree {
             ops.read(found.node.addr, io.buf(self.shape.bytes(found.node.kind)));
         }
         let ops = io.post_many(ops).await?;
-        for (index, Found { node, known, .. }) in batch.into_iter().enumerate() {
+        for (index, FoundNode { node, known, .. }) in batch.into_iter().enumerate() {
             let words = ops.buf(index);
             self.check_words(node, words.words())?;
-            for word in words.words().iter().map(|word| Word::from_raw(*word)) {
-                let (Child::Node(kind, len), Some(Step::Byte(byte))) = (word.child(), word.step())
+            for word in words.words().iter().map(|word| SlotWord::from_raw(*word)) {
+                let (SlotContent::Node(kind, len), Some(Step::Byte(byte))) =
+                    (word.child(), word.step())
                 else {
                     continue;
                 };
                 let mut path = known[..node.plen].to_vec();
                 path.push(byte);
                 let child = NodeRef { addr: word.addr(), kind, plen: node.plen + 1 + len };
-                found.push_back(Found { node: child, above: Some(node.plen), known: path });
+                found.push_back(FoundNode { node: child, above: Some(node.plen), known: path });
             }
         }
         Ok(())

@@ -5,47 +5,47 @@ use std::sync::Arc;
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::{Audit, Cas, Reliable, Session};
 
-use super::entry::{Entry, PrefixHash};
-use super::place::Item;
+use super::entry::{PrefixHash, SkipEntry};
+use super::place::NewEntry;
 use super::tables::{Descriptor, TablesWord};
 use crate::IndexError;
-use crate::engines::dart::Tree;
+use crate::engines::dart::DartTree;
 use crate::engines::dart::cache;
-use crate::engines::dart::descent::{NodeRef, Place};
+use crate::engines::dart::descent::{NodeRef, SlotPlace};
 use crate::engines::dart::meta::{self, META_ERA, META_TABLES};
 use crate::engines::dart::ops::Below;
-use crate::engines::dart::word::{Child, Word};
+use crate::engines::dart::word::{SlotContent, SlotWord};
 use crate::index::TableReport;
 use crate::walk::Visitor;
 
 /// Bytes of a segment that are read at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
-impl Tree {
+impl DartTree {
     /// A CAS has put `put`, which leads to a new node, into `place`. A task adds its entries, and has those of
     /// the node below that lie above the new one lead to it. All keys below it begin as `key`.
     pub(in crate::engines::dart) fn node_linked(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],
-        place: &Place,
-        put: Word,
+        place: &SlotPlace,
+        put: SlotWord,
     ) {
         self.maintenance.node_added();
         if !self.options.est || !self.options.est_maintenance {
             return;
         }
         let below = place.child();
-        let Some(node) = (Place { word: put, ..*place }).child() else { return };
+        let Some(node) = (SlotPlace { word: put, ..*place }).child() else { return };
         let Some(line) = self.remembered.at(session.moment()) else { return };
         let Some(tables) = self.tables_at_hand(TablesWord(line.tables)) else { return };
         let Some(table) = tables.probed() else { return };
         let above = place.node.map(|node| node.plen);
-        let items: Vec<Item> = table
+        let items: Vec<NewEntry> = table
             .lengths_of(above, node.plen)
             .filter_map(|length| {
                 let hash = PrefixHash::of(key.get(..length)?, self.table);
-                Some(Item { hash, length, node, instead: below.map(|node| node.addr) })
+                Some(NewEntry { hash, length, node, instead: below.map(|node| node.addr) })
             })
             .collect();
         if !items.is_empty() {
@@ -63,8 +63,8 @@ impl Tree {
         &self,
         io: Reliable<'_>,
         node: NodeRef,
-        live: &[Word],
-        put: Option<(&Place, Word)>,
+        live: &[SlotWord],
+        put: Option<(&SlotPlace, SlotWord)>,
         proven: Option<&[u8]>,
     ) -> Result<(), IndexError> {
         let word = TablesWord(io.word(self.meta.plus(META_TABLES)).await?);
@@ -77,7 +77,7 @@ impl Tree {
             };
             match known {
                 Some(prefix) => {
-                    let to = put.and_then(|(place, word)| Place { word, ..*place }.child());
+                    let to = put.and_then(|(place, word)| SlotPlace { word, ..*place }.child());
                     self.take_out(io, &tables, node.addr, &prefix, to).await?;
                 }
                 None => {
@@ -97,15 +97,15 @@ impl Tree {
         &self,
         io: Reliable<'_>,
         node: NodeRef,
-        live: &[Word],
+        live: &[SlotWord],
     ) -> Result<Option<Vec<u8>>, IndexError> {
         if node.plen == 0 {
             return Ok(Some(Vec::new()));
         }
         for word in live {
             let leaf = match word.child() {
-                Child::Leaf(_) => *word,
-                Child::Node(kind, len) => {
+                SlotContent::Leaf(_) => *word,
+                SlotContent::Node(kind, len) => {
                     let below = NodeRef { addr: word.addr(), kind, plen: node.plen + 1 + len };
                     match self.some_leaf(io, below, None, &[], true).await? {
                         Below::Leaf(word) => word,
@@ -159,7 +159,7 @@ impl Tree {
         let io = session.maintenance();
         let line = meta::read_line(io, self.meta).await?;
         let Some(tables) = self.tables(io, TablesWord(line.tables)).await? else { return Ok(()) };
-        let is_gone = |entry: Entry| marks.is_marked(entry.addr()) == Some(false);
+        let is_gone = |entry: SkipEntry| marks.is_marked(entry.addr()) == Some(false);
         self.sift_all(io, &tables, &is_gone).await?;
         // Compute servers may remember entries of nodes that are freed without a notice. Twice does no harm.
         let mut ops = io.client().ops();
@@ -173,7 +173,7 @@ impl Tree {
         &self,
         io: Reliable<'_>,
         tables: &Descriptor,
-        is_gone: &impl Fn(Entry) -> bool,
+        is_gone: &impl Fn(SkipEntry) -> bool,
     ) -> Result<(), IndexError> {
         for table in &tables.tables {
             for segment in &table.segments {
@@ -188,13 +188,13 @@ impl Tree {
         io: Reliable<'_>,
         segment: GlobalAddr,
         bytes: usize,
-        is_gone: &impl Fn(Entry) -> bool,
+        is_gone: &impl Fn(SkipEntry) -> bool,
     ) -> Result<(), IndexError> {
         for from in (0..bytes).step_by(CHUNK_BYTES) {
             let at = segment.plus(from as u64);
             loop {
                 let words = io.read(at, io.buf(CHUNK_BYTES.min(bytes - from))).await?;
-                let is_gone = |word: u64| word != 0 && is_gone(Entry(word));
+                let is_gone = |word: u64| word != 0 && is_gone(SkipEntry(word));
                 let gone = words.words().iter().enumerate().filter(|(_, word)| is_gone(**word));
                 let list: Vec<Cas> = gone
                     .map(|(slot, word)| Cas {
@@ -251,7 +251,7 @@ impl Visitor for Nodes {
     }
 }
 
-impl Tree {
+impl DartTree {
     /// Counts the entries of all tables. The caller is pinned, and nobody changes the table.
     pub(in crate::engines::dart) async fn count_entries(
         &self,
@@ -268,7 +268,7 @@ impl Tree {
             for segment in &table.segments {
                 let words = io.read(*segment, io.buf(table.segment_bytes())).await?;
                 report.slots += words.words().len() as u64;
-                let entries = words.words().iter().map(|word| Entry(*word));
+                let entries = words.words().iter().map(|word| SkipEntry(*word));
                 for entry in entries.filter(|entry| !entry.is_free()) {
                     if entry.is_tentative() {
                         report.tentative += 1;

@@ -18,7 +18,7 @@ use super::lengths::Lengths;
 use super::tables::{Descriptor, Role, Table, TablesWord};
 use crate::IndexError;
 use crate::blink::lock::lock_word;
-use crate::engines::dart::Tree;
+use crate::engines::dart::DartTree;
 use crate::engines::dart::meta::{self, META_LOCK, META_TABLES};
 
 /// Bytes of a segment at most.
@@ -79,7 +79,7 @@ pub(in crate::engines::dart) enum Stepped {
     Something,
 }
 
-impl Tree {
+impl DartTree {
     /// Has a task do a step of maintenance, if one is due.
     #[inline]
     pub(in crate::engines::dart) fn maintain_if_due(self: &Arc<Self>, session: &Session) {

@@ -25,15 +25,15 @@ use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::{Reliable, Session};
 
 pub(super) use self::adjust::AdjustClock;
-use self::entry::{BUCKET_BYTES, Entry, PrefixHash};
+use self::entry::{BUCKET_BYTES, PrefixHash, SkipEntry};
 pub use self::hooks::EntryReport;
 pub use self::lengths::Lengths;
 pub(super) use self::maintenance::Maintenance;
-use self::place::Item;
+use self::place::NewEntry;
 pub(super) use self::tables::KnownTables;
 use self::tables::{Descriptor, LENGTHS_MAX, TablesWord};
-use super::Tree;
-use super::descent::{Landing, NodeRef, Place, Start, Way};
+use super::DartTree;
+use super::descent::{NodeRef, SlotPlace, Start, Way, WayEnd};
 use super::meta::CheckLine;
 use crate::IndexError;
 
@@ -90,7 +90,7 @@ pub(super) struct Starts {
     is_remembered: bool,
     /// A remembered entry led nowhere: no further one is tried.
     has_forgotten: bool,
-    /// What is probed from here on may be remembered (`INV-DART-8`).
+    /// Entries that are probed from here on may be remembered (`INV-DART-8`).
     generation: u64,
     /// Lengths whose probes led nowhere: no entry, or one of a node that is gone or another's.
     missed: Vec<(usize, Option<NodeRef>)>,
@@ -114,7 +114,7 @@ impl Starts {
     }
 }
 
-impl Tree {
+impl DartTree {
     /// The starts of an operation on `key`.
     pub(super) async fn starts(
         &self,
@@ -194,7 +194,7 @@ impl Tree {
         let bucket = io.read(at, io.buf(BUCKET_BYTES)).await;
         let bucket = bucket.map_err(|error| self.misled(error))?;
         self.counters.est_probe.add(1);
-        let entries = bucket.words().iter().map(|word| Entry(*word));
+        let entries = bucket.words().iter().map(|word| SkipEntry(*word));
         let nodes = entries.filter(|entry| !entry.is_tentative());
         let nodes = nodes.filter_map(|entry| entry.node(hash, table.print_bits, (index, length)));
         // A key that ends in front of the node is not below it.
@@ -218,7 +218,7 @@ impl Tree {
         starts: &mut Starts,
         key: &[u8],
         way: &Way,
-        trail: &[Place],
+        trail: &[SlotPlace],
         answered: Option<bool>,
     ) {
         let has_answer = answered.is_some();
@@ -240,7 +240,7 @@ impl Tree {
                 starts.lengths = length + 1;
             } else {
                 match way.landing {
-                    Landing::Stale => self.counters.est_sealed.add(1),
+                    WayEnd::Stale => self.counters.est_sealed.add(1),
                     _ => self.counters.est_wrong.add(1),
                 }
                 starts.missed.push((length, Some(node)));
@@ -267,7 +267,7 @@ impl Tree {
             });
             if let Some(node) = node {
                 let hash = PrefixHash::of(&key[..length], self.table);
-                items.push(Item { hash, length, node, instead: instead.map(|node| node.addr) });
+                items.push(NewEntry { hash, length, node, instead: instead.map(|node| node.addr) });
             }
         }
         // If skipped bytes of the way are unproven, the entry might be another prefix's.

@@ -7,16 +7,16 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Cas, Reliable, Session};
 
-use super::entry::{BUCKET_BYTES, BUCKET_SLOTS, Entry, PrefixHash};
+use super::entry::{BUCKET_BYTES, BUCKET_SLOTS, PrefixHash, SkipEntry};
 use super::tables::{Descriptor, Role, Table};
 use crate::IndexError;
-use crate::engines::dart::Tree;
+use crate::engines::dart::DartTree;
 use crate::engines::dart::descent::NodeRef;
-use crate::engines::dart::word::Word;
+use crate::engines::dart::word::SlotWord;
 
 /// A node that is to have an entry.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Item {
+pub(super) struct NewEntry {
     pub(super) hash: PrefixHash,
     pub(super) length: usize,
     pub(super) node: NodeRef,
@@ -27,17 +27,17 @@ pub(super) struct Item {
 /// A tentative entry, and where it is.
 struct Tentative {
     at: GlobalAddr,
-    entry: Entry,
+    entry: SkipEntry,
     node: GlobalAddr,
 }
 
-impl Tree {
+impl DartTree {
     /// Places entries of nodes that the running operation has seen in the tree, by a task.
     pub(super) fn place_later(
         self: &Arc<Self>,
         session: &Session,
         tables: Arc<Descriptor>,
-        items: Vec<Item>,
+        items: Vec<NewEntry>,
     ) {
         let (tree, pin) = (Arc::clone(self), session.pin_for_task());
         session.spawn(async move |session| {
@@ -57,7 +57,7 @@ impl Tree {
         &self,
         io: Reliable<'_>,
         table: &Table,
-        items: &[Item],
+        items: &[NewEntry],
     ) -> Result<(), IndexError> {
         if items.is_empty() {
             return Ok(());
@@ -80,18 +80,20 @@ impl Tree {
             let Some(number) = table.number_of(item.length) else { continue };
             let Some(words) = buckets.get_mut(&bucket) else { continue };
             let new =
-                Entry::tentative(item.hash, table.print_bits, (number, item.length), item.node);
+                SkipEntry::tentative(item.hash, table.print_bits, (number, item.length), item.node);
             let Some(new) = new else { continue };
             let at = |slot: usize| bucket.plus(8 * slot as u64);
-            if let Some(slot) = words.iter().position(|word| Entry(*word).valid() == new.valid()) {
-                if Entry(words[slot]).is_tentative() {
+            if let Some(slot) =
+                words.iter().position(|word| SkipEntry(*word).valid() == new.valid())
+            {
+                if SkipEntry(words[slot]).is_tentative() {
                     self.counters.est_tentative.add(1);
                     placed.push(Tentative { at: at(slot), entry: new, node: item.node.addr });
                 }
                 continue;
             }
             let old = |word: &u64| {
-                *word != 0 && item.instead.is_some_and(|instead| Entry(*word).addr() == instead)
+                *word != 0 && item.instead.is_some_and(|instead| SkipEntry(*word).addr() == instead)
             };
             let slot =
                 words.iter().position(old).or_else(|| words.iter().position(|word| *word == 0));
@@ -128,8 +130,8 @@ impl Tree {
         }
         let ops = io.post_many(ops).await?;
         let verdicts = placed.iter().enumerate().map(|(index, tentative)| {
-            let is_sealed = Word::from_raw(ops.buf(index).words()[0]).is_sealed();
-            let new = if is_sealed { Entry::FREE } else { tentative.entry.valid() };
+            let is_sealed = SlotWord::from_raw(ops.buf(index).words()[0]).is_sealed();
+            let new = if is_sealed { SkipEntry::FREE } else { tentative.entry.valid() };
             Cas { at: tentative.at, expected: tentative.entry.0, new: new.0 }
         });
         let list: Vec<Cas> = verdicts.collect();
@@ -167,7 +169,7 @@ impl Tree {
                 let (mut list, mut moved) = (Vec::new(), Vec::new());
                 for (index, hash) in hashes.iter().enumerate() {
                     for (slot, word) in ops.buf(index).words().iter().enumerate() {
-                        let entry = Entry(*word);
+                        let entry = SkipEntry(*word);
                         if entry.is_free() || entry.addr() != node {
                             continue;
                         }
@@ -181,7 +183,7 @@ impl Tree {
                         let own = entry.node(*hash, table.print_bits, (number, length)).is_some();
                         let to = to.filter(|_| own && table.role != Role::Leaving);
                         let new = to.and_then(|to| Some((entry.moved(length, to)?, to.addr)));
-                        let new_word = new.map_or(Entry::FREE, |(entry, _)| entry);
+                        let new_word = new.map_or(SkipEntry::FREE, |(entry, _)| entry);
                         let at_once = Canary::EntryMovedAtOnce.is_armed();
                         let new_word = if at_once { new_word.valid() } else { new_word };
                         list.push(Cas { at, expected: *word, new: new_word.0 });

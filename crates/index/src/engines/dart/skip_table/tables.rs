@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::entry::{BUCKET_BYTES, PRINT_BITS_MAX, PrefixHash};
 use crate::IndexError;
-use crate::engines::dart::Tree;
+use crate::engines::dart::DartTree;
 use crate::engines::dart::descent::REPAIR;
 
 /// Most lengths of a list.
@@ -198,7 +198,7 @@ impl KnownTables {
     }
 }
 
-impl Tree {
+impl DartTree {
     /// The tables that `word` names: known, or by 1 READ. What it names is not reused while the caller's
     /// operation runs.
     pub(super) async fn tables(

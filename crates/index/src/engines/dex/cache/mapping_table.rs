@@ -50,12 +50,12 @@ impl Mapping {
 
 /// Addresses (never 0) and their entries, open addressing, linear probing.
 #[derive(Debug)]
-struct Stripe {
+struct AddressStripe {
     slots: Vec<(u64, u64)>,
     len: usize,
 }
 
-impl Stripe {
+impl AddressStripe {
     fn start(&self, addr: u64) -> usize {
         (hash(addr) >> 20) as usize & (self.slots.len() - 1)
     }
@@ -119,7 +119,7 @@ impl Stripe {
 /// See the [module page](self).
 #[derive(Debug)]
 pub(crate) struct MappingTable {
-    stripes: Box<[Mutex<Stripe>]>,
+    stripes: Box<[Mutex<AddressStripe>]>,
 }
 
 impl MappingTable {
@@ -127,11 +127,11 @@ impl MappingTable {
     pub(crate) fn new(frames: usize) -> Self {
         let stripes = (frames / 64).next_power_of_two().clamp(1, 256);
         let slots = (2 * frames / stripes).next_power_of_two().max(8);
-        let stripe = || Mutex::new(Stripe { slots: vec![(0, 0); slots], len: 0 });
+        let stripe = || Mutex::new(AddressStripe { slots: vec![(0, 0); slots], len: 0 });
         MappingTable { stripes: (0..stripes).map(|_| stripe()).collect() }
     }
 
-    fn stripe(&self, addr: u64) -> &Mutex<Stripe> {
+    fn stripe(&self, addr: u64) -> &Mutex<AddressStripe> {
         debug_assert!(addr != 0 && addr >> 63 == 0, "{addr:#x} is no remote address");
         &self.stripes[hash(addr) as usize & (self.stripes.len() - 1)]
     }

@@ -8,7 +8,7 @@ use farleaf_pool::{Session, Trial};
 use super::channels::{Channel, Channels};
 use super::handler::OFFLOAD_SERVICE;
 use super::mark::OffloadMark;
-use super::model::{Choice, Model, Offload, Work};
+use super::model::{Choice, CostModel, Offload, OffloadWork};
 use super::range::LEAVES_MAX;
 use super::wire::{OffloadReply, OffloadRequest, Operation, REPLY_BYTES, Status};
 use crate::IndexError;
@@ -58,7 +58,7 @@ impl Offloadable {
 /// The state of one memory server, as this compute server knows it.
 #[derive(Debug, Default)]
 struct ServerState {
-    model: Mutex<Model>,
+    model: Mutex<CostModel>,
     /// The session that it has granted, 0 if none.
     session: AtomicU64,
     calls: AtomicU64,
@@ -184,12 +184,12 @@ impl Offloads {
             Offload::Adaptive => {
                 let path = u32::from(mark.level) + 1;
                 let (kind, reads) = match work {
-                    Offloadable::Get | Offloadable::Change => (Work::Point, path),
+                    Offloadable::Get | Offloadable::Change => (OffloadWork::Point, path),
                     // Further leaves are read several at a time.
                     Offloadable::Scan(leaves) => {
                         let leaves = leaves.clamp(1, LEAVES_MAX.into()) - 1;
                         let more = leaves.div_ceil(1 + options.scan_prefetch);
-                        (Work::Scan, path + more as u32)
+                        (OffloadWork::Scan, path + more as u32)
                     }
                 };
                 model.decide(kind, reads, now_ns, random())
@@ -225,7 +225,7 @@ impl Offloads {
         let now_ns = session.endpoint().now_ns();
         let servers = self.servers.get().map_or(&[][..], |servers| servers);
         let of = |server: &ServerState| {
-            let (read_ns, call_ns) = lock(&server.model).means(Work::Point, now_ns);
+            let (read_ns, call_ns) = lock(&server.model).means(OffloadWork::Point, now_ns);
             let [calls, handler_ns] =
                 [&server.calls, &server.handler_ns].map(|count| count.load(Ordering::Relaxed));
             OffloadServer { calls, handler_ns, read_ns, call_ns }
@@ -258,8 +258,8 @@ impl Offloads {
         };
         let (endpoint, reliable) = (session.endpoint(), session.reliable());
         let work = match question.operation {
-            Operation::Scan => Work::Scan,
-            _ => Work::Point,
+            Operation::Scan => OffloadWork::Scan,
+            _ => OffloadWork::Point,
         };
         let (low, high) = view.map.range(match question.partition {
             Target::Key => view.map.of(&question.key, false),

@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::range::gather;
 use super::wire::{OffloadReply, OffloadRequest, Operation, RECORD_BYTES, REPLY_BYTES, Status};
-use crate::bnode::{ChangeError, Cover, Kind, Node, NodeMut, RecordRef, Stored, Value};
+use crate::bnode::{ChangeError, Cover, Kind, Node, NodeMut, RecordRef, StoredValue, Value};
 use crate::sync::{Mutex, lock};
 
 /// The number of the service.
@@ -57,7 +57,7 @@ pub struct OffloadServiceStats {
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ServiceCounts {
     requests: AtomicU64,
     duplicates: AtomicU64,
     refused: AtomicU64,
@@ -67,7 +67,7 @@ struct Counts {
 
 /// The last change of one channel.
 #[derive(Debug, Default)]
-struct Channel {
+struct LastChange {
     sequence: u64,
     reply: Option<OffloadReply>,
 }
@@ -76,7 +76,7 @@ struct Channel {
 struct Session {
     incarnation: u64,
     used: u64,
-    channels: BTreeMap<u16, Arc<Mutex<Channel>>>,
+    channels: BTreeMap<u16, Arc<Mutex<LastChange>>>,
 }
 
 #[derive(Debug, Default)]
@@ -96,7 +96,7 @@ pub struct OffloadService {
     life: u64,
     clock: Option<fn() -> u64>,
     sessions: Mutex<Sessions>,
-    counts: Counts,
+    counts: ServiceCounts,
 }
 
 impl OffloadService {
@@ -104,12 +104,12 @@ impl OffloadService {
     /// the time at which the process began does. `clock` measures the time in the handler, in nanoseconds;
     /// without one the service estimates it.
     pub fn new(life: u64, clock: Option<fn() -> u64>) -> Self {
-        OffloadService { life, clock, sessions: Mutex::default(), counts: Counts::default() }
+        OffloadService { life, clock, sessions: Mutex::default(), counts: ServiceCounts::default() }
     }
 
     /// Returns the counts so far.
     pub fn stats(&self) -> OffloadServiceStats {
-        let Counts { requests, duplicates, refused, fallbacks, busy_ns } = &self.counts;
+        let ServiceCounts { requests, duplicates, refused, fallbacks, busy_ns } = &self.counts;
         let [requests, duplicates, refused, fallbacks, busy_ns] =
             [requests, duplicates, refused, fallbacks, busy_ns]
                 .map(|count| count.load(Ordering::Relaxed));
@@ -117,7 +117,7 @@ impl OffloadService {
     }
 
     /// Returns the channel that a change came on, or a session instead if there is none.
-    fn channel(&self, ask: &OffloadRequest<'_>) -> Result<Arc<Mutex<Channel>>, OffloadReply> {
+    fn channel(&self, ask: &OffloadRequest<'_>) -> Result<Arc<Mutex<LastChange>>, OffloadReply> {
         if ask.channel >= CHANNELS_MAX || ask.sequence == 0 {
             return Err(OffloadReply::bare(Status::Refused));
         }
@@ -176,7 +176,7 @@ impl OffloadService {
                         }
                         _ => {
                             let reply = run(&ask, memory, value, room);
-                            *last = Channel { sequence: ask.sequence, reply: Some(reply) };
+                            *last = LastChange { sequence: ask.sequence, reply: Some(reply) };
                             reply
                         }
                     }
@@ -332,8 +332,8 @@ fn in_leaf(
     match (ask.operation, found) {
         (Operation::Get, Ok(index)) => {
             let is_record = match node.value(index, value) {
-                Some(Stored::Inline) => false,
-                Some(Stored::Record(RecordRef { addr, len })) => {
+                Some(StoredValue::Inline) => false,
+                Some(StoredValue::Record(RecordRef { addr, len })) => {
                     value.clear();
                     value.extend([addr, len].into_iter().flat_map(u64::to_le_bytes));
                     true

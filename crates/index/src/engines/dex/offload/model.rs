@@ -108,7 +108,7 @@ pub(crate) struct Choice {
 
 /// The kind of operation that a decision is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum OffloadWork {
     /// An operation on a key.
     Point,
     /// A scan.
@@ -117,9 +117,9 @@ pub(crate) enum Work {
 
 /// The measurements of one memory server.
 #[derive(Debug, Default)]
-pub(crate) struct Model {
+pub(crate) struct CostModel {
     reads: Window,
-    /// Of either [`Work`].
+    /// Of either [`OffloadWork`].
     calls: [Window; 2],
     /// Decisions of the start about either: to fetch, to offload.
     forced: [(usize, usize); 2],
@@ -127,14 +127,14 @@ pub(crate) struct Model {
     not_before_ns: u64,
 }
 
-impl Model {
+impl CostModel {
     /// Adds the time of a READ of a node.
     pub(crate) fn add_read(&mut self, now_ns: u64, ns: u64) {
         self.reads.add(now_ns, ns);
     }
 
     /// Adds the time of an RPC that was answered.
-    pub(crate) fn add_call(&mut self, work: Work, now_ns: u64, ns: u64) {
+    pub(crate) fn add_call(&mut self, work: OffloadWork, now_ns: u64, ns: u64) {
         self.calls[work as usize].add(now_ns, ns);
     }
 
@@ -154,13 +154,19 @@ impl Model {
     }
 
     /// Returns the means of the recent READs and RPCs.
-    pub(crate) fn means(&self, work: Work, now_ns: u64) -> (Option<f64>, Option<f64>) {
+    pub(crate) fn means(&self, work: OffloadWork, now_ns: u64) -> (Option<f64>, Option<f64>) {
         (self.reads.mean(now_ns), self.calls[work as usize].mean(now_ns))
     }
 
     /// Decides about a miss that would be so many READs one after the other, the wanted node's included;
     /// `random` is a number from 0 to 1.
-    pub(crate) fn decide(&mut self, work: Work, reads: u32, now_ns: u64, random: f64) -> Choice {
+    pub(crate) fn decide(
+        &mut self,
+        work: OffloadWork,
+        reads: u32,
+        now_ns: u64,
+        random: f64,
+    ) -> Choice {
         let forced = &mut self.forced[work as usize];
         let (fetched, offloaded) = *forced;
         if fetched < WINDOW || offloaded < WINDOW {
@@ -183,7 +189,7 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
-    use super::Work::{Point, Scan};
+    use super::OffloadWork::{Point, Scan};
     use super::*;
 
     #[test]
@@ -199,8 +205,8 @@ mod tests {
     }
 
     /// A model with 50 samples of each.
-    fn trained(read_ns: u64, call_ns: u64) -> Model {
-        let mut model = Model::default();
+    fn trained(read_ns: u64, call_ns: u64) -> CostModel {
+        let mut model = CostModel::default();
         let mut offloads = 0;
         for _ in 0..2 * WINDOW {
             let choice = model.decide(Point, 1, 0, 0.5);
@@ -262,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_busy_server_is_left_alone_for_a_while() {
-        let mut model = Model::default();
+        let mut model = CostModel::default();
         assert!(model.is_open(0));
         model.is_busy(5);
         assert!(!model.is_open(4 + BUSY_NS) && model.is_open(5 + BUSY_NS));

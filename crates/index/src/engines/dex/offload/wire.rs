@@ -61,7 +61,7 @@
 //! | 8 | | fence, then the pairs: the key's length in 2 bytes if keys are of any length; the value's in 4 if values are, with bit 31 if it is a record's address and length; key; value |
 
 use crate::NodeRoom;
-use crate::bnode::{KeyFormat, Layout, LayoutOptions, RecordRef, Stored, ValueFormat};
+use crate::bnode::{KeyFormat, Layout, LayoutOptions, RecordRef, StoredValue, ValueFormat};
 
 const REQUEST_TAG: [u8; 4] = *b"FDO1";
 const REPLY_TAG: [u8; 4] = *b"FDR1";
@@ -365,7 +365,7 @@ pub(crate) struct Gathered {
 }
 
 /// A pair that was sent: key, where its value is, and the value if it is inline.
-pub(crate) type Pair<'a> = (&'a [u8], Stored, &'a [u8]);
+pub(crate) type Pair<'a> = (&'a [u8], StoredValue, &'a [u8]);
 
 impl Gathered {
     /// Adds a pair; `false` if there is no room for such a value, which is a record where values have one
@@ -374,7 +374,7 @@ impl Gathered {
         &mut self,
         layout: &Layout,
         key: &[u8],
-        stored: Stored,
+        stored: StoredValue,
         value: &[u8],
     ) -> bool {
         let options = layout.options();
@@ -383,8 +383,8 @@ impl Gathered {
         }
         let record;
         let (value, bit) = match stored {
-            Stored::Inline => (value, 0),
-            Stored::Record(RecordRef { addr, len }) => {
+            StoredValue::Inline => (value, 0),
+            StoredValue::Record(RecordRef { addr, len }) => {
                 record = [addr.to_le_bytes(), len.to_le_bytes()].concat();
                 (&record[..], RECORD_BIT)
             }
@@ -477,9 +477,9 @@ fn pair<'a>(layout: &Layout, bytes: &'a [u8]) -> Option<(Pair<'a>, &'a [u8])> {
     };
     let (key, value) = (take(key_len)?, take(value_len)?);
     let stored = match is_record {
-        false => Stored::Inline,
+        false => StoredValue::Inline,
         true if value.len() != RECORD_BYTES => return None,
-        true => Stored::Record(RecordRef { addr: u64_at(value, 0), len: u64_at(value, 8) }),
+        true => StoredValue::Record(RecordRef { addr: u64_at(value, 0), len: u64_at(value, 8) }),
     };
     layout.takes_key(key.len()).then_some(((key, stored, value), rest))
 }
@@ -713,8 +713,8 @@ mod tests {
         let options = LayoutOptions::new(1024, KeyFormat::Bytes { max: 40 }, ValueFormat::Bytes);
         let any = Layout::new(options).expect("layout");
         let mut found = Gathered { leaves: 2, fence: Some(b"zz".to_vec()), ..Gathered::default() };
-        let record = Stored::Record(RecordRef { addr: 5, len: 6 });
-        assert!(found.push(&any, b"key", Stored::Inline, b"value"));
+        let record = StoredValue::Record(RecordRef { addr: 5, len: 6 });
+        assert!(found.push(&any, b"key", StoredValue::Inline, b"value"));
         assert!(found.push(&any, b"", record, &[]));
         let bytes = found.encode();
         let mut expected = vec![2, 0, 0, 0, 2, 0, 1, 2, b'z', b'z', 3, 0, 5, 0, 0, 0];
@@ -723,7 +723,7 @@ mod tests {
         assert_eq!(bytes, expected);
         assert_eq!(Gathered::decode(&any, &bytes), Some(found.clone()));
         let pairs: Vec<_> = found.pairs(&any).collect();
-        assert_eq!(pairs[0], (&b"key"[..], Stored::Inline, &b"value"[..]));
+        assert_eq!(pairs[0], (&b"key"[..], StoredValue::Inline, &b"value"[..]));
         assert_eq!((pairs[1].0, pairs[1].1), (&b""[..], record));
         for len in 0..bytes.len() {
             assert_eq!(Gathered::decode(&any, &bytes[..len]), None, "{len} bytes");

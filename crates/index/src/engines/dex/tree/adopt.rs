@@ -6,7 +6,7 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::shared::First;
-use super::{DexTree, Fail};
+use super::{DexFail, DexTree};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Kind;
@@ -38,12 +38,12 @@ impl DexTree {
         let adopted =
             RemoteTree::detach(session, async move { cache.adopt_now(&task_session).await });
         match adopted.await {
-            Ok(()) | Err(Fail::Restart | Fail::NoFrame) => Ok(()),
-            Err(Fail::Error(error)) => Err(error),
+            Ok(()) | Err(DexFail::Restart | DexFail::NoFrame) => Ok(()),
+            Err(DexFail::Error(error)) => Err(error),
         }
     }
 
-    async fn adopt_now(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
+    async fn adopt_now(self: &Arc<Self>, session: &Session) -> Result<(), DexFail> {
         for pass in 0..PASSES_MAX {
             let mut candidates: Vec<(u8, u32, u64)> = (0..self.pages.frames.count() as u32)
                 .filter_map(|frame| {
@@ -95,7 +95,7 @@ impl DexTree {
         session: &Session,
         frame: u32,
         addr: u64,
-    ) -> Result<Looked, Fail> {
+    ) -> Result<Looked, DexFail> {
         // No task of this compute server changes it now (INV-DEX-SHARED-5), and no other compute server
         // may any more. Nobody is waited for, who could be waiting for the turn.
         let ctl = self.pages.frames.ctl(frame);

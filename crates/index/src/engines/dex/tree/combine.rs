@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use super::DexTree;
-use super::context::Fail;
+use super::context::DexFail;
 use super::ops::{LeafAttempt, LeafChange, OwnedLeafChange, apply_at, decide};
 use crate::IndexError;
 use crate::bnode::{Cover, Image, NodeMut};
@@ -75,7 +75,7 @@ impl DexTree {
         frame: u32,
         key: &[u8],
         change: &LeafChange<'_>,
-    ) -> Result<LeafAttempt, Fail> {
+    ) -> Result<LeafAttempt, DexFail> {
         if self.options.combine == 0 || change.expected.is_some() || change.record.is_some() {
             self.pages.wait_for_frame(frame).await;
             return Ok(LeafAttempt::Again);

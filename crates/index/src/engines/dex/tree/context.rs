@@ -18,7 +18,7 @@ const RESTARTS_YIELDING: u32 = 64;
 
 /// The reason why an attempt did not come to an end.
 #[derive(Debug)]
-pub(crate) enum Fail {
+pub(crate) enum DexFail {
     /// Something changed: walk again.
     Restart,
     /// Every frame was in use.
@@ -27,28 +27,28 @@ pub(crate) enum Fail {
     Error(IndexError),
 }
 
-impl From<IndexError> for Fail {
+impl From<IndexError> for DexFail {
     fn from(error: IndexError) -> Self {
-        Fail::Error(error)
+        DexFail::Error(error)
     }
 }
 
-impl From<OpError> for Fail {
+impl From<OpError> for DexFail {
     fn from(error: OpError) -> Self {
-        Fail::Error(error.into())
+        DexFail::Error(error.into())
     }
 }
 
-impl From<PoolError> for Fail {
+impl From<PoolError> for DexFail {
     fn from(error: PoolError) -> Self {
-        Fail::Error(error.into())
+        DexFail::Error(error.into())
     }
 }
 
-impl<T> TimedOut for Result<T, Fail> {
+impl<T> TimedOut for Result<T, DexFail> {
     fn timed_out() -> Self {
         let error: Result<T, IndexError> = TimedOut::timed_out();
-        error.map_err(Fail::Error)
+        error.map_err(DexFail::Error)
     }
 }
 
@@ -139,19 +139,19 @@ impl OpContext {
     /// Prepares one more attempt after `fail`, if that is nothing final.
     pub(crate) async fn after(
         &mut self,
-        fail: Fail,
+        fail: DexFail,
         tree: &DexTree,
         session: &Session,
     ) -> Result<(), IndexError> {
         match fail {
-            Fail::Restart => self.again(tree, session).await,
-            Fail::NoFrame => {
+            DexFail::Restart => self.again(tree, session).await,
+            DexFail::NoFrame => {
                 self.no_frame = true;
                 // Others have to finish first.
                 self.restarts = self.restarts.max(RESTARTS_YIELDING);
                 self.again(tree, session).await
             }
-            Fail::Error(error) => Err(error),
+            DexFail::Error(error) => Err(error),
         }
     }
 }

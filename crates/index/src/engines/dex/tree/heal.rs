@@ -9,8 +9,8 @@ use farleaf_pool::Session;
 
 use super::shared::First;
 use super::split::Need;
-use super::walk::{Found, Location, Seek, Unfinished};
-use super::{DexTree, Fail, OpContext};
+use super::walk::{Location, SearchEnd, Seek, UnfinishedSplit};
+use super::{DexFail, DexTree, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
 
@@ -18,19 +18,23 @@ use crate::bnode::{ChangeError, Node, NodeMut};
 #[derive(Debug)]
 pub(super) enum Heal {
     /// A separator is missing.
-    Separator(Unfinished),
+    Separator(UnfinishedSplit),
     /// A child of the node of `level` that covers the place above `low` is dead.
     Dead { level: u8, low: Option<Vec<u8>>, image: Buf },
     /// The copy of the shared node at `addr` that `frame` holds is out of date; perhaps because of
     /// a split that nobody has finished.
-    Stale { frame: u32, addr: u64, unfinished: Option<Unfinished> },
+    Stale { frame: u32, addr: u64, unfinished: Option<UnfinishedSplit> },
     /// The node of `level` has a separator at `bound`, and the child below it covers the next one's range as well.
     Absorbed { level: u8, bound: Vec<u8> },
 }
 
 impl DexTree {
     /// Finishes what a crash has left half done.
-    pub(super) async fn heal(self: &Arc<Self>, session: &Session, heal: Heal) -> Result<(), Fail> {
+    pub(super) async fn heal(
+        self: &Arc<Self>,
+        session: &Session,
+        heal: Heal,
+    ) -> Result<(), DexFail> {
         match heal {
             Heal::Separator(unfinished) => {
                 self.stats.separators_healed.add();
@@ -46,11 +50,11 @@ impl DexTree {
                 let location = self.find_inner(session, Seek::At(&bound), level).await?;
                 let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
                     self.pages.wait_for_frame(location.frame).await;
-                    return Err(Fail::Restart);
+                    return Err(DexFail::Restart);
                 };
                 if self.pages.frames.ctl(location.frame).is_shared() {
                     // It has become that meanwhile.
-                    return Err(Fail::Restart);
+                    return Err(DexFail::Restart);
                 }
                 let node = self.pages.frames.node(self.layout(), location.frame);
                 let index = node.child_for(&bound).0;
@@ -58,7 +62,7 @@ impl DexTree {
                 if self.pages.frames.unswizzle(next).is_some() || self.pages.map.get(next).is_some()
                 {
                     // Another task has just met it and handles it.
-                    return Err(Fail::Restart);
+                    return Err(DexFail::Restart);
                 }
                 self.stats.merges_finished.add();
                 let frame = sx.into_x();
@@ -77,20 +81,20 @@ impl DexTree {
     async fn post_separator(
         self: &Arc<Self>,
         session: &Session,
-        unfinished: Unfinished,
-    ) -> Result<(), Fail> {
-        let Unfinished { level, separator, right } = unfinished;
+        unfinished: UnfinishedSplit,
+    ) -> Result<(), DexFail> {
+        let UnfinishedSplit { level, separator, right } = unfinished;
         let mut context = OpContext::default();
         loop {
             // Boxed: finding a node may meet another such split on its way.
             let found =
                 Box::pin(self.find(session, Seek::At(&separator), level, false, &mut context));
             let location = match found.await? {
-                Found::Node(location) => location,
-                Found::Missing(_) | Found::Offload(_) | Found::Awaited(_) => {
-                    return Err(Fail::Restart);
+                SearchEnd::Node(location) => location,
+                SearchEnd::Missing(_) | SearchEnd::Offload(_) | SearchEnd::Awaited(_) => {
+                    return Err(DexFail::Restart);
                 }
-                Found::TooLow => {
+                SearchEnd::TooLow => {
                     self.grow_now(session, level).await?;
                     continue;
                 }
@@ -102,7 +106,7 @@ impl DexTree {
             }
             if self.pages.frames.ctl(location.frame).is_shared() {
                 self.pages.release_x(location.frame);
-                return Err(Fail::Restart);
+                return Err(DexFail::Restart);
             }
             let mut node = self.pages.frames.node_mut(self.layout(), location.frame);
             let posted = node.insert_separator(&separator, right);
@@ -128,12 +132,12 @@ impl DexTree {
         session: &Session,
         seek: Seek<'_>,
         level: u8,
-    ) -> Result<Location, Fail> {
+    ) -> Result<Location, DexFail> {
         let mut context = OpContext::default();
         // Boxed: finding a node may meet something else to heal on its way.
         match Box::pin(self.find(session, seek, level, false, &mut context)).await? {
-            Found::Node(location) => Ok(location),
-            _ => Err(Fail::Restart),
+            SearchEnd::Node(location) => Ok(location),
+            _ => Err(DexFail::Restart),
         }
     }
 
@@ -147,7 +151,7 @@ impl DexTree {
         level: u8,
         low: Option<Vec<u8>>,
         mut image: Buf,
-    ) -> Result<(), Fail> {
+    ) -> Result<(), DexFail> {
         let dead = Node::new(self.layout(), image.words());
         let (addr, version) = (dead.self_addr(), dead.version());
         // A first child is never merged away, so there is a left neighbour, and a fence to it.
@@ -155,10 +159,10 @@ impl DexTree {
         let location = self.find_inner(session, Seek::After(&low), level).await?;
         let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
             self.pages.wait_for_frame(location.frame).await;
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         };
         if self.pages.frames.ctl(location.frame).is_shared() {
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         }
         let node = self.pages.frames.node(self.layout(), location.frame);
         let index = match node.find_child(addr) {
@@ -197,8 +201,8 @@ impl DexTree {
         Ok(())
     }
 
-    fn dead_child(&self, addr: u64) -> Fail {
-        Fail::Error(IndexError::Corrupt(format!(
+    fn dead_child(&self, addr: u64) -> DexFail {
+        DexFail::Error(IndexError::Corrupt(format!(
             "a node of the table at {} points to a dead node at {addr:#x}",
             self.remote.meta()
         )))

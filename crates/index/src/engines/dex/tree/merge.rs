@@ -16,7 +16,7 @@ use farleaf_fabric::OpKind;
 use farleaf_pool::Session;
 
 use super::walk::Seek;
-use super::{DexTree, Fail};
+use super::{DexFail, DexTree};
 use crate::bnode::{Node, NodeMut, Word};
 use crate::engines::dex::cache::{FrameState, TOP};
 
@@ -50,7 +50,7 @@ impl DexTree {
         session: &Session,
         key: &[u8],
         level: u8,
-    ) -> Result<bool, Fail> {
+    ) -> Result<bool, DexFail> {
         if self.merges_rest() {
             return Ok(false);
         }

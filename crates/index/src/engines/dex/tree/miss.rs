@@ -11,12 +11,12 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::DexTree;
-use super::context::Fail;
+use super::context::DexFail;
 use super::heal::Heal;
 use super::pages::has_swizzled;
-use super::walk::Unfinished;
+use super::walk::UnfinishedSplit;
 use crate::IndexError;
-use crate::bnode::{Cover, Kind, Node, Stored};
+use crate::bnode::{Cover, Kind, Node, StoredValue};
 use crate::engines::dex::cache::{FrameState, IoMark, Mapping, MissedChild, OwnedFrame, TOP};
 use crate::local::Ended;
 
@@ -29,7 +29,7 @@ pub(super) enum Arrival {
     /// It covers the range that the parent gives it.
     Fits,
     /// It was split, and the parent lacks the separator.
-    Unfinished(Unfinished),
+    Unfinished(UnfinishedSplit),
     /// It has absorbed its right neighbour, and the parent still has the separator at this bound.
     Absorbed(Vec<u8>),
 }
@@ -50,7 +50,7 @@ impl Arrival {
         let same_low = has_low.then_some(low.as_slice()) == mark.low.as_deref();
         if same_low && has_high && node.right() != 0 && bound.is_none_or(|bound| *high < *bound) {
             let (level, right) = (mark.level + 1, node.right());
-            return Ok(Arrival::Unfinished(Unfinished { level, separator: high, right }));
+            return Ok(Arrival::Unfinished(UnfinishedSplit { level, separator: high, right }));
         }
         if let Some(bound) = bound
             && same_low
@@ -84,20 +84,20 @@ impl DexTree {
         self: &Arc<Self>,
         session: &Session,
         mark: IoMark,
-    ) -> Result<(), Fail> {
+    ) -> Result<(), DexFail> {
         let (tree, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { tree.load_now(&task_session, mark).await }).await
     }
 
-    async fn load_now(self: &Arc<Self>, session: &Session, mark: IoMark) -> Result<(), Fail> {
-        let Some(frame) = self.take_frame(session).await? else { return Err(Fail::NoFrame) };
+    async fn load_now(self: &Arc<Self>, session: &Session, mark: IoMark) -> Result<(), DexFail> {
+        let Some(frame) = self.take_frame(session).await? else { return Err(DexFail::NoFrame) };
         let image = match self.read_marked(session, &mark).await? {
             Ok(image) => image,
             Err(unfinished) => {
                 drop((mark, frame));
                 // Boxed: it hardly ever happens, and would make every load's task larger.
                 Box::pin(self.heal(session, unfinished)).await?;
-                return Err(Fail::Restart);
+                return Err(DexFail::Restart);
             }
         };
         self.admit(mark, frame, &image, session.id());
@@ -124,7 +124,7 @@ impl DexTree {
         &self,
         session: &Session,
         mark: &IoMark,
-    ) -> Result<Result<Buf, Heal>, Fail> {
+    ) -> Result<Result<Buf, Heal>, DexFail> {
         let stale = |unfinished| {
             let addr = self.pages.frames.ctl(mark.parent).addr_word();
             Heal::Stale { frame: mark.parent, addr, unfinished }
@@ -217,7 +217,7 @@ impl DexTree {
         self: &Arc<Self>,
         session: &Session,
         mark: IoMark,
-    ) -> Result<Buf, Fail> {
+    ) -> Result<Buf, DexFail> {
         match self.read_marked(session, &mark).await? {
             Ok(image) => {
                 self.stats.leaves_streamed.add();
@@ -229,7 +229,7 @@ impl DexTree {
                 let (tree, task_session) = (Arc::clone(self), session.clone());
                 let healing = async move { tree.heal(&task_session, heal).await };
                 Box::pin(self.detach(session, healing)).await?;
-                Err(Fail::Restart)
+                Err(DexFail::Restart)
             }
         }
     }
@@ -273,9 +273,9 @@ impl DexTree {
             let found = match stored {
                 _ if node.covers(key) != Cover::Inside => None,
                 None => Some(None),
-                Some(Stored::Inline) => Some(Some(value)),
+                Some(StoredValue::Inline) => Some(Some(value)),
                 // The get reads the record itself.
-                Some(Stored::Record(_)) => None,
+                Some(StoredValue::Record(_)) => None,
             };
             self.stats.gets_joined.add_many(found.is_some().into());
             self.shared_reads.answer(mark.addr, &taken, found);
@@ -285,7 +285,7 @@ impl DexTree {
     /// Caches the root. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 1 READ of the root word, 1 READ of the root.
-    pub(super) async fn load_root(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
+    pub(super) async fn load_root(self: &Arc<Self>, session: &Session) -> Result<(), DexFail> {
         let mark = self.mark_root().await?;
         let (tree, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { tree.load_root_now(&task_session, mark).await }).await
@@ -293,11 +293,11 @@ impl DexTree {
 
     /// Takes the right to cache the root, which one task has at a time. If another task has it, waits and
     /// begins again.
-    async fn mark_root(self: &Arc<Self>) -> Result<IoMark, Fail> {
+    async fn mark_root(self: &Arc<Self>) -> Result<IoMark, DexFail> {
         // The meta object's address stands for the root's until that is known.
         let addr = self.remote.meta().word();
         let Some(version) = self.pages.frames.ctl(TOP).latch.sample() else {
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         };
         let (low, high) = (None, None);
         let child = MissedChild { addr, parent: TOP, version, level: 0, low, high };
@@ -305,23 +305,27 @@ impl DexTree {
             return Ok(mark);
         }
         self.pages.lot.park(addr, || self.pages.map.get(addr).is_none()).await;
-        Err(Fail::Restart)
+        Err(DexFail::Restart)
     }
 
-    async fn load_root_now(self: &Arc<Self>, session: &Session, mark: IoMark) -> Result<(), Fail> {
+    async fn load_root_now(
+        self: &Arc<Self>,
+        session: &Session,
+        mark: IoMark,
+    ) -> Result<(), DexFail> {
         let frames = &self.pages.frames;
         if frames.root() != 0 {
             return Ok(());
         }
-        let Some(frame) = self.take_frame(session).await? else { return Err(Fail::NoFrame) };
+        let Some(frame) = self.take_frame(session).await? else { return Err(DexFail::NoFrame) };
         let (addr, level) = self.remote.read_root(session).await?;
         self.stats.reads_root.add();
         let Some(image) = self.remote.read_shared(session, addr, level).await? else {
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         };
         let latch = &frames.ctl(TOP).latch;
         if !latch.sample().is_some_and(|version| latch.try_x(version)) {
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         }
         let frame = frame.take();
         let node = Node::new(self.layout(), image.words());

@@ -56,12 +56,12 @@ use crate::engines::dex::{DexOptions, FRAMES_MAX};
 use crate::local::Combiner;
 use crate::retry::backoff;
 use combine::Combined;
-pub(crate) use context::{Fail, OpContext};
+pub(crate) use context::{DexFail, OpContext};
 pub(crate) use ops::{LeafChange, OwnedLeafChange};
 pub(crate) use placement::{SUBTREE_LEVEL, check_level, check_placement, place_table};
 use shared::Posts;
 pub(crate) use split::Need;
-pub(crate) use walk::{Found, Seek, Unfinished};
+pub(crate) use walk::{SearchEnd, Seek, UnfinishedSplit};
 
 /// One compute server's tree of a table, for all its threads.
 #[derive(Debug)]

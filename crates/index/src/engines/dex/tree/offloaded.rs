@@ -7,7 +7,7 @@ use farleaf_pool::Session;
 use super::DexTree;
 use super::ops::{OwnedLeafChange, unfinished_change};
 use crate::IndexError;
-use crate::blink::remote::{Next, Passage, TimedOut};
+use crate::blink::remote::{Passage, ScanNext, TimedOut};
 use crate::bnode::RecordRef;
 use crate::change::Outcome;
 use crate::engines::dex::offload::{
@@ -67,10 +67,10 @@ impl DexTree {
     ) -> Result<Option<Gathered>, IndexError> {
         let (next, reverse) = passage.next();
         let (key, excluded) = match next {
-            Next::End => (None, false),
+            ScanNext::End => (None, false),
             // The key that a descending scan goes on at may be the end of its range, and not in it.
-            Next::At(key) => (Some(key), reverse && passage.leaves_out(key)),
-            Next::After(key) => (Some(key), true),
+            ScanNext::At(key) => (Some(key), reverse && passage.leaves_out(key)),
+            ScanNext::After(key) => (Some(key), true),
         };
         let partition = match (key, excluded && !reverse) {
             (None, _) if reverse => Target::Last,

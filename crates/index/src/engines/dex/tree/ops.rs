@@ -13,10 +13,10 @@ use farleaf_pool::Session;
 
 use super::combine::Others;
 use super::split::Need;
-use super::walk::{Found, Location, Seek};
-use super::{DexTree, Fail, OpContext};
+use super::walk::{Location, SearchEnd, Seek};
+use super::{DexFail, DexTree, OpContext};
 use crate::IndexError;
-use crate::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, Stored, Value};
+use crate::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, StoredValue, Value};
 use crate::change::{Change, Decision, Outcome};
 use crate::engines::dex::cache::{FrameState, IoMark, Sx};
 use crate::engines::dex::offload::Offloadable;
@@ -168,12 +168,12 @@ impl DexTree {
     ) -> Result<Option<bool>, IndexError> {
         self.check_open()?;
         Ok(match self.hit(key).and_then(|location| self.value_in(location, key, value)) {
-            Some(Some(Stored::Inline)) => Some(true),
+            Some(Some(StoredValue::Inline)) => Some(true),
             Some(None) => {
                 value.clear();
                 Some(false)
             }
-            Some(Some(Stored::Record(_))) | None => None,
+            Some(Some(StoredValue::Record(_))) | None => None,
         })
     }
 
@@ -184,7 +184,7 @@ impl DexTree {
         location: Location,
         key: &[u8],
         value: &mut Vec<u8>,
-    ) -> Option<Option<Stored>> {
+    ) -> Option<Option<StoredValue>> {
         let node = self.pages.frames.node(self.layout(), location.frame);
         let stored = match node.find(key) {
             Ok(index) => node.value(index, value),
@@ -205,7 +205,7 @@ impl DexTree {
         let mut context = OpContext::get();
         loop {
             match self.find(session, Seek::At(key), 0, true, &mut context).await? {
-                Found::Offload(mark) => {
+                SearchEnd::Offload(mark) => {
                     if let Some(has) =
                         Box::pin(self.get_offloaded(session, mark, key, value)).await?
                     {
@@ -213,14 +213,14 @@ impl DexTree {
                     }
                     context.fall_back();
                 }
-                Found::Node(location) => {
+                SearchEnd::Node(location) => {
                     let Some(stored) = self.value_in(location, key, value) else {
                         context.again(self, session).await?;
                         continue;
                     };
                     match stored {
-                        Some(Stored::Inline) => return Ok(true),
-                        Some(Stored::Record(record)) => {
+                        Some(StoredValue::Inline) => return Ok(true),
+                        Some(StoredValue::Record(record)) => {
                             self.remote.read_record(session, record, value).await?;
                             return Ok(true);
                         }
@@ -230,7 +230,7 @@ impl DexTree {
                         }
                     }
                 }
-                Found::Missing(mark) => match Box::pin(self.stream(session, mark)).await {
+                SearchEnd::Missing(mark) => match Box::pin(self.stream(session, mark)).await {
                     Ok(image) => {
                         let node = Node::new(self.layout(), image.words());
                         let Ok(index) = node.find(key) else {
@@ -242,13 +242,13 @@ impl DexTree {
                     }
                     Err(fail) => context.after(fail, self, session).await?,
                 },
-                Found::Awaited(addr) => {
+                SearchEnd::Awaited(addr) => {
                     if let Some(has) = Box::pin(self.join_read(addr, key, value)).await {
                         return Ok(has);
                     }
                     context.step()?;
                 }
-                Found::TooLow => return Err(self.no_level()),
+                SearchEnd::TooLow => return Err(self.no_level()),
             }
         }
     }
@@ -305,14 +305,14 @@ impl DexTree {
     ) -> Result<LeafAttempt, IndexError> {
         self.check_open()?;
         let mut context = OpContext::change(Offloadable::of(change));
-        let mut hit = self.hit(key).map(Found::Node);
+        let mut hit = self.hit(key).map(SearchEnd::Node);
         loop {
             let found = match hit.take() {
                 Some(found) => found,
                 None => self.find(session, Seek::At(key), 0, true, &mut context).await?,
             };
             let attempt = match found {
-                Found::Offload(mark) => {
+                SearchEnd::Offload(mark) => {
                     let owned = OwnedLeafChange::of(key, change);
                     match Box::pin(self.change_offloaded(session, mark, owned)).await? {
                         Some((outcome, true)) => Ok(LeafAttempt::Changed(outcome, false)),
@@ -323,12 +323,14 @@ impl DexTree {
                         }
                     }
                 }
-                Found::Node(location) => self.change(session, location, key, change, held).await,
-                Found::Missing(mark) => {
+                SearchEnd::Node(location) => {
+                    self.change(session, location, key, change, held).await
+                }
+                SearchEnd::Missing(mark) => {
                     let change = OwnedLeafChange::of(key, change);
                     Box::pin(self.change_streamed(session, mark, change, held)).await
                 }
-                Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
+                SearchEnd::TooLow | SearchEnd::Awaited(_) => return Err(self.no_level()),
             };
             match attempt {
                 Ok(LeafAttempt::Again) => context.again(self, session).await?,
@@ -355,7 +357,7 @@ impl DexTree {
         key: &[u8],
         change: &LeafChange<'_>,
         held: &mut Vec<u8>,
-    ) -> Result<LeafAttempt, Fail> {
+    ) -> Result<LeafAttempt, DexFail> {
         let latch = &self.pages.frames.ctl(location.frame).latch;
         let node = self.pages.frames.node(self.layout(), location.frame);
         let found = node.find(key);
@@ -365,7 +367,7 @@ impl DexTree {
             held.clear();
             let stored = found.ok().and_then(|index| node.value(index, held));
             holds = stored.is_some();
-            if let Some(Stored::Record(record)) = stored {
+            if let Some(StoredValue::Record(record)) = stored {
                 if !latch.validate(location.version) {
                     return Ok(LeafAttempt::Again);
                 }
@@ -431,7 +433,7 @@ impl DexTree {
         change: OwnedLeafChange,
         outcome: Outcome,
         old_record: Option<GlobalAddr>,
-    ) -> Result<LeafAttempt, Fail> {
+    ) -> Result<LeafAttempt, DexFail> {
         let (tree, session_too) = (Arc::clone(self), session.clone());
         let done = self
             .detach_within(session, async move {
@@ -506,9 +508,9 @@ impl DexTree {
         &self,
         location: Location,
         change: &OwnedLeafChange,
-    ) -> Result<bool, Fail> {
+    ) -> Result<bool, DexFail> {
         if !self.pages.frames.ctl(location.frame).latch.try_x(location.version) {
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         }
         let mut leaf = self.pages.frames.node_mut(self.layout(), location.frame);
         let changed = apply(&mut leaf, &change.key, &change.borrowed());
@@ -533,7 +535,7 @@ impl DexTree {
         mark: IoMark,
         change: OwnedLeafChange,
         held: &mut Vec<u8>,
-    ) -> Result<LeafAttempt, Fail> {
+    ) -> Result<LeafAttempt, DexFail> {
         let (tree, session_too) = (Arc::clone(self), session.clone());
         let mut found_there = std::mem::take(held);
         let done = self
@@ -555,14 +557,14 @@ impl DexTree {
         mark: IoMark,
         owned: &OwnedLeafChange,
         held: &mut Vec<u8>,
-    ) -> Result<LeafAttempt, Fail> {
+    ) -> Result<LeafAttempt, DexFail> {
         let mut image = match self.read_marked(session, &mark).await? {
             Ok(image) => image,
             Err(heal) => {
                 drop(mark);
                 // Boxed, as in `load_now`.
                 Box::pin(self.heal(session, heal)).await?;
-                return Err(Fail::Restart);
+                return Err(DexFail::Restart);
             }
         };
         self.stats.leaves_streamed.add();

@@ -17,7 +17,7 @@ use farleaf_pool::Session;
 
 use super::miss::Arrival;
 use super::walk::Seek;
-use super::{DexTree, Fail};
+use super::{DexFail, DexTree};
 use crate::blink::remote::Passage;
 use crate::bnode::{Cover, Layout, Node};
 use crate::engines::dex::cache::{IoMark, MissedChild};
@@ -114,7 +114,7 @@ impl DexTree {
         session: &Session,
         first: IoMark,
         behind: Vec<IoMark>,
-    ) -> Result<VecDeque<Buf>, Fail> {
+    ) -> Result<VecDeque<Buf>, DexFail> {
         let (tree, task_session) = (Arc::clone(self), session.clone());
         let task = async move { tree.read_leaves_now(&task_session, first, behind).await };
         self.detach(session, task).await
@@ -125,7 +125,7 @@ impl DexTree {
         session: &Session,
         first: IoMark,
         behind: Vec<IoMark>,
-    ) -> Result<VecDeque<Buf>, Fail> {
+    ) -> Result<VecDeque<Buf>, DexFail> {
         let (mut images, mut marks) = (VecDeque::new(), VecDeque::from(behind));
         if !marks.is_empty() {
             marks.push_front(first);
@@ -143,7 +143,7 @@ impl DexTree {
                 Err(heal) => {
                     drop(first);
                     self.heal(session, heal).await?;
-                    return Err(Fail::Restart);
+                    return Err(DexFail::Restart);
                 }
             }
             marks.push_front(first);
@@ -170,7 +170,7 @@ impl DexTree {
         &self,
         session: &Session,
         marks: &VecDeque<IoMark>,
-    ) -> Result<VecDeque<Buf>, Fail> {
+    ) -> Result<VecDeque<Buf>, DexFail> {
         let reliable = session.reliable();
         let mut ops = session.client().ops();
         for mark in marks {

@@ -14,9 +14,9 @@ use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::context::{Fail, OpContext};
+use super::context::{DexFail, OpContext};
 use super::pages::write_surely;
-use super::{DexTree, Found, Need, OwnedLeafChange, Seek};
+use super::{DexTree, Need, OwnedLeafChange, SearchEnd, Seek};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{Kind, Node};
@@ -93,15 +93,15 @@ impl DexTree {
         let view = View { owned, ..View::new(map.clone()) };
         match Box::pin(self.replay(session, &log, view)).await {
             Ok(()) => Ok(()),
-            Err(Fail::Error(error)) => Err(error),
-            Err(Fail::Restart | Fail::NoFrame) => Err(IndexError::Unavailable(
+            Err(DexFail::Error(error)) => Err(error),
+            Err(DexFail::Restart | DexFail::NoFrame) => Err(IndexError::Unavailable(
                 "the log of a dead compute server could not be gone through: try again".into(),
             )),
         }
     }
 
     /// Brings the log of a dead owner into remote memory, as far as `view` says that it owned the keys.
-    async fn replay(&self, session: &Session, log: &LogPlace, view: View) -> Result<(), Fail> {
+    async fn replay(&self, session: &Session, log: &LogPlace, view: View) -> Result<(), DexFail> {
         // A tree of its own, which goes when it is done.
         let node_bytes = self.layout().node_bytes() as u64;
         let frames = self.options.cache_bytes / node_bytes;
@@ -218,7 +218,7 @@ impl DexTree {
         loop {
             let location =
                 match self.find(session, Seek::At(&change.key), 0, false, &mut context).await? {
-                    Found::Node(location) => location,
+                    SearchEnd::Node(location) => location,
                     _ => return Err(self.no_level()),
                 };
             let ctl = self.pages.frames.ctl(location.frame);

@@ -14,7 +14,7 @@ use farleaf_fabric::{Buf, OpKind};
 use farleaf_pool::Session;
 
 use super::prefetch::{Ahead, Span};
-use super::walk::{Found, Seek};
+use super::walk::{SearchEnd, Seek};
 use super::{DexTree, OpContext};
 use crate::blink::remote::Passage;
 use crate::bnode::Node;
@@ -127,14 +127,14 @@ impl DexTree {
         let mut context = OpContext::scan(reads_ahead, offloadable);
         loop {
             match self.find(session, seek, 0, true, &mut context).await? {
-                Found::Node(location) => {
+                SearchEnd::Node(location) => {
                     self.pages.frames.copy(location.frame, image.words_mut());
                     if self.pages.frames.ctl(location.frame).latch.validate(location.version) {
                         return Ok(ScanPart::Leaf(image));
                     }
                     context.again(self, session).await?;
                 }
-                Found::Missing(mark) if reads_ahead => {
+                SearchEnd::Missing(mark) if reads_ahead => {
                     let behind = self.mark_behind(&mark, passage, span);
                     match self.read_leaves(session, mark, behind).await {
                         Ok(mut images) => {
@@ -147,11 +147,11 @@ impl DexTree {
                         Err(fail) => context.after(fail, self, session).await?,
                     }
                 }
-                Found::Missing(mark) => match self.stream(session, mark).await {
+                SearchEnd::Missing(mark) => match self.stream(session, mark).await {
                     Ok(image) => return Ok(ScanPart::Leaf(image)),
                     Err(fail) => context.after(fail, self, session).await?,
                 },
-                Found::Offload(mark) => {
+                SearchEnd::Offload(mark) => {
                     let asked = self.scan_offloaded(session, mark, passage, rest.wanted);
                     if let Some(pairs) = Box::pin(asked).await? {
                         return Ok(ScanPart::Pairs(image, pairs));
@@ -159,7 +159,7 @@ impl DexTree {
                     rest.offloads = false;
                     context.fall_back();
                 }
-                Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
+                SearchEnd::TooLow | SearchEnd::Awaited(_) => return Err(self.no_level()),
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Shared nodes: inner nodes that cross a bound of partitions.
 //!
 //! Several compute servers cache them, and each changes them in remote memory under their lock, by
-//! [`crate::btree`]'s protocol: the lock's CAS travels with the READ of the content, so that whoever
+//! [`crate::blink`]'s protocol: the lock's CAS travels with the READ of the content, so that whoever
 //! has the lock has the current image, and the dead's locks are taken over with their redo
 //! records. Here:
 //!
@@ -49,8 +49,8 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
-use super::Unfinished;
-use super::{DexTree, Fail};
+use super::UnfinishedSplit;
+use super::{DexFail, DexTree};
 use crate::IndexError;
 use crate::bnode::Kind;
 use crate::engines::dex::cache::Mapping;
@@ -67,7 +67,7 @@ pub(super) enum First {
     /// Nothing: the copy is just out of date.
     Nothing,
     /// Perhaps a separator is missing there, too.
-    Post(Unfinished),
+    Post(UnfinishedSplit),
     /// The node of this level needs room for a separator.
     MakeRoom(u8, Vec<u8>),
 }
@@ -84,7 +84,7 @@ impl DexTree {
         frame: u32,
         addr: u64,
         first: First,
-    ) -> Result<(), Fail> {
+    ) -> Result<(), DexFail> {
         // One at a time: each waits for latches upwards and downwards.
         let _turn = self.turn_to_refresh().await;
         let ctl = self.pages.frames.ctl(frame);
@@ -97,7 +97,7 @@ impl DexTree {
         // INV-DEX-SHARED-4: with the copy's SX held.
         match first {
             First::Nothing => {}
-            First::Post(Unfinished { level, separator, right }) => {
+            First::Post(UnfinishedSplit { level, separator, right }) => {
                 if !self.may_post(session, frame).await? {
                     return self.drop_shared(session, sx).await;
                 }
@@ -146,12 +146,12 @@ impl DexTree {
     /// Drops the shared node whose SX is held and everything below it.
     ///
     /// Cost: 1 WRITE for each dirty node below it.
-    async fn drop_shared(self: &Arc<Self>, session: &Session, sx: Sx) -> Result<(), Fail> {
+    async fn drop_shared(self: &Arc<Self>, session: &Session, sx: Sx) -> Result<(), DexFail> {
         let frame = sx.frame();
         let ctl = self.pages.frames.ctl(frame);
         let addr = ctl.addr_word();
         if !self.drain_pins(session, frame).await {
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         }
         self.drop_below(session, &sx).await?;
         debug_assert!(!ctl.is_dirty(), "INV-DEX-SHARED-1");
@@ -181,16 +181,16 @@ impl DexTree {
             self.pages.release_x(parent);
             return Ok(());
         }
-        Err(Fail::Restart)
+        Err(DexFail::Restart)
     }
 
     /// Waits until no other refresh runs. The mark stands under an address within the meta object.
-    async fn turn_to_refresh(self: &Arc<Self>) -> Turn {
+    async fn turn_to_refresh(self: &Arc<Self>) -> RefreshTurn {
         // An address at which no node is.
         let addr = self.remote.meta().word() + 128;
         loop {
             if self.pages.map.claim(addr, Mapping::Io).is_ok() {
-                return Turn { tree: Arc::clone(self), addr };
+                return RefreshTurn { tree: Arc::clone(self), addr };
             }
             self.pages.wait_for_node(addr).await;
         }
@@ -202,7 +202,7 @@ impl DexTree {
         session: &Session,
         frame: u32,
         addr: u64,
-    ) -> Result<Option<Sx>, Fail> {
+    ) -> Result<Option<Sx>, DexFail> {
         let ctl = self.pages.frames.ctl(frame);
         for _ in 0..TRIES_MAX {
             let Some(version) = ctl.latch.sample() else {
@@ -218,12 +218,12 @@ impl DexTree {
             }
             self.pages.wait_for_frame(frame).await;
         }
-        Err(Fail::Restart)
+        Err(DexFail::Restart)
     }
 
     /// Writes back and un-swizzles everything below a frame whose SX is held. The latches are taken from
     /// parent to child, and who waits for a parent's holds none of its children's.
-    async fn drop_below(self: &Arc<Self>, session: &Session, sx: &Sx) -> Result<(), Fail> {
+    async fn drop_below(self: &Arc<Self>, session: &Session, sx: &Sx) -> Result<(), DexFail> {
         let frame = sx.frame();
         let ctl = self.pages.frames.ctl(frame);
         let node = self.pages.frames.node(self.layout(), frame);
@@ -239,10 +239,10 @@ impl DexTree {
             let addr = below.addr_word();
             // With the parent's SX held it stays its child, Hot.
             let Some(child_sx) = self.sx_of(session, child, addr).await? else {
-                return Err(Fail::Restart);
+                return Err(DexFail::Restart);
             };
             if !self.drain_pins(session, child).await {
-                return Err(Fail::Restart);
+                return Err(DexFail::Restart);
             }
             Box::pin(self.drop_below(session, &child_sx)).await?;
             if below.is_dirty() {
@@ -263,12 +263,12 @@ impl DexTree {
 }
 
 /// The right to refresh.
-struct Turn {
+struct RefreshTurn {
     tree: Arc<DexTree>,
     addr: u64,
 }
 
-impl Drop for Turn {
+impl Drop for RefreshTurn {
     fn drop(&mut self) {
         self.tree.pages.map.exchange(self.addr, Some(Mapping::Io), None);
         self.tree.pages.lot.unpark(self.addr);

@@ -19,8 +19,8 @@ use farleaf_pool::canary::Canary;
 
 use super::ops::{OwnedLeafChange, apply};
 use super::shared::First;
-use super::walk::{Found, Location, Seek};
-use super::{DexTree, Fail, OpContext};
+use super::walk::{Location, SearchEnd, Seek};
+use super::{DexFail, DexTree, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Head, NodeMut};
 use crate::engines::dex::cache::{FrameState, Mapping, OwnedFrame, TOP};
@@ -72,17 +72,17 @@ impl Need {
 }
 
 /// Remote memory for a new node. Dropping it frees the memory.
-struct NewNode {
+struct NodeMemory {
     session: Session,
     addr: GlobalAddr,
     bytes: usize,
     armed: bool,
 }
 
-impl NewNode {
+impl NodeMemory {
     async fn alloc(session: &Session, on: ServerId, bytes: usize) -> Result<Self, IndexError> {
         let addr = session.alloc(on, bytes).await?;
-        Ok(NewNode { session: session.clone(), addr, bytes, armed: true })
+        Ok(NodeMemory { session: session.clone(), addr, bytes, armed: true })
     }
 
     /// Keeps the memory: something is about to point to it.
@@ -91,7 +91,7 @@ impl NewNode {
     }
 }
 
-impl Drop for NewNode {
+impl Drop for NodeMemory {
     fn drop(&mut self) {
         if self.armed {
             self.session.free_unpublished(self.addr, self.bytes);
@@ -106,7 +106,11 @@ impl DexTree {
     ///
     /// # Errors
     /// `Full`: nothing was changed.
-    pub(crate) async fn split(self: &Arc<Self>, session: &Session, need: Need) -> Result<(), Fail> {
+    pub(crate) async fn split(
+        self: &Arc<Self>,
+        session: &Session,
+        need: Need,
+    ) -> Result<(), DexFail> {
         let (tree, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { tree.split_now(&task_session, need).await }).await
     }
@@ -115,31 +119,31 @@ impl DexTree {
         self: &Arc<Self>,
         session: &Session,
         need: Need,
-    ) -> Result<(), Fail> {
+    ) -> Result<(), DexFail> {
         // The splits to do, from the bottom up: a parent without room comes before its child.
         let mut needs = vec![need];
         let mut context = OpContext::default();
         let mut frame: Option<OwnedFrame> = None;
-        let mut memory: Option<NewNode> = None;
+        let mut memory: Option<NodeMemory> = None;
         while let Some(need) = needs.last() {
             let level = need.level();
             let location =
                 match self.find(session, Seek::At(need.key()), level, false, &mut context).await? {
-                    Found::Node(location) => location,
-                    Found::Missing(_) | Found::Offload(_) | Found::Awaited(_) => {
-                        return Err(Fail::Restart);
+                    SearchEnd::Node(location) => location,
+                    SearchEnd::Missing(_) | SearchEnd::Offload(_) | SearchEnd::Awaited(_) => {
+                        return Err(DexFail::Restart);
                     }
-                    Found::TooLow => {
+                    SearchEnd::TooLow => {
                         self.grow_now(session, level).await?;
                         continue;
                     }
                 };
             // All waits come before the latches.
             let on = self.server_beside(self.pages.frames.addr(location.frame), level);
-            let does = |at: &NewNode| on.is_none_or(|server| at.addr.server() == server);
+            let does = |at: &NodeMemory| on.is_none_or(|server| at.addr.server() == server);
             if !memory.as_ref().is_some_and(does) {
                 let (on, bytes) = (on.unwrap_or(session.place()), self.layout().node_bytes());
-                memory = Some(NewNode::alloc(session, on, bytes).await?);
+                memory = Some(NodeMemory::alloc(session, on, bytes).await?);
                 continue;
             }
             if frame.is_none() {
@@ -186,9 +190,9 @@ impl DexTree {
         session: &Session,
         location: Location,
         need: &Need,
-        new: &mut NewNode,
+        new: &mut NodeMemory,
         hand: &mut Option<OwnedFrame>,
-    ) -> Result<SplitAttempt, Fail> {
+    ) -> Result<SplitAttempt, DexFail> {
         // Parent before child.
         let Some(above) = self.pages.try_sx(location.parent, location.parent_version) else {
             self.pages.wait_for_frame(location.parent).await;
@@ -203,7 +207,7 @@ impl DexTree {
         let layout = self.layout();
         if ctl.is_shared() {
             // It has become that meanwhile: its room is made remotely, from below.
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         }
         if need.level() > 0 && (!self.drain_pins(session, location.frame).await || hand.is_none()) {
             return Ok(SplitAttempt::Again);
@@ -314,23 +318,23 @@ impl DexTree {
         self: &Arc<Self>,
         session: &Session,
         level: u8,
-    ) -> Result<(), Fail> {
+    ) -> Result<(), DexFail> {
         let bytes = self.layout().node_bytes();
         let Some(root) = self.pages.frames.unswizzle(self.pages.frames.root()) else {
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         };
         let on = self
             .server_beside(self.pages.frames.addr(root), self.pages.frames.ctl(root).level() + 1);
         let on = on.unwrap_or(session.place());
-        let mut new = NewNode::alloc(session, on, bytes).await?;
-        let Some(hand) = self.take_frame(session).await? else { return Err(Fail::NoFrame) };
+        let mut new = NodeMemory::alloc(session, on, bytes).await?;
+        let Some(hand) = self.take_frame(session).await? else { return Err(DexFail::NoFrame) };
         let latch = &self.pages.frames.ctl(TOP).latch;
         let Some(sx) = latch.sample().and_then(|version| self.pages.try_sx(TOP, version)) else {
             self.pages.wait_for_frame(TOP).await;
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         };
         let Some(root) = self.pages.frames.unswizzle(self.pages.frames.root()) else {
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         };
         let above = self.pages.frames.ctl(root).level() + 1;
         if above > level {
@@ -338,12 +342,12 @@ impl DexTree {
         }
         if self.pages.frames.ctl(root).is_shared() {
             // A shared root grows under its lock.
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         }
         let child = self.pages.frames.addr(root);
         if self.server_beside(child, above).is_some_and(|server| server != new.addr.server()) {
             // The root has changed meanwhile.
-            return Err(Fail::Restart);
+            return Err(DexFail::Restart);
         }
         let mut image = session.client().buf(bytes);
         let head = Head { addr: new.addr.word(), level: above, version: 1, ..Head::default() };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::Session;
 
-use super::{DexTree, Found, OpContext, Seek};
+use super::{DexTree, OpContext, SearchEnd, Seek};
 use crate::IndexError;
 use crate::bnode::Kind;
 use crate::compute::MoveError;
@@ -297,7 +297,7 @@ impl DexTree {
         loop {
             let mut restarts = OpContext::default();
             let found = self.find(session, Seek::At(bound), level, false, &mut restarts).await?;
-            let Found::Node(spot) = found else { return Ok(()) };
+            let SearchEnd::Node(spot) = found else { return Ok(()) };
             let Some((_, range)) = self.range_of(spot.frame) else { continue };
             let node = self.pages.frames.node(self.layout(), spot.frame);
             let mut separators = Vec::new();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use farleaf_pool::Session;
 
 use super::DexTree;
-use super::context::{Fail, OpContext};
+use super::context::{DexFail, OpContext};
 use super::heal::Heal;
 use crate::IndexError;
 pub(crate) use crate::bnode::Seek;
@@ -35,7 +35,7 @@ pub(crate) struct Location {
 
 /// A split whose separator the parent lacks, because a crash left it unfinished.
 #[derive(Clone, Debug)]
-pub(crate) struct Unfinished {
+pub(crate) struct UnfinishedSplit {
     /// Level of the parent.
     pub(crate) level: u8,
     /// High fence of the left part.
@@ -71,7 +71,7 @@ enum Walk {
 
 /// The result of a search through the cache.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum SearchEnd {
     /// The node, Hot.
     Node(Location),
     /// The node is not cached and is not to be: the mark under which the caller reads it.
@@ -96,19 +96,19 @@ impl DexTree {
         level: u8,
         may_stream: bool,
         context: &mut OpContext,
-    ) -> Result<Found, IndexError> {
+    ) -> Result<SearchEnd, IndexError> {
         loop {
             self.check_open()?;
             let failed = match self.walk(seek, level) {
-                Walk::At(location) => return Ok(Found::Node(location)),
-                Walk::TooLow => return Ok(Found::TooLow),
+                Walk::At(location) => return Ok(SearchEnd::Node(location)),
+                Walk::TooLow => return Ok(SearchEnd::TooLow),
                 Walk::Miss(mut mark) => {
                     mark.cause = context.cause;
                     if self.options.offload != Offload::Never
                         && let Some(work) = context.offloadable
                         && self.offloads.chooses(session, &mark, work, self.remote.subtree_level())
                     {
-                        return Ok(Found::Offload(OffloadMark::of(mark, work.reads())));
+                        return Ok(SearchEnd::Offload(OffloadMark::of(mark, work.reads())));
                     }
                     let streams = mark.level == 0 && may_stream && !context.must_cache;
                     if streams
@@ -116,7 +116,7 @@ impl DexTree {
                             || context.no_frame
                             || !self.admits(session, mark.addr))
                     {
-                        return Ok(Found::Missing(mark));
+                        return Ok(SearchEnd::Missing(mark));
                     }
                     // Boxed, as all that goes to the fabric from here: futures of operations stay small.
                     Box::pin(self.load(session, mark)).await
@@ -125,7 +125,7 @@ impl DexTree {
                 Walk::Wait(addr) => {
                     self.stats.waits.add();
                     if context.joins {
-                        return Ok(Found::Awaited(addr));
+                        return Ok(SearchEnd::Awaited(addr));
                     }
                     self.pages.wait_for_node(addr).await;
                     Ok(())
@@ -136,7 +136,7 @@ impl DexTree {
                             OffloadMark::join(&self.pages, addr, parent, version, level)
                     {
                         self.stats.offload_joined.add();
-                        return Ok(Found::Offload(mark));
+                        return Ok(SearchEnd::Offload(mark));
                     }
                     self.stats.waits.add();
                     self.pages.wait_for_node(addr).await;
@@ -146,7 +146,7 @@ impl DexTree {
                     self.pages.wait_for_frame(frame).await;
                     Ok(())
                 }
-                Walk::Again => Err(Fail::Restart),
+                Walk::Again => Err(DexFail::Restart),
                 Walk::Heal(heal) => {
                     let (tree, task_session) = (Arc::clone(self), session.clone());
                     let healing = async move { tree.heal(&task_session, heal).await };
@@ -199,8 +199,11 @@ impl DexTree {
                 if !ctl.latch.validate(version) {
                     return Walk::Again;
                 }
-                let unfinished =
-                    (finite && right != 0).then(|| Unfinished { level: at + 1, separator, right });
+                let unfinished = (finite && right != 0).then(|| UnfinishedSplit {
+                    level: at + 1,
+                    separator,
+                    right,
+                });
                 // Either the parent is out of date, or the frame is no root any more.
                 let stale = if parent == TOP { frame } else { parent };
                 let stale_addr = frames.ctl(stale).addr_word();

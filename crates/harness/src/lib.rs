@@ -1,0 +1,28 @@
+//! Harness: clusters and pools for tests, the lab and the bench, made in one way for all.
+//!
+//! [`simulate`] makes a simulated cluster, [`LoopbackServers`] starts servers in this process, and [`World`] runs a
+//! test on any fabric. [`make_pool`] and [`join`] open a session. [`open_table`] opens a table with a small cache;
+//! [`settle`], [`audit`] and [`check_all`] judge a pool whose clients have finished.
+//!
+//! ```
+//! use farleaf_harness::World;
+//!
+//! let roots = World::default().on_mapped(async |session| session.list_roots().await);
+//! assert_eq!(roots.expect("a list").len(), 0);
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod checks;
+mod error;
+mod servers;
+mod sessions;
+mod tables;
+mod world;
+
+pub use checks::{audit, check_all, settle};
+pub use error::HarnessError;
+pub use servers::LoopbackServers;
+pub use sessions::{join, make_pool};
+pub use tables::{create_table, open_table};
+pub use world::{World, simulate, simulate_pool};
