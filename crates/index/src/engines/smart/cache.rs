@@ -132,11 +132,13 @@ impl Cache {
         let mut shard = lock(self.shard(entry.addr));
         let shard = &mut *shard;
         let (bytes, addr) = (entry.bytes(), entry.addr.word());
+        let mut used = false;
         if let Some(place) = shard.places.get(&addr).copied() {
             let there = &shard.ring[place].entry;
             if there.c > entry.c && there.life().is_born_by(entry.c) {
                 return;
             }
+            used = shard.ring[place].used;
             shard.remove(place);
         }
         if bytes > shard.bytes_max {
@@ -147,7 +149,7 @@ impl Cache {
         }
         shard.bytes += bytes;
         shard.places.insert(addr, shard.ring.len());
-        shard.ring.push(Cached { entry: Arc::new(entry), used: false });
+        shard.ring.push(Cached { entry: Arc::new(entry), used });
     }
 
     /// Drops an entry whose node is not what it was.
@@ -197,11 +199,15 @@ impl Shard {
         loop {
             self.hand = if self.hand < self.ring.len() { self.hand } else { 0 };
             let Some(cached) = self.ring.get_mut(self.hand) else { return };
-            if !std::mem::take(&mut cached.used) {
+            let is_gone = !std::mem::take(&mut cached.used);
+            if is_gone {
                 self.remove(self.hand);
+            }
+            // The newest entry has taken the place of one that is gone: its turn comes a round later.
+            self.hand += 1;
+            if is_gone {
                 return;
             }
-            self.hand += 1;
         }
     }
 }
@@ -252,6 +258,17 @@ mod tests {
         let none = Cache::new(0);
         none.put(entry(1, 1, 1));
         assert_eq!(none.used(), (0, 0));
+    }
+
+    /// A full cache threw out what it had taken in last, and never learnt what was popular.
+    #[test]
+    fn new_entries_outlive_unused_old_ones() {
+        let bytes = entry(1, 1, 1).bytes() as u64;
+        let cache = Cache::new(32 * bytes);
+        (1..=100).for_each(|number| cache.put(entry(number, 1, 1)));
+        let has = |number: u64| cache.get(GlobalAddr::new(ServerId(0), 64 * number)).is_some();
+        let (last, first) = ((85..=100).filter(|it| has(*it)), (1..=50).filter(|it| has(*it)));
+        assert_eq!((last.count() >= 12, first.count()), (true, 0));
     }
 
     #[test]
