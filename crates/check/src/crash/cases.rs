@@ -5,8 +5,11 @@ use farleaf_index::Engine;
 use super::action::{Action, INITIAL, WRITTEN};
 use super::state::{Change, CrashState, CrashStep, Order, Script, Setup};
 
+/// A key that leaves what a radix tree's nodes compress of the keys beside it.
+const APART: u32 = 70_000;
+
 /// Cases of tables whose nodes reserve their room: what adds to nodes and takes from them, and what meets them.
-const RESERVED: [&str; 20] = [
+const RESERVED: [&str; 21] = [
     "get-absent",
     "scan-reverse",
     "verify",
@@ -20,6 +23,7 @@ const RESERVED: [&str; 20] = [
     "insert-node",
     "insert-node-down",
     "insert-node-cold",
+    "insert-edge-split",
     "node-grows-in-place",
     "node-grows-in-place-cold",
     "node-grows-in-place-own",
@@ -117,6 +121,7 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
         ("insert-node-exhausted", CrashState { is_exhausted: true, ..node }),
         ("insert-larger-node", larger),
         ("insert-larger-node-own", by_actor(larger)),
+        ("insert-edge-split", keys(12, Action::Insert(APART))),
         ("node-grows-in-place", grows),
         ("node-grows-in-place-cold", cold(grows)),
         ("node-grows-in-place-own", by_actor(grows)),
@@ -147,7 +152,10 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
     };
     // A remove of a radix tree WRITEs nothing at whose middle its compute server could die.
     let has_writes = |name: &str| !traits.radix || name != "recover-merge";
-    let is_tried = |name: &str| !reserves || RESERVED.contains(&name);
+    let is_tried = |name: &str| match name {
+        "insert-edge-split" => in_place && reserves,
+        _ => !reserves || RESERVED.contains(&name),
+    };
     let suits = |(name, state): &(&str, CrashState)| {
         has_change(state) && has_writes(name) && is_tried(name)
     };

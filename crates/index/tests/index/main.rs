@@ -15,5 +15,6 @@ mod owned;
 mod smart;
 mod smart_damage;
 mod smart_reserved;
+mod smart_reverse;
 mod takeover;
 mod unknown;

@@ -30,8 +30,10 @@ pub(super) struct Entry {
     of: NodeType,
     /// The bytes in front of its depth, which all of its keys begin with; they never change.
     prefix: Box<[u8]>,
-    /// Life and header, then the slots that have children, in the order of their edges.
+    /// Life and header, then the slots that have children: in the order of their edges, or, if objects point back,
+    /// in that of the node.
     words: Box<[u64]>,
+    is_in_place: bool,
 }
 
 impl Entry {
@@ -48,9 +50,16 @@ impl Entry {
         let prefix = key.get(..node.depth())?.into();
         let mut kept: Vec<u64> = Vec::with_capacity(2 + node.live());
         kept.extend_from_slice(&words[..2]);
-        kept.extend(node.slots().filter(|slot| slot.has_child()).map(|slot| slot.thawed().0));
-        kept[2..].sort_unstable_by_key(|word| Slot(*word).edge());
-        Some(Entry { addr, c, of, prefix, words: kept.into_boxed_slice() })
+        let has_child = |slot: &Slot| slot.has_child();
+        let is_in_place = shape.points_back;
+        if is_in_place {
+            // Slots fill from left to right; one READ may have missed some.
+            kept.extend(node.slots().take_while(has_child).map(|slot| slot.thawed().0));
+        } else {
+            kept.extend(node.slots().filter(has_child).map(|slot| slot.thawed().0));
+            kept[2..].sort_unstable_by_key(|word| Slot(*word).edge());
+        }
+        Some(Entry { addr, c, of, prefix, words: kept.into_boxed_slice(), is_in_place })
     }
 
     pub(super) fn life(&self) -> Life {
@@ -71,11 +80,19 @@ impl Entry {
         key.starts_with(&self.prefix) && self.node(shape).differs(key, 0).is_none()
     }
 
-    /// The child under an edge.
-    pub(super) fn find(&self, edge: Edge) -> Option<Slot> {
+    /// The child under an edge, and its number here, which is that of its slot if objects point back.
+    pub(super) fn find(&self, edge: Edge) -> Option<(usize, Slot)> {
         let slots = &self.words[2..];
-        let at = slots.binary_search_by_key(&edge, |word| Slot(*word).edge()).ok()?;
-        Some(Slot(slots[at]))
+        let at = match self.is_in_place {
+            true => slots.iter().position(|word| Slot(*word).edge() == edge)?,
+            false => slots.binary_search_by_key(&edge, |word| Slot(*word).edge()).ok()?,
+        };
+        Some((at, Slot(slots[at])))
+    }
+
+    /// Its children.
+    pub(super) fn children(&self) -> usize {
+        self.words.len() - 2
     }
 
     fn bytes(&self) -> usize {
@@ -135,7 +152,8 @@ impl Cache {
         let mut used = false;
         if let Some(place) = shard.places.get(&addr).copied() {
             let there = &shard.ring[place].entry;
-            if there.c > entry.c && there.life().is_born_by(entry.c) {
+            let is_of_one_life = there.is_in_place || there.life().is_born_by(entry.c);
+            if there.c > entry.c && is_of_one_life {
                 return;
             }
             used = shard.ring[place].used;
@@ -219,8 +237,13 @@ mod tests {
     use super::super::layout::{LeafClass, fill_node};
     use super::*;
 
-    const SHAPE: Shape =
-        Shape { table: 7, wide: false, first: NodeType::SMALLEST, reserves: false };
+    const SHAPE: Shape = Shape {
+        table: 7,
+        wide: false,
+        first: NodeType::SMALLEST,
+        reserves: false,
+        points_back: false,
+    };
 
     fn entry(number: u64, birth: u64, c: u64) -> Entry {
         let addr = GlobalAddr::new(ServerId(0), 64 * number);
@@ -228,15 +251,16 @@ mod tests {
         let slots = [9, 3].map(|byte| Slot::leaf(Edge::byte(byte), addr.plus(640), class));
         let mut words = [0; 8];
         let of = NodeType::SMALLEST;
-        fill_node(&SHAPE, &mut words, (addr, birth), of, (0, b""), slots.into_iter());
+        fill_node(&SHAPE, &mut words, Life::new(7, addr, birth), of, (0, b""), slots.into_iter());
         Entry::of(&SHAPE, addr, c, &words, b"").expect("a node")
     }
 
     #[test]
     fn children_are_found_by_their_edges() {
         let entry = entry(1, 1, 1);
-        assert_eq!(entry.find(Edge::byte(3)).map(Slot::edge), Some(Edge::byte(3)));
-        assert_eq!(entry.find(Edge::byte(9)).map(Slot::edge), Some(Edge::byte(9)));
+        let edge = |byte| entry.find(Edge::byte(byte)).map(|(_, slot)| slot.edge());
+        assert_eq!(edge(3), Some(Edge::byte(3)));
+        assert_eq!(edge(9), Some(Edge::byte(9)));
         assert_eq!((entry.find(Edge::byte(4)), entry.find(Edge::END)), (None, None));
         assert_eq!(entry.node_type(), NodeType::SMALLEST);
     }

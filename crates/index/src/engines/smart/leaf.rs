@@ -271,9 +271,9 @@ fn runs_of(words: impl Iterator<Item = usize>, value: usize) -> Vec<Range<usize>
     runs
 }
 
-/// The class of a leaf with such a key and value; `None` if the value must go to a record.
-pub(super) fn class_for(key: usize, value: usize) -> Option<LeafClass> {
-    LeafClass::of(leaf_bytes(key, value))
+/// The class of a leaf with `lead` words in front and such a key and value; `None` if the value must go to a record.
+pub(super) fn class_for(lead: usize, key: usize, value: usize) -> Option<LeafClass> {
+    LeafClass::of(8 * lead + leaf_bytes(key, value))
 }
 
 #[cfg(test)]

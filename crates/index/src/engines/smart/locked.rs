@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use farleaf_fabric::{Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
@@ -17,18 +17,16 @@ use super::takeover::redo_record;
 use super::tree::{Tree, count, finish};
 use crate::IndexError;
 
-/// A leaf's place, and its words when it was read.
+/// A leaf's place, and its words when it was read, from its head on.
 #[derive(Clone, Debug)]
 pub(super) struct LeafImage {
     pub(super) addr: GlobalAddr,
     pub(super) words: Vec<u64>,
+    /// The word in front of its head, if objects point back and it was read.
+    pub(super) back: Option<u64>,
 }
 
 impl LeafImage {
-    pub(super) fn new(addr: GlobalAddr, image: &Buf) -> LeafImage {
-        LeafImage { addr, words: image.words().to_vec() }
-    }
-
     /// The address of its lock word.
     pub(super) fn lock_addr(&self) -> GlobalAddr {
         lock_addr(self.addr, self.words.len() * 8)
@@ -186,7 +184,7 @@ impl Tree {
     ) -> Result<LeafImage, IndexError> {
         let reliable = session.reliable();
         let image = reliable.read(leaf.addr, reliable.buf(leaf.words.len() * 8)).await?;
-        Ok(LeafImage::new(leaf.addr, &image))
+        Ok(LeafImage { addr: leaf.addr, words: image.words().to_vec(), back: None })
     }
 
     async fn post_content(

@@ -183,8 +183,8 @@ impl Tree {
         let mut buf = session.client().buf(of.bytes());
         let place = (node.depth(), &bytes[..len]);
         let slots = live_slots(&dying.words);
-        let made = (object.addr(), session.epoch());
-        fill_node(&self.shape, buf.words_mut(), made, of, place, slots);
+        let life = self.shape.life(object.addr(), session.epoch(), dying.up.at);
+        fill_node(&self.shape, buf.words_mut(), life, of, place, slots);
         Ok(object.write(buf).await?)
     }
 

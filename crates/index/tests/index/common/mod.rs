@@ -15,8 +15,8 @@ use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use farleaf_index::knobs::CACHE;
 use farleaf_index::{
-    AnyIndex, Engine, Index, NodeRoom, OpenOptions, Settings, SortedPairs, StoredTable,
-    TableFormat, TableReport,
+    AnyIndex, Engine, Index, NodeRoom, OpenOptions, PointerCheck, Settings, SortedPairs,
+    StoredTable, TableFormat, TableReport,
 };
 use farleaf_pool::{Audit, AuditReport, Pool, PoolOptions, Session, format};
 
@@ -211,6 +211,12 @@ pub fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
             let nodes = NodeRoom::Reserve;
             formats.push(("u64 reserved", TableFormat { nodes, ..tiny }));
             formats.push(("bytes reserved", TableFormat { nodes, ..bytes }));
+        }
+        if engine.can_point_back() {
+            let (nodes, check) = (NodeRoom::Reserve, PointerCheck::Reverse);
+            formats.push(("u64 reverse", TableFormat { nodes, check, ..tiny }));
+            let (key, value) = (KeyFormat::Bytes { max: 40 }, ValueFormat::Fixed(8));
+            formats.push(("bytes reverse", TableFormat { key, value, nodes, check, ..tiny }));
         }
     }
     formats
