@@ -100,10 +100,22 @@ pub async fn create(
 /// # Errors
 /// As [`AnyIndex::open`].
 pub async fn open(session: &Session, name: &str) -> Result<AnyIndex, IndexError> {
+    open_with(session, name, &Settings::default()).await
+}
+
+/// As [`open`], with these settings in place of its own.
+///
+/// # Errors
+/// The table is not there, or cannot be opened so.
+pub async fn open_with(
+    session: &Session,
+    name: &str,
+    chosen: &Settings,
+) -> Result<AnyIndex, IndexError> {
     let root = session.open_root(name).await?;
     let format = *StoredTable::of(&root)?.format();
     let cache_bytes = CACHE_NODES * u64::from(format.node_bytes());
-    let settings = Settings::default()
+    let mut settings = Settings::default()
         .with(CACHE, &cache_bytes.to_string())
         // Keeps leaves, so that the lab tries operations in the cache.
         .with("admission", "eager")
@@ -112,6 +124,7 @@ pub async fn open(session: &Session, name: &str) -> Result<AnyIndex, IndexError>
         .with("unlink_batch", "1")
         // A skip table from the first node on.
         .with("est_nodes", "1");
+    settings.set_all(chosen);
     let settings = format.engine.options_of(&settings);
     AnyIndex::open(session, &root, &OpenOptions { settings, ..OpenOptions::default() }).await
 }

@@ -9,7 +9,7 @@ use super::state::{Change, CrashState, CrashStep, Order, Script, Setup};
 const APART: u32 = 70_000;
 
 /// Cases of tables whose nodes reserve their room: what adds to nodes and takes from them, and what meets them.
-const RESERVED: [&str; 21] = [
+const RESERVED: [&str; 22] = [
     "get-absent",
     "scan-reverse",
     "verify",
@@ -24,6 +24,7 @@ const RESERVED: [&str; 21] = [
     "insert-node-down",
     "insert-node-cold",
     "insert-edge-split",
+    "revive",
     "node-grows-in-place",
     "node-grows-in-place-cold",
     "node-grows-in-place-own",
@@ -113,6 +114,7 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
     let smaller = shrink(14, Change::NodeShrinks, Order::Up);
     let died_in_update =
         |action| CrashState { setup: Setup::DiedIn(Action::Update(60)), ..keys(12, action) };
+    let revive = CrashState::new(Script::Without(12, 60), CrashStep::Do(Action::Insert(60)));
     let cases = cases.into_iter().chain([
         ("insert-beside", grow(Change::LeafAdded, Order::Up)),
         ("insert-node", node),
@@ -122,6 +124,7 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
         ("insert-larger-node", larger),
         ("insert-larger-node-own", by_actor(larger)),
         ("insert-edge-split", keys(12, Action::Insert(APART))),
+        ("revive", CrashState { keeps_removed: true, ..revive }),
         ("node-grows-in-place", grows),
         ("node-grows-in-place-cold", cold(grows)),
         ("node-grows-in-place-own", by_actor(grows)),
@@ -142,6 +145,7 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
     // Leaves that change in place, under a lock that their content gives back.
     let in_place = traits.radix && traits.shrinks;
     let has_change = |state: &CrashState| match state.script {
+        Script::Without(..) => in_place,
         Script::Keys(_) => in_place || !matches!(state.setup, Setup::DiedIn(_)),
         Script::Grow(Change::LeafAdded | Change::NodeAdded | Change::NodeGrows, _) => traits.radix,
         Script::Grow(Change::NodeGrowsInPlace, _) => reserves,

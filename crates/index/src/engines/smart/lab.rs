@@ -21,6 +21,7 @@ pub(super) const CANARIES: &[Canary] = &[
     Canary::LoseLeafRedo,
     Canary::ResendContent,
     Canary::TakeOverUnrecorded,
+    Canary::ReviveHeadFirst,
     Canary::FreeSlot,
     Canary::UnlinkUnlocked,
     Canary::MoveUnmarked,

@@ -248,7 +248,12 @@ pub(super) fn changed(old: &[u64], new: &[u64]) -> Changed {
     let differs = |at: &usize| old[*at] != new[*at] || Canary::RewriteEqualWords.is_armed();
     if revives {
         let mut runs = runs_of((value..end).filter(differs), value);
-        runs.extend(runs_of((0..KEY).filter(differs), value));
+        let head = runs_of((0..KEY).filter(differs), value);
+        if Canary::ReviveHeadFirst.is_armed() {
+            runs.splice(..0, head);
+        } else {
+            runs.extend(head);
+        }
         return Changed { runs, needs_redo: false };
     }
     let runs = runs_of((0..KEY).chain(value..end).filter(differs), value);
