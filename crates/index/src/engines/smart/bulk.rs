@@ -265,8 +265,8 @@ impl Builder<'_> {
         let (from, link) = (at + 1, self.tree.shape.bytes_max() + 1);
         let links = (open.at - from) / link;
         let mut depth = from + links * link;
-        let of = self.tree.shape.holding(open.children.len());
-        let single = self.tree.shape.holding(1);
+        let of = self.tree.holding(open.children.len());
+        let single = self.tree.holding(1);
         // The node's own address, and those of the chain in front of it, from the bottom up.
         let mut made = Vec::with_capacity(links + 1);
         made.push(match open.addr {

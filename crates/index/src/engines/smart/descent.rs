@@ -23,6 +23,7 @@ use super::cache::Entry;
 use super::layout::{Edge, META_ROOT, Node, NodeType, Slot, slot_addr};
 use super::leaf::Leaf;
 use super::locked::LeafImage;
+use super::switches::{CacheIndex, NodeTypes};
 use super::tree::{Fail, Tree, count};
 
 /// The word that leads to a node: a slot of its parent, or the root word.
@@ -104,6 +105,9 @@ pub(super) struct Guess {
 impl Tree {
     /// Follows the cached nodes towards `key`. No remote operation.
     pub(super) fn guess(&self, key: &[u8]) -> Option<Guess> {
+        if self.options.cache_index == CacheIndex::Hash {
+            return self.guess_by_length(key);
+        }
         let (root, life) = self.known_root()?;
         let mut entry = self.cache.get(root).filter(|entry| entry.life() == life)?;
         loop {
@@ -127,6 +131,19 @@ impl Tree {
         let index = index.unwrap_or(entry.children());
         let at = self.shape.points_back.then(|| slot_addr(entry.addr, index));
         Guess { entry, slot, at }
+    }
+
+    /// Looks for a cached node on the way to `key` by the bytes that lead to it. No remote operation.
+    fn guess_by_length(&self, key: &[u8]) -> Option<Guess> {
+        let is_here = |len: &usize| -> Option<(Arc<Entry>, Edge)> {
+            let entry = self.cache.by_name(&key[..*len])?;
+            let is_it =
+                entry.node(&self.shape).dispatch() == *len && entry.is_on_way(&self.shape, key);
+            Some((entry, Edge::of(key, *len)?)).filter(|_| is_it)
+        };
+        let (entry, edge) = (0..=key.len()).rev().find_map(|len| is_here(&len))?;
+        let found = entry.find(edge);
+        Some(self.guess_in(entry, found.map(|found| found.1), found.map(|found| found.0)))
     }
 
     /// Proves the deepest node that the cache knows of: 1 READ, with the WRITE of `new` in the same round trip.
@@ -322,7 +339,9 @@ impl Tree {
         if self.options.cache_bytes == 0 || held.node(self).life().is_dead() {
             return;
         }
-        if let Some(entry) = Entry::of(&self.shape, held.addr, held.c, held.image.words(), key) {
+        let is_whole = self.options.types == NodeTypes::Whole;
+        let (addr, c, words) = (held.addr, held.c, held.image.words());
+        if let Some(entry) = Entry::of(&self.shape, addr, c, words, (key, is_whole)) {
             self.cache.put(entry);
         }
     }

@@ -1,6 +1,6 @@
 //! Options: settings by which one compute server opens a table of this engine.
 
-use super::switches::{LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
+use super::switches::{CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
 use crate::{KnobKind, knobs};
 
 /// One word of a few.
@@ -35,5 +35,7 @@ knobs! {
         "node_locks" => node_locks: NodeLocks = NodeLocks::Off, words(NodeLocks::WORDS), paper "off";
         /// Which sizes nodes grow through.
         "types" => types: NodeTypes = NodeTypes::Fine, words(NodeTypes::WORDS), paper "7 types";
+        /// Way to the deepest cached node above a key: from the root down, or a hash lookup for each length.
+        "cache_index" => cache_index: CacheIndex = CacheIndex::Radix, words(CacheIndex::WORDS), paper "radix";
     }
 }

@@ -11,6 +11,7 @@ use super::delegation::Queues;
 use super::layout::{Life, META_MAGIC, META_ROOT, NodeType, Shape};
 use super::leaf::MOVING;
 use super::options::SmartOptions;
+use super::switches::NodeTypes;
 use crate::IndexError;
 use crate::bnode::Layout;
 use crate::detach::run_to_end;
@@ -153,7 +154,7 @@ impl Tree {
             layout,
             shape: Shape::of(&layout),
             options,
-            cache: Cache::new(options.cache_bytes),
+            cache: Cache::new(options.cache_bytes, options.cache_index),
             root: Mutex::default(),
             lock_table: Mutex::default(),
             removed: Mutex::default(),
@@ -202,10 +203,17 @@ impl Tree {
 
     /// The type of a new node.
     pub(super) fn first_type(&self) -> NodeType {
-        if self.shape.reserves {
-            self.shape.first
-        } else {
-            self.options.types.first(self.shape.first)
+        match (self.shape.reserves, self.options.types) {
+            (true, NodeTypes::Fine | NodeTypes::Art) => self.shape.first,
+            (_, types) => types.first(self.shape.first),
+        }
+    }
+
+    /// The type of a new node with so many slots.
+    pub(super) fn holding(&self, slots: usize) -> NodeType {
+        match self.options.types {
+            NodeTypes::Whole => NodeType::TOP,
+            NodeTypes::Fine | NodeTypes::Art => self.shape.holding(slots),
         }
     }
 }
