@@ -216,7 +216,7 @@ impl Tree {
         let (tree, key) = (Arc::clone(self), key.to_vec());
         let linked = finish(session, async move |session| {
             let place = Place { held, index, expected, moved };
-            let link = async || tree.link_new(&session, &key, place, slot, nodes, new).await;
+            let link = async |_| tree.link_new(&session, &key, place, slot, nodes, new).await;
             tree.under(&session, locks, link).await
         });
         let (result, held) = linked.await?;

@@ -81,7 +81,8 @@ pub(super) enum Stored {
 
 impl Tree {
     /// Gives a leaf that was whole and free a new content, to which the changes of the lead's members are applied:
-    /// 1 CAS and 1 WRITE, more if several runs of words differ or a redo record is needed.
+    /// 1 CAS and 1 WRITE, more if several runs of words differ or a redo record is needed. A change without an
+    /// expectation READs the leaf once more if it has waited for its lock in the lock table.
     ///
     /// # Errors
     /// `OutcomeUnknown` if it takes longer than the caller waits.
@@ -89,16 +90,43 @@ impl Tree {
         self: &Arc<Self>,
         session: &Session,
         leaf: LeafImage,
-        content: Content,
+        (content, is_blind): (Content, bool),
         lead: Option<ChangeLead>,
     ) -> Result<Stored, IndexError> {
         let tree = Arc::clone(self);
         let locks = self.leaf_locks(leaf.addr, LockSet::default());
         finish(session, async move |session| {
-            let store = async || tree.store_now(&session, leaf, content, lead).await;
+            let store = async |has_waited| {
+                let mut leaf = leaf;
+                if has_waited && is_blind {
+                    tree.look_again(&session, &mut leaf, &content).await?;
+                }
+                tree.store_now(&session, leaf, content, lead).await
+            };
             tree.under(&session, locks, store).await
         })
         .await
+    }
+
+    /// READs a leaf again, and takes what it holds now if `content` can take the place of that as well.
+    async fn look_again(
+        &self,
+        session: &Session,
+        leaf: &mut LeafImage,
+        content: &Content,
+    ) -> Result<(), IndexError> {
+        let now = self.read_locked(session, leaf).await?;
+        let [old, new] = [&*leaf, &now].map(|it| Leaf::new(self.shape.table, it.addr, &it.words));
+        let is_record = |leaf: Leaf<'_>| matches!(leaf.content(), NewValue::Record(_));
+        let is_alike = new.is_whole()
+            && new.is_free()
+            && new.is_valid() == old.is_valid()
+            && is_record(new) == is_record(old)
+            && new.has_room(content.as_new().bytes());
+        if is_alike {
+            *leaf = LeafImage { back: leaf.back, ..now };
+        }
+        Ok(())
     }
 
     async fn store_now(

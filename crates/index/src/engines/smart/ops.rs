@@ -176,9 +176,10 @@ impl Tree {
         held: &mut Vec<u8>,
         lead: Option<ChangeLead>,
     ) -> Result<Outcome, IndexError> {
-        let (wait, dead, leaf, record) = (LockWait::default(), None, None, None);
+        let leads = lead.is_some();
+        let (wait, dead, leaf, record) = (LockWait::of_leader(leads), None, None, None);
         let mut op = Op { change, held, wait, dead, leaf, record, lead, mark: 0 };
-        let mut attempts = Attempts::default();
+        let mut attempts = Attempts::of_leader(leads);
         // A leaf is replaced from the slot of its node, which the way from the root reads.
         let replaces = self.options.leaf == LeafUpdate::Replaced && change.value.is_some();
         let mut by = if replaces && !change.adds { By::Root } else { By::Cache };
@@ -295,6 +296,7 @@ impl Tree {
         let (image, has_room) =
             (self.leaf_image(slot.addr(), &image), leaf.has_room(content.as_new().bytes()));
         if stays && same && has_room {
+            let content = (content, change.expected.is_none());
             match self.store(session, image, content, op.lead.take()).await? {
                 Stored::Done { is_removed } => {
                     if is_removed {

@@ -251,7 +251,7 @@ impl Tree {
         let locks = self.leaf_locks(old.addr, self.slot_locks(&path.nodes));
         let (tree, key) = (Arc::clone(self), key.to_vec());
         finish(session, async move |session| {
-            let work = async || tree.move_now(&session, &key, (at, slot), old, new).await;
+            let work = async |_| tree.move_now(&session, &key, (at, slot), old, new).await;
             tree.under(&session, locks, work).await
         })
         .await
