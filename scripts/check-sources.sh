@@ -72,7 +72,7 @@ fi
 # only grows.
 plain=('crates/bench/*.rs' 'crates/check/*.rs' 'crates/cli/*.rs' 'crates/cluster/*.rs' 'crates/fabric/*.rs'
     'crates/index/src/*.rs' 'crates/store/*.rs'
-    ':!crates/index/src/compute/*' ':!crates/index/src/engines/dart/*' ':!crates/index/src/engines/smart/*')
+    ':!crates/index/src/compute/*' ':!crates/index/src/engines/dart/*')
 if headless=$(git ls-files -z "${plain[@]}" | LC_ALL=C xargs -0 -r grep -HnE \
     '^\s*//[/!]? (Who|Whoever|Whose|Whom|What|Whatever|Where|Wherever|How|Whether|Which|When|Whenever)\b'); then
     printf 'a comment that names no actor and no thing (write "The result of ...", "Returns whether ..."):\n%s\n' \

@@ -135,7 +135,7 @@ impl Tree {
         if done.await? { Ok(count) } else { Err(not_empty()) }
     }
 
-    /// Freezes the root, which must have no children, and puts one with `slots` in its place; whether that was so.
+    /// Freezes the root, which must have no children, and puts one with `slots` in its place; returns whether it did.
     async fn publish(
         self: &Arc<Self>,
         session: &Session,

@@ -221,7 +221,7 @@ pub(super) fn size_bytes(class: usize) -> usize {
     base + base / 4 * ((class - 4) % 4 + 1)
 }
 
-/// The type of a node: how many slots it has.
+/// The type of a node, by its number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeType(u8);
 

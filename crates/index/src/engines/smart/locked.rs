@@ -73,7 +73,7 @@ impl Content {
 /// The end of a try to change a leaf in place.
 #[derive(Debug)]
 pub(super) enum Stored {
-    /// It has the new content; whether its key is absent now.
+    /// It has the new content. `is_removed`: its key is absent now.
     Done { is_removed: bool },
     /// Another had the lock.
     Lost { content: Content, lead: Option<ChangeLead> },

@@ -188,8 +188,8 @@ impl Tree {
         Ok(object.write(buf).await?)
     }
 
-    /// Stores `new` over the word that leads to a frozen node, so that `made` is linked in its place; whether this
-    /// client did. The node is retired then; otherwise `made` is freed.
+    /// Stores `new` over the word that leads to a frozen node, so that `made` is linked in its place; returns whether
+    /// this client did. The node is retired then; otherwise `made` is freed.
     pub(super) async fn replace(
         &self,
         session: &Session,

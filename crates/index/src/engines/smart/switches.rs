@@ -61,7 +61,7 @@ switch! {
 }
 
 switch! {
-    /// How a leaf gets a new value.
+    /// The way of a new value into a leaf.
     LeafUpdate {
         /// In its place, under its lock.
         InPlace = "in-place",
@@ -71,7 +71,7 @@ switch! {
 }
 
 switch! {
-    /// Which lock a change of a leaf takes.
+    /// The lock that a change of a leaf takes.
     LeafLock {
         /// The one in the leaf; the new content gives it back.
         Rear = "rear",
@@ -81,7 +81,7 @@ switch! {
 }
 
 switch! {
-    /// Which nodes an operation locks before it changes a slot.
+    /// The nodes that an operation locks before it changes a slot.
     NodeLocks {
         /// None: one CAS changes the slot.
         Off = "off",
@@ -93,7 +93,7 @@ switch! {
 }
 
 switch! {
-    /// Which sizes nodes grow through.
+    /// The sizes that nodes grow through.
     NodeTypes {
         /// The engine's own: 6, 14, 30, 62, 126, 254 and 257 slots.
         Fine = "fine",

@@ -117,7 +117,7 @@ impl Tree {
             let (lock, by) = (leaf.lock(), leaf.by());
             // The token may have landed in front of the rest.
             if waited_ns >= OWNER_CHECK_NS && is_owner_dead(session, lock).await? {
-                // A leaf that is not whole is linked: what leaves the table was whole before.
+                // A leaf that is not whole is linked: each leaf that leaves the table was whole before.
                 self.take_over(session, self.leaf_image(addr, &image), lock).await?;
             } else if waited_ns >= CORRUPT_AFTER_NS && LockToken::from_word(owner(lock)).is_none()
                 || waited_ns >= LOCK_WAIT_MAX_NS && lock == by

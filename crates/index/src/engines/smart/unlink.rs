@@ -138,7 +138,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Empties the slot of a leaf that this client has locked; whether it led there.
+    /// Empties the slot of a leaf that this client has locked; returns whether it led there.
     async fn empty_slot(
         &self,
         session: &Session,

@@ -25,7 +25,7 @@ impl Tree {
     /// Visits the meta object and the lock table, then the nodes and leaves from the root down, children in the order of their slots,
     /// a leaf's record after it. Takes over leaves that dead clients were writing.
     ///
-    /// Others may replace nodes meanwhile: what was linked when its parent was read is visited.
+    /// Others may replace nodes meanwhile: it visits each object that was linked when its parent was read.
     ///
     /// Cost: 1 READ for each node, leaf and record.
     pub(super) async fn walk(
