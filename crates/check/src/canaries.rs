@@ -128,6 +128,7 @@ fn crash_case_for(canary: Canary) -> Option<String> {
     let case = match canary {
         Canary::LoseLeafRedo => "update",
         Canary::TakeOverUnrecorded => "takeover-update",
+        Canary::ReviveHeadFirst => "revive",
         _ => return None,
     };
     let engine = Engine::ALL.iter().find(|engine| engine.has_canary(canary))?;

@@ -66,7 +66,21 @@ pub async fn create(
 /// # Errors
 /// As [`AnyIndex::open`].
 pub async fn open(session: &Session, name: &str) -> Result<AnyIndex, IndexError> {
-    open_table(session, name, CACHE_NODES, &settings()).await
+    open_with(session, name, &Settings::default()).await
+}
+
+/// As [`open`], with these settings in place of its own.
+///
+/// # Errors
+/// As [`AnyIndex::open`].
+pub async fn open_with(
+    session: &Session,
+    name: &str,
+    chosen: &Settings,
+) -> Result<AnyIndex, IndexError> {
+    let mut settings = settings();
+    settings.set_all(chosen);
+    open_table(session, name, CACHE_NODES, &settings).await
 }
 
 /// Nodes that caches hold.

@@ -46,6 +46,6 @@ pub use knobs::{Knob, KnobError, KnobKind, KnobOf, KnobValue, Knobs, Setting, Se
 pub use limits::VALUE_BYTES_MAX;
 pub use open_options::OpenOptions;
 pub use recovery::{recover, sweep};
-pub use spec::{NodeRoom, Shape, TableFormat};
+pub use spec::{NodeRoom, PointerCheck, Shape, TableFormat};
 pub use stored::StoredTable;
 pub use walk::Visitor;

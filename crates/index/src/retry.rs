@@ -16,6 +16,9 @@ pub(crate) const OWNER_CHECK_NS: u64 = 10_000_000;
 pub(crate) const LOCK_WAIT_MAX_NS: u64 = 10_000_000_000;
 /// First and longest wait between two tries.
 const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
+/// Longest wait of a client that asks for all others of its compute server. Few ask then; one that waited much longer
+/// would lose to a new leader of another compute server again and again.
+const LEADER_BACKOFF_NS: u64 = 8_000;
 /// Tries at a lock after which the longest wait doubles, and again after as many more, up to 4 ms.
 const MANY_TRIES: u32 = 32;
 
@@ -33,22 +36,31 @@ async fn backoff_up_to(session: &Session, attempt: u32, most_ns: u64) {
 
 /// Counts the attempts at one operation, lets the first few follow each other at once, and spaces out the rest.
 #[derive(Debug, Default)]
-pub(crate) struct Attempts(u32);
+pub(crate) struct Attempts {
+    count: u32,
+    leads: bool,
+}
 
 impl Attempts {
+    /// Those of a client that asks for others of its compute server, if it `leads`.
+    pub(crate) fn of_leader(leads: bool) -> Self {
+        Attempts { count: 0, leads }
+    }
+
     /// Waits before one more attempt when there were some.
     ///
     /// # Errors
     /// `Unavailable` after very many.
     pub(crate) async fn again(&mut self, session: &Session) -> Result<(), IndexError> {
-        self.0 += 1;
-        if self.0 > ATTEMPTS_MAX {
+        self.count += 1;
+        if self.count > ATTEMPTS_MAX {
             return Err(IndexError::Unavailable(format!(
                 "gave up after {ATTEMPTS_MAX} attempts at one key, which others change all the time: try again"
             )));
         }
-        if self.0 > ATTEMPTS_QUICK {
-            backoff(session, self.0 - ATTEMPTS_QUICK).await;
+        if self.count > ATTEMPTS_QUICK {
+            let most_ns = if self.leads { LEADER_BACKOFF_NS } else { BACKOFF_NS.1 };
+            backoff_up_to(session, self.count - ATTEMPTS_QUICK, most_ns).await;
         }
         Ok(())
     }
@@ -60,9 +72,15 @@ pub(crate) struct LockWait {
     since_ns: u64,
     holder: u64,
     tries: u32,
+    leads: bool,
 }
 
 impl LockWait {
+    /// That of a client that asks for others of its compute server, if it `leads`.
+    pub(crate) fn of_leader(leads: bool) -> Self {
+        LockWait { leads, ..LockWait::default() }
+    }
+
     /// Waits before one more look at the lock of the `what` at `addr`, which `token` holds; true at once if the
     /// holder is dead, and fenced.
     ///
@@ -88,7 +106,10 @@ impl LockWait {
         if waited_ns >= LOCK_WAIT_MAX_NS {
             return Err(locked_too_long(what, addr, token));
         }
-        let most_ns = BACKOFF_NS.1 << (self.tries / MANY_TRIES).min(6);
+        let most_ns = match self.leads {
+            true => LEADER_BACKOFF_NS << (self.tries / MANY_TRIES).min(9),
+            false => BACKOFF_NS.1 << (self.tries / MANY_TRIES).min(6),
+        };
         backoff_up_to(session, self.tries, most_ns).await;
         self.tries += 1;
         Ok(false)

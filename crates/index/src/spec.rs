@@ -29,6 +29,9 @@ crate::knobs! {
         /// Room of a radix tree's node. relocate: as much as its slots need; a larger node takes the place of a full one.
         /// reserve: as much as the largest node needs; a node grows in place, and its address stays.
         "nodes" => nodes: NodeRoom = NodeRoom::Relocate, KnobKind::Words { words: NodeRoom::WORDS, also: None }, paper "reserve (SMART)";
+        /// Proof of a cached pointer by the object that it leads to. birth: the epoch in which the object was made.
+        /// reverse: the address of the slot that leads to the object; it needs nodes=reserve and values of one length.
+        "check" => check: PointerCheck = PointerCheck::Birth, KnobKind::Words { words: PointerCheck::WORDS, also: None }, paper "reverse (SMART)";
     }
 }
 
@@ -70,6 +73,44 @@ impl FromStr for NodeRoom {
 
 knob_words!(NodeRoom);
 
+/// The word by which an object of a radix tree proves a cached pointer to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PointerCheck {
+    /// The epoch in which the object was made.
+    #[default]
+    Birth,
+    /// The address of the slot that leads to the object.
+    Reverse,
+}
+
+impl PointerCheck {
+    /// The words of all its values.
+    pub const WORDS: &'static [&'static str] = &["birth", "reverse"];
+}
+
+impl fmt::Display for PointerCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PointerCheck::Birth => "birth",
+            PointerCheck::Reverse => "reverse",
+        })
+    }
+}
+
+impl FromStr for PointerCheck {
+    type Err = ();
+
+    fn from_str(word: &str) -> Result<Self, ()> {
+        match word {
+            "birth" => Ok(PointerCheck::Birth),
+            "reverse" => Ok(PointerCheck::Reverse),
+            _ => Err(()),
+        }
+    }
+}
+
+knob_words!(PointerCheck);
+
 /// A table's specification: engine, formats and geometry. Fixed when it is made, kept in its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableFormat {
@@ -90,6 +131,8 @@ pub struct TableFormat {
     pub bucket_bytes: Option<u16>,
     /// The room that each node of a radix tree has.
     pub nodes: NodeRoom,
+    /// The proof of cached pointers in a radix tree.
+    pub check: PointerCheck,
 }
 
 impl Default for TableFormat {
@@ -103,6 +146,7 @@ impl Default for TableFormat {
             cap_inner: None,
             bucket_bytes: None,
             nodes: NodeRoom::Relocate,
+            check: PointerCheck::Birth,
         }
     }
 }
@@ -136,18 +180,46 @@ impl TableFormat {
                 able.join(", ")
             )));
         }
+        self.check_reverse()?;
         let options = LayoutOptions {
             cap_leaf: self.cap_leaf,
             cap_inner: self.cap_inner,
             bucket_bytes: self.bucket_bytes,
             nodes: self.nodes,
+            check: self.check,
             ..LayoutOptions::new(self.node_bytes() as usize, self.key, self.value)
         };
         Layout::new(options).map_err(|error| IndexError::Invalid(error.to_string()))
     }
 
+    /// Refuses `check=reverse` where an object would leave the tree: a node that is replaced, or a leaf whose value
+    /// needs another one. Its address would be used again, and a pointer back does not tell the two apart.
+    fn check_reverse(&self) -> Result<(), IndexError> {
+        if self.check == PointerCheck::Birth {
+            return Ok(());
+        }
+        let what = match (self.nodes, self.value) {
+            _ if !self.engine.can_point_back() => {
+                let able = Engine::ALL.iter().filter(|it| it.can_point_back());
+                let able: Vec<&str> = able.map(|it| it.name()).collect();
+                format!("check=reverse is for tables of the engine {}", able.join(", "))
+            }
+            (NodeRoom::Relocate, _) => {
+                "check=reverse needs nodes=reserve: a node that moves leaves an address that is used again"
+                    .to_owned()
+            }
+            (_, ValueFormat::Bytes) => {
+                "check=reverse needs values of one length: a value that outgrows its leaf leaves an address \
+                 that is used again"
+                    .to_owned()
+            }
+            _ => return Ok(()),
+        };
+        Err(IndexError::Invalid(format!("engine {}: {what}", self.engine)))
+    }
+
     /// As it stands in a root's parameters: words of version, key format, value format, node
-    /// bytes, capacities, bucket bytes and the room of nodes, and the tree's own number.
+    /// bytes, capacities, bucket bytes, the room of nodes and the check of pointers, and the tree's own number.
     pub(crate) fn to_params(self, tree: u64) -> [u8; 64] {
         let key = match self.key {
             KeyFormat::Fixed(bytes) => 1 << 32 | bytes as u64,
@@ -158,7 +230,8 @@ impl TableFormat {
             ValueFormat::Bytes => 2 << 32,
         };
         let number = |number: Option<u16>| u64::from(number.unwrap_or(0));
-        let caps = u64::from(self.nodes == NodeRoom::Reserve) << 48
+        let caps = u64::from(self.check == PointerCheck::Reverse) << 49
+            | u64::from(self.nodes == NodeRoom::Reserve) << 48
             | number(self.bucket_bytes) << 32
             | number(self.cap_leaf) << 16
             | number(self.cap_inner);
@@ -212,9 +285,10 @@ impl TableFormat {
             bucket_bytes: number(caps >> 32),
             nodes: match caps >> 48 {
                 0 => NodeRoom::Relocate,
-                1 => NodeRoom::Reserve,
-                _ => return Err(corrupt("has no legal room of nodes")),
+                1 | 3 => NodeRoom::Reserve,
+                _ => return Err(corrupt("has no legal room of nodes or check of pointers")),
             },
+            check: if caps >> 49 == 0 { PointerCheck::Birth } else { PointerCheck::Reverse },
         };
         Ok((format, tree))
     }

@@ -83,6 +83,8 @@ pub enum Canary {
     ResendContent,
     /// A takeover of a leaf writes no redo record of its own.
     TakeOverUnrecorded,
+    /// The head of a removed leaf that comes back is written before its value.
+    ReviveHeadFirst,
     /// The slot of an unlinked leaf becomes unused again.
     FreeSlot,
     /// A removed leaf is unlinked without its lock.
@@ -173,6 +175,7 @@ impl Canary {
         Canary::LoseLeafRedo,
         Canary::ResendContent,
         Canary::TakeOverUnrecorded,
+        Canary::ReviveHeadFirst,
         Canary::FreeSlot,
         Canary::UnlinkUnlocked,
         Canary::MoveUnmarked,
@@ -239,6 +242,7 @@ impl Canary {
             Canary::LoseLeafRedo => "lose-leaf-redo",
             Canary::ResendContent => "resend-content",
             Canary::TakeOverUnrecorded => "take-over-unrecorded",
+            Canary::ReviveHeadFirst => "revive-head-first",
             Canary::FreeSlot => "free-slot",
             Canary::UnlinkUnlocked => "unlink-unlocked",
             Canary::MoveUnmarked => "move-unmarked",
@@ -332,6 +336,9 @@ impl Canary {
             Canary::LoseLeafRedo => "a change of several words of a value leaves no redo record",
             Canary::ResendContent => "a leaf's lost WRITE is sent again without a look at its lock",
             Canary::TakeOverUnrecorded => "a takeover of a leaf writes no redo record of its own",
+            Canary::ReviveHeadFirst => {
+                "the head of a removed leaf that comes back is written before its value"
+            }
             Canary::FreeSlot => "the slot of an unlinked leaf becomes unused again",
             Canary::UnlinkUnlocked => "a removed leaf is unlinked without its lock",
             Canary::MoveUnmarked => "a leaf whose value moves elsewhere is not marked as moving",

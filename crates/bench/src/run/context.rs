@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_index::{
-    OpenOptions, SettingError, TableFormat,
+    OpenOptions, PointerCheck, SettingError, TableFormat,
     bnode::{KeyFormat, ValueFormat},
 };
 use farleaf_pool::PoolOptions;
@@ -142,7 +142,13 @@ fn table_format(config: &BenchConfig, keys: &KeyMaker) -> Result<TableFormat, Be
     let settings = config.settings_with_cache(|_| 256 << 20);
     let shape = engine.split(&settings).map_err(BenchConfigError::from)?.0;
     let setting = |error| BenchConfigError::from(SettingError { engine, error });
-    Ok(format.shaped(&shape).map_err(setting)?)
+    let format = format.shaped(&shape).map_err(setting)?;
+    // All values have one length, and pointers back ask for it.
+    let value = match format.check {
+        PointerCheck::Birth => format.value,
+        PointerCheck::Reverse => ValueFormat::Fixed(config.value_bytes),
+    };
+    Ok(TableFormat { value, ..format })
 }
 
 /// Bytes of each memory server that certainly hold the items. Only touched memory is committed, so

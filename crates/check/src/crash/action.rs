@@ -3,12 +3,14 @@
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Client, OpKind};
 use farleaf_harness::{HarnessError, join};
-use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange, SortedPairs, recover};
+use farleaf_index::{
+    AnyIndex, Entries, Index, IndexError, ScanRange, Settings, SortedPairs, recover,
+};
 use farleaf_pool::{Audit, Pool, Session};
 
 use super::formats::Format;
 use crate::history::{Answer, Call};
-use crate::world::{ask, open};
+use crate::world::{ask, open, open_with};
 
 /// The table of the case.
 pub(super) const TABLE: &str = "t";
@@ -91,10 +93,16 @@ pub(super) struct Actor {
     pub(super) member: Option<(Session, AnyIndex)>,
 }
 
-/// Joins the pool and opens the table.
-pub(super) async fn enter(endpoint: AnyEndpoint) -> Result<(Session, AnyIndex), HarnessError> {
+/// Joins the pool and opens the table; what this member removes stays where it is if it `keeps_removed`.
+pub(super) async fn enter(
+    endpoint: AnyEndpoint,
+    keeps_removed: bool,
+) -> Result<(Session, AnyIndex), HarnessError> {
     let session = join(endpoint).await?;
-    let index = open(&session, TABLE).await?;
+    let index = match keeps_removed {
+        true => open_with(&session, TABLE, &Settings::default().with("unlink_batch", "64")).await?,
+        false => open(&session, TABLE).await?,
+    };
     Ok((session, index))
 }
 

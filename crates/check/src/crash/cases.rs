@@ -5,8 +5,11 @@ use farleaf_index::Engine;
 use super::action::{Action, INITIAL, WRITTEN};
 use super::state::{Change, CrashState, CrashStep, Order, Script, Setup};
 
+/// A key that leaves what a radix tree's nodes compress of the keys beside it.
+const APART: u32 = 70_000;
+
 /// Cases of tables whose nodes reserve their room: what adds to nodes and takes from them, and what meets them.
-const RESERVED: [&str; 20] = [
+const RESERVED: [&str; 22] = [
     "get-absent",
     "scan-reverse",
     "verify",
@@ -20,6 +23,8 @@ const RESERVED: [&str; 20] = [
     "insert-node",
     "insert-node-down",
     "insert-node-cold",
+    "insert-edge-split",
+    "revive",
     "node-grows-in-place",
     "node-grows-in-place-cold",
     "node-grows-in-place-own",
@@ -109,6 +114,7 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
     let smaller = shrink(14, Change::NodeShrinks, Order::Up);
     let died_in_update =
         |action| CrashState { setup: Setup::DiedIn(Action::Update(60)), ..keys(12, action) };
+    let revive = CrashState::new(Script::Without(12, 60), CrashStep::Do(Action::Insert(60)));
     let cases = cases.into_iter().chain([
         ("insert-beside", grow(Change::LeafAdded, Order::Up)),
         ("insert-node", node),
@@ -117,6 +123,8 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
         ("insert-node-exhausted", CrashState { is_exhausted: true, ..node }),
         ("insert-larger-node", larger),
         ("insert-larger-node-own", by_actor(larger)),
+        ("insert-edge-split", keys(12, Action::Insert(APART))),
+        ("revive", CrashState { keeps_removed: true, ..revive }),
         ("node-grows-in-place", grows),
         ("node-grows-in-place-cold", cold(grows)),
         ("node-grows-in-place-own", by_actor(grows)),
@@ -137,6 +145,7 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
     // Leaves that change in place, under a lock that their content gives back.
     let in_place = traits.radix && traits.shrinks;
     let has_change = |state: &CrashState| match state.script {
+        Script::Without(..) => in_place,
         Script::Keys(_) => in_place || !matches!(state.setup, Setup::DiedIn(_)),
         Script::Grow(Change::LeafAdded | Change::NodeAdded | Change::NodeGrows, _) => traits.radix,
         Script::Grow(Change::NodeGrowsInPlace, _) => reserves,
@@ -147,7 +156,10 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
     };
     // A remove of a radix tree WRITEs nothing at whose middle its compute server could die.
     let has_writes = |name: &str| !traits.radix || name != "recover-merge";
-    let is_tried = |name: &str| !reserves || RESERVED.contains(&name);
+    let is_tried = |name: &str| match name {
+        "insert-edge-split" => in_place && reserves,
+        _ => !reserves || RESERVED.contains(&name),
+    };
     let suits = |(name, state): &(&str, CrashState)| {
         has_change(state) && has_writes(name) && is_tried(name)
     };

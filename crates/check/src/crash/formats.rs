@@ -1,7 +1,7 @@
 //! Crash formats: nodes so small that a few keys reach every structural change.
 
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Engine, NodeRoom, TableFormat};
+use farleaf_index::{Engine, NodeRoom, PointerCheck, TableFormat};
 
 /// A table's format, and its keys and values by number.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,11 @@ impl Format {
         if engine.can_reserve() {
             let table = TableFormat { nodes: NodeRoom::Reserve, ..tiny };
             formats.push(Format { name: "reserved", table, record_bytes: 0 });
+        }
+        if engine.can_point_back() {
+            let (nodes, check) = (NodeRoom::Reserve, PointerCheck::Reverse);
+            let table = TableFormat { nodes, check, ..tiny };
+            formats.push(Format { name: "reverse", table, record_bytes: 0 });
         }
         formats
     }

@@ -87,7 +87,7 @@ impl CaseRun {
             let endpoint = sim.fabric(ACTOR).any_endpoint()?;
             let mut actor = Actor { format: *format, endpoint, member: None };
             if found.action != Action::Join {
-                actor.member = Some(enter(actor.endpoint.clone()).await?);
+                actor.member = Some(enter(actor.endpoint.clone(), state.keeps_removed).await?);
             }
             let (filler, filled) = match &actor.member {
                 Some((session, index)) if state.by_actor => (session, index),
@@ -162,7 +162,7 @@ impl CaseRun {
         let endpoint = fabric.any_endpoint()?;
         let format = self.format;
         let actor = self.sim.block_on(async {
-            let member = enter(endpoint.clone()).await?;
+            let member = enter(endpoint.clone(), false).await?;
             warm_up(&member.0, &member.1, &format, false).await?;
             Ok::<_, HarnessError>(Actor { format, endpoint, member: Some(member) })
         })??;

@@ -118,6 +118,8 @@ pub(super) enum Script {
     Keys(u32),
     /// Keys are added until the next one makes the change.
     Grow(Change, Order),
+    /// This many keys, of which the compute server under test removes one itself.
+    Without(u32, u32),
     /// This many keys; they are removed until the next removal makes the change.
     Shrink(u32, Change, Order),
 }
@@ -126,7 +128,7 @@ impl Script {
     /// Returns whether the change that the hunt is for, if any, lies between two walks.
     pub(super) fn is_reached(self, before: &TableReport, after: &TableReport) -> bool {
         match self {
-            Script::Keys(_) => true,
+            Script::Keys(_) | Script::Without(..) => true,
             Script::Grow(change, _) | Script::Shrink(_, change, _) => {
                 change.is_between(before, after)
             }
@@ -175,6 +177,8 @@ pub(super) struct CrashState {
     pub(super) is_exhausted: bool,
     /// There is a second table.
     pub(super) has_other: bool,
+    /// Leaves of keys that the compute server removes stay linked.
+    pub(super) keeps_removed: bool,
 }
 
 impl CrashState {
@@ -187,6 +191,7 @@ impl CrashState {
             is_cold: false,
             is_exhausted: false,
             has_other: false,
+            keeps_removed: false,
         }
     }
 }
@@ -243,15 +248,16 @@ pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableRep
 pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Found, HarnessError> {
     let engine = format.table.engine;
     let (base, order, change, grows) = match state.script {
-        Script::Keys(count) => (count, Order::Up, None, true),
+        Script::Keys(count) | Script::Without(count, _) => (count, Order::Up, None, true),
         Script::Grow(change, order) => (0, order, Some(change), true),
         Script::Shrink(count, change, order) => (count, order, Some(change), false),
     };
     let mut steps: Vec<FillStep> =
         ordered(base, Order::Up).into_iter().map(FillStep::Put).collect();
-    let hunted = match change {
-        Some(change) => Some(hunt(seed, format, &mut steps, change, order, grows)?),
-        None => None,
+    let hunted = match (change, state.script) {
+        (Some(change), _) => Some(hunt(seed, format, &mut steps, change, order, grows)?),
+        (None, Script::Without(_, key)) => Some(FillStep::Remove(key)),
+        (None, _) => None,
     };
     let found = match hunted {
         Some(FillStep::Put(key)) => Some(Action::Insert(key)),

@@ -53,6 +53,12 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         let mut rng = rng(seed, "reserved");
         if rng.u8(..3) == 0 {
             drawn.format = pick(&mut rng, &reserved);
+            if drawn.engine.can_point_back() && rng.bool() {
+                drawn.format = match drawn.format {
+                    FormatName::U64Reserved => FormatName::U64Reverse,
+                    _ => FormatName::ShortReverse,
+                };
+            }
         }
     }
     drawn.settings = settings(&drawn, &choices.settings);

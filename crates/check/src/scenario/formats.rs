@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Engine, NodeRoom, TableFormat};
+use farleaf_index::{Engine, NodeRoom, PointerCheck, TableFormat};
 
 /// A format of table, chosen so that small trees are deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,10 @@ pub enum FormatName {
     U64Reserved,
     /// As `ShortTiny`; nodes reserve their room, if the engine can.
     ShortReserved,
+    /// As `U64Reserved`; objects point back to what leads to them, if the engine can.
+    U64Reverse,
+    /// As `ShortReserved` with values of 8 bytes; objects point back to what leads to them, if the engine can.
+    ShortReverse,
 }
 
 impl FormatName {
@@ -47,6 +51,8 @@ impl FormatName {
         FormatName::Odd,
         FormatName::U64Reserved,
         FormatName::ShortReserved,
+        FormatName::U64Reverse,
+        FormatName::ShortReverse,
     ];
 
     /// The name in flags.
@@ -62,6 +68,8 @@ impl FormatName {
             FormatName::Odd => "odd",
             FormatName::U64Reserved => "u64-reserved",
             FormatName::ShortReserved => "short-reserved",
+            FormatName::U64Reverse => "u64-reverse",
+            FormatName::ShortReverse => "short-reverse",
         }
     }
 
@@ -91,6 +99,19 @@ impl FormatName {
             }
             FormatName::U64Reserved => FormatName::U64Tiny.reserved(engine),
             FormatName::ShortReserved => FormatName::ShortTiny.reserved(engine),
+            FormatName::U64Reverse => FormatName::U64Tiny.reversed(engine),
+            FormatName::ShortReverse => FormatName::ShortTiny.reversed(engine),
+        }
+    }
+
+    /// With pointers back, which take values of one length.
+    fn reversed(self, engine: Engine) -> TableFormat {
+        let table = self.reserved(engine);
+        match engine.can_point_back() {
+            true => {
+                TableFormat { value: ValueFormat::Fixed(8), check: PointerCheck::Reverse, ..table }
+            }
+            false => table,
         }
     }
 

@@ -32,6 +32,7 @@ const QUICK: &[Canary] = &[
     Canary::SkipBirth,
     Canary::LockProvesNothing,
     Canary::ResendContent,
+    Canary::ReviveHeadFirst,
     Canary::FreeSlot,
     Canary::UnlinkUnlocked,
     Canary::MoveUnmarked,

@@ -1,7 +1,7 @@
 //! Node layout: sizes and capacities of nodes in both layouts.
 
 use super::words::HEAD_WORDS;
-use crate::spec::NodeRoom;
+use crate::spec::{NodeRoom, PointerCheck};
 
 /// Longest key in bytes, in any layout.
 pub const KEY_BYTES_MAX: usize = 1024;
@@ -63,6 +63,8 @@ pub struct LayoutOptions {
     pub bucket_bytes: Option<u16>,
     /// The room that each node of a radix tree has.
     pub nodes: NodeRoom,
+    /// The proof of cached pointers in a radix tree.
+    pub check: PointerCheck,
 }
 
 impl LayoutOptions {
@@ -76,6 +78,7 @@ impl LayoutOptions {
             cap_inner: None,
             bucket_bytes: None,
             nodes: NodeRoom::Relocate,
+            check: PointerCheck::Birth,
         }
     }
 }

@@ -50,6 +50,8 @@ pub(crate) trait Partitioned: OwnedSettings {
     const OWNED_ABOUT: &'static str;
     /// [`Engine::CANARIES`] of the engine with owners.
     const OWNED_CANARIES: &'static [Canary];
+    /// Its settings that are fixed when a table is made.
+    const OWNED_SHAPE: &'static [&'static str] = Self::SHAPE;
     /// The words of the meta object that hold the ownership map; 0 in a new table.
     fn map_words(meta: GlobalAddr) -> MapWords;
 
@@ -195,7 +197,7 @@ impl<E: Partitioned> Engine for Owned<E> {
     const NAME: &'static str = E::OWNED_NAME;
     const ABOUT: &'static str = E::OWNED_ABOUT;
     const TRAITS: Traits = Traits { owned: true, ..E::TRAITS };
-    const SHAPE: &'static [&'static str] = E::SHAPE;
+    const SHAPE: &'static [&'static str] = E::OWNED_SHAPE;
     const CANARIES: &'static [Canary] = E::OWNED_CANARIES;
 
     type Options = E::OwnedOptions;

@@ -51,6 +51,11 @@ impl Engine {
         self.shape_names().any(|name| name == "nodes")
     }
 
+    /// Returns whether the objects of the engine's tables can point back to the slots that lead to them.
+    pub fn can_point_back(self) -> bool {
+        self.shape_names().any(|name| name == "check")
+    }
+
     fn shape_names(self) -> impl Iterator<Item = &'static str> + Clone {
         on_engine!(self, D => <D as Design>::SHAPE).iter().copied()
     }
@@ -189,12 +194,13 @@ impl TableFormat {
             cap_inner: self.cap_inner,
             bucket_bytes: self.bucket_bytes,
             nodes: self.nodes,
+            check: self.check,
         };
         for (name, text) in settings.iter() {
             shape.set(name, text)?;
         }
-        let Shape { node_bytes, cap_leaf, cap_inner, bucket_bytes, nodes } = shape;
-        Ok(TableFormat { node_bytes, cap_leaf, cap_inner, bucket_bytes, nodes, ..self })
+        let Shape { node_bytes, cap_leaf, cap_inner, bucket_bytes, nodes, check } = shape;
+        Ok(TableFormat { node_bytes, cap_leaf, cap_inner, bucket_bytes, nodes, check, ..self })
     }
 }
 

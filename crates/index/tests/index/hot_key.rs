@@ -149,12 +149,13 @@ fn show(what: &str, clients: usize, run: &mut Run) {
 }
 
 /// Throughput of a hot key does not fall when clients double, and updates wait for a number of batches that grows
-/// as the clients for each `batch_limit`. `FARLEAF_CLIENTS=72` runs it as SMART's paper would.
+/// as the clients for each `batch_limit`. Of 288 clients the slowest waited 16 times as long: a leader that had lost the
+/// lock some times backed off for 64 us, and new leaders of the other compute servers were faster each time.
 #[test]
 fn a_hot_key_bears_twice_the_clients() {
     let from = std::env::var("FARLEAF_CLIENTS").ok().and_then(|it| it.parse().ok()).unwrap_or(18);
     let mut last = 0;
-    for clients in [from, 2 * from, 4 * from] {
+    for clients in [1, 2, 4, 8, 16].map(|times| times * from) {
         show("alone", clients, &mut run(clients, ALONE));
         show("no limit", clients, &mut run(clients, &[("batch_limit", "0")]));
         let mut combined = run(clients, &[]);
@@ -164,7 +165,7 @@ fn a_hot_key_bears_twice_the_clients() {
         assert!(ops * 20 >= last * 19, "{clients} clients: {ops} operations after {last}");
         last = ops;
         let batches = (clients / COMPUTES).div_ceil(8) as u64 + 1;
-        let bound_ns = 60_000 * COMPUTES as u64 * batches;
+        let bound_ns = 15_000 * COMPUTES as u64 * batches;
         assert!(combined.p99_ns() <= bound_ns, "{} ns, {batches} batches", combined.p99_ns());
         assert!(combined.per_op("get")[0] < 1.0 && combined.per_op("update")[1] < 1.0);
     }

@@ -14,6 +14,8 @@ mod model;
 mod owned;
 mod smart;
 mod smart_damage;
+mod smart_lost;
 mod smart_reserved;
+mod smart_reverse;
 mod takeover;
 mod unknown;

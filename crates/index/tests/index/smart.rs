@@ -338,3 +338,51 @@ fn nodes_without_children_leave_the_tree() {
         assert_eq!(check(&session, &[&index]).await.keys, keys.len() as u64);
     });
 }
+
+/// Radix or hash, whole nodes or not, with room for some nodes or all: the same answers, and warm gets of one READ.
+#[test]
+fn the_index_of_the_cache_changes_no_answer() {
+    for (index, types) in
+        [("radix", "fine"), ("hash", "fine"), ("hash", "whole"), ("radix", "whole")]
+    {
+        for (format, cache) in [(bytes(), "16KiB"), (bytes(), "64MiB"), (fixed8(), "64MiB")] {
+            World::default().on_mapped(|session| async move {
+                let root = AnyIndex::create(&session, "t", &format).await.expect("create");
+                let settings = Settings::default().with("cache", cache).with("types", types);
+                let settings = settings.with("cache_index", index);
+                let options = OpenOptions { settings, ..OpenOptions::default() };
+                let table = AnyIndex::open(&session, &root, &options).await.expect("open");
+                let (mut rng, mut model) = (fastrand::Rng::with_seed(8), BTreeMap::new());
+                for step in 0..2_000_u64 {
+                    let key = crate::common::key(&format, &mut rng, 150);
+                    if rng.u8(..4) == 0 {
+                        let gone = table.remove(&session, &key).await.expect("remove");
+                        assert_eq!(gone, model.remove(&key).is_some());
+                    } else {
+                        let value = number(step).to_vec();
+                        let added = table.upsert(&session, &key, &value).await.expect("upsert");
+                        assert_eq!(added, model.insert(key, value).is_none());
+                    }
+                    let (key, mut held) = (crate::common::key(&format, &mut rng, 150), Vec::new());
+                    let has = table.get(&session, &key, &mut held).await.expect("get");
+                    assert_eq!(has.then_some(&held), model.get(&key), "{index}, {types}, {key:?}");
+                    if step % 64 == 0 {
+                        session.tick().await.expect("tick");
+                    }
+                }
+                let AnyIndex::Smart(smart) = &table else {
+                    panic!("it is no table of this engine")
+                };
+                let most = if cache == "16KiB" { 16 << 10 } else { 64 << 20 };
+                assert!(smart.cached().0 <= most, "{:?}", smart.cached());
+                for key in model.keys().filter(|_| cache == "64MiB") {
+                    table.get(&session, key, &mut Vec::new()).await.expect("get");
+                    let before = costs(&session);
+                    table.get(&session, key, &mut Vec::new()).await.expect("get");
+                    assert_eq!(cost_since(&session, &before, OpKind::Get).reads, 1, "{key:?}");
+                }
+                assert_eq!(check(&session, &[&table]).await.keys, model.len() as u64);
+            });
+        }
+    }
+}

@@ -17,8 +17,11 @@ const INDEX_BARS: [(&str, &str, f64); 4] = [
     ("smart", "email", 29.0),
 ];
 
-/// SMART's engine, and the setting with which its nodes have the room that the paper's have.
-const PARITY: (&str, &str, &str) = ("smart", "nodes", "reserve");
+/// The engine whose nodes can have the room that the paper's have.
+const PARITY: &str = "smart";
+/// The settings with which its nodes have that room, and with which leaves hold a pointer back as well.
+const PARITY_SETTINGS: [&[(&str, &str)]; 2] =
+    [&[("nodes", "reserve")], &[("nodes", "reserve"), ("check", "reverse")]];
 /// Bytes of an object that holds a node of 257 slots.
 const RESERVED_BYTES: f64 = 2_112.0;
 /// So far the parity mode may be from the paper, and from what random keys must cost.
@@ -54,22 +57,20 @@ pub(super) fn run(
     let mut chart = Curves::new(ChartKind::Bars, title, "keys", "bytes /key");
     let mut totals = Curves::new(ChartKind::Bars, "", "", "");
     for (keys, spec) in keys() {
-        let parity = driver::engines().filter(|it| it.name() == PARITY.0).map(|it| (it, true));
-        let cases = driver::engines().map(|it| (it, false)).chain(parity);
-        for (engine, reserves) in cases {
+        let parity = driver::engines().filter(|it| it.name() == PARITY);
+        let parity = parity.flat_map(|it| PARITY_SETTINGS.map(|set| (it, set)));
+        let cases = driver::engines().map(|it| (it, &[][..])).chain(parity);
+        for (engine, set) in cases {
+            let reserves = !set.is_empty();
             let config = driver.case(engine, &spec, driver::workload("ycsb-c")?);
             let ops = config.clients as u64;
             let mut config = BenchConfig { warmup_ops: 0, ops, ..config };
-            if reserves {
-                config.settings.set(PARITY.1, PARITY.2);
-            }
+            set.iter().for_each(|(name, text)| config.settings.set(name, text));
             let measured = driver.measure(&config)?;
             let count = config.keys as f64;
             let all = measured.memory.index_bytes as f64 / count;
-            let name = match reserves {
-                true => format!("{engine}, {}={}", PARITY.1, PARITY.2),
-                false => engine.name().to_owned(),
-            };
+            let set = set.iter().map(|(name, text)| format!(", {name}={text}"));
+            let name = format!("{engine}{}", set.collect::<String>());
             let case = format!("{keys}, {name}");
             let beside = all - measured.memory.data_bytes as f64 / count;
             report.row(&case, "bytes /key beside keys and values", None, beside, "");

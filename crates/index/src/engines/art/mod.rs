@@ -64,7 +64,7 @@ impl Engine for Art {
     const ABOUT: &'static str =
         "plain adaptive radix tree with locked nodes, SMART's baseline; Leis et al., ICDE 2013";
     const TRAITS: Traits = Smart::TRAITS;
-    const SHAPE: &'static [&'static str] = Smart::SHAPE;
+    const SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
 
     type Options = ArtOptions;
     type Table = Smart;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Ops, ServerId};
 use farleaf_pool::{Session, Unlinked};
 
-use super::layout::{Edge, NodeType, Slot, fill_node};
+use super::layout::{Edge, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{NewValue, class_for, fill_leaf};
 use super::relocate::{Dying, live_slots};
 use super::tree::{Fail, Tree, finish};
@@ -21,11 +21,26 @@ const BATCH: usize = 16;
 struct Open {
     at: usize,
     children: Vec<Slot>,
+    /// Its own address, if its children name their slots in it.
+    addr: Option<GlobalAddr>,
+}
+
+impl Open {
+    /// The address of the slot of its next child.
+    fn next_slot(&self) -> Option<GlobalAddr> {
+        self.addr.map(|addr| slot_addr(addr, self.children.len()))
+    }
+}
+
+/// A leaf whose place is not known.
+struct LoadedLeaf {
+    slot: Slot,
+    content: Buf,
 }
 
 /// A subtree that is built: a leaf, or a node that dispatches at a position.
 enum Subtree {
-    Leaf(Slot),
+    Leaf(LoadedLeaf),
     Node(Open),
 }
 
@@ -69,7 +84,7 @@ struct Builder<'a> {
     open: Vec<Open>,
     last: Vec<u8>,
     /// The leaf of the last key.
-    leaf: Option<Slot>,
+    leaf: Option<LoadedLeaf>,
     /// The first token of all leaves.
     token: u64,
     count: u64,
@@ -92,12 +107,14 @@ impl Tree {
         if root.node(self).live() > 0 {
             return self.load_one_by_one(session, pairs).await;
         }
+        let object = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
+        let addr = self.shape.points_back.then(|| object.addr());
         let mut builder = Builder {
             tree: self,
             session,
             built: Built { session: session.clone(), objects: Vec::new() },
             batch: session.client().ops(),
-            open: vec![Open { at: 0, children: Vec::new() }],
+            open: vec![Open { at: 0, children: Vec::new(), addr }],
             last: Vec::new(),
             leaf: None,
             token: session.lock_token(),
@@ -113,25 +130,24 @@ impl Tree {
         let Some(dying) = Dying::of(&root) else { return Err(not_empty()) };
         let tree = Arc::clone(self);
         let done = finish(session, async move |session| {
-            tree.publish(&session, dying, &slots, built).await
+            tree.publish(&session, dying, (object, slots.as_slice()), built).await
         });
         if done.await? { Ok(count) } else { Err(not_empty()) }
     }
 
-    /// Freezes the root, which must have no children, and puts one with `slots` in its place; whether that was so.
+    /// Freezes the root, which must have no children, and puts one with `slots` in its place; returns whether it did.
     async fn publish(
         self: &Arc<Self>,
         session: &Session,
         mut dying: Dying,
-        slots: &[Slot],
+        (object, slots): (Unlinked, &[Slot]),
         mut built: Built,
     ) -> Result<bool, IndexError> {
-        let object = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
         let mut buf = session.client().buf(NodeType::TOP.bytes());
         let (addr, birth) = (object.addr(), session.epoch());
+        let life = self.shape.life(addr, birth, dying.up.at);
         let slots = slots.iter().copied();
-        let of = NodeType::TOP;
-        fill_node(&self.shape, buf.words_mut(), (addr, birth), of, (0, b""), slots);
+        fill_node(&self.shape, buf.words_mut(), life, NodeType::TOP, (0, b""), slots);
         object.write(buf).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
         self.freeze(session, &mut dying).await?;
@@ -193,27 +209,36 @@ impl Builder<'_> {
     async fn close(&mut self, common: usize) -> Result<(), IndexError> {
         let Some(leaf) = self.leaf.take() else { return Ok(()) };
         let mut done = Subtree::Leaf(leaf);
-        while let Some(open) = self.open.pop_if(|open| open.at > common) {
-            let under = self.slot_of(done, open.at).await?;
-            let mut open = open;
+        while let Some(mut open) = self.open.pop_if(|open| open.at > common) {
+            let under = self.slot_of(done, open.at, open.next_slot()).await?;
             open.children.push(under);
             done = Subtree::Node(open);
         }
         if self.open.last().is_none_or(|open| open.at < common) {
-            self.open.push(Open { at: common, children: Vec::new() });
+            let addr = match self.tree.shape.points_back {
+                true => Some(self.alloc(NodeType::TOP.bytes()).await?),
+                false => None,
+            };
+            self.open.push(Open { at: common, children: Vec::new(), addr });
         }
-        let under = self.slot_of(done, common).await?;
+        let parent = self.open.last().and_then(Open::next_slot);
+        let under = self.slot_of(done, common, parent).await?;
         if let Some(open) = self.open.last_mut() {
             open.children.push(under);
         }
         Ok(())
     }
 
-    /// The slot that leads to a built subtree of the last key from a node that dispatches at `at`; its top nodes
-    /// are written.
-    async fn slot_of(&mut self, subtree: Subtree, at: usize) -> Result<Slot, IndexError> {
+    /// The slot that leads to a built subtree of the last key from a node that dispatches at `at`; the subtree's top
+    /// is written. `parent` is that slot's address, if objects point back.
+    async fn slot_of(
+        &mut self,
+        subtree: Subtree,
+        at: usize,
+        parent: Option<GlobalAddr>,
+    ) -> Result<Slot, IndexError> {
         let last = std::mem::take(&mut self.last);
-        let slot = self.slot_under(&last, subtree, at).await;
+        let slot = self.slot_under(&last, subtree, at, parent).await;
         self.last = last;
         slot
     }
@@ -223,52 +248,76 @@ impl Builder<'_> {
         key: &[u8],
         subtree: Subtree,
         at: usize,
+        parent: Option<GlobalAddr>,
     ) -> Result<Slot, IndexError> {
         let edge = Edge::of(key, at).ok_or_else(not_empty)?;
         let open = match subtree {
-            Subtree::Leaf(slot) => return Ok(slot.under(edge)),
+            Subtree::Leaf(LoadedLeaf { slot, mut content }) => {
+                if let Some(parent) = parent {
+                    content.words_mut()[0] = self.tree.back(slot.addr(), parent);
+                }
+                self.write(slot.addr(), content).await?;
+                return Ok(slot.under(edge));
+            }
             Subtree::Node(open) => open,
         };
         // As in a split of a leaf: a chain of nodes with one child, then the rest of the common bytes.
         let (from, link) = (at + 1, self.tree.shape.bytes_max() + 1);
         let links = (open.at - from) / link;
         let mut depth = from + links * link;
-        let of = self.tree.shape.holding(open.children.len());
-        let mut slot = self.node(of, (depth, &key[depth..open.at]), &open.children).await?;
+        let of = self.tree.holding(open.children.len());
+        let single = self.tree.holding(1);
+        // The node's own address, and those of the chain in front of it, from the bottom up.
+        let mut made = Vec::with_capacity(links + 1);
+        made.push(match open.addr {
+            Some(addr) => addr,
+            None => self.alloc(of.object_bytes()).await?,
+        });
         for _ in 0..links {
+            made.push(self.alloc(single.object_bytes()).await?);
+        }
+        // The slot that leads to each: the only one of the node above.
+        let above = |at: usize| match made.get(at + 1) {
+            Some(addr) => slot_addr(*addr, 0),
+            None => parent.unwrap_or(GlobalAddr::NULL),
+        };
+        let place = (depth, &key[depth..open.at]);
+        let mut slot = self.node((made[0], above(0)), of, place, &open.children).await?;
+        for at in 1..=links {
             let end = depth - 1;
             depth -= link;
             let child = slot.under(Edge::byte(key[end]));
-            slot =
-                self.node(self.tree.shape.holding(1), (depth, &key[depth..end]), &[child]).await?;
+            let place = (depth, &key[depth..end]);
+            slot = self.node((made[at], above(at)), single, place, &[child]).await?;
         }
         Ok(slot.under(edge))
     }
 
     async fn node(
         &mut self,
+        (addr, parent): (GlobalAddr, GlobalAddr),
         of: NodeType,
         place: (usize, &[u8]),
         children: &[Slot],
     ) -> Result<Slot, IndexError> {
-        let addr = self.alloc(of.object_bytes()).await?;
         let (birth, mut buf) = (self.session.epoch(), self.session.client().buf(of.object_bytes()));
-        let slots = children.iter().copied();
-        fill_node(&self.tree.shape, buf.words_mut(), (addr, birth), of, place, slots);
+        let life = self.tree.shape.life(addr, birth, parent);
+        fill_node(&self.tree.shape, buf.words_mut(), life, of, place, children.iter().copied());
         self.write(addr, buf).await?;
         Ok(Slot::node(Edge::END, addr, of))
     }
 
-    async fn new_leaf(&mut self, key: &[u8], value: &[u8]) -> Result<Slot, IndexError> {
+    async fn new_leaf(&mut self, key: &[u8], value: &[u8]) -> Result<LoadedLeaf, IndexError> {
         let fits = value.len() <= self.tree.inline_max(self.session);
-        let (class, value) = match class_for(key.len(), value.len()).filter(|_| fits) {
+        let lead = self.tree.shape.lead();
+        let (class, value) = match class_for(lead, key.len(), value.len()).filter(|_| fits) {
             Some(class) => (Some(class), NewValue::Inline(value)),
             None => {
                 let record = self.tree.write_record(self.session, value).await?;
                 let word = record.word();
                 self.built.objects.push(self.tree.record_place(word)?);
                 record.keep();
-                (class_for(key.len(), 8), NewValue::Record(word))
+                (class_for(lead, key.len(), 8), NewValue::Record(word))
             }
         };
         let class = class.ok_or_else(|| IndexError::Invalid("the key is too long".into()))?;
@@ -276,9 +325,9 @@ impl Builder<'_> {
         let (birth, token) = (self.session.epoch(), self.token);
         let mut buf = self.session.client().buf(class.bytes());
         let table = self.tree.shape.table;
-        fill_leaf(table, addr, buf.words_mut(), birth, (key, value), token);
-        self.write(addr, buf).await?;
-        Ok(Slot::leaf(Edge::END, addr, class))
+        let head = addr.plus(8 * lead as u64);
+        fill_leaf(table, head, &mut buf.words_mut()[lead..], birth, (key, value), token);
+        Ok(LoadedLeaf { slot: Slot::leaf(Edge::END, addr, class), content: buf })
     }
 
     async fn alloc(&mut self, bytes: usize) -> Result<GlobalAddr, IndexError> {

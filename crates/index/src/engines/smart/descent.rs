@@ -22,8 +22,9 @@ use farleaf_pool::{Session, Unlinked};
 use super::cache::Entry;
 use super::layout::{Edge, META_ROOT, Node, NodeType, Slot, slot_addr};
 use super::leaf::Leaf;
+use super::locked::LeafImage;
+use super::switches::{CacheIndex, NodeTypes};
 use super::tree::{Fail, Tree, count};
-use crate::IndexError;
 
 /// The word that leads to a node: a slot of its parent, or the root word.
 #[derive(Clone, Copy, Debug)]
@@ -97,27 +98,52 @@ pub(super) struct Guess {
     pub(super) entry: Arc<Entry>,
     /// The cached slot for the key's next edge.
     pub(super) slot: Option<Slot>,
+    /// The address of that slot, or of the first unused one; `None` unless objects point back.
+    pub(super) at: Option<GlobalAddr>,
 }
 
 impl Tree {
     /// Follows the cached nodes towards `key`. No remote operation.
     pub(super) fn guess(&self, key: &[u8]) -> Option<Guess> {
+        if self.options.cache_index == CacheIndex::Hash {
+            return self.guess_by_length(key);
+        }
         let (root, life) = self.known_root()?;
         let mut entry = self.cache.get(root).filter(|entry| entry.life() == life)?;
         loop {
             let at = entry.node(&self.shape).dispatch();
-            let slot = entry.find(Edge::of(key, at)?);
+            let found = entry.find(Edge::of(key, at)?);
+            let (slot, index) = (found.map(|found| found.1), found.map(|found| found.0));
             let node = slot.filter(|slot| !slot.is_leaf());
             let Some(child) = node.and_then(|slot| self.cache.get(slot.addr())) else {
-                return Some(Guess { entry, slot });
+                return Some(self.guess_in(entry, slot, index));
             };
             let goes_on = child.node(&self.shape).dispatch() > at;
             if !goes_on || !child.is_on_way(&self.shape, key) {
                 // The address was used again, or the key is absent: only a fresh slot tells.
-                return Some(Guess { entry, slot: None });
+                return Some(Guess { entry, slot: None, at: None });
             }
             entry = child;
         }
+    }
+
+    fn guess_in(&self, entry: Arc<Entry>, slot: Option<Slot>, index: Option<usize>) -> Guess {
+        let index = index.unwrap_or(entry.children());
+        let at = self.shape.points_back.then(|| slot_addr(entry.addr, index));
+        Guess { entry, slot, at }
+    }
+
+    /// Looks for a cached node on the way to `key` by the bytes that lead to it. No remote operation.
+    fn guess_by_length(&self, key: &[u8]) -> Option<Guess> {
+        let is_here = |len: &usize| -> Option<(Arc<Entry>, Edge)> {
+            let entry = self.cache.by_name(&key[..*len])?;
+            let is_it =
+                entry.node(&self.shape).dispatch() == *len && entry.is_on_way(&self.shape, key);
+            Some((entry, Edge::of(key, *len)?)).filter(|_| is_it)
+        };
+        let (entry, edge) = (0..=key.len()).rev().find_map(|len| is_here(&len))?;
+        let found = entry.find(edge);
+        Some(self.guess_in(entry, found.map(|found| found.1), found.map(|found| found.0)))
     }
 
     /// Proves the deepest node that the cache knows of: 1 READ, with the WRITE of `new` in the same round trip.
@@ -137,7 +163,7 @@ impl Tree {
             let node = held.node(self);
             let is_it = node.is_of(&self.shape, slot.addr(), of)
                 && (!node.life().is_dead() || Canary::TrustDeadNode.is_armed())
-                && (node.life().is_born_by(entry.c) || Canary::SkipBirth.is_armed());
+                && (self.is_current(guess, &held) || Canary::SkipBirth.is_armed());
             if is_it && node.differs(key, 0).is_none() {
                 self.remember(&held, key);
                 return Ok(Some(held));
@@ -154,6 +180,17 @@ impl Tree {
         }
         self.remember(&held, key);
         Ok(Some(held))
+    }
+
+    /// Returns whether the node that a cached slot led to proves that pointer, if it is alive.
+    fn is_current(&self, guess: &Guess, held: &Held) -> bool {
+        let node = held.node(self);
+        if !self.shape.points_back {
+            return node.life().is_born_by(guess.entry.c);
+        }
+        // The bytes between the cached node and this one are those that both compress.
+        self.names_slot(guess, held.addr, node.life().0)
+            && node.depth() <= guess.entry.node(&self.shape).dispatch() + 1
     }
 
     /// READs the root node: 1 READ, more the first time and when it was replaced.
@@ -239,6 +276,7 @@ impl Tree {
         held.up = Some(up);
         self.check(&held, of)?;
         self.correct_hints(session, Vec::from_iter(self.stale_hint(&held, slot)));
+        self.correct_node(session, &held);
         self.remember(&held, key);
         Ok(held)
     }
@@ -267,20 +305,31 @@ impl Tree {
     }
 
     /// Refuses a node that is not what a fresh slot must lead to.
-    pub(super) fn check_child(&self, held: &Held, slot: Slot) -> Result<(), IndexError> {
+    ///
+    /// # Errors
+    /// `Again` if a node has come in front of it since the slot was read.
+    pub(super) fn check_child(&self, held: &Held, slot: Slot) -> Result<(), Fail> {
         match slot.node_type() {
             Some(of) => self.check(held, of),
-            None => Err(self.corrupt(held.addr, "the slot that leads to it has no type of node")),
+            None => {
+                let what = "the slot that leads to it has no type of node";
+                Err(self.corrupt(held.addr, what).into())
+            }
         }
     }
 
-    fn check(&self, held: &Held, of: NodeType) -> Result<(), IndexError> {
+    fn check(&self, held: &Held, of: NodeType) -> Result<(), Fail> {
         let node = held.node(self);
         if !node.is_of(&self.shape, held.addr, of) {
-            return Err(self.corrupt(held.addr, "INV-SMART-2: no node of this table is there"));
+            let what = "INV-SMART-2: no node of this table is there";
+            return Err(self.corrupt(held.addr, what).into());
+        }
+        if node.depth() > held.matched && self.shape.points_back {
+            return Err(Fail::Again);
         }
         if node.depth() > held.matched || node.dispatch() < held.matched {
-            return Err(self.corrupt(held.addr, "INV-SMART-2: it does not continue its path"));
+            let what = "INV-SMART-2: it does not continue its path";
+            return Err(self.corrupt(held.addr, what).into());
         }
         Ok(())
     }
@@ -290,7 +339,9 @@ impl Tree {
         if self.options.cache_bytes == 0 || held.node(self).life().is_dead() {
             return;
         }
-        if let Some(entry) = Entry::of(&self.shape, held.addr, held.c, held.image.words(), key) {
+        let is_whole = self.options.types == NodeTypes::Whole;
+        let (addr, c, words) = (held.addr, held.c, held.image.words());
+        if let Some(entry) = Entry::of(&self.shape, addr, c, words, (key, is_whole)) {
             self.cache.put(entry);
         }
     }
@@ -307,11 +358,15 @@ impl Tree {
         Ok(reliable.read(slot.addr(), reliable.buf(slot.leaf_class().bytes())).await?)
     }
 
-    /// Returns whether a leaf that was READ by a slot cached at `c` proves what `key` holds.
-    pub(super) fn is_proven(&self, slot: Slot, image: &Buf, key: &[u8], c: u64) -> bool {
+    /// Returns whether a leaf that was READ by a cached slot proves what `key` holds.
+    pub(super) fn is_proven(&self, guess: &Guess, slot: Slot, image: &Buf, key: &[u8]) -> bool {
         let leaf = self.leaf(slot.addr(), image);
+        let is_current = match self.shape.points_back {
+            true => self.names_slot(guess, slot.addr(), image.words()[0]),
+            false => leaf.is_born_by(guess.entry.c),
+        };
         let proven = leaf.is_valid()
-            && (leaf.is_born_by(c) || Canary::SkipBirth.is_armed())
+            && (is_current || Canary::SkipBirth.is_armed())
             && leaf.is_whole()
             && !leaf.is_moving()
             && leaf.key() == key;
@@ -319,7 +374,19 @@ impl Tree {
         proven
     }
 
+    /// The leaf in the object at `addr`. Its own address is that of its head.
     pub(super) fn leaf<'a>(&self, addr: GlobalAddr, image: &'a Buf) -> Leaf<'a> {
-        Leaf::new(self.shape.table, addr, image.words())
+        let lead = self.shape.lead();
+        Leaf::new(self.shape.table, addr.plus(8 * lead as u64), &image.words()[lead..])
+    }
+
+    /// A copy of the leaf in the object at `addr`.
+    pub(super) fn leaf_image(&self, addr: GlobalAddr, image: &Buf) -> LeafImage {
+        let lead = self.shape.lead();
+        LeafImage {
+            addr: addr.plus(8 * lead as u64),
+            words: image.words()[lead..].to_vec(),
+            back: self.shape.points_back.then(|| image.words()[0]),
+        }
     }
 }

@@ -53,7 +53,7 @@ impl Tree {
             if found == header {
                 count(&self.counts.grown);
                 header = new;
-            } else if self.counted(found) > self.counted(header) {
+            } else if self.counted(found) > self.counted(header) || self.is_deeper(found, header) {
                 header = found;
             } else {
                 return Err(self.corrupt(held.addr, "its header does not grow"));
@@ -71,6 +71,12 @@ impl Tree {
         Ok(())
     }
 
+    /// Returns whether an edge that leads to the node has been split since its header was `old`.
+    fn is_deeper(&self, header: u64, old: u64) -> bool {
+        let depth = |header| Node::new(&self.shape, &[0, header]).depth();
+        self.shape.points_back && depth(header) > depth(old)
+    }
+
     /// Slots that count by a header; 0 if it has no type.
     fn counted(&self, header: u64) -> usize {
         Node::new(&self.shape, &[0, header]).node_type().map_or(0, NodeType::capacity)
@@ -86,10 +92,15 @@ impl Tree {
         let (life, of) = (held.node(self).life(), held.node(self).node_type());
         let of = of.ok_or_else(|| self.corrupt(held.addr, "its header has no type"))?;
         let again = self.read_at(session, held.addr, of, held.matched, None).await?;
-        if again.node(self).life() != life {
+        // A node that points back stays what it is, while the way to it may get longer.
+        let header = self.shape.header_with(held.image.words()[1], of);
+        if again.node(self).life() != life && !self.shape.points_back {
             return Err(Fail::Again);
         }
         (held.image, held.c) = (again.image, again.c);
+        if self.shape.points_back {
+            held.image.words_mut()[1] = header;
+        }
         self.remember(held, key);
         Ok(())
     }
@@ -120,8 +131,8 @@ impl Tree {
     }
 }
 
-/// The right to correct hints; one task has it.
-struct Correcting(Arc<AtomicBool>);
+/// The right to correct hints and pointers back; one task has it.
+pub(super) struct Correcting(pub(super) Arc<AtomicBool>);
 
 impl Drop for Correcting {
     fn drop(&mut self) {

@@ -7,10 +7,11 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Unlinked};
 
 use super::descent::{Held, Landing, Path};
-use super::layout::{Edge, LeafClass, NodeType, Slot, fill_node};
+use super::layout::{Edge, LeafClass, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, class_for, fill_leaf};
 use super::locked::{Content, LeafImage, lock_addr};
 use super::outcome::Linking;
+use super::reverse::Moved;
 use super::tree::{Fail, Tree, count, finish};
 use crate::IndexError;
 
@@ -42,6 +43,14 @@ struct Place {
     held: Held,
     index: usize,
     expected: Slot,
+    /// The child that comes under a new node, if objects point back.
+    moved: Option<Moved>,
+}
+
+impl NewNode {
+    fn slot_addr(&self, index: usize) -> GlobalAddr {
+        slot_addr(self.object.addr(), index)
+    }
 }
 
 impl NewLeaf {
@@ -56,6 +65,27 @@ impl NewLeaf {
     /// The object and its content, if that is still to be written.
     pub(super) fn unwritten(&self, session: &Session) -> Option<(&Unlinked, Buf)> {
         (!self.is_written).then(|| (&self.object, copy(session, &self.words)))
+    }
+
+    /// Lets it name the slot at `at`, if objects point back; it may have to be written again.
+    pub(super) fn aim(&mut self, tree: &Tree, at: GlobalAddr) {
+        if !tree.shape.points_back {
+            return;
+        }
+        let back = tree.back(self.addr(), at);
+        if self.words[0] != back {
+            self.words[0] = back;
+            self.is_written = false;
+        }
+    }
+
+    /// Writes its first word again, if it is to name another slot than it did. Nothing leads to it.
+    async fn write_back(&mut self, session: &Session) -> Result<(), IndexError> {
+        if !self.is_written {
+            session.reliable().write(self.addr(), copy(session, &self.words[..1])).await?;
+            self.is_written = true;
+        }
+        Ok(())
     }
 
     /// Gives up the leaf, but not what it was to hold.
@@ -96,7 +126,7 @@ impl Tree {
         key: &[u8],
         content: Content,
     ) -> Result<NewLeaf, IndexError> {
-        let class = class_for(key.len(), content.as_new().bytes());
+        let class = class_for(self.shape.lead(), key.len(), content.as_new().bytes());
         let class = class.ok_or_else(|| {
             IndexError::Invalid(format!("a key of {} bytes is too long for a leaf", key.len()))
         })?;
@@ -104,8 +134,9 @@ impl Tree {
         let (token, mut words) = (session.lock_token(), vec![0; class.bytes() / 8]);
         // After the address was handed out.
         let birth = session.epoch();
-        let pair = (key, content.as_new());
-        fill_leaf(self.shape.table, object.addr(), &mut words, birth, pair, token);
+        let (pair, lead) = ((key, content.as_new()), self.shape.lead());
+        let head = object.addr().plus(8 * lead as u64);
+        fill_leaf(self.shape.table, head, &mut words[lead..], birth, pair, token);
         Ok(NewLeaf { object, class, token, words, content, is_written: false })
     }
 
@@ -115,11 +146,12 @@ impl Tree {
         of: NodeType,
         (depth, bytes): (usize, &[u8]),
         slots: &[Slot],
+        parent: GlobalAddr,
     ) -> Result<NewNode, IndexError> {
         let object = session.alloc_unlinked(session.place(), of.object_bytes()).await?;
         let (birth, mut words) = (session.epoch(), vec![0; of.object_bytes() / 8]);
-        let (made, slots) = ((object.addr(), birth), slots.iter().copied());
-        fill_node(&self.shape, &mut words, made, of, (depth, bytes), slots);
+        let life = self.shape.life(object.addr(), birth, parent);
+        fill_node(&self.shape, &mut words, life, of, (depth, bytes), slots.iter().copied());
         Ok(NewNode { object, of, words })
     }
 
@@ -135,6 +167,7 @@ impl Tree {
     ) -> Result<Result<(), (NewLeaf, Path)>, Fail> {
         let at = path.last().node(self).dispatch();
         let edge = Edge::of(key, at).ok_or(Fail::Again)?;
+        let slot_at = |index| path.last().slot_addr(index);
         // The word that leads to the new leaf, and the nodes in between.
         let (slot, index, expected, nodes) = match &path.landing {
             Landing::None => {
@@ -149,11 +182,13 @@ impl Tree {
             Landing::Tomb { index, slot } => (new.slot(edge), *index, *slot, Vec::new()),
             Landing::Leaf { index, slot } => {
                 let Some(other) = &other else { return Err(Fail::Again) };
-                let nodes = self.split_leaf(session, key, at + 1, (*slot, other), &new).await?;
+                let old = (*slot, other, slot_at(*index));
+                let nodes = self.split_leaf(session, key, at + 1, old, &new).await?;
                 (node_slot(edge, &nodes[0]), *index, *slot, nodes)
             }
             Landing::Differs { index, slot, child, at } => {
-                let node = self.split_edge(session, key, (*slot, child, *at), &new).await?;
+                let old = (*slot, child, *at, slot_at(*index));
+                let node = self.split_edge(session, key, old, &new).await?;
                 (node_slot(edge, &node), *index, *slot, vec![node])
             }
         };
@@ -161,12 +196,27 @@ impl Tree {
             return Ok(Err((new, path)));
         }
         let is_split = !nodes.is_empty();
+        let moved = nodes.last().and_then(|bottom| {
+            let (from, to) = (slot_at(index), bottom.slot_addr(0));
+            match &path.landing {
+                Landing::Leaf { slot, .. } => {
+                    let word = other.as_ref()?.back?;
+                    Some(Moved { addr: slot.addr(), word, from, to, header: None })
+                }
+                Landing::Differs { child, at, .. } if self.shape.points_back => {
+                    let words = child.image.words();
+                    let (word, header) = (words[0], Some((words[1], at + 1)));
+                    Some(Moved { addr: child.addr, word, from, to, header })
+                }
+                _ => None,
+            }
+        });
         let locks = self.slot_locks(&path.nodes);
         let Some(held) = path.nodes.pop() else { return Err(Fail::Again) };
         let (tree, key) = (Arc::clone(self), key.to_vec());
         let linked = finish(session, async move |session| {
-            let place = Place { held, index, expected };
-            let link = async || tree.link_new(&session, &key, place, slot, nodes, new).await;
+            let place = Place { held, index, expected, moved };
+            let link = async |_| tree.link_new(&session, &key, place, slot, nodes, new).await;
             tree.under(&session, locks, link).await
         });
         let (result, held) = linked.await?;
@@ -187,6 +237,13 @@ impl Tree {
         nodes: Vec<NewNode>,
         mut new: NewLeaf,
     ) -> Result<(Result<(), NewLeaf>, Held), IndexError> {
+        new.aim(
+            self,
+            match nodes.last() {
+                Some(bottom) => bottom.slot_addr(1),
+                None => place.held.slot_addr(place.index),
+            },
+        );
         let mut batches: Vec<&[NewNode]> = nodes.chunks(WRITES_MAX - 1).collect();
         if batches.is_empty() {
             batches.push(&[]);
@@ -224,6 +281,9 @@ impl Tree {
                 if place.index >= counted && (is_first || !Canary::GrowUnhelped.is_armed()) {
                     self.grow(session, &mut place.held, place.index).await?;
                 }
+                if let Some(moved) = place.moved {
+                    self.turn(session, moved).await?;
+                }
                 if place.index < place.held.node(self).capacity() {
                     self.remember_slot(&mut place.held, place.index, slot, key);
                 }
@@ -239,6 +299,8 @@ impl Tree {
             let is_unused = next >= counted || node.slot(next).0 == 0;
             if is_other && next < self.room(node) && is_unused {
                 place.index = next;
+                new.aim(self, place.held.slot_addr(next));
+                new.write_back(session).await?;
                 continue;
             }
             if place.index >= counted && !found.is_empty() {
@@ -258,7 +320,7 @@ impl Tree {
         session: &Session,
         key: &[u8],
         from: usize,
-        (slot, other): (Slot, &LeafImage),
+        (slot, other, parent): (Slot, &LeafImage, GlobalAddr),
         new: &NewLeaf,
     ) -> Result<Vec<NewNode>, Fail> {
         let other = Leaf::new(self.shape.table, other.addr, &other.words);
@@ -275,13 +337,18 @@ impl Tree {
         let last_from = from + links * (bytes_max + 1);
         let slots = [slot.under(old), new.slot(edge)];
         let bottom = (last_from, &key[last_from..common]);
-        let mut nodes = vec![self.new_node(session, self.first_type(), bottom, &slots).await?];
+        let of = self.first_type();
+        let mut nodes = vec![self.new_node(session, of, bottom, &slots, parent).await?];
         for link in (0..links).rev() {
             let start = from + link * (bytes_max + 1);
             let end = start + bytes_max;
             let child = node_slot(Edge::byte(key[end]), &nodes[nodes.len() - 1]);
             let place = (start, &key[start..end]);
-            nodes.push(self.new_node(session, self.first_type(), place, &[child]).await?);
+            let node = self.new_node(session, of, place, &[child], parent).await?;
+            if let (true, Some(below)) = (self.shape.points_back, nodes.last_mut()) {
+                below.words[0] = self.back(below.object.addr(), node.slot_addr(0));
+            }
+            nodes.push(node);
         }
         nodes.reverse();
         Ok(nodes)
@@ -292,7 +359,7 @@ impl Tree {
         &self,
         session: &Session,
         key: &[u8],
-        (slot, child, at): (Slot, &Held, usize),
+        (slot, child, at, parent): (Slot, &Held, usize, GlobalAddr),
         new: &NewLeaf,
     ) -> Result<NewNode, Fail> {
         let (from, byte) = (child.matched, child.node(self).byte_at(at));
@@ -302,7 +369,8 @@ impl Tree {
                 .into());
         };
         let slots = [slot.under(Edge::byte(byte)), new.slot(edge)];
-        Ok(self.new_node(session, self.first_type(), (from, &key[from..at]), &slots).await?)
+        let place = (from, &key[from..at]);
+        Ok(self.new_node(session, self.first_type(), place, &slots, parent).await?)
     }
 }
 

@@ -21,6 +21,7 @@ pub(super) const CANARIES: &[Canary] = &[
     Canary::LoseLeafRedo,
     Canary::ResendContent,
     Canary::TakeOverUnrecorded,
+    Canary::ReviveHeadFirst,
     Canary::FreeSlot,
     Canary::UnlinkUnlocked,
     Canary::MoveUnmarked,
@@ -46,9 +47,13 @@ pub(super) fn draw_owned(rng: &mut Rng) -> Settings {
 
 /// Settings for one run of the lab: those of [`draw_owned`], and steps of the ladder switched off.
 pub(super) fn draw(rng: &mut Rng) -> Settings {
-    draw_owned(rng)
+    let mut settings = draw_owned(rng)
         .with("leaf", choose(rng, &["in-place", "in-place", "in-place", "replaced"]))
         .with("lock", choose(rng, &["rear", "rear", "rear", "table"]))
         .with("node_locks", choose(rng, &["off", "off", "off", "node", "path"]))
-        .with("types", choose(rng, &["fine", "fine", "fine", "4-16-48-256"]))
+        .with("types", choose(rng, &["fine", "fine", "fine", "4-16-48-256"]));
+    if rng.u8(..8) == 0 {
+        settings = settings.with("types", "whole");
+    }
+    settings.with("cache_index", choose(rng, &["radix", "radix", "hash"]))
 }

@@ -4,6 +4,7 @@
 //! slot     0..7 key byte | 8..12 node type, or 8..11 size of the leaf | 13 TOMB | 14 FROZEN | 15 LEAF
 //!          16..23 memory server | 24..62 offset / 64 | 63 END
 //! node     0 life: birth 0..39, check 40..62, DEAD 63     8 header     16 slots
+//!          in a table whose objects point back: parent word / 8 0..41, its server 42..49, check 50..62, DEAD 63
 //! header   depth:8 | type:5 | len:3 | bytes[6]            keys over 240 bytes: depth:16 | type:5 | len:3 | bytes[5]
 //! claimed  a frozen slot without a child: as it was, type 31 in 8..12, number of the client in 16..62
 //! meta     0 magic    8 table number    64 root word: address of the root node    72 address of the lock table, or 0
@@ -23,7 +24,7 @@ use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bnode::{KeyFormat, Layout};
-use crate::{IndexError, NodeRoom};
+use crate::{IndexError, NodeRoom, PointerCheck};
 
 /// Bytes of the meta object.
 pub(super) const META_BYTES: usize = 256;
@@ -225,7 +226,7 @@ pub(super) fn size_bytes(class: usize) -> usize {
     base + base / 4 * ((class - 4) % 4 + 1)
 }
 
-/// The type of a node: how many slots it has.
+/// The type of a node, by its number of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeType(u8);
 
@@ -323,6 +324,17 @@ impl Life {
         Life::new(table, addr, self.0 & BIRTH).0 == self.0 & !DEAD
     }
 
+    /// The first word of an object at `addr` to which the word at `parent` leads, if objects point back.
+    pub(super) fn reverse(table: u64, addr: GlobalAddr, parent: GlobalAddr) -> Life {
+        let place = parent.offset() / 8 | u64::from(parent.server().0) << 42;
+        Life(place | Life::new(table, addr, 0).0 >> 50 << 50)
+    }
+
+    /// Returns whether it is that of an object of this table at `addr`, whatever word leads there.
+    pub(super) fn is_reverse(self, table: u64, addr: GlobalAddr) -> bool {
+        ((self.0 ^ Life::new(table, addr, 0).0) & !DEAD) >> 50 == 0
+    }
+
     pub(super) fn is_dead(self) -> bool {
         self.0 & DEAD != 0
     }
@@ -348,6 +360,8 @@ pub(super) struct Shape {
     pub(super) first: NodeType,
     /// Each node has room for all slots, and grows in place.
     pub(super) reserves: bool,
+    /// The first word of each node and leaf is the address of the word that leads there (`reverse.rs`).
+    pub(super) points_back: bool,
 }
 
 impl Shape {
@@ -364,7 +378,22 @@ impl Shape {
                 (false, false) => NodeType::SMALLEST,
             },
             reserves,
+            points_back: layout.options().check == PointerCheck::Reverse,
         }
+    }
+
+    /// The first word of a node that is made at view `birth`, and linked at `parent`.
+    pub(super) fn life(&self, addr: GlobalAddr, birth: u64, parent: GlobalAddr) -> Life {
+        if self.points_back {
+            Life::reverse(self.table, addr, parent)
+        } else {
+            Life::new(self.table, addr, birth)
+        }
+    }
+
+    /// Words of a leaf's object in front of its head.
+    pub(super) fn lead(&self) -> usize {
+        usize::from(self.points_back)
     }
 
     /// The smallest type that has `slots`.
@@ -376,6 +405,16 @@ impl Shape {
     pub(super) fn header_with(&self, header: u64, of: NodeType) -> u64 {
         let at = self.type_at();
         header & !(0x1f << at) | u64::from(of.0) << at
+    }
+
+    /// The same header of a node whose compressed bytes in front of `depth` have moved up.
+    pub(super) fn header_from(&self, header: u64, depth: usize) -> u64 {
+        let words = [0, header];
+        let node = Node::new(self, &words);
+        let (bytes, len) = node.compressed();
+        let gone = depth.saturating_sub(node.depth()).min(len);
+        let of = node.node_type().unwrap_or(NodeType::TOP);
+        self.header(node.depth() + gone, &bytes[gone..len], of)
     }
 
     fn type_at(&self) -> u32 {
@@ -547,7 +586,11 @@ impl<'a> Node<'a> {
             }
             own => own == Some(of) && self.capacity() == of.capacity(),
         };
-        fits && self.life().fits(shape.table, addr)
+        let is_here = match shape.points_back {
+            true => self.life().is_reverse(shape.table, addr),
+            false => self.life().fits(shape.table, addr),
+        };
+        fits && is_here
     }
 }
 
@@ -560,14 +603,14 @@ pub(super) fn slot_addr(addr: GlobalAddr, index: usize) -> GlobalAddr {
 pub(super) fn fill_node(
     shape: &Shape,
     words: &mut [u64],
-    (addr, birth): (GlobalAddr, u64),
+    life: Life,
     of: NodeType,
     (depth, bytes): (usize, &[u8]),
     slots: impl Iterator<Item = Slot>,
 ) {
     debug_assert_eq!(words.len() * 8, of.object_bytes());
     words.fill(0);
-    words[0] = Life::new(shape.table, addr, birth).0;
+    words[0] = life.0;
     words[1] = shape.header(depth, bytes, of);
     for (word, slot) in words[2..].iter_mut().zip(slots) {
         *word = slot.0;

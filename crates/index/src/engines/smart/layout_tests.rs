@@ -3,7 +3,7 @@
 use super::*;
 
 fn shape(wide: bool) -> Shape {
-    Shape { table: 77, wide, first: NodeType::SMALLEST, reserves: false }
+    Shape { table: 77, wide, first: NodeType::SMALLEST, reserves: false, points_back: false }
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn reserved_types_say_what_counts() {
     let addr = GlobalAddr::new(ServerId(0), 128);
     let leaf = |byte| Slot::leaf(Edge::byte(byte), addr.plus(2_112), LeafClass(0));
     let (mut words, of) = (vec![0; 259], NodeType::reserved(4));
-    fill_node(&shape, &mut words, (addr, 3), of, (2, b"cd"), (0..4).map(leaf));
+    fill_node(&shape, &mut words, Life::new(77, addr, 3), of, (2, b"cd"), (0..4).map(leaf));
     words[2 + 4] = leaf(9).0;
     // Slots behind those that count are not looked at, however much was READ.
     for read in [NodeType::reserved(4), NodeType::reserved(16), NodeType::TOP] {
@@ -110,7 +110,7 @@ fn headers_compare_bytes_at_their_positions() {
         let bytes = &b"cdefg"[..];
         let slot = Slot::leaf(Edge::byte(b'h'), addr, LeafClass(0));
         let of = NodeType::SMALLEST;
-        fill_node(&shape, &mut words, (addr, 3), of, (2, bytes), [slot].into_iter());
+        fill_node(&shape, &mut words, Life::new(77, addr, 3), of, (2, bytes), [slot].into_iter());
         let node = Node::new(&shape, &words);
         assert!(node.is_of(&shape, addr, NodeType::SMALLEST));
         assert_eq!((node.depth(), node.dispatch(), node.live()), (2, 7, 1));

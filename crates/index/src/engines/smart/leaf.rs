@@ -248,7 +248,12 @@ pub(super) fn changed(old: &[u64], new: &[u64]) -> Changed {
     let differs = |at: &usize| old[*at] != new[*at] || Canary::RewriteEqualWords.is_armed();
     if revives {
         let mut runs = runs_of((value..end).filter(differs), value);
-        runs.extend(runs_of((0..KEY).filter(differs), value));
+        let head = runs_of((0..KEY).filter(differs), value);
+        if Canary::ReviveHeadFirst.is_armed() {
+            runs.splice(..0, head);
+        } else {
+            runs.extend(head);
+        }
         return Changed { runs, needs_redo: false };
     }
     let runs = runs_of((0..KEY).chain(value..end).filter(differs), value);
@@ -271,9 +276,9 @@ fn runs_of(words: impl Iterator<Item = usize>, value: usize) -> Vec<Range<usize>
     runs
 }
 
-/// The class of a leaf with such a key and value; `None` if the value must go to a record.
-pub(super) fn class_for(key: usize, value: usize) -> Option<LeafClass> {
-    LeafClass::of(leaf_bytes(key, value))
+/// The class of a leaf with `lead` words in front and such a key and value; `None` if the value must go to a record.
+pub(super) fn class_for(lead: usize, key: usize, value: usize) -> Option<LeafClass> {
+    LeafClass::of(8 * lead + leaf_bytes(key, value))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ fn view(words: &[u64]) -> Leaf<'_> {
 fn contents_come_back() {
     for len in [0, 1, 7, 8, 9, 100, 1_024] {
         let (key, value) = (vec![b'k'; len], vec![b'v'; len]);
-        let class = class_for(len, len);
+        let class = class_for(0, len, len);
         let Some(class) = class else {
             assert_eq!(len, 1_024, "only that is too long");
             continue;
@@ -37,9 +37,9 @@ fn contents_come_back() {
     }
     let words = leaf(b"key", NewValue::Record(0x1234_5678), 64);
     assert_eq!(view(&words).content(), NewValue::Record(0x1234_5678));
-    assert_eq!(class_for(8, 8).map(LeafClass::bytes), Some(64));
-    assert_eq!(class_for(24, 8).map(LeafClass::bytes), Some(64));
-    assert_eq!(class_for(8, 64).map(LeafClass::bytes), Some(128));
+    assert_eq!(class_for(0, 8, 8).map(LeafClass::bytes), Some(64));
+    assert_eq!(class_for(0, 24, 8).map(LeafClass::bytes), Some(64));
+    assert_eq!(class_for(0, 8, 64).map(LeafClass::bytes), Some(128));
 }
 
 #[test]

@@ -58,7 +58,7 @@ impl Tree {
         locks
     }
 
-    /// Does `work` under `locks`. In a task, which runs to its end.
+    /// Does `work` under `locks`, and tells it whether another has had one of them. In a task, which runs to its end.
     ///
     /// Cost: 1 CAS and 1 round trip for each lock; 1 CAS for each and 1 round trip to give all back. None without
     /// locks.
@@ -70,22 +70,25 @@ impl Tree {
         &self,
         session: &Session,
         locks: LockSet,
-        work: impl AsyncFnOnce() -> Result<T, IndexError>,
+        work: impl AsyncFnOnce(bool) -> Result<T, IndexError>,
     ) -> Result<T, IndexError> {
         if locks.0.is_empty() {
-            return work().await;
+            return work(false).await;
         }
         let (table, token) = (self.lock_table(session).await?, session.lock_token());
-        let mut held = Vec::with_capacity(locks.0.len());
+        let (mut held, mut has_waited) = (Vec::with_capacity(locks.0.len()), false);
         for index in locks.0 {
             let at = table.plus(index * 8);
-            if let Err(error) = self.take_lock(session, at, token).await {
-                self.give_back(session, &held, token).await?;
-                return Err(error);
+            match self.take_lock(session, at, token).await {
+                Ok(waited) => has_waited |= waited,
+                Err(error) => {
+                    self.give_back(session, &held, token).await?;
+                    return Err(error);
+                }
             }
             held.push(at);
         }
-        let done = work().await;
+        let done = work(has_waited).await;
         let given_back = self.give_back(session, &held, token).await;
         let done = done?;
         // The work is done, and nobody may take it for undone.
@@ -93,22 +96,25 @@ impl Tree {
         Ok(done)
     }
 
+    /// Takes a lock; returns whether another has had it.
     async fn take_lock(
         &self,
         session: &Session,
         at: GlobalAddr,
         token: u64,
-    ) -> Result<(), IndexError> {
+    ) -> Result<bool, IndexError> {
         let (reliable, mut wait) = (session.reliable(), LockWait::default());
+        let mut has_waited = false;
         loop {
             let found = reliable.cas(at, 0, token).await?;
             if found == 0 {
-                return Ok(());
+                return Ok(has_waited);
             }
+            has_waited = true;
             count(&self.counts.table_lock_lost);
             let is_dead = wait.again(session, ("the lock at", at), found).await?;
             if is_dead && reliable.cas(at, found, token).await? == found {
-                return Ok(());
+                return Ok(true);
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use farleaf_fabric::{Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
@@ -17,18 +17,16 @@ use super::takeover::redo_record;
 use super::tree::{Tree, count, finish};
 use crate::IndexError;
 
-/// A leaf's place, and its words when it was read.
+/// A leaf's place, and its words when it was read, from its head on.
 #[derive(Clone, Debug)]
 pub(super) struct LeafImage {
     pub(super) addr: GlobalAddr,
     pub(super) words: Vec<u64>,
+    /// The word in front of its head, if objects point back and it was read.
+    pub(super) back: Option<u64>,
 }
 
 impl LeafImage {
-    pub(super) fn new(addr: GlobalAddr, image: &Buf) -> LeafImage {
-        LeafImage { addr, words: image.words().to_vec() }
-    }
-
     /// The address of its lock word.
     pub(super) fn lock_addr(&self) -> GlobalAddr {
         lock_addr(self.addr, self.words.len() * 8)
@@ -75,7 +73,7 @@ impl Content {
 /// The end of a try to change a leaf in place.
 #[derive(Debug)]
 pub(super) enum Stored {
-    /// It has the new content; whether its key is absent now.
+    /// It has the new content. `is_removed`: its key is absent now.
     Done { is_removed: bool },
     /// Another had the lock.
     Lost { content: Content, lead: Option<ChangeLead> },
@@ -83,7 +81,8 @@ pub(super) enum Stored {
 
 impl Tree {
     /// Gives a leaf that was whole and free a new content, to which the changes of the lead's members are applied:
-    /// 1 CAS and 1 WRITE, more if several runs of words differ or a redo record is needed.
+    /// 1 CAS and 1 WRITE, more if several runs of words differ or a redo record is needed. A change without an
+    /// expectation READs the leaf once more if it has waited for its lock in the lock table.
     ///
     /// # Errors
     /// `OutcomeUnknown` if it takes longer than the caller waits.
@@ -91,16 +90,43 @@ impl Tree {
         self: &Arc<Self>,
         session: &Session,
         leaf: LeafImage,
-        content: Content,
+        (content, is_blind): (Content, bool),
         lead: Option<ChangeLead>,
     ) -> Result<Stored, IndexError> {
         let tree = Arc::clone(self);
         let locks = self.leaf_locks(leaf.addr, LockSet::default());
         finish(session, async move |session| {
-            let store = async || tree.store_now(&session, leaf, content, lead).await;
+            let store = async |has_waited| {
+                let mut leaf = leaf;
+                if has_waited && is_blind {
+                    tree.look_again(&session, &mut leaf, &content).await?;
+                }
+                tree.store_now(&session, leaf, content, lead).await
+            };
             tree.under(&session, locks, store).await
         })
         .await
+    }
+
+    /// READs a leaf again, and takes what it holds now if `content` can take the place of that as well.
+    async fn look_again(
+        &self,
+        session: &Session,
+        leaf: &mut LeafImage,
+        content: &Content,
+    ) -> Result<(), IndexError> {
+        let now = self.read_locked(session, leaf).await?;
+        let [old, new] = [&*leaf, &now].map(|it| Leaf::new(self.shape.table, it.addr, &it.words));
+        let is_record = |leaf: Leaf<'_>| matches!(leaf.content(), NewValue::Record(_));
+        let is_alike = new.is_whole()
+            && new.is_free()
+            && new.is_valid() == old.is_valid()
+            && is_record(new) == is_record(old)
+            && new.has_room(content.as_new().bytes());
+        if is_alike {
+            *leaf = LeafImage { back: leaf.back, ..now };
+        }
+        Ok(())
     }
 
     async fn store_now(
@@ -186,7 +212,7 @@ impl Tree {
     ) -> Result<LeafImage, IndexError> {
         let reliable = session.reliable();
         let image = reliable.read(leaf.addr, reliable.buf(leaf.words.len() * 8)).await?;
-        Ok(LeafImage::new(leaf.addr, &image))
+        Ok(LeafImage { addr: leaf.addr, words: image.words().to_vec(), back: None })
     }
 
     async fn post_content(

@@ -47,6 +47,7 @@ mod outcome;
 mod owned;
 mod record;
 mod relocate;
+mod reverse;
 mod scan;
 mod shrink;
 mod switches;
@@ -63,7 +64,7 @@ use farleaf_pool::{Audit, Recovery, Session};
 use fastrand::Rng;
 
 pub use options::SmartOptions;
-pub use switches::{LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
+pub use switches::{CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
 
 use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_pool, fill_node};
 use self::tree::Tree;
@@ -105,6 +106,8 @@ impl Smart {
         options: SmartOptions,
     ) -> Result<Smart, IndexError> {
         check_pool(session)?;
+        reverse::check_values(session, table.layout())?;
+        reverse::check_open(table.layout(), &options)?;
         Ok(Smart { stored: table.clone(), tree: Tree::new(table.meta(), *table.layout(), options) })
     }
 }
@@ -123,7 +126,7 @@ impl Engine for Smart {
     const TRAITS: Traits =
         Traits { cached: true, merges: true, shrinks: true, radix: true, ..Traits::NONE };
 
-    const SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
+    const SHAPE: &'static [&'static str] = &["cap_inner", "nodes", "check"];
 
     const CANARIES: &'static [Canary] = lab::CANARIES;
 
@@ -133,14 +136,15 @@ impl Engine for Smart {
     /// Cost: 2 WRITEs, 2 round trips.
     async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
         check_pool(session)?;
+        reverse::check_values(session, layout)?;
         let shape = Shape::of(layout);
         let root = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
         let mut buf = session.client().buf(NodeType::TOP.bytes());
         let place = (0, &b""[..]);
-        let made = (root.addr(), session.epoch());
-        fill_node(&shape, buf.words_mut(), made, NodeType::TOP, place, std::iter::empty());
-        root.write(buf).await?;
         let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
+        let life = shape.life(root.addr(), session.epoch(), meta.addr().plus(META_ROOT));
+        fill_node(&shape, buf.words_mut(), life, NodeType::TOP, place, std::iter::empty());
+        root.write(buf).await?;
         let mut buf = session.client().buf(META_BYTES);
         buf.words_mut().fill(0);
         (buf.words_mut()[0], buf.words_mut()[1]) = (META_MAGIC, shape.table);
@@ -181,8 +185,9 @@ impl Engine for Smart {
         stored_tree(table).redo_dead(session, recovery).await
     }
 
-    fn draw(rng: &mut Rng, _layout: &Layout) -> Settings {
-        lab::draw(rng)
+    fn draw(rng: &mut Rng, layout: &Layout) -> Settings {
+        let settings = lab::draw(rng);
+        if Shape::of(layout).points_back { settings.with("leaf", "in-place") } else { settings }
     }
 }
 

@@ -21,7 +21,7 @@ trait Model: Copy + Eq + Hash {
     /// All states that can come next.
     fn next(self, broken: Self::Broken) -> Vec<Self>;
 
-    /// What is wrong in this state; `is_end` if nothing comes next.
+    /// The fault of this state, if it has one; `is_end` if nothing comes next.
     fn fault(&self, broken: Self::Broken, is_end: bool) -> Option<&'static str>;
 }
 

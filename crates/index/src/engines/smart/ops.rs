@@ -92,9 +92,8 @@ impl Tree {
             }
         }
         let path = self.path(session, guess.as_ref(), key).await?;
-        let Landing::Leaf { slot, .. } = path.landing else { return Ok(false) };
-        let image = self.read_leaf(session, slot).await?;
-        let image = self.settle_leaf(session, slot.addr(), image).await?;
+        let Landing::Leaf { index, slot } = path.landing else { return Ok(false) };
+        let image = self.read_fresh_leaf(session, (path.last().slot_addr(index), slot)).await?;
         let leaf = self.leaf(slot.addr(), &image);
         if leaf.key() != key {
             return Ok(false);
@@ -112,7 +111,7 @@ impl Tree {
         let Some(guess) = guess else { return Ok(None) };
         let Some(slot) = guess.slot.filter(|slot| slot.is_leaf()) else { return Ok(None) };
         let image = self.read_leaf(session, slot).await?;
-        Ok(self.is_proven(slot, &image, key, guess.entry.c).then_some((slot, image)))
+        Ok(self.is_proven(guess, slot, &image, key).then_some((slot, image)))
     }
 
     /// The way to `key`, from the deepest node that the cache knows of.
@@ -131,6 +130,19 @@ impl Tree {
             None => self.root_node(session).await?,
         };
         self.descend(session, start, key).await
+    }
+
+    /// READs the leaf that a fresh slot at an address leads to.
+    async fn read_fresh_leaf(
+        self: &Arc<Self>,
+        session: &Session,
+        (at, slot): (GlobalAddr, Slot),
+    ) -> Result<Buf, Fail> {
+        let image = self.read_leaf(session, slot).await?;
+        if self.shape.points_back {
+            self.correct_back(session, (at, slot), (slot.addr(), image.words()[0]));
+        }
+        self.settle_leaf(session, slot.addr(), image).await
     }
 
     async fn value_of(
@@ -164,9 +176,10 @@ impl Tree {
         held: &mut Vec<u8>,
         lead: Option<ChangeLead>,
     ) -> Result<Outcome, IndexError> {
-        let (wait, dead, leaf, record) = (LockWait::default(), None, None, None);
+        let leads = lead.is_some();
+        let (wait, dead, leaf, record) = (LockWait::of_leader(leads), None, None, None);
         let mut op = Op { change, held, wait, dead, leaf, record, lead, mark: 0 };
-        let mut attempts = Attempts::default();
+        let mut attempts = Attempts::of_leader(leads);
         // A leaf is replaced from the slot of its node, which the way from the root reads.
         let replaces = self.options.leaf == LeafUpdate::Replaced && change.value.is_some();
         let mut by = if replaces && !change.adds { By::Root } else { By::Cache };
@@ -201,7 +214,13 @@ impl Tree {
                 // The new leaf is written in the round trip in which the node is READ.
                 Some(guess) if guess.slot.is_none() && adds => {
                     self.prepare(session, op).await?;
-                    let new = op.leaf.as_ref().and_then(|leaf| leaf.unwritten(session));
+                    if let (Some(leaf), Some(at)) = (op.leaf.as_mut(), guess.at) {
+                        leaf.aim(self, at);
+                    }
+                    // If objects point back, once its slot is known.
+                    let is_aimed = !self.shape.points_back || guess.at.is_some();
+                    let leaf = op.leaf.as_ref().filter(|_| is_aimed);
+                    let new = leaf.and_then(|leaf| leaf.unwritten(session));
                     let is_new = new.is_some();
                     let proven = self.prove(session, guess, key, new).await?;
                     if let Some(leaf) = op.leaf.as_mut().filter(|_| is_new) {
@@ -216,15 +235,13 @@ impl Tree {
                 guess => self.path(session, guess.as_ref(), key).await?,
             }
         };
-        if let Landing::Leaf { slot, .. } = path.landing {
-            let image = self.read_leaf(session, slot).await?;
-            let image = self.settle_leaf(session, slot.addr(), image).await?;
+        if let Landing::Leaf { index, slot } = path.landing {
+            let image = self.read_fresh_leaf(session, (path.last().slot_addr(index), slot)).await?;
             if self.leaf(slot.addr(), &image).key() == key {
                 return self.on_leaf(session, op, slot, image, Some(path)).await;
             }
-            return self
-                .on_absent(session, op, path, Some(LeafImage::new(slot.addr(), &image)))
-                .await;
+            let other = self.leaf_image(slot.addr(), &image);
+            return self.on_absent(session, op, path, Some(other)).await;
         }
         self.on_absent(session, op, path, None).await
     }
@@ -257,7 +274,7 @@ impl Tree {
             let held = leaf.lock();
             if op.dead == Some(held) && path.is_some() {
                 // The slot was read after its death, so that the leaf is linked.
-                self.take_over(session, LeafImage::new(slot.addr(), &image), held).await?;
+                self.take_over(session, self.leaf_image(slot.addr(), &image), held).await?;
                 return Ok(Step::Again(By::Root));
             }
             if op.wait.again(session, (LEAF, slot.addr()), owner(held)).await? {
@@ -277,8 +294,9 @@ impl Tree {
             (NewValue::Inline(_), new) => matches!(new, NewValue::Inline(_)),
         };
         let (image, has_room) =
-            (LeafImage::new(slot.addr(), &image), leaf.has_room(content.as_new().bytes()));
+            (self.leaf_image(slot.addr(), &image), leaf.has_room(content.as_new().bytes()));
         if stays && same && has_room {
+            let content = (content, change.expected.is_none());
             match self.store(session, image, content, op.lead.take()).await? {
                 Stored::Done { is_removed } => {
                     if is_removed {
@@ -292,6 +310,10 @@ impl Tree {
                     return Ok(Step::Again(if path.is_some() { By::Root } else { By::Cache }));
                 }
             }
+        }
+        if self.shape.points_back {
+            let what = "INV-SMART-8: a leaf of a table with check=reverse has no room for a value";
+            return Err(self.corrupt(slot.addr(), what).into());
         }
         op.give_back(content);
         let Some(path) = path.filter(|path| path.nodes[0].up.is_some()) else {
@@ -358,7 +380,7 @@ impl Tree {
                 return Ok(content);
             }
         }
-        let fits = class_for(op.change.key.len(), value.len()).is_some();
+        let fits = class_for(self.shape.lead(), op.change.key.len(), value.len()).is_some();
         if fits && value.len() <= self.inline_max(session) {
             return Ok(Content::Inline(value.to_vec()));
         }

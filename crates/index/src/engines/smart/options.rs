@@ -1,6 +1,6 @@
 //! Options: settings by which one compute server opens a table of this engine.
 
-use super::switches::{LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
+use super::switches::{CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
 use crate::{KnobKind, knobs};
 
 /// One word of a few.
@@ -27,13 +27,15 @@ knobs! {
         "write_combining" => write_combining: bool = true, KnobKind::Flag, paper "true";
         /// Most operations that one READ or one locked WRITE serves. 0 sets no limit.
         "batch_limit" => batch_limit: usize = 8, KnobKind::count(0, "operations"), paper "none";
-        /// How a leaf gets a new value: in its place, or by another leaf that replaces it.
+        /// Way of a new value into a leaf. in-place: under its lock. replaced: another leaf takes its place.
         "leaf" => leaf: LeafUpdate = LeafUpdate::InPlace, words(LeafUpdate::WORDS), paper "in-place";
-        /// Which lock a change of a leaf takes: the one in the leaf, or one of a lock table as well.
+        /// Lock that a change of a leaf takes. rear: the one in the leaf. table: one of a lock table as well.
         "lock" => lock: LeafLock = LeafLock::Rear, words(LeafLock::WORDS), paper "rear";
-        /// Which nodes an operation locks in the lock table before it changes a slot.
+        /// Nodes that an operation locks in the lock table before it changes a slot.
         "node_locks" => node_locks: NodeLocks = NodeLocks::Off, words(NodeLocks::WORDS), paper "off";
-        /// Which sizes nodes grow through.
+        /// Sizes that nodes grow through. whole: all have the largest.
         "types" => types: NodeTypes = NodeTypes::Fine, words(NodeTypes::WORDS), paper "7 types";
+        /// Way to the deepest cached node above a key: from the root down, or a hash lookup for each length.
+        "cache_index" => cache_index: CacheIndex = CacheIndex::Radix, words(CacheIndex::WORDS), paper "radix";
     }
 }

@@ -1,4 +1,4 @@
-//! Outcome: what became of a slot's CAS whose completion was lost.
+//! Outcome: tells whether a slot's CAS whose completion was lost has happened.
 //!
 //! Such a CAS is never just posted again. Over a slot without a child, others may have removed the new leaf,
 //! unlinked and freed it since; a second CAS would link freed memory. What the slot, the tree and the leaf's lock say

@@ -39,6 +39,8 @@ impl Partitioned for Smart {
         "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
     const OWNED_CANARIES: &'static [Canary] = &[Canary::LostIsNotBegun, Canary::DeliverTwice];
 
+    const OWNED_SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
+
     fn map_words(meta: GlobalAddr) -> MapWords {
         map_words(meta)
     }

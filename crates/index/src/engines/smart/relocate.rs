@@ -183,13 +183,13 @@ impl Tree {
         let mut buf = session.client().buf(of.bytes());
         let place = (node.depth(), &bytes[..len]);
         let slots = live_slots(&dying.words);
-        let made = (object.addr(), session.epoch());
-        fill_node(&self.shape, buf.words_mut(), made, of, place, slots);
+        let life = self.shape.life(object.addr(), session.epoch(), dying.up.at);
+        fill_node(&self.shape, buf.words_mut(), life, of, place, slots);
         Ok(object.write(buf).await?)
     }
 
-    /// Stores `new` over the word that leads to a frozen node, so that `made` is linked in its place; whether this
-    /// client did. The node is retired then; otherwise `made` is freed.
+    /// Stores `new` over the word that leads to a frozen node, so that `made` is linked in its place; returns whether
+    /// this client did. The node is retired then; otherwise `made` is freed.
     pub(super) async fn replace(
         &self,
         session: &Session,
@@ -251,7 +251,7 @@ impl Tree {
         let locks = self.leaf_locks(old.addr, self.slot_locks(&path.nodes));
         let (tree, key) = (Arc::clone(self), key.to_vec());
         finish(session, async move |session| {
-            let work = async || tree.move_now(&session, &key, (at, slot), old, new).await;
+            let work = async |_| tree.move_now(&session, &key, (at, slot), old, new).await;
             tree.under(&session, locks, work).await
         })
         .await

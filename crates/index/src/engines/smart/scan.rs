@@ -136,7 +136,15 @@ impl Tree {
             } else {
                 let mut held =
                     Held { addr: slot.addr(), image, matched: prefix.len(), up: Some(up), c };
-                self.check_child(&held, slot)?;
+                match self.check_child(&held, slot) {
+                    Err(Fail::Again) => {
+                        // A node has come in front of it: that one is next.
+                        let (slot, up) = self.slot_again(session, up).await?;
+                        found.push(Item::Child { slot, up, prefix });
+                        continue;
+                    }
+                    checked => checked?,
+                }
                 hints.extend(self.stale_hint(&held, slot));
                 while held.node(self).is_short() {
                     self.read_whole(session, &mut held, &prefix).await?;
@@ -148,6 +156,19 @@ impl Tree {
         self.correct_hints(session, hints);
         found.into_iter().rev().for_each(|item| frontier.push_front(item));
         Ok(())
+    }
+
+    /// READs a slot again: it leads to another child by now.
+    pub(super) async fn slot_again(
+        &self,
+        session: &Session,
+        up: Up,
+    ) -> Result<(Slot, Up), IndexError> {
+        let word = session.reliable().word(up.at).await?;
+        if !Slot(word).has_child() {
+            return Err(self.corrupt(up.at, "INV-SMART-8: its child is gone"));
+        }
+        Ok((Slot(word).thawed(), Up { at: up.at, word }))
     }
 
     async fn take_leaf(

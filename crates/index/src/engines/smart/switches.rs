@@ -61,7 +61,7 @@ switch! {
 }
 
 switch! {
-    /// How a leaf gets a new value.
+    /// The way of a new value into a leaf.
     LeafUpdate {
         /// In its place, under its lock.
         InPlace = "in-place",
@@ -71,7 +71,7 @@ switch! {
 }
 
 switch! {
-    /// Which lock a change of a leaf takes.
+    /// The lock that a change of a leaf takes.
     LeafLock {
         /// The one in the leaf; the new content gives it back.
         Rear = "rear",
@@ -81,7 +81,7 @@ switch! {
 }
 
 switch! {
-    /// Which nodes an operation locks before it changes a slot.
+    /// The nodes that an operation locks before it changes a slot.
     NodeLocks {
         /// None: one CAS changes the slot.
         Off = "off",
@@ -93,12 +93,24 @@ switch! {
 }
 
 switch! {
-    /// Which sizes nodes grow through.
+    /// The sizes that nodes grow through.
     NodeTypes {
         /// The engine's own: 6, 14, 30, 62, 126, 254 and 257 slots.
         Fine = "fine",
         /// Those of ART: at least 4, 16, 48 and 256 slots.
         Art = "4-16-48-256",
+        /// One: 257 slots. A node takes as much room in the cache.
+        Whole = "whole",
+    }
+}
+
+switch! {
+    /// The way to the deepest cached node above a key.
+    CacheIndex {
+        /// The cached nodes themselves, from the root down.
+        Radix = "radix",
+        /// A hash table of the bytes that lead to each: one lookup for each length, the longest first.
+        Hash = "hash",
     }
 }
 
@@ -107,6 +119,7 @@ impl NodeTypes {
     pub(super) fn replacing(self, live: usize, first: NodeType) -> NodeType {
         match self {
             NodeTypes::Fine => NodeType::replacing(live, first),
+            NodeTypes::Whole => NodeType::TOP,
             NodeTypes::Art => NodeType::holding(match live + 1 {
                 ..=4 => 4,
                 5..=16 => 16,
@@ -121,7 +134,7 @@ impl NodeTypes {
         NodeType::reserved(match (self, slots) {
             (NodeTypes::Art, 5..=16) => 16,
             (NodeTypes::Art, 17..=64) => 64,
-            (NodeTypes::Art, 65..) => NodeType::TOP.capacity(),
+            (NodeTypes::Art, 65..) | (NodeTypes::Whole, _) => NodeType::TOP.capacity(),
             _ => slots,
         })
     }
@@ -131,6 +144,7 @@ impl NodeTypes {
         match self {
             NodeTypes::Fine => first,
             NodeTypes::Art => NodeType::SMALLEST,
+            NodeTypes::Whole => NodeType::TOP,
         }
     }
 }
@@ -156,5 +170,6 @@ mod tests {
             |types: NodeTypes| [4, 5, 9, 17, 65, 129].map(|slots| types.reserved(slots).capacity());
         assert_eq!(reserved(NodeTypes::Fine), [4, 8, 16, 32, 128, 257]);
         assert_eq!(reserved(NodeTypes::Art), [4, 16, 16, 64, 257, 257]);
+        assert_eq!(reserved(NodeTypes::Whole), [257; 6]);
     }
 }

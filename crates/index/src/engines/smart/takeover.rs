@@ -15,6 +15,7 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Recovery, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::layout::{LeafClass, Shape};
 use super::leaf::{Leaf, NewValue, seal, set_content};
 use super::locked::{LeafImage, lock_addr};
 use super::tree::{Fail, LEAF, Tree, count, finish, is_owner_dead, owner};
@@ -67,15 +68,18 @@ struct Redo {
     value: Vec<u8>,
 }
 
-fn decode(buf: &Buf, table: u64) -> Option<Redo> {
+fn decode(buf: &Buf, shape: &Shape) -> Option<Redo> {
     let [magic, token, addr, bytes, len, of, found] = *buf.words().first_chunk::<HEADER_WORDS>()?;
     let (bytes, len) = (usize::try_from(bytes).ok()?, usize::try_from(len).ok()?);
     let end = HEADER_BYTES + len.checked_next_multiple_of(8)?;
-    if magic != MAGIC || of != table || end > buf.len() || found != sum(&buf.bytes()[..end]) {
+    if magic != MAGIC || of != shape.table || end > buf.len() || found != sum(&buf.bytes()[..end]) {
         return None;
     }
-    let is_leaf = super::layout::LeafClass::of(bytes).is_some_and(|class| class.bytes() == bytes);
-    let addr = GlobalAddr::from_word(addr).filter(|addr| is_leaf && addr.offset() % 64 == 0)?;
+    let lead = 8 * shape.lead();
+    let object = bytes.checked_add(lead)?;
+    let is_leaf = LeafClass::of(object).is_some_and(|class| class.bytes() == object);
+    let is_head = |addr: &GlobalAddr| addr.offset() % 64 == lead as u64;
+    let addr = GlobalAddr::from_word(addr).filter(|addr| is_leaf && is_head(addr))?;
     let value = buf.bytes()[HEADER_BYTES..HEADER_BYTES + len].to_vec();
     Some(Redo { token, addr, bytes, value })
 }
@@ -113,8 +117,8 @@ impl Tree {
             let (lock, by) = (leaf.lock(), leaf.by());
             // The token may have landed in front of the rest.
             if waited_ns >= OWNER_CHECK_NS && is_owner_dead(session, lock).await? {
-                // A leaf that is not whole is linked: what leaves the table was whole before.
-                self.take_over(session, LeafImage::new(addr, &image), lock).await?;
+                // A leaf that is not whole is linked: each leaf that leaves the table was whole before.
+                self.take_over(session, self.leaf_image(addr, &image), lock).await?;
             } else if waited_ns >= CORRUPT_AFTER_NS && LockToken::from_word(owner(lock)).is_none()
                 || waited_ns >= LOCK_WAIT_MAX_NS && lock == by
             {
@@ -191,7 +195,7 @@ impl Tree {
         let reliable = session.reliable();
         let bytes = HEADER_BYTES + self.inline_max(session).next_multiple_of(8);
         let buf = reliable.read(area, reliable.buf(bytes.min(session.redo_bytes()))).await?;
-        Ok(decode(&buf, self.shape.table))
+        Ok(decode(&buf, &self.shape))
     }
 
     /// Gives the leaves that the dead were writing the values of their redo records, before the pool zeroes these.
@@ -211,7 +215,8 @@ impl Tree {
             let held = session.reliable().word(lock_addr(redo.addr, redo.bytes)).await?;
             // A token is never used again, so that it stands nowhere but in the leaf that it locked.
             if held == redo.token && LockToken::from_word(held).is_some() {
-                let leaf = LeafImage { addr: redo.addr, words: vec![0; redo.bytes / 8] };
+                let (addr, words) = (redo.addr, vec![0; redo.bytes / 8]);
+                let leaf = LeafImage { addr, words, back: None };
                 self.take_over(session, leaf, held).await?;
             }
         }

@@ -11,6 +11,7 @@ use super::delegation::Queues;
 use super::layout::{Life, META_MAGIC, META_ROOT, NodeType, Shape};
 use super::leaf::MOVING;
 use super::options::SmartOptions;
+use super::switches::NodeTypes;
 use crate::IndexError;
 use crate::bnode::Layout;
 use crate::detach::run_to_end;
@@ -64,7 +65,7 @@ pub(super) struct Tree {
     pub(super) removed: Mutex<Vec<Vec<u8>>>,
     /// A task is unlinking.
     pub(super) unlinking: AtomicBool,
-    /// A task corrects hints.
+    /// A task corrects hints or pointers back.
     pub(super) correcting: Arc<AtomicBool>,
     pub(super) queues: Queues,
     pub(super) counts: Counts,
@@ -92,6 +93,8 @@ pub(super) struct Counts {
     pub(super) grown: AtomicU64,
     /// Nodes that had more slots than the word that led to them said.
     pub(super) stale_hints: AtomicU64,
+    /// Objects that did not name the slot that leads to them.
+    pub(super) stale_back: AtomicU64,
     /// Leaves and edges that were split.
     pub(super) splits: AtomicU64,
     /// Dead leaves that were unlinked.
@@ -120,6 +123,7 @@ impl Counts {
             ("nodes_removed", &self.nodes_removed),
             ("grown", &self.grown),
             ("stale_hints", &self.stale_hints),
+            ("stale_back", &self.stale_back),
             ("splits", &self.splits),
             ("unlinked", &self.unlinked),
             ("gets_joined", &self.gets_joined),
@@ -150,7 +154,7 @@ impl Tree {
             layout,
             shape: Shape::of(&layout),
             options,
-            cache: Cache::new(options.cache_bytes),
+            cache: Cache::new(options.cache_bytes, options.cache_index),
             root: Mutex::default(),
             lock_table: Mutex::default(),
             removed: Mutex::default(),
@@ -194,17 +198,29 @@ impl Tree {
 
     /// Longest value that stays in its leaf: a redo record has room for it.
     pub(super) fn inline_max(&self, session: &Session) -> usize {
-        INLINE_BYTES_MAX.min(session.redo_bytes().saturating_sub(super::takeover::HEADER_BYTES))
+        inline_max(session)
     }
 
     /// The type of a new node.
     pub(super) fn first_type(&self) -> NodeType {
-        if self.shape.reserves {
-            self.shape.first
-        } else {
-            self.options.types.first(self.shape.first)
+        match (self.shape.reserves, self.options.types) {
+            (true, NodeTypes::Fine | NodeTypes::Art) => self.shape.first,
+            (_, types) => types.first(self.shape.first),
         }
     }
+
+    /// The type of a new node with so many slots.
+    pub(super) fn holding(&self, slots: usize) -> NodeType {
+        match self.options.types {
+            NodeTypes::Whole => NodeType::TOP,
+            NodeTypes::Fine | NodeTypes::Art => self.shape.holding(slots),
+        }
+    }
+}
+
+/// Longest value that stays in its leaf.
+pub(super) fn inline_max(session: &Session) -> usize {
+    INLINE_BYTES_MAX.min(session.redo_bytes().saturating_sub(super::takeover::HEADER_BYTES))
 }
 
 /// Runs `task` to its end with a session that does not give up, whatever becomes of the caller.

@@ -13,7 +13,6 @@ use farleaf_pool::{Session, Trial};
 
 use super::descent::Landing;
 use super::layout::Slot;
-use super::locked::LeafImage;
 use super::tree::{Fail, Tree, count};
 use crate::IndexError;
 use crate::sync::lock;
@@ -39,6 +38,10 @@ impl Drop for Unlinking {
 impl Tree {
     /// Notes a key whose leaf is to be unlinked, and lets a task unlink when there are enough. Within an operation.
     pub(super) fn note_removed(self: &Arc<Self>, session: &Session, key: &[u8]) {
+        if self.shape.points_back {
+            // Its leaf stays linked (INV-SMART-8).
+            return;
+        }
         let keys = {
             let mut removed = lock(&self.removed);
             if removed.len() < REMOVED_MAX {
@@ -111,7 +114,7 @@ impl Tree {
         }
         let retiring = session.prepare_retire(slot.addr()).await?;
         let (by, token) = (leaf.by(), session.lock_token());
-        let leaf = LeafImage::new(slot.addr(), &image);
+        let leaf = self.leaf_image(slot.addr(), &image);
         let is_locked = Canary::UnlinkUnlocked.is_armed()
             || reliable.cas(leaf.lock_addr(), by, token).await? == by;
         if !is_locked {
@@ -135,7 +138,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Empties the slot of a leaf that this client has locked; whether it led there.
+    /// Empties the slot of a leaf that this client has locked; returns whether it led there.
     async fn empty_slot(
         &self,
         session: &Session,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farleaf_pool::Session;
 
 use super::descent::{Held, Up};
-use super::layout::{Edge, META_BYTES, META_LOCKS, NodeType, Slot};
+use super::layout::{Edge, Life, META_BYTES, META_LOCKS, NodeType, Slot};
 use super::leaf::NewValue;
 use super::lock_table::LOCKS_BYTES;
 use super::tree::{Fail, Tree};
@@ -25,7 +25,7 @@ impl Tree {
     /// Visits the meta object and the lock table, then the nodes and leaves from the root down, children in the order of their slots,
     /// a leaf's record after it. Takes over leaves that dead clients were writing.
     ///
-    /// Others may replace nodes meanwhile: what was linked when its parent was read is visited.
+    /// Others may replace nodes meanwhile: it visits each object that was linked when its parent was read.
     ///
     /// Cost: 1 READ for each node, leaf and record.
     pub(super) async fn walk(
@@ -97,7 +97,15 @@ impl Tree {
                 leaves += 1;
                 self.visit_leaf(session, &next, visitor, report).await?;
             } else {
-                let held = self.read_all_slots(session, &next).await?;
+                let held = match self.read_all_slots(session, &next).await {
+                    Err(Fail::Again) if self.shape.points_back => {
+                        // A node has come in front of it: that one is next.
+                        let (slot, up) = self.slot_again(session, next.up).await?;
+                        todo.push(Todo { slot, up, ..next });
+                        continue;
+                    }
+                    held => held?,
+                };
                 self.check_gaps(session, &held, report).await?;
                 self.enter(&held, next.prefix, next.level, &mut nodes, &mut todo, report);
             }
@@ -192,6 +200,9 @@ impl Tree {
         let image = self.settle_leaf(session, addr, image).await?;
         let leaf = self.leaf(addr, &image);
         report.node_bytes += image.len() as u64;
+        if self.shape.points_back && !Life(image.words()[0]).is_reverse(self.shape.table, addr) {
+            report.problems.push(format!("INV-SMART-8: the leaf at {addr} names no slot"));
+        }
         let ends = at.slot.edge() == Edge::END;
         let fits =
             leaf.key().starts_with(&at.prefix) && (!ends || leaf.key().len() == at.prefix.len());

@@ -10,7 +10,8 @@ use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, ServerId, Snapshot};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::engines::dex::offload::OffloadService;
 use farleaf_index::{
-    AnyIndex, Engine, Index, NodeRoom, Settings, SortedPairs, TableFormat, TableReport,
+    AnyIndex, Engine, Index, NodeRoom, PointerCheck, Settings, SortedPairs, TableFormat,
+    TableReport,
 };
 use farleaf_pool::{AuditReport, PoolOptions, Session};
 
@@ -127,6 +128,12 @@ pub fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
             let nodes = NodeRoom::Reserve;
             formats.push(("u64 reserved", TableFormat { nodes, ..tiny }));
             formats.push(("bytes reserved", TableFormat { nodes, ..bytes }));
+        }
+        if engine.can_point_back() {
+            let (nodes, check) = (NodeRoom::Reserve, PointerCheck::Reverse);
+            formats.push(("u64 reverse", TableFormat { nodes, check, ..tiny }));
+            let (key, value) = (KeyFormat::Bytes { max: 40 }, ValueFormat::Fixed(8));
+            formats.push(("bytes reverse", TableFormat { key, value, nodes, check, ..tiny }));
         }
     }
     formats

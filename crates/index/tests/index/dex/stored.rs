@@ -19,6 +19,7 @@ const FORMAT: TableFormat = TableFormat {
     cap_inner: Some(3),
     bucket_bytes: None,
     nodes: farleaf_index::NodeRoom::Relocate,
+    check: farleaf_index::PointerCheck::Birth,
 };
 
 fn key(number: u64) -> [u8; 8] {

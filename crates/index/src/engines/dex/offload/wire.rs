@@ -60,8 +60,8 @@
 //! | 7 | 1 | leaves |
 //! | 8 | | fence, then the pairs: the key's length in 2 bytes if keys are of any length; the value's in 4 if values are, with bit 31 if it is a record's address and length; key; value |
 
-use crate::NodeRoom;
 use crate::bnode::{KeyFormat, Layout, LayoutOptions, RecordRef, StoredValue, ValueFormat};
+use crate::{NodeRoom, PointerCheck};
 
 const REQUEST_TAG: [u8; 4] = *b"FDO1";
 const REPLY_TAG: [u8; 4] = *b"FDR1";
@@ -241,6 +241,7 @@ impl<'a> OffloadRequest<'a> {
             cap_inner: cap(60),
             bucket_bytes: None,
             nodes: NodeRoom::Relocate,
+            check: PointerCheck::Birth,
         };
         let layout = Layout::new(options).ok()?.for_tree(u64_at(head, 16));
         let lens = [

@@ -35,7 +35,7 @@ struct Object {
     is_free: bool,
 }
 
-/// What a client remembers of a middle node.
+/// A client's memory of a middle node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Entry {
     birth: u8,

@@ -24,7 +24,7 @@ enum Broken {
     TrustsDead,
 }
 
-/// What a slot leads to.
+/// The child of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Child {
     None,

@@ -51,7 +51,7 @@ enum ReadStep {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct State {
-    /// 0 or 1 in the header: whether all slots count. Keys 1 and 2 in slots.
+    /// 0 or 1 in the header: 1 if all slots count. Keys 1 and 2 in slots.
     words: [u8; WORDS],
     hint: bool,
     keys: [u8; 2],

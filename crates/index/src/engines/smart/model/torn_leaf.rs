@@ -101,7 +101,7 @@ impl State {
         if self.is_dead {
             return all;
         }
-        // The dead is fenced: what has not landed never does.
+        // The dead is fenced: its operations that have not landed never do.
         all.push(State { is_dead: true, in_flight: [None; WORDS], ..self });
         if self.has_written {
             return all;
