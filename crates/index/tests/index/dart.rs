@@ -393,7 +393,7 @@ fn a_table_that_another_fills_is_refused_to_a_second_load() {
 #[test]
 fn outcomes_that_stay_unknown_are_few_and_lose_little() {
     let mut all = [0; 4];
-    for seed in 1..=4 {
+    for seed in 1..=4 * crate::common::clients::soak() {
         let world = World { seed, ..World::default() };
         let mut config = SimConfig { compute_servers: 3, ..world.sim_config() };
         config.adversary.torn = 0.3;
