@@ -59,6 +59,7 @@ use self::cache::EntryCache;
 use self::counters::Counters;
 use self::hashed_node::NodeShape;
 use self::meta::RememberedLine;
+use self::node_switch::Claims;
 pub use self::options::DartOptions;
 use self::skip_table::{AdjustClock, HitRates, KnownTables, Maintenance};
 pub use self::skip_table::{EntryReport, Lengths};
@@ -91,6 +92,7 @@ struct DartTree {
     hit_rates: HitRates,
     maintenance: Maintenance,
     adjust_clock: AdjustClock,
+    claims: Claims,
     counters: Counters,
 }
 
@@ -110,6 +112,7 @@ impl DartTree {
             hit_rates: HitRates::default(),
             maintenance: Maintenance::default(),
             adjust_clock: AdjustClock::default(),
+            claims: Claims::default(),
             counters: Counters::default(),
         })
     }

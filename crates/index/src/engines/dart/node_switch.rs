@@ -10,11 +10,14 @@
 //!
 //! If at most one child is live, the word that is put does not tell whose CAS it was. So whoever may have
 //! unlinked such a node claims it first: it puts its session into a dead slot of the node. A client whose
-//! completion was lost finds out by the claim whether it is the one to retire the node.
+//! completion was lost finds out by the claim whether it is the one to retire the node. Two tasks of one session would
+//! put the same word, and after a lost completion both would take it for their own. So at most one switch of a
+//! compute server claims a node ([`Claims`]).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Ops};
+use farleaf_fabric::{Buf, GlobalAddr, Ops};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session, Trial, Unlinked, is_open};
 
@@ -26,6 +29,7 @@ use super::word::{DartNodeType, LEN_MAX, SlotContent, SlotWord, Step};
 use crate::IndexError;
 use crate::detach::run_to_end;
 use crate::retry::Attempts;
+use crate::sync::{Mutex, lock};
 
 /// The progress of a switch.
 enum Progress {
@@ -45,6 +49,42 @@ enum Winner {
     Another,
 }
 
+/// The switches of this compute server that are under way, by the address of their node.
+#[derive(Debug, Default)]
+pub(super) struct Claims(Mutex<BTreeMap<u64, NodeSwitches>>);
+
+/// The switches of one node.
+#[derive(Debug, Default)]
+struct NodeSwitches {
+    count: usize,
+    /// One of them has gone to claim the node; the others must not.
+    is_claimed: bool,
+}
+
+impl Claims {
+    /// A switch begins, before it reads the node.
+    fn enter(&self, node: GlobalAddr) {
+        lock(&self.0).entry(node.word()).or_default().count += 1;
+    }
+
+    /// Returns whether the switch may claim the node: it is the first of this compute server.
+    fn may_claim(&self, node: GlobalAddr) -> bool {
+        let mut all = lock(&self.0);
+        all.get_mut(&node.word()).is_some_and(|its| !std::mem::replace(&mut its.is_claimed, true))
+    }
+
+    /// A switch ends. A later one reads the claim in the node.
+    fn leave(&self, node: GlobalAddr) {
+        let mut all = lock(&self.0);
+        if let Some(its) = all.get_mut(&node.word()) {
+            its.count -= 1;
+            if its.count == 0 {
+                all.remove(&node.word());
+            }
+        }
+    }
+}
+
 impl DartTree {
     /// Switches `node`, to which `key` leads, to one with a free slot for `wanted`. A task does it, to its end.
     /// `is_proven` says that all keys below the node begin as `key`.
@@ -62,7 +102,8 @@ impl DartTree {
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         self.counters.switch_started.add(1);
         let task = async move {
-            let first = Switch { is_proven, ..Switch::new(&tree, &patient, &key, node, wanted) };
+            let mut first = Switch::new(&tree, &patient, &key, node, wanted);
+            first.is_proven = is_proven;
             tree.switch_all(first).await
         };
         run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
@@ -78,8 +119,9 @@ impl DartTree {
     async fn switch_all(self: &Arc<Self>, first: Switch<'_>) -> Result<(), IndexError> {
         let (session, io, key) = (first.session, first.io, first.key);
         let new = |node, is_proven| {
-            let switch = Switch::new(self, session, key, node, None);
-            Switch { io, is_proven, ..switch }
+            let mut switch = Switch::new(self, session, key, node, None);
+            (switch.io, switch.is_proven) = (io, is_proven);
+            switch
         };
         let mut nodes = vec![first];
         let mut attempts = Attempts::default();
@@ -150,8 +192,9 @@ impl DartTree {
         let capacity = self.shape.slots(node.kind);
         if live <= 1 || (node.kind != DartNodeType::N8 && live <= capacity / 4) {
             self.counters.switch_started.add(1);
-            let switch = Switch::new(self, session, key, node, None);
-            self.switch_all(Switch { io, is_proven: true, ..switch }).await?;
+            let mut switch = Switch::new(self, session, key, node, None);
+            (switch.io, switch.is_proven) = (io, true);
+            self.switch_all(switch).await?;
         }
         Ok(())
     }
@@ -175,6 +218,12 @@ struct Switch<'a> {
     in_doubt: bool,
 }
 
+impl Drop for Switch<'_> {
+    fn drop(&mut self) {
+        self.tree.claims.leave(self.node.addr);
+    }
+}
+
 impl<'a> Switch<'a> {
     fn new(
         tree: &'a Arc<DartTree>,
@@ -185,6 +234,7 @@ impl<'a> Switch<'a> {
     ) -> Self {
         let io = session.reliable();
         let (is_proven, in_doubt) = (false, false);
+        tree.claims.enter(node.addr);
         Switch {
             tree,
             session,
@@ -403,7 +453,7 @@ impl<'a> Switch<'a> {
             return Ok(false);
         };
         let at = self.node.addr.plus(8 * index as u64);
-        if word.is_claim_of(self.node.addr) {
+        if word.is_claim_of(self.node.addr) || !self.tree.claims.may_claim(self.node.addr) {
             return Ok(false);
         }
         let step = word.step().unwrap_or(Step::Byte(0));
