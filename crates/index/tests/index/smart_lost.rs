@@ -282,7 +282,7 @@ fn run(case: &Case, seed: u64, trouble: Trouble, has_rival: bool) -> (u64, u64) 
         }
         let rival_session = join(other).await;
         let rival_index = open(&rival_session, "1").await;
-        for key in case.fill.iter().copied() {
+        for key in case.fill.iter() {
             rival_index.get(&rival_session, key.as_bytes(), &mut Vec::new()).await.expect("get");
         }
         settle(&session).await;
@@ -363,7 +363,7 @@ fn run(case: &Case, seed: u64, trouble: Trouble, has_rival: bool) -> (u64, u64) 
         assert!(fits, "{what}: {steps:?} after {model:?} leave {content:?}");
         // No lock stays behind, and no memory is lost.
         let before_ns = session.endpoint().now_ns();
-        for key in case.fill.iter().copied() {
+        for key in case.fill.iter() {
             index.upsert(&session, key.as_bytes(), &[9; 8]).await.expect("upsert");
         }
         assert!(session.endpoint().now_ns() - before_ns < 1_000_000, "{what}: it waited");

@@ -283,12 +283,12 @@ impl Builder<'_> {
         };
         let place = (depth, &key[depth..open.at]);
         let mut slot = self.node((made[0], above(0)), of, place, &open.children).await?;
-        for at in 1..=links {
+        for (at, addr) in made.iter().copied().enumerate().skip(1) {
             let end = depth - 1;
             depth -= link;
             let child = slot.under(Edge::byte(key[end]));
             let place = (depth, &key[depth..end]);
-            slot = self.node((made[at], above(at)), single, place, &[child]).await?;
+            slot = self.node((addr, above(at)), single, place, &[child]).await?;
         }
         Ok(slot.under(edge))
     }

@@ -326,8 +326,8 @@ impl Life {
 
     /// The first word of an object at `addr` to which the word at `parent` leads, if objects point back.
     pub(super) fn reverse(table: u64, addr: GlobalAddr, parent: GlobalAddr) -> Life {
-        let place = parent.offset() / 8 | u64::from(parent.server().0) << 42;
-        Life(place | Life::new(table, addr, 0).0 >> 50 << 50)
+        let place = (parent.offset() / 8) | (u64::from(parent.server().0) << 42);
+        Life(place | (Life::new(table, addr, 0).0 >> 50 << 50))
     }
 
     /// Returns whether it is that of an object of this table at `addr`, whatever word leads there.
