@@ -13,7 +13,7 @@ use super::{
     error::ReproError,
     maps::{self, BenchMap, Side},
     report::{ReproReport, ReproTable},
-    slices::{self, BenchThread, SlicePlan, THREADS, Testbed, Wanted, Work, number_of},
+    slices::{self, BenchThread, Draw, SlicePlan, THREADS, Testbed, Wanted, Work, number_of},
 };
 use crate::{
     distribution::{Scramble, Zipfian},
@@ -80,8 +80,7 @@ pub(super) fn run(
     let scramble = Scramble::new(keys, options.seed);
     let uniform = |rng: &mut fastrand::Rng| rng.u64(..keys);
     let skewed = |rng: &mut fastrand::Rng| scramble.item(zipfian.sample(rng));
-    let draws: [(&str, &(dyn Fn(&mut fastrand::Rng) -> u64 + Sync)); 2] =
-        [("uniform", &uniform), ("zipfian 0.99", &skewed)];
+    let draws: [(&str, &Draw<'_>); 2] = [("uniform", &uniform), ("zipfian 0.99", &skewed)];
     let mut shares: Vec<Map<String, Value>> =
         sides.iter().map(|side| Map::from_iter([("map".to_owned(), json!(side.name))])).collect();
     for (distribution, draw) in draws {

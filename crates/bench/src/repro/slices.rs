@@ -50,6 +50,9 @@ pub(super) type Wanted = [([u8; 8], u64)];
 pub(super) type Slice<'a> =
     dyn Fn(usize, &BenchThread, &Wanted) -> Result<usize, ReproError> + Sync + 'a;
 
+/// A choice of an item.
+pub(super) type Draw<'a> = dyn Fn(&mut fastrand::Rng) -> u64 + Sync + 'a;
+
 /// Parameters of a measurement.
 pub(super) struct SlicePlan<'a> {
     pub(super) sides: usize,
@@ -58,7 +61,7 @@ pub(super) struct SlicePlan<'a> {
     pub(super) slice_ops: usize,
     pub(super) seed: u64,
     /// Chooses an item.
-    pub(super) draw: &'a (dyn Fn(&mut fastrand::Rng) -> u64 + Sync),
+    pub(super) draw: &'a Draw<'a>,
     pub(super) slice: &'a Slice<'a>,
 }
 
