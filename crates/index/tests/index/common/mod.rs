@@ -52,12 +52,19 @@ impl World {
 
     /// Runs `test` with one session on memory servers of this process, over loopback.
     pub fn on_tcp<F: Future<Output = ()>>(self, test: impl FnOnce(Session) -> F) {
-        let servers: Vec<MemoryServer> = (0..self.servers)
-            .map(|server| {
-                let words = Words::anonymous((self.region_bytes / 8) as usize).expect("memory");
+        let sizes = vec![self.region_bytes; self.servers];
+        self.on_tcp_of(&sizes, test);
+    }
+
+    /// As [`World::on_tcp`], on memory servers of these sizes.
+    pub fn on_tcp_of<F: Future<Output = ()>>(self, sizes: &[u64], test: impl FnOnce(Session) -> F) {
+        let servers: Vec<MemoryServer> = (0..)
+            .zip(sizes)
+            .map(|(server, bytes)| {
+                let words = Words::anonymous((bytes / 8) as usize).expect("memory");
                 let config = MemoryServerConfig {
-                    server: ServerId(server as u16),
-                    servers: self.servers,
+                    server: ServerId(server),
+                    servers: sizes.len(),
                     ..MemoryServerConfig::default()
                 };
                 let server = MemoryServer::start(config, Arc::new(words)).expect("a memory server");
@@ -161,6 +168,11 @@ pub fn shared_engines() -> Vec<Engine> {
 /// Whether a change touches a few nodes of a table of many.
 pub fn grows(engine: Engine) -> bool {
     engine.traits().splits || engine.traits().radix
+}
+
+/// The engines whose tables grow node by node.
+pub fn growing_engines() -> Vec<Engine> {
+    chosen(grows)
 }
 
 fn chosen(with: impl Fn(Engine) -> bool) -> Vec<Engine> {
