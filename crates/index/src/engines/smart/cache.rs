@@ -7,6 +7,9 @@
 //! is on the way of exactly the keys that begin with them.
 //!
 //! Entries lie in shards by address. Each shard evicts by CLOCK.
+//!
+//! In a table with owners an entry also keeps the slots without a child and the place of each slot. It is *exact* if
+//! its node is known to have these slots, or a hint (`own_nodes.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,6 +17,7 @@ use std::sync::Arc;
 use farleaf_fabric::GlobalAddr;
 
 use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
+use super::own_nodes::NodeResult;
 use crate::sync::{Mutex, lock};
 
 /// Bytes that an entry takes beside its words: itself, its place in the ring and in the map.
@@ -21,9 +25,11 @@ const ENTRY_BYTES: usize = 144;
 /// A cache with less than so many bytes for each shard has one.
 const SHARD_BYTES_MIN: u64 = 256 << 10;
 const SHARDS: usize = 64;
+/// Counts of changes in each shard; nodes share them.
+const COUNTS: usize = 64;
 
 /// A cached node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) addr: GlobalAddr,
     pub(super) c: u64,
@@ -32,6 +38,17 @@ pub(super) struct Entry {
     prefix: Box<[u8]>,
     /// Life and header, then the slots that have children, in the order of their edges.
     words: Box<[u64]>,
+    /// The places of those slots in the node, if it has them in another order. Asked of a whole entry.
+    places: Box<[u16]>,
+}
+
+/// The moment before a READ of a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stamp {
+    /// Number of the view of the ownership map.
+    pub(super) view: u64,
+    /// Changes of the node, begun and ended.
+    pub(super) changes: u64,
 }
 
 impl Entry {
@@ -50,7 +67,28 @@ impl Entry {
         kept.extend_from_slice(&words[..2]);
         kept.extend(node.slots().filter(|slot| slot.has_child()).map(|slot| slot.thawed().0));
         kept[2..].sort_unstable_by_key(|word| Slot(*word).edge());
-        Some(Entry { addr, c, of, prefix, words: kept.into_boxed_slice() })
+        Some(Entry { addr, c, of, prefix, words: kept.into_boxed_slice(), places: Box::default() })
+    }
+
+    /// As [`Entry::of`], whole: with the slots that have no child and the places of all.
+    pub(super) fn whole_of(
+        shape: &Shape,
+        addr: GlobalAddr,
+        c: u64,
+        words: &[u64],
+        key: &[u8],
+    ) -> Option<Entry> {
+        let node = Node::new(shape, words);
+        let of = node.node_type()?;
+        let prefix = key.get(..node.depth())?.into();
+        let used = node.slots().enumerate().filter(|(_, slot)| !slot.is_empty());
+        let mut used: Vec<(Slot, u16)> =
+            used.map(|(place, slot)| (slot.thawed(), place as u16)).collect();
+        used.sort_unstable_by_key(|(slot, _)| slot.edge());
+        let head = words[..2].iter().copied();
+        let words = head.chain(used.iter().map(|(slot, _)| slot.0)).collect();
+        let places = used.into_iter().map(|(_, place)| place).collect();
+        Some(Entry { addr, c, of, prefix, words, places: shortened(places) })
     }
 
     pub(super) fn life(&self) -> Life {
@@ -73,14 +111,64 @@ impl Entry {
 
     /// The child under an edge.
     pub(super) fn find(&self, edge: Edge) -> Option<Slot> {
-        let slots = &self.words[2..];
-        let at = slots.binary_search_by_key(&edge, |word| Slot(*word).edge()).ok()?;
-        Some(Slot(slots[at]))
+        let at = self.search(edge).ok()?;
+        Some(Slot(self.words[2 + at])).filter(|slot| slot.has_child())
+    }
+
+    fn search(&self, edge: Edge) -> Result<usize, usize> {
+        self.words[2..].binary_search_by_key(&edge, |word| Slot(*word).edge())
+    }
+
+    /// The bytes that all keys below the node begin with.
+    pub(super) fn whole_prefix(&self, shape: &Shape) -> Vec<u8> {
+        let (bytes, len) = self.node(shape).compressed();
+        [&self.prefix, &bytes[..len]].concat()
+    }
+
+    /// The place of a slot in the node.
+    fn place(&self, at: usize) -> usize {
+        self.places.get(at).map_or(at, |place| usize::from(*place))
+    }
+
+    /// Copies the node's words to `words`, which are as many as its type has. Asked of a whole entry.
+    pub(super) fn fill(&self, words: &mut [u64]) {
+        words.fill(0);
+        words[..2].copy_from_slice(&self.words[..2]);
+        for (at, word) in self.words[2..].iter().enumerate() {
+            words[2 + self.place(at)] = *word;
+        }
+    }
+
+    /// The same after the slot at `index` has changed from `expected` to `new`; `None` if it did not hold that.
+    fn with_slot(&self, index: usize, (expected, new): (Slot, Slot)) -> Option<Entry> {
+        let mut entry = self.clone();
+        let slots = 0..self.words.len() - 2;
+        match self.search(new.edge()) {
+            Ok(at) if self.place(at) == index => {
+                (self.words[2 + at] == expected.0).then_some(())?;
+                entry.words[2 + at] = new.0;
+            }
+            Err(at) if expected.0 == 0 && slots.clone().all(|at| self.place(at) != index) => {
+                let mut words = self.words.to_vec();
+                words.insert(2 + at, new.0);
+                let mut places: Vec<u16> = slots.map(|at| self.place(at) as u16).collect();
+                places.insert(at, index as u16);
+                (entry.words, entry.places) = (words.into(), shortened(places));
+            }
+            _ => return None,
+        }
+        Some(entry)
     }
 
     fn bytes(&self) -> usize {
-        ENTRY_BYTES + self.prefix.len() + 8 * self.words.len()
+        ENTRY_BYTES + self.prefix.len() + 8 * self.words.len() + 2 * self.places.len()
     }
+}
+
+/// The places of slots, or nothing if they are in order: so are those of a node that a bulk load has made.
+fn shortened(places: Vec<u16>) -> Box<[u16]> {
+    let is_in_order = places.iter().enumerate().all(|(at, place)| at == usize::from(*place));
+    if is_in_order { Box::default() } else { places.into() }
 }
 
 /// The cached nodes of a table.
@@ -97,12 +185,18 @@ struct Shard {
     hand: usize,
     bytes: usize,
     bytes_max: usize,
+    /// Changes that are under way, by the address of their node.
+    changing: BTreeMap<u64, u32>,
+    /// Changes that have begun or ended, for a part of the addresses each; empty before the first.
+    changes: Vec<u64>,
 }
 
 #[derive(Debug)]
 struct Cached {
     entry: Arc<Entry>,
     used: bool,
+    /// It is exact whenever no change of the node is under way.
+    is_exact: bool,
 }
 
 impl Cache {
@@ -115,39 +209,91 @@ impl Cache {
     }
 
     fn shard(&self, addr: GlobalAddr) -> &Mutex<Shard> {
-        let mixed = addr.word().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        &self.shards[mixed as usize % self.shards.len()]
+        &self.shards[mix(addr) % self.shards.len()]
     }
 
-    pub(super) fn get(&self, addr: GlobalAddr) -> Option<Arc<Entry>> {
+    /// The entry of an address, and whether it is exact.
+    pub(super) fn get(&self, addr: GlobalAddr) -> Option<(Arc<Entry>, bool)> {
         let mut shard = lock(self.shard(addr));
-        let place = *shard.places.get(&addr.word())?;
-        let cached = &mut shard.ring[place];
+        let shard = &mut *shard;
+        let cached = &mut shard.ring[*shard.places.get(&addr.word())?];
         cached.used = true;
-        Some(Arc::clone(&cached.entry))
+        let is_exact = cached.is_exact && !shard.changing.contains_key(&addr.word());
+        Some((Arc::clone(&cached.entry), is_exact))
     }
 
-    /// Takes an entry in, unless there is a later one of that address.
+    /// Takes a hint in, unless there is a later entry of that address.
     pub(super) fn put(&self, entry: Entry) {
+        self.put_stamped(entry, None, |_| false);
+    }
+
+    /// Takes an entry in, unless there is a later one of that address. It is exact if no change has begun or ended
+    /// since `stamp` and the view is still current.
+    pub(super) fn put_stamped(
+        &self,
+        entry: Entry,
+        stamp: Option<Stamp>,
+        is_current: impl FnOnce(u64) -> bool,
+    ) {
         let mut shard = lock(self.shard(entry.addr));
         let shard = &mut *shard;
-        let (bytes, addr) = (entry.bytes(), entry.addr.word());
+        let addr = entry.addr.word();
+        let changes = shard.changes_of(entry.addr);
+        let is_exact = stamp.is_some_and(|it| changes == Some(it.changes) && is_current(it.view));
         if let Some(place) = shard.places.get(&addr).copied() {
-            let there = &shard.ring[place].entry;
-            if there.c > entry.c && there.life().is_born_by(entry.c) {
+            let there = &shard.ring[place];
+            let is_same = there.entry.life() == entry.life();
+            let is_later = there.entry.c > entry.c && there.entry.life().is_born_by(entry.c);
+            if there.is_exact && is_same || !is_exact && is_later {
                 return;
             }
             shard.remove(place);
         }
-        if bytes > shard.bytes_max {
-            return;
+        shard.insert(entry, is_exact, false);
+    }
+
+    /// Changes of the node at `addr` so far; `None` if one is under way.
+    pub(super) fn changes(&self, addr: GlobalAddr) -> Option<u64> {
+        lock(self.shard(addr)).changes_of(addr)
+    }
+
+    /// A change of the node at `addr` begins.
+    pub(super) fn begin_change(&self, addr: GlobalAddr) {
+        let mut shard = lock(self.shard(addr));
+        *shard.changing.entry(addr.word()).or_default() += 1;
+        shard.count_change(addr);
+    }
+
+    /// A change of the node at `addr` has ended.
+    pub(super) fn end_change(&self, addr: GlobalAddr, result: NodeResult) {
+        let mut shard = lock(self.shard(addr));
+        let shard = &mut *shard;
+        shard.count_change(addr);
+        let left = shard.changing.get_mut(&addr.word()).map_or(0, |count| {
+            *count -= 1;
+            *count
+        });
+        if left == 0 {
+            shard.changing.remove(&addr.word());
         }
-        while shard.bytes + bytes > shard.bytes_max {
-            shard.evict();
+        let Some(place) = shard.places.get(&addr.word()).copied() else { return };
+        let cached = &mut shard.ring[place];
+        match result {
+            NodeResult::Nothing => {}
+            NodeResult::Unknown => cached.is_exact = false,
+            NodeResult::Slot { index, expected, new, c } if cached.is_exact => {
+                match cached.entry.with_slot(index, (expected, new)) {
+                    Some(mut entry) => {
+                        // All of its words are current if nothing else is under way.
+                        entry.c = if left == 0 { c } else { entry.c };
+                        shard.remove(place);
+                        shard.insert(entry, true, true);
+                    }
+                    None => cached.is_exact = false,
+                }
+            }
+            NodeResult::Slot { .. } => {}
         }
-        shard.bytes += bytes;
-        shard.places.insert(addr, shard.ring.len());
-        shard.ring.push(Cached { entry: Arc::new(entry), used: false });
     }
 
     /// Drops an entry whose node is not what it was.
@@ -182,7 +328,36 @@ impl Cache {
     }
 }
 
+/// Bits of an address, mixed.
+fn mix(addr: GlobalAddr) -> usize {
+    (addr.word().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
+}
+
 impl Shard {
+    fn changes_of(&self, addr: GlobalAddr) -> Option<u64> {
+        let count = self.changes.get(mix(addr) / SHARDS % COUNTS).copied().unwrap_or(0);
+        (!self.changing.contains_key(&addr.word())).then_some(count)
+    }
+
+    fn count_change(&mut self, addr: GlobalAddr) {
+        self.changes.resize(COUNTS, 0);
+        self.changes[mix(addr) / SHARDS % COUNTS] += 1;
+    }
+
+    /// Takes in an entry of an address that has none, if there is room for it.
+    fn insert(&mut self, entry: Entry, is_exact: bool, used: bool) {
+        let bytes = entry.bytes();
+        if bytes > self.bytes_max {
+            return;
+        }
+        while self.bytes + bytes > self.bytes_max {
+            self.evict();
+        }
+        self.bytes += bytes;
+        self.places.insert(entry.addr.word(), self.ring.len());
+        self.ring.push(Cached { entry: Arc::new(entry), used, is_exact });
+    }
+
     fn remove(&mut self, place: usize) {
         let gone = self.ring.swap_remove(place);
         self.bytes -= gone.entry.bytes();
@@ -254,12 +429,110 @@ mod tests {
         assert_eq!(none.used(), (0, 0));
     }
 
+    /// What an exact entry of a node with 6 slots says, in the order of the slots.
+    fn exact(cache: &Cache) -> Option<Vec<u64>> {
+        let (entry, is_exact) = cache.get(GlobalAddr::new(ServerId(0), 64))?;
+        let mut words = [0; 8];
+        entry.fill(&mut words);
+        is_exact.then(|| words[2..].to_vec())
+    }
+
+    fn leaf(byte: u8, number: u64) -> Slot {
+        let addr = GlobalAddr::new(ServerId(0), 64 * number);
+        Slot::leaf(Edge::byte(byte), addr, LeafClass::of(64).expect("class"))
+    }
+
+    /// A READ of a node whose first slot leads to a leaf.
+    fn read(cache: &Cache, stamp: Option<Stamp>) {
+        let addr = GlobalAddr::new(ServerId(0), 64);
+        let (mut words, of) = ([0; 8], NodeType::SMALLEST);
+        fill_node(&SHAPE, &mut words, (addr, 1), of, (0, b""), [leaf(9, 7)].into_iter());
+        let entry = Entry::whole_of(&SHAPE, addr, 1, &words, b"").expect("a node");
+        cache.put_stamped(entry, stamp, |view| view == 3);
+    }
+
+    #[test]
+    fn an_entry_is_exact_until_its_node_changes_unseen() {
+        let addr = GlobalAddr::new(ServerId(0), 64);
+        let now = |cache: &Cache| cache.changes(addr).map(|changes| Stamp { view: 3, changes });
+        let slot = |index, expected, new| NodeResult::Slot { index, expected, new, c: 8 };
+        let first = [leaf(9, 7).0, 0, 0, 0, 0, 0];
+        let cache = Cache::new(1 << 20);
+        read(&cache, None);
+        assert_eq!(exact(&cache), None, "no stamp");
+        read(&cache, now(&cache).map(|it| Stamp { view: 2, ..it }));
+        assert_eq!(exact(&cache), None, "another view");
+        let begun = now(&cache);
+        cache.begin_change(addr);
+        assert_eq!(cache.changes(addr), None, "a change is under way");
+        cache.end_change(addr, NodeResult::Nothing);
+        read(&cache, begun);
+        assert_eq!(exact(&cache), None, "a change has ended since the READ began");
+        read(&cache, now(&cache));
+        assert_eq!(exact(&cache), Some(first.to_vec()));
+        read(&cache, None);
+        assert_eq!(exact(&cache), Some(first.to_vec()), "a hint does not take its place");
+        cache.begin_change(addr);
+        assert_eq!(exact(&cache), None, "a change is under way");
+        cache.end_change(addr, slot(1, Slot(0), leaf(3, 5)));
+        let second = [leaf(9, 7).0, leaf(3, 5).0, 0, 0, 0, 0];
+        assert_eq!(exact(&cache), Some(second.to_vec()));
+        assert_eq!(cache.get(addr).map(|(entry, _)| entry.c), Some(8));
+        assert_eq!(
+            cache.get(addr).and_then(|(entry, _)| entry.find(Edge::byte(3))),
+            Some(leaf(3, 5))
+        );
+        // Emptied, and filled again.
+        cache.begin_change(addr);
+        cache.end_change(addr, slot(0, leaf(9, 7), Slot::tomb(Edge::byte(9))));
+        assert_eq!(cache.get(addr).and_then(|(entry, _)| entry.find(Edge::byte(9))), None);
+        cache.begin_change(addr);
+        cache.end_change(addr, slot(0, Slot::tomb(Edge::byte(9)), leaf(9, 6)));
+        let third = [leaf(9, 6).0, leaf(3, 5).0, 0, 0, 0, 0];
+        assert_eq!(exact(&cache), Some(third.to_vec()));
+        cache.begin_change(addr);
+        cache.end_change(addr, NodeResult::Unknown);
+        assert_eq!(exact(&cache), None, "nobody knows");
+        assert!(cache.get(addr).is_some(), "it is a hint");
+    }
+
+    #[test]
+    fn changes_of_a_node_may_end_in_any_order() {
+        let addr = GlobalAddr::new(ServerId(0), 64);
+        let slot = |index, expected, new| NodeResult::Slot { index, expected, new, c: 8 };
+        let made = || {
+            let cache = Cache::new(1 << 20);
+            let changes = cache.changes(addr).expect("none is under way");
+            read(&cache, Some(Stamp { view: 3, changes }));
+            cache.begin_change(addr);
+            cache.begin_change(addr);
+            cache
+        };
+        // Two slots.
+        let cache = made();
+        cache.end_change(addr, slot(2, Slot(0), leaf(4, 2)));
+        assert_eq!(exact(&cache), None, "the other one is under way");
+        cache.end_change(addr, slot(1, Slot(0), leaf(3, 5)));
+        assert_eq!(exact(&cache), Some(vec![leaf(9, 7).0, leaf(3, 5).0, leaf(4, 2).0, 0, 0, 0]));
+        // One slot twice: in its order, and in the other one.
+        let tomb = Slot::tomb(Edge::byte(9));
+        let (empties, fills) = (slot(0, leaf(9, 7), tomb), slot(0, tomb, leaf(9, 6)));
+        let cache = made();
+        cache.end_change(addr, empties);
+        cache.end_change(addr, fills);
+        assert_eq!(exact(&cache), Some(vec![leaf(9, 6).0, 0, 0, 0, 0, 0]));
+        let cache = made();
+        cache.end_change(addr, fills);
+        cache.end_change(addr, empties);
+        assert_eq!(exact(&cache), None, "what the entry held was not what the CAS expected");
+    }
+
     #[test]
     fn a_later_look_at_a_node_stays() {
         let cache = Cache::new(1 << 10);
         cache.put(entry(1, 1, 5));
         cache.put(entry(1, 1, 4));
-        let c = || cache.get(GlobalAddr::new(ServerId(0), 64)).map(|entry| entry.c);
+        let c = || cache.get(GlobalAddr::new(ServerId(0), 64)).map(|(entry, _)| entry.c);
         assert_eq!(c(), Some(5));
         cache.put(entry(1, 6, 6));
         assert_eq!(c(), Some(6));

@@ -44,6 +44,7 @@ mod model;
 mod ops;
 mod options;
 mod outcome;
+mod own_nodes;
 mod owned;
 mod record;
 mod relocate;
@@ -105,14 +106,15 @@ impl Smart {
         options: SmartOptions,
     ) -> Result<Smart, IndexError> {
         check_pool(session)?;
-        Ok(Smart { stored: table.clone(), tree: Tree::new(table.meta(), *table.layout(), options) })
+        let tree = Tree::new(table.meta(), *table.layout(), options, None);
+        Ok(Smart { stored: table.clone(), tree })
     }
 }
 
 /// The table without a cache, for walks.
 fn stored_tree(table: &StoredTable) -> Arc<Tree> {
     let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
-    Tree::new(table.meta(), *table.layout(), options)
+    Tree::new(table.meta(), *table.layout(), options, None)
 }
 
 impl Engine for Smart {

@@ -129,8 +129,9 @@ impl Tree {
             if slot.is_leaf() {
                 found.extend(self.take_leaf(session, range, slot, image).await?);
             } else {
-                let mut held =
-                    Held { addr: slot.addr(), image, matched: prefix.len(), up: Some(up), c };
+                let (addr, matched) = (slot.addr(), prefix.len());
+                let (up, stamp) = (Some(up), None);
+                let mut held = Held { addr, image, matched, up, c, stamp, is_exact: false };
                 self.check_child(&held, slot)?;
                 hints.extend(self.stale_hint(&held, slot));
                 while held.node(self).is_short() {
@@ -179,7 +180,7 @@ impl Tree {
         let child = |(index, slot): (usize, Slot)| {
             let mut prefix = prefix.clone();
             prefix.extend(slot.edge().as_byte());
-            let up = Up { at: held.slot_addr(index), word: slot.0 };
+            let up = held.up_of(index, slot);
             meets(range, &prefix).then_some(Item::Child { slot, up, prefix })
         };
         children.into_iter().filter_map(child).collect()
