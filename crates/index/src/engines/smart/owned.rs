@@ -19,6 +19,7 @@ use crate::bnode::KeyFormat;
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::{MapWords, Ownership, read_map};
 use crate::compute::{OwnedSettings, Partitioned};
+use crate::engine::choose;
 use crate::engines::p_smart::PSmartOptions;
 use crate::index::{ScanRange, TableReport};
 use crate::walk::Visitor;
@@ -40,8 +41,13 @@ impl Partitioned for Smart {
     const OWNED_NAME: &'static str = "p-smart";
     const OWNED_ABOUT: &'static str =
         "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
-    const OWNED_CANARIES: &'static [Canary] =
-        &[Canary::LostIsNotBegun, Canary::DeliverTwice, Canary::KeepExactEntries];
+    const OWNED_CANARIES: &'static [Canary] = &[
+        Canary::LostIsNotBegun,
+        Canary::DeliverTwice,
+        Canary::BelieveOldRead,
+        Canary::KeepExactEntries,
+        Canary::WriteSlotBeside,
+    ];
 
     fn map_words(meta: GlobalAddr) -> MapWords {
         map_words(meta)
@@ -54,7 +60,7 @@ impl Partitioned for Smart {
         ownership: &Arc<Ownership>,
     ) -> Result<Smart, IndexError> {
         check_pool(session)?;
-        let owner = Some(OwnRanges::new(ownership));
+        let owner = Some(OwnRanges::new(ownership, options.owner_writes));
         let tree = Tree::new(table.meta(), *table.layout(), options.into(), owner);
         Ok(Smart { stored: table.clone(), tree })
     }
@@ -80,6 +86,7 @@ impl Partitioned for Smart {
 
     fn draw_owned(rng: &mut Rng) -> Settings {
         lab::draw_owned(rng)
+            .with("owner_writes", choose(rng, &["exclusive", "exclusive", "exclusive", "shared"]))
     }
 
     fn check_change(table: &Smart, change: &Change<'_>) -> Result<(), IndexError> {
