@@ -65,7 +65,7 @@ fn a_run_over_tcp_costs_what_it_costs_elsewhere() {
         let PerOp { reads, round_trips, bytes_read, .. } = of(report, OpKind::Get).per_op;
         assert_eq!(reads, round_trips);
         let root_words = reads.fract();
-        assert!(root_words < 0.5, "{reads} READs");
+        assert!(root_words < 0.1, "{reads} READs");
         (reads.floor(), (bytes_read - root_words * 8.0).round())
     };
     assert_eq!(per_op(&over_tcp), per_op(&mapped));
