@@ -11,9 +11,9 @@ use serde_json::{Map, Value, json};
 use super::{
     ReproOptions, driver,
     error::ReproError,
-    maps::{self, BenchMap, Side},
+    maps::{self, BenchTable, Side},
     report::{ReproReport, ReproTable},
-    slices::{self, BenchThread, Draw, SlicePlan, THREADS, Testbed, Wanted, Work, number_of},
+    slices::{self, Draw, SlicePlan, THREADS, Testbed, Work, number_of},
 };
 use crate::{
     distribution::{Scramble, Zipfian},
@@ -34,20 +34,6 @@ const CACHES: [(f64, &str); 2] = [(3.0, "cache that holds all"), (0.08, "cache o
 const CACHE_MIN: u64 = 1 << 20;
 /// The maps with which all are compared, the first that this build has.
 const AGAINST: [&str; 2] = [maps::MASSTREE, maps::STD_MAP];
-
-/// An engine's table.
-struct EngineTable(AnyIndex);
-
-impl BenchMap for EngineTable {
-    fn slice(
-        &self,
-        work: Work,
-        thread: &BenchThread,
-        wanted: &Wanted,
-    ) -> Result<usize, ReproError> {
-        thread.block_on(slices::work_on(&thread.session, &self.0, work, wanted))
-    }
-}
 
 pub(super) fn run(
     options: &ReproOptions,
@@ -132,7 +118,7 @@ fn sides(
             };
             progress.begin(Phase::Load, keys);
             let table = load(testbed, engine, &name, keys, *share, options, progress)?;
-            sides.push(Side::new(name, Box::new(EngineTable(table))));
+            sides.push(Side::new(name, Box::new(BenchTable(table))));
         }
     }
     progress.begin(Phase::Load, keys);

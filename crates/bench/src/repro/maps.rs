@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
+use farleaf_index::Index;
+
 use super::{
     error::ReproError,
     slices::{self, BenchThread, Wanted, Work, number_of},
@@ -29,6 +31,20 @@ pub(super) trait BenchMap: Sync {
     /// `Operation`.
     fn slice(&self, work: Work, thread: &BenchThread, wanted: &Wanted)
     -> Result<usize, ReproError>;
+}
+
+/// An open table.
+pub(super) struct BenchTable<T>(pub(super) T);
+
+impl<T: Index> BenchMap for BenchTable<T> {
+    fn slice(
+        &self,
+        work: Work,
+        thread: &BenchThread,
+        wanted: &Wanted,
+    ) -> Result<usize, ReproError> {
+        thread.block_on(slices::work_on(&thread.session, &self.0, work, wanted))
+    }
 }
 
 /// A map that needs no session. Its functions return the number of keys found.

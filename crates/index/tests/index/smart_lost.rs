@@ -343,7 +343,7 @@ fn run(case: &Case, seed: u64, trouble: Trouble, has_rival: bool) -> (u64, u64) 
                 }
             }
         }
-        // What the two orders give; a dropped operation may not have happened.
+        // The states that the two orders give; a dropped operation may not have happened.
         let mut steps = vec![(case.step, 1, done.map(|done| done.ok()))];
         steps.extend(rival_done.map(|done| (case.rival, 2, Some(done.ok()))));
         let orders = [steps.clone(), steps.iter().rev().copied().collect()];

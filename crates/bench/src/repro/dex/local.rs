@@ -2,18 +2,18 @@
 //!
 //! It shows the cost of remote memory that is not needed, on mapped memory with real threads.
 
-use farleaf_index::engines::dex::{Dex, DexOptions};
+use farleaf_index::engines::dex::DexOptions;
 use serde_json::{Value, json};
 
 use super::{
     ReproOptions,
     error::ReproError,
     local_tree::LocalTree,
-    maps::{self, BenchMap, Side},
+    maps::{self, BenchMap, BenchTable, Side},
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
-    slices::{self, BenchThread, SlicePlan, THREADS, Testbed, Times, Wanted, Work},
+    slices::{self, SlicePlan, THREADS, Testbed, Times, Work},
 };
 use crate::{
     report::TimeKind,
@@ -25,20 +25,6 @@ const FILL: f64 = 0.7;
 const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 100;
 const SCALE_MIN: f64 = 0.0001;
-
-/// The table.
-struct DexTable(Dex);
-
-impl BenchMap for DexTable {
-    fn slice(
-        &self,
-        work: Work,
-        thread: &BenchThread,
-        wanted: &Wanted,
-    ) -> Result<usize, ReproError> {
-        thread.block_on(slices::work_on(&thread.session, &self.0, work, wanted))
-    }
-}
 
 pub(super) fn run(
     options: &ReproOptions,
@@ -133,7 +119,7 @@ fn sides(
         LocalTree::build(layout, &mut pairs, keys, FILL)
             .ok_or_else(|| ReproError::Wrong("no memory for the local tree".to_owned()))
     };
-    let dex = DexTable(setup::table_on(testbed, keys, dex, progress)?);
+    let dex = BenchTable(setup::table_on(testbed, keys, dex, progress)?);
     let plain = local()?;
     let nodes = plain.nodes();
     // A tree of its own: nodes of a shared one could still lie in the processor's caches.
