@@ -128,8 +128,8 @@ impl Tree {
     }
 
     fn guess_in(&self, entry: Arc<Entry>, slot: Option<Slot>, index: Option<usize>) -> Guess {
-        let index = index.unwrap_or(entry.children());
-        let at = self.shape.points_back.then(|| slot_addr(entry.addr, index));
+        let index = || index.unwrap_or_else(|| entry.children());
+        let at = self.shape.points_back.then(|| slot_addr(entry.addr, index()));
         Guess { entry, slot, at }
     }
 

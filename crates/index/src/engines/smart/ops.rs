@@ -139,9 +139,7 @@ impl Tree {
         (at, slot): (GlobalAddr, Slot),
     ) -> Result<Buf, Fail> {
         let image = self.read_leaf(session, slot).await?;
-        if self.shape.points_back {
-            self.correct_back(session, (at, slot), (slot.addr(), image.words()[0]));
-        }
+        self.correct_back(session, (at, slot), (slot.addr(), image.words()[0]));
         self.settle_leaf(session, slot.addr(), image).await
     }
 

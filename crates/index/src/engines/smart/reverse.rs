@@ -126,9 +126,12 @@ impl Tree {
         (at, slot): (GlobalAddr, Slot),
         (addr, word): (GlobalAddr, u64),
     ) {
+        // Most tables have no such words: nothing is computed for them.
+        if !self.shape.points_back {
+            return;
+        }
         let new = self.back(addr, at);
-        let is_current = !self.shape.points_back || word == new;
-        if is_current || slot.is_frozen() || self.correcting.swap(true, Ordering::SeqCst) {
+        if word == new || slot.is_frozen() || self.correcting.swap(true, Ordering::SeqCst) {
             return;
         }
         count(&self.counts.stale_back);
@@ -150,7 +153,7 @@ impl Tree {
 
     /// Lets a node's first word be corrected if another slot has led to it.
     pub(super) fn correct_node(&self, session: &Session, held: &Held) {
-        if let Some(up) = held.up {
+        if let Some(up) = held.up.filter(|_| self.shape.points_back) {
             let word = held.node(self).life().0;
             self.correct_back(session, (up.at, Slot(up.word)), (held.addr, word));
         }
