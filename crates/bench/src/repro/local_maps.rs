@@ -28,7 +28,7 @@ const SCALE_MIN: f64 = 0.0001;
 const THETA: f64 = 0.99;
 /// Bytes of a pool for each key: of all tables, of two for each engine with a cache.
 const POOL_BYTES_PER_KEY: u64 = 1_600;
-/// Caches of an engine that has one: the least share of the table's bytes, and its name.
+/// Caches of an engine that has one: shares of the table's bytes, and their names.
 const CACHES: [(f64, &str); 2] = [(3.0, "cache that holds all"), (0.08, "cache of 8 %")];
 /// The least cache that every engine takes.
 const CACHE_MIN: u64 = 1 << 20;

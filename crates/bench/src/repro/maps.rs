@@ -92,7 +92,7 @@ pub(super) fn all(keys: u64) -> Vec<Side> {
 
 /// The name of the standard library's map.
 pub(super) const STD_MAP: &str = "std BTreeMap, RwLock";
-/// The name of the fastest of the others.
+/// The name of the map with which the others are compared, in a build that has it.
 pub(super) const MASSTREE: &str = "masstree";
 
 /// Maps that this build lacks, and the reason.
