@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Instant;
 
-use farleaf_check::history::{Answer, Call, Event, History};
+use farleaf_check::history::{Answer, Event, History, Op};
 use farleaf_check::linear::{Limits, check};
 
 struct Shape {
@@ -71,17 +71,17 @@ fn history(shape: &Shape, count: u64) -> History {
         let value = at.to_be_bytes().to_vec();
         let is_scan = rng.u64(..1000) < shape.scans;
         let call = match rng.u8(..10) {
-            _ if is_scan => Call::Scan {
+            _ if is_scan => Op::Scan {
                 from: Bound::Included(key),
                 to: Bound::Unbounded,
                 reverse: false,
                 limit: 20,
             },
-            0..5 => Call::Get { key },
-            5..7 => Call::Upsert { key, value },
-            7 => Call::Insert { key, value },
-            8 => Call::Update { key, value },
-            _ => Call::Remove { key },
+            0..5 => Op::Get { key },
+            5..7 => Op::Upsert { key, value },
+            7 => Op::Insert { key, value },
+            8 => Op::Update { key, value },
+            _ => Op::Remove { key },
         };
         let is_unknown = !is_scan && rng.u64(..1000) < shape.unknown;
         let late = if is_unknown { rng.u64(..100_000) } else { 0 };
@@ -101,29 +101,27 @@ fn history(shape: &Shape, count: u64) -> History {
     History { initial, events }
 }
 
-fn apply(map: &mut BTreeMap<Vec<u8>, Vec<u8>>, call: &Call) -> Answer {
+fn apply(map: &mut BTreeMap<Vec<u8>, Vec<u8>>, call: &Op) -> Answer {
     match call {
-        Call::Get { key } => Answer::Value(map.get(key).cloned()),
-        Call::Insert { key, value } => {
+        Op::Get { key } => Answer::Value(map.get(key).cloned()),
+        Op::Insert { key, value } => {
             let is_new = !map.contains_key(key);
             map.entry(key.clone()).or_insert_with(|| value.clone());
             Answer::Flag(is_new)
         }
-        Call::Update { key, value } => Answer::Flag(match map.get_mut(key) {
+        Op::Update { key, value } => Answer::Flag(match map.get_mut(key) {
             Some(held) => {
                 held.clone_from(value);
                 true
             }
             None => false,
         }),
-        Call::Upsert { key, value } => {
-            Answer::Flag(map.insert(key.clone(), value.clone()).is_none())
-        }
-        Call::Remove { key } => Answer::Flag(map.remove(key).is_some()),
-        Call::Scan { from, to, limit, .. } => {
+        Op::Upsert { key, value } => Answer::Flag(map.insert(key.clone(), value.clone()).is_none()),
+        Op::Remove { key } => Answer::Flag(map.remove(key).is_some()),
+        Op::Scan { from, to, limit, .. } => {
             let range = map.range((from.clone(), to.clone())).take(*limit);
             Answer::Pairs(range.map(|(key, value)| (key.clone(), value.clone())).collect())
         }
-        Call::CompareExchange { .. } => Answer::Nothing,
+        Op::CompareExchange { .. } => Answer::Nothing,
     }
 }

@@ -7,66 +7,10 @@ mod parse;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Bound;
+pub use farleaf_index::Op;
 
 pub use error::{HistoryError, LineFault};
 pub use files::{HistoryWriter, LINE_BYTES_MAX, OperationNumber, merge, read_jsonl, write_jsonl};
-
-/// A client's request to a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// The value of a key.
-    Get {
-        /// The key.
-        key: Vec<u8>,
-    },
-    /// Adds an absent key.
-    Insert {
-        /// The key.
-        key: Vec<u8>,
-        /// Its value.
-        value: Vec<u8>,
-    },
-    /// Changes a present key.
-    Update {
-        /// The key.
-        key: Vec<u8>,
-        /// Its new value.
-        value: Vec<u8>,
-    },
-    /// Adds or changes a key.
-    Upsert {
-        /// The key.
-        key: Vec<u8>,
-        /// Its new value.
-        value: Vec<u8>,
-    },
-    /// Removes a key.
-    Remove {
-        /// The key.
-        key: Vec<u8>,
-    },
-    /// Changes a key if it holds the expected value; `None` stands for an absent key.
-    CompareExchange {
-        /// The key.
-        key: Vec<u8>,
-        /// Content that the key must have.
-        expected: Option<Vec<u8>>,
-        /// Content that the key gets.
-        new: Option<Vec<u8>>,
-    },
-    /// The pairs of a range.
-    Scan {
-        /// Lower end.
-        from: Bound<Vec<u8>>,
-        /// Upper end.
-        to: Bound<Vec<u8>>,
-        /// From the largest key down.
-        reverse: bool,
-        /// The most pairs to return.
-        limit: usize,
-    },
-}
 
 /// The answer that a client received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +39,7 @@ pub struct Event {
     /// The client.
     pub client: u32,
     /// The request.
-    pub call: Call,
+    pub call: Op,
     /// Time of the request, in nanoseconds.
     pub from_ns: u64,
     /// Time and content of the answer. `None`: it never came, or the outcome is unknown. The

@@ -7,7 +7,7 @@ use farleaf_index::{
 };
 use farleaf_pool::{PoolOptions, Session};
 
-use crate::history::{Answer, Call};
+use crate::history::{Answer, Op};
 
 /// A small world: memory servers of a few hundred KiB, a few tables, clients and members.
 #[derive(Clone, Debug)]
@@ -110,25 +110,25 @@ pub async fn check_all(session: &Session) -> Result<(Vec<TableReport>, u64), Har
 pub(crate) async fn ask(
     session: &Session,
     index: &AnyIndex,
-    call: &Call,
+    call: &Op,
 ) -> Result<Answer, IndexError> {
     let mut held = Vec::new();
     Ok(match call {
-        Call::Get { key } => {
+        Op::Get { key } => {
             let found = index.get(session, key, &mut held).await?;
             Answer::Value(found.then_some(held))
         }
-        Call::Insert { key, value } => Answer::Flag(index.insert(session, key, value).await?),
-        Call::Update { key, value } => Answer::Flag(index.update(session, key, value).await?),
-        Call::Upsert { key, value } => Answer::Flag(index.upsert(session, key, value).await?),
-        Call::Remove { key } => Answer::Flag(index.remove(session, key).await?),
-        Call::CompareExchange { key, expected, new } => {
+        Op::Insert { key, value } => Answer::Flag(index.insert(session, key, value).await?),
+        Op::Update { key, value } => Answer::Flag(index.update(session, key, value).await?),
+        Op::Upsert { key, value } => Answer::Flag(index.upsert(session, key, value).await?),
+        Op::Remove { key } => Answer::Flag(index.remove(session, key).await?),
+        Op::CompareExchange { key, expected, new } => {
             let (expected, new) = (expected.as_deref(), new.as_deref());
             let (exchange, found) =
                 index.compare_exchange(session, key, expected, new, &mut held).await?;
             Answer::Exchanged { done: exchange == Exchange::Done, held: found.then_some(held) }
         }
-        Call::Scan { from, to, reverse, limit } => {
+        Op::Scan { from, to, reverse, limit } => {
             let (from, to) = (from.as_ref(), to.as_ref());
             let (from, to) = (from.map(Vec::as_slice), to.map(Vec::as_slice));
             let mut out = Entries::new();

@@ -20,7 +20,7 @@ use farleaf_fabric::tcp::Tls;
 use farleaf_fabric::{
     Endpoint, Exposed, Fabric, FabricError, GlobalAddr, ListenConfig, Processors,
 };
-use farleaf_index::compute::messages::{Op, OpReply};
+use farleaf_index::compute::messages::{OpReply, Request};
 use farleaf_index::compute::{Host, HostedTable, number_of};
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions};
 use farleaf_pool::Root;
@@ -100,11 +100,15 @@ impl HostedTable for ServedTable {
         self.index.meta()
     }
 
-    async fn serve(&self, session: &Session, op: Op) -> std::result::Result<OpReply, IndexError> {
+    async fn serve(
+        &self,
+        session: &Session,
+        request: Request,
+    ) -> std::result::Result<OpReply, IndexError> {
         if let Some(core) = self.core.upgrade() {
             core.activity.note();
         }
-        self.index.serve(session, op).await
+        self.index.serve(session, request).await
     }
 }
 

@@ -9,7 +9,7 @@ use farleaf_index::{
 use farleaf_pool::{Audit, Pool, Session};
 
 use super::formats::Format;
-use crate::history::{Answer, Call};
+use crate::history::{Answer, Op};
 use crate::world::{ask, open, open_with};
 
 /// The table of the case.
@@ -67,20 +67,20 @@ impl Action {
     }
 
     /// The call for a history, if the action has a key.
-    pub(super) fn call(self, format: &Format) -> Option<Call> {
+    pub(super) fn call(self, format: &Format) -> Option<Op> {
         let number = self.key()?;
         let key = format.key(number);
         let value = format.value(number, WRITTEN);
         let version = |version: u32| (version != 0).then(|| format.value(number, version));
         Some(match self {
-            Action::Insert(_) => Call::Insert { key, value },
-            Action::Update(_) => Call::Update { key, value },
-            Action::Upsert(_) => Call::Upsert { key, value },
-            Action::Remove(_) | Action::RemoveAndClose(_) => Call::Remove { key },
+            Action::Insert(_) => Op::Insert { key, value },
+            Action::Update(_) => Op::Update { key, value },
+            Action::Upsert(_) => Op::Upsert { key, value },
+            Action::Remove(_) | Action::RemoveAndClose(_) => Op::Remove { key },
             Action::Exchange(_, expected, new) => {
-                Call::CompareExchange { key, expected: version(expected), new: version(new) }
+                Op::CompareExchange { key, expected: version(expected), new: version(new) }
             }
-            _ => Call::Get { key },
+            _ => Op::Get { key },
         })
     }
 }

@@ -503,7 +503,7 @@ fn check_history(
     }
     for event in events.iter().filter(|event| event.client == 3) {
         let Some((_, Answer::Value(value))) = &event.answer else { continue };
-        let crate::history::Call::Get { key } = &event.call else { continue };
+        let crate::history::Op::Get { key } = &event.call else { continue };
         let scanned = held.iter().find(|(other, _)| other == key).map(|(_, value)| value);
         if scanned != value.as_ref() {
             return Err(HarnessError("a scan and a get differ".to_string()));

@@ -12,7 +12,7 @@ use farleaf_pool::{PoolError, Recovered, Session};
 
 use super::action::{Action, OTHER, Pairs, scan};
 use super::formats::Format;
-use crate::history::{Answer, Call, Event};
+use crate::history::{Answer, Event, Op};
 use crate::world::{ask, create, open};
 
 /// Virtual time in which the survivors must finish.
@@ -37,12 +37,7 @@ pub(super) struct Survivor {
 }
 
 impl Survivor {
-    async fn call(
-        &self,
-        session: &Session,
-        client: u32,
-        call: Call,
-    ) -> Result<Answer, HarnessError> {
+    async fn call(&self, session: &Session, client: u32, call: Op) -> Result<Answer, HarnessError> {
         let from_ns = session.endpoint().now_ns();
         let answered = ask(session, &self.index, &call).await;
         let given =
@@ -59,7 +54,7 @@ impl Survivor {
         number: u32,
     ) -> Result<Option<Vec<u8>>, HarnessError> {
         let key = self.format.key(number);
-        match self.call(session, client, Call::Get { key }).await? {
+        match self.call(session, client, Op::Get { key }).await? {
             Answer::Value(held) => Ok(held),
             other => Err(HarnessError(format!("a get is answered by {other:?}"))),
         }
@@ -73,7 +68,7 @@ impl Survivor {
         reverse: bool,
     ) -> Result<Pairs, HarnessError> {
         let (from, to) = (Bound::Unbounded, Bound::Unbounded);
-        let call = Call::Scan { from, to, reverse, limit: usize::MAX };
+        let call = Op::Scan { from, to, reverse, limit: usize::MAX };
         match self.call(session, client, call).await? {
             Answer::Pairs(mut pairs) => {
                 if reverse {
@@ -92,7 +87,7 @@ impl Survivor {
         }
         for number in keys {
             let (key, value) = (self.format.key(*number), self.format.value(*number, 1_001));
-            self.call(session, 1, Call::Upsert { key, value }).await?;
+            self.call(session, 1, Op::Upsert { key, value }).await?;
             session.tick().await?;
             self.get(session, 1, *number).await?;
         }
@@ -105,13 +100,12 @@ impl Survivor {
             let expected = self.get(session, 2, *number).await?;
             let (key, value) = (self.format.key(*number), self.format.value(*number, 2_001));
             let new = Some(value.clone());
-            self.call(session, 2, Call::CompareExchange { key: key.clone(), expected, new })
-                .await?;
+            self.call(session, 2, Op::CompareExchange { key: key.clone(), expected, new }).await?;
             if index % 2 == 0 {
-                self.call(session, 2, Call::Remove { key: key.clone() }).await?;
+                self.call(session, 2, Op::Remove { key: key.clone() }).await?;
             }
             if index % 4 == 0 {
-                self.call(session, 2, Call::Insert { key, value }).await?;
+                self.call(session, 2, Op::Insert { key, value }).await?;
             }
         }
         Ok(())
@@ -308,7 +302,7 @@ pub(super) fn check_bulk(
         ));
     }
     for event in events {
-        let (Call::Get { key }, Some((_, Answer::Value(value)))) = (&event.call, &event.answer)
+        let (Op::Get { key }, Some((_, Answer::Value(value)))) = (&event.call, &event.answer)
         else {
             continue;
         };

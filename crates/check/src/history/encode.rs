@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
-use super::{Answer, Call};
+use super::{Answer, Op};
 
 /// Key and value of the initial content.
 pub(super) fn initial(key: &[u8], value: &[u8]) -> Map<String, Value> {
@@ -14,26 +14,26 @@ pub(super) fn initial(key: &[u8], value: &[u8]) -> Map<String, Value> {
 }
 
 /// Client, call and time of an operation's begin.
-pub(super) fn call(client: u32, call: &Call, from_ns: u64) -> Map<String, Value> {
+pub(super) fn call(client: u32, call: &Op, from_ns: u64) -> Map<String, Value> {
     let fields = match call {
-        Call::Get { key } => json!({ "op": "get", "key": base64(key) }),
-        Call::Insert { key, value } => {
+        Op::Get { key } => json!({ "op": "get", "key": base64(key) }),
+        Op::Insert { key, value } => {
             json!({ "op": "insert", "key": base64(key), "value": base64(value) })
         }
-        Call::Update { key, value } => {
+        Op::Update { key, value } => {
             json!({ "op": "update", "key": base64(key), "value": base64(value) })
         }
-        Call::Upsert { key, value } => {
+        Op::Upsert { key, value } => {
             json!({ "op": "upsert", "key": base64(key), "value": base64(value) })
         }
-        Call::Remove { key } => json!({ "op": "remove", "key": base64(key) }),
-        Call::CompareExchange { key, expected, new } => json!({
+        Op::Remove { key } => json!({ "op": "remove", "key": base64(key) }),
+        Op::CompareExchange { key, expected, new } => json!({
             "op": "compare_exchange",
             "key": base64(key),
             "expected": option(expected.as_deref()),
             "value": option(new.as_deref()),
         }),
-        Call::Scan { from, to, reverse, limit } => json!({
+        Op::Scan { from, to, reverse, limit } => json!({
             "op": "scan",
             "from": bound(from),
             "to": bound(to),

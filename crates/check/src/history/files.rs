@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use serde_json::{Map, Value, json};
 
 use super::parse::{self, HistoryLine, VERSION};
-use super::{Answer, Call, Event, History, HistoryError, LineFault, encode};
+use super::{Answer, Event, History, HistoryError, LineFault, Op, encode};
 
 /// The longest line, its end included. A scan's answer takes 4/3 of its bytes and 8 more per pair.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
@@ -56,7 +56,7 @@ impl<W: Write> HistoryWriter<W> {
     pub fn begin(
         &mut self,
         client: u32,
-        call: &Call,
+        call: &Op,
         from_ns: u64,
     ) -> Result<OperationNumber, HistoryError> {
         let number = self.next;

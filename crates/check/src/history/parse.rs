@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::{Answer, Call, LineFault};
+use super::{Answer, LineFault, Op};
 
 /// Content of one line.
 pub(super) enum HistoryLine {
@@ -17,14 +17,14 @@ pub(super) enum HistoryLine {
     },
     Whole {
         client: u32,
-        call: Call,
+        call: Op,
         from_ns: u64,
         answer: Option<(u64, Answer)>,
     },
     Begin {
         number: u64,
         client: u32,
-        call: Call,
+        call: Op,
         from_ns: u64,
     },
     /// The result, which is read by the kind of its call.
@@ -84,14 +84,14 @@ impl Fields {
         self.number("client")?.try_into().map_err(|_| wrong)
     }
 
-    fn call(&mut self, op: &str) -> Result<Call, LineFault> {
+    fn call(&mut self, op: &str) -> Result<Op, LineFault> {
         Ok(match op {
-            "get" => Call::Get { key: self.bytes("key")? },
-            "insert" => Call::Insert { key: self.bytes("key")?, value: self.bytes("value")? },
-            "update" => Call::Update { key: self.bytes("key")?, value: self.bytes("value")? },
-            "upsert" => Call::Upsert { key: self.bytes("key")?, value: self.bytes("value")? },
-            "remove" => Call::Remove { key: self.bytes("key")? },
-            "compare_exchange" => Call::CompareExchange {
+            "get" => Op::Get { key: self.bytes("key")? },
+            "insert" => Op::Insert { key: self.bytes("key")?, value: self.bytes("value")? },
+            "update" => Op::Update { key: self.bytes("key")?, value: self.bytes("value")? },
+            "upsert" => Op::Upsert { key: self.bytes("key")?, value: self.bytes("value")? },
+            "remove" => Op::Remove { key: self.bytes("key")? },
+            "compare_exchange" => Op::CompareExchange {
                 key: self.bytes("key")?,
                 expected: self.option("expected")?,
                 new: self.option("value")?,
@@ -107,7 +107,7 @@ impl Fields {
                         limit.as_u64().and_then(|limit| usize::try_from(limit).ok()).ok_or(wrong)?
                     }
                 };
-                Call::Scan { from, to, reverse, limit }
+                Op::Scan { from, to, reverse, limit }
             }
             _ => return Err(LineFault::UnknownOp(op.to_owned())),
         })
@@ -176,7 +176,7 @@ pub(super) fn line(value: Value) -> Result<HistoryLine, LineFault> {
 
 /// Reads the result of `call`.
 pub(super) fn answer(
-    call: &Call,
+    call: &Op,
     from_ns: u64,
     to_ns: u64,
     result: &Value,
@@ -193,11 +193,11 @@ pub(super) fn answer(
         return if is_plain { Ok(Answer::Nothing) } else { Err(wrong("{\"failed\": true}")) };
     }
     match call {
-        Call::Get { .. } => Ok(Answer::Value(option(result, FIELD)?)),
-        Call::Insert { .. } | Call::Update { .. } | Call::Upsert { .. } | Call::Remove { .. } => {
+        Op::Get { .. } => Ok(Answer::Value(option(result, FIELD)?)),
+        Op::Insert { .. } | Op::Update { .. } | Op::Upsert { .. } | Op::Remove { .. } => {
             result.as_bool().map(Answer::Flag).ok_or(wrong("true or false"))
         }
-        Call::CompareExchange { .. } => {
+        Op::CompareExchange { .. } => {
             let expected = "{\"done\": true or false, \"held\": null or a value}";
             let fields = result.as_object().filter(|fields| fields.len() == 2);
             let done = fields.and_then(|fields| fields.get("done")?.as_bool());
@@ -205,7 +205,7 @@ pub(super) fn answer(
             let (Some(done), Some(held)) = (done, held) else { return Err(wrong(expected)) };
             Ok(Answer::Exchanged { done, held: option(held, FIELD)? })
         }
-        Call::Scan { .. } => {
+        Op::Scan { .. } => {
             let expected = "an array of [key, value]";
             let pairs = result.as_array().ok_or(wrong(expected))?;
             let pair = |pair: &Value| match pair.as_array().map(Vec::as_slice) {

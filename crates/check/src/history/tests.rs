@@ -1,6 +1,7 @@
 //! History file tests: round trips, files cut at every byte, and every kind of malformed line.
 
 use std::io::Write;
+use std::ops::Bound;
 
 use super::*;
 
@@ -24,13 +25,13 @@ fn event(rng: &mut fastrand::Rng) -> Event {
     let key = bytes(rng);
     let value = bytes(rng);
     let call = match rng.u8(..7) {
-        0 => Call::Get { key },
-        1 => Call::Insert { key, value },
-        2 => Call::Update { key, value },
-        3 => Call::Upsert { key, value },
-        4 => Call::Remove { key },
-        5 => Call::CompareExchange { key, expected: option(rng), new: option(rng) },
-        _ => Call::Scan {
+        0 => Op::Get { key },
+        1 => Op::Insert { key, value },
+        2 => Op::Update { key, value },
+        3 => Op::Upsert { key, value },
+        4 => Op::Remove { key },
+        5 => Op::CompareExchange { key, expected: option(rng), new: option(rng) },
+        _ => Op::Scan {
             from: bound(rng),
             to: bound(rng),
             reverse: rng.bool(),
@@ -39,9 +40,9 @@ fn event(rng: &mut fastrand::Rng) -> Event {
     };
     let answer = match &call {
         _ if rng.u8(..5) == 0 => Answer::Nothing,
-        Call::Get { .. } => Answer::Value(option(rng)),
-        Call::CompareExchange { .. } => Answer::Exchanged { done: rng.bool(), held: option(rng) },
-        Call::Scan { .. } => {
+        Op::Get { .. } => Answer::Value(option(rng)),
+        Op::CompareExchange { .. } => Answer::Exchanged { done: rng.bool(), held: option(rng) },
+        Op::Scan { .. } => {
             Answer::Pairs((0..rng.usize(..4)).map(|_| (bytes(rng), bytes(rng))).collect())
         }
         _ => Answer::Flag(rng.bool()),
@@ -243,7 +244,7 @@ fn nothing_follows_half_a_line() {
 #[test]
 fn histories_of_processes_come_together() {
     let event =
-        |client, from_ns| Event { client, call: Call::Get { key: vec![1] }, from_ns, answer: None };
+        |client, from_ns| Event { client, call: Op::Get { key: vec![1] }, from_ns, answer: None };
     let pair = |value: u8| vec![(vec![1], vec![value])];
     let one = History { initial: pair(7), events: vec![event(1, 30), event(1, 10)] };
     let two = History { initial: pair(7), events: vec![event(2, 20)] };

@@ -41,7 +41,6 @@ mod split;
 mod tests;
 
 pub use report::{Held, KeyViolation, Row, ScanFault, ScanViolation, Violation};
-pub(crate) use split::key_of;
 
 use crate::history::History;
 

@@ -34,7 +34,7 @@ pub(super) enum Kind {
 
 /// One operation on one key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Op {
+pub(super) struct KeyOp {
     pub(super) kind: Kind,
     /// The flag of its answer; `None` if unknown. True for gets.
     pub(super) answer: Option<bool>,
@@ -48,7 +48,7 @@ pub(super) struct Op {
     pub(super) after: u32,
 }
 
-impl Op {
+impl KeyOp {
     /// The state after it if it takes effect in `state`, or `None` if its answer does not fit.
     pub(super) fn apply(&self, state: KeyState) -> Option<KeyState> {
         let (next, flag) = match self.kind {

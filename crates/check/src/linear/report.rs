@@ -4,10 +4,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::{self, Display, Formatter};
 use std::ops::Bound;
 
-use super::ops::{ABSENT, KeyState, NONE, Op, UNSEEN};
+use super::ops::{ABSENT, KeyOp, KeyState, NONE, UNSEEN};
 use super::search::{Search, SearchVerdict, Trace};
-use super::split::{FIRST_VALUE, Part, key_of};
-use crate::history::{Answer, Call, Event, History};
+use super::split::{FIRST_VALUE, Part};
+use crate::history::{Answer, Event, History, Op};
 
 /// Steps of one search for a shorter example.
 const SHORTEN_STEPS: u64 = 200_000;
@@ -293,7 +293,7 @@ pub(super) fn explain_still(
 }
 
 /// Returns whether `ops` certainly have no order from any of `starts` on.
-fn is_impossible(search: &mut Search, ops: &[Op], starts: &BTreeSet<KeyState>) -> bool {
+fn is_impossible(search: &mut Search, ops: &[KeyOp], starts: &BTreeSet<KeyState>) -> bool {
     starts.iter().all(|&start| {
         let mut steps = SHORTEN_STEPS;
         matches!(search.run(ops, start, &mut steps, None), SearchVerdict::Impossible { .. })
@@ -305,7 +305,7 @@ fn is_impossible(search: &mut Search, ops: &[Op], starts: &BTreeSet<KeyState>) -
 /// take effect later.
 fn cut_front(
     search: &mut Search,
-    ops: &mut Vec<Op>,
+    ops: &mut Vec<KeyOp>,
     starts: &mut BTreeSet<KeyState>,
     trace: &Trace,
 ) {
@@ -316,7 +316,7 @@ fn cut_front(
         if first == 0 {
             continue;
         }
-        let mut rest: Vec<Op> = Vec::new();
+        let mut rest: Vec<KeyOp> = Vec::new();
         for (index, op) in ops.iter().enumerate() {
             if index as u32 >= first || !op.is_known() {
                 rest.push(*op);
@@ -333,7 +333,7 @@ fn cut_front(
 
 /// Leaves out operations that change nothing, as long as there is still no order. That is right:
 /// if there is none without them, there is none with them.
-fn drop_reads(search: &mut Search, ops: &mut Vec<Op>, starts: &BTreeSet<KeyState>) {
+fn drop_reads(search: &mut Search, ops: &mut Vec<KeyOp>, starts: &BTreeSet<KeyState>) {
     if ops.len() > SHORTEN_OPS {
         return;
     }
@@ -351,7 +351,7 @@ fn drop_reads(search: &mut Search, ops: &mut Vec<Op>, starts: &BTreeSet<KeyState
 }
 
 /// Makes `after` name places in `ops`, a part of `all`.
-fn relink(all: &[Op], ops: &mut [Op]) {
+fn relink(all: &[KeyOp], ops: &mut [KeyOp]) {
     let mut before = Vec::with_capacity(ops.len());
     for op in ops.iter() {
         before.push((op.after != NONE).then(|| all[op.after as usize].event));
@@ -408,19 +408,19 @@ fn table(f: &mut Formatter<'_>, rows: &[Row]) -> fmt::Result {
     Ok(())
 }
 
-fn show_call(call: &Call) -> String {
+fn show_call(call: &Op) -> String {
     let mut text = match call {
-        Call::Get { .. } => "get".to_owned(),
-        Call::Insert { value, .. } => format!("insert {}", show(value)),
-        Call::Update { value, .. } => format!("update {}", show(value)),
-        Call::Upsert { value, .. } => format!("upsert {}", show(value)),
-        Call::Remove { .. } => "remove".to_owned(),
-        Call::CompareExchange { expected, new, .. } => format!(
+        Op::Get { .. } => "get".to_owned(),
+        Op::Insert { value, .. } => format!("insert {}", show(value)),
+        Op::Update { value, .. } => format!("update {}", show(value)),
+        Op::Upsert { value, .. } => format!("upsert {}", show(value)),
+        Op::Remove { .. } => "remove".to_owned(),
+        Op::CompareExchange { expected, new, .. } => format!(
             "exchange {} for {}",
             show_option(expected.as_deref()),
             show_option(new.as_deref())
         ),
-        Call::Scan { from, to, reverse, limit } => {
+        Op::Scan { from, to, reverse, limit } => {
             let from = match from {
                 Bound::Included(key) => format!("[{}", show(key)),
                 Bound::Excluded(key) => format!("({}", show(key)),
@@ -449,10 +449,10 @@ fn show_answer(event: &Event, key: Option<&[u8]>) -> String {
         None => "unknown".to_owned(),
         Some(Answer::Value(value)) => show_option(value.as_deref()),
         Some(Answer::Flag(flag)) => match (&event.call, flag) {
-            (Call::Upsert { .. }, true) => "was absent".to_owned(),
-            (Call::Upsert { .. }, false) => "was present".to_owned(),
+            (Op::Upsert { .. }, true) => "was absent".to_owned(),
+            (Op::Upsert { .. }, false) => "was present".to_owned(),
             (_, true) => "done".to_owned(),
-            (Call::Insert { .. }, false) => "not done: present".to_owned(),
+            (Op::Insert { .. }, false) => "not done: present".to_owned(),
             (_, false) => "not done: absent".to_owned(),
         },
         Some(Answer::Exchanged { done, held }) => {
@@ -460,7 +460,7 @@ fn show_answer(event: &Event, key: Option<&[u8]>) -> String {
             format!("{done}, held {}", show_option(held.as_deref()))
         }
         Some(Answer::Nothing) => "failed".to_owned(),
-        Some(Answer::Pairs(pairs)) => match key.filter(|_| key_of(&event.call).is_none()) {
+        Some(Answer::Pairs(pairs)) => match key.filter(|_| event.call.key().is_none()) {
             Some(key) => {
                 let pair = pairs.iter().find(|pair| pair.0 == key);
                 format!("saw {}", show_option(pair.map(|pair| &pair.1[..])))

@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::ops::{KeyState, NONE, Op};
+use super::ops::{KeyOp, KeyState, NONE};
 
 /// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Search {
     /// its steps from `steps`.
     pub(super) fn run(
         &mut self,
-        ops: &[Op],
+        ops: &[KeyOp],
         initial: KeyState,
         steps: &mut u64,
         mut trace: Option<&mut Trace>,
@@ -179,19 +179,19 @@ impl Search {
     }
 
     /// Returns whether the answered operation `op` can be placed now.
-    fn fits(&self, ops: &[Op], op: u32, run: SearchRun) -> bool {
+    fn fits(&self, ops: &[KeyOp], op: u32, run: SearchRun) -> bool {
         let op = &ops[op as usize];
         self.is_ready(op)
             && op.apply(self.state).is_some()
             && (run == NO_RUN || (op.apply(run.base).is_none() && op.apply(run.prev).is_none()))
     }
 
-    fn is_ready(&self, op: &Op) -> bool {
+    fn is_ready(&self, op: &KeyOp) -> bool {
         op.after == NONE || self.placed[op.after as usize]
     }
 
     /// Returns the operation to try after `op` has failed.
-    fn alternative(&self, ops: &[Op], op: u32, run: SearchRun, steps: &mut u64) -> Option<u32> {
+    fn alternative(&self, ops: &[KeyOp], op: u32, run: SearchRun, steps: &mut u64) -> Option<u32> {
         let mut first = 0;
         let mut at = self.next[0];
         if ops[op as usize].is_known() {
@@ -216,7 +216,7 @@ impl Search {
     /// return `stop`.
     fn unanswered(
         &self,
-        ops: &[Op],
+        ops: &[KeyOp],
         first: usize,
         stop: u32,
         run: SearchRun,
@@ -252,7 +252,7 @@ impl Search {
         None
     }
 
-    fn place(&mut self, ops: &[Op], index: u32, forced: bool, run: SearchRun) -> SearchRun {
+    fn place(&mut self, ops: &[KeyOp], index: u32, forced: bool, run: SearchRun) -> SearchRun {
         let op = &ops[index as usize];
         self.frames.push(Frame { op: index, forced, state: self.state, run });
         let before = self.state;
@@ -271,7 +271,7 @@ impl Search {
         }
     }
 
-    fn undo(&mut self, ops: &[Op], frame: Frame) {
+    fn undo(&mut self, ops: &[KeyOp], frame: Frame) {
         self.state = frame.state;
         self.placed[frame.op as usize] = false;
         self.sum ^= number(u64::from(frame.op));
@@ -308,7 +308,7 @@ impl Search {
     }
 
     /// Builds the list.
-    fn prepare(&mut self, ops: &[Op], initial: KeyState) {
+    fn prepare(&mut self, ops: &[KeyOp], initial: KeyState) {
         self.entries.clear();
         self.unknown.clear();
         self.frames.clear();
@@ -363,7 +363,7 @@ impl Search {
 }
 
 /// The answered operations at whose call no other is under way, and how many were called before.
-fn quiet_calls(ops: &[Op]) -> BTreeMap<u32, u32> {
+fn quiet_calls(ops: &[KeyOp]) -> BTreeMap<u32, u32> {
     let mut quiet = BTreeMap::new();
     let mut busy_until = None;
     for (before, (index, op)) in ops.iter().enumerate().filter(|(_, op)| op.is_known()).enumerate()

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
 use super::Checked;
-use super::ops::{ABSENT, KeyState, Kind, NONE, Op, UNSEEN};
+use super::ops::{ABSENT, KeyOp, KeyState, Kind, NONE, UNSEEN};
 use super::report::{self, ScanFault, ScanViolation, Violation};
-use crate::history::{Answer, Call, Event, History};
+use crate::history::{Answer, Event, History, Op};
 
 /// Receives a violation and its moment; makes the violation only if it is of use.
 pub(super) type Keep<'k> = dyn FnMut(u64, &mut dyn FnMut() -> Violation) + 'k;
@@ -14,7 +14,7 @@ pub(super) type Keep<'k> = dyn FnMut(u64, &mut dyn FnMut() -> Violation) + 'k;
 /// The operations on one key, in order of their calls.
 #[derive(Default)]
 pub(super) struct Part<'h> {
-    pub(super) ops: Vec<Op>,
+    pub(super) ops: Vec<KeyOp>,
     pub(super) initial: KeyState,
     /// Values of the states from [`FIRST_VALUE`] on.
     pub(super) values: Vec<&'h [u8]>,
@@ -75,7 +75,7 @@ impl<'h> Table<'h> {
         for (index, event) in history.events.iter().enumerate() {
             well_formed(event).map_err(|what| Violation::Malformed { event: Some(index), what })?;
             if changes(event) {
-                keys.extend(key_of(&event.call));
+                keys.extend(event.call.key());
             }
         }
         keys.sort_unstable();
@@ -104,8 +104,8 @@ impl<'h> Table<'h> {
             }
             checked.operations += 1;
             checked.unknown += usize::from(event.answer.is_none());
-            checked.scans += usize::from(matches!(event.call, Call::Scan { .. }));
-            if let Some(key) = key_of(&event.call) {
+            checked.scans += usize::from(matches!(event.call, Op::Scan { .. }));
+            if let Some(key) = event.call.key() {
                 if let Some(&place) = places.get(key) {
                     table.on_keys.push((place, index as u32));
                 } else if let Some((to_ns, Answer::Value(told))) = &event.answer
@@ -114,7 +114,7 @@ impl<'h> Table<'h> {
                     keep(*to_ns, &mut || table.still_violation(key, index));
                 }
             } else if let (
-                Call::Scan { from, to, reverse, limit },
+                Op::Scan { from, to, reverse, limit },
                 Some((to_ns, Answer::Pairs(pairs))),
             ) = (&event.call, &event.answer)
             {
@@ -246,7 +246,7 @@ impl<'h> Part<'h> {
                 continue;
             }
             let event = &history.events[index as usize];
-            if let Call::CompareExchange { expected, .. } = &event.call {
+            if let Op::CompareExchange { expected, .. } = &event.call {
                 see(expected.as_deref());
             }
             if let Some((_, Answer::Value(value) | Answer::Exchanged { held: value, .. })) =
@@ -281,13 +281,13 @@ impl<'h> Part<'h> {
                     answer = Some(true);
                     Kind::Get(state(value))
                 }
-                (Call::Get { .. } | Call::Scan { .. }, None) if answer.is_none() => continue,
-                (Call::Get { .. } | Call::Scan { .. }, None) => Kind::Get(held),
-                (Call::Insert { value, .. }, None) => Kind::Insert(state(Some(value))),
-                (Call::Update { value, .. }, None) => Kind::Update(state(Some(value))),
-                (Call::Upsert { value, .. }, None) => Kind::Upsert(state(Some(value))),
-                (Call::Remove { .. }, None) => Kind::Remove,
-                (Call::CompareExchange { expected, new, .. }, None) => Kind::Exchange {
+                (Op::Get { .. } | Op::Scan { .. }, None) if answer.is_none() => continue,
+                (Op::Get { .. } | Op::Scan { .. }, None) => Kind::Get(held),
+                (Op::Insert { value, .. }, None) => Kind::Insert(state(Some(value))),
+                (Op::Update { value, .. }, None) => Kind::Update(state(Some(value))),
+                (Op::Upsert { value, .. }, None) => Kind::Upsert(state(Some(value))),
+                (Op::Remove { .. }, None) => Kind::Remove,
+                (Op::CompareExchange { expected, new, .. }, None) => Kind::Exchange {
                     expected: state(expected.as_deref()),
                     new: state(new.as_deref()),
                     held,
@@ -295,7 +295,7 @@ impl<'h> Part<'h> {
             };
             let to_ns = event.answer.as_ref().map_or(u64::MAX, |answer| answer.0);
             let from_ns = event.from_ns;
-            self.ops.push(Op { kind, answer, from_ns, to_ns, event: index, after: NONE });
+            self.ops.push(KeyOp { kind, answer, from_ns, to_ns, event: index, after: NONE });
         }
     }
 }
@@ -400,22 +400,8 @@ fn differing<'h>(
     }
 }
 
-/// The key of an operation on one key.
-pub(crate) fn key_of(call: &Call) -> Option<&[u8]> {
-    match call {
-        Call::Get { key }
-        | Call::Insert { key, .. }
-        | Call::Update { key, .. }
-        | Call::Upsert { key, .. }
-        | Call::Remove { key }
-        | Call::CompareExchange { key, .. } => Some(key),
-        Call::Scan { .. } => None,
-    }
-}
-
 fn changes(event: &Event) -> bool {
-    !matches!(event.call, Call::Get { .. } | Call::Scan { .. })
-        && !matches!(event.answer, Some((_, Answer::Nothing)))
+    !event.call.is_read() && !matches!(event.answer, Some((_, Answer::Nothing)))
 }
 
 /// Checks that an answer is of the kind that its call gets, and comes after it.
@@ -426,13 +412,13 @@ fn well_formed(event: &Event) -> Result<(), String> {
     }
     let fits = match answer {
         Answer::Nothing => true,
-        Answer::Value(_) => matches!(event.call, Call::Get { .. }),
+        Answer::Value(_) => matches!(event.call, Op::Get { .. }),
         Answer::Flag(_) => matches!(
             event.call,
-            Call::Insert { .. } | Call::Update { .. } | Call::Upsert { .. } | Call::Remove { .. }
+            Op::Insert { .. } | Op::Update { .. } | Op::Upsert { .. } | Op::Remove { .. }
         ),
-        Answer::Exchanged { .. } => matches!(event.call, Call::CompareExchange { .. }),
-        Answer::Pairs(_) => matches!(event.call, Call::Scan { .. }),
+        Answer::Exchanged { .. } => matches!(event.call, Op::CompareExchange { .. }),
+        Answer::Pairs(_) => matches!(event.call, Op::Scan { .. }),
     };
     if fits { Ok(()) } else { Err("its answer is of another kind of call".to_owned()) }
 }

@@ -6,46 +6,46 @@ mod random;
 use std::ops::Bound;
 
 use super::{Checked, Limits, Violation, check};
-use crate::history::{Answer, Call, Event, History};
+use crate::history::{Answer, Event, History, Op};
 
 fn bytes(text: &str) -> Vec<u8> {
     text.as_bytes().to_vec()
 }
 
-fn event(client: u32, from_ns: u64, to_ns: u64, call: Call, answer: Answer) -> Event {
+fn event(client: u32, from_ns: u64, to_ns: u64, call: Op, answer: Answer) -> Event {
     Event { client, call, from_ns, answer: Some((to_ns, answer)) }
 }
 
-fn unknown(client: u32, from_ns: u64, call: Call) -> Event {
+fn unknown(client: u32, from_ns: u64, call: Op) -> Event {
     Event { client, call, from_ns, answer: None }
 }
 
-fn get(key: &str) -> Call {
-    Call::Get { key: bytes(key) }
+fn get(key: &str) -> Op {
+    Op::Get { key: bytes(key) }
 }
 
-fn insert(key: &str, value: &str) -> Call {
-    Call::Insert { key: bytes(key), value: bytes(value) }
+fn insert(key: &str, value: &str) -> Op {
+    Op::Insert { key: bytes(key), value: bytes(value) }
 }
 
-fn upsert(key: &str, value: &str) -> Call {
-    Call::Upsert { key: bytes(key), value: bytes(value) }
+fn upsert(key: &str, value: &str) -> Op {
+    Op::Upsert { key: bytes(key), value: bytes(value) }
 }
 
-fn update(key: &str, value: &str) -> Call {
-    Call::Update { key: bytes(key), value: bytes(value) }
+fn update(key: &str, value: &str) -> Op {
+    Op::Update { key: bytes(key), value: bytes(value) }
 }
 
-fn remove(key: &str) -> Call {
-    Call::Remove { key: bytes(key) }
+fn remove(key: &str) -> Op {
+    Op::Remove { key: bytes(key) }
 }
 
-fn exchange(key: &str, expected: Option<&str>, new: Option<&str>) -> Call {
-    Call::CompareExchange { key: bytes(key), expected: expected.map(bytes), new: new.map(bytes) }
+fn exchange(key: &str, expected: Option<&str>, new: Option<&str>) -> Op {
+    Op::CompareExchange { key: bytes(key), expected: expected.map(bytes), new: new.map(bytes) }
 }
 
-fn scan(limit: usize) -> Call {
-    Call::Scan { from: Bound::Unbounded, to: Bound::Unbounded, reverse: false, limit }
+fn scan(limit: usize) -> Op {
+    Op::Scan { from: Bound::Unbounded, to: Bound::Unbounded, reverse: false, limit }
 }
 
 fn value(value: &str) -> Answer {

@@ -3,7 +3,7 @@
 use std::ops::Bound;
 
 use super::values::Shape;
-use crate::history::Call;
+use crate::history::Op;
 
 /// Most calls of one job, and so the clients of a thread in the history.
 pub(super) const CALLS_MAX: usize = 4;
@@ -27,7 +27,7 @@ pub(super) enum Form {
 pub(super) struct Job {
     pub(super) form: Form,
     /// One, or several of a kind with different keys.
-    pub(super) calls: Vec<Call>,
+    pub(super) calls: Vec<Op>,
 }
 
 /// Draws jobs of one thread.
@@ -73,22 +73,22 @@ impl Jobs {
             // that it often tells which.
             let keys = self.some_keys(if kind < 2 { CALLS_MAX } else { 2 });
             let calls = keys.into_iter().map(|key| match kind {
-                0 | 1 => Call::Get { key },
-                2 => Call::Upsert { key, value: self.stamp() },
-                _ => Call::Remove { key },
+                0 | 1 => Op::Get { key },
+                2 => Op::Upsert { key, value: self.stamp() },
+                _ => Op::Remove { key },
             });
             let calls = calls.collect();
             return Job { form, calls };
         }
         let call = match self.rng.u32(..100) {
-            0..=21 => Call::Get { key: self.key() },
-            22..=33 => Call::Insert { key: self.key(), value: self.stamp() },
-            34..=47 => Call::Update { key: self.key(), value: self.stamp() },
-            48..=57 => Call::Upsert { key: self.key(), value: self.stamp() },
+            0..=21 => Op::Get { key: self.key() },
+            22..=33 => Op::Insert { key: self.key(), value: self.stamp() },
+            34..=47 => Op::Update { key: self.key(), value: self.stamp() },
+            48..=57 => Op::Upsert { key: self.key(), value: self.stamp() },
             58..=73 if grows && self.rng.u32(..3) > 0 => {
-                Call::Upsert { key: self.key(), value: self.stamp() }
+                Op::Upsert { key: self.key(), value: self.stamp() }
             }
-            58..=73 => Call::Remove { key: self.key() },
+            58..=73 => Op::Remove { key: self.key() },
             74..=87 => self.compare_exchange(),
             _ => self.scan(),
         };
@@ -127,15 +127,15 @@ impl Jobs {
         self.shape.stamp(self.client, self.sequence, bytes)
     }
 
-    fn compare_exchange(&mut self) -> Call {
+    fn compare_exchange(&mut self) -> Op {
         let number = self.number();
         // Mostly the value last seen, at times an older one.
         let expected = self.seen[number as usize].clone();
         let new = if self.rng.u32(..4) > 0 { Some(self.stamp()) } else { None };
-        Call::CompareExchange { key: self.shape.key(number), expected, new }
+        Op::CompareExchange { key: self.shape.key(number), expected, new }
     }
 
-    fn scan(&mut self) -> Call {
+    fn scan(&mut self) -> Op {
         let limit = if self.rng.bool() { usize::MAX } else { self.rng.usize(1..20) };
         let reverse = self.rng.u32(..3) == 0;
         let (mut low, mut high) = (self.rng.u32(..self.keys), self.rng.u32(..self.keys));
@@ -152,7 +152,7 @@ impl Jobs {
             1 => Bound::Included(self.shape.key(high)),
             _ => Bound::Excluded(self.shape.key(high)),
         };
-        Call::Scan { from, to, reverse, limit }
+        Op::Scan { from, to, reverse, limit }
     }
 }
 
@@ -173,13 +173,13 @@ mod tests {
                 assert!(job.calls.len() == 1 || job.form == Form::Many);
                 for call in job.calls {
                     let (kind, stamp) = match call {
-                        Call::Get { .. } => (0, None),
-                        Call::Insert { value, .. } => (1, Some(value)),
-                        Call::Update { value, .. } => (2, Some(value)),
-                        Call::Upsert { value, .. } => (3, Some(value)),
-                        Call::Remove { .. } => (4, None),
-                        Call::CompareExchange { new, .. } => (5, new),
-                        Call::Scan { reverse, .. } => (6 + u32::from(reverse), None),
+                        Op::Get { .. } => (0, None),
+                        Op::Insert { value, .. } => (1, Some(value)),
+                        Op::Update { value, .. } => (2, Some(value)),
+                        Op::Upsert { value, .. } => (3, Some(value)),
+                        Op::Remove { .. } => (4, None),
+                        Op::CompareExchange { new, .. } => (5, new),
+                        Op::Scan { reverse, .. } => (6 + u32::from(reverse), None),
                     };
                     kinds.insert((kind, job.form == Form::Many));
                     if let Some(stamp) = stamp {

@@ -16,8 +16,7 @@ use super::log::Log;
 use super::owners;
 use super::spec::{ChildFailed, ClientSpec, is_network, may_pass};
 use super::values::Shape;
-use crate::history::{Answer, Call};
-use crate::linear::key_of;
+use crate::history::{Answer, Op};
 
 /// Errors that a process prints; all are in the history.
 const TOLD_MAX: u32 = 5;
@@ -195,7 +194,7 @@ impl Worker<'_> {
     }
 
     /// Turns an error into an answer, if it is one that the call may have.
-    fn settle(&self, call: &Call, result: Result<Answer, Error>) -> Result<Told, ChildFailed> {
+    fn settle(&self, call: &Op, result: Result<Answer, Error>) -> Result<Told, ChildFailed> {
         let error = match result {
             Ok(Answer::Value(value)) => {
                 return Ok(Some(Answer::Value(self.optional_stamp(call, value)?)));
@@ -236,37 +235,37 @@ impl Worker<'_> {
         }
     }
 
-    fn stamp(&self, call: &Call, value: &[u8]) -> Result<Vec<u8>, ChildFailed> {
+    fn stamp(&self, call: &Op, value: &[u8]) -> Result<Vec<u8>, ChildFailed> {
         let fault = |why| ChildFailed::Fault(format!("{why}, from {call:?}"));
         self.shape.stamp_of(value).map_err(fault)
     }
 
     fn optional_stamp(
         &self,
-        call: &Call,
+        call: &Op,
         value: Option<Vec<u8>>,
     ) -> Result<Option<Vec<u8>>, ChildFailed> {
         value.map(|value| self.stamp(call, &value)).transpose()
     }
 
-    fn blocking(&self, call: &Call) -> Result<Answer, Error> {
+    fn blocking(&self, call: &Op) -> Result<Answer, Error> {
         let (table, shape) = (&self.table, self.shape);
         Ok(match call {
-            Call::Get { key } => Answer::Value(table.get(key)?),
-            Call::Insert { key, value } => Answer::Flag(table.insert_new(key, shape.value(value))?),
-            Call::Update { key, value } => Answer::Flag(table.update(key, shape.value(value))?),
-            Call::Upsert { key, value } => Answer::Flag(table.insert(key, shape.value(value))?),
-            Call::Remove { key } => Answer::Flag(table.remove(key)?),
-            Call::CompareExchange { key, expected, new } => {
+            Op::Get { key } => Answer::Value(table.get(key)?),
+            Op::Insert { key, value } => Answer::Flag(table.insert_new(key, shape.value(value))?),
+            Op::Update { key, value } => Answer::Flag(table.update(key, shape.value(value))?),
+            Op::Upsert { key, value } => Answer::Flag(table.insert(key, shape.value(value))?),
+            Op::Remove { key } => Answer::Flag(table.remove(key)?),
+            Op::CompareExchange { key, expected, new } => {
                 let (whole, new) = (whole(shape, expected), whole(shape, new));
                 let done = table.compare_exchange(key, whole.as_deref(), new.as_deref())?;
                 exchanged(done, whole)
             }
-            Call::Scan { from, to, reverse: false, limit } => {
+            Op::Scan { from, to, reverse: false, limit } => {
                 let range = table.range((from.clone(), to.clone()));
                 Answer::Pairs(range.take(*limit).collect::<Result<_, _>>()?)
             }
-            Call::Scan { from, to, reverse: true, limit } => {
+            Op::Scan { from, to, reverse: true, limit } => {
                 let range = table.range((from.clone(), to.clone())).rev();
                 Answer::Pairs(range.take(*limit).collect::<Result<_, _>>()?)
             }
@@ -274,40 +273,40 @@ impl Worker<'_> {
     }
 
     /// Makes the call in a worker thread of the store; this thread waits for it.
-    fn in_worker(&self, call: &Call) -> Result<Answer, Error> {
+    fn in_worker(&self, call: &Op) -> Result<Answer, Error> {
         let (table, shape) = (&self.asynchronous, self.shape);
         Ok(match call.clone() {
-            Call::Get { key } => Answer::Value(wait(table.get(key))?),
-            Call::Insert { key, value } => {
+            Op::Get { key } => Answer::Value(wait(table.get(key))?),
+            Op::Insert { key, value } => {
                 Answer::Flag(wait(table.insert_new(key, shape.value(&value)))?)
             }
-            Call::Update { key, value } => {
+            Op::Update { key, value } => {
                 Answer::Flag(wait(table.update(key, shape.value(&value)))?)
             }
-            Call::Upsert { key, value } => {
+            Op::Upsert { key, value } => {
                 Answer::Flag(wait(table.insert(key, shape.value(&value)))?)
             }
-            Call::Remove { key } => Answer::Flag(wait(table.remove(key))?),
-            Call::CompareExchange { key, expected, new } => {
+            Op::Remove { key } => Answer::Flag(wait(table.remove(key))?),
+            Op::CompareExchange { key, expected, new } => {
                 let (whole, new) = (whole(shape, &expected), whole(shape, &new));
                 exchanged(
                     wait(table.compare_exchange(key, whole.as_deref(), new.as_deref()))?,
                     whole,
                 )
             }
-            Call::Scan { from, to, reverse: false, limit } => {
+            Op::Scan { from, to, reverse: false, limit } => {
                 Answer::Pairs(wait(table.scan((from, to), limit))?)
             }
             // The async API scans upwards only.
-            down @ Call::Scan { .. } => return self.blocking(&down),
+            down @ Op::Scan { .. } => return self.blocking(&down),
         })
     }
 
     /// Calls of one kind with different keys, in one.
-    fn many(&self, calls: &[Call]) -> Result<Vec<Told>, ChildFailed> {
-        let keys: Vec<&[u8]> = calls.iter().filter_map(key_of).collect();
+    fn many(&self, calls: &[Op]) -> Result<Vec<Told>, ChildFailed> {
+        let keys: Vec<&[u8]> = calls.iter().filter_map(Op::key).collect();
         let counted = match calls[0] {
-            Call::Get { .. } => {
+            Op::Get { .. } => {
                 return match self.table.get_many(&keys) {
                     Ok(values) => {
                         let told = calls.iter().zip(values).map(|(call, value)| {
@@ -321,10 +320,10 @@ impl Worker<'_> {
                     }
                 };
             }
-            Call::Remove { .. } => self.table.remove_many(&keys),
+            Op::Remove { .. } => self.table.remove_many(&keys),
             _ => {
                 let values = calls.iter().map(|call| match call {
-                    Call::Upsert { value, .. } => self.shape.value(value),
+                    Op::Upsert { value, .. } => self.shape.value(value),
                     _ => Vec::new(),
                 });
                 let pairs: Vec<_> = keys.iter().copied().zip(values).collect();
@@ -347,18 +346,15 @@ impl Worker<'_> {
     }
 
     /// Remembers the content of keys, so that some exchanges find what they expect.
-    fn learn(&mut self, call: &Call, answer: Told) {
+    fn learn(&mut self, call: &Op, answer: Told) {
         match (call, answer) {
-            (Call::Get { key }, Some(Answer::Value(value))) => self.thread.jobs.saw(key, value),
-            (
-                Call::Update { key, value } | Call::Insert { key, value },
-                Some(Answer::Flag(true)),
-            )
-            | (Call::Upsert { key, value }, Some(Answer::Flag(_))) => {
+            (Op::Get { key }, Some(Answer::Value(value))) => self.thread.jobs.saw(key, value),
+            (Op::Update { key, value } | Op::Insert { key, value }, Some(Answer::Flag(true)))
+            | (Op::Upsert { key, value }, Some(Answer::Flag(_))) => {
                 self.thread.jobs.saw(key, Some(value.clone()));
             }
-            (Call::Remove { key }, Some(Answer::Flag(_))) => self.thread.jobs.saw(key, None),
-            (Call::CompareExchange { key, new, .. }, Some(Answer::Exchanged { done, held })) => {
+            (Op::Remove { key }, Some(Answer::Flag(_))) => self.thread.jobs.saw(key, None),
+            (Op::CompareExchange { key, new, .. }, Some(Answer::Exchanged { done, held })) => {
                 self.thread.jobs.saw(key, if done { new.clone() } else { held });
             }
             _ => {}

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::loads;
 use super::log::Log;
 use super::spec::{ChildFailed, JudgeSpec, LoadSpec};
-use crate::history::{Answer, Call};
+use crate::history::{Answer, Op};
 
 /// Most problems of a kind in a verdict.
 const TOLD_MAX: usize = 20;
@@ -74,7 +74,7 @@ fn verify(db: &Farleaf, when: &str, verdict: &mut Verdict) -> Result<(), Error> 
 fn content(spec: &JudgeSpec, table: &Table, verdict: &mut Verdict) -> Result<(), ChildFailed> {
     let mut log = Log::create(&spec.log)?;
     let (from, to) = (Bound::Unbounded, Bound::Unbounded);
-    let all = Call::Scan { from, to, reverse: false, limit: usize::MAX };
+    let all = Op::Scan { from, to, reverse: false, limit: usize::MAX };
     let number = log.begin(spec.client, &all)?;
     let fault = |error: Error| ChildFailed::Fault(format!("cannot read the table: {error}"));
     let up: Vec<_> = table.range(..).collect::<Result<_, _>>().map_err(fault)?;

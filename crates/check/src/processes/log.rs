@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::history::{
-    Answer, Call, History, HistoryError, HistoryWriter, OperationNumber, read_jsonl, write_jsonl,
+    Answer, History, HistoryError, HistoryWriter, Op, OperationNumber, read_jsonl, write_jsonl,
 };
 
 /// Nanoseconds of the machine's monotonic clock.
@@ -39,7 +39,7 @@ impl Log {
     pub(super) fn begin(
         &mut self,
         client: u32,
-        call: &Call,
+        call: &Op,
     ) -> Result<OperationNumber, HistoryError> {
         self.0.begin(client, call, now_ns())
     }

@@ -303,7 +303,7 @@ mod tests {
     use std::ops::Bound;
 
     use super::*;
-    use crate::history::Call;
+    use crate::history::Op;
 
     struct Scratch(PathBuf);
 
@@ -329,7 +329,7 @@ mod tests {
         let names = ["client.jsonl", "nobody.jsonl", "content.jsonl"];
         let logs: Vec<PathBuf> = names.iter().map(|name| scratch.0.join(name)).collect();
         let mut client = log::Log::create(&logs[0]).unwrap();
-        let put = |value: &[u8]| Call::Upsert { key: b"k".to_vec(), value: value.to_vec() };
+        let put = |value: &[u8]| Op::Upsert { key: b"k".to_vec(), value: value.to_vec() };
         let number = client.begin(0, &put(b"first")).unwrap();
         client.end(number, &Answer::Flag(true)).unwrap();
         let number = client.begin(0, &put(b"second")).unwrap();
@@ -338,7 +338,7 @@ mod tests {
         }
         let mut judge = log::Log::create(&logs[2]).unwrap();
         let (from, to) = (Bound::Unbounded, Bound::Unbounded);
-        let all = Call::Scan { from, to, reverse: false, limit: usize::MAX };
+        let all = Op::Scan { from, to, reverse: false, limit: usize::MAX };
         let number = judge.begin(9, &all).unwrap();
         let pairs = vec![(b"k".to_vec(), found.to_vec())];
         judge.end(number, &Answer::Pairs(pairs.clone())).unwrap();

@@ -10,7 +10,6 @@ use super::calls::CALLS_MAX;
 use super::config::Network;
 use super::owners::Ranges;
 use crate::history::{Answer, Event};
-use crate::linear::key_of;
 
 /// A fault of a process or a link.
 #[derive(Clone, Debug)]
@@ -291,7 +290,7 @@ fn first_answer(events: &[&Event], key: &[u8], begun_ns: u64, after_ns: u64) -> 
     let answers = events.iter().filter_map(|event| match event.answer {
         None | Some((_, Answer::Nothing)) => None,
         Some((at_ns, _)) if event.from_ns < begun_ns || at_ns < after_ns => None,
-        Some((at_ns, _)) => (key_of(&event.call) == Some(key)).then_some(at_ns),
+        Some((at_ns, _)) => (event.call.key() == Some(key)).then_some(at_ns),
     });
     answers.min()
 }
@@ -302,7 +301,7 @@ fn longest(events: &[&Event], from_ns: u64, until_ns: u64, of: impl Fn(&[u8]) ->
     let mut meant = Vec::new();
     let mut others = Vec::new();
     for event in events {
-        let (Some((at_ns, _)), Some(key)) = (&event.answer, key_of(&event.call)) else { continue };
+        let (Some((at_ns, _)), Some(key)) = (&event.answer, event.call.key()) else { continue };
         if event.from_ns <= until_ns && *at_ns >= from_ns {
             let side = if of(key) { &mut meant } else { &mut others };
             side.push((event.client, event.from_ns, *at_ns));
@@ -329,12 +328,12 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::history::Call;
+    use crate::history::Op;
 
     fn get(key: &str, from_ms: u64, answered_ms: Option<u64>) -> Event {
         Event {
             client: 0,
-            call: Call::Get { key: key.as_bytes().to_vec() },
+            call: Op::Get { key: key.as_bytes().to_vec() },
             from_ns: from_ms * 1_000_000,
             answer: answered_ms.map(|at| (at * 1_000_000, Answer::Value(None))),
         }

@@ -14,7 +14,7 @@ use farleaf_pool::{PoolError, Session};
 use super::outcome::Failure;
 use super::record::RunShared;
 use super::steps::{Step, Steps, count_of};
-use crate::history::{Answer, Call};
+use crate::history::{Answer, Op};
 use crate::world::ask;
 
 /// Steps between two ticks.
@@ -67,19 +67,19 @@ impl Client {
         let steps = Steps::new(&shared.scenario);
         let at = Some((self.number, index));
         match steps.step(self.number, index) {
-            Step::Get(key) => self.run(at, Call::Get { key }).await.map(drop),
-            Step::Insert(key, value) => self.run(at, Call::Insert { key, value }).await.map(drop),
-            Step::Update(key, value) => self.run(at, Call::Update { key, value }).await.map(drop),
-            Step::Upsert(key, value) => self.run(at, Call::Upsert { key, value }).await.map(drop),
-            Step::Remove(key) => self.run(at, Call::Remove { key }).await.map(drop),
+            Step::Get(key) => self.run(at, Op::Get { key }).await.map(drop),
+            Step::Insert(key, value) => self.run(at, Op::Insert { key, value }).await.map(drop),
+            Step::Update(key, value) => self.run(at, Op::Update { key, value }).await.map(drop),
+            Step::Upsert(key, value) => self.run(at, Op::Upsert { key, value }).await.map(drop),
+            Step::Remove(key) => self.run(at, Op::Remove { key }).await.map(drop),
             Step::Exchange { key, of_absent, new } => {
                 let known = self.known.get(&key).cloned().flatten();
                 let expected = known.filter(|_| !of_absent);
-                self.run(at, Call::CompareExchange { key, expected, new }).await.map(drop)
+                self.run(at, Op::CompareExchange { key, expected, new }).await.map(drop)
             }
             Step::Count(key) => self.count(at, &steps, key).await,
             Step::Scan { from, to, reverse, limit } => {
-                self.run(at, Call::Scan { from, to, reverse, limit }).await.map(drop)
+                self.run(at, Op::Scan { from, to, reverse, limit }).await.map(drop)
             }
         }
     }
@@ -95,7 +95,7 @@ impl Client {
         for _ in 0..COUNT_ATTEMPTS {
             let next = expected.as_deref().map_or(0, count_of).wrapping_add(1);
             let new = Some(steps.count_value(next));
-            let call = Call::CompareExchange { key: key.clone(), expected, new };
+            let call = Op::CompareExchange { key: key.clone(), expected, new };
             match self.run(at, call).await? {
                 Some(Answer::Exchanged { done: false, held }) => expected = held,
                 _ => return Ok(()),
@@ -109,7 +109,7 @@ impl Client {
     pub(super) async fn run(
         &mut self,
         at: Option<(usize, u32)>,
-        call: Call,
+        call: Op,
     ) -> Result<Option<Answer>, CutOff> {
         let shared = Rc::clone(&self.shared);
         let place = shared.call(self.id, at, call.clone());
@@ -144,7 +144,7 @@ impl Client {
     }
 
     /// The answer that an error stands for; `None` if the outcome is unknown.
-    fn failed(&self, call: &Call, error: IndexError) -> Result<Option<Answer>, CutOff> {
+    fn failed(&self, call: &Op, error: IndexError) -> Result<Option<Answer>, CutOff> {
         let shared = &self.shared;
         *shared.refusal.borrow_mut() = error.to_string();
         match error {
@@ -167,17 +167,17 @@ impl Client {
         Ok(Some(Answer::Nothing))
     }
 
-    fn learn(&mut self, call: &Call, answer: &Answer) {
+    fn learn(&mut self, call: &Op, answer: &Answer) {
         let (key, value) = match (call, answer) {
-            (Call::Get { key }, Answer::Value(value)) => (key, value.clone()),
-            (Call::Insert { key, value }, Answer::Flag(true))
-            | (Call::Update { key, value }, Answer::Flag(true))
-            | (Call::Upsert { key, value }, Answer::Flag(_)) => (key, Some(value.clone())),
-            (Call::Remove { key }, Answer::Flag(_)) => (key, None),
-            (Call::CompareExchange { key, new, .. }, Answer::Exchanged { done: true, .. }) => {
+            (Op::Get { key }, Answer::Value(value)) => (key, value.clone()),
+            (Op::Insert { key, value }, Answer::Flag(true))
+            | (Op::Update { key, value }, Answer::Flag(true))
+            | (Op::Upsert { key, value }, Answer::Flag(_)) => (key, Some(value.clone())),
+            (Op::Remove { key }, Answer::Flag(_)) => (key, None),
+            (Op::CompareExchange { key, new, .. }, Answer::Exchanged { done: true, .. }) => {
                 (key, new.clone())
             }
-            (Call::CompareExchange { key, .. }, Answer::Exchanged { held, .. }) => {
+            (Op::CompareExchange { key, .. }, Answer::Exchanged { held, .. }) => {
                 (key, held.clone())
             }
             (call, _) => return self.forget(call),
@@ -185,16 +185,9 @@ impl Client {
         self.known.insert(key.clone(), value);
     }
 
-    fn forget(&mut self, call: &Call) {
-        match call {
-            Call::Get { .. } | Call::Scan { .. } => {}
-            Call::Insert { key, .. }
-            | Call::Update { key, .. }
-            | Call::Upsert { key, .. }
-            | Call::Remove { key }
-            | Call::CompareExchange { key, .. } => {
-                self.known.remove(key);
-            }
+    fn forget(&mut self, call: &Op) {
+        if let Some(change) = call.change() {
+            self.known.remove(change.key);
         }
     }
 }

@@ -16,7 +16,7 @@ use super::outcome::{Failure, Outcome};
 use super::record::RunShared;
 use super::steps::Steps;
 use super::table::TABLE;
-use crate::history::Call;
+use crate::history::Op;
 use crate::scenario::{FaultKind, Scenario, mix};
 
 /// Virtual time for clients and servers to end after the faults have stopped.
@@ -440,8 +440,8 @@ impl Driver<'_> {
             known: Default::default(),
         };
         let scan =
-            |reverse| Call::Scan { from: Unbounded, to: Unbounded, reverse, limit: usize::MAX };
-        let keys = Steps::new(self.scenario).keys().into_iter().map(|key| Call::Get { key });
+            |reverse| Op::Scan { from: Unbounded, to: Unbounded, reverse, limit: usize::MAX };
+        let keys = Steps::new(self.scenario).keys().into_iter().map(|key| Op::Get { key });
         for call in [scan(false), scan(true)].into_iter().chain(keys) {
             keeper.endpoint().sleep(1).await;
             let told = client.run(None, call.clone()).await;

@@ -8,7 +8,7 @@ use farleaf_fabric::sim::Sim;
 use super::outcome::{Failure, RunStats};
 use super::steps::Steps;
 use super::table::TableSetup;
-use crate::history::{Answer, Call, Event, History};
+use crate::history::{Answer, Event, History, Op};
 use crate::scenario::Scenario;
 
 /// Shared by all tasks of a run, outside of the simulated world.
@@ -62,10 +62,10 @@ impl RunShared {
     }
 
     /// Records the begin of an operation; returns its place.
-    pub(super) fn call(&self, client: u32, step: Option<(usize, u32)>, call: Call) -> usize {
+    pub(super) fn call(&self, client: u32, step: Option<(usize, u32)>, call: Op) -> usize {
         self.count(|stats| {
             stats.ops += 1;
-            stats.scans += u64::from(matches!(call, Call::Scan { .. }));
+            stats.scans += u64::from(matches!(call, Op::Scan { .. }));
         });
         let from_ns = self.now_ns();
         self.steps.borrow_mut().push(step);

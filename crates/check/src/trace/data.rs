@@ -5,8 +5,7 @@ use std::ops::Bound;
 use farleaf_fabric::sim::OpRecord;
 use serde_json::{Value, json};
 
-use crate::history::{Answer, Call};
-use crate::linear::key_of;
+use crate::history::{Answer, Op};
 use crate::run::{Failure, Outcome, threads};
 use crate::scenario::Scenario;
 
@@ -44,7 +43,7 @@ pub(super) fn of(scenario: &Scenario, outcome: &Outcome, records: &[OpRecord]) -
                 "step": step.map(|(_, step)| step),
                 "life": event.client,
                 "verb": verb(&event.call),
-                "key": key_of(&event.call).map(shown),
+                "key": event.call.key().map(shown),
                 "call": told_call(&event.call),
                 "answer": answer,
                 "failed": matches!(&event.answer, Some((_, Answer::Nothing))),
@@ -127,29 +126,29 @@ fn maybe(value: &Option<Vec<u8>>) -> String {
     value.as_deref().map_or("absent".to_owned(), shown)
 }
 
-fn verb(call: &Call) -> &'static str {
+fn verb(call: &Op) -> &'static str {
     match call {
-        Call::Get { .. } => "get",
-        Call::Insert { .. } => "insert",
-        Call::Update { .. } => "update",
-        Call::Upsert { .. } => "upsert",
-        Call::Remove { .. } => "remove",
-        Call::CompareExchange { .. } => "cmpxchg",
-        Call::Scan { .. } => "scan",
+        Op::Get { .. } => "get",
+        Op::Insert { .. } => "insert",
+        Op::Update { .. } => "update",
+        Op::Upsert { .. } => "upsert",
+        Op::Remove { .. } => "remove",
+        Op::CompareExchange { .. } => "cmpxchg",
+        Op::Scan { .. } => "scan",
     }
 }
 
-fn told_call(call: &Call) -> String {
-    let key = key_of(call).map(shown).unwrap_or_default();
+fn told_call(call: &Op) -> String {
+    let key = call.key().map(shown).unwrap_or_default();
     match call {
-        Call::Get { .. } | Call::Remove { .. } => format!("{} {key}", verb(call)),
-        Call::Insert { value, .. } | Call::Update { value, .. } | Call::Upsert { value, .. } => {
+        Op::Get { .. } | Op::Remove { .. } => format!("{} {key}", verb(call)),
+        Op::Insert { value, .. } | Op::Update { value, .. } | Op::Upsert { value, .. } => {
             format!("{} {key} = {}", verb(call), shown(value))
         }
-        Call::CompareExchange { expected, new, .. } => {
+        Op::CompareExchange { expected, new, .. } => {
             format!("compare-exchange {key}: {} -> {}", maybe(expected), maybe(new))
         }
-        Call::Scan { from, to, reverse, limit } => {
+        Op::Scan { from, to, reverse, limit } => {
             let low = match from {
                 Bound::Unbounded => "(..".to_owned(),
                 Bound::Included(key) => format!("[{}", shown(key)),

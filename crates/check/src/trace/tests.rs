@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::*;
-use crate::history::{Answer, Call, Event};
+use crate::history::{Answer, Event, Op};
 use crate::run::{Failure, run_with};
 use crate::scenario::Choices;
 
@@ -69,7 +69,7 @@ fn blamed_events_are_marked_and_data_cannot_end_the_script() {
     let key = b"</script>".to_vec();
     let event = Event {
         client: 0,
-        call: Call::Get { key: key.clone() },
+        call: Op::Get { key: key.clone() },
         from_ns: 5,
         answer: Some((9, Answer::Value(None))),
     };

@@ -18,7 +18,7 @@ use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::Session;
 
 use super::RangeOwner;
-use super::messages::{Op, Patience};
+use super::messages::Patience;
 use super::ownership::{
     Partitions, forward_change, forward_get, give_away, lock_map, read_map, refresh_map, scan_all,
     take_free,
@@ -29,6 +29,7 @@ use crate::bnode::Seek;
 use crate::change::{Change, Outcome};
 use crate::detach::run_to_end;
 use crate::index::ScanRange;
+use crate::op::Op;
 use crate::retry::backoff;
 use crate::{Entries, IndexError};
 

@@ -25,7 +25,7 @@ use farleaf_pool::Session;
 use crate::IndexError;
 pub(crate) use guest::{Guest, ServesGuests};
 pub use host::{Host, Leaving};
-use messages::{Op, OpReply};
+use messages::{OpReply, Request};
 pub(crate) use migration::Moving;
 pub use migration::{Balance, BalanceOptions, Balancer, MoveError, PartLoad, RangeMove};
 pub(crate) use owned::Partitioned;
@@ -47,11 +47,14 @@ pub trait HostedTable: Clone + 'static {
     /// The address of its meta object.
     fn meta(&self) -> GlobalAddr;
 
-    /// Executes an operation that another compute server has sent. If its keys are not this compute
+    /// Executes a request that another compute server has sent. If its keys are not this compute
     /// server's, nothing is done and the reply says so.
     ///
     /// # Errors
     /// Those of the operation.
-    fn serve(&self, session: &Session, op: Op)
-    -> impl Future<Output = Result<OpReply, IndexError>>;
+    fn serve(
+        &self,
+        session: &Session,
+        request: Request,
+    ) -> impl Future<Output = Result<OpReply, IndexError>>;
 }

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use farleaf_fabric::{GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
-use super::messages::{Op, OpReply};
+use super::messages::{OpReply, Request};
 use super::migration::{self, BalanceOptions, Balancer, MoveError, PartLoad};
 use super::ownership::{self, Owner};
 use super::{HostedTable, RangeOwner};
@@ -23,12 +23,16 @@ pub trait OwnedTable {
     /// Epoch, bounds and owners of the ownership map as they are known here.
     fn known_map(&self) -> (u64, Vec<Vec<u8>>, Vec<Incarnation>);
 
-    /// Executes an operation that another compute server has sent. If its keys are not this compute
+    /// Executes a request that another compute server has sent. If its keys are not this compute
     /// server's, nothing is done and the reply says so.
     ///
     /// # Errors
     /// Those of the operation.
-    fn serve<'a>(&'a self, session: &'a Session, op: Op) -> Work<'a, Result<OpReply, IndexError>>;
+    fn serve<'a>(
+        &'a self,
+        session: &'a Session,
+        request: Request,
+    ) -> Work<'a, Result<OpReply, IndexError>>;
 
     /// The owner of `key`, if it is not this compute server's.
     ///
@@ -185,8 +189,12 @@ impl<T: RangeOwner> OwnedTable for T {
         (view.map.epoch, view.map.bounds.clone(), owners)
     }
 
-    fn serve<'a>(&'a self, session: &'a Session, op: Op) -> Work<'a, Result<OpReply, IndexError>> {
-        Box::pin(ownership::serve(self, session, op))
+    fn serve<'a>(
+        &'a self,
+        session: &'a Session,
+        request: Request,
+    ) -> Work<'a, Result<OpReply, IndexError>> {
+        Box::pin(ownership::serve(self, session, request))
     }
 
     fn wrong_owner<'a>(
@@ -294,7 +302,7 @@ impl<T: RangeOwner> HostedTable for T {
         self.ownership().words().meta
     }
 
-    async fn serve(&self, session: &Session, op: Op) -> Result<OpReply, IndexError> {
-        ownership::serve(self, session, op).await
+    async fn serve(&self, session: &Session, request: Request) -> Result<OpReply, IndexError> {
+        ownership::serve(self, session, request).await
     }
 }

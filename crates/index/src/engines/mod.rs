@@ -22,7 +22,7 @@ use farleaf_pool::{Audit, Root, Session};
 use fastrand::Rng;
 
 use crate::change::{Change, Outcome};
-use crate::compute::messages::{Op, OpReply};
+use crate::compute::messages::{OpReply, Request};
 use crate::compute::{HostedTable, OwnedTable};
 use crate::counters::{CacheControl, CounterSet};
 use crate::engine::Engine as Design;
@@ -280,9 +280,9 @@ impl HostedTable for AnyIndex {
         self.owned().map_or(GlobalAddr::NULL, OwnedTable::meta)
     }
 
-    async fn serve(&self, session: &Session, op: Op) -> Result<OpReply, IndexError> {
+    async fn serve(&self, session: &Session, request: Request) -> Result<OpReply, IndexError> {
         match self.owned() {
-            Some(table) => table.serve(session, op).await,
+            Some(table) => table.serve(session, request).await,
             None => Err(IndexError::Invalid(format!(
                 "an operation for the owner of a key, and tables of the engine {} have no owners",
                 self.engine()

@@ -257,7 +257,7 @@ fn a_scan_and_a_get_agree_on_the_order() {
 
 #[test]
 fn malformed_answers_of_scans_are_refused() {
-    let fault = |call: Call, seen: &[(&str, &str)]| {
+    let fault = |call: Op, seen: &[(&str, &str)]| {
         let initial = &[("a", "1"), ("b", "2"), ("c", "3")];
         match run(initial, vec![event(1, 0, 10, call, pairs(seen))]) {
             Err(Violation::Scan(violation)) => Some(violation.fault),
@@ -269,7 +269,7 @@ fn malformed_answers_of_scans_are_refused() {
     assert_eq!(fault(scan(9), &[a, b, b, c]), Some(ScanFault::Twice));
     assert_eq!(fault(scan(9), &[b, a, c]), Some(ScanFault::OutOfOrder));
     assert_eq!(fault(scan(2), &[a, b, c]), Some(ScanFault::OverLimit));
-    let part = |reverse, limit| Call::Scan {
+    let part = |reverse, limit| Op::Scan {
         from: Bound::Excluded(bytes("a")),
         to: Bound::Included(bytes("c")),
         reverse,

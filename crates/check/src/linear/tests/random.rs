@@ -34,14 +34,14 @@ fn atomic(rng: &mut fastrand::Rng, count: usize, keys: usize, late_of: u8) -> Hi
             4 => upsert(name, &new),
             5 => remove(name),
             6 => exchange(name, rng.bool().then_some(&*old), rng.bool().then_some(&*new)),
-            _ => Call::Scan {
+            _ => Op::Scan {
                 from: Bound::Unbounded,
                 to: Bound::Unbounded,
                 reverse: rng.bool(),
                 limit: rng.usize(0..4),
             },
         };
-        let is_scan = matches!(call, Call::Scan { .. });
+        let is_scan = matches!(call, Op::Scan { .. });
         if !is_scan && rng.u8(..10) < late_of {
             if rng.bool() {
                 effects.push((from_ns + rng.u64(0..40), at, None));
@@ -77,7 +77,7 @@ fn atomic(rng: &mut fastrand::Rng, count: usize, keys: usize, late_of: u8) -> Hi
         }
     }
     for event in &mut events {
-        if let (Call::Scan { reverse, limit, .. }, Some((_, Answer::Pairs(pairs)))) =
+        if let (Op::Scan { reverse, limit, .. }, Some((_, Answer::Pairs(pairs)))) =
             (&event.call, &mut event.answer)
         {
             pairs.sort();
@@ -90,23 +90,23 @@ fn atomic(rng: &mut fastrand::Rng, count: usize, keys: usize, late_of: u8) -> Hi
     History { initial, events }
 }
 
-fn apply(map: &mut BTreeMap<Vec<u8>, Vec<u8>>, call: &Call) -> Answer {
-    let key = super::super::split::key_of(call).expect("no scan");
+fn apply(map: &mut BTreeMap<Vec<u8>, Vec<u8>>, call: &Op) -> Answer {
+    let key = call.key().expect("no scan");
     let held = map.get(key).cloned();
     let (new, answer) = match call {
-        Call::Insert { value, .. } => {
+        Op::Insert { value, .. } => {
             (held.clone().or(Some(value.clone())), Answer::Flag(held.is_none()))
         }
-        Call::Update { value, .. } => {
+        Op::Update { value, .. } => {
             (held.clone().map(|_| value.clone()), Answer::Flag(held.is_some()))
         }
-        Call::Upsert { value, .. } => (Some(value.clone()), Answer::Flag(held.is_none())),
-        Call::Remove { .. } => (None, Answer::Flag(held.is_some())),
-        Call::CompareExchange { expected, new, .. } => {
+        Op::Upsert { value, .. } => (Some(value.clone()), Answer::Flag(held.is_none())),
+        Op::Remove { .. } => (None, Answer::Flag(held.is_some())),
+        Op::CompareExchange { expected, new, .. } => {
             let done = *expected == held;
             (if done { new.clone() } else { held.clone() }, Answer::Exchanged { done, held })
         }
-        Call::Get { .. } | Call::Scan { .. } => (held.clone(), Answer::Value(held)),
+        Op::Get { .. } | Op::Scan { .. } => (held.clone(), Answer::Value(held)),
     };
     match new {
         Some(value) => map.insert(key.to_vec(), value),
@@ -151,7 +151,7 @@ fn mutate(rng: &mut fastrand::Rng, history: &mut History) {
 fn reference(history: &History) -> bool {
     let mut keys: BTreeSet<&[u8]> = history.initial.iter().map(|pair| &pair.0[..]).collect();
     for event in &history.events {
-        keys.extend(super::super::split::key_of(&event.call));
+        keys.extend(event.call.key());
         if let Some((_, Answer::Pairs(pairs))) = &event.answer {
             keys.extend(pairs.iter().map(|pair| &pair.0[..]));
         }
@@ -164,7 +164,7 @@ fn reference(history: &History) -> bool {
         let mut events = Vec::new();
         for (place, event) in history.events.iter().enumerate() {
             let mut event = event.clone();
-            if let Call::Scan { reverse, limit, .. } = event.call {
+            if let Op::Scan { reverse, limit, .. } = event.call {
                 let Some((_, Answer::Pairs(pairs))) = &event.answer else { continue };
                 let is_behind = pairs.last().is_some_and(|last| {
                     if reverse { key < &last.0[..] } else { key > &last.0[..] }
@@ -173,10 +173,10 @@ fn reference(history: &History) -> bool {
                     continue;
                 }
                 let seen = pairs.iter().find(|pair| pair.0 == key).map(|pair| pair.1.clone());
-                event.call = Call::Get { key: key.to_vec() };
+                event.call = Op::Get { key: key.to_vec() };
                 event.answer = event.answer.map(|(to_ns, _)| (to_ns, Answer::Value(seen)));
             }
-            if super::super::split::key_of(&event.call) == Some(key) {
+            if event.call.key() == Some(key) {
                 events.push((place, event));
             }
         }
@@ -286,11 +286,11 @@ fn the_search_agrees_with_trying_every_order() {
 fn reference_of(history: &History, key: &[u8]) -> bool {
     let mut part = history.clone();
     for event in &mut part.events {
-        if let (Call::Scan { .. }, Some((_, answer))) = (&event.call, &mut event.answer)
+        if let (Op::Scan { .. }, Some((_, answer))) = (&event.call, &mut event.answer)
             && let Answer::Pairs(pairs) = answer
         {
             let seen = pairs.iter().find(|pair| pair.0 == key).map(|pair| pair.1.clone());
-            event.call = Call::Get { key: key.to_vec() };
+            event.call = Op::Get { key: key.to_vec() };
             *answer = Answer::Value(seen);
         }
     }

@@ -8,9 +8,10 @@ use std::ops::Bound;
 
 use farleaf_fabric::{CALL_BYTES_MAX, GlobalAddr, Incarnation};
 
-use super::{Op, OpReply};
+use super::{OpReply, Request};
 use crate::compute::migration::{MoveError, PartLoad};
 use crate::index::Exchange;
+use crate::op::Op;
 use crate::{Entries, IndexError};
 
 /// Bytes of pairs after which a scan's reply is cut off.
@@ -29,9 +30,9 @@ pub struct Malformed {
 }
 
 /// Encodes a request for the table with this meta object.
-pub fn encode_request(table: GlobalAddr, op: &Op) -> Vec<u8> {
+pub fn encode_request(table: GlobalAddr, request: &Request) -> Vec<u8> {
     let mut out = table.word().to_le_bytes().to_vec();
-    put_op(&mut out, op);
+    put_request(&mut out, request);
     out
 }
 
@@ -108,22 +109,28 @@ fn put_op(out: &mut Vec<u8>, op: &Op) {
             out.push((*reverse).into());
             put_u64(out, *limit as u64);
         }
-        Op::Hello => out.push(8),
-        Op::Learn { epoch } => {
+    }
+}
+
+fn put_request(out: &mut Vec<u8>, request: &Request) {
+    match request {
+        Request::Op(op) => put_op(out, op),
+        Request::Hello => out.push(8),
+        Request::Learn { epoch } => {
             out.push(9);
             put_u64(out, *epoch);
         }
-        Op::Give { low, high, to } => {
+        Request::Give { low, high, to } => {
             out.push(10);
             put_optional(out, low.as_deref());
             put_optional(out, high.as_deref());
             put_u64(out, to.0);
         }
-        Op::Share { to } => {
+        Request::Share { to } => {
             out.push(11);
             put_u64(out, to.0);
         }
-        Op::Load { decay } => out.extend([12, (*decay).into()]),
+        Request::Load { decay } => out.extend([12, (*decay).into()]),
     }
 }
 
@@ -224,40 +231,24 @@ fn put_move_error(out: &mut Vec<u8>, error: &MoveError) {
 ///
 /// # Errors
 /// [`Malformed`].
-pub fn decode_request(content: &[u8]) -> Result<(GlobalAddr, Op), Malformed> {
+pub fn decode_request(content: &[u8]) -> Result<(GlobalAddr, Request), Malformed> {
     let mut input = Input { content, at: 0 };
     let table = GlobalAddr::from_word(input.u64()?);
     let table = table.ok_or(Malformed { at: 0, what: "no address of a table" })?;
-    let op = match input.u8()? {
-        1 => Op::Get { key: input.bytes()? },
-        2 => Op::Insert { key: input.bytes()?, value: input.bytes()? },
-        3 => Op::Update { key: input.bytes()?, value: input.bytes()? },
-        4 => Op::Upsert { key: input.bytes()?, value: input.bytes()? },
-        5 => Op::Remove { key: input.bytes()? },
-        6 => Op::CompareExchange {
-            key: input.bytes()?,
-            expected: input.optional()?,
-            new: input.optional()?,
-        },
-        7 => Op::Scan {
-            from: input.bound()?,
-            to: input.bound()?,
-            reverse: input.flag()?,
-            limit: input.size()?,
-        },
-        8 => Op::Hello,
-        9 => Op::Learn { epoch: input.u64()? },
-        10 => Op::Give {
+    let request = match input.u8()? {
+        8 => Request::Hello,
+        9 => Request::Learn { epoch: input.u64()? },
+        10 => Request::Give {
             low: input.optional()?,
             high: input.optional()?,
             to: Incarnation(input.u64()?),
         },
-        11 => Op::Share { to: Incarnation(input.u64()?) },
-        12 => Op::Load { decay: input.flag()? },
-        _ => return Err(input.wrong("an operation of an unknown kind")),
+        11 => Request::Share { to: Incarnation(input.u64()?) },
+        12 => Request::Load { decay: input.flag()? },
+        kind => Request::Op(input.op(kind)?),
     };
     input.end()?;
-    Ok((table, op))
+    Ok((table, request))
 }
 
 /// The content of a reply.
@@ -299,6 +290,28 @@ struct Input<'a> {
 impl<'a> Input<'a> {
     fn wrong(&self, what: &'static str) -> Malformed {
         Malformed { at: self.at.saturating_sub(1), what }
+    }
+
+    fn op(&mut self, kind: u8) -> Result<Op, Malformed> {
+        Ok(match kind {
+            1 => Op::Get { key: self.bytes()? },
+            2 => Op::Insert { key: self.bytes()?, value: self.bytes()? },
+            3 => Op::Update { key: self.bytes()?, value: self.bytes()? },
+            4 => Op::Upsert { key: self.bytes()?, value: self.bytes()? },
+            5 => Op::Remove { key: self.bytes()? },
+            6 => Op::CompareExchange {
+                key: self.bytes()?,
+                expected: self.optional()?,
+                new: self.optional()?,
+            },
+            7 => Op::Scan {
+                from: self.bound()?,
+                to: self.bound()?,
+                reverse: self.flag()?,
+                limit: self.size()?,
+            },
+            _ => return Err(self.wrong("an operation of an unknown kind")),
+        })
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
@@ -436,9 +449,9 @@ mod tests {
 
     use super::*;
 
-    fn ops() -> Vec<Op> {
+    fn requests() -> Vec<Request> {
         let (key, value) = (|| b"key".to_vec(), || b"value".to_vec());
-        vec![
+        let ops = [
             Op::Get { key: key() },
             Op::Insert { key: key(), value: value() },
             Op::Update { key: Vec::new(), value: value() },
@@ -453,12 +466,15 @@ mod tests {
                 limit: usize::MAX,
             },
             Op::Scan { from: Bound::Unbounded, to: Bound::Unbounded, reverse: false, limit: 0 },
-            Op::Hello,
-            Op::Learn { epoch: 9 },
-            Op::Give { low: None, high: Some(key()), to: Incarnation(5) },
-            Op::Share { to: Incarnation(6) },
-            Op::Load { decay: true },
-        ]
+        ];
+        let others = [
+            Request::Hello,
+            Request::Learn { epoch: 9 },
+            Request::Give { low: None, high: Some(key()), to: Incarnation(5) },
+            Request::Share { to: Incarnation(6) },
+            Request::Load { decay: true },
+        ];
+        ops.map(Request::Op).into_iter().chain(others).collect()
     }
 
     fn outcomes() -> Vec<Result<OpReply, IndexError>> {
@@ -517,9 +533,9 @@ mod tests {
     #[test]
     fn every_message_comes_back_and_none_that_is_cut_or_longer() {
         let table = GlobalAddr::new(ServerId(3), 4_096);
-        for op in ops() {
-            let bytes = encode_request(table, &op);
-            assert_eq!(decode_request(&bytes), Ok((table, op)));
+        for request in requests() {
+            let bytes = encode_request(table, &request);
+            assert_eq!(decode_request(&bytes), Ok((table, request)));
             assert!((0..bytes.len()).all(|end| decode_request(&bytes[..end]).is_err()));
             assert!(decode_request(&[&bytes[..], &[0]].concat()).is_err());
         }

@@ -3,129 +3,74 @@
 mod codec;
 mod send;
 
-use std::ops::Bound;
-
 use farleaf_fabric::{Incarnation, OpKind};
 
 use super::migration::{MoveError, PartLoad};
 use crate::Entries;
-use crate::change::Change;
 use crate::index::Exchange;
+use crate::op::Op;
 
 pub use codec::{Malformed, decode_reply, decode_request, encode_reply, encode_request};
 pub(crate) use send::{Patience, forget, send};
 
-/// A request to another compute server: an operation for its key's owner, whose fields are those of
-/// [`crate::Index`]'s methods, or one that concerns the server itself.
+/// A request to another compute server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "as the methods' parameters")]
-pub enum Op {
-    Get {
-        key: Vec<u8>,
-    },
-    Insert {
-        key: Vec<u8>,
-        value: Vec<u8>,
-    },
-    Update {
-        key: Vec<u8>,
-        value: Vec<u8>,
-    },
-    Upsert {
-        key: Vec<u8>,
-        value: Vec<u8>,
-    },
-    Remove {
-        key: Vec<u8>,
-    },
-    CompareExchange {
-        key: Vec<u8>,
-        expected: Option<Vec<u8>>,
-        new: Option<Vec<u8>>,
-    },
-    Scan {
-        from: Bound<Vec<u8>>,
-        to: Bound<Vec<u8>>,
-        reverse: bool,
-        limit: usize,
-    },
-    /// Are you there?
+pub enum Request {
+    /// An operation for its key's owner.
+    Op(Op),
+    /// Asks whether the receiver serves the table.
     Hello,
-    /// The map is of this epoch by now; it may give you something.
+    /// The map has this epoch; it may give the receiver a range.
     Learn {
+        /// The epoch.
         epoch: u64,
     },
-    /// Give the keys of `(low, high]`, which are yours, to another.
+    /// Give the keys of `(low, high]`, which are the receiver's, to another.
     Give {
+        /// The lower bound; `None`: from the first key.
         low: Option<Vec<u8>>,
+        /// The upper bound; `None`: to the last key.
         high: Option<Vec<u8>>,
+        /// The compute server that gets them.
         to: Incarnation,
     },
-    /// Give a part of what you have to another, about half of its load.
+    /// Give a part of the receiver's keys to another, about half of its load.
     Share {
+        /// The compute server that gets it.
         to: Incarnation,
     },
-    /// Asks how much is done on the receiver's partitions; `decay` forgets half of it.
+    /// Asks for the load of the receiver's partitions.
     Load {
+        /// Forget half of it.
         decay: bool,
     },
 }
 
-impl Op {
-    /// The request that carries `change`.
-    pub(crate) fn of(change: &Change<'_>) -> Self {
-        let key = change.key.to_vec();
-        let value = change.value.map(<[u8]>::to_vec);
-        match (change.kind, value) {
-            (OpKind::Insert, Some(value)) => Op::Insert { key, value },
-            (OpKind::Update, Some(value)) => Op::Update { key, value },
-            (OpKind::Upsert, Some(value)) => Op::Upsert { key, value },
-            (OpKind::Remove, None) => Op::Remove { key },
-            (_, new) => {
-                let expected = change.expected.flatten().map(<[u8]>::to_vec);
-                Op::CompareExchange { key, expected, new }
-            }
-        }
-    }
-
-    /// The change that it carries; `None` if it carries none.
-    pub(crate) fn change(&self) -> Option<Change<'_>> {
-        Some(match self {
-            Op::Insert { key, value } => Change::insert(key, value),
-            Op::Update { key, value } => Change::update(key, value),
-            Op::Upsert { key, value } => Change::upsert(key, value),
-            Op::Remove { key } => Change::remove(key),
-            Op::CompareExchange { key, expected, new } => {
-                Change::compare_exchange(key, expected.as_deref(), new.as_deref())
-            }
-            _ => return None,
-        })
-    }
-
+impl Request {
     /// Returns whether it changes nothing, so that it may be done again.
     pub fn is_read(&self) -> bool {
-        matches!(
-            self,
-            Op::Get { .. } | Op::Scan { .. } | Op::Hello | Op::Learn { .. } | Op::Load { .. }
-        )
+        match self {
+            Request::Op(op) => op.is_read(),
+            Request::Hello | Request::Learn { .. } | Request::Load { .. } => true,
+            Request::Give { .. } | Request::Share { .. } => false,
+        }
     }
 
     /// Returns whether it moves a range, which takes long.
     pub(crate) fn moves(&self) -> bool {
-        matches!(self, Op::Give { .. } | Op::Share { .. })
+        matches!(self, Request::Give { .. } | Request::Share { .. })
     }
 
     /// The kind of operation to which its costs are charged.
     pub(crate) fn kind(&self) -> OpKind {
         match self {
-            Op::Get { .. } => OpKind::Get,
-            Op::Scan { .. } => OpKind::Scan,
-            other => other.change().map_or(OpKind::Maintenance, |change| change.kind),
+            Request::Op(op) => op.kind(),
+            _ => OpKind::Maintenance,
         }
     }
 }
 
-/// The outcome of an [`Op`].
+/// The outcome of a [`Request`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum OpReply {
     /// Of a get.

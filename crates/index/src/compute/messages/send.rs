@@ -9,7 +9,7 @@ use farleaf_fabric::{
 };
 use farleaf_pool::Session;
 
-use super::{Op, OpReply, decode_reply, encode_request};
+use super::{OpReply, Request, decode_reply, encode_request};
 use crate::IndexError;
 use crate::compute::{TABLE_SERVICE, number_of};
 
@@ -48,7 +48,7 @@ impl Patience {
     }
 }
 
-/// Sends `op` on the table at `table` to the compute server `to`, and waits for the reply, but not beyond
+/// Sends `request` on the table at `table` to the compute server `to`, and waits for the reply, but not beyond
 /// `until_ns`. `None`: it was not begun and never will be.
 ///
 /// Cost: 1 call, and what the receiver does; 1 READ more the first time, for the receiver's address.
@@ -60,18 +60,18 @@ pub(crate) async fn send(
     session: &Session,
     table: GlobalAddr,
     to: Incarnation,
-    op: &Op,
+    request: &Request,
     until_ns: Option<u64>,
 ) -> Result<Option<OpReply>, IndexError> {
     let Some(number) = attached(session, to).await? else { return Ok(None) };
-    let unknown = |why: String| match op.is_read() {
+    let unknown = |why: String| match request.is_read() {
         true => Err(IndexError::Unavailable(why)),
         false => Err(IndexError::OutcomeUnknown(why)),
     };
-    let request = encode_request(table, op);
-    let bytes = request.len();
-    let before = session.client().charge_to(op.kind());
-    let ended = call(session, to, number, request, until_ns).await;
+    let content = encode_request(table, request);
+    let bytes = content.len();
+    let before = session.client().charge_to(request.kind());
+    let ended = call(session, to, number, content, until_ns).await;
     session.client().charge_to(before);
     match ended {
         CallEnded::Call(Ok(reply)) => match decode_reply(&reply) {

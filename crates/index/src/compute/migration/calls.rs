@@ -7,7 +7,7 @@ use super::balance::{own_load, quantile};
 use super::source::give;
 use super::{MoveError, PartLoad};
 use crate::compute::RangeOwner;
-use crate::compute::messages::{Op, OpReply};
+use crate::compute::messages::{OpReply, Request};
 use crate::compute::ownership::{Partitions, Range, ask, refresh_map};
 
 /// Gives the keys above `low` up to and including `high`, which one compute server must own, to
@@ -44,7 +44,7 @@ pub(crate) async fn move_range<T: RangeOwner>(
         return Err(MoveError::NotOwned);
     }
     let Range { low, high } = range;
-    moved(table, session, owner, Op::Give { low, high, to }).await
+    moved(table, session, owner, Request::Give { low, high, to }).await
 }
 
 /// Moves boundary `number`, that between the partitions of this number and the next, to `bound`, which
@@ -97,7 +97,7 @@ pub(crate) async fn scale_out<T: RangeOwner>(
     let Some((_, busiest)) = sums.into_iter().max_by_key(|(ops, _)| *ops) else {
         return Err(MoveError::NobodyElse);
     };
-    moved(table, session, busiest, Op::Share { to }).await
+    moved(table, session, busiest, Request::Share { to }).await
 }
 
 /// Lets a compute server give up all that it has, to the owners of what is beside it; how many
@@ -128,7 +128,7 @@ pub(crate) async fn scale_in<T: RangeOwner>(
             (None, None) => return Err(MoveError::NobodyElse),
         };
         let Range { low, high } = map.owned_range(which);
-        let give = Op::Give { low, high, to: Incarnation(to) };
+        let give = Request::Give { low, high, to: Incarnation(to) };
         moved(table, session, who, give).await?;
         given += 1;
     }
@@ -149,7 +149,8 @@ pub(crate) async fn loads<T: RangeOwner>(
     owners.dedup();
     let mut loads: Vec<PartLoad> = Vec::new();
     for owner in owners.into_iter().map(Incarnation) {
-        if let Ok(Some(OpReply::Load(some))) = ask(table, session, owner, Op::Load { decay }).await
+        if let Ok(Some(OpReply::Load(some))) =
+            ask(table, session, owner, Request::Load { decay }).await
         {
             loads.extend(some.into_iter().map(|load| PartLoad { owner, ..load }));
         }
@@ -195,12 +196,12 @@ async fn moved<T: RangeOwner>(
     table: &T,
     session: &Session,
     giver: Incarnation,
-    op: Op,
+    request: Request,
 ) -> Result<u64, MoveError> {
     if giver != session.endpoint().incarnation() && session.endpoint().is_dead(giver).await {
         return Err(MoveError::DeadTarget(giver));
     }
-    match ask(table, session, giver, op).await? {
+    match ask(table, session, giver, request).await? {
         Some(OpReply::Moved(Ok(epoch))) => {
             refresh_map(table, session).await?;
             Ok(epoch)

@@ -10,7 +10,7 @@ use farleaf_pool::canary::Canary;
 use super::MoveError;
 use crate::IndexError;
 use crate::compute::RangeOwner;
-use crate::compute::messages::{Op, OpReply};
+use crate::compute::messages::{OpReply, Request};
 use crate::compute::ownership::{
     Intent, Partitions, Range, View, ask, change_map, count, forget_intent, install, read_map,
 };
@@ -89,7 +89,7 @@ async fn give_now<T: RangeOwner>(
     if session.endpoint().is_dead(to).await {
         return Err(MoveError::DeadTarget(to));
     }
-    let greet = async || match ask(table, session, to, Op::Hello).await {
+    let greet = async || match ask(table, session, to, Request::Hello).await {
         Ok(Some(OpReply::Done(true))) => Ok(()),
         _ => Err(MoveError::UnknownServer(to)),
     };
@@ -126,7 +126,7 @@ async fn give_now<T: RangeOwner>(
     count(&ownership.counts().moves);
     installed?;
     // It hears of it with the first operation, if not by this.
-    let _ = ask(table, session, to, Op::Learn { epoch }).await;
+    let _ = ask(table, session, to, Request::Learn { epoch }).await;
     Ok(epoch)
 }
 

@@ -20,9 +20,10 @@ use crate::blink::remote::Passage;
 use crate::bnode::Seek;
 use crate::change::{Change, Outcome};
 use crate::compute::RangeOwner;
-use crate::compute::messages::{Op, OpReply, Patience, send};
+use crate::compute::messages::{OpReply, Patience, Request, send};
 use crate::compute::migration::{give, own_load, share};
 use crate::index::{Exchange, ScanRange};
+use crate::op::Op;
 use crate::retry::backoff;
 use crate::{Entries, IndexError};
 
@@ -59,24 +60,22 @@ fn adds_absent(kind: OpKind) -> bool {
     matches!(kind, OpKind::Insert | OpKind::Upsert)
 }
 
-/// The place in the key order to which an operation belongs; `None` if it is for one compute server and not
-/// for a key.
-fn seek_of(op: &Op) -> Option<Seek<'_>> {
+/// The place in the key order to which an operation belongs.
+fn seek_of(op: &Op) -> Seek<'_> {
     match op {
         Op::Get { key }
         | Op::Insert { key, .. }
         | Op::Update { key, .. }
         | Op::Upsert { key, .. }
         | Op::Remove { key }
-        | Op::CompareExchange { key, .. } => Some(Seek::At(key)),
-        Op::Scan { from, to, reverse, .. } => Some(match (reverse, from, to) {
+        | Op::CompareExchange { key, .. } => Seek::At(key),
+        Op::Scan { from, to, reverse, .. } => match (reverse, from, to) {
             (false, Bound::Unbounded, _) => Seek::First,
             (false, Bound::Included(key), _) => Seek::At(key),
             (false, Bound::Excluded(key), _) => Seek::After(key),
             (true, _, Bound::Unbounded) => Seek::Last,
             (true, _, Bound::Included(key) | Bound::Excluded(key)) => Seek::At(key),
-        }),
-        _ => None,
+        },
     }
 }
 
@@ -118,8 +117,7 @@ async fn serve_own<T: RangeOwner>(
         }
         return Ok(Some(OpReply::Pairs(out)));
     }
-    let Some(seek) = seek_of(op) else { return Ok(None) };
-    let inside = table.ownership().acquire(session, seek).await?;
+    let inside = table.ownership().acquire(session, seek_of(op)).await?;
     if inside.is_err() && !Canary::ForwardUnchecked.is_armed() {
         return Ok(None);
     }
@@ -163,9 +161,7 @@ async fn route_within<T: RangeOwner>(
     op: Op,
     bounds: Option<&[Vec<u8>]>,
 ) -> Result<Option<OpReply>, IndexError> {
-    let Some(seek) = seek_of(&op) else {
-        return Err(IndexError::Invalid("an operation that belongs to no key".into()));
-    };
+    let seek = seek_of(&op);
     let mut patience = Patience::new(session.endpoint());
     loop {
         let moved = |bounds: &[Vec<u8>]| table.ownership().view().map.bounds.as_slice() != bounds;
@@ -184,7 +180,9 @@ async fn route_within<T: RangeOwner>(
             && table.ownership().calls
         {
             count(&table.ownership().counts.forwarded);
-            match send(session, table.ownership().words.meta, owner, &op, patience.until_ns).await {
+            let request = Request::Op(op.clone());
+            let meta = table.ownership().words.meta;
+            match send(session, meta, owner, &request, patience.until_ns).await {
                 Ok(None | Some(OpReply::WrongOwner { .. })) => {}
                 Err(
                     IndexError::OutcomeUnknown(_)
@@ -205,17 +203,17 @@ pub(crate) async fn ask<T: RangeOwner>(
     table: &T,
     session: &Session,
     who: Incarnation,
-    op: Op,
+    request: Request,
 ) -> Result<Option<OpReply>, IndexError> {
     if who == session.endpoint().incarnation() {
-        return Box::pin(serve(table, session, op)).await.map(Some);
+        return Box::pin(serve(table, session, request)).await.map(Some);
     }
     if !table.ownership().calls {
         return Ok(None);
     }
     // A move of a range has no time limit.
-    let until_ns = Patience::new(session.endpoint()).until_ns.filter(|_| op.is_read());
-    send(session, table.ownership().words.meta, who, &op, until_ns).await
+    let until_ns = Patience::new(session.endpoint()).until_ns.filter(|_| request.is_read());
+    send(session, table.ownership().words.meta, who, &request, until_ns).await
 }
 
 /// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
@@ -387,34 +385,34 @@ async fn scan_until_cut<T: RangeOwner>(
     }
 }
 
-/// Executes an operation that another compute server has sent. If its keys are not this compute server's,
+/// Executes a request that another compute server has sent. If its keys are not this compute server's,
 /// nothing is done and the reply says so.
 ///
 /// # Errors
-/// Those of the operation.
+/// Those of the request.
 pub(crate) async fn serve<T: RangeOwner>(
     table: &T,
     session: &Session,
-    op: Op,
+    request: Request,
 ) -> Result<OpReply, IndexError> {
-    match op {
-        Op::Hello => {
+    let op = match request {
+        Request::Op(op) => op,
+        Request::Hello => {
             table.ownership().check_open()?;
             return Ok(OpReply::Done(true));
         }
-        Op::Learn { epoch } => {
+        Request::Learn { epoch } => {
             if table.ownership().view().map.epoch < epoch {
                 refresh_map(table, session).await?;
             }
             return Ok(OpReply::Done(true));
         }
-        Op::Give { low, high, to } => {
+        Request::Give { low, high, to } => {
             return Ok(OpReply::Moved(give(table, session, Range { low, high }, to).await));
         }
-        Op::Share { to } => return Ok(OpReply::Moved(share(table, session, to).await)),
-        Op::Load { decay } => return Ok(OpReply::Load(own_load(table.ownership(), decay))),
-        _ => {}
-    }
+        Request::Share { to } => return Ok(OpReply::Moved(share(table, session, to).await)),
+        Request::Load { decay } => return Ok(OpReply::Load(own_load(table.ownership(), decay))),
+    };
     if let Some(reply) = serve_own(table, session, &op).await? {
         session.vouch()?;
         return Ok(reply);

@@ -35,7 +35,7 @@ enum Step {
 }
 
 /// A change under way.
-struct Op<'a> {
+struct ChangeState<'a> {
     change: &'a Change<'a>,
     held: &'a mut Vec<u8>,
     wait: LockWait,
@@ -176,7 +176,7 @@ impl Tree {
     ) -> Result<Outcome, IndexError> {
         let leads = lead.is_some();
         let (wait, dead, leaf, record) = (LockWait::of_leader(leads), None, None, None);
-        let mut op = Op { change, held, wait, dead, leaf, record, lead, mark: 0 };
+        let mut op = ChangeState { change, held, wait, dead, leaf, record, lead, mark: 0 };
         let mut attempts = Attempts::of_leader(leads);
         // A leaf is replaced from the slot of its node, which the way from the root reads.
         let replaces = self.options.leaf == LeafUpdate::Replaced && change.value.is_some();
@@ -196,7 +196,7 @@ impl Tree {
     async fn attempt(
         self: &Arc<Self>,
         session: &Session,
-        op: &mut Op<'_>,
+        op: &mut ChangeState<'_>,
         by: By,
     ) -> Result<Step, Fail> {
         let key = op.change.key;
@@ -248,7 +248,7 @@ impl Tree {
     async fn on_leaf(
         self: &Arc<Self>,
         session: &Session,
-        op: &mut Op<'_>,
+        op: &mut ChangeState<'_>,
         slot: Slot,
         image: Buf,
         path: Option<Path>,
@@ -333,7 +333,7 @@ impl Tree {
     async fn on_absent(
         self: &Arc<Self>,
         session: &Session,
-        op: &mut Op<'_>,
+        op: &mut ChangeState<'_>,
         path: Path,
         other: Option<LeafImage>,
     ) -> Result<Step, Fail> {
@@ -365,7 +365,7 @@ impl Tree {
     async fn content(
         &self,
         session: &Session,
-        op: &mut Op<'_>,
+        op: &mut ChangeState<'_>,
         value: &[u8],
     ) -> Result<Content, Fail> {
         if let Some(record) = op.record.take() {
@@ -386,7 +386,7 @@ impl Tree {
     }
 
     /// Makes the leaf that is to be linked, unless there is one.
-    async fn prepare(&self, session: &Session, op: &mut Op<'_>) -> Result<(), Fail> {
+    async fn prepare(&self, session: &Session, op: &mut ChangeState<'_>) -> Result<(), Fail> {
         if let (None, Some(value)) = (&op.leaf, op.change.value) {
             let content = self.content(session, op, value).await?;
             op.leaf = Some(self.new_leaf(session, op.change.key, content).await?);
@@ -395,7 +395,7 @@ impl Tree {
     }
 }
 
-impl Op<'_> {
+impl ChangeState<'_> {
     /// Keeps a record for the next attempt.
     fn give_back(&mut self, content: Content) {
         if matches!(content, Content::Record(_)) {

@@ -10,8 +10,9 @@ use crate::common::clients::{Model, count_up, one_step, soak};
 use crate::common::{Pairs, World, formats, key, start, value};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::Sim;
+use farleaf_index::Op;
 use farleaf_index::compute::OwnedTable;
-use farleaf_index::compute::messages::{Op, OpReply};
+use farleaf_index::compute::messages::{OpReply, Request};
 use farleaf_index::engines::dex::{Dex, DexOptions, JoinOptions, Owner, Take};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 
@@ -145,10 +146,10 @@ fn a_foreign_key_is_told() {
         ] {
             assert!(matches!(refused, Err(IndexError::Unavailable(_))), "{refused:?}");
         }
-        let op = Op::Get { key: foreign.to_vec() };
+        let request = Request::Op(Op::Get { key: foreign.to_vec() });
         let wrong = Ok(OpReply::WrongOwner { epoch });
-        assert_eq!(low.serve(&session, op.clone()).await, wrong);
-        assert_eq!(high.serve(&other, op).await, Ok(OpReply::Value(None)));
+        assert_eq!(low.serve(&session, request.clone()).await, wrong);
+        assert_eq!(high.serve(&other, request).await, Ok(OpReply::Value(None)));
         let mut out = Entries::new();
         let range = ScanRange { to: std::ops::Bound::Included(&own), ..ScanRange::ALL };
         low.scan(&session, range, usize::MAX, &mut out).await.expect("own keys alone");
