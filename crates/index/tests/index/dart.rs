@@ -311,6 +311,59 @@ fn a_remove_does_not_wait_for_its_node_to_be_replaced() {
     });
 }
 
+/// An insert that finds its bucket full grows the node and goes on at the new one. It does not begin again at the
+/// root, and does not wait for the upkeep of the skip table.
+#[test]
+fn an_insert_grows_a_full_node_on_its_way() {
+    World::default().on_mapped(|session| async move {
+        let format = TableFormat::fixed8(Engine::Dart);
+        let index = opened(&session, &format, &[("prefixes", "2+3"), ("cache", "0")]).await;
+        let pairs = pairs();
+        index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("loaded");
+        let (mut value, mut grown) = (Vec::new(), 0);
+        for leaves in pairs.chunk_by(|a, b| a.0[..3] == b.0[..3]).take(200) {
+            let used: BTreeSet<u8> = leaves.iter().map(|(key, _)| key[3]).collect();
+            let mut free = (1..=255).filter(|byte| !used.contains(byte));
+            let mut another = || {
+                let mut key = leaves[0].0.clone();
+                key[3] = free.next().expect("a byte");
+                key
+            };
+            // The bucket of the smallest node has 8 slots.
+            for _ in leaves.len()..8 {
+                assert_eq!(index.insert(&session, &another(), &[1; 8]).await, Ok(true));
+            }
+            settle(&session).await;
+            assert_eq!(index.get(&session, &leaves[0].0, &mut value).await, Ok(true));
+            let before = costs(&session);
+            assert_eq!(index.get(&session, &leaves[0].0, &mut value).await, Ok(true));
+            if cost_since(&session, &before, OpKind::Get).round_trips != 3 {
+                continue;
+            }
+            let (key, started) = (another(), counter(&index, "switch_started"));
+            let before = costs(&session);
+            assert_eq!(index.insert(&session, &key, &[2; 8]).await, Ok(true));
+            let insert = cost_since(&session, &before, OpKind::Insert);
+            assert_eq!(counter(&index, "switch_started") - started, 1);
+            // The new node and the leaf; 8 seals, the parent's slot, the leaf's slot.
+            assert_eq!((insert.writes, insert.cas), (2, 10), "{insert:?}");
+            // Entry, bucket, a leaf for the proof, and the way to the parent; then the seals in one list, the new
+            // node, its CAS, the leaf, its CAS.
+            assert!(insert.reads <= 3 + 3, "{insert:?}");
+            assert_eq!(insert.round_trips, insert.reads + 5, "{insert:?}");
+            grown += 1;
+            settle(&session).await;
+            assert_eq!(index.get(&session, &key, &mut value).await, Ok(true));
+            let before = costs(&session);
+            assert_eq!(index.get(&session, &key, &mut value).await, Ok(true));
+            let get = cost_since(&session, &before, OpKind::Get);
+            assert_eq!(get.round_trips, 3, "the entry leads to the new node: {get:?}");
+        }
+        assert!(grown > 150, "{grown} nodes grew");
+        check(&session, &[&index]).await;
+    });
+}
+
 /// Two compute servers load at once, and a third has the table open, or adds a pair: one load or none has an effect,
 /// each other one is refused, and no memory is lost.
 #[test]

@@ -7,8 +7,8 @@
 //!   the check line at the same moment (pool, INV-EPOCH-7), and has forgotten what notices name. Before a client
 //!   retires a node that had entries, it takes them out and then leaves a notice. So what is remembered at that
 //!   moment is retired after that READ, and its memory is not used again while the operation runs.
-//! - `INV-DART-8` What an operation has probed is remembered only if nothing was forgotten since it began. Else its
-//!   notice may have been heeded before.
+//! - `INV-DART-8` An entry that an operation has probed is remembered only if its node was not forgotten since the
+//!   operation began. Else its notice may have been heeded before.
 //!
 //! Notices lie in a ring of the meta object. The word `head` of the check line counts them (FAA), and each goes
 //! into its place by CAS over what an earlier lap left. A reader goes through the places from the head that it saw
@@ -38,6 +38,9 @@ const SHARDS: usize = 64;
 /// Bytes of an entry with its share of both tables of chains, at most.
 const ENTRY_BYTES: usize = size_of::<CacheSlot>() + 16;
 const NONE: u32 = u32::MAX;
+/// The nodes forgotten last that are known by their names. An operation during which more were forgotten remembers
+/// nothing.
+const FORGOTTEN: u64 = 1024;
 /// Slots that a shard begins with.
 const SLOTS_MIN: usize = 16;
 
@@ -123,6 +126,8 @@ pub(super) async fn notify(
 pub(super) struct EntryCache {
     /// Counts what was forgotten (`INV-DART-8`).
     generation: AtomicU64,
+    /// The nodes forgotten last: that of number `n` of `generation` at place `n` modulo [`FORGOTTEN`].
+    forgotten: Box<[AtomicU64]>,
     heeded: Mutex<Heeded>,
     shards: Box<[Mutex<CacheShard>]>,
 }
@@ -170,6 +175,7 @@ impl EntryCache {
         let shard = |_| Mutex::new(CacheShard { most, free: NONE, ..CacheShard::default() });
         EntryCache {
             generation: AtomicU64::new(0),
+            forgotten: (0..FORGOTTEN).map(|_| AtomicU64::new(0)).collect(),
             heeded: Mutex::new(Heeded::default()),
             shards: (0..shards).map(shard).collect(),
         }
@@ -192,13 +198,27 @@ impl EntryCache {
         lock(self.shard(hash)).find(hash, length)
     }
 
-    /// Remembers the node behind a prefix, unless something was forgotten since `generation`.
+    /// Remembers the node behind a prefix, unless it may have been forgotten since `generation`.
     pub(super) fn learn(&self, generation: u64, hash: u64, length: usize, node: NodeRef) {
         let mut shard = lock(self.shard(hash));
-        // Under the lock: whoever forgets has raised the number before it comes to this shard.
-        if self.generation() == generation {
+        // Under the lock: a thread that forgets the node has named it before it comes to this shard.
+        if !self.may_be_forgotten(node.addr, generation) {
             shard.put(hash, length, node);
         }
+    }
+
+    /// Returns whether a node may have been forgotten since `generation`.
+    fn may_be_forgotten(&self, node: GlobalAddr, generation: u64) -> bool {
+        let now = self.generation();
+        if now.wrapping_sub(generation) > FORGOTTEN {
+            return true;
+        }
+        let is_it = |number: u64| {
+            self.forgotten[(number % FORGOTTEN) as usize].load(Ordering::SeqCst) == node.word()
+        };
+        (generation..now).any(is_it)
+            // A later node may have taken the place of one that was to be looked at.
+            || self.generation().wrapping_sub(generation) > FORGOTTEN
     }
 
     /// Forgets the node behind a prefix, which led nowhere.
@@ -211,7 +231,8 @@ impl EntryCache {
 
     /// Forgets a node.
     pub(super) fn forget_node(&self, node: GlobalAddr) {
-        self.generation.fetch_add(1, Ordering::SeqCst);
+        let number = self.generation.fetch_add(1, Ordering::SeqCst);
+        self.forgotten[(number % FORGOTTEN) as usize].store(node.word(), Ordering::SeqCst);
         for shard in &self.shards {
             lock(shard).remove_node(node);
         }
@@ -275,7 +296,7 @@ impl EntryCache {
     /// Forgets all. Notices up to the line are heeded by that: nobody remembers their nodes from now on.
     fn forget_all(&self, line: &CheckLine) {
         let mut heeded = lock(&self.heeded);
-        self.generation.fetch_add(1, Ordering::SeqCst);
+        self.generation.fetch_add(FORGOTTEN + 1, Ordering::SeqCst);
         for shard in &self.shards {
             lock(shard).clear();
         }
@@ -529,11 +550,25 @@ mod tests {
     fn nothing_is_learned_that_may_have_been_forgotten() {
         let cache = EntryCache::new(1 << 20);
         let before = cache.generation();
+        cache.forget_node(node(7).addr);
         cache.forget_node(node(9).addr);
         cache.learn(before, hash(7), 2, node(7));
         assert_eq!(cache.find(hash(7), 2), None);
+        cache.learn(before, hash(8), 2, node(8));
+        assert_eq!(cache.find(hash(8), 2), Some(node(8)), "others were forgotten");
         cache.learn(cache.generation(), hash(7), 2, node(7));
         assert_eq!(cache.find(hash(7), 2), Some(node(7)));
+        // More than are known by name, or all.
+        let before = cache.generation();
+        (0..=FORGOTTEN).for_each(|_| cache.forget_node(node(9).addr));
+        cache.learn(before, hash(10), 2, node(10));
+        assert_eq!(cache.find(hash(10), 2), None);
+        let before = cache.generation();
+        let root = crate::engines::dart::word::SlotWord::from_raw(0);
+        let line = CheckLine { root, tables: 0, era: 1, head: 0, is_remembered: false };
+        cache.forget_all(&line);
+        cache.learn(before, hash(10), 2, node(10));
+        assert_eq!(cache.find(hash(10), 2), None);
     }
 
     #[test]

@@ -11,7 +11,9 @@ use farleaf_pool::{Reliable, Session, Unlinked};
 
 use super::DartTree;
 use super::descent::{NodeRef, SlotPlace, Way, WayEnd};
+use super::hashed_node::{self, BucketPlace};
 use super::leaf::{self, Before, LeafCopy};
+use super::node_switch::FullNode;
 use super::ops::Below;
 use super::outcome::{Attempt, Mine};
 use super::publish::{Publication, Published};
@@ -47,15 +49,7 @@ impl Changing<'_> {
     ) -> Result<AttemptEnd, IndexError> {
         match &way.landing {
             WayEnd::Stale | WayEnd::Met(_) => Ok(AttemptEnd::NextStart),
-            WayEnd::Full(..) if !way.is_fresh => Ok(AttemptEnd::NextStart),
-            WayEnd::Full(node, _) => match self.change.decide(false, None) {
-                Decision::Leave(outcome) => self.absent(outcome),
-                Decision::Apply(_) => {
-                    self.tree.counters.slot_taken.add(1);
-                    let step = Step::at(self.change.key, node.plen);
-                    self.switch(*node, Some(step)).await
-                }
-            },
+            WayEnd::Full(node, bucket) => self.at_full(way, *node, bucket, trail).await,
             WayEnd::Edge(place) => self.at_edge(way, *place, trail).await,
             WayEnd::Slot(place, bucket) => self.at_slot(way, *place, bucket.as_ref(), trail).await,
         }
@@ -74,9 +68,60 @@ impl Changing<'_> {
         Ok(AttemptEnd::Done(outcome))
     }
 
-    async fn switch(&self, node: NodeRef, wanted: Option<Step>) -> Result<AttemptEnd, IndexError> {
-        self.tree.switch(self.session, self.change.key, node, wanted, false).await?;
-        Ok(AttemptEnd::Again)
+    /// At a bucket that has neither the key's step nor an empty slot: the key is absent, if it belongs there, and
+    /// a change that adds it needs a larger node.
+    ///
+    /// Cost: none for one that adds nothing, on a fresh way; else 1 READ if bytes of the way are unproven.
+    async fn at_full(
+        &mut self,
+        way: &Way,
+        node: NodeRef,
+        bucket: &Buf,
+        trail: &[SlotPlace],
+    ) -> Result<AttemptEnd, IndexError> {
+        let decision = self.change.decide(false, None);
+        if let (Decision::Leave(outcome), true) = (decision, way.is_fresh) {
+            return self.absent(outcome);
+        }
+        if !way.is_fresh || way.has_gaps {
+            self.tree.counters.proof_reads.add(1);
+            let key = self.change.key;
+            let below = self.tree.some_leaf(self.io, node, Some(bucket), key, way.is_fresh).await?;
+            let leaf = match below {
+                Below::Leaf(word) => self.tree.read_leaf(self.io, word).await?,
+                Below::Empty(node, path) if way.is_fresh => {
+                    self.tree.switch(self.session, &path, node, false).await?;
+                    return Ok(AttemptEnd::Again);
+                }
+                Below::Empty(..) | Below::Stale => return Ok(AttemptEnd::NextStart),
+            };
+            if !leaf.shares(key, node.plen) {
+                return match way.is_fresh {
+                    true => self.split_edge(way, &leaf, trail).await,
+                    false => Ok(AttemptEnd::NextStart),
+                };
+            }
+            if let Decision::Leave(outcome) = decision {
+                return self.absent(outcome);
+            }
+        }
+        self.tree.counters.slot_taken.add(1);
+        let step = Step::at(self.change.key, node.plen);
+        let full = FullNode { node, wanted: step, bucket };
+        let new = self.tree.grow(self.session, self.change.key, full).await?;
+        let Some((node, bucket)) = new else { return Ok(AttemptEnd::Again) };
+        // On with the new node, as it was written: another client's word in the slot is found by the CAS.
+        let place = match hashed_node::find(bucket.words(), step) {
+            BucketPlace::At(index, word) | BucketPlace::Empty(index, word) => {
+                let first = self.tree.shape.bucket(node.kind, step).start;
+                let at = node.addr.plus(8 * (first + index) as u64);
+                SlotPlace { at, word, step, node: Some(node) }
+            }
+            BucketPlace::Full => return Ok(AttemptEnd::Again),
+        };
+        let landing = WayEnd::Full(node, bucket);
+        let way = Way { landing, is_fresh: true, has_gaps: false, levels: way.levels };
+        self.at_slot(&way, place, None, trail).await
     }
 
     /// In front of an inner node behind more bytes than the key has.
@@ -98,7 +143,7 @@ impl Changing<'_> {
             match self.tree.some_leaf(self.io, child, None, self.change.key, way.is_fresh).await? {
                 Below::Leaf(word) => self.tree.read_leaf(self.io, word).await?,
                 Below::Empty(node, path) if way.is_fresh => {
-                    self.tree.switch(self.session, &path, node, None, false).await?;
+                    self.tree.switch(self.session, &path, node, false).await?;
                     return Ok(AttemptEnd::Again);
                 }
                 Below::Empty(..) | Below::Stale => return Ok(AttemptEnd::NextStart),
@@ -116,7 +161,10 @@ impl Changing<'_> {
     async fn at_sealed(&self, place: SlotPlace) -> Result<AttemptEnd, IndexError> {
         self.tree.counters.met_seal.add(1);
         match place.node {
-            Some(node) => self.switch(node, None).await,
+            Some(node) => {
+                self.tree.switch(self.session, self.change.key, node, false).await?;
+                Ok(AttemptEnd::Again)
+            }
             None => Err(IndexError::Corrupt("the root slot is sealed".into())),
         }
     }
@@ -175,7 +223,7 @@ impl Changing<'_> {
                 match self.tree.some_leaf(self.io, node, bucket, key, way.is_fresh).await? {
                     Below::Leaf(word) => Some(word),
                     Below::Empty(node, path) if way.is_fresh => {
-                        self.tree.switch(self.session, &path, node, None, false).await?;
+                        self.tree.switch(self.session, &path, node, false).await?;
                         return Ok(NextStep::Ended(AttemptEnd::Again));
                     }
                     Below::Empty(..) | Below::Stale => {

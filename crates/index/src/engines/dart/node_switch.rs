@@ -6,7 +6,8 @@
 //!    is switched first.
 //!
 //! Any client that needs a switch runs it, any number at once; nobody waits for a particular other, and a dead
-//! client leaves only sealed slots, which the next one finishes. The winner of the CAS retires the node.
+//! client leaves only sealed slots, which the next one finishes. The winner of the CAS takes the node's entries out
+//! of the skip table and retires it, by a task: the operation that needed the switch does not wait for that.
 //!
 //! If at most one child is live, the word that is put does not tell whose CAS it was. So whoever may have
 //! unlinked such a node claims it first: it puts its session into a dead slot of the node. A client whose
@@ -19,11 +20,10 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr, Ops};
 use farleaf_pool::canary::Canary;
-use farleaf_pool::{Reliable, Session, Trial, Unlinked, is_open};
+use farleaf_pool::{Reliable, Retiring, Session, Trial, Unlinked, is_open};
 
 use super::DartTree;
 use super::descent::{NodeRef, SlotPlace, Start, WayEnd};
-use super::meta;
 use super::outcome::Verdict;
 use super::word::{DartNodeType, LEN_MAX, SlotContent, SlotWord, Step};
 use crate::IndexError;
@@ -39,6 +39,17 @@ enum Progress {
     First(NodeRef),
     /// The slot has changed.
     Again,
+}
+
+/// A new node, and the words that it was written with.
+type NewNode = (NodeRef, Vec<SlotWord>);
+
+/// A node whose bucket has no slot left for a step.
+pub(super) struct FullNode<'a> {
+    pub(super) node: NodeRef,
+    pub(super) wanted: Step,
+    /// The bucket's words, as they were read.
+    pub(super) bucket: &'a Buf,
 }
 
 /// The client that unlinked a node.
@@ -86,8 +97,10 @@ impl Claims {
 }
 
 impl DartTree {
-    /// Switches `node`, to which `key` leads, to one with a free slot for `wanted`. A task does it, to its end.
-    /// `is_proven` says that all keys below the node begin as `key`.
+    /// Switches `node`, to which `key` leads. A task does it, to its end. `is_proven` says that all keys below the
+    /// node begin as `key`.
+    ///
+    /// Cost: as [`DartTree::grow`], and 1 READ of the node.
     ///
     /// # Errors
     /// `Unavailable` if that takes longer than the caller waits.
@@ -96,14 +109,53 @@ impl DartTree {
         session: &Session,
         key: &[u8],
         node: NodeRef,
-        wanted: Option<Step>,
         is_proven: bool,
     ) -> Result<(), IndexError> {
+        self.switch_in_task(session, key, (node, None, None), is_proven).await.map(drop)
+    }
+
+    /// Switches a full node to one with a free slot for a step. All keys below the node begin as `key`. Returns the
+    /// new node, and the step's bucket as it was written; `None` if another client has been quicker.
+    ///
+    /// Cost: a CAS for each slot, a probe of the skip table, a READ for each level between the node that it finds and
+    /// this one, 1 WRITE and 1 CAS, each in a round trip; 1 READ more for a node of several buckets. A task goes on with
+    /// maintenance ([`DartTree::node_unlinked`]).
+    ///
+    /// # Errors
+    /// As [`DartTree::switch`].
+    pub(super) async fn grow(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        full: FullNode<'_>,
+    ) -> Result<Option<(NodeRef, Buf)>, IndexError> {
+        let FullNode { node, wanted, bucket } = full;
+        let is_whole = bucket.words().len() == self.shape.slots(node.kind);
+        let words = is_whole.then(|| bucket.words().iter().map(|word| SlotWord::from_raw(*word)));
+        let (wanted_step, words) = (Some(wanted), words.map(Iterator::collect));
+        let put = self.switch_in_task(session, key, (node, wanted_step, words), true).await?;
+        Ok(put.map(|(node, live)| {
+            let mut words = session.client().buf(self.shape.bytes(node.kind));
+            self.shape.fill(node.kind, &live, words.words_mut());
+            let slots = self.shape.bucket(node.kind, wanted);
+            let mut bucket = session.client().buf(8 * slots.len());
+            bucket.words_mut().copy_from_slice(&words.words()[slots]);
+            (node, bucket)
+        }))
+    }
+
+    async fn switch_in_task(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        (node, wanted, words): (NodeRef, Option<Step>, Option<Vec<SlotWord>>),
+        is_proven: bool,
+    ) -> Result<Option<NewNode>, IndexError> {
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         self.counters.switch_started.add(1);
         let task = async move {
             let mut first = Switch::new(&tree, &patient, &key, node, wanted);
-            first.is_proven = is_proven;
+            (first.is_proven, first.known) = (is_proven, words);
             tree.switch_all(first).await
         };
         run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
@@ -115,21 +167,28 @@ impl DartTree {
         })
     }
 
-    /// Runs a switch to its end, and first those of the nodes above it that are being replaced.
-    async fn switch_all(self: &Arc<Self>, first: Switch<'_>) -> Result<(), IndexError> {
+    /// Runs a switch to its end, and first those of the nodes above it that are being replaced. Returns the new
+    /// node of the first, if there is one.
+    async fn switch_all(
+        self: &Arc<Self>,
+        first: Switch<'_>,
+    ) -> Result<Option<NewNode>, IndexError> {
         let (session, io, key) = (first.session, first.io, first.key);
         let new = |node, is_proven| {
             let mut switch = Switch::new(self, session, key, node, None);
             (switch.io, switch.is_proven) = (io, is_proven);
             switch
         };
-        let mut nodes = vec![first];
+        let (mut nodes, mut put) = (vec![first], None);
         let mut attempts = Attempts::default();
         while let Some(switch) = nodes.last_mut() {
             match switch.go_on().await? {
                 Progress::Over(above) => {
                     let is_proven = switch.is_proven;
-                    nodes.pop();
+                    let ended = nodes.pop();
+                    if nodes.is_empty() && above.is_none() {
+                        put = ended.and_then(|switch| switch.put);
+                    }
                     if let Some(node) = above
                         && self.is_nearly_empty(io, node).await?
                     {
@@ -140,7 +199,7 @@ impl DartTree {
                 Progress::Again => attempts.again(session).await?,
             }
         }
-        Ok(())
+        Ok(put)
     }
 
     /// After a remove from a slot of `bucket` of `node`: a task replaces the node if at most one child is left,
@@ -162,7 +221,7 @@ impl DartTree {
             return;
         }
         let (tree, key, pin) = (Arc::clone(self), key.to_vec(), session.pin_for_task());
-        let running = self.maintenance.shrinks();
+        let running = self.maintenance.task_begins();
         session.spawn(async move |session| {
             let _ = tree.shrink(&session, &key, node).await;
             drop(pin);
@@ -216,12 +275,45 @@ struct Switch<'a> {
     new: Option<(DartNodeType, Unlinked)>,
     /// A CAS may have unlinked the node.
     in_doubt: bool,
+    /// The words of the node, if a READ of before has all.
+    known: Option<Vec<SlotWord>>,
+    /// The node that this switch has put in its place.
+    put: Option<NewNode>,
+    /// Counts the switch, up to the end of the task that retires the node.
+    counted: Option<CountedSwitch>,
 }
 
-impl Drop for Switch<'_> {
-    fn drop(&mut self) {
-        self.tree.claims.leave(self.node.addr);
+/// A switch in [`Claims`]: leaves them when it is dropped.
+struct CountedSwitch {
+    tree: Arc<DartTree>,
+    node: GlobalAddr,
+}
+
+impl CountedSwitch {
+    fn new(tree: &Arc<DartTree>, node: GlobalAddr) -> Self {
+        tree.claims.enter(node);
+        CountedSwitch { tree: Arc::clone(tree), node }
     }
+}
+
+impl Drop for CountedSwitch {
+    fn drop(&mut self) {
+        self.tree.claims.leave(self.node);
+    }
+}
+
+/// A node that a switch has unlinked, and the task that its winner owes the table: takes its entries out, then
+/// retires it.
+struct UnlinkedNode {
+    node: NodeRef,
+    winner: Winner,
+    /// Its words, all sealed.
+    sealed: Vec<SlotWord>,
+    /// The slot that led to it, and the word that was put there, if this switch knows.
+    put: Option<(SlotPlace, SlotWord)>,
+    /// A key of which the node's prefix is known to be a part.
+    proven: Option<Vec<u8>>,
+    retiring: Option<Retiring>,
 }
 
 impl<'a> Switch<'a> {
@@ -233,8 +325,8 @@ impl<'a> Switch<'a> {
         wanted: Option<Step>,
     ) -> Self {
         let io = session.reliable();
-        let (is_proven, in_doubt) = (false, false);
-        tree.claims.enter(node.addr);
+        let (is_proven, in_doubt, put) = (false, false, None);
+        let counted = Some(CountedSwitch::new(tree, node.addr));
         Switch {
             tree,
             session,
@@ -246,6 +338,9 @@ impl<'a> Switch<'a> {
             sealed: None,
             new: None,
             in_doubt,
+            known: None,
+            put,
+            counted,
         }
     }
 
@@ -260,11 +355,10 @@ impl<'a> Switch<'a> {
             }
             self.sealed = Some(self.seal().await?);
         }
-        let live: Vec<SlotWord> = self.sealed.iter().flatten().map(|word| word.plain()).collect();
-        let live: Vec<SlotWord> = live.into_iter().filter(|word| word.is_live()).collect();
+        let live = self.sealed.as_deref().map(live).unwrap_or_default();
         let Some(place) = self.find().await? else {
             if std::mem::take(&mut self.in_doubt) && live.len() <= 1 {
-                self.unlinked(Winner::Perhaps, None, &live, None).await?;
+                self.unlinked(Winner::Perhaps, None, None);
             }
             self.tree.counters.switch_lost.add(1);
             return Ok(Progress::Over(None));
@@ -290,7 +384,10 @@ impl<'a> Switch<'a> {
             winner => {
                 self.tree.counters.switch_won.add(1);
                 let winner = if live.len() <= 1 { Winner::Perhaps } else { winner };
-                self.unlinked(winner, Some(retiring), &live, Some((&place, put))).await?;
+                let is_new = self.new.is_some();
+                let child = SlotPlace { word: put, ..place }.child();
+                self.put = child.filter(|_| is_new).map(|node| (node, live));
+                self.unlinked(winner, Some(retiring), Some((place, put)));
                 let is_less = !matches!(put.child(), SlotContent::Node(..));
                 Ok(Progress::Over(place.node.filter(|_| is_less)))
             }
@@ -298,12 +395,16 @@ impl<'a> Switch<'a> {
     }
 
     /// Seals every slot; the words that they hold for ever. Any client's CAS does.
-    async fn seal(&self) -> Result<Vec<SlotWord>, IndexError> {
+    async fn seal(&mut self) -> Result<Vec<SlotWord>, IndexError> {
         let node = self.node;
         loop {
-            let buf = self.tree.read_node(self.io, node).await?;
-            let mut words: Vec<SlotWord> =
-                buf.words().iter().map(|word| SlotWord::from_raw(*word)).collect();
+            let mut words = match self.known.take() {
+                Some(words) => words,
+                None => {
+                    let buf = self.tree.read_node(self.io, node).await?;
+                    buf.words().iter().map(|word| SlotWord::from_raw(*word)).collect()
+                }
+            };
             loop {
                 let open: Vec<usize> =
                     (0..words.len()).filter(|index| !words[*index].is_sealed()).collect();
@@ -336,15 +437,27 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// The slot that leads to the node, by a fresh way.
+    /// The slot that leads to the node: by starts of the skip table above it, or by a fresh way, which alone says
+    /// that there is none. A slot that is not sealed is in the tree.
     async fn find(&self) -> Result<Option<SlotPlace>, IndexError> {
-        let line = meta::read_line(self.io, self.tree.meta).await?;
-        let (start, until) = (Start::Root(line), Some(self.node.addr));
-        let way = self.tree.descend(self.io, self.key, start, &mut Vec::new(), until).await?;
-        Ok(match way.landing {
-            WayEnd::Met(place) => Some(place),
-            _ => None,
-        })
+        let (tree, io, key) = (self.tree, self.io, self.key);
+        let line = tree.line(self.session, io).await?;
+        let mut starts = tree.starts_above(io, key, line, self.node.plen).await?;
+        let (mut trail, until) = (Vec::new(), Some(self.node.addr));
+        while let Some(start) = tree.next_start(self.session, io, key, &mut starts).await? {
+            if matches!(start, Start::Express(node) if node.plen >= self.node.plen) {
+                continue;
+            }
+            let way = tree.descend(io, key, start, &mut trail, until).await?;
+            match way.landing {
+                WayEnd::Met(place) if way.is_fresh || place.node.is_some() => {
+                    return Ok(Some(place));
+                }
+                _ if way.is_fresh => return Ok(None),
+                _ => {}
+            }
+        }
+        Err(IndexError::Corrupt("a fresh way from the root is not fresh".into()))
     }
 
     /// The word that goes into `place`; a new node is written by `ops`.
@@ -417,50 +530,80 @@ impl<'a> Switch<'a> {
         Ok(Winner::Another)
     }
 
-    /// The node is in the tree no more: its winner takes its entries out, and retires it.
-    async fn unlinked(
+    /// The node is in the tree no more: a task takes its entries out, and its winner retires it.
+    ///
+    /// Until the task has moved its entries, they lead to a node all of whose slots are sealed: no reader believes
+    /// them, and each goes on by a shorter start.
+    fn unlinked(
         &mut self,
         winner: Winner,
-        retiring: Option<farleaf_pool::Retiring>,
-        live: &[SlotWord],
-        put: Option<(&SlotPlace, SlotWord)>,
-    ) -> Result<(), IndexError> {
-        let proven = self.is_proven.then_some(self.key);
+        retiring: Option<Retiring>,
+        put: Option<(SlotPlace, SlotWord)>,
+    ) {
+        let Some(counted) = self.counted.take() else { return };
+        let sealed = self.sealed.take().unwrap_or_default();
+        let proven = self.is_proven.then(|| self.key.to_vec());
+        let unlinked = UnlinkedNode { node: self.node, winner, sealed, put, proven, retiring };
+        let (tree, pin) = (Arc::clone(self.tree), self.session.pin_for_task());
+        let running = self.tree.maintenance.task_begins();
+        self.session.spawn(async move |session| {
+            // If it fails, the node stays unretired, and the next sweep finds it.
+            let _ = unlinked.end(&tree, &session).await;
+            drop(counted);
+            drop(pin);
+            drop(running);
+        });
+    }
+}
+
+impl UnlinkedNode {
+    async fn end(self, tree: &Arc<DartTree>, session: &Session) -> Result<(), IndexError> {
+        let io = session.maintenance();
         if !Canary::TakeOutBeforeSeal.is_armed() {
-            self.tree.node_unlinked(self.io, self.node, live, put, proven).await?;
+            let live: Vec<SlotWord> = live(&self.sealed);
+            let put = self.put.as_ref().map(|(place, word)| (place, *word));
+            tree.node_unlinked(io, self.node, &live, put, self.proven.as_deref()).await?;
         }
-        let is_mine = match winner {
+        let is_mine = match self.winner {
             Winner::Mine => true,
             Winner::Another => false,
-            Winner::Perhaps => self.claim().await? || Canary::CollapseUnclaimed.is_armed(),
+            Winner::Perhaps => {
+                self.claim(tree, session).await? || Canary::CollapseUnclaimed.is_armed()
+            }
         };
-        let retiring = match (is_mine, retiring) {
-            (true, None) => Some(self.session.prepare_retire(self.node.addr).await?),
+        let retiring = match (is_mine, self.retiring) {
+            (true, None) => Some(session.prepare_retire(self.node.addr).await?),
             (_, retiring) => retiring,
         };
         match retiring {
-            Some(retiring) if is_mine => self.session.retire(retiring),
-            Some(retiring) => self.session.cancel_retire(retiring),
+            Some(retiring) if is_mine => session.retire(retiring),
+            Some(retiring) => session.cancel_retire(retiring),
             None => {}
         }
         Ok(())
     }
 
     /// Puts this session into the first dead slot of the unlinked node; whether it was the first to do so.
-    async fn claim(&self) -> Result<bool, IndexError> {
-        let sealed = self.sealed.iter().flatten().enumerate();
+    async fn claim(&self, tree: &DartTree, session: &Session) -> Result<bool, IndexError> {
+        let sealed = self.sealed.iter().enumerate();
         let Some((index, word)) = sealed.into_iter().find(|(_, word)| !word.is_live()) else {
             return Ok(false);
         };
         let at = self.node.addr.plus(8 * index as u64);
-        if word.is_claim_of(self.node.addr) || !self.tree.claims.may_claim(self.node.addr) {
+        if word.is_claim_of(self.node.addr) || !tree.claims.may_claim(self.node.addr) {
             return Ok(false);
         }
         let step = word.step().unwrap_or(Step::Byte(0));
-        let claim = SlotWord::claim(step, self.node.addr, self.session.id());
-        let found = self.io.cas(at, word.raw(), claim.raw()).await?;
+        let claim = SlotWord::claim(step, self.node.addr, session.id());
+        let found = session.maintenance().cas(at, word.raw(), claim.raw()).await?;
         Ok(found == word.raw())
     }
+}
+
+/// The live ones of sealed words, as they were before.
+fn live(sealed: &[SlotWord]) -> Vec<SlotWord> {
+    let plain = sealed.iter().map(|word| word.plain());
+    plain.filter(|word| word.is_live()).collect()
 }
 
 fn no_node() -> IndexError {

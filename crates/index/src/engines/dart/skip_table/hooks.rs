@@ -58,7 +58,8 @@ impl DartTree {
     ///
     /// If nobody knows the prefix, as of an empty node that another has left, all entries are searched for the node.
     ///
-    /// Cost: 1 READ if there is no table. Else also a probe for each length, the CASes of its entries, and a notice.
+    /// Cost: 1 READ if there is no table. Else also a probe for each length, the CASes of its entries, and a notice;
+    /// without `proven`, a READ of a leaf.
     pub(in crate::engines::dart) async fn node_unlinked(
         &self,
         io: Reliable<'_>,
@@ -71,9 +72,9 @@ impl DartTree {
         let Some(tables) = self.tables(io, word).await? else { return Ok(()) };
         let lists = tables.tables.iter().flat_map(|table| table.lengths_of(None, node.plen));
         if lists.count() > 0 {
-            let known = match self.prefix_of(io, node, live).await? {
-                Some(prefix) => Some(prefix),
-                None => proven.and_then(|key| key.get(..node.plen)).map(<[u8]>::to_vec),
+            let known = match proven.and_then(|key| key.get(..node.plen)) {
+                Some(prefix) => Some(prefix.to_vec()),
+                None => self.prefix_of(io, node, live).await?,
             };
             match known {
                 Some(prefix) => {

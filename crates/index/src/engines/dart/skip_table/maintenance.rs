@@ -37,8 +37,8 @@ const DROPPED_SHARE: u64 = 32;
 #[derive(Debug, Default)]
 pub(in crate::engines::dart) struct Maintenance {
     is_running: AtomicBool,
-    /// Tasks that look at a node after a remove.
-    shrinks: Arc<AtomicUsize>,
+    /// Tasks that look at a node after a remove, or retire one.
+    tasks: Arc<AtomicUsize>,
     /// New nodes since the last step.
     nodes: AtomicU64,
     /// `est_dropped` when the present table was made.
@@ -52,21 +52,21 @@ impl Maintenance {
         self.nodes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A task begins to look at a node after a remove; it ends when the value is dropped.
-    pub(in crate::engines::dart) fn shrinks(&self) -> Shrinking {
-        self.shrinks.fetch_add(1, Ordering::SeqCst);
-        Shrinking(Arc::clone(&self.shrinks))
+    /// A task begins to look at a node after a remove, or to retire one; it ends when the value is dropped.
+    pub(in crate::engines::dart) fn task_begins(&self) -> RunningTask {
+        self.tasks.fetch_add(1, Ordering::SeqCst);
+        RunningTask(Arc::clone(&self.tasks))
     }
 
     fn is_idle(&self) -> bool {
-        !self.is_running.load(Ordering::SeqCst) && self.shrinks.load(Ordering::SeqCst) == 0
+        !self.is_running.load(Ordering::SeqCst) && self.tasks.load(Ordering::SeqCst) == 0
     }
 }
 
-/// A task that looks at a node after a remove.
-pub(in crate::engines::dart) struct Shrinking(Arc<AtomicUsize>);
+/// A task that looks at a node after a remove, or retires one.
+pub(in crate::engines::dart) struct RunningTask(Arc<AtomicUsize>);
 
-impl Drop for Shrinking {
+impl Drop for RunningTask {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }

@@ -122,12 +122,24 @@ impl DartTree {
         key: &[u8],
         line: CheckLine,
     ) -> Result<Starts, IndexError> {
+        self.starts_above(io, key, line, key.len()).await
+    }
+
+    /// Those by prefixes of fewer than `bytes` bytes.
+    pub(super) async fn starts_above(
+        &self,
+        io: Reliable<'_>,
+        key: &[u8],
+        line: CheckLine,
+        bytes: usize,
+    ) -> Result<Starts, IndexError> {
         let mut starts = Starts { generation: self.cache.generation(), ..Starts::root(line) };
         if self.options.est {
             starts.tables = self.tables(io, TablesWord(line.tables)).await?;
             if let Some(table) = starts.tables.as_ref().and_then(|tables| tables.probed()) {
                 let lengths = table.lengths.iter();
-                starts.lengths = lengths.take_while(|it| usize::from(**it) < key.len()).count();
+                let bytes = bytes.min(key.len());
+                starts.lengths = lengths.take_while(|it| usize::from(**it) < bytes).count();
             }
         }
         Ok(starts)
