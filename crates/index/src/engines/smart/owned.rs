@@ -40,8 +40,7 @@ impl Partitioned for Smart {
     const OWNED_NAME: &'static str = "p-smart";
     const OWNED_ABOUT: &'static str =
         "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
-    const OWNED_CANARIES: &'static [Canary] =
-        &[Canary::LostIsNotBegun, Canary::DeliverTwice, Canary::KeepExactEntries];
+    const OWNED_CANARIES: &'static [Canary] = lab::OWNED_CANARIES;
 
     const OWNED_SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
 
