@@ -21,6 +21,8 @@ use crate::scenario::{Choices, FormatName, Scenario, Workload};
 pub struct CanaryResult {
     /// The bug.
     pub canary: Canary,
+    /// The engine that it was hunted with; `None` for bugs of the pool.
+    pub engine: Option<Engine>,
     /// Seeds that were run, the one that found it included.
     pub seeds: u64,
     /// The scenario and failure that found it; `None` if none did.
@@ -48,12 +50,25 @@ impl CanaryResult {
     }
 }
 
-/// Hunts `canaries` on `threads` threads, each with at most `seeds_max` seeds. `choices` pins what
-/// the scenarios have in common; engine and workload that it leaves open are chosen to suit the
-/// bug. `stop` ends the hunt early, without the canaries not found until then. The hunt calls
-/// `each` for every canary that is done.
+/// Returns each bug with each engine to hunt it with: `only` if that is given, else all that list it.
+pub fn with_engines(canaries: &[Canary], only: Option<Engine>) -> Vec<(Canary, Option<Engine>)> {
+    let of = |canary: &Canary| {
+        let listing = |engine: &&Engine| only.is_none() && engine.has_canary(*canary);
+        let mut engines: Vec<_> = Engine::ALL.iter().filter(listing).copied().map(Some).collect();
+        if engines.is_empty() {
+            engines.push(only);
+        }
+        let canary = *canary;
+        engines.into_iter().map(move |engine| (canary, engine)).collect::<Vec<_>>()
+    };
+    canaries.iter().flat_map(of).collect()
+}
+
+/// Hunts `canaries`, each with an engine, on `threads` threads and with at most `seeds_max` seeds each. `choices` pins
+/// what the scenarios have in common; a workload that it leaves open is chosen to suit the bug. `stop` ends the hunt
+/// early, without the canaries not found until then. The hunt calls `each` for every canary that is done.
 pub fn hunt(
-    canaries: &[Canary],
+    canaries: &[(Canary, Option<Engine>)],
     choices: &Choices,
     seeds_max: u64,
     threads: usize,
@@ -64,8 +79,8 @@ pub fn hunt(
     thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
-                while let Some(canary) = canaries.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let Some(result) = hunt_one(*canary, choices, seeds_max, stop) else { return };
+                while let Some(hunted) = canaries.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let Some(result) = hunt_one(*hunted, choices, seeds_max, stop) else { return };
                     each(&result);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push(result);
                 }
@@ -73,17 +88,20 @@ pub fn hunt(
         }
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|result: &CanaryResult| result.canary);
+    let place = |result: &CanaryResult| {
+        canaries.iter().position(|hunted| *hunted == (result.canary, result.engine))
+    };
+    done.sort_by_key(place);
     done
 }
 
-/// Returns the scenarios to hunt a bug with: those of the engine that lists it, and of a kind that makes the bug
-/// likely. Bugs that no engine lists are the pool's: their clients go from one object to the next for as long as any.
-fn scenarios_for(canary: Canary, seed: u64) -> Choices {
-    let mut suited = match Engine::ALL.iter().find(|engine| engine.has_canary(canary)) {
-        Some(engine) => Choices { engine: Some(*engine), ..Choices::default() },
-        None => Choices { workload: Some(Workload::Large), ..Choices::default() },
-    };
+/// Returns the scenarios to hunt a bug with: of a kind that makes the bug likely. Bugs that no engine lists are the
+/// pool's: their clients go from one object to the next for as long as any.
+fn scenarios_for(canary: Canary, engine: Option<Engine>, seed: u64) -> Choices {
+    let mut suited = Choices { engine, ..Choices::default() };
+    if !Engine::ALL.iter().any(|engine| engine.has_canary(canary)) {
+        suited.workload = Some(Workload::Large);
+    }
     match canary {
         // Full nodes of which several clients want a slot.
         Canary::GrowUnhelped => {
@@ -124,15 +142,14 @@ fn scenarios_for(canary: Canary, seed: u64) -> Choices {
 }
 
 /// The crash case that shows a bug which needs a death within one WRITE.
-fn crash_case_for(canary: Canary) -> Option<String> {
+fn crash_case_for(canary: Canary, engine: Option<Engine>) -> Option<String> {
     let case = match canary {
         Canary::LoseLeafRedo => "update",
         Canary::TakeOverUnrecorded => "takeover-update",
         Canary::ReviveHeadFirst => "revive",
         _ => return None,
     };
-    let engine = Engine::ALL.iter().find(|engine| engine.has_canary(canary))?;
-    Some(format!("{engine}/records/{case}"))
+    Some(format!("{}/records/{case}", engine?))
 }
 
 /// Runs the points of a crash case until one shows the bug. Without it, all of them must pass.
@@ -153,7 +170,7 @@ fn hunt_at_points(canary: Canary, name: &str, result: &mut CanaryResult) {
 }
 
 fn hunt_one(
-    canary: Canary,
+    (canary, engine): (Canary, Option<Engine>),
     choices: &Choices,
     seeds_max: u64,
     stop: &AtomicBool,
@@ -161,13 +178,14 @@ fn hunt_one(
     let began = Instant::now();
     let mut result = CanaryResult {
         canary,
+        engine,
         seeds: 0,
         found: None,
         found_at: None,
         unseeded: None,
         elapsed: Duration::ZERO,
     };
-    if let Some(case) = crash_case_for(canary) {
+    if let Some(case) = crash_case_for(canary, engine) {
         hunt_at_points(canary, &case, &mut result);
         result.elapsed = began.elapsed();
         return Some(result);
@@ -176,11 +194,11 @@ fn hunt_one(
         if stop.load(Ordering::Relaxed) {
             return None;
         }
-        let suited = scenarios_for(canary, result.seeds);
+        let suited = scenarios_for(canary, engine, result.seeds);
         let mut settings = suited.settings;
         settings.set_all(&choices.settings);
         let choices = &Choices {
-            engine: choices.engine.or(suited.engine),
+            engine: suited.engine,
             workload: choices.workload.or(suited.workload),
             format: choices.format.or(suited.format),
             settings,

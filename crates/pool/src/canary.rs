@@ -103,6 +103,8 @@ pub enum Canary {
     SealLate,
     /// The second insert behind the slots that count leaves the node's header to the first.
     GrowUnhelped,
+    /// An owner that gives a range away keeps its exact entries.
+    KeepExactEntries,
     /// A remove leaves an empty slot, not a TOMB.
     EraseRemoved,
     /// An insert takes the last empty slot of its bucket, not the first.
@@ -185,6 +187,7 @@ impl Canary {
         Canary::JoinOpenRead,
         Canary::SealLate,
         Canary::GrowUnhelped,
+        Canary::KeepExactEntries,
         Canary::EraseRemoved,
         Canary::FillAnySlot,
         Canary::SwitchUnsealed,
@@ -252,6 +255,7 @@ impl Canary {
             Canary::JoinOpenRead => "join-open-read",
             Canary::SealLate => "seal-late",
             Canary::GrowUnhelped => "grow-unhelped",
+            Canary::KeepExactEntries => "keep-exact-entries",
             Canary::EraseRemoved => "erase-removed",
             Canary::FillAnySlot => "fill-any-slot",
             Canary::SwitchUnsealed => "switch-unsealed",
@@ -350,6 +354,7 @@ impl Canary {
             Canary::GrowUnhelped => {
                 "the second insert behind the slots that count leaves the node's header to the first"
             }
+            Canary::KeepExactEntries => "an owner that gives a range away keeps its exact entries",
             Canary::EraseRemoved => "a remove leaves an empty slot, not a TOMB",
             Canary::FillAnySlot => {
                 "an insert takes the last empty slot of its bucket, not the first"

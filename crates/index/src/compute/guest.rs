@@ -64,6 +64,17 @@ pub(crate) trait ServesGuests: RangeOwner {
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError>;
 
+    /// Clears what is left of removed keys, as far as nobody owns them by `map`: if it is due, or `is_last`. The
+    /// caller is that of [`ServesGuests::change_unowned`].
+    async fn clear_unowned(
+        &self,
+        _session: &Session,
+        _map: &Partitions,
+        _is_last: bool,
+    ) -> Result<(), IndexError> {
+        Ok(())
+    }
+
     /// As [`crate::Index::scan`]. The caller has a pin.
     async fn scan_unowned(
         &self,
@@ -231,6 +242,29 @@ impl Guest {
         }
     }
 
+    /// Clears what is left of removed keys that nobody owns, before the table is closed.
+    ///
+    /// Cost: 1 CAS, 3 READs and 1 WRITE, and the engine's.
+    pub(crate) async fn clear<T: ServesGuests>(
+        &self,
+        table: &T,
+        session: &Session,
+    ) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
+        let lock = lock_map(table.ownership().words(), session).await?;
+        let map = read_map(table.ownership().words(), session).await?;
+        let patient = session.without_deadline();
+        let (table, lock) = (table.clone(), lock.with_session(&patient));
+        let task = async move {
+            table.clear_unowned(&patient, &map, true).await?;
+            lock.release().await
+        };
+        run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
+            let why = "a memory server cannot be reached: close the table again";
+            Err(IndexError::Unavailable(why.into()))
+        })
+    }
+
     /// Tells whether nobody owns the keys at `seek`, as far as is known, and this guest may work on them. Takes
     /// them if it has done its operations.
     async fn may_work<T: RangeOwner>(
@@ -267,7 +301,7 @@ async fn change_unowned<T: ServesGuests>(
             let patient = session.without_deadline();
             let lock = lock.with_session(&patient);
             let (table, op) = (table.clone(), Op::of(change));
-            let task = async move { change_locked(&table, &patient, lock, &op).await };
+            let task = async move { change_locked(&table, &patient, (lock, map), &op).await };
             Some(run_to_end(session, Box::pin(task), ()).await)
         } else {
             lock.release().await?;
@@ -366,13 +400,15 @@ async fn after_refusal<T: RangeOwner>(
 async fn change_locked<T: ServesGuests>(
     table: &T,
     session: &Session,
-    lock: Lock,
+    (lock, map): (Lock, Partitions),
     op: &Op,
 ) -> Result<(Outcome, Vec<u8>), IndexError> {
     let Some(change) = op.change() else { return Err(IndexError::Invalid("no change".into())) };
     let mut held = Vec::new();
     let outcome = table.change_unowned(session, &change, &mut held).await?;
     let unknown = |error: IndexError| IndexError::OutcomeUnknown(error.to_string());
+    // If this fails, what is left stays in the table, and does no harm.
+    let _ = table.clear_unowned(session, &map, false).await;
     lock.release().await.map_err(unknown)?;
     Ok((outcome, held))
 }

@@ -8,6 +8,11 @@
 //! All that an owner acknowledges is in remote memory, where any other compute server goes on with it. So nothing is
 //! written back before a range moves, and nothing is replayed after a death: what the dead left half done the next
 //! operation that meets it finishes by the engine's protocol.
+//!
+//! An engine may believe its cache about what only the owner changes. So whatever changes own keys ends before
+//! another compute server may own them: operations and their tasks are inside the guard, removed keys are cleared
+//! before a range moves, and a table that closes drains the guard before it gives its ranges up. A guest changes
+//! nothing without the map's lock.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -23,13 +28,14 @@ use super::ownership::{
     close_whole, create_map, dead_holders, forward_change, forward_get, give_away, open_already,
     read_map, scan_all,
 };
-use super::{Guest, JoinOptions, OwnedTable, RangeOwner, ServesGuests, Take};
+use super::{Guest, JoinOptions, Moving, OwnedTable, RangeOwner, ServesGuests, Take};
 use crate::blink::remote::Passage;
 use crate::bnode::{Layout, Seek};
 use crate::change::{Change, Outcome};
 use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::check_key;
+use crate::retry::backoff;
 use crate::walk::Visitor;
 use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, StoredTable};
 
@@ -63,6 +69,7 @@ pub(crate) trait Partitioned: OwnedSettings {
         session: &Session,
         table: &StoredTable,
         options: Self::OwnedOptions,
+        ownership: &Arc<Ownership>,
     ) -> Result<Self::Table, IndexError>;
 
     /// As [`Engine::walk`], with the object of the ownership map behind the meta object.
@@ -118,6 +125,20 @@ pub(crate) trait Partitioned: OwnedSettings {
     /// Drops from the cache what holds keys of `range`.
     fn drop_cached(table: &Self::Table, range: ScanRange<'_>);
 
+    /// Returns whether enough keys were removed here to clear what is left of them; any, if it is the last time.
+    fn is_clearing_due(table: &Self::Table, is_last: bool) -> bool;
+
+    /// The keys that were removed here, of which something is still in the table, and of which `is_wanted` says so.
+    /// The table forgets them.
+    fn take_removed(table: &Self::Table, is_wanted: &dyn Fn(&[u8]) -> bool) -> Vec<Vec<u8>>;
+
+    /// Takes out of the table what is left of a removed key. Runs to its end whatever becomes of the caller.
+    async fn clear_removed(
+        table: &Self::Table,
+        session: &Session,
+        key: &[u8],
+    ) -> Result<(), IndexError>;
+
     /// A key that about halves the keys of `range`; `None` if there is no such.
     async fn middle(
         table: &Self::Table,
@@ -132,7 +153,7 @@ pub struct Owned<E: Engine>(Arc<Inner<E>>);
 struct Inner<E: Engine> {
     table: E::Table,
     layout: Layout,
-    ownership: Ownership,
+    ownership: Arc<Ownership>,
     /// The right to work on keys that nobody owns, if it has one.
     guest: OnceLock<Guest>,
 }
@@ -157,7 +178,7 @@ impl<E: Engine> Owned<E> {
 }
 
 impl<E: Engine> Owned<E> {
-    fn new(table: E::Table, layout: Layout, ownership: Ownership) -> Self {
+    fn new(table: E::Table, layout: Layout, ownership: Arc<Ownership>) -> Self {
         Owned(Arc::new(Inner { table, layout, ownership, guest: OnceLock::new() }))
     }
 
@@ -181,6 +202,40 @@ impl<E: Engine> Owned<E> {
             }
         }
     }
+}
+
+/// Clears what is left of all removed keys that are own, or that nobody owns.
+async fn clear_all_removed<E: Partitioned>(
+    owned: &Owned<E>,
+    session: &Session,
+) -> Result<(), IndexError> {
+    let table = &owned.0.table;
+    if let Some(guest) = owned.0.guest.get()
+        && E::is_clearing_due(table, true)
+    {
+        guest.clear(owned, session).await?;
+    }
+    for key in E::take_removed(table, &|_| true) {
+        let Ok(_inside) = owned.0.ownership.acquire(session, Seek::At(&key)).await? else {
+            continue;
+        };
+        let _pin = session.begin(OpKind::Other).await?;
+        E::clear_removed(table, session, &key).await?;
+    }
+    Ok(())
+}
+
+/// Waits until no operation is inside. One drain runs at a time.
+async fn drain<E: Partitioned>(owned: &Owned<E>, session: &Session) {
+    let mut attempt = 0;
+    let _moving = loop {
+        if let Some(moving) = Moving::begin(owned) {
+            break moving;
+        }
+        backoff(session, attempt).await;
+        attempt = (attempt + 1).min(4);
+    };
+    owned.0.ownership.guard().drain(session).await;
 }
 
 fn joins(options: &OpenOptions) -> (JoinOptions, bool) {
@@ -238,8 +293,8 @@ impl<E: Partitioned> Engine for Owned<E> {
                 if map.owners.contains(&me.0) {
                     return Err(open_already(meta, me));
                 }
-                let inner = E::open_owned(session, table, settings)?;
-                let ownership = Ownership::new(words, map, join);
+                let ownership = Arc::new(Ownership::new(words, map, join));
+                let inner = E::open_owned(session, table, settings, &ownership)?;
                 let new = Owned::<E>::new(inner, *table.layout(), ownership);
                 // Kept before it takes anything: what it has from then on is this one's, whatever fails.
                 let owned = Owned(session.pool().keep(meta, new.0));
@@ -274,8 +329,8 @@ impl<E: Partitioned> Engine for Owned<E> {
         if dead.is_empty() {
             return Ok(0);
         }
-        let inner = E::open_owned(session, table, E::OwnedOptions::default())?;
-        let ownership = Ownership::of_view(words, View::new(map));
+        let ownership = Arc::new(Ownership::of_view(words, View::new(map)));
+        let inner = E::open_owned(session, table, E::OwnedOptions::default(), &ownership)?;
         let owned = Owned::<E>::new(inner, *table.layout(), ownership);
         for who in &dead {
             give_away(&owned, session, *who, 0).await?;
@@ -386,12 +441,17 @@ impl<E: Partitioned> Index for Owned<E> {
         self.0.table.verify(session, audit).await
     }
 
+    /// Its ranges are free once no operation and no task works on them.
     async fn close(&self, session: &Session) -> Result<(), IndexError> {
         let ownership = &self.0.ownership;
         if !ownership.is_closed() {
-            self.0.table.close(session).await?;
+            clear_all_removed(self, session).await?;
             ownership.set_closed();
         }
+        session.reliable().within(drain(self, session)).await.ok_or_else(|| {
+            let why = "an operation on the table has not ended: close the table again";
+            IndexError::Unavailable(why.into())
+        })?;
         {
             let _pin = session.begin(OpKind::Maintenance).await?;
             ownership.release_once(session).await?;
@@ -485,13 +545,16 @@ impl<E: Partitioned> RangeOwner for Owned<E> {
         Ok(())
     }
 
-    /// Nothing is ever dirty.
+    /// Nothing is ever dirty. Clears what is left of removed keys, which nobody does once they are another's.
     async fn write_back(
         &self,
-        _session: &Session,
-        _range: &Range,
+        session: &Session,
+        range: &Range,
         _most: usize,
     ) -> Result<usize, IndexError> {
+        for key in E::take_removed(&self.0.table, &|key| range.holds(key, false)) {
+            E::clear_removed(&self.0.table, session, &key).await?;
+        }
         Ok(0)
     }
 
@@ -504,7 +567,7 @@ impl<E: Partitioned> RangeOwner for Owned<E> {
         Ok(())
     }
 
-    /// Each operation proves the hints that it finds in the cache, so that nothing is to be done.
+    /// Does nothing: the cache's entries of the range are hints, which each operation proves.
     async fn take_in(&self, _session: &Session) -> Result<(), IndexError> {
         Ok(())
     }
@@ -563,5 +626,20 @@ impl<E: Partitioned> ServesGuests for Owned<E> {
         out: &mut Entries,
     ) -> Result<(), IndexError> {
         E::scan_pinned(&self.0.table, session, range, limit, out).await
+    }
+
+    async fn clear_unowned(
+        &self,
+        session: &Session,
+        map: &Partitions,
+        is_last: bool,
+    ) -> Result<(), IndexError> {
+        if E::is_clearing_due(&self.0.table, is_last) {
+            let is_unowned = |key: &[u8]| map.owners[map.of(key, false)] == 0;
+            for key in E::take_removed(&self.0.table, &is_unowned) {
+                E::clear_removed(&self.0.table, session, &key).await?;
+            }
+        }
+        Ok(())
     }
 }

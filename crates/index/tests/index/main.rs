@@ -17,5 +17,6 @@ mod smart_damage;
 mod smart_lost;
 mod smart_reserved;
 mod smart_reverse;
+mod smart_upkeep;
 mod takeover;
 mod unknown;

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,6 +21,9 @@ use crate::common::{
 };
 
 const KEYS: u64 = 240;
+
+/// An operation whose cost is measured.
+type BoxedOp = Pin<Box<dyn Future<Output = Result<bool, IndexError>>>>;
 
 fn key_of(number: u64) -> [u8; 8] {
     (number << 40).to_be_bytes()
@@ -583,7 +587,7 @@ fn a_server_that_joins_gets_half() {
     }
 }
 
-/// Own operations of P-SMART cost what those of SMART do.
+/// Own operations of P-SMART: an exact entry answers for an absent key, and tells an insert its slot.
 #[test]
 fn own_operations_of_p_smart_cost_what_they_must() {
     World::default().on_mapped(|session| async move {
@@ -597,19 +601,53 @@ fn own_operations_of_p_smart_cost_what_they_must() {
         for key in (0..100_u64).map(|key| (2 * key).to_be_bytes()) {
             assert_eq!(index.get(&session, &key, &mut value).await, Ok(true));
         }
-        let key = 20_u64.to_be_bytes();
-        let before = costs(&session);
-        assert_eq!(index.get(&session, &key, &mut value).await, Ok(true));
-        let found = cost_since(&session, &before, OpKind::Get);
-        assert_eq!((found.reads, found.writes, found.cas, found.round_trips), (1, 0, 0, 1));
-        let before = costs(&session);
-        assert_eq!(index.get(&session, &21_u64.to_be_bytes(), &mut value).await, Ok(false));
-        let found = cost_since(&session, &before, OpKind::Get);
-        assert_eq!((found.reads, found.writes, found.cas, found.round_trips), (1, 0, 0, 1));
-        let before = costs(&session);
-        assert_eq!(index.update(&session, &key, &[9; 8]).await, Ok(true));
-        let found = cost_since(&session, &before, OpKind::Update);
-        assert_eq!((found.reads, found.writes, found.cas, found.round_trips), (1, 1, 1, 3));
+        let measure = async |kind: OpKind, work: &dyn Fn() -> BoxedOp| {
+            let before = costs(&session);
+            let done = work().await;
+            let found = cost_since(&session, &before, kind);
+            (done, (found.reads, found.writes, found.cas, found.round_trips))
+        };
+        let (key, absent) = (20_u64.to_be_bytes(), 21_u64.to_be_bytes());
+        let get = |key: [u8; 8]| {
+            let (index, session) = (index.clone(), session.clone());
+            move || -> BoxedOp {
+                let (index, session) = (index.clone(), session.clone());
+                Box::pin(async move { index.get(&session, &key, &mut Vec::new()).await })
+            }
+        };
+        let change = |work: fn(AnyIndex, Session, [u8; 8]) -> BoxedOp, key: [u8; 8]| {
+            let (index, session) = (index.clone(), session.clone());
+            move || work(index.clone(), session.clone(), key)
+        };
+        let update = |index: AnyIndex, session: Session, key: [u8; 8]| -> BoxedOp {
+            Box::pin(async move { index.update(&session, &key, &[9; 8]).await })
+        };
+        let insert = |index: AnyIndex, session: Session, key: [u8; 8]| -> BoxedOp {
+            Box::pin(async move { index.insert(&session, &key, &[8; 8]).await })
+        };
+        assert_eq!(measure(OpKind::Get, &get(key)).await, (Ok(true), (1, 0, 0, 1)));
+        assert_eq!(measure(OpKind::Get, &get(absent)).await, (Ok(false), (0, 0, 0, 0)));
+        let updated = change(update, key);
+        assert_eq!(measure(OpKind::Update, &updated).await, (Ok(true), (1, 1, 1, 3)));
+        let denied = change(update, absent);
+        assert_eq!(measure(OpKind::Update, &denied).await, (Ok(false), (0, 0, 0, 0)));
+        // The entry learns of the new leaf: what follows goes by it.
+        for key in (0..8_u64).map(|key| (2 * key + 21).to_be_bytes()) {
+            let inserted = change(insert, key);
+            assert_eq!(measure(OpKind::Insert, &inserted).await, (Ok(true), (0, 1, 1, 2)));
+            assert_eq!(measure(OpKind::Get, &get(key)).await, (Ok(true), (1, 0, 0, 1)));
+            let again = change(insert, key);
+            assert_eq!(measure(OpKind::Insert, &again).await, (Ok(false), (1, 0, 0, 1)));
+        }
+        // A leaf of another key stands where the key would.
+        let beside = (20_u64 << 8 | 1).to_be_bytes();
+        assert_eq!(index.insert(&session, &beside, &key).await, Ok(true));
+        let beside = (20_u64 << 8 | 1 << 16 | 1).to_be_bytes();
+        assert_eq!(index.insert(&session, &beside, &key).await, Ok(true));
+        assert_eq!(index.get(&session, &beside, &mut value).await, Ok(true));
+        let other = (21_u64 << 8 | 1 << 16 | 1).to_be_bytes();
+        assert_eq!(index.get(&session, &other, &mut value).await, Ok(false));
+        check(&session, &[&index]).await;
     });
 }
 

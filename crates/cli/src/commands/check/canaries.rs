@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use farleaf_check::canaries::{Canary, CanaryResult, hunt};
+use farleaf_check::canaries::{Canary, CanaryResult, hunt, with_engines};
 use serde_json::json;
 
 use super::super::stop_on_interrupt;
@@ -28,6 +28,7 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
         canaries.extend_from_slice(Canary::ALL);
     }
     let choices = args.pins.choices()?;
+    let canaries = with_engines(&canaries, choices.engine);
     // Code that a canary breaks may panic; that is a finding, and no news.
     std::panic::set_hook(Box::new(|_| {}));
     let stop = stop_on_interrupt()?;
@@ -54,6 +55,7 @@ fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> 
         for result in results {
             console.json_line(&json!({
                 "canary": result.canary.name(),
+                "engine": result.engine.map(|engine| engine.name()),
                 "what": result.canary.describe(),
                 "seeds": result.seeds,
                 "found_by": result.found_by(),
@@ -67,12 +69,13 @@ fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> 
     let row = |result: &CanaryResult| {
         vec![
             result.canary.name().to_owned(),
+            result.engine.map_or("any", |engine| engine.name()).to_owned(),
             result.seeds.to_string(),
             result.found_by().unwrap_or("NOT FOUND").to_owned(),
             result.canary.describe().to_owned(),
         ]
     };
     let rows: Vec<_> = results.iter().map(row).collect();
-    console.table(&["canary", "seeds", "found by", "what is done wrong"], &rows)?;
+    console.table(&["canary", "engine", "seeds", "found by", "what is done wrong"], &rows)?;
     Ok(())
 }

@@ -80,6 +80,11 @@ impl View {
         }
     }
 
+    /// Returns whether `key` is this compute server's and not about to be another's.
+    pub(crate) fn is_open(&self, key: &[u8]) -> bool {
+        self.standing(Seek::At(key)) == Standing::Own
+    }
+
     /// The part of the partition at `seek`, which is this compute server's and open there, that is open.
     pub(crate) fn open_part(&self, seek: Seek<'_>) -> Range {
         let mut part = self.map.owned_range(self.map.at(seek));
@@ -106,6 +111,27 @@ impl View {
         !self.owned[number]
             || !self.map.owned_range(number).contains(low, high)
             || self.is_cut(low, high)
+    }
+
+    /// Returns whether all keys that begin with `prefix` are this compute server's, now and once a move that is
+    /// under way is done. All keys have `key_bytes`, if that is given.
+    pub(crate) fn owns_prefix(&self, prefix: &[u8], key_bytes: Option<usize>) -> bool {
+        let is_last = |key: &[u8]| {
+            key_bytes == Some(key.len()) && key[prefix.len()..].iter().all(|byte| *byte == 0xff)
+        };
+        // Not between two of those keys.
+        let is_outside = |bound: &Vec<u8>| !bound.starts_with(prefix) || is_last(bound);
+        let number = self.map.of(prefix, false);
+        let is_closed = self.closed.as_ref().is_some_and(|closed| {
+            let is_above =
+                closed.low.as_ref().is_some_and(|low| low.as_slice() >= prefix && is_outside(low));
+            let is_below = closed.high.as_ref().is_some_and(|high| high.as_slice() < prefix);
+            !is_above && !is_below
+        });
+        self.owned[number]
+            && self.map.bounds.get(number).is_none_or(is_outside)
+            && self.cuts.iter().all(is_outside)
+            && !is_closed
     }
 
     /// Returns whether a bound that a move is about to set lies inside.
@@ -191,9 +217,15 @@ impl RangeGuard {
         Arc::clone(&published.view)
     }
 
+    /// The number of the view that is published.
+    #[inline]
+    pub(crate) fn view_number(&self) -> u64 {
+        self.counters.state().view()
+    }
+
     /// Calls `with` with the view of this number; `None` if another has been published since.
     #[inline]
-    fn with_view<T>(&self, number: u64, with: impl FnOnce(&View) -> T) -> Option<T> {
+    pub(crate) fn with_view<T>(&self, number: u64, with: impl FnOnce(&View) -> T) -> Option<T> {
         VIEWS.with_borrow_mut(|views| {
             let place = &mut views[self.id as usize % VIEWS_CACHED];
             match place {
@@ -305,5 +337,33 @@ mod tests {
         assert_eq!(view.open_part(Seek::Last), range("t", ""));
         view.closed = Some(range("c", "g"));
         assert_eq!(view.open_part(Seek::First), range("", "c"));
+    }
+
+    #[test]
+    fn a_prefix_is_own_if_all_of_its_keys_are() {
+        let bounds = [b"bf\xff".to_vec(), b"dab".to_vec()];
+        let mut view = View::new(Partitions::cut(&bounds));
+        view.owned[1] = true;
+        let owned = |view: &View, bytes| {
+            [&b"b"[..], b"bf", b"bg", b"c", b"da", b"dab", b"dac", b"e", b""]
+                .map(|prefix| u8::from(view.owns_prefix(prefix, bytes)))
+        };
+        // (bf\xff, dab]: of fixed keys, bf\xff is the last one below bf, and nothing else begins with dab.
+        assert_eq!(owned(&view, None), [0, 0, 1, 1, 0, 0, 0, 0, 0]);
+        assert_eq!(owned(&view, Some(3)), [0, 0, 1, 1, 0, 1, 0, 0, 0]);
+        view.owned[0] = true;
+        assert_eq!(owned(&view, None), [0, 0, 1, 1, 0, 0, 0, 0, 0], "each partition by itself");
+        assert_eq!(owned(&view, Some(3)), [0, 1, 1, 1, 0, 1, 0, 0, 0]);
+        view.cuts = vec![b"caa".to_vec()];
+        assert_eq!(owned(&view, Some(3)), [0, 1, 1, 0, 0, 1, 0, 0, 0]);
+        view.cuts.clear();
+        let range =
+            |low: &[u8], high: &[u8]| Range { low: Some(low.into()), high: Some(high.into()) };
+        view.closed = Some(range(b"caa", b"cbb"));
+        assert_eq!(owned(&view, Some(3)), [0, 1, 1, 0, 0, 1, 0, 0, 0]);
+        view.closed = Some(range(b"bff", b"bgb"));
+        assert_eq!(owned(&view, Some(3)), [0, 0, 0, 1, 0, 1, 0, 0, 0]);
+        view.closed = Some(range(b"bf\xff", b"bgb"));
+        assert_eq!(owned(&view, Some(3)), [0, 1, 0, 1, 0, 1, 0, 0, 0]);
     }
 }

@@ -8,7 +8,7 @@ use farleaf_pool::{Session, Unlinked};
 use super::layout::{Edge, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{NewValue, class_for, fill_leaf};
 use super::relocate::{Dying, live_slots};
-use super::tree::{Fail, Tree, finish};
+use super::tree::{Fail, Tree};
 use crate::change::Change;
 use crate::index::{ScanRange, SortedPairs};
 use crate::limits::{check_key, check_value};
@@ -129,7 +129,7 @@ impl Tree {
         }
         let Some(dying) = Dying::of(&root) else { return Err(not_empty()) };
         let tree = Arc::clone(self);
-        let done = finish(session, async move |session| {
+        let done = self.finish(session, async move |session| {
             tree.publish(&session, dying, (object, slots.as_slice()), built).await
         });
         if done.await? { Ok(count) } else { Err(not_empty()) }
@@ -150,6 +150,7 @@ impl Tree {
         fill_node(&self.shape, buf.words_mut(), life, NodeType::TOP, (0, b""), slots);
         object.write(buf).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
+        let _changing = self.changing(dying.addr);
         self.freeze(session, &mut dying).await?;
         if live_slots(&dying.words).next().is_some() {
             session.cancel_retire(retiring);

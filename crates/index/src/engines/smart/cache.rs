@@ -8,6 +8,9 @@
 //!
 //! Entries lie in shards by address. Each shard evicts by CLOCK. With `cache_index=hash` a table of hashed names finds
 //! them as well: the name of a node is the bytes in front of the one that it dispatches on.
+//!
+//! In a table with owners an entry also keeps the slots without a child and the place of each slot. It is *exact* if
+//! its node is known to have these slots, or a hint (`own_nodes.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +20,7 @@ use farleaf_fabric::GlobalAddr;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
+use super::own_nodes::NodeResult;
 use super::switches::CacheIndex;
 use crate::sync::{Mutex, lock};
 
@@ -27,9 +31,11 @@ const SHARD_BYTES_MIN: u64 = 256 << 10;
 const SHARDS: usize = 64;
 /// Bytes that a hashed name takes: itself and an address, with its share of the nodes of the map.
 const NAME_BYTES: usize = 32;
+/// Counts of changes in each shard; nodes share them.
+const COUNTS: usize = 64;
 
 /// A cached node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) addr: GlobalAddr,
     pub(super) c: u64,
@@ -39,9 +45,20 @@ pub(super) struct Entry {
     /// Life and header, then the slots that have children in the order of their edges. If objects point back, in that
     /// of the node; if nodes are cached whole, every slot.
     words: Box<[u64]>,
+    /// The places of those slots in the node, if it has them in another order. Asked of an entry that may be exact.
+    places: Box<[u16]>,
     is_in_place: bool,
     /// The hash of its name.
     name: u64,
+}
+
+/// The moment before a READ of a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stamp {
+    /// Number of the view of the ownership map.
+    pub(super) view: u64,
+    /// Changes of the node, begun and ended.
+    pub(super) changes: u64,
 }
 
 impl Entry {
@@ -71,7 +88,30 @@ impl Entry {
             kept[2..].sort_unstable_by_key(|word| Slot(*word).edge());
         }
         let name = name_of(key.get(..node.dispatch()).unwrap_or_default());
-        Some(Entry { addr, c, of, prefix, words: kept.into_boxed_slice(), is_in_place, name })
+        let (words, places) = (kept.into_boxed_slice(), Box::default());
+        Some(Entry { addr, c, of, prefix, words, places, is_in_place, name })
+    }
+
+    /// As [`Entry::of`], with the slots that have no child and the places of all: an entry that may be exact.
+    pub(super) fn owned_of(
+        shape: &Shape,
+        addr: GlobalAddr,
+        c: u64,
+        words: &[u64],
+        key: &[u8],
+    ) -> Option<Entry> {
+        let node = Node::new(shape, words);
+        let of = node.node_type()?;
+        let prefix = key.get(..node.depth())?.into();
+        let used = node.slots().enumerate().filter(|(_, slot)| !slot.is_empty());
+        let mut used: Vec<(Slot, u16)> =
+            used.map(|(place, slot)| (slot.thawed(), place as u16)).collect();
+        used.sort_unstable_by_key(|(slot, _)| slot.edge());
+        let head = words[..2].iter().copied();
+        let words = head.chain(used.iter().map(|(slot, _)| slot.0)).collect();
+        let places = shortened(used.into_iter().map(|(_, place)| place).collect());
+        let name = name_of(key.get(..node.dispatch()).unwrap_or_default());
+        Some(Entry { addr, c, of, prefix, words, places, is_in_place: false, name })
     }
 
     pub(super) fn life(&self) -> Life {
@@ -94,12 +134,14 @@ impl Entry {
 
     /// The child under an edge, and its number here, which is that of its slot if objects point back.
     pub(super) fn find(&self, edge: Edge) -> Option<(usize, Slot)> {
-        let slots = &self.words[2..];
         let at = match self.is_in_place {
-            true => slots.iter().position(|word| *word != 0 && Slot(*word).edge() == edge)?,
-            false => slots.binary_search_by_key(&edge, |word| Slot(*word).edge()).ok()?,
+            true => {
+                let is_it = |word: &u64| *word != 0 && Slot(*word).edge() == edge;
+                self.words[2..].iter().position(is_it)?
+            }
+            false => self.search(edge).ok()?,
         };
-        Some((at, Slot(slots[at])))
+        Some((at, Slot(self.words[2 + at]))).filter(|(_, slot)| slot.has_child())
     }
 
     /// Its children, if their slots stand in the node's order: the number of the first unused one.
@@ -108,8 +150,54 @@ impl Entry {
         slots.iter().position(|word| *word == 0).unwrap_or(slots.len())
     }
 
+    /// The number of the slot of an edge, or its place among those that are in the order of their edges.
+    fn search(&self, edge: Edge) -> Result<usize, usize> {
+        self.words[2..].binary_search_by_key(&edge, |word| Slot(*word).edge())
+    }
+
+    /// The bytes that all keys below the node begin with.
+    pub(super) fn whole_prefix(&self, shape: &Shape) -> Vec<u8> {
+        let (bytes, len) = self.node(shape).compressed();
+        [&self.prefix, &bytes[..len]].concat()
+    }
+
+    /// The place of a slot in the node.
+    fn place(&self, at: usize) -> usize {
+        self.places.get(at).map_or(at, |place| usize::from(*place))
+    }
+
+    /// Copies the node's words to `words`, which are as many as its type has. Asked of an entry that may be exact.
+    pub(super) fn fill(&self, words: &mut [u64]) {
+        words.fill(0);
+        words[..2].copy_from_slice(&self.words[..2]);
+        for (at, word) in self.words[2..].iter().enumerate() {
+            words[2 + self.place(at)] = *word;
+        }
+    }
+
+    /// The same after the slot at `index` has changed from `expected` to `new`; `None` if it did not hold that.
+    fn with_slot(&self, index: usize, (expected, new): (Slot, Slot)) -> Option<Entry> {
+        let mut entry = self.clone();
+        let slots = 0..self.words.len() - 2;
+        match self.search(new.edge()) {
+            Ok(at) if self.place(at) == index => {
+                (self.words[2 + at] == expected.0).then_some(())?;
+                entry.words[2 + at] = new.0;
+            }
+            Err(at) if expected.0 == 0 && slots.clone().all(|at| self.place(at) != index) => {
+                let mut words = self.words.to_vec();
+                words.insert(2 + at, new.0);
+                let mut places: Vec<u16> = slots.map(|at| self.place(at) as u16).collect();
+                places.insert(at, index as u16);
+                (entry.words, entry.places) = (words.into(), shortened(places));
+            }
+            _ => return None,
+        }
+        Some(entry)
+    }
+
     fn bytes(&self) -> usize {
-        ENTRY_BYTES + self.prefix.len() + 8 * self.words.len()
+        ENTRY_BYTES + self.prefix.len() + 8 * self.words.len() + 2 * self.places.len()
     }
 }
 
@@ -119,6 +207,12 @@ fn name_of(bytes: &[u8]) -> u64 {
 
 /// Addresses of entries by the hashes of their names, in shards. Of names with one hash it has the last.
 type Names = Box<[Mutex<BTreeMap<u64, u64>>]>;
+
+/// The places of slots, or nothing if they are in order: so are those of a node that a bulk load has made.
+fn shortened(places: Vec<u16>) -> Box<[u16]> {
+    let is_in_order = places.iter().enumerate().all(|(at, place)| at == usize::from(*place));
+    if is_in_order { Box::default() } else { places.into() }
+}
 
 /// The cached nodes of a table.
 #[derive(Debug)]
@@ -137,12 +231,18 @@ struct Shard {
     bytes_max: usize,
     /// Bytes that an entry takes beside its own.
     more_bytes: usize,
+    /// Changes that are under way, by the address of their node.
+    changing: BTreeMap<u64, u32>,
+    /// Changes that have begun or ended, for a part of the addresses each; empty before the first.
+    changes: Vec<u64>,
 }
 
 #[derive(Debug)]
 struct Cached {
     entry: Arc<Entry>,
     used: bool,
+    /// It is exact whenever no change of the node is under way.
+    is_exact: bool,
 }
 
 impl Cache {
@@ -161,7 +261,7 @@ impl Cache {
     pub(super) fn by_name(&self, name: &[u8]) -> Option<Arc<Entry>> {
         let (names, name) = (self.names.as_ref()?, name_of(name));
         let addr = *lock(&names[name as usize % SHARDS]).get(&name)?;
-        self.get(GlobalAddr::from_word(addr)?)
+        Some(self.get(GlobalAddr::from_word(addr)?)?.0)
     }
 
     /// Takes the names of entries that are gone out of the table.
@@ -176,22 +276,34 @@ impl Cache {
     }
 
     fn shard(&self, addr: GlobalAddr) -> &Mutex<Shard> {
-        let mixed = addr.word().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        &self.shards[mixed as usize % self.shards.len()]
+        &self.shards[mix(addr) % self.shards.len()]
     }
 
-    pub(super) fn get(&self, addr: GlobalAddr) -> Option<Arc<Entry>> {
+    /// The entry of an address, and whether it is exact.
+    pub(super) fn get(&self, addr: GlobalAddr) -> Option<(Arc<Entry>, bool)> {
         let mut shard = lock(self.shard(addr));
-        let place = *shard.places.get(&addr.word())?;
-        let cached = &mut shard.ring[place];
+        let shard = &mut *shard;
+        let cached = &mut shard.ring[*shard.places.get(&addr.word())?];
         cached.used = true;
-        Some(Arc::clone(&cached.entry))
+        let is_exact = cached.is_exact && !shard.changing.contains_key(&addr.word());
+        Some((Arc::clone(&cached.entry), is_exact))
     }
 
-    /// Takes an entry in, unless there is a later one of that address.
+    /// Takes a hint in, unless there is a later entry of that address.
     pub(super) fn put(&self, entry: Entry) {
+        self.put_stamped(entry, None, |_| false);
+    }
+
+    /// Takes an entry in, unless there is a later one of that address. It is exact if no change has begun or ended
+    /// since `stamp` and the view is still current.
+    pub(super) fn put_stamped(
+        &self,
+        entry: Entry,
+        stamp: Option<Stamp>,
+        is_current: impl FnOnce(u64) -> bool,
+    ) {
         let (name, addr) = (entry.name, entry.addr.word());
-        let (gone, is_in) = self.put_in_shard(entry);
+        let (gone, is_in) = self.put_in_shard(entry, stamp, is_current);
         self.forget_names(&gone);
         if let Some(names) = self.names.as_ref().filter(|_| is_in) {
             lock(&names[name as usize % SHARDS]).insert(name, addr);
@@ -199,30 +311,49 @@ impl Cache {
     }
 
     /// Takes an entry in; returns the entries that had to go, and whether it is in.
-    fn put_in_shard(&self, entry: Entry) -> (Vec<Arc<Entry>>, bool) {
+    fn put_in_shard(
+        &self,
+        entry: Entry,
+        stamp: Option<Stamp>,
+        is_current: impl FnOnce(u64) -> bool,
+    ) -> (Vec<Arc<Entry>>, bool) {
         let mut shard = lock(self.shard(entry.addr));
         let (shard, mut gone) = (&mut *shard, Vec::new());
-        let (bytes, addr) = (entry.bytes() + shard.more_bytes, entry.addr.word());
+        let changes = shard.changes_of(entry.addr);
+        let is_exact = stamp.is_some_and(|it| changes == Some(it.changes) && is_current(it.view));
         let mut used = false;
-        if let Some(place) = shard.places.get(&addr).copied() {
-            let there = &shard.ring[place].entry;
+        if let Some(place) = shard.places.get(&entry.addr.word()).copied() {
+            let cached = &shard.ring[place];
+            let there = &cached.entry;
+            let is_same = there.life() == entry.life();
             let is_of_one_life = there.is_in_place || there.life().is_born_by(entry.c);
-            if there.c > entry.c && is_of_one_life {
+            let is_later = there.c > entry.c && is_of_one_life;
+            if cached.is_exact && is_same || !is_exact && is_later {
                 return (gone, false);
             }
-            used = shard.ring[place].used;
+            used = cached.used;
             gone.push(shard.remove(place));
         }
-        if bytes > shard.bytes_max {
-            return (gone, false);
-        }
-        while shard.bytes + bytes > shard.bytes_max {
-            gone.extend(shard.evict());
-        }
-        shard.bytes += bytes;
-        shard.places.insert(addr, shard.ring.len());
-        shard.ring.push(Cached { entry: Arc::new(entry), used });
-        (gone, true)
+        let is_in = shard.insert(entry, (is_exact, used), &mut gone);
+        (gone, is_in)
+    }
+
+    /// Changes of the node at `addr` so far; `None` if one is under way.
+    pub(super) fn changes(&self, addr: GlobalAddr) -> Option<u64> {
+        lock(self.shard(addr)).changes_of(addr)
+    }
+
+    /// A change of the node at `addr` begins.
+    pub(super) fn begin_change(&self, addr: GlobalAddr) {
+        let mut shard = lock(self.shard(addr));
+        *shard.changing.entry(addr.word()).or_default() += 1;
+        shard.count_change(addr);
+    }
+
+    /// A change of the node at `addr` has ended.
+    pub(super) fn end_change(&self, addr: GlobalAddr, result: NodeResult) {
+        let gone = lock(self.shard(addr)).end_change(addr, result);
+        self.forget_names(&gone);
     }
 
     /// Drops an entry whose node is not what it was.
@@ -261,7 +392,78 @@ impl Cache {
     }
 }
 
+/// Bits of an address, mixed.
+fn mix(addr: GlobalAddr) -> usize {
+    (addr.word().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
+}
+
 impl Shard {
+    fn changes_of(&self, addr: GlobalAddr) -> Option<u64> {
+        let count = self.changes.get(mix(addr) / SHARDS % COUNTS).copied().unwrap_or(0);
+        (!self.changing.contains_key(&addr.word())).then_some(count)
+    }
+
+    fn count_change(&mut self, addr: GlobalAddr) {
+        self.changes.resize(COUNTS, 0);
+        self.changes[mix(addr) / SHARDS % COUNTS] += 1;
+    }
+
+    /// Ends a change, and amends an exact entry; returns the entries that had to go.
+    fn end_change(&mut self, addr: GlobalAddr, result: NodeResult) -> Vec<Arc<Entry>> {
+        let mut gone = Vec::new();
+        self.count_change(addr);
+        let left = self.changing.get_mut(&addr.word()).map_or(0, |count| {
+            *count -= 1;
+            *count
+        });
+        if left == 0 {
+            self.changing.remove(&addr.word());
+        }
+        let Some(place) = self.places.get(&addr.word()).copied() else { return gone };
+        let cached = &mut self.ring[place];
+        match result {
+            NodeResult::Nothing => {}
+            NodeResult::Unknown => cached.is_exact = false,
+            NodeResult::Slot { index, expected, new, c } if cached.is_exact => {
+                match cached.entry.with_slot(index, (expected, new)) {
+                    Some(mut entry) => {
+                        // All of its words are current if nothing else is under way.
+                        entry.c = if left == 0 { c } else { entry.c };
+                        let old = self.remove(place);
+                        if !self.insert(entry, (true, true), &mut gone) {
+                            // Otherwise the name of the old entry is the new one's.
+                            gone.push(old);
+                        }
+                    }
+                    None => cached.is_exact = false,
+                }
+            }
+            NodeResult::Slot { .. } => {}
+        }
+        gone
+    }
+
+    /// Takes in an entry of an address that has none, if there is room for it, and puts the entries that had to go
+    /// into `gone`; returns whether it is in.
+    fn insert(
+        &mut self,
+        entry: Entry,
+        (is_exact, used): (bool, bool),
+        gone: &mut Vec<Arc<Entry>>,
+    ) -> bool {
+        let bytes = entry.bytes() + self.more_bytes;
+        if bytes > self.bytes_max {
+            return false;
+        }
+        while self.bytes + bytes > self.bytes_max {
+            gone.extend(self.evict());
+        }
+        self.bytes += bytes;
+        self.places.insert(entry.addr.word(), self.ring.len());
+        self.ring.push(Cached { entry: Arc::new(entry), used, is_exact });
+        true
+    }
+
     fn remove(&mut self, place: usize) -> Arc<Entry> {
         let gone = self.ring.swap_remove(place);
         self.bytes -= gone.entry.bytes() + self.more_bytes;
@@ -355,12 +557,111 @@ mod tests {
         }
     }
 
+    /// The words of an exact entry of a node with 6 slots, in the order of the slots.
+    fn exact(cache: &Cache) -> Option<Vec<u64>> {
+        let (entry, is_exact) = cache.get(GlobalAddr::new(ServerId(0), 64))?;
+        let mut words = [0; 8];
+        entry.fill(&mut words);
+        is_exact.then(|| words[2..].to_vec())
+    }
+
+    fn leaf(byte: u8, number: u64) -> Slot {
+        let addr = GlobalAddr::new(ServerId(0), 64 * number);
+        Slot::leaf(Edge::byte(byte), addr, LeafClass::of(64).expect("class"))
+    }
+
+    /// A READ of a node whose first slot leads to a leaf.
+    fn read(cache: &Cache, stamp: Option<Stamp>) {
+        let addr = GlobalAddr::new(ServerId(0), 64);
+        let (mut words, of) = ([0; 8], NodeType::SMALLEST);
+        let life = Life::new(7, addr, 1);
+        fill_node(&SHAPE, &mut words, life, of, (0, b""), [leaf(9, 7)].into_iter());
+        let entry = Entry::owned_of(&SHAPE, addr, 1, &words, b"").expect("a node");
+        cache.put_stamped(entry, stamp, |view| view == 3);
+    }
+
+    #[test]
+    fn an_entry_is_exact_until_its_node_changes_unseen() {
+        let addr = GlobalAddr::new(ServerId(0), 64);
+        let now = |cache: &Cache| cache.changes(addr).map(|changes| Stamp { view: 3, changes });
+        let slot = |index, expected, new| NodeResult::Slot { index, expected, new, c: 8 };
+        let first = [leaf(9, 7).0, 0, 0, 0, 0, 0];
+        let cache = Cache::new(1 << 20, CacheIndex::Radix);
+        read(&cache, None);
+        assert_eq!(exact(&cache), None, "no stamp");
+        read(&cache, now(&cache).map(|it| Stamp { view: 2, ..it }));
+        assert_eq!(exact(&cache), None, "another view");
+        let begun = now(&cache);
+        cache.begin_change(addr);
+        assert_eq!(cache.changes(addr), None, "a change is under way");
+        cache.end_change(addr, NodeResult::Nothing);
+        read(&cache, begun);
+        assert_eq!(exact(&cache), None, "a change has ended since the READ began");
+        read(&cache, now(&cache));
+        assert_eq!(exact(&cache), Some(first.to_vec()));
+        read(&cache, None);
+        assert_eq!(exact(&cache), Some(first.to_vec()), "a hint does not take its place");
+        cache.begin_change(addr);
+        assert_eq!(exact(&cache), None, "a change is under way");
+        cache.end_change(addr, slot(1, Slot(0), leaf(3, 5)));
+        let second = [leaf(9, 7).0, leaf(3, 5).0, 0, 0, 0, 0];
+        assert_eq!(exact(&cache), Some(second.to_vec()));
+        assert_eq!(cache.get(addr).map(|(entry, _)| entry.c), Some(8));
+        assert_eq!(
+            cache.get(addr).and_then(|(entry, _)| entry.find(Edge::byte(3))),
+            Some((0, leaf(3, 5)))
+        );
+        // Emptied, and filled again.
+        cache.begin_change(addr);
+        cache.end_change(addr, slot(0, leaf(9, 7), Slot::tomb(Edge::byte(9))));
+        assert_eq!(cache.get(addr).and_then(|(entry, _)| entry.find(Edge::byte(9))), None);
+        cache.begin_change(addr);
+        cache.end_change(addr, slot(0, Slot::tomb(Edge::byte(9)), leaf(9, 6)));
+        let third = [leaf(9, 6).0, leaf(3, 5).0, 0, 0, 0, 0];
+        assert_eq!(exact(&cache), Some(third.to_vec()));
+        cache.begin_change(addr);
+        cache.end_change(addr, NodeResult::Unknown);
+        assert_eq!(exact(&cache), None, "nobody knows");
+        assert!(cache.get(addr).is_some(), "it is a hint");
+    }
+
+    #[test]
+    fn changes_of_a_node_may_end_in_any_order() {
+        let addr = GlobalAddr::new(ServerId(0), 64);
+        let slot = |index, expected, new| NodeResult::Slot { index, expected, new, c: 8 };
+        let made = || {
+            let cache = Cache::new(1 << 20, CacheIndex::Radix);
+            let changes = cache.changes(addr).expect("none is under way");
+            read(&cache, Some(Stamp { view: 3, changes }));
+            cache.begin_change(addr);
+            cache.begin_change(addr);
+            cache
+        };
+        // Two slots.
+        let cache = made();
+        cache.end_change(addr, slot(2, Slot(0), leaf(4, 2)));
+        assert_eq!(exact(&cache), None, "the other one is under way");
+        cache.end_change(addr, slot(1, Slot(0), leaf(3, 5)));
+        assert_eq!(exact(&cache), Some(vec![leaf(9, 7).0, leaf(3, 5).0, leaf(4, 2).0, 0, 0, 0]));
+        // One slot twice: in its order, and in the other one.
+        let tomb = Slot::tomb(Edge::byte(9));
+        let (empties, fills) = (slot(0, leaf(9, 7), tomb), slot(0, tomb, leaf(9, 6)));
+        let cache = made();
+        cache.end_change(addr, empties);
+        cache.end_change(addr, fills);
+        assert_eq!(exact(&cache), Some(vec![leaf(9, 6).0, 0, 0, 0, 0, 0]));
+        let cache = made();
+        cache.end_change(addr, fills);
+        cache.end_change(addr, empties);
+        assert_eq!(exact(&cache), None, "what the entry held was not what the CAS expected");
+    }
+
     #[test]
     fn a_later_look_at_a_node_stays() {
         let cache = Cache::new(1 << 10, CacheIndex::Radix);
         cache.put(entry(1, 1, 5));
         cache.put(entry(1, 1, 4));
-        let c = || cache.get(GlobalAddr::new(ServerId(0), 64)).map(|entry| entry.c);
+        let c = || cache.get(GlobalAddr::new(ServerId(0), 64)).map(|(entry, _)| entry.c);
         assert_eq!(c(), Some(5));
         cache.put(entry(1, 6, 6));
         assert_eq!(c(), Some(6));

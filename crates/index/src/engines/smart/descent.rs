@@ -19,7 +19,7 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Unlinked};
 
-use super::cache::Entry;
+use super::cache::{Entry, Stamp};
 use super::layout::{Edge, META_ROOT, Node, NodeType, Slot, slot_addr};
 use super::leaf::Leaf;
 use super::locked::LeafImage;
@@ -29,8 +29,17 @@ use super::tree::{Fail, Tree, count};
 /// The word that leads to a node: a slot of its parent, or the root word.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Up {
+    /// The parent, or the meta object.
+    pub(super) node: GlobalAddr,
     pub(super) at: GlobalAddr,
     pub(super) word: u64,
+}
+
+impl Up {
+    /// The number of the parent's slot.
+    pub(super) fn index(self) -> usize {
+        (self.at.offset() - slot_addr(self.node, 0).offset()) as usize / 8
+    }
 }
 
 /// A node that this operation has READ, and proven.
@@ -44,6 +53,10 @@ pub(super) struct Held {
     pub(super) up: Option<Up>,
     /// The member's view before the READ.
     pub(super) c: u64,
+    /// The moment before the READ, for an exact entry.
+    pub(super) stamp: Option<Stamp>,
+    /// It is that of an exact entry, and was not READ.
+    pub(super) is_exact: bool,
 }
 
 impl Held {
@@ -53,6 +66,11 @@ impl Held {
 
     pub(super) fn slot_addr(&self, index: usize) -> GlobalAddr {
         slot_addr(self.addr, index)
+    }
+
+    /// The word that leads to the child in `slot`.
+    pub(super) fn up_of(&self, index: usize, slot: Slot) -> Up {
+        Up { node: self.addr, at: self.slot_addr(index), word: slot.0 }
     }
 }
 
@@ -82,6 +100,11 @@ impl Path {
         &self.nodes[self.nodes.len() - 1]
     }
 
+    /// Returns whether it begins with the node of an exact entry, so that no node was READ before that.
+    pub(super) fn is_exact(&self) -> bool {
+        self.nodes[0].is_exact
+    }
+
     /// Returns whether it leads to the object at `addr`.
     pub(super) fn reaches(&self, addr: GlobalAddr) -> bool {
         let ends_there = match &self.landing {
@@ -100,6 +123,18 @@ pub(super) struct Guess {
     pub(super) slot: Option<Slot>,
     /// The address of that slot, or of the first unused one; `None` unless objects point back.
     pub(super) at: Option<GlobalAddr>,
+    pub(super) proof: Proof,
+}
+
+/// The proof that a guess is, by exact entries (`own_nodes.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Proof {
+    /// Nothing.
+    Hint,
+    /// The node has these slots now.
+    Exact,
+    /// The key is absent: it leaves the compressed bytes of the child in its slot.
+    Absent,
 }
 
 impl Tree {
@@ -109,28 +144,37 @@ impl Tree {
             return self.guess_by_length(key);
         }
         let (root, life) = self.known_root()?;
-        let mut entry = self.cache.get(root).filter(|entry| entry.life() == life)?;
+        let (mut entry, mut is_exact) =
+            self.cache.get(root).filter(|(entry, _)| entry.life() == life)?;
+        // All keys below a node on the way begin with the bytes up to the one that it dispatches on.
+        let proof = |at: usize, is_exact: bool, proof: Proof| {
+            if is_exact && self.owns_all(&key[..at]) { proof } else { Proof::Hint }
+        };
         loop {
             let at = entry.node(&self.shape).dispatch();
             let found = entry.find(Edge::of(key, at)?);
             let (slot, index) = (found.map(|found| found.1), found.map(|found| found.0));
             let node = slot.filter(|slot| !slot.is_leaf());
-            let Some(child) = node.and_then(|slot| self.cache.get(slot.addr())) else {
-                return Some(self.guess_in(entry, slot, index));
+            let Some((child, is_child_exact)) = node.and_then(|slot| self.cache.get(slot.addr()))
+            else {
+                let proof = proof(at, is_exact, Proof::Exact);
+                return Some(Guess { proof, ..self.guess_in(entry, slot, index) });
             };
             let goes_on = child.node(&self.shape).dispatch() > at;
             if !goes_on || !child.is_on_way(&self.shape, key) {
-                // The address was used again, or the key is absent: only a fresh slot tells.
-                return Some(Guess { entry, slot: None, at: None });
+                // The address was used again, or the key is absent: only a fresh slot tells, or exact entries.
+                let proof = proof(at, is_exact && is_child_exact && goes_on, Proof::Absent);
+                return Some(Guess { entry, slot: None, at: None, proof });
             }
-            entry = child;
+            (entry, is_exact) = (child, is_child_exact);
         }
     }
 
+    /// A guess that proves nothing.
     fn guess_in(&self, entry: Arc<Entry>, slot: Option<Slot>, index: Option<usize>) -> Guess {
         let index = || index.unwrap_or_else(|| entry.children());
         let at = self.shape.points_back.then(|| slot_addr(entry.addr, index()));
-        Guess { entry, slot, at }
+        Guess { entry, slot, at, proof: Proof::Hint }
     }
 
     /// Looks for a cached node on the way to `key` by the bytes that lead to it. No remote operation.
@@ -146,8 +190,23 @@ impl Tree {
         Some(self.guess_in(entry, found.map(|found| found.1), found.map(|found| found.0)))
     }
 
-    /// Proves the deepest node that the cache knows of: 1 READ, with the WRITE of `new` in the same round trip.
-    /// `None` if the cache is out of date.
+    /// The node of an exact entry, as a READ would have brought it.
+    fn held_of(&self, session: &Session, entry: &Entry) -> Held {
+        let mut image = session.client().buf(entry.node_type().bytes());
+        entry.fill(image.words_mut());
+        Held {
+            addr: entry.addr,
+            image,
+            matched: 0,
+            up: None,
+            c: entry.c,
+            stamp: None,
+            is_exact: true,
+        }
+    }
+
+    /// Proves the deepest node that the cache knows of: 1 READ, with the WRITE of `new` in the same round trip; none
+    /// if its entry is exact. `None` if the cache is out of date.
     pub(super) async fn prove(
         &self,
         session: &Session,
@@ -156,6 +215,9 @@ impl Tree {
         new: Option<(&Unlinked, Buf)>,
     ) -> Result<Option<Held>, Fail> {
         let entry = &*guess.entry;
+        if guess.proof == Proof::Exact && new.is_none() {
+            return Ok(Some(self.held_of(session, entry)));
+        }
         if let Some(slot) = guess.slot
             && let Some(of) = slot.node_type().filter(|_| !slot.is_leaf())
         {
@@ -195,7 +257,8 @@ impl Tree {
 
     /// READs the root node: 1 READ, more the first time and when it was replaced.
     pub(super) async fn root_node(&self, session: &Session) -> Result<Held, Fail> {
-        let up = |addr: GlobalAddr| Some(Up { at: self.meta.plus(META_ROOT), word: addr.word() });
+        let (node, at) = (self.meta, self.meta.plus(META_ROOT));
+        let up = |addr: GlobalAddr| Some(Up { node, at, word: addr.word() });
         if let Some((addr, life)) = self.known_root() {
             let mut held = self.read_at(session, addr, NodeType::TOP, 0, None).await?;
             if held.node(self).life() == life {
@@ -246,7 +309,7 @@ impl Tree {
             if slot.is_leaf() {
                 return Ok(Path { nodes, landing: Landing::Leaf { index, slot } });
             }
-            let up = Up { at: last.slot_addr(index), word: slot.0 };
+            let up = last.up_of(index, slot);
             let child = self.read_child(session, slot, (key, at + 1), up).await?;
             if let Some(at) = child.node(self).differs(key, child.matched) {
                 let landing = Landing::Differs { index, slot, child, at };
@@ -289,7 +352,7 @@ impl Tree {
         matched: usize,
         new: Option<(&Unlinked, Buf)>,
     ) -> Result<Held, Fail> {
-        let (c, reliable) = (session.epoch(), session.reliable());
+        let (c, stamp, reliable) = (session.epoch(), self.stamp(addr), session.reliable());
         let image = match new {
             None => reliable.read(addr, reliable.buf(of.bytes())).await?,
             Some((object, content)) => {
@@ -301,7 +364,7 @@ impl Tree {
                 ops.take_buf(0)
             }
         };
-        Ok(Held { addr, image, matched, up: None, c })
+        Ok(Held { addr, image, matched, up: None, c, stamp, is_exact: false })
     }
 
     /// Refuses a node that is not what a fresh slot must lead to.
@@ -339,8 +402,14 @@ impl Tree {
         if self.options.cache_bytes == 0 || held.node(self).life().is_dead() {
             return;
         }
-        let is_whole = self.options.types == NodeTypes::Whole;
         let (addr, c, words) = (held.addr, held.c, held.image.words());
+        if self.has_exact_entries() {
+            if let Some(entry) = Entry::owned_of(&self.shape, addr, c, words, key) {
+                self.put(entry, held.stamp);
+            }
+            return;
+        }
+        let is_whole = self.options.types == NodeTypes::Whole;
         if let Some(entry) = Entry::of(&self.shape, addr, c, words, (key, is_whole)) {
             self.cache.put(entry);
         }

@@ -12,7 +12,7 @@ use super::leaf::{Leaf, class_for, fill_leaf};
 use super::locked::{Content, LeafImage, lock_addr};
 use super::outcome::Linking;
 use super::reverse::Moved;
-use super::tree::{Fail, Tree, count, finish};
+use super::tree::{Fail, Tree, count};
 use crate::IndexError;
 
 /// Objects that are written in one round trip: a long chain in one would hardly ever come through where completions
@@ -214,7 +214,7 @@ impl Tree {
         let locks = self.slot_locks(&path.nodes);
         let Some(held) = path.nodes.pop() else { return Err(Fail::Again) };
         let (tree, key) = (Arc::clone(self), key.to_vec());
-        let linked = finish(session, async move |session| {
+        let linked = self.finish(session, async move |session| {
             let place = Place { held, index, expected, moved };
             let link = async |_| tree.link_new(&session, &key, place, slot, nodes, new).await;
             tree.under(&session, locks, link).await
@@ -271,6 +271,7 @@ impl Tree {
         }
         new.keep();
         nodes.iter().for_each(|node| node.object.keep());
+        let changing = self.changing(place.held.addr);
         loop {
             let at = place.held.slot_addr(place.index);
             let words = (place.expected, slot);
@@ -287,6 +288,7 @@ impl Tree {
                 if place.index < place.held.node(self).capacity() {
                     self.remember_slot(&mut place.held, place.index, slot, key);
                 }
+                changing.stored(session, place.index, words);
                 return Ok((Ok(()), place.held));
             };
             // Another edge took the slot: the next one, if it was to be an unused one.
@@ -307,6 +309,7 @@ impl Tree {
                 // The edge's slot is there, and whoever filled it may be dead.
                 self.grow(session, &mut place.held, place.index).await?;
             }
+            changing.lost();
             new.unkeep();
             nodes.iter().for_each(|node| node.object.unkeep());
             return Ok((Err(new), place.held));

@@ -33,6 +33,30 @@ pub(super) const CANARIES: &[Canary] = &[
     Canary::GrowUnhelped,
 ];
 
+/// Seeded bugs that the lab hunts with owners: those of [`CANARIES`], and those of ownership.
+pub(super) const OWNED_CANARIES: &[Canary] = &[
+    Canary::BelieveCachedAbsence,
+    Canary::SkipBirth,
+    Canary::RewriteEqualWords,
+    Canary::LockProvesNothing,
+    Canary::LoseLeafRedo,
+    Canary::ResendContent,
+    Canary::TakeOverUnrecorded,
+    Canary::ReviveHeadFirst,
+    Canary::FreeSlot,
+    Canary::UnlinkUnlocked,
+    Canary::MoveUnmarked,
+    Canary::CopyUnfrozen,
+    Canary::TrustDeadNode,
+    Canary::RepostSlotCas,
+    Canary::JoinOpenRead,
+    Canary::SealLate,
+    Canary::GrowUnhelped,
+    Canary::LostIsNotBegun,
+    Canary::DeliverTwice,
+    Canary::KeepExactEntries,
+];
+
 /// Settings for one run of the lab with owners: caches that run full, short windows, leaves that are unlinked at
 /// once, and operations that are done together or each by itself.
 pub(super) fn draw_owned(rng: &mut Rng) -> Settings {

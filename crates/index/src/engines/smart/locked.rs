@@ -14,7 +14,7 @@ use super::leaf::{Leaf, NewValue, changed, set_content};
 use super::lock_table::LockSet;
 use super::record::NewRecord;
 use super::takeover::redo_record;
-use super::tree::{Tree, count, finish};
+use super::tree::{Tree, count};
 use crate::IndexError;
 
 /// A leaf's place, and its words when it was read, from its head on.
@@ -95,7 +95,7 @@ impl Tree {
     ) -> Result<Stored, IndexError> {
         let tree = Arc::clone(self);
         let locks = self.leaf_locks(leaf.addr, LockSet::default());
-        finish(session, async move |session| {
+        self.finish(session, async move |session| {
             let store = async |has_waited| {
                 let mut leaf = leaf;
                 if has_waited && is_blind {

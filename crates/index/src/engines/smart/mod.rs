@@ -44,6 +44,7 @@ mod model;
 mod ops;
 mod options;
 mod outcome;
+mod own_nodes;
 mod owned;
 mod record;
 mod relocate;
@@ -108,14 +109,15 @@ impl Smart {
         check_pool(session)?;
         reverse::check_values(session, table.layout())?;
         reverse::check_open(table.layout(), &options)?;
-        Ok(Smart { stored: table.clone(), tree: Tree::new(table.meta(), *table.layout(), options) })
+        let tree = Tree::new(table.meta(), *table.layout(), options, None);
+        Ok(Smart { stored: table.clone(), tree })
     }
 }
 
 /// The table without a cache, for walks.
 fn stored_tree(table: &StoredTable) -> Arc<Tree> {
     let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
-    Tree::new(table.meta(), *table.layout(), options)
+    Tree::new(table.meta(), *table.layout(), options, None)
 }
 
 impl Engine for Smart {

@@ -7,7 +7,7 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::delegation::ChangeLead;
-use super::descent::{Guess, Landing, Path};
+use super::descent::{Guess, Landing, Path, Proof};
 use super::insert::NewLeaf;
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
@@ -26,6 +26,16 @@ enum By {
     Cache,
     /// Fresh pointers from the root on, so that each node's parent is known.
     Root,
+}
+
+impl By {
+    /// The pointers after an attempt that met another's lock by such a way.
+    fn after(path: Option<&Path>) -> By {
+        match path {
+            Some(path) if !path.is_exact() => By::Root,
+            _ => By::Cache,
+        }
+    }
 }
 
 /// The end of an attempt at a change.
@@ -77,6 +87,9 @@ impl Tree {
         value: &mut Vec<u8>,
     ) -> Result<bool, Fail> {
         let guess = self.guess(key);
+        if guess.as_ref().is_some_and(|guess| guess.proof == Proof::Absent) {
+            return Ok(false);
+        }
         if let Some((_, image)) = self.proven_leaf(session, guess.as_ref(), key).await? {
             return self
                 .value_of(session, self.leaf(GlobalAddr::NULL, &image).content(), value)
@@ -101,14 +114,15 @@ impl Tree {
         self.value_of(session, leaf.content(), value).await
     }
 
-    /// The leaf that a cached slot leads to, if that is proven: 1 READ.
+    /// The leaf that a cached slot leads to, if that is proven: 1 READ. Not that of an exact entry, whose slot is as
+    /// good as one that was READ.
     async fn proven_leaf(
         &self,
         session: &Session,
         guess: Option<&Guess>,
         key: &[u8],
     ) -> Result<Option<(Slot, Buf)>, Fail> {
-        let Some(guess) = guess else { return Ok(None) };
+        let Some(guess) = guess.filter(|it| it.proof != Proof::Exact) else { return Ok(None) };
         let Some(slot) = guess.slot.filter(|slot| slot.is_leaf()) else { return Ok(None) };
         let image = self.read_leaf(session, slot).await?;
         Ok(self.is_proven(guess, slot, &image, key).then_some((slot, image)))
@@ -210,7 +224,7 @@ impl Tree {
             let adds = op.change.value.is_some() && op.change.adds;
             match &guess {
                 // The new leaf is written in the round trip in which the node is READ.
-                Some(guess) if guess.slot.is_none() && adds => {
+                Some(guess) if guess.slot.is_none() && adds && guess.proof != Proof::Exact => {
                     self.prepare(session, op).await?;
                     if let (Some(leaf), Some(at)) = (op.leaf.as_mut(), guess.at) {
                         leaf.aim(self, at);
@@ -278,7 +292,7 @@ impl Tree {
             if op.wait.again(session, (LEAF, slot.addr()), owner(held)).await? {
                 op.dead = Some(held);
             }
-            let by = if op.dead.is_some() || path.is_some() { By::Root } else { By::Cache };
+            let by = if op.dead.is_some() { By::Root } else { By::after(path.as_ref()) };
             return Ok(Step::Again(by));
         }
         let content = match change.value {
@@ -305,7 +319,7 @@ impl Tree {
                 Stored::Lost { content, lead } => {
                     op.give_back(content);
                     op.lead = lead;
-                    return Ok(Step::Again(if path.is_some() { By::Root } else { By::Cache }));
+                    return Ok(Step::Again(By::after(path.as_ref())));
                 }
             }
         }

@@ -1,20 +1,23 @@
 //! Owned: SMART's side of ownership, [`Partitioned`], which makes P-SMART of it.
 //!
-//! The protocol beneath stays that of all compute servers, so a guest, a late task of a former owner, and a recovery
-//! may work on what is owned.
+//! The protocol beneath stays that of all compute servers. Beyond it, an owner believes its cache about its own nodes
+//! (`own_nodes.rs`).
+
+use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 use fastrand::Rng;
 
-use super::layout::{META_MAP, META_MAP_LOCK};
+use super::layout::{META_MAP, META_MAP_LOCK, check_pool};
+use super::own_nodes::OwnRanges;
 use super::scan::{Item, meets};
 use super::tree::{Fail, Tree};
 use super::{Smart, lab, stored_tree};
 use crate::bnode::KeyFormat;
 use crate::change::{Change, Outcome};
-use crate::compute::ownership::{MapWords, read_map};
+use crate::compute::ownership::{MapWords, Ownership, read_map};
 use crate::compute::{OwnedSettings, Partitioned};
 use crate::engines::p_smart::PSmartOptions;
 use crate::index::{ScanRange, TableReport};
@@ -37,7 +40,7 @@ impl Partitioned for Smart {
     const OWNED_NAME: &'static str = "p-smart";
     const OWNED_ABOUT: &'static str =
         "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
-    const OWNED_CANARIES: &'static [Canary] = &[Canary::LostIsNotBegun, Canary::DeliverTwice];
+    const OWNED_CANARIES: &'static [Canary] = lab::OWNED_CANARIES;
 
     const OWNED_SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
 
@@ -49,8 +52,12 @@ impl Partitioned for Smart {
         session: &Session,
         table: &StoredTable,
         options: PSmartOptions,
+        ownership: &Arc<Ownership>,
     ) -> Result<Smart, IndexError> {
-        Smart::open_with(session, table, options.into())
+        check_pool(session)?;
+        let owner = Some(OwnRanges::new(ownership));
+        let tree = Tree::new(table.meta(), *table.layout(), options.into(), owner);
+        Ok(Smart { stored: table.clone(), tree })
     }
 
     async fn walk_owned(
@@ -118,7 +125,22 @@ impl Partitioned for Smart {
     }
 
     fn drop_cached(table: &Smart, range: ScanRange<'_>) {
-        table.tree.cache.forget_all(|prefix| meets(&range, prefix));
+        if !Canary::KeepExactEntries.is_armed() {
+            table.tree.cache.forget_all(|prefix| meets(&range, prefix));
+        }
+    }
+
+    fn is_clearing_due(table: &Smart, is_last: bool) -> bool {
+        table.tree.is_unlinking_due(is_last)
+    }
+
+    fn take_removed(table: &Smart, is_wanted: &dyn Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+        table.tree.take_removed(is_wanted)
+    }
+
+    /// Cost: as [`Tree::unlink`].
+    async fn clear_removed(table: &Smart, session: &Session, key: &[u8]) -> Result<(), IndexError> {
+        table.tree.unlink_whole(session, key).await
     }
 
     /// Between two subtrees, half of those of the range on each side.

@@ -13,10 +13,10 @@ use farleaf_pool::{Retiring, Session, Trial, Unlinked};
 
 use super::descent::{Held, Landing, Path, Up};
 use super::insert::NewLeaf;
-use super::layout::{META_ROOT, NodeType, Slot, fill_node};
+use super::layout::{META_ROOT, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, MOVING, NewValue};
 use super::locked::LeafImage;
-use super::tree::{Fail, Tree, count, finish};
+use super::tree::{Fail, Tree, count};
 use crate::IndexError;
 
 /// CASes of one chain.
@@ -77,7 +77,8 @@ impl Tree {
         key: &[u8],
     ) -> Result<(), IndexError> {
         let (tree, key) = (Arc::clone(self), key.to_vec());
-        finish(session, async move |session| tree.relocate_now(&session, dying, &key).await).await
+        self.finish(session, async move |session| tree.relocate_now(&session, dying, &key).await)
+            .await
     }
 
     pub(super) async fn relocate_now(
@@ -89,6 +90,8 @@ impl Tree {
         let mut of = self.copy_type(&dying);
         let mut object = self.alloc_node(session, of).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
+        // Its entry never becomes exact again.
+        let _changing = self.changing(dying.addr);
         self.freeze(session, &mut dying).await?;
         if let Some(heir) = self.heir(session, &dying).await? {
             return self.collapse(session, &dying, key, heir, retiring).await;
@@ -201,6 +204,7 @@ impl Tree {
         let (up, mut trial) = (dying.up, Trial::default());
         let expected = if dying.is_root(self) { up.word } else { Slot(up.word).thawed().0 };
         made.keep();
+        let changing = self.changing(up.node);
         let won = loop {
             let posting = session.reliable().posting();
             let error = match session.client().cas(up.at, expected, new).await {
@@ -217,6 +221,10 @@ impl Tree {
         };
         if dying.is_root(self) {
             self.note_root(None);
+        } else if won {
+            changing.stored(session, up.index(), (Slot(up.word), Slot(new)));
+        } else {
+            changing.lost();
         }
         if !won {
             made.unkeep();
@@ -247,11 +255,11 @@ impl Tree {
         if slot.is_frozen() {
             return Ok(Err(new));
         }
-        let at = path.last().slot_addr(index);
+        let node = path.last().addr;
         let locks = self.leaf_locks(old.addr, self.slot_locks(&path.nodes));
         let (tree, key) = (Arc::clone(self), key.to_vec());
-        finish(session, async move |session| {
-            let work = async |_| tree.move_now(&session, &key, (at, slot), old, new).await;
+        self.finish(session, async move |session| {
+            let work = async |_| tree.move_now(&session, &key, (node, index, slot), old, new).await;
             tree.under(&session, locks, work).await
         })
         .await
@@ -261,7 +269,7 @@ impl Tree {
         &self,
         session: &Session,
         key: &[u8],
-        (at, slot): (GlobalAddr, Slot),
+        (node, index, slot): (GlobalAddr, usize, Slot),
         old: LeafImage,
         mut new: NewLeaf,
     ) -> Result<Result<(), NewLeaf>, IndexError> {
@@ -279,12 +287,15 @@ impl Tree {
         let is_locked = session.reliable().cas(old.lock_addr(), by, lock).await? == by;
         if is_locked {
             new.keep();
-            let words = (slot, new.slot(slot.edge()));
+            let (at, words) = (slot_addr(node, index), (slot, new.slot(slot.edge())));
+            let changing = self.changing(node);
             if self.link(session, at, words, new.linking(key)).await?.is_ok() {
+                changing.stored(session, index, words);
                 // The old leaf stays locked.
                 retiring.into_iter().for_each(|retiring| session.retire(retiring));
                 return Ok(Ok(()));
             }
+            changing.lost();
             new.unkeep();
             self.unlock(session, &old, lock).await?;
         } else {

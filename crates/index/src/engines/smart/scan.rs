@@ -134,8 +134,9 @@ impl Tree {
             if slot.is_leaf() {
                 found.extend(self.take_leaf(session, range, slot, image).await?);
             } else {
-                let mut held =
-                    Held { addr: slot.addr(), image, matched: prefix.len(), up: Some(up), c };
+                let (addr, matched) = (slot.addr(), prefix.len());
+                let (parent, stamp) = (Some(up), None);
+                let mut held = Held { addr, image, matched, up: parent, c, stamp, is_exact: false };
                 match self.check_child(&held, slot) {
                     Err(Fail::Again) => {
                         // A node has come in front of it: that one is next.
@@ -168,7 +169,7 @@ impl Tree {
         if !Slot(word).has_child() {
             return Err(self.corrupt(up.at, "INV-SMART-8: its child is gone"));
         }
-        Ok((Slot(word).thawed(), Up { at: up.at, word }))
+        Ok((Slot(word).thawed(), Up { word, ..up }))
     }
 
     async fn take_leaf(
@@ -205,7 +206,7 @@ impl Tree {
         let child = |(index, slot): (usize, Slot)| {
             let mut prefix = prefix.clone();
             prefix.extend(slot.edge().as_byte());
-            let up = Up { at: held.slot_addr(index), word: slot.0 };
+            let up = held.up_of(index, slot);
             meets(range, &prefix).then_some(Item::Child { slot, up, prefix })
         };
         children.into_iter().filter_map(child).collect()

@@ -111,10 +111,18 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let (up, mut trial) = (dying.up, Trial::default());
         let expected = Slot(up.word).thawed().0;
+        let changing = self.changing(up.node);
         let may_have_won = loop {
             let posting = session.reliable().posting();
             let error = match session.client().cas(up.at, expected, heir.0).await {
-                Ok(found) => break found == expected,
+                Ok(found) if found == expected => {
+                    changing.stored(session, up.index(), (Slot(expected), heir));
+                    break true;
+                }
+                Ok(_) => {
+                    changing.lost();
+                    break false;
+                }
                 Err(error) => error,
             };
             session.reliable().again(&mut trial, posting, error).await?;

@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::layout::{LeafClass, Shape};
 use super::leaf::{Leaf, NewValue, seal, set_content};
 use super::locked::{LeafImage, lock_addr};
-use super::tree::{Fail, LEAF, Tree, count, finish, is_owner_dead, owner};
+use super::tree::{Fail, LEAF, Tree, count, is_owner_dead, owner};
 use crate::IndexError;
 use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 
@@ -142,7 +142,7 @@ impl Tree {
         lock: u64,
     ) -> Result<(), IndexError> {
         let tree = Arc::clone(self);
-        let done = finish(session, async move |session| {
+        let done = self.finish(session, async move |session| {
             let area = session.redo_addr_of(leaf.addr.server(), owner(lock))?;
             let redo = tree.read_redo(&session, area).await?;
             let redo = redo.filter(|it| it.token == owner(lock) && it.addr == leaf.addr);

@@ -11,6 +11,7 @@ use super::delegation::Queues;
 use super::layout::{Life, META_MAGIC, META_ROOT, NodeType, Shape};
 use super::leaf::MOVING;
 use super::options::SmartOptions;
+use super::own_nodes::OwnRanges;
 use super::switches::NodeTypes;
 use crate::IndexError;
 use crate::bnode::Layout;
@@ -57,6 +58,8 @@ pub(super) struct Tree {
     pub(super) shape: Shape,
     pub(super) options: SmartOptions,
     pub(super) cache: Cache,
+    /// The ownership of the table's ranges, if they have owners.
+    pub(super) owner: Option<OwnRanges>,
     /// The root node as last seen: address and life.
     root: Mutex<Option<(GlobalAddr, Life)>>,
     /// The lock table, once this compute server has used it.
@@ -148,13 +151,19 @@ pub(super) fn count_many(counter: &AtomicU64, more: u64) {
 }
 
 impl Tree {
-    pub(super) fn new(meta: GlobalAddr, layout: Layout, options: SmartOptions) -> Arc<Tree> {
+    pub(super) fn new(
+        meta: GlobalAddr,
+        layout: Layout,
+        options: SmartOptions,
+        owner: Option<OwnRanges>,
+    ) -> Arc<Tree> {
         Arc::new(Tree {
             meta,
             layout,
             shape: Shape::of(&layout),
             options,
             cache: Cache::new(options.cache_bytes, options.cache_index),
+            owner,
             root: Mutex::default(),
             lock_table: Mutex::default(),
             removed: Mutex::default(),
@@ -216,28 +225,31 @@ impl Tree {
             NodeTypes::Fine | NodeTypes::Art => self.shape.holding(slots),
         }
     }
+
+    /// Runs `task` to its end with a session that does not give up, whatever becomes of the caller. In a table with
+    /// owners it is inside the range guard.
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` if it takes longer than the caller waits.
+    pub(super) async fn finish<T: 'static>(
+        &self,
+        session: &Session,
+        task: impl AsyncFnOnce(Session) -> Result<T, IndexError> + 'static,
+    ) -> Result<T, IndexError> {
+        let patient = session.without_deadline();
+        let inside = self.owner.as_ref().map(|owner| owner.enter_task(session));
+        let task = Box::pin(async move { task(patient).await });
+        run_to_end(session, task, inside).await.unwrap_or_else(|| {
+            Err(IndexError::OutcomeUnknown(
+                "a memory server cannot be reached; the change goes on once it can".into(),
+            ))
+        })
+    }
 }
 
 /// Longest value that stays in its leaf.
 pub(super) fn inline_max(session: &Session) -> usize {
     INLINE_BYTES_MAX.min(session.redo_bytes().saturating_sub(super::takeover::HEADER_BYTES))
-}
-
-/// Runs `task` to its end with a session that does not give up, whatever becomes of the caller.
-///
-/// # Errors
-/// `OutcomeUnknown` if it takes longer than the caller waits.
-pub(super) async fn finish<T: 'static>(
-    session: &Session,
-    task: impl AsyncFnOnce(Session) -> Result<T, IndexError> + 'static,
-) -> Result<T, IndexError> {
-    let patient = session.without_deadline();
-    let task = Box::pin(async move { task(patient).await });
-    run_to_end(session, task, ()).await.unwrap_or_else(|| {
-        Err(IndexError::OutcomeUnknown(
-            "a memory server cannot be reached; the change goes on once it can".into(),
-        ))
-    })
 }
 
 /// The token of a lock word, whether the leaf moves or not.

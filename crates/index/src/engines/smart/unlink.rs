@@ -3,6 +3,10 @@
 //! A remove leaves its leaf linked, so that the key can come back in place. Once a compute server has removed a batch
 //! of keys, a task locks the leaves that are still without a value, empties their slots and retires them. Without the
 //! leaf's lock, a key that came back meanwhile would be lost.
+//!
+//! In a table with owners only the owner of a key unlinks its leaf, or a guest that holds the map's lock. The task is
+//! inside the range guard, and leaves out keys that are another's or about to be. Those of a range that moves are
+//! unlinked before `hand_over` (`crate::compute::owned`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -42,18 +46,21 @@ impl Tree {
             // Its leaf stays linked (INV-SMART-8).
             return;
         }
-        let keys = {
+        let is_due = {
             let mut removed = lock(&self.removed);
             if removed.len() < REMOVED_MAX {
                 removed.push(key.to_vec());
             }
-            let is_due = removed.len() >= self.options.unlink_batch
-                && !self.unlinking.swap(true, Ordering::SeqCst);
-            if !is_due {
-                return;
-            }
-            std::mem::take(&mut *removed)
+            removed.len() >= self.options.unlink_batch
         };
+        // A guest unlinks under the map's lock.
+        let is_own = self.owner.as_ref().is_none_or(|owner| owner.owns(key));
+        if !is_due || !is_own || self.unlinking.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // It enters before it looks which keys are own.
+        let inside = self.owner.as_ref().map(|owner| owner.enter_task(session));
+        let keys = self.take_removed(|key| self.owner.as_ref().is_none_or(|owner| owner.owns(key)));
         let (unlinking, pin) = (Unlinking(Arc::clone(self)), session.pin_for_task());
         session.spawn(async move |session| {
             for key in keys {
@@ -64,7 +71,32 @@ impl Tree {
             }
             drop(pin);
             drop(unlinking);
+            drop(inside);
         });
+    }
+
+    /// Returns whether enough keys were removed here to unlink their leaves; any, if it is the last time.
+    pub(super) fn is_unlinking_due(&self, is_last: bool) -> bool {
+        lock(&self.removed).len() >= if is_last { 1 } else { self.options.unlink_batch }
+    }
+
+    /// The keys that were removed here and of which `is_wanted` says so. Others remain.
+    pub(super) fn take_removed(&self, is_wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+        let mut removed = lock(&self.removed);
+        let (taken, rest) =
+            std::mem::take(&mut *removed).into_iter().partition(|key| is_wanted(key));
+        *removed = rest;
+        taken
+    }
+
+    /// As [`Tree::unlink`], to its end whatever becomes of the caller.
+    pub(super) async fn unlink_whole(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+    ) -> Result<(), IndexError> {
+        let (tree, key) = (Arc::clone(self), key.to_vec());
+        self.finish(session, async move |session| tree.unlink(&session, &key).await).await
     }
 
     /// Returns when no task unlinks.
@@ -126,13 +158,16 @@ impl Tree {
         if Canary::FreeSlot.is_armed() {
             tomb = Slot(0);
         }
+        let changing = self.changing(held.addr);
         if self.empty_slot(session, at, (slot, tomb), key).await? {
             // It stays locked: a client that waits for it looks at the slot.
             session.retire(retiring);
             self.remember_slot(&mut held, index, tomb, key);
+            changing.stored(session, index, (slot, tomb));
             count(&self.counts.unlinked);
             return self.shrink(session, held, key).await;
         }
+        changing.lost();
         self.unlock(session, &leaf, token).await?;
         session.cancel_retire(retiring);
         Ok(())

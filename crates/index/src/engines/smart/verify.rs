@@ -181,7 +181,7 @@ impl Tree {
         }
         let slots = node.slots().enumerate().rev().filter(|(_, slot)| slot.has_child());
         todo.extend(slots.map(|(index, slot)| {
-            let up = Up { at: held.slot_addr(index), word: slot.0 };
+            let up = held.up_of(index, slot);
             let mut prefix = prefix.clone();
             prefix.extend(slot.edge().as_byte());
             Todo { slot: slot.thawed(), up, prefix, level: level + 1 }
