@@ -16,6 +16,7 @@ pub mod engines;
 mod entries;
 mod error;
 mod index;
+mod join;
 pub mod knobs;
 mod limits;
 mod local;

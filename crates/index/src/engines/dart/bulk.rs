@@ -183,7 +183,7 @@ impl DartBuilder<'_> {
     async fn close(&mut self) -> Result<(), IndexError> {
         self.attach().await?;
         let Some(open) = self.open.pop() else { return Ok(()) };
-        let kind = self.tree.shape.fit(&open.children, None);
+        let kind = self.tree.shape.fit(&open.children);
         let addr = self.node(kind, &open.children).await?;
         self.pending = Some((SlotWord::node(Step::ROOT, 0, kind, addr), open.plen));
         Ok(())

@@ -11,9 +11,8 @@ use farleaf_pool::{Reliable, Session, Unlinked};
 
 use super::DartTree;
 use super::descent::{NodeRef, SlotPlace, Way, WayEnd};
-use super::hashed_node::{self, BucketPlace};
 use super::leaf::{self, Before, LeafCopy};
-use super::node_switch::FullNode;
+use super::node_switch::{Grown, Growth};
 use super::ops::Below;
 use super::outcome::{Attempt, Mine};
 use super::publish::{Publication, Published};
@@ -69,9 +68,10 @@ impl Changing<'_> {
     }
 
     /// At a bucket that has neither the key's step nor an empty slot: the key is absent, if it belongs there, and
-    /// a change that adds it needs a larger node.
+    /// a change that adds it grows the node.
     ///
-    /// Cost: none for one that adds nothing, on a fresh way; else 1 READ if bytes of the way are unproven.
+    /// Cost: none for one that adds nothing, on a fresh way; else 1 READ if bytes of the way are unproven, and for a
+    /// change that adds the key that of [`DartTree::grow`].
     async fn at_full(
         &mut self,
         way: &Way,
@@ -83,45 +83,55 @@ impl Changing<'_> {
         if let (Decision::Leave(outcome), true) = (decision, way.is_fresh) {
             return self.absent(outcome);
         }
+        let (key, mut proof) = (self.change.key, None);
         if !way.is_fresh || way.has_gaps {
             self.tree.counters.proof_reads.add(1);
-            let key = self.change.key;
             let below = self.tree.some_leaf(self.io, node, Some(bucket), key, way.is_fresh).await?;
-            let leaf = match below {
-                Below::Leaf(word) => self.tree.read_leaf(self.io, word).await?,
+            proof = match below {
+                Below::Leaf(word) => Some(word),
                 Below::Empty(node, path) if way.is_fresh => {
-                    self.tree.switch(self.session, &path, node, false).await?;
+                    self.tree.switch(self.session, &path, node).await?;
                     return Ok(AttemptEnd::Again);
                 }
                 Below::Empty(..) | Below::Stale => return Ok(AttemptEnd::NextStart),
             };
-            if !leaf.shares(key, node.plen) {
-                return match way.is_fresh {
-                    true => self.split_edge(way, &leaf, trail).await,
+        }
+        let outcome = match (decision, proof) {
+            (Decision::Leave(outcome), None) => return self.absent(outcome),
+            (Decision::Leave(outcome), Some(word)) => {
+                let leaf = self.tree.read_leaf(self.io, word).await?;
+                return match leaf.shares(key, node.plen) {
+                    true => self.absent(outcome),
                     false => Ok(AttemptEnd::NextStart),
                 };
             }
-            if let Decision::Leave(outcome) = decision {
-                return self.absent(outcome);
+            (Decision::Apply(outcome), _) => outcome,
+        };
+        self.tree.counters.slot_taken.add(1);
+        let content = self.encode_leaf(Before::Nothing, false).await?;
+        let Some(leaf) = self.leaf.take() else { return Ok(AttemptEnd::Again) };
+        let (step, code) = (Step::at(key, node.plen), self.code());
+        let is_whole = bucket.words().len() == self.tree.shape.slots(node.kind);
+        let words =
+            is_whole.then(|| bucket.words().iter().map(|word| SlotWord::from_raw(*word)).collect());
+        let growth = Growth { node, step, words, proof, leaf, code, content, is_below: true };
+        match self.tree.grow(self.session, key, growth).await? {
+            Grown::Inserted => self.absent(outcome),
+            Grown::Late(leaf) => {
+                self.leaf = Some(leaf);
+                Ok(AttemptEnd::Again)
+            }
+            Grown::NotBelow(leaf) => {
+                self.leaf = Some(leaf);
+                match proof.filter(|_| way.is_fresh) {
+                    Some(word) => {
+                        let other = self.tree.read_leaf(self.io, word).await?;
+                        self.split_edge(way, &other, trail).await
+                    }
+                    None => Ok(AttemptEnd::NextStart),
+                }
             }
         }
-        self.tree.counters.slot_taken.add(1);
-        let step = Step::at(self.change.key, node.plen);
-        let full = FullNode { node, wanted: step, bucket };
-        let new = self.tree.grow(self.session, self.change.key, full).await?;
-        let Some((node, bucket)) = new else { return Ok(AttemptEnd::Again) };
-        // On with the new node, as it was written: another client's word in the slot is found by the CAS.
-        let place = match hashed_node::find(bucket.words(), step) {
-            BucketPlace::At(index, word) | BucketPlace::Empty(index, word) => {
-                let first = self.tree.shape.bucket(node.kind, step).start;
-                let at = node.addr.plus(8 * (first + index) as u64);
-                SlotPlace { at, word, step, node: Some(node) }
-            }
-            BucketPlace::Full => return Ok(AttemptEnd::Again),
-        };
-        let landing = WayEnd::Full(node, bucket);
-        let way = Way { landing, is_fresh: true, has_gaps: false, levels: way.levels };
-        self.at_slot(&way, place, None, trail).await
     }
 
     /// In front of an inner node behind more bytes than the key has.
@@ -143,7 +153,7 @@ impl Changing<'_> {
             match self.tree.some_leaf(self.io, child, None, self.change.key, way.is_fresh).await? {
                 Below::Leaf(word) => self.tree.read_leaf(self.io, word).await?,
                 Below::Empty(node, path) if way.is_fresh => {
-                    self.tree.switch(self.session, &path, node, false).await?;
+                    self.tree.switch(self.session, &path, node).await?;
                     return Ok(AttemptEnd::Again);
                 }
                 Below::Empty(..) | Below::Stale => return Ok(AttemptEnd::NextStart),
@@ -162,7 +172,7 @@ impl Changing<'_> {
         self.tree.counters.met_seal.add(1);
         match place.node {
             Some(node) => {
-                self.tree.switch(self.session, self.change.key, node, false).await?;
+                self.tree.switch(self.session, self.change.key, node).await?;
                 Ok(AttemptEnd::Again)
             }
             None => Err(IndexError::Corrupt("the root slot is sealed".into())),
@@ -223,7 +233,7 @@ impl Changing<'_> {
                 match self.tree.some_leaf(self.io, node, bucket, key, way.is_fresh).await? {
                     Below::Leaf(word) => Some(word),
                     Below::Empty(node, path) if way.is_fresh => {
-                        self.tree.switch(self.session, &path, node, false).await?;
+                        self.tree.switch(self.session, &path, node).await?;
                         return Ok(NextStep::Ended(AttemptEnd::Again));
                     }
                     Below::Empty(..) | Below::Stale => {
@@ -503,7 +513,20 @@ impl Changing<'_> {
         before: Before,
         is_blind: bool,
     ) -> Result<(), IndexError> {
-        let Change { key, value: Some(value), .. } = *self.change else { return Ok(()) };
+        let content = self.encode_leaf(before, is_blind).await?;
+        if let (Some(content), Some(leaf)) = (content, &self.leaf) {
+            leaf.write_in(ops, content);
+        }
+        Ok(())
+    }
+
+    /// The content of the new leaf, which gets an object if it has none; `None` for a change without a value.
+    async fn encode_leaf(
+        &mut self,
+        before: Before,
+        is_blind: bool,
+    ) -> Result<Option<Buf>, IndexError> {
+        let Change { key, value: Some(value), .. } = *self.change else { return Ok(None) };
         let bytes = leaf::object_bytes(key.len(), value.len());
         let alloc = || self.session.alloc_unlinked(self.session.place(), bytes);
         if self.leaf.is_none() {
@@ -517,13 +540,9 @@ impl Changing<'_> {
             let another = alloc().await?;
             self.leaf = Some(another);
         }
-        if let Some(leaf) = &self.leaf {
-            let ids = (self.tree.table, leaf::writing(self.session));
-            let buf = self.session.client().buf(leaf.bytes());
-            let content = leaf::encode(buf, (key, value), (before, is_blind), ids);
-            leaf.write_in(ops, content);
-        }
-        Ok(())
+        let ids = (self.tree.table, leaf::writing(self.session));
+        let bufs = self.leaf.as_ref().map(|leaf| self.session.client().buf(leaf.bytes()));
+        Ok(bufs.map(|buf| leaf::encode(buf, (key, value), (before, is_blind), ids)))
     }
 
     fn leaf_written(&self) {

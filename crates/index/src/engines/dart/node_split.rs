@@ -35,7 +35,7 @@ impl DartTree {
         children: &[SlotWord],
     ) -> Result<(SlotWord, Vec<Unlinked>), IndexError> {
         let (positions, mut len) = chain(place.bytes_before_child(), to);
-        let kind = self.shape.fit(children, None);
+        let kind = self.shape.fit(children);
         let mut objects = vec![self.new_node(session, ops, kind, children).await?];
         let mut child = (kind, objects[0].addr());
         for position in positions.into_iter().rev() {

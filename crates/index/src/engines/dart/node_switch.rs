@@ -15,6 +15,7 @@
 //! put the same word, and after a lost completion both would take it for their own. So at most one switch of a
 //! compute server claims a node ([`Claims`]).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -24,10 +25,12 @@ use farleaf_pool::{Reliable, Retiring, Session, Trial, Unlinked, is_open};
 
 use super::DartTree;
 use super::descent::{NodeRef, SlotPlace, Start, WayEnd};
+use super::leaf::{self, LeafCopy};
 use super::outcome::Verdict;
 use super::word::{DartNodeType, LEN_MAX, SlotContent, SlotWord, Step};
 use crate::IndexError;
 use crate::detach::run_to_end;
+use crate::join::join;
 use crate::retry::Attempts;
 use crate::sync::{Mutex, lock};
 
@@ -41,15 +44,31 @@ enum Progress {
     Again,
 }
 
-/// A new node, and the words that it was written with.
-type NewNode = (NodeRef, Vec<SlotWord>);
-
-/// A node whose bucket has no slot left for a step.
-pub(super) struct FullNode<'a> {
+/// A node whose bucket has no slot for a step, and the leaf that its key wants there.
+pub(super) struct Growth {
     pub(super) node: NodeRef,
-    pub(super) wanted: Step,
-    /// The bucket's words, as they were read.
-    pub(super) bucket: &'a Buf,
+    pub(super) step: Step,
+    /// The words of the node, if a READ has shown all.
+    pub(super) words: Option<Vec<SlotWord>>,
+    /// The word of a leaf below the node, which has to show that the key belongs there; `None` if that is known.
+    pub(super) proof: Option<SlotWord>,
+    /// The object of the new leaf.
+    pub(super) leaf: Unlinked,
+    pub(super) code: u8,
+    /// The leaf's content; `None` once it is written.
+    pub(super) content: Option<Buf>,
+    /// The key belongs below the node.
+    pub(super) is_below: bool,
+}
+
+/// The end of [`DartTree::grow`].
+pub(super) enum Grown {
+    /// The leaf is in the tree.
+    Inserted,
+    /// The node is gone, or has no children left: the leaf is linked nowhere.
+    Late(Unlinked),
+    /// The key does not belong below the node.
+    NotBelow(Unlinked),
 }
 
 /// The client that unlinked a node.
@@ -97,8 +116,7 @@ impl Claims {
 }
 
 impl DartTree {
-    /// Switches `node`, to which `key` leads. A task does it, to its end. `is_proven` says that all keys below the
-    /// node begin as `key`.
+    /// Switches `node`, to which `key` leads. A task does it, to its end.
     ///
     /// Cost: as [`DartTree::grow`], and 1 READ of the node.
     ///
@@ -109,54 +127,12 @@ impl DartTree {
         session: &Session,
         key: &[u8],
         node: NodeRef,
-        is_proven: bool,
     ) -> Result<(), IndexError> {
-        self.switch_in_task(session, key, (node, None, None), is_proven).await.map(drop)
-    }
-
-    /// Switches a full node to one with a free slot for a step. All keys below the node begin as `key`. Returns the
-    /// new node, and the step's bucket as it was written; `None` if another client has been quicker.
-    ///
-    /// Cost: a CAS for each slot, a probe of the skip table, a READ for each level between the node that it finds and
-    /// this one, 1 WRITE and 1 CAS, each in a round trip; 1 READ more for a node of several buckets. A task goes on with
-    /// maintenance ([`DartTree::node_unlinked`]).
-    ///
-    /// # Errors
-    /// As [`DartTree::switch`].
-    pub(super) async fn grow(
-        self: &Arc<Self>,
-        session: &Session,
-        key: &[u8],
-        full: FullNode<'_>,
-    ) -> Result<Option<(NodeRef, Buf)>, IndexError> {
-        let FullNode { node, wanted, bucket } = full;
-        let is_whole = bucket.words().len() == self.shape.slots(node.kind);
-        let words = is_whole.then(|| bucket.words().iter().map(|word| SlotWord::from_raw(*word)));
-        let (wanted_step, words) = (Some(wanted), words.map(Iterator::collect));
-        let put = self.switch_in_task(session, key, (node, wanted_step, words), true).await?;
-        Ok(put.map(|(node, live)| {
-            let mut words = session.client().buf(self.shape.bytes(node.kind));
-            self.shape.fill(node.kind, &live, words.words_mut());
-            let slots = self.shape.bucket(node.kind, wanted);
-            let mut bucket = session.client().buf(8 * slots.len());
-            bucket.words_mut().copy_from_slice(&words.words()[slots]);
-            (node, bucket)
-        }))
-    }
-
-    async fn switch_in_task(
-        self: &Arc<Self>,
-        session: &Session,
-        key: &[u8],
-        (node, wanted, words): (NodeRef, Option<Step>, Option<Vec<SlotWord>>),
-        is_proven: bool,
-    ) -> Result<Option<NewNode>, IndexError> {
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         self.counters.switch_started.add(1);
         let task = async move {
-            let mut first = Switch::new(&tree, &patient, &key, node, wanted);
-            (first.is_proven, first.known) = (is_proven, words);
-            tree.switch_all(first).await
+            let first = Switch::new(&tree, &patient, Cow::Owned(key), node);
+            tree.switch_all(first).await.map(drop)
         };
         run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
             Err(IndexError::Unavailable(
@@ -167,39 +143,70 @@ impl DartTree {
         })
     }
 
-    /// Runs a switch to its end, and first those of the nodes above it that are being replaced. Returns the new
-    /// node of the first, if there is one.
-    async fn switch_all(
+    /// Switches a full node to one that has a new leaf of `key` as well: the CAS that puts the new node in its place
+    /// also publishes the leaf. A task does it, to its end. If the leaf of the proof shows that the key belongs elsewhere,
+    /// the node is switched nevertheless, because its slots are sealed by then.
+    ///
+    /// Cost: 1 list with a CAS for each slot and the READ of the leaf for the proof; beside it a probe of the skip table and
+    /// a READ for each level from there; 1 list of 2 WRITEs; 1 CAS. A node of several buckets costs 1 READ and 1 round
+    /// trip more. A task goes on with maintenance ([`DartTree::node_unlinked`]).
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` if it fails, or takes longer than the caller waits, once the CAS may have been posted.
+    pub(super) async fn grow(
         self: &Arc<Self>,
-        first: Switch<'_>,
-    ) -> Result<Option<NewNode>, IndexError> {
-        let (session, io, key) = (first.session, first.io, first.key);
-        let new = |node, is_proven| {
-            let mut switch = Switch::new(self, session, key, node, None);
+        session: &Session,
+        key: &[u8],
+        growth: Growth,
+    ) -> Result<Grown, IndexError> {
+        let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
+        self.counters.switch_started.add(1);
+        let task = async move {
+            let mut first = Switch::new(&tree, &patient, Cow::Owned(key), growth.node);
+            first.is_proven = true;
+            first.growth = Some(growth);
+            tree.switch_all(first).await
+        };
+        let ended = run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
+            Err(IndexError::OutcomeUnknown("a memory server cannot be reached".into()))
+        });
+        let Some(growth) = ended? else { return Ok(Grown::Inserted) };
+        Ok(if growth.is_below { Grown::Late(growth.leaf) } else { Grown::NotBelow(growth.leaf) })
+    }
+
+    /// Runs a switch to its end, and first those of the nodes above it that are being replaced. Returns the growth of
+    /// the first, unless its leaf is in the tree.
+    async fn switch_all(self: &Arc<Self>, first: Switch<'_>) -> Result<Option<Growth>, IndexError> {
+        let (session, io) = (first.session, first.io);
+        let new = |key: Vec<u8>, node, is_proven| {
+            let mut switch = Switch::new(self, session, Cow::Owned(key), node);
             (switch.io, switch.is_proven) = (io, is_proven);
             switch
         };
-        let (mut nodes, mut put) = (vec![first], None);
+        let (mut nodes, mut left) = (vec![first], None);
         let mut attempts = Attempts::default();
         while let Some(switch) = nodes.last_mut() {
             match switch.go_on().await? {
                 Progress::Over(above) => {
-                    let is_proven = switch.is_proven;
+                    let (key, is_proven) = (switch.key.to_vec(), switch.is_proven);
                     let ended = nodes.pop();
-                    if nodes.is_empty() && above.is_none() {
-                        put = ended.and_then(|switch| switch.put);
+                    if nodes.is_empty() {
+                        left = left.or(ended.and_then(|mut switch| switch.growth.take()));
                     }
                     if let Some(node) = above
                         && self.is_nearly_empty(io, node).await?
                     {
-                        nodes.push(new(node, is_proven));
+                        nodes.push(new(key, node, is_proven));
                     }
                 }
-                Progress::First(node) => nodes.push(new(node, false)),
+                Progress::First(node) => {
+                    let key = switch.key.to_vec();
+                    nodes.push(new(key, node, false));
+                }
                 Progress::Again => attempts.again(session).await?,
             }
         }
-        Ok(put)
+        Ok(left)
     }
 
     /// After a remove from a slot of `bucket` of `node`: a task replaces the node if at most one child is left,
@@ -251,7 +258,7 @@ impl DartTree {
         let capacity = self.shape.slots(node.kind);
         if live <= 1 || (node.kind != DartNodeType::N8 && live <= capacity / 4) {
             self.counters.switch_started.add(1);
-            let mut switch = Switch::new(self, session, key, node, None);
+            let mut switch = Switch::new(self, session, Cow::Borrowed(key), node);
             (switch.io, switch.is_proven) = (io, true);
             self.switch_all(switch).await?;
         }
@@ -264,9 +271,9 @@ struct Switch<'a> {
     tree: &'a Arc<DartTree>,
     session: &'a Session,
     io: Reliable<'a>,
-    key: &'a [u8],
+    /// A key to which a way leads by the node.
+    key: Cow<'a, [u8]>,
     node: NodeRef,
-    wanted: Option<Step>,
     /// All keys below it begin as `key`.
     is_proven: bool,
     /// Its words, once all are sealed.
@@ -275,10 +282,10 @@ struct Switch<'a> {
     new: Option<(DartNodeType, Unlinked)>,
     /// A CAS may have unlinked the node.
     in_doubt: bool,
-    /// The words of the node, if a READ of before has all.
-    known: Option<Vec<SlotWord>>,
-    /// The node that this switch has put in its place.
-    put: Option<NewNode>,
+    /// The leaf that the new node is to have, until it is in the tree.
+    growth: Option<Growth>,
+    /// The new node has it.
+    has_leaf: bool,
     /// Counts the switch, up to the end of the task that retires the node.
     counted: Option<CountedSwitch>,
 }
@@ -320,12 +327,11 @@ impl<'a> Switch<'a> {
     fn new(
         tree: &'a Arc<DartTree>,
         session: &'a Session,
-        key: &'a [u8],
+        key: Cow<'a, [u8]>,
         node: NodeRef,
-        wanted: Option<Step>,
     ) -> Self {
         let io = session.reliable();
-        let (is_proven, in_doubt, put) = (false, false, None);
+        let (is_proven, in_doubt, has_leaf) = (false, false, false);
         let counted = Some(CountedSwitch::new(tree, node.addr));
         Switch {
             tree,
@@ -333,30 +339,45 @@ impl<'a> Switch<'a> {
             io,
             key,
             node,
-            wanted,
             is_proven,
             sealed: None,
             new: None,
             in_doubt,
-            known: None,
-            put,
+            growth: None,
+            has_leaf,
             counted,
         }
     }
 
     async fn go_on(&mut self) -> Result<Progress, IndexError> {
+        let mut found = None;
         if self.sealed.is_none() {
             if Canary::TakeOutBeforeSeal.is_armed() {
                 let words = self.tree.read_node(self.io, self.node).await?;
                 let words = words.words().iter().map(|word| SlotWord::from_raw(*word));
                 let live: Vec<SlotWord> = words.filter(|word| word.is_live()).collect();
-                let proven = self.is_proven.then_some(self.key);
+                let proven = self.is_proven.then_some(&*self.key);
                 self.tree.node_unlinked(self.io, self.node, &live, None, proven).await?;
             }
-            self.sealed = Some(self.seal().await?);
+            let known = self.growth.as_mut().and_then(|growth| growth.words.take());
+            let proof = self.growth.as_ref().and_then(|growth| growth.proof);
+            let (sealed, place) = join(self.seal(known, proof), self.find()).await;
+            let (sealed, leaf) = sealed?;
+            self.sealed = Some(sealed);
+            if let Some(leaf) = leaf.filter(|leaf| !leaf.shares(&self.key, self.node.plen)) {
+                // The node is sealed, so it has to be switched: by the way to the leaf.
+                self.key = Cow::Owned(leaf.key().to_vec());
+                self.growth.iter_mut().for_each(|growth| growth.is_below = false);
+                return Ok(Progress::Again);
+            }
+            found = Some(place?);
         }
         let live = self.sealed.as_deref().map(live).unwrap_or_default();
-        let Some(place) = self.find().await? else {
+        let found = match found {
+            Some(found) => found,
+            None => self.find().await?,
+        };
+        let Some(place) = found else {
             if std::mem::take(&mut self.in_doubt) && live.len() <= 1 {
                 self.unlinked(Winner::Perhaps, None, None);
             }
@@ -376,6 +397,7 @@ impl<'a> Switch<'a> {
         if let Some((_, new)) = &self.new {
             new.written();
         }
+        self.growth.iter().for_each(|growth| growth.leaf.written());
         match self.publish(&place, put).await? {
             Winner::Another => {
                 self.session.cancel_retire(retiring);
@@ -384,9 +406,10 @@ impl<'a> Switch<'a> {
             winner => {
                 self.tree.counters.switch_won.add(1);
                 let winner = if live.len() <= 1 { Winner::Perhaps } else { winner };
-                let is_new = self.new.is_some();
-                let child = SlotPlace { word: put, ..place }.child();
-                self.put = child.filter(|_| is_new).map(|node| (node, live));
+                let is_new = self.new.as_ref().is_some_and(|(_, new)| put.addr() == new.addr());
+                if self.has_leaf && is_new {
+                    self.growth = None;
+                }
                 self.unlinked(winner, Some(retiring), Some((place, put)));
                 let is_less = !matches!(put.child(), SlotContent::Node(..));
                 Ok(Progress::Over(place.node.filter(|_| is_less)))
@@ -394,11 +417,16 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// Seals every slot; the words that they hold for ever. Any client's CAS does.
-    async fn seal(&mut self) -> Result<Vec<SlotWord>, IndexError> {
-        let node = self.node;
+    /// Seals every slot; the words that they hold for ever. Any client's CAS does. Also the leaf that `proof` leads to,
+    /// by a READ in the list of the first CASes.
+    async fn seal(
+        &self,
+        mut known: Option<Vec<SlotWord>>,
+        proof: Option<SlotWord>,
+    ) -> Result<(Vec<SlotWord>, Option<LeafCopy>), IndexError> {
+        let (node, mut leaf) = (self.node, None);
         loop {
-            let mut words = match self.known.take() {
+            let mut words = match known.take() {
                 Some(words) => words,
                 None => {
                     let buf = self.tree.read_node(self.io, node).await?;
@@ -406,10 +434,14 @@ impl<'a> Switch<'a> {
                 }
             };
             loop {
+                let wanted = proof.filter(|_| leaf.is_none());
                 let open: Vec<usize> =
                     (0..words.len()).filter(|index| !words[*index].is_sealed()).collect();
                 if open.is_empty() || Canary::SwitchUnsealed.is_armed() {
-                    return Ok(words);
+                    if let Some(word) = wanted {
+                        leaf = Some(self.tree.read_leaf(self.io, word).await?);
+                    }
+                    return Ok((words, leaf));
                 }
                 let mut ops = self.io.client().ops();
                 for index in &open {
@@ -417,14 +449,26 @@ impl<'a> Switch<'a> {
                     let at = node.addr.plus(8 * *index as u64);
                     ops.cas(at, word.raw(), word.sealed().raw());
                 }
+                // Behind the CASes, whose numbers are those of `open`.
+                let read = wanted.map(|word| {
+                    let bytes = match word.child() {
+                        SlotContent::Leaf(code) => leaf::read_bytes(code),
+                        _ => 8,
+                    };
+                    (word, ops.read(word.addr(), self.io.buf(bytes)))
+                });
                 self.tree.counters.seal_cas.add(open.len() as u64);
                 let posting = self.io.posting();
                 match self.io.client().post_many(ops).await {
-                    Ok(ops) => {
+                    Ok(mut ops) => {
                         for (number, index) in open.into_iter().enumerate() {
                             let found = SlotWord::from_raw(ops.old(number));
                             let was = words[index];
                             words[index] = if found == was { was.sealed() } else { found };
+                        }
+                        if let Some((word, index)) = read {
+                            let buf = ops.take_buf(index);
+                            leaf = Some(self.tree.whole_leaf(self.io, word, buf).await?);
                         }
                     }
                     Err(error) if is_open(error) => {
@@ -440,7 +484,7 @@ impl<'a> Switch<'a> {
     /// The slot that leads to the node: by starts of the skip table above it, or by a fresh way, which alone says
     /// that there is none. A slot that is not sealed is in the tree.
     async fn find(&self) -> Result<Option<SlotPlace>, IndexError> {
-        let (tree, io, key) = (self.tree, self.io, self.key);
+        let (tree, io, key) = (self.tree, self.io, &*self.key);
         let line = tree.line(self.session, io).await?;
         let mut starts = tree.starts_above(io, key, line, self.node.plen).await?;
         let (mut trail, until) = (Vec::new(), Some(self.node.addr));
@@ -492,8 +536,18 @@ impl<'a> Switch<'a> {
         live: &[SlotWord],
     ) -> Result<SlotWord, IndexError> {
         if self.new.is_none() {
-            let kind = self.tree.shape.fit(live, self.wanted);
-            let new = self.tree.new_node(self.session, ops, kind, live).await?;
+            let mut children = live.to_vec();
+            if let Some(growth) = &mut self.growth
+                && growth.is_below
+                && live.iter().all(|word| word.step() != Some(growth.step))
+                && let Some(content) = growth.content.take()
+            {
+                growth.leaf.write_in(ops, content);
+                children.push(SlotWord::leaf(growth.step, growth.code, growth.leaf.addr()));
+                self.has_leaf = true;
+            }
+            let kind = self.tree.shape.fit(&children);
+            let new = self.tree.new_node(self.session, ops, kind, &children).await?;
             self.new = Some((kind, new));
         }
         let (kind, new) = self.new.as_ref().ok_or_else(no_node)?;
@@ -501,9 +555,19 @@ impl<'a> Switch<'a> {
     }
 
     /// The CAS that unlinks the node.
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` if it may have linked a leaf.
     async fn publish(&mut self, place: &SlotPlace, put: SlotWord) -> Result<Winner, IndexError> {
         let new = self.new.as_ref().filter(|(_, new)| put.is_live() && put.addr() == new.addr());
-        new.iter().for_each(|(_, new)| new.keep());
+        let leaf = self.growth.as_ref().filter(|_| self.has_leaf && new.is_some());
+        let linked: Vec<&Unlinked> =
+            new.map(|(_, new)| new).into_iter().chain(leaf.map(|growth| &growth.leaf)).collect();
+        linked.iter().for_each(|object| object.keep());
+        let failed = |error: IndexError| match leaf {
+            Some(_) => IndexError::OutcomeUnknown(error.to_string()),
+            None => error,
+        };
         let posting = self.io.posting();
         let cas = self.io.client().cas(place.at, place.word.raw(), put.raw()).await;
         match cas {
@@ -512,9 +576,11 @@ impl<'a> Switch<'a> {
             }
             Ok(_) => {}
             Err(error) if is_open(error) => {
-                self.io.again(&mut Trial::default(), posting, error).await?;
+                let settled = self.io.again(&mut Trial::default(), posting, error).await;
+                settled.map_err(|error| failed(error.into()))?;
                 if new.is_some() {
-                    let verdict = self.tree.judge_node(self.io, self.key, put.addr()).await?;
+                    let verdict = self.tree.judge_node(self.io, &self.key, put.addr()).await;
+                    let verdict = verdict.map_err(failed)?;
                     self.tree.counters.outcomes[verdict as usize].add(1);
                     if verdict == Verdict::Done {
                         return Ok(Winner::Mine);
@@ -524,9 +590,9 @@ impl<'a> Switch<'a> {
                     self.in_doubt |= self.io.word(place.at).await? != place.word.raw();
                 }
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(failed(error.into())),
         }
-        new.iter().for_each(|(_, new)| new.unkeep());
+        linked.iter().for_each(|object| object.unkeep());
         Ok(Winner::Another)
     }
 

@@ -1,0 +1,34 @@
+//! Join: runs two futures of one task together.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
+/// Polls both futures until both have ended; so they post their remote operations side by side.
+pub(crate) async fn join<A, B>(
+    first: impl Future<Output = A>,
+    second: impl Future<Output = B>,
+) -> (A, B) {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    let (mut of_first, mut of_second) = (None, None);
+    poll_fn(|context| {
+        if of_first.is_none()
+            && let Poll::Ready(output) = first.as_mut().poll(context)
+        {
+            of_first = Some(output);
+        }
+        if of_second.is_none()
+            && let Poll::Ready(output) = second.as_mut().poll(context)
+        {
+            of_second = Some(output);
+        }
+        match (of_first.take(), of_second.take()) {
+            (Some(first), Some(second)) => Poll::Ready((first, second)),
+            (first, second) => {
+                (of_first, of_second) = (first, second);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
