@@ -25,6 +25,9 @@
 //! lost until a sweep of its block.
 //! INV-REC-4: recovery frees the entries of member and clients last, so that tokens name the dead until
 //! it has recovered everything of theirs.
+//! INV-REC-5: recovery claims an orphan only after the walk, and only if its word is still what it was before:
+//! then the block was nobody's throughout, and handed out nothing. So members may adopt orphans during a walk,
+//! and do not carve new blocks instead. An adopted one is left to the next sweep.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -58,6 +61,8 @@ pub struct Recovery {
     inherits: bool,
     /// Claimed blocks with whole headers, and their words now.
     blocks: Vec<(ServerId, u32, BlockWord)>,
+    /// Orphans with whole headers that are not claimed yet (INV-REC-5).
+    orphans: Vec<(ServerId, u32, BlockWord)>,
     /// Objects that the dead had announced.
     announced: Vec<GlobalAddr>,
     problems: Vec<String>,
@@ -87,7 +92,7 @@ pub struct Recovered {
 }
 
 impl Session {
-    /// Finds out which members are dead, and claims them, together with all orphan blocks. `None`
+    /// Finds out which members are dead, and claims them and their blocks, and notes all orphan blocks. `None`
     /// if none is dead, nothing is left of an earlier recovery of this member's, or this member is
     /// recovering already.
     ///
@@ -105,7 +110,7 @@ impl Session {
         self.begin_recovery(true).await
     }
 
-    /// Claims the orphan blocks, to look for lost objects in them; as [`Session::recover_begin`]
+    /// Notes the orphan blocks, to look for lost objects in them; as [`Session::recover_begin`]
     /// otherwise. `None` if there is none or this member is recovering already.
     ///
     /// # Errors
@@ -126,6 +131,7 @@ impl Session {
             clients: Vec::new(),
             inherits: false,
             blocks: Vec::new(),
+            orphans: Vec::new(),
             announced: Vec::new(),
             problems: Vec::new(),
             is_finished: false,
@@ -151,11 +157,29 @@ impl Session {
         let announced = pool.read_retired(client, recovery.clients.iter().copied()).await?;
         recovery.announced = announced.into_iter().map(|word| word.addr).collect();
         let has_dead = !recovery.members.is_empty() || recovery.inherits;
-        let is_empty = !has_dead && recovery.blocks.is_empty();
+        let is_empty = !has_dead && recovery.blocks.is_empty() && recovery.orphans.is_empty();
         if is_empty && with_members {
             pool.recovery_unfinished.store(false, Ordering::SeqCst);
         }
         Ok((!is_empty).then_some(recovery))
+    }
+
+    /// Claims the orphans that nobody has adopted since `recovery` began, and forgets the others' marks. After
+    /// the walk, and before anybody acts on what [`Audit::is_marked`] says; [`Session::recover_finish`] does it
+    /// if it was not done.
+    ///
+    /// Cost: 1 CAS for each orphan.
+    ///
+    /// # Errors
+    /// `Fabric`: begin anew.
+    pub async fn recover_claim(
+        &self,
+        recovery: &mut Recovery,
+        audit: &mut Audit,
+    ) -> Result<(), PoolError> {
+        let adopted = recovery.claim_orphans(self.maintenance()).await?;
+        audit.forget(&adopted);
+        Ok(())
     }
 
     /// Frees what `audit`, marked in a walk since `recovery` began, shows to be lost, makes the
@@ -175,6 +199,7 @@ impl Session {
         audit: &Audit,
     ) -> Result<Recovered, PoolError> {
         let (pool, client) = (&**self.pool(), self.maintenance());
+        recovery.claim_orphans(client).await?;
         let missing = recovery
             .blocks
             .iter()
@@ -272,7 +297,7 @@ impl Recovery {
     /// others are changing meanwhile: marks elsewhere are ignored. ([`Audit::new`] serves as well
     /// where nothing else goes on.)
     pub fn audit(&self) -> Audit {
-        Audit::of(&self.pool, &self.blocks, &self.announced)
+        Audit::of(&self.pool, self.blocks.iter().chain(&self.orphans), &self.announced)
     }
 
     /// Dead members that were claimed, and the dead one whose place this member has taken.
@@ -300,7 +325,7 @@ impl Recovery {
             || self.members.iter().any(|dead| dead.slot == slot)
     }
 
-    /// Claims the dead members' blocks and all orphans.
+    /// Claims the dead members' blocks, and notes all orphans.
     async fn claim_blocks(&mut self, client: Reliable<'_>) -> Result<(), PoolError> {
         let pool = Arc::clone(&self.pool);
         for server in pool.geometry().server_ids() {
@@ -313,33 +338,55 @@ impl Recovery {
                         word.next(BlockState::Recovering, word.class(), word.owner())
                     }
                     BlockState::Carving if of_dead => word.next(BlockState::Free, 0, 0),
-                    BlockState::Orphan => {
-                        word.next(BlockState::Recovering, word.class(), pool.member)
-                    }
+                    BlockState::Orphan => word,
                     // Left over from a recovery of this member's that was dropped.
                     BlockState::Recovering if word.owner() == pool.member => {
                         word.next(BlockState::Recovering, word.class(), pool.member)
                     }
                     _ => continue,
                 };
-                if client.cas(at, word.0, next.0).await? != word.0 {
+                let is_orphan = state == BlockState::Orphan;
+                if !is_orphan && client.cas(at, word.0, next.0).await? != word.0 {
                     continue;
                 }
-                if !next.is(BlockState::Recovering) {
+                if !is_orphan && !next.is(BlockState::Recovering) {
                     continue;
                 }
                 let front = client.buf(HEADER_WORDS * 8);
                 let front = client.read(pool.geometry().block_addr(server, block), front).await?;
                 if let Err(why) = check_header(pool.geometry(), next, front.words()) {
-                    self.problems.push(format!("block {block} of server {server}: {why}"));
                     let damaged = next.next(BlockState::Damaged, next.class(), 0);
-                    client.cas_release(at, next.0, damaged.0).await?;
+                    // An orphan may have been adopted, given up and carved anew meanwhile.
+                    if client.cas_release(at, next.0, damaged.0).await? == next.0 || !is_orphan {
+                        self.problems.push(format!("block {block} of server {server}: {why}"));
+                    }
                     continue;
                 }
-                self.blocks.push((server, block, next));
+                let list = if is_orphan { &mut self.orphans } else { &mut self.blocks };
+                list.push((server, block, next));
             }
         }
         Ok(())
+    }
+
+    /// Claims the noted orphans whose words are still the same (INV-REC-5); gives the others.
+    async fn claim_orphans(
+        &mut self,
+        client: Reliable<'_>,
+    ) -> Result<Vec<(ServerId, u32)>, PoolError> {
+        let pool = Arc::clone(&self.pool);
+        let mut adopted = Vec::new();
+        while let Some((server, block, word)) = self.orphans.pop() {
+            let at = pool.geometry().block_word_addr(server, block);
+            let next = word.next(BlockState::Recovering, word.class(), pool.member);
+            let is_claimed = client.cas(at, word.0, next.0).await? == word.0;
+            if is_claimed {
+                self.blocks.push((server, block, next));
+            } else {
+                adopted.push((server, block));
+            }
+        }
+        Ok(adopted)
     }
 }
 
@@ -414,7 +461,7 @@ impl Pool {
         }
         let mut list = Vec::new();
         let mut found = Vec::new();
-        let mut in_use = false;
+        let (mut in_use, mut free) = (false, 0);
         for (at, kept) in kept.iter().enumerate() {
             // What is marked and free now has been removed since the walk.
             let lost = shape.valid_bits(at) & !kept & !(given[at] ^ taken[at]);
@@ -435,18 +482,21 @@ impl Pool {
                 in_use = true;
             }
             in_use |= kept & shape.valid_bits(at) != 0;
+            let lost = if done.complete { lost } else { 0 };
+            free += ((given[at] ^ taken[at]) & shape.valid_bits(at) | lost).count_ones();
         }
         self.poison(client, &found).await?;
         // Free only if nothing else is in it: then nobody has an object left to give back.
-        let state = if in_use { BlockState::Orphan } else { BlockState::Free };
         if in_use {
             for list in list.chunks(BATCH) {
                 client.cas_many(list).await?;
             }
         }
-        let class = if in_use { word.class() } else { 0 };
         let at = self.geometry().block_word_addr(server, block);
-        let next = word.next(state, class, 0);
+        let next = match in_use {
+            true => word.orphan(word.class(), free),
+            false => word.next(BlockState::Free, 0, 0),
+        };
         let found = client.cas_release(at, word.0, next.0).await?;
         if found != word.0 {
             return Err(PoolError::Corrupt(format!(

@@ -11,7 +11,7 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::block::CARVED_AT;
 use crate::class::BLOCK_HEADER_BYTES;
-use crate::reliable::{Reliable, Trial, servers_of};
+use crate::reliable::{Cas, Reliable, Trial, servers_of};
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError};
 
@@ -115,8 +115,26 @@ impl Pool {
             if let Err(error) = self.turn_bits(client, turns).await? {
                 outcome = Err(error);
             }
+            self.note_given(client, &bits).await?;
         }
         outcome
+    }
+
+    /// Marks full orphans that have been given objects (INV-BLOCK-4). 1 CAS for each.
+    async fn note_given(&self, client: Reliable<'_>, bits: &[Bit]) -> Result<(), PoolError> {
+        let mut list: Vec<Cas> = Vec::new();
+        for Bit { given, block: word, .. } in bits {
+            if word.is(BlockState::Orphan) && word.free_hint() == 0 {
+                let at = self.geometry().block_word_addr(given.server(), self.block_of(*given)?.0);
+                if list.iter().all(|cas| cas.at != at) {
+                    list.push(Cas { at, expected: word.0, new: word.orphan(word.class(), 1).0 });
+                }
+            }
+        }
+        if !list.is_empty() {
+            client.cas_many(&list).await?;
+        }
+        Ok(())
     }
 
     /// Turns bits; the inner error tells of some that somebody else has turned.
