@@ -7,7 +7,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::audit::SCAN_WORDS;
 use crate::class::{CLASS_COUNT, class_of};
-use crate::placement::Placement;
+use crate::placement::{Placement, UseUp};
 use crate::reliable::Reliable;
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
@@ -116,11 +116,17 @@ impl Session {
         is_strict: bool,
     ) -> Result<Option<ServerId>, PoolError> {
         let pool = self.pool();
-        self.take_from_inbox().await?;
-        if pool.alloc().has_free(server, class) {
-            return Ok(Some(server));
-        }
         let is_spread = place == Placement::Spread;
+        self.take_from_inbox().await?;
+        {
+            let alloc = pool.alloc();
+            let now_ns = || self.endpoint().now_ns();
+            let best =
+                if is_spread { alloc.choose(pool.geometry(), class, now_ns) } else { server };
+            if alloc.has_free(best, class) {
+                return Ok(Some(best));
+            }
+        }
         for effort in [Effort::Usual, Effort::Hard] {
             let now_ns = self.endpoint().now_ns();
             if effort == Effort::Usual && pool.alloc().is_empty(server, class, now_ns) {
@@ -132,7 +138,7 @@ impl Session {
             let mut tables = BTreeMap::new();
             if effort == Effort::Usual && is_spread && pool.geometry().servers() > 1 {
                 tables = pool.read_block_tables(self.reliable()).await?;
-                if let Some(found) = self.adopt_anywhere(server, class, &tables).await? {
+                if let Some(found) = self.adopt_any(server, class, &tables).await? {
                     return Ok(Some(found));
                 }
             }
@@ -157,19 +163,46 @@ impl Session {
         Ok(None)
     }
 
-    /// Adopts an orphan of the class with free objects, of any server. If it is not on `server`, the next objects
-    /// come from there until it is used up (INV-PLACE-2).
-    async fn adopt_anywhere(
+    /// Adopts an orphan of the class with free objects, of any of these servers, of which `server` is preferred. If it
+    /// is not there, the next objects come from it until it is used up (INV-PLACE-2).
+    ///
+    /// Cost: 1 READ for each of up to 16 such orphans, together; 1 CAS, 1 READ, 1 batch of CAS for one.
+    async fn adopt_any(
         &self,
         server: ServerId,
         class: usize,
         tables: &BTreeMap<ServerId, Vec<(u32, BlockWord)>>,
     ) -> Result<Option<ServerId>, PoolError> {
-        let pool = self.pool();
-        let all = pool.alloc().servers_from(pool.geometry(), class, server, false);
-        for at in all {
-            let Some(table) = tables.get(&at) else { continue };
-            let found = self.adopt_orphan(at, class, table).await?;
+        let (pool, client) = (self.pool(), self.reliable());
+        let (order, use_up) = {
+            let (alloc, geometry) = (pool.alloc(), pool.geometry());
+            (alloc.servers_from(geometry, class, server, false), alloc.use_up(geometry, class))
+        };
+        let is_of_use = |word: &BlockWord| word.class() == class && word.free_hint() > 0;
+        let mut orphans: Vec<(ServerId, u32, BlockWord)> = Vec::new();
+        for at in &order {
+            let Some(table) = tables.get(at) else { continue };
+            let found = pool.orphans(table).filter(|(_, word)| is_of_use(word));
+            orphans.extend(found.map(|(block, word)| (*at, *block, *word)));
+        }
+        let turn = |at: ServerId| order.iter().position(|other| *other == at);
+        let key = |(at, _, word): &(ServerId, u32, BlockWord), free: u32| match use_up {
+            UseUp::FullestOfAll => (None, free, *at, word.0),
+            UseUp::Fullest => (turn(*at), free, *at, word.0),
+            UseUp::Emptiest => (turn(*at), u32::MAX - free, *at, word.0),
+        };
+        orphans.sort_by_key(|orphan| key(orphan, orphan.2.free_hint()));
+        if orphans.len() > 1 {
+            // Others may have freed objects since the word was written.
+            orphans.truncate(PEEKS);
+            let seen = pool.peek(client, &orphans).await?;
+            let mut seen: Vec<_> = seen.into_iter().filter(|(_, free)| *free > 0).collect();
+            seen.sort_by_key(|(orphan, free)| key(orphan, *free));
+            orphans = seen.into_iter().map(|(orphan, _)| orphan).collect();
+        }
+        for (at, block, word) in orphans {
+            let Some(held) = pool.adopt(client, at, block, word).await? else { continue };
+            let found = pool.harvest(client, &held).await?;
             if found > 0 {
                 if at != server {
                     pool.alloc().give_turns(at, class, found);
@@ -244,18 +277,21 @@ impl Session {
         let (pool, client) = (self.pool(), self.reliable());
         let table = pool.read_block_words(client, server).await?;
         pool.note_free_blocks(server, &table);
-        if self.adopt_orphan(server, class, &table).await? > 0 {
+        let tables = BTreeMap::from([(server, table)]);
+        if self.adopt_any(server, class, &tables).await?.is_some() {
             return Ok(true);
         }
+        let table = &tables[&server];
         if effort == Effort::Hard {
-            let rest: Vec<(u32, BlockWord)> = pool.orphans(&table).copied().collect();
-            for some in rest.chunks(PEEKS) {
-                if self.adopt_by_bitmap(server, class, some).await? {
+            let orphans = pool.orphans(table).map(|(block, word)| (server, *block, *word));
+            let orphans: Vec<(ServerId, u32, BlockWord)> = orphans.collect();
+            for some in orphans.chunks(PEEKS) {
+                if self.adopt_by_bitmap(class, some).await? {
                     return Ok(true);
                 }
             }
         }
-        self.carve_any(server, class, &table).await
+        self.carve_any(server, class, table).await
     }
 
     /// Carves a free block for the class.
@@ -273,44 +309,17 @@ impl Session {
         Ok(false)
     }
 
-    /// Adopts an orphan of the class whose word says that it has free objects (INV-BLOCK-4); how many it has.
-    async fn adopt_orphan(
-        &self,
-        server: ServerId,
-        class: usize,
-        table: &[(u32, BlockWord)],
-    ) -> Result<u32, PoolError> {
-        let (pool, client) = (self.pool(), self.reliable());
-        let is_of_use = |word: &BlockWord| word.class() == class && word.free_hint() > 0;
-        let orphans = pool.orphans(table).filter(|(_, word)| is_of_use(word));
-        let mut orphans: Vec<(u32, BlockWord)> = orphans.copied().collect();
-        // The fullest first for a member that takes little, so that the others may become empty.
-        orphans.sort_by_key(|(_, word)| word.free_hint());
-        if !pool.alloc().takes_little(pool.geometry(), class) {
-            orphans.reverse();
-        }
-        for (block, word) in orphans {
-            let Some(held) = pool.adopt(client, server, block, word).await? else { continue };
-            let found = pool.harvest(client, &held).await?;
-            if found > 0 {
-                return Ok(found);
-            }
-        }
-        Ok(0)
-    }
-
     /// Adopts one of these orphans whose bitmap shows that it is of use: of the class, with a free object, or
     /// of another and wholly free, which is carved anew.
     ///
     /// Cost: 1 READ for each, together; for the first that is of use what adopting costs.
     async fn adopt_by_bitmap(
         &self,
-        server: ServerId,
         class: usize,
-        orphans: &[(u32, BlockWord)],
+        orphans: &[(ServerId, u32, BlockWord)],
     ) -> Result<bool, PoolError> {
         let (pool, client) = (self.pool(), self.reliable());
-        for (block, word, free) in pool.peek(client, server, orphans).await? {
+        for ((server, block, word), free) in pool.peek(client, orphans).await? {
             if word.class() == class && free > 0 {
                 let Some(held) = pool.adopt(client, server, block, word).await? else { continue };
                 if pool.harvest(client, &held).await? > 0 {
@@ -368,24 +377,23 @@ impl Pool {
     async fn peek(
         &self,
         client: Reliable<'_>,
-        server: ServerId,
-        orphans: &[(u32, BlockWord)],
-    ) -> Result<Vec<(u32, BlockWord, u32)>, PoolError> {
-        let orphans = orphans.iter().filter(|(_, word)| word.class() < CLASS_COUNT);
-        let orphans: Vec<&(u32, BlockWord)> = orphans.collect();
-        let words = |word: &BlockWord| self.geometry().shape(word.class()).bitmap_words();
+        orphans: &[(ServerId, u32, BlockWord)],
+    ) -> Result<Vec<((ServerId, u32, BlockWord), u32)>, PoolError> {
+        let orphans = orphans.iter().filter(|(_, _, word)| word.class() < CLASS_COUNT);
+        let orphans: Vec<(ServerId, u32, BlockWord)> = orphans.copied().collect();
+        let words = |word: BlockWord| self.geometry().shape(word.class()).bitmap_words();
         let mut ops = client.client().ops();
-        for (block, word) in &orphans {
-            ops.read(self.given_addr(server, *block, 0), client.buf(words(word) * 16));
+        for (server, block, word) in &orphans {
+            ops.read(self.given_addr(*server, *block, 0), client.buf(words(*word) * 16));
         }
         if ops.is_empty() {
             return Ok(Vec::new());
         }
         let bitmaps = client.post_many(ops).await?;
-        let free = orphans.into_iter().enumerate().map(|(index, (block, word))| {
-            let (given, taken) = bitmaps.buf(index).words().split_at(words(word));
+        let free = orphans.into_iter().enumerate().map(|(index, orphan)| {
+            let (given, taken) = bitmaps.buf(index).words().split_at(words(orphan.2));
             let free = given.iter().zip(taken).map(|(given, taken)| (given ^ taken).count_ones());
-            (*block, *word, free.sum())
+            (orphan, free.sum())
         });
         Ok(free.collect())
     }
@@ -424,14 +432,15 @@ impl Pool {
             self.note_free_blocks(server, &table);
             let is_candidate =
                 |word: &BlockWord| word.is(BlockState::Orphan) && word.free_hint() > 0;
-            let mut orphans: Vec<(u32, BlockWord)> =
-                table.into_iter().filter(|(_, word)| is_candidate(word)).collect();
+            let orphans = table.into_iter().filter(|(_, word)| is_candidate(word));
+            let mut orphans: Vec<(ServerId, u32, BlockWord)> =
+                orphans.map(|(block, word)| (server, block, word)).collect();
             if orphans.len() > PEEKS {
                 let from = client.endpoint().random() as usize % orphans.len();
                 orphans.rotate_left(from);
                 orphans.truncate(PEEKS);
             }
-            for (block, word, free) in self.peek(client, server, &orphans).await? {
+            for ((server, block, word), free) in self.peek(client, &orphans).await? {
                 self.free_orphan(client, server, (block, word), free).await?;
             }
         }

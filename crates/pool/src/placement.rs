@@ -26,6 +26,17 @@ pub enum Placement {
     Near(ServerId),
 }
 
+/// The orphan that a member adopts of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UseUp {
+    /// The one with the fewest free objects, so that the others may become empty; on any server.
+    FullestOfAll,
+    /// The same, on the preferred server if there is one.
+    Fullest,
+    /// The one with the most, which lasts longest.
+    Emptiest,
+}
+
 impl From<ServerId> for Placement {
     fn from(server: ServerId) -> Self {
         Placement::Near(server)
@@ -115,10 +126,24 @@ impl Allocator {
     }
 
     /// Tells whether this member has taken less than a 16th of a block of the class.
-    pub(crate) fn takes_little(&self, geometry: &Geometry, class: usize) -> bool {
+    fn takes_little(&self, geometry: &Geometry, class: usize) -> bool {
+        self.bytes_taken(geometry, class) < geometry.options().block_bytes / LITTLE_PART
+    }
+
+    /// The orphan that this member adopts: one that takes more than a block adopts for long.
+    pub(crate) fn use_up(&self, geometry: &Geometry, class: usize) -> UseUp {
+        if self.takes_little(geometry, class) {
+            UseUp::FullestOfAll
+        } else if self.bytes_taken(geometry, class) < geometry.options().block_bytes {
+            UseUp::Fullest
+        } else {
+            UseUp::Emptiest
+        }
+    }
+
+    fn bytes_taken(&self, geometry: &Geometry, class: usize) -> u64 {
         let taken: u64 = geometry.server_ids().map(|at| self.taken_count(at, class)).sum();
-        let bytes = taken.saturating_mul(geometry.shape(class).object_bytes);
-        bytes < geometry.options().block_bytes / LITTLE_PART
+        taken.saturating_mul(geometry.shape(class).object_bytes)
     }
 
     /// The server of these on which this member has taken the fewest objects of the class for each block.

@@ -15,7 +15,8 @@ const ONE: ServerId = ServerId(0);
 const SERVERS: usize = 2;
 /// Members that come and go at a time, beside the one that stays.
 const COMERS: usize = 4;
-const OPTIONS: PoolOptions = PoolOptions { clients_max: 256, members_max: 8, ..SMALL };
+const OPTIONS: PoolOptions =
+    PoolOptions { block_bytes: 256 << 10, clients_max: 256, members_max: 8, ..SMALL };
 
 /// Blocks that the live objects fill, each class by itself.
 fn filled(report: &AuditReport) -> u64 {
