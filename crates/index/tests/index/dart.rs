@@ -456,6 +456,7 @@ fn outcomes_that_stay_unknown_are_few_and_lose_little() {
             assert!(audit.closes() || leaked > 0, "{audit:#?}");
         })
         .expect("checked");
+        println!("seed {seed}: {counts:?}");
         all.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
     }
     let [done, not_done, unknown, undecided] = all;

@@ -109,9 +109,9 @@ impl DexTree {
     pub(crate) fn server_beside(&self, addr: GlobalAddr, level: u8) -> Option<ServerId> {
         match self.remote.subtree_level() {
             // A leaf that is a subtree has no children that it must stay with.
-            Some(0) => None,
+            None | Some(0) => None,
             Some(top) if level > top => None,
-            _ => Some(addr.server()),
+            Some(_) => Some(addr.server()),
         }
     }
 
