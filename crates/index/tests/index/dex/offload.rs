@@ -282,11 +282,11 @@ async fn not_placed(session: Session) {
     let layout = format.layout().expect("layout").for_tree(77);
     let meta = Dex::create_placed(&session, &layout, SUBTREE_LEVEL).await.expect("create");
     let tree = BTree::open(meta, layout, Default::default());
-    for key in 0..300 {
+    for key in 0..1_000 {
         assert_eq!(tree.insert(&session, &number(key), &number(key)).await, Ok(true));
     }
     let index = open(&session, (meta, layout), 16, always()).await;
-    for key in 0..300 {
+    for key in 0..1_000 {
         let mut value = Vec::new();
         assert_eq!(index.get(&session, &number(key), &mut value).await, Ok(true));
         assert_eq!(value, number(key));
@@ -300,7 +300,7 @@ async fn not_placed(session: Session) {
     // By the tree's own rules, which ask for no placement.
     let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
     let report = tree.verify(&session, &mut audit).await.expect("verify");
-    assert_eq!((report.problems, report.keys), (Vec::new(), 300));
+    assert_eq!((report.problems, report.keys), (Vec::new(), 1_000));
 }
 
 #[test]
