@@ -11,9 +11,7 @@ pub enum PoolError {
     Fabric(#[from] OpError),
     /// No memory left for an object of that size, on any server or on the one that the caller insisted on.
     /// Nothing was lost; freeing objects, or ending operations that hold retired ones back, makes room.
-    #[error(
-        "no memory server has room for {bytes} bytes ({server} was asked first): delete data or add memory"
-    )]
+    #[error("no memory server has room for {bytes} bytes: delete data or add memory")]
     Full {
         /// The server that was asked first.
         server: ServerId,
