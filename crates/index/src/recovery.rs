@@ -57,7 +57,7 @@ async fn finish(session: &Session, mut recovery: Recovery) -> Result<Recovered, 
         tables.push(table);
     }
     mark_drops(session, &mut audit, &roots).await?;
-    session.recover_claim(&mut recovery, &mut audit).await?;
+    session.recover_forget_adopted(&mut recovery, &mut audit).await?;
     for table in &tables {
         table.before_free(session, &audit).await?;
     }

@@ -182,7 +182,7 @@ impl Session {
         let mut orphans: Vec<(ServerId, u32, BlockWord)> = Vec::new();
         for at in &order {
             let Some(table) = tables.get(at) else { continue };
-            let found = pool.orphans(table).filter(|(_, word)| is_of_use(word));
+            let found = orphans_of(table).filter(|(_, word)| is_of_use(word));
             orphans.extend(found.map(|(block, word)| (*at, *block, *word)));
         }
         let turn = |at: ServerId| order.iter().position(|other| *other == at);
@@ -283,7 +283,7 @@ impl Session {
         }
         let table = &tables[&server];
         if effort == Effort::Hard {
-            let orphans = pool.orphans(table).map(|(block, word)| (server, *block, *word));
+            let orphans = orphans_of(table).map(|(block, word)| (server, *block, *word));
             let orphans: Vec<(ServerId, u32, BlockWord)> = orphans.collect();
             for some in orphans.chunks(PEEKS) {
                 if self.adopt_by_bitmap(class, some).await? {
@@ -364,15 +364,6 @@ impl Pool {
         Ok(tables)
     }
 
-    /// The orphans of a block table, unless this member's own recovery searches them.
-    fn orphans<'t>(
-        &self,
-        table: &'t [(u32, BlockWord)],
-    ) -> impl Iterator<Item = &'t (u32, BlockWord)> + use<'t> {
-        let may_adopt = !self.recovering.load(Ordering::SeqCst);
-        table.iter().filter(move |(_, word)| may_adopt && word.is(BlockState::Orphan))
-    }
-
     /// Counts the free objects that orphans' bitmaps show. 1 READ for each, together.
     async fn peek(
         &self,
@@ -446,6 +437,11 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// The orphans of a block table.
+fn orphans_of(table: &[(u32, BlockWord)]) -> impl Iterator<Item = &(u32, BlockWord)> {
+    table.iter().filter(|(_, word)| word.is(BlockState::Orphan))
 }
 
 /// Lets others refill once this one is done, however it ends.

@@ -25,11 +25,11 @@
 //! lost until a sweep of its block.
 //! INV-REC-4: recovery frees the entries of member and clients last, so that tokens name the dead until
 //! it has recovered everything of theirs.
-//! INV-REC-5: recovery claims an orphan only after the walk, and only if its word is still what it was before:
-//! then the block was nobody's throughout, and handed out nothing. So members may adopt orphans during a walk,
+//! INV-REC-5: recovery claims an orphan only after the walk and the waits, and only if its word is still what it was
+//! before: then the block was nobody's throughout, and handed out nothing. So members may adopt orphans meanwhile,
 //! and do not carve new blocks instead. An adopted one is left to the next sweep.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -164,20 +164,29 @@ impl Session {
         Ok((!is_empty).then_some(recovery))
     }
 
-    /// Claims the orphans that nobody has adopted since `recovery` began, and forgets the others' marks. After
-    /// the walk, and before anybody acts on what [`Audit::is_marked`] says; [`Session::recover_finish`] does it
-    /// if it was not done.
+    /// Forgets the marks of orphans that others have adopted since `recovery` began: what lies there is not this
+    /// recovery's to free. After the walk, and before anybody acts on what [`Audit::is_marked`] says.
     ///
-    /// Cost: 1 CAS for each orphan.
+    /// Cost: 1 READ of the block table.
     ///
     /// # Errors
     /// `Fabric`: begin anew.
-    pub async fn recover_claim(
+    pub async fn recover_forget_adopted(
         &self,
         recovery: &mut Recovery,
         audit: &mut Audit,
     ) -> Result<(), PoolError> {
-        let adopted = recovery.claim_orphans(self.maintenance()).await?;
+        let pool = self.pool();
+        let mut now = BTreeMap::new();
+        for server in pool.geometry().server_ids() {
+            let words = pool.read_block_words(self.maintenance(), server).await?;
+            now.extend(words.into_iter().map(|(block, word)| ((server, block), word)));
+        }
+        let is_same = |(server, block, word): &(ServerId, u32, BlockWord)| {
+            now.get(&(*server, *block)) == Some(word)
+        };
+        let adopted = recovery.orphans.extract_if(.., |orphan| !is_same(&*orphan));
+        let adopted: Vec<_> = adopted.map(|(server, block, _)| (server, block)).collect();
         audit.forget(&adopted);
         Ok(())
     }
@@ -199,10 +208,10 @@ impl Session {
         audit: &Audit,
     ) -> Result<Recovered, PoolError> {
         let (pool, client) = (&**self.pool(), self.maintenance());
-        recovery.claim_orphans(client).await?;
         let missing = recovery
             .blocks
             .iter()
+            .chain(&recovery.orphans)
             .find(|(server, block, word)| audit.marks(*server, *block, *word).is_none());
         if let Some((server, block, _)) = missing {
             return Err(PoolError::Invalid(format!(
@@ -220,7 +229,6 @@ impl Session {
         let others: BTreeSet<GlobalAddr> = others.into_iter().map(|word| word.addr).collect();
         let mut done = Recovered {
             members: recovery.members(),
-            blocks: recovery.blocks.len(),
             complete: is_announced && self.wait_for_others().await?,
             problems: recovery.problems.clone(),
             ..Recovered::default()
@@ -235,7 +243,10 @@ impl Session {
             for id in &recovery.clients {
                 pool.zero_areas(client, *id).await?;
             }
+            // Not before the waits: members that need memory meanwhile adopt orphans.
+            recovery.claim_orphans(client).await?;
         }
+        done.blocks = recovery.blocks.len();
         for (server, block, word) in &recovery.blocks {
             let Some(marks) = audit.marks(*server, *block, *word) else { continue };
             let at = (*server, *block, *word);
@@ -369,24 +380,17 @@ impl Recovery {
         Ok(())
     }
 
-    /// Claims the noted orphans whose words are still the same (INV-REC-5); gives the others.
-    async fn claim_orphans(
-        &mut self,
-        client: Reliable<'_>,
-    ) -> Result<Vec<(ServerId, u32)>, PoolError> {
+    /// Claims the noted orphans whose words are still the same (INV-REC-5). 1 CAS each.
+    async fn claim_orphans(&mut self, client: Reliable<'_>) -> Result<(), PoolError> {
         let pool = Arc::clone(&self.pool);
-        let mut adopted = Vec::new();
-        while let Some((server, block, word)) = self.orphans.pop() {
+        for (server, block, word) in std::mem::take(&mut self.orphans) {
             let at = pool.geometry().block_word_addr(server, block);
             let next = word.next(BlockState::Recovering, word.class(), pool.member);
-            let is_claimed = client.cas(at, word.0, next.0).await? == word.0;
-            if is_claimed {
+            if client.cas(at, word.0, next.0).await? == word.0 {
                 self.blocks.push((server, block, next));
-            } else {
-                adopted.push((server, block));
             }
         }
-        Ok(adopted)
+        Ok(())
     }
 }
 
