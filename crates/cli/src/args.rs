@@ -141,7 +141,7 @@ pub(crate) enum Command {
     /// Print what a pool and its tables hold; walks all tables
     ///
     /// While others use the pool, the counts are not exact, and a warning says so.
-    Stats(WalkArgs),
+    Stats(StatsArgs),
     /// Check every node of a pool and account for all its memory
     ///
     /// Exits with 1 if problems were found, with 5 if the damage keeps the check from going on. While others
@@ -205,6 +205,16 @@ pub(crate) struct WalkArgs {
     /// Make certain of the result: fail with 3 while others have the pool open; --wait waits for them to leave
     #[arg(long)]
     pub(crate) exclusive: bool,
+}
+
+/// Options of `stats`: the tables and the memory to report.
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    #[command(flatten)]
+    pub(crate) walk: WalkArgs,
+    /// Print free, reserved and used bytes of each memory server, owner and size class as well
+    #[arg(long)]
+    pub(crate) memory: bool,
 }
 
 /// A table of a pool.

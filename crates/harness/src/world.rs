@@ -76,7 +76,12 @@ impl World {
     /// # Panics
     /// If the cluster or its pool cannot be made; in the other two as well.
     pub fn on_mapped<T>(&self, test: impl AsyncFnOnce(Session) -> T) -> T {
-        let fabric = Mapped::anonymous(self.servers, self.region_bytes).expect("memory");
+        self.on_mapped_of(&vec![self.region_bytes; self.servers], test)
+    }
+
+    /// As [`World::on_mapped`], on memory servers of these sizes.
+    pub fn on_mapped_of<T>(&self, sizes: &[u64], test: impl AsyncFnOnce(Session) -> T) -> T {
+        let fabric = Mapped::anonymous_of(sizes).expect("memory");
         for (id, service) in Engine::services(1) {
             fabric.serve(id, service);
         }
@@ -85,12 +90,8 @@ impl World {
 
     /// Runs `test` with one session on memory servers of this process, over loopback.
     pub fn on_tcp<T>(&self, test: impl AsyncFnOnce(Session) -> T) -> T {
-        self.on_tcp_of(&vec![self.region_bytes; self.servers], test)
-    }
-
-    /// As [`World::on_tcp`], on memory servers of these sizes.
-    pub fn on_tcp_of<T>(&self, sizes: &[u64], test: impl AsyncFnOnce(Session) -> T) -> T {
-        let servers = LoopbackServers::start_of(sizes, LoopbackServers::LEASE_LONG);
+        let (servers, bytes) = (self.servers, self.region_bytes);
+        let servers = LoopbackServers::start(servers, bytes, LoopbackServers::LEASE_LONG);
         let servers = servers.expect("memory servers");
         let fabric = Tcp::connect(servers.tcp()).expect("a connection");
         self.on(fabric.any_endpoint().expect("an endpoint"), test)

@@ -41,7 +41,7 @@ pub async fn sweep(session: &Session) -> Result<Option<Recovered>, IndexError> {
 }
 
 /// Marks what all tables reach, and frees the rest of what was claimed.
-async fn finish(session: &Session, recovery: Recovery) -> Result<Recovered, IndexError> {
+async fn finish(session: &Session, mut recovery: Recovery) -> Result<Recovered, IndexError> {
     let mut audit = recovery.audit();
     let roots = session.list_roots().await?;
     let mut tables = Vec::with_capacity(roots.len());
@@ -57,6 +57,7 @@ async fn finish(session: &Session, recovery: Recovery) -> Result<Recovered, Inde
         tables.push(table);
     }
     mark_drops(session, &mut audit, &roots).await?;
+    session.recover_forget_adopted(&mut recovery, &mut audit).await?;
     for table in &tables {
         table.before_free(session, &audit).await?;
     }

@@ -1,8 +1,14 @@
 //! Allocation: takes an object of a size class on a server, from the nearest source that has one.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
-use crate::class::class_of;
+use crate::audit::SCAN_WORDS;
+use crate::class::{CLASS_COUNT, class_of};
+use crate::placement::{Placement, UseUp};
+use crate::reliable::Reliable;
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
 
@@ -12,56 +18,76 @@ const WAIT_NS: u64 = 1_000;
 const WAIT_DOUBLINGS: usize = 10;
 /// Own blocks that are harvested before another block is taken.
 const HARVEST_BLOCKS: usize = 8;
-/// Words of the block table that are read at once.
-const SCAN_WORDS: u32 = 8192;
-/// Ticks that reclaim retired objects before the server counts as full.
+/// Ticks that reclaim retired objects before the pool counts as full.
 const FULL_TICKS: usize = 6;
 /// Between those ticks, so that other members come to theirs.
 const FULL_WAIT_NS: u64 = 20_000;
 /// Rounds of refilling in which others took all that was found.
 const ROUNDS_MAX: usize = 1000;
+/// Time for which a server that had nothing of a class is passed over while others have room.
+const EMPTY_NS: u64 = 10_000_000;
+/// Orphans whose bitmaps are read together.
+const PEEKS: usize = 16;
 
 /// The places that a refill searches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effort {
     /// Own bitmaps, some; orphans of the class; free blocks.
     Usual,
-    /// All own bitmaps, spare blocks of other classes, wholly free orphans of other classes.
+    /// All own bitmaps, spare blocks of other classes, full orphans, and wholly free ones of other classes.
     Hard,
 }
 
 impl Session {
-    /// See [`Session::alloc`].
+    /// See [`Session::alloc`]; only on `place`'s server if `is_strict`.
     pub(crate) async fn alloc_object(
         &self,
-        server: ServerId,
+        place: Placement,
+        is_strict: bool,
         bytes: usize,
     ) -> Result<GlobalAddr, PoolError> {
         let pool = self.pool();
         pool.check_open()?;
         let geometry = pool.geometry();
         let class = class_of(bytes).filter(|class| geometry.shape(*class).count > 0);
-        let Some(class) = class.filter(|_| server.index() < geometry.servers()) else {
+        let is_server = |server: ServerId| server.index() < geometry.servers();
+        let is_known = !matches!(place, Placement::Near(server) if !is_server(server));
+        let Some(class) = class.filter(|_| is_known) else {
+            let whose = match place {
+                Placement::Near(server) => format!(" on memory server {server}"),
+                Placement::Spread => String::new(),
+            };
             return Err(PoolError::Invalid(format!(
-                "{bytes} bytes on memory server {server}: the pool has {} servers and objects of \
-                 at most {} bytes",
+                "{bytes} bytes{whose}: the pool has {} servers and objects of at most {} bytes",
                 geometry.servers(),
                 geometry.object_bytes_max()
             )));
         };
-        let mut ticks = 0;
+        let now_ns = || self.endpoint().now_ns();
+        let (mut ticks, mut server) = (0, ServerId(0));
         for round in 0..ROUNDS_MAX {
-            if let Some(addr) = pool.alloc().take(geometry, server, class) {
+            let taken = {
+                let mut alloc = pool.alloc();
+                server = match place {
+                    Placement::Near(server) if is_strict => server,
+                    Placement::Near(server) if !alloc.is_passed_over(server, class, now_ns) => {
+                        server
+                    }
+                    _ => alloc.choose(geometry, class, now_ns),
+                };
+                alloc.take(geometry, server, class)
+            };
+            if let Some(addr) = taken {
                 return Ok(addr);
             }
-            if !pool.alloc().begin_refill(server, class) {
+            let Some(refilling) = Refilling::begin(pool, server, class) else {
                 self.endpoint().sleep(WAIT_NS << round.min(WAIT_DOUBLINGS)).await;
                 continue;
-            }
-            let refilling = Refilling { pool, server, class };
-            if self.refill(server, class, Effort::Usual).await?
-                || self.refill(server, class, Effort::Hard).await?
-            {
+            };
+            if let Some(found) = self.refill(server, class, place, is_strict).await? {
+                if let Some(addr) = pool.alloc().take(geometry, found, class) {
+                    return Ok(addr);
+                }
                 continue;
             }
             drop(refilling);
@@ -74,30 +100,154 @@ impl Session {
                 self.endpoint().sleep(FULL_WAIT_NS).await;
             }
         }
+        if let Placement::Near(near) = place {
+            server = near;
+        }
         Err(PoolError::Full { server, bytes })
     }
 
-    /// Looks for objects of the class and makes them this member's; whether there is any now.
+    /// Looks for objects of the class, on `server` first; the server that has some now. Called by the one
+    /// that refills the class there.
     async fn refill(
         &self,
         server: ServerId,
         class: usize,
-        effort: Effort,
-    ) -> Result<bool, PoolError> {
-        let (pool, client) = (self.pool(), self.reliable());
-        if effort == Effort::Usual {
-            self.take_from_inbox().await?;
-            if pool.alloc().has_free(server, class) {
-                return Ok(true);
+        place: Placement,
+        is_strict: bool,
+    ) -> Result<Option<ServerId>, PoolError> {
+        let pool = self.pool();
+        let is_spread = place == Placement::Spread;
+        self.take_from_inbox().await?;
+        {
+            let alloc = pool.alloc();
+            let now_ns = || self.endpoint().now_ns();
+            let best =
+                if is_spread { alloc.choose(pool.geometry(), class, now_ns) } else { server };
+            if alloc.has_free(best, class) {
+                return Ok(Some(best));
             }
         }
-        let most = if effort == Effort::Usual { HARVEST_BLOCKS } else { usize::MAX };
+        for effort in [Effort::Usual, Effort::Hard] {
+            let now_ns = self.endpoint().now_ns();
+            if effort == Effort::Usual && pool.alloc().is_empty(server, class, now_ns) {
+                continue;
+            }
+            if effort == Effort::Usual && self.harvest_some(server, class, HARVEST_BLOCKS).await? {
+                return Ok(Some(server));
+            }
+            let mut tables = BTreeMap::new();
+            if effort == Effort::Usual && is_spread && pool.geometry().servers() > 1 {
+                tables = pool.read_block_tables(self.reliable()).await?;
+                if let Some(found) = self.adopt_any(server, class, &tables).await? {
+                    return Ok(Some(found));
+                }
+            }
+            let others = match is_strict {
+                true => vec![server],
+                false => pool.alloc().servers_from(pool.geometry(), class, server, is_spread),
+            };
+            for other in others {
+                let is_target = other == server;
+                if !is_target && pool.alloc().has_free(other, class) {
+                    return Ok(Some(other));
+                }
+                let refilling = Refilling::begin(pool, other, class);
+                if refilling.is_none() && !is_target {
+                    continue;
+                }
+                if self.refill_on(other, class, effort, tables.remove(&other)).await? {
+                    return Ok(Some(other));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adopts an orphan of the class with free objects, of any of these servers, of which `server` is preferred. If it
+    /// is not there, the next objects come from it until it is used up (INV-PLACE-2).
+    ///
+    /// Cost: 1 READ for each of up to 16 such orphans, together; 1 CAS, 1 READ, 1 batch of CAS for one.
+    async fn adopt_any(
+        &self,
+        server: ServerId,
+        class: usize,
+        tables: &BTreeMap<ServerId, Vec<(u32, BlockWord)>>,
+    ) -> Result<Option<ServerId>, PoolError> {
+        let (pool, client) = (self.pool(), self.reliable());
+        let (order, use_up) = {
+            let (alloc, geometry) = (pool.alloc(), pool.geometry());
+            (alloc.servers_from(geometry, class, server, false), alloc.use_up(geometry, class))
+        };
+        let is_of_use = |word: &BlockWord| word.class() == class && word.free_hint() > 0;
+        let mut orphans: Vec<(ServerId, u32, BlockWord)> = Vec::new();
+        for at in &order {
+            let Some(table) = tables.get(at) else { continue };
+            let found = orphans_of(table).filter(|(_, word)| is_of_use(word));
+            orphans.extend(found.map(|(block, word)| (*at, *block, *word)));
+        }
+        let turn = |at: ServerId| order.iter().position(|other| *other == at);
+        let key = |(at, _, word): &(ServerId, u32, BlockWord), free: u32| match use_up {
+            UseUp::FullestOfAll => (None, free, *at, word.0),
+            UseUp::Fullest => (turn(*at), free, *at, word.0),
+            UseUp::Emptiest => (turn(*at), u32::MAX - free, *at, word.0),
+        };
+        orphans.sort_by_key(|orphan| key(orphan, orphan.2.free_hint()));
+        if orphans.len() > 1 {
+            // Others may have freed objects since the word was written.
+            orphans.truncate(PEEKS);
+            let seen = pool.peek(client, &orphans).await?;
+            let mut seen: Vec<_> = seen.into_iter().filter(|(_, free)| *free > 0).collect();
+            seen.sort_by_key(|(orphan, free)| key(orphan, *free));
+            orphans = seen.into_iter().map(|(orphan, _)| orphan).collect();
+        }
+        for (at, block, word) in orphans {
+            let Some(held) = pool.adopt(client, at, block, word).await? else { continue };
+            let found = pool.harvest(client, &held).await?;
+            if found > 0 {
+                if at != server {
+                    pool.alloc().give_turns(at, class, found);
+                }
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes what others have freed in up to `most` of the member's own blocks; whether there is anything.
+    async fn harvest_some(
+        &self,
+        server: ServerId,
+        class: usize,
+        most: usize,
+    ) -> Result<bool, PoolError> {
+        let pool = self.pool();
         let blocks = pool.alloc().harvest_round(server, class, most);
         for block in blocks {
             let Some(held) = pool.hold(server, block) else { continue };
-            if pool.harvest(client, &held).await? > 0 {
+            if pool.harvest(self.reliable(), &held).await? > 0 {
                 return Ok(true);
             }
+        }
+        Ok(false)
+    }
+
+    /// Looks for objects of the class on one server and makes them this member's; whether there is any now.
+    /// `table`: the server's block table, if it was read just now and its orphans are of no use.
+    async fn refill_on(
+        &self,
+        server: ServerId,
+        class: usize,
+        effort: Effort,
+        table: Option<Vec<(u32, BlockWord)>>,
+    ) -> Result<bool, PoolError> {
+        let (pool, client) = (self.pool(), self.reliable());
+        let now_ns = self.endpoint().now_ns();
+        if effort == Effort::Usual && pool.alloc().is_empty(server, class, now_ns) {
+            return Ok(false);
+        }
+        let most = if effort == Effort::Hard { usize::MAX } else { HARVEST_BLOCKS };
+        if self.harvest_some(server, class, most).await? {
+            return Ok(true);
         }
         if effort == Effort::Hard {
             loop {
@@ -107,7 +257,14 @@ impl Session {
                 pool.release(client, server, block, word).await?;
             }
         }
-        self.find_block(server, class, effort).await
+        let found = match table {
+            Some(table) => self.carve_any(server, class, &table).await?,
+            None => self.find_block(server, class, effort).await?,
+        };
+        if !found {
+            pool.alloc().note_empty(server, class, now_ns + EMPTY_NS);
+        }
+        Ok(found)
     }
 
     /// Adopts an orphan of the class with free objects, or carves a free block.
@@ -118,57 +275,173 @@ impl Session {
         effort: Effort,
     ) -> Result<bool, PoolError> {
         let (pool, client) = (self.pool(), self.reliable());
-        let count = pool.geometry().block_count(server);
-        let mut from = 0;
-        while from < count {
-            let words = SCAN_WORDS.min(count - from);
-            let at = pool.geometry().block_word_addr(server, from);
-            let table = client.read(at, client.buf(words as usize * 8)).await?;
-            let blocks = || {
-                let words = table.words().iter().map(|word| BlockWord(*word));
-                (from..).zip(words)
-            };
-            for (block, word) in blocks() {
-                let is_candidate = word.is(BlockState::Orphan)
-                    && (word.class() == class || effort == Effort::Hard);
-                if !is_candidate {
-                    continue;
-                }
-                let Some(held) = pool.adopt(client, server, block, word).await? else { continue };
-                let found = pool.harvest(client, &held).await?;
-                if word.class() == class {
-                    if found > 0 {
-                        return Ok(true);
-                    }
-                    continue;
-                }
-                // Of another class: of use only if it is wholly free.
-                drop(held);
-                let freed = pool.alloc().remove_if_free(pool.geometry(), server, block);
-                if let Some(word) = freed {
-                    pool.release(client, server, block, word).await?;
-                    let free = word.next(BlockState::Free, 0, 0);
-                    if self.carve(server, block, free, class).await? {
-                        return Ok(true);
-                    }
-                    continue;
-                }
-                let removed = pool
-                    .hold(server, block)
-                    .and_then(|_held| pool.alloc().remove(pool.geometry(), server, block));
-                if let Some((word, left)) = removed {
-                    pool.abandon(client, server, block, word, left).await?;
-                }
-            }
-            for (block, word) in blocks() {
-                if word.is(BlockState::Free) && self.carve(server, block, word, class).await? {
+        let table = pool.read_block_words(client, server).await?;
+        pool.note_free_blocks(server, &table);
+        let tables = BTreeMap::from([(server, table)]);
+        if self.adopt_any(server, class, &tables).await?.is_some() {
+            return Ok(true);
+        }
+        let table = &tables[&server];
+        if effort == Effort::Hard {
+            let orphans = orphans_of(table).map(|(block, word)| (server, *block, *word));
+            let orphans: Vec<(ServerId, u32, BlockWord)> = orphans.collect();
+            for some in orphans.chunks(PEEKS) {
+                if self.adopt_by_bitmap(class, some).await? {
                     return Ok(true);
                 }
             }
-            from += words;
+        }
+        self.carve_any(server, class, table).await
+    }
+
+    /// Carves a free block for the class.
+    async fn carve_any(
+        &self,
+        server: ServerId,
+        class: usize,
+        table: &[(u32, BlockWord)],
+    ) -> Result<bool, PoolError> {
+        for (block, word) in table.iter().filter(|(_, word)| word.is(BlockState::Free)) {
+            if self.carve(server, *block, *word, class).await? {
+                return Ok(true);
+            }
         }
         Ok(false)
     }
+
+    /// Adopts one of these orphans whose bitmap shows that it is of use: of the class, with a free object, or
+    /// of another and wholly free, which is carved anew.
+    ///
+    /// Cost: 1 READ for each, together; for the first that is of use what adopting costs.
+    async fn adopt_by_bitmap(
+        &self,
+        class: usize,
+        orphans: &[(ServerId, u32, BlockWord)],
+    ) -> Result<bool, PoolError> {
+        let (pool, client) = (self.pool(), self.reliable());
+        for ((server, block, word), free) in pool.peek(client, orphans).await? {
+            if word.class() == class && free > 0 {
+                let Some(held) = pool.adopt(client, server, block, word).await? else { continue };
+                if pool.harvest(client, &held).await? > 0 {
+                    return Ok(true);
+                }
+            } else if let Some(free) = pool.free_orphan(client, server, (block, word), free).await?
+                && self.carve(server, block, free, class).await?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Pool {
+    /// Reads the block tables of all servers. 1 READ per 64 KiB of each, together.
+    async fn read_block_tables(
+        &self,
+        client: Reliable<'_>,
+    ) -> Result<BTreeMap<ServerId, Vec<(u32, BlockWord)>>, PoolError> {
+        let geometry = self.geometry();
+        let mut ops = client.client().ops();
+        let mut parts = Vec::new();
+        for server in geometry.server_ids() {
+            let count = geometry.block_count(server);
+            for from in (0..count).step_by(SCAN_WORDS as usize) {
+                let words = SCAN_WORDS.min(count - from);
+                ops.read(geometry.block_word_addr(server, from), client.buf(words as usize * 8));
+                parts.push((server, from));
+            }
+        }
+        let read = client.post_many(ops).await?;
+        let mut tables: BTreeMap<ServerId, Vec<(u32, BlockWord)>> = BTreeMap::new();
+        for (index, (server, from)) in parts.into_iter().enumerate() {
+            let words = read.buf(index).words().iter().map(|word| BlockWord(*word));
+            tables.entry(server).or_default().extend((from..).zip(words));
+        }
+        for (server, table) in &tables {
+            self.note_free_blocks(*server, table);
+        }
+        Ok(tables)
+    }
+
+    /// Counts the free objects that orphans' bitmaps show. 1 READ for each, together.
+    async fn peek(
+        &self,
+        client: Reliable<'_>,
+        orphans: &[(ServerId, u32, BlockWord)],
+    ) -> Result<Vec<((ServerId, u32, BlockWord), u32)>, PoolError> {
+        let orphans = orphans.iter().filter(|(_, _, word)| word.class() < CLASS_COUNT);
+        let orphans: Vec<(ServerId, u32, BlockWord)> = orphans.copied().collect();
+        let words = |word: BlockWord| self.geometry().shape(word.class()).bitmap_words();
+        let mut ops = client.client().ops();
+        for (server, block, word) in &orphans {
+            ops.read(self.given_addr(*server, *block, 0), client.buf(words(*word) * 16));
+        }
+        if ops.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bitmaps = client.post_many(ops).await?;
+        let free = orphans.into_iter().enumerate().map(|(index, orphan)| {
+            let (given, taken) = bitmaps.buf(index).words().split_at(words(orphan.2));
+            let free = given.iter().zip(taken).map(|(given, taken)| (given ^ taken).count_ones());
+            (orphan, free.sum())
+        });
+        Ok(free.collect())
+    }
+
+    /// Frees an orphan that has shown `free` free objects, if those are all; gives its word then.
+    ///
+    /// Cost: none if they are not all; else 3 CAS, 2 READs.
+    async fn free_orphan(
+        &self,
+        client: Reliable<'_>,
+        server: ServerId,
+        (block, word): (u32, BlockWord),
+        free: u32,
+    ) -> Result<Option<BlockWord>, PoolError> {
+        if free < self.geometry().shape(word.class()).count {
+            return Ok(None);
+        }
+        let Some(held) = self.adopt(client, server, block, word).await? else { return Ok(None) };
+        self.harvest(client, &held).await?;
+        drop(held);
+        let freed = self.alloc().remove_if_free(self.geometry(), server, block);
+        let Some(word) = freed else { return Ok(None) };
+        self.release(client, server, block, word).await?;
+        Ok(Some(word.next(BlockState::Free, 0, 0)))
+    }
+
+    /// Frees wholly free orphans, of which each call looks at some.
+    ///
+    /// Cost: for each server 1 READ per 64 KiB of its block table and 1 for each of up to 16 orphans.
+    pub(crate) async fn free_orphans(&self, client: Reliable<'_>) -> Result<(), PoolError> {
+        if self.recovering.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        for server in self.geometry().server_ids() {
+            let table = self.read_block_words(client, server).await?;
+            self.note_free_blocks(server, &table);
+            let is_candidate =
+                |word: &BlockWord| word.is(BlockState::Orphan) && word.free_hint() > 0;
+            let orphans = table.into_iter().filter(|(_, word)| is_candidate(word));
+            let mut orphans: Vec<(ServerId, u32, BlockWord)> =
+                orphans.map(|(block, word)| (server, block, word)).collect();
+            if orphans.len() > PEEKS {
+                let from = client.endpoint().random() as usize % orphans.len();
+                orphans.rotate_left(from);
+                orphans.truncate(PEEKS);
+            }
+            for ((server, block, word), free) in self.peek(client, &orphans).await? {
+                self.free_orphan(client, server, (block, word), free).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The orphans of a block table.
+fn orphans_of(table: &[(u32, BlockWord)]) -> impl Iterator<Item = &(u32, BlockWord)> {
+    table.iter().filter(|(_, word)| word.is(BlockState::Orphan))
 }
 
 /// Lets others refill once this one is done, however it ends.
@@ -176,6 +449,15 @@ struct Refilling<'a> {
     pool: &'a Pool,
     server: ServerId,
     class: usize,
+}
+
+impl<'a> Refilling<'a> {
+    /// `None` if somebody refills the class there already.
+    fn begin(pool: &'a Pool, server: ServerId, class: usize) -> Option<Self> {
+        let begun = pool.alloc().begin_refill(server, class);
+        // Made only if it is the first: dropping one ends it.
+        begun.then(|| Refilling { pool, server, class })
+    }
 }
 
 impl Drop for Refilling<'_> {

@@ -20,7 +20,7 @@ use crate::words::{BlockState, BlockWord, MemberState};
 use crate::{Pool, PoolError, Session};
 
 /// Words of the block table that are read at once.
-const SCAN_WORDS: u32 = 8192;
+pub(crate) const SCAN_WORDS: u32 = 8192;
 
 /// Second looks of a report at blocks whose objects do not add up, and what lies between two of them.
 const LOOKS: usize = 32;
@@ -33,6 +33,7 @@ pub struct Audit {
     /// Carved blocks.
     blocks: BTreeMap<(ServerId, u32), AuditBlock>,
     states: [u64; 3],
+    free_by_server: Vec<u64>,
     /// If set, only these blocks and objects are tracked, and marks of others are ignored.
     watched: Option<BTreeMap<GlobalAddr, bool>>,
     problems: Vec<String>,
@@ -93,6 +94,21 @@ impl ClassReport {
     }
 }
 
+/// Blocks of one memory server that one compute server owns, or nobody.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnerReport {
+    /// The memory server.
+    pub server: u16,
+    /// The owner's slot in the member table; `None` if its member has left.
+    pub member: Option<u32>,
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes of their marked objects.
+    pub live_bytes: u64,
+    /// Bytes of their objects that are known to be free.
+    pub free_bytes: u64,
+}
+
 /// The findings of an audit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditReport {
@@ -104,6 +120,10 @@ pub struct AuditReport {
     pub blocks_orphan: u64,
     /// Per size class, ascending; classes without a block are left out.
     pub classes: Vec<ClassReport>,
+    /// Carved blocks per memory server and owner, ascending; those without an owner come first.
+    pub owners: Vec<OwnerReport>,
+    /// Free blocks per memory server.
+    pub free_by_server: Vec<u64>,
     /// Faults, each with its place.
     pub problems: Vec<String>,
 }
@@ -132,6 +152,7 @@ impl Audit {
             pool: Arc::clone(session.pool()),
             blocks: BTreeMap::new(),
             states: [0; 3],
+            free_by_server: vec![0; session.pool().geometry().servers()],
             watched: None,
             problems: Vec::new(),
         };
@@ -146,12 +167,12 @@ impl Audit {
     }
 
     /// An audit of some blocks and objects alone, for a recovery.
-    pub(crate) fn of(
+    pub(crate) fn of<'a>(
         pool: &Arc<Pool>,
-        blocks: &[(ServerId, u32, BlockWord)],
+        blocks: impl Iterator<Item = &'a (ServerId, u32, BlockWord)>,
         watched: &[GlobalAddr],
     ) -> Audit {
-        let blocks = blocks.iter().map(|(server, block, word)| {
+        let blocks = blocks.map(|(server, block, word)| {
             let words = pool.geometry().shape(word.class()).bitmap_words();
             ((*server, *block), AuditBlock { word: *word, marks: vec![0; words].into() })
         });
@@ -159,6 +180,7 @@ impl Audit {
             pool: Arc::clone(pool),
             blocks: blocks.collect(),
             states: [0; 3],
+            free_by_server: Vec::new(),
             watched: Some(watched.iter().map(|addr| (*addr, false)).collect()),
             problems: Vec::new(),
         }
@@ -183,13 +205,16 @@ impl Audit {
                 "INV-BLOCK-2: {bytes} bytes at {addr} are in a block that is not carved"
             ));
         };
+        // Adopted since, it may even have been carved anew (INV-REC-5).
+        let lenient = lenient && block.word.is(BlockState::Orphan);
+        let ignored = |why: String| if lenient { Ok(()) } else { Err(why) };
         let shape = self.pool.geometry().shape(block.word.class());
         let Some(index) = shape.object_at(offset) else {
-            return Err(format!("no object starts at {addr}, where {bytes} bytes should be"));
+            return ignored(format!("no object starts at {addr}, where {bytes} bytes should be"));
         };
         if class_of(bytes) != Some(block.word.class()) {
             let of = shape.object_bytes;
-            return Err(format!("{bytes} bytes at {addr} are in a block for objects of {of}"));
+            return ignored(format!("{bytes} bytes at {addr} are in a block for objects of {of}"));
         }
         let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
         if block.marks[word] & bit != 0 {
@@ -214,6 +239,8 @@ impl Audit {
             blocks_owned: self.states[1],
             blocks_orphan: self.states[2],
             classes: Vec::new(),
+            owners: Vec::new(),
+            free_by_server: self.free_by_server.clone(),
             problems: self.problems.clone(),
         };
         // What is on its way home is not free anywhere yet.
@@ -221,6 +248,7 @@ impl Audit {
         let mut retired = self.retired(session, &mut report.problems).await?;
         let others_run = self.others_run(session).await?;
         let mut classes = vec![ClassReport::default(); CLASS_COUNT];
+        let mut owners: BTreeMap<(ServerId, Option<u32>), OwnerReport> = BTreeMap::new();
         let mut looks = LOOKS;
         for (at, block) in &self.blocks {
             let mut word = block.word;
@@ -246,6 +274,13 @@ impl Audit {
                 retired = self.retired(session, &mut Vec::new()).await?;
             };
             classes[block.word.class()].add(&found.sums);
+            let member = (!block.word.is(BlockState::Orphan)).then(|| block.word.owner());
+            let first = || OwnerReport { server: at.0.0, member, ..OwnerReport::default() };
+            let owner = owners.entry((at.0, member)).or_insert_with(first);
+            let bytes = class_bytes(block.word.class());
+            owner.blocks += 1;
+            owner.live_bytes += found.sums.live * bytes;
+            owner.free_bytes += found.sums.free * bytes;
             report.problems.extend(found.problems);
         }
         for (class, sums) in classes.iter_mut().enumerate() {
@@ -253,6 +288,7 @@ impl Audit {
         }
         classes.retain(|sums| sums.blocks > 0);
         report.classes = classes;
+        report.owners = owners.into_values().collect();
         Ok(report)
     }
 
@@ -410,6 +446,7 @@ impl Audit {
         match state {
             BlockState::Free => {
                 self.states[0] += 1;
+                self.free_by_server[server.index()] += 1;
                 return Ok(());
             }
             BlockState::Damaged => {
@@ -456,6 +493,13 @@ impl Audit {
         let (at, index) = self.locate(addr)?;
         let marks = &self.blocks.get(&at)?.marks;
         Some(marks[(index / 64) as usize] >> (index % 64) & 1 == 1)
+    }
+
+    /// Forgets blocks that are not a recovery's to search.
+    pub(crate) fn forget(&mut self, blocks: &[(ServerId, u32)]) {
+        blocks.iter().for_each(|at| {
+            self.blocks.remove(at);
+        });
     }
 
     /// The marks of a block's objects, if the block was carved alike when the audit began.

@@ -9,6 +9,9 @@
 //! INV-BLOCK-2: a block becomes free only when none of its objects is in use or retired.
 //! INV-BLOCK-3: only the carver of a block WRITEs its header and bitmaps, and it leaves state carving
 //! only after that WRITE has ended.
+//! INV-BLOCK-4: an orphan's word says how many of its objects were free when it was given up, and the first
+//! object that is given back to a full orphan turns 0 into 1. So a member that needs memory does not adopt
+//! blocks in vain; a lost change of the hint costs no more than that look.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -267,8 +270,9 @@ impl Pool {
         if let Some(limbo) = &mut limbo.limbo {
             limbo.left = Some(left.clone());
         }
+        let free = left.free_count();
         self.tell_taken(client, server, block, left).await?;
-        let next = word.next(BlockState::Orphan, word.class(), 0);
+        let next = word.orphan(word.class(), free);
         let at = self.geometry().block_word_addr(server, block);
         let found = client.cas_release(at, word.0, next.0).await?;
         limbo.settled();
@@ -355,7 +359,7 @@ impl Pool {
             _ if mine && (to_free || word.is(BlockState::Carving)) => {
                 word.next(BlockState::Free, 0, 0).0
             }
-            _ if mine => word.next(BlockState::Orphan, word.class(), 0).0,
+            _ if mine => word.orphan(word.class(), left.as_ref().map_or(1, Left::free_count)).0,
             _ => word.0,
         };
         if let (true, Some(left)) = (mine, left) {

@@ -9,11 +9,11 @@ pub enum PoolError {
     /// A remote operation failed; see [`OpError`] for what is known about its effect.
     #[error(transparent)]
     Fabric(#[from] OpError),
-    /// No memory left for an object of that size on that server. Nothing was lost; freeing
-    /// objects, or ending operations that hold retired ones back, makes room.
-    #[error("memory server {server} has no room for {bytes} bytes: delete data or add memory")]
+    /// No memory left for an object of that size, on any server or on the one that the caller insisted on.
+    /// Nothing was lost; freeing objects, or ending operations that hold retired ones back, makes room.
+    #[error("no memory server has room for {bytes} bytes: delete data or add memory")]
     Full {
-        /// The server that is full.
+        /// The server that was asked first.
         server: ServerId,
         /// Bytes asked for.
         bytes: usize,

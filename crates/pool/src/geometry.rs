@@ -217,7 +217,7 @@ impl Geometry {
         largest.map_or(0, |shape| shape.object_bytes as usize)
     }
 
-    pub(crate) fn server_ids(&self) -> impl Iterator<Item = ServerId> + use<> {
+    pub(crate) fn server_ids(&self) -> impl Iterator<Item = ServerId> + Clone + use<> {
         (0..self.servers.len() as u16).map(ServerId)
     }
 

@@ -27,6 +27,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
+use crate::class::CLASS_COUNT;
 use crate::epoch::Observation;
 use crate::geometry::{RING_BYTES, RING_WORDS};
 use crate::pins::{PinGuard, pin_at};
@@ -138,6 +139,12 @@ impl Inbox {
     /// Objects have come back by bitmaps.
     pub(crate) fn note_returned(&self, count: u32) {
         self.own().returned += u64::from(count);
+    }
+
+    /// The class of another's block, as far as it is known.
+    pub(crate) fn class_of(&self, block: (ServerId, u32)) -> Option<usize> {
+        let class = self.others().blocks.get(&block)?.word.class();
+        (class < CLASS_COUNT).then_some(class)
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -32,6 +32,8 @@ pub(crate) struct Allocator {
     pub(crate) limbo: Vec<Limbo>,
     /// Those, and those whose state a session is changing.
     pub(crate) changing: BTreeSet<(ServerId, u32)>,
+    /// The server at which this member begins (INV-PLACE-3).
+    first_server: usize,
     free_bytes: u64,
     owned_bytes: u64,
     carved_bytes: u64,
@@ -58,10 +60,21 @@ pub(crate) struct Left {
     pub(crate) taken: Box<[u64]>,
 }
 
+impl Left {
+    /// Number of objects that the owner knows to be free.
+    pub(crate) fn free_count(&self) -> u32 {
+        self.free.iter().map(|word| word.count_ones()).sum()
+    }
+}
+
 #[derive(Debug)]
 struct ServerBlocks {
     blocks: Vec<Option<Box<LocalBlock>>>,
     classes: Vec<ClassBlocks>,
+    /// Groups of objects that were begun here: [`Allocator::next_server`].
+    groups: u64,
+    /// Blocks that were free when this member last read the block table.
+    free_blocks: u32,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +89,14 @@ struct ClassBlocks {
     refilling: bool,
     /// Start of the next round of harvesting.
     harvest_next: usize,
+    /// Until then, a look for objects need not be repeated: there were none.
+    empty_until_ns: u64,
+    /// Objects were taken since the last [`Allocator::unused`].
+    is_used: bool,
+    /// Objects that this member has ever taken.
+    taken_count: u64,
+    /// So many further objects come from here before another server's turn: the free ones of an orphan.
+    turns: u32,
 }
 
 /// One owned block.
@@ -95,20 +116,34 @@ pub(crate) struct LocalBlock {
     harvesting: bool,
     /// Objects that are retired, or about to be, and not announced (INV-RETIRE-4).
     retired: u32,
+    /// Objects that were taken from it since it became this member's.
+    taken_count: u32,
 }
 
 impl Allocator {
-    pub(crate) fn new(geometry: &Geometry) -> Self {
-        let servers = geometry
+    pub(crate) fn new(geometry: &Geometry, first_server: usize) -> Self {
+        let servers: Vec<ServerBlocks> = geometry
             .server_ids()
             .map(|server| ServerBlocks {
                 blocks: (0..geometry.block_count(server)).map(|_| None).collect(),
                 classes: (0..CLASS_COUNT).map(|_| ClassBlocks::default()).collect(),
+                groups: 0,
+                free_blocks: geometry.block_count(server),
             })
             .collect();
         let (surplus, limbo, changing) = Default::default();
         let (free_bytes, owned_bytes, carved_bytes) = (0, 0, 0);
-        Allocator { servers, surplus, limbo, changing, free_bytes, owned_bytes, carved_bytes }
+        let first_server = first_server % servers.len().max(1);
+        Allocator {
+            servers,
+            surplus,
+            limbo,
+            changing,
+            first_server,
+            free_bytes,
+            owned_bytes,
+            carved_bytes,
+        }
     }
 
     /// Bytes of owned blocks, of objects in use, of free objects.
@@ -127,6 +162,10 @@ impl Allocator {
         let of_class = &mut blocks.classes[class];
         let number = *of_class.available.last()?;
         let block = blocks.blocks[number as usize].as_mut()?;
+        of_class.is_used = true;
+        block.taken_count = block.taken_count.saturating_add(1);
+        of_class.taken_count += 1;
+        of_class.turns = of_class.turns.saturating_sub(1);
         let shape = geometry.shape(class);
         if block.free_count == shape.count {
             of_class.wholly_free -= 1;
@@ -239,6 +278,7 @@ impl Allocator {
             taken: taken.unwrap_or_else(|| vec![0; shape.bitmap_words()].into()),
             harvesting: false,
             retired: 0,
+            taken_count: 0,
         };
         let blocks = &mut self.servers[server.index()];
         blocks.blocks[number as usize] = Some(Box::new(block));
@@ -306,6 +346,92 @@ impl Allocator {
             }
         }
         None
+    }
+
+    /// A block of each class that has a wholly free one and that nothing was taken of since the last call; now
+    /// every class counts as unused.
+    pub(crate) fn unused(&mut self, geometry: &Geometry) -> Vec<(ServerId, u32)> {
+        let mut all = Vec::new();
+        for server in geometry.server_ids() {
+            let blocks = &mut self.servers[server.index()];
+            for (class, of_class) in blocks.classes.iter_mut().enumerate() {
+                let is_used = std::mem::take(&mut of_class.is_used);
+                if is_used || of_class.wholly_free == 0 {
+                    continue;
+                }
+                let count = geometry.shape(class).count;
+                let is_free = |number: &u32| {
+                    let block = blocks.blocks[*number as usize].as_ref();
+                    block.is_some_and(|block| block.free_count == count)
+                };
+                all.extend(of_class.owned.iter().copied().find(is_free).map(|at| (server, at)));
+            }
+        }
+        all
+    }
+
+    /// Takes a block out of which this member has taken one object alone, and that is linked. `None` if it has
+    /// taken others, or the block is in use in another way.
+    pub(crate) fn remove_handed_on(
+        &mut self,
+        geometry: &Geometry,
+        server: ServerId,
+        number: u32,
+    ) -> Option<(BlockWord, Left)> {
+        let block = self.block(server, number)?;
+        let is_alone = block.taken_count == 1 && !block.busy && !block.harvesting;
+        is_alone.then(|| self.remove(geometry, server, number))?
+    }
+
+    /// Objects of the class that this member has ever taken on the server.
+    pub(crate) fn taken_count(&self, server: ServerId, class: usize) -> u64 {
+        self.servers[server.index()].classes[class].taken_count
+    }
+
+    /// The server at which this member begins.
+    pub(crate) fn first_server(&self) -> usize {
+        self.first_server
+    }
+
+    /// Groups of objects that this member has begun on the server.
+    pub(crate) fn group_count(&self, server: ServerId) -> u64 {
+        self.servers[server.index()].groups
+    }
+
+    pub(crate) fn note_group(&mut self, server: ServerId) {
+        self.servers[server.index()].groups += 1;
+    }
+
+    /// Free blocks of the server when this member last read its block table.
+    pub(crate) fn free_blocks(&self, server: ServerId) -> u32 {
+        self.servers[server.index()].free_blocks
+    }
+
+    pub(crate) fn note_free_blocks(&mut self, server: ServerId, count: u32) {
+        self.servers[server.index()].free_blocks = count;
+    }
+
+    /// Lets that many objects of the class come from the server before another's turn.
+    pub(crate) fn give_turns(&mut self, server: ServerId, class: usize, turns: u32) {
+        self.servers[server.index()].classes[class].turns = turns;
+    }
+
+    pub(crate) fn has_turns(&self, server: ServerId, class: usize) -> bool {
+        self.servers[server.index()].classes[class].turns > 0
+    }
+
+    /// Tells whether a look for objects of the class found none, ever.
+    pub(crate) fn was_empty(&self, server: ServerId, class: usize) -> bool {
+        self.servers[server.index()].classes[class].empty_until_ns > 0
+    }
+
+    /// Tells whether a look for objects of the class found none a short time ago.
+    pub(crate) fn is_empty(&self, server: ServerId, class: usize, now_ns: u64) -> bool {
+        now_ns < self.servers[server.index()].classes[class].empty_until_ns
+    }
+
+    pub(crate) fn note_empty(&mut self, server: ServerId, class: usize, until_ns: u64) {
+        self.servers[server.index()].classes[class].empty_until_ns = until_ns;
     }
 
     /// Any wholly free block of the server, taken out.

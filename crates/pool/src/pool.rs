@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{AnyEndpoint, Client, Counters, Endpoint, GlobalAddr, Incarnation, OpKind};
+use farleaf_fabric::{
+    AnyEndpoint, Client, Counters, Endpoint, GlobalAddr, Incarnation, OpKind, ServerId,
+};
 
 use crate::class::CLASS_COUNT;
 use crate::clients::ClosedClient;
@@ -15,11 +17,15 @@ use crate::owned_blocks::Allocator;
 use crate::pins::Pins;
 use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 use crate::retire::Retirement;
-use crate::words::{BlockWord, MemberState, MemberWord, owner_of};
+use crate::words::{BlockState, BlockWord, MemberState, MemberWord, owner_of};
 use crate::{Geometry, PoolError, Session, member, superblock};
 
 /// A word of freed memory: no type, life, length or address of any engine.
 const POISON: u64 = u64::MAX;
+/// Time for which a member keeps a wholly free block of a class that it does not use.
+const UNUSED_NS: u64 = 1_000_000_000;
+/// One of so many parts of the pool: more bytes must not wait for reclamation without the sessions' helping.
+const RETIRED_PART: u64 = 16;
 /// Time between tries to join a pool whose member table is full: at first, then twice as long each time.
 const JOIN_WAIT_NS: u64 = 10_000_000;
 const JOIN_WAIT_NS_MAX: u64 = 500_000_000;
@@ -72,6 +78,10 @@ pub struct Pool {
     pub(crate) sessions: AtomicUsize,
     pub(crate) session_number: AtomicU16,
     pub(crate) retired_bytes: AtomicU64,
+    /// Bytes of all objects that its sessions have retired, as far as the class of their blocks is known.
+    pub(crate) waiting_bytes: AtomicU64,
+    /// Time at which it last looked for blocks that nobody uses.
+    unused_ns: AtomicU64,
     /// Time of the last tick of a session of this member.
     pub(crate) ticked_ns: AtomicU64,
     pub(crate) needs_recovery: AtomicBool,
@@ -114,7 +124,10 @@ impl Pool {
             pins: Pins::new(clients),
             inbox: Inbox::default(),
             poisons: AtomicBool::new(false),
-            alloc: Mutex::new(Allocator::new(&geometry)),
+            alloc: Mutex::new(Allocator::new(
+                &geometry,
+                joined.slot as usize + joined.generation as usize,
+            )),
             closed: Mutex::default(),
             retirements: Mutex::default(),
             token_starts: (0..clients).map(|_| AtomicU64::new(u64::MAX)).collect(),
@@ -123,6 +136,8 @@ impl Pool {
             sessions: AtomicUsize::new(0),
             session_number: AtomicU16::new(0),
             retired_bytes: AtomicU64::new(0),
+            waiting_bytes: AtomicU64::new(0),
+            unused_ns: AtomicU64::new(client.endpoint().now_ns()),
             ticked_ns: AtomicU64::new(0),
             needs_recovery: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
@@ -336,6 +351,32 @@ impl Pool {
 
     fn retirements(&self) -> MutexGuard<'_, VecDeque<Arc<Retirement>>> {
         self.retirements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells whether so many bytes wait for reclamation that sessions must help before they retire more.
+    pub(crate) fn retires_much(&self) -> bool {
+        let usable: u64 = self
+            .geometry
+            .server_ids()
+            .map(|server| u64::from(self.geometry.block_count(server)))
+            .sum::<u64>()
+            * self.geometry.options().block_bytes;
+        self.waiting_bytes.load(Ordering::Relaxed) > usable / RETIRED_PART
+    }
+
+    /// Notes the free blocks of a server whose block table was read.
+    pub(crate) fn note_free_blocks(&self, server: ServerId, table: &[(u32, BlockWord)]) {
+        let free = table.iter().filter(|(_, word)| word.is(BlockState::Free)).count();
+        self.alloc().note_free_blocks(server, free as u32);
+    }
+
+    /// Tells once a second that it is time to look for blocks that nobody uses.
+    pub(crate) fn is_tidying_due(&self, now_ns: u64) -> bool {
+        let is_due = now_ns.saturating_sub(self.unused_ns.load(Ordering::Relaxed)) >= UNUSED_NS;
+        if is_due {
+            self.unused_ns.store(now_ns, Ordering::Relaxed);
+        }
+        is_due
     }
 
     /// Tells whether this member has retired objects that are not free yet.

@@ -25,8 +25,11 @@
 //! lost until a sweep of its block.
 //! INV-REC-4: recovery frees the entries of member and clients last, so that tokens name the dead until
 //! it has recovered everything of theirs.
+//! INV-REC-5: recovery claims an orphan only after the walk and the waits, and only if its word is still what it was
+//! before: then the block was nobody's throughout, and handed out nothing. So members may adopt orphans meanwhile,
+//! and do not carve new blocks instead. An adopted one is left to the next sweep.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -58,6 +61,8 @@ pub struct Recovery {
     inherits: bool,
     /// Claimed blocks with whole headers, and their words now.
     blocks: Vec<(ServerId, u32, BlockWord)>,
+    /// Orphans with whole headers that are not claimed yet (INV-REC-5).
+    orphans: Vec<(ServerId, u32, BlockWord)>,
     /// Objects that the dead had announced.
     announced: Vec<GlobalAddr>,
     problems: Vec<String>,
@@ -87,7 +92,7 @@ pub struct Recovered {
 }
 
 impl Session {
-    /// Finds out which members are dead, and claims them, together with all orphan blocks. `None`
+    /// Finds out which members are dead, and claims them and their blocks, and notes all orphan blocks. `None`
     /// if none is dead, nothing is left of an earlier recovery of this member's, or this member is
     /// recovering already.
     ///
@@ -105,7 +110,7 @@ impl Session {
         self.begin_recovery(true).await
     }
 
-    /// Claims the orphan blocks, to look for lost objects in them; as [`Session::recover_begin`]
+    /// Notes the orphan blocks, to look for lost objects in them; as [`Session::recover_begin`]
     /// otherwise. `None` if there is none or this member is recovering already.
     ///
     /// # Errors
@@ -126,6 +131,7 @@ impl Session {
             clients: Vec::new(),
             inherits: false,
             blocks: Vec::new(),
+            orphans: Vec::new(),
             announced: Vec::new(),
             problems: Vec::new(),
             is_finished: false,
@@ -151,11 +157,38 @@ impl Session {
         let announced = pool.read_retired(client, recovery.clients.iter().copied()).await?;
         recovery.announced = announced.into_iter().map(|word| word.addr).collect();
         let has_dead = !recovery.members.is_empty() || recovery.inherits;
-        let is_empty = !has_dead && recovery.blocks.is_empty();
+        let is_empty = !has_dead && recovery.blocks.is_empty() && recovery.orphans.is_empty();
         if is_empty && with_members {
             pool.recovery_unfinished.store(false, Ordering::SeqCst);
         }
         Ok((!is_empty).then_some(recovery))
+    }
+
+    /// Forgets the marks of orphans that others have adopted since `recovery` began: what lies there is not this
+    /// recovery's to free. After the walk, and before anybody acts on what [`Audit::is_marked`] says.
+    ///
+    /// Cost: 1 READ of the block table.
+    ///
+    /// # Errors
+    /// `Fabric`: begin anew.
+    pub async fn recover_forget_adopted(
+        &self,
+        recovery: &mut Recovery,
+        audit: &mut Audit,
+    ) -> Result<(), PoolError> {
+        let pool = self.pool();
+        let mut now = BTreeMap::new();
+        for server in pool.geometry().server_ids() {
+            let words = pool.read_block_words(self.maintenance(), server).await?;
+            now.extend(words.into_iter().map(|(block, word)| ((server, block), word)));
+        }
+        let is_same = |(server, block, word): &(ServerId, u32, BlockWord)| {
+            now.get(&(*server, *block)) == Some(word)
+        };
+        let adopted = recovery.orphans.extract_if(.., |orphan| !is_same(&*orphan));
+        let adopted: Vec<_> = adopted.map(|(server, block, _)| (server, block)).collect();
+        audit.forget(&adopted);
+        Ok(())
     }
 
     /// Frees what `audit`, marked in a walk since `recovery` began, shows to be lost, makes the
@@ -178,6 +211,7 @@ impl Session {
         let missing = recovery
             .blocks
             .iter()
+            .chain(&recovery.orphans)
             .find(|(server, block, word)| audit.marks(*server, *block, *word).is_none());
         if let Some((server, block, _)) = missing {
             return Err(PoolError::Invalid(format!(
@@ -195,7 +229,6 @@ impl Session {
         let others: BTreeSet<GlobalAddr> = others.into_iter().map(|word| word.addr).collect();
         let mut done = Recovered {
             members: recovery.members(),
-            blocks: recovery.blocks.len(),
             complete: is_announced && self.wait_for_others().await?,
             problems: recovery.problems.clone(),
             ..Recovered::default()
@@ -210,7 +243,10 @@ impl Session {
             for id in &recovery.clients {
                 pool.zero_areas(client, *id).await?;
             }
+            // Not before the waits: members that need memory meanwhile adopt orphans.
+            recovery.claim_orphans(client).await?;
         }
+        done.blocks = recovery.blocks.len();
         for (server, block, word) in &recovery.blocks {
             let Some(marks) = audit.marks(*server, *block, *word) else { continue };
             let at = (*server, *block, *word);
@@ -272,7 +308,7 @@ impl Recovery {
     /// others are changing meanwhile: marks elsewhere are ignored. ([`Audit::new`] serves as well
     /// where nothing else goes on.)
     pub fn audit(&self) -> Audit {
-        Audit::of(&self.pool, &self.blocks, &self.announced)
+        Audit::of(&self.pool, self.blocks.iter().chain(&self.orphans), &self.announced)
     }
 
     /// Dead members that were claimed, and the dead one whose place this member has taken.
@@ -300,7 +336,7 @@ impl Recovery {
             || self.members.iter().any(|dead| dead.slot == slot)
     }
 
-    /// Claims the dead members' blocks and all orphans.
+    /// Claims the dead members' blocks, and notes all orphans.
     async fn claim_blocks(&mut self, client: Reliable<'_>) -> Result<(), PoolError> {
         let pool = Arc::clone(&self.pool);
         for server in pool.geometry().server_ids() {
@@ -313,29 +349,44 @@ impl Recovery {
                         word.next(BlockState::Recovering, word.class(), word.owner())
                     }
                     BlockState::Carving if of_dead => word.next(BlockState::Free, 0, 0),
-                    BlockState::Orphan => {
-                        word.next(BlockState::Recovering, word.class(), pool.member)
-                    }
+                    BlockState::Orphan => word,
                     // Left over from a recovery of this member's that was dropped.
                     BlockState::Recovering if word.owner() == pool.member => {
                         word.next(BlockState::Recovering, word.class(), pool.member)
                     }
                     _ => continue,
                 };
-                if client.cas(at, word.0, next.0).await? != word.0 {
+                let is_orphan = state == BlockState::Orphan;
+                if !is_orphan && client.cas(at, word.0, next.0).await? != word.0 {
                     continue;
                 }
-                if !next.is(BlockState::Recovering) {
+                if !is_orphan && !next.is(BlockState::Recovering) {
                     continue;
                 }
                 let front = client.buf(HEADER_WORDS * 8);
                 let front = client.read(pool.geometry().block_addr(server, block), front).await?;
                 if let Err(why) = check_header(pool.geometry(), next, front.words()) {
-                    self.problems.push(format!("block {block} of server {server}: {why}"));
                     let damaged = next.next(BlockState::Damaged, next.class(), 0);
-                    client.cas_release(at, next.0, damaged.0).await?;
+                    // An orphan may have been adopted, given up and carved anew meanwhile.
+                    if client.cas_release(at, next.0, damaged.0).await? == next.0 || !is_orphan {
+                        self.problems.push(format!("block {block} of server {server}: {why}"));
+                    }
                     continue;
                 }
+                let list = if is_orphan { &mut self.orphans } else { &mut self.blocks };
+                list.push((server, block, next));
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims the noted orphans whose words are still the same (INV-REC-5). 1 CAS each.
+    async fn claim_orphans(&mut self, client: Reliable<'_>) -> Result<(), PoolError> {
+        let pool = Arc::clone(&self.pool);
+        for (server, block, word) in std::mem::take(&mut self.orphans) {
+            let at = pool.geometry().block_word_addr(server, block);
+            let next = word.next(BlockState::Recovering, word.class(), pool.member);
+            if client.cas(at, word.0, next.0).await? == word.0 {
                 self.blocks.push((server, block, next));
             }
         }
@@ -414,7 +465,7 @@ impl Pool {
         }
         let mut list = Vec::new();
         let mut found = Vec::new();
-        let mut in_use = false;
+        let (mut in_use, mut free) = (false, 0);
         for (at, kept) in kept.iter().enumerate() {
             // What is marked and free now has been removed since the walk.
             let lost = shape.valid_bits(at) & !kept & !(given[at] ^ taken[at]);
@@ -435,18 +486,21 @@ impl Pool {
                 in_use = true;
             }
             in_use |= kept & shape.valid_bits(at) != 0;
+            let lost = if done.complete { lost } else { 0 };
+            free += ((given[at] ^ taken[at]) & shape.valid_bits(at) | lost).count_ones();
         }
         self.poison(client, &found).await?;
         // Free only if nothing else is in it: then nobody has an object left to give back.
-        let state = if in_use { BlockState::Orphan } else { BlockState::Free };
         if in_use {
             for list in list.chunks(BATCH) {
                 client.cas_many(list).await?;
             }
         }
-        let class = if in_use { word.class() } else { 0 };
         let at = self.geometry().block_word_addr(server, block);
-        let next = word.next(state, class, 0);
+        let next = match in_use {
+            true => word.orphan(word.class(), free),
+            false => word.next(BlockState::Free, 0, 0),
+        };
         let found = client.cas_release(at, word.0, next.0).await?;
         if found != word.0 {
             return Err(PoolError::Corrupt(format!(

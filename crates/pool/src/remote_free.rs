@@ -11,7 +11,7 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::block::CARVED_AT;
 use crate::class::BLOCK_HEADER_BYTES;
-use crate::reliable::{Reliable, Trial, servers_of};
+use crate::reliable::{Cas, Reliable, Trial, servers_of};
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError};
 
@@ -46,8 +46,8 @@ impl Pool {
     /// an epoch from before they were last seen in use, until this has returned; and it must not be
     /// dropped.
     ///
-    /// Cost: per 64 objects 2 batches of READs and 1 of CAS, plus 1 for those that meet another's, and 3
-    /// batches of READs for a batch whose outcome was lost.
+    /// Cost: per 64 objects 2 batches of READs and 1 of CAS, plus 1 for those that meet another's, 1 for full
+    /// orphans among their blocks, and 3 batches of READs for a batch whose outcome was lost.
     ///
     /// # Errors
     /// `Corrupt` if an address is no object's or its object is free already (the others are given
@@ -115,8 +115,27 @@ impl Pool {
             if let Err(error) = self.turn_bits(client, turns).await? {
                 outcome = Err(error);
             }
+            self.note_given(client, &bits).await;
         }
         outcome
+    }
+
+    /// Marks full orphans that have been given objects (INV-BLOCK-4). 1 CAS for each. The objects are free whether
+    /// the marks arrive or not, so a mark that fails is no failure of the caller's.
+    async fn note_given(&self, client: Reliable<'_>, bits: &[Bit]) {
+        let mut list: Vec<Cas> = Vec::new();
+        for Bit { given, block: word, .. } in bits {
+            let Ok((block, _)) = self.block_of(*given) else { continue };
+            if word.is(BlockState::Orphan) && word.free_hint() == 0 {
+                let at = self.geometry().block_word_addr(given.server(), block);
+                if list.iter().all(|cas| cas.at != at) {
+                    list.push(Cas { at, expected: word.0, new: word.orphan(word.class(), 1).0 });
+                }
+            }
+        }
+        if !list.is_empty() {
+            let _ = client.cas_many(&list).await;
+        }
     }
 
     /// Turns bits; the inner error tells of some that somebody else has turned.

@@ -174,6 +174,7 @@ struct Pending {
     /// Pinned by the operation that unlinked it.
     pinned: u64,
     addr: GlobalAddr,
+    bytes: u32,
 }
 
 /// An object whose address stands in a page.
@@ -181,6 +182,7 @@ struct Pending {
 pub(crate) struct Announced {
     epoch: u64,
     pub(crate) addr: GlobalAddr,
+    bytes: u32,
     pub(crate) word: PageWord,
 }
 
@@ -312,7 +314,7 @@ impl Session {
         let is_own = pool.alloc().hold_retired(pool.geometry(), addr);
         let mut retired = self.inner.retired.lock();
         let has_room = retired.take_room(is_own);
-        self.inner.pressed.set(retired.is_pressed());
+        self.inner.pressed.set(retired.is_pressed() || pool.retires_much());
         if !has_room {
             if is_own {
                 retired.let_go.push(addr);
@@ -341,19 +343,15 @@ impl Session {
         let mut retired = self.inner.retired.lock();
         retired.give_room(retiring.is_own);
         let epoch = pool.epochs.view.load(Ordering::SeqCst);
+        let bytes = pool.note_waiting(addr);
         if retiring.is_own {
-            let class = pool
-                .geometry()
-                .block_of(addr)
-                .and_then(|(block, _)| pool.alloc().class_at(addr.server(), block));
-            let bytes = class.map_or(0, |class| pool.geometry().shape(class).object_bytes);
-            pool.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
-            retired.own.push_back(Own { epoch, addr, bytes: bytes as u32 });
+            pool.retired_bytes.fetch_add(bytes.into(), Ordering::Relaxed);
+            retired.own.push_back(Own { epoch, addr, bytes });
             return;
         }
         // Of the operation that unlinked it, at the latest; the view may be a later epoch (INV-RETIRE-1).
         let pinned = pool.pins.least_operation(self.id()).min(epoch);
-        retired.pending.push(Pending { epoch, pinned, addr });
+        retired.pending.push(Pending { epoch, pinned, addr, bytes });
         pool.pins.pending(self.id()).fetch_min(pinned, Ordering::SeqCst);
     }
 
@@ -384,10 +382,16 @@ impl Session {
     pub(crate) fn queue_announced(&self, mut retiring: Retiring, word: Option<PageWord>) {
         let Some(word) = word else { return self.queue_retired(retiring) };
         retiring.of = None;
-        let epoch = self.pool().epochs.view.load(Ordering::SeqCst);
+        let (pool, addr) = (self.pool(), retiring.addr);
+        let epoch = pool.epochs.view.load(Ordering::SeqCst);
         let mut retired = self.inner.retired.lock();
         retired.give_room(false);
-        retired.announced.push_back(Announced { epoch, addr: retiring.addr, word });
+        retired.announced.push_back(Announced {
+            epoch,
+            addr,
+            bytes: pool.note_waiting(addr),
+            word,
+        });
     }
 
     /// Announces what is pending of this client, and of the member's others what holds it back, or all of it
@@ -430,7 +434,7 @@ impl Session {
             let own: Vec<Own> = retired.own.drain(..count).collect();
             for Own { epoch, addr, bytes } in own {
                 pool.retired_bytes.fetch_sub(u64::from(bytes), Ordering::Relaxed);
-                retired.pending.push(Pending { epoch, pinned: view, addr });
+                retired.pending.push(Pending { epoch, pinned: view, addr, bytes });
                 pool.pins.pending(of.id).fetch_min(view, Ordering::SeqCst);
                 pool.alloc().let_go_retired(pool.geometry(), addr);
             }
@@ -469,8 +473,8 @@ impl Session {
             for (object, (word, _)) in
                 retired.pending.drain(..announced).zip(words).collect::<Vec<_>>()
             {
-                let Pending { epoch, addr, .. } = object;
-                retired.announced.push_back(Announced { epoch, addr, word });
+                let Pending { epoch, addr, bytes, .. } = object;
+                retired.announced.push_back(Announced { epoch, addr, bytes, word });
             }
             let pinned = retired.pending.iter().map(|object| object.pinned).min();
             pool.pins.pending(of.id).store(pinned.unwrap_or(UNPINNED), Ordering::SeqCst);
@@ -538,6 +542,7 @@ impl Session {
             };
             let Some(object) = object else { break };
             pool.retired_bytes.fetch_sub(u64::from(object.bytes), Ordering::Relaxed);
+            pool.waiting_bytes.fetch_sub(u64::from(object.bytes), Ordering::Relaxed);
             if pool.is_poisoning() {
                 poisoned.push(object.addr);
                 if poisoned.len() == BATCH {
@@ -561,6 +566,8 @@ impl Session {
             let pool = &**session.pool();
             let freed = pool.free_all(session.maintenance(), of.id, &own, &batch).await;
             drop(PinGuard(pool.pins.reclaim(of.id)));
+            let bytes = batch.iter().map(|object| u64::from(object.bytes)).sum();
+            pool.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
             let mut retired = of.lock();
             batch.iter().for_each(|object| retired.pages.give(object.word));
             retired.error = freed.err();
@@ -599,6 +606,18 @@ impl Pool {
         client.post_many(ops).await?;
         self.give_home(client, &all).await?;
         outcome
+    }
+
+    /// Counts a retired object's bytes; 0 if its block is another's and nothing is known of it.
+    fn note_waiting(&self, addr: GlobalAddr) -> u32 {
+        let block = self.geometry().block_of(addr).map(|(block, _)| (addr.server(), block));
+        let class = block.and_then(|block| {
+            let own = self.alloc().class_at(block.0, block.1);
+            own.or_else(|| self.inbox.class_of(block))
+        });
+        let bytes = class.map_or(0, |class| self.geometry().shape(class).object_bytes);
+        self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        bytes as u32
     }
 
     pub(crate) fn page_word(&self, client: u32, word: PageWord) -> GlobalAddr {

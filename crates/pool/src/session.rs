@@ -10,6 +10,7 @@ use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ServerId
 use crate::canary::Canary;
 use crate::clients::{ClaimedClient, ClosedClient, TOKEN_STEP};
 use crate::pins::{LAST_PIN, PinSlots, SessionPins, pin_at};
+use crate::placement::Placement;
 use crate::reliable::{Lines, PATIENCE_NS, Reliable, is_open, wait_until};
 use crate::retire::{Retirement, Retiring};
 use crate::{LockToken, Pool, PoolError};
@@ -60,7 +61,6 @@ pub(crate) struct Inner {
     tasks: Cell<usize>,
     /// Leaving was begun before.
     pub(crate) tried_to_leave: Cell<bool>,
-    place: Cell<usize>,
     pub(crate) retired: Arc<Retirement>,
     /// A retire page is nearly full.
     pub(crate) pressed: Cell<bool>,
@@ -115,7 +115,6 @@ impl Session {
             task_pins: Cell::new(0),
             tasks: Cell::new(0),
             tried_to_leave: Cell::new(false),
-            place: Cell::new(claimed.id as usize),
             retired: pool.new_retirement(claimed.id),
             pressed: Cell::new(false),
             ticking: Cell::new(false),
@@ -323,26 +322,47 @@ impl Session {
         Ok(())
     }
 
-    /// Memory for an object of `bytes` (1 to [`crate::Geometry::object_bytes_max`]) on server `on`,
+    /// Memory for an object of `bytes` (1 to [`crate::Geometry::object_bytes_max`]) near `place`: on the server
+    /// of that number, or of [`Session::place`], and on another if it is full. It is
     /// aligned to 64 bytes, content arbitrary. It is this session's until it is linked or freed;
     /// lost if the process dies before, until its block is swept.
     ///
-    /// Cost: nothing in the steady state. Otherwise the block's bitmap is read, or another block
-    /// taken (2 READs, 1 CAS, 1 chain).
+    /// Cost: nothing in the steady state. Otherwise the member reads a block's bitmap, or takes another block
+    /// (1 READ, 1 READ for each server together, 1 CAS, 1 chain).
     ///
     /// # Errors
-    /// `Full`: no memory, also after trying to reclaim; the object that this operation's own pin
+    /// `Full`: no memory on any server, also after trying to reclaim; the object that this operation's own pin
     /// holds back may be had after it. `Invalid` (no such server or too large), `Fabric`, `Corrupt`.
-    pub async fn alloc(&self, on: ServerId, bytes: usize) -> Result<GlobalAddr, PoolError> {
-        self.alloc_object(on, bytes).await
+    pub async fn alloc(
+        &self,
+        place: impl Into<Placement>,
+        bytes: usize,
+    ) -> Result<GlobalAddr, PoolError> {
+        self.alloc_object(place.into(), false, bytes).await
     }
 
-    /// The server for the next object: all in turn.
-    #[inline]
-    pub fn place(&self) -> ServerId {
-        let place = (self.inner.place.get() + 1) % self.inner.pool.geometry().servers();
-        self.inner.place.set(place);
-        ServerId(place as u16)
+    /// As [`Session::alloc`], on no other server.
+    ///
+    /// # Errors
+    /// As [`Session::alloc`]; `Full` if that server is.
+    pub async fn alloc_on(&self, on: ServerId, bytes: usize) -> Result<GlobalAddr, PoolError> {
+        self.alloc_object(on.into(), true, bytes).await
+    }
+
+    /// Gives the block of a linked object to whichever member next needs memory of its class, if this member
+    /// has taken nothing else from it: for an object that stays the only one of its class for long. A task
+    /// does it.
+    ///
+    /// Cost: a batch of CAS per 64 words of the block's bitmap, and 1 CAS.
+    pub fn hand_on(&self, addr: GlobalAddr) {
+        let Some((block, _)) = self.pool().geometry().block_of(addr) else { return };
+        let server = addr.server();
+        let removed = self.pool().alloc().remove_handed_on(self.pool().geometry(), server, block);
+        let Some((word, left)) = removed else { return };
+        self.spawn(async move |session| {
+            // If that fails, the block is in limbo, and a later tick gives it up.
+            let _ = session.pool().abandon(session.maintenance(), server, block, word, left).await;
+        });
     }
 
     /// Frees an object that this member allocated and that was never linked. No remote operation.

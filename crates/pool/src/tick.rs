@@ -76,7 +76,7 @@ impl Session {
             self.reclaim(freeing, bound).await?;
         }
         self.tend_inbox(seen.as_ref(), bound, is_quiet).await?;
-        inner.pressed.set(inner.retired.lock().is_pressed());
+        inner.pressed.set(inner.retired.lock().is_pressed() || pool.retires_much());
         if let Some(closed) = closed {
             closed.finish(self, bound).await?;
         }
@@ -232,6 +232,16 @@ impl Pool {
         let surplus = self.alloc().take_surplus(self.geometry());
         if let Some((server, block, word)) = surplus {
             self.release(client, server, block, word).await?;
+        }
+        if self.is_tidying_due(client.endpoint().now_ns()) {
+            let unused = self.alloc().unused(self.geometry());
+            for (server, block) in unused {
+                let freed = self.alloc().remove_if_free(self.geometry(), server, block);
+                if let Some(word) = freed {
+                    self.release(client, server, block, word).await?;
+                }
+            }
+            self.free_orphans(client).await?;
         }
         Ok(())
     }

@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops, ServerId};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
 
-use crate::{PoolError, Reliable, Session};
+use crate::{Placement, PoolError, Reliable, Session};
 
 /// A new object that is freed unless it is kept: whatever becomes of the operation that made it.
 ///
@@ -25,8 +25,12 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::alloc`].
-    pub async fn alloc_unlinked(&self, on: ServerId, bytes: usize) -> Result<Unlinked, PoolError> {
-        let addr = self.alloc(on, bytes).await?;
+    pub async fn alloc_unlinked(
+        &self,
+        place: impl Into<Placement>,
+        bytes: usize,
+    ) -> Result<Unlinked, PoolError> {
+        let addr = self.alloc(place, bytes).await?;
         let (is_writing, is_kept) = (Cell::new(false), Cell::new(false));
         Ok(Unlinked { session: self.clone(), addr, bytes, is_writing, is_kept })
     }

@@ -24,7 +24,8 @@ pub(crate) enum BlockState {
     Damaged,
 }
 
-/// Bits 0 to 3 state, 4 to 11 class, 12 to 26 owner's slot, 27 to 63 version.
+/// Bits 0 to 3 state, 4 to 11 class, 12 to 26 owner's slot, 27 to 63 version. An orphan has in the owner's
+/// place how many of its objects were free when it was given up (INV-BLOCK-4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockWord(pub(crate) u64);
 
@@ -66,6 +67,16 @@ impl BlockWord {
     pub(crate) fn is_before(self, version: u64) -> bool {
         let later = version.wrapping_sub(self.version()) << 27;
         later != 0 && later <= 1 << 63
+    }
+
+    /// Free objects of an orphan, at least; a hint.
+    pub(crate) fn free_hint(self) -> u32 {
+        self.owner()
+    }
+
+    /// The word after this one, of an orphan with so many free objects.
+    pub(crate) fn orphan(self, class: usize, free: u32) -> BlockWord {
+        self.next(BlockState::Orphan, class, free.min(0x7fff))
     }
 
     /// The word after this one.

@@ -77,7 +77,7 @@ pub use farleaf_index::{
     CounterSet, Engine, Knob, KnobDefault, KnobError, KnobKind, Setting, SettingError, Settings,
     Traits, UnknownEngine,
 };
-pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse};
+pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse, OwnerReport};
 
 pub use crate::async_table::AsyncTable;
 pub use crate::builder::Builder;

@@ -214,9 +214,11 @@ async fn warm_up(
     }
     // Objects that are never given back, until there is none left.
     let bytes = format.table.node_bytes() as usize;
+    // From all servers in turn, so that they run out together.
+    let mut turns = (0..servers).map(ServerId).cycle();
     while exhaust && session.pool().memory().free_bytes >= bytes as u64 {
         let before = session.pool().memory().block_bytes_owned;
-        session.alloc(session.place(), bytes).await?;
+        session.alloc(turns.next().unwrap_or(ServerId(0)), bytes).await?;
         if session.pool().memory().block_bytes_owned > before {
             return Err(HarnessError("a block was taken while one had room".to_string()));
         }

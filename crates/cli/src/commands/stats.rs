@@ -6,14 +6,14 @@ use serde_json::{Map, Value, json};
 
 use super::walk::Walk;
 use super::{close, open, tables};
-use crate::args::WalkArgs;
+use crate::args::StatsArgs;
 use crate::errors::Exit;
 use crate::output::{Console, escaped};
 
-pub(super) fn run(args: &WalkArgs, console: &mut Console) -> anyhow::Result<Exit> {
-    let db = open(&args.pool, console)?;
+pub(super) fn run(args: &StatsArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let db = open(&args.walk.pool, console)?;
     let infos = db.tables()?;
-    let walk = Walk::of(&db, args, console)?;
+    let walk = Walk::of(&db, &args.walk, console)?;
     walk.warn(console);
     let walked = &walk.report;
     let stats = db.stats()?;
@@ -31,7 +31,7 @@ pub(super) fn run(args: &WalkArgs, console: &mut Console) -> anyhow::Result<Exit
             Value::Object(told)
         };
         let tables: Vec<Value> = walked.tables.iter().map(table_json).collect();
-        console.json_line(&json!({
+        let mut told = json!({
             "fabric": stats.fabric,
             "memory_servers": stats.memory_servers,
             "used_by": walk.others,
@@ -50,7 +50,11 @@ pub(super) fn run(args: &WalkArgs, console: &mut Console) -> anyhow::Result<Exit
                 "round_trips": cost.round_trips,
                 "bytes_read": cost.bytes_read,
             },
-        }))?;
+        });
+        if args.memory {
+            told["memory"] = memory_json(blocks, stats.block_bytes);
+        }
+        console.json_line(&told)?;
     } else {
         console.fields(&[
             ("fabric", stats.fabric.to_owned()),
@@ -69,6 +73,9 @@ pub(super) fn run(args: &WalkArgs, console: &mut Console) -> anyhow::Result<Exit
             ("walk_bytes_read", size(cost.bytes_read, console)),
         ])?;
         print_tables(&walked.tables, info_of, console)?;
+        if args.memory {
+            print_memory(blocks, stats.block_bytes, console)?;
+        }
     }
     close(db)?;
     Ok(Exit::Done)
@@ -123,6 +130,84 @@ fn print_tables<'a>(
     }
     let header = ["table", "engine", "keys", "data", "nodes", "records", "nodes by level"];
     Ok(console.table(&header, &rows)?)
+}
+
+/// Memory by server, by owner and by class, as JSON tells it.
+fn memory_json(blocks: &AuditReport, block_bytes: u64) -> Value {
+    let servers = (0_u64..)
+        .zip(&blocks.free_by_server)
+        .map(|(server, free)| json!({ "memory_server": server, "free_bytes": free * block_bytes }));
+    let owners = blocks.owners.iter().map(|owner| {
+        json!({
+            "memory_server": owner.server,
+            "member": owner.member,
+            "blocks": owner.blocks,
+            "used_bytes": owner.live_bytes,
+            "reserved_bytes": (owner.blocks * block_bytes).saturating_sub(owner.live_bytes),
+            "reserved_free_bytes": owner.free_bytes,
+        })
+    });
+    let classes = blocks.classes.iter().map(|class| {
+        let used = class.live * class.bytes;
+        json!({
+            "object_bytes": class.bytes,
+            "blocks": class.blocks,
+            "used_bytes": used,
+            "reserved_bytes": (class.blocks * block_bytes).saturating_sub(used),
+            "reserved_free_bytes": class.free * class.bytes,
+            "retired_bytes": class.retired * class.bytes,
+            "held_bytes": class.held * class.bytes,
+            "lost_bytes": class.leaked * class.bytes,
+        })
+    });
+    json!({
+        "servers": servers.collect::<Vec<_>>(),
+        "owners": owners.collect::<Vec<_>>(),
+        "classes": classes.collect::<Vec<_>>(),
+    })
+}
+
+/// The same as tables: a row begins with what it is of.
+fn print_memory(
+    blocks: &AuditReport,
+    block_bytes: u64,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    let reserved = |count: u64, used: u64| (count * block_bytes).saturating_sub(used);
+    let servers = (0..).zip(&blocks.free_by_server).map(|(server, free)| {
+        let owners = blocks.owners.iter().filter(|owner| u64::from(owner.server) == server);
+        let (count, used) =
+            owners.fold((0, 0), |(count, used), it| (count + it.blocks, used + it.live_bytes));
+        (format!("server {server}"), count, used, free * block_bytes)
+    });
+    let owners = blocks.owners.iter().map(|owner| {
+        let of = match owner.member {
+            Some(member) => format!("member {member} on server {}", owner.server),
+            None => format!("nobody on server {}", owner.server),
+        };
+        (of, owner.blocks, owner.live_bytes, 0)
+    });
+    let classes = blocks.classes.iter().map(|class| {
+        (format!("objects of {} bytes", class.bytes), class.blocks, class.live * class.bytes, 0)
+    });
+    let all: Vec<(String, u64, u64, u64)> = servers.chain(owners).chain(classes).collect();
+    let rows: Vec<_> = all
+        .into_iter()
+        .map(|(of, blocks, used, free)| {
+            vec![
+                of,
+                count(blocks, console),
+                size(used, console),
+                size(reserved(blocks, used), console),
+                size(free, console),
+            ]
+        })
+        .collect();
+    if console.is_terminal {
+        use std::io::Write;
+        writeln!(console.out())?;
+    }
+    Ok(console.table(&["memory", "blocks", "used", "reserved", "free"], &rows)?)
 }
 
 /// A table's counts as JSON tells them.

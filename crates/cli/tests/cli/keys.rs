@@ -167,6 +167,22 @@ fn stats_and_verify_tell_what_is_there() {
     assert!(bytes("used_bytes") >= table["nodes_bytes"].as_u64().unwrap(), "{stats}");
     assert_eq!(stats["used_by"], 0);
 
+    // By server, by owner and by class the same bytes.
+    let told = pool.run("stats", &["--json", "--memory"]).done().json();
+    for part in ["owners", "classes"] {
+        let sum = |name: &str| -> u64 {
+            let rows = told["memory"][part].as_array().unwrap();
+            rows.iter().map(|row| row[name].as_u64().unwrap()).sum()
+        };
+        assert_eq!(sum("used_bytes"), bytes("used_bytes"), "{part}: {told}");
+        assert_eq!(sum("reserved_bytes"), bytes("reserved_bytes"), "{part}: {told}");
+    }
+    assert_eq!(told["memory"]["servers"][0]["free_bytes"], stats["free_bytes"]);
+    let lines = pool.run("stats", &["--memory"]).done().text();
+    assert!(lines.contains("\nserver 0\t"), "{lines}");
+    assert!(lines.contains("\nnobody on server 0\t"), "{lines}");
+    assert!(lines.contains("\nobjects of "), "{lines}");
+
     let verified = pool.run("verify", &["--json"]).done().json();
     assert_eq!((&verified["sound"], &verified["problems"]), (&json!(true), &json!([])));
     assert_eq!(verified["tables"][0]["keys"], 3000);

@@ -5,6 +5,7 @@
 mod authority;
 mod bench;
 mod check;
+mod churn;
 mod cluster;
 mod compute;
 mod config;

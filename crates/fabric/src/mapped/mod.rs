@@ -74,11 +74,20 @@ impl Mapped {
     /// cannot be had.
     pub fn anonymous(servers: usize, region_bytes: u64) -> Result<Self, FabricError> {
         check_geometry(servers, region_bytes)?;
-        let regions = (0..servers)
-            .map(|server| {
-                let server = ServerId(server as u16);
-                Words::anonymous((region_bytes / 8) as usize)
-                    .ok_or(FabricError::NoMemory { bytes: region_bytes, server })
+        Self::anonymous_of(&vec![region_bytes; servers])
+    }
+
+    /// As [`Mapped::anonymous`], with memory servers of these sizes in bytes.
+    ///
+    /// # Errors
+    /// As [`Mapped::anonymous`].
+    pub fn anonymous_of(sizes: &[u64]) -> Result<Self, FabricError> {
+        let regions = (0..)
+            .zip(sizes)
+            .map(|(server, &bytes)| {
+                check_geometry(sizes.len(), bytes)?;
+                let no_memory = FabricError::NoMemory { bytes, server: ServerId(server) };
+                Words::anonymous((bytes / 8) as usize).ok_or(no_memory)
             })
             .collect::<Result<_, _>>()?;
         Ok(Self::alone(regions, Arc::default(), Services::default()))

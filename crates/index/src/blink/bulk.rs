@@ -157,6 +157,7 @@ struct Level {
 }
 
 struct TreeBuilder<'a> {
+    tree: &'a BlinkTree,
     layout: &'a Layout,
     session: &'a Session,
     fill_percent: usize,
@@ -205,9 +206,10 @@ impl<'a> TreeBuilder<'a> {
             let children = tree.layout.inner_cap() * fill_percent / 100;
             let below = |level: u8| (children.max(1) as u64 + 1).saturating_pow(level.into());
             let (leaves, leaves_below) = (below(level), below(level.saturating_sub(1)));
-            Group { level, leaves, leaves_below, done: 0, server: session.place() }
+            Group { level, leaves, leaves_below, done: 0, server: session.next_server() }
         });
         TreeBuilder {
+            tree,
             layout: &tree.layout,
             session,
             fill_percent,
@@ -391,7 +393,7 @@ impl<'a> TreeBuilder<'a> {
             return None;
         }
         group.done = 0;
-        Some(std::mem::replace(&mut group.server, self.session.place()))
+        Some(std::mem::replace(&mut group.server, self.session.next_server()))
     }
 
     /// Sets the server that nodes of groups go to; gives the one before.
@@ -522,12 +524,13 @@ impl<'a> TreeBuilder<'a> {
 
     /// Memory for a node of `level`.
     async fn node(&mut self, level: u8) -> Result<GlobalAddr, IndexError> {
-        let on = match &self.group {
-            Some(group) if level <= group.level => group.server,
+        let place = match &self.group {
+            Some(group) if level <= group.level => group.server.into(),
             _ => self.session.place(),
         };
-        let addr = self.session.alloc(on, self.layout.node_bytes()).await?;
+        let addr = self.session.alloc(place, self.layout.node_bytes()).await?;
         self.built.objects.push((addr, self.layout.node_bytes()));
+        self.tree.note_place(self.session, level, place, addr).await?;
         Ok(addr)
     }
 

@@ -69,8 +69,9 @@ impl BlinkTree {
         let children = [root.word(), node.right()];
         let client = session.client();
         let bytes = self.layout.node_bytes();
-        let on = self.server_beside(session, root, root_level + 1);
-        let top = session.alloc_unlinked(on, bytes).await?;
+        let place = self.place_beside(session, root, root_level + 1);
+        let top = session.alloc_unlinked(place, bytes).await?;
+        self.note_place(session, root_level + 1, place, top.addr()).await?;
         let mut image = client.buf(bytes);
         let head =
             Head { addr: top.addr().word(), level: root_level + 1, version: 1, ..Head::default() };

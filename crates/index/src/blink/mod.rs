@@ -58,7 +58,7 @@ mod write;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, AtomicU8};
 
 use farleaf_fabric::{GlobalAddr, OpError};
 use farleaf_pool::{PoolError, Session};
@@ -108,6 +108,8 @@ pub(crate) struct BlinkTree {
     /// Owners write exclusive nodes without the remote lock. Then every change of a node has a redo record: a
     /// node without one, whose holder is dead, is untouched, and whoever unlocks it writes nothing.
     has_owners: bool,
+    /// The meta object says that some nodes lie elsewhere.
+    is_loose: AtomicBool,
 }
 
 /// Why an attempt did not come to an end.
@@ -158,8 +160,8 @@ impl BlinkTree {
     }
 
     fn with(meta: GlobalAddr, layout: Layout, options: BlinkOptions, has_owners: bool) -> Self {
-        let (root, placed) = Default::default();
-        BlinkTree { layout, options, meta, root, placed, has_owners }
+        let (root, placed, is_loose) = Default::default();
+        BlinkTree { layout, options, meta, root, placed, has_owners, is_loose }
     }
 
     /// Geometry of the nodes.

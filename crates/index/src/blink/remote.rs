@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Buf, GlobalAddr};
-use farleaf_pool::Session;
+use farleaf_pool::{Placement, Session};
 
 use super::bulk::BuiltTree;
 use super::read::Unfinished;
@@ -83,6 +83,22 @@ impl RemoteTree {
     /// The word of the meta object that says up to which level nodes lie on their children's server.
     pub(crate) fn placement_word(meta: GlobalAddr) -> GlobalAddr {
         meta.plus(META_FREE + 24)
+    }
+
+    /// The bit of that word that says that some nodes do not: their server was full, or they are older.
+    pub(crate) const LOOSE: u64 = 1 << 63;
+
+    /// Tells the table that a node of `level` that was to lie at `place` lies at `addr`.
+    ///
+    /// Cost: none; 1 CAS the first time that it is on another server.
+    pub(crate) async fn note_place(
+        &self,
+        session: &Session,
+        level: u8,
+        place: Placement,
+        addr: GlobalAddr,
+    ) -> Result<(), IndexError> {
+        self.0.note_place(session, level, place, addr).await
     }
 
     /// From now on, new nodes up to this level go to their neighbours' server, or to any.

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Buf, GlobalAddr, ServerId};
-use farleaf_pool::Session;
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::canary::Canary;
+use farleaf_pool::{Placement, Session};
 
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
+use super::remote::RemoteTree;
 use super::{BlinkFail, BlinkTree, unfinished_work};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
@@ -54,9 +55,31 @@ impl BlinkTree {
     }
 
     /// Chooses the server of a new node of `level`, beside the one at `addr` or above it.
-    pub(super) fn server_beside(&self, session: &Session, addr: GlobalAddr, level: u8) -> ServerId {
-        let is_placed = level < self.placed.load(Ordering::Relaxed);
-        if is_placed { addr.server() } else { session.place() }
+    pub(super) fn place_beside(&self, session: &Session, addr: GlobalAddr, level: u8) -> Placement {
+        if self.is_placed(level) { addr.server().into() } else { session.place() }
+    }
+
+    /// Tells whether nodes of `level` lie on their children's server, if that has room.
+    fn is_placed(&self, level: u8) -> bool {
+        level < self.placed.load(Ordering::Relaxed)
+    }
+
+    /// See [`RemoteTree::note_place`].
+    pub(super) async fn note_place(
+        &self,
+        session: &Session,
+        level: u8,
+        place: Placement,
+        addr: GlobalAddr,
+    ) -> Result<(), IndexError> {
+        let is_elsewhere = self.is_placed(level)
+            && matches!(place, Placement::Near(server) if server != addr.server());
+        if is_elsewhere && !self.is_loose.swap(true, Ordering::Relaxed) {
+            let at = RemoteTree::placement_word(self.meta);
+            let word = u64::from(self.placed.load(Ordering::Relaxed));
+            session.reliable().cas(at, word, word | RemoteTree::LOOSE).await?;
+        }
+        Ok(())
     }
 
     /// The new node first, then the old one (`INV-BT-2`). Gives what the parent must learn.
@@ -68,8 +91,9 @@ impl BlinkTree {
     ) -> Result<Unfinished, IndexError> {
         let client = session.client();
         let bytes = self.layout.node_bytes();
-        let on = self.server_beside(session, node.addr, node.node().level());
-        let right_object = match session.alloc_unlinked(on, bytes).await {
+        let level = node.node().level();
+        let place = self.place_beside(session, node.addr, level);
+        let right_object = match session.alloc_unlinked(place, bytes).await {
             Ok(object) => object,
             Err(full) => {
                 node.unlock().await?;
@@ -77,7 +101,10 @@ impl BlinkTree {
             }
         };
         let right_addr = right_object.addr();
-        let level = node.node().level();
+        if let Err(error) = self.note_place(session, level, place, right_addr).await {
+            node.unlock().await?;
+            return Err(error);
+        }
         let mut right: Buf = client.buf(bytes);
         let mut right_mut = NodeMut::new(&self.layout, right.words_mut());
         let split = match node.node_mut().split_for(key, &mut right_mut, right_addr.word(), 0) {

@@ -41,7 +41,9 @@ const REFUSALS_MAX: u32 = 3;
 /// The right to work on keys that nobody owns.
 #[derive(Debug)]
 pub(crate) struct Guest {
-    /// Operations that are left.
+    /// Operations that a guest does before it takes keys.
+    operations: u64,
+    /// Those that are left.
     left: AtomicU64,
 }
 
@@ -88,7 +90,7 @@ pub(crate) trait ServesGuests: RangeOwner {
 impl Guest {
     /// A guest for so many operations on keys that nobody owns.
     pub(crate) fn new(operations: u64) -> Guest {
-        Guest { left: AtomicU64::new(operations) }
+        Guest { operations, left: AtomicU64::new(operations) }
     }
 
     /// Counts an operation on keys that nobody owns; false if there were as many before as a guest does.
@@ -266,7 +268,8 @@ impl Guest {
     }
 
     /// Tells whether nobody owns the keys at `seek`, as far as is known, and this guest may work on them. Takes
-    /// them if it has done its operations.
+    /// them if it has done its operations. If the pool has no room for what an owner needs, such as a log, it stays
+    /// a guest for as many operations again: so a full pool can be read, and what is in it removed.
     async fn may_work<T: RangeOwner>(
         &self,
         table: &T,
@@ -281,6 +284,16 @@ impl Guest {
             return Ok(true);
         }
         let _pin = session.begin(OpKind::Maintenance).await?;
+        // Before the map names this compute server as the owner.
+        let map = read_map(table.ownership().words(), session).await?;
+        match table.prepare_to_own(session, map).await {
+            Ok(_) => {}
+            Err(IndexError::Full(_)) => {
+                self.left.store(self.operations, Ordering::Relaxed);
+                return Ok(true);
+            }
+            Err(error) => return Err(error),
+        }
         take_free(table, session, seek).await?;
         Ok(false)
     }

@@ -446,7 +446,8 @@ fn a_table_that_another_fills_is_refused_to_a_second_load() {
 #[test]
 fn outcomes_that_stay_unknown_are_few_and_lose_little() {
     let mut all = [0; 4];
-    for seed in 1..=4 * crate::common::clients::soak() {
+    // About 1 of 29 stays unknown over 2,000 seeds; of a few seeds' outcomes it may be 1 of 15.
+    for seed in 1..=100 * crate::common::clients::soak() {
         let world = World { seed, ..World::default() };
         let mut config = SimConfig { compute_servers: 3, ..world.sim_config() };
         config.adversary.torn = 0.3;
@@ -513,8 +514,8 @@ fn outcomes_that_stay_unknown_are_few_and_lose_little() {
     }
     let [done, not_done, unknown, undecided] = all;
     println!("{done} done, {not_done} not done, {unknown} unknown, {undecided} objects undecided");
-    assert!(done > 20 && not_done > 20, "{all:?}");
-    assert!(unknown * 20 <= done + not_done, "{unknown} of {all:?} outcomes stay unknown");
+    assert!(done > 500 && not_done > 500, "{all:?}");
+    assert!(unknown * 22 <= done + not_done, "{unknown} of {all:?} outcomes stay unknown");
     assert!(undecided <= 3 * unknown, "{all:?}");
 }
 

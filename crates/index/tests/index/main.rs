@@ -12,6 +12,7 @@ mod drops;
 mod hot_key;
 mod model;
 mod owned;
+mod placement;
 mod smart;
 mod smart_damage;
 mod smart_lost;

@@ -372,11 +372,13 @@ fn deaths(seed: u64, format: TableFormat) {
             let endpoint = fabric.any_endpoint().expect("endpoint");
             let to = fabric.incarnation();
             let (giver, session) = (server.index.clone(), server.session.clone());
-            let moved = Rc::clone(&moved);
+            let (moved, serves) = (Rc::clone(&moved), Rc::new(Cell::new(false)));
+            let is_serving = Rc::clone(&serves);
             sim.spawn(compute, async move {
                 let own = join(endpoint).await;
                 let index = open(&own, seed, 0).await;
                 let server = serve(fabric, own, index).await;
+                serves.set(true);
                 // Until it is killed.
                 std::future::pending::<()>().await;
                 drop(server);
@@ -384,7 +386,13 @@ fn deaths(seed: u64, format: TableFormat) {
             let low = rng.u64(1..KEYS - 40);
             let (low, high) = (key_of(low).to_vec(), key_of(low + 40).to_vec());
             sim.spawn(0, async move {
-                session.endpoint().sleep(60_000).await;
+                // Until the taker serves, or is dead.
+                for _ in 0..500 {
+                    if is_serving.get() {
+                        break;
+                    }
+                    session.endpoint().sleep(1_000).await;
+                }
                 // A move may fail: the compute server that gets the range dies soon.
                 let done = owned(&giver).move_range(&session, Some(&low), Some(&high), to).await;
                 moved.set(moved.get() + u32::from(done.is_ok()));
@@ -464,6 +472,35 @@ fn guests_share_a_table_and_own_nothing() {
             })
             .expect("ends");
         }
+    }
+}
+
+/// A pool without room for a log: a process of many operations stays a guest, reads all, and removes it.
+#[test]
+fn a_full_pool_is_read_and_emptied_by_guests() {
+    for format in owned_formats() {
+        World::default().on_mapped(async |session| {
+            AnyIndex::create(&session, "t", &format).await.expect("create");
+            let index = open(&session, 0, u64::MAX).await;
+            for number in 0..KEYS {
+                index.insert(&session, &key_of(number), &[1; 8]).await.expect("insert");
+            }
+            index.close(&session).await.expect("close");
+            drop(index);
+            while session.alloc(session.place(), 64 << 10).await.is_ok() {}
+            let index = open(&session, 0, 2).await;
+            let mut value = Vec::new();
+            for number in 0..KEYS {
+                let key = key_of(number);
+                assert_eq!(index.get(&session, &key, &mut value).await, Ok(true), "{number}");
+                assert_eq!(index.remove(&session, &key).await, Ok(true), "{number}");
+                assert_eq!(index.get(&session, &key, &mut value).await, Ok(false), "{number}");
+            }
+            if format.engine == Engine::Dex {
+                assert_eq!(owners(&session, &index).await, [0]);
+            }
+            index.close(&session).await.expect("close");
+        });
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod allocation;
+mod churn;
 mod costs;
 mod damage;
 mod epochs;
@@ -11,6 +12,7 @@ mod members;
 mod model;
 mod openers;
 mod pins;
+mod placement;
 mod reuse;
 mod roots;
 mod simulated;

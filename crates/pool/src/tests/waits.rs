@@ -273,3 +273,100 @@ fn every_order_of_a_retirement_and_a_recovery_frees_once() {
         assert!(fault.is_some(), "{broken:?} shows no fault in {states} states");
     }
 }
+
+/// The object `x` lies in an orphan, free or lost. `C` adopts the block, takes `x` if it is free, links it, and
+/// gives the block up. `B` recovers or sweeps: it notes the orphan, walks, claims and frees (INV-REC-5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Adoption {
+    is_orphan: bool,
+    version: u8,
+    noted: Option<u8>,
+    has_bit: bool,
+    is_taken: bool,
+    is_linked: bool,
+    is_marked: bool,
+    is_freed: bool,
+    adopter_steps: u8,
+    recoverer_steps: u8,
+}
+
+const ADOPTER_STEPS: u8 = 4;
+const SWEEPER_STEPS: u8 = 4;
+
+impl Adoption {
+    fn first(has_bit: bool) -> Self {
+        Adoption {
+            is_orphan: true,
+            version: 0,
+            noted: None,
+            has_bit,
+            is_taken: false,
+            is_linked: false,
+            is_marked: false,
+            is_freed: false,
+            adopter_steps: 0,
+            recoverer_steps: 0,
+        }
+    }
+
+    fn fault(&self) -> Option<&'static str> {
+        if self.is_freed && self.is_taken {
+            return Some("freed although its new user has it");
+        }
+        // Nobody adopted it: what was lost is free.
+        let is_over = self.adopter_steps == 0 && self.recoverer_steps == SWEEPER_STEPS;
+        (is_over && !self.is_freed && !self.has_bit).then_some("lost")
+    }
+
+    fn adopter(mut self) -> Option<Self> {
+        match self.adopter_steps {
+            0 if self.is_orphan => (self.is_orphan, self.version) = (false, self.version + 1),
+            1 => (self.is_taken, self.has_bit) = (self.has_bit, false),
+            2 => self.is_linked = self.is_taken,
+            3 => (self.is_orphan, self.version) = (true, self.version + 1),
+            _ => return None,
+        }
+        self.adopter_steps += 1;
+        Some(self)
+    }
+
+    fn sweeper(mut self, ignores_version: bool) -> Option<Self> {
+        self.recoverer_steps += 1;
+        match self.recoverer_steps - 1 {
+            0 if self.is_orphan => self.noted = Some(self.version),
+            1 => self.is_marked = self.is_linked,
+            2 if self.is_orphan && (ignores_version || self.noted == Some(self.version)) => {
+                self.is_orphan = false;
+            }
+            3 => self.is_freed = !self.is_marked && !self.has_bit,
+            // Not this one's to search.
+            0 | 2 => self.recoverer_steps = SWEEPER_STEPS + 1,
+            _ => return None,
+        }
+        Some(self)
+    }
+}
+
+fn explore_adoption(ignores_version: bool) -> (Option<&'static str>, usize) {
+    let mut open: Vec<Adoption> = [true, false].map(Adoption::first).to_vec();
+    let mut seen: HashSet<Adoption> = open.iter().copied().collect();
+    while let Some(state) = open.pop() {
+        if let Some(fault) = state.fault() {
+            return (Some(fault), seen.len());
+        }
+        let adopted = (state.adopter_steps < ADOPTER_STEPS).then(|| state.adopter()).flatten();
+        let swept = (state.recoverer_steps < SWEEPER_STEPS)
+            .then(|| state.sweeper(ignores_version))
+            .flatten();
+        open.extend(adopted.into_iter().chain(swept).filter(|next| seen.insert(*next)));
+    }
+    (None, seen.len())
+}
+
+#[test]
+fn every_order_of_an_adoption_and_a_recovery_frees_only_what_is_lost() {
+    let (fault, states) = explore_adoption(false);
+    assert_eq!(fault, None);
+    assert!(states > 20, "{states} states");
+    assert!(explore_adoption(true).0.is_some(), "a claim whatever the version shows no fault");
+}

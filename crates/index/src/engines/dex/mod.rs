@@ -74,19 +74,23 @@ pub struct Dex(Arc<DexTree>);
 
 impl Dex {
     /// Makes the remote structure of an empty table, with an ownership map of one partition that nobody
-    /// owns; returns the address of its meta object.
+    /// owns; returns the address of its meta object. Its nodes are spread until it is opened with offloading.
     ///
-    /// Cost: 1 CAS, 5 WRITEs, 6 round trips.
+    /// Cost: 1 CAS, 4 WRITEs, 5 round trips.
     ///
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        Dex::create_placed(session, layout, tree::SUBTREE_LEVEL).await
+        let meta = RemoteTree::create(session, layout).await?;
+        let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
+        let _pin = session.begin(OpKind::Maintenance).await?;
+        create_map(&remote.map_words(), session).await?;
+        Ok(meta)
     }
 
-    /// As [`Dex::create`], with subtrees of another height than the usual 3 on one memory server: nodes of
-    /// `subtree_level` and all below them. Higher ones can be offloaded at from further up, lower ones
-    /// spread smaller tables over more servers.
+    /// As [`Dex::create`], with subtrees of a height that stay together from the beginning: nodes of
+    /// `subtree_level` and all below them on one memory server, as long as it has room. Higher ones can be
+    /// offloaded at from further up, lower ones spread smaller tables over more servers.
     ///
     /// # Errors
     /// As [`Dex::create`]; `Invalid` if it is more than 30.
@@ -96,12 +100,9 @@ impl Dex {
         subtree_level: u8,
     ) -> Result<GlobalAddr, IndexError> {
         tree::check_level(subtree_level)?;
-        let meta = RemoteTree::create(session, layout).await?;
+        let meta = Dex::create(session, layout).await?;
         // An error leaves what nobody knows of, for the recovery to sweep.
         tree::place_table(session, meta, subtree_level).await?;
-        let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
-        let _pin = session.begin(OpKind::Maintenance).await?;
-        create_map(&remote.map_words(), session).await?;
         Ok(meta)
     }
 

@@ -9,7 +9,7 @@ use fastrand::Rng;
 
 use super::log::read_log;
 use super::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use super::tree::check_placement;
+use super::tree::{check_placement, place_for};
 use super::{Admission, Dex, DexOptions, DexTree, Durability, FRAMES_MIN};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
@@ -58,6 +58,7 @@ impl Dex {
         }
         let ownership = Ownership::new(words, map, join);
         let new = Dex::with(meta, layout, options, ownership)?;
+        let placement = place_for(session, meta, placement, new.0.options.offload).await?;
         new.0.take_placement(placement);
         // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
         let dex = Dex(session.pool().keep(meta, new.0));

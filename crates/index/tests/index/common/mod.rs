@@ -80,6 +80,11 @@ pub fn grows(engine: Engine) -> bool {
     engine.traits().splits || engine.traits().radix
 }
 
+/// The engines whose tables grow node by node.
+pub fn growing_engines() -> Vec<Engine> {
+    chosen(grows)
+}
+
 fn chosen(with: impl Fn(Engine) -> bool) -> Vec<Engine> {
     let only = std::env::var("FARLEAF_ENGINE").ok();
     let engines = Engine::ALL.iter().copied();

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::tables::{check, create, open};
+use super::tables::{SUBTREE_LEVEL, check, open, placed};
 use crate::common::{Pairs, World, costs, formats, offload_service, settle, start};
 use farleaf_fabric::sim::{Direction, RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{
@@ -49,12 +49,6 @@ async fn loaded(session: &Session, made: Made, keys: u64) -> Made {
     made
 }
 
-async fn placed(session: &Session, format: &TableFormat, level: u8) -> Made {
-    let layout = format.layout().expect("layout").for_tree(session.endpoint().random());
-    let meta = Dex::create_placed(session, &layout, level).await.expect("create");
-    (meta, layout)
-}
-
 /// READs, WRITEs, atomics, RPCs; bytes read, bytes written.
 fn verbs(cost: Cost) -> ([u64; 4], [u64; 2]) {
     let verbs = [cost.reads, cost.writes, cost.cas + cost.faa, cost.rpcs];
@@ -65,7 +59,7 @@ fn verbs(cost: Cost) -> ([u64; 4], [u64; 2]) {
 /// change sends 8 more and gets no value; the first one asks for a session.
 async fn one_rpc(session: Session) {
     let format = TableFormat::fixed8(Engine::BTree);
-    let made = loaded(&session, create(&session, &format).await, 10_000).await;
+    let made = loaded(&session, placed(&session, &format, SUBTREE_LEVEL).await, 10_000).await;
     for offload_level in [1, 0] {
         let index = open(&session, made, 1_000, DexOptions { offload_level, ..always() }).await;
         let mut value = Vec::new();
@@ -142,7 +136,7 @@ async fn sent_back(session: Session) {
         cap_inner: Some(3),
         ..TableFormat::default()
     };
-    let made = create(&session, &format).await;
+    let made = placed(&session, &format, SUBTREE_LEVEL).await;
     let index = open(&session, made, 64, DexOptions::default()).await;
     let long = vec![7; 5_000];
     for key in 0..40_u64 {
@@ -187,7 +181,7 @@ fn what_the_handler_must_not_do_is_fetched() {
 /// not leave the old copy to be found later.
 async fn stale_copies(session: Session) {
     let (_, format) = formats()[0];
-    let made = create(&session, &format).await;
+    let made = placed(&session, &format, SUBTREE_LEVEL).await;
     let options = DexOptions {
         offload: Offload::Ratio(0.5),
         cooling_ratio: 0.9,
@@ -286,13 +280,13 @@ fn subtrees_stay_on_one_server_and_are_spread() {
 async fn not_placed(session: Session) {
     let (_, format) = formats()[0];
     let layout = format.layout().expect("layout").for_tree(77);
-    let meta = Dex::create(&session, &layout).await.expect("create");
+    let meta = Dex::create_placed(&session, &layout, SUBTREE_LEVEL).await.expect("create");
     let tree = BTree::open(meta, layout, Default::default());
-    for key in 0..300 {
+    for key in 0..1_000 {
         assert_eq!(tree.insert(&session, &number(key), &number(key)).await, Ok(true));
     }
     let index = open(&session, (meta, layout), 16, always()).await;
-    for key in 0..300 {
+    for key in 0..1_000 {
         let mut value = Vec::new();
         assert_eq!(index.get(&session, &number(key), &mut value).await, Ok(true));
         assert_eq!(value, number(key));
@@ -306,7 +300,7 @@ async fn not_placed(session: Session) {
     // By the tree's own rules, which ask for no placement.
     let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
     let report = tree.verify(&session, &mut audit).await.expect("verify");
-    assert_eq!((report.problems, report.keys), (Vec::new(), 300));
+    assert_eq!((report.problems, report.keys), (Vec::new(), 1_000));
 }
 
 #[test]
@@ -330,7 +324,7 @@ fn without_the_service_everything_is_fetched() {
             let session = start(endpoint, &World::default().pool_options()).await;
             let made = loaded(
                 &session,
-                create(&session, &TableFormat::fixed8(Engine::BTree)).await,
+                placed(&session, &TableFormat::fixed8(Engine::BTree), SUBTREE_LEVEL).await,
                 5_000,
             )
             .await;
@@ -386,7 +380,7 @@ fn lost_completions(seed: u64, from: Option<u64>) -> (u64, u64, u64) {
     let resent = sim
         .block_on(async move {
             let session = start(endpoint, &World::default().pool_options()).await;
-            let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
+            let made = placed(&session, &TableFormat::fixed8(Engine::BTree), SUBTREE_LEVEL).await;
             let made = loaded(&session, made, KEYS).await;
             // Leaves are never read, inner nodes are there already, and nothing is full.
             let index =
@@ -461,7 +455,7 @@ fn a_busy_server_turns_operations_away() {
     let (session, index) = sim
         .block_on(async {
             let session = start(first, &World::default().pool_options()).await;
-            let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
+            let made = placed(&session, &TableFormat::fixed8(Engine::BTree), SUBTREE_LEVEL).await;
             let made = loaded(&session, made, 5_000).await;
             let index = open(&session, made, 60, DexOptions { offload_level: 0, ..always() }).await;
             (session, index)
@@ -506,7 +500,8 @@ fn the_cost_model_follows_the_handler() {
                 let session = start(endpoint, &World::default().pool_options()).await;
                 let format =
                     TableFormat { cap_inner: Some(8), ..TableFormat::fixed8(Engine::BTree) };
-                let made = loaded(&session, create(&session, &format).await, 5_000).await;
+                let made =
+                    loaded(&session, placed(&session, &format, SUBTREE_LEVEL).await, 5_000).await;
                 let options = DexOptions { offload: Offload::Adaptive, ..DexOptions::default() };
                 let index = open(&session, made, 22, options).await;
                 let mut rng = fastrand::Rng::with_seed(4);
@@ -551,7 +546,7 @@ fn dies_in_the_queue(fences: bool) {
     let (session, made) = sim
         .block_on(async {
             let session = start(first, &World::default().pool_options()).await;
-            let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
+            let made = placed(&session, &TableFormat::fixed8(Engine::BTree), SUBTREE_LEVEL).await;
             (session.clone(), loaded(&session, made, 1_000).await)
         })
         .expect("made");
@@ -621,7 +616,7 @@ fn an_unknown_outcome_keeps_its_mark() {
     let (session, index) = sim
         .block_on(async {
             let session = start(one, &World::default().pool_options()).await;
-            let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
+            let made = placed(&session, &TableFormat::fixed8(Engine::BTree), SUBTREE_LEVEL).await;
             let made = loaded(&session, made, 1_000).await;
             let index = open(&session, made, 100, always()).await;
             assert_eq!(index.update(&session, &number(10), &number(50)).await, Ok(true));
@@ -659,7 +654,7 @@ fn an_unknown_outcome_keeps_its_mark() {
     let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     sim.block_on(async {
         let session = start(endpoint, &World::default().pool_options()).await;
-        let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
+        let made = placed(&session, &TableFormat::fixed8(Engine::BTree), SUBTREE_LEVEL).await;
         let made = loaded(&session, made, 1_000).await;
         let index = open(&session, made, 100, always()).await;
         assert_eq!(index.update(&session, &number(10), &number(50)).await, Ok(true));
@@ -703,7 +698,7 @@ fn a_service_that_forgot_leaves_the_outcome_unknown() {
     let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     sim.block_on(async {
         let session = start(endpoint, &World::default().pool_options()).await;
-        let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
+        let made = placed(&session, &TableFormat::fixed8(Engine::BTree), SUBTREE_LEVEL).await;
         let made = loaded(&session, made, 1_000).await;
         let index = open(&session, made, 100, always()).await;
         assert_eq!(index.update(&session, &number(10), &number(50)).await, Ok(true));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use super::tables::{check, create, open};
+use super::tables::{SUBTREE_LEVEL, check, open, placed};
 use crate::common::{Pairs, World, cost_since, costs};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind};
 use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
@@ -25,7 +25,7 @@ fn options(offload: Offload) -> DexOptions {
 
 /// A table of every other number below `2 * keys`, loaded and closed.
 async fn loaded(session: &Session, keys: u64) -> (GlobalAddr, Layout) {
-    let made = create(session, &TableFormat::fixed8(Engine::BTree)).await;
+    let made = placed(session, &TableFormat::fixed8(Engine::BTree), SUBTREE_LEVEL).await;
     let index = open(session, made, 64, options(Offload::Never)).await;
     let pairs: Vec<_> =
         (0..keys).map(|key| (number(2 * key).to_vec(), number(key).to_vec())).collect();
@@ -172,7 +172,7 @@ async fn records(session: Session) {
         cap_inner: Some(3),
         ..TableFormat::default()
     };
-    let made = create(&session, &format).await;
+    let made = placed(&session, &format, SUBTREE_LEVEL).await;
     let index = open(&session, made, 64, options(Offload::Never)).await;
     let value = |key: u64| vec![key as u8; if key.is_multiple_of(3) { 5_000 } else { 5 }];
     for key in 0..60_u64 {

@@ -15,6 +15,15 @@ pub async fn create(session: &Session, format: &TableFormat) -> (GlobalAddr, Lay
     (Dex::create(session, &layout).await.expect("create"), layout)
 }
 
+/// Of tables that are placed before they are loaded, since they are loaded without offloading.
+pub const SUBTREE_LEVEL: u8 = 3;
+
+/// As [`create`], with subtrees of that level on one memory server each from the beginning.
+pub async fn placed(session: &Session, format: &TableFormat, level: u8) -> (GlobalAddr, Layout) {
+    let layout = format.layout().expect("layout").for_tree(session.endpoint().random());
+    (Dex::create_placed(session, &layout, level).await.expect("create"), layout)
+}
+
 /// With one durability or the other, a log that goes round quickly or does not, scans that read ahead and
 /// are offloaded or do not, and holders of a leaf that do others' changes or do not.
 pub fn some_durability(seed: u64, options: DexOptions) -> DexOptions {

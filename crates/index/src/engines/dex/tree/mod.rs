@@ -58,7 +58,7 @@ use crate::retry::backoff;
 use combine::Combined;
 pub(crate) use context::{DexFail, OpContext};
 pub(crate) use ops::{LeafChange, OwnedLeafChange};
-pub(crate) use placement::{SUBTREE_LEVEL, check_level, check_placement, place_table};
+pub(crate) use placement::{check_level, check_placement, place_for, place_table};
 use shared::Posts;
 pub(crate) use split::Need;
 pub(crate) use walk::{SearchEnd, Seek, UnfinishedSplit};

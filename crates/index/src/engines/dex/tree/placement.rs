@@ -1,7 +1,11 @@
 //! Placement: chooses the memory server of each node.
 //!
+//! A table's nodes are spread evenly, unless operations are offloaded: the first compute server that opens it
+//! with offloading has it *placed*.
+//!
 //! `INV-DEX-PLACE`: of a table that is *placed*, all nodes of a subtree whose top is of the table's
-//! subtree level, or below it, lie on one memory server. So a memory server that gets an operation at
+//! subtree level, or below it, lie on one memory server, unless the table says that some do not: that server
+//! was full, or the table was not placed from the beginning. So a memory server that gets an operation at
 //! such a node finds the way to the leaf in its own memory. Subtrees, and the nodes above them, are
 //! spread.
 //!
@@ -14,21 +18,24 @@
 //! | growth, a new root up to the subtree level | to the old root's server; above it to the next one |
 //! | merge of inner nodes up to the subtree level | not done if they are on two servers |
 //!
-//! The meta object's word 216 holds the subtree level plus 1; 0 says that the table is not placed, as
-//! one that `btree` has made. Then the rule does not hold, and a memory server answers that the way
+//! A server that is full passes its nodes on to others.
+//!
+//! The meta object's word 216 holds the subtree level plus 1; bit 63 says that some nodes lie elsewhere. 0
+//! says that the table is not placed. Where the rule does not hold, a memory server answers that the way
 //! leads elsewhere if it does. With the subtree level 0 all nodes are spread; with others, a table that
 //! grows by inserts alone spreads only the nodes above, since half a subtree stays where the whole was.
 
-use farleaf_fabric::{GlobalAddr, ServerId};
+use farleaf_fabric::{GlobalAddr, OpKind, ServerId};
 use farleaf_pool::Session;
 
 use super::DexTree;
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{Kind, Node};
+use crate::engines::dex::offload::Offload;
 
-/// The default subtree level.
-pub(crate) const SUBTREE_LEVEL: u8 = 3;
+/// The subtree level of a table on one memory server.
+const SUBTREE_LEVEL: u8 = 3;
 /// The highest subtree level that a table may have.
 const SUBTREE_LEVEL_MAX: u8 = 30;
 /// The most problems that a check reports.
@@ -46,19 +53,48 @@ pub(crate) async fn place_table(
     Ok(())
 }
 
+/// Returns the subtree level for so many memory servers: with more of them, subtrees are smaller, so that all get some.
+fn level_for(servers: usize) -> u8 {
+    match servers {
+        0 | 1 => SUBTREE_LEVEL,
+        2..=4 => SUBTREE_LEVEL - 1,
+        _ => SUBTREE_LEVEL - 2,
+    }
+}
+
+/// Places a table that is not placed, if it is opened with offloading; returns the placement's word.
+///
+/// Cost: none; 1 CAS for the first one that offloads.
+pub(crate) async fn place_for(
+    session: &Session,
+    meta: GlobalAddr,
+    word: u64,
+    offload: Offload,
+) -> Result<u64, IndexError> {
+    if word != 0 || matches!(offload, Offload::Never) {
+        return Ok(word);
+    }
+    let _pin = session.begin(OpKind::Maintenance).await?;
+    let level = level_for(session.pool().geometry().servers());
+    let new = (u64::from(level) + 1) | RemoteTree::LOOSE;
+    let found = session.reliable().cas(RemoteTree::placement_word(meta), 0, new).await?;
+    Ok(if found == 0 { new } else { found })
+}
+
 /// Refuses a subtree level that no tree has.
 pub(crate) fn check_level(level: u8) -> Result<(), IndexError> {
     if level <= SUBTREE_LEVEL_MAX {
         return Ok(());
     }
     Err(IndexError::Invalid(format!(
-        "a subtree level of {level}: take 0 to {SUBTREE_LEVEL_MAX}; {SUBTREE_LEVEL} is usual"
+        "a subtree level of {level}: take 0 to {SUBTREE_LEVEL_MAX}; 1 to {SUBTREE_LEVEL} are usual"
     )))
 }
 
 /// Returns the subtree level that a placement's word holds.
 fn subtree_level(word: u64) -> Option<u8> {
-    let level = word.checked_sub(1).and_then(|level| u8::try_from(level).ok());
+    let level =
+        (word & !RemoteTree::LOOSE).checked_sub(1).and_then(|level| u8::try_from(level).ok());
     level.filter(|level| *level <= SUBTREE_LEVEL_MAX)
 }
 
@@ -73,9 +109,9 @@ impl DexTree {
     pub(crate) fn server_beside(&self, addr: GlobalAddr, level: u8) -> Option<ServerId> {
         match self.remote.subtree_level() {
             // A leaf that is a subtree has no children that it must stay with.
-            Some(0) => None,
+            None | Some(0) => None,
             Some(top) if level > top => None,
-            _ => Some(addr.server()),
+            Some(_) => Some(addr.server()),
         }
     }
 
@@ -96,7 +132,9 @@ pub(crate) async fn check_placement(
     let mut problems = Vec::new();
     let layout = remote.layout();
     let word = session.reliable().word(RemoteTree::placement_word(remote.meta())).await?;
-    let Some(top) = subtree_level(word) else { return Ok(problems) };
+    let Some(top) = subtree_level(word).filter(|_| word & RemoteTree::LOOSE == 0) else {
+        return Ok(problems);
+    };
     let (root, root_level) = remote.read_root(session).await?;
     let mut nodes = vec![root];
     for level in (1..=root_level).rev() {

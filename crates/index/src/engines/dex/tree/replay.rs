@@ -61,6 +61,8 @@ impl DexTree {
             .await?;
             if map.logs.contains(&(me, word)) {
                 object.keep();
+                // Most of its block is free: other members' logs go there.
+                task_session.hand_on(object.addr());
                 tree.log.start(&place);
             }
             let mut attempt = 0;

@@ -14,8 +14,8 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, ServerId};
-use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
+use farleaf_pool::{Placement, Session};
 
 use super::ops::{OwnedLeafChange, apply};
 use super::shared::First;
@@ -75,14 +75,28 @@ impl Need {
 struct NodeMemory {
     session: Session,
     addr: GlobalAddr,
+    /// The server that was asked first; `None`: any.
+    near: Option<ServerId>,
     bytes: usize,
     armed: bool,
 }
 
 impl NodeMemory {
-    async fn alloc(session: &Session, on: ServerId, bytes: usize) -> Result<Self, IndexError> {
-        let addr = session.alloc(on, bytes).await?;
-        Ok(NodeMemory { session: session.clone(), addr, bytes, armed: true })
+    /// A node of `level`, near that server or anywhere.
+    async fn alloc(
+        tree: &DexTree,
+        session: &Session,
+        near: Option<ServerId>,
+        level: u8,
+    ) -> Result<Self, IndexError> {
+        let place = near.map_or_else(|| session.place(), Placement::from);
+        let bytes = tree.layout().node_bytes();
+        let addr = session.alloc(place, bytes).await?;
+        let node = NodeMemory { session: session.clone(), addr, near, bytes, armed: true };
+        if near.is_some() {
+            tree.remote.note_place(session, level, place, addr).await?;
+        }
+        Ok(node)
     }
 
     /// Keeps the memory: something is about to point to it.
@@ -140,10 +154,9 @@ impl DexTree {
                 };
             // All waits come before the latches.
             let on = self.server_beside(self.pages.frames.addr(location.frame), level);
-            let does = |at: &NodeMemory| on.is_none_or(|server| at.addr.server() == server);
+            let does = |at: &NodeMemory| on.is_none_or(|server| at.near == Some(server));
             if !memory.as_ref().is_some_and(does) {
-                let (on, bytes) = (on.unwrap_or(session.place()), self.layout().node_bytes());
-                memory = Some(NodeMemory::alloc(session, on, bytes).await?);
+                memory = Some(NodeMemory::alloc(self, session, on, level).await?);
                 continue;
             }
             if frame.is_none() {
@@ -323,10 +336,9 @@ impl DexTree {
         let Some(root) = self.pages.frames.unswizzle(self.pages.frames.root()) else {
             return Err(DexFail::Restart);
         };
-        let on = self
-            .server_beside(self.pages.frames.addr(root), self.pages.frames.ctl(root).level() + 1);
-        let on = on.unwrap_or(session.place());
-        let mut new = NodeMemory::alloc(session, on, bytes).await?;
+        let above = self.pages.frames.ctl(root).level() + 1;
+        let on = self.server_beside(self.pages.frames.addr(root), above);
+        let mut new = NodeMemory::alloc(self, session, on, above).await?;
         let Some(hand) = self.take_frame(session).await? else { return Err(DexFail::NoFrame) };
         let latch = &self.pages.frames.ctl(TOP).latch;
         let Some(sx) = latch.sample().and_then(|version| self.pages.try_sx(TOP, version)) else {
@@ -345,7 +357,7 @@ impl DexTree {
             return Err(DexFail::Restart);
         }
         let child = self.pages.frames.addr(root);
-        if self.server_beside(child, above).is_some_and(|server| server != new.addr.server()) {
+        if self.server_beside(child, above).is_some_and(|server| Some(server) != new.near) {
             // The root has changed meanwhile.
             return Err(DexFail::Restart);
         }

@@ -1,0 +1,191 @@
+//! Placement: chooses the memory server of a new object.
+//!
+//! INV-PLACE-1: `Full` means that no memory server has room for the object, unless the caller insists on
+//! one ([`Session::alloc_on`]).
+//! INV-PLACE-2: until a member has taken a 16th of a block of a class, it takes any free object of its own
+//! blocks. Before a member carves a block, it adopts an orphan of the class with a free object, on any server,
+//! and uses that orphan up. So members that write little leave few part-filled blocks behind.
+//! INV-PLACE-3: otherwise the next object of a class goes to the server on which this member has taken the
+//! fewest objects of the class for each usable block. Servers without an object of the class are passed over
+//! while others have one. A member begins at a server of its own for each class.
+
+use farleaf_fabric::ServerId;
+
+use crate::owned_blocks::Allocator;
+use crate::{Geometry, Session};
+
+/// One of so many parts of a block: a member that has taken less of a class takes little (INV-PLACE-2).
+const LITTLE_PART: u64 = 16;
+
+/// Preferred memory server of a new object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Any server: all in proportion to their usable blocks.
+    Spread,
+    /// That server, or others if it is full.
+    Near(ServerId),
+}
+
+/// The orphan that a member adopts of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UseUp {
+    /// The one with the fewest free objects, so that the others may become empty; on any server.
+    FullestOfAll,
+    /// The same, on the preferred server if there is one.
+    Fullest,
+    /// The one with the most, which lasts longest.
+    Emptiest,
+}
+
+impl From<ServerId> for Placement {
+    fn from(server: ServerId) -> Self {
+        Placement::Near(server)
+    }
+}
+
+impl Session {
+    /// Spreads the next object: it goes to the server whose turn it is for objects of its size.
+    #[inline]
+    pub fn place(&self) -> Placement {
+        Placement::Spread
+    }
+
+    /// Chooses the server of the next group of objects that stay together: all servers in proportion to their
+    /// usable blocks. No remote operation.
+    pub fn next_server(&self) -> ServerId {
+        self.pool().alloc().next_server(self.pool().geometry())
+    }
+}
+
+impl Allocator {
+    /// The server for a new object of the class, wherever it may lie (INV-PLACE-2, INV-PLACE-3).
+    #[inline]
+    pub(crate) fn choose(
+        &self,
+        geometry: &Geometry,
+        class: usize,
+        now_ns: impl Fn() -> u64,
+    ) -> ServerId {
+        if geometry.servers() == 1 {
+            return ServerId(0);
+        }
+        let all = geometry.server_ids();
+        let adopted =
+            all.clone().find(|at| self.has_turns(*at, class) && self.has_free(*at, class));
+        if let Some(server) = adopted {
+            return server;
+        }
+        let is_little = self.takes_little(geometry, class);
+        let with_free = all.clone().filter(|at| is_little && self.has_free(*at, class));
+        if let Some(server) = self.least_taken(geometry, class, with_free) {
+            return server;
+        }
+        // The time is asked for only if a server was found empty before.
+        let is_open = |at: &ServerId| !self.is_passed_over(*at, class, &now_ns);
+        self.least_taken(geometry, class, all.clone().filter(is_open))
+            .or_else(|| self.least_taken(geometry, class, all))
+            .unwrap_or(ServerId(0))
+    }
+
+    /// Tells whether the server has no object of the class, and had none a short time ago.
+    pub(crate) fn is_passed_over(
+        &self,
+        server: ServerId,
+        class: usize,
+        now_ns: impl Fn() -> u64,
+    ) -> bool {
+        !self.has_free(server, class)
+            && self.was_empty(server, class)
+            && self.is_empty(server, class, now_ns())
+    }
+
+    /// All servers in the order in which a new block of the class may come from them: `server`, then those
+    /// with the fewest objects of this member's. For a member that takes little, and may choose, those with the
+    /// most free blocks of all their blocks come first.
+    pub(crate) fn servers_from(
+        &self,
+        geometry: &Geometry,
+        class: usize,
+        server: ServerId,
+        may_choose: bool,
+    ) -> Vec<ServerId> {
+        let mut rest: Vec<ServerId> = geometry.server_ids().filter(|at| *at != server).collect();
+        let mut all = vec![server];
+        while let Some(next) = self.least_taken(geometry, class, rest.iter().copied()) {
+            rest.retain(|at| *at != next);
+            all.push(next);
+        }
+        if may_choose && self.takes_little(geometry, class) {
+            // Stable: of equals the one that is to come anyway.
+            all.sort_by_key(|at| {
+                let of = u64::from(geometry.block_count(*at)).max(1);
+                std::cmp::Reverse((u64::from(self.free_blocks(*at)) << 32) / of)
+            });
+        }
+        all
+    }
+
+    /// Tells whether this member has taken less than a 16th of a block of the class.
+    fn takes_little(&self, geometry: &Geometry, class: usize) -> bool {
+        self.bytes_taken(geometry, class) < geometry.options().block_bytes / LITTLE_PART
+    }
+
+    /// The orphan that this member adopts: one that takes more than a block adopts for long.
+    pub(crate) fn use_up(&self, geometry: &Geometry, class: usize) -> UseUp {
+        if self.takes_little(geometry, class) {
+            UseUp::FullestOfAll
+        } else if self.bytes_taken(geometry, class) < geometry.options().block_bytes {
+            UseUp::Fullest
+        } else {
+            UseUp::Emptiest
+        }
+    }
+
+    fn bytes_taken(&self, geometry: &Geometry, class: usize) -> u64 {
+        let taken: u64 = geometry.server_ids().map(|at| self.taken_count(at, class)).sum();
+        taken.saturating_mul(geometry.shape(class).object_bytes)
+    }
+
+    /// The server of these on which this member has taken the fewest objects of the class for each block.
+    fn least_taken(
+        &self,
+        geometry: &Geometry,
+        class: usize,
+        among: impl Iterator<Item = ServerId>,
+    ) -> Option<ServerId> {
+        self.least(geometry, class, among, |server| self.taken_count(server, class))
+    }
+
+    fn next_server(&mut self, geometry: &Geometry) -> ServerId {
+        let groups = |server: ServerId| self.group_count(server);
+        let server = self.least(geometry, 0, geometry.server_ids(), groups).unwrap_or(ServerId(0));
+        self.note_group(server);
+        server
+    }
+
+    /// The server of these with the least `count` for each block; of equals the first in turn from this
+    /// member's first, which is another one for each class.
+    fn least(
+        &self,
+        geometry: &Geometry,
+        class: usize,
+        among: impl Iterator<Item = ServerId>,
+        count: impl Fn(ServerId) -> u64,
+    ) -> Option<ServerId> {
+        let servers = geometry.servers();
+        let first = (self.first_server() + class) % servers;
+        let mut best: Option<(ServerId, u64, u64, usize)> = None;
+        for server in among {
+            let (count, blocks) = (count(server), u64::from(geometry.block_count(server)));
+            let turn = (server.index() + servers - first) % servers;
+            let is_better = best.is_none_or(|(_, least, of, other_turn)| {
+                let (this, other) = (count.saturating_mul(of), least.saturating_mul(blocks));
+                (this, turn) < (other, other_turn)
+            });
+            if is_better {
+                best = Some((server, count, blocks, turn));
+            }
+        }
+        best.map(|(server, ..)| server)
+    }
+}
