@@ -282,6 +282,14 @@ impl Session {
         OwnedPin { session: self.clone(), slot: self.double_pin(), has_redo: false }
     }
 
+    /// Waits until the tasks with a pin of [`Session::pin_for_task`] have ended; whether they did while patience
+    /// lasted. An operation that begins such a task often waits first: each task pins the oldest epoch of the session, so
+    /// tasks that overlap without end would hold the first one's for ever.
+    pub async fn finish_pinned_tasks(&self) -> bool {
+        let is_none = || self.inner.task_pins.get() == 0;
+        is_none() || wait_until(self.reliable(), HELD_WAIT_NS, is_none).await
+    }
+
     /// A second pin of the oldest epoch that the session has pinned.
     fn double_pin(&self) -> usize {
         let (slots, pins) = (0..=LAST_PIN, self.pins());

@@ -128,19 +128,19 @@ impl DartTree {
         key: &[u8],
         node: NodeRef,
     ) -> Result<(), IndexError> {
+        self.wait_for_upkeep(session).await?;
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         self.counters.switch_started.add(1);
         let task = async move {
             let first = Switch::new(&tree, &patient, Cow::Owned(key), node);
             tree.switch_all(first).await.map(drop)
         };
-        run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
-            Err(IndexError::Unavailable(
-                "replacing a node takes longer than it is waited for, as it does while a memory server \
-                 cannot be reached: try again"
-                    .into(),
-            ))
-        })
+        run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| Err(takes_long()))
+    }
+
+    /// Waits for the tasks of earlier switches of this session, so that their pins do not overlap without end.
+    async fn wait_for_upkeep(&self, session: &Session) -> Result<(), IndexError> {
+        if session.finish_pinned_tasks().await { Ok(()) } else { Err(takes_long()) }
     }
 
     /// Switches a full node to one that has a new leaf of `key` as well: the CAS that puts the new node in its place
@@ -159,6 +159,7 @@ impl DartTree {
         key: &[u8],
         growth: Growth,
     ) -> Result<Grown, IndexError> {
+        self.wait_for_upkeep(session).await?;
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         self.counters.switch_started.add(1);
         let task = async move {
@@ -177,10 +178,10 @@ impl DartTree {
     /// Runs a switch to its end, and first those of the nodes above it that are being replaced. Returns the growth of
     /// the first, unless its leaf is in the tree.
     async fn switch_all(self: &Arc<Self>, first: Switch<'_>) -> Result<Option<Growth>, IndexError> {
-        let (session, io) = (first.session, first.io);
+        let (session, io, is_upkeep) = (first.session, first.io, first.is_upkeep);
         let new = |key: Vec<u8>, node, is_proven| {
             let mut switch = Switch::new(self, session, Cow::Owned(key), node);
-            (switch.io, switch.is_proven) = (io, is_proven);
+            (switch.io, switch.is_proven, switch.is_upkeep) = (io, is_proven, is_upkeep);
             switch
         };
         let (mut nodes, mut left) = (vec![first], None);
@@ -259,7 +260,7 @@ impl DartTree {
         if live <= 1 || (node.kind != DartNodeType::N8 && live <= capacity / 4) {
             self.counters.switch_started.add(1);
             let mut switch = Switch::new(self, session, Cow::Borrowed(key), node);
-            (switch.io, switch.is_proven) = (io, true);
+            (switch.io, switch.is_proven, switch.is_upkeep) = (io, true, true);
             self.switch_all(switch).await?;
         }
         Ok(())
@@ -276,6 +277,8 @@ struct Switch<'a> {
     node: NodeRef,
     /// All keys below it begin as `key`.
     is_proven: bool,
+    /// It runs in a task that no operation waits for.
+    is_upkeep: bool,
     /// Its words, once all are sealed.
     sealed: Option<Vec<SlotWord>>,
     /// The new node, if there is to be one.
@@ -340,6 +343,7 @@ impl<'a> Switch<'a> {
             key,
             node,
             is_proven,
+            is_upkeep: false,
             sealed: None,
             new: None,
             in_doubt,
@@ -379,7 +383,7 @@ impl<'a> Switch<'a> {
         };
         let Some(place) = found else {
             if std::mem::take(&mut self.in_doubt) && live.len() <= 1 {
-                self.unlinked(Winner::Perhaps, None, None);
+                self.unlinked(Winner::Perhaps, None, None).await?;
             }
             self.tree.counters.switch_lost.add(1);
             return Ok(Progress::Over(None));
@@ -410,7 +414,7 @@ impl<'a> Switch<'a> {
                 if self.has_leaf && is_new {
                     self.growth = None;
                 }
-                self.unlinked(winner, Some(retiring), Some((place, put)));
+                self.unlinked(winner, Some(retiring), Some((place, put))).await?;
                 let is_less = !matches!(put.child(), SlotContent::Node(..));
                 Ok(Progress::Over(place.node.filter(|_| is_less)))
             }
@@ -596,20 +600,26 @@ impl<'a> Switch<'a> {
         Ok(Winner::Another)
     }
 
-    /// The node is in the tree no more: a task takes its entries out, and its winner retires it.
+    /// The node is in the tree no more: a task takes its entries out, and its winner retires it. This switch does so itself
+    /// if no operation waits for it.
     ///
     /// Until the task has moved its entries, they lead to a node all of whose slots are sealed: no reader believes
     /// them, and each goes on by a shorter start.
-    fn unlinked(
+    async fn unlinked(
         &mut self,
         winner: Winner,
         retiring: Option<Retiring>,
         put: Option<(SlotPlace, SlotWord)>,
-    ) {
-        let Some(counted) = self.counted.take() else { return };
+    ) -> Result<(), IndexError> {
+        let Some(counted) = self.counted.take() else { return Ok(()) };
         let sealed = self.sealed.take().unwrap_or_default();
         let proven = self.is_proven.then(|| self.key.to_vec());
         let unlinked = UnlinkedNode { node: self.node, winner, sealed, put, proven, retiring };
+        if self.is_upkeep {
+            let ended = unlinked.end(self.tree, self.session).await;
+            drop(counted);
+            return ended;
+        }
         let (tree, pin) = (Arc::clone(self.tree), self.session.pin_for_task());
         let running = self.tree.maintenance.task_begins();
         self.session.spawn(async move |session| {
@@ -619,6 +629,7 @@ impl<'a> Switch<'a> {
             drop(pin);
             drop(running);
         });
+        Ok(())
     }
 }
 
@@ -670,6 +681,14 @@ impl UnlinkedNode {
 fn live(sealed: &[SlotWord]) -> Vec<SlotWord> {
     let plain = sealed.iter().map(|word| word.plain());
     plain.filter(|word| word.is_live()).collect()
+}
+
+fn takes_long() -> IndexError {
+    IndexError::Unavailable(
+        "replacing a node takes longer than it is waited for, as it does while a memory server cannot be reached: \
+         try again"
+            .into(),
+    )
 }
 
 fn no_node() -> IndexError {
