@@ -96,6 +96,14 @@ impl Changing<'_> {
                 Below::Empty(..) | Below::Stale => return Ok(AttemptEnd::NextStart),
             };
         }
+        // A key that leaves the way in front of the node splits an edge that has to be as it was read: so the node is
+        // not touched before that is known.
+        if let Some(word) = proof.take_if(|_| way.is_fresh) {
+            let leaf = self.tree.read_leaf(self.io, word).await?;
+            if !leaf.shares(key, node.plen) {
+                return self.split_edge(way, &leaf, trail).await;
+            }
+        }
         let outcome = match (decision, proof) {
             (Decision::Leave(outcome), None) => return self.absent(outcome),
             (Decision::Leave(outcome), Some(word)) => {
@@ -123,13 +131,7 @@ impl Changing<'_> {
             }
             Grown::NotBelow(leaf) => {
                 self.leaf = Some(leaf);
-                match proof.filter(|_| way.is_fresh) {
-                    Some(word) => {
-                        let other = self.tree.read_leaf(self.io, word).await?;
-                        self.split_edge(way, &other, trail).await
-                    }
-                    None => Ok(AttemptEnd::NextStart),
-                }
+                Ok(AttemptEnd::NextStart)
             }
         }
     }
