@@ -54,7 +54,9 @@ pub(super) const OWNED_CANARIES: &[Canary] = &[
     Canary::GrowUnhelped,
     Canary::LostIsNotBegun,
     Canary::DeliverTwice,
+    Canary::BelieveOldRead,
     Canary::KeepExactEntries,
+    Canary::WriteSlotBeside,
 ];
 
 /// Settings for one run of the lab with owners: caches that run full, short windows, leaves that are unlinked at
