@@ -8,8 +8,8 @@
 # FARLEAF_CHURN_WORKERS=N     loads at a time; 4 if not given
 #
 # Prints one line for each engine. Fails if a load fails that was not killed, if `farleaf verify` finds a fault, or if
-# more blocks stay taken than twice those that objects fill and 2 for each memory server and each load at a time. A load
-# whose records went to an owner that was killed may end with an unknown outcome: at most one for each kill.
+# more blocks stay taken than twice those that objects fill and 2 for each memory server and the one member that looks. A
+# load whose records went to an owner that was killed may end with an unknown outcome: at most one for each kill.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -99,15 +99,14 @@ for engine in "${engines[@]}"; do
     until_then=$((SECONDS + patience))
     while :; do
         read -r taken filled < <(blocks)
-        most=$((2 * filled + 2 * (servers + workers)))
-        strict=$((2 * filled + 2 * (servers + 1)))
-        if [ "$taken" -le "$strict" ] || [ $SECONDS -ge "$until_then" ]; then break; fi
+        most=$((2 * filled + 2 * (servers + 1)))
+        if [ "$taken" -le "$most" ] || [ $SECONDS -ge "$until_then" ]; then break; fi
         sleep 1
     done
     read -r count killed < <(cat "$work"/worker-*/count | awk '{ all += $1; killed += $2 } END { print all, killed }')
     failed=$(wc -l <"$work/failed")
     unknown=$(wc -l <"$work/unknown")
-    echo "$engine: $count loads in $seconds s, $killed killed, $failed failed; $unknown with an unknown outcome; $taken blocks taken, $filled filled, at most $most ($strict for one at a time)"
+    echo "$engine: $count loads in $seconds s, $killed killed, $failed failed; $unknown with an unknown outcome; $taken blocks taken, $filled filled, at most $most"
     if [ "$failed" -gt 0 ] || [ "$unknown" -gt "$killed" ]; then
         status=1
         sort "$work/failed" | head -n 8 >&2

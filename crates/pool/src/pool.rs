@@ -80,6 +80,8 @@ pub struct Pool {
     pub(crate) retired_bytes: AtomicU64,
     /// Bytes of all objects that its sessions have retired, as far as the class of their blocks is known.
     pub(crate) waiting_bytes: AtomicU64,
+    /// Bytes that may wait before the sessions help.
+    waiting_bytes_most: u64,
     /// Time at which it last looked for blocks that nobody uses.
     unused_ns: AtomicU64,
     /// Time of the last tick of a session of this member.
@@ -137,6 +139,7 @@ impl Pool {
             session_number: AtomicU16::new(0),
             retired_bytes: AtomicU64::new(0),
             waiting_bytes: AtomicU64::new(0),
+            waiting_bytes_most: usable_bytes(&geometry) / RETIRED_PART,
             unused_ns: AtomicU64::new(client.endpoint().now_ns()),
             ticked_ns: AtomicU64::new(0),
             needs_recovery: AtomicBool::new(false),
@@ -355,13 +358,7 @@ impl Pool {
 
     /// Tells whether so many bytes wait for reclamation that sessions must help before they retire more.
     pub(crate) fn retires_much(&self) -> bool {
-        let usable: u64 = self
-            .geometry
-            .server_ids()
-            .map(|server| u64::from(self.geometry.block_count(server)))
-            .sum::<u64>()
-            * self.geometry.options().block_bytes;
-        self.waiting_bytes.load(Ordering::Relaxed) > usable / RETIRED_PART
+        self.waiting_bytes.load(Ordering::Relaxed) > self.waiting_bytes_most
     }
 
     /// Notes the free blocks of a server whose block table was read.
@@ -400,4 +397,10 @@ impl Pool {
     pub(crate) fn is_own(&self, owner: u64) -> bool {
         owner_of(owner) == Some((self.member, self.generation))
     }
+}
+
+/// Bytes of all blocks of the pool.
+fn usable_bytes(geometry: &Geometry) -> u64 {
+    let blocks = geometry.server_ids().map(|server| u64::from(geometry.block_count(server)));
+    blocks.sum::<u64>() * geometry.options().block_bytes
 }

@@ -101,7 +101,7 @@ fn upkeep(poisons: bool) -> f64 {
     each
 }
 
-/// What tests ask for, freed leaves that are overwritten, is no part of it: that READs the block's word and WRITEs
+/// The overwriting of freed leaves, which tests ask for, is no part of it: that READs the block's word and WRITEs
 /// the leaf.
 #[test]
 fn retiring_and_freeing_a_leaf_costs_at_most_1_2_operations() {

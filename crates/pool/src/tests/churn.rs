@@ -7,7 +7,7 @@ use std::rc::Rc;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, OpKind, ServerId};
 
-use super::simulated::{Shared, Table, recover};
+use super::simulated::{Shared, Table, keep_pool, recover};
 use super::{Mine, SMALL, audit_of, endpoint, formatted, member, tick};
 use crate::{Audit, AuditReport, Pool, PoolError, PoolOptions, format};
 
@@ -106,25 +106,7 @@ fn churn(seed: u64, pace: Pace, deaths: usize) -> (usize, [(u64, u64); 2]) {
     let sim = Sim::new(config).unwrap();
     let (shared, lives, comers) = (Rc::new(Shared::default()), Cell::new(0), Cell::new(COMERS));
     let churn = Rc::new(Churn { shared: Rc::clone(&shared), pace, lives, comers });
-    let first = sim.fabric(0).any_endpoint().unwrap();
-    let keeper = sim.block_on(async {
-        format(&Client::new(first.clone()), &OPTIONS).await.unwrap();
-        let session = member(&first).await;
-        Table::make(&session).await;
-        session
-    });
-    let keeper = Rc::new(keeper.unwrap());
-    let (upkeep, stop) = (Rc::clone(&keeper), Rc::clone(&shared));
-    sim.spawn(0, async move {
-        let table = Table::open(&upkeep).await;
-        while !stop.stop.get() {
-            upkeep.tick().await.unwrap();
-            if upkeep.pool().needs_recovery() {
-                recover(&upkeep, &table, &stop).await;
-            }
-            upkeep.endpoint().sleep(pace.upkeep_gap_ns).await;
-        }
-    });
+    let keeper = keep_pool(&sim, &OPTIONS, pace.upkeep_gap_ns, &shared);
     let start = |number: usize, endpoint: AnyEndpoint| {
         sim.spawn(number, come_and_go(number, endpoint, Rc::clone(&churn)));
     };
@@ -144,7 +126,7 @@ fn churn(seed: u64, pace: Pace, deaths: usize) -> (usize, [(u64, u64); 2]) {
             // Time for the keeper to free blocks that have become empty.
             for _ in 0..100 {
                 tick(&keeper, 1).await;
-                first.sleep(20_000_000).await;
+                keeper.endpoint().sleep(20_000_000).await;
             }
             let mut audit = Audit::new(&keeper).await.unwrap();
             table.walk(&keeper, &mut audit).await;

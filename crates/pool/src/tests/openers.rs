@@ -6,9 +6,9 @@ use std::rc::Rc;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
 
-use super::simulated::{Shared, Table, recover};
-use super::{SMALL, join, member};
-use crate::{Pool, PoolError, format};
+use super::simulated::{Shared, keep_pool};
+use super::{SMALL, join};
+use crate::{Pool, PoolError};
 
 /// Many more openers than entries, some of them killed while they have the pool open: each gets its turn.
 #[test]
@@ -21,26 +21,8 @@ fn openers_wait_for_an_entry() {
         ..SimConfig::seeded(3)
     };
     let sim = Sim::new(config).unwrap();
-    let first = sim.fabric(0).any_endpoint().unwrap();
     let shared = Rc::new(Shared::default());
-    let keeper = sim.block_on(async {
-        format(&Client::new(first.clone()), &SMALL).await.unwrap();
-        let session = member(&first).await;
-        Table::make(&session).await;
-        session
-    });
-    let keeper = Rc::new(keeper.unwrap());
-    let (upkeep, stop) = (Rc::clone(&keeper), Rc::clone(&shared));
-    sim.spawn(0, async move {
-        let table = Table::open(&upkeep).await;
-        while !stop.stop.get() {
-            upkeep.tick().await.unwrap();
-            if upkeep.pool().needs_recovery() {
-                recover(&upkeep, &table, &stop).await;
-            }
-            upkeep.endpoint().sleep(200_000).await;
-        }
-    });
+    let _keeper = keep_pool(&sim, &SMALL, 200_000, &shared);
     let opened = Rc::new(Cell::new(0));
     let open = |number: usize, endpoint: AnyEndpoint| {
         let opened = Rc::clone(&opened);

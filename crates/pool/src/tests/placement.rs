@@ -42,7 +42,7 @@ fn objects_are_spread_evenly() {
     });
 }
 
-/// What others left part-filled, on whichever server, is used up before a new block is taken, and then the other
+/// Blocks that others left part-filled are used up before a new one is taken, on any server, and then the other
 /// servers get as much.
 #[test]
 fn orphans_of_all_servers_are_used_up_before_new_blocks() {

@@ -12,9 +12,9 @@ use std::task::Poll;
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
 
-use super::SMALL;
+use super::{SMALL, member};
 use crate::member::read_table;
-use crate::{Audit, Pool, PoolError, Session, format, is_open};
+use crate::{Audit, Pool, PoolError, PoolOptions, Session, format, is_open};
 
 type Mine = Session;
 
@@ -112,6 +112,36 @@ async fn length(session: &Mine, addr: GlobalAddr) -> Result<usize, PoolError> {
     let bytes = head.words()[1] as usize;
     assert!((64..=3000).contains(&bytes), "reused under a reader's pin: {bytes}");
     Ok(bytes)
+}
+
+/// Formats the pool, and keeps a member with a table in it, which ticks every `gap_ns` and recovers the dead until
+/// `shared.stop`.
+pub(super) fn keep_pool(
+    sim: &Sim,
+    options: &PoolOptions,
+    gap_ns: u64,
+    shared: &Rc<Shared>,
+) -> Rc<Mine> {
+    let first = sim.fabric(0).any_endpoint().unwrap();
+    let keeper = sim.block_on(async {
+        format(&Client::new(first.clone()), options).await.unwrap();
+        let session = member(&first).await;
+        Table::make(&session).await;
+        session
+    });
+    let keeper = Rc::new(keeper.unwrap());
+    let (upkeep, stop) = (Rc::clone(&keeper), Rc::clone(shared));
+    sim.spawn(0, async move {
+        let table = Table::open(&upkeep).await;
+        while !stop.stop.get() {
+            upkeep.tick().await.unwrap();
+            if upkeep.pool().needs_recovery() {
+                recover(&upkeep, &table, &stop).await;
+            }
+            upkeep.endpoint().sleep(gap_ns).await;
+        }
+    });
+    keeper
 }
 
 pub(super) async fn recover(session: &Mine, table: &Table, shared: &Shared) {

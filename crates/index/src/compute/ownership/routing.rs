@@ -150,7 +150,7 @@ pub(crate) async fn route<T: RangeOwner>(
     session: &Session,
     op: Op,
 ) -> Result<OpReply, IndexError> {
-    let sent = route_within(table, session, op, None).await?;
+    let sent = route_within(table, session, &Request::Op(op), None).await?;
     sent.ok_or_else(|| IndexError::Unavailable("the table's bounds change all the time".into()))
 }
 
@@ -158,10 +158,13 @@ pub(crate) async fn route<T: RangeOwner>(
 async fn route_within<T: RangeOwner>(
     table: &T,
     session: &Session,
-    op: Op,
+    request: &Request,
     bounds: Option<&[Vec<u8>]>,
 ) -> Result<Option<OpReply>, IndexError> {
-    let seek = seek_of(&op);
+    let Request::Op(op) = request else {
+        return Err(IndexError::Invalid("a request that belongs to no key".into()));
+    };
+    let seek = seek_of(op);
     let mut patience = Patience::new(session.endpoint());
     loop {
         let moved = |bounds: &[Vec<u8>]| table.ownership().view().map.bounds.as_slice() != bounds;
@@ -169,7 +172,7 @@ async fn route_within<T: RangeOwner>(
             return Ok(None);
         }
         // Is it, by now?
-        if let Some(reply) = serve_own(table, session, &op).await? {
+        if let Some(reply) = serve_own(table, session, op).await? {
             session.vouch()?;
             return Ok(Some(reply));
         }
@@ -180,9 +183,8 @@ async fn route_within<T: RangeOwner>(
             && table.ownership().calls
         {
             count(&table.ownership().counts.forwarded);
-            let request = Request::Op(op.clone());
             let meta = table.ownership().words.meta;
-            match send(session, meta, owner, &request, patience.until_ns).await {
+            match send(session, meta, owner, request, patience.until_ns).await {
                 Ok(None | Some(OpReply::WrongOwner { .. })) => {}
                 Err(
                     IndexError::OutcomeUnknown(_)
@@ -364,8 +366,8 @@ async fn scan_until_cut<T: RangeOwner>(
         let (low, high) = view.map.range(number);
         let (from, to, limit) = passage.rest_in(low, high, out);
         let asked = limit.min(PAIRS_ASKED_MAX);
-        let op = Op::Scan { from, to, reverse: range.reverse, limit: asked };
-        let routed = route_within(table, session, op, Some(&view.map.bounds));
+        let scan = Request::Op(Op::Scan { from, to, reverse: range.reverse, limit: asked });
+        let routed = route_within(table, session, &scan, Some(&view.map.bounds));
         let (pairs, is_part) = match Box::pin(routed).await? {
             Some(OpReply::Pairs(pairs)) => {
                 let is_part = pairs.len() >= asked && asked < limit;

@@ -40,7 +40,7 @@ const ENTRY_BYTES: usize = size_of::<CacheSlot>() + 16;
 const NONE: u32 = u32::MAX;
 /// The nodes forgotten last that are known by their names. An operation during which more were forgotten remembers
 /// nothing.
-const FORGOTTEN: u64 = 1024;
+const FORGOTTEN: u64 = 128;
 /// Slots that a shard begins with.
 const SLOTS_MIN: usize = 16;
 

@@ -85,35 +85,26 @@ impl Changing<'_> {
         }
         let (key, mut proof) = (self.change.key, None);
         if !way.is_fresh || way.has_gaps {
-            self.tree.counters.proof_reads.add(1);
-            let below = self.tree.some_leaf(self.io, node, Some(bucket), key, way.is_fresh).await?;
-            proof = match below {
-                Below::Leaf(word) => Some(word),
-                Below::Empty(node, path) if way.is_fresh => {
-                    self.tree.switch(self.session, &path, node).await?;
-                    return Ok(AttemptEnd::Again);
-                }
-                Below::Empty(..) | Below::Stale => return Ok(AttemptEnd::NextStart),
+            proof = match self.leaf_for_proof(way, node, Some(bucket)).await? {
+                Ok(word) => Some(word),
+                Err(end) => return Ok(end),
             };
         }
-        // A key that leaves the way in front of the node splits an edge that has to be as it was read: so the node is
-        // not touched before that is known.
-        if let Some(word) = proof.take_if(|_| way.is_fresh) {
+        // Read before the node is touched: if nothing is to be added, or the way is fresh. There a key that leaves it in
+        // front of the node splits an edge, which has to be as it was read.
+        let adds = matches!(decision, Decision::Apply(_));
+        if let Some(word) = proof.take_if(|_| way.is_fresh || !adds) {
             let leaf = self.tree.read_leaf(self.io, word).await?;
             if !leaf.shares(key, node.plen) {
-                return self.split_edge(way, &leaf, trail).await;
-            }
-        }
-        let outcome = match (decision, proof) {
-            (Decision::Leave(outcome), None) => return self.absent(outcome),
-            (Decision::Leave(outcome), Some(word)) => {
-                let leaf = self.tree.read_leaf(self.io, word).await?;
-                return match leaf.shares(key, node.plen) {
-                    true => self.absent(outcome),
+                return match way.is_fresh {
+                    true => self.split_edge(way, &leaf, trail).await,
                     false => Ok(AttemptEnd::NextStart),
                 };
             }
-            (Decision::Apply(outcome), _) => outcome,
+        }
+        let outcome = match decision {
+            Decision::Leave(outcome) => return self.absent(outcome),
+            Decision::Apply(outcome) => outcome,
         };
         self.tree.counters.slot_taken.add(1);
         let content = self.encode_leaf(Before::Nothing, false).await?;
@@ -136,6 +127,26 @@ impl Changing<'_> {
         }
     }
 
+    /// The word of a leaf below `node`, which tells whether the key belongs there; else the end of the attempt. A node
+    /// without leaves is switched, if the way is fresh.
+    async fn leaf_for_proof(
+        &self,
+        way: &Way,
+        node: NodeRef,
+        bucket: Option<&Buf>,
+    ) -> Result<Result<SlotWord, AttemptEnd>, IndexError> {
+        self.tree.counters.proof_reads.add(1);
+        let (io, key) = (self.io, self.change.key);
+        Ok(match self.tree.some_leaf(io, node, bucket, key, way.is_fresh).await? {
+            Below::Leaf(word) => Ok(word),
+            Below::Empty(node, path) if way.is_fresh => {
+                self.tree.switch(self.session, &path, node).await?;
+                Err(AttemptEnd::Again)
+            }
+            Below::Empty(..) | Below::Stale => Err(AttemptEnd::NextStart),
+        })
+    }
+
     /// In front of an inner node behind more bytes than the key has.
     async fn at_edge(
         &mut self,
@@ -151,15 +162,10 @@ impl Changing<'_> {
             return self.at_sealed(place).await;
         }
         let Some(child) = place.child() else { return Ok(AttemptEnd::Again) };
-        let leaf =
-            match self.tree.some_leaf(self.io, child, None, self.change.key, way.is_fresh).await? {
-                Below::Leaf(word) => self.tree.read_leaf(self.io, word).await?,
-                Below::Empty(node, path) if way.is_fresh => {
-                    self.tree.switch(self.session, &path, node).await?;
-                    return Ok(AttemptEnd::Again);
-                }
-                Below::Empty(..) | Below::Stale => return Ok(AttemptEnd::NextStart),
-            };
+        let leaf = match self.leaf_for_proof(way, child, None).await? {
+            Ok(word) => self.tree.read_leaf(self.io, word).await?,
+            Err(end) => return Ok(end),
+        };
         if let Decision::Leave(outcome) = decision {
             return match leaf.shares(self.change.key, place.plen()) {
                 true => self.absent(outcome),
@@ -230,17 +236,9 @@ impl Changing<'_> {
         let proof = match place.node {
             Some(_) if Canary::InsertUnproven.is_armed() => None,
             Some(node) if !way.is_fresh || way.has_gaps => {
-                self.tree.counters.proof_reads.add(1);
-                let key = self.change.key;
-                match self.tree.some_leaf(self.io, node, bucket, key, way.is_fresh).await? {
-                    Below::Leaf(word) => Some(word),
-                    Below::Empty(node, path) if way.is_fresh => {
-                        self.tree.switch(self.session, &path, node).await?;
-                        return Ok(NextStep::Ended(AttemptEnd::Again));
-                    }
-                    Below::Empty(..) | Below::Stale => {
-                        return Ok(NextStep::Ended(AttemptEnd::NextStart));
-                    }
+                match self.leaf_for_proof(way, node, bucket).await? {
+                    Ok(word) => Some(word),
+                    Err(end) => return Ok(NextStep::Ended(end)),
                 }
             }
             _ => None,

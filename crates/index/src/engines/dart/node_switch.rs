@@ -152,7 +152,7 @@ impl DartTree {
     /// trip more. A task goes on with maintenance ([`DartTree::node_unlinked`]).
     ///
     /// # Errors
-    /// `OutcomeUnknown` if it fails, or takes longer than the caller waits, once the CAS may have been posted.
+    /// `OutcomeUnknown` if it fails once the CAS may have been posted, or takes longer than the caller waits.
     pub(super) async fn grow(
         self: &Arc<Self>,
         session: &Session,
@@ -169,7 +169,10 @@ impl DartTree {
             tree.switch_all(first).await
         };
         let ended = run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
-            Err(IndexError::OutcomeUnknown("a memory server cannot be reached".into()))
+            Err(IndexError::OutcomeUnknown(format!(
+                "{}; the key may be in the table",
+                takes_long()
+            )))
         });
         let Some(growth) = ended? else { return Ok(Grown::Inserted) };
         Ok(if growth.is_below { Grown::Late(growth.leaf) } else { Grown::NotBelow(growth.leaf) })

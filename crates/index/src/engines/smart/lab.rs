@@ -33,29 +33,18 @@ pub(super) const CANARIES: &[Canary] = &[
     Canary::GrowUnhelped,
 ];
 
+/// Seeded bugs of ownership, hunted with owners beside [`CANARIES`].
+const OF_OWNERS: [Canary; 3] =
+    [Canary::LostIsNotBegun, Canary::DeliverTwice, Canary::KeepExactEntries];
+
 /// Seeded bugs that the lab hunts with owners: those of [`CANARIES`], and those of ownership.
-pub(super) const OWNED_CANARIES: &[Canary] = &[
-    Canary::BelieveCachedAbsence,
-    Canary::SkipBirth,
-    Canary::RewriteEqualWords,
-    Canary::LockProvesNothing,
-    Canary::LoseLeafRedo,
-    Canary::ResendContent,
-    Canary::TakeOverUnrecorded,
-    Canary::ReviveHeadFirst,
-    Canary::FreeSlot,
-    Canary::UnlinkUnlocked,
-    Canary::MoveUnmarked,
-    Canary::CopyUnfrozen,
-    Canary::TrustDeadNode,
-    Canary::RepostSlotCas,
-    Canary::JoinOpenRead,
-    Canary::SealLate,
-    Canary::GrowUnhelped,
-    Canary::LostIsNotBegun,
-    Canary::DeliverTwice,
-    Canary::KeepExactEntries,
-];
+pub(super) const OWNED_CANARIES: &[Canary] = &{
+    let mut all = [OF_OWNERS[0]; CANARIES.len() + OF_OWNERS.len()];
+    let (first, last) = all.split_at_mut(CANARIES.len());
+    first.copy_from_slice(CANARIES);
+    last.copy_from_slice(&OF_OWNERS);
+    all
+};
 
 /// Settings for one run of the lab with owners: caches that run full, short windows, leaves that are unlinked at
 /// once, and operations that are done together or each by itself.
