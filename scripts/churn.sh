@@ -13,8 +13,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-farleaf=$(realpath "${1:-${CARGO_TARGET_DIR:-target}/debug/farleaf}")
-[ -x "$farleaf" ] || { echo "churn: there is no program $farleaf: cargo build -p farleaf-cli" >&2; exit 1; }
+. scripts/local-cluster.sh
 shift || true
 engines=("$@")
 [ ${#engines[@]} -gt 0 ] || engines=(dex btree)
@@ -23,20 +22,6 @@ workers=${FARLEAF_CHURN_WORKERS:-4}
 servers=2
 # Time for the dead to be found: a lease, a recovery, and a second for blocks that became empty.
 patience=${FARLEAF_CHURN_PATIENCE:-60}
-export FARLEAF_CONFIG=
-
-work=$(mktemp -d)
-cluster=''
-# Ends what this run has started, and nothing else.
-tidy() {
-    if [ -n "$cluster" ]; then
-        kill "$cluster" 2>/dev/null || true
-        wait "$cluster" || true
-    fi
-    cluster=''
-}
-trap 'tidy; rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM
 
 # Worker $1 loads 300 records at a time, of some 6,000 keys of its own.
 work_through() {
@@ -81,14 +66,7 @@ for engine in "${engines[@]}"; do
     rm -rf "${work:?}"/*
     : >"$work/failed"
     : >"$work/unknown"
-    "$farleaf" up --memory-servers "$servers" --pool-bytes 1GiB >"$work/up" 2>"$work/up-err" &
-    cluster=$!
-    until [ -s "$work/up" ]; do
-        kill -0 "$cluster" 2>/dev/null || { cat "$work/up-err" >&2; exit 1; }
-        sleep 0.02
-    done
-    pool=$(grep -o 'tcp://[^ ]*' "$work/up")
-    "$farleaf" put --quiet "$pool" t first value --create --engine "$engine"
+    cluster_up t "$engine" --memory-servers "$servers" --pool-bytes 1GiB
     end=$((SECONDS + seconds))
     running=()
     for ((worker = 0; worker < workers; worker++)); do
@@ -116,6 +94,6 @@ for engine in "${engines[@]}"; do
         cat "$work/stats" >&2
     fi
     "$farleaf" verify "$pool" >"$work/verify" 2>&1 || { cat "$work/verify" >&2; status=1; }
-    tidy
+    cluster_down
 done
 exit "$status"

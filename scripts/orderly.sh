@@ -14,30 +14,20 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-farleaf=$(realpath "${1:-${CARGO_TARGET_DIR:-target}/debug/farleaf}")
-[ -x "$farleaf" ] || { echo "orderly: there is no program $farleaf: cargo build -p farleaf-cli" >&2; exit 1; }
+. scripts/local-cluster.sh
 shift || true
 settings=("$@")
 [ ${#settings[@]} -gt 0 ] || settings=(none two churn)
 processes=${FARLEAF_ORDERLY_PROCESSES:-400}
 engine=${FARLEAF_ORDERLY_ENGINE:-dex}
 workers=8
-export FARLEAF_CONFIG=
-
-work=$(mktemp -d)
-cluster='' churners=()
-# Ends what this run has started, and nothing else.
-tidy() {
+churners=()
+# Ends the compute servers that are started all the time.
+end_more() {
     touch "$work/over"
     if [ ${#churners[@]} -gt 0 ]; then wait "${churners[@]}" || true; fi
-    if [ -n "$cluster" ]; then
-        kill "$cluster" 2>/dev/null || true
-        wait "$cluster" || true
-    fi
-    churners=() cluster=''
+    churners=()
 }
-trap 'tidy; rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM
 
 # One process of worker $worker. Its exit code must be the first argument.
 step() {
@@ -95,14 +85,7 @@ for setting in "${settings[@]}"; do
     esac
     rm -rf "${work:?}"/*
     : >"$work/failed"
-    "$farleaf" up --compute "$compute" --pool-bytes 512MiB >"$work/up" 2>"$work/up-err" &
-    cluster=$!
-    until [ -s "$work/up" ]; do
-        kill -0 "$cluster" 2>/dev/null || { cat "$work/up-err" >&2; exit 1; }
-        sleep 0.02
-    done
-    pool=$(grep -o 'tcp://[^ ]*' "$work/up")
-    "$farleaf" put --quiet "$pool" t first value --create --engine "$engine"
+    cluster_up t "$engine" --compute "$compute" --pool-bytes 512MiB
     absent=0
     "$farleaf" get "$pool" t absent >/dev/null 2>&1 || absent=$?
     if [ "$setting" = churn ]; then
@@ -137,6 +120,6 @@ for setting in "${settings[@]}"; do
         status=1
         sort "$work/failed" | head -n "${FARLEAF_ORDERLY_SHOWN:-8}" >&2
     fi
-    tidy
+    cluster_down
 done
 exit "$status"
