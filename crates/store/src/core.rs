@@ -28,6 +28,8 @@ pub(crate) struct Core {
     /// See [`Stats::tears_words`](crate::Stats::tears_words).
     pub(crate) tears_words: bool,
     pub(crate) pool: Arc<Pool>,
+    /// Time that it waits for what the dead hold until they are recovered.
+    pub(crate) patience_ns: u64,
     pub(crate) gates: Gates,
     pub(crate) activity: Activity,
     /// Sessions that are being made beside others of the same call.
@@ -64,6 +66,7 @@ impl Core {
             is_shared,
             tears_words,
             pool,
+            patience_ns,
             gates: Gates::default(),
             activity: Activity::default(),
             making: AtomicUsize::new(0),

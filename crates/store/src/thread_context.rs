@@ -28,9 +28,11 @@ pub(crate) type Session = farleaf_pool::Session;
 
 /// Operations of a session between two ticks of it.
 const TICK_OPS: u32 = 64;
-/// Number and length of an operation's waits for a session.
-const SESSION_WAITS: u32 = 100;
+/// Length of an operation's first waits for a session, and of its longest ones.
 const SESSION_WAIT_NS: u64 = 10_000_000;
+const SESSION_WAIT_NS_MAX: u64 = 200_000_000;
+/// Time that it waits in all if this store has many sessions itself.
+const SESSION_PATIENCE_NS: u64 = 1_000_000_000;
 /// A store takes no more than this part of the pool's sessions for overlapping operations.
 const SPARE_PART: usize = 4;
 /// One of so many parts of the pool's sessions is left to maintenance threads, which open the pool, recover the
@@ -77,7 +79,8 @@ impl ThreadContext {
     /// A session that nobody else uses meanwhile. Waits for one if the pool has none left.
     ///
     /// # Errors
-    /// `Full` if there is none for a second.
+    /// `Full` if there is none for a second, and this store has many itself; if others have them, who may be dead and
+    /// not recovered yet, after the time of [`Builder::join_timeout`](crate::Builder::join_timeout).
     pub(crate) async fn session(&self) -> Result<SessionGuard<'_>> {
         self.await_session(kept(&self.core)).await
     }
@@ -85,23 +88,36 @@ impl ThreadContext {
     /// The same for recovering the dead, and for leaving the pool, on which others may wait: there are more.
     ///
     /// # Errors
-    /// `Full` if there is none for a second.
+    /// As [`ThreadContext::session`].
     pub(crate) async fn upkeep_session(&self) -> Result<SessionGuard<'_>> {
         self.await_session(0).await
     }
 
     async fn await_session(&self, kept: u32) -> Result<SessionGuard<'_>> {
-        for _ in 0..SESSION_WAITS {
+        let (from_ns, mut wait_ns) = (self.endpoint.now_ns(), SESSION_WAIT_NS);
+        loop {
+            let waited_ns = self.endpoint.now_ns().saturating_sub(from_ns);
             match self.take_session(kept).await {
-                // Those of threads that have ended come back with the next tick.
-                Err(error) if error.kind() == ErrorKind::Full => {
+                // Those of threads that have ended come back with the next tick, those of the dead with a recovery.
+                Err(error) if error.kind() == ErrorKind::Full && waited_ns < self.patience_ns() => {
                     self.core.activity.note();
-                    self.endpoint.sleep(SESSION_WAIT_NS).await;
+                    self.endpoint.sleep(wait_ns).await;
+                    if waited_ns >= SESSION_PATIENCE_NS {
+                        wait_ns = (wait_ns * 2).min(SESSION_WAIT_NS_MAX);
+                    }
                 }
                 session => return session,
             }
         }
-        self.take_session(kept).await
+    }
+
+    /// Time that an operation waits for a session: longer if this store has few of the pool's.
+    fn patience_ns(&self) -> u64 {
+        let most = self.core.pool.geometry().options().clients_max as usize / SPARE_PART;
+        match self.core.pool.sessions() >= most {
+            true => SESSION_PATIENCE_NS,
+            false => self.core.patience_ns.max(SESSION_PATIENCE_NS),
+        }
     }
 
     /// One more session for a call that already has one, if this store has few enough: the pool's
