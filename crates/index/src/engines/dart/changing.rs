@@ -108,12 +108,21 @@ impl Changing<'_> {
         };
         self.tree.counters.slot_taken.add(1);
         let content = self.encode_leaf(Before::Nothing, false).await?;
-        let Some(leaf) = self.leaf.take() else { return Ok(AttemptEnd::Again) };
+        let (Some(content), Some(leaf)) = (content, self.leaf.take()) else {
+            return Ok(AttemptEnd::Again);
+        };
         let (step, code) = (Step::at(key, node.plen), self.code());
         let is_whole = bucket.words().len() == self.tree.shape.slots(node.kind);
         let words =
             is_whole.then(|| bucket.words().iter().map(|word| SlotWord::from_raw(*word)).collect());
-        let growth = Growth { node, step, words, proof, leaf, code, content, is_below: true };
+        let may_use = |place: &&SlotPlace| {
+            place.child() == Some(node)
+                && !place.word.is_sealed()
+                && (way.is_fresh || place.node.is_some())
+        };
+        let place = trail.last().filter(may_use).copied();
+        let growth =
+            Growth { node, step, words, place, proof, leaf, code, content, is_below: true };
         match self.tree.grow(self.session, key, growth).await? {
             Grown::Inserted => self.absent(outcome),
             Grown::Late(leaf) => {

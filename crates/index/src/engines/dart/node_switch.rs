@@ -27,6 +27,7 @@ use super::DartTree;
 use super::descent::{NodeRef, SlotPlace, Start, WayEnd};
 use super::leaf::{self, LeafCopy};
 use super::outcome::Verdict;
+use super::skip_table::Starts;
 use super::word::{DartNodeType, LEN_MAX, SlotContent, SlotWord, Step};
 use crate::IndexError;
 use crate::detach::run_to_end;
@@ -50,13 +51,15 @@ pub(super) struct Growth {
     pub(super) step: Step,
     /// The words of the node, if a READ has shown all.
     pub(super) words: Option<Vec<SlotWord>>,
+    /// The slot that leads to the node, if the way has come by it.
+    pub(super) place: Option<SlotPlace>,
     /// The word of a leaf below the node, which has to show that the key belongs there; `None` if that is known.
     pub(super) proof: Option<SlotWord>,
     /// The object of the new leaf.
     pub(super) leaf: Unlinked,
     pub(super) code: u8,
-    /// The leaf's content; `None` once it is written.
-    pub(super) content: Option<Buf>,
+    /// The leaf's content.
+    pub(super) content: Buf,
     /// The key belongs below the node.
     pub(super) is_below: bool,
 }
@@ -366,18 +369,26 @@ impl<'a> Switch<'a> {
                 let proven = self.is_proven.then_some(&*self.key);
                 self.tree.node_unlinked(self.io, self.node, &live, None, proven).await?;
             }
-            let known = self.growth.as_mut().and_then(|growth| growth.words.take());
-            let proof = self.growth.as_ref().and_then(|growth| growth.proof);
-            let (sealed, place) = join(self.seal(known, proof), self.find()).await;
-            let (sealed, leaf) = sealed?;
+            let begun = match self.growth.as_mut() {
+                Some(growth) => {
+                    let words = growth.words.take();
+                    self.begin_growth(words).await?
+                }
+                None => {
+                    let (sealed, place) = join(self.seal(None), self.find()).await;
+                    (sealed?, None, place?)
+                }
+            };
+            let (sealed, leaf, place) = begun;
             self.sealed = Some(sealed);
             if let Some(leaf) = leaf.filter(|leaf| !leaf.shares(&self.key, self.node.plen)) {
                 // The node is sealed, so it has to be switched: by the way to the leaf.
                 self.key = Cow::Owned(leaf.key().to_vec());
                 self.growth.iter_mut().for_each(|growth| growth.is_below = false);
+                (self.new, self.has_leaf) = (None, false);
                 return Ok(Progress::Again);
             }
-            found = Some(place?);
+            found = Some(place);
         }
         let live = self.sealed.as_deref().map(live).unwrap_or_default();
         let found = match found {
@@ -400,11 +411,10 @@ impl<'a> Switch<'a> {
         let mut ops = self.io.client().ops();
         let put = self.replacement(&mut ops, &place, &live).await?;
         let retiring = self.session.prepare_retire(self.node.addr).await?;
-        self.io.post_many(ops).await?;
-        if let Some((_, new)) = &self.new {
-            new.written();
+        if !ops.is_empty() {
+            self.io.post_many(ops).await?;
+            self.written();
         }
-        self.growth.iter().for_each(|growth| growth.leaf.written());
         match self.publish(&place, put).await? {
             Winner::Another => {
                 self.session.cancel_retire(retiring);
@@ -424,60 +434,115 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// Seals every slot; the words that they hold for ever. Any client's CAS does. Also the leaf that `proof` leads to,
-    /// by a READ in the list of the first CASes.
-    async fn seal(
-        &self,
-        mut known: Option<Vec<SlotWord>>,
-        proof: Option<SlotWord>,
-    ) -> Result<(Vec<SlotWord>, Option<LeafCopy>), IndexError> {
-        let (node, mut leaf) = (self.node, None);
+    /// Begins a growth by one list: the seals, and all that needs no answer of theirs. That is the leaf of the proof,
+    /// the new leaf, the new node as it is if no slot has changed, and, unless the node's slot is known, a probe for a
+    /// node above. Returns the node's words, the leaf of the proof, and the node's slot.
+    async fn begin_growth(
+        &mut self,
+        words: Option<Vec<SlotWord>>,
+    ) -> Result<(Vec<SlotWord>, Option<LeafCopy>, Option<SlotPlace>), IndexError> {
+        let (tree, io) = (self.tree, self.io);
+        let proof = self.growth.as_ref().and_then(|growth| growth.proof);
+        let known = match words {
+            Some(words) => words,
+            None => self.words().await?,
+        };
+        let met = self.growth.as_mut().and_then(|growth| growth.place.take());
+        let mut starts = self.starts().await?;
+        let mut ops = io.client().ops();
+        let open = self.add_seals(&mut ops, &known);
+        // Behind the CASes, whose numbers are those of `open`.
+        let leaf_read = proof.map(|word| {
+            let bytes = match word.child() {
+                SlotContent::Leaf(code) => leaf::read_bytes(code),
+                _ => 8,
+            };
+            (word, ops.read(word.addr(), io.buf(bytes)))
+        });
+        let drafted = live(&known);
+        self.draft(&mut ops, &drafted).await?;
+        let probe = if met.is_none() { tree.next_probe(&self.key, &mut starts) } else { None };
+        let probe = probe.map(|probe| (probe.read_in(io, &mut ops), probe));
+        let posting = io.posting();
+        match io.client().post_many(ops).await {
+            Ok(mut ops) => {
+                self.written();
+                if let Some((index, probe)) = probe {
+                    let bucket = ops.take_buf(index);
+                    tree.probed(self.session, &self.key, &mut starts, &probe, &bucket);
+                }
+                let words = sealed_by(&ops, &open, known);
+                let place = met.or_else(|| self.place_in(starts.at_hand()?));
+                let leaf = match leaf_read {
+                    Some((word, index)) => {
+                        Some(tree.whole_leaf(io, word, ops.take_buf(index)).await?)
+                    }
+                    None => None,
+                };
+                let (sealed, place) = match place {
+                    Some(place) => (self.seal(Some(words)).await?, Some(place)),
+                    None => {
+                        let (sealed, place) =
+                            join(self.seal(Some(words)), self.find_by(starts)).await;
+                        (sealed?, place?)
+                    }
+                };
+                if live(&sealed) != drafted {
+                    (self.new, self.has_leaf) = (None, false);
+                }
+                Ok((sealed, leaf, place))
+            }
+            Err(error) if is_open(error) => {
+                io.again(&mut Trial::default(), posting, error).await?;
+                (self.new, self.has_leaf) = (None, false);
+                let leaf = match proof {
+                    Some(word) => Some(tree.read_leaf(io, word).await?),
+                    None => None,
+                };
+                let (sealed, place) = join(self.seal(None), self.find()).await;
+                Ok((sealed?, leaf, place?))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn words(&self) -> Result<Vec<SlotWord>, IndexError> {
+        let buf = self.tree.read_node(self.io, self.node).await?;
+        Ok(buf.words().iter().map(|word| SlotWord::from_raw(*word)).collect())
+    }
+
+    /// Adds a CAS for each slot that is not sealed; their indexes.
+    fn add_seals(&self, ops: &mut Ops, words: &[SlotWord]) -> Vec<usize> {
+        let is_open = |index: &usize| !words[*index].is_sealed();
+        let open: Vec<usize> = match Canary::SwitchUnsealed.is_armed() {
+            true => Vec::new(),
+            false => (0..words.len()).filter(is_open).collect(),
+        };
+        for index in &open {
+            let word = words[*index];
+            let at = self.node.addr.plus(8 * *index as u64);
+            ops.cas(at, word.raw(), word.sealed().raw());
+        }
+        self.tree.counters.seal_cas.add(open.len() as u64);
+        open
+    }
+
+    /// Seals every slot; the words that they hold for ever. Any client's CAS does.
+    async fn seal(&self, mut known: Option<Vec<SlotWord>>) -> Result<Vec<SlotWord>, IndexError> {
         loop {
             let mut words = match known.take() {
                 Some(words) => words,
-                None => {
-                    let buf = self.tree.read_node(self.io, node).await?;
-                    buf.words().iter().map(|word| SlotWord::from_raw(*word)).collect()
-                }
+                None => self.words().await?,
             };
             loop {
-                let wanted = proof.filter(|_| leaf.is_none());
-                let open: Vec<usize> =
-                    (0..words.len()).filter(|index| !words[*index].is_sealed()).collect();
-                if open.is_empty() || Canary::SwitchUnsealed.is_armed() {
-                    if let Some(word) = wanted {
-                        leaf = Some(self.tree.read_leaf(self.io, word).await?);
-                    }
-                    return Ok((words, leaf));
+                if words.iter().all(|word| word.is_sealed()) || Canary::SwitchUnsealed.is_armed() {
+                    return Ok(words);
                 }
                 let mut ops = self.io.client().ops();
-                for index in &open {
-                    let word = words[*index];
-                    let at = node.addr.plus(8 * *index as u64);
-                    ops.cas(at, word.raw(), word.sealed().raw());
-                }
-                // Behind the CASes, whose numbers are those of `open`.
-                let read = wanted.map(|word| {
-                    let bytes = match word.child() {
-                        SlotContent::Leaf(code) => leaf::read_bytes(code),
-                        _ => 8,
-                    };
-                    (word, ops.read(word.addr(), self.io.buf(bytes)))
-                });
-                self.tree.counters.seal_cas.add(open.len() as u64);
+                let open = self.add_seals(&mut ops, &words);
                 let posting = self.io.posting();
                 match self.io.client().post_many(ops).await {
-                    Ok(mut ops) => {
-                        for (number, index) in open.into_iter().enumerate() {
-                            let found = SlotWord::from_raw(ops.old(number));
-                            let was = words[index];
-                            words[index] = if found == was { was.sealed() } else { found };
-                        }
-                        if let Some((word, index)) = read {
-                            let buf = ops.take_buf(index);
-                            leaf = Some(self.tree.whole_leaf(self.io, word, buf).await?);
-                        }
-                    }
+                    Ok(ops) => words = sealed_by(&ops, &open, words),
                     Err(error) if is_open(error) => {
                         self.io.again(&mut Trial::default(), posting, error).await?;
                         break;
@@ -491,9 +556,17 @@ impl<'a> Switch<'a> {
     /// The slot that leads to the node: by starts of the skip table above it, or by a fresh way, which alone says
     /// that there is none. A slot that is not sealed is in the tree.
     async fn find(&self) -> Result<Option<SlotPlace>, IndexError> {
+        self.find_by(self.starts().await?).await
+    }
+
+    /// The starts above the node.
+    async fn starts(&self) -> Result<Starts, IndexError> {
+        let line = self.tree.line(self.session, self.io).await?;
+        self.tree.starts_above(self.io, &self.key, line, self.node.plen).await
+    }
+
+    async fn find_by(&self, mut starts: Starts) -> Result<Option<SlotPlace>, IndexError> {
         let (tree, io, key) = (self.tree, self.io, &*self.key);
-        let line = tree.line(self.session, io).await?;
-        let mut starts = tree.starts_above(io, key, line, self.node.plen).await?;
         let (mut trail, until) = (Vec::new(), Some(self.node.addr));
         while let Some(start) = tree.next_start(self.session, io, key, &mut starts).await? {
             if matches!(start, Start::Express(node) if node.plen >= self.node.plen) {
@@ -509,6 +582,18 @@ impl<'a> Switch<'a> {
             }
         }
         Err(IndexError::Corrupt("a fresh way from the root is not fresh".into()))
+    }
+
+    /// The slot that leads to the node, if `above` is its parent and has a slot for each byte: where it is and what it
+    /// holds is known without a READ. If that is wrong, the CAS finds another word there.
+    fn place_in(&self, above: NodeRef) -> Option<SlotPlace> {
+        if above.kind != DartNodeType::N256 || above.plen + 1 != self.node.plen {
+            return None;
+        }
+        let step = Step::at(&self.key, above.plen);
+        let index = self.tree.shape.bucket(above.kind, step).start;
+        let word = SlotWord::node(step, 0, self.node.kind, self.node.addr);
+        Some(SlotPlace { at: above.addr.plus(8 * index as u64), word, step, node: Some(above) })
     }
 
     /// The word that goes into `place`; a new node is written by `ops`.
@@ -543,22 +628,36 @@ impl<'a> Switch<'a> {
         live: &[SlotWord],
     ) -> Result<SlotWord, IndexError> {
         if self.new.is_none() {
-            let mut children = live.to_vec();
-            if let Some(growth) = &mut self.growth
-                && growth.is_below
-                && live.iter().all(|word| word.step() != Some(growth.step))
-                && let Some(content) = growth.content.take()
-            {
-                growth.leaf.write_in(ops, content);
-                children.push(SlotWord::leaf(growth.step, growth.code, growth.leaf.addr()));
-                self.has_leaf = true;
-            }
-            let kind = self.tree.shape.fit(&children);
-            let new = self.tree.new_node(self.session, ops, kind, &children).await?;
-            self.new = Some((kind, new));
+            self.draft(ops, live).await?;
         }
         let (kind, new) = self.new.as_ref().ok_or_else(no_node)?;
         Ok(SlotWord::node(place.step, len, *kind, new.addr()))
+    }
+
+    /// Makes the new node, and the new leaf in it, and adds their WRITEs to `ops`.
+    async fn draft(&mut self, ops: &mut Ops, live: &[SlotWord]) -> Result<(), IndexError> {
+        let mut children = live.to_vec();
+        if let Some(growth) = &self.growth
+            && growth.is_below
+            && live.iter().all(|word| word.step() != Some(growth.step))
+        {
+            // A copy: if a completion is lost, it is written again.
+            let mut content = self.session.client().buf(growth.leaf.bytes());
+            content.words_mut().copy_from_slice(growth.content.words());
+            growth.leaf.write_in(ops, content);
+            children.push(SlotWord::leaf(growth.step, growth.code, growth.leaf.addr()));
+            self.has_leaf = true;
+        }
+        let kind = self.tree.shape.fit(&children);
+        let new = self.tree.new_node(self.session, ops, kind, &children).await?;
+        self.new = Some((kind, new));
+        Ok(())
+    }
+
+    /// The WRITEs of [`Switch::draft`] have come back.
+    fn written(&self) {
+        self.new.iter().for_each(|(_, new)| new.written());
+        self.growth.iter().for_each(|growth| growth.leaf.written());
     }
 
     /// The CAS that unlinks the node.
@@ -678,6 +777,15 @@ impl UnlinkedNode {
         let found = session.maintenance().cas(at, word.raw(), claim.raw()).await?;
         Ok(found == word.raw())
     }
+}
+
+/// The words of a node after a list of seals: those of `open` by its first CASes.
+fn sealed_by(ops: &Ops, open: &[usize], mut words: Vec<SlotWord>) -> Vec<SlotWord> {
+    for (number, index) in open.iter().enumerate() {
+        let (found, was) = (SlotWord::from_raw(ops.old(number)), words[*index]);
+        words[*index] = if found == was { was.sealed() } else { found };
+    }
+    words
 }
 
 /// The live ones of sealed words, as they were before.

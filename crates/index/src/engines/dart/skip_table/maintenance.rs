@@ -27,7 +27,7 @@ const SEGMENT_BYTES_MAX: usize = 1 << 20;
 const WAITS_MAX: u32 = 100_000;
 const WAIT_NS: u64 = 20_000;
 /// Share of a table's slots that its entries fill when it is made.
-const LOAD: f64 = 0.65;
+const LOAD: f64 = 0.55;
 /// Epochs after which no operation probes a table that was left.
 const LEAVE_EPOCHS: u64 = 3;
 /// A table is replaced by a larger one after this share of its slots in entries without a slot.

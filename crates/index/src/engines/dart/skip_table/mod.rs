@@ -21,7 +21,7 @@ mod tables;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use farleaf_fabric::{Endpoint, OpKind};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpKind, Ops};
 use farleaf_pool::{Reliable, Session};
 
 pub(super) use self::adjust::AdjustClock;
@@ -96,6 +96,23 @@ pub(super) struct Starts {
     missed: Vec<(usize, Option<NodeRef>)>,
 }
 
+/// A READ of the skip table for one length.
+pub(super) struct Probe {
+    /// Address of the bucket.
+    at: GlobalAddr,
+    hash: PrefixHash,
+    /// Of the length in the list.
+    index: usize,
+    length: usize,
+}
+
+impl Probe {
+    /// Adds its READ to a list; the index there.
+    pub(super) fn read_in(&self, io: Reliable<'_>, ops: &mut Ops) -> usize {
+        ops.read(self.at, io.buf(BUCKET_BYTES))
+    }
+}
+
 impl Starts {
     /// The root alone.
     pub(super) fn root(line: CheckLine) -> Starts {
@@ -111,6 +128,11 @@ impl Starts {
             generation: 0,
             missed: Vec::new(),
         }
+    }
+
+    /// The node that is the next start, if it is known.
+    pub(super) fn at_hand(&self) -> Option<NodeRef> {
+        self.found.last().map(|(_, node)| *node)
     }
 }
 
@@ -161,7 +183,6 @@ impl DartTree {
             if starts.lengths == 0 {
                 break;
             }
-            starts.lengths -= 1;
             self.probe(session, io, key, starts).await?;
         }
         starts.used = None;
@@ -183,10 +204,22 @@ impl DartTree {
         key: &[u8],
         starts: &mut Starts,
     ) -> Result<(), IndexError> {
-        let index = starts.lengths;
-        let Some(table) = starts.tables.as_ref().and_then(|tables| tables.probed()) else {
+        let Some(probe) = self.next_probe(key, starts) else { return Ok(()) };
+        let now_and_then = || session.endpoint().random().is_multiple_of(SELDOM);
+        if !self.hit_rates.is_likely(probe.index) && !now_and_then() {
             return Ok(());
-        };
+        }
+        let bucket = io.read(probe.at, io.buf(BUCKET_BYTES)).await;
+        let bucket = bucket.map_err(|error| self.misled(error))?;
+        self.probed(session, key, starts, &probe, &bucket);
+        Ok(())
+    }
+
+    /// The probe for the next length; `None` if there is none, or its node is remembered, which then is the next start.
+    pub(super) fn next_probe(&self, key: &[u8], starts: &mut Starts) -> Option<Probe> {
+        starts.lengths = starts.lengths.checked_sub(1)?;
+        let index = starts.lengths;
+        let table = starts.tables.as_ref().and_then(|tables| tables.probed())?;
         let length = usize::from(table.lengths[index]);
         let hash = PrefixHash::of(&key[..length], self.table);
         if !starts.has_forgotten
@@ -196,16 +229,23 @@ impl DartTree {
             self.counters.cache_hit.add(1);
             starts.is_remembered = true;
             starts.found.push((index, node));
-            return Ok(());
+            return None;
         }
-        let now_and_then = || session.endpoint().random().is_multiple_of(SELDOM);
-        if !self.hit_rates.is_likely(index) && !now_and_then() {
-            return Ok(());
-        }
-        let at = table.bucket(hash);
-        let bucket = io.read(at, io.buf(BUCKET_BYTES)).await;
-        let bucket = bucket.map_err(|error| self.misled(error))?;
+        Some(Probe { at: table.bucket(hash), hash, index, length })
+    }
+
+    /// Takes the nodes from the bucket that a probe has read.
+    pub(super) fn probed(
+        &self,
+        session: &Session,
+        key: &[u8],
+        starts: &mut Starts,
+        probe: &Probe,
+        bucket: &Buf,
+    ) {
+        let Some(table) = starts.tables.as_ref().and_then(|tables| tables.probed()) else { return };
         self.counters.est_probe.add(1);
+        let Probe { hash, index, length, .. } = *probe;
         let entries = bucket.words().iter().map(|word| SkipEntry(*word));
         let nodes = entries.filter(|entry| !entry.is_tentative());
         let nodes = nodes.filter_map(|entry| entry.node(hash, table.print_bits, (index, length)));
@@ -219,7 +259,6 @@ impl DartTree {
         } else if starts.found.len() > 1 {
             self.counters.est_multi.add(1);
         }
-        Ok(())
     }
 
     /// A start has led to an answer, or has not (`None`); `answered` says whether the way's bytes are proven.

@@ -168,21 +168,26 @@ impl DartTree {
                 let ops = io.post_many(ops).await?;
                 let (mut list, mut moved) = (Vec::new(), Vec::new());
                 for (index, hash) in hashes.iter().enumerate() {
+                    let bucket = table.bucket(*hash);
                     for (slot, word) in ops.buf(index).words().iter().enumerate() {
-                        let entry = SkipEntry(*word);
+                        let (entry, at) = (SkipEntry(*word), bucket.plus(8 * slot as u64));
                         if entry.is_free() || entry.addr() != node {
                             continue;
                         }
-                        let at = table.bucket(*hash).plus(8 * slot as u64);
                         // Several lengths may have one bucket.
                         if list.iter().any(|cas: &Cas| cas.at == at) {
                             continue;
                         }
-                        let length = lengths[index];
-                        let number = table.number_of(length).unwrap_or_default();
-                        let own = entry.node(*hash, table.print_bits, (number, length)).is_some();
-                        let to = to.filter(|_| own && table.role != Role::Leaving);
-                        let new = to.and_then(|to| Some((entry.moved(length, to)?, to.addr)));
+                        let its = hashes.iter().zip(&lengths).find(|(hash, length)| {
+                            let number = table.number_of(**length).unwrap_or_default();
+                            let found = entry.node(**hash, table.print_bits, (number, **length));
+                            table.bucket(**hash) == bucket && found.is_some()
+                        });
+                        let to = to.filter(|_| table.role != Role::Leaving);
+                        let new = its.zip(to);
+                        let new = new.and_then(|((_, length), to)| {
+                            Some((entry.moved(*length, to)?, to.addr))
+                        });
                         let new_word = new.map_or(SkipEntry::FREE, |(entry, _)| entry);
                         let at_once = Canary::EntryMovedAtOnce.is_armed();
                         let new_word = if at_once { new_word.valid() } else { new_word };
