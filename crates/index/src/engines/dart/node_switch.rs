@@ -150,8 +150,9 @@ impl DartTree {
     /// also publishes the leaf. A task does it, to its end. If the leaf of the proof shows that the key belongs elsewhere,
     /// the node is switched nevertheless, because its slots are sealed by then.
     ///
-    /// Cost: 1 list with a CAS for each slot and the READ of the leaf for the proof; beside it a probe of the skip table and
-    /// a READ for each level from there; 1 list of 2 WRITEs; 1 CAS. A node of several buckets costs 1 READ and 1 round
+    /// Cost: 1 list with a CAS for each slot, 2 WRITEs and the READ of the leaf for the proof; 1 CAS. Unless the slot
+    /// that leads to the node is known, the list also has a probe of the skip table, and a READ for each level from
+    /// there follows if that leads to no N256 above the node. A node of several buckets costs 1 READ and 1 round
     /// trip more. A task goes on with maintenance ([`DartTree::node_unlinked`]).
     ///
     /// # Errors
@@ -463,47 +464,36 @@ impl<'a> Switch<'a> {
         self.draft(&mut ops, &drafted).await?;
         let probe = if met.is_none() { tree.next_probe(&self.key, &mut starts) } else { None };
         let probe = probe.map(|probe| (probe.read_in(io, &mut ops), probe));
-        let posting = io.posting();
-        match io.client().post_many(ops).await {
-            Ok(mut ops) => {
-                self.written();
-                if let Some((index, probe)) = probe {
-                    let bucket = ops.take_buf(index);
-                    tree.probed(self.session, &self.key, &mut starts, &probe, &bucket);
-                }
-                let words = sealed_by(&ops, &open, known);
-                let place = met.or_else(|| self.place_in(starts.at_hand()?));
-                let leaf = match leaf_read {
-                    Some((word, index)) => {
-                        Some(tree.whole_leaf(io, word, ops.take_buf(index)).await?)
-                    }
-                    None => None,
-                };
-                let (sealed, place) = match place {
-                    Some(place) => (self.seal(Some(words)).await?, Some(place)),
-                    None => {
-                        let (sealed, place) =
-                            join(self.seal(Some(words)), self.find_by(starts)).await;
-                        (sealed?, place?)
-                    }
-                };
-                if live(&sealed) != drafted {
-                    (self.new, self.has_leaf) = (None, false);
-                }
-                Ok((sealed, leaf, place))
-            }
-            Err(error) if is_open(error) => {
-                io.again(&mut Trial::default(), posting, error).await?;
-                (self.new, self.has_leaf) = (None, false);
-                let leaf = match proof {
-                    Some(word) => Some(tree.read_leaf(io, word).await?),
-                    None => None,
-                };
-                let (sealed, place) = join(self.seal(None), self.find()).await;
-                Ok((sealed?, leaf, place?))
-            }
-            Err(error) => Err(error.into()),
+        let Some(mut ops) = io.post_once(ops).await? else {
+            (self.new, self.has_leaf) = (None, false);
+            let leaf = match proof {
+                Some(word) => Some(tree.read_leaf(io, word).await?),
+                None => None,
+            };
+            let (sealed, place) = join(self.seal(None), self.find_by(starts)).await;
+            return Ok((sealed?, leaf, place?));
+        };
+        self.written();
+        if let Some((index, probe)) = probe {
+            let bucket = ops.take_buf(index);
+            tree.probed(self.session, &self.key, &mut starts, &probe, &bucket);
         }
+        let words = sealed_by(&ops, &open, known);
+        let leaf = match leaf_read {
+            Some((word, index)) => Some(tree.whole_leaf(io, word, ops.take_buf(index)).await?),
+            None => None,
+        };
+        let (sealed, place) = match met.or_else(|| self.place_in(starts.at_hand()?)) {
+            Some(place) => (self.seal(Some(words)).await?, Some(place)),
+            None => {
+                let (sealed, place) = join(self.seal(Some(words)), self.find_by(starts)).await;
+                (sealed?, place?)
+            }
+        };
+        if live(&sealed) != drafted {
+            (self.new, self.has_leaf) = (None, false);
+        }
+        Ok((sealed, leaf, place))
     }
 
     async fn words(&self) -> Result<Vec<SlotWord>, IndexError> {
@@ -540,14 +530,9 @@ impl<'a> Switch<'a> {
                 }
                 let mut ops = self.io.client().ops();
                 let open = self.add_seals(&mut ops, &words);
-                let posting = self.io.posting();
-                match self.io.client().post_many(ops).await {
-                    Ok(ops) => words = sealed_by(&ops, &open, words),
-                    Err(error) if is_open(error) => {
-                        self.io.again(&mut Trial::default(), posting, error).await?;
-                        break;
-                    }
-                    Err(error) => return Err(error.into()),
+                match self.io.post_once(ops).await? {
+                    Some(ops) => words = sealed_by(&ops, &open, words),
+                    None => break,
                 }
             }
         }
