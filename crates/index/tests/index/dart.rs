@@ -423,6 +423,90 @@ async fn grows_on_its_way(
     check(&session, &[&index]).await;
 }
 
+/// Six clients grow the same nodes at once, below a node that has a slot for each byte, and lose completions: what was
+/// acknowledged is there, and memory adds up.
+#[test]
+fn clients_that_grow_one_node_at_once_lose_nothing() {
+    let (mut grown, mut lost) = (0, 0);
+    for seed in 1..=12 * crate::common::clients::soak() {
+        let world = World { seed, ..World::default() };
+        let mut config = SimConfig { compute_servers: 3, ..world.sim_config() };
+        config.adversary.torn = 0.3;
+        config.adversary.late = 0.05;
+        config.adversary.lost = 0.02;
+        config.adversary.shuffle = true;
+        let sim = Sim::new(config).expect("sim");
+        let first = sim.fabric(0).any_endpoint().expect("endpoint");
+        let (session, index) = sim
+            .block_on(async {
+                let session = crate::common::start(first, &world.pool_options()).await;
+                let format =
+                    TableFormat { cap_inner: Some(2), ..TableFormat::fixed8(Engine::Dart) };
+                let index = opened(&session, &format, &[("prefixes", "2+3")]).await;
+                let pairs = pairs_below_a_wide_node();
+                index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("loaded");
+                (session, index)
+            })
+            .expect("made");
+        let added: Rc<RefCell<Vec<Vec<u8>>>> = Rc::default();
+        let counts = Rc::new(RefCell::new([0_u64; 3]));
+        for client in 0..6_u8 {
+            let compute = usize::from(client) % 3;
+            let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
+            let (added, counts) = (Rc::clone(&added), Rc::clone(&counts));
+            sim.spawn(compute, async move {
+                let session = join(endpoint).await;
+                let index = open(&session, "t").await;
+                for group in 0..30 {
+                    session.tick().await.expect("tick");
+                    // All clients, at once: each has its own keys below the group's node.
+                    let now_ns = session.endpoint().now_ns();
+                    session.endpoint().sleep(200_000 - now_ns % 200_000).await;
+                    for more in 0..3 {
+                        let key = vec![7, 9, group, 1 + client + 7 * more, 0, 0, 0, client];
+                        match index.insert(&session, &key, &[client; 8]).await {
+                            Ok(true) => added.borrow_mut().push(key),
+                            Err(IndexError::OutcomeUnknown(_)) => {}
+                            other => panic!("client {client}: {other:?}"),
+                        }
+                    }
+                }
+                assert!(session.finish_tasks().await, "tasks end");
+                let names = ["switch_won", "switch_lost", "undecided_objects"];
+                for (sum, name) in counts.borrow_mut().iter_mut().zip(names) {
+                    *sum += counter(&index, name);
+                }
+                index.close(&session).await.expect("closed");
+                session.leave().await.expect("left");
+            });
+        }
+        sim.run().expect("the simulation ends");
+        sim.calm();
+        let [won, late, undecided] = counts.take();
+        (grown, lost) = (grown + won, lost + late);
+        sim.block_on(async {
+            settle(&session).await;
+            let mut value = Vec::new();
+            let added = added.take();
+            let unknown = 540 - added.len() as u64;
+            assert!(unknown < 60, "{unknown} of 540 inserts");
+            for key in added {
+                let found = index.get(&session, &key, &mut value).await;
+                assert_eq!((found, &value[..]), (Ok(true), &[key[7]; 8][..]), "{key:?}");
+            }
+            let (_, audit) = crate::common::audit(&session, &[&index]).await;
+            assert_eq!(audit.problems, Vec::<String>::new());
+            let leaked: u64 = audit.classes.iter().map(|class| class.leaked).sum();
+            // A growth of unknown outcome leaves its leaf, its node and the node that it was to replace.
+            let most = undecided + 3 * unknown;
+            assert!(leaked <= most, "{leaked} objects lost, {unknown} outcomes unknown");
+            assert!(audit.closes() || leaked > 0, "{audit:#?}");
+        })
+        .expect("checked");
+    }
+    assert!(grown > 1_000 && lost > 50, "{grown} {lost}");
+}
+
 /// Two compute servers load at once, and a third has the table open, or adds a pair: one load or none has an effect,
 /// each other one is refused, and no memory is lost.
 #[test]

@@ -87,11 +87,15 @@ impl DartTree {
             if matches!(root.child(), SlotContent::Node(..)) { Mine::Node } else { Mine::Leaf };
         let attempt = Attempt { removed, ..attempt_at(&place, root, mine) };
         let (last, count) = (std::mem::take(&mut builder.last), builder.count);
-        let objects = std::mem::take(&mut builder.objects);
-        let publication = Publication::new(self, session, &last, attempt, objects, None);
-        match publication.run().await? {
-            Published::Done => {}
-            Published::Lost(..) => return Err(filled()),
+        let mut objects = std::mem::take(&mut builder.objects);
+        loop {
+            let publication = Publication::new(self, session, &last, attempt, objects, None);
+            objects = match publication.run().await? {
+                Published::Done => break,
+                // A completion was lost, and the CAS has not come.
+                Published::Lost(None, objects) => objects,
+                Published::Lost(Some(_), _) => return Err(filled()),
+            };
         }
         drop(pin);
         self.table_loaded(session).await;

@@ -327,12 +327,14 @@ impl Changing<'_> {
         let mut ops = posted.map_err(|error| self.tree.misled(error))?;
         self.leaf_written();
         let old = self.tree.whole_leaf(self.io, place.word, ops.take_buf(read)).await?;
-        let Some(position) = old.difference(self.change.key) else {
+        let difference = self.tree.difference(&place, &old, self.change.key);
+        if let Ok(None) = difference {
             return self.over_own(place, bucket, &old, retiring, may_absorb).await;
-        };
+        }
         if let Some(retiring) = retiring {
             self.session.cancel_retire(retiring);
         }
+        let Some(position) = difference? else { return Ok(NextStep::Ended(AttemptEnd::Again)) };
         let decision = self.change.decide(false, None);
         if position < place.plen() {
             return Ok(NextStep::Ended(match decision {

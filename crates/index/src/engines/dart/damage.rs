@@ -6,7 +6,7 @@ use farleaf_pool::{Audit, Pool, PoolOptions, Session, format};
 
 use super::Dart;
 use super::meta::{META_ROOT, META_TABLES};
-use super::word::{DartNodeType, SlotWord, Step};
+use super::word::{DartNodeType, SlotContent, SlotWord, Step};
 use crate::index::{Index, ScanRange, TableReport};
 use crate::walk::Visitor;
 use crate::{AnyIndex, Engine, Entries, IndexError, OpenOptions, Settings, TableFormat};
@@ -135,6 +135,8 @@ async fn told_and_healed(
     corrupt(&format!("{case}, get"), &dart, found.map(drop));
     let updated = dart.update(&other, &key(78), &[8; 8]).await;
     corrupt(&format!("{case}, update"), &dart, updated.map(drop));
+    let inserted = dart.insert(&other, &key(80), &[8; 8]).await;
+    corrupt(&format!("{case}, insert"), &dart, inserted.map(drop));
     let removed = dart.remove(&other, &key(79)).await;
     corrupt(&format!("{case}, remove"), &dart, removed.map(drop));
     if met.scan {
@@ -185,6 +187,34 @@ fn damaged_nodes_leaves_and_descriptors_are_told() {
             }
         });
     }
+}
+
+/// Slots whose leaves have changed places: an insert took the place where the keys differ for one behind the node, and made a
+/// chain without end.
+#[test]
+fn leaves_in_slots_of_other_bytes_are_told() {
+    on_pool(async |session: Session| {
+        let dart = fill(&session).await;
+        let mut damaged = Vec::new();
+        for (addr, bytes) in objects(&session, &dart, "node").await {
+            let client = session.client();
+            let read = client.read(addr, client.buf(bytes)).await.expect("read");
+            let mut words = read.words().to_vec();
+            let is_leaf =
+                |at: &usize| matches!(SlotWord::from_raw(words[*at]).child(), SlotContent::Leaf(_));
+            let leaves: Vec<usize> = (0..words.len()).filter(is_leaf).collect();
+            for (index, at) in leaves.iter().enumerate() {
+                let next = SlotWord::from_raw(read.words()[leaves[(index + 1) % leaves.len()]]);
+                let step = SlotWord::from_raw(words[*at]).step().expect("a step");
+                words[*at] = next.moved(step, 0).raw();
+            }
+            damaged.push((addr, words));
+        }
+        for est in [true, false] {
+            let met = Met { est, scan: false, walk: false };
+            told_and_healed(&session, "leaves that changed places", damaged.clone(), met).await;
+        }
+    });
 }
 
 #[test]

@@ -345,6 +345,25 @@ impl DartTree {
         Err(self.corrupt_leaf(word))
     }
 
+    /// The byte at which a leaf, that a slot leads to, differs from the key; `None` if it has the key. Both have the
+    /// bytes that lead to the slot's node, or differ there, and both have the slot's.
+    ///
+    /// # Errors
+    /// `Corrupt` if the leaf belongs in another slot of the node.
+    pub(super) fn difference(
+        &self,
+        place: &SlotPlace,
+        leaf: &LeafCopy,
+        key: &[u8],
+    ) -> Result<Option<usize>, IndexError> {
+        match leaf.difference(key) {
+            Some(position) if (place.plen()..place.bytes_before_child()).contains(&position) => {
+                Err(self.corrupt_leaf(place.word))
+            }
+            position => Ok(position),
+        }
+    }
+
     fn corrupt_leaf(&self, word: SlotWord) -> IndexError {
         IndexError::Corrupt(format!(
             "no leaf of the table at {} is where a slot leads, at {}; {REPAIR}",

@@ -67,7 +67,7 @@ impl DartTree {
             WayEnd::Slot(place, bucket) => {
                 if let SlotContent::Leaf(_) = place.word.child() {
                     let leaf = self.read_counted_leaf(session, io, place.word).await?;
-                    if leaf.difference(key).is_none() {
+                    if self.difference(place, &leaf, key)?.is_none() {
                         value.extend_from_slice(leaf.value());
                         return Ok(Some(true));
                     }
