@@ -125,6 +125,17 @@ fn scenarios_for(canary: Canary, engine: Option<Engine>, seed: u64) -> Choices {
                 .with("write_combining", "true");
             (suited.compute_servers, suited.clients) = (Some(2), Some(8));
         }
+        // Nodes are replaced again and again, and each has entries.
+        Canary::EntryValidAtOnce | Canary::EntryMovedAtOnce => {
+            suited.workload = Some(Workload::Churn);
+            suited.settings = Settings::default()
+                .with("est", "true")
+                .with("est_maintenance", "true")
+                .with("est_nodes", "1")
+                .with("prefixes", "1+2+3+4+5+6+7")
+                .with("print_bits", "0");
+            (suited.compute_servers, suited.clients, suited.keys) = (Some(3), Some(6), Some(20));
+        }
         // Nodes with entries in the skip table come and go while clients die.
         Canary::KeepEntriesOfFreed => {
             suited.workload = Some(Workload::Churn);

@@ -756,3 +756,25 @@ fn lengths_follow_the_accesses() {
         check(&session, &[&index]).await;
     });
 }
+
+/// An adjustment of a large tree reads a sample of it: its pin, which keeps others from using memory again, is short.
+#[test]
+fn an_adjustment_reads_little_of_a_large_tree() {
+    World::default().on_mapped(|session| async move {
+        let format = TableFormat::fixed8(Engine::Dart);
+        let index = opened(&session, &format, &[("prefixes", "1")]).await;
+        let number = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+        let mut pairs: Vec<_> =
+            (0..100_000).map(|key| (number(key).to_vec(), vec![3; 8])).collect();
+        pairs.sort();
+        index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("loaded");
+        settle(&session).await;
+        let before = costs(&session);
+        let chosen = dart(&index).adjust(&session).await.expect("adjusted").expect("lengths");
+        let cost = cost_since(&session, &before, OpKind::Maintenance);
+        // There are 30,000 nodes at length 2: more entries than a sixth of the leaves, as the sample tells, too.
+        assert_eq!(chosen.as_slice(), [1], "the table stays");
+        assert!((5_000..20_000).contains(&cost.reads), "{cost:?}");
+        assert!(cost.round_trips < cost.reads / 30, "{cost:?}");
+    });
+}

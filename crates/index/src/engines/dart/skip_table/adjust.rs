@@ -1,11 +1,13 @@
 //! Adjustment: chooses the list of prefix lengths by how often leaves are read, and how deep they stand.
 //!
-//! Each `freq_sample`-th get counts its leaf. An adjustment goes through a sample of the tree and keeps, for each
-//! shape of a way (the positions of its nodes), the accesses below. It then chooses lengths one by one: the one
+//! Each `freq_sample`-th get counts its leaf. An adjustment goes through a sample of the tree, level by level, and keeps,
+//! for each shape of a way (the positions of its nodes), the accesses below. Of a level with many nodes it takes each
+//! n-th, which then stands for n. It then chooses lengths one by one: the one
 //! that saves most levels, given those chosen before, until that is little or the table would take too many
 //! entries. The new table is made as any other, beside the running operations.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,13 +24,11 @@ use crate::engines::dart::leaf::{self, LeafCopy};
 use crate::engines::dart::meta;
 use crate::engines::dart::word::{SlotContent, SlotWord};
 
-/// Subtrees of the second level of which one is sampled, in a large tree.
-const SAMPLE: u64 = 64;
-/// Leaves that an adjustment reads at most, and at once.
-const LEAVES_MAX: usize = 1 << 20;
+/// Nodes of a level that a sample has at most, and leaves.
+const NODES_MAX: usize = 1_024;
+const LEAVES_MAX: usize = 8 * NODES_MAX;
+/// Of these, so many are read at once.
 const BATCH: usize = 64;
-/// Nodes above which a tree is sampled.
-const SMALL_TREE: usize = 512;
 /// Share of all accesses' levels that a further length has to save.
 const LEAST_GAIN: f64 = 0.02;
 /// Answers between two looks at the clock.
@@ -51,7 +51,7 @@ impl AdjustClock {
     }
 }
 
-/// A sample of the tree.
+/// What a sample says of the whole tree.
 #[derive(Debug, Default)]
 pub(super) struct Sampled {
     /// Accesses below ways, by the positions of their nodes.
@@ -59,6 +59,17 @@ pub(super) struct Sampled {
     /// Express nodes for each length.
     express: BTreeMap<u16, u64>,
     leaves: u64,
+}
+
+/// Keeps each n-th item, so that at most `most` are left; returns n.
+fn thin<T>(items: &mut Vec<T>, most: usize, random: u64) -> u64 {
+    let every = items.len().div_ceil(most).max(1);
+    let (mut at, first) = (0, random as usize % every);
+    items.retain(|_| {
+        at += 1;
+        (at - 1) % every == first
+    });
+    every as u64
 }
 
 impl Sampled {
@@ -99,10 +110,17 @@ impl Sampled {
     }
 }
 
-/// A subtree that the walk has come to: the positions of the nodes above.
-struct WalkedSubtree {
-    node: NodeRef,
-    way: Vec<u16>,
+/// A node that the walk has come to, or a leaf, and the positions of the nodes above.
+struct Sample<T> {
+    what: T,
+    way: Rc<[u16]>,
+}
+
+/// The nodes and leaves of one level of a sample.
+#[derive(Default)]
+struct Level {
+    nodes: Vec<Sample<NodeRef>>,
+    leaves: Vec<Sample<SlotWord>>,
 }
 
 impl DartTree {
@@ -160,102 +178,78 @@ impl DartTree {
         Ok(Some(lengths))
     }
 
-    /// Goes through the tree, or a sample of its subtrees, each under a pin of its own.
+    /// Goes through a sample of the tree, under one pin.
+    ///
+    /// Cost: for each level of the tree at most [`NODES_MAX`] READs of nodes and [`LEAVES_MAX`] of the first words of
+    /// leaves, [`BATCH`] in a round trip.
     async fn sample(&self, session: &Session) -> Result<Sampled, IndexError> {
-        let mut sampled = Sampled::default();
-        let tops = {
-            let _pin = begin_quietly(session).await?;
-            self.tops(session.maintenance(), &mut sampled).await?.len()
-        };
-        let takes_all = tops <= SMALL_TREE;
-        for number in 0..tops {
-            if !takes_all && !session.endpoint().random().is_multiple_of(SAMPLE) {
-                continue;
+        let _pin = begin_quietly(session).await?;
+        let io = session.maintenance();
+        let random = || session.endpoint().random();
+        let (mut sampled, mut stands_for) = (Sampled::default(), 1);
+        let line = meta::read_line(io, self.meta).await?;
+        let root: SlotPlace = self.root_place(line.root);
+        let root = root.child().map(|what| Sample { what, way: Rc::default() });
+        let mut nodes: Vec<Sample<NodeRef>> = root.into_iter().collect();
+        while !nodes.is_empty() {
+            stands_for *= thin(&mut nodes, NODES_MAX, random());
+            let mut below = Level::default();
+            for part in nodes.chunks(BATCH) {
+                self.sample_nodes(io, part, stands_for, &mut sampled, &mut below).await?;
             }
-            if sampled.leaves as usize >= LEAVES_MAX {
-                break;
+            let leaf_stands_for = stands_for * thin(&mut below.leaves, LEAVES_MAX, random());
+            for part in below.leaves.chunks(BATCH) {
+                let mut ops = io.client().ops();
+                for leaf in part {
+                    ops.read(leaf.what.addr(), io.buf(8));
+                }
+                let ops = io.post_many(ops).await?;
+                for (index, leaf) in part.iter().enumerate() {
+                    let counted = 1 + leaf::freq_of(ops.buf(index).words()[0]);
+                    let way = sampled.ways.entry(leaf.way.to_vec()).or_default();
+                    *way += counted * leaf_stands_for;
+                    sampled.leaves += leaf_stands_for;
+                }
             }
-            let _pin = begin_quietly(session).await?;
-            let io = session.maintenance();
-            // A fresh way, as the tree may have changed.
-            let tops = self.tops(io, &mut Sampled::default()).await?;
-            let Some(top) = tops.into_iter().nth(number) else { break };
-            self.sample_below(io, top, &mut sampled).await?;
+            nodes = below.nodes;
         }
         Ok(sampled)
     }
 
-    /// The nodes of the second level; what is above is noted.
-    async fn tops(
+    /// Notes nodes of one level, each of which stands for so many; adds the nodes and leaves below them.
+    async fn sample_nodes(
         &self,
         io: Reliable<'_>,
+        nodes: &[Sample<NodeRef>],
+        stands_for: u64,
         sampled: &mut Sampled,
-    ) -> Result<Vec<WalkedSubtree>, IndexError> {
-        let line = meta::read_line(io, self.meta).await?;
-        let root: SlotPlace = self.root_place(line.root);
-        let Some(node) = root.child() else { return Ok(Vec::new()) };
-        let mut tops = Vec::new();
-        let below = self.expand_one(io, WalkedSubtree { node, way: Vec::new() }, sampled).await?;
-        if below.is_empty() {
-            return Ok(vec![WalkedSubtree { node, way: Vec::new() }]);
-        }
-        tops.extend(below);
-        Ok(tops)
-    }
-
-    async fn sample_below(
-        &self,
-        io: Reliable<'_>,
-        top: WalkedSubtree,
-        sampled: &mut Sampled,
+        below: &mut Level,
     ) -> Result<(), IndexError> {
-        let mut open = VecDeque::from([top]);
-        while let Some(below) = open.pop_front() {
-            open.extend(self.expand_one(io, below, sampled).await?);
-            if sampled.leaves as usize >= LEAVES_MAX {
-                break;
+        let mut ops = io.client().ops();
+        for node in nodes {
+            ops.read(node.what.addr, io.buf(self.shape.bytes(node.what.kind)));
+        }
+        let ops = io.post_many(ops).await.map_err(|error| self.misled(error))?;
+        for (index, Sample { what: node, way }) in nodes.iter().enumerate() {
+            self.check_words(*node, ops.buf(index).words())?;
+            let above = way.last().copied();
+            let way: Rc<[u16]> = way.iter().copied().chain([node.plen as u16]).collect();
+            for length in above.map_or(1, |above| above + 1)..=node.plen as u16 {
+                *sampled.express.entry(length).or_default() += stands_for;
+            }
+            for word in ops.buf(index).words().iter().map(|word| SlotWord::from_raw(*word)) {
+                let way = Rc::clone(&way);
+                match word.child() {
+                    SlotContent::Leaf(_) => below.leaves.push(Sample { what: word, way }),
+                    SlotContent::Node(kind, len) => {
+                        let what = NodeRef { addr: word.addr(), kind, plen: node.plen + 1 + len };
+                        below.nodes.push(Sample { what, way });
+                    }
+                    _ => {}
+                }
             }
         }
         Ok(())
-    }
-
-    /// Notes a node and its leaves; the nodes below it.
-    async fn expand_one(
-        &self,
-        io: Reliable<'_>,
-        below: WalkedSubtree,
-        sampled: &mut Sampled,
-    ) -> Result<Vec<WalkedSubtree>, IndexError> {
-        let WalkedSubtree { node, mut way } = below;
-        let above = way.last().copied();
-        way.push(node.plen as u16);
-        for length in above.map_or(1, |above| above + 1)..=node.plen as u16 {
-            *sampled.express.entry(length).or_default() += 1;
-        }
-        let words = self.read_node(io, node).await?;
-        let words = words.words().iter().map(|word| SlotWord::from_raw(*word));
-        let (mut leaves, mut nodes) = (Vec::new(), Vec::new());
-        for word in words {
-            match word.child() {
-                SlotContent::Leaf(_) => leaves.push(word),
-                SlotContent::Node(kind, len) => {
-                    let node = NodeRef { addr: word.addr(), kind, plen: node.plen + 1 + len };
-                    nodes.push(WalkedSubtree { node, way: way.clone() });
-                }
-                _ => {}
-            }
-        }
-        for part in leaves.chunks(BATCH) {
-            let mut ops = io.client().ops();
-            for word in part {
-                ops.read(word.addr(), io.buf(8));
-            }
-            let ops = io.post_many(ops).await?;
-            let counted = (0..part.len()).map(|index| 1 + leaf::freq_of(ops.buf(index).words()[0]));
-            *sampled.ways.entry(way.clone()).or_default() += counted.sum::<u64>();
-            sampled.leaves += part.len() as u64;
-        }
-        Ok(nodes)
     }
 
     /// READs a leaf; now and then counts that, in the same list.
@@ -324,6 +318,18 @@ mod tests {
         sampled.ways.insert(vec![0, 1, 2], 3_000);
         assert_eq!(sampled.choose(2_000), [2, 3]);
         assert_eq!(Sampled::default().choose(100), Vec::<u16>::new());
+    }
+
+    #[test]
+    fn what_is_left_stands_for_all() {
+        for (count, most, every) in [(0, 4, 1), (4, 4, 1), (5, 4, 2), (1_000, 64, 16)] {
+            for random in 0..20 {
+                let mut items: Vec<usize> = (0..count).collect();
+                assert_eq!(thin(&mut items, most, random), every as u64);
+                assert!(items.len() <= most && items.len() * every + every > count, "{items:?}");
+                assert!(items.windows(2).all(|pair| pair[1] - pair[0] == every), "{items:?}");
+            }
+        }
     }
 
     #[test]
