@@ -14,7 +14,7 @@ pub use farleaf_pool::canary::Canary;
 
 use crate::crash::{CrashFailure, cases};
 use crate::run::{Failure, run};
-use crate::scenario::{Choices, FormatName, Scenario, Workload};
+use crate::scenario::{Choices, Events, FaultKind, FormatName, Scenario, TimedFault, Workload};
 
 /// Result of the hunt for one canary.
 #[derive(Clone, Debug)]
@@ -146,6 +146,14 @@ fn scenarios_for(canary: Canary, engine: Option<Engine>, seed: u64) -> Choices {
                 .with("print_bits", "0");
             (suited.compute_servers, suited.memory_servers) = (Some(3), Some(1));
             (suited.keys, suited.ops, suited.think_ns) = (Some(60), Some(200), Some(2_000));
+            let death = |compute, at_ns| TimedFault { at_ns, kind: FaultKind::Kill(compute) };
+            let life = |compute, at_ns| TimedFault { at_ns, kind: FaultKind::Restart(compute) };
+            suited.events = Some(Events(vec![
+                death(1, 200_000),
+                death(2, 500_000),
+                life(1, 900_000),
+                life(2, 1_200_000),
+            ]));
         }
         _ => {}
     }
@@ -219,6 +227,7 @@ fn hunt_one(
             clients: choices.clients.or(suited.clients),
             ops: choices.ops.or(suited.ops),
             think_ns: choices.think_ns.or(suited.think_ns),
+            events: choices.events.clone().or(suited.events),
             ..choices.clone()
         };
         let scenario = Scenario::from_seed(result.seeds, choices);
