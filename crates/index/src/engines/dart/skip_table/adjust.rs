@@ -51,7 +51,7 @@ impl AdjustClock {
     }
 }
 
-/// What a sample says of the whole tree.
+/// The whole tree, as a sample of it tells.
 #[derive(Debug, Default)]
 pub(super) struct Sampled {
     /// Accesses below ways, by the positions of their nodes.
@@ -118,7 +118,7 @@ struct Sample<T> {
 
 /// The nodes and leaves of one level of a sample.
 #[derive(Default)]
-struct Level {
+struct SampleLevel {
     nodes: Vec<Sample<NodeRef>>,
     leaves: Vec<Sample<SlotWord>>,
 }
@@ -193,7 +193,7 @@ impl DartTree {
         let mut nodes: Vec<Sample<NodeRef>> = root.into_iter().collect();
         while !nodes.is_empty() {
             stands_for *= thin(&mut nodes, NODES_MAX, random());
-            let mut below = Level::default();
+            let mut below = SampleLevel::default();
             for part in nodes.chunks(BATCH) {
                 self.sample_nodes(io, part, stands_for, &mut sampled, &mut below).await?;
             }
@@ -223,7 +223,7 @@ impl DartTree {
         nodes: &[Sample<NodeRef>],
         stands_for: u64,
         sampled: &mut Sampled,
-        below: &mut Level,
+        below: &mut SampleLevel,
     ) -> Result<(), IndexError> {
         let mut ops = io.client().ops();
         for node in nodes {

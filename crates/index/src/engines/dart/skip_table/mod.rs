@@ -97,7 +97,7 @@ pub(super) struct Starts {
 }
 
 /// A READ of the skip table for one length.
-pub(super) struct Probe {
+pub(super) struct SkipProbe {
     /// Address of the bucket.
     at: GlobalAddr,
     hash: PrefixHash,
@@ -106,7 +106,7 @@ pub(super) struct Probe {
     length: usize,
 }
 
-impl Probe {
+impl SkipProbe {
     /// Adds its READ to a list; the index there.
     pub(super) fn read_in(&self, io: Reliable<'_>, ops: &mut Ops) -> usize {
         ops.read(self.at, io.buf(BUCKET_BYTES))
@@ -216,7 +216,7 @@ impl DartTree {
     }
 
     /// The probe for the next length; `None` if there is none, or its node is remembered, which then is the next start.
-    pub(super) fn next_probe(&self, key: &[u8], starts: &mut Starts) -> Option<Probe> {
+    pub(super) fn next_probe(&self, key: &[u8], starts: &mut Starts) -> Option<SkipProbe> {
         starts.lengths = starts.lengths.checked_sub(1)?;
         let index = starts.lengths;
         let table = starts.tables.as_ref().and_then(|tables| tables.probed())?;
@@ -231,7 +231,7 @@ impl DartTree {
             starts.found.push((index, node));
             return None;
         }
-        Some(Probe { at: table.bucket(hash), hash, index, length })
+        Some(SkipProbe { at: table.bucket(hash), hash, index, length })
     }
 
     /// Takes the nodes from the bucket that a probe has read.
@@ -240,12 +240,12 @@ impl DartTree {
         session: &Session,
         key: &[u8],
         starts: &mut Starts,
-        probe: &Probe,
+        probe: &SkipProbe,
         bucket: &Buf,
     ) {
         let Some(table) = starts.tables.as_ref().and_then(|tables| tables.probed()) else { return };
         self.counters.est_probe.add(1);
-        let Probe { hash, index, length, .. } = *probe;
+        let SkipProbe { hash, index, length, .. } = *probe;
         let entries = bucket.words().iter().map(|word| SkipEntry(*word));
         let nodes = entries.filter(|entry| !entry.is_tentative());
         let nodes = nodes.filter_map(|entry| entry.node(hash, table.print_bits, (index, length)));
