@@ -78,16 +78,24 @@ fn number(key: &[u8; 8]) -> u64 {
 
 /// All maps of this build with the pairs, inserted in the order of the items.
 pub(super) fn all(keys: u64) -> Vec<Side> {
-    let mut all = vec![Side::new(STD_MAP, std_map(keys))];
-    #[cfg(feature = "peers")]
-    all.extend([
+    let own = Side::new(STD_MAP, std_map(keys));
+    std::iter::once(own).chain(peers(keys)).collect()
+}
+
+#[cfg(feature = "peers")]
+fn peers(keys: u64) -> Vec<Side> {
+    vec![
         Side::new(MASSTREE, masstree(keys)),
         Side::new("bbtree", bbtree(keys)),
         Side::new("congee", congee(keys)),
         Side::new("crossbeam-skiplist", skip_list(keys)),
         Side::new("scc::TreeIndex", tree_index(keys)),
-    ]);
-    all
+    ]
+}
+
+#[cfg(not(feature = "peers"))]
+fn peers(_keys: u64) -> Vec<Side> {
+    Vec::new()
 }
 
 /// The name of the standard library's map.
