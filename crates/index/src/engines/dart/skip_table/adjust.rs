@@ -2,9 +2,9 @@
 //!
 //! Each `freq_sample`-th get counts its leaf. An adjustment goes through a sample of the tree, level by level, and keeps,
 //! for each shape of a way (the positions of its nodes), the accesses below. Of a level with many nodes it takes each
-//! n-th, which then stands for n. It then chooses lengths one by one: the one
-//! that saves most levels, given those chosen before, until that is little or the table would take too many
-//! entries. The new table is made as any other, beside the running operations.
+//! n-th, which then stands for n. It then chooses lengths one by one: the one that saves most levels, given those
+//! chosen before, until that is little or the table would take too many entries. The new table is made as any other,
+//! beside the running operations.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ use crate::engines::dart::word::{SlotContent, SlotWord};
 
 /// Nodes of a level that a sample has at most, and leaves.
 const NODES_MAX: usize = 1_024;
-const LEAVES_MAX: usize = 8 * NODES_MAX;
+const LEAVES_MAX: usize = 2 * NODES_MAX;
 /// Of these, so many are read at once.
 const BATCH: usize = 64;
 /// Share of all accesses' levels that a further length has to save.
@@ -55,7 +55,7 @@ impl AdjustClock {
 #[derive(Debug, Default)]
 pub(super) struct Sampled {
     /// Accesses below ways, by the positions of their nodes.
-    ways: BTreeMap<Vec<u16>, u64>,
+    ways: BTreeMap<Rc<[u16]>, u64>,
     /// Express nodes for each length.
     express: BTreeMap<u16, u64>,
     leaves: u64,
@@ -64,11 +64,8 @@ pub(super) struct Sampled {
 /// Keeps each n-th item, so that at most `most` are left; returns n.
 fn thin<T>(items: &mut Vec<T>, most: usize, random: u64) -> u64 {
     let every = items.len().div_ceil(most).max(1);
-    let (mut at, first) = (0, random as usize % every);
-    items.retain(|_| {
-        at += 1;
-        (at - 1) % every == first
-    });
+    let all = std::mem::take(items);
+    *items = all.into_iter().skip(random as usize % every).step_by(every).collect();
     every as u64
 }
 
@@ -206,7 +203,7 @@ impl DartTree {
                 let ops = io.post_many(ops).await?;
                 for (index, leaf) in part.iter().enumerate() {
                     let counted = 1 + leaf::freq_of(ops.buf(index).words()[0]);
-                    let way = sampled.ways.entry(leaf.way.to_vec()).or_default();
+                    let way = sampled.ways.entry(Rc::clone(&leaf.way)).or_default();
                     *way += counted * leaf_stands_for;
                     sampled.leaves += leaf_stands_for;
                 }
@@ -310,12 +307,12 @@ mod tests {
     fn the_length_that_saves_most_is_chosen_first() {
         // Random keys: every way has nodes at 0, 1, 2 and 3.
         let mut sampled = Sampled { leaves: 6_000, ..Sampled::default() };
-        sampled.ways.insert(vec![0, 1, 2, 3], 6_000);
+        sampled.ways.insert([0, 1, 2, 3].into(), 6_000);
         sampled.express = BTreeMap::from([(1, 10), (2, 100), (3, 900)]);
         assert_eq!(sampled.choose(1_000), [3]);
         assert_eq!(sampled.choose(500), [2], "900 entries are too many");
         // Some ways are shorter: they keep a length of their own.
-        sampled.ways.insert(vec![0, 1, 2], 3_000);
+        sampled.ways.insert([0, 1, 2].into(), 3_000);
         assert_eq!(sampled.choose(2_000), [2, 3]);
         assert_eq!(Sampled::default().choose(100), Vec::<u16>::new());
     }
@@ -335,8 +332,8 @@ mod tests {
     #[test]
     fn hot_ways_decide() {
         let mut sampled = Sampled { leaves: 1_000, ..Sampled::default() };
-        sampled.ways.insert(vec![0, 9, 20], 10);
-        sampled.ways.insert(vec![0, 1, 2, 3, 4, 5], 10_000);
+        sampled.ways.insert([0, 9, 20].into(), 10);
+        sampled.ways.insert([0, 1, 2, 3, 4, 5].into(), 10_000);
         sampled.express = (1..=20).map(|length| (length, 60)).collect();
         assert_eq!(sampled.choose(64).first(), Some(&5), "one length has room");
     }

@@ -183,9 +183,8 @@ impl DartTree {
                             let found = entry.node(**hash, table.print_bits, (number, **length));
                             table.bucket(**hash) == bucket && found.is_some()
                         });
-                        let to = to.filter(|_| table.role != Role::Leaving);
-                        let new = its.zip(to);
-                        let new = new.and_then(|((_, length), to)| {
+                        let its = its.zip(to.filter(|_| table.role != Role::Leaving));
+                        let new = its.and_then(|((_, length), to)| {
                             Some((entry.moved(*length, to)?, to.addr))
                         });
                         let new_word = new.map_or(SkipEntry::FREE, |(entry, _)| entry);
