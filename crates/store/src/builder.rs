@@ -145,7 +145,8 @@ impl Builder {
     }
 
     /// Sets how long [`Builder::open`] waits if every entry of the pool's member table is taken, and an operation if
-    /// others have all sessions: until a compute server leaves or the lease of a dead one runs out. Default: 30 s, which is two leases and more.
+    /// others have all sessions: until a compute server leaves or the lease of a dead one runs out. Default: 30 s, which
+    /// is two leases and more.
     pub fn join_timeout(mut self, limit: Duration) -> Self {
         self.join_timeout = limit;
         self

@@ -28,9 +28,9 @@ pub(crate) type Session = farleaf_pool::Session;
 
 /// Operations of a session between two ticks of it.
 const TICK_OPS: u32 = 64;
-/// Length of an operation's first waits for a session, and of its longest ones.
+/// Length of an operation's waits for a session, and of those after [`SESSION_PATIENCE_NS`].
 const SESSION_WAIT_NS: u64 = 10_000_000;
-const SESSION_WAIT_NS_MAX: u64 = 200_000_000;
+const SESSION_WAIT_LONG_NS: u64 = 100_000_000;
 /// Time that it waits in all if this store has many sessions itself.
 const SESSION_PATIENCE_NS: u64 = 1_000_000_000;
 /// A store takes no more than this part of the pool's sessions for overlapping operations.
@@ -94,17 +94,16 @@ impl ThreadContext {
     }
 
     async fn await_session(&self, kept: u32) -> Result<SessionGuard<'_>> {
-        let (from_ns, mut wait_ns) = (self.endpoint.now_ns(), SESSION_WAIT_NS);
+        let mut waited_ns = 0;
         loop {
-            let waited_ns = self.endpoint.now_ns().saturating_sub(from_ns);
             match self.take_session(kept).await {
                 // Those of threads that have ended come back with the next tick, those of the dead with a recovery.
                 Err(error) if error.kind() == ErrorKind::Full && waited_ns < self.patience_ns() => {
                     self.core.activity.note();
+                    let is_long = waited_ns >= SESSION_PATIENCE_NS;
+                    let wait_ns = if is_long { SESSION_WAIT_LONG_NS } else { SESSION_WAIT_NS };
                     self.endpoint.sleep(wait_ns).await;
-                    if waited_ns >= SESSION_PATIENCE_NS {
-                        wait_ns = (wait_ns * 2).min(SESSION_WAIT_NS_MAX);
-                    }
+                    waited_ns += wait_ns;
                 }
                 session => return session,
             }
@@ -113,17 +112,21 @@ impl ThreadContext {
 
     /// Time that an operation waits for a session: longer if this store has few of the pool's.
     fn patience_ns(&self) -> u64 {
-        let most = self.core.pool.geometry().options().clients_max as usize / SPARE_PART;
-        match self.core.pool.sessions() >= most {
+        match self.core.pool.sessions() >= self.sessions_most() {
             true => SESSION_PATIENCE_NS,
             false => self.core.patience_ns.max(SESSION_PATIENCE_NS),
         }
     }
 
+    /// Sessions that this store takes for overlapping operations.
+    fn sessions_most(&self) -> usize {
+        self.core.pool.geometry().options().clients_max as usize / SPARE_PART
+    }
+
     /// One more session for a call that already has one, if this store has few enough: the pool's
     /// are for all threads of all processes, and closing and recovery need one, too.
     pub(crate) async fn spare_session(&self) -> Option<SessionGuard<'_>> {
-        let most = self.core.pool.geometry().options().clients_max as usize / SPARE_PART;
+        let most = self.sessions_most();
         let making = self.idle.borrow().is_empty().then(|| Making::begin(&self.core.making));
         // Those that are being made count: many threads ask at once.
         if making.as_ref().is_some_and(|own| self.core.pool.sessions() + own.others >= most) {
