@@ -209,16 +209,9 @@ impl SortedPairs for Pairs<'_> {
     }
 }
 
-/// Waits for the tasks of operations, each wait of which is a second: over TCP on a busy machine one is too short.
-const TASK_WAITS: usize = 20;
-
 /// Lets every retired object be reclaimed.
 pub async fn settle(session: &Session) {
-    let mut waits = 0;
-    while !session.finish_tasks().await {
-        waits += 1;
-        assert!(waits < TASK_WAITS, "the tasks of operations end");
-    }
+    assert!(session.finish_tasks().await, "the tasks of operations end");
     farleaf_harness::settle(session).await.expect("ticks");
 }
 
