@@ -128,22 +128,14 @@ fn scenarios_for(canary: Canary, engine: Option<Engine>, seed: u64) -> Choices {
         // Nodes are replaced again and again, and each has entries.
         Canary::EntryValidAtOnce | Canary::EntryMovedAtOnce => {
             suited.workload = Some(Workload::Churn);
-            suited.settings = Settings::default()
-                .with("est", "true")
-                .with("est_maintenance", "true")
-                .with("est_nodes", "1")
-                .with("prefixes", "1+2+3+4+5+6+7")
-                .with("print_bits", "0");
+            let entries = [("est_nodes", "1"), ("prefixes", "1+2+3+4+5+6+7")];
+            suited.settings = skip_table(&entries);
             (suited.compute_servers, suited.clients, suited.keys) = (Some(3), Some(6), Some(20));
         }
         // Nodes with entries in the skip table come and go while clients die.
         Canary::KeepEntriesOfFreed => {
             suited.workload = Some(Workload::Churn);
-            suited.settings = Settings::default()
-                .with("est", "true")
-                .with("est_maintenance", "true")
-                .with("est_nodes", "4")
-                .with("print_bits", "0");
+            suited.settings = skip_table(&[("est_nodes", "4")]);
             (suited.compute_servers, suited.memory_servers) = (Some(3), Some(1));
             (suited.keys, suited.ops, suited.think_ns) = (Some(60), Some(200), Some(2_000));
             let death = |compute, at_ns| TimedFault { at_ns, kind: FaultKind::Kill(compute) };
@@ -158,6 +150,13 @@ fn scenarios_for(canary: Canary, engine: Option<Engine>, seed: u64) -> Choices {
         _ => {}
     }
     suited
+}
+
+/// Settings with which lookups begin at entries of a skip table, any of a bucket.
+fn skip_table(more: &[(&str, &str)]) -> Settings {
+    let always = [("est", "true"), ("est_maintenance", "true"), ("print_bits", "0")];
+    let all = always.iter().chain(more);
+    all.fold(Settings::default(), |all, (name, text)| all.with(name, text))
 }
 
 /// The crash case that shows a bug which needs a death within one WRITE.

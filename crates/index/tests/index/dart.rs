@@ -7,7 +7,7 @@ use std::rc::Rc;
 use crate::common::model::Run;
 use crate::common::{Pairs, World, check, cost_since, costs, create, join, open, settle};
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Cost, Endpoint, Fabric, OpKind};
+use farleaf_fabric::{AnyEndpoint, Cost, Endpoint, Fabric, OpKind};
 use farleaf_index::engines::dart::Dart;
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions, Settings, TableFormat};
 use farleaf_pool::Session;
@@ -423,20 +423,26 @@ async fn grows_on_its_way(
     check(&session, &[&index]).await;
 }
 
+/// A simulated cluster of three compute servers that loses that share of the completions, and an endpoint of the first.
+fn lossy(seed: u64, lost: f64) -> (World, Sim, AnyEndpoint) {
+    let world = World { seed, ..World::default() };
+    let mut config = SimConfig { compute_servers: 3, ..world.sim_config() };
+    config.adversary.torn = 0.3;
+    config.adversary.late = 0.05;
+    config.adversary.lost = lost;
+    config.adversary.shuffle = true;
+    let sim = Sim::new(config).expect("sim");
+    let first = sim.fabric(0).any_endpoint().expect("endpoint");
+    (world, sim, first)
+}
+
 /// Six clients grow the same nodes at once, below a node that has a slot for each byte, and lose completions: what was
 /// acknowledged is there, and memory adds up.
 #[test]
 fn clients_that_grow_one_node_at_once_lose_nothing() {
     let (mut grown, mut lost) = (0, 0);
     for seed in 1..=12 * crate::common::clients::soak() {
-        let world = World { seed, ..World::default() };
-        let mut config = SimConfig { compute_servers: 3, ..world.sim_config() };
-        config.adversary.torn = 0.3;
-        config.adversary.late = 0.05;
-        config.adversary.lost = 0.02;
-        config.adversary.shuffle = true;
-        let sim = Sim::new(config).expect("sim");
-        let first = sim.fabric(0).any_endpoint().expect("endpoint");
+        let (world, sim, first) = lossy(seed, 0.02);
         let (session, index) = sim
             .block_on(async {
                 let session = crate::common::start(first, &world.pool_options()).await;
@@ -591,14 +597,7 @@ fn outcomes_that_stay_unknown_are_few_and_lose_little() {
     let mut all = [0; 4];
     // About 1 of 29 stays unknown over 2,000 seeds; of a few seeds' outcomes it may be 1 of 15.
     for seed in 1..=100 * crate::common::clients::soak() {
-        let world = World { seed, ..World::default() };
-        let mut config = SimConfig { compute_servers: 3, ..world.sim_config() };
-        config.adversary.torn = 0.3;
-        config.adversary.late = 0.05;
-        config.adversary.lost = 0.05;
-        config.adversary.shuffle = true;
-        let sim = Sim::new(config).expect("sim");
-        let first = sim.fabric(0).any_endpoint().expect("endpoint");
+        let (world, sim, first) = lossy(seed, 0.05);
         let (session, index) = sim
             .block_on(async {
                 let session = crate::common::start(first, &world.pool_options()).await;
@@ -774,7 +773,7 @@ fn an_adjustment_reads_little_of_a_large_tree() {
         let cost = cost_since(&session, &before, OpKind::Maintenance);
         // There are 30,000 nodes at length 2: more entries than a sixth of the leaves, as the sample tells, too.
         assert_eq!(chosen.as_slice(), [1], "the table stays");
-        assert!((5_000..20_000).contains(&cost.reads), "{cost:?}");
+        assert!((3_000..6_000).contains(&cost.reads), "{cost:?}");
         assert!(cost.round_trips < cost.reads / 30, "{cost:?}");
     });
 }

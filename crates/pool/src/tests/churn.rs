@@ -7,7 +7,7 @@ use std::rc::Rc;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, OpKind, ServerId};
 
-use super::simulated::{Shared, Table, keep_pool, recover};
+use super::simulated::{Shared, Table, maintained_pool, recover};
 use super::{Mine, SMALL, audit_of, endpoint, formatted, member, tick};
 use crate::{Audit, AuditReport, Pool, PoolError, PoolOptions, format};
 
@@ -106,7 +106,7 @@ fn churn(seed: u64, pace: Pace, deaths: usize) -> (usize, [(u64, u64); 2]) {
     let sim = Sim::new(config).unwrap();
     let (shared, lives, comers) = (Rc::new(Shared::default()), Cell::new(0), Cell::new(COMERS));
     let churn = Rc::new(Churn { shared: Rc::clone(&shared), pace, lives, comers });
-    let keeper = keep_pool(&sim, &OPTIONS, pace.upkeep_gap_ns, &shared);
+    let keeper = maintained_pool(&sim, &OPTIONS, pace.upkeep_gap_ns, &shared);
     let start = |number: usize, endpoint: AnyEndpoint| {
         sim.spawn(number, come_and_go(number, endpoint, Rc::clone(&churn)));
     };

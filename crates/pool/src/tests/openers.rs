@@ -6,7 +6,7 @@ use std::rc::Rc;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
 
-use super::simulated::{Shared, keep_pool};
+use super::simulated::{Shared, maintained_pool};
 use super::{SMALL, join};
 use crate::{Pool, PoolError};
 
@@ -22,7 +22,7 @@ fn openers_wait_for_an_entry() {
     };
     let sim = Sim::new(config).unwrap();
     let shared = Rc::new(Shared::default());
-    let _keeper = keep_pool(&sim, &SMALL, 200_000, &shared);
+    let _keeper = maintained_pool(&sim, &SMALL, 200_000, &shared);
     let opened = Rc::new(Cell::new(0));
     let open = |number: usize, endpoint: AnyEndpoint| {
         let opened = Rc::clone(&opened);

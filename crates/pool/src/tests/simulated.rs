@@ -116,7 +116,7 @@ async fn length(session: &Mine, addr: GlobalAddr) -> Result<usize, PoolError> {
 
 /// Formats the pool, and keeps a member with a table in it, which ticks every `gap_ns` and recovers the dead until
 /// `shared.stop`.
-pub(super) fn keep_pool(
+pub(super) fn maintained_pool(
     sim: &Sim,
     options: &PoolOptions,
     gap_ns: u64,

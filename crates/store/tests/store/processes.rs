@@ -81,6 +81,15 @@ fn process_name(name: &str) -> String {
     module.unwrap_or_default() + name
 }
 
+/// A pool with a table, which nobody has open.
+fn with_table(name: &str) -> SharedPool {
+    let scratch = SharedPool::new(name);
+    let db = scratch.open();
+    db.create_table("t", TableOptions::default()).unwrap();
+    db.close().unwrap();
+    scratch
+}
+
 fn start_second(scratch: &SharedPool) -> Child {
     start(scratch, "second_process")
 }
@@ -158,10 +167,7 @@ fn a_killed_process_leaves_a_pool_that_works_and_adds_up() {
 
 #[test]
 fn opening_a_pool_clears_away_the_dead() {
-    let scratch = SharedPool::new("alone");
-    let db = scratch.open();
-    db.create_table("t", TableOptions::default()).unwrap();
-    db.close().unwrap();
+    let scratch = with_table("alone");
     let done = kill_after(start_second(&scratch), 2000);
     scratch.await_death();
     let db = Farleaf::open(&scratch.uri()).unwrap();
@@ -178,10 +184,7 @@ fn opening_a_pool_clears_away_the_dead() {
 /// could open the pool any more.
 #[test]
 fn the_dead_keep_nobody_from_the_pool_by_the_sessions_that_they_had() {
-    let scratch = SharedPool::new("greedy");
-    let db = scratch.open();
-    db.create_table("t", TableOptions::default()).unwrap();
-    db.close().unwrap();
+    let scratch = with_table("greedy");
     assert!(kill_after(start(&scratch, "greedy_process"), 1) > 16);
     // At once the dead may count as alive, on a network: there is no room for operations.
     scratch.await_death();
@@ -194,35 +197,27 @@ fn the_dead_keep_nobody_from_the_pool_by_the_sessions_that_they_had() {
 /// After many kills on a busy machine it failed after a second (`scripts/churn.sh`, 10 minutes: 11 of 1,978 loads).
 #[test]
 fn an_operation_waits_for_the_sessions_of_others() {
-    let scratch = SharedPool::new("waiting");
-    let db = scratch.open();
-    db.create_table("t", TableOptions::default()).unwrap();
-    db.close().unwrap();
+    let scratch = with_table("waiting");
     let greedy = start(&scratch, "greedy_process");
     let uri = scratch.uri();
-    let waits = std::sync::Mutex::new(None);
-    assert!(
-        kill_when(greedy, 1, || {
-            let insert = move || {
-                let db = Farleaf::open(&uri).unwrap();
-                db.table("t").and_then(|table| table.insert("both", "again"))
-            };
-            *waits.lock().unwrap() = Some(std::thread::spawn(insert));
-            std::thread::sleep(Duration::from_millis(1_500));
-        }) > 16
-    );
-    let waits = waits.into_inner().unwrap().expect("begun");
-    assert!(waits.join().unwrap().is_ok());
+    let insert = move || {
+        let db = Farleaf::open(&uri).unwrap();
+        db.table("t").and_then(|table| table.insert("both", "again"))
+    };
+    let mut waits = None;
+    let sessions = kill_when(greedy, 1, || {
+        waits = Some(std::thread::spawn(insert));
+        std::thread::sleep(Duration::from_millis(1_500));
+    });
+    assert!(sessions > 16);
+    assert!(waits.expect("begun").join().unwrap().is_ok());
 }
 
 /// The dead hold their entries of the member table until they have been recovered, which takes one, too. Nobody
 /// could open a pool any more all of whose compute servers were dead, if they were as many as it takes.
 #[test]
 fn the_dead_keep_nobody_from_the_pool_by_their_number() {
-    let scratch = SharedPool::new("crowd");
-    let db = scratch.open();
-    db.create_table("t", TableOptions::default()).unwrap();
-    db.close().unwrap();
+    let scratch = with_table("crowd");
     let members = kill_after(start(&scratch, "crowd_process"), 1);
     assert!(members > 32, "{members}");
     scratch.await_death();
