@@ -219,4 +219,10 @@ pub trait Index: Send + Sync + 'static {
 
     /// Adds the engine's counts of what this compute server has done with the table, by name.
     fn counters(&self, _counters: &mut CounterSet) {}
+
+    /// Parts of the table that no option tells of, as this compute server knows them, each in a few words. No remote
+    /// operation.
+    fn parts(&self) -> Vec<String> {
+        Vec::new()
+    }
 }

@@ -38,6 +38,8 @@ pub struct TableStats {
     pub record_bytes: u64,
     /// Nodes of each level, leaves first.
     pub nodes_per_level: Vec<u64>,
+    /// Further parts of the table that no option tells of, each in a few words: `dart` names its prefix lengths.
+    pub parts: Vec<String>,
 }
 
 /// Findings of a walk over a table; made by [`Table::verify`](crate::Table::verify).
@@ -53,13 +55,18 @@ pub struct TableReport {
 }
 
 impl TableReport {
-    pub(crate) fn new(name: String, walked: farleaf_index::TableReport) -> Self {
+    pub(crate) fn new(
+        name: String,
+        walked: farleaf_index::TableReport,
+        parts: Vec<String>,
+    ) -> Self {
         let stats = TableStats {
             keys: walked.keys,
             data_bytes: walked.data_bytes,
             node_bytes: walked.node_bytes,
             record_bytes: walked.record_bytes,
             nodes_per_level: walked.nodes_per_level,
+            parts,
         };
         TableReport { name, stats, problems: walked.problems }
     }

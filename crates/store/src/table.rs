@@ -482,7 +482,7 @@ impl TableCore {
 
     pub(crate) async fn verify(&self, session: &Session, audit: &mut Audit) -> Result<TableReport> {
         let walked = self.named(self.index.verify(session, audit).await)?;
-        Ok(TableReport::new(self.info.name.clone(), walked))
+        Ok(TableReport::new(self.info.name.clone(), walked, self.index.parts()))
     }
 
     /// From here on operations fail; the caller waits for those that have begun. `false` if that was

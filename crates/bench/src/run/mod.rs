@@ -29,7 +29,7 @@ use farleaf_fabric::{
     tcp::Tcp,
     verbs::{Verbs, VerbsConfig},
 };
-use farleaf_index::{Engine, Settings, TableReport, knobs::CACHE};
+use farleaf_index::{Engine, Index, Settings, TableReport, knobs::CACHE};
 use serde_json::{Map, Value, json};
 
 pub use error::BenchError;
@@ -177,7 +177,7 @@ impl Run {
 }
 
 impl Run {
-    /// The engine's chosen settings and what follows from them, each in a few words.
+    /// The engine's chosen settings and what follows from them, and parts of the table, each in a few words.
     fn parts(&self, context: &Context) -> Vec<String> {
         let engine = context.config.engine;
         let mut parts = Vec::new();
@@ -186,6 +186,7 @@ impl Run {
             let told = |name: &str| name == CACHE || server.settings.get(name).is_some();
             let told = options.iter().filter(|(name, _)| told(name));
             parts.extend(told.map(|(name, text)| format!("{name}={text}")));
+            parts.extend(server.index.parts());
         }
         if !self.loaded.bounds.is_empty() {
             let boundaries = context.config.parts.boundaries.unwrap_or_default();

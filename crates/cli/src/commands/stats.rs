@@ -121,6 +121,7 @@ fn print_tables<'a>(
             size(stats.node_bytes, console),
             size(stats.record_bytes, console),
             levels.join(","),
+            stats.parts.join("; "),
         ]
     };
     let rows: Vec<_> = walked.iter().map(row).collect();
@@ -128,7 +129,7 @@ fn print_tables<'a>(
         use std::io::Write;
         writeln!(console.out())?;
     }
-    let header = ["table", "engine", "keys", "data", "nodes", "records", "nodes by level"];
+    let header = ["table", "engine", "keys", "data", "nodes", "records", "nodes by level", "parts"];
     Ok(console.table(&header, &rows)?)
 }
 
@@ -219,6 +220,7 @@ pub(super) fn table_json(name: &str, stats: &TableStats) -> Map<String, Value> {
         ("nodes_bytes", json!(stats.node_bytes)),
         ("record_bytes", json!(stats.record_bytes)),
         ("nodes_per_level", json!(stats.nodes_per_level)),
+        ("parts", json!(stats.parts)),
     ];
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

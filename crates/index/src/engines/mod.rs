@@ -351,4 +351,8 @@ impl Index for AnyIndex {
     fn counters(&self, counters: &mut CounterSet) {
         on_table!(self, index => Index::counters(index, counters));
     }
+
+    fn parts(&self) -> Vec<String> {
+        on_table!(self, index => index.parts())
+    }
 }

@@ -373,6 +373,11 @@ impl Index for Dart {
     fn counters(&self, counters: &mut CounterSet) {
         self.0.counters.all().into_iter().for_each(|(name, count)| counters.add(name, count));
     }
+
+    fn parts(&self) -> Vec<String> {
+        let lengths = self.0.known_tables.lengths();
+        lengths.map(|lengths| format!("prefix lengths {lengths}")).into_iter().collect()
+    }
 }
 
 /// Remembered entries, and the directory of the skip table.

@@ -13,6 +13,7 @@ use farleaf_pool::{Reliable, Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::entry::{BUCKET_BYTES, PRINT_BITS_MAX, PrefixHash};
+use super::lengths::Lengths;
 use crate::IndexError;
 use crate::engines::dart::DartTree;
 use crate::engines::dart::descent::REPAIR;
@@ -189,6 +190,12 @@ impl TablesWord {
 pub(crate) struct KnownTables(RwLock<Option<(u64, Arc<Descriptor>)>>);
 
 impl KnownTables {
+    /// Prefix lengths of the table that lookups probe.
+    pub(in crate::engines::dart) fn lengths(&self) -> Option<Lengths> {
+        let known = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        known.as_ref().and_then(|(_, known)| Lengths::new(&known.probed()?.lengths))
+    }
+
     /// Bytes of the known descriptor.
     pub(in crate::engines::dart) fn bytes(&self) -> u64 {
         let known = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
