@@ -13,7 +13,16 @@ use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions, Settings, 
 use farleaf_pool::Session;
 
 async fn opened(session: &Session, format: &TableFormat, settings: &[(&str, &str)]) -> AnyIndex {
-    let root = AnyIndex::create(session, "t", format).await.expect("create");
+    opened_as(session, "t", format, settings).await
+}
+
+async fn opened_as(
+    session: &Session,
+    name: &str,
+    format: &TableFormat,
+    settings: &[(&str, &str)],
+) -> AnyIndex {
+    let root = AnyIndex::create(session, name, format).await.expect("create");
     let settings =
         settings.iter().fold(Settings::default(), |all, (name, text)| all.with(name, text));
     let options = OpenOptions { settings, ..OpenOptions::default() };
@@ -753,6 +762,34 @@ fn lengths_follow_the_accesses() {
         // The first reads the check line and the descriptor.
         assert!(cost.round_trips <= 8, "{cost:?}");
         check(&session, &[&index]).await;
+    });
+}
+
+/// A bulk load makes a skip table for the lengths that its keys have nodes at, unless it is told others.
+#[test]
+fn a_bulk_load_chooses_the_lengths_by_its_keys() {
+    World::default().on_mapped(|session| async move {
+        let format = TableFormat::fixed8(Engine::Dart);
+        let pairs = pairs();
+        let (mut trips, mut tables) = (Vec::new(), Vec::new());
+        for (prefixes, has) in [("auto", "3"), ("3", "3"), ("1", "1")] {
+            let settings = [("cache", "0"), ("prefixes", prefixes)];
+            let index = opened_as(&session, prefixes, &format, &settings).await;
+            assert_eq!(index.parts(), [""; 0], "no table yet");
+            index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("loaded");
+            settle(&session).await;
+            let (mut value, before) = (Vec::new(), costs(&session));
+            for (key, _) in &pairs {
+                assert_eq!(index.get(&session, key, &mut value).await, Ok(true));
+            }
+            trips.push(cost_since(&session, &before, OpKind::Get).round_trips);
+            assert_eq!(index.parts(), [format!("prefix lengths {has}")]);
+            tables.push(index);
+        }
+        check(&session, &tables.iter().collect::<Vec<_>>()).await;
+        // Full buckets, which differ by table, cost a few more.
+        assert!(trips[0].abs_diff(trips[1]) < pairs.len() as u64 / 50, "{trips:?}");
+        assert!(trips[0] + pairs.len() as u64 / 2 < trips[2], "{trips:?}");
     });
 }
 

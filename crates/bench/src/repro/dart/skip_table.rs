@@ -92,12 +92,15 @@ struct Moment {
     during: u64,
 }
 
+/// The paper's lengths before an adjustment. Else a bulk load would choose others.
+const POWERS: &str = "1+2+4+8+16+32";
+
 const MOMENTS: [Moment; 3] = [
     Moment {
         step: Step {
             name: "before",
             engine: DART,
-            set: &[("adjust_s", "0"), ("freq_sample", "8")],
+            set: &[("prefixes", POWERS), ("adjust_s", "0"), ("freq_sample", "8")],
         },
         before: 5,
         during: 5,
@@ -106,13 +109,17 @@ const MOMENTS: [Moment; 3] = [
         step: Step {
             name: "during",
             engine: DART,
-            set: &[("adjust_s", "1"), ("freq_sample", "8")],
+            set: &[("prefixes", POWERS), ("adjust_s", "1"), ("freq_sample", "8")],
         },
         before: 9,
         during: 5,
     },
     Moment {
-        step: Step { name: "after", engine: DART, set: &[("adjust_s", "1"), ("freq_sample", "8")] },
+        step: Step {
+            name: "after",
+            engine: DART,
+            set: &[("prefixes", POWERS), ("adjust_s", "1"), ("freq_sample", "8")],
+        },
         before: 30,
         during: 5,
     },

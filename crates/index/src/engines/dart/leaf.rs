@@ -190,9 +190,9 @@ impl LeafCopy {
     }
 }
 
-/// Accesses that were counted, by a leaf's first word.
-pub(super) fn freq_of(word: u64) -> u64 {
-    word & 0xffff_ffff
+/// Bytes of a leaf's key, and its accesses: one, and those that were counted. By the leaf's head, unchecked.
+pub(super) fn accesses_of(head: &[u64]) -> (u16, u64) {
+    ((head[2] >> 32) as u16, 1 + (head[0] & 0xffff_ffff))
 }
 
 /// A number for the next writing of a leaf, which no writing of the same memory before has, but by chance.
@@ -267,7 +267,8 @@ mod tests {
                 let mut counted = words.clone();
                 counted[0] += 3;
                 assert!(LeafCopy::parse(copy(&counted), 5).is_some(), "counts are outside of it");
-                assert_eq!((freq_of(counted[0]), number_of(counted[0])), (3, 77));
+                assert_eq!(accesses_of(&counted), (key.len() as u16, 4));
+                assert_eq!(number_of(counted[0]), 77);
             }
         }
     }

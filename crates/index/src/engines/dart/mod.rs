@@ -295,7 +295,7 @@ impl Engine for Dart {
         Settings::default()
             .with("est_nodes", pick(rng, &["1", "4", "32", "100000"]))
             .with("print_bits", pick(rng, &["0", "1", "10"]))
-            .with("prefixes", pick(rng, &["1+2+4+8+16+32", "1+2+3+4+5+6+7", "3", "7"]))
+            .with("prefixes", pick(rng, &["auto", "1+2+4+8+16+32", "1+2+3+4+5+6+7", "3", "7"]))
             .with("scan_batch", pick(rng, &["1", "3", "64"]))
             .with("cache", pick(rng, &["0", "400", "64KiB"]))
             .with("absorb", pick(rng, &["true", "true", "false"]))

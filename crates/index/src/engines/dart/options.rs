@@ -1,10 +1,10 @@
 //! Options: settings by which one compute server opens a table.
 
-use super::skip_table::Lengths;
+use super::skip_table::Prefixes;
 use crate::KnobKind;
 use crate::knobs::knob_words;
 
-knob_words!(Lengths);
+knob_words!(Prefixes);
 
 crate::knobs! {
     /// Settings of an open table.
@@ -26,8 +26,9 @@ crate::knobs! {
         "est" => est: bool = true, KnobKind::Flag, paper "on";
         /// Decides whether this compute server adds and mends entries, and makes tables.
         "est_maintenance" => est_maintenance: bool = true, KnobKind::Flag, paper "on";
-        /// Prefix lengths of the tables that this compute server makes, ascending.
-        "prefixes" => prefixes: Lengths = Lengths::default(), KnobKind::Words { words: &["1+2+4+8+16+32"], also: Some("any ascending list of at most 16 lengths up to 1024") }, paper "powers of two";
+        /// Prefix lengths of the skip tables that this compute server makes, ascending. With `auto` a bulk load chooses
+        /// them by its tree, and a table that fills by inserts begins with 1+2+4+8+16+32.
+        "prefixes" => prefixes: Prefixes = Prefixes::default(), KnobKind::Words { words: &["auto"], also: Some("any ascending list of at most 16 lengths up to 1024, as 1+2+4+8+16+32") }, paper "powers of two";
         /// New nodes after which this compute server looks whether the skip table needs maintenance.
         "est_nodes" => est_nodes: u32 = 512, KnobKind::count(1, "nodes");
         /// Gets of which one counts its leaf, for the choice of prefix lengths; 0 counts none.

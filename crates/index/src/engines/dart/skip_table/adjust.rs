@@ -1,11 +1,12 @@
 //! Adjustment: chooses the list of prefix lengths by how often leaves are read, and how deep they stand.
 //!
-//! Each `freq_sample`-th get counts its leaf. An adjustment goes through a sample of the tree, level by level, and keeps,
-//! for each shape of a way (the positions of its nodes), the accesses below. Of a level with many nodes it takes each
-//! n-th, which then stands for n. It then chooses lengths one by one: the one that saves most levels, given those
-//! chosen before, until that is little or the table would take too many entries. The new table is made as any other,
-//! beside the running operations.
+//! Each `freq_sample`-th get counts its leaf. An adjustment goes through a sample of the tree, level by level, and counts
+//! the accesses to leaves, by the length of the key, the position of the last node on the way, and those of its nodes. Of
+//! a level with many nodes it takes each n-th, which then stands for n. It then chooses lengths one by one: the one that saves most round trips
+//! beside those chosen before, until that is little or the table would take too many entries. The new table is made as
+//! any other, beside the running operations.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::{Reliable, Session};
 
 use super::begin_quietly;
-use super::lengths::Lengths;
-use super::tables::LENGTHS_MAX;
+use super::lengths::{Lengths, Prefixes};
+use super::tables::{LENGTHS_MAX, TablesWord};
 use crate::IndexError;
 use crate::engines::dart::DartTree;
 use crate::engines::dart::descent::{NodeRef, SlotPlace};
@@ -29,8 +30,14 @@ const NODES_MAX: usize = 1_024;
 const LEAVES_MAX: usize = 2 * NODES_MAX;
 /// Of these, so many are read at once.
 const BATCH: usize = 64;
-/// Share of all accesses' levels that a further length has to save.
-const LEAST_GAIN: f64 = 0.02;
+/// Leaves for each entry of a table, at least.
+const ENTRY_LEAVES: u64 = 6;
+/// Accesses of which one is an insert that grows a node, for the choice.
+const GROW_EVERY: u64 = 32;
+/// Share of the round trips with the lengths chosen before that a further length has to save.
+const LEAST_GAIN: f64 = 0.01;
+/// Share of the round trips with the present list that another one has to save.
+const LEAST_CHANGE: f64 = 0.05;
 /// Answers between two looks at the clock.
 const LOOK_EVERY: u64 = 4_096;
 
@@ -51,14 +58,20 @@ impl AdjustClock {
     }
 }
 
+/// A kind of ways: the position of their last node, and the bytes of the keys at their ends.
+type Ways = (u16, u16);
+/// Accesses by such ways that come by a node at each position; all come by the last.
+type WayNodes = BTreeMap<u16, u64>;
+
 /// The whole tree, as a sample of it tells.
 #[derive(Debug, Default)]
 pub(super) struct Sampled {
-    /// Accesses below ways, by the positions of their nodes.
-    ways: BTreeMap<Rc<[u16]>, u64>,
+    ways: BTreeMap<Ways, WayNodes>,
     /// Express nodes for each length.
     express: BTreeMap<u16, u64>,
     leaves: u64,
+    /// Lengths of the present table.
+    present: Vec<u16>,
 }
 
 /// Keeps each n-th item, so that at most `most` are left; returns n.
@@ -70,40 +83,81 @@ fn thin<T>(items: &mut Vec<T>, most: usize, random: u64) -> u64 {
 }
 
 impl Sampled {
+    /// Accesses to a leaf by a way, which lists the positions of its nodes.
+    fn add(&mut self, way: &[u16], key_bytes: u16, accesses: u64) {
+        let Some(last) = way.last() else { return };
+        let nodes = self.ways.entry((*last, key_bytes)).or_default();
+        way.iter().for_each(|plen| *nodes.entry(*plen).or_default() += accesses);
+    }
+
+    /// Round trips of all accesses above their leaves with such a list, if no entry is remembered: probes, by the rule
+    /// of [`super::HitRates`], and nodes. Of [`GROW_EVERY`] accesses one grows its last node, and looks for the node
+    /// above from the next shorter length.
+    fn round_trips(&self, lengths: &[u16]) -> u64 {
+        let accesses = |(last, _): &Ways, nodes: &WayNodes| nodes.get(last).copied().unwrap_or(0);
+        let nodes_from =
+            |nodes: &WayNodes, from: u16| nodes.range(from..).map(|(_, count)| count).sum::<u64>();
+        // Ways into which no longer length has led, and those into which the last one has.
+        let mut left: Vec<(&Ways, &WayNodes)> = self.ways.iter().collect();
+        let mut led: Vec<&WayNodes> = Vec::new();
+        let (mut sum, mut above) = (0, 0);
+        for length in lengths.iter().rev() {
+            let leads = |(last, key_bytes): &Ways| last >= length && key_bytes > length;
+            let (mut tries, mut hits) = (0, 0);
+            for (way, nodes) in left.iter().filter(|((_, key_bytes), _)| key_bytes > length) {
+                let some = accesses(way, nodes);
+                tries += some;
+                hits += if leads(way) { some } else { 0 };
+            }
+            if 2 * hits < tries {
+                continue;
+            }
+            above += led.drain(..).map(|nodes| nodes_from(nodes, *length)).sum::<u64>();
+            let (hit, missed) = left.into_iter().partition(|(way, _)| leads(way));
+            left = missed;
+            led.extend(hit.into_iter().map(|(_, nodes): (&Ways, _)| nodes));
+            sum += tries + led.iter().map(|nodes| nodes_from(nodes, *length)).sum::<u64>();
+        }
+        above += led.into_iter().map(|nodes| nodes_from(nodes, 0)).sum::<u64>();
+        sum += left.into_iter().map(|(_, nodes)| nodes_from(nodes, 0)).sum::<u64>();
+        sum + above / GROW_EVERY
+    }
+
     /// Chooses at most so many entries' worth of lengths, ascending.
     pub(super) fn choose(&self, entries_max: u64) -> Vec<u16> {
-        let total: u64 = self.ways.iter().map(|(way, weight)| way.len() as u64 * weight).sum();
-        let (mut chosen, mut entries): (Vec<u16>, u64) = (Vec::new(), 0);
-        // Nodes that a lookup reads from its start, behind a probe.
-        let levels =
-            |way: &[u16], length: u16| way.iter().filter(|plen| **plen >= length).count() as u64;
+        let (mut chosen, mut now, mut entries) = (Vec::new(), self.round_trips(&[]), 0);
+        let with = |chosen: &[u16], length: u16| -> Vec<u16> {
+            let at = chosen.partition_point(|known| *known < length);
+            [&chosen[..at], &[length], &chosen[at..]].concat()
+        };
         while chosen.len() < LENGTHS_MAX {
-            let gain = |length: u16| -> u64 {
-                let saved = self.ways.iter().map(|(way, weight)| {
-                    let with = |length: &u16| Some(levels(way, *length)).filter(|left| *left > 0);
-                    let now = chosen.iter().filter_map(with).min().unwrap_or(way.len() as u64);
-                    let then = with(&length).unwrap_or(now);
-                    now.saturating_sub(then) * weight
-                });
-                saved.sum()
-            };
             let room = |length: &u16, count: &u64| {
                 !chosen.contains(length) && entries + count <= entries_max.max(64)
             };
             let open = self.express.iter().filter(|(length, count)| room(length, count));
-            // Of equal gains, the shorter list of entries.
+            // Of equals, the one with fewer entries, and that leads deepest.
             let best = open
-                .map(|(length, count)| (gain(*length), std::cmp::Reverse(*count), *length))
-                .max();
-            let Some((saved, count, length)) = best else { break };
-            if saved == 0 || (saved as f64) < total as f64 * LEAST_GAIN {
+                .map(|(length, count)| {
+                    (self.round_trips(&with(&chosen, *length)), *count, Reverse(*length))
+                })
+                .min();
+            let Some((then, count, Reverse(length))) = best else { break };
+            let saved = now.saturating_sub(then);
+            if saved == 0 || (saved as f64) < now as f64 * LEAST_GAIN {
                 break;
             }
-            chosen.push(length);
-            entries += count.0;
+            chosen = with(&chosen, length);
+            (now, entries) = (then, entries + count);
         }
-        chosen.sort_unstable();
         chosen
+    }
+
+    /// Chooses as [`Sampled::choose`] does, or the present list if that is nearly as good.
+    fn choose_or_stay(&self) -> Vec<u16> {
+        let chosen = self.choose(self.leaves / ENTRY_LEAVES);
+        let (now, then) = (self.round_trips(&self.present), self.round_trips(&chosen));
+        let is_better = (now.saturating_sub(then) as f64) >= now as f64 * LEAST_CHANGE;
+        if is_better || self.present.is_empty() { chosen } else { self.present.clone() }
     }
 }
 
@@ -160,14 +214,13 @@ impl DartTree {
         });
     }
 
-    /// Chooses the list of lengths anew, and has the table replaced if it is another.
+    /// Chooses the list of lengths anew, and has the table replaced if another is better; the list from then on.
     pub(in crate::engines::dart) async fn adjust(
         self: &Arc<Self>,
         session: &Session,
     ) -> Result<Option<Lengths>, IndexError> {
         let began_ns = session.endpoint().now_ns();
-        let sampled = self.sample(session).await?;
-        let chosen = sampled.choose(sampled.leaves / 6);
+        let chosen = self.sample(session).await?.choose_or_stay();
         self.counters.adjust_rounds.add(1);
         self.counters.adjust_us.add((session.endpoint().now_ns() - began_ns) / 1_000);
         let Some(lengths) = Lengths::new(&chosen) else { return Ok(None) };
@@ -175,9 +228,18 @@ impl DartTree {
         Ok(Some(lengths))
     }
 
+    /// Chooses the lengths of the first table after a bulk load; `None` leaves the default ones.
+    pub(super) async fn lengths_loaded(&self, session: &Session) -> Option<Lengths> {
+        if self.options.prefixes != Prefixes::Auto {
+            return None;
+        }
+        // Any list is right, so a failed READ need not fail the load.
+        Lengths::new(&self.sample(session).await.ok()?.choose_or_stay())
+    }
+
     /// Goes through a sample of the tree, under one pin.
     ///
-    /// Cost: for each level of the tree at most [`NODES_MAX`] READs of nodes and [`LEAVES_MAX`] of the first words of
+    /// Cost: for each level of the tree at most [`NODES_MAX`] READs of nodes and [`LEAVES_MAX`] of the heads of
     /// leaves, [`BATCH`] in a round trip.
     async fn sample(&self, session: &Session) -> Result<Sampled, IndexError> {
         let _pin = begin_quietly(session).await?;
@@ -185,6 +247,9 @@ impl DartTree {
         let random = || session.endpoint().random();
         let (mut sampled, mut stands_for) = (Sampled::default(), 1);
         let line = meta::read_line(io, self.meta).await?;
+        let tables = self.tables(io, TablesWord(line.tables)).await?;
+        let present = tables.as_ref().and_then(|tables| tables.probed());
+        sampled.present.extend(present.iter().flat_map(|table| &table.lengths));
         let root: SlotPlace = self.root_place(line.root);
         let root = root.child().map(|what| Sample { what, way: Rc::default() });
         let mut nodes: Vec<Sample<NodeRef>> = root.into_iter().collect();
@@ -198,13 +263,12 @@ impl DartTree {
             for part in below.leaves.chunks(BATCH) {
                 let mut ops = io.client().ops();
                 for leaf in part {
-                    ops.read(leaf.what.addr(), io.buf(8));
+                    ops.read(leaf.what.addr(), io.buf(leaf::HEAD_BYTES));
                 }
                 let ops = io.post_many(ops).await?;
                 for (index, leaf) in part.iter().enumerate() {
-                    let counted = 1 + leaf::freq_of(ops.buf(index).words()[0]);
-                    let way = sampled.ways.entry(Rc::clone(&leaf.way)).or_default();
-                    *way += counted * leaf_stands_for;
+                    let (key_bytes, counted) = leaf::accesses_of(ops.buf(index).words());
+                    sampled.add(&leaf.way, key_bytes, counted * leaf_stands_for);
                     sampled.leaves += leaf_stands_for;
                 }
             }
@@ -307,14 +371,47 @@ mod tests {
     fn the_length_that_saves_most_is_chosen_first() {
         // Random keys: every way has nodes at 0, 1, 2 and 3.
         let mut sampled = Sampled { leaves: 6_000, ..Sampled::default() };
-        sampled.ways.insert([0, 1, 2, 3].into(), 6_000);
+        sampled.add(&[0, 1, 2, 3], 8, 6_000);
         sampled.express = BTreeMap::from([(1, 10), (2, 100), (3, 900)]);
-        assert_eq!(sampled.choose(1_000), [3]);
-        assert_eq!(sampled.choose(500), [2], "900 entries are too many");
+        assert_eq!(sampled.choose(1_000), [2, 3], "2 leads to the nodes above");
+        assert_eq!(sampled.choose(999), [1, 3]);
+        assert_eq!(sampled.choose(100), [2], "900 entries are too many");
         // Some ways are shorter: they keep a length of their own.
-        sampled.ways.insert([0, 1, 2].into(), 3_000);
+        sampled.add(&[0, 1, 2], 8, 3_000);
         assert_eq!(sampled.choose(2_000), [2, 3]);
         assert_eq!(Sampled::default().choose(100), Vec::<u16>::new());
+    }
+
+    #[test]
+    fn lengths_that_mostly_miss_save_nothing() {
+        let mut sampled = Sampled { leaves: 6_000, ..Sampled::default() };
+        sampled.express = BTreeMap::from([(2, 10), (9, 100)]);
+        sampled.add(&[0, 1, 2], 16, 6_000);
+        sampled.add(&[0, 1, 2, 6, 9], 16, 2_000);
+        assert_eq!(sampled.round_trips(&[]), 28_000);
+        assert_eq!(sampled.round_trips(&[9]), 28_000, "three of four keys have no node there");
+        assert_eq!(sampled.round_trips(&[2]), 8_000 + 12_000 + 28_000 / 32);
+        assert_eq!(sampled.choose(1_000), [2]);
+        // Keys that are as short are not looked for there.
+        let mut sampled = Sampled { leaves: 6_000, express: sampled.express, ..Sampled::default() };
+        sampled.add(&[0, 1, 2], 9, 6_000);
+        sampled.add(&[0, 1, 2, 6, 9], 16, 2_000);
+        assert_eq!(sampled.round_trips(&[9]), 18_000 + 2_000 + 2_000 + 10_000 / 32);
+        assert_eq!(sampled.choose(1_000), [2, 9]);
+    }
+
+    #[test]
+    fn a_list_that_is_nearly_as_good_stays() {
+        let mut sampled = Sampled { leaves: 60_000, ..Sampled::default() };
+        sampled.express = BTreeMap::from([(1, 10), (2, 100), (3, 900)]);
+        sampled.add(&[0, 1, 2, 3], 8, 6_000);
+        assert_eq!(sampled.choose_or_stay(), [2, 3]);
+        sampled.add(&[0, 1, 2], 8, 100);
+        assert_eq!(sampled.choose_or_stay(), [2, 3]);
+        sampled.present = vec![3];
+        assert_eq!(sampled.choose_or_stay(), [3], "2 would save less than a twentieth");
+        sampled.present = vec![1, 2];
+        assert_eq!(sampled.choose_or_stay(), [2, 3]);
     }
 
     #[test]
@@ -332,8 +429,8 @@ mod tests {
     #[test]
     fn hot_ways_decide() {
         let mut sampled = Sampled { leaves: 1_000, ..Sampled::default() };
-        sampled.ways.insert([0, 9, 20].into(), 10);
-        sampled.ways.insert([0, 1, 2, 3, 4, 5].into(), 10_000);
+        sampled.add(&[0, 9, 20], 24, 10);
+        sampled.add(&[0, 1, 2, 3, 4, 5], 24, 10_000);
         sampled.express = (1..=20).map(|length| (length, 60)).collect();
         assert_eq!(sampled.choose(64).first(), Some(&5), "one length has room");
     }

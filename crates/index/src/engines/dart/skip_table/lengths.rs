@@ -47,6 +47,33 @@ impl fmt::Display for Lengths {
     }
 }
 
+/// The lengths of the tables that a compute server makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefixes {
+    /// A bulk load chooses them by its tree. A table that fills by inserts begins with powers of two.
+    #[default]
+    Auto,
+    /// These.
+    List(Lengths),
+}
+
+impl fmt::Display for Prefixes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Prefixes::Auto => f.write_str("auto"),
+            Prefixes::List(lengths) => lengths.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Prefixes {
+    type Err = NoLengths;
+
+    fn from_str(text: &str) -> Result<Self, NoLengths> {
+        if text == "auto" { Ok(Prefixes::Auto) } else { text.parse().map(Prefixes::List) }
+    }
+}
+
 /// The text is no list of lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoLengths;
@@ -74,6 +101,13 @@ mod tests {
             ["", "0", "2+2", "3+1", "1025", "a", "1+2+3+4+5+6+7+8+9+10+11+12+13+14+15+16+17"]
         {
             assert_eq!(wrong.parse::<Lengths>(), Err(NoLengths), "{wrong}");
+            assert_eq!(wrong.parse::<Prefixes>(), Err(NoLengths), "{wrong}");
+        }
+        for text in ["auto", "3", "1+2+4"] {
+            assert_eq!(
+                text.parse().map(|prefixes: Prefixes| prefixes.to_string()),
+                Ok(text.into())
+            );
         }
     }
 }

@@ -14,7 +14,7 @@ use farleaf_pool::{Session, Trial, Unlinked, is_open};
 
 use super::begin_quietly;
 use super::entry::BUCKET_SLOTS;
-use super::lengths::Lengths;
+use super::lengths::{Lengths, Prefixes};
 use super::tables::{Descriptor, Role, Table, TablesWord};
 use crate::IndexError;
 use crate::blink::lock::lock_word;
@@ -133,7 +133,10 @@ impl DartTree {
         // A task: a caller that goes away leaves no table half made. The load waits for it, because a table that only
         // answers gets would never make one.
         let (tree, patient) = (Arc::clone(self), session.without_deadline());
-        let task = async move { tree.maintenance_step(&patient, None).await };
+        let task = async move {
+            let wish = tree.lengths_loaded(&patient).await;
+            tree.maintenance_step(&patient, wish.as_ref()).await
+        };
         let (sender, receiver) = crate::oneshot::channel();
         session.spawn(async move |_| sender.send(task.await.is_ok()));
         receiver.await;
@@ -175,7 +178,13 @@ impl DartTree {
         }
         let present = tables.probed().map(|table| table.lengths.clone());
         let wish = wish.map(|lengths| lengths.as_slice().to_vec());
-        let lengths = wish.or(present).unwrap_or_else(|| self.options.prefixes.as_slice().to_vec());
+        let lengths = wish.or(present).unwrap_or_else(|| {
+            let lengths = match self.options.prefixes {
+                Prefixes::Auto => Lengths::default(),
+                Prefixes::List(lengths) => lengths,
+            };
+            lengths.as_slice().to_vec()
+        });
         let slots = |table: &Table| table.bytes() / 8;
         let dropped = self.counters.est_dropped.value();
         let (is_due, least) = match tables.probed() {
