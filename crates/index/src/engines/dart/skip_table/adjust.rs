@@ -32,6 +32,9 @@ const LEAVES_MAX: usize = 2 * NODES_MAX;
 const BATCH: usize = 64;
 /// Leaves for each entry of a table, at least.
 const ENTRY_LEAVES: u64 = 6;
+/// Kinds of ways, and lengths, that a choice goes by, so that it takes a tenth of a second at most.
+const WAYS_MAX: usize = 512;
+const CANDIDATES_MAX: usize = 48;
 /// Accesses of which one is an insert that grows a node, for the choice.
 const GROW_EVERY: u64 = 32;
 /// Share of the round trips with the lengths chosen before that a further length has to save.
@@ -123,6 +126,19 @@ impl Sampled {
         sum + above / GROW_EVERY
     }
 
+    /// The lengths to choose from, with their entries: positions of the nodes with most accesses.
+    fn candidates(&self) -> Vec<(u16, u64)> {
+        let mut accesses: BTreeMap<u16, u64> = BTreeMap::new();
+        for (plen, count) in self.ways.values().flatten() {
+            *accesses.entry(*plen).or_default() += count;
+        }
+        let mut lengths: Vec<(u64, u16)> =
+            accesses.into_iter().map(|(plen, n)| (n, plen)).collect();
+        lengths.sort_unstable_by(|a, b| b.cmp(a));
+        let entries = |length: u16| self.express.get(&length).map(|count| (length, *count));
+        lengths.into_iter().filter_map(|(_, plen)| entries(plen)).take(CANDIDATES_MAX).collect()
+    }
+
     /// Chooses at most so many entries' worth of lengths, ascending.
     pub(super) fn choose(&self, entries_max: u64) -> Vec<u16> {
         let (mut chosen, mut now, mut entries) = (Vec::new(), self.round_trips(&[]), 0);
@@ -130,11 +146,12 @@ impl Sampled {
             let at = chosen.partition_point(|known| *known < length);
             [&chosen[..at], &[length], &chosen[at..]].concat()
         };
+        let candidates = self.candidates();
         while chosen.len() < LENGTHS_MAX {
             let room = |length: &u16, count: &u64| {
                 !chosen.contains(length) && entries + count <= entries_max.max(64)
             };
-            let open = self.express.iter().filter(|(length, count)| room(length, count));
+            let open = candidates.iter().filter(|(length, count)| room(length, count));
             // Of equals, the one with fewer entries, and that leads deepest.
             let best = open
                 .map(|(length, count)| {
@@ -274,6 +291,9 @@ impl DartTree {
             }
             nodes = below.nodes;
         }
+        let mut ways: Vec<_> = std::mem::take(&mut sampled.ways).into_iter().collect();
+        thin(&mut ways, WAYS_MAX, random());
+        sampled.ways = ways.into_iter().collect();
         Ok(sampled)
     }
 
@@ -380,6 +400,22 @@ mod tests {
         sampled.add(&[0, 1, 2], 8, 3_000);
         assert_eq!(sampled.choose(2_000), [2, 3]);
         assert_eq!(Sampled::default().choose(100), Vec::<u16>::new());
+    }
+
+    /// As many ways and lengths as a choice goes by, of long keys with many nodes.
+    #[test]
+    fn a_choice_of_many_lengths_ends_soon() {
+        let mut sampled = Sampled { leaves: 1 << 20, ..Sampled::default() };
+        for number in 0..WAYS_MAX as u16 {
+            let way: Vec<u16> = (0..20 + number % 60).map(|node| node * (1 + number % 7)).collect();
+            sampled.add(&way, way[way.len() - 1] + 1 + number % 50, 1 + u64::from(number));
+        }
+        sampled.express = (1..=600).map(|length| (length, 100)).collect();
+        assert_eq!(sampled.candidates().len(), CANDIDATES_MAX);
+        let began = std::time::Instant::now();
+        let chosen = sampled.choose(1 << 16);
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+        assert!(sampled.round_trips(&chosen) < sampled.round_trips(&[]) / 2, "{chosen:?}");
     }
 
     #[test]
