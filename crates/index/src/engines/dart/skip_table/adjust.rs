@@ -1,10 +1,10 @@
 //! Adjustment: chooses the list of prefix lengths by how often leaves are read, and how deep they stand.
 //!
-//! Each `freq_sample`-th get counts its leaf. An adjustment goes through a sample of the tree, level by level, and counts
-//! the accesses to leaves, by the length of the key, the position of the last node on the way, and those of its nodes. Of
-//! a level with many nodes it takes each n-th, which then stands for n. It then chooses lengths one by one: the one that saves most round trips
-//! beside those chosen before, until that is little or the table would take too many entries. The new table is made as
-//! any other, beside the running operations.
+//! Each `freq_sample`-th get counts its leaf. An adjustment goes through a sample of the tree, level by level, and
+//! counts the accesses to leaves, by the length of the key, the position of the last node on the way, and those of its
+//! nodes. Of a level with many nodes it takes each n-th, which then stands for n. It then chooses lengths one by one:
+//! the one that saves most round trips beside those chosen before, until that is little or the table would take too many
+//! entries. The new table is made as any other, beside the running operations.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -256,8 +256,8 @@ impl DartTree {
 
     /// Goes through a sample of the tree, under one pin.
     ///
-    /// Cost: for each level of the tree at most [`NODES_MAX`] READs of nodes and [`LEAVES_MAX`] of the heads of
-    /// leaves, [`BATCH`] in a round trip.
+    /// Cost: for each level of the tree at most [`NODES_MAX`] READs of nodes and [`LEAVES_MAX`] of the heads of leaves,
+    /// [`BATCH`] in a round trip; 1 READ of the directory if it is not known.
     async fn sample(&self, session: &Session) -> Result<Sampled, IndexError> {
         let _pin = begin_quietly(session).await?;
         let io = session.maintenance();
