@@ -38,7 +38,7 @@ pub struct TableStats {
     pub record_bytes: u64,
     /// Nodes of each level, leaves first.
     pub nodes_per_level: Vec<u64>,
-    /// Further parts of the table that no option tells of, each in a few words: `dart` names its prefix lengths.
+    /// Further parts of the table that no option tells of, each in a few words, as the prefix lengths of a skip table.
     pub parts: Vec<String>,
 }
 
