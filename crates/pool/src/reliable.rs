@@ -444,8 +444,7 @@ impl<'a> Reliable<'a> {
         }
     }
 
-    /// READs, WRITEs to memory that nobody else writes, and CASes of the kind of [`Reliable::cas_many`], posted together. If
-    /// a completion was lost, the list is repeated, and a CAS that has happened may find its own word.
+    /// READs, and WRITEs to memory that nobody else writes, posted together.
     ///
     /// # Errors
     /// As [`Endpoint::post_many`].
@@ -461,6 +460,23 @@ impl<'a> Reliable<'a> {
             posted = self.client.post_many(self.copy_ops(spare)).await;
         }
         posted
+    }
+
+    /// A list of any operations, CASes too, posted once; `None` if a completion was lost. Then nothing of it takes effect
+    /// any more, on no server, and the caller finds out what did.
+    ///
+    /// # Errors
+    /// As [`Reliable::again`].
+    pub async fn post_once(self, ops: Ops) -> Result<Option<Ops>, OpError> {
+        let servers = servers_of(ops.iter().map(Op::addr));
+        let posting = self.posting();
+        match self.client.post_many(ops).await {
+            Ok(ops) => Ok(Some(ops)),
+            Err(error) => {
+                self.again_on(&mut Trial::default(), posting, error, &servers).await?;
+                Ok(None)
+            }
+        }
     }
 
     /// A chain that may be repeated: of READs, of WRITEs to memory that nobody else writes, and of

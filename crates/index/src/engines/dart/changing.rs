@@ -108,7 +108,9 @@ impl Changing<'_> {
         };
         self.tree.counters.slot_taken.add(1);
         let content = self.encode_leaf(Before::Nothing, false).await?;
-        let Some(leaf) = self.leaf.take() else { return Ok(AttemptEnd::Again) };
+        let (Some(content), Some(leaf)) = (content, self.leaf.take()) else {
+            return Ok(AttemptEnd::Again);
+        };
         let (step, code) = (Step::at(key, node.plen), self.code());
         let is_whole = bucket.words().len() == self.tree.shape.slots(node.kind);
         let words =
@@ -325,15 +327,14 @@ impl Changing<'_> {
         let mut ops = posted.map_err(|error| self.tree.misled(error))?;
         self.leaf_written();
         let old = self.tree.whole_leaf(self.io, place.word, ops.take_buf(read)).await?;
-        let position = match self.tree.difference(&place, &old, self.change.key) {
-            Ok(None) => return self.over_own(place, bucket, &old, retiring, may_absorb).await,
-            Ok(Some(position)) => Ok(position),
-            Err(error) => Err(error),
-        };
+        let difference = self.tree.difference(&place, &old, self.change.key);
+        if let Ok(None) = difference {
+            return self.over_own(place, bucket, &old, retiring, may_absorb).await;
+        }
         if let Some(retiring) = retiring {
             self.session.cancel_retire(retiring);
         }
-        let position = position?;
+        let Some(position) = difference? else { return Ok(NextStep::Ended(AttemptEnd::Again)) };
         let decision = self.change.decide(false, None);
         if position < place.plen() {
             return Ok(NextStep::Ended(match decision {

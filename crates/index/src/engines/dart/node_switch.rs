@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr, Ops};
 use farleaf_pool::canary::Canary;
-use farleaf_pool::{Cas, Reliable, Retiring, Session, Trial, Unlinked, is_open};
+use farleaf_pool::{Reliable, Retiring, Session, Trial, Unlinked, is_open};
 
 use super::DartTree;
 use super::descent::{NodeRef, SlotPlace, Start, WayEnd};
@@ -58,8 +58,8 @@ pub(super) struct Growth {
     /// The object of the new leaf.
     pub(super) leaf: Unlinked,
     pub(super) code: u8,
-    /// The leaf's content, until it is in a list.
-    pub(super) content: Option<Buf>,
+    /// The leaf's content.
+    pub(super) content: Buf,
     /// The key belongs below the node.
     pub(super) is_below: bool,
 }
@@ -289,28 +289,15 @@ struct Switch<'a> {
     /// Its words, once all are sealed.
     sealed: Option<Vec<SlotWord>>,
     /// The new node, if there is to be one.
-    new: Option<DraftNode>,
+    new: Option<(DartNodeType, Unlinked)>,
     /// A CAS may have unlinked the node.
     in_doubt: bool,
     /// The leaf that the new node is to have, until it is in the tree.
     growth: Option<Growth>,
+    /// The new node has it.
+    has_leaf: bool,
     /// Counts the switch, up to the end of the task that retires the node.
     counted: Option<CountedSwitch>,
-}
-
-/// A node that is to take another's place.
-struct DraftNode {
-    kind: DartNodeType,
-    object: Unlinked,
-    /// It has the leaf of the growth.
-    has_leaf: bool,
-}
-
-impl DraftNode {
-    /// Returns whether `put` leads to it.
-    fn is_at(&self, put: SlotWord) -> bool {
-        put.is_live() && put.addr() == self.object.addr()
-    }
 }
 
 /// A switch in [`Claims`]: leaves them when it is dropped.
@@ -354,6 +341,7 @@ impl<'a> Switch<'a> {
         node: NodeRef,
     ) -> Self {
         let io = session.reliable();
+        let (is_proven, in_doubt, has_leaf) = (false, false, false);
         let counted = Some(CountedSwitch::new(tree, node.addr));
         Switch {
             tree,
@@ -361,12 +349,13 @@ impl<'a> Switch<'a> {
             io,
             key,
             node,
-            is_proven: false,
+            is_proven,
             is_upkeep: false,
             sealed: None,
             new: None,
-            in_doubt: false,
+            in_doubt,
             growth: None,
+            has_leaf,
             counted,
         }
     }
@@ -381,19 +370,23 @@ impl<'a> Switch<'a> {
                 let proven = self.is_proven.then_some(&*self.key);
                 self.tree.node_unlinked(self.io, self.node, &live, None, proven).await?;
             }
-            let (sealed, leaf, place) = match self.growth.take() {
-                Some(growth) => self.begin_growth(growth).await?,
+            let begun = match self.growth.as_mut() {
+                Some(growth) => {
+                    let words = growth.words.take();
+                    self.begin_growth(words).await?
+                }
                 None => {
-                    let (sealed, place) = join(self.seal_node(), self.find()).await;
+                    let (sealed, place) = join(self.seal(None), self.find()).await;
                     (sealed?, None, place?)
                 }
             };
+            let (sealed, leaf, place) = begun;
             self.sealed = Some(sealed);
             if let Some(leaf) = leaf.filter(|leaf| !leaf.shares(&self.key, self.node.plen)) {
                 // The node is sealed, so it has to be switched: by the way to the leaf.
                 self.key = Cow::Owned(leaf.key().to_vec());
                 self.growth.iter_mut().for_each(|growth| growth.is_below = false);
-                self.new = None;
+                (self.new, self.has_leaf) = (None, false);
                 return Ok(Progress::Again);
             }
             found = Some(place);
@@ -431,7 +424,8 @@ impl<'a> Switch<'a> {
             winner => {
                 self.tree.counters.switch_won.add(1);
                 let winner = if live.len() <= 1 { Winner::Perhaps } else { winner };
-                if self.new.as_ref().is_some_and(|new| new.has_leaf && new.is_at(put)) {
+                let is_new = self.new.as_ref().is_some_and(|(_, new)| put.addr() == new.addr());
+                if self.has_leaf && is_new {
                     self.growth = None;
                 }
                 self.unlinked(winner, Some(retiring), Some((place, put))).await?;
@@ -446,52 +440,58 @@ impl<'a> Switch<'a> {
     /// node above. Returns the node's words, the leaf of the proof, and the node's slot.
     async fn begin_growth(
         &mut self,
-        mut growth: Growth,
+        words: Option<Vec<SlotWord>>,
     ) -> Result<(Vec<SlotWord>, Option<LeafCopy>, Option<SlotPlace>), IndexError> {
         let (tree, io) = (self.tree, self.io);
-        let known = match growth.words.take() {
+        let proof = self.growth.as_ref().and_then(|growth| growth.proof);
+        let known = match words {
             Some(words) => words,
             None => self.words().await?,
         };
-        let (proof, met) = (growth.proof, growth.place.take());
-        self.growth = Some(growth);
+        let met = self.growth.as_mut().and_then(|growth| growth.place.take());
         let mut starts = self.starts().await?;
         let mut ops = io.client().ops();
-        // First the seals: the numbers of their answers are theirs.
-        let seals = self.seals(&known);
-        for (_, cas) in &seals {
-            ops.cas(cas.at, cas.expected, cas.new);
-        }
-        let leaf = match proof.map(|word| (word, word.child())) {
-            Some((word, SlotContent::Leaf(code))) => {
-                Some((word, ops.read(word.addr(), io.buf(leaf::read_bytes(code)))))
-            }
-            _ => None,
-        };
+        let open = self.add_seals(&mut ops, &known);
+        // Behind the CASes, whose numbers are those of `open`.
+        let leaf_read = proof.map(|word| {
+            let bytes = match word.child() {
+                SlotContent::Leaf(code) => leaf::read_bytes(code),
+                _ => 8,
+            };
+            (word, ops.read(word.addr(), io.buf(bytes)))
+        });
         let drafted = live(&known);
         self.draft(&mut ops, &drafted).await?;
         let probe = if met.is_none() { tree.next_probe(&self.key, &mut starts) } else { None };
         let probe = probe.map(|probe| (probe.read_in(io, &mut ops), probe));
-        let mut ops = io.post_many(ops).await?;
+        let Some(mut ops) = io.post_once(ops).await? else {
+            (self.new, self.has_leaf) = (None, false);
+            let leaf = match proof {
+                Some(word) => Some(tree.read_leaf(io, word).await?),
+                None => None,
+            };
+            let (sealed, place) = join(self.seal(None), self.find_by(starts)).await;
+            return Ok((sealed?, leaf, place?));
+        };
         self.written();
         if let Some((index, probe)) = probe {
             let bucket = ops.take_buf(index);
             tree.probed(self.session, &self.key, &mut starts, &probe, &bucket);
         }
-        let words = sealed_by(known, &seals, (0..seals.len()).map(|number| ops.old(number)));
-        let leaf = match leaf {
+        let words = sealed_by(&ops, &open, known);
+        let leaf = match leaf_read {
             Some((word, index)) => Some(tree.whole_leaf(io, word, ops.take_buf(index)).await?),
             None => None,
         };
         let (sealed, place) = match met.or_else(|| self.place_in(starts.at_hand()?)) {
-            Some(place) => (self.seal(words).await?, Some(place)),
+            Some(place) => (self.seal(Some(words)).await?, Some(place)),
             None => {
-                let (sealed, place) = join(self.seal(words), self.find_by(starts)).await;
+                let (sealed, place) = join(self.seal(Some(words)), self.find_by(starts)).await;
                 (sealed?, place?)
             }
         };
         if live(&sealed) != drafted {
-            self.new = None;
+            (self.new, self.has_leaf) = (None, false);
         }
         Ok((sealed, leaf, place))
     }
@@ -501,32 +501,40 @@ impl<'a> Switch<'a> {
         Ok(buf.words().iter().map(|word| SlotWord::from_raw(*word)).collect())
     }
 
-    /// A CAS for each slot that is not sealed, and its index.
-    fn seals(&self, words: &[SlotWord]) -> Vec<(usize, Cas)> {
-        let open = words.iter().enumerate().filter(|(_, word)| !word.is_sealed());
-        let seals = open.filter(|_| !Canary::SwitchUnsealed.is_armed()).map(|(index, word)| {
-            let at = self.node.addr.plus(8 * index as u64);
-            (index, Cas { at, expected: word.raw(), new: word.sealed().raw() })
-        });
-        let seals: Vec<_> = seals.collect();
-        self.tree.counters.seal_cas.add(seals.len() as u64);
-        seals
-    }
-
-    async fn seal_node(&self) -> Result<Vec<SlotWord>, IndexError> {
-        self.seal(self.words().await?).await
+    /// Adds a CAS for each slot that is not sealed; their indexes.
+    fn add_seals(&self, ops: &mut Ops, words: &[SlotWord]) -> Vec<usize> {
+        let is_open = |index: &usize| !words[*index].is_sealed();
+        let open: Vec<usize> = match Canary::SwitchUnsealed.is_armed() {
+            true => Vec::new(),
+            false => (0..words.len()).filter(is_open).collect(),
+        };
+        for index in &open {
+            let word = words[*index];
+            let at = self.node.addr.plus(8 * *index as u64);
+            ops.cas(at, word.raw(), word.sealed().raw());
+        }
+        self.tree.counters.seal_cas.add(open.len() as u64);
+        open
     }
 
     /// Seals every slot; the words that they hold for ever. Any client's CAS does.
-    async fn seal(&self, mut words: Vec<SlotWord>) -> Result<Vec<SlotWord>, IndexError> {
+    async fn seal(&self, mut known: Option<Vec<SlotWord>>) -> Result<Vec<SlotWord>, IndexError> {
         loop {
-            let seals = self.seals(&words);
-            if seals.is_empty() {
-                return Ok(words);
+            let mut words = match known.take() {
+                Some(words) => words,
+                None => self.words().await?,
+            };
+            loop {
+                if words.iter().all(|word| word.is_sealed()) || Canary::SwitchUnsealed.is_armed() {
+                    return Ok(words);
+                }
+                let mut ops = self.io.client().ops();
+                let open = self.add_seals(&mut ops, &words);
+                match self.io.post_once(ops).await? {
+                    Some(ops) => words = sealed_by(&ops, &open, words),
+                    None => break,
+                }
             }
-            let list: Vec<Cas> = seals.iter().map(|(_, cas)| *cas).collect();
-            let found = self.io.cas_many(&list).await?;
-            words = sealed_by(words, &seals, found.into_iter());
         }
     }
 
@@ -607,32 +615,33 @@ impl<'a> Switch<'a> {
         if self.new.is_none() {
             self.draft(ops, live).await?;
         }
-        let new = self.new.as_ref().ok_or_else(no_node)?;
-        Ok(SlotWord::node(place.step, len, new.kind, new.object.addr()))
+        let (kind, new) = self.new.as_ref().ok_or_else(no_node)?;
+        Ok(SlotWord::node(place.step, len, *kind, new.addr()))
     }
 
     /// Makes the new node, and the new leaf in it, and adds their WRITEs to `ops`.
     async fn draft(&mut self, ops: &mut Ops, live: &[SlotWord]) -> Result<(), IndexError> {
         let mut children = live.to_vec();
-        let is_absent =
-            |growth: &&mut Growth| live.iter().all(|word| word.step() != Some(growth.step));
-        let leaf = self.growth.as_mut().filter(|growth| growth.is_below).filter(is_absent);
-        let has_leaf = leaf.is_some();
-        if let Some(growth) = leaf {
-            if let Some(content) = growth.content.take() {
-                growth.leaf.write_in(ops, content);
-            }
+        if let Some(growth) = &self.growth
+            && growth.is_below
+            && live.iter().all(|word| word.step() != Some(growth.step))
+        {
+            // A copy: if a completion is lost, it is written again.
+            let mut content = self.session.client().buf(growth.leaf.bytes());
+            content.words_mut().copy_from_slice(growth.content.words());
+            growth.leaf.write_in(ops, content);
             children.push(SlotWord::leaf(growth.step, growth.code, growth.leaf.addr()));
+            self.has_leaf = true;
         }
         let kind = self.tree.shape.fit(&children);
-        let object = self.tree.new_node(self.session, ops, kind, &children).await?;
-        self.new = Some(DraftNode { kind, object, has_leaf });
+        let new = self.tree.new_node(self.session, ops, kind, &children).await?;
+        self.new = Some((kind, new));
         Ok(())
     }
 
     /// The WRITEs of [`Switch::draft`] have come back.
     fn written(&self) {
-        self.new.iter().for_each(|new| new.object.written());
+        self.new.iter().for_each(|(_, new)| new.written());
         self.growth.iter().for_each(|growth| growth.leaf.written());
     }
 
@@ -641,10 +650,10 @@ impl<'a> Switch<'a> {
     /// # Errors
     /// `OutcomeUnknown` if it may have linked a leaf.
     async fn publish(&mut self, place: &SlotPlace, put: SlotWord) -> Result<Winner, IndexError> {
-        let new = self.new.as_ref().filter(|new| new.is_at(put));
-        let leaf = self.growth.as_ref().filter(|_| new.is_some_and(|new| new.has_leaf));
-        let leaf = leaf.map(|growth| &growth.leaf);
-        let linked: Vec<&Unlinked> = new.map(|new| &new.object).into_iter().chain(leaf).collect();
+        let new = self.new.as_ref().filter(|(_, new)| put.is_live() && put.addr() == new.addr());
+        let leaf = self.growth.as_ref().filter(|_| self.has_leaf && new.is_some());
+        let linked: Vec<&Unlinked> =
+            new.map(|(_, new)| new).into_iter().chain(leaf.map(|growth| &growth.leaf)).collect();
         linked.iter().for_each(|object| object.keep());
         let failed = |error: IndexError| match leaf {
             Some(_) => IndexError::OutcomeUnknown(error.to_string()),
@@ -755,14 +764,11 @@ impl UnlinkedNode {
     }
 }
 
-/// The words of a node after a list of seals, which have found these.
-fn sealed_by(
-    mut words: Vec<SlotWord>,
-    seals: &[(usize, Cas)],
-    found: impl Iterator<Item = u64>,
-) -> Vec<SlotWord> {
-    for ((index, cas), found) in seals.iter().zip(found) {
-        words[*index] = SlotWord::from_raw(if found == cas.expected { cas.new } else { found });
+/// The words of a node after a list of seals: those of `open` by its first CASes.
+fn sealed_by(ops: &Ops, open: &[usize], mut words: Vec<SlotWord>) -> Vec<SlotWord> {
+    for (number, index) in open.iter().enumerate() {
+        let (found, was) = (SlotWord::from_raw(ops.old(number)), words[*index]);
+        words[*index] = if found == was { was.sealed() } else { found };
     }
     words
 }
