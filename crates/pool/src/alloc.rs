@@ -51,10 +51,15 @@ impl Session {
         let geometry = pool.geometry();
         let class = class_of(bytes).filter(|class| geometry.shape(*class).count > 0);
         let is_server = |server: ServerId| server.index() < geometry.servers();
-        let is_known = !matches!(place, Placement::Near(server) if !is_server(server));
+        let is_known = match place {
+            Placement::Near(server) | Placement::Beside(server) => is_server(server),
+            Placement::Spread => true,
+        };
         let Some(class) = class.filter(|_| is_known) else {
             let whose = match place {
-                Placement::Near(server) => format!(" on memory server {server}"),
+                Placement::Near(server) | Placement::Beside(server) => {
+                    format!(" on memory server {server}")
+                }
                 Placement::Spread => String::new(),
             };
             return Err(PoolError::Invalid(format!(
@@ -62,6 +67,10 @@ impl Session {
                 geometry.servers(),
                 geometry.object_bytes_max()
             )));
+        };
+        let place = match place {
+            Placement::Beside(server) => pool.alloc().beside(geometry, class, server),
+            _ => place,
         };
         let now_ns = || self.endpoint().now_ns();
         let (mut ticks, mut server) = (0, ServerId(0));

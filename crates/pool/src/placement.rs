@@ -8,6 +8,8 @@
 //! INV-PLACE-3: otherwise the next object of a class goes to the server on which this member has taken the
 //! fewest objects of the class for each usable block. Servers without an object of the class are passed over
 //! while others have one. A member begins at a server of its own for each class.
+//! INV-PLACE-4: objects that are best beside others do not fill one server before the rest: of a class, a member takes at
+//! most [`BESIDE_AHEAD`] objects more there than its share.
 
 use farleaf_fabric::ServerId;
 
@@ -16,6 +18,8 @@ use crate::{Geometry, Session};
 
 /// One of so many parts of a block: a member that has taken less of a class takes little (INV-PLACE-2).
 const LITTLE_PART: u64 = 16;
+/// Objects of a class by which a server may be ahead of the one with the fewest (INV-PLACE-4).
+const BESIDE_AHEAD: u64 = 32;
 
 /// Preferred memory server of a new object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,9 @@ pub enum Placement {
     Spread,
     /// That server, or others if it is full.
     Near(ServerId),
+    /// That server, unless this member has taken more than its share of the size there (INV-PLACE-4), or takes little and
+    /// has no free object there; else any.
+    Beside(ServerId),
 }
 
 /// The orphan that a member adopts of several.
@@ -58,6 +65,17 @@ impl Session {
 }
 
 impl Allocator {
+    /// The place of the next object of the class that is best beside others on `server` (INV-PLACE-4).
+    pub(crate) fn beside(&self, geometry: &Geometry, class: usize, server: ServerId) -> Placement {
+        let least = self.least_taken(geometry, class, geometry.server_ids()).unwrap_or(server);
+        let blocks = |at: ServerId| u64::from(geometry.block_count(at)).max(1);
+        let taken = self.taken_count(server, class).saturating_mul(blocks(least));
+        let share = (self.taken_count(least, class) + BESIDE_AHEAD).saturating_mul(blocks(server));
+        // Who takes little carves no block for that (INV-PLACE-2).
+        let is_at_hand = !self.takes_little(geometry, class) || self.has_free(server, class);
+        if is_at_hand && taken < share { Placement::Near(server) } else { Placement::Spread }
+    }
+
     /// The server for a new object of the class, wherever it may lie (INV-PLACE-2, INV-PLACE-3).
     #[inline]
     pub(crate) fn choose(

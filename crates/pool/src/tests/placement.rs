@@ -3,7 +3,7 @@
 use farleaf_fabric::ServerId;
 
 use super::{Mine, SMALL, audit_of, endpoint, formatted, member};
-use crate::PoolError;
+use crate::{Placement, PoolError};
 
 const SERVERS: usize = 3;
 
@@ -39,6 +39,33 @@ fn objects_are_spread_evenly() {
             let counts = self::counts(&kind);
             assert!(counts.iter().all(|count| *count > 60), "{counts:?}");
         }
+    });
+}
+
+/// Objects beside others on one server fill that, but for a few, no sooner than the rest.
+#[test]
+fn objects_beside_others_are_there_up_to_a_share() {
+    let fabric = formatted(SERVERS, 4 << 20, SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let session = member(&end).await;
+        take(&session, 300, 1024).await;
+        let beside = async |server: usize, count: usize| {
+            let mut objects = Vec::new();
+            for _ in 0..count {
+                let place = Placement::Beside(ServerId(server as u16));
+                objects.push(session.alloc(place, 1024).await.unwrap());
+            }
+            counts(&objects)
+        };
+        assert_eq!(beside(1, 20).await, [0, 20, 0]);
+        let all = beside(1, 3_000).await;
+        assert!(all.iter().all(|count| (960..=1_040).contains(count)), "{all:?}");
+        for server in 0..SERVERS {
+            assert!(beside(server, 20).await[server] >= 6);
+        }
+        let nowhere = session.alloc(Placement::Beside(ServerId(9)), 1024).await;
+        assert!(matches!(nowhere, Err(PoolError::Invalid(_))), "{nowhere:?}");
     });
 }
 
