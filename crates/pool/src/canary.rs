@@ -103,8 +103,12 @@ pub enum Canary {
     SealLate,
     /// The second insert behind the slots that count leaves the node's header to the first.
     GrowUnhelped,
+    /// A READ makes an exact entry of a node that has changed since it began.
+    BelieveOldRead,
     /// An owner that gives a range away keeps its exact entries.
     KeepExactEntries,
+    /// An owner writes a slot while other changes of the node are under way.
+    WriteSlotBeside,
     /// A remove leaves an empty slot, not a TOMB.
     EraseRemoved,
     /// An insert takes the last empty slot of its bucket, not the first.
@@ -187,7 +191,9 @@ impl Canary {
         Canary::JoinOpenRead,
         Canary::SealLate,
         Canary::GrowUnhelped,
+        Canary::BelieveOldRead,
         Canary::KeepExactEntries,
+        Canary::WriteSlotBeside,
         Canary::EraseRemoved,
         Canary::FillAnySlot,
         Canary::SwitchUnsealed,
@@ -255,7 +261,9 @@ impl Canary {
             Canary::JoinOpenRead => "join-open-read",
             Canary::SealLate => "seal-late",
             Canary::GrowUnhelped => "grow-unhelped",
+            Canary::BelieveOldRead => "believe-old-read",
             Canary::KeepExactEntries => "keep-exact-entries",
+            Canary::WriteSlotBeside => "write-slot-beside",
             Canary::EraseRemoved => "erase-removed",
             Canary::FillAnySlot => "fill-any-slot",
             Canary::SwitchUnsealed => "switch-unsealed",
@@ -354,7 +362,13 @@ impl Canary {
             Canary::GrowUnhelped => {
                 "the second insert behind the slots that count leaves the node's header to the first"
             }
+            Canary::BelieveOldRead => {
+                "a READ makes an exact entry of a node that has changed since it began"
+            }
             Canary::KeepExactEntries => "an owner that gives a range away keeps its exact entries",
+            Canary::WriteSlotBeside => {
+                "an owner writes a slot while other changes of the node are under way"
+            }
             Canary::EraseRemoved => "a remove leaves an empty slot, not a TOMB",
             Canary::FillAnySlot => {
                 "an insert takes the last empty slot of its bucket, not the first"

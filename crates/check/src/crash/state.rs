@@ -338,7 +338,8 @@ fn setup_plan(
         Setup::Nothing => Err(HarnessError("no setup".to_string())),
         Setup::Died(_) | Setup::DiedIn(_) => {
             let from_last = if let Setup::Died(from_last) = state.setup { from_last } else { 0 };
-            let is_write = |op: &CountedOp| op.kind == CountedKind::Write;
+            // One of a single word has no middle.
+            let is_write = |op: &CountedOp| op.kind == CountedKind::Write && op.words > 1;
             let mut writes = ops.iter().enumerate().filter(|(_, op)| is_write(op));
             let (op, counted) = writes.nth_back(from_last).ok_or_else(|| {
                 HarnessError(format!("{before:?} has no WRITE {from_last} from its last"))

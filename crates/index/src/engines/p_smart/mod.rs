@@ -8,7 +8,7 @@
 //! `docs/design/smart.md` describes what ownership changes, `docs/papers/smart.md` what differs from the papers.
 
 use crate::compute::Owned;
-use crate::engines::smart::{ReadDelegation, Smart, SmartOptions};
+use crate::engines::smart::{OwnerWrites, ReadDelegation, Smart, SmartOptions};
 use crate::{KnobKind, knobs};
 
 /// The engine P-SMART, and a table of it.
@@ -33,6 +33,10 @@ knobs! {
         "write_combining" => write_combining: bool = true, KnobKind::Flag, paper "true";
         /// Most operations that one READ or one locked WRITE serves. 0 sets no limit.
         "batch_limit" => batch_limit: usize = 8, KnobKind::count(0, "operations"), paper "none";
+        /// Rights of an owner beyond the protocol that compute servers share. exclusive: its cache answers for
+        /// absent keys, and WRITEs link new leaves. shared: nothing.
+        "owner_writes" => owner_writes: OwnerWrites = OwnerWrites::Exclusive,
+            KnobKind::Words { words: OwnerWrites::WORDS, also: None }, paper "exclusive";
     }
 }
 

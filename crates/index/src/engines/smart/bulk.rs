@@ -150,7 +150,7 @@ impl Tree {
         fill_node(&self.shape, buf.words_mut(), life, NodeType::TOP, (0, b""), slots);
         object.write(buf).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
-        let _changing = self.changing(dying.addr);
+        let _changing = self.changing(dying.addr).await;
         self.freeze(session, &mut dying).await?;
         if live_slots(&dying.words).next().is_some() {
             session.cancel_retire(retiring);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::canary::Canary;
-use farleaf_pool::{Session, Unlinked};
+use farleaf_pool::{Placement, Session, Trial, Unlinked};
 
 use super::descent::{Held, Landing, Path};
 use super::layout::{Edge, LeafClass, NodeType, Slot, fill_node, slot_addr};
@@ -116,13 +116,14 @@ fn copy(session: &Session, words: &[u64]) -> Buf {
 }
 
 impl Tree {
-    /// Makes a leaf in this compute server's memory. No remote operation.
+    /// Makes a leaf, placed `on`, in this compute server's memory. No remote operation.
     ///
     /// # Errors
     /// `Full`.
     pub(super) async fn new_leaf(
         &self,
         session: &Session,
+        on: Placement,
         key: &[u8],
         content: Content,
     ) -> Result<NewLeaf, IndexError> {
@@ -130,7 +131,7 @@ impl Tree {
         let class = class.ok_or_else(|| {
             IndexError::Invalid(format!("a key of {} bytes is too long for a leaf", key.len()))
         })?;
-        let object = session.alloc_unlinked(session.place(), class.bytes()).await?;
+        let object = session.alloc_unlinked(on, class.bytes()).await?;
         let (token, mut words) = (session.lock_token(), vec![0; class.bytes() / 8]);
         // After the address was handed out.
         let birth = session.epoch();
@@ -244,6 +245,9 @@ impl Tree {
                 None => place.held.slot_addr(place.index),
             },
         );
+        let (at, words) = (place.held.slot_addr(place.index), (place.expected, slot));
+        let alone = self.changing_alone(&place.held, key, place.index, words);
+        let is_near = alone.is_some() && nodes.is_empty() && at.server() == new.addr().server();
         let mut batches: Vec<&[NewNode]> = nodes.chunks(WRITES_MAX - 1).collect();
         if batches.is_empty() {
             batches.push(&[]);
@@ -254,7 +258,7 @@ impl Tree {
             for node in batch {
                 node.object.write_in(&mut ops, copy(session, &node.words));
             }
-            let leaf = new.unwritten(session).filter(|_| number == last);
+            let leaf = new.unwritten(session).filter(|_| number == last && !is_near);
             let has_leaf = leaf.is_some();
             if let Some((object, content)) = leaf {
                 object.write_in(&mut ops, content);
@@ -271,7 +275,13 @@ impl Tree {
         }
         new.keep();
         nodes.iter().for_each(|node| node.object.keep());
-        let changing = self.changing(place.held.addr);
+        if let Some(changing) = alone {
+            self.write_slot(session, at, slot, &mut new).await?;
+            self.remember_slot(&mut place.held, place.index, slot, key);
+            changing.stored(session, place.index, words);
+            return Ok((Ok(()), place.held));
+        }
+        let changing = self.changing(place.held.addr).await;
         loop {
             let at = place.held.slot_addr(place.index);
             let words = (place.expected, slot);
@@ -313,6 +323,41 @@ impl Tree {
             new.unkeep();
             nodes.iter().for_each(|node| node.object.unkeep());
             return Ok((Err(new), place.held));
+        }
+    }
+
+    /// Stores `slot`, which leads to `new` or to what is above it, in a node that this change has alone; `new` in
+    /// front of it, in the same chain, unless it is written (`INV-SMART-12`).
+    async fn write_slot(
+        &self,
+        session: &Session,
+        at: GlobalAddr,
+        slot: Slot,
+        new: &mut NewLeaf,
+    ) -> Result<(), IndexError> {
+        let mut trial = Trial::default();
+        loop {
+            let mut ops = session.client().ops();
+            if let Some((object, content)) = new.unwritten(session) {
+                object.write_in(&mut ops, content);
+            }
+            let mut word = session.client().buf(8);
+            word.words_mut()[0] = slot.0;
+            ops.write(at, word);
+            let posting = session.reliable().posting();
+            let done = match ops.len() {
+                1 => session.client().post_many(ops).await,
+                _ => session.client().chain(ops).await,
+            };
+            if let Err(error) = done {
+                session.reliable().again(&mut trial, posting, error).await?;
+                if session.reliable().word(at).await? != slot.0 {
+                    continue;
+                }
+            }
+            new.object.written();
+            new.is_written = true;
+            return Ok(());
         }
     }
 

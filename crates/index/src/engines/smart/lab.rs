@@ -34,8 +34,13 @@ pub(super) const CANARIES: &[Canary] = &[
 ];
 
 /// Seeded bugs of ownership, hunted with owners beside [`CANARIES`].
-const OF_OWNERS: [Canary; 3] =
-    [Canary::LostIsNotBegun, Canary::DeliverTwice, Canary::KeepExactEntries];
+const OF_OWNERS: [Canary; 5] = [
+    Canary::LostIsNotBegun,
+    Canary::DeliverTwice,
+    Canary::BelieveOldRead,
+    Canary::KeepExactEntries,
+    Canary::WriteSlotBeside,
+];
 
 /// Seeded bugs that the lab hunts with owners: those of [`CANARIES`], and those of ownership.
 pub(super) const OWNED_CANARIES: &[Canary] = &{

@@ -65,7 +65,9 @@ use farleaf_pool::{Audit, Recovery, Session};
 use fastrand::Rng;
 
 pub use options::SmartOptions;
-pub use switches::{CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
+pub use switches::{
+    CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
+};
 
 use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_pool, fill_node};
 use self::tree::Tree;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
-use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
+use farleaf_pool::{Placement, Session};
 
 use super::delegation::ChangeLead;
 use super::descent::{Guess, Landing, Path, Proof};
@@ -225,7 +225,7 @@ impl Tree {
             match &guess {
                 // The new leaf is written in the round trip in which the node is READ.
                 Some(guess) if guess.slot.is_none() && adds && guess.proof != Proof::Exact => {
-                    self.prepare(session, op).await?;
+                    self.prepare(session, op, Some(guess.entry.addr)).await?;
                     if let (Some(leaf), Some(at)) = (op.leaf.as_mut(), guess.at) {
                         leaf.aim(self, at);
                     }
@@ -331,7 +331,7 @@ impl Tree {
         let Some(path) = path.filter(|path| path.nodes[0].up.is_some()) else {
             return Ok(Step::Again(By::Root));
         };
-        self.prepare(session, op).await?;
+        self.prepare(session, op, None).await?;
         let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
         match self.move_leaf(session, change.key, &path, image, new).await? {
             Ok(()) => Ok(Step::Done(outcome)),
@@ -361,7 +361,7 @@ impl Tree {
             }
             Decision::Apply(outcome) => outcome,
         };
-        self.prepare(session, op).await?;
+        self.prepare(session, op, Some(path.last().addr)).await?;
         let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
         match self.insert(session, op.change.key, path, other, new).await? {
             Ok(()) => Ok(Step::Done(outcome)),
@@ -399,11 +399,18 @@ impl Tree {
         Ok(Content::Record(self.write_record(session, value).await?))
     }
 
-    /// Makes the leaf that is to be linked, unless there is one.
-    async fn prepare(&self, session: &Session, op: &mut ChangeState<'_>) -> Result<(), Fail> {
+    /// Makes the leaf that is to be linked, unless there is one. An owner has it beside its node.
+    async fn prepare(
+        &self,
+        session: &Session,
+        op: &mut ChangeState<'_>,
+        node: Option<GlobalAddr>,
+    ) -> Result<(), Fail> {
         if let (None, Some(value)) = (&op.leaf, op.change.value) {
             let content = self.content(session, op, value).await?;
-            op.leaf = Some(self.new_leaf(session, op.change.key, content).await?);
+            let near = node.filter(|_| self.has_exact_entries());
+            let on = near.map_or_else(|| session.place(), |node| Placement::Beside(node.server()));
+            op.leaf = Some(self.new_leaf(session, on, op.change.key, content).await?);
         }
         Ok(())
     }

@@ -15,6 +15,12 @@
 //! - `INV-SMART-11` An exact entry does not outlive its era: `hand_over` drops what holds keys of the range, after
 //!   the guard has been drained under a view in which the range is closed. A READ that began before has another view;
 //!   one that began later finds the range closed. So when the range comes back, all entries are of the new era.
+//! - `INV-SMART-12` An owner links by a WRITE of a slot only while no other change of the node is under way, and the
+//!   exact entry says that the slot holds what the change expects. Whatever changes a slot or the life word of an own
+//!   node waits until that WRITE has ended. A new leaf is in front of it in the same chain, or has been written.
+//!
+//! An owner that dies has written the leaf and the slot, the leaf alone, or nothing. A lost completion is answered by
+//! a READ of the slot: if it does not lead to the leaf, nobody has seen the leaf, and both are written again.
 //!
 //! The changes of one slot may end in another order than they happened. The check of what the entry holds makes a
 //! hint of it then, or all of them apply, and lead to the same word as in their own order.
@@ -25,18 +31,23 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
 use super::cache::{Cache, Entry, Stamp};
+use super::descent::Held;
 use super::layout::Slot;
+use super::switches::OwnerWrites;
 use super::tree::Tree;
 use crate::bnode::KeyFormat;
 use crate::compute::ownership::{OpGuard, Ownership, RangeGuard};
 
 /// The ownership of a table's ranges, as its tree asks for it.
 #[derive(Clone, Debug)]
-pub(super) struct OwnRanges(Arc<Ownership>);
+pub(super) struct OwnRanges {
+    ownership: Arc<Ownership>,
+    writes: OwnerWrites,
+}
 
 impl AsRef<RangeGuard> for OwnRanges {
     fn as_ref(&self) -> &RangeGuard {
-        self.0.guard()
+        self.ownership.guard()
     }
 }
 
@@ -55,7 +66,7 @@ pub(super) enum NodeResult {
     Unknown,
     /// Nothing.
     Nothing,
-    /// The CAS of a slot; the member's view of the epoch after that.
+    /// A slot has another word; the member's view of the epoch after that.
     Slot { index: usize, expected: Slot, new: Slot, c: u64 },
 }
 
@@ -65,7 +76,7 @@ impl NodeChange<'_> {
         self.result = NodeResult::Nothing;
     }
 
-    /// Ends: the own CAS has stored `new` in slot `index`, which held `expected`.
+    /// Ends: the own CAS or WRITE has stored `new` in slot `index`, which held `expected`.
     pub(super) fn stored(mut self, session: &Session, index: usize, (expected, new): (Slot, Slot)) {
         let (expected, new) = (expected.thawed(), new.thawed());
         self.result = NodeResult::Slot { index, expected, new, c: session.epoch() };
@@ -81,8 +92,8 @@ impl Drop for NodeChange<'_> {
 }
 
 impl OwnRanges {
-    pub(super) fn new(ownership: &Arc<Ownership>) -> OwnRanges {
-        OwnRanges(Arc::clone(ownership))
+    pub(super) fn new(ownership: &Arc<Ownership>, writes: OwnerWrites) -> OwnRanges {
+        OwnRanges { ownership: Arc::clone(ownership), writes }
     }
 
     /// Returns whether `key` is this compute server's and not about to be another's. So it stays until a task ends
@@ -114,10 +125,12 @@ impl Tree {
         }
     }
 
-    /// Returns whether entries of own nodes may be exact. A walk changes the header of a node that reserves its room,
-    /// and an insert the header and life word of a node that points back.
+    /// Returns whether entries of own nodes may be exact, and WRITEs link leaves there. A walk changes the header of a
+    /// node that reserves its room, and an insert the header and life word of a node that points back.
     pub(super) fn has_exact_entries(&self) -> bool {
-        self.owner.is_some() && !self.shape.reserves && !self.shape.points_back
+        let is_exclusive = |owner: &OwnRanges| owner.writes == OwnerWrites::Exclusive;
+        let is_plain = !self.shape.reserves && !self.shape.points_back;
+        is_plain && self.owner.as_ref().is_some_and(is_exclusive)
     }
 
     /// The moment before a READ of the node at `addr`; `None` if the READ cannot make an exact entry.
@@ -143,12 +156,31 @@ impl Tree {
         self.cache.put_stamped(entry, stamp, is_current);
     }
 
-    /// Begins a change of the node at `addr`, before its first operation is posted.
-    pub(super) fn changing(&self, node: GlobalAddr) -> NodeChange<'_> {
+    /// Begins a change of the node at `addr`, before its first operation is posted; once no other one has it alone.
+    pub(super) async fn changing(&self, node: GlobalAddr) -> NodeChange<'_> {
         let cache = self.owner.as_ref().map(|_| &self.cache);
         if let Some(cache) = cache {
-            cache.begin_change(node);
+            cache.begin_change(node).await;
         }
         NodeChange { cache, node, result: NodeResult::Unknown }
+    }
+
+    /// Begins a change of slot `index` of an own node on the way to `key` that has the node alone, if that is possible
+    /// at once. Inside the range guard.
+    pub(super) fn changing_alone(
+        &self,
+        held: &Held,
+        key: &[u8],
+        index: usize,
+        (expected, new): (Slot, Slot),
+    ) -> Option<NodeChange<'_>> {
+        let words = (expected.thawed(), new.thawed());
+        let is_own = self.owns_all(key.get(..held.node(self).dispatch())?);
+        let begins = is_own && self.cache.begin_alone(held.addr, index, words);
+        begins.then(|| NodeChange {
+            cache: Some(&self.cache),
+            node: held.addr,
+            result: NodeResult::Unknown,
+        })
     }
 }

@@ -19,6 +19,7 @@ use crate::bnode::KeyFormat;
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::{MapWords, Ownership, read_map};
 use crate::compute::{OwnedSettings, Partitioned};
+use crate::engine::choose;
 use crate::engines::p_smart::PSmartOptions;
 use crate::index::{ScanRange, TableReport};
 use crate::walk::Visitor;
@@ -55,7 +56,7 @@ impl Partitioned for Smart {
         ownership: &Arc<Ownership>,
     ) -> Result<Smart, IndexError> {
         check_pool(session)?;
-        let owner = Some(OwnRanges::new(ownership));
+        let owner = Some(OwnRanges::new(ownership, options.owner_writes));
         let tree = Tree::new(table.meta(), *table.layout(), options.into(), owner);
         Ok(Smart { stored: table.clone(), tree })
     }
@@ -81,6 +82,7 @@ impl Partitioned for Smart {
 
     fn draw_owned(rng: &mut Rng) -> Settings {
         lab::draw_owned(rng)
+            .with("owner_writes", choose(rng, &["exclusive", "exclusive", "exclusive", "shared"]))
     }
 
     fn check_change(table: &Smart, change: &Change<'_>) -> Result<(), IndexError> {

@@ -91,7 +91,7 @@ impl Tree {
         let mut object = self.alloc_node(session, of).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
         // Its entry never becomes exact again.
-        let _changing = self.changing(dying.addr);
+        let _changing = self.changing(dying.addr).await;
         self.freeze(session, &mut dying).await?;
         if let Some(heir) = self.heir(session, &dying).await? {
             return self.collapse(session, &dying, key, heir, retiring).await;
@@ -204,7 +204,7 @@ impl Tree {
         let (up, mut trial) = (dying.up, Trial::default());
         let expected = if dying.is_root(self) { up.word } else { Slot(up.word).thawed().0 };
         made.keep();
-        let changing = self.changing(up.node);
+        let changing = self.changing(up.node).await;
         let won = loop {
             let posting = session.reliable().posting();
             let error = match session.client().cas(up.at, expected, new).await {
@@ -288,7 +288,7 @@ impl Tree {
         if is_locked {
             new.keep();
             let (at, words) = (slot_addr(node, index), (slot, new.slot(slot.edge())));
-            let changing = self.changing(node);
+            let changing = self.changing(node).await;
             if self.link(session, at, words, new.linking(key)).await?.is_ok() {
                 changing.stored(session, index, words);
                 // The old leaf stays locked.

@@ -111,7 +111,7 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let (up, mut trial) = (dying.up, Trial::default());
         let expected = Slot(up.word).thawed().0;
-        let changing = self.changing(up.node);
+        let changing = self.changing(up.node).await;
         let may_have_won = loop {
             let posting = session.reliable().posting();
             let error = match session.client().cas(up.at, expected, heir.0).await {

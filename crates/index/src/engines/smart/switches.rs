@@ -114,6 +114,16 @@ switch! {
     }
 }
 
+switch! {
+    /// What the owner of a range of keys does otherwise than a compute server that shares its keys.
+    OwnerWrites {
+        /// It believes its cache about nodes whose keys it owns, and links new leaves there by a WRITE.
+        Exclusive = "exclusive",
+        /// Nothing.
+        Shared = "shared",
+    }
+}
+
 impl NodeTypes {
     /// The type of a node that takes the place of one with `live` children, with room for one more.
     pub(super) fn replacing(self, live: usize, first: NodeType) -> NodeType {

@@ -158,7 +158,7 @@ impl Tree {
         if Canary::FreeSlot.is_armed() {
             tomb = Slot(0);
         }
-        let changing = self.changing(held.addr);
+        let changing = self.changing(held.addr).await;
         if self.empty_slot(session, at, (slot, tomb), key).await? {
             // It stays locked: a client that waits for it looks at the slot.
             session.retire(retiring);

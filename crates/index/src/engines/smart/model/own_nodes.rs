@@ -1,6 +1,7 @@
 //! Model of `own_nodes.rs`: the exact entry of one node with two slots, under own changes, READs and a move.
 //!
-//! Changes store words in the slots by CAS; each begins, stores or loses, and ends. A READ notes the moment, samples
+//! Changes store words in the slots by CAS, and one by a WRITE, which has the node alone. Each begins, stores or loses,
+//! and ends. A READ notes the moment, samples
 //! the two slots, and takes in an entry; nothing guards it. The range goes to another compute server, which changes
 //! a slot, and comes back.
 
@@ -26,10 +27,18 @@ enum Broken {
     KeepEntries,
     /// A range is handed over while changes are under way.
     Undrained,
+    /// A WRITE of a slot begins while other changes of the node are under way.
+    WriteBeside,
+    /// Other changes begin while a WRITE of a slot is under way.
+    CasBeside,
+    /// A WRITE of a slot begins whatever the entry says.
+    WriteByHint,
 }
 
 /// Slot, expected word, new word.
-const CHANGES: [(usize, u8, u8); 4] = [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 0, 1)];
+const CHANGES: [(usize, u8, u8); 5] = [(0, 0, 1), (0, 1, 2), (0, 2, 3), (1, 0, 1), (1, 0, 2)];
+/// The change that is a WRITE.
+const WRITE: usize = 4;
 /// The word that the other owner stores in slot 0.
 const OTHERS: u8 = 9;
 const READS: u8 = 2;
@@ -65,6 +74,8 @@ struct State {
     phase: u8,
     /// A change landed when the range was another's.
     is_beside: bool,
+    /// A WRITE has replaced what it did not expect.
+    is_overwritten: bool,
 }
 
 impl State {
@@ -76,10 +87,24 @@ impl State {
         read: Reading { at: 3, phase: 0, changes: None, words: [0; 2], left: READS },
         phase: 0,
         is_beside: false,
+        is_overwritten: false,
     };
 
     fn under_way(&self) -> usize {
         self.changes.iter().filter(|it| !matches!(it, ChangeStep::Idle | ChangeStep::Over)).count()
+    }
+
+    /// Whether a change may begin.
+    fn may_begin(&self, number: usize, broken: Broken) -> bool {
+        let (slot, expected, _) = CHANGES[number];
+        if number != WRITE {
+            let writes = matches!(self.changes[WRITE], ChangeStep::Begun | ChangeStep::Stored);
+            return !writes || broken == Broken::CasBeside;
+        }
+        let is_known = |(words, is_exact): ([u8; 2], bool)| {
+            words[slot] == expected && (is_exact || broken == Broken::WriteByHint)
+        };
+        self.entry.is_some_and(is_known) && (self.under_way() == 0 || broken == Broken::WriteBeside)
     }
 
     fn is_own(&self) -> bool {
@@ -128,11 +153,12 @@ impl Model for State {
         for (number, (slot, expected, new)) in CHANGES.into_iter().enumerate() {
             let mut state = self;
             match self.changes[number] {
-                ChangeStep::Idle if self.is_own() => {
+                ChangeStep::Idle if self.is_own() && self.may_begin(number, broken) => {
                     state.changes[number] = ChangeStep::Begun;
                     state.counted += 1;
                 }
-                ChangeStep::Begun if self.remote[slot] == expected => {
+                ChangeStep::Begun if self.remote[slot] == expected || number == WRITE => {
+                    state.is_overwritten = self.remote[slot] != expected;
                     state.remote[slot] = new;
                     state.changes[number] = ChangeStep::Stored;
                     state.is_beside |= matches!(self.phase, 2 | 3);
@@ -189,6 +215,9 @@ impl Model for State {
         if self.is_beside {
             return Some("a change beside the owner's");
         }
+        if self.is_overwritten {
+            return Some("a WRITE replaces a slot unseen");
+        }
         let (words, is_exact) = self.entry?;
         let is_believed = is_exact
             && self.is_own()
@@ -220,4 +249,8 @@ fn each_rule_of_own_nodes_is_needed() {
     }
     let fault = explore([State::FIRST], Broken::Undrained).0;
     assert_eq!(fault, Some("a change beside the owner's"));
+    for broken in [Broken::WriteBeside, Broken::CasBeside, Broken::WriteByHint] {
+        let fault = explore([State::FIRST], broken).0;
+        assert_eq!(fault, Some("a WRITE replaces a slot unseen"), "{broken:?}");
+    }
 }
