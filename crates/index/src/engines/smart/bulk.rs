@@ -1,5 +1,6 @@
 //! Bulk load: builds a tree beside an empty one, bottom up, and puts it in its place by one CAS of the root word.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Ops, ServerId};
@@ -44,19 +45,29 @@ enum Subtree {
     Node(Open),
 }
 
-/// New objects that nothing leads to. Dropped, they are freed.
+/// New objects that nothing leads to, by their bytes: 8 bytes of memory for each. Dropped, they are freed.
 struct Built {
     session: Session,
-    objects: Vec<(GlobalAddr, usize)>,
+    objects: BTreeMap<usize, Vec<GlobalAddr>>,
+}
+
+impl Built {
+    fn add(&mut self, addr: GlobalAddr, bytes: usize) {
+        self.objects.entry(bytes).or_default().push(addr);
+    }
+}
+
+fn free_all(session: &Session, objects: BTreeMap<usize, Vec<GlobalAddr>>) {
+    for (bytes, addrs) in objects {
+        addrs.into_iter().for_each(|addr| session.free_unpublished(addr, bytes));
+    }
 }
 
 impl Drop for Built {
     fn drop(&mut self) {
         let objects = std::mem::take(&mut self.objects);
         if !self.session.endpoint().is_lossy() {
-            for (addr, bytes) in objects {
-                self.session.free_unpublished(addr, bytes);
-            }
+            free_all(&self.session, objects);
             return;
         }
         if objects.is_empty() {
@@ -69,9 +80,7 @@ impl Drop for Built {
                     return;
                 }
             }
-            for (addr, bytes) in objects {
-                session.free_unpublished(addr, bytes);
-            }
+            free_all(&session, objects);
         });
     }
 }
@@ -112,7 +121,7 @@ impl Tree {
         let mut builder = Builder {
             tree: self,
             session,
-            built: Built { session: session.clone(), objects: Vec::new() },
+            built: Built { session: session.clone(), objects: BTreeMap::new() },
             batch: session.client().ops(),
             open: vec![Open { at: 0, children: Vec::new(), addr }],
             last: Vec::new(),
@@ -316,7 +325,8 @@ impl Builder<'_> {
             None => {
                 let record = self.tree.write_record(self.session, value).await?;
                 let word = record.word();
-                self.built.objects.push(self.tree.record_place(word)?);
+                let (addr, bytes) = self.tree.record_place(word)?;
+                self.built.add(addr, bytes);
                 record.keep();
                 (class_for(lead, key.len(), 8), NewValue::Record(word))
             }
@@ -333,7 +343,7 @@ impl Builder<'_> {
 
     async fn alloc(&mut self, bytes: usize) -> Result<GlobalAddr, IndexError> {
         let object: Unlinked = self.session.alloc_unlinked(self.session.place(), bytes).await?;
-        self.built.objects.push((object.addr(), bytes));
+        self.built.add(object.addr(), bytes);
         object.keep();
         Ok(object.addr())
     }
