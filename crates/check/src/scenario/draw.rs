@@ -7,6 +7,9 @@ use super::{
     Choices, Events, FaultKind, Faults, FormatName, Scenario, Subset, TimedFault, Workload, mix,
 };
 
+/// Pairs of a load that fit in the smallest memory, whatever their size.
+const SMALL_PRELOAD: u64 = 512;
+
 /// A generator for one field (INV-SCENARIO-1).
 fn rng(seed: u64, field: &str) -> Rng {
     Rng::with_seed(field.bytes().fold(mix(seed, 0x5ce7), |hash, byte| mix(hash, byte.into())))
@@ -82,8 +85,12 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
     });
     drawn.region_kib = choices.region_kib.unwrap_or_else(|| {
         let mut rng = rng(seed, "region");
-        // The smallest have room for a few blocks only, and run full.
-        if rng.u8(..8) == 0 { rng.u64(17..32) * 64 } else { 8 << 10 }
+        // The smallest have room for a few blocks only, and run full. A large load does not fit.
+        if rng.u8(..8) == 0 && drawn.preload <= SMALL_PRELOAD {
+            rng.u64(17..32) * 64
+        } else {
+            8 << 10
+        }
     });
     drawn.think_ns =
         choices.think_ns.unwrap_or_else(|| pick(&mut rng(seed, "think"), &[0, 0, 0, 500, 4_000]));
