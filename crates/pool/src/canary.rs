@@ -109,6 +109,8 @@ pub enum Canary {
     KeepExactEntries,
     /// An owner writes a slot while other changes of the node are under way.
     WriteSlotBeside,
+    /// An owner stores a leaf that another of its operations has changed since it was read.
+    StoreLeafBeside,
     /// A remove leaves an empty slot, not a TOMB.
     EraseRemoved,
     /// An insert takes the last empty slot of its bucket, not the first.
@@ -194,6 +196,7 @@ impl Canary {
         Canary::BelieveOldRead,
         Canary::KeepExactEntries,
         Canary::WriteSlotBeside,
+        Canary::StoreLeafBeside,
         Canary::EraseRemoved,
         Canary::FillAnySlot,
         Canary::SwitchUnsealed,
@@ -264,6 +267,7 @@ impl Canary {
             Canary::BelieveOldRead => "believe-old-read",
             Canary::KeepExactEntries => "keep-exact-entries",
             Canary::WriteSlotBeside => "write-slot-beside",
+            Canary::StoreLeafBeside => "store-leaf-beside",
             Canary::EraseRemoved => "erase-removed",
             Canary::FillAnySlot => "fill-any-slot",
             Canary::SwitchUnsealed => "switch-unsealed",
@@ -368,6 +372,9 @@ impl Canary {
             Canary::KeepExactEntries => "an owner that gives a range away keeps its exact entries",
             Canary::WriteSlotBeside => {
                 "an owner writes a slot while other changes of the node are under way"
+            }
+            Canary::StoreLeafBeside => {
+                "an owner stores a leaf that another of its operations has changed since it was read"
             }
             Canary::EraseRemoved => "a remove leaves an empty slot, not a TOMB",
             Canary::FillAnySlot => {

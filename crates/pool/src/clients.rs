@@ -204,6 +204,16 @@ impl Pool {
         Ok(())
     }
 
+    /// See [`crate::Session::is_own_token`].
+    pub(crate) fn is_own_token(&self, word: u64) -> bool {
+        let is_of_life = |token: LockToken| {
+            let start = self.token_starts.get(token.client() as usize);
+            start.is_some_and(|start| token.counter() >= start.load(Ordering::SeqCst))
+        };
+        let token = LockToken::from_word(word).filter(|token| token.member() == self.member);
+        token.is_some_and(is_of_life)
+    }
+
     /// Tells whether the member that a lock's token names is dead and fenced. See
     /// [`crate::Session::owner_is_dead`].
     pub(crate) async fn token_is_dead(
@@ -217,9 +227,8 @@ impl Pool {
             .filter(|token| token.client() < options.clients_max)
             .ok_or_else(|| PoolError::Corrupt(format!("{word:#x} is no lock's token")))?;
         if token.member() == self.member {
-            // This life made it, or an earlier one of the slot, which has been recovered.
-            let start = self.token_starts[token.client() as usize].load(Ordering::SeqCst);
-            return Ok(token.counter() < start);
+            // Or an earlier life of the slot made it, which has been recovered.
+            return Ok(!self.is_own_token(word));
         }
         let (ops, _) = client
             .chain(|ops| {

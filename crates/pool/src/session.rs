@@ -471,6 +471,11 @@ impl Session {
         self.pool().token_is_dead(self.maintenance(), token).await
     }
 
+    /// Tells whether this member has made a lock's token, in its present life. No remote operation.
+    pub fn is_own_token(&self, token: u64) -> bool {
+        self.pool().is_own_token(token)
+    }
+
     pub(crate) async fn fill_tokens(&self) -> Result<(), PoolError> {
         let (next, end) = self.inner.tokens.get();
         if end - next >= TOKENS_LEAST {

@@ -158,9 +158,9 @@ fn add_others(
             let cost = measured.run.per_op;
             let reads = "a cache of nodes of their own size holds the upper levels of the tree";
             let writes = "the paper's build combines writes of one key and skips equal values; here each update \
-                          has a value of its own";
-            let atomics =
-                "a changed leaf is locked by CAS, by its owner as well; epochs of the pool";
+                          has a value of its own, and an owner WRITEs the leaf's lock as well";
+            let atomics = "a changed leaf is locked by CAS, by its owner once, if another has stored it last; epochs \
+                           of the pool";
             let bytes =
                 "the paper's build READs whole nodes of 2 KiB, ours as many bytes as the type has";
             for (quantity, paper, ours, reason) in [

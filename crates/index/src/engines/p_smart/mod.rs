@@ -34,7 +34,7 @@ knobs! {
         /// Most operations that one READ or one locked WRITE serves. 0 sets no limit.
         "batch_limit" => batch_limit: usize = 8, KnobKind::count(0, "operations"), paper "none";
         /// Rights of an owner beyond the protocol that compute servers share. exclusive: its cache answers for
-        /// absent keys, and WRITEs link new leaves. shared: nothing.
+        /// absent keys, and WRITEs link and change leaves. shared: nothing.
         "owner_writes" => owner_writes: OwnerWrites = OwnerWrites::Exclusive,
             KnobKind::Words { words: OwnerWrites::WORDS, also: None }, paper "exclusive";
     }

@@ -20,6 +20,7 @@ use farleaf_pool::canary::Canary;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::changes::{Changes, Ended, SHARDS, mix};
 use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
 use super::own_nodes::NodeResult;
 use super::switches::CacheIndex;
@@ -30,11 +31,8 @@ use crate::sync::{Mutex, lock};
 const ENTRY_BYTES: usize = 144;
 /// A cache with less than so many bytes for each shard has one.
 const SHARD_BYTES_MIN: u64 = 256 << 10;
-const SHARDS: usize = 64;
 /// Bytes that a hashed name takes: itself and an address, with its share of the nodes of the map.
 const NAME_BYTES: usize = 32;
-/// Counts of changes in each shard; nodes share them.
-const COUNTS: usize = 64;
 
 /// A cached node.
 #[derive(Clone, Debug)]
@@ -225,14 +223,6 @@ pub(super) struct Cache {
     waiting: ParkingLot,
 }
 
-/// The changes of a node that are under way.
-#[derive(Debug, Default)]
-struct UnderWay {
-    count: u32,
-    /// It is one, and no other may begin.
-    is_alone: bool,
-}
-
 #[derive(Debug, Default)]
 struct Shard {
     /// Places in the ring, by address.
@@ -243,10 +233,8 @@ struct Shard {
     bytes_max: usize,
     /// Bytes that an entry takes beside its own.
     more_bytes: usize,
-    /// Changes that are under way, by the address of their node.
-    changing: BTreeMap<u64, UnderWay>,
-    /// Changes that have begun or ended, for a part of the addresses each; empty before the first.
-    changes: Vec<u64>,
+    /// Those of its nodes.
+    changes: Changes,
 }
 
 #[derive(Debug)]
@@ -298,7 +286,7 @@ impl Cache {
         let shard = &mut *shard;
         let cached = &mut shard.ring[*shard.places.get(&addr.word())?];
         cached.used = true;
-        let is_exact = cached.is_exact && !shard.changing.contains_key(&addr.word());
+        let is_exact = cached.is_exact && !shard.changes.are_under_way(addr);
         Some((Arc::clone(&cached.entry), is_exact))
     }
 
@@ -332,7 +320,7 @@ impl Cache {
     ) -> (Vec<Arc<Entry>>, bool) {
         let mut shard = lock(self.shard(entry.addr));
         let (shard, mut gone) = (&mut *shard, Vec::new());
-        let changes = shard.changes_of(entry.addr);
+        let changes = shard.changes.of(entry.addr);
         let is_exact = stamp.is_some_and(|it| {
             (changes == Some(it.changes) || Canary::BelieveOldRead.is_armed())
                 && is_current(it.view)
@@ -357,27 +345,14 @@ impl Cache {
 
     /// Changes of the node at `addr` so far; `None` if one is under way.
     pub(super) fn changes(&self, addr: GlobalAddr) -> Option<u64> {
-        lock(self.shard(addr)).changes_of(addr)
+        lock(self.shard(addr)).changes.of(addr)
     }
 
     /// A change of the node at `addr` begins, beside others, once no change has the node alone.
     pub(super) async fn begin_change(&self, addr: GlobalAddr) {
-        let begins = || {
-            let mut shard = lock(self.shard(addr));
-            let under_way = shard.changing.entry(addr.word()).or_default();
-            if under_way.is_alone {
-                return false;
-            }
-            under_way.count += 1;
-            shard.count_change(addr);
-            true
-        };
-        let is_alone = || {
-            let shard = lock(self.shard(addr));
-            shard.changing.get(&addr.word()).is_some_and(|under_way| under_way.is_alone)
-        };
-        while !begins() {
-            self.waiting.park(addr.word(), || !is_alone()).await;
+        while !lock(self.shard(addr)).changes.begin(addr) {
+            let is_over = || !lock(self.shard(addr)).changes.is_alone(addr);
+            self.waiting.park(addr.word(), is_over).await;
         }
     }
 
@@ -388,13 +363,11 @@ impl Cache {
         let shard = &mut *shard;
         let Some(place) = shard.places.get(&addr.word()).copied() else { return false };
         let cached = &shard.ring[place];
-        let is_exact = cached.is_exact && !shard.changing.contains_key(&addr.word());
+        let is_exact = cached.is_exact && !shard.changes.are_under_way(addr);
         let may_begin = is_exact && cached.entry.with_slot(index, words).is_some()
             || Canary::WriteSlotBeside.is_armed() && words.0.0 == 0;
         if may_begin {
-            let under_way = shard.changing.entry(addr.word()).or_default();
-            (under_way.count, under_way.is_alone) = (under_way.count + 1, true);
-            shard.count_change(addr);
+            shard.changes.begin_alone(addr);
         }
         may_begin
     }
@@ -444,33 +417,12 @@ impl Cache {
     }
 }
 
-/// Bits of an address, mixed.
-fn mix(addr: GlobalAddr) -> usize {
-    (addr.word().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
-}
-
 impl Shard {
-    fn changes_of(&self, addr: GlobalAddr) -> Option<u64> {
-        let count = self.changes.get(mix(addr) / SHARDS % COUNTS).copied().unwrap_or(0);
-        (!self.changing.contains_key(&addr.word())).then_some(count)
-    }
-
-    fn count_change(&mut self, addr: GlobalAddr) {
-        self.changes.resize(COUNTS, 0);
-        self.changes[mix(addr) / SHARDS % COUNTS] += 1;
-    }
-
     /// Ends a change, and amends an exact entry; returns the entries that had to go, and whether the change had the
     /// node alone.
     fn end_change(&mut self, addr: GlobalAddr, result: NodeResult) -> (Vec<Arc<Entry>>, bool) {
         let mut gone = Vec::new();
-        self.count_change(addr);
-        let left = self.changing.get_mut(&addr.word()).map_or(0, |under_way| {
-            under_way.count -= 1;
-            under_way.count
-        });
-        let ended = if left == 0 { self.changing.remove(&addr.word()) } else { None };
-        let was_alone = ended.is_some_and(|ended| ended.is_alone);
+        let Ended { left, was_alone } = self.changes.end(addr);
         let Some(place) = self.places.get(&addr.word()).copied() else { return (gone, was_alone) };
         let cached = &mut self.ring[place];
         match result {

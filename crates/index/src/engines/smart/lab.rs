@@ -34,12 +34,13 @@ pub(super) const CANARIES: &[Canary] = &[
 ];
 
 /// Seeded bugs of ownership, hunted with owners beside [`CANARIES`].
-const OF_OWNERS: [Canary; 5] = [
+const OF_OWNERS: [Canary; 6] = [
     Canary::LostIsNotBegun,
     Canary::DeliverTwice,
     Canary::BelieveOldRead,
     Canary::KeepExactEntries,
     Canary::WriteSlotBeside,
+    Canary::StoreLeafBeside,
 ];
 
 /// Seeded bugs that the lab hunts with owners: those of [`CANARIES`], and those of ownership.

@@ -70,6 +70,17 @@ impl Content {
     }
 }
 
+/// How a leaf's content is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Storing {
+    /// Under the leaf's lock; behind a redo record if a death could tear the value.
+    Locked,
+    /// Under the lock, by a client that has written a redo record if one is needed.
+    Recorded,
+    /// Behind the lock word, in one chain, by an owner (`INV-SMART-13`); behind a redo record as above.
+    Alone,
+}
+
 /// The end of a try to change a leaf in place.
 #[derive(Debug)]
 pub(super) enum Stored {
@@ -81,15 +92,16 @@ pub(super) enum Stored {
 
 impl Tree {
     /// Gives a leaf that was whole and free a new content, to which the changes of the lead's members are applied:
-    /// 1 CAS and 1 WRITE, more if several runs of words differ or a redo record is needed. A change without an
-    /// expectation READs the leaf once more if it has waited for its lock in the lock table.
+    /// 1 CAS and 1 WRITE, more if several runs of words differ or a redo record is needed. An owner needs a WRITE in
+    /// place of the CAS, in the same chain, if it has stored the leaf last, and has not since the READ at `stamp`. A change without
+    /// an expectation READs the leaf once more if it has waited for its lock in the lock table.
     ///
     /// # Errors
     /// `OutcomeUnknown` if it takes longer than the caller waits.
     pub(super) async fn store(
         self: &Arc<Self>,
         session: &Session,
-        leaf: LeafImage,
+        (leaf, stamp): (LeafImage, Option<u64>),
         (content, is_blind): (Content, bool),
         lead: Option<ChangeLead>,
     ) -> Result<Stored, IndexError> {
@@ -101,7 +113,7 @@ impl Tree {
                 if has_waited && is_blind {
                     tree.look_again(&session, &mut leaf, &content).await?;
                 }
-                tree.store_now(&session, leaf, content, lead).await
+                tree.store_now(&session, (leaf, stamp), content, lead).await
             };
             tree.under(&session, locks, store).await
         })
@@ -132,7 +144,7 @@ impl Tree {
     async fn store_now(
         &self,
         session: &Session,
-        leaf: LeafImage,
+        (leaf, stamp): (LeafImage, Option<u64>),
         content: Content,
         mut lead: Option<ChangeLead>,
     ) -> Result<Stored, IndexError> {
@@ -148,7 +160,13 @@ impl Tree {
         if Canary::LockProvesNothing.is_armed() {
             by = session.reliable().word(leaf.lock_addr()).await?;
         }
-        if session.reliable().cas(leaf.lock_addr(), by, token).await? != by {
+        let alone = self.changing_leaf_alone(session, (leaf.addr, old), stamp);
+        let is_alone = alone.is_some();
+        let _changing = match alone {
+            Some(alone) => alone,
+            None => self.changing_leaf(leaf.addr).await,
+        };
+        if !is_alone && session.reliable().cas(leaf.lock_addr(), by, token).await? != by {
             if let Some(retiring) = retiring {
                 session.cancel_retire(retiring);
             }
@@ -159,7 +177,8 @@ impl Tree {
         content.keep();
         let mut new = leaf.words.clone();
         set_content(self.shape.table, leaf.addr, &mut new, content.as_new(), token);
-        self.write_content(session, &leaf, &new, true).await?;
+        let how = if is_alone { Storing::Alone } else { Storing::Locked };
+        self.write_content(session, &leaf, &new, how).await?;
         if let Some(retiring) = retiring {
             session.retire(retiring);
         }
@@ -173,20 +192,19 @@ impl Tree {
         Ok(Stored::Done { is_removed: matches!(content, Content::Absent) })
     }
 
-    /// Writes `new` over the words of a leaf that this client has locked. With a redo record in front if a death
-    /// could tear the value, unless the caller has written one.
+    /// Writes `new` over the words of a leaf that this client has locked, or has alone.
     pub(super) async fn write_content(
         &self,
         session: &Session,
         leaf: &LeafImage,
         new: &[u64],
-        may_need_redo: bool,
+        how: Storing,
     ) -> Result<(), IndexError> {
         let token = new[2];
         let (mut trial, mut now) = (Trial::default(), leaf.clone());
         loop {
             let posting = session.reliable().posting();
-            let Err(error) = self.post_content(session, &now, new, may_need_redo).await else {
+            let Err(error) = self.post_content(session, &now, new, how).await else {
                 return Ok(());
             };
             session.reliable().again(&mut trial, posting, error).await?;
@@ -197,7 +215,8 @@ impl Tree {
             if view.is_whole() && view.by() == token {
                 return Ok(());
             }
-            if session.reliable().word(leaf.lock_addr()).await? != token
+            if how != Storing::Alone
+                && session.reliable().word(leaf.lock_addr()).await? != token
                 && !Canary::ResendContent.is_armed()
             {
                 return Ok(());
@@ -220,17 +239,22 @@ impl Tree {
         session: &Session,
         old: &LeafImage,
         new: &[u64],
-        may_need_redo: bool,
+        how: Storing,
     ) -> Result<(), OpError> {
         let client = session.client();
         let found = changed(&old.words, new);
         let mut ops: Ops = client.ops();
         let atomic = session.endpoint().capabilities().crash_atomic_bytes as usize;
         let is_atomic = found.runs.len() == 1 && found.runs[0].len() * 8 <= atomic;
-        let needs_redo = may_need_redo && found.needs_redo && !is_atomic;
+        let needs_redo = how != Storing::Recorded && found.needs_redo && !is_atomic;
         if needs_redo && !Canary::LoseLeafRedo.is_armed() {
             let record = redo_record(session, self.shape.table, old.addr, new);
             ops.write(session.redo_addr(old.addr.server()), record);
+        }
+        if how == Storing::Alone {
+            let mut lock = client.buf(8);
+            lock.words_mut()[0] = new[2];
+            ops.write(old.lock_addr(), lock);
         }
         for run in found.runs {
             let mut buf = client.buf(run.len() * 8);

@@ -30,6 +30,7 @@
 
 mod bulk;
 mod cache;
+mod changes;
 mod delegation;
 mod descent;
 mod grow;
@@ -44,6 +45,7 @@ mod model;
 mod ops;
 mod options;
 mod outcome;
+mod own_leaves;
 mod own_nodes;
 mod owned;
 mod record;

@@ -8,6 +8,7 @@
 mod cached_prefix;
 mod collapse;
 mod grow;
+mod own_leaf;
 mod own_nodes;
 mod torn_leaf;
 

@@ -218,8 +218,10 @@ impl Tree {
             self.way(session, key).await?
         } else {
             let guess = self.guess(key);
+            let hinted = guess.as_ref().and_then(|guess| guess.slot).filter(|it| it.is_leaf());
+            let stamp = hinted.and_then(|slot| self.leaf_stamp(slot.addr()));
             if let Some((slot, image)) = self.proven_leaf(session, guess.as_ref(), key).await? {
-                return self.on_leaf(session, op, slot, image, None).await;
+                return self.on_leaf(session, op, slot, (image, stamp), None).await;
             }
             let adds = op.change.value.is_some() && op.change.adds;
             match &guess {
@@ -248,9 +250,10 @@ impl Tree {
             }
         };
         if let Landing::Leaf { index, slot } = path.landing {
+            let stamp = self.leaf_stamp(slot.addr());
             let image = self.read_fresh_leaf(session, (path.last().slot_addr(index), slot)).await?;
             if self.leaf(slot.addr(), &image).key() == key {
-                return self.on_leaf(session, op, slot, image, Some(path)).await;
+                return self.on_leaf(session, op, slot, (image, stamp), Some(path)).await;
             }
             let other = self.leaf_image(slot.addr(), &image);
             return self.on_absent(session, op, path, Some(other)).await;
@@ -258,13 +261,13 @@ impl Tree {
         self.on_absent(session, op, path, None).await
     }
 
-    /// The key has a leaf. `path` is the way there, unless a cached slot led to it.
+    /// The key has a leaf, READ at `stamp`. `path` is the way there, unless a cached slot led to it.
     async fn on_leaf(
         self: &Arc<Self>,
         session: &Session,
         op: &mut ChangeState<'_>,
         slot: Slot,
-        image: Buf,
+        (image, stamp): (Buf, Option<u64>),
         path: Option<Path>,
     ) -> Result<Step, Fail> {
         let (leaf, change) = (self.leaf(slot.addr(), &image), op.change);
@@ -309,7 +312,7 @@ impl Tree {
             (self.leaf_image(slot.addr(), &image), leaf.has_room(content.as_new().bytes()));
         if stays && same && has_room {
             let content = (content, change.expected.is_none());
-            match self.store(session, image, content, op.lead.take()).await? {
+            match self.store(session, (image, stamp), content, op.lead.take()).await? {
                 Stored::Done { is_removed } => {
                     if is_removed {
                         self.note_removed(session, change.key);

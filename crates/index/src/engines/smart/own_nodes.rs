@@ -96,6 +96,10 @@ impl OwnRanges {
         OwnRanges { ownership: Arc::clone(ownership), writes }
     }
 
+    pub(super) fn writes(&self) -> OwnerWrites {
+        self.writes
+    }
+
     /// Returns whether `key` is this compute server's and not about to be another's. So it stays until a task ends
     /// that is inside the guard.
     pub(super) fn owns(&self, key: &[u8]) -> bool {

@@ -284,6 +284,7 @@ impl Tree {
         }
         let moving = if Canary::MoveUnmarked.is_armed() { 0 } else { MOVING };
         let (by, lock) = (view.by(), session.lock_token() | moving);
+        let _changing = self.changing_leaf(old.addr).await;
         let is_locked = session.reliable().cas(old.lock_addr(), by, lock).await? == by;
         if is_locked {
             new.keep();

@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::layout::{LeafClass, Shape};
 use super::leaf::{Leaf, NewValue, seal, set_content};
-use super::locked::{LeafImage, lock_addr};
+use super::locked::{LeafImage, Storing, lock_addr};
 use super::tree::{Fail, LEAF, Tree, count, is_owner_dead, owner};
 use crate::IndexError;
 use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
@@ -94,7 +94,7 @@ impl Tree {
         mut image: Buf,
     ) -> Result<Buf, Fail> {
         let start_ns = session.endpoint().now_ns();
-        let mut tries = 0;
+        let (mut tries, mut dead) = (0, None);
         loop {
             let leaf = self.leaf(addr, &image);
             if !leaf.is_sound() {
@@ -116,9 +116,12 @@ impl Tree {
             }
             let (lock, by) = (leaf.lock(), leaf.by());
             // The token may have landed in front of the rest.
-            if waited_ns >= OWNER_CHECK_NS && is_owner_dead(session, lock).await? {
+            if dead == Some(lock) {
                 // A leaf that is not whole is linked: each leaf that leaves the table was whole before.
                 self.take_over(session, self.leaf_image(addr, &image), lock).await?;
+            } else if waited_ns >= OWNER_CHECK_NS && is_owner_dead(session, lock).await? {
+                // It was read before that was known (INV-SMART-14).
+                dead = Some(lock);
             } else if waited_ns >= CORRUPT_AFTER_NS && LockToken::from_word(owner(lock)).is_none()
                 || waited_ns >= LOCK_WAIT_MAX_NS && lock == by
             {
@@ -170,6 +173,7 @@ impl Tree {
             let own = encode(session, place, &redo.value);
             reliable.write(session.redo_addr(leaf.addr.server()), own).await?;
         }
+        let _changing = self.changing_leaf(leaf.addr).await;
         if reliable.cas(leaf.lock_addr(), lock, token).await? != lock {
             return Ok(());
         }
@@ -182,7 +186,7 @@ impl Tree {
             }
             None => seal(self.shape.table, leaf.addr, &mut new, token),
         }
-        self.write_content(session, &now, &new, false).await?;
+        self.write_content(session, &now, &new, Storing::Recorded).await?;
         count(&self.counts.taken_over);
         Ok(())
     }

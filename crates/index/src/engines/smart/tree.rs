@@ -7,6 +7,7 @@ use farleaf_fabric::{GlobalAddr, OpError};
 use farleaf_pool::{LockToken, PoolError, Session};
 
 use super::cache::Cache;
+use super::changes::LeafChanges;
 use super::delegation::Queues;
 use super::layout::{Life, META_MAGIC, META_ROOT, NodeType, Shape};
 use super::leaf::MOVING;
@@ -58,6 +59,8 @@ pub(super) struct Tree {
     pub(super) shape: Shape,
     pub(super) options: SmartOptions,
     pub(super) cache: Cache,
+    /// Changes of leaves that are under way, if ranges have owners.
+    pub(super) leaf_changes: LeafChanges,
     /// The ownership of the table's ranges, if they have owners.
     pub(super) owner: Option<OwnRanges>,
     /// The root node as last seen: address and life.
@@ -163,6 +166,7 @@ impl Tree {
             shape: Shape::of(&layout),
             options,
             cache: Cache::new(options.cache_bytes, options.cache_index),
+            leaf_changes: LeafChanges::new(),
             owner,
             root: Mutex::default(),
             lock_table: Mutex::default(),

@@ -147,6 +147,7 @@ impl Tree {
         let retiring = session.prepare_retire(slot.addr()).await?;
         let (by, token) = (leaf.by(), session.lock_token());
         let leaf = self.leaf_image(slot.addr(), &image);
+        let _changing = self.changing_leaf(slot.addr()).await;
         let is_locked = Canary::UnlinkUnlocked.is_armed()
             || reliable.cas(leaf.lock_addr(), by, token).await? == by;
         if !is_locked {
