@@ -22,7 +22,8 @@ use crate::sync::{Mutex, lock};
 const TICK_NS: u64 = 100_000;
 /// The same in real time.
 const REAL_TICK_NS: u64 = 10_000_000;
-/// Ticks without a request after which a task in real time sleeps until the next request.
+/// Ticks without a request after which a task in real time sleeps until the next request. One in the simulator ticks
+/// as seldom as real time has it: a compute server that was cut off finds out by its ticks.
 const QUIET_TICKS: u32 = 20;
 
 /// The tables of one compute server that others may ask.
@@ -100,7 +101,9 @@ impl<T: HostedTable> Host<T> {
         let mut ticked_ns = endpoint.now_ns();
         let mut quiet_ticks = 0;
         loop {
-            let rests = is_real && quiet_ticks >= QUIET_TICKS;
+            let is_quiet = quiet_ticks >= QUIET_TICKS;
+            let tick_ns = if is_quiet { REAL_TICK_NS } else { tick_ns };
+            let rests = is_real && is_quiet;
             match next_or_tick(&endpoint, if rests { None } else { Some(tick_ns) }).await {
                 NextRequest::Tick => {}
                 NextRequest::Left => return Ok(()),
