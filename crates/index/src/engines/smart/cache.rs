@@ -20,7 +20,7 @@ use farleaf_pool::canary::Canary;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::changes::{Changes, Ended, SHARDS, mix};
+use super::changes::{ChangeEnd, Changes, SHARDS, mix};
 use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
 use super::own_nodes::NodeResult;
 use super::switches::CacheIndex;
@@ -422,7 +422,7 @@ impl Shard {
     /// node alone.
     fn end_change(&mut self, addr: GlobalAddr, result: NodeResult) -> (Vec<Arc<Entry>>, bool) {
         let mut gone = Vec::new();
-        let Ended { left, was_alone } = self.changes.end(addr);
+        let ChangeEnd { left, was_alone } = self.changes.end(addr);
         let Some(place) = self.places.get(&addr.word()).copied() else { return (gone, was_alone) };
         let cached = &mut self.ring[place];
         match result {

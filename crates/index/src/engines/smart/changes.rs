@@ -34,8 +34,8 @@ pub(super) struct Changes {
     counts: Vec<u64>,
 }
 
-/// What the end of a change leaves.
-pub(super) struct Ended {
+/// The end of a change.
+pub(super) struct ChangeEnd {
     /// Other changes of the object that are under way.
     pub(super) left: u32,
     /// It had the object alone.
@@ -81,14 +81,14 @@ impl Changes {
         self.count(addr);
     }
 
-    pub(super) fn end(&mut self, addr: GlobalAddr) -> Ended {
+    pub(super) fn end(&mut self, addr: GlobalAddr) -> ChangeEnd {
         self.count(addr);
         let left = self.under_way.get_mut(&addr.word()).map_or(0, |under_way| {
             under_way.count -= 1;
             under_way.count
         });
         let ended = if left == 0 { self.under_way.remove(&addr.word()) } else { None };
-        Ended { left, was_alone: ended.is_some_and(|ended| ended.is_alone) }
+        ChangeEnd { left, was_alone: ended.is_some_and(|ended| ended.is_alone) }
     }
 }
 

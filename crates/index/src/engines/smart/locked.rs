@@ -70,7 +70,7 @@ impl Content {
     }
 }
 
-/// How a leaf's content is written.
+/// The way in which a leaf's content is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Storing {
     /// Under the leaf's lock; behind a redo record if a death could tear the value.

@@ -25,12 +25,12 @@ use super::tree::Tree;
 
 /// A change of a leaf under way.
 #[derive(Debug)]
-pub(super) struct LeafChange<'a> {
+pub(super) struct OwnLeafChange<'a> {
     changes: Option<&'a LeafChanges>,
     leaf: GlobalAddr,
 }
 
-impl Drop for LeafChange<'_> {
+impl Drop for OwnLeafChange<'_> {
     fn drop(&mut self) {
         if let Some(changes) = self.changes {
             changes.end(self.leaf);
@@ -49,12 +49,12 @@ impl Tree {
     }
 
     /// Begins a change of the leaf at `addr` that takes its lock by CAS, once no other one has it alone.
-    pub(super) async fn changing_leaf(&self, leaf: GlobalAddr) -> LeafChange<'_> {
+    pub(super) async fn changing_leaf(&self, leaf: GlobalAddr) -> OwnLeafChange<'_> {
         let changes = self.owner.as_ref().map(|_| &self.leaf_changes);
         if let Some(changes) = changes {
             changes.begin(leaf).await;
         }
-        LeafChange { changes, leaf }
+        OwnLeafChange { changes, leaf }
     }
 
     /// Begins a change of a leaf that has it alone, if its READ began at `stamp`. Inside the range guard.
@@ -63,7 +63,7 @@ impl Tree {
         session: &Session,
         (leaf, is_read): (GlobalAddr, Leaf<'_>),
         stamp: Option<u64>,
-    ) -> Option<LeafChange<'_>> {
+    ) -> Option<OwnLeafChange<'_>> {
         let stamp = stamp?;
         let is_own = self.owner.as_ref().is_some_and(|owner| owner.owns(is_read.key()));
         if !is_own || !session.is_own_token(is_read.by()) {
@@ -73,6 +73,6 @@ impl Tree {
         let changes = &self.leaf_changes;
         let begins = changes.begin_alone(leaf, may_begin);
         // Not made unless it begins: its drop ends the change.
-        begins.then(|| LeafChange { changes: Some(changes), leaf })
+        begins.then(|| OwnLeafChange { changes: Some(changes), leaf })
     }
 }

@@ -115,7 +115,7 @@ switch! {
 }
 
 switch! {
-    /// What the owner of a range of keys does otherwise than a compute server that shares its keys.
+    /// Rights of the owner of a range of keys beyond those of a compute server that shares its keys.
     OwnerWrites {
         /// It believes its cache about nodes whose keys it owns, and links and changes leaves by WRITEs.
         Exclusive = "exclusive",

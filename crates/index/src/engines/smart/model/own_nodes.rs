@@ -94,7 +94,7 @@ impl State {
         self.changes.iter().filter(|it| !matches!(it, ChangeStep::Idle | ChangeStep::Over)).count()
     }
 
-    /// Whether a change may begin.
+    /// Returns whether a change may begin.
     fn may_begin(&self, number: usize, broken: Broken) -> bool {
         let (slot, expected, _) = CHANGES[number];
         if number != WRITE {
