@@ -71,7 +71,7 @@ impl Allocator {
         let blocks = |at: ServerId| u64::from(geometry.block_count(at)).max(1);
         let taken = self.taken_count(server, class).saturating_mul(blocks(least));
         let share = (self.taken_count(least, class) + BESIDE_AHEAD).saturating_mul(blocks(server));
-        // Who takes little carves no block for that (INV-PLACE-2).
+        // A member that takes little carves no block for that (INV-PLACE-2).
         let is_at_hand = !self.takes_little(geometry, class) || self.has_free(server, class);
         if is_at_hand && taken < share { Placement::Near(server) } else { Placement::Spread }
     }

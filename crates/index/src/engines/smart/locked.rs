@@ -93,8 +93,8 @@ pub(super) enum Stored {
 impl Tree {
     /// Gives a leaf that was whole and free a new content, to which the changes of the lead's members are applied:
     /// 1 CAS and 1 WRITE, more if several runs of words differ or a redo record is needed. An owner needs a WRITE in
-    /// place of the CAS, in the same chain, if it has stored the leaf last, and has not since the READ at `stamp`. A change without
-    /// an expectation READs the leaf once more if it has waited for its lock in the lock table.
+    /// place of the CAS, in the same chain, if it has stored the leaf last, and has not since the READ at `stamp`. A
+    /// change without an expectation READs the leaf once more if it has waited for its lock in the lock table.
     ///
     /// # Errors
     /// `OutcomeUnknown` if it takes longer than the caller waits.
