@@ -58,6 +58,14 @@ fn seeds_differ_widely() {
     assert!(drawn.iter().all(|scenario| scenario.clients * scenario.ops <= 700));
 }
 
+/// With 12,000 keys of `p-smart` and a load of 600, seed 174 drew a pool that had no room for the load.
+#[test]
+fn a_large_load_has_the_memory_for_it() {
+    let choices = Choices { preload: Some(600), ..Choices::default() };
+    let regions = (0..200).map(|seed| Scenario::from_seed(seed, &choices).region_kib);
+    assert!(regions.min() >= Some(8 << 10));
+}
+
 #[test]
 fn invalid_flags_are_explained() {
     let refused = |flag: &str, text: &str| Choices::default().set(flag, text).unwrap_err().0;
