@@ -5,6 +5,7 @@
 //! lock what another has stored last, then by WRITEs what a session of its own has, which is closed by then. A walker
 //! reads the leaf at any time, and a recovery replays the record.
 
+use super::torn_leaf::{BY, LOCK, SUM, VALUE, is_whole, sum};
 use super::{Model, explore};
 
 /// The rule that is left out.
@@ -31,21 +32,9 @@ const RECOVERY: u8 = 5;
 const FIRST: u8 = 2;
 const LAST: u8 = 3;
 
-const VALUE: usize = 0;
-const SUM: usize = 1;
-const BY: usize = 2;
-const LOCK: usize = 3;
 type Words = [u8; 4];
 type Flight = [Option<u8>; 4];
 const LANDED: Flight = [None; 4];
-
-fn sum(value: u8, by: u8) -> u8 {
-    10 + 10 * value + by
-}
-
-fn is_whole(words: Words) -> bool {
-    words[SUM] == sum(words[VALUE], words[BY])
-}
 
 fn is_free(words: Words) -> bool {
     is_whole(words) && words[LOCK] == words[BY]

@@ -22,16 +22,17 @@ const BEFORE: u8 = 0;
 const WRITER: u8 = 1;
 const TAKER: u8 = 2;
 const WORDS: usize = 4;
-const VALUE: usize = 0;
-const SUM: usize = 1;
-const BY: usize = 2;
-const LOCK: usize = 3;
+pub(super) const VALUE: usize = 0;
+pub(super) const SUM: usize = 1;
+pub(super) const BY: usize = 2;
+pub(super) const LOCK: usize = 3;
 
-fn sum(value: u8, by: u8) -> u8 {
-    10 + 3 * value + by
+/// Values are below 10, and so are tokens.
+pub(super) fn sum(value: u8, by: u8) -> u8 {
+    10 + 10 * value + by
 }
 
-fn is_whole(words: [u8; WORDS]) -> bool {
+pub(super) fn is_whole(words: [u8; WORDS]) -> bool {
     words[SUM] == sum(words[VALUE], words[BY])
 }
 
