@@ -62,6 +62,11 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
     }
     let errors: u64 = reports.iter().map(|report| report.run.errors).sum();
     if errors > 0 {
+        for report in reports.iter().filter(|report| report.run.errors > 0) {
+            let first = report.run.first_error.as_deref().unwrap_or("a wrong answer");
+            let (engine, count) = (&report.engine, report.run.errors);
+            console.warn(format_args!("{engine}: {count}, the first: {first}"));
+        }
         let errors = counted(errors, "operation");
         console.warn(format_args!("{errors} failed or gave a wrong answer"));
         return Ok(Exit::NotFound);
