@@ -175,23 +175,38 @@ impl Entry {
         }
     }
 
+    /// The place here of the slot at `index` that is to change from `expected` to `new`, as [`Entry::search`]; `None` if
+    /// the node does not hold that.
+    fn place_of(
+        &self,
+        index: usize,
+        (expected, new): (Slot, Slot),
+    ) -> Option<Result<usize, usize>> {
+        let found = self.search(new.edge());
+        let holds = match found {
+            Ok(at) => self.place(at) == index && self.words[2 + at] == expected.0,
+            Err(_) => {
+                let mut slots = 0..self.words.len() - 2;
+                expected.0 == 0 && slots.all(|at| self.place(at) != index)
+            }
+        };
+        holds.then_some(found)
+    }
+
     /// The same after the slot at `index` has changed from `expected` to `new`; `None` if it did not hold that.
     fn with_slot(&self, index: usize, (expected, new): (Slot, Slot)) -> Option<Entry> {
+        let found = self.place_of(index, (expected, new))?;
         let mut entry = self.clone();
-        let slots = 0..self.words.len() - 2;
-        match self.search(new.edge()) {
-            Ok(at) if self.place(at) == index => {
-                (self.words[2 + at] == expected.0).then_some(())?;
-                entry.words[2 + at] = new.0;
-            }
-            Err(at) if expected.0 == 0 && slots.clone().all(|at| self.place(at) != index) => {
+        match found {
+            Ok(at) => entry.words[2 + at] = new.0,
+            Err(at) => {
                 let mut words = self.words.to_vec();
                 words.insert(2 + at, new.0);
+                let slots = 0..self.words.len() - 2;
                 let mut places: Vec<u16> = slots.map(|at| self.place(at) as u16).collect();
                 places.insert(at, index as u16);
                 (entry.words, entry.places) = (words.into(), shortened(places));
             }
-            _ => return None,
         }
         Some(entry)
     }
@@ -364,7 +379,7 @@ impl Cache {
         let Some(place) = shard.places.get(&addr.word()).copied() else { return false };
         let cached = &shard.ring[place];
         let is_exact = cached.is_exact && !shard.changes.are_under_way(addr);
-        let may_begin = is_exact && cached.entry.with_slot(index, words).is_some()
+        let may_begin = is_exact && cached.entry.place_of(index, words).is_some()
             || Canary::WriteSlotBeside.is_armed() && words.0.0 == 0;
         if may_begin {
             shard.changes.begin_alone(addr);

@@ -277,7 +277,7 @@ impl Tree {
         nodes.iter().for_each(|node| node.object.keep());
         if let Some(changing) = alone {
             self.write_slot(session, at, slot, &mut new).await?;
-            self.remember_slot(&mut place.held, place.index, slot, key);
+            // The entry learns of the slot.
             changing.stored(session, place.index, words);
             return Ok((Ok(()), place.held));
         }
