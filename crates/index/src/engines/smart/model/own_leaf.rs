@@ -5,7 +5,7 @@
 //! lock what another has stored last, then by WRITEs what a session of its own has, which is closed by then. A walker
 //! reads the leaf at any time, and a recovery replays the record.
 
-use super::torn_leaf::{BY, LOCK, SUM, VALUE, is_whole, sum};
+use super::torn_leaf::{BY, LOCK, VALUE, is_whole, sum};
 use super::{Model, explore};
 
 /// The rule that is left out.
