@@ -6,51 +6,34 @@
 //! the address used again in between. So an entry bears the bytes that all keys of its node begin with: a linked node
 //! is on the way of exactly the keys that begin with them.
 //!
-//! Entries lie in shards by address. Each shard evicts by CLOCK. With `cache_index=hash` a table of hashed names finds
-//! them as well: the name of a node is the bytes in front of the one that it dispatches on.
+//! Entries (`entry.rs`) lie in shards by address. Each shard evicts by CLOCK. With `cache_index=hash` a table of hashed
+//! names finds them as well: the name of a node is the bytes in front of the one that it dispatches on.
 //!
 //! In a table with owners an entry also keeps the slots without a child and the place of each slot. It is *exact* if
 //! its node is known to have these slots, or a hint (`own_nodes.rs`).
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::canary::Canary;
-
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use hashbrown::HashTable;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::changes::{ChangeEnd, Changes, SHARDS, mix};
-use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
+use super::entry::Entry;
+use super::layout::{Shape, Slot};
 use super::own_nodes::NodeResult;
 use super::switches::CacheIndex;
 use crate::local::ParkingLot;
 use crate::sync::{Mutex, lock};
 
-/// Bytes that an entry takes beside its words: itself, its place in the ring and in the map.
-const ENTRY_BYTES: usize = 144;
+/// Bytes that an entry takes beside its allocation: its place in the ring, and its share of the table that finds it and
+/// of the room that both have left.
+const ENTRY_BYTES: usize = size_of::<Cached>() + 12;
 /// A cache with less than so many bytes for each shard has one.
 const SHARD_BYTES_MIN: u64 = 256 << 10;
 /// Bytes that a hashed name takes: itself and an address, with its share of the nodes of the map.
 const NAME_BYTES: usize = 32;
-
-/// A cached node.
-#[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) addr: GlobalAddr,
-    pub(super) c: u64,
-    of: NodeType,
-    /// The bytes in front of its depth, which all of its keys begin with; they never change.
-    prefix: Box<[u8]>,
-    /// Life and header, then the slots that have children in the order of their edges. If objects point back, in that
-    /// of the node; if nodes are cached whole, every slot.
-    words: Box<[u64]>,
-    /// The places of those slots in the node, if it has them in another order. Asked of an entry that may be exact.
-    places: Box<[u16]>,
-    is_in_place: bool,
-    /// The hash of its name.
-    name: u64,
-}
 
 /// The moment before a READ of a node.
 #[derive(Clone, Copy, Debug)]
@@ -61,177 +44,26 @@ pub(super) struct Stamp {
     pub(super) changes: u64,
 }
 
-impl Entry {
-    /// Remembers a live node on the way to `key`, by a READ that began when the view was `c`.
-    pub(super) fn of(
-        shape: &Shape,
-        addr: GlobalAddr,
-        c: u64,
-        words: &[u64],
-        (key, is_whole): (&[u8], bool),
-    ) -> Option<Entry> {
-        let node = Node::new(shape, words);
-        let of = node.node_type()?;
-        let prefix = key.get(..node.depth())?.into();
-        let mut kept: Vec<u64> = Vec::with_capacity(2 + node.live());
-        kept.extend_from_slice(&words[..2]);
-        let has_child = |slot: &Slot| slot.has_child();
-        let is_in_place = is_whole || shape.points_back;
-        if is_whole {
-            let word = |slot: Slot| if slot.has_child() { slot.thawed().0 } else { 0 };
-            kept.extend(node.slots().map(word));
-        } else if is_in_place {
-            // Slots fill from left to right; one READ may have missed some.
-            kept.extend(node.slots().take_while(has_child).map(|slot| slot.thawed().0));
-        } else {
-            kept.extend(node.slots().filter(has_child).map(|slot| slot.thawed().0));
-            kept[2..].sort_unstable_by_key(|word| Slot(*word).edge());
-        }
-        let name = name_of(key.get(..node.dispatch()).unwrap_or_default());
-        let (words, places) = (kept.into_boxed_slice(), Box::default());
-        Some(Entry { addr, c, of, prefix, words, places, is_in_place, name })
-    }
-
-    /// As [`Entry::of`], with the slots that have no child and the places of all: an entry that may be exact.
-    pub(super) fn owned_of(
-        shape: &Shape,
-        addr: GlobalAddr,
-        c: u64,
-        words: &[u64],
-        key: &[u8],
-    ) -> Option<Entry> {
-        let node = Node::new(shape, words);
-        let of = node.node_type()?;
-        let prefix = key.get(..node.depth())?.into();
-        let used = node.slots().enumerate().filter(|(_, slot)| !slot.is_empty());
-        let mut used: Vec<(Slot, u16)> =
-            used.map(|(place, slot)| (slot.thawed(), place as u16)).collect();
-        used.sort_unstable_by_key(|(slot, _)| slot.edge());
-        let head = words[..2].iter().copied();
-        let words = head.chain(used.iter().map(|(slot, _)| slot.0)).collect();
-        let places = shortened(used.into_iter().map(|(_, place)| place).collect());
-        let name = name_of(key.get(..node.dispatch()).unwrap_or_default());
-        Some(Entry { addr, c, of, prefix, words, places, is_in_place: false, name })
-    }
-
-    pub(super) fn life(&self) -> Life {
-        Life(self.words[0])
-    }
-
-    pub(super) fn node_type(&self) -> NodeType {
-        self.of
-    }
-
-    /// Its header, and its children as slots.
-    pub(super) fn node(&self, shape: &Shape) -> Node<'_> {
-        Node::new(shape, &self.words)
-    }
-
-    /// Returns whether the node is on the way to `key`, if it is linked.
-    pub(super) fn is_on_way(&self, shape: &Shape, key: &[u8]) -> bool {
-        key.starts_with(&self.prefix) && self.node(shape).differs(key, 0).is_none()
-    }
-
-    /// The child under an edge, and its number here, which is that of its slot if objects point back.
-    pub(super) fn find(&self, edge: Edge) -> Option<(usize, Slot)> {
-        let at = match self.is_in_place {
-            true => {
-                let is_it = |word: &u64| *word != 0 && Slot(*word).edge() == edge;
-                self.words[2..].iter().position(is_it)?
-            }
-            false => self.search(edge).ok()?,
-        };
-        Some((at, Slot(self.words[2 + at]))).filter(|(_, slot)| slot.has_child())
-    }
-
-    /// Its children, if their slots stand in the node's order: the number of the first unused one.
-    pub(super) fn children(&self) -> usize {
-        let slots = &self.words[2..];
-        slots.iter().position(|word| *word == 0).unwrap_or(slots.len())
-    }
-
-    /// The number of the slot of an edge, or its place among those that are in the order of their edges.
-    fn search(&self, edge: Edge) -> Result<usize, usize> {
-        self.words[2..].binary_search_by_key(&edge, |word| Slot(*word).edge())
-    }
-
-    /// The bytes that all keys below the node begin with.
-    pub(super) fn whole_prefix(&self, shape: &Shape) -> Vec<u8> {
-        let (bytes, len) = self.node(shape).compressed();
-        [&self.prefix, &bytes[..len]].concat()
-    }
-
-    /// The place of a slot in the node.
-    fn place(&self, at: usize) -> usize {
-        self.places.get(at).map_or(at, |place| usize::from(*place))
-    }
-
-    /// Copies the node's words to `words`, which are as many as its type has. Asked of an entry that may be exact.
-    pub(super) fn fill(&self, words: &mut [u64]) {
-        words.fill(0);
-        words[..2].copy_from_slice(&self.words[..2]);
-        for (at, word) in self.words[2..].iter().enumerate() {
-            words[2 + self.place(at)] = *word;
-        }
-    }
-
-    /// The place here of the slot at `index` that is to change from `expected` to `new`, as [`Entry::search`]; `None` if
-    /// the node does not hold that.
-    fn place_of(
-        &self,
-        index: usize,
-        (expected, new): (Slot, Slot),
-    ) -> Option<Result<usize, usize>> {
-        let found = self.search(new.edge());
-        let holds = match found {
-            Ok(at) => self.place(at) == index && self.words[2 + at] == expected.0,
-            Err(_) => {
-                let mut slots = 0..self.words.len() - 2;
-                expected.0 == 0 && slots.all(|at| self.place(at) != index)
-            }
-        };
-        holds.then_some(found)
-    }
-
-    /// The same after the slot at `index` has changed from `expected` to `new`; `None` if it did not hold that.
-    fn with_slot(&self, index: usize, (expected, new): (Slot, Slot)) -> Option<Entry> {
-        let found = self.place_of(index, (expected, new))?;
-        let mut entry = self.clone();
-        match found {
-            Ok(at) => entry.words[2 + at] = new.0,
-            Err(at) => {
-                let mut words = self.words.to_vec();
-                words.insert(2 + at, new.0);
-                let slots = 0..self.words.len() - 2;
-                let mut places: Vec<u16> = slots.map(|at| self.place(at) as u16).collect();
-                places.insert(at, index as u16);
-                (entry.words, entry.places) = (words.into(), shortened(places));
-            }
-        }
-        Some(entry)
-    }
-
-    fn bytes(&self) -> usize {
-        ENTRY_BYTES + self.prefix.len() + 8 * self.words.len() + 2 * self.places.len()
-    }
-}
-
 fn name_of(bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, bytes.len() as u64)
+}
+
+fn hash(addr: GlobalAddr) -> u64 {
+    xxh3_64(&addr.word().to_le_bytes())
+}
+
+/// The hash of the address of an entry in a ring.
+fn hash_at(ring: &[Cached], place: u32) -> u64 {
+    hash(ring[place as usize].entry.addr())
 }
 
 /// Addresses of entries by the hashes of their names, in shards. Of names with one hash it has the last.
 type Names = Box<[Mutex<BTreeMap<u64, u64>>]>;
 
-/// The places of slots, or nothing if they are in order: so are those of a node that a bulk load has made.
-fn shortened(places: Vec<u16>) -> Box<[u16]> {
-    let is_in_order = places.iter().enumerate().all(|(at, place)| at == usize::from(*place));
-    if is_in_order { Box::default() } else { places.into() }
-}
-
 /// The cached nodes of a table.
 #[derive(Debug)]
 pub(super) struct Cache {
+    shape: Shape,
     shards: Box<[Mutex<Shard>]>,
     names: Option<Names>,
     /// Changes that wait for one that has its node alone.
@@ -241,7 +73,7 @@ pub(super) struct Cache {
 #[derive(Debug, Default)]
 struct Shard {
     /// Places in the ring, by address.
-    places: BTreeMap<u64, usize>,
+    places: HashTable<u32>,
     ring: Vec<Cached>,
     hand: usize,
     bytes: usize,
@@ -254,7 +86,7 @@ struct Shard {
 
 #[derive(Debug)]
 struct Cached {
-    entry: Arc<Entry>,
+    entry: Entry,
     used: bool,
     /// It is exact whenever no change of the node is under way.
     is_exact: bool,
@@ -262,7 +94,7 @@ struct Cached {
 
 impl Cache {
     /// An empty cache of at most `bytes`.
-    pub(super) fn new(bytes: u64, index: CacheIndex) -> Cache {
+    pub(super) fn new(shape: Shape, bytes: u64, index: CacheIndex) -> Cache {
         let shards = if bytes / SHARDS as u64 >= SHARD_BYTES_MIN { SHARDS } else { 1 };
         let bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX) / shards;
         let is_hashed = index == CacheIndex::Hash;
@@ -270,23 +102,29 @@ impl Cache {
         let shard = |_| Mutex::new(Shard { bytes_max, more_bytes, ..Shard::default() });
         let names = is_hashed.then(|| (0..SHARDS).map(|_| Mutex::default()).collect());
         let waiting = ParkingLot::new(SHARDS);
-        Cache { shards: (0..shards).map(shard).collect(), names, waiting }
+        Cache { shape, shards: (0..shards).map(shard).collect(), names, waiting }
     }
 
     /// The entry of that name, or of another with the same hash.
-    pub(super) fn by_name(&self, name: &[u8]) -> Option<Arc<Entry>> {
+    pub(super) fn by_name(&self, name: &[u8]) -> Option<Entry> {
         let (names, name) = (self.names.as_ref()?, name_of(name));
         let addr = *lock(&names[name as usize % SHARDS]).get(&name)?;
         Some(self.get(GlobalAddr::from_word(addr)?)?.0)
     }
 
+    /// The hash of an entry's name.
+    fn name(&self, entry: &Entry) -> u64 {
+        name_of(&entry.whole_prefix(&self.shape))
+    }
+
     /// Takes the names of entries that are gone out of the table.
-    fn forget_names(&self, gone: &[Arc<Entry>]) {
+    fn forget_names(&self, gone: &[Entry]) {
         let Some(names) = &self.names else { return };
         for entry in gone {
-            let mut names = lock(&names[entry.name as usize % SHARDS]);
-            if names.get(&entry.name) == Some(&entry.addr.word()) {
-                names.remove(&entry.name);
+            let name = self.name(entry);
+            let mut names = lock(&names[name as usize % SHARDS]);
+            if names.get(&name) == Some(&entry.addr().word()) {
+                names.remove(&name);
             }
         }
     }
@@ -296,13 +134,14 @@ impl Cache {
     }
 
     /// The entry of an address, and whether it is exact.
-    pub(super) fn get(&self, addr: GlobalAddr) -> Option<(Arc<Entry>, bool)> {
+    pub(super) fn get(&self, addr: GlobalAddr) -> Option<(Entry, bool)> {
         let mut shard = lock(self.shard(addr));
         let shard = &mut *shard;
-        let cached = &mut shard.ring[*shard.places.get(&addr.word())?];
+        let place = shard.place(addr)?;
+        let cached = &mut shard.ring[place];
         cached.used = true;
         let is_exact = cached.is_exact && !shard.changes.are_under_way(addr);
-        Some((Arc::clone(&cached.entry), is_exact))
+        Some((cached.entry.clone(), is_exact))
     }
 
     /// Takes a hint in, unless there is a later entry of that address.
@@ -318,11 +157,12 @@ impl Cache {
         stamp: Option<Stamp>,
         is_current: impl FnOnce(u64) -> bool,
     ) {
-        let (name, addr) = (entry.name, entry.addr.word());
+        let addr = entry.addr();
+        let name = self.names.as_ref().map(|names| (names, self.name(&entry)));
         let (gone, is_in) = self.put_in_shard(entry, stamp, is_current);
         self.forget_names(&gone);
-        if let Some(names) = self.names.as_ref().filter(|_| is_in) {
-            lock(&names[name as usize % SHARDS]).insert(name, addr);
+        if let Some((names, name)) = name.filter(|_| is_in) {
+            lock(&names[name as usize % SHARDS]).insert(name, addr.word());
         }
     }
 
@@ -332,21 +172,21 @@ impl Cache {
         entry: Entry,
         stamp: Option<Stamp>,
         is_current: impl FnOnce(u64) -> bool,
-    ) -> (Vec<Arc<Entry>>, bool) {
-        let mut shard = lock(self.shard(entry.addr));
+    ) -> (Vec<Entry>, bool) {
+        let mut shard = lock(self.shard(entry.addr()));
         let (shard, mut gone) = (&mut *shard, Vec::new());
-        let changes = shard.changes.of(entry.addr);
+        let changes = shard.changes.of(entry.addr());
         let is_exact = stamp.is_some_and(|it| {
             (changes == Some(it.changes) || Canary::BelieveOldRead.is_armed())
                 && is_current(it.view)
         });
         let mut used = false;
-        if let Some(place) = shard.places.get(&entry.addr.word()).copied() {
+        if let Some(place) = shard.place(entry.addr()) {
             let cached = &shard.ring[place];
             let there = &cached.entry;
             let is_same = there.life() == entry.life();
-            let is_of_one_life = there.is_in_place || there.life().is_born_by(entry.c);
-            let is_later = there.c > entry.c && is_of_one_life;
+            let is_of_one_life = there.is_in_place() || there.life().is_born_by(entry.c());
+            let is_later = there.c() > entry.c() && is_of_one_life;
             let stays = cached.is_exact && is_same && !Canary::BelieveOldRead.is_armed();
             if stays || !is_exact && is_later {
                 return (gone, false);
@@ -376,10 +216,10 @@ impl Cache {
     pub(super) fn begin_alone(&self, addr: GlobalAddr, index: usize, words: (Slot, Slot)) -> bool {
         let mut shard = lock(self.shard(addr));
         let shard = &mut *shard;
-        let Some(place) = shard.places.get(&addr.word()).copied() else { return false };
+        let Some(place) = shard.place(addr) else { return false };
         let cached = &shard.ring[place];
         let is_exact = cached.is_exact && !shard.changes.are_under_way(addr);
-        let may_begin = is_exact && cached.entry.place_of(index, words).is_some()
+        let may_begin = is_exact && cached.entry.holds(index, words)
             || Canary::WriteSlotBeside.is_armed() && words.0.0 == 0;
         if may_begin {
             shard.changes.begin_alone(addr);
@@ -398,8 +238,8 @@ impl Cache {
 
     /// Drops an entry whose node is not what it was.
     pub(super) fn forget(&self, entry: &Entry) {
-        let mut shard = lock(self.shard(entry.addr));
-        if let Some(place) = shard.places.get(&entry.addr.word()).copied()
+        let mut shard = lock(self.shard(entry.addr()));
+        if let Some(place) = shard.place(entry.addr())
             && shard.ring[place].entry.life() == entry.life()
         {
             let gone = shard.remove(place);
@@ -413,7 +253,7 @@ impl Cache {
         for shard in &self.shards {
             let (mut shard, mut gone) = (lock(shard), Vec::new());
             for place in (0..shard.ring.len()).rev() {
-                if is_gone(&shard.ring[place].entry.prefix) {
+                if is_gone(shard.ring[place].entry.prefix()) {
                     gone.push(shard.remove(place));
                 }
             }
@@ -435,19 +275,19 @@ impl Cache {
 impl Shard {
     /// Ends a change, and amends an exact entry; returns the entries that had to go, and whether the change had the
     /// node alone.
-    fn end_change(&mut self, addr: GlobalAddr, result: NodeResult) -> (Vec<Arc<Entry>>, bool) {
+    fn end_change(&mut self, addr: GlobalAddr, result: NodeResult) -> (Vec<Entry>, bool) {
         let mut gone = Vec::new();
         let ChangeEnd { left, was_alone } = self.changes.end(addr);
-        let Some(place) = self.places.get(&addr.word()).copied() else { return (gone, was_alone) };
+        let Some(place) = self.place(addr) else { return (gone, was_alone) };
         let cached = &mut self.ring[place];
         match result {
             NodeResult::Nothing => {}
             NodeResult::Unknown => cached.is_exact = false,
             NodeResult::Slot { index, expected, new, c } if cached.is_exact => {
-                match cached.entry.with_slot(index, (expected, new)) {
-                    Some(mut entry) => {
-                        // All of its words are current if nothing else is under way.
-                        entry.c = if left == 0 { c } else { entry.c };
+                // All of its words are current if nothing else is under way.
+                let c = (left == 0).then_some(c);
+                match cached.entry.with_slot(index, (expected, new), c) {
+                    Some(entry) => {
                         let old = self.remove(place);
                         if !self.insert(entry, (true, true), &mut gone) {
                             // Otherwise the name of the old entry is the new one's.
@@ -468,9 +308,9 @@ impl Shard {
         &mut self,
         entry: Entry,
         (is_exact, used): (bool, bool),
-        gone: &mut Vec<Arc<Entry>>,
+        gone: &mut Vec<Entry>,
     ) -> bool {
-        let bytes = entry.bytes() + self.more_bytes;
+        let bytes = self.bytes_of(&entry);
         if bytes > self.bytes_max {
             return false;
         }
@@ -478,23 +318,50 @@ impl Shard {
             gone.extend(self.evict());
         }
         self.bytes += bytes;
-        self.places.insert(entry.addr.word(), self.ring.len());
-        self.ring.push(Cached { entry: Arc::new(entry), used, is_exact });
+        if self.ring.len() == self.ring.capacity() {
+            self.ring.reserve_exact(self.ring.len() / 8 + 4);
+        }
+        let (place, ring) = (self.ring.len(), &self.ring);
+        self.places.insert_unique(hash(entry.addr()), place as u32, |place| hash_at(ring, *place));
+        self.ring.push(Cached { entry, used, is_exact });
         true
     }
 
-    fn remove(&mut self, place: usize) -> Arc<Entry> {
-        let gone = self.ring.swap_remove(place);
-        self.bytes -= gone.entry.bytes() + self.more_bytes;
-        self.places.remove(&gone.entry.addr.word());
-        if let Some(moved) = self.ring.get(place) {
-            self.places.insert(moved.entry.addr.word(), place);
+    /// The place of an address in the ring.
+    fn place(&self, addr: GlobalAddr) -> Option<usize> {
+        let is_it = |place: &u32| self.ring[*place as usize].entry.addr() == addr;
+        self.places.find(hash(addr), is_it).map(|place| *place as usize)
+    }
+
+    fn bytes_of(&self, entry: &Entry) -> usize {
+        ENTRY_BYTES + entry.allocated() + self.more_bytes
+    }
+
+    fn remove(&mut self, place: usize) -> Entry {
+        let last = self.ring.len() - 1;
+        self.rename(place, None);
+        if place != last {
+            self.rename(last, Some(place));
         }
-        gone.entry
+        let gone = self.ring.swap_remove(place).entry;
+        self.bytes -= self.bytes_of(&gone);
+        gone
+    }
+
+    /// Has the table say that the entry at a place of the ring is at another one, or nowhere.
+    fn rename(&mut self, place: usize, new: Option<usize>) {
+        let hash = hash_at(&self.ring, place as u32);
+        let Ok(mut found) = self.places.find_entry(hash, |it| *it as usize == place) else {
+            return;
+        };
+        match new {
+            Some(new) => *found.get_mut() = new as u32,
+            None => drop(found.remove()),
+        }
     }
 
     /// Removes the next entry that has not been used since the hand passed it.
-    fn evict(&mut self) -> Option<Arc<Entry>> {
+    fn evict(&mut self) -> Option<Entry> {
         loop {
             self.hand = if self.hand < self.ring.len() { self.hand } else { 0 };
             let cached = self.ring.get_mut(self.hand)?;
@@ -515,7 +382,7 @@ mod tests {
 
     use farleaf_fabric::ServerId;
 
-    use super::super::layout::{LeafClass, fill_node};
+    use super::super::layout::{Edge, LeafClass, Life, NodeType, fill_node};
     use super::*;
 
     const SHAPE: Shape = Shape {
@@ -543,13 +410,13 @@ mod tests {
         assert_eq!(edge(3), Some(Edge::byte(3)));
         assert_eq!(edge(9), Some(Edge::byte(9)));
         assert_eq!((entry.find(Edge::byte(4)), entry.find(Edge::END)), (None, None));
-        assert_eq!(entry.node_type(), NodeType::SMALLEST);
+        assert_eq!(entry.node_type(&SHAPE), Some(NodeType::SMALLEST));
     }
 
     #[test]
     fn the_budget_holds_and_what_is_used_stays() {
-        let bytes = entry(1, 1, 1).bytes() as u64;
-        let cache = Cache::new(4 * bytes, CacheIndex::Radix);
+        let bytes = (ENTRY_BYTES + entry(1, 1, 1).allocated()) as u64;
+        let cache = Cache::new(SHAPE, 4 * bytes, CacheIndex::Radix);
         for number in 1..=20 {
             cache.put(entry(number, 1, 1));
             assert!(cache.used().0 <= 4 * bytes);
@@ -560,7 +427,7 @@ mod tests {
         assert!(cache.get(GlobalAddr::new(ServerId(0), 64)).is_some(), "it is another life");
         cache.forget(&entry(1, 1, 9));
         assert!(cache.get(GlobalAddr::new(ServerId(0), 64)).is_none());
-        let none = Cache::new(0, CacheIndex::Radix);
+        let none = Cache::new(SHAPE, 0, CacheIndex::Radix);
         none.put(entry(1, 1, 1));
         assert_eq!(none.used(), (0, 0));
     }
@@ -568,10 +435,10 @@ mod tests {
     /// A full cache threw out what it had taken in last, and never learnt what was popular.
     #[test]
     fn new_entries_outlive_unused_old_ones() {
-        let bytes = entry(1, 1, 1).bytes() as u64;
+        let bytes = (ENTRY_BYTES + entry(1, 1, 1).allocated()) as u64;
         for index in [CacheIndex::Radix, CacheIndex::Hash] {
             let more = if index == CacheIndex::Hash { NAME_BYTES as u64 } else { 0 };
-            let cache = Cache::new(32 * (bytes + more), index);
+            let cache = Cache::new(SHAPE, 32 * (bytes + more), index);
             (1..=100).for_each(|number| cache.put(entry(number, 1, 1)));
             let has = |number: u64| cache.get(GlobalAddr::new(ServerId(0), 64 * number)).is_some();
             let (last, first) = ((85..=100).filter(|it| has(*it)), (1..=50).filter(|it| has(*it)));
@@ -615,7 +482,7 @@ mod tests {
         let now = |cache: &Cache| cache.changes(addr).map(|changes| Stamp { view: 3, changes });
         let slot = |index, expected, new| NodeResult::Slot { index, expected, new, c: 8 };
         let first = [leaf(9, 7).0, 0, 0, 0, 0, 0];
-        let cache = Cache::new(1 << 20, CacheIndex::Radix);
+        let cache = Cache::new(SHAPE, 1 << 20, CacheIndex::Radix);
         read(&cache, None);
         assert_eq!(exact(&cache), None, "no stamp");
         read(&cache, now(&cache).map(|it| Stamp { view: 2, ..it }));
@@ -635,7 +502,7 @@ mod tests {
         cache.end_change(addr, slot(1, Slot(0), leaf(3, 5)));
         let second = [leaf(9, 7).0, leaf(3, 5).0, 0, 0, 0, 0];
         assert_eq!(exact(&cache), Some(second.to_vec()));
-        assert_eq!(cache.get(addr).map(|(entry, _)| entry.c), Some(8));
+        assert_eq!(cache.get(addr).map(|(entry, _)| entry.c()), Some(8));
         assert_eq!(
             cache.get(addr).and_then(|(entry, _)| entry.find(Edge::byte(3))),
             Some((0, leaf(3, 5)))
@@ -659,7 +526,7 @@ mod tests {
         let addr = GlobalAddr::new(ServerId(0), 64);
         let slot = |index, expected, new| NodeResult::Slot { index, expected, new, c: 8 };
         let made = || {
-            let cache = Cache::new(1 << 20, CacheIndex::Radix);
+            let cache = Cache::new(SHAPE, 1 << 20, CacheIndex::Radix);
             let changes = cache.changes(addr).expect("none is under way");
             read(&cache, Some(Stamp { view: 3, changes }));
             begin(&cache);
@@ -688,7 +555,7 @@ mod tests {
     #[test]
     fn a_change_has_its_node_alone_if_the_entry_is_exact() {
         let addr = GlobalAddr::new(ServerId(0), 64);
-        let cache = Cache::new(1 << 20, CacheIndex::Radix);
+        let cache = Cache::new(SHAPE, 1 << 20, CacheIndex::Radix);
         let alone = |index, expected, new| cache.begin_alone(addr, index, (expected, new));
         assert!(!alone(1, Slot(0), leaf(3, 5)), "no entry");
         read(&cache, None);
@@ -716,10 +583,10 @@ mod tests {
 
     #[test]
     fn a_later_look_at_a_node_stays() {
-        let cache = Cache::new(1 << 10, CacheIndex::Radix);
+        let cache = Cache::new(SHAPE, 1 << 10, CacheIndex::Radix);
         cache.put(entry(1, 1, 5));
         cache.put(entry(1, 1, 4));
-        let c = || cache.get(GlobalAddr::new(ServerId(0), 64)).map(|(entry, _)| entry.c);
+        let c = || cache.get(GlobalAddr::new(ServerId(0), 64)).map(|(entry, _)| entry.c());
         assert_eq!(c(), Some(5));
         cache.put(entry(1, 6, 6));
         assert_eq!(c(), Some(6));

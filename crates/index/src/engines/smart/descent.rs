@@ -13,13 +13,12 @@
 //! An address is handed out again only at a view above the `c` of all pointers that led to what it was. So what was
 //! born by `c` is what the pointer led to.
 
-use std::sync::Arc;
-
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Unlinked};
 
-use super::cache::{Entry, Stamp};
+use super::cache::Stamp;
+use super::entry::Entry;
 use super::layout::{Edge, META_ROOT, Node, NodeType, Slot, slot_addr};
 use super::leaf::Leaf;
 use super::locked::LeafImage;
@@ -118,7 +117,7 @@ impl Path {
 /// The end of the cached part of the way to a key.
 #[derive(Debug)]
 pub(super) struct Guess {
-    pub(super) entry: Arc<Entry>,
+    pub(super) entry: Entry,
     /// The cached slot for the key's next edge.
     pub(super) slot: Option<Slot>,
     /// The address of that slot, or of the first unused one; `None` unless objects point back.
@@ -151,7 +150,7 @@ impl Tree {
             if is_exact && self.owns_all(&key[..at]) { proof } else { Proof::Hint }
         };
         loop {
-            let at = entry.node(&self.shape).dispatch();
+            let at = entry.head(&self.shape).dispatch();
             let found = entry.find(Edge::of(key, at)?);
             let (slot, index) = (found.map(|found| found.1), found.map(|found| found.0));
             let node = slot.filter(|slot| !slot.is_leaf());
@@ -160,7 +159,7 @@ impl Tree {
                 let proof = proof(at, is_exact, Proof::Exact);
                 return Some(Guess { proof, ..self.guess_in(entry, slot, index) });
             };
-            let goes_on = child.node(&self.shape).dispatch() > at;
+            let goes_on = child.head(&self.shape).dispatch() > at;
             if !goes_on || !child.is_on_way(&self.shape, key) {
                 // The address was used again, or the key is absent: only a fresh slot tells, or exact entries.
                 let proof = proof(at, is_exact && is_child_exact && goes_on, Proof::Absent);
@@ -171,18 +170,18 @@ impl Tree {
     }
 
     /// A guess that proves nothing.
-    fn guess_in(&self, entry: Arc<Entry>, slot: Option<Slot>, index: Option<usize>) -> Guess {
+    fn guess_in(&self, entry: Entry, slot: Option<Slot>, index: Option<usize>) -> Guess {
         let index = || index.unwrap_or_else(|| entry.children());
-        let at = self.shape.points_back.then(|| slot_addr(entry.addr, index()));
+        let at = self.shape.points_back.then(|| slot_addr(entry.addr(), index()));
         Guess { entry, slot, at, proof: Proof::Hint }
     }
 
     /// Looks for a cached node on the way to `key` by the bytes that lead to it. No remote operation.
     fn guess_by_length(&self, key: &[u8]) -> Option<Guess> {
-        let is_here = |len: &usize| -> Option<(Arc<Entry>, Edge)> {
+        let is_here = |len: &usize| -> Option<(Entry, Edge)> {
             let entry = self.cache.by_name(&key[..*len])?;
             let is_it =
-                entry.node(&self.shape).dispatch() == *len && entry.is_on_way(&self.shape, key);
+                entry.head(&self.shape).dispatch() == *len && entry.is_on_way(&self.shape, key);
             Some((entry, Edge::of(key, *len)?)).filter(|_| is_it)
         };
         let (entry, edge) = (0..=key.len()).rev().find_map(|len| is_here(&len))?;
@@ -191,18 +190,18 @@ impl Tree {
     }
 
     /// The node of an exact entry, as a READ would have brought it.
-    fn held_of(&self, session: &Session, entry: &Entry) -> Held {
-        let mut image = session.client().buf(entry.node_type().bytes());
+    fn held_of(&self, session: &Session, entry: &Entry) -> Option<Held> {
+        let mut image = session.client().buf(entry.node_type(&self.shape)?.bytes());
         entry.fill(image.words_mut());
-        Held {
-            addr: entry.addr,
+        Some(Held {
+            addr: entry.addr(),
             image,
             matched: 0,
             up: None,
-            c: entry.c,
+            c: entry.c(),
             stamp: None,
             is_exact: true,
-        }
+        })
     }
 
     /// Proves the deepest node that the cache knows of: 1 READ, with the WRITE of `new` in the same round trip; none
@@ -214,9 +213,9 @@ impl Tree {
         key: &[u8],
         new: Option<(&Unlinked, Buf)>,
     ) -> Result<Option<Held>, Fail> {
-        let entry = &*guess.entry;
+        let entry = &guess.entry;
         if guess.proof == Proof::Exact && new.is_none() {
-            return Ok(Some(self.held_of(session, entry)));
+            return Ok(self.held_of(session, entry));
         }
         if let Some(slot) = guess.slot
             && let Some(of) = slot.node_type().filter(|_| !slot.is_leaf())
@@ -233,7 +232,8 @@ impl Tree {
             // If the key leaves the child's compressed bytes, only a fresh slot proves that it is absent.
             count(&self.counts.unproven);
         }
-        let held = self.read_at(session, entry.addr, entry.node_type(), 0, new).await?;
+        let Some(of) = entry.node_type(&self.shape) else { return Ok(None) };
+        let held = self.read_at(session, entry.addr(), of, 0, new).await?;
         let is_it = held.node(self).life() == entry.life();
         let is_dead = held.node(self).life() == entry.life().dead();
         if !(is_it || is_dead && Canary::TrustDeadNode.is_armed()) {
@@ -248,11 +248,11 @@ impl Tree {
     fn is_current(&self, guess: &Guess, held: &Held) -> bool {
         let node = held.node(self);
         if !self.shape.points_back {
-            return node.life().is_born_by(guess.entry.c);
+            return node.life().is_born_by(guess.entry.c());
         }
         // The bytes between the cached node and this one are those that both compress.
         self.names_slot(guess, held.addr, node.life().0)
-            && node.depth() <= guess.entry.node(&self.shape).dispatch() + 1
+            && node.depth() <= guess.entry.head(&self.shape).dispatch() + 1
     }
 
     /// READs the root node: 1 READ, more the first time and when it was replaced.
@@ -432,7 +432,7 @@ impl Tree {
         let leaf = self.leaf(slot.addr(), image);
         let is_current = match self.shape.points_back {
             true => self.names_slot(guess, slot.addr(), image.words()[0]),
-            false => leaf.is_born_by(guess.entry.c),
+            false => leaf.is_born_by(guess.entry.c()),
         };
         let proven = leaf.is_valid()
             && (is_current || Canary::SkipBirth.is_armed())

@@ -190,6 +190,22 @@ impl Slot {
         self.node_type().filter(|_| !self.is_leaf()).map_or(1, NodeType::children_likely)
     }
 
+    /// A thawed slot in two parts: edge and kind, with END in the place of FROZEN, and the child's server and offset
+    /// in the order of addresses, 0 if there is none.
+    pub(super) fn parts(self) -> (u16, u64) {
+        debug_assert!(!self.is_frozen());
+        let end = if self.0 & END != 0 { FROZEN } else { 0 };
+        let place = (self.0 & !END) >> 16;
+        ((self.0 | end) as u16, place >> 8 | (place & 0xff) << 39)
+    }
+
+    /// The slot of [`Slot::parts`].
+    pub(super) fn of_parts(low: u16, high: u64) -> Slot {
+        let end = if u64::from(low) & FROZEN != 0 { END } else { 0 };
+        let place = (high & ((1 << 39) - 1)) << 8 | high >> 39;
+        Slot(u64::from(low) & !FROZEN | end | place << 16)
+    }
+
     /// Bytes of the object that it leads to.
     pub(super) fn object_bytes(self) -> Option<usize> {
         if self.is_leaf() { self.bytes() } else { self.node_type().map(NodeType::object_bytes) }

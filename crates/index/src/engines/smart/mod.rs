@@ -33,6 +33,7 @@ mod cache;
 mod changes;
 mod delegation;
 mod descent;
+mod entry;
 mod grow;
 mod insert;
 mod lab;

@@ -227,7 +227,7 @@ impl Tree {
             match &guess {
                 // The new leaf is written in the round trip in which the node is READ.
                 Some(guess) if guess.slot.is_none() && adds && guess.proof != Proof::Exact => {
-                    self.prepare(session, op, Some(guess.entry.addr)).await?;
+                    self.prepare(session, op, Some(guess.entry.addr())).await?;
                     if let (Some(leaf), Some(at)) = (op.leaf.as_mut(), guess.at) {
                         leaf.aim(self, at);
                     }

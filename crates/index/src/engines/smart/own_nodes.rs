@@ -30,8 +30,9 @@ use std::sync::Arc;
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
-use super::cache::{Cache, Entry, Stamp};
+use super::cache::{Cache, Stamp};
 use super::descent::Held;
+use super::entry::Entry;
 use super::layout::Slot;
 use super::switches::OwnerWrites;
 use super::tree::Tree;

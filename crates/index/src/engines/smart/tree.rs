@@ -160,12 +160,13 @@ impl Tree {
         options: SmartOptions,
         owner: Option<OwnRanges>,
     ) -> Arc<Tree> {
+        let shape = Shape::of(&layout);
         Arc::new(Tree {
             meta,
             layout,
-            shape: Shape::of(&layout),
+            shape,
             options,
-            cache: Cache::new(options.cache_bytes, options.cache_index),
+            cache: Cache::new(shape, options.cache_bytes, options.cache_index),
             leaf_changes: LeafChanges::new(),
             owner,
             root: Mutex::default(),

@@ -1,0 +1,456 @@
+//! Entry: a cached node in one allocation, with slots that take as few bytes as they can.
+//!
+//! ```text
+//! word   0 address   1 c   2 life   3 header   4 base   5 numbers
+//! bytes  prefix | low parts, 2 bytes each | high parts, `width` bytes each | places, 2 bytes each, or nothing
+//! ```
+//!
+//! The low part of a slot is its edge and kind. The high part is the address of the child: 0 if there is none, else
+//! one more than its distance from `base`, the lowest such address. The children of a node that a bulk load has made
+//! lie together, so a byte or two tell them apart.
+
+use std::sync::Arc;
+
+use farleaf_fabric::GlobalAddr;
+use zerocopy::IntoBytes;
+
+use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
+
+/// The words in front of the bytes.
+const WORDS: usize = 6;
+/// The word of the member's view of the epoch.
+const C: usize = 1;
+/// Bytes of the high part of a slot that keeps its 8 bytes.
+const WIDTH_MAX: usize = 6;
+/// Bytes that a clone shares with the first: the counts of an `Arc`.
+const COUNTS: usize = 16;
+
+/// A cached node. A clone is the same.
+#[derive(Clone, Debug)]
+pub(super) struct Entry(Arc<[u64]>);
+
+/// The numbers in word 5.
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    prefix: usize,
+    slots: usize,
+    width: usize,
+    has_places: bool,
+    is_in_place: bool,
+}
+
+impl Numbers {
+    fn word(self) -> u64 {
+        let flags = u64::from(self.has_places) << 40 | u64::from(self.is_in_place) << 41;
+        self.prefix as u64 | (self.slots as u64) << 16 | (self.width as u64) << 32 | flags
+    }
+
+    fn of(word: u64) -> Numbers {
+        Numbers {
+            prefix: usize::from(word as u16),
+            slots: usize::from((word >> 16) as u16),
+            width: usize::from((word >> 32) as u8),
+            has_places: word >> 40 & 1 != 0,
+            is_in_place: word >> 41 & 1 != 0,
+        }
+    }
+
+    /// The first bytes of the high parts and of the places, and the end.
+    fn parts(self) -> (usize, usize, usize) {
+        let high = self.prefix + 2 * self.slots;
+        let places = high + self.width * self.slots;
+        (high, places, places + if self.has_places { 2 * self.slots } else { 0 })
+    }
+}
+
+impl Entry {
+    /// Remembers a live node on the way to `key`, by a READ that began when the view was `c`: the slots that have
+    /// children in the order of their edges. If objects point back, in that of the node; if nodes are cached whole,
+    /// every slot, in 8 bytes.
+    pub(super) fn of(
+        shape: &Shape,
+        addr: GlobalAddr,
+        c: u64,
+        words: &[u64],
+        (key, is_whole): (&[u8], bool),
+    ) -> Option<Entry> {
+        let node = Node::new(shape, words);
+        node.node_type()?;
+        let has_child = |slot: &Slot| slot.has_child();
+        let is_in_place = is_whole || shape.points_back;
+        let slots = node.slots().map(Slot::thawed);
+        let kept: Vec<Slot> = if is_whole {
+            slots.map(|slot| if slot.has_child() { slot } else { Slot(0) }).collect()
+        } else if is_in_place {
+            // Slots fill from left to right; one READ may have missed some.
+            slots.take_while(has_child).collect()
+        } else {
+            let mut kept: Vec<Slot> = slots.filter(has_child).collect();
+            kept.sort_unstable_by_key(|slot| slot.edge());
+            kept
+        };
+        let head = [addr.word(), c, words[0], words[1]];
+        let prefix = key.get(..node.depth())?;
+        Some(Entry::packed(head, prefix, &kept, &[], (is_in_place, is_whole)))
+    }
+
+    /// As [`Entry::of`], with the slots that have no child and the places of all: an entry that may be exact.
+    pub(super) fn owned_of(
+        shape: &Shape,
+        addr: GlobalAddr,
+        c: u64,
+        words: &[u64],
+        key: &[u8],
+    ) -> Option<Entry> {
+        let node = Node::new(shape, words);
+        node.node_type()?;
+        let used = node.slots().enumerate().filter(|(_, slot)| !slot.is_empty());
+        let mut used: Vec<(Slot, u16)> =
+            used.map(|(place, slot)| (slot.thawed(), place as u16)).collect();
+        used.sort_unstable_by_key(|(slot, _)| slot.edge());
+        let (slots, places): (Vec<Slot>, Vec<u16>) = used.into_iter().unzip();
+        let head = [addr.word(), c, words[0], words[1]];
+        let prefix = key.get(..node.depth())?;
+        Some(Entry::packed(head, prefix, &slots, &places, (false, false)))
+    }
+
+    /// Packs slots. Their places are kept unless they are in order: so are those of a node that a bulk load has made.
+    fn packed(
+        head: [u64; 4],
+        prefix: &[u8],
+        slots: &[Slot],
+        places: &[u16],
+        (is_in_place, is_whole): (bool, bool),
+    ) -> Entry {
+        let parts = slots.iter().map(|slot| slot.parts());
+        let highs = || parts.clone().map(|(_, high)| high).filter(|high| *high != 0);
+        let base = highs().min().unwrap_or(0);
+        let distance = |high: u64| if high == 0 { 0 } else { high - base + 1 };
+        let most = highs().max().map_or(0, distance);
+        let needed = (u64::BITS - most.leading_zeros()).div_ceil(8) as usize;
+        let has_places = places.iter().enumerate().any(|(at, place)| at != usize::from(*place));
+        let numbers = Numbers {
+            prefix: prefix.len(),
+            slots: slots.len(),
+            width: if is_whole { WIDTH_MAX } else { needed },
+            has_places,
+            is_in_place,
+        };
+        let (high_at, places_at, end) = numbers.parts();
+        let mut words = vec![0; WORDS + end.div_ceil(8)];
+        words[..4].copy_from_slice(&head);
+        (words[4], words[5]) = (base, numbers.word());
+        let bytes = words[WORDS..].as_mut_bytes();
+        bytes[..prefix.len()].copy_from_slice(prefix);
+        for (at, (low, high)) in parts.enumerate() {
+            bytes[prefix.len() + 2 * at..][..2].copy_from_slice(&low.to_le_bytes());
+            let width = numbers.width;
+            let high = distance(high).to_le_bytes();
+            bytes[high_at + width * at..][..width].copy_from_slice(&high[..width]);
+        }
+        for (at, place) in places.iter().enumerate().filter(|_| has_places) {
+            bytes[places_at + 2 * at..][..2].copy_from_slice(&place.to_le_bytes());
+        }
+        Entry(words.into())
+    }
+
+    pub(super) fn addr(&self) -> GlobalAddr {
+        GlobalAddr::from_word(self.0[0]).unwrap_or(GlobalAddr::NULL)
+    }
+
+    /// The member's view of the epoch before its words were READ.
+    pub(super) fn c(&self) -> u64 {
+        self.0[C]
+    }
+
+    pub(super) fn life(&self) -> Life {
+        Life(self.0[2])
+    }
+
+    pub(super) fn node_type(&self, shape: &Shape) -> Option<NodeType> {
+        self.head(shape).node_type()
+    }
+
+    /// Its life word and header, as a node without slots.
+    pub(super) fn head(&self, shape: &Shape) -> Node<'_> {
+        Node::new(shape, &self.0[2..4])
+    }
+
+    fn numbers(&self) -> Numbers {
+        Numbers::of(self.0[5])
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.0[WORDS..].as_bytes()
+    }
+
+    pub(super) fn is_in_place(&self) -> bool {
+        self.numbers().is_in_place
+    }
+
+    /// The bytes in front of its depth, which all of its keys begin with; they never change.
+    pub(super) fn prefix(&self) -> &[u8] {
+        &self.bytes()[..self.numbers().prefix]
+    }
+
+    /// The bytes that all keys below the node begin with.
+    pub(super) fn whole_prefix(&self, shape: &Shape) -> Vec<u8> {
+        let (bytes, len) = self.head(shape).compressed();
+        [self.prefix(), &bytes[..len]].concat()
+    }
+
+    /// Returns whether the node is on the way to `key`, if it is linked.
+    pub(super) fn is_on_way(&self, shape: &Shape, key: &[u8]) -> bool {
+        key.starts_with(self.prefix()) && self.head(shape).differs(key, 0).is_none()
+    }
+
+    /// The low part of the slot numbered `at`.
+    fn low(&self, at: usize) -> u16 {
+        let bytes = &self.bytes()[self.numbers().prefix + 2 * at..];
+        u16::from_le_bytes([bytes[0], bytes[1]])
+    }
+
+    /// The slot numbered `at`.
+    fn slot(&self, at: usize) -> Slot {
+        let numbers = self.numbers();
+        let mut high = [0; 8];
+        let first = numbers.parts().0 + numbers.width * at;
+        high[..numbers.width].copy_from_slice(&self.bytes()[first..][..numbers.width]);
+        let distance = u64::from_le_bytes(high);
+        let high = if distance == 0 { 0 } else { self.0[4] + distance - 1 };
+        Slot::of_parts(self.low(at), high)
+    }
+
+    /// The place in the node of the slot numbered `at`.
+    fn place(&self, at: usize) -> usize {
+        let numbers = self.numbers();
+        if !numbers.has_places {
+            return at;
+        }
+        let bytes = &self.bytes()[numbers.parts().1 + 2 * at..];
+        usize::from(u16::from_le_bytes([bytes[0], bytes[1]]))
+    }
+
+    fn slots(&self) -> impl Iterator<Item = Slot> {
+        (0..self.numbers().slots).map(|at| self.slot(at))
+    }
+
+    /// The child under an edge, and its number here, which is that of its slot if objects point back.
+    pub(super) fn find(&self, edge: Edge) -> Option<(usize, Slot)> {
+        let at = match self.is_in_place() {
+            true => self.slots().position(|slot| slot.0 != 0 && slot.edge() == edge)?,
+            false => self.search(edge).ok()?,
+        };
+        Some((at, self.slot(at))).filter(|(_, slot)| slot.has_child())
+    }
+
+    /// Its children, if their slots stand in the node's order: the number of the first unused one.
+    pub(super) fn children(&self) -> usize {
+        self.slots().position(|slot| slot.0 == 0).unwrap_or(self.numbers().slots)
+    }
+
+    /// The number of the slot of an edge, or its place among those that are in the order of their edges.
+    fn search(&self, edge: Edge) -> Result<usize, usize> {
+        let (mut low, mut high) = (0, self.numbers().slots);
+        while low < high {
+            let at = usize::midpoint(low, high);
+            match Slot::of_parts(self.low(at), 0).edge().cmp(&edge) {
+                std::cmp::Ordering::Less => low = at + 1,
+                std::cmp::Ordering::Equal => return Ok(at),
+                std::cmp::Ordering::Greater => high = at,
+            }
+        }
+        Err(low)
+    }
+
+    /// Copies the node's words to `words`, which are as many as its type has. Asked of an entry that may be exact.
+    pub(super) fn fill(&self, words: &mut [u64]) {
+        words.fill(0);
+        words[..2].copy_from_slice(&self.0[2..4]);
+        for (at, slot) in self.slots().enumerate() {
+            words[2 + self.place(at)] = slot.0;
+        }
+    }
+
+    /// Returns whether the slot at `index` can change from `expected` to `new`: the node holds that, and no other slot
+    /// has the edge.
+    pub(super) fn holds(&self, index: usize, words: (Slot, Slot)) -> bool {
+        self.place_of(index, words).is_some()
+    }
+
+    /// The number here of the slot at `index` that is to change from `expected` to `new`, as [`Entry::search`]; `None`
+    /// if the node does not hold that.
+    fn place_of(
+        &self,
+        index: usize,
+        (expected, new): (Slot, Slot),
+    ) -> Option<Result<usize, usize>> {
+        let found = self.search(new.edge());
+        let holds = match found {
+            Ok(at) => self.place(at) == index && self.slot(at) == expected,
+            Err(_) => {
+                let mut slots = 0..self.numbers().slots;
+                expected.0 == 0 && slots.all(|at| self.place(at) != index)
+            }
+        };
+        holds.then_some(found)
+    }
+
+    /// The same after the slot at `index` has changed from `expected` to `new`, with the present view of the epoch if
+    /// all of its words are of that; `None` if it did not hold that.
+    pub(super) fn with_slot(
+        &self,
+        index: usize,
+        (expected, new): (Slot, Slot),
+        c: Option<u64>,
+    ) -> Option<Entry> {
+        let found = self.place_of(index, (expected, new))?;
+        let mut slots: Vec<Slot> = self.slots().collect();
+        let mut places: Vec<u16> = (0..slots.len()).map(|at| self.place(at) as u16).collect();
+        match found {
+            Ok(at) => slots[at] = new,
+            Err(at) => {
+                slots.insert(at, new);
+                places.insert(at, index as u16);
+            }
+        }
+        let head = [self.0[0], c.unwrap_or(self.c()), self.0[2], self.0[3]];
+        Some(Entry::packed(head, self.prefix(), &slots, &places, (false, false)))
+    }
+
+    /// Bytes of its allocation, with what an allocator adds: 8 bytes, in steps of 16.
+    pub(super) fn allocated(&self) -> usize {
+        (COUNTS + 8 * self.0.len() + 8).next_multiple_of(16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farleaf_fabric::ServerId;
+
+    use super::super::layout::{LeafClass, fill_node};
+    use super::*;
+
+    fn shape() -> Shape {
+        Shape {
+            table: 7,
+            wide: false,
+            first: NodeType::SMALLEST,
+            reserves: false,
+            points_back: false,
+        }
+    }
+
+    /// A READ of a node below "ab" with these slots.
+    fn read(slots: &[Slot]) -> Vec<u64> {
+        let of = NodeType::holding(slots.len());
+        let mut words = vec![0; 2 + of.capacity()];
+        let life = Life::new(7, GlobalAddr::new(ServerId(0), 64), 1);
+        fill_node(&shape(), &mut words, life, of, (2, b"xyz"), slots.iter().copied());
+        words
+    }
+
+    fn leaf(edge: Edge, server: u16, number: u64) -> Slot {
+        let addr = GlobalAddr::new(ServerId(server), 64 * number);
+        Slot::leaf(edge, addr, LeafClass::of(256).expect("class"))
+    }
+
+    fn exact(slots: &[Slot]) -> Entry {
+        let addr = GlobalAddr::new(ServerId(3), 640);
+        Entry::owned_of(&shape(), addr, 5, &read(slots), b"abxyz").expect("a node")
+    }
+
+    #[test]
+    fn an_entry_gives_back_what_was_read() {
+        let far = (1 << 39) - 1;
+        let node =
+            Slot::node(Edge::byte(255), GlobalAddr::new(ServerId(255), 64 * far), NodeType::TOP);
+        let slots = [
+            leaf(Edge::END, 0, 0),
+            leaf(Edge::byte(0), 0, 1),
+            Slot::tomb(Edge::byte(9)),
+            leaf(Edge::byte(7), 255, far),
+            node,
+            leaf(Edge::byte(254), 17, 1 << 20),
+        ];
+        for count in 0..=slots.len() {
+            let (words, entry) = (read(&slots[..count]), exact(&slots[..count]));
+            let mut again = vec![1; words.len()];
+            entry.fill(&mut again);
+            assert_eq!(again, words);
+            assert_eq!((entry.addr(), entry.c()), (GlobalAddr::new(ServerId(3), 640), 5));
+            assert_eq!(
+                (entry.prefix(), &entry.whole_prefix(&shape())[..]),
+                (&b"ab"[..], &b"abxyz"[..])
+            );
+            for slot in &slots {
+                let is_in = slots[..count].contains(slot) && slot.has_child();
+                assert_eq!(entry.find(slot.edge()).map(|it| it.1), is_in.then_some(*slot));
+            }
+            assert_eq!(entry.find(Edge::byte(100)), None);
+        }
+    }
+
+    /// All kinds of slots at random addresses, changed one after the other.
+    #[test]
+    fn changed_slots_are_found_again() {
+        let mut random = fastrand::Rng::with_seed(3);
+        for _ in 0..300 {
+            let near = random.bool();
+            let child = |random: &mut fastrand::Rng, edge| {
+                let most = if near { 1 << 10 } else { 1 << 39 };
+                let server = if near { 4 } else { random.u16(..256) };
+                leaf(edge, server, random.u64(..most))
+            };
+            let mut now = [Slot(0); 14];
+            let mut entry = exact(&[]);
+            // As READ from the largest type that the test fills.
+            let mut words = read(&now);
+            for _ in 0..40 {
+                let index = random.usize(..now.len());
+                let edge = match now[index].0 {
+                    0 => Edge::byte(random.u8(..)),
+                    _ => now[index].edge(),
+                };
+                if now
+                    .iter()
+                    .enumerate()
+                    .any(|(at, it)| at != index && it.0 != 0 && it.edge() == edge)
+                {
+                    continue;
+                }
+                let new =
+                    if random.u8(..4) == 0 { Slot::tomb(edge) } else { child(&mut random, edge) };
+                assert!(!entry.holds(index, (Slot(1 << 20), new)));
+                entry = entry.with_slot(index, (now[index], new), Some(9)).expect("it holds that");
+                now[index] = new;
+                words[2..].copy_from_slice(&now.map(|slot| slot.0));
+                let mut again = vec![1; words.len()];
+                entry.fill(&mut again);
+                assert_eq!(again[2..], words[2..]);
+            }
+            assert_eq!(entry.c(), 9);
+        }
+    }
+
+    #[test]
+    fn children_that_lie_together_take_few_bytes() {
+        let slots = |step: u64| -> Vec<Slot> {
+            (0..12)
+                .map(|at| leaf(Edge::byte(20 * at), 2, (1 << 30) + step * u64::from(at)))
+                .collect()
+        };
+        // Numbers and prefix take 50 bytes, counts and the allocator's own 24.
+        assert_eq!(exact(&slots(1)).allocated(), (50 + 12 * 3_usize + 24).next_multiple_of(16));
+        assert_eq!(exact(&slots(100)).allocated(), (50 + 12 * 4_usize + 24).next_multiple_of(16));
+        assert_eq!(
+            exact(&slots(1 << 22)).allocated(),
+            (50 + 12 * 6_usize + 24).next_multiple_of(16)
+        );
+        let words = read(&slots(1));
+        let whole = Entry::of(&shape(), GlobalAddr::new(ServerId(0), 64), 1, &words, (b"ab", true));
+        let whole = whole.expect("a node");
+        assert_eq!(whole.allocated(), (50 + 14 * 8_usize + 24).next_multiple_of(16));
+        assert_eq!(whole.children(), 12);
+    }
+}
