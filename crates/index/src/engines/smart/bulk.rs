@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Ops, ServerId};
-use farleaf_pool::{Session, Unlinked};
+use farleaf_pool::{Placement, Session, Unlinked};
 
 use super::layout::{Edge, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{NewValue, class_for, fill_leaf};
@@ -226,7 +226,7 @@ impl Builder<'_> {
         }
         if self.open.last().is_none_or(|open| open.at < common) {
             let addr = match self.tree.shape.points_back {
-                true => Some(self.alloc(NodeType::TOP.bytes()).await?),
+                true => Some(self.alloc(self.session.place(), NodeType::TOP.bytes()).await?),
                 false => None,
             };
             self.open.push(Open { at: common, children: Vec::new(), addr });
@@ -281,10 +281,10 @@ impl Builder<'_> {
         let mut made = Vec::with_capacity(links + 1);
         made.push(match open.addr {
             Some(addr) => addr,
-            None => self.alloc(of.object_bytes()).await?,
+            None => self.alloc(self.place(Some(&open)), of.object_bytes()).await?,
         });
         for _ in 0..links {
-            made.push(self.alloc(single.object_bytes()).await?);
+            made.push(self.alloc(self.session.place(), single.object_bytes()).await?);
         }
         // The slot that leads to each: the only one of the node above.
         let above = |at: usize| match made.get(at + 1) {
@@ -332,7 +332,7 @@ impl Builder<'_> {
             }
         };
         let class = class.ok_or_else(|| IndexError::Invalid("the key is too long".into()))?;
-        let addr = self.alloc(class.bytes()).await?;
+        let addr = self.alloc(self.place(self.open.last()), class.bytes()).await?;
         let (birth, token) = (self.session.epoch(), self.token);
         let mut buf = self.session.client().buf(class.bytes());
         let table = self.tree.shape.table;
@@ -341,8 +341,16 @@ impl Builder<'_> {
         Ok(LoadedLeaf { slot: Slot::leaf(Edge::END, addr, class), content: buf })
     }
 
-    async fn alloc(&mut self, bytes: usize) -> Result<GlobalAddr, IndexError> {
-        let object: Unlinked = self.session.alloc_unlinked(self.session.place(), bytes).await?;
+    /// The place of a leaf that is likely to be the next child of a node, or of that node: beside its last leaf. A
+    /// cache's entry takes fewer bytes for children that lie together, and an owner links a leaf beside its node in one
+    /// round trip.
+    fn place(&self, of: Option<&Open>) -> Placement {
+        let last = of.and_then(|open| open.children.last()).filter(|slot| slot.is_leaf());
+        last.map_or_else(|| self.session.place(), |leaf| Placement::Beside(leaf.addr().server()))
+    }
+
+    async fn alloc(&mut self, on: Placement, bytes: usize) -> Result<GlobalAddr, IndexError> {
+        let object: Unlinked = self.session.alloc_unlinked(on, bytes).await?;
         self.built.add(object.addr(), bytes);
         object.keep();
         Ok(object.addr())
