@@ -57,6 +57,13 @@ const FOUND: &[(&str, &str)] = &[
         "--engine dart --seed 5679 --salt 1 --ops 28 --think-ns 0 --faults none --window 0..0 \
          --event kill:0@1175870,restart:0@26429066 --only 0:2-5/1:18,22,26-27/2:6,12,16",
     ),
+    (
+        "a walk visited a node, found one in front of it that a split had just linked, and visited it again \
+         behind that one",
+        "--engine smart --seed 9306 --salt 3 --ops 253 --keys 200 --faults none \
+         --event cut-replies:0-1@651752,kill:0@5542892,restart:0@9405772 \
+         --only 0:200-205,209-243,245-248,250-252",
+    ),
 ];
 
 #[test]

@@ -88,12 +88,12 @@ impl Tree {
             let Some(bytes) = next.slot.object_bytes() else {
                 return Err(self.corrupt(next.up.at, "its slot has no type of node").into());
             };
-            let (addr, is_leaf) = (next.slot.addr(), next.slot.is_leaf());
-            visitor.object(if is_leaf { "leaf" } else { "node" }, addr, bytes);
-            if visitor.is_done() {
-                break;
-            }
-            if is_leaf {
+            let addr = next.slot.addr();
+            if next.slot.is_leaf() {
+                visitor.object("leaf", addr, bytes);
+                if visitor.is_done() {
+                    break;
+                }
                 leaves += 1;
                 self.visit_leaf(session, &next, visitor, report).await?;
             } else {
@@ -106,6 +106,11 @@ impl Tree {
                     }
                     held => held?,
                 };
+                // Not before: behind the one in front of it, it is visited then.
+                visitor.object("node", addr, bytes);
+                if visitor.is_done() {
+                    break;
+                }
                 self.check_gaps(session, &held, report).await?;
                 self.enter(&held, next.prefix, next.level, &mut nodes, &mut todo, report);
             }
