@@ -6,8 +6,9 @@
 //! the address used again in between. So an entry bears the bytes that all keys of its node begin with: a linked node
 //! is on the way of exactly the keys that begin with them.
 //!
-//! Entries (`entry.rs`) lie in shards by address. Each shard evicts by CLOCK. With `cache_index=hash` a table of hashed
-//! names finds them as well: the name of a node is the bytes in front of the one that it dispatches on.
+//! Entries (`entry.rs`) lie in shards by address. Each shard evicts by CLOCK, which counts uses. With
+//! `cache_index=hash` a table of hashed names finds entries as well: the name of a node is the bytes in front of the one
+//! that it dispatches on.
 //!
 //! In a table with owners an entry also keeps the slots without a child and the place of each slot. It is *exact* if
 //! its node is known to have these slots, or a hint (`own_nodes.rs`).
@@ -30,6 +31,8 @@ use crate::sync::{Mutex, lock};
 /// Bytes that an entry takes beside its allocation: its place in the ring, and its share of the table that finds it and
 /// of the room that both have left.
 const ENTRY_BYTES: usize = size_of::<Cached>() + 12;
+/// Rounds of the hand for which a popular entry stays without another use.
+const USES_MAX: u8 = 3;
 /// A cache with less than so many bytes for each shard has one.
 const SHARD_BYTES_MIN: u64 = 256 << 10;
 /// Bytes that a hashed name takes: itself and an address, with its share of the nodes of the map.
@@ -87,7 +90,8 @@ struct Shard {
 #[derive(Debug)]
 struct Cached {
     entry: Entry,
-    used: bool,
+    /// Uses that the hand has not counted down yet, up to [`USES_MAX`].
+    uses: u8,
     /// It is exact whenever no change of the node is under way.
     is_exact: bool,
 }
@@ -139,7 +143,7 @@ impl Cache {
         let shard = &mut *shard;
         let place = shard.place(addr)?;
         let cached = &mut shard.ring[place];
-        cached.used = true;
+        cached.uses = (cached.uses + 1).min(USES_MAX);
         let is_exact = cached.is_exact && !shard.changes.are_under_way(addr);
         Some((cached.entry.clone(), is_exact))
     }
@@ -180,7 +184,7 @@ impl Cache {
             (changes == Some(it.changes) || Canary::BelieveOldRead.is_armed())
                 && is_current(it.view)
         });
-        let mut used = false;
+        let mut uses = 0;
         if let Some(place) = shard.place(entry.addr()) {
             let cached = &shard.ring[place];
             let there = &cached.entry;
@@ -191,10 +195,10 @@ impl Cache {
             if stays || !is_exact && is_later {
                 return (gone, false);
             }
-            used = cached.used;
+            uses = cached.uses;
             gone.push(shard.remove(place));
         }
-        let is_in = shard.insert(entry, (is_exact, used), &mut gone);
+        let is_in = shard.insert(entry, (is_exact, uses), &mut gone);
         (gone, is_in)
     }
 
@@ -288,8 +292,9 @@ impl Shard {
                 let c = (left == 0).then_some(c);
                 match cached.entry.with_slot(index, (expected, new), c) {
                     Some(entry) => {
+                        let uses = cached.uses.max(1);
                         let old = self.remove(place);
-                        if !self.insert(entry, (true, true), &mut gone) {
+                        if !self.insert(entry, (true, uses), &mut gone) {
                             // Otherwise the name of the old entry is the new one's.
                             gone.push(old);
                         }
@@ -307,7 +312,7 @@ impl Shard {
     fn insert(
         &mut self,
         entry: Entry,
-        (is_exact, used): (bool, bool),
+        (is_exact, uses): (bool, u8),
         gone: &mut Vec<Entry>,
     ) -> bool {
         let bytes = self.bytes_of(&entry);
@@ -323,7 +328,7 @@ impl Shard {
         }
         let (place, ring) = (self.ring.len(), &self.ring);
         self.places.insert_unique(hash(entry.addr()), place as u32, |place| hash_at(ring, *place));
-        self.ring.push(Cached { entry, used, is_exact });
+        self.ring.push(Cached { entry, uses, is_exact });
         true
     }
 
@@ -360,12 +365,14 @@ impl Shard {
         }
     }
 
-    /// Removes the next entry that has not been used since the hand passed it.
+    /// Removes the next entry without uses; the hand counts one of each other entry down.
     fn evict(&mut self) -> Option<Entry> {
         loop {
             self.hand = if self.hand < self.ring.len() { self.hand } else { 0 };
             let cached = self.ring.get_mut(self.hand)?;
-            let gone = (!std::mem::take(&mut cached.used)).then(|| self.remove(self.hand));
+            let is_unused = cached.uses == 0;
+            cached.uses = cached.uses.saturating_sub(1);
+            let gone = is_unused.then(|| self.remove(self.hand));
             // The newest entry has taken the place of one that is gone: its turn comes a round later.
             self.hand += 1;
             if gone.is_some() {

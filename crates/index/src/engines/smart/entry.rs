@@ -1,13 +1,14 @@
 //! Entry: a cached node in one allocation, with slots that take as few bytes as they can.
 //!
 //! ```text
-//! word   0 address   1 c   2 life   3 header   4 base   5 numbers
-//! bytes  prefix | low parts, 2 bytes each | high parts, `width` bytes each | places, 2 bytes each, or nothing
+//! word   0 address   1 c   2 life   3 header   4 base 0..46, slots 47..55, width 56..58, flags 59..61
+//! bytes  length of the prefix, 2 bytes | kind, if all slots have one | prefix | low parts, 1 or 2 bytes each |
+//!        high parts, `width` bytes each | places, 2 bytes each, or nothing
 //! ```
 //!
-//! The low part of a slot is its edge and kind. The high part is the address of the child: 0 if there is none, else
-//! one more than its distance from `base`, the lowest such address. The children of a node that a bulk load has made
-//! lie together, so a byte or two tell them apart.
+//! The low part of a slot is its edge, and its kind unless all slots have one. The high part is the address of the
+//! child: 0 if there is none, else one more than its distance from `base`, the lowest such address. The children of a
+//! node that a bulk load has made lie together, so a byte or two tell them apart.
 
 use std::sync::Arc;
 
@@ -17,9 +18,12 @@ use zerocopy::IntoBytes;
 use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
 
 /// The words in front of the bytes.
-const WORDS: usize = 6;
+const WORDS: usize = 5;
 /// The word of the member's view of the epoch.
 const C: usize = 1;
+/// The word of the base and the numbers, and the bits of the base.
+const NUMBERS: usize = 4;
+const BASE_BITS: u32 = 47;
 /// Bytes of the high part of a slot that keeps its 8 bytes.
 const WIDTH_MAX: usize = 6;
 /// Bytes that a clone shares with the first: the counts of an `Arc`.
@@ -29,7 +33,7 @@ const COUNTS: usize = 16;
 #[derive(Clone, Debug)]
 pub(super) struct Entry(Arc<[u64]>);
 
-/// The numbers in word 5.
+/// The lengths of the parts of an entry.
 #[derive(Clone, Copy, Debug)]
 struct Numbers {
     prefix: usize,
@@ -37,29 +41,52 @@ struct Numbers {
     width: usize,
     has_places: bool,
     is_in_place: bool,
+    /// All slots have one kind.
+    is_alike: bool,
 }
 
 impl Numbers {
     fn word(self) -> u64 {
-        let flags = u64::from(self.has_places) << 40 | u64::from(self.is_in_place) << 41;
-        self.prefix as u64 | (self.slots as u64) << 16 | (self.width as u64) << 32 | flags
+        let flags = [self.has_places, self.is_in_place, self.is_alike];
+        let flags = flags.into_iter().zip(59..).map(|(flag, at)| u64::from(flag) << at);
+        (self.slots as u64) << BASE_BITS | (self.width as u64) << 56 | flags.sum::<u64>()
     }
 
-    fn of(word: u64) -> Numbers {
+    fn of(word: u64, prefix: [u8; 2]) -> Numbers {
+        let flag = |at: u32| word >> at & 1 != 0;
         Numbers {
-            prefix: usize::from(word as u16),
-            slots: usize::from((word >> 16) as u16),
-            width: usize::from((word >> 32) as u8),
-            has_places: word >> 40 & 1 != 0,
-            is_in_place: word >> 41 & 1 != 0,
+            prefix: usize::from(u16::from_le_bytes(prefix)),
+            slots: (word >> BASE_BITS & 0x1ff) as usize,
+            width: (word >> 56 & 7) as usize,
+            has_places: flag(59),
+            is_in_place: flag(60),
+            is_alike: flag(61),
         }
     }
 
-    /// The first bytes of the high parts and of the places, and the end.
-    fn parts(self) -> (usize, usize, usize) {
-        let high = self.prefix + 2 * self.slots;
-        let places = high + self.width * self.slots;
-        (high, places, places + if self.has_places { 2 * self.slots } else { 0 })
+    /// The first byte of the prefix.
+    fn prefix_at(self) -> usize {
+        2 + usize::from(self.is_alike)
+    }
+
+    fn low_at(self) -> usize {
+        self.prefix_at() + self.prefix
+    }
+
+    fn low_bytes(self) -> usize {
+        2 - usize::from(self.is_alike)
+    }
+
+    fn high_at(self) -> usize {
+        self.low_at() + self.low_bytes() * self.slots
+    }
+
+    fn places_at(self) -> usize {
+        self.high_at() + self.width * self.slots
+    }
+
+    fn end(self) -> usize {
+        self.places_at() + if self.has_places { 2 * self.slots } else { 0 }
     }
 }
 
@@ -128,28 +155,33 @@ impl Entry {
         let distance = |high: u64| if high == 0 { 0 } else { high - base + 1 };
         let most = highs().max().map_or(0, distance);
         let needed = (u64::BITS - most.leading_zeros()).div_ceil(8) as usize;
-        let has_places = places.iter().enumerate().any(|(at, place)| at != usize::from(*place));
+        let kind = parts.clone().next().map(|(low, _)| low >> 8);
         let numbers = Numbers {
             prefix: prefix.len(),
             slots: slots.len(),
             width: if is_whole { WIDTH_MAX } else { needed },
-            has_places,
+            has_places: places.iter().enumerate().any(|(at, place)| at != usize::from(*place)),
             is_in_place,
+            is_alike: !is_whole && parts.clone().all(|(low, _)| Some(low >> 8) == kind),
         };
-        let (high_at, places_at, end) = numbers.parts();
-        let mut words = vec![0; WORDS + end.div_ceil(8)];
-        words[..4].copy_from_slice(&head);
-        (words[4], words[5]) = (base, numbers.word());
+        let (width, low_bytes) = (numbers.width, numbers.low_bytes());
+        let mut words = vec![0; WORDS + numbers.end().div_ceil(8)];
+        words[..NUMBERS].copy_from_slice(&head);
+        words[NUMBERS] = base | numbers.word();
         let bytes = words[WORDS..].as_mut_bytes();
-        bytes[..prefix.len()].copy_from_slice(prefix);
-        for (at, (low, high)) in parts.enumerate() {
-            bytes[prefix.len() + 2 * at..][..2].copy_from_slice(&low.to_le_bytes());
-            let width = numbers.width;
-            let high = distance(high).to_le_bytes();
-            bytes[high_at + width * at..][..width].copy_from_slice(&high[..width]);
+        bytes[..2].copy_from_slice(&(prefix.len() as u16).to_le_bytes());
+        if numbers.is_alike {
+            bytes[2] = kind.unwrap_or(0) as u8;
         }
-        for (at, place) in places.iter().enumerate().filter(|_| has_places) {
-            bytes[places_at + 2 * at..][..2].copy_from_slice(&place.to_le_bytes());
+        bytes[numbers.prefix_at()..][..prefix.len()].copy_from_slice(prefix);
+        for (at, (low, high)) in parts.enumerate() {
+            let (low, high) = (low.to_le_bytes(), distance(high).to_le_bytes());
+            bytes[numbers.low_at() + low_bytes * at..][..low_bytes]
+                .copy_from_slice(&low[..low_bytes]);
+            bytes[numbers.high_at() + width * at..][..width].copy_from_slice(&high[..width]);
+        }
+        for (at, place) in places.iter().enumerate().filter(|_| numbers.has_places) {
+            bytes[numbers.places_at() + 2 * at..][..2].copy_from_slice(&place.to_le_bytes());
         }
         Entry(words.into())
     }
@@ -177,7 +209,8 @@ impl Entry {
     }
 
     fn numbers(&self) -> Numbers {
-        Numbers::of(self.0[5])
+        let bytes = self.bytes();
+        Numbers::of(self.0[NUMBERS], [bytes[0], bytes[1]])
     }
 
     fn bytes(&self) -> &[u8] {
@@ -190,7 +223,8 @@ impl Entry {
 
     /// The bytes in front of its depth, which all of its keys begin with; they never change.
     pub(super) fn prefix(&self) -> &[u8] {
-        &self.bytes()[..self.numbers().prefix]
+        let numbers = self.numbers();
+        &self.bytes()[numbers.prefix_at()..numbers.low_at()]
     }
 
     /// The bytes that all keys below the node begin with.
@@ -206,18 +240,20 @@ impl Entry {
 
     /// The low part of the slot numbered `at`.
     fn low(&self, at: usize) -> u16 {
-        let bytes = &self.bytes()[self.numbers().prefix + 2 * at..];
-        u16::from_le_bytes([bytes[0], bytes[1]])
+        let (numbers, bytes) = (self.numbers(), self.bytes());
+        let low = &bytes[numbers.low_at() + numbers.low_bytes() * at..];
+        u16::from_le_bytes([low[0], if numbers.is_alike { bytes[2] } else { low[1] }])
     }
 
     /// The slot numbered `at`.
     fn slot(&self, at: usize) -> Slot {
         let numbers = self.numbers();
         let mut high = [0; 8];
-        let first = numbers.parts().0 + numbers.width * at;
-        high[..numbers.width].copy_from_slice(&self.bytes()[first..][..numbers.width]);
+        let bytes = &self.bytes()[numbers.high_at() + numbers.width * at..][..numbers.width];
+        high[..numbers.width].copy_from_slice(bytes);
+        let base = self.0[NUMBERS] & ((1 << BASE_BITS) - 1);
         let distance = u64::from_le_bytes(high);
-        let high = if distance == 0 { 0 } else { self.0[4] + distance - 1 };
+        let high = if distance == 0 { 0 } else { base + distance - 1 };
         Slot::of_parts(self.low(at), high)
     }
 
@@ -227,7 +263,7 @@ impl Entry {
         if !numbers.has_places {
             return at;
         }
-        let bytes = &self.bytes()[numbers.parts().1 + 2 * at..];
+        let bytes = &self.bytes()[numbers.places_at() + 2 * at..];
         usize::from(u16::from_le_bytes([bytes[0], bytes[1]]))
     }
 
@@ -440,17 +476,18 @@ mod tests {
                 .map(|at| leaf(Edge::byte(20 * at), 2, (1 << 30) + step * u64::from(at)))
                 .collect()
         };
-        // Numbers and prefix take 50 bytes, counts and the allocator's own 24.
-        assert_eq!(exact(&slots(1)).allocated(), (50 + 12 * 3_usize + 24).next_multiple_of(16));
-        assert_eq!(exact(&slots(100)).allocated(), (50 + 12 * 4_usize + 24).next_multiple_of(16));
-        assert_eq!(
-            exact(&slots(1 << 22)).allocated(),
-            (50 + 12 * 6_usize + 24).next_multiple_of(16)
-        );
+        // Words, length, kind and prefix take 45 bytes, counts and the allocator's own 24.
+        let bytes = |of: usize| (40 + (5 + of).next_multiple_of(8) + 24).next_multiple_of(16);
+        assert_eq!(exact(&slots(1)).allocated(), bytes(12 * 2));
+        assert_eq!(exact(&slots(100)).allocated(), bytes(12 * 3));
+        assert_eq!(exact(&slots(1 << 22)).allocated(), bytes(12 * 5));
+        let mut mixed = slots(1);
+        mixed[3] = Slot::tomb(mixed[3].edge());
+        assert_eq!(exact(&mixed).allocated(), bytes(12 * 3 - 1), "of two kinds");
         let words = read(&slots(1));
         let whole = Entry::of(&shape(), GlobalAddr::new(ServerId(0), 64), 1, &words, (b"ab", true));
         let whole = whole.expect("a node");
-        assert_eq!(whole.allocated(), (50 + 14 * 8_usize + 24).next_multiple_of(16));
+        assert_eq!(whole.allocated(), bytes(14 * 8 - 1));
         assert_eq!(whole.children(), 12);
     }
 }
