@@ -165,7 +165,10 @@ impl Entry {
             is_alike: !is_whole && parts.clone().all(|(low, _)| Some(low >> 8) == kind),
         };
         let (width, low_bytes) = (numbers.width, numbers.low_bytes());
-        let mut words = vec![0; WORDS + numbers.end().div_ceil(8)];
+        let mut entry: Arc<[u64]> =
+            std::iter::repeat_n(0, WORDS + numbers.end().div_ceil(8)).collect();
+        // Nobody shares it yet, so nothing is copied.
+        let words = Arc::make_mut(&mut entry);
         words[..NUMBERS].copy_from_slice(&head);
         words[NUMBERS] = base | numbers.word();
         let bytes = words[WORDS..].as_mut_bytes();
@@ -183,7 +186,7 @@ impl Entry {
         for (at, place) in places.iter().enumerate().filter(|_| numbers.has_places) {
             bytes[numbers.places_at() + 2 * at..][..2].copy_from_slice(&place.to_le_bytes());
         }
-        Entry(words.into())
+        Entry(entry)
     }
 
     pub(super) fn addr(&self) -> GlobalAddr {
