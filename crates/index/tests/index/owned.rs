@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig, OpKind};
+use farleaf_index::bnode::ValueFormat;
 use farleaf_index::compute::{Host, MoveError, OwnedTable, number_of};
 use farleaf_index::{
     AnyIndex, Engine, Entries, Index, IndexError, OpenOptions, ScanRange, Settings, TableFormat,
@@ -777,4 +778,48 @@ fn a_closed_table_refuses_operations() {
             check(&session, &[&index]).await;
         });
     }
+}
+
+/// Gets that come while an owner's change of their key is under way get what it writes.
+#[test]
+fn gets_beside_an_owners_change_read_nothing() {
+    const HOT: [u8; 8] = 20_u64.to_be_bytes();
+    World::default().on_sim_with(World::default().sim_config(), |session| async move {
+        let format =
+            TableFormat { value: ValueFormat::Bytes, ..TableFormat::fixed8(Engine::PSmart) };
+        let root = AnyIndex::create(&session, "t", &format).await;
+        let options = options(Engine::PSmart, 2, 0);
+        let index = AnyIndex::open(&session, &root.expect("create"), &options).await.expect("open");
+        assert_eq!(index.insert(&session, &HOT, b"value").await, Ok(true));
+        assert_eq!(index.get(&session, &HOT, &mut Vec::new()).await, Ok(true));
+        let (short, record): (&'static [u8], &'static [u8]) = (&[7; 5], &[8; 3_000]);
+        // In the leaf, as a leaf that is removed, and in a record, which gets have to READ.
+        for (new, shares) in [(Some(short), true), (None, true), (Some(record), false)] {
+            if !shares {
+                assert_eq!(index.upsert(&session, &HOT, &[9; 3_000]).await, Ok(true));
+            }
+            let (before, left) = (costs(&session), Rc::new(Cell::new(7)));
+            for _ in 0..left.get() {
+                let (session, index, left) = (session.clone(), index.clone(), left.clone());
+                session.clone().endpoint().spawn(async move {
+                    session.endpoint().sleep(200).await;
+                    let mut held = Vec::new();
+                    let is_there = index.get(&session, &HOT, &mut held).await;
+                    assert_eq!(is_there.map(|it| it.then_some(held)), Ok(new.map(<[u8]>::to_vec)));
+                    left.set(left.get() - 1);
+                });
+            }
+            let done = match new {
+                Some(new) => index.update(&session, &HOT, new).await,
+                None => index.remove(&session, &HOT).await,
+            };
+            assert_eq!(done, Ok(true));
+            while left.get() > 0 {
+                session.endpoint().sleep(1_000).await;
+            }
+            let reads = cost_since(&session, &before, OpKind::Get).reads;
+            assert_eq!(reads == 0, shares, "{reads} READs of gets");
+        }
+        index.close(&session).await.expect("close");
+    });
 }

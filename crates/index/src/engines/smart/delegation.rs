@@ -9,6 +9,12 @@
 //! acknowledged after that. A change that leaves things as they are is answered by the same content, or by what its
 //! leader has read since it joined.
 //!
+//! An owner's change that replaces a value leads the gets of its key as well, unless a get does. Gets that come before
+//! its WRITE is posted get what it writes: each has begun before the leaf holds that, and ends after. Later ones READ.
+//! If the change has to try again, it gives the gets up. Where several compute servers want the lock of one leaf, gets
+//! READ for themselves: the clients that they would keep waiting come back with changes all at once, and the compute
+//! server that has just had the lock takes it again and again.
+//!
 //! Changes that need a record, another leaf or a new one are their own leader's alone; the others follow.
 
 use std::sync::Arc;
@@ -31,8 +37,46 @@ const STRIPES: usize = 64;
 type Found = Result<Option<Vec<u8>>, IndexError>;
 /// The answer of a change: its outcome, and what the key held if the change asked for that.
 type Changed = Result<(Outcome, Vec<u8>), IndexError>;
-/// The lead among the changes of one key.
-pub(super) type ChangeLead = Lead<OwnedChange, Changed>;
+
+/// The lead among the changes of one key, and among its gets, unless a get has that.
+#[derive(Debug)]
+pub(super) struct ChangeLead {
+    changes: Lead<OwnedChange, Changed>,
+    gets: Option<Lead<(), Found>>,
+}
+
+impl ChangeLead {
+    /// Members of the changes' queue so far.
+    pub(super) fn mark(&self) -> u64 {
+        self.changes.mark()
+    }
+
+    /// The gets are to READ for themselves.
+    pub(super) fn give_up_gets(&mut self) {
+        self.gets = None;
+    }
+
+    /// Takes the gets that wait: the WRITE is about to be posted.
+    pub(super) fn close_gets(&mut self) {
+        if let Some(gets) = &mut self.gets {
+            gets.close();
+        }
+    }
+
+    /// The WRITE has completed: gives the changes that were taken their answers, and the gets `content`.
+    pub(super) fn acknowledge(mut self, content: &Content) {
+        self.changes.acknowledge();
+        let found = match content {
+            Content::Absent => None,
+            Content::Inline(value) => Some(value),
+            // They READ the record.
+            Content::Record(_) => return,
+        };
+        if let Some(gets) = &mut self.gets {
+            gets.answer(|| Ok(found.cloned()));
+        }
+    }
+}
 
 /// Operations by the keys that they are under way on.
 #[derive(Debug)]
@@ -104,7 +148,7 @@ impl Tree {
             return self.change(session, change, held, None).await;
         }
         let changes = &self.queues.changes;
-        let lead = loop {
+        let changes = loop {
             if let Some(lead) = changes.try_lead(change.key) {
                 break lead;
             }
@@ -123,7 +167,11 @@ impl Tree {
                 None => return Err(if joined.leave() { unknown() } else { waited("change") }),
             }
         };
-        self.change(session, change, held, Some(lead)).await
+        let leads_gets = change.replaces
+            && self.owner.is_some()
+            && self.options.read_delegation != ReadDelegation::Off;
+        let gets = if leads_gets { self.queues.gets.try_lead(change.key) } else { None };
+        self.change(session, change, held, Some(ChangeLead { changes, gets })).await
     }
 
     /// Applies the changes that wait to what the leader stores in a leaf that it has locked.
@@ -141,7 +189,7 @@ impl Tree {
             (_, Content::Inline(value)) => Some(value),
         };
         let mut applied = 0;
-        let members = lead.seal(lost, |change| {
+        let members = lead.changes.seal(lost, |change| {
             let change = change.of_key(old.key());
             let found = change.expected.and_then(|_| value.clone()).unwrap_or_default();
             match change.decide(value.is_some(), value.as_deref()) {
@@ -174,7 +222,7 @@ impl Tree {
         (existed, held): (bool, Option<&[u8]>),
     ) {
         let Some(lead) = lead else { return };
-        lead.answer_until(mark, |change| {
+        lead.changes.answer_until(mark, |change| {
             let change = change.of_key(key);
             if existed && held.is_none() && change.expected.is_some() {
                 return None;

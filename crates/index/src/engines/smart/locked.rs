@@ -178,6 +178,9 @@ impl Tree {
         let mut new = leaf.words.clone();
         set_content(self.shape.table, leaf.addr, &mut new, content.as_new(), token);
         let how = if is_alone { Storing::Alone } else { Storing::Locked };
+        if let Some(lead) = &mut lead {
+            lead.close_gets();
+        }
         self.write_content(session, &leaf, &new, how).await?;
         if let Some(retiring) = retiring {
             session.retire(retiring);
@@ -186,8 +189,8 @@ impl Tree {
             let written = Content::Inline(value.to_vec());
             self.combine(self.inline_max(session), old, written, lead.as_mut());
         }
-        if let Some(mut lead) = lead {
-            lead.acknowledge();
+        if let Some(lead) = lead {
+            lead.acknowledge(&content);
         }
         Ok(Stored::Done { is_removed: matches!(content, Content::Absent) })
     }

@@ -203,6 +203,9 @@ impl Tree {
                 Err(Fail::Again) => By::Root,
                 Err(Fail::Error(error)) => return Err(error),
             };
+            if let Some(lead) = &mut op.lead {
+                lead.give_up_gets();
+            }
             attempts.again(session).await?;
         }
     }
