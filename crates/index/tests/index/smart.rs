@@ -104,6 +104,44 @@ fn warm_operations_cost_what_they_must() {
     World::default().on_sim_with(World::default().sim_config(), costs_of_warm_operations);
 }
 
+async fn costs_of_warm_splits(session: Session) {
+    let index = warm(&session, 100).await;
+    let insert = async |key: u64| {
+        let before = costs(&session);
+        assert_eq!(index.insert(&session, &number(key), &number(key)).await, Ok(true));
+        verbs(cost_since(&session, &before, OpKind::Insert))
+    };
+    let get = async |key: u64| {
+        let before = costs(&session);
+        let found = index.get(&session, &number(key), &mut Vec::new()).await;
+        (found, verbs(cost_since(&session, &before, OpKind::Get)))
+    };
+    // A node that comes in between: it is known, and its leaves are.
+    insert(0x300).await;
+    assert_eq!(get(0x300).await, (Ok(true), cost(1, 0, 0, 1)));
+    // The leaf of another key, its node, both objects, the slot.
+    assert_eq!(get(0x301).await, (Ok(false), cost(2, 0, 0, 2)));
+    assert_eq!(insert(0x301).await, cost(2, 2, 1, 4));
+    assert_eq!(get(0x301).await, (Ok(true), cost(1, 0, 0, 1)));
+    assert_eq!(get(0x302).await, (Ok(false), cost(1, 0, 0, 1)));
+    let slots = 14;
+    for key in 0x302..0x300 + slots {
+        assert_eq!(insert(key).await, cost(1, 1, 1, 2), "{key:#x}");
+    }
+    // The full node and its parent; the leaf and the copy; DEAD, the slots, the parent's slot, the leaf's.
+    let last = 0x300 + slots;
+    assert_eq!(insert(last).await, cost(2, 2, slots + 3, 6));
+    assert_eq!(insert(last + 1).await, cost(1, 1, 1, 2));
+    assert_eq!(get(last).await, (Ok(true), cost(1, 0, 0, 1)));
+    check(&session, &[&index]).await;
+}
+
+#[test]
+fn warm_splits_and_replaced_nodes_cost_what_they_must() {
+    World::default().on_mapped(costs_of_warm_splits);
+    World::default().on_sim_with(World::default().sim_config(), costs_of_warm_splits);
+}
+
 /// Without a cache each node on the way is read.
 #[test]
 fn an_operation_without_a_cache_reads_its_way() {

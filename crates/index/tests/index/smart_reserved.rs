@@ -110,6 +110,35 @@ fn a_node_grows_where_it_stands() {
     });
 }
 
+/// A node below the root never leaves the tree: the leaf under its cached slot is enough to split it.
+#[test]
+fn a_leaf_of_a_cached_node_is_split_by_one_read() {
+    World::default().on_mapped(|session| async move {
+        let [warm, cold] = warm_and_cold(&session).await;
+        insert(&session, &warm, 0).await;
+        insert(&session, &warm, 1).await;
+        assert_eq!(verbs(insert(&session, &warm, 2).await), [1, 1, 1, 2]);
+        insert(&session, &warm, 0x300).await;
+        // The leaf of another key tells where they part.
+        assert_eq!(verbs(insert(&session, &warm, 0x301).await), [1, 2, 1, 3]);
+        assert_eq!(verbs(insert(&session, &warm, 0x302).await), [1, 1, 1, 2]);
+        // Another handle has split the leaf, and has emptied a slot.
+        insert(&session, &warm, 0x400).await;
+        insert(&session, &cold, 0x401).await;
+        insert(&session, &warm, 0x402).await;
+        insert(&session, &warm, 0x500).await;
+        assert_eq!(cold.remove(&session, &key(0x500)).await, Ok(true));
+        cold.close(&session).await.expect("close");
+        insert(&session, &warm, 0x501).await;
+        let numbers = [0, 1, 2, 0x300, 0x301, 0x302, 0x400, 0x401, 0x402, 0x501];
+        for number in numbers {
+            get(&session, &warm, number).await;
+            get(&session, &cold, number).await;
+        }
+        assert_eq!(check(&session, &[&warm]).await.keys, numbers.len() as u64);
+    });
+}
+
 #[test]
 fn a_loaded_table_reserves_each_node() {
     World::default().on_mapped(|session| async move {

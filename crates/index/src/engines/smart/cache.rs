@@ -479,7 +479,7 @@ mod tests {
         let (mut words, of) = ([0; 8], NodeType::SMALLEST);
         let life = Life::new(7, addr, 1);
         fill_node(&SHAPE, &mut words, life, of, (0, b""), [leaf(9, 7)].into_iter());
-        let entry = Entry::owned_of(&SHAPE, addr, 1, &words, b"").expect("a node");
+        let entry = Entry::with_places_of(&SHAPE, addr, 1, &words, b"").expect("a node");
         cache.put_stamped(entry, stamp, |view| view == 3);
     }
 

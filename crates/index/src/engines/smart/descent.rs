@@ -5,9 +5,11 @@
 //!
 //! - A node is live if its pointer is fresh. It is live if it is READ at a cached entry's address and has the
 //!   entry's life word, not DEAD. It is live if it is READ by a cached slot, is not DEAD, and was born by `c`.
-//! - A leaf that is READ by a cached slot proves its content if it is whole, valid, not moving, has the key, and was
-//!   born by `c`. Otherwise it proves nothing.
-//! - Absence needs fresh evidence.
+//! - A leaf that is READ by a cached slot proves its content if it is whole, valid, not moving, and was born by `c`:
+//!   it was linked at a moment of the READ. Otherwise it proves nothing.
+//! - Absence needs fresh evidence. A fresh slot with the address of a leaf that was proven before, in the same
+//!   operation, leads to that leaf: the operation's pin keeps the address from being used again.
+//! - If the node has reserved room, that leaf is reason enough to CAS the cached slot (`INV-SMART-15`).
 //! - A linked node is on the way of the keys that begin with the bytes in front of its depth.
 //!
 //! An address is handed out again only at a view above the `c` of all pointers that led to what it was. So what was
@@ -54,8 +56,8 @@ pub(super) struct Held {
     pub(super) c: u64,
     /// The moment before the READ, for an exact entry.
     pub(super) stamp: Option<Stamp>,
-    /// It is that of an exact entry, and was not READ.
-    pub(super) is_exact: bool,
+    /// It is that of a cache entry, and was not READ.
+    pub(super) is_cached: bool,
 }
 
 impl Held {
@@ -99,9 +101,9 @@ impl Path {
         &self.nodes[self.nodes.len() - 1]
     }
 
-    /// Returns whether it begins with the node of an exact entry, so that no node was READ before that.
-    pub(super) fn is_exact(&self) -> bool {
-        self.nodes[0].is_exact
+    /// Returns whether it begins with the node of a cache entry, so that no node was READ before that.
+    pub(super) fn is_cached(&self) -> bool {
+        self.nodes[0].is_cached
     }
 
     /// Returns whether it leads to the object at `addr`.
@@ -169,6 +171,29 @@ impl Tree {
         }
     }
 
+    /// The end of the cached part of the way to `key` that leads to the node at `child`: its parent. No remote
+    /// operation.
+    pub(super) fn guess_parent(&self, key: &[u8], child: GlobalAddr) -> Option<Guess> {
+        let (root, life) = self.known_root()?;
+        let (mut entry, mut is_exact) =
+            self.cache.get(root).filter(|(entry, _)| entry.life() == life)?;
+        loop {
+            let at = entry.head(&self.shape).dispatch();
+            let (_, slot) = entry.find(Edge::of(key, at)?).filter(|(_, slot)| !slot.is_leaf())?;
+            if slot.addr() == child {
+                let is_exact = is_exact && self.owns_all(&key[..at]);
+                let proof = if is_exact { Proof::Exact } else { Proof::Hint };
+                return Some(Guess { proof, ..self.guess_in(entry, Some(slot), None) });
+            }
+            let next = self.cache.get(slot.addr())?;
+            let goes_on = next.0.head(&self.shape).dispatch() > at;
+            if !goes_on || !next.0.is_on_way(&self.shape, key) {
+                return None;
+            }
+            (entry, is_exact) = next;
+        }
+    }
+
     /// A guess that proves nothing.
     fn guess_in(&self, entry: Entry, slot: Option<Slot>, index: Option<usize>) -> Guess {
         let index = || index.unwrap_or_else(|| entry.children());
@@ -189,7 +214,15 @@ impl Tree {
         Some(self.guess_in(entry, found.map(|found| found.1), found.map(|found| found.0)))
     }
 
-    /// The node of an exact entry, as a READ would have brought it.
+    /// The deepest node that the cache knows of, to put a node before one of its leaves by a CAS of the cached slot:
+    /// one with reserved room below the root, which never leaves the tree (`INV-SMART-15`). No remote operation.
+    pub(super) fn unread(&self, session: &Session, guess: &Guess) -> Option<Held> {
+        let is_root = guess.entry.head(&self.shape).dispatch() == 0;
+        let stays = self.shape.reserves && !is_root;
+        if stays { self.held_of(session, &guess.entry) } else { None }
+    }
+
+    /// The node of an entry with the places of its slots, as a READ would have brought it.
     fn held_of(&self, session: &Session, entry: &Entry) -> Option<Held> {
         let mut image = session.client().buf(entry.node_type(&self.shape)?.bytes());
         entry.fill(image.words_mut());
@@ -200,7 +233,7 @@ impl Tree {
             up: None,
             c: entry.c(),
             stamp: None,
-            is_exact: true,
+            is_cached: true,
         })
     }
 
@@ -364,7 +397,7 @@ impl Tree {
                 ops.take_buf(0)
             }
         };
-        Ok(Held { addr, image, matched, up: None, c, stamp, is_exact: false })
+        Ok(Held { addr, image, matched, up: None, c, stamp, is_cached: false })
     }
 
     /// Refuses a node that is not what a fresh slot must lead to.
@@ -403,13 +436,14 @@ impl Tree {
             return;
         }
         let (addr, c, words) = (held.addr, held.c, held.image.words());
-        if self.has_exact_entries() {
-            if let Some(entry) = Entry::owned_of(&self.shape, addr, c, words, key) {
+        let is_whole = self.options.types == NodeTypes::Whole;
+        let splits_unread = self.shape.reserves && !self.shape.points_back && !is_whole;
+        if self.has_exact_entries() || splits_unread {
+            if let Some(entry) = Entry::with_places_of(&self.shape, addr, c, words, key) {
                 self.put(entry, held.stamp);
             }
             return;
         }
-        let is_whole = self.options.types == NodeTypes::Whole;
         if let Some(entry) = Entry::of(&self.shape, addr, c, words, (key, is_whole)) {
             self.cache.put(entry);
         }
@@ -427,20 +461,18 @@ impl Tree {
         Ok(reliable.read(slot.addr(), reliable.buf(slot.leaf_class().bytes())).await?)
     }
 
-    /// Returns whether a leaf that was READ by a cached slot proves what `key` holds.
-    pub(super) fn is_proven(&self, guess: &Guess, slot: Slot, image: &Buf, key: &[u8]) -> bool {
+    /// Returns whether a leaf that was READ by a cached slot was linked there at a moment of the READ, with this
+    /// content.
+    pub(super) fn is_proven(&self, guess: &Guess, slot: Slot, image: &Buf) -> bool {
         let leaf = self.leaf(slot.addr(), image);
         let is_current = match self.shape.points_back {
             true => self.names_slot(guess, slot.addr(), image.words()[0]),
             false => leaf.is_born_by(guess.entry.c()),
         };
-        let proven = leaf.is_valid()
+        leaf.is_valid()
             && (is_current || Canary::SkipBirth.is_armed())
             && leaf.is_whole()
             && !leaf.is_moving()
-            && leaf.key() == key;
-        count(if proven { &self.counts.proven } else { &self.counts.unproven });
-        proven
     }
 
     /// The leaf in the object at `addr`. Its own address is that of its head.

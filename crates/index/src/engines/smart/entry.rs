@@ -121,8 +121,9 @@ impl Entry {
         Some(Entry::packed(head, prefix, &kept, &[], (is_in_place, is_whole)))
     }
 
-    /// As [`Entry::of`], with the slots that have no child and the places of all: an entry that may be exact.
-    pub(super) fn owned_of(
+    /// As [`Entry::of`], with the slots that have no child and the places of all: an entry that may be exact, or that
+    /// tells the place of a slot in a node that never leaves the tree.
+    pub(super) fn with_places_of(
         shape: &Shape,
         addr: GlobalAddr,
         c: u64,
@@ -396,7 +397,7 @@ mod tests {
 
     fn exact(slots: &[Slot]) -> Entry {
         let addr = GlobalAddr::new(ServerId(3), 640);
-        Entry::owned_of(&shape(), addr, 5, &read(slots), b"abxyz").expect("a node")
+        Entry::with_places_of(&shape(), addr, 5, &read(slots), b"abxyz").expect("a node")
     }
 
     #[test]

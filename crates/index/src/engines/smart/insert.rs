@@ -51,6 +51,13 @@ impl NewNode {
     fn slot_addr(&self, index: usize) -> GlobalAddr {
         slot_addr(self.object.addr(), index)
     }
+
+    /// As a READ would bring it right after it is linked.
+    fn held(&self, tree: &Tree, session: &Session) -> Held {
+        let (addr, image) = (self.object.addr(), copy(session, &self.words[..self.of.bytes() / 8]));
+        let (c, stamp) = (session.epoch(), tree.stamp(addr));
+        Held { addr, image, matched: 0, up: None, c, stamp, is_cached: false }
+    }
 }
 
 impl NewLeaf {
@@ -109,7 +116,8 @@ impl NewLeaf {
     }
 }
 
-fn copy(session: &Session, words: &[u64]) -> Buf {
+/// A buffer of these words.
+pub(super) fn copy(session: &Session, words: &[u64]) -> Buf {
     let mut buf = session.client().buf(words.len() * 8);
     buf.words_mut().copy_from_slice(words);
     buf
@@ -214,14 +222,19 @@ impl Tree {
         });
         let locks = self.slot_locks(&path.nodes);
         let Some(held) = path.nodes.pop() else { return Err(Fail::Again) };
-        let (tree, key) = (Arc::clone(self), key.to_vec());
+        let (tree, own_key) = (Arc::clone(self), key.to_vec());
         let linked = self.finish(session, async move |session| {
             let place = Place { held, index, expected, moved };
-            let link = async |_| tree.link_new(&session, &key, place, slot, nodes, new).await;
+            let link = async |_| tree.link_new(&session, &own_key, place, slot, nodes, new).await;
             tree.under(&session, locks, link).await
         });
         let (result, held) = linked.await?;
         path.nodes.push(held);
+        if let (Ok(()), Some(moved), Landing::Differs { child, .. }) =
+            (&result, moved, &mut path.landing)
+        {
+            self.remember_moved(child, moved, key);
+        }
         if result.is_ok() && is_split {
             count(&self.counts.splits);
         }
@@ -275,10 +288,13 @@ impl Tree {
         }
         new.keep();
         nodes.iter().for_each(|node| node.object.keep());
+        // While nobody knows them.
+        let linked: Vec<Held> = nodes.iter().map(|node| node.held(self, session)).collect();
         if let Some(changing) = alone {
             self.write_slot(session, at, slot, &mut new).await?;
             // The entry learns of the slot.
             changing.stored(session, place.index, words);
+            linked.iter().for_each(|node| self.remember(node, key));
             return Ok((Ok(()), place.held));
         }
         let changing = self.changing(place.held.addr).await;
@@ -299,6 +315,7 @@ impl Tree {
                     self.remember_slot(&mut place.held, place.index, slot, key);
                 }
                 changing.stored(session, place.index, words);
+                linked.iter().for_each(|node| self.remember(node, key));
                 return Ok((Ok(()), place.held));
             };
             // Another edge took the slot: the next one, if it was to be an unused one.
@@ -324,6 +341,17 @@ impl Tree {
             nodes.iter().for_each(|node| node.object.unkeep());
             return Ok((Err(new), place.held));
         }
+    }
+
+    /// Caches a node that this client has moved under a new one in front of which `key` leaves its way.
+    fn remember_moved(&self, child: &mut Held, moved: Moved, key: &[u8]) {
+        let Some((header, depth)) = moved.header else { return };
+        let Some(byte) = child.node(self).byte_at(depth - 1) else { return };
+        let life = self.back(moved.addr, moved.to);
+        let words = child.image.words_mut();
+        (words[0], words[1]) = (life, self.shape.header_from(header, depth));
+        let prefix = [&key[..depth - 1], &[byte]].concat();
+        self.remember(child, &prefix);
     }
 
     /// Stores `slot`, which leads to `new` or to what is above it, in a node that this change has alone; `new` in

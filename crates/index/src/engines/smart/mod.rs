@@ -11,6 +11,7 @@
 //! | update in place | n + 1 | 1 | 1 | n + 3 |
 //! | update of several words of the value | n + 1 | 2 or more | 1 | n + 3 |
 //! | insert into a node with room | max(n, 1) | 1 | 1 | max(n, 1) + 1 |
+//! | insert beside the leaf of another key | max(n, 1) + 1 | 2 | 1 | max(n, 1) + 3 |
 //! | remove | n + 1 | 1 | 1 | n + 3 |
 //! | get or change that another on its key does (`delegation.rs`) | 0 | 0 | 0 | 0 |
 //!
@@ -26,7 +27,11 @@
 //!   could leave a value that is neither the old nor the new one, a redo record comes first.
 //! - `INV-SMART-6` In a node with reserved room, no change of a slot behind those that the header's type counts is
 //!   acknowledged or followed before the header has grown (`grow.rs`).
-//! - `INV-SMART-7` CAS and WRITE go only to objects that the operation has proven (`descent.rs`).
+//! - `INV-SMART-7` CAS and WRITE go only to objects that the operation has proven (`descent.rs`), or to a node of which
+//!   `INV-SMART-15` says that it stays.
+//! - `INV-SMART-15` A node with reserved room, other than the root, never leaves the tree; nobody uses a table that is
+//!   dropped. So an operation that has READ and proven a leaf by a cached slot of it may CAS that slot: if the slot still
+//!   has the leaf's address, it leads to this leaf.
 
 mod bulk;
 mod cache;

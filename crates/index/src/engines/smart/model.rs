@@ -10,6 +10,7 @@ mod collapse;
 mod grow;
 mod own_leaf;
 mod own_nodes;
+mod seen_leaf;
 mod torn_leaf;
 
 use std::collections::HashSet;

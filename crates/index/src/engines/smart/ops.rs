@@ -12,8 +12,8 @@ use super::insert::NewLeaf;
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
 use super::locked::{Content, LeafImage, Stored};
-use super::switches::LeafUpdate;
-use super::tree::{Fail, LEAF, Tree, owner};
+use super::switches::{LeafUpdate, NodeLocks};
+use super::tree::{Fail, LEAF, Tree, count, owner};
 use crate::IndexError;
 use crate::change::{Change, Decision, Outcome};
 use crate::limits::{check_key, check_value};
@@ -24,6 +24,8 @@ use crate::retry::{Attempts, LockWait};
 enum By {
     /// Cached pointers.
     Cache,
+    /// Cached pointers, with a READ of the node whose slot is to change.
+    Node,
     /// Fresh pointers from the root on, so that each node's parent is known.
     Root,
 }
@@ -32,10 +34,20 @@ impl By {
     /// The pointers after an attempt that met another's lock by such a way.
     fn after(path: Option<&Path>) -> By {
         match path {
-            Some(path) if !path.is_exact() => By::Root,
+            Some(path) if !path.is_cached() => By::Root,
             _ => By::Cache,
         }
     }
+}
+
+/// A leaf that was READ by a cached slot, and linked there at a moment of that READ.
+struct SeenLeaf {
+    slot: Slot,
+    image: Buf,
+    /// The moment before the READ.
+    stamp: Option<u64>,
+    /// It is that of the operation's key.
+    is_of_key: bool,
 }
 
 /// The end of an attempt at a change.
@@ -90,9 +102,10 @@ impl Tree {
         if guess.as_ref().is_some_and(|guess| guess.proof == Proof::Absent) {
             return Ok(false);
         }
-        if let Some((_, image)) = self.proven_leaf(session, guess.as_ref(), key).await? {
+        let seen = self.proven_leaf(session, guess.as_ref(), key).await?;
+        if let Some(SeenLeaf { image, is_of_key: true, .. }) = &seen {
             return self
-                .value_of(session, self.leaf(GlobalAddr::NULL, &image).content(), value)
+                .value_of(session, self.leaf(GlobalAddr::NULL, image).content(), value)
                 .await;
         }
         if Canary::BelieveCachedAbsence.is_armed()
@@ -106,6 +119,9 @@ impl Tree {
         }
         let path = self.path(session, guess.as_ref(), key).await?;
         let Landing::Leaf { index, slot } = path.landing else { return Ok(false) };
+        if seen.is_some_and(|seen| seen.slot == slot.thawed()) {
+            return Ok(false);
+        }
         let image = self.read_fresh_leaf(session, (path.last().slot_addr(index), slot)).await?;
         let leaf = self.leaf(slot.addr(), &image);
         if leaf.key() != key {
@@ -121,11 +137,15 @@ impl Tree {
         session: &Session,
         guess: Option<&Guess>,
         key: &[u8],
-    ) -> Result<Option<(Slot, Buf)>, Fail> {
+    ) -> Result<Option<SeenLeaf>, Fail> {
         let Some(guess) = guess.filter(|it| it.proof != Proof::Exact) else { return Ok(None) };
         let Some(slot) = guess.slot.filter(|slot| slot.is_leaf()) else { return Ok(None) };
+        let stamp = self.leaf_stamp(slot.addr());
         let image = self.read_leaf(session, slot).await?;
-        Ok(self.is_proven(guess, slot, &image, key).then_some((slot, image)))
+        let is_proven = self.is_proven(guess, slot, &image);
+        let is_of_key = is_proven && self.leaf(slot.addr(), &image).key() == key;
+        count(if is_of_key { &self.counts.proven } else { &self.counts.unproven });
+        Ok(is_proven.then_some(SeenLeaf { slot, image, stamp, is_of_key }))
     }
 
     /// The way to `key`, from the deepest node that the cache knows of.
@@ -216,45 +236,27 @@ impl Tree {
         op: &mut ChangeState<'_>,
         by: By,
     ) -> Result<Step, Fail> {
-        let key = op.change.key;
+        let (key, mut seen) = (op.change.key, None);
         let path = if by == By::Root {
             self.way(session, key).await?
         } else {
             let guess = self.guess(key);
-            let hinted = guess.as_ref().and_then(|guess| guess.slot).filter(|it| it.is_leaf());
-            let stamp = hinted.and_then(|slot| self.leaf_stamp(slot.addr()));
-            if let Some((slot, image)) = self.proven_leaf(session, guess.as_ref(), key).await? {
+            seen = self.proven_leaf(session, guess.as_ref(), key).await?;
+            if let Some(SeenLeaf { slot, image, stamp, .. }) = seen.take_if(|seen| seen.is_of_key) {
                 return self.on_leaf(session, op, slot, (image, stamp), None).await;
             }
-            let adds = op.change.value.is_some() && op.change.adds;
-            match &guess {
-                // The new leaf is written in the round trip in which the node is READ.
-                Some(guess) if guess.slot.is_none() && adds && guess.proof != Proof::Exact => {
-                    self.prepare(session, op, Some(guess.entry.addr())).await?;
-                    if let (Some(leaf), Some(at)) = (op.leaf.as_mut(), guess.at) {
-                        leaf.aim(self, at);
-                    }
-                    // If objects point back, once its slot is known.
-                    let is_aimed = !self.shape.points_back || guess.at.is_some();
-                    let leaf = op.leaf.as_ref().filter(|_| is_aimed);
-                    let new = leaf.and_then(|leaf| leaf.unwritten(session));
-                    let is_new = new.is_some();
-                    let proven = self.prove(session, guess, key, new).await?;
-                    if let Some(leaf) = op.leaf.as_mut().filter(|_| is_new) {
-                        leaf.is_written = true;
-                    }
-                    let start = match proven {
-                        Some(held) => held,
-                        None => self.root_node(session).await?,
-                    };
-                    self.descend(session, start, key).await?
-                }
-                guess => self.path(session, guess.as_ref(), key).await?,
-            }
+            let splits = seen.is_some() && by == By::Cache;
+            self.path_of_change(session, op, guess.as_ref(), splits).await?
         };
         if let Landing::Leaf { index, slot } = path.landing {
-            let stamp = self.leaf_stamp(slot.addr());
-            let image = self.read_fresh_leaf(session, (path.last().slot_addr(index), slot)).await?;
+            let seen = seen.filter(|seen| seen.slot == slot.thawed());
+            let (stamp, image) = match seen {
+                Some(seen) => (seen.stamp, seen.image),
+                None => {
+                    let (stamp, at) = (self.leaf_stamp(slot.addr()), path.last().slot_addr(index));
+                    (stamp, self.read_fresh_leaf(session, (at, slot)).await?)
+                }
+            };
             if self.leaf(slot.addr(), &image).key() == key {
                 return self.on_leaf(session, op, slot, (image, stamp), Some(path)).await;
             }
@@ -262,6 +264,50 @@ impl Tree {
             return self.on_absent(session, op, path, Some(other)).await;
         }
         self.on_absent(session, op, path, None).await
+    }
+
+    /// The way to the key of a change, from the deepest node that the cache knows of. A new leaf for which the cache
+    /// knows no slot is written in the round trip in which that node is READ. The node is not READ if the change
+    /// `splits` a proven leaf of it and it never leaves the tree.
+    async fn path_of_change(
+        self: &Arc<Self>,
+        session: &Session,
+        op: &mut ChangeState<'_>,
+        guess: Option<&Guess>,
+        splits: bool,
+    ) -> Result<Path, Fail> {
+        let change = op.change;
+        let adds = change.value.is_some() && change.adds;
+        let Some(guess) = guess.filter(|it| adds && it.proof != Proof::Exact) else {
+            return self.path(session, guess, change.key).await;
+        };
+        if splits
+            && matches!(change.decide(false, None), Decision::Apply(_))
+            && let Some(held) = self.unread(session, guess)
+        {
+            return self.descend(session, held, change.key).await;
+        }
+        if guess.slot.is_some() {
+            return self.path(session, Some(guess), change.key).await;
+        }
+        self.prepare(session, op, Some(guess.entry.addr())).await?;
+        if let (Some(leaf), Some(at)) = (op.leaf.as_mut(), guess.at) {
+            leaf.aim(self, at);
+        }
+        // If objects point back, once its slot is known.
+        let is_aimed = !self.shape.points_back || guess.at.is_some();
+        let leaf = op.leaf.as_ref().filter(|_| is_aimed);
+        let new = leaf.and_then(|leaf| leaf.unwritten(session));
+        let is_new = new.is_some();
+        let proven = self.prove(session, guess, change.key, new).await?;
+        if let Some(leaf) = op.leaf.as_mut().filter(|_| is_new) {
+            leaf.is_written = true;
+        }
+        let start = match proven {
+            Some(held) => held,
+            None => self.root_node(session).await?,
+        };
+        self.descend(session, start, change.key).await
     }
 
     /// The key has a leaf, READ at `stamp`. `path` is the way there, unless a cached slot led to it.
@@ -369,13 +415,30 @@ impl Tree {
         };
         self.prepare(session, op, Some(path.last().addr)).await?;
         let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
-        match self.insert(session, op.change.key, path, other, new).await? {
+        let Err((new, path)) = self.insert(session, op.change.key, path, other, new).await? else {
+            return Ok(Step::Done(outcome));
+        };
+        op.leaf = Some(new);
+        if self.shape.reserves && path.is_cached() {
+            // The cached slot has changed.
+            return Ok(Step::Again(By::Node));
+        }
+        let key = op.change.key;
+        let copy = self.help(session, path, key).await?;
+        // The nodes above it would have to be locked as well.
+        let Some(copy) = copy.filter(|_| self.options.node_locks != NodeLocks::Path) else {
+            return Ok(Step::Again(By::Root));
+        };
+        // The node that has room now, as this operation has linked it: the key is absent there.
+        let path = self.descend(session, copy, key).await?;
+        if !matches!(path.landing, Landing::None) {
+            return Ok(Step::Again(By::Root));
+        }
+        let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
+        match self.insert(session, key, path, None, new).await? {
             Ok(()) => Ok(Step::Done(outcome)),
-            Err((new, path)) => {
+            Err((new, _)) => {
                 op.leaf = Some(new);
-                if path.nodes[0].up.is_some() {
-                    self.help(session, path, op.change.key).await?;
-                }
                 Ok(Step::Again(By::Root))
             }
         }

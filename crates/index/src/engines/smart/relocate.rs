@@ -7,13 +7,13 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, Unlinked};
 
-use super::descent::{Held, Landing, Path, Up};
-use super::insert::NewLeaf;
-use super::layout::{META_ROOT, NodeType, Slot, fill_node, slot_addr};
+use super::descent::{Guess, Held, Landing, Path, Up};
+use super::insert::{NewLeaf, copy};
+use super::layout::{Edge, META_ROOT, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, MOVING, NewValue};
 use super::locked::LeafImage;
 use super::tree::{Fail, Tree, count};
@@ -46,27 +46,62 @@ impl Dying {
 }
 
 impl Tree {
-    /// Makes room for `key` on its way from the root: replaces the first node that is dying, or the last if it is
-    /// full.
+    /// Makes room for `key` on its way: replaces the first node that is dying, or the last if it is full. Returns the
+    /// node that has taken its place, as this client has linked it; `None` if it has linked none. 1 READ if the way
+    /// begins with the node that is replaced.
     pub(super) async fn help(
         self: &Arc<Self>,
         session: &Session,
-        path: Path,
+        mut path: Path,
         key: &[u8],
-    ) -> Result<(), Fail> {
-        let dying = path.nodes.iter().find(|held| held.node(self).life().is_dead());
-        let last = path.last();
+    ) -> Result<Option<Held>, Fail> {
+        let dying = path.nodes.iter().position(|held| held.node(self).life().is_dead());
         let is_full = matches!(path.landing, Landing::None)
-            && last.node(self).first_empty().is_none()
+            && path.last().node(self).first_empty().is_none()
             && !self.shape.reserves;
-        let Some(held) = dying.or(is_full.then_some(last)) else { return Ok(()) };
-        let Some(dying) = Dying::of(held) else { return Ok(()) };
-        Ok(self.relocate(session, dying, key).await?)
+        let last = path.nodes.len() - 1;
+        let Some(at) = dying.or(is_full.then_some(last)) else { return Ok(None) };
+        let mut held = path.nodes.swap_remove(at);
+        let parent = match at {
+            0 if held.up.is_none() => self.read_parent(session, &mut held, key).await?,
+            0 => None,
+            _ => Some(path.nodes.swap_remove(at - 1)),
+        };
+        let Some(dying) = Dying::of(&held) else { return Ok(None) };
+        let copy = self.relocate(session, dying, key).await?;
+        if let Some((copy, up)) = copy.as_ref().and_then(|copy| Some((copy, copy.up?))) {
+            self.remember(copy, key);
+            if let Some(mut parent) = parent {
+                self.remember_slot(&mut parent, up.index(), Slot(up.word), key);
+            }
+        }
+        Ok(copy)
     }
 
-    /// Freezes a node and puts a copy in its place, unless another client is first. `key` leads there.
+    /// The parent of a node that the cache has led to: 1 READ, none if its entry is exact. `None` if the cache does not
+    /// know it, or is out of date.
+    async fn read_parent(
+        &self,
+        session: &Session,
+        held: &mut Held,
+        key: &[u8],
+    ) -> Result<Option<Held>, Fail> {
+        let Some(guess) = self.guess_parent(key, held.addr) else { return Ok(None) };
+        // Not by its slot, which leads to the node in question.
+        let guess = Guess { slot: None, ..guess };
+        let Some(parent) = self.prove(session, &guess, key, None).await? else { return Ok(None) };
+        let at = parent.node(self).dispatch();
+        let found = Edge::of(key, at).and_then(|edge| parent.node(self).find(edge));
+        let up = found.filter(|(_, slot)| slot.has_child() && slot.addr() == held.addr);
+        held.up = up.map(|(index, slot)| parent.up_of(index, slot));
+        held.matched = at + 1;
+        Ok(Some(parent))
+    }
+
+    /// Freezes a node and puts a copy in its place, unless another client is first. `key` leads there. Returns the
+    /// copy if this client has linked it.
     ///
-    /// Cost: 2 WRITEs, and a CAS for each slot and 2 more; 4 round trips.
+    /// Cost: 1 WRITE, and a CAS for each slot and 2 more; 3 round trips.
     ///
     /// # Errors
     /// `Full`: the node stays as it was, or frozen, which readers do not mind.
@@ -75,7 +110,7 @@ impl Tree {
         session: &Session,
         dying: Dying,
         key: &[u8],
-    ) -> Result<(), IndexError> {
+    ) -> Result<Option<Held>, IndexError> {
         let (tree, key) = (Arc::clone(self), key.to_vec());
         self.finish(session, async move |session| tree.relocate_now(&session, dying, &key).await)
             .await
@@ -86,7 +121,7 @@ impl Tree {
         session: &Session,
         mut dying: Dying,
         key: &[u8],
-    ) -> Result<(), IndexError> {
+    ) -> Result<Option<Held>, IndexError> {
         let mut of = self.copy_type(&dying);
         let mut object = self.alloc_node(session, of).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
@@ -94,7 +129,8 @@ impl Tree {
         let _changing = self.changing(dying.addr).await;
         self.freeze(session, &mut dying).await?;
         if let Some(heir) = self.heir(session, &dying).await? {
-            return self.collapse(session, &dying, key, heir, retiring).await;
+            self.collapse(session, &dying, key, heir, retiring).await?;
+            return Ok(None);
         }
         if self.copy_type(&dying) != of {
             of = self.copy_type(&dying);
@@ -106,11 +142,15 @@ impl Tree {
                 }
             };
         }
-        self.fill_copy(session, &dying, of, &object).await?;
-        let slot = Slot::node(Slot(dying.up.word).edge(), object.addr(), of);
-        let new = if dying.is_root(self) { object.addr().word() } else { slot.0 };
-        self.replace(session, &dying, key, new, (object, retiring)).await?;
-        Ok(())
+        let image = self.fill_copy(session, &dying, of, &object).await?;
+        let addr = object.addr();
+        let slot = Slot::node(Slot(dying.up.word).edge(), addr, of);
+        let word = if dying.is_root(self) { addr.word() } else { slot.0 };
+        // While nobody knows it, and the dead node is linked.
+        let (c, stamp) = (session.epoch(), self.stamp(addr));
+        let won = self.replace(session, &dying, key, word, (object, retiring)).await?;
+        let (up, matched) = (Some(Up { word, ..dying.up }), dying.matched);
+        Ok(won.then(|| Held { addr, image, matched, up, c, stamp, is_cached: false }))
     }
 
     /// The type of the node that takes the place of another.
@@ -180,7 +220,7 @@ impl Tree {
         dying: &Dying,
         of: NodeType,
         object: &Unlinked,
-    ) -> Result<(), IndexError> {
+    ) -> Result<Buf, IndexError> {
         let node = super::layout::Node::new(&self.shape, &dying.words);
         let (bytes, len) = node.compressed();
         let mut buf = session.client().buf(of.bytes());
@@ -188,7 +228,8 @@ impl Tree {
         let slots = live_slots(&dying.words);
         let life = self.shape.life(object.addr(), session.epoch(), dying.up.at);
         fill_node(&self.shape, buf.words_mut(), life, of, place, slots);
-        Ok(object.write(buf).await?)
+        object.write(copy(session, buf.words())).await?;
+        Ok(buf)
     }
 
     /// Stores `new` over the word that leads to a frozen node, so that `made` is linked in its place; returns whether

@@ -136,7 +136,8 @@ impl Tree {
             } else {
                 let (addr, matched) = (slot.addr(), prefix.len());
                 let (parent, stamp) = (Some(up), None);
-                let mut held = Held { addr, image, matched, up: parent, c, stamp, is_exact: false };
+                let mut held =
+                    Held { addr, image, matched, up: parent, c, stamp, is_cached: false };
                 match self.check_child(&held, slot) {
                     Err(Fail::Again) => {
                         // A node has come in front of it: that one is next.
