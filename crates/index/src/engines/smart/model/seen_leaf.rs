@@ -94,12 +94,13 @@ impl State {
                 }
                 let given_up = |leaf: &mut Leaf| (leaf.is_free, leaf.retired_at) = (true, 0);
                 all.push(self.with(at, given_up));
-            } else if leaf.retired_at == 0 || leaf.retired_at + 2 <= self.epoch {
-                if self.made < MADE_MAX {
-                    let (birth, key) = (self.epoch, self.made + 1);
-                    let made = Leaf { birth, key, is_present: true, is_free: false, retired_at: 0 };
-                    all.push(State { made: key, ..self.with(at, |leaf| *leaf = made) });
-                }
+                continue;
+            }
+            let is_reusable = leaf.retired_at == 0 || leaf.retired_at + 2 <= self.epoch;
+            if is_reusable && self.made < MADE_MAX {
+                let (birth, key) = (self.epoch, self.made + 1);
+                let made = Leaf { birth, key, is_present: true, is_free: false, retired_at: 0 };
+                all.push(State { made: key, ..self.with(at, |leaf| *leaf = made) });
             }
         }
         all
