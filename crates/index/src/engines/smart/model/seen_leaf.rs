@@ -25,7 +25,7 @@ const NONE: u8 = u8::MAX;
 
 /// The words at an address; they stay after the leaf is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Leaf {
+struct LeafWords {
     birth: u8,
     key: u8,
     is_present: bool,
@@ -35,7 +35,7 @@ struct Leaf {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Op {
+enum LeafOp {
     Idle,
     Pinned { epoch: u8 },
     Seen { epoch: u8, key: u8 },
@@ -44,31 +44,31 @@ enum Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct State {
     epoch: u8,
-    leaves: [Leaf; ADDRS],
+    leaves: [LeafWords; ADDRS],
     /// The address in the slot.
     slot: u8,
     made: u8,
     /// The slot as the operation's member has cached it, with `c`.
     cached: (u8, u8),
-    op: Op,
+    op: LeafOp,
     is_wrong: bool,
 }
 
 impl State {
     fn first() -> State {
-        let leaf = Leaf { birth: 1, key: 0, is_present: true, is_free: false, retired_at: 0 };
+        let leaf = LeafWords { birth: 1, key: 0, is_present: true, is_free: false, retired_at: 0 };
         State {
             epoch: 1,
-            leaves: [leaf, Leaf { is_free: true, is_present: false, ..leaf }],
+            leaves: [leaf, LeafWords { is_free: true, is_present: false, ..leaf }],
             slot: 0,
             made: 0,
             cached: (0, 1),
-            op: Op::Idle,
+            op: LeafOp::Idle,
             is_wrong: false,
         }
     }
 
-    fn with(mut self, at: usize, change: impl FnOnce(&mut Leaf)) -> State {
+    fn with(mut self, at: usize, change: impl FnOnce(&mut LeafWords)) -> State {
         change(&mut self.leaves[at]);
         self
     }
@@ -81,7 +81,8 @@ impl State {
             all.push(self.with(linked, |leaf| leaf.is_present = false));
             if !self.leaves[linked].is_present {
                 let retired_at = self.epoch;
-                let gone = |leaf: &mut Leaf| (leaf.is_free, leaf.retired_at) = (true, retired_at);
+                let gone =
+                    |leaf: &mut LeafWords| (leaf.is_free, leaf.retired_at) = (true, retired_at);
                 all.push(State { slot: NONE, ..self.with(linked, gone) });
             }
         }
@@ -92,14 +93,15 @@ impl State {
                 if self.slot == NONE {
                     all.push(State { slot: at as u8, ..self });
                 }
-                let given_up = |leaf: &mut Leaf| (leaf.is_free, leaf.retired_at) = (true, 0);
+                let given_up = |leaf: &mut LeafWords| (leaf.is_free, leaf.retired_at) = (true, 0);
                 all.push(self.with(at, given_up));
                 continue;
             }
             let is_reusable = leaf.retired_at == 0 || leaf.retired_at + 2 <= self.epoch;
             if is_reusable && self.made < MADE_MAX {
                 let (birth, key) = (self.epoch, self.made + 1);
-                let made = Leaf { birth, key, is_present: true, is_free: false, retired_at: 0 };
+                let made =
+                    LeafWords { birth, key, is_present: true, is_free: false, retired_at: 0 };
                 all.push(State { made: key, ..self.with(at, |leaf| *leaf = made) });
             }
         }
@@ -116,34 +118,36 @@ impl Model for State {
         }
         let mut all = self.others();
         let pinned = match self.op {
-            Op::Pinned { epoch } | Op::Seen { epoch, .. } if broken != Broken::NoPin => epoch,
+            LeafOp::Pinned { epoch } | LeafOp::Seen { epoch, .. } if broken != Broken::NoPin => {
+                epoch
+            }
             _ => u8::MAX - 1,
         };
         if self.epoch < EPOCH_LAST.min(pinned + 1) {
             all.push(State { epoch: self.epoch + 1, ..self });
         }
         match self.op {
-            Op::Idle => {
+            LeafOp::Idle => {
                 all.push(State { cached: (self.slot, self.epoch), ..self });
-                all.push(State { op: Op::Pinned { epoch: self.epoch }, ..self });
+                all.push(State { op: LeafOp::Pinned { epoch: self.epoch }, ..self });
             }
-            Op::Pinned { epoch } => {
+            LeafOp::Pinned { epoch } => {
                 let (at, c) = self.cached;
                 let op = match self.leaves.get(usize::from(at)) {
                     Some(leaf)
                         if (leaf.birth <= c || broken == Broken::NoBirth)
                             && (leaf.is_present || broken == Broken::NoPresence) =>
                     {
-                        Op::Seen { epoch, key: leaf.key }
+                        LeafOp::Seen { epoch, key: leaf.key }
                     }
-                    _ => Op::Idle,
+                    _ => LeafOp::Idle,
                 };
                 all.push(State { op, ..self });
             }
-            Op::Seen { key, .. } => {
+            LeafOp::Seen { key, .. } => {
                 let is_there = self.slot == self.cached.0;
                 let is_wrong = is_there && self.leaves[usize::from(self.slot)].key != key;
-                all.push(State { op: Op::Idle, is_wrong, ..self });
+                all.push(State { op: LeafOp::Idle, is_wrong, ..self });
             }
         }
         all
