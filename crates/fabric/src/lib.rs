@@ -24,6 +24,7 @@ mod any;
 mod calls;
 mod canary;
 mod client;
+pub mod codec;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod contract;

@@ -6,6 +6,7 @@
 
 use std::ops::Bound;
 
+use farleaf_fabric::codec::{DecodeError, Reader, Writer};
 use farleaf_fabric::{CALL_BYTES_MAX, GlobalAddr, Incarnation};
 
 use super::{OpReply, Request};
@@ -19,30 +20,20 @@ const PAIRS_BYTES: usize = 4 << 20;
 /// Most bytes of an error's text.
 const TEXT_MAX: usize = 4 << 10;
 
-/// Bytes that are no message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("at byte {at}: {what}")]
-pub struct Malformed {
-    /// The place of the fault.
-    pub at: usize,
-    /// The fault.
-    pub what: &'static str,
-}
-
 /// Encodes a request for the table with this meta object.
 pub fn encode_request(table: GlobalAddr, request: &Request) -> Vec<u8> {
-    let mut out = table.word().to_le_bytes().to_vec();
-    put_request(&mut out, request);
-    out
+    let mut out = Writer::default();
+    put_request(out.u64(table.word()), request);
+    out.finish()
 }
 
 /// Encodes a reply. A scan's reply says if it leaves pairs out. A reply that is too long to travel becomes an
 /// error that says so.
 pub fn encode_reply(outcome: &Result<OpReply, IndexError>) -> Vec<u8> {
     let encode = |outcome: &Result<OpReply, IndexError>| {
-        let mut out = Vec::new();
+        let mut out = Writer::default();
         put_outcome(&mut out, outcome);
-        out
+        out.finish()
     };
     let bytes = encode(outcome);
     if bytes.len() <= CALL_BYTES_MAX {
@@ -53,146 +44,71 @@ pub fn encode_reply(outcome: &Result<OpReply, IndexError>) -> Vec<u8> {
     encode(&Err(IndexError::OutcomeUnknown(why)))
 }
 
-fn put_u64(out: &mut Vec<u8>, number: u64) {
-    out.extend(number.to_le_bytes());
-}
-
-fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    // A content whose length does not fit is longer than a content may be.
-    out.extend((bytes.len().min(u32::MAX as usize) as u32).to_le_bytes());
-    out.extend_from_slice(bytes);
-}
-
-fn put_optional(out: &mut Vec<u8>, bytes: Option<&[u8]>) {
-    out.push(bytes.is_some().into());
-    bytes.into_iter().for_each(|bytes| put_bytes(out, bytes));
-}
-
-fn put_bound(out: &mut Vec<u8>, bound: &Bound<Vec<u8>>) {
-    let (tag, key) = match bound {
-        Bound::Unbounded => (0, None),
-        Bound::Included(key) => (1, Some(key)),
-        Bound::Excluded(key) => (2, Some(key)),
-    };
-    out.push(tag);
-    key.into_iter().for_each(|key| put_bytes(out, key));
-}
-
-fn put_op(out: &mut Vec<u8>, op: &Op) {
-    let mut with_value = |tag, key: &[u8], value: &[u8]| {
-        out.push(tag);
-        put_bytes(out, key);
-        put_bytes(out, value);
-    };
-    match op {
-        Op::Insert { key, value } => with_value(2, key, value),
-        Op::Update { key, value } => with_value(3, key, value),
-        Op::Upsert { key, value } => with_value(4, key, value),
-        Op::Get { key } => {
-            out.push(1);
-            put_bytes(out, key);
-        }
-        Op::Remove { key } => {
-            out.push(5);
-            put_bytes(out, key);
-        }
-        Op::CompareExchange { key, expected, new } => {
-            out.push(6);
-            put_bytes(out, key);
-            put_optional(out, expected.as_deref());
-            put_optional(out, new.as_deref());
-        }
-        Op::Scan { from, to, reverse, limit } => {
-            out.push(7);
-            put_bound(out, from);
-            put_bound(out, to);
-            out.push((*reverse).into());
-            put_u64(out, *limit as u64);
-        }
+fn put_bound<'w>(out: &'w mut Writer, bound: &Bound<Vec<u8>>) -> &'w mut Writer {
+    match bound {
+        Bound::Unbounded => out.u8(0),
+        Bound::Included(key) => out.u8(1).sized(key),
+        Bound::Excluded(key) => out.u8(2).sized(key),
     }
 }
 
-fn put_request(out: &mut Vec<u8>, request: &Request) {
+fn put_request(out: &mut Writer, request: &Request) {
     match request {
-        Request::Op(op) => put_op(out, op),
-        Request::Hello => out.push(8),
-        Request::Learn { epoch } => {
-            out.push(9);
-            put_u64(out, *epoch);
+        Request::Op(Op::Get { key }) => out.u8(1).sized(key),
+        Request::Op(Op::Insert { key, value }) => out.u8(2).sized(key).sized(value),
+        Request::Op(Op::Update { key, value }) => out.u8(3).sized(key).sized(value),
+        Request::Op(Op::Upsert { key, value }) => out.u8(4).sized(key).sized(value),
+        Request::Op(Op::Remove { key }) => out.u8(5).sized(key),
+        Request::Op(Op::CompareExchange { key, expected, new }) => {
+            out.u8(6).sized(key).optional(expected.as_deref()).optional(new.as_deref())
         }
+        Request::Op(Op::Scan { from, to, reverse, limit }) => {
+            put_bound(put_bound(out.u8(7), from), to).flag(*reverse).u64(*limit as u64)
+        }
+        Request::Hello => out.u8(8),
+        Request::Learn { epoch } => out.u8(9).u64(*epoch),
         Request::Give { low, high, to } => {
-            out.push(10);
-            put_optional(out, low.as_deref());
-            put_optional(out, high.as_deref());
-            put_u64(out, to.0);
+            out.u8(10).optional(low.as_deref()).optional(high.as_deref()).u64(to.0)
         }
-        Request::Share { to } => {
-            out.push(11);
-            put_u64(out, to.0);
-        }
-        Request::Load { decay } => out.extend([12, (*decay).into()]),
-    }
+        Request::Share { to } => out.u8(11).u64(to.0),
+        Request::Load { decay } => out.u8(12).flag(*decay),
+    };
 }
 
-fn put_outcome(out: &mut Vec<u8>, outcome: &Result<OpReply, IndexError>) {
+fn put_outcome<'w>(out: &'w mut Writer, outcome: &Result<OpReply, IndexError>) -> &'w mut Writer {
     match outcome {
-        Ok(OpReply::Value(value)) => {
-            out.push(1);
-            put_optional(out, value.as_deref());
-        }
-        Ok(OpReply::Done(done)) => out.extend([2, (*done).into()]),
+        Ok(OpReply::Value(value)) => out.u8(1).optional(value.as_deref()),
+        Ok(OpReply::Done(done)) => out.u8(2).flag(*done),
         Ok(OpReply::Exchanged(exchange, held)) => {
-            out.extend([3, (*exchange == Exchange::Done).into()]);
-            put_optional(out, held.as_deref());
+            out.u8(3).flag(*exchange == Exchange::Done).optional(held.as_deref())
         }
         Ok(OpReply::Pairs(pairs)) => put_pairs(out, 4, pairs),
         Ok(OpReply::Part(pairs)) => put_pairs(out, 5, pairs),
-        Ok(OpReply::WrongOwner { epoch }) => {
-            out.push(6);
-            put_u64(out, *epoch);
-        }
-        Ok(OpReply::Moved(Ok(epoch))) => {
-            out.push(7);
-            put_u64(out, *epoch);
-        }
-        Ok(OpReply::Moved(Err(error))) => {
-            out.push(8);
-            put_move_error(out, error);
-        }
-        Ok(OpReply::Load(loads)) => {
-            out.push(9);
-            for load in loads {
-                put_u64(out, load.owner.0);
-                put_optional(out, load.low.as_deref());
-                put_optional(out, load.high.as_deref());
-                put_u64(out, load.ops);
-                out.extend((load.keys.len() as u32).to_le_bytes());
-                load.keys.iter().for_each(|key| put_bytes(out, key));
-            }
-        }
-        Err(error) => {
-            out.push(10);
-            put_error(out, error);
-        }
+        Ok(OpReply::WrongOwner { epoch }) => out.u8(6).u64(*epoch),
+        Ok(OpReply::Moved(Ok(epoch))) => out.u8(7).u64(*epoch),
+        Ok(OpReply::Moved(Err(error))) => put_move_error(out.u8(8), error),
+        Ok(OpReply::Load(loads)) => loads.iter().fold(out.u8(9), |out, load| {
+            out.u64(load.owner.0).optional(load.low.as_deref()).optional(load.high.as_deref());
+            out.u64(load.ops).u32(load.keys.len() as u32);
+            load.keys.iter().fold(out, |out, key| out.sized(key))
+        }),
+        Err(error) => put_error(out.u8(10), error),
     }
 }
 
-fn put_pairs(out: &mut Vec<u8>, tag: u8, pairs: &Entries) {
-    let at = out.len();
-    out.push(tag);
-    for (key, value) in pairs.iter() {
-        let is_first = out.len() == at + 1;
-        if !is_first && out.len() - at + key.len() + value.len() > PAIRS_BYTES {
-            // The first pairs.
-            out[at] = 5;
-            return;
-        }
-        put_bytes(out, key);
-        put_bytes(out, value);
-    }
+fn put_pairs<'w>(out: &'w mut Writer, tag: u8, pairs: &Entries) -> &'w mut Writer {
+    let mut bytes = 1;
+    let first = pairs.iter().take_while(|(key, value)| {
+        let fits = bytes == 1 || bytes + key.len() + value.len() <= PAIRS_BYTES;
+        bytes += 8 + key.len() + value.len();
+        fits
+    });
+    let count = first.count();
+    let out = out.u8(if count < pairs.len() { 5 } else { tag });
+    pairs.iter().take(count).fold(out, |out, (key, value)| out.sized(key).sized(value))
 }
 
-fn put_error(out: &mut Vec<u8>, error: &IndexError) {
+fn put_error<'w>(out: &'w mut Writer, error: &IndexError) -> &'w mut Writer {
     let (tag, text) = match error {
         IndexError::Invalid(text) => (1, text),
         IndexError::Unavailable(text) => (2, text),
@@ -202,245 +118,161 @@ fn put_error(out: &mut Vec<u8>, error: &IndexError) {
         IndexError::Closed(text) => (6, text),
         IndexError::NoTable(text) => (7, text),
     };
-    out.push(tag);
     let end = (0..=text.len().min(TEXT_MAX)).rev().find(|end| text.is_char_boundary(*end));
-    put_bytes(out, &text.as_bytes()[..end.unwrap_or(0)]);
+    out.u8(tag).sized(&text.as_bytes()[..end.unwrap_or(0)])
 }
 
-fn put_move_error(out: &mut Vec<u8>, error: &MoveError) {
-    let (tag, number) = match error {
-        MoveError::OutOfOrder => (1, None),
-        MoveError::NoKey => (2, None),
-        MoveError::NoBoundary(number) => (3, Some(*number as u64)),
-        MoveError::UnknownServer(who) => (4, Some(who.0)),
-        MoveError::DeadTarget(who) => (5, Some(who.0)),
-        MoveError::NotOwned => (6, None),
-        MoveError::NobodyElse => (7, None),
-        MoveError::Busy => (8, None),
-        MoveError::CalledOff => (9, None),
-        MoveError::Index(error) => {
-            out.push(11);
-            return put_error(out, error);
-        }
-    };
-    out.push(tag);
-    number.into_iter().for_each(|number| put_u64(out, number));
+fn put_move_error<'w>(out: &'w mut Writer, error: &MoveError) -> &'w mut Writer {
+    match error {
+        MoveError::OutOfOrder => out.u8(1),
+        MoveError::NoKey => out.u8(2),
+        MoveError::NoBoundary(number) => out.u8(3).u64(*number as u64),
+        MoveError::UnknownServer(who) => out.u8(4).u64(who.0),
+        MoveError::DeadTarget(who) => out.u8(5).u64(who.0),
+        MoveError::NotOwned => out.u8(6),
+        MoveError::NobodyElse => out.u8(7),
+        MoveError::Busy => out.u8(8),
+        MoveError::CalledOff => out.u8(9),
+        MoveError::Index(error) => put_error(out.u8(11), error),
+    }
 }
 
-/// The meta object's address of a request's table, and the operation.
+/// Decodes a request: the address of its table's meta object, and the operation.
 ///
 /// # Errors
-/// [`Malformed`].
-pub fn decode_request(content: &[u8]) -> Result<(GlobalAddr, Request), Malformed> {
-    let mut input = Input { content, at: 0 };
-    let table = GlobalAddr::from_word(input.u64()?);
-    let table = table.ok_or(Malformed { at: 0, what: "no address of a table" })?;
-    let request = match input.u8()? {
-        8 => Request::Hello,
-        9 => Request::Learn { epoch: input.u64()? },
-        10 => Request::Give {
-            low: input.optional()?,
-            high: input.optional()?,
-            to: Incarnation(input.u64()?),
+/// The content is no request.
+pub fn decode_request(content: &[u8]) -> Result<(GlobalAddr, Request), DecodeError> {
+    Reader::whole(content, |input| {
+        let table = GlobalAddr::from_word(input.u64()?);
+        let table = table.ok_or(input.expected("a table's address"))?;
+        let request = match input.u8()? {
+            8 => Request::Hello,
+            9 => Request::Learn { epoch: input.u64()? },
+            10 => Request::Give {
+                low: input.optional()?.map(Vec::from),
+                high: input.optional()?.map(Vec::from),
+                to: Incarnation(input.u64()?),
+            },
+            11 => Request::Share { to: Incarnation(input.u64()?) },
+            12 => Request::Load { decay: input.flag()? },
+            kind => Request::Op(op(input, kind)?),
+        };
+        Ok((table, request))
+    })
+}
+
+/// Decodes a reply.
+///
+/// # Errors
+/// The content is no reply.
+pub fn decode_reply(content: &[u8]) -> Result<Result<OpReply, IndexError>, DecodeError> {
+    Reader::whole(content, |input| {
+        Ok(Ok(match input.u8()? {
+            1 => OpReply::Value(input.optional()?.map(Vec::from)),
+            2 => OpReply::Done(input.flag()?),
+            3 => {
+                let exchange = if input.flag()? { Exchange::Done } else { Exchange::Differs };
+                OpReply::Exchanged(exchange, input.optional()?.map(Vec::from))
+            }
+            4 => OpReply::Pairs(pairs(input)?),
+            5 => OpReply::Part(pairs(input)?),
+            6 => OpReply::WrongOwner { epoch: input.u64()? },
+            7 => OpReply::Moved(Ok(input.u64()?)),
+            8 => OpReply::Moved(Err(move_error(input)?)),
+            9 => OpReply::Load(loads(input)?),
+            10 => return error(input).map(Err),
+            _ => return Err(input.expected("the kind of a reply")),
+        }))
+    })
+}
+
+fn op(input: &mut Reader<'_>, kind: u8) -> Result<Op, DecodeError> {
+    Ok(match kind {
+        1 => Op::Get { key: input.sized()?.into() },
+        2 => Op::Insert { key: input.sized()?.into(), value: input.sized()?.into() },
+        3 => Op::Update { key: input.sized()?.into(), value: input.sized()?.into() },
+        4 => Op::Upsert { key: input.sized()?.into(), value: input.sized()?.into() },
+        5 => Op::Remove { key: input.sized()?.into() },
+        6 => Op::CompareExchange {
+            key: input.sized()?.into(),
+            expected: input.optional()?.map(Vec::from),
+            new: input.optional()?.map(Vec::from),
         },
-        11 => Request::Share { to: Incarnation(input.u64()?) },
-        12 => Request::Load { decay: input.flag()? },
-        kind => Request::Op(input.op(kind)?),
+        7 => Op::Scan {
+            from: bound(input)?,
+            to: bound(input)?,
+            reverse: input.flag()?,
+            limit: size(input)?,
+        },
+        _ => return Err(input.expected("the kind of a request")),
+    })
+}
+
+fn size(input: &mut Reader<'_>) -> Result<usize, DecodeError> {
+    input.u64()?.try_into().map_err(|_| input.expected("a number of this machine's width"))
+}
+
+fn bound(input: &mut Reader<'_>) -> Result<Bound<Vec<u8>>, DecodeError> {
+    Ok(match input.u8()? {
+        0 => Bound::Unbounded,
+        1 => Bound::Included(input.sized()?.into()),
+        2 => Bound::Excluded(input.sized()?.into()),
+        _ => return Err(input.expected("the kind of a bound")),
+    })
+}
+
+fn pairs(input: &mut Reader<'_>) -> Result<Entries, DecodeError> {
+    let mut pairs = Entries::new();
+    while !input.is_empty() {
+        pairs.push(input.sized()?, input.sized()?);
+    }
+    Ok(pairs)
+}
+
+fn loads(input: &mut Reader<'_>) -> Result<Vec<PartLoad>, DecodeError> {
+    let mut loads = Vec::new();
+    while !input.is_empty() {
+        let owner = Incarnation(input.u64()?);
+        let (low, high) = (input.optional()?.map(Vec::from), input.optional()?.map(Vec::from));
+        let (ops, count) = (input.u64()?, input.u32()?);
+        // Each takes 4 bytes at least, so that there are no more than have come.
+        let keys = (0..count).map(|_| input.sized().map(Vec::from)).collect::<Result<_, _>>()?;
+        loads.push(PartLoad { owner, low, high, ops, keys });
+    }
+    Ok(loads)
+}
+
+fn error(input: &mut Reader<'_>) -> Result<IndexError, DecodeError> {
+    let make = match input.u8()? {
+        1 => IndexError::Invalid,
+        2 => IndexError::Unavailable,
+        3 => IndexError::OutcomeUnknown,
+        4 => IndexError::Full,
+        5 => IndexError::Corrupt,
+        6 => IndexError::Closed,
+        7 => IndexError::NoTable,
+        _ => return Err(input.expected("the kind of an error")),
     };
-    input.end()?;
-    Ok((table, request))
+    let text = input.sized()?;
+    input.ensure(text.len() <= TEXT_MAX, "a shorter text")?;
+    let text = str::from_utf8(text).map_err(|_| input.expected("text in UTF-8"))?;
+    Ok(make(text.to_owned()))
 }
 
-/// The content of a reply.
-///
-/// # Errors
-/// [`Malformed`].
-pub fn decode_reply(content: &[u8]) -> Result<Result<OpReply, IndexError>, Malformed> {
-    let mut input = Input { content, at: 0 };
-    let reply = match input.u8()? {
-        1 => OpReply::Value(input.optional()?),
-        2 => OpReply::Done(input.flag()?),
-        3 => {
-            let exchange = if input.flag()? { Exchange::Done } else { Exchange::Differs };
-            OpReply::Exchanged(exchange, input.optional()?)
-        }
-        4 => OpReply::Pairs(input.pairs()?),
-        5 => OpReply::Part(input.pairs()?),
-        6 => OpReply::WrongOwner { epoch: input.u64()? },
-        7 => OpReply::Moved(Ok(input.u64()?)),
-        8 => OpReply::Moved(Err(input.move_error()?)),
-        9 => OpReply::Load(input.loads()?),
-        10 => {
-            let error = input.error()?;
-            input.end()?;
-            return Ok(Err(error));
-        }
-        _ => return Err(input.wrong("a reply of an unknown kind")),
-    };
-    input.end()?;
-    Ok(Ok(reply))
-}
-
-/// The rest of a content.
-struct Input<'a> {
-    content: &'a [u8],
-    at: usize,
-}
-
-impl<'a> Input<'a> {
-    fn wrong(&self, what: &'static str) -> Malformed {
-        Malformed { at: self.at.saturating_sub(1), what }
-    }
-
-    fn op(&mut self, kind: u8) -> Result<Op, Malformed> {
-        Ok(match kind {
-            1 => Op::Get { key: self.bytes()? },
-            2 => Op::Insert { key: self.bytes()?, value: self.bytes()? },
-            3 => Op::Update { key: self.bytes()?, value: self.bytes()? },
-            4 => Op::Upsert { key: self.bytes()?, value: self.bytes()? },
-            5 => Op::Remove { key: self.bytes()? },
-            6 => Op::CompareExchange {
-                key: self.bytes()?,
-                expected: self.optional()?,
-                new: self.optional()?,
-            },
-            7 => Op::Scan {
-                from: self.bound()?,
-                to: self.bound()?,
-                reverse: self.flag()?,
-                limit: self.size()?,
-            },
-            _ => return Err(self.wrong("an operation of an unknown kind")),
-        })
-    }
-
-    fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
-        let end = self.at.checked_add(count).filter(|end| *end <= self.content.len());
-        let Some(end) = end else {
-            return Err(Malformed { at: self.at, what: "it ends too early" });
-        };
-        let taken = &self.content[self.at..end];
-        self.at = end;
-        Ok(taken)
-    }
-
-    fn end(&self) -> Result<(), Malformed> {
-        match self.at == self.content.len() {
-            true => Ok(()),
-            false => Err(Malformed { at: self.at, what: "bytes behind its end" }),
-        }
-    }
-
-    fn u8(&mut self) -> Result<u8, Malformed> {
-        Ok(self.take(1)?[0])
-    }
-
-    fn u32(&mut self) -> Result<u32, Malformed> {
-        let bytes = self.take(4)?;
-        Ok(u32::from_le_bytes(std::array::from_fn(|at| bytes[at])))
-    }
-
-    fn u64(&mut self) -> Result<u64, Malformed> {
-        let bytes = self.take(8)?;
-        Ok(u64::from_le_bytes(std::array::from_fn(|at| bytes[at])))
-    }
-
-    fn size(&mut self) -> Result<usize, Malformed> {
-        let number = self.u64()?;
-        usize::try_from(number).map_err(|_| self.wrong("a number that is too large"))
-    }
-
-    fn flag(&mut self) -> Result<bool, Malformed> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(self.wrong("neither 0 nor 1")),
-        }
-    }
-
-    fn slice(&mut self) -> Result<&'a [u8], Malformed> {
-        let length = self.u32()? as usize;
-        self.take(length)
-    }
-
-    fn bytes(&mut self) -> Result<Vec<u8>, Malformed> {
-        Ok(self.slice()?.to_vec())
-    }
-
-    fn optional(&mut self) -> Result<Option<Vec<u8>>, Malformed> {
-        match self.flag()? {
-            true => self.bytes().map(Some),
-            false => Ok(None),
-        }
-    }
-
-    fn bound(&mut self) -> Result<Bound<Vec<u8>>, Malformed> {
-        match self.u8()? {
-            0 => Ok(Bound::Unbounded),
-            1 => self.bytes().map(Bound::Included),
-            2 => self.bytes().map(Bound::Excluded),
-            _ => Err(self.wrong("a bound of an unknown kind")),
-        }
-    }
-
-    fn pairs(&mut self) -> Result<Entries, Malformed> {
-        let mut pairs = Entries::new();
-        while self.at < self.content.len() {
-            let (key, value) = (self.slice()?, self.slice()?);
-            pairs.push(key, value);
-        }
-        Ok(pairs)
-    }
-
-    fn loads(&mut self) -> Result<Vec<PartLoad>, Malformed> {
-        let mut loads = Vec::new();
-        while self.at < self.content.len() {
-            let owner = Incarnation(self.u64()?);
-            let (low, high) = (self.optional()?, self.optional()?);
-            let (ops, count) = (self.u64()?, self.u32()?);
-            // Each takes 4 bytes at least, so that there are no more than have come.
-            let keys = (0..count).map(|_| self.bytes()).collect::<Result<_, _>>()?;
-            loads.push(PartLoad { owner, low, high, ops, keys });
-        }
-        Ok(loads)
-    }
-
-    fn error(&mut self) -> Result<IndexError, Malformed> {
-        let tag = self.u8()?;
-        let make = match tag {
-            1 => IndexError::Invalid,
-            2 => IndexError::Unavailable,
-            3 => IndexError::OutcomeUnknown,
-            4 => IndexError::Full,
-            5 => IndexError::Corrupt,
-            6 => IndexError::Closed,
-            7 => IndexError::NoTable,
-            _ => return Err(self.wrong("an error of an unknown kind")),
-        };
-        let at = self.at;
-        let text = self.slice()?;
-        if text.len() > TEXT_MAX {
-            return Err(Malformed { at, what: "a text that is too long" });
-        }
-        let text = str::from_utf8(text).map_err(|_| Malformed { at, what: "no UTF-8" })?;
-        Ok(make(text.to_owned()))
-    }
-
-    fn move_error(&mut self) -> Result<MoveError, Malformed> {
-        Ok(match self.u8()? {
-            1 => MoveError::OutOfOrder,
-            2 => MoveError::NoKey,
-            3 => MoveError::NoBoundary(self.size()?),
-            4 => MoveError::UnknownServer(Incarnation(self.u64()?)),
-            5 => MoveError::DeadTarget(Incarnation(self.u64()?)),
-            6 => MoveError::NotOwned,
-            7 => MoveError::NobodyElse,
-            8 => MoveError::Busy,
-            9 => MoveError::CalledOff,
-            11 => MoveError::Index(self.error()?),
-            _ => return Err(self.wrong("a move's error of an unknown kind")),
-        })
-    }
+fn move_error(input: &mut Reader<'_>) -> Result<MoveError, DecodeError> {
+    Ok(match input.u8()? {
+        1 => MoveError::OutOfOrder,
+        2 => MoveError::NoKey,
+        3 => MoveError::NoBoundary(size(input)?),
+        4 => MoveError::UnknownServer(Incarnation(input.u64()?)),
+        5 => MoveError::DeadTarget(Incarnation(input.u64()?)),
+        6 => MoveError::NotOwned,
+        7 => MoveError::NobodyElse,
+        8 => MoveError::Busy,
+        9 => MoveError::CalledOff,
+        11 => MoveError::Index(error(input)?),
+        _ => return Err(input.expected("the kind of a move's error")),
+    })
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::Entries;
 use crate::index::Exchange;
 use crate::op::Op;
 
-pub use codec::{Malformed, decode_reply, decode_request, encode_reply, encode_request};
+pub use codec::{decode_reply, decode_request, encode_reply, encode_request};
 pub(crate) use send::{Patience, forget, send};
 
 /// A request to another compute server.
