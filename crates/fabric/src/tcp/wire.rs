@@ -15,6 +15,7 @@
 use std::fmt;
 
 use crate::calls::Outcome;
+use crate::codec::{DecodeError, Reader, Writer};
 use crate::{CALL_BYTES_MAX, Capabilities, OpErrorKind, ServiceId};
 
 /// Version of this protocol. Both sides must speak the same.
@@ -299,33 +300,31 @@ pub(crate) struct Hello {
 
 impl Hello {
     pub(crate) fn encode(self) -> [u8; GREETING_BYTES] {
-        let mut bytes = [0; GREETING_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
-        bytes[12] = self.control.into();
-        bytes[13] = self.by_card.into();
-        bytes[16..24].copy_from_slice(&self.incarnation.to_le_bytes());
-        bytes[24..26].copy_from_slice(&self.server.to_le_bytes());
-        bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.replaces.to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.meant.to_le_bytes());
-        bytes
+        let mut out = Writer::default();
+        out.put(&MAGIC).u32(self.version).flag(self.control).flag(self.by_card).u16(0);
+        out.u64(self.incarnation).u16(self.server).u16(self.servers).u32(0);
+        out.u64(self.replaces).u64(self.meant).padded()
     }
 
     /// `None` if it is no greeting of this protocol. From another version, only the version is read.
     pub(crate) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Hello> {
-        let version = version_of(bytes)?;
-        let hello = Hello {
-            version,
-            control: bytes[12] == 1,
-            by_card: bytes[13] == 1,
-            incarnation: word_at(bytes, 16),
-            server: u16::from_le_bytes([bytes[24], bytes[25]]),
-            servers: u16::from_le_bytes([bytes[26], bytes[27]]),
-            replaces: word_at(bytes, 32),
-            meant: word_at(bytes, 40),
-        };
-        (version != VERSION || hello.encode() == *bytes && hello.incarnation != 0).then_some(hello)
+        let hello = Hello::read(&mut Reader::new(bytes)).ok()?;
+        let is_whole = hello.encode() == *bytes && hello.incarnation != 0;
+        (hello.version != VERSION || is_whole).then_some(hello)
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Hello, DecodeError> {
+        input.exactly(&MAGIC, "a greeting")?;
+        Ok(Hello {
+            version: input.u32()?,
+            control: input.u8()? == 1,
+            by_card: input.u8()? == 1,
+            incarnation: input.skip(2)?.u64()?,
+            server: input.u16()?,
+            servers: input.u16()?,
+            replaces: input.skip(4)?.u64()?,
+            meant: input.u64()?,
+        })
     }
 }
 
@@ -379,39 +378,32 @@ pub(crate) struct Welcome {
 
 impl Welcome {
     pub(crate) fn encode(self) -> [u8; GREETING_BYTES] {
-        let mut bytes = [0; GREETING_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
-        bytes[12] = self.status as u8;
-        bytes[16..24].copy_from_slice(&self.connection.to_le_bytes());
-        bytes[24..26].copy_from_slice(&self.server.to_le_bytes());
-        bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
-        bytes[28..32].copy_from_slice(&self.lease_ms.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.region_bytes.to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.region_id.to_le_bytes());
-        bytes
+        let mut out = Writer::default();
+        out.put(&MAGIC).u32(self.version).u8(self.status as u8).put(&[0; 3]);
+        out.u64(self.connection).u16(self.server).u16(self.servers).u32(self.lease_ms);
+        out.u64(self.region_bytes).u64(self.region_id).padded()
     }
 
     /// `None` if it is no greeting of this protocol.
     pub(crate) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Welcome> {
+        Welcome::read(&mut Reader::new(bytes)).ok()
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Welcome, DecodeError> {
         use GreetingStatus::{Fenced, Full, LetIn, OtherServer, OtherVersion, OtherWay};
         let statuses = [LetIn, OtherVersion, OtherServer, Fenced, Full, OtherWay];
-        Some(Welcome {
-            version: version_of(bytes)?,
-            status: statuses.into_iter().find(|status| *status as u8 == bytes[12])?,
-            server: u16::from_le_bytes([bytes[24], bytes[25]]),
-            servers: u16::from_le_bytes([bytes[26], bytes[27]]),
-            connection: word_at(bytes, 16),
-            region_bytes: word_at(bytes, 32),
-            region_id: word_at(bytes, 40),
-            lease_ms: u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]),
+        input.exactly(&MAGIC, "a greeting")?;
+        Ok(Welcome {
+            version: input.u32()?,
+            status: input.one_of(&statuses, |status| status as u8, "a status")?,
+            connection: input.skip(3)?.u64()?,
+            server: input.u16()?,
+            servers: input.u16()?,
+            lease_ms: input.u32()?,
+            region_bytes: input.u64()?,
+            region_id: input.u64()?,
         })
     }
-}
-
-fn version_of(bytes: &[u8; GREETING_BYTES]) -> Option<u32> {
-    let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-    (bytes[..8] == MAGIC).then_some(version)
 }
 
 /// The word at byte `at`.

@@ -18,6 +18,7 @@
 //! | 40..44 | | key of the words |
 //! | 48..56 | | where they begin |
 
+use crate::codec::{DecodeError, Reader, Writer};
 use crate::raw::verbs::Ends;
 
 /// Version of this exchange. Both sides must speak the same.
@@ -69,103 +70,81 @@ pub(super) struct PairAnswer {
 
 impl Question {
     pub(super) fn encode(self) -> Vec<u8> {
-        let mut bytes = vec![0; BYTES];
-        bytes[..4].copy_from_slice(&self.version.to_le_bytes());
-        bytes[4..8].copy_from_slice(&[
-            self.connects.into(),
-            self.mtu,
-            self.flights,
-            self.is_ethernet.into(),
-        ]);
-        put_ends(&mut bytes, &self.ends);
-        bytes[36..38].copy_from_slice(&self.calls.to_le_bytes());
-        bytes
+        let mut out = Writer::default();
+        out.u32(self.version).flag(self.connects).u8(self.mtu).u8(self.flights);
+        put_ends(out.flag(self.is_ethernet), &self.ends).u16(0).u16(self.calls);
+        out.padded::<BYTES>().to_vec()
     }
 
     /// `None` if it is no question. From another version, only the version is read.
     pub(super) fn decode(bytes: &[u8]) -> Option<Question> {
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
-        let question = Question {
-            version: u32_at(bytes, 0),
-            connects: bytes[4] == 1,
-            mtu: bytes[5],
-            flights: bytes[6],
-            is_ethernet: bytes[7] == 1,
-            ends: ends(bytes),
-            calls: calls(bytes),
-        };
+        let question = Question::read(&mut Reader::new(bytes)).ok()?;
         let is_whole = question.encode() == bytes && (1..=5).contains(&question.mtu);
         (question.version != VERSION || is_whole).then_some(question)
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Question, DecodeError> {
+        Ok(Question {
+            version: input.u32()?,
+            connects: input.u8()? == 1,
+            mtu: input.u8()?,
+            flights: input.u8()?,
+            is_ethernet: input.u8()? == 1,
+            ends: ends(input)?,
+            calls: input.skip(2)?.u16()?,
+        })
     }
 }
 
 impl PairAnswer {
     pub(super) fn encode(self) -> Vec<u8> {
-        let mut bytes = vec![0; BYTES];
-        bytes[..4].copy_from_slice(&self.version.to_le_bytes());
-        bytes[4..8].copy_from_slice(&[
-            self.outcome as u8,
-            self.mtu,
-            self.answers,
-            self.is_ethernet.into(),
-        ]);
-        put_ends(&mut bytes, &self.ends);
-        bytes[34] = u8::from(self.torn_words) | u8::from(self.global_atomics) << 1;
-        bytes[36..38].copy_from_slice(&self.calls.to_le_bytes());
-        bytes[40..44].copy_from_slice(&self.key.to_le_bytes());
-        bytes[48..56].copy_from_slice(&self.base.to_le_bytes());
-        bytes
+        let findings = u8::from(self.torn_words) | u8::from(self.global_atomics) << 1;
+        let mut out = Writer::default();
+        out.u32(self.version).u8(self.outcome as u8).u8(self.mtu).u8(self.answers);
+        put_ends(out.flag(self.is_ethernet), &self.ends).u8(findings).u8(0);
+        out.u16(self.calls).u16(0).u32(self.key).u32(0).u64(self.base);
+        out.padded::<BYTES>().to_vec()
     }
 
     /// `None` if it is no answer.
     pub(super) fn decode(bytes: &[u8]) -> Option<PairAnswer> {
-        use PairOutcome::{Done, NoQueuePair, OtherNetwork, OtherVersion};
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
-        let outcomes = [Done, OtherVersion, OtherNetwork, NoQueuePair];
-        let mut base = [0; 8];
-        base.copy_from_slice(&bytes[48..56]);
-        let answer = PairAnswer {
-            version: u32_at(bytes, 0),
-            outcome: outcomes.into_iter().find(|outcome| *outcome as u8 == bytes[4])?,
-            mtu: bytes[5],
-            answers: bytes[6],
-            is_ethernet: bytes[7] == 1,
-            ends: ends(bytes),
-            torn_words: bytes[34] & 1 != 0,
-            global_atomics: bytes[34] & 2 != 0,
-            calls: calls(bytes),
-            key: u32_at(bytes, 40),
-            base: u64::from_le_bytes(base),
-        };
+        let answer = PairAnswer::read(&mut Reader::new(bytes)).ok()?;
         let is_whole = answer.encode() == bytes && (1..=5).contains(&answer.mtu);
         (answer.version != VERSION || is_whole).then_some(answer)
     }
-}
 
-fn put_ends(bytes: &mut [u8], ends: &Ends) {
-    bytes[8..12].copy_from_slice(&ends.queue.to_le_bytes());
-    bytes[12..16].copy_from_slice(&ends.first_packet.to_le_bytes());
-    bytes[16..32].copy_from_slice(&ends.gid);
-    bytes[32..34].copy_from_slice(&ends.lid.to_le_bytes());
-}
-
-fn ends(bytes: &[u8; BYTES]) -> Ends {
-    let mut gid = [0; 16];
-    gid.copy_from_slice(&bytes[16..32]);
-    Ends {
-        queue: u32_at(bytes, 8),
-        first_packet: u32_at(bytes, 12),
-        gid,
-        lid: u16::from_le_bytes([bytes[32], bytes[33]]),
+    fn read(input: &mut Reader<'_>) -> Result<PairAnswer, DecodeError> {
+        use PairOutcome::{Done, NoQueuePair, OtherNetwork, OtherVersion};
+        let outcomes = [Done, OtherVersion, OtherNetwork, NoQueuePair];
+        let version = input.u32()?;
+        let outcome = input.one_of(&outcomes, |outcome| outcome as u8, "an outcome")?;
+        let (mtu, answers, is_ethernet) = (input.u8()?, input.u8()?, input.u8()? == 1);
+        let (ends, findings) = (ends(input)?, input.u8()?);
+        Ok(PairAnswer {
+            version,
+            outcome,
+            mtu,
+            answers,
+            is_ethernet,
+            ends,
+            torn_words: findings & 1 != 0,
+            global_atomics: findings & 2 != 0,
+            calls: input.skip(1)?.u16()?,
+            key: input.skip(2)?.u32()?,
+            base: input.skip(4)?.u64()?,
+        })
     }
 }
 
-fn calls(bytes: &[u8; BYTES]) -> u16 {
-    u16::from_le_bytes([bytes[36], bytes[37]])
+fn put_ends<'w>(out: &'w mut Writer, ends: &Ends) -> &'w mut Writer {
+    out.u32(ends.queue).u32(ends.first_packet).put(&ends.gid).u16(ends.lid)
 }
 
-fn u32_at(bytes: &[u8; BYTES], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+fn ends(input: &mut Reader<'_>) -> Result<Ends, DecodeError> {
+    let (queue, first_packet) = (input.u32()?, input.u32()?);
+    Ok(Ends { queue, first_packet, gid: input.array()?, lid: input.u16()? })
 }
 
 #[cfg(test)]
