@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use farleaf_fabric::codec::Writer;
 use farleaf_pool::Root;
 
 use crate::bnode::{
@@ -235,12 +236,9 @@ impl TableFormat {
             | number(self.bucket_bytes) << 32
             | number(self.cap_leaf) << 16
             | number(self.cap_inner);
-        let words = [PARAMS_VERSION, key, value, u64::from(self.node_bytes()), caps, tree];
-        let mut params = [0; 64];
-        for (bytes, word) in params.chunks_exact_mut(8).zip(words) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-        params
+        let node_bytes = self.node_bytes().into();
+        let mut params = Writer::default();
+        params.words(&[PARAMS_VERSION, key, value, node_bytes, caps, tree]).padded()
     }
 
     /// The format and the tree's own number.

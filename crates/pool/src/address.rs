@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::Incarnation;
+use farleaf_fabric::codec::Writer;
 
 use crate::geometry::MEMBER_BYTES;
 use crate::words::{MemberState, MemberWord};
@@ -58,9 +59,7 @@ fn decode(words: &[u64], generation: u32) -> Option<SocketAddr> {
     if head & !(IS_V6 | 0xffff) != IS_THERE | life_of(generation) {
         return None;
     }
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&low.to_le_bytes());
-    bytes[8..].copy_from_slice(&high.to_le_bytes());
+    let bytes: [u8; 16] = Writer::default().words(&[low, high]).padded();
     let ip = match head & IS_V6 {
         0 => IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3])),
         _ => IpAddr::V6(Ipv6Addr::from(bytes)),

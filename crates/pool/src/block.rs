@@ -16,6 +16,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use farleaf_fabric::codec::Writer;
 use farleaf_fabric::{Endpoint, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -47,11 +48,7 @@ fn header(geometry: &Geometry, class: usize, version: u64) -> [u64; HEADER_WORDS
 }
 
 fn checksum(words: &[u64; HEADER_WORDS]) -> u64 {
-    let mut bytes = [0; (HEADER_WORDS - 1) * 8];
-    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
-    xxh3_64(&bytes)
+    xxh3_64(&Writer::bytes_of(&words[..HEADER_WORDS - 1]))
 }
 
 /// Finds the fault of a block's header, given the block's word.

@@ -12,6 +12,7 @@
 
 use std::sync::atomic::Ordering;
 
+use farleaf_fabric::codec::Writer;
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -385,7 +386,7 @@ fn encode(root: &Root, mut body: farleaf_fabric::Buf) -> farleaf_fabric::Buf {
 }
 
 fn decode(entry: &[u64], slot: usize) -> Result<Root, String> {
-    let bytes: Vec<u8> = entry.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let bytes = Writer::bytes_of(entry);
     if xxh3_64(&bytes[8..ADDR_WORD * 8]) != entry[CHECKSUM_WORD] {
         return Err("its checksum does not match".into());
     }
@@ -407,7 +408,5 @@ fn decode(entry: &[u64], slot: usize) -> Result<Root, String> {
 /// The bytes of an entry's name; `None` if its length makes no sense.
 fn name_in(entry: &[u64]) -> Option<Vec<u8>> {
     let length = (entry[1] & 0xff) as usize;
-    let words = &entry[NAME_WORD..ENGINE_WORD];
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    bytes.get(..length).map(<[u8]>::to_vec)
+    Writer::bytes_of(&entry[NAME_WORD..ENGINE_WORD]).get(..length).map(<[u8]>::to_vec)
 }

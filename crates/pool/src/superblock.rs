@@ -16,6 +16,7 @@
 //! not all servers have their magic word. A formatter takes a claim from the dead alone, once they are
 //! fenced.
 
+use farleaf_fabric::codec::Writer;
 use farleaf_fabric::{Client, Endpoint, GlobalAddr, Incarnation, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -222,11 +223,7 @@ fn encode(geometry: &Geometry, server: ServerId, pool_id: u128) -> [u64; WORDS] 
 }
 
 fn checksum(words: &[u64; WORDS]) -> u64 {
-    let mut bytes = [0; CHECKSUM * 8];
-    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
-    xxh3_64(&bytes)
+    xxh3_64(&Writer::bytes_of(&words[..CHECKSUM]))
 }
 
 fn pool_id(block: &[u64; WORDS]) -> u128 {

@@ -22,6 +22,7 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
+use farleaf_fabric::codec::Writer;
 use farleaf_fabric::{GlobalAddr, Incarnation, Ops};
 use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -314,16 +315,15 @@ fn take_bound(rest: &mut &[u64]) -> Option<Option<Vec<u8>>> {
     }
     let len = usize::try_from(*len).ok()?;
     let taken = tail.get(..len.div_ceil(8))?;
-    let mut bound: Vec<u8> = taken.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let mut bound = Writer::bytes_of(taken);
     bound.truncate(len);
     *rest = &tail[len.div_ceil(8)..];
     Some(Some(bound))
 }
 
 fn sum(words: &[u64]) -> u64 {
-    let bytes = |words: &[u64]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
-    let head = xxh3_64_with_seed(&bytes(&words[..3]), TAG);
-    xxh3_64_with_seed(&bytes(&words[4..]), head)
+    let head = xxh3_64_with_seed(&Writer::bytes_of(&words[..3]), TAG);
+    xxh3_64_with_seed(&Writer::bytes_of(&words[4..]), head)
 }
 
 /// Bounds that cut the space of fixed keys into `count` ranges of equal width, by their first eight

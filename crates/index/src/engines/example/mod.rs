@@ -13,6 +13,7 @@
 //! - `INV-EX-2` A list is retired once the meta object names another; a reader holds a pin, so that the list
 //!   which it was led to is not reused.
 
+use farleaf_fabric::codec::{Reader, Writer};
 use farleaf_fabric::{Buf, GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -110,32 +111,23 @@ fn encoded_bytes(pairs: &[(Vec<u8>, Vec<u8>)]) -> usize {
 }
 
 fn encode(mut buf: Buf, pairs: &[(Vec<u8>, Vec<u8>)], meta: GlobalAddr) -> Buf {
-    buf.words_mut().fill(0);
-    let mut at = HEAD_BYTES;
-    let mut push = |bytes: &[u8]| {
-        buf.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
-        at += bytes.len();
-    };
+    let mut out = Writer::default();
     for (key, value) in pairs {
-        push(&(key.len() as u32).to_le_bytes());
-        push(&(value.len() as u32).to_le_bytes());
-        push(key);
-        push(value);
+        out.u32(key.len() as u32).u32(value.len() as u32).put(key).put(value);
     }
-    let sum = xxh3_64_with_seed(&buf.bytes()[HEAD_BYTES..at], meta.word());
-    buf.words_mut()[..3].copy_from_slice(&[LIST_TAG, (at - HEAD_BYTES) as u64, sum]);
+    let content = out.finish();
+    let sum = xxh3_64_with_seed(&content, meta.word());
+    buf.words_mut().fill(0);
+    buf.words_mut()[..3].copy_from_slice(&[LIST_TAG, content.len() as u64, sum]);
+    buf.bytes_mut()[HEAD_BYTES..][..content.len()].copy_from_slice(&content);
     buf
 }
 
-fn decode(mut content: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
-    let mut pairs = Vec::new();
-    while !content.is_empty() {
-        let (key_len, rest) = content.split_first_chunk::<4>()?;
-        let (value_len, rest) = rest.split_first_chunk::<4>()?;
-        let (key, rest) = rest.split_at_checked(u32::from_le_bytes(*key_len) as usize)?;
-        let (value, rest) = rest.split_at_checked(u32::from_le_bytes(*value_len) as usize)?;
-        pairs.push((key.to_vec(), value.to_vec()));
-        content = rest;
+fn decode(content: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+    let (mut input, mut pairs) = (Reader::new(content), Vec::new());
+    while !input.is_empty() {
+        let (key, value) = (input.u32().ok()? as usize, input.u32().ok()? as usize);
+        pairs.push((input.take(key).ok()?.to_vec(), input.take(value).ok()?.to_vec()));
     }
     Some(pairs)
 }

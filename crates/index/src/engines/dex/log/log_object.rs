@@ -9,6 +9,7 @@
 //!
 //! The ownership map has its address.
 
+use farleaf_fabric::codec::Writer;
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::{Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -87,18 +88,14 @@ impl LogPlace {
     }
 }
 
-fn bytes_of(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
 fn head_sum(head: &[u64; LOG_HEAD_WORDS]) -> u64 {
     let [tag, owner, random, _, _, journal, changes, _] = *head;
-    xxh3_64_with_seed(&bytes_of(&[tag, owner, random, journal, changes]), TAG)
+    xxh3_64_with_seed(&Writer::bytes_of(&[tag, owner, random, journal, changes]), TAG)
 }
 
 /// Binds what a log holds to its table and its owner.
 fn seed(meta: u64, owner: u64, random: u64) -> u64 {
-    xxh3_64_with_seed(&bytes_of(&[meta, owner, random]), TAG)
+    xxh3_64_with_seed(&Writer::bytes_of(&[meta, owner, random]), TAG)
 }
 
 impl Log {

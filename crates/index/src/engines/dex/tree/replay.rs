@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use farleaf_fabric::Endpoint;
+use farleaf_fabric::codec::Reader;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -170,12 +171,8 @@ impl DexTree {
         images.sort_by_key(|image| image.number);
         let mut newest = BTreeMap::new();
         for image in images {
-            let word = |at: usize| {
-                let bytes = image.value.get(at * 8..at * 8 + 8)?;
-                Some(u64::from_le_bytes(bytes.try_into().ok()?))
-            };
             // The lock word, word 0, is left out.
-            let Some(addr) = word(0) else { continue };
+            let Ok(addr) = Reader::new(&image.value).u64() else { continue };
             match image.kind {
                 RecordKind::Forget => drop(newest.remove(&addr)),
                 _ => drop(newest.insert(addr, image.value)),
