@@ -8,6 +8,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::Shape;
 use crate::suggest::{did_you_mean, nearest};
 use crate::units::{Count, Share, Size};
 
@@ -422,6 +423,12 @@ impl Settings {
     #[must_use]
     pub fn filtered(&self, keep: impl Fn(&str) -> bool) -> Settings {
         Settings(self.0.iter().filter(|it| keep(&it.name)).cloned().collect())
+    }
+
+    /// Those that are not fixed when a table is made.
+    #[must_use]
+    pub fn without_shape(&self) -> Settings {
+        self.filtered(|name| !Shape::list().iter().any(|it| it.knob.name == name))
     }
 }
 

@@ -10,7 +10,6 @@ mod change;
 pub mod compute;
 mod counters;
 mod detach;
-mod drops;
 pub mod engine;
 pub mod engines;
 mod entries;
@@ -23,24 +22,23 @@ mod local;
 mod oneshot;
 mod op;
 mod open_options;
-mod recovery;
+mod retire;
 mod retry;
-mod spec;
+mod shape;
 mod stored;
 pub mod suggest;
 mod sync;
-#[cfg(debug_assertions)]
-#[doc(hidden)]
-pub mod translate;
 pub mod units;
 mod walk;
 
 pub use blink::BlinkOptions;
 pub use change::{Change, Decision, Outcome};
 pub use counters::{CacheControl, CounterSet};
-pub use drops::mark_drops;
 pub use engine::Traits;
-pub use engines::{AnyIndex, Engine, KnobDefault, SettingError, UnknownEngine};
+pub use engines::{
+    AnyIndex, Engine, KnobDefault, SettingError, StoredTable, TableFormat, UnknownEngine,
+    mark_drops, recover, sweep,
+};
 pub use entries::Entries;
 pub use error::IndexError;
 pub use index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
@@ -48,7 +46,6 @@ pub use knobs::{Knob, KnobError, KnobKind, KnobOf, KnobValue, Knobs, Setting, Se
 pub use limits::VALUE_BYTES_MAX;
 pub use op::Op;
 pub use open_options::OpenOptions;
-pub use recovery::{recover, sweep};
-pub use spec::{NodeRoom, PointerCheck, Shape, TableFormat};
-pub use stored::StoredTable;
+pub use shape::{NodeRoom, PointerCheck, Shape};
+pub use stored::Stored;
 pub use walk::Visitor;

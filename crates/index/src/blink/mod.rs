@@ -52,7 +52,6 @@ mod redo;
 pub(crate) mod remote;
 mod scan;
 mod split;
-
 mod verify;
 mod write;
 
@@ -73,7 +72,7 @@ pub(crate) const META_BYTES: usize = 256;
 /// Offset of the root word: address of the root, its level in the low 6 bits.
 const META_ROOT: u64 = 64;
 /// Offset of the lock of the root word.
-const META_ROOT_LOCK: u64 = 128;
+pub(crate) const META_ROOT_LOCK: u64 = 128;
 /// Lowest bits of an address, which are 0: objects lie at multiples of 64 bytes.
 const LEVEL_MASK: u64 = 63;
 
@@ -119,6 +118,13 @@ enum BlinkFail {
     Restart,
     /// It failed for good.
     Error(IndexError),
+}
+
+impl BlinkTree {
+    /// The address of the meta object.
+    pub(crate) fn meta(&self) -> GlobalAddr {
+        self.meta
+    }
 }
 
 impl From<IndexError> for BlinkFail {

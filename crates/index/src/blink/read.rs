@@ -109,7 +109,7 @@ impl BlinkTree {
     }
 
     /// READs the root word.
-    pub(super) async fn refresh_root(
+    pub(crate) async fn refresh_root(
         &self,
         session: &Session,
     ) -> Result<(GlobalAddr, u8), IndexError> {

@@ -70,7 +70,7 @@ impl RemoteTree {
     }
 
     pub(crate) fn meta(&self) -> GlobalAddr {
-        self.0.meta
+        self.0.meta()
     }
 
     /// The words of the meta object that hold the ownership map of a table that has one.

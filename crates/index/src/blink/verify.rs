@@ -1,8 +1,5 @@
 //! Verification: walks the whole remote structure and checks its invariants.
 
-#[cfg(test)]
-mod tests;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

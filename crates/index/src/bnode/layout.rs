@@ -1,7 +1,7 @@
 //! Node layout: sizes and capacities of nodes in both layouts.
 
 use super::words::HEAD_WORDS;
-use crate::spec::{NodeRoom, PointerCheck};
+use crate::shape::{NodeRoom, PointerCheck};
 
 /// Longest key in bytes, in any layout.
 pub const KEY_BYTES_MAX: usize = 1024;

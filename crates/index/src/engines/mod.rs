@@ -6,11 +6,18 @@ pub mod art;
 pub mod btree;
 pub mod dart;
 pub mod dex;
+mod drops;
 #[cfg(feature = "example")]
 pub mod example;
 pub mod p_smart;
+mod recovery;
 mod settings;
 pub mod smart;
+mod stored;
+mod table_format;
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod translate;
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,8 +34,12 @@ use crate::compute::{HostedTable, OwnedTable};
 use crate::counters::{CacheControl, CounterSet};
 use crate::engine::Engine as Design;
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
-use crate::{Entries, IndexError, OpenOptions, Settings, StoredTable, TableFormat};
+use crate::{Entries, IndexError, OpenOptions, Settings, Stored};
+pub use drops::mark_drops;
+pub use recovery::{recover, sweep};
 pub use settings::{KnobDefault, SettingError};
+pub use stored::StoredTable;
+pub use table_format::TableFormat;
 
 /// Expands the table of engines to [`Engine`], [`AnyIndex`] and their dispatch.
 macro_rules! engines {
@@ -68,7 +79,7 @@ macro_rules! engines {
             ) -> Result<AnyIndex, IndexError> {
                 Ok(match table.format().engine {
                     $($(#[cfg($cfg)])? Engine::$variant => {
-                        AnyIndex::$variant(<$design as Design>::open(session, table, options).await?)
+                        AnyIndex::$variant(<$design as Design>::open(session, &table.stored, options).await?)
                     })+
                 })
             }
@@ -228,7 +239,7 @@ impl AnyIndex {
         match session.create_root(name, engine, &params, meta).await {
             Ok(root) => Ok(root),
             Err(error) => {
-                let table = StoredTable::at(*format, layout, meta);
+                let table = StoredTable::new(*format, Stored::new(layout, meta));
                 table.destroy(&session).await?;
                 Err(error.into())
             }
@@ -270,7 +281,7 @@ impl AnyIndex {
         // From here on it is not given up half way. It is another table of that name, if somebody has
         // dropped the first and made it meanwhile.
         let name = name.to_owned();
-        crate::drops::spawn(session, async move |session| Ok(session.drop_root(&name).await?)).await
+        drops::spawn(session, async move |session| Ok(session.drop_root(&name).await?)).await
     }
 }
 

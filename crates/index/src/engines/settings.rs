@@ -1,9 +1,9 @@
 //! Settings of engines: which there are, and whether an engine takes those that were given.
 
-use super::{Engine, on_engine};
+use super::{Engine, TableFormat, on_engine};
 use crate::engine::{Engine as Design, Traits};
 use crate::knobs::{Knob, KnobError, Knobs, Settings};
-use crate::{IndexError, Shape, TableFormat};
+use crate::{IndexError, Shape};
 
 /// A knob with its default.
 #[derive(Clone, Debug, PartialEq)]
@@ -159,13 +159,6 @@ fn split<D: Design>(settings: &Settings) -> Result<(Settings, Settings), KnobErr
         }
     }
     Ok((settings.filtered(is_shape), settings.filtered(|name| !is_shape(name))))
-}
-
-impl Settings {
-    /// Those that are not fixed when a table is made.
-    pub fn without_shape(&self) -> Settings {
-        self.filtered(|name| !names::<Shape>().any(|it| it == name))
-    }
 }
 
 impl TableFormat {

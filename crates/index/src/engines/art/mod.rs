@@ -18,7 +18,7 @@ use crate::engines::smart::{
 };
 use crate::index::TableReport;
 use crate::walk::Visitor;
-use crate::{IndexError, KnobKind, Knobs, OpenOptions, Settings, StoredTable, knobs};
+use crate::{IndexError, KnobKind, Knobs, OpenOptions, Settings, Stored, knobs};
 
 /// The engine of plain ART; its tables are those of [`Smart`] with other settings.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ impl Engine for Art {
 
     async fn open(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: &OpenOptions,
     ) -> Result<Smart, IndexError> {
         let options = ArtOptions::read(&options.settings)
@@ -85,7 +85,7 @@ impl Engine for Art {
 
     async fn walk(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
@@ -94,7 +94,7 @@ impl Engine for Art {
 
     async fn redo_dead(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
         Smart::redo_dead(session, table, recovery).await

@@ -3,6 +3,9 @@
 //! Every operation reads every level remotely and caches nothing but the root's address. The tree, its
 //! protocol, costs and invariants are those of `crates/index/src/blink`.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
@@ -15,7 +18,7 @@ use crate::change::{Change, Outcome};
 use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::walk::{Collector, Visitor};
-use crate::{Entries, IndexError, Knobs, OpenOptions, StoredTable};
+use crate::{Entries, IndexError, Knobs, OpenOptions, Stored};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
@@ -110,7 +113,7 @@ impl Engine for BTree {
     /// Cost: none; the first operation reads the root word.
     async fn open(
         _session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: &OpenOptions,
     ) -> Result<BTree, IndexError> {
         let settings = BlinkOptions::read(&options.settings)
@@ -121,7 +124,7 @@ impl Engine for BTree {
     /// Cost: 1 READ for each node.
     async fn walk(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
@@ -131,12 +134,12 @@ impl Engine for BTree {
     /// Seals every node with one of the last versions that there are.
     ///
     /// Cost: 2 READs and 1 WRITE for each node.
-    async fn age(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
+    async fn age(session: &Session, table: &Stored) -> Result<(), IndexError> {
         stored_tree(table).age(session).await
     }
 }
 
-fn stored_tree(table: &StoredTable) -> Arc<BlinkTree> {
+fn stored_tree(table: &Stored) -> Arc<BlinkTree> {
     BlinkTree::open(table.meta(), *table.layout(), BlinkOptions::default())
 }
 

@@ -70,7 +70,7 @@ use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::{check_key, check_value};
 use crate::walk::Visitor;
-use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, StoredTable};
+use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, Stored};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ struct DartTree {
 }
 
 impl DartTree {
-    fn new(session: &Session, table: &StoredTable, options: DartOptions) -> Arc<DartTree> {
+    fn new(session: &Session, table: &Stored, options: DartOptions) -> Arc<DartTree> {
         let layout = *table.layout();
         Arc::new(DartTree {
             meta: table.meta(),
@@ -253,7 +253,7 @@ impl Engine for Dart {
     /// Cost: 1 READ.
     async fn open(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: &OpenOptions,
     ) -> Result<Dart, IndexError> {
         word::check_reach(session)?;
@@ -266,7 +266,7 @@ impl Engine for Dart {
     /// Cost: 1 READ for each node, and for each leaf if its content matters.
     async fn walk(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
@@ -278,7 +278,7 @@ impl Engine for Dart {
     /// Cost: 1 READ for each 16 KiB of the skip tables.
     async fn before_free(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         marks: &Audit,
     ) -> Result<(), IndexError> {
         if Canary::KeepEntriesOfFreed.is_armed() {

@@ -47,8 +47,8 @@ pub use crate::compute::{
     Balance, BalanceOptions, Balancer, JoinOptions, MoveError, Owner, PartLoad, RangeMove, Take,
     equal_width, sampled,
 };
-use crate::drops::retire_all;
 use crate::index::TableReport;
+use crate::retire::retire_all;
 use crate::walk::Collector;
 pub use cache::{Admission, UnknownAdmission};
 pub use log::{Durability, UnknownDurability};

@@ -21,7 +21,7 @@ use crate::compute::{JoinOptions, Take};
 use crate::engine::{Engine, Traits, choose};
 use crate::index::TableReport;
 use crate::walk::Visitor;
-use crate::{IndexError, Knobs, OpenOptions, Settings, StoredTable};
+use crate::{IndexError, Knobs, OpenOptions, Settings, Stored};
 
 fn remote(meta: GlobalAddr, layout: Layout) -> RemoteTree {
     RemoteTree::open(meta, layout, BlinkOptions::default())
@@ -135,7 +135,7 @@ impl Engine for Dex {
     /// Cost: 3 READs the first time.
     async fn open(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: &OpenOptions,
     ) -> Result<Dex, IndexError> {
         Dex::open_kept(session, table.meta(), *table.layout(), options).await
@@ -147,18 +147,18 @@ impl Engine for Dex {
 
     async fn walk(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
         walk_stored(&remote(table.meta(), *table.layout()), session, visitor, report).await
     }
 
-    async fn release_dead(session: &Session, table: &StoredTable) -> Result<usize, IndexError> {
+    async fn release_dead(session: &Session, table: &Stored) -> Result<usize, IndexError> {
         release_dead(session, table.meta(), *table.layout()).await
     }
 
-    async fn check_unowned(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
+    async fn check_unowned(session: &Session, table: &Stored) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
         check_unowned(&remote(table.meta(), *table.layout()).map_words(), session).await
     }

@@ -25,7 +25,7 @@ use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::knobs::NoOptions;
 use crate::limits::{check_key, check_value};
 use crate::walk::Visitor;
-use crate::{Entries, IndexError, OpenOptions, StoredTable};
+use crate::{Entries, IndexError, OpenOptions, Stored};
 
 /// Words of the meta object: the tag, the list's address (0: none) and, on a line of its own, the lock.
 const META_BYTES: usize = 128;
@@ -38,7 +38,7 @@ const LIST_TAG: u64 = u64::from_le_bytes(*b"FLexlst1");
 
 /// A table of this engine.
 #[derive(Clone, Debug)]
-pub struct Example(StoredTable);
+pub struct Example(Stored);
 
 /// The pairs of a list, and the object that holds them.
 struct List {
@@ -162,7 +162,7 @@ impl Engine for Example {
 
     async fn open(
         _session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         _options: &OpenOptions,
     ) -> Result<Example, IndexError> {
         Ok(Example(table.clone()))
@@ -171,7 +171,7 @@ impl Engine for Example {
     /// Cost: 3 READs.
     async fn walk(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
@@ -295,6 +295,6 @@ impl Index for Example {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        self.0.verify(session, audit).await
+        self.0.mark::<Example>(session, audit, None).await
     }
 }

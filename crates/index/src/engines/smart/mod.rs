@@ -86,12 +86,12 @@ use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::check_key;
 use crate::walk::Visitor;
-use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, StoredTable};
+use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, Stored};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Smart {
-    stored: StoredTable,
+    stored: Stored,
     tree: Arc<Tree>,
 }
 
@@ -113,7 +113,7 @@ impl Smart {
     /// Opens a table of this engine, or of one that is a preset of it.
     pub(crate) fn open_with(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: SmartOptions,
     ) -> Result<Smart, IndexError> {
         check_pool(session)?;
@@ -125,7 +125,7 @@ impl Smart {
 }
 
 /// The table without a cache, for walks.
-fn stored_tree(table: &StoredTable) -> Arc<Tree> {
+fn stored_tree(table: &Stored) -> Arc<Tree> {
     let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
     Tree::new(table.meta(), *table.layout(), options, None)
 }
@@ -170,7 +170,7 @@ impl Engine for Smart {
     /// Cost: none; the first operation reads the meta object.
     async fn open(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: &OpenOptions,
     ) -> Result<Smart, IndexError> {
         let options = SmartOptions::read(&options.settings)
@@ -181,7 +181,7 @@ impl Engine for Smart {
     /// Cost: 1 READ for each node, leaf and record.
     async fn walk(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
@@ -190,7 +190,7 @@ impl Engine for Smart {
 
     async fn redo_dead(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
@@ -252,7 +252,7 @@ impl Index for Smart {
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         self.tree.finish_unlinking(session).await;
-        self.stored.verify(session, audit).await
+        self.stored.mark::<Smart>(session, audit, None).await
     }
 
     /// Unlinks the leaves of keys that were removed here.

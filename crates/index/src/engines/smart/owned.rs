@@ -23,7 +23,7 @@ use crate::engine::choose;
 use crate::engines::p_smart::PSmartOptions;
 use crate::index::{ScanRange, TableReport};
 use crate::walk::Visitor;
-use crate::{Entries, IndexError, Settings, StoredTable};
+use crate::{Entries, IndexError, Settings, Stored};
 
 /// So many subtrees of a range tell where its middle is.
 const MIDDLE_OF: usize = 64;
@@ -51,7 +51,7 @@ impl Partitioned for Smart {
 
     fn open_owned(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: PSmartOptions,
         ownership: &Arc<Ownership>,
     ) -> Result<Smart, IndexError> {
@@ -63,7 +63,7 @@ impl Partitioned for Smart {
 
     async fn walk_owned(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {

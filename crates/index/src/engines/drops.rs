@@ -5,16 +5,15 @@
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Dropping, PoolError, Root, Session};
 
+use super::StoredTable;
+use crate::IndexError;
 use crate::oneshot::{self, Receiver, Sender};
-use crate::{IndexError, StoredTable};
+use crate::retire::{WAIT_NS, WAITS_MAX};
 
 /// Objects that are retired in one step.
 const BATCH: usize = 64;
 /// Walks of a table until two agree: dead compute servers' changes are finished by them.
 const WALKS_MAX: usize = 16;
-/// Waits for room in the retire pages until the caller is told, and how long each takes.
-const WAITS_MAX: u32 = 20_000;
-const WAIT_NS: u64 = 100_000;
 
 type DropOutcome = Result<(), IndexError>;
 
@@ -184,31 +183,4 @@ pub(crate) async fn finish_drops(session: &Session) -> Result<Vec<String>, Index
         }
     }
     Ok(problems)
-}
-
-/// Retires objects from the last to the first, in steps of an operation each: what is retired is
-/// reused only after the operation that retired it, and the pool has room for so many at a time. For
-/// a table that nobody has found, or that nobody uses any more.
-///
-/// Cost: what retiring costs, for each.
-pub(crate) async fn retire_all(session: &Session, mut objects: Vec<GlobalAddr>) -> DropOutcome {
-    let mut waits = 0;
-    while let Some(&addr) = objects.last() {
-        let pin = session.begin(OpKind::Maintenance).await?;
-        match session.prepare_retire(addr).await {
-            Ok(retiring) => {
-                session.retire(retiring);
-                objects.pop();
-                waits = 0;
-            }
-            Err(PoolError::RetireFull) if waits < WAITS_MAX => waits += 1,
-            Err(error) => return Err(error.into()),
-        }
-        drop(pin);
-        if waits > 0 {
-            session.tick().await?;
-            session.endpoint().sleep(WAIT_NS).await;
-        }
-    }
-    Ok(())
 }

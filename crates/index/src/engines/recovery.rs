@@ -2,8 +2,9 @@
 
 use farleaf_pool::{Recovered, Recovery, Session};
 
-use crate::drops::{finish_drops, mark_drops};
-use crate::{IndexError, StoredTable};
+use super::StoredTable;
+use super::drops::{finish_drops, mark_drops};
+use crate::IndexError;
 
 /// Takes over from every compute server that is known to be dead: finishes what they were doing,
 /// releases their locks, gives their memory back, and finishes dropping the tables that they were

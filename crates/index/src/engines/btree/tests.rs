@@ -9,11 +9,11 @@ use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr};
 use farleaf_pool::{Audit, Pool, PoolOptions, Session, format};
 
-use super::super::BlinkOptions;
+use super::BTree;
+use crate::blink::META_ROOT_LOCK;
 use crate::bnode::{KeyFormat, Layout, LayoutOptions, Node, NodeMut, ValueFormat};
-use crate::engines::btree::BTree;
 use crate::index::Index;
-use crate::{Entries, IndexError, ScanRange};
+use crate::{BlinkOptions, Entries, IndexError, ScanRange};
 
 const OPTIONS: PoolOptions = PoolOptions {
     block_bytes: 64 << 10,
@@ -163,7 +163,7 @@ fn verify_names_the_invariant_that_is_broken() {
         .await;
         // A lock that no token opens; the lock word is not under the checksum.
         breaks(&table, &session, ("INV-BT-5", false), two, |words, _| words[0] = 5).await;
-        let meta_lock = table.tree().meta.plus(super::META_ROOT_LOCK);
+        let meta_lock = table.tree().meta().plus(META_ROOT_LOCK);
         store(&session, meta_lock, &[5]).await;
         let told = verdict(&table, &session).await;
         assert!(told.iter().any(|what| what.contains("INV-BT-5")), "{told:?}");
