@@ -81,8 +81,8 @@ pub trait Engine: Sized + 'static {
         report: &mut TableReport,
     ) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// Takes from dead compute servers what they owned of the table; returns how many they were. See
-    /// [`Stored::release_dead`].
+    /// Takes from dead compute servers what they owned of the table; returns how many they were. What
+    /// they had acknowledged is in the pool then, and nobody owns what was theirs.
     ///
     /// # Errors
     /// `Unavailable` if another takes over at the same time, `Corrupt`.
@@ -170,7 +170,7 @@ pub trait Engine: Sized + 'static {
 }
 
 /// One of a list, drawn from `rng`.
-pub(crate) fn choose<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
+pub fn choose<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
     list[rng.usize(..list.len())]
 }
 

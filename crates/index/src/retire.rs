@@ -6,19 +6,16 @@ use farleaf_pool::{PoolError, Session};
 use crate::IndexError;
 
 /// Most waits for room in the retire pages before the caller is told.
-pub(crate) const WAITS_MAX: u32 = 20_000;
+pub const WAITS_MAX: u32 = 20_000;
 /// Length of each wait.
-pub(crate) const WAIT_NS: u64 = 100_000;
+pub const WAIT_NS: u64 = 100_000;
 
 /// Retires objects from the last to the first, in steps of an operation each: what is retired is
 /// reused only after the operation that retired it, and the pool has room for so many at a time. For
 /// a table that nobody has found, or that nobody uses any more.
 ///
 /// Cost: what retiring costs, for each.
-pub(crate) async fn retire_all(
-    session: &Session,
-    mut objects: Vec<GlobalAddr>,
-) -> Result<(), IndexError> {
+pub async fn retire_all(session: &Session, mut objects: Vec<GlobalAddr>) -> Result<(), IndexError> {
     let mut waits = 0;
     while let Some(&addr) = objects.last() {
         let pin = session.begin(OpKind::Maintenance).await?;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::KnobKind;
 use crate::bnode::{BUCKET_BYTES_MAX, BUCKET_BYTES_MIN};
-use crate::knobs::knob_words;
+use crate::knob_words;
 
 crate::knobs! {
     /// The geometry of a table's nodes, as far as it is not left to the engine.

@@ -215,7 +215,7 @@ impl Layout {
     }
 
     /// The number that its checksums are bound to; see [`Layout::for_tree`].
-    pub(crate) fn tree(&self) -> u64 {
+    pub fn tree(&self) -> u64 {
         self.tree
     }
 

@@ -49,7 +49,8 @@ pub trait OwnedSettings: Engine {
 }
 
 /// An engine whose tables' ranges can have owners.
-pub(crate) trait Partitioned: OwnedSettings {
+#[allow(async_fn_in_trait, reason = "a session and all its tasks stay on one thread")]
+pub trait Partitioned: OwnedSettings {
     /// [`Engine::NAME`] of the engine with owners.
     const OWNED_NAME: &'static str;
     /// [`Engine::ABOUT`] of the engine with owners.
