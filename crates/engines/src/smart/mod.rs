@@ -120,6 +120,16 @@ impl Smart {
         let tree = Tree::new(table.meta(), *table.layout(), options, None);
         Ok(Smart { stored: table.clone(), tree })
     }
+
+    /// As [`Index::verify`], with the walk of the engine that the table is of.
+    async fn verify_as<E: Engine>(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        self.tree.finish_unlinking(session).await;
+        self.stored.mark::<E>(session, audit, None).await
+    }
 }
 
 /// The table without a cache, for walks.
@@ -249,8 +259,7 @@ impl Index for Smart {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        self.tree.finish_unlinking(session).await;
-        self.stored.mark::<Smart>(session, audit, None).await
+        self.verify_as::<Smart>(session, audit).await
     }
 
     /// Unlinks the leaves of keys that were removed here.

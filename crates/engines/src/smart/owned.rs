@@ -8,13 +8,13 @@ use std::sync::Arc;
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::bnode::KeyFormat;
 use farleaf_index::compute::ownership::{MapWords, Ownership, read_map};
-use farleaf_index::compute::{OwnedSettings, Partitioned};
+use farleaf_index::compute::{Owned, OwnedSettings, Partitioned};
 use farleaf_index::engine::choose;
 use farleaf_index::{
     Change, Entries, IndexError, Outcome, ScanRange, Settings, Stored, TableReport, Visitor,
 };
-use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
+use farleaf_pool::{Audit, Session};
 use fastrand::Rng;
 
 use super::layout::{META_MAP, META_MAP_LOCK, check_pool};
@@ -77,6 +77,14 @@ impl Partitioned for Smart {
             return Ok(());
         }
         tree.walk_behind_meta(session, visitor, report).await
+    }
+
+    async fn verify_owned(
+        table: &Smart,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        table.verify_as::<Owned<Smart>>(session, audit).await
     }
 
     fn draw_owned(rng: &mut Rng) -> Settings {

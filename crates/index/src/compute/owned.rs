@@ -81,6 +81,13 @@ pub trait Partitioned: OwnedSettings {
         report: &mut TableReport,
     ) -> Result<(), IndexError>;
 
+    /// As [`Index::verify`], with the object of the ownership map.
+    async fn verify_owned(
+        table: &Self::Table,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError>;
+
     /// As [`Engine::draw`].
     fn draw_owned(rng: &mut Rng) -> Settings;
 
@@ -439,7 +446,7 @@ impl<E: Partitioned> Index for Owned<E> {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        self.0.table.verify(session, audit).await
+        E::verify_owned(&self.0.table, session, audit).await
     }
 
     /// Its ranges are free once no operation and no task works on them.
