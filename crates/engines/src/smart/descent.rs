@@ -43,6 +43,15 @@ impl Up {
     }
 }
 
+/// The moment before a READ of a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NodeRead {
+    /// The member's view.
+    pub(super) c: u64,
+    /// The stamp for an exact entry.
+    pub(super) stamp: Option<Stamp>,
+}
+
 /// A node that this operation has READ, and proven.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -171,7 +180,7 @@ impl Tree {
         }
     }
 
-    /// The end of the cached part of the way to `key` that leads to the node at `child`: its parent. No remote
+    /// The parent of the node at `child` on the cached part of the way to `key`, without its slot. No remote
     /// operation.
     pub(super) fn guess_parent(&self, key: &[u8], child: GlobalAddr) -> Option<Guess> {
         let (root, life) = self.known_root()?;
@@ -183,7 +192,8 @@ impl Tree {
             if slot.addr() == child {
                 let is_exact = is_exact && self.owns_all(&key[..at]);
                 let proof = if is_exact { Proof::Exact } else { Proof::Hint };
-                return Some(Guess { proof, ..self.guess_in(entry, Some(slot), None) });
+                // Without the slot, which leads to `child`.
+                return Some(Guess { proof, ..self.guess_in(entry, None, None) });
             }
             let next = self.cache.get(slot.addr())?;
             let goes_on = next.0.head(&self.shape).dispatch() > at;
@@ -432,15 +442,33 @@ impl Tree {
 
     /// Caches a live node on the way to `key`.
     pub(super) fn remember(&self, held: &Held, key: &[u8]) {
-        if self.options.cache_bytes == 0 || held.node(self).life().is_dead() {
+        if !held.node(self).life().is_dead() {
+            let read = NodeRead { c: held.c, stamp: held.stamp };
+            self.remember_words(held.addr, held.image.words(), read, key);
+        }
+    }
+
+    /// The moment before a READ of the node at `addr`.
+    pub(super) fn read_now(&self, session: &Session, addr: GlobalAddr) -> NodeRead {
+        NodeRead { c: session.epoch(), stamp: self.stamp(addr) }
+    }
+
+    /// Caches the live node at `addr` with these words, which a READ at the moment `read` brings.
+    pub(super) fn remember_words(
+        &self,
+        addr: GlobalAddr,
+        words: &[u64],
+        NodeRead { c, stamp }: NodeRead,
+        key: &[u8],
+    ) {
+        if self.options.cache_bytes == 0 {
             return;
         }
-        let (addr, c, words) = (held.addr, held.c, held.image.words());
         let is_whole = self.options.types == NodeTypes::Whole;
         let splits_unread = self.shape.reserves && !self.shape.points_back && !is_whole;
         if self.has_exact_entries() || splits_unread {
             if let Some(entry) = Entry::with_places_of(&self.shape, addr, c, words, key) {
-                self.put(entry, held.stamp);
+                self.put(entry, stamp);
             }
             return;
         }

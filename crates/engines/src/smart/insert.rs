@@ -7,7 +7,7 @@ use farleaf_index::IndexError;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Placement, Session, Trial, Unlinked};
 
-use super::descent::{Held, Landing, Path};
+use super::descent::{Held, Landing, NodeRead, Path};
 use super::layout::{Edge, LeafClass, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, class_for, fill_leaf};
 use super::locked::{Content, LeafImage, lock_addr};
@@ -52,11 +52,9 @@ impl NewNode {
         slot_addr(self.object.addr(), index)
     }
 
-    /// As a READ would bring it right after it is linked.
-    fn held(&self, tree: &Tree, session: &Session) -> Held {
-        let (addr, image) = (self.object.addr(), copy(session, &self.words[..self.of.bytes() / 8]));
-        let (c, stamp) = (session.epoch(), tree.stamp(addr));
-        Held { addr, image, matched: 0, up: None, c, stamp, is_cached: false }
+    /// Caches it as a READ at the moment `read` would have brought it.
+    fn remember(&self, tree: &Tree, read: NodeRead, key: &[u8]) {
+        tree.remember_words(self.object.addr(), &self.words[..self.of.bytes() / 8], read, key);
     }
 }
 
@@ -289,12 +287,15 @@ impl Tree {
         new.keep();
         nodes.iter().for_each(|node| node.object.keep());
         // While nobody knows them.
-        let linked: Vec<Held> = nodes.iter().map(|node| node.held(self, session)).collect();
+        let read_at = |node: &NewNode| self.read_now(session, node.object.addr());
+        let reads: Vec<NodeRead> = nodes.iter().map(read_at).collect();
+        let remember_new =
+            || nodes.iter().zip(&reads).for_each(|(node, read)| node.remember(self, *read, key));
         if let Some(changing) = alone {
             self.write_slot(session, at, slot, &mut new).await?;
             // The entry learns of the slot.
             changing.stored(session, place.index, words);
-            linked.iter().for_each(|node| self.remember(node, key));
+            remember_new();
             return Ok((Ok(()), place.held));
         }
         let changing = self.changing(place.held.addr).await;
@@ -315,7 +316,7 @@ impl Tree {
                     self.remember_slot(&mut place.held, place.index, slot, key);
                 }
                 changing.stored(session, place.index, words);
-                linked.iter().for_each(|node| self.remember(node, key));
+                remember_new();
                 return Ok((Ok(()), place.held));
             };
             // Another edge took the slot: the next one, if it was to be an unused one.

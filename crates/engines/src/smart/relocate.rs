@@ -12,7 +12,7 @@ use farleaf_index::IndexError;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, Unlinked};
 
-use super::descent::{Guess, Held, Landing, Path, Up};
+use super::descent::{Held, Landing, Path, Up};
 use super::insert::{NewLeaf, copy};
 use super::layout::{Edge, META_ROOT, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, MOVING, NewValue};
@@ -87,8 +87,6 @@ impl Tree {
         key: &[u8],
     ) -> Result<Option<Held>, Fail> {
         let Some(guess) = self.guess_parent(key, held.addr) else { return Ok(None) };
-        // Not by its slot, which leads to the node in question.
-        let guess = Guess { slot: None, ..guess };
         let Some(parent) = self.prove(session, &guess, key, None).await? else { return Ok(None) };
         let at = parent.node(self).dispatch();
         let found = Edge::of(key, at).and_then(|edge| parent.node(self).find(edge));

@@ -37,7 +37,7 @@ impl Tree {
     /// one, as it was after its slot lost its leaf.
     ///
     /// Cost: none if it has enough children; 1 READ if it has one, a node. For each node that is replaced the READs of
-    /// the way, and what [`Tree::relocate`] costs; without the 2 WRITEs if a child takes its place, and with 1 CAS
+    /// the way, and what [`Tree::relocate`] costs; without the WRITE if a child takes its place, and with 1 CAS
     /// more if it has at most one child.
     pub(super) async fn shrink(
         &self,
