@@ -1,6 +1,7 @@
 //! Systems: the engines over TCP, each on its own memory server, and Redis; they run in turns.
 
-use farleaf_index::{Engine, Settings};
+use farleaf_engines::Engine;
+use farleaf_index::Settings;
 
 use super::{benchmark::Figures, play::RedisPlan, wire::Wire};
 use crate::{
