@@ -28,13 +28,13 @@ pub(crate) struct Tally {
 impl Tally {
     /// Counts an operation.
     #[inline]
-    pub(super) fn done(&mut self, kind: OpKind, nanos: u64) {
+    pub(crate) fn done(&mut self, kind: OpKind, nanos: u64) {
         self.kinds[kind.index()].get_or_insert_default().record(nanos);
     }
 
     /// Counts a wrong answer. Calls `text` for the first only.
     #[cold]
-    pub(super) fn wrong(&mut self, text: impl FnOnce() -> String) {
+    pub(crate) fn wrong(&mut self, text: impl FnOnce() -> String) {
         self.errors += 1;
         self.first_error.get_or_insert_with(text);
     }
@@ -80,7 +80,7 @@ impl Tally {
     }
 
     /// Forgets latencies, but neither errors nor data: a wrong answer counts in every phase.
-    pub(super) fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.kinds.iter_mut().flatten().for_each(|histogram| histogram.clear());
     }
 
@@ -104,7 +104,7 @@ impl Tally {
     /// Costs by kind follow from the fabric's counters, which count by index operation. A
     /// read-modify-write is a get and an update: it is given the average of each, over all gets
     /// and updates of the run.
-    pub(super) fn report(&self, seconds: f64, cost: &Snapshot) -> RunReport {
+    pub(crate) fn report(&self, seconds: f64, cost: &Snapshot) -> RunReport {
         let mut all = LatencyHistogram::new();
         let mut by_kind = BTreeMap::new();
         for kind in OpKind::ALL {
