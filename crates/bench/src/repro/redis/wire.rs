@@ -76,13 +76,12 @@ impl Wire {
 
     /// Adds a command to those that are sent next.
     pub(super) fn put(&mut self, words: &[&[u8]]) {
-        let out = &mut self.commands;
-        // A vector takes all that is written.
-        let _ = write!(out, "*{}\r\n", words.len());
+        let mut add = |parts: [&[u8]; 3]| parts.map(|part| self.commands.extend_from_slice(part));
+        let mut digits = itoa::Buffer::new();
+        add([b"*", digits.format(words.len()).as_bytes(), b"\r\n"]);
         for word in words {
-            let _ = write!(out, "${}\r\n", word.len());
-            out.extend_from_slice(word);
-            out.extend_from_slice(b"\r\n");
+            add([b"$", digits.format(word.len()).as_bytes(), b"\r\n"]);
+            add([word, b"\r\n", b""]);
         }
     }
 
