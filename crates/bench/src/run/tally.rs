@@ -9,7 +9,7 @@ use super::error::BenchError;
 use crate::{
     generator::Op,
     histogram::LatencyHistogram,
-    report::{KindReport, OpTotals, PerOp, PhaseReport, ReportKind, RunReport},
+    report::{KindReport, PerOp, PhaseReport, ReportKind, RunReport},
     workload::OpKind,
 };
 
@@ -126,7 +126,7 @@ impl Tally {
             beside += cost.kind(kind);
         }
         if beside != Cost::default() {
-            let per_op = totals(beside).per_op(ops);
+            let per_op = PerOp::of(beside, ops);
             by_kind.insert(ReportKind::Maintenance, KindReport { ops, latency_us: None, per_op });
         }
         RunReport {
@@ -134,7 +134,7 @@ impl Tally {
             errors: self.errors,
             first_error: self.first_error.clone(),
             latency_us: all.summary().into(),
-            per_op: totals(cost.total()).per_op(ops),
+            per_op: PerOp::of(cost.total(), ops),
             by_kind,
             counters: None,
         }
@@ -155,20 +155,7 @@ fn index_kinds(kind: OpKind) -> &'static [FabricKind] {
 }
 
 fn average(cost: &Snapshot, kind: FabricKind) -> PerOp {
-    totals(cost.kind(kind)).per_op(cost.ops(kind))
-}
-
-fn totals(cost: Cost) -> OpTotals {
-    OpTotals {
-        reads: cost.reads,
-        writes: cost.writes,
-        atomics: cost.atomics(),
-        rpcs: cost.rpcs,
-        calls: cost.calls,
-        round_trips: cost.round_trips,
-        bytes_read: cost.bytes_read,
-        bytes_written: cost.bytes_written,
-    }
+    PerOp::of(cost.kind(kind), cost.ops(kind))
 }
 
 #[cfg(test)]
