@@ -53,10 +53,10 @@ if [ $# -gt 0 ]; then
     exit
 fi
 # Of the whole workspace, as `make test` builds it, so that no crate is built twice for its features.
-build test --no-run --workspace --test real_time --test no_alloc --test index --test cli
+build test --no-run --workspace --test real_time --test no_alloc --test engines --test cli
 there -- "$(built fabric/tests/real_time/main.rs)" "${alone[@]}" verbs::
 there -- "$(built fabric/tests/no_alloc.rs)" verbs
 # The engines, the store and the command, by one thread at a time: Soft-RoCE tears words.
-there -- "$(built index/tests/index/main.rs)" verbs
+there -- "$(built engines/tests/engines/main.rs)" verbs
 there -- "$(built store/tests/real_time/main.rs)" "${alone[@]}" verbs::
 there --with "$(built cli/src/main.rs)" -- "$(built cli/tests/cli/main.rs)" "${alone[@]}" verbs::

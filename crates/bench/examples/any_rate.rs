@@ -10,11 +10,12 @@
 use std::error::Error;
 use std::time::Instant;
 
+use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{
     AnyEndpoint, AnyFabric, Client, Endpoint, Executor, Fabric, GlobalAddr, ServerId,
 };
-use farleaf_index::{AnyIndex, Engine, Index, OpenOptions, TableFormat};
+use farleaf_index::{Index, OpenOptions};
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 
 const REGION_BYTES: u64 = 256 << 20;

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 
+use farleaf_engines::{Engine, SettingError};
 use farleaf_fabric::tcp::Tls;
 use farleaf_fabric::verbs::CardConfig;
+use farleaf_index::Settings;
 use farleaf_index::knobs::CACHE;
 use farleaf_index::suggest::did_you_mean;
-use farleaf_index::{Engine, SettingError, Settings};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 

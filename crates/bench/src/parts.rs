@@ -140,7 +140,7 @@ impl Parts {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use farleaf_index::Engine;
+    use farleaf_engines::Engine;
 
     use super::*;
     use crate::{KeyOrder, LoadKind, units::Rate};

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farleaf_index::{Engine, Settings};
+use farleaf_engines::Engine;
+use farleaf_index::Settings;
 pub use farleaf_pool::canary::Canary;
 
 use crate::crash::{CrashFailure, cases};

@@ -1,10 +1,9 @@
 //! Small world: the cluster and the tables of the crash points.
 
+use farleaf_engines::{AnyIndex, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_harness::{HarnessError, create_table, open_table, simulate_pool};
-use farleaf_index::{
-    AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, Settings, TableFormat, TableReport,
-};
+use farleaf_index::{Entries, Exchange, Index, IndexError, ScanRange, Settings, TableReport};
 use farleaf_pool::{PoolOptions, Session};
 
 use crate::history::{Answer, Op};
@@ -145,7 +144,7 @@ pub(crate) async fn ask(
 /// # Errors
 /// Any failure.
 pub async fn sweep(session: &Session) -> Result<(), HarnessError> {
-    let Some(done) = farleaf_index::sweep(session).await? else { return Ok(()) };
+    let Some(done) = farleaf_engines::sweep(session).await? else { return Ok(()) };
     match done.problems.first() {
         Some(problem) => Err(HarnessError(format!("sweep: {problem}"))),
         None if done.complete => Ok(()),

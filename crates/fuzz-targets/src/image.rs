@@ -5,11 +5,12 @@
 use std::cell::OnceCell;
 use std::rc::Rc;
 
+use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ServerId};
 use farleaf_harness::make_pool;
 use farleaf_index::bnode::{KeyFormat, Layout, NodeMut, ValueFormat, verify_image};
-use farleaf_index::{AnyIndex, Engine, Index, OpenOptions, TableFormat};
+use farleaf_index::{Index, OpenOptions};
 use farleaf_pool::PoolOptions;
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -9,11 +9,11 @@
 
 use std::sync::Arc;
 
+use farleaf_engines::dex::offload::OffloadService;
 use farleaf_fabric::{Service, Words};
 use farleaf_index::bnode::{
     Head, KeyFormat, Layout, LayoutOptions, LeafEntry, NodeMut, Value, ValueFormat, verify_image,
 };
-use farleaf_index::engines::dex::offload::OffloadService;
 
 use crate::bytes::Bytes;
 

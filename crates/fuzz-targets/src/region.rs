@@ -3,12 +3,11 @@
 //! Input: what is sealed again and who is dead, changes of words, operations. Every operation ends
 //! with a result or a typed error, in bounded virtual time.
 
+use farleaf_engines::{AnyIndex, StoredTable, TableFormat, recover};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric, ServerId};
 use farleaf_harness::join;
-use farleaf_index::{
-    AnyIndex, Entries, Index, IndexError, OpenOptions, ScanRange, StoredTable, TableFormat, recover,
-};
+use farleaf_index::{Entries, Index, IndexError, OpenOptions, ScanRange};
 use farleaf_pool::{Audit, PoolError, Session};
 
 use crate::bytes::Bytes;

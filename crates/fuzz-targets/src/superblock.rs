@@ -3,9 +3,9 @@
 //! Input: mode, length of the region, then the superblock as it is, changes of a right one, or
 //! options to format with.
 
+use farleaf_engines::recover;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Fabric, ServerId};
-use farleaf_index::recover;
 use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, format};
 
 use crate::bytes::Bytes;

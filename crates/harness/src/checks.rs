@@ -1,6 +1,7 @@
 //! Checks: the order of a pool and of its tables, once their clients have finished.
 
-use farleaf_index::{AnyIndex, Index, IndexError, TableReport};
+use farleaf_engines::AnyIndex;
+use farleaf_index::{Index, IndexError, TableReport};
 use farleaf_pool::{Audit, AuditReport, PoolError, Session};
 
 use crate::HarnessError;

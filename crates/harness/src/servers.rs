@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use farleaf_engines::Engine;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region, TcpConfig};
 use farleaf_fabric::{FabricError, ServerId};
-use farleaf_index::Engine;
 
 /// The memory servers of one pool, in the order of their numbers. They run the services of all engines.
 #[derive(Debug)]

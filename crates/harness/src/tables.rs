@@ -1,7 +1,8 @@
 //! Tables: make a table, and open it with a cache that holds some of it.
 
+use farleaf_engines::{AnyIndex, StoredTable, TableFormat};
 use farleaf_index::knobs::CACHE;
-use farleaf_index::{AnyIndex, IndexError, OpenOptions, Settings, StoredTable, TableFormat};
+use farleaf_index::{IndexError, OpenOptions, Settings};
 use farleaf_pool::Session;
 
 /// Makes a table and opens it; see [`open_table`].

@@ -71,7 +71,7 @@ impl<'a> Change<'a> {
 
 /// A change without its key, for another operation on that key that does it.
 #[derive(Clone, Debug)]
-pub(crate) struct OwnedChange {
+pub struct OwnedChange {
     value: Option<Vec<u8>>,
     adds: bool,
     replaces: bool,
@@ -80,7 +80,8 @@ pub(crate) struct OwnedChange {
 }
 
 impl OwnedChange {
-    pub(crate) fn of(change: &Change<'_>) -> Self {
+    /// Copies a change, without its key.
+    pub fn of(change: &Change<'_>) -> Self {
         let Change { key: _, value, adds, replaces, expected, kind } = *change;
         let value = value.map(<[u8]>::to_vec);
         let expected = expected.map(|expected| expected.map(<[u8]>::to_vec));
@@ -88,7 +89,7 @@ impl OwnedChange {
     }
 
     /// The change as one of `key`.
-    pub(crate) fn of_key<'a>(&'a self, key: &'a [u8]) -> Change<'a> {
+    pub fn of_key<'a>(&'a self, key: &'a [u8]) -> Change<'a> {
         let OwnedChange { value, adds, replaces, expected, kind } = self;
         let expected = expected.as_ref().map(Option::as_deref);
         let (adds, replaces, kind) = (*adds, *replaces, *kind);

@@ -9,12 +9,12 @@ use crate::IndexError;
 
 /// A task on its way to the executor. Boxed where it is made: each of the futures that it goes through would
 /// else have room for all of it, and copy it.
-pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
+pub type Task<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Runs `task` on this thread to its end, and waits for it. `None` if it goes on for longer than the caller
 /// waits: then a memory server cannot be reached, and the session's next operation begins once the task is
 /// done. `kept` is dropped when it is done.
-pub(crate) async fn run_to_end<T: 'static>(
+pub async fn run_to_end<T: 'static>(
     session: &Session,
     task: Task<T>,
     kept: impl Sized + 'static,
@@ -31,7 +31,7 @@ pub(crate) async fn run_to_end<T: 'static>(
 }
 
 /// Errors for work that goes on for longer than its caller waits.
-pub(crate) trait TimedOut {
+pub trait TimedOut {
     /// That; for work that has not changed any key.
     fn timed_out() -> Self;
 }
@@ -40,15 +40,16 @@ impl TimedOut for () {
     fn timed_out() -> Self {}
 }
 
-impl<T> TimedOut for Result<T, IndexError> {
+impl<T, E: From<IndexError>> TimedOut for Result<T, E> {
     fn timed_out() -> Self {
-        Err(IndexError::Unavailable("a memory server cannot be reached: try again".into()))
+        let text = "a memory server cannot be reached: try again";
+        Err(IndexError::Unavailable(text.into()).into())
     }
 }
 
 /// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer
 /// than the caller waits, gives what `T` says about that.
-pub(crate) fn detach<T: TimedOut + 'static>(
+pub fn detach<T: TimedOut + 'static>(
     session: &Session,
     task: impl Future<Output = T> + 'static,
 ) -> impl Future<Output = T> {

@@ -12,7 +12,7 @@ use fastrand::Rng;
 use crate::bnode::Layout;
 use crate::index::{Index, TableReport};
 use crate::walk::Visitor;
-use crate::{IndexError, Knobs, OpenOptions, Settings, StoredTable};
+use crate::{IndexError, Knobs, OpenOptions, Settings, Stored};
 
 /// A design of index: how its tables are made, opened, walked and looked after.
 ///
@@ -49,10 +49,11 @@ pub trait Engine: Sized + 'static {
     /// Opens a table in this member of the pool.
     ///
     /// # Errors
-    /// See [`crate::AnyIndex::open`].
+    /// `Invalid` for options that make no sense; `Unavailable` if another member of this compute server has
+    /// the table open; `Corrupt`.
     fn open(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: &OpenOptions,
     ) -> impl Future<Output = Result<Self::Table, IndexError>>;
 
@@ -75,19 +76,19 @@ pub trait Engine: Sized + 'static {
     /// `Corrupt` if the walk cannot go on; `report` has what was found before.
     fn walk(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// Takes from dead compute servers what they owned of the table; returns how many they were. See
-    /// [`StoredTable::release_dead`].
+    /// Takes from dead compute servers what they owned of the table; returns how many they were. What
+    /// they had acknowledged is in the pool then, and nobody owns what was theirs.
     ///
     /// # Errors
     /// `Unavailable` if another takes over at the same time, `Corrupt`.
     fn release_dead(
         _session: &Session,
-        _table: &StoredTable,
+        _table: &Stored,
     ) -> impl Future<Output = Result<usize, IndexError>> {
         async { Ok(0) }
     }
@@ -99,7 +100,7 @@ pub trait Engine: Sized + 'static {
     /// `Corrupt`, `Unavailable`: the recovery is given up, and begun anew later.
     fn redo_dead(
         _session: &Session,
-        _table: &StoredTable,
+        _table: &Stored,
         _recovery: &Recovery,
     ) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
@@ -113,7 +114,7 @@ pub trait Engine: Sized + 'static {
     /// As [`Engine::redo_dead`].
     fn before_free(
         _session: &Session,
-        _table: &StoredTable,
+        _table: &Stored,
         _marks: &Audit,
     ) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
@@ -125,7 +126,7 @@ pub trait Engine: Sized + 'static {
     /// `Invalid`, and says who.
     fn check_unowned(
         _session: &Session,
-        _table: &StoredTable,
+        _table: &Stored,
     ) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
@@ -135,10 +136,7 @@ pub trait Engine: Sized + 'static {
     ///
     /// # Errors
     /// As [`Engine::walk`].
-    fn age(
-        _session: &Session,
-        _table: &StoredTable,
-    ) -> impl Future<Output = Result<(), IndexError>> {
+    fn age(_session: &Session, _table: &Stored) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
 
@@ -172,7 +170,7 @@ pub trait Engine: Sized + 'static {
 }
 
 /// One of a list, drawn from `rng`.
-pub(crate) fn choose<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
+pub fn choose<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
     list[rng.usize(..list.len())]
 }
 

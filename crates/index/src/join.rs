@@ -5,10 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 /// Polls both futures until both have ended; so they post their remote operations side by side.
-pub(crate) async fn join<A, B>(
-    first: impl Future<Output = A>,
-    second: impl Future<Output = B>,
-) -> (A, B) {
+pub async fn join<A, B>(first: impl Future<Output = A>, second: impl Future<Output = B>) -> (A, B) {
     let (mut first, mut second) = (pin!(first), pin!(second));
     let (mut of_first, mut of_second) = (None, None);
     poll_fn(|context| {

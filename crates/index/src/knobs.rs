@@ -8,6 +8,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::Shape;
 use crate::suggest::{did_you_mean, nearest};
 use crate::units::{Count, Share, Size};
 
@@ -324,6 +325,7 @@ macro_rules! knobs {
 }
 
 /// Has knobs set a type by its `FromStr` and `Display`.
+#[macro_export]
 macro_rules! knob_words {
     ($($type:ty),+) => {$(
         impl $crate::KnobValue for $type {
@@ -337,8 +339,6 @@ macro_rules! knob_words {
         }
     )+};
 }
-
-pub(crate) use knob_words;
 
 /// One `name=value`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -370,7 +370,7 @@ fn name_of(name: &str) -> String {
 }
 
 /// Names and values of settings that differ from an engine's defaults, in the order in which they were
-/// given. Nothing in it is checked before an engine reads it: [`Engine::check`](crate::Engine::check).
+/// given. Nothing in it is checked before an engine reads it: `Engine::check` of the crate `farleaf-engines`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings(Vec<Setting>);
 
@@ -423,6 +423,12 @@ impl Settings {
     pub fn filtered(&self, keep: impl Fn(&str) -> bool) -> Settings {
         Settings(self.0.iter().filter(|it| keep(&it.name)).cloned().collect())
     }
+
+    /// Those that are not fixed when a table is made.
+    #[must_use]
+    pub fn without_shape(&self) -> Settings {
+        self.filtered(|name| !Shape::list().iter().any(|it| it.knob.name == name))
+    }
 }
 
 impl FromIterator<Setting> for Settings {
@@ -466,7 +472,8 @@ pub enum KnobError {
 }
 
 impl KnobError {
-    pub(crate) fn unknown(name: &str, known: impl Iterator<Item = &'static str> + Clone) -> Self {
+    /// The error for a name that is not among `known`.
+    pub fn unknown(name: &str, known: impl Iterator<Item = &'static str> + Clone) -> Self {
         KnobError::Unknown {
             name: name.to_owned(),
             suggestion: nearest(name, known.clone()),

@@ -1,54 +1,47 @@
-//! Index layer: ordered indexes on disaggregated memory, one folder an engine.
+//! Index layer: the interface of engines, and the kit that they are made of.
 //!
-//! Every engine implements the trait [`Index`] over a [`farleaf_pool::Session`].
-//! [`AnyIndex`] is the table of engines; [`bnode`] has the nodes that tree engines share.
+//! An engine implements the traits [`engine::Engine`] and [`Index`] over a [`farleaf_pool::Session`]; the crate
+//! `farleaf-engines` has them all. [`bnode`] has the nodes of B+-trees, [`blink`] the remote B-link tree, [`local`]
+//! what tasks of one compute server share, [`compute`] what compute servers are to each other.
 #![forbid(unsafe_code)]
 
-mod blink;
+pub mod blink;
 pub mod bnode;
 mod change;
 pub mod compute;
 mod counters;
-mod detach;
-mod drops;
+pub mod detach;
 pub mod engine;
-pub mod engines;
 mod entries;
 mod error;
 mod index;
-mod join;
+pub mod join;
 pub mod knobs;
 mod limits;
-mod local;
-mod oneshot;
+pub mod local;
+pub mod oneshot;
 mod op;
 mod open_options;
-mod recovery;
-mod retry;
-mod spec;
+pub mod retire;
+pub mod retry;
+mod shape;
 mod stored;
 pub mod suggest;
-mod sync;
-#[cfg(debug_assertions)]
-#[doc(hidden)]
-pub mod translate;
+pub mod sync;
 pub mod units;
 mod walk;
 
 pub use blink::BlinkOptions;
-pub use change::{Change, Decision, Outcome};
+pub use change::{Change, Decision, Outcome, OwnedChange};
 pub use counters::{CacheControl, CounterSet};
-pub use drops::mark_drops;
 pub use engine::Traits;
-pub use engines::{AnyIndex, Engine, KnobDefault, SettingError, UnknownEngine};
 pub use entries::Entries;
 pub use error::IndexError;
 pub use index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
 pub use knobs::{Knob, KnobError, KnobKind, KnobOf, KnobValue, Knobs, Setting, Settings};
-pub use limits::VALUE_BYTES_MAX;
+pub use limits::{VALUE_BYTES_MAX, check_key, check_value};
 pub use op::Op;
 pub use open_options::OpenOptions;
-pub use recovery::{recover, sweep};
-pub use spec::{NodeRoom, PointerCheck, Shape, TableFormat};
-pub use stored::StoredTable;
-pub use walk::Visitor;
+pub use shape::{NodeRoom, PointerCheck, Shape};
+pub use stored::Stored;
+pub use walk::{Collector, Marker, Visitor};

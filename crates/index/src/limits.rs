@@ -10,7 +10,7 @@ pub const VALUE_BYTES_MAX: usize = 1 << 20;
 ///
 /// # Errors
 /// `Invalid`, with the lengths that the table takes.
-pub(crate) fn check_key(layout: &Layout, key: &[u8]) -> Result<(), IndexError> {
+pub fn check_key(layout: &Layout, key: &[u8]) -> Result<(), IndexError> {
     if layout.takes_key(key.len()) {
         return Ok(());
     }
@@ -25,7 +25,7 @@ pub(crate) fn check_key(layout: &Layout, key: &[u8]) -> Result<(), IndexError> {
 ///
 /// # Errors
 /// `Invalid`, with the lengths that the table takes.
-pub(crate) fn check_value(layout: &Layout, value: &[u8]) -> Result<(), IndexError> {
+pub fn check_value(layout: &Layout, value: &[u8]) -> Result<(), IndexError> {
     if layout.takes_value(value.len()) && value.len() <= VALUE_BYTES_MAX {
         return Ok(());
     }

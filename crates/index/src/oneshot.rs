@@ -14,20 +14,21 @@ struct OneshotSlot<T> {
 
 /// Gives the value.
 #[derive(Debug)]
-pub(crate) struct Sender<T>(Rc<RefCell<OneshotSlot<T>>>);
+pub struct Sender<T>(Rc<RefCell<OneshotSlot<T>>>);
 
 /// Waits for the value. Dropped, it leaves the sender alone.
 #[derive(Debug)]
-pub(crate) struct Receiver<T>(Rc<RefCell<OneshotSlot<T>>>);
+pub struct Receiver<T>(Rc<RefCell<OneshotSlot<T>>>);
 
 /// A pair of ends.
-pub(crate) fn channel<T>() -> (Sender<T>, Receiver<T>) {
+pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     let slot = Rc::new(RefCell::new(OneshotSlot { value: None, waker: None }));
     (Sender(Rc::clone(&slot)), Receiver(slot))
 }
 
 impl<T> Sender<T> {
-    pub(crate) fn send(self, value: T) {
+    /// Gives the value to the receiver.
+    pub fn send(self, value: T) {
         let waker = {
             let mut slot = self.0.borrow_mut();
             slot.value = Some(value);

@@ -5,7 +5,7 @@ use crate::Settings;
 /// The options with which a compute server opens tables. They concern it alone; an engine takes what it has a use for.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Settings of the engine, by name; see [`crate::Engine::options`].
+    /// Settings of the engine, by name; see [`crate::engine::Engine::Options`].
     pub settings: Settings,
     /// For engines with owners: partitions that it takes at once, of those that nobody has.
     pub take: usize,

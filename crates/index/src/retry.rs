@@ -11,9 +11,9 @@ const ATTEMPTS_MAX: u32 = 20_000;
 /// Attempts that follow each other at once.
 const ATTEMPTS_QUICK: u32 = 4;
 /// After waiting so long on a lock, an operation looks whether its holder lives.
-pub(crate) const OWNER_CHECK_NS: u64 = 10_000_000;
+pub const OWNER_CHECK_NS: u64 = 10_000_000;
 /// After waiting so long on a lock, an operation gives up.
-pub(crate) const LOCK_WAIT_MAX_NS: u64 = 10_000_000_000;
+pub const LOCK_WAIT_MAX_NS: u64 = 10_000_000_000;
 /// First and longest wait between two tries.
 const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
 /// Longest wait of a client that asks for all others of its compute server. Few ask then; one that waited much longer
@@ -23,7 +23,7 @@ const LEADER_BACKOFF_NS: u64 = 8_000;
 const MANY_TRIES: u32 = 32;
 
 /// Waits 1 to 64 us, doubling with `attempt`, jittered.
-pub(crate) async fn backoff(session: &Session, attempt: u32) {
+pub async fn backoff(session: &Session, attempt: u32) {
     backoff_up_to(session, attempt, BACKOFF_NS.1).await;
 }
 
@@ -36,14 +36,14 @@ async fn backoff_up_to(session: &Session, attempt: u32, most_ns: u64) {
 
 /// Counts the attempts at one operation, lets the first few follow each other at once, and spaces out the rest.
 #[derive(Debug, Default)]
-pub(crate) struct Attempts {
+pub struct Attempts {
     count: u32,
     leads: bool,
 }
 
 impl Attempts {
     /// Those of a client that asks for others of its compute server, if it `leads`.
-    pub(crate) fn of_leader(leads: bool) -> Self {
+    pub fn of_leader(leads: bool) -> Self {
         Attempts { count: 0, leads }
     }
 
@@ -51,7 +51,7 @@ impl Attempts {
     ///
     /// # Errors
     /// `Unavailable` after very many.
-    pub(crate) async fn again(&mut self, session: &Session) -> Result<(), IndexError> {
+    pub async fn again(&mut self, session: &Session) -> Result<(), IndexError> {
         self.count += 1;
         if self.count > ATTEMPTS_MAX {
             return Err(IndexError::Unavailable(format!(
@@ -68,7 +68,7 @@ impl Attempts {
 
 /// Waiting for a lock that another has.
 #[derive(Debug, Default)]
-pub(crate) struct LockWait {
+pub struct LockWait {
     since_ns: u64,
     holder: u64,
     tries: u32,
@@ -77,7 +77,7 @@ pub(crate) struct LockWait {
 
 impl LockWait {
     /// That of a client that asks for others of its compute server, if it `leads`.
-    pub(crate) fn of_leader(leads: bool) -> Self {
+    pub fn of_leader(leads: bool) -> Self {
         LockWait { leads, ..LockWait::default() }
     }
 
@@ -86,7 +86,7 @@ impl LockWait {
     ///
     /// # Errors
     /// `Unavailable` if one holder keeps it too long.
-    pub(crate) async fn again(
+    pub async fn again(
         &mut self,
         session: &Session,
         (what, addr): (&str, GlobalAddr),
@@ -117,7 +117,7 @@ impl LockWait {
 }
 
 /// The error for a lock of the `what` at `addr` that `token` has held for too long.
-pub(crate) fn locked_too_long(what: &str, addr: GlobalAddr, token: u64) -> IndexError {
+pub fn locked_too_long(what: &str, addr: GlobalAddr, token: u64) -> IndexError {
     let holder = match LockToken::from_word(token) {
         Some(token) => format!("compute server {} (client {})", token.member(), token.client()),
         None => format!("an unknown holder ({token:#018x})"),

@@ -32,14 +32,15 @@ pub trait Visitor {
 }
 
 /// Marks objects as live in an audit, the first `left` of them if that is given.
-pub(crate) struct Marker<'a> {
+pub struct Marker<'a> {
     audit: &'a mut Audit,
     left: Option<u64>,
     problems: Vec<String>,
 }
 
 impl<'a> Marker<'a> {
-    pub(crate) fn new(audit: &'a mut Audit, left: Option<u64>) -> Self {
+    /// Marks the first `left` objects in `audit`, or all.
+    pub fn new(audit: &'a mut Audit, left: Option<u64>) -> Self {
         Marker { audit, left, problems: Vec::new() }
     }
 
@@ -47,7 +48,7 @@ impl<'a> Marker<'a> {
     ///
     /// # Errors
     /// That of the walk; one that found damage names what the walk found before it.
-    pub(crate) fn finish(
+    pub fn finish(
         self,
         walked: Result<(), IndexError>,
         mut report: TableReport,
@@ -91,13 +92,14 @@ impl Visitor for Marker<'_> {
 }
 
 /// Collects the addresses of objects, the first `left` of them if that is given.
-pub(crate) struct Collector {
+pub struct Collector {
     objects: Vec<GlobalAddr>,
     left: Option<u64>,
 }
 
 impl Collector {
-    pub(crate) fn new(left: Option<u64>) -> Self {
+    /// Collects the first `left` objects, or all.
+    pub fn new(left: Option<u64>) -> Self {
         Collector { objects: Vec::new(), left }
     }
 
@@ -105,7 +107,7 @@ impl Collector {
     ///
     /// # Errors
     /// `Corrupt` if there are fewer than should be left, or one is linked twice.
-    pub(crate) fn finish(self) -> Result<Vec<GlobalAddr>, IndexError> {
+    pub fn finish(self) -> Result<Vec<GlobalAddr>, IndexError> {
         let Collector { objects, left } = self;
         if let Some(left) = left.filter(|left| *left != objects.len() as u64) {
             let found = objects.len();

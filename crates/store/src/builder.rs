@@ -6,6 +6,7 @@ use std::time::Duration;
 
 #[cfg(feature = "etcd")]
 use farleaf_cluster::{Directory, EtcdAccess};
+use farleaf_engines::Engine;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
 use farleaf_fabric::verbs::{Verbs, VerbsConfig};
@@ -13,7 +14,7 @@ use farleaf_fabric::{
     AnyEndpoint, AnyFabric, Client, Endpoint, Fabric, FabricError, Processors, ServerId,
 };
 use farleaf_index::knobs::CACHE;
-use farleaf_index::{Engine, OpenOptions, Settings};
+use farleaf_index::{OpenOptions, Settings};
 use farleaf_pool::PoolOptions;
 
 use crate::core::Core;

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use farleaf_engines::StoredTable;
 use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric};
 use farleaf_index::suggest;
-use farleaf_index::{OpenOptions, Settings, StoredTable};
+use farleaf_index::{OpenOptions, Settings};
 use farleaf_pool::{Pool, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};

@@ -3,9 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
+use farleaf_engines::{SettingError, UnknownEngine};
 use farleaf_fabric::verbs::VerbsError;
 use farleaf_fabric::{FabricError, OpErrorKind, Refusal};
-use farleaf_index::{IndexError, SettingError, UnknownEngine};
+use farleaf_index::IndexError;
 use farleaf_pool::{FormatFault, PoolError};
 
 /// The result of this library's functions.

@@ -70,13 +70,11 @@ mod workers;
 
 #[cfg(feature = "etcd")]
 pub use farleaf_cluster::{EtcdAccess, EtcdTlsFiles};
+pub use farleaf_engines::{Engine, KnobDefault, SettingError, UnknownEngine};
 pub use farleaf_fabric::tcp::{Tls, TlsFiles};
 pub use farleaf_fabric::verbs::CardConfig;
 pub use farleaf_fabric::{Cost, OpKind, Processors, ServerId, Snapshot};
-pub use farleaf_index::{
-    CounterSet, Engine, Knob, KnobDefault, KnobError, KnobKind, Setting, SettingError, Settings,
-    Traits, UnknownEngine,
-};
+pub use farleaf_index::{CounterSet, Knob, KnobError, KnobKind, Setting, Settings, Traits};
 pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse, OwnerReport};
 
 pub use crate::async_table::AsyncTable;

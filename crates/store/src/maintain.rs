@@ -56,7 +56,7 @@ fn open(core: &Arc<Core>) -> Result<ThreadContext> {
     let context = ThreadContext::new(core)?;
     let recovered: Result<_> = context.endpoint().executor().clone().block_on(async {
         let session = context.upkeep_session().await?;
-        Ok(farleaf_index::recover(&session).await?)
+        Ok(farleaf_engines::recover(&session).await?)
     });
     match recovered {
         // A table that is not whole must not keep others from the pool: `verify` tells of it.
@@ -81,7 +81,7 @@ fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
             // report what is wrong.
             let _ = session.tick().await;
             if core.pool.needs_recovery() && Instant::now() >= recover_after {
-                let recovered = farleaf_index::recover(&session).await;
+                let recovered = farleaf_engines::recover(&session).await;
                 let is_done = recovered.is_ok_and(|done| done.is_none_or(|done| done.complete));
                 let pause = if is_done { Duration::ZERO } else { RECOVERY_PAUSE };
                 recover_after = Instant::now() + pause;

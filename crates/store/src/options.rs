@@ -1,7 +1,8 @@
 //! Table options: describe a table that a store makes.
 
+use farleaf_engines::{Engine, SettingError, StoredTable, TableFormat};
+use farleaf_index::Settings;
 pub use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Engine, SettingError, Settings, StoredTable, TableFormat};
 use farleaf_pool::Root;
 
 use crate::error::Result;

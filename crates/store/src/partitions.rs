@@ -4,9 +4,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
+use farleaf_engines::Engine;
 use farleaf_fabric::Incarnation;
+use farleaf_index::Index;
 use farleaf_index::compute::{MoveError, OwnedTable};
-use farleaf_index::{Engine, Index};
 use farleaf_pool::Member;
 
 use crate::error::{Error, ErrorKind, Result};

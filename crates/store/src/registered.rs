@@ -142,7 +142,7 @@ fn look_after(core: &Arc<Core>, me: Name, view: &View, context: &mut Option<Thre
             is_called_for |= !has_entry && context.endpoint().is_dead(member.incarnation).await;
         }
         if is_called_for {
-            let recovered = farleaf_index::recover(&session).await;
+            let recovered = farleaf_engines::recover(&session).await;
             // It has taken part in epochs, and the maintenance thread may sleep: it is announced idle again,
             // so that it holds up nobody's.
             for _ in 0..IDLE_TICKS {

@@ -16,13 +16,14 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
+use farleaf_engines::{AnyIndex, Engine};
 use farleaf_fabric::tcp::Tls;
 use farleaf_fabric::{
     Endpoint, Exposed, Fabric, FabricError, GlobalAddr, ListenConfig, Processors,
 };
 use farleaf_index::compute::messages::{OpReply, Request};
 use farleaf_index::compute::{Host, HostedTable, number_of};
-use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions};
+use farleaf_index::{Index, IndexError, OpenOptions};
 use farleaf_pool::Root;
 
 use crate::core::Core;

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use farleaf_engines::AnyIndex;
 use farleaf_fabric::{Endpoint, Fabric, Snapshot};
-use farleaf_index::{AnyIndex, Settings};
+use farleaf_index::Settings;
 use farleaf_pool::{Audit, PoolError};
 
 use crate::builder::Builder;
@@ -320,7 +321,7 @@ impl Farleaf {
                 let table = core.open_root(&session, root.clone(), &Settings::default()).await?;
                 tables.push(table.verify(&session, &mut audit).await?);
             }
-            farleaf_index::mark_drops(&session, &mut audit, &roots).await?;
+            farleaf_engines::mark_drops(&session, &mut audit, &roots).await?;
             let memory = audit.report(&session).await?;
             Ok(VerifyReport { tables, memory })
         })

@@ -6,9 +6,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use farleaf_engines::AnyIndex;
 use farleaf_index::{
-    AnyIndex, CacheControl, CounterSet, Entries, Exchange, Index, IndexError, OpenOptions,
-    ScanRange, SortedPairs,
+    CacheControl, CounterSet, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange,
+    SortedPairs,
 };
 use farleaf_pool::{Audit, PoolError, Root};
 

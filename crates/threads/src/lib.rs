@@ -24,7 +24,7 @@
 //! | wake-ups of the simulator | `fabric/src/sim/woken.rs` | loom |
 //! | pins, view, announced-live flag of a member | `pool/src/pins.rs` | shuttle, two threads exhaustively |
 //! | gates of lanes, closing, the sleeping maintenance thread | `store/src/gate.rs` | loom |
-//! | latches, work left to their holders and to leaders, mapping table, cooling map and queue, free frames, waiters of the engine `dex` | `index/src/local/`, `index/src/engines/dex/`; operations inside a range guard: `index/src/compute/ownership/op_counters.rs` | loom (`tests/loom_index.rs`) |
+//! | latches, work left to their holders and to leaders, mapping table, cooling map and queue, free frames, waiters of the engine `dex` | `index/src/local/`, `engines/src/dex/`; operations inside a range guard: `index/src/compute/ownership/op_counters.rs` | loom (`tests/loom_index.rs`) |
 //! | pins on its frames, against who takes the latch | `index/src/local/latch.rs` | shuttle, exhaustively: four `SeqCst` accesses, see `Latch::try_x` |
 //! | items of the bench | `bench/src/item_space.rs` | shuttle |
 //!

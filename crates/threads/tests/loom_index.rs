@@ -16,31 +16,31 @@ mod sync {
     }
 }
 
-#[allow(dead_code, reason = "the index uses all of it")]
+#[allow(dead_code, unreachable_pub, reason = "the index uses all of it")]
 #[path = "../../index/src/local/combiner.rs"]
 mod combiner;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/cache/cooling_map.rs"]
+#[path = "../../engines/src/dex/cache/cooling_map.rs"]
 mod cooling_map;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/cache/cooling_queue.rs"]
+#[path = "../../engines/src/dex/cache/cooling_queue.rs"]
 mod cooling_queue;
-#[allow(dead_code, reason = "the index uses all of it")]
+#[allow(dead_code, unreachable_pub, reason = "the index uses all of it")]
 #[path = "../../index/src/local/delegation.rs"]
 mod delegation;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/cache/free_frames.rs"]
+#[path = "../../engines/src/dex/cache/free_frames.rs"]
 mod free_frames;
-#[allow(dead_code, reason = "the index uses all of it")]
+#[allow(dead_code, unreachable_pub, reason = "the index uses all of it")]
 #[path = "../../index/src/local/latch.rs"]
 mod latch;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/cache/mapping_table.rs"]
+#[path = "../../engines/src/dex/cache/mapping_table.rs"]
 mod mapping_table;
 #[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/compute/ownership/op_counters.rs"]
 mod op_counters;
-#[allow(dead_code, reason = "the index uses all of it")]
+#[allow(dead_code, unreachable_pub, reason = "the index uses all of it")]
 #[path = "../../index/src/local/parking_lot.rs"]
 mod parking_lot;
 

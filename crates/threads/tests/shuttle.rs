@@ -12,7 +12,7 @@ mod sync {
 #[allow(dead_code, unreachable_pub, reason = "the bench uses all of it, and makes it public")]
 #[path = "../../bench/src/item_space.rs"]
 mod item_space;
-#[allow(dead_code, reason = "the index uses all of it")]
+#[allow(dead_code, unreachable_pub, reason = "the index uses all of it")]
 #[path = "../../index/src/local/latch.rs"]
 mod latch;
 #[allow(dead_code, reason = "the pool uses all of it")]

@@ -3,8 +3,9 @@
 //! Round trips, operations and bytes are exact. Throughput and latency are the simulator's: they count as
 //! ratios within one run.
 
+use farleaf_engines::Engine;
+use farleaf_index::Settings;
 use farleaf_index::knobs::{CACHE, DURABILITY, KnobError};
-use farleaf_index::{Engine, Settings};
 use serde::Deserialize;
 
 use super::{

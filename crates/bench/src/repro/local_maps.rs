@@ -4,8 +4,9 @@
 //! in the same random order, and take turns in slices. Mapped memory has no network: the figures show the work of the
 //! processor for each operation, and none of a design's savings of round trips.
 
+use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_index::knobs::{CACHE, DURABILITY};
-use farleaf_index::{AnyIndex, Engine, Index, OpenOptions, Settings, TableFormat};
+use farleaf_index::{Index, OpenOptions, Settings};
 use serde_json::{Map, Value, json};
 
 use super::{

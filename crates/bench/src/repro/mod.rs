@@ -38,9 +38,10 @@ pub use report::{
     ChartKind, ReproChart, ReproCheck, ReproReport, ReproRow, ReproSeries, ReproTable, TOLERANCE,
 };
 
+use farleaf_engines::Engine;
+use farleaf_index::Settings;
 use farleaf_index::knobs::{CACHE, DURABILITY};
 use farleaf_index::suggest::nearest;
-use farleaf_index::{Engine, Settings};
 
 use crate::run::Progress;
 

@@ -7,12 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use farleaf_engines::Engine;
 use farleaf_fabric::{
     Endpoint, Fabric, FabricError, GlobalAddr, ServerId, Words,
     tcp::MemoryServerConfig,
     verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer, devices},
 };
-use farleaf_index::{Engine, Settings};
+use farleaf_index::Settings;
 use serde_json::json;
 
 use super::{

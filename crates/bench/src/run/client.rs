@@ -2,8 +2,9 @@
 
 use std::{cell::RefCell, fmt, ops::Bound, rc::Rc, sync::Arc};
 
+use farleaf_engines::AnyIndex;
 use farleaf_fabric::Endpoint;
-use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange};
+use farleaf_index::{Entries, Index, IndexError, ScanRange};
 use farleaf_pool::Session;
 
 use super::{

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use farleaf_engines::{SettingError, TableFormat};
 use farleaf_index::{
-    OpenOptions, PointerCheck, SettingError, TableFormat,
+    OpenOptions, PointerCheck,
     bnode::{KeyFormat, ValueFormat},
 };
 use farleaf_pool::PoolOptions;

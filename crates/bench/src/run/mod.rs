@@ -24,12 +24,13 @@ pub(crate) mod tally;
 mod tests;
 mod worker;
 
+use farleaf_engines::Engine;
 use farleaf_fabric::{
     AnyFabric, Capabilities,
     tcp::Tcp,
     verbs::{Verbs, VerbsConfig},
 };
-use farleaf_index::{Engine, Index, Settings, TableReport, knobs::CACHE};
+use farleaf_index::{Index, Settings, TableReport, knobs::CACHE};
 use serde_json::{Map, Value, json};
 
 pub use error::BenchError;

@@ -7,7 +7,8 @@ use farleaf_fabric::{
     mapped::Mapped, tcp::TcpConfig,
 };
 
-use farleaf_index::{Engine, TableReport};
+use farleaf_engines::Engine;
+use farleaf_index::TableReport;
 
 use super::{
     Run,

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use farleaf_engines::{AnyIndex, TableFormat};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Exposed, FabricError, ServerId};
 use farleaf_harness::{join, make_pool};
 use farleaf_index::{
-    AnyIndex, Index, IndexError, OpenOptions, Settings, TableFormat, TableReport,
+    Index, IndexError, OpenOptions, Settings, TableReport,
     compute::{Host, equal_width, number_of, sampled},
     knobs::CACHE,
 };

@@ -381,7 +381,7 @@ impl Progress for Counting {
 #[test]
 fn no_client_works_between_slices() {
     for fabric in FABRICS {
-        for engine in [farleaf_index::Engine::BTree, farleaf_index::Engine::Dex] {
+        for engine in [farleaf_engines::Engine::BTree, farleaf_engines::Engine::Dex] {
             let progress = Counting::default();
             let config = BenchConfig { engine, ops: 9000, slices: 7, ..small(fabric, "ycsb-a") };
             let report = run(&config, &progress).unwrap();
@@ -413,7 +413,7 @@ impl Progress for Resting {
 fn pauses_cost_nothing() {
     const REST: Duration = Duration::from_millis(500);
     let config = BenchConfig {
-        engine: farleaf_index::Engine::Dex,
+        engine: farleaf_engines::Engine::Dex,
         clients: 2,
         compute_servers: 1,
         slices: 3,

@@ -1,11 +1,10 @@
 //! Crash action: the operation during which the compute server dies.
 
+use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Client, OpKind};
 use farleaf_harness::{HarnessError, join};
-use farleaf_index::{
-    AnyIndex, Entries, Index, IndexError, ScanRange, Settings, SortedPairs, recover,
-};
+use farleaf_index::{Entries, Index, IndexError, ScanRange, Settings, SortedPairs};
 use farleaf_pool::{Audit, Pool, Session};
 
 use super::formats::Format;

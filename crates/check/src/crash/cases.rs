@@ -1,6 +1,6 @@
 //! Crash cases: the table of actions and starting states.
 
-use farleaf_index::Engine;
+use farleaf_engines::Engine;
 
 use super::action::{Action, INITIAL, WRITTEN};
 use super::state::{Change, CrashState, CrashStep, Order, Script, Setup};

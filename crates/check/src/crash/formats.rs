@@ -1,7 +1,8 @@
 //! Crash formats: nodes so small that a few keys reach every structural change.
 
+use farleaf_engines::{Engine, TableFormat};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Engine, NodeRoom, PointerCheck, TableFormat};
+use farleaf_index::{NodeRoom, PointerCheck};
 
 /// A table's format, and its keys and values by number.
 #[derive(Clone, Copy, Debug)]

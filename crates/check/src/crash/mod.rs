@@ -37,10 +37,10 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
+use farleaf_engines::Engine;
 use farleaf_fabric::Capabilities;
 use farleaf_fabric::sim::CountedOp;
 use farleaf_harness::HarnessError;
-use farleaf_index::Engine;
 
 pub use all::{CrashOptions, CrashReport, Progress, run_all};
 pub use point::{CrashPoint, NoCrashPoint};

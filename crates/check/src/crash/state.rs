@@ -4,10 +4,11 @@
 //! state: it adds or removes keys one by one and walks the table after each. The first step that makes
 //! the change is the action; the table before it is the state.
 
+use farleaf_engines::AnyIndex;
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
 use farleaf_harness::HarnessError;
-use farleaf_index::{AnyIndex, Index, TableReport};
+use farleaf_index::{Index, TableReport};
 use farleaf_pool::{Audit, Session};
 
 use super::action::{Action, INITIAL, TABLE};

@@ -4,10 +4,11 @@ use std::cell::RefCell;
 use std::ops::Bound;
 use std::rc::Rc;
 
+use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::Sim;
 use farleaf_harness::HarnessError;
-use farleaf_index::{AnyIndex, Index, IndexError, ScanRange, recover};
+use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{PoolError, Recovered, Session};
 
 use super::action::{Action, OTHER, Pairs, scan};

@@ -6,9 +6,10 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
+use farleaf_engines::AnyIndex;
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::Endpoint;
-use farleaf_index::{AnyIndex, IndexError};
+use farleaf_index::IndexError;
 use farleaf_pool::{PoolError, Session};
 
 use super::outcome::Failure;

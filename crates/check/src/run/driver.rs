@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use farleaf_engines::{AnyIndex, Engine, StoredTable};
 use farleaf_fabric::sim::{
     AdversaryConfig, Direction, NetworkConfig, OpRecord, Sim, SimConfig, SimError,
 };
 use farleaf_fabric::{AnyEndpoint, Client as FabricClient, Endpoint, Fabric, ServerId};
-use farleaf_index::{AnyIndex, Engine, Index, IndexError, SortedPairs, StoredTable};
+use farleaf_index::{Index, IndexError, SortedPairs};
 use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, Session, age, format};
 
 use super::client::{Client, tick};
@@ -464,7 +465,7 @@ impl Driver<'_> {
 
 /// Looks for objects that were lost in blocks without an owner.
 async fn sweep(keeper: &Mine) -> Result<(), Failure> {
-    let swept = match farleaf_index::sweep(keeper).await {
+    let swept = match farleaf_engines::sweep(keeper).await {
         Ok(None) => return Ok(()),
         Ok(Some(swept)) => swept,
         Err(IndexError::Corrupt(why)) => return Err(Failure::Damaged(vec![why])),

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::sim::SimFabric;
 use farleaf_fabric::{AnyEndpoint, Client as FabricClient, Endpoint, Fabric, ListenConfig};
 use farleaf_index::compute::number_of;
-use farleaf_index::{AnyIndex, Index, IndexError, recover};
+use farleaf_index::{Index, IndexError};
 use farleaf_pool::{Pool, PoolError, Session};
 
 use super::client::{Client, CutOff, tick};

@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use farleaf_index::TableFormat;
+use farleaf_engines::TableFormat;
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use fastrand::Rng;
 

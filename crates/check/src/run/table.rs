@@ -4,10 +4,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use farleaf_engines::{AnyIndex, Engine, StoredTable};
 use farleaf_fabric::Endpoint;
 use farleaf_index::compute::{Host, MoveError, OwnedTable, sampled};
 use farleaf_index::knobs::DURABILITY;
-use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions, Settings, StoredTable};
+use farleaf_index::{Index, IndexError, OpenOptions, Settings};
 use farleaf_pool::{Root, Session};
 use fastrand::Rng;
 

@@ -3,8 +3,9 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use farleaf_engines::Engine;
 use farleaf_index::knobs::DURABILITY;
-use farleaf_index::{Engine, Setting, Settings};
+use farleaf_index::{Setting, Settings};
 
 use super::{Events, Faults, FormatName, Scenario, Subset, TimedFault, Window, Workload, draw};
 

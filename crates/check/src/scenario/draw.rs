@@ -1,6 +1,7 @@
 //! Draw: chooses a scenario from a seed.
 
-use farleaf_index::{Engine, Settings};
+use farleaf_engines::Engine;
+use farleaf_index::Settings;
 use fastrand::Rng;
 
 use super::{

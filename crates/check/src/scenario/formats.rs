@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use farleaf_engines::{Engine, TableFormat};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Engine, NodeRoom, PointerCheck, TableFormat};
+use farleaf_index::{NodeRoom, PointerCheck};
 
 /// A format of table, chosen so that small trees are deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

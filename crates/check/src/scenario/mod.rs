@@ -15,7 +15,8 @@ mod subset;
 mod tests;
 mod workload;
 
-use farleaf_index::{Engine, Settings, TableFormat};
+use farleaf_engines::{Engine, TableFormat};
+use farleaf_index::Settings;
 
 pub use choices::{Choices, ScenarioError};
 pub use events::{Events, FaultKind, TimedFault};

@@ -8,7 +8,7 @@ use farleaf_check::linear::{Limits, check as check_history};
 use farleaf_check::report::{Plan, check};
 use farleaf_check::run::{Failure, run};
 use farleaf_check::scenario::{Choices, Scenario, Workload};
-use farleaf_index::Engine;
+use farleaf_engines::Engine;
 
 fn soak() -> u64 {
     std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)

@@ -11,10 +11,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use clap::{Args, ValueHint};
 use farleaf_bench::units::{Size, TimeSpan, human_bytes};
+use farleaf_engines::Engine;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
 use farleaf_fabric::verbs::VerbsServer;
 use farleaf_fabric::{FabricError, Processors, ServerId};
-use farleaf_index::Engine;
 use serde_json::json;
 
 use super::cluster::entry;

@@ -20,7 +20,7 @@ impl BlinkTree {
     /// else may use the table.
     ///
     /// Cost: 2 READs and 1 WRITE for each node.
-    pub(crate) async fn age(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
+    pub async fn age(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         let mut nodes = AgedNodes(Vec::new());
         self.walk(session, &mut nodes, &mut TableReport::default()).await?;

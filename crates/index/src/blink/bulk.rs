@@ -23,7 +23,7 @@ impl BlinkTree {
     ///
     /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record; then about 9
     /// operations to put it in place. An error leaves the table empty and the memory free.
-    pub(crate) async fn bulk_load(
+    pub async fn bulk_load(
         self: &Arc<Self>,
         session: &Session,
         pairs: &mut impl SortedPairs,

@@ -9,7 +9,7 @@ use farleaf_pool::{Retiring, Session};
 use super::lock::{Lock, lock_word};
 use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT, META_ROOT_LOCK};
 use crate::IndexError;
-use crate::bnode::{Head, Layout, Node, NodeMut};
+use crate::bnode::{Head, Layout, Node, NodeMut, Seek};
 
 /// First word of a meta object.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"FLbtree1");
@@ -57,7 +57,7 @@ impl BlinkTree {
             lock.release().await?;
             return Ok(());
         }
-        let (_, image) = self.node_at(session, super::read::Seek::First, root_level).await?;
+        let (_, image) = self.node_at(session, Seek::First, root_level).await?;
         let node = Node::new(&self.layout, image.words());
         let mut separator = Vec::new();
         let finite = node.high_fence(&mut separator);

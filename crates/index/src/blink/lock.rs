@@ -14,7 +14,7 @@ use crate::retry::LockWait;
 
 /// A lock word that holds this client's token, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub struct Lock {
     session: Session,
     word: GlobalAddr,
     token: u64,
@@ -89,7 +89,7 @@ impl Lock {
     ///
     /// # Errors
     /// `Closed`.
-    pub(crate) async fn release(mut self) -> Result<(), IndexError> {
+    pub async fn release(mut self) -> Result<(), IndexError> {
         let client = self.session.client();
         let mut ops = client.ops();
         self.release_in(&mut ops, 0);
@@ -112,7 +112,7 @@ impl Lock {
     /// # Errors
     /// `OutcomeUnknown` if it takes longer than the caller waits; it will happen once the server can
     /// be reached.
-    pub(crate) async fn finish(
+    pub async fn finish(
         mut self,
         mut ops: Ops,
         word: u64,
@@ -232,7 +232,7 @@ impl Drop for PostedChain<'_> {
 ///
 /// # Errors
 /// `Unavailable` if one holder keeps it too long.
-pub(crate) async fn lock_word(session: &Session, word: GlobalAddr) -> Result<Lock, IndexError> {
+pub async fn lock_word(session: &Session, word: GlobalAddr) -> Result<Lock, IndexError> {
     lock_word_after(session, word, async |_| Ok(())).await
 }
 

@@ -18,10 +18,9 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
-use super::read::Seek;
 use super::{BlinkFail, BlinkTree, redo};
 use crate::IndexError;
-use crate::bnode::Cover;
+use crate::bnode::{Cover, Seek};
 
 impl BlinkTree {
     /// Tries to merge the node below `parent_level` that covers `key` with a neighbour, and goes on

@@ -44,15 +44,14 @@
 mod age;
 mod bulk;
 mod grow;
-pub(crate) mod lock;
+pub mod lock;
 mod merge;
 mod read;
 mod records;
 mod redo;
-pub(crate) mod remote;
+pub mod remote;
 mod scan;
 mod split;
-
 mod verify;
 mod write;
 
@@ -73,7 +72,7 @@ pub(crate) const META_BYTES: usize = 256;
 /// Offset of the root word: address of the root, its level in the low 6 bits.
 const META_ROOT: u64 = 64;
 /// Offset of the lock of the root word.
-const META_ROOT_LOCK: u64 = 128;
+pub const META_ROOT_LOCK: u64 = 128;
 /// Lowest bits of an address, which are 0: objects lie at multiples of 64 bytes.
 const LEVEL_MASK: u64 = 63;
 
@@ -97,7 +96,7 @@ crate::knobs! {
 
 /// One remote tree as one compute server sees it.
 #[derive(Debug)]
-pub(crate) struct BlinkTree {
+pub struct BlinkTree {
     layout: Layout,
     options: BlinkOptions,
     meta: GlobalAddr,
@@ -119,6 +118,13 @@ enum BlinkFail {
     Restart,
     /// It failed for good.
     Error(IndexError),
+}
+
+impl BlinkTree {
+    /// The address of the meta object.
+    pub fn meta(&self) -> GlobalAddr {
+        self.meta
+    }
 }
 
 impl From<IndexError> for BlinkFail {
@@ -146,16 +152,13 @@ impl BlinkTree {
     ///
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
-    pub(crate) async fn create(
-        session: &Session,
-        layout: &Layout,
-    ) -> Result<GlobalAddr, IndexError> {
+    pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
         redo::check_room(session, layout)?;
         grow::create(session, layout).await
     }
 
     /// The tree whose meta object is at `meta`. No remote operation.
-    pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Arc<Self> {
+    pub fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Arc<Self> {
         Arc::new(BlinkTree::with(meta, layout, options, false))
     }
 
@@ -165,7 +168,7 @@ impl BlinkTree {
     }
 
     /// Geometry of the nodes.
-    pub(crate) fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
@@ -177,7 +180,11 @@ impl BlinkTree {
         }
     }
 
-    pub(crate) fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
+    /// Refuses a key that the table's format does not take.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
         check_key(&self.layout, key)
     }
 

@@ -9,8 +9,7 @@ use farleaf_pool::{LockToken, Session};
 
 use super::{BlinkFail, BlinkTree, LEVEL_MASK, META_ROOT};
 use crate::IndexError;
-pub(super) use crate::bnode::Seek;
-use crate::bnode::{Cover, Kind, Node};
+use crate::bnode::{Cover, Kind, Node, Seek};
 use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 
 /// Attempts at one operation before it gives up.
@@ -109,10 +108,7 @@ impl BlinkTree {
     }
 
     /// READs the root word.
-    pub(super) async fn refresh_root(
-        &self,
-        session: &Session,
-    ) -> Result<(GlobalAddr, u8), IndexError> {
+    pub async fn refresh_root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
         let moment = session.moment();
         let word = session.reliable().word(self.meta.plus(META_ROOT)).await?;
         let parts = root_parts(word)?;
@@ -121,7 +117,7 @@ impl BlinkTree {
     }
 
     /// Reads the leaf that covers `key`: height READs.
-    pub(crate) async fn get(
+    pub async fn get(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],

@@ -18,8 +18,7 @@ use super::{BlinkFail, BlinkOptions, BlinkTree, LEVEL_MASK, META_ROOT, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Seek, StoredValue};
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::MapWords;
-pub(crate) use crate::detach::TimedOut;
-use crate::detach::detach;
+use crate::detach::{TimedOut, detach};
 use crate::index::{ScanRange, SortedPairs, TableReport};
 use crate::retry::backoff;
 use crate::walk::Visitor;
@@ -32,66 +31,68 @@ const EXCLUSIVE_TRIES: u32 = 32;
 
 /// A remote tree.
 #[derive(Clone, Debug)]
-pub(crate) struct RemoteTree(Arc<BlinkTree>);
+pub struct RemoteTree(Arc<BlinkTree>);
 
 /// A tree that was built and is not in place yet.
-pub(crate) struct NewTree(BuiltTree);
+pub struct NewTree(BuiltTree);
 
 impl NewTree {
-    pub(crate) fn root(&self) -> (GlobalAddr, u8) {
+    /// Its root and the level of it.
+    pub fn root(&self) -> (GlobalAddr, u8) {
         self.0.root
     }
 
-    pub(crate) fn count(&self) -> u64 {
+    /// Keys in it.
+    pub fn count(&self) -> u64 {
         self.0.count
     }
 
     /// It is about to be pointed to: from here on it is not freed when dropped.
-    pub(crate) fn keep(&mut self) {
+    pub fn keep(&mut self) {
         self.0.keep();
     }
 }
 
 impl RemoteTree {
     /// Makes an empty tree; returns its meta object.
-    pub(crate) async fn create(
-        session: &Session,
-        layout: &Layout,
-    ) -> Result<GlobalAddr, IndexError> {
+    pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
         BlinkTree::create(session, layout).await
     }
 
-    pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Self {
+    /// The tree with the meta object at `meta`. No remote operation.
+    pub fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Self {
         RemoteTree(Arc::new(BlinkTree::with(meta, layout, options, true)))
     }
 
-    pub(crate) fn layout(&self) -> &Layout {
+    /// Geometry of its nodes.
+    pub fn layout(&self) -> &Layout {
         &self.0.layout
     }
 
-    pub(crate) fn meta(&self) -> GlobalAddr {
-        self.0.meta
+    /// The address of its meta object.
+    pub fn meta(&self) -> GlobalAddr {
+        self.0.meta()
     }
 
     /// The words of the meta object that hold the ownership map of a table that has one.
-    pub(crate) fn map_words(&self) -> MapWords {
+    pub fn map_words(&self) -> MapWords {
         let meta = self.0.meta;
         let [map, lock] = [8, 16].map(|offset| meta.plus(META_FREE + offset));
         MapWords { meta, map, lock, guests: Some(*self.layout()) }
     }
 
     /// The word of the meta object that says up to which level nodes lie on their children's server.
-    pub(crate) fn placement_word(meta: GlobalAddr) -> GlobalAddr {
+    pub fn placement_word(meta: GlobalAddr) -> GlobalAddr {
         meta.plus(META_FREE + 24)
     }
 
     /// The bit of that word that says that some nodes do not: their server was full, or they are older.
-    pub(crate) const LOOSE: u64 = 1 << 63;
+    pub const LOOSE: u64 = 1 << 63;
 
     /// Tells the table that a node of `level` that was to lie at `place` lies at `addr`.
     ///
     /// Cost: none; 1 CAS the first time that it is on another server.
-    pub(crate) async fn note_place(
+    pub async fn note_place(
         &self,
         session: &Session,
         level: u8,
@@ -102,12 +103,12 @@ impl RemoteTree {
     }
 
     /// From now on, new nodes up to this level go to their neighbours' server, or to any.
-    pub(crate) fn set_subtree_level(&self, level: Option<u8>) {
+    pub fn set_subtree_level(&self, level: Option<u8>) {
         self.0.placed.store(level.map_or(0, |level| level + 1), Ordering::Relaxed);
     }
 
     /// See [`RemoteTree::set_subtree_level`].
-    pub(crate) fn subtree_level(&self) -> Option<u8> {
+    pub fn subtree_level(&self) -> Option<u8> {
         self.0.placed.load(Ordering::Relaxed).checked_sub(1)
     }
 
@@ -127,7 +128,7 @@ impl RemoteTree {
     /// lock of the ownership map, and waits without a deadline: an error is final then, and nothing is under way.
     ///
     /// Cost: as [`crate::blink`]'s.
-    pub(crate) async fn change(
+    pub async fn change(
         &self,
         session: &Session,
         change: &Change<'_>,
@@ -147,7 +148,7 @@ impl RemoteTree {
     /// Reads a key of keys that nobody owns into `value`; false if it is absent. The caller has a pin.
     ///
     /// Cost: as [`crate::blink`]'s.
-    pub(crate) async fn get(
+    pub async fn get(
         &self,
         session: &Session,
         key: &[u8],
@@ -159,7 +160,7 @@ impl RemoteTree {
     /// Appends pairs of a range that nobody owns to `out`. The caller has a pin.
     ///
     /// Cost: as [`crate::blink`]'s.
-    pub(crate) async fn scan(
+    pub async fn scan(
         &self,
         session: &Session,
         range: ScanRange<'_>,
@@ -169,50 +170,56 @@ impl RemoteTree {
         self.0.scan(session, range, limit, out).await
     }
 
-    pub(crate) fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
+    /// Refuses a key that the table's format does not take.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
         self.0.check_key(key)
     }
 
-    pub(crate) fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
+    /// Refuses a value that the table's format does not take.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
         self.0.check_value(value)
     }
 
     /// Tells whether `image` is a node that was published at `addr`, alive, on `level`.
-    pub(crate) fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
+    pub fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
         self.0.is_current(image, addr, level)
     }
 
     /// The address that a node's word holds.
-    pub(crate) fn pointer(&self, word: u64, holder: GlobalAddr) -> Result<GlobalAddr, IndexError> {
+    pub fn pointer(&self, word: u64, holder: GlobalAddr) -> Result<GlobalAddr, IndexError> {
         self.0.pointer(word, holder)
     }
 
-    pub(crate) fn damaged(&self, addr: GlobalAddr, error: ChangeError) -> IndexError {
+    /// The error that says that the node at `addr` could not be changed as it must be.
+    pub fn damaged(&self, addr: GlobalAddr, error: ChangeError) -> IndexError {
         self.0.damaged(addr, error)
     }
 
     /// READs the root word: address and level.
-    pub(crate) async fn read_root(
-        &self,
-        session: &Session,
-    ) -> Result<(GlobalAddr, u8), IndexError> {
+    pub async fn read_root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
         self.0.refresh_root(session).await
     }
 
     /// The address of the root word, and what it holds for a root.
-    pub(crate) fn root_word(&self, root: GlobalAddr, level: u8) -> (GlobalAddr, u64) {
+    pub fn root_word(&self, root: GlobalAddr, level: u8) -> (GlobalAddr, u64) {
         debug_assert!(u64::from(level) <= LEVEL_MASK);
         (self.0.meta.plus(META_ROOT), root.word() | u64::from(level))
     }
 
     /// The root is another one now; what was cached of the root word is forgotten.
-    pub(crate) fn forget_root(&self) {
+    pub fn forget_root(&self) {
         self.0.root.remember(0, 0);
     }
 
     /// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer
     /// than the caller waits, gives what `T` says about that.
-    pub(crate) fn detach<T: TimedOut + 'static>(
+    pub fn detach<T: TimedOut + 'static>(
         session: &Session,
         task: impl Future<Output = T> + 'static,
     ) -> impl Future<Output = T> {
@@ -220,11 +227,17 @@ impl RemoteTree {
     }
 
     /// Tells whether a value of `len` bytes needs a record.
-    pub(crate) fn needs_record(&self, len: usize) -> bool {
+    pub fn needs_record(&self, len: usize) -> bool {
         len > self.0.layout.inline_value_max()
     }
 
-    pub(crate) async fn write_record(
+    /// Writes a value outside of a node.
+    ///
+    /// Cost: 1 WRITE, and what allocating costs.
+    ///
+    /// # Errors
+    /// `Full`, `Unavailable`.
+    pub async fn write_record(
         &self,
         session: &Session,
         value: &[u8],
@@ -234,7 +247,13 @@ impl RemoteTree {
         Ok(record.reference())
     }
 
-    pub(crate) async fn read_record(
+    /// Reads such a value into `value`.
+    ///
+    /// Cost: 1 READ.
+    ///
+    /// # Errors
+    /// `Corrupt` if that is no record, or another one; `Unavailable`.
+    pub async fn read_record(
         &self,
         session: &Session,
         record: RecordRef,
@@ -243,7 +262,13 @@ impl RemoteTree {
         self.0.read_record(session, record, value).await
     }
 
-    pub(crate) async fn value_of(
+    /// Copies value `index` of a leaf into `value`.
+    ///
+    /// Cost: none, or 1 READ of its record.
+    ///
+    /// # Errors
+    /// As [`RemoteTree::read_record`].
+    pub async fn value_of(
         &self,
         session: &Session,
         node: &Node<'_, u64>,
@@ -254,16 +279,13 @@ impl RemoteTree {
     }
 
     /// Address and bytes of a record.
-    pub(crate) fn record_place(
-        &self,
-        record: RecordRef,
-    ) -> Result<(GlobalAddr, usize), IndexError> {
+    pub fn record_place(&self, record: RecordRef) -> Result<(GlobalAddr, usize), IndexError> {
         self.0.record_place(record)
     }
 
     /// READs a node that others may be writing, until an image of it fits; `None` if no such node is
     /// there any more. 1 READ, more if it is torn.
-    pub(crate) async fn read_shared(
+    pub async fn read_shared(
         &self,
         session: &Session,
         addr: GlobalAddr,
@@ -283,7 +305,7 @@ impl RemoteTree {
 
     /// Tells the node of `level` that covers `separator`, under its remote lock, that `right` begins
     /// there; adds a level if there is none. May be done again.
-    pub(crate) async fn post_separator(
+    pub async fn post_separator(
         &self,
         session: &Session,
         level: u8,
@@ -304,7 +326,7 @@ impl RemoteTree {
 
     /// Makes sure that the node of `level` that covers `separator` has room for it, under its remote
     /// lock.
-    pub(crate) async fn make_room(
+    pub async fn make_room(
         &self,
         session: &Session,
         level: u8,
@@ -349,7 +371,7 @@ impl RemoteTree {
 
     /// Builds a tree beside this one, in which each of `cuts` is a leaf's high fence. The error leaves
     /// nothing behind.
-    pub(crate) async fn build(
+    pub async fn build(
         &self,
         session: &Session,
         pairs: &mut impl SortedPairs,
@@ -358,13 +380,18 @@ impl RemoteTree {
         self.0.build(session, pairs, cuts).await.map(NewTree)
     }
 
-    /// See [`BlinkTree::visit_meta`].
-    pub(crate) fn visit_meta(&self, visitor: &mut impl Visitor) {
+    /// Visits the meta object, the first of a walk.
+    pub fn visit_meta(&self, visitor: &mut impl Visitor) {
         self.0.visit_meta(visitor);
     }
 
-    /// See [`BlinkTree::walk_nodes`].
-    pub(crate) async fn walk_nodes(
+    /// Visits and checks all nodes and records, which follow the meta object in a walk.
+    ///
+    /// Cost: as [`BlinkTree::walk`].
+    ///
+    /// # Errors
+    /// `Corrupt` if the walk cannot go on.
+    pub async fn walk_nodes(
         &self,
         session: &Session,
         visitor: &mut impl Visitor,
@@ -375,14 +402,14 @@ impl RemoteTree {
 }
 
 /// A scan that goes from leaf to leaf.
-pub(crate) struct Passage<'a> {
+pub struct Passage<'a> {
     range: ScanRange<'a>,
     place: CursorPlace,
     end: usize,
 }
 
 /// The place at which a scan goes on.
-pub(crate) enum ScanNext<'a> {
+pub enum ScanNext<'a> {
     /// At the end of the key space that it comes from.
     End,
     /// At a key.
@@ -408,7 +435,7 @@ impl<'a> Passage<'a> {
     }
 
     /// Returns the next leaf's place, and whether the scan descends.
-    pub(crate) fn next(&self) -> (ScanNext<'_>, bool) {
+    pub fn next(&self) -> (ScanNext<'_>, bool) {
         let next = match &self.place {
             CursorPlace::End => ScanNext::End,
             CursorPlace::At(key) | CursorPlace::Below(key) => ScanNext::At(key),
@@ -418,7 +445,7 @@ impl<'a> Passage<'a> {
     }
 
     /// The next leaf's place in the order of keys.
-    pub(crate) fn seek(&self) -> Seek<'_> {
+    pub fn seek(&self) -> Seek<'_> {
         match self.next() {
             (ScanNext::End, true) => Seek::Last,
             (ScanNext::End, false) => Seek::First,
@@ -428,17 +455,17 @@ impl<'a> Passage<'a> {
     }
 
     /// Pairs that are still wanted.
-    pub(crate) fn wanted(&self, out: &Entries) -> usize {
+    pub fn wanted(&self, out: &Entries) -> usize {
         self.end.saturating_sub(out.len())
     }
 
     /// Tells whether the range ends before the leaf behind this fence.
-    pub(crate) fn ends_before(&self, fence: &[u8]) -> bool {
+    pub fn ends_before(&self, fence: &[u8]) -> bool {
         is_past(&self.range, fence)
     }
 
     /// Takes the leaf's pairs; whether there is more to come.
-    pub(crate) async fn pass(
+    pub async fn pass(
         &mut self,
         remote: &RemoteTree,
         session: &Session,
@@ -456,7 +483,7 @@ impl<'a> Passage<'a> {
 
     /// Takes pairs of the range that somebody else has gathered, all from the place to `fence`; whether
     /// there is more to come.
-    pub(crate) async fn pass_pairs<'p>(
+    pub async fn pass_pairs<'p>(
         &mut self,
         remote: &RemoteTree,
         session: &Session,
@@ -473,12 +500,12 @@ impl<'a> Passage<'a> {
     }
 
     /// Tells whether the end that a descending scan comes from is `key`, and not in the range.
-    pub(crate) fn leaves_out(&self, key: &[u8]) -> bool {
+    pub fn leaves_out(&self, key: &[u8]) -> bool {
         self.range.to == Bound::Excluded(key)
     }
 
     /// The end that the scan goes to, and whether it is not in the range.
-    pub(crate) fn far_end(&self) -> Option<(&[u8], bool)> {
+    pub fn far_end(&self) -> Option<(&[u8], bool)> {
         match if self.range.reverse { self.range.from } else { self.range.to } {
             Bound::Unbounded => None,
             Bound::Included(key) => Some((key, false)),

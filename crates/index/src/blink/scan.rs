@@ -13,9 +13,9 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::read::{Restarts, Seek};
+use super::read::Restarts;
 use super::{BlinkFail, BlinkTree};
-use crate::bnode::{Cover, Node, RecordRef, StoredValue};
+use crate::bnode::{Cover, Node, RecordRef, Seek, StoredValue};
 use crate::index::ScanRange;
 use crate::limits::VALUE_BYTES_MAX;
 use crate::{Entries, IndexError};
@@ -63,7 +63,7 @@ impl BlinkTree {
     ///
     /// Cost: height READs for the first leaf; then 1 READ per leaf, up to `scan_batch` of them in
     /// one round trip, and height READs again for every parent; 1 READ for each value in a record.
-    pub(crate) async fn scan(
+    pub async fn scan(
         self: &Arc<Self>,
         session: &Session,
         range: ScanRange<'_>,

@@ -1,19 +1,16 @@
 //! Verification: walks the whole remote structure and checks its invariants.
 
-#[cfg(test)]
-mod tests;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{Audit, LockToken, Session};
 
-use super::read::{Restarts, Seek};
+use super::read::Restarts;
 use super::records::record_bytes;
 use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT_LOCK, grow};
 use crate::IndexError;
-use crate::bnode::{Cover, Kind, Node, StoredValue, verify_image};
+use crate::bnode::{Cover, Kind, Node, Seek, StoredValue, verify_image};
 use crate::index::TableReport;
 use crate::retry::LockWait;
 use crate::walk::{Marker, Visitor};
@@ -29,7 +26,7 @@ impl BlinkTree {
     ///
     /// # Errors
     /// `Corrupt` if the walk cannot go on, with what was found before.
-    pub(crate) async fn verify(
+    pub async fn verify(
         self: &Arc<Self>,
         session: &Session,
         audit: &mut Audit,
@@ -50,7 +47,7 @@ impl BlinkTree {
     ///
     /// # Errors
     /// `Corrupt` if the walk cannot go on.
-    pub(crate) async fn walk(
+    pub async fn walk(
         self: &Arc<Self>,
         session: &Session,
         visitor: &mut impl Visitor,

@@ -24,7 +24,7 @@ enum ChangeAttempt {
 impl BlinkTree {
     /// Changes one key. What it held is left in `held` if the change has an expectation. See the
     /// [module page](super) for the cost.
-    pub(crate) async fn change(
+    pub async fn change(
         self: &Arc<Self>,
         session: &Session,
         change: &Change<'_>,

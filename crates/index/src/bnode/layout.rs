@@ -1,7 +1,7 @@
 //! Node layout: sizes and capacities of nodes in both layouts.
 
 use super::words::HEAD_WORDS;
-use crate::spec::{NodeRoom, PointerCheck};
+use crate::shape::{NodeRoom, PointerCheck};
 
 /// Longest key in bytes, in any layout.
 pub const KEY_BYTES_MAX: usize = 1024;
@@ -215,7 +215,7 @@ impl Layout {
     }
 
     /// The number that its checksums are bound to; see [`Layout::for_tree`].
-    pub(crate) fn tree(&self) -> u64 {
+    pub fn tree(&self) -> u64 {
         self.tree
     }
 

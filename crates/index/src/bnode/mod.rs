@@ -80,7 +80,7 @@ pub use layout::{
     BUCKET_BYTES_MAX, BUCKET_BYTES_MIN, KEY_BYTES_MAX, KeyFormat, Layout, LayoutError,
     LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN, ValueFormat,
 };
-pub(crate) use seek::Seek;
+pub use seek::Seek;
 pub use split::Split;
 pub use strings::{common_prefix, shortest_separator};
 pub use verify::{NodeError, verify_image};

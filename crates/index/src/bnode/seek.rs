@@ -4,7 +4,7 @@ use super::{Cover, Node, Word};
 
 /// A place in the order of keys.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Seek<'a> {
+pub enum Seek<'a> {
     /// A key.
     At(&'a [u8]),
     /// The place just above a key.
@@ -18,7 +18,7 @@ pub(crate) enum Seek<'a> {
 impl Seek<'_> {
     /// Tells whether `node` covers the place, by its fences.
     #[inline]
-    pub(crate) fn covered<W: Word>(self, node: &Node<'_, W>) -> Cover {
+    pub fn covered<W: Word>(self, node: &Node<'_, W>) -> Cover {
         match self {
             Seek::At(key) => node.covers(key),
             Seek::After(key) => node.covers_after(key),
@@ -30,7 +30,7 @@ impl Seek<'_> {
 
     /// The child of `node` that covers the place: its index and its word.
     #[inline]
-    pub(crate) fn child<W: Word>(self, node: &Node<'_, W>) -> (usize, u64) {
+    pub fn child<W: Word>(self, node: &Node<'_, W>) -> (usize, u64) {
         match self {
             Seek::At(key) => node.child_for(key),
             Seek::After(key) => node.child_after(key),

@@ -40,7 +40,7 @@ const REFUSALS_MAX: u32 = 3;
 
 /// The right to work on keys that nobody owns.
 #[derive(Debug)]
-pub(crate) struct Guest {
+pub struct Guest {
     /// Operations that a guest does before it takes keys.
     operations: u64,
     /// Those that are left.
@@ -48,7 +48,8 @@ pub(crate) struct Guest {
 }
 
 /// A table in which guests work: operations on keys that nobody owns, safe beside those of any other guest.
-pub(crate) trait ServesGuests: RangeOwner {
+#[allow(async_fn_in_trait, reason = "a session and all its tasks stay on one thread")]
+pub trait ServesGuests: RangeOwner {
     /// As [`crate::Index::get`]. The caller has a pin.
     async fn get_unowned(
         &self,
@@ -89,7 +90,7 @@ pub(crate) trait ServesGuests: RangeOwner {
 
 impl Guest {
     /// A guest for so many operations on keys that nobody owns.
-    pub(crate) fn new(operations: u64) -> Guest {
+    pub fn new(operations: u64) -> Guest {
         Guest { operations, left: AtomicU64::new(operations) }
     }
 
@@ -114,7 +115,7 @@ impl Guest {
     ///
     /// # Errors
     /// As [`route`](crate::compute::ownership::forward_get).
-    pub(crate) async fn get<T: ServesGuests>(
+    pub async fn get<T: ServesGuests>(
         &self,
         table: &T,
         session: &Session,
@@ -148,7 +149,7 @@ impl Guest {
     ///
     /// # Errors
     /// As [`route`](crate::compute::ownership::forward_get).
-    pub(crate) async fn change<T: ServesGuests>(
+    pub async fn change<T: ServesGuests>(
         &self,
         table: &T,
         session: &Session,
@@ -179,7 +180,7 @@ impl Guest {
     ///
     /// # Errors
     /// As [`route`](crate::compute::ownership::forward_get).
-    pub(crate) async fn scan<T: ServesGuests>(
+    pub async fn scan<T: ServesGuests>(
         &self,
         table: &T,
         session: &Session,

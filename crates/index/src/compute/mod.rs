@@ -14,7 +14,7 @@ pub mod messages;
 mod migration;
 pub(crate) mod owned;
 mod owned_table;
-pub(crate) mod ownership;
+pub mod ownership;
 mod range_owner;
 
 use std::future::Future;
@@ -23,16 +23,16 @@ use farleaf_fabric::{GlobalAddr, ServerId, ServiceId};
 use farleaf_pool::Session;
 
 use crate::IndexError;
-pub(crate) use guest::{Guest, ServesGuests};
+pub use guest::{Guest, ServesGuests};
 pub use host::{Host, Leaving};
 use messages::{OpReply, Request};
-pub(crate) use migration::Moving;
+pub use migration::Moving;
 pub use migration::{Balance, BalanceOptions, Balancer, MoveError, PartLoad, RangeMove};
-pub(crate) use owned::Partitioned;
+pub use owned::Partitioned;
 pub use owned::{Owned, OwnedSettings};
 pub use owned_table::{OwnedTable, Work};
 pub use ownership::{JoinOptions, Owner, Take, equal_width, sampled};
-pub(crate) use range_owner::RangeOwner;
+pub use range_owner::RangeOwner;
 
 /// The service by which compute servers ask each other about tables.
 pub const TABLE_SERVICE: ServiceId = ServiceId(1);

@@ -37,7 +37,7 @@ use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::check_key;
 use crate::retry::backoff;
 use crate::walk::Visitor;
-use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, StoredTable};
+use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, Stored};
 
 /// Pairs that a scan reads between two looks at the guard.
 const PAIRS_INSIDE_MAX: usize = 1024;
@@ -49,7 +49,8 @@ pub trait OwnedSettings: Engine {
 }
 
 /// An engine whose tables' ranges can have owners.
-pub(crate) trait Partitioned: OwnedSettings {
+#[allow(async_fn_in_trait, reason = "a session and all its tasks stay on one thread")]
+pub trait Partitioned: OwnedSettings {
     /// [`Engine::NAME`] of the engine with owners.
     const OWNED_NAME: &'static str;
     /// [`Engine::ABOUT`] of the engine with owners.
@@ -67,7 +68,7 @@ pub(crate) trait Partitioned: OwnedSettings {
     /// As [`Engine::open`].
     fn open_owned(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: Self::OwnedOptions,
         ownership: &Arc<Ownership>,
     ) -> Result<Self::Table, IndexError>;
@@ -75,10 +76,17 @@ pub(crate) trait Partitioned: OwnedSettings {
     /// As [`Engine::walk`], with the object of the ownership map behind the meta object.
     async fn walk_owned(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError>;
+
+    /// As [`Index::verify`], with the object of the ownership map.
+    async fn verify_owned(
+        table: &Self::Table,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError>;
 
     /// As [`Engine::draw`].
     fn draw_owned(rng: &mut Rng) -> Settings;
@@ -272,7 +280,7 @@ impl<E: Partitioned> Engine for Owned<E> {
     /// Cost: 3 READs the first time, and a change of the map if it takes something.
     async fn open(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         options: &OpenOptions,
     ) -> Result<Self, IndexError> {
         let meta = table.meta();
@@ -315,14 +323,14 @@ impl<E: Partitioned> Engine for Owned<E> {
 
     async fn walk(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
         E::walk_owned(session, table, visitor, report).await
     }
 
-    async fn release_dead(session: &Session, table: &StoredTable) -> Result<usize, IndexError> {
+    async fn release_dead(session: &Session, table: &Stored) -> Result<usize, IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         let words = E::map_words(table.meta());
         let (map, dead) = dead_holders(&words, session).await?;
@@ -340,7 +348,7 @@ impl<E: Partitioned> Engine for Owned<E> {
 
     async fn redo_dead(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
         E::redo_dead(session, table, recovery).await
@@ -348,18 +356,18 @@ impl<E: Partitioned> Engine for Owned<E> {
 
     async fn before_free(
         session: &Session,
-        table: &StoredTable,
+        table: &Stored,
         marks: &Audit,
     ) -> Result<(), IndexError> {
         E::before_free(session, table, marks).await
     }
 
-    async fn check_unowned(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
+    async fn check_unowned(session: &Session, table: &Stored) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
         check_unowned(&E::map_words(table.meta()), session).await
     }
 
-    async fn age(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
+    async fn age(session: &Session, table: &Stored) -> Result<(), IndexError> {
         E::age(session, table).await
     }
 
@@ -438,7 +446,7 @@ impl<E: Partitioned> Index for Owned<E> {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        self.0.table.verify(session, audit).await
+        E::verify_owned(&self.0.table, session, audit).await
     }
 
     /// Its ranges are free once no operation and no task works on them.

@@ -14,7 +14,8 @@ use crate::{Entries, IndexError};
 /// An engine's open table whose ranges of keys have owners: the engine's side of ownership.
 ///
 /// All its work on own keys runs inside the guard ([`Ownership::acquire`]).
-pub(crate) trait RangeOwner: Clone + 'static {
+#[allow(async_fn_in_trait, reason = "a session and all its tasks stay on one thread")]
+pub trait RangeOwner: Clone + 'static {
     /// This compute server's part in the table.
     fn ownership(&self) -> &Ownership;
 

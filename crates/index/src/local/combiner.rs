@@ -51,18 +51,19 @@ impl<W, R> Items<W, R> {
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(crate) struct Combiner<W, R>(Box<[CombinerStripe<W, R>]>);
+pub struct Combiner<W, R>(Box<[CombinerStripe<W, R>]>);
 
 /// Work that was taken, and has to be answered.
 #[derive(Debug)]
-pub(crate) struct Taken<W> {
-    pub(crate) work: W,
+pub struct Taken<W> {
+    /// The work.
+    pub work: W,
     ticket: u64,
 }
 
 /// The end of waiting for left work.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Ended<R> {
+pub enum Ended<R> {
     /// It was done.
     Done(R),
     /// Nothing of it was done, and nobody will.
@@ -73,7 +74,7 @@ pub(crate) enum Ended<R> {
 
 impl<W, R> Combiner<W, R> {
     /// A combiner whose keys share `stripes` lists, a power of two.
-    pub(crate) fn new(stripes: usize) -> Self {
+    pub fn new(stripes: usize) -> Self {
         let items = || Items { tickets: 0, all: Vec::new() };
         let stripe = || CombinerStripe { left: AtomicUsize::new(0), items: Mutex::new(items()) };
         Combiner((0..stripes.next_power_of_two()).map(|_| stripe()).collect())
@@ -85,7 +86,7 @@ impl<W, R> Combiner<W, R> {
     }
 
     /// Leaves work for who holds the latch of `key`.
-    pub(crate) fn leave(&self, key: u64, work: W) -> LeftWork<'_, W, R> {
+    pub fn leave(&self, key: u64, work: W) -> LeftWork<'_, W, R> {
         let stripe = self.stripe(key);
         let mut items = lock(&stripe.items);
         items.tickets += 1;
@@ -97,12 +98,12 @@ impl<W, R> Combiner<W, R> {
 
     /// Tells whether there may be work for the holder of `key`'s latch. What it misses is taken back.
     #[inline]
-    pub(crate) fn has_work(&self, key: u64) -> bool {
+    pub fn has_work(&self, key: u64) -> bool {
         self.stripe(key).left.load(Ordering::Relaxed) > 0
     }
 
     /// Takes up to `most` pieces of work, the oldest first, for the holder of `key`'s latch.
-    pub(crate) fn take(&self, key: u64, most: usize) -> Vec<Taken<W>> {
+    pub fn take(&self, key: u64, most: usize) -> Vec<Taken<W>> {
         let mut taken = Vec::new();
         if !self.has_work(key) {
             return taken;
@@ -123,7 +124,7 @@ impl<W, R> Combiner<W, R> {
     }
 
     /// Says how work ended; `None` if nothing of it was done.
-    pub(crate) fn answer(&self, key: u64, taken: &Taken<W>, answer: Option<R>) {
+    pub fn answer(&self, key: u64, taken: &Taken<W>, answer: Option<R>) {
         let mut items = lock(&self.stripe(key).items);
         // The operation that left it may wait no longer.
         if let Some(at) = items.at(taken.ticket) {
@@ -134,7 +135,7 @@ impl<W, R> Combiner<W, R> {
 
 /// Work that its owner waits for. Dropped, it is taken back if nobody has it.
 #[derive(Debug)]
-pub(crate) struct LeftWork<'a, W, R> {
+pub struct LeftWork<'a, W, R> {
     stripe: &'a CombinerStripe<W, R>,
     /// 0 once it has ended.
     ticket: u64,
@@ -142,7 +143,7 @@ pub(crate) struct LeftWork<'a, W, R> {
 
 impl<W, R> LeftWork<'_, W, R> {
     /// Tells whether waiting is over, given whether somebody holds the latch.
-    pub(crate) fn is_over(&self, is_held: impl FnOnce() -> bool) -> bool {
+    pub fn is_over(&self, is_held: impl FnOnce() -> bool) -> bool {
         let items = lock(&self.stripe.items);
         match items.at(self.ticket).map(|at| &items.all[at].state) {
             Some(CombinerState::Left(_)) => {
@@ -155,7 +156,7 @@ impl<W, R> LeftWork<'_, W, R> {
     }
 
     /// Returns the end; takes the work back if nobody has taken it.
-    pub(crate) fn end(&mut self) -> Ended<R> {
+    pub fn end(&mut self) -> Ended<R> {
         let mut items = lock(&self.stripe.items);
         let Some(at) = items.at(self.ticket) else { return Ended::Back };
         if matches!(items.all[at].state, CombinerState::Taken) {

@@ -83,7 +83,7 @@ impl<W, R> DelegationStripe<W, R> {
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(crate) struct Delegation<W, R> {
+pub struct Delegation<W, R> {
     stripes: Box<[Mutex<DelegationStripe<W, R>>]>,
     /// Most operations that one of them does.
     batch_limit: usize,
@@ -92,12 +92,12 @@ pub(crate) struct Delegation<W, R> {
 
 impl<W, R> Delegation<W, R> {
     /// A queue for reads, whose keys share `stripes` lists, a power of two. `batch_limit` 0 sets no limit.
-    pub(crate) fn of_reads(stripes: usize, batch_limit: usize) -> Arc<Self> {
+    pub fn of_reads(stripes: usize, batch_limit: usize) -> Arc<Self> {
         Self::new(stripes, batch_limit, true)
     }
 
     /// The same for changes.
-    pub(crate) fn of_changes(stripes: usize, batch_limit: usize) -> Arc<Self> {
+    pub fn of_changes(stripes: usize, batch_limit: usize) -> Arc<Self> {
         Self::new(stripes, batch_limit, false)
     }
 
@@ -115,7 +115,7 @@ impl<W, R> Delegation<W, R> {
     }
 
     /// Leads `key`, unless another operation does that this one can join.
-    pub(crate) fn try_lead(self: &Arc<Self>, key: &[u8]) -> Option<Lead<W, R>> {
+    pub fn try_lead(self: &Arc<Self>, key: &[u8]) -> Option<Lead<W, R>> {
         let mut stripe = lock(self.stripe(key));
         let key = match stripe.led.iter().position(|(led, _)| **led == *key) {
             None => {
@@ -135,7 +135,7 @@ impl<W, R> Delegation<W, R> {
     }
 
     /// Leaves `work` to the leader of `key`; leads, if there is none.
-    pub(crate) fn join(self: &Arc<Self>, key: &[u8], work: W) -> Joined<W, R> {
+    pub fn join(self: &Arc<Self>, key: &[u8], work: W) -> Joined<W, R> {
         let mut stripe = lock(self.stripe(key));
         let led = stripe.led.iter().find(|(led, _)| **led == *key).map(|(led, _)| Arc::clone(led));
         let (key, state) = match led {
@@ -154,14 +154,14 @@ impl<W, R> Delegation<W, R> {
 
     /// Returns whether no operation leads or waits.
     #[cfg(any(test, loom))]
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.stripes.iter().map(lock).all(|it| it.led.is_empty() && it.members.is_empty())
     }
 }
 
 /// The end of a member's waiting.
 #[derive(Debug)]
-pub(crate) enum Turn<W, R> {
+pub enum Turn<W, R> {
     /// It leads from now on; its own work is not done.
     Lead(Lead<W, R>),
     /// The leader has done its work.
@@ -173,7 +173,7 @@ pub(crate) enum Turn<W, R> {
 /// A member that waits. Dropped, it leaves nothing; work that was taken is done all the same.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
-pub(crate) struct Joined<W, R> {
+pub struct Joined<W, R> {
     of: Arc<Delegation<W, R>>,
     key: Arc<[u8]>,
     /// 0 once it has ended.
@@ -182,7 +182,7 @@ pub(crate) struct Joined<W, R> {
 
 impl<W, R> Joined<W, R> {
     /// Waits no longer; returns whether a leader has taken the work, and may have done it.
-    pub(crate) fn leave(mut self) -> bool {
+    pub fn leave(mut self) -> bool {
         let state = self.end();
         matches!(state, Some(DelegationState::Taken | DelegationState::Answered(Some(_))))
     }
@@ -238,7 +238,7 @@ impl<W, R> Drop for Joined<W, R> {
 
 /// The lead of a key. Dropped, it is handed over.
 #[derive(Debug)]
-pub(crate) struct Lead<W, R> {
+pub struct Lead<W, R> {
     of: Arc<Delegation<W, R>>,
     key: Arc<[u8]>,
     /// Members that were taken, and their answers where they are known.
@@ -253,13 +253,13 @@ impl<W, R> Lead<W, R> {
     }
 
     /// Takes the members that wait; returns how many. A read of theirs and of the leader begins after.
-    pub(crate) fn close(&mut self) -> usize {
+    pub fn close(&mut self) -> usize {
         self.take(|_| Some(None));
         self.taken.len()
     }
 
     /// Gives all that were taken the same answer.
-    pub(crate) fn answer(&mut self, mut answer: impl FnMut() -> R) {
+    pub fn answer(&mut self, mut answer: impl FnMut() -> R) {
         for taken in &mut self.taken {
             taken.1 = Some(answer());
         }
@@ -268,11 +268,7 @@ impl<W, R> Lead<W, R> {
 
     /// Takes members as long as `apply` does their work in the leader's copy, and returns their answers; returns how
     /// many. They get these from [`Lead::acknowledge`], and `lost` if the leader ends without it.
-    pub(crate) fn seal(
-        &mut self,
-        lost: fn() -> R,
-        mut apply: impl FnMut(&W) -> Option<R>,
-    ) -> usize {
+    pub fn seal(&mut self, lost: fn() -> R, mut apply: impl FnMut(&W) -> Option<R>) -> usize {
         self.take(|work| apply(work).map(Some));
         self.lost = Some(lost);
         self.taken.len()
@@ -296,13 +292,13 @@ impl<W, R> Lead<W, R> {
     }
 
     /// A moment, for [`Lead::answer_until`].
-    pub(crate) fn mark(&self) -> u64 {
+    pub fn mark(&self) -> u64 {
         lock(self.of.stripe(&self.key)).tickets
     }
 
     /// Answers the members that joined before `mark` and for which `decide` has an answer, by what was read since;
     /// returns how many.
-    pub(crate) fn answer_until(&self, mark: u64, mut decide: impl FnMut(&W) -> Option<R>) -> usize {
+    pub fn answer_until(&self, mark: u64, mut decide: impl FnMut(&W) -> Option<R>) -> usize {
         let mut woken = Vec::new();
         let mut count = 0;
         {
@@ -320,7 +316,7 @@ impl<W, R> Lead<W, R> {
     }
 
     /// The remote change has completed: gives all that were taken their answers.
-    pub(crate) fn acknowledge(&mut self) {
+    pub fn acknowledge(&mut self) {
         self.finish(false);
     }
 

@@ -21,33 +21,33 @@ const STEP: u64 = 8;
 
 /// A version at which a latch was neither X nor DEAD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Version(u64);
+pub struct Version(u64);
 
 /// See the [module page](self).
-#[derive(Debug)]
-pub(crate) struct Latch(AtomicU64);
+#[derive(Debug, Default)]
+pub struct Latch(AtomicU64);
 
 impl Latch {
     /// A latch of something that is alive.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Latch(AtomicU64::new(0))
     }
 
     /// A latch of a frame without a node.
-    pub(crate) fn new_dead() -> Self {
+    pub fn new_dead() -> Self {
         Latch(AtomicU64::new(DEAD))
     }
 
     /// The version, unless somebody writes or there is nothing to read.
     #[inline]
-    pub(crate) fn sample(&self) -> Option<Version> {
+    pub fn sample(&self) -> Option<Version> {
         let word = self.0.load(Ordering::Acquire);
         (word & (X | DEAD) == 0).then_some(Version(word & !SX))
     }
 
     /// Tells whether everything read since `version` was sampled is of one moment.
     #[inline]
-    pub(crate) fn validate(&self, version: Version) -> bool {
+    pub fn validate(&self, version: Version) -> bool {
         // Reads from before must not be older than this load sees.
         fence(Ordering::Acquire);
         self.0.load(Ordering::Relaxed) & !SX == version.0
@@ -56,19 +56,19 @@ impl Latch {
     /// Tells whether nothing has changed since `version` and nobody intends to: for a reader that has just announced
     /// itself by a store that a writer looks for after it has set SX or X.
     #[inline]
-    pub(crate) fn is_quiet_at(&self, version: Version) -> bool {
+    pub fn is_quiet_at(&self, version: Version) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::SeqCst) == version.0
     }
 
     /// Tells whether somebody holds it as X or SX.
-    pub(crate) fn is_held(&self) -> bool {
+    pub fn is_held(&self) -> bool {
         self.0.load(Ordering::SeqCst) & (X | SX) != 0
     }
 
     /// Takes SX, if nobody holds the latch and the version is still `version`.
     #[inline]
-    pub(crate) fn try_sx(&self, version: Version) -> bool {
+    pub fn try_sx(&self, version: Version) -> bool {
         let taken =
             self.0.compare_exchange(version.0, version.0 | SX, Ordering::SeqCst, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -77,7 +77,7 @@ impl Latch {
 
     /// Takes X, if nobody holds the latch and the version is still `version`.
     #[inline]
-    pub(crate) fn try_x(&self, version: Version) -> bool {
+    pub fn try_x(&self, version: Version) -> bool {
         let taken =
             self.0.compare_exchange(version.0, version.0 | X, Ordering::SeqCst, Ordering::Relaxed);
         // The words' stores must not come before X is seen. What a reader announced before it found the
@@ -89,7 +89,7 @@ impl Latch {
 
     /// The holder of SX takes X beside it.
     #[inline]
-    pub(crate) fn sx_to_x(&self) {
+    pub fn sx_to_x(&self) {
         let word = self.0.fetch_or(X, Ordering::SeqCst);
         debug_assert!(word & (X | SX | DEAD) == SX, "SX is held, and nothing else");
         fence(Ordering::SeqCst);
@@ -97,17 +97,17 @@ impl Latch {
 
     /// Releases X, and SX if it was held beside it: the next version.
     #[inline]
-    pub(crate) fn release_x(&self) {
+    pub fn release_x(&self) {
         self.leave_x(0);
     }
 
     /// Releases X and keeps SX: the next version.
-    pub(crate) fn x_to_sx(&self) {
+    pub fn x_to_sx(&self) {
         self.leave_x(SX);
     }
 
     /// Releases X; there is nothing to read any more.
-    pub(crate) fn x_to_dead(&self) {
+    pub fn x_to_dead(&self) {
         self.leave_x(DEAD);
     }
 
@@ -119,13 +119,13 @@ impl Latch {
 
     /// Releases SX, and X was not taken: the same version.
     #[inline]
-    pub(crate) fn release_sx(&self) {
+    pub fn release_sx(&self) {
         let word = self.0.fetch_and(!SX, Ordering::Release);
         debug_assert!(word & (X | SX | DEAD) == SX, "SX is held, and nothing else");
     }
 
     /// The one owner of a dead frame has filled it.
-    pub(crate) fn revive(&self) {
+    pub fn revive(&self) {
         let word = self.0.load(Ordering::Relaxed);
         debug_assert!(word & (X | SX | DEAD) == DEAD, "dead, and nobody holds it");
         self.0.store((word & !DEAD) + STEP, Ordering::Release);
@@ -133,7 +133,7 @@ impl Latch {
 
     /// The one owner of a dead frame begins to fill it: orders its stores behind DEAD, for readers
     /// that still hold a reference from the frame's life before.
-    pub(crate) fn begin_filling(&self) {
+    pub fn begin_filling(&self) {
         debug_assert!(self.0.load(Ordering::Relaxed) & DEAD != 0, "dead");
         fence(Ordering::Release);
     }

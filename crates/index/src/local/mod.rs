@@ -1,11 +1,11 @@
 //! Local synchronization: latches, parking lot, combiner and delegation for the threads of one compute server.
 
-mod combiner;
-mod delegation;
-mod latch;
-mod parking_lot;
+pub mod combiner;
+pub mod delegation;
+pub mod latch;
+pub mod parking_lot;
 
-pub(crate) use combiner::{Combiner, Ended, Taken};
-pub(crate) use delegation::{Delegation, Lead, Turn};
-pub(crate) use latch::{Latch, Version};
-pub(crate) use parking_lot::ParkingLot;
+pub use combiner::{Combiner, Ended, Taken};
+pub use delegation::{Delegation, Lead, Turn};
+pub use latch::{Latch, Version};
+pub use parking_lot::ParkingLot;

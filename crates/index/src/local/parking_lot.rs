@@ -25,14 +25,14 @@ struct Stripe {
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(crate) struct ParkingLot {
+pub struct ParkingLot {
     stripes: Box<[Stripe]>,
     tickets: AtomicU64,
 }
 
 impl ParkingLot {
     /// A lot whose keys share `stripes` lists, a power of two.
-    pub(crate) fn new(stripes: usize) -> Self {
+    pub fn new(stripes: usize) -> Self {
         let stripe = || Stripe { waiting: AtomicUsize::new(0), waiters: Mutex::new(Vec::new()) };
         ParkingLot {
             stripes: (0..stripes.next_power_of_two()).map(|_| stripe()).collect(),
@@ -46,13 +46,13 @@ impl ParkingLot {
     }
 
     /// Waits until `is_over`. Whoever makes it so calls [`ParkingLot::unpark`] with `key` after.
-    pub(crate) fn park<F: Fn() -> bool>(&self, key: u64, is_over: F) -> Parked<'_, F> {
+    pub fn park<F: Fn() -> bool>(&self, key: u64, is_over: F) -> Parked<'_, F> {
         Parked { lot: self, key, ticket: 0, is_over }
     }
 
     /// Wakes all who wait under `key`.
     #[inline]
-    pub(crate) fn unpark(&self, key: u64) {
+    pub fn unpark(&self, key: u64) {
         fence(Ordering::SeqCst);
         let stripe = self.stripe(key);
         if stripe.waiting.load(Ordering::SeqCst) > 0 {
@@ -80,7 +80,7 @@ impl ParkingLot {
 
     /// Tasks that wait.
     #[cfg(test)]
-    pub(crate) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.stripes.iter().map(|stripe| stripe.waiting.load(Ordering::SeqCst)).sum()
     }
 }
@@ -88,7 +88,7 @@ impl ParkingLot {
 /// A task that waits in a [`ParkingLot`].
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
-pub(crate) struct Parked<'a, F> {
+pub struct Parked<'a, F> {
     lot: &'a ParkingLot,
     key: u64,
     /// Names the waiter; 0 before it is in the list.

@@ -79,7 +79,7 @@ pub(super) fn run(
 
 fn updates(
     driver: &Driver<'_>,
-    engine: farleaf_index::Engine,
+    engine: farleaf_engines::Engine,
     request: RequestDistribution,
 ) -> Result<BenchConfig, ReproError> {
     let workload = driver::mixed("updates", &[(OpKind::Update, 1.0)], request)?;

@@ -1,6 +1,6 @@
 //! Sweeps: every engine over one parameter (Figures 9 and 12 to 15).
 
-use farleaf_index::Engine;
+use farleaf_engines::Engine;
 use farleaf_index::knobs::CACHE;
 
 use super::{

@@ -1,6 +1,6 @@
 //! YCSB: throughput, latency, round trips and bytes of its workloads (Figures 6 and 7).
 
-use farleaf_index::Engine;
+use farleaf_engines::Engine;
 
 use super::{
     B_TREES, DART, ReproOptions, SMALLER, SMART, begin,

@@ -2,9 +2,9 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
+use farleaf_engines::dex::{Dex, DexOptions, JoinOptions, Take, equal_width};
 use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig};
 use farleaf_index::compute::{Host, MoveError, OwnedTable, number_of};
-use farleaf_index::engines::dex::{Dex, DexOptions, JoinOptions, Take, equal_width};
 use farleaf_pool::Session;
 
 use super::{

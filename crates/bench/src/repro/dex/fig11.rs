@@ -1,6 +1,6 @@
 //! DEX, Figure 11: throughput over the size of the cache.
 
-use farleaf_index::engines::dex::DexOptions;
+use farleaf_engines::dex::DexOptions;
 
 use super::{
     ReproOptions,

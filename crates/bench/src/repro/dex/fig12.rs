@@ -1,6 +1,6 @@
 //! DEX, Figure 12: offloading by the number of threads that memory servers have for it.
 
-use farleaf_index::engines::dex::{DexOptions, offload::Offload};
+use farleaf_engines::dex::{DexOptions, offload::Offload};
 
 use super::{
     ReproOptions,

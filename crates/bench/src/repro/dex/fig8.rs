@@ -1,10 +1,11 @@
 //! DEX, Figure 8: what each technique adds, one after the other.
 
-use farleaf_index::{
-    AnyIndex, BlinkOptions,
-    engines::btree::BTree,
-    engines::dex::{DexOptions, offload::Offload},
+use farleaf_engines::{
+    AnyIndex,
+    btree::BTree,
+    dex::{DexOptions, offload::Offload},
 };
+use farleaf_index::BlinkOptions;
 
 use super::{
     ReproOptions,

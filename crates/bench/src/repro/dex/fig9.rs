@@ -2,10 +2,8 @@
 //!
 //! The second part compares admission by chance with the admission of every leaf.
 
-use farleaf_index::{
-    Index,
-    engines::dex::{Admission, Dex, DexOptions},
-};
+use farleaf_engines::dex::{Admission, Dex, DexOptions};
+use farleaf_index::Index;
 
 use super::{
     ReproOptions,

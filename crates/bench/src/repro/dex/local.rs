@@ -2,7 +2,7 @@
 //!
 //! It shows the cost of remote memory that is not needed, on mapped memory with real threads.
 
-use farleaf_index::engines::dex::DexOptions;
+use farleaf_engines::dex::DexOptions;
 use serde_json::{Value, json};
 
 use super::{

@@ -214,7 +214,7 @@ mod tests {
 
     use std::thread;
 
-    use farleaf_index::{Engine, TableFormat};
+    use farleaf_engines::{Engine, TableFormat};
 
     use super::*;
     use crate::{

@@ -12,7 +12,7 @@ mod table2;
 mod watch;
 mod world;
 
-use farleaf_index::Engine;
+use farleaf_engines::Engine;
 use farleaf_index::knobs::CACHE;
 
 use super::{Kind, ReproOptions, RunFn, Spec, driver, error, maps, papers, report, slices};

@@ -1,9 +1,10 @@
 //! Set-up: the paper's set-up at a scale.
 
+use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions};
+use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::OpKind;
 use farleaf_index::bnode::Layout;
-use farleaf_index::engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions};
-use farleaf_index::{Engine, Index, Knobs, TableFormat};
+use farleaf_index::{Index, Knobs};
 
 use super::{
     ReproOptions,

@@ -1,6 +1,6 @@
 //! DEX, Table 2: remote operations and bytes of each index operation.
 
-use farleaf_index::engines::dex::{DexOptions, DexStats};
+use farleaf_engines::dex::{DexOptions, DexStats};
 use serde_json::json;
 
 use super::{

@@ -6,19 +6,18 @@ use std::{
     sync::Arc,
 };
 
-use farleaf_fabric::{
-    AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, ServerId, Snapshot,
-    sim::{RpcConfig, Sim, SimConfig},
-};
-use farleaf_index::{
-    AnyIndex, Engine, Index, IndexError, TableFormat,
-    bnode::Layout,
-    compute::OwnedTable,
-    engines::dex::{
+use farleaf_engines::{
+    AnyIndex, Engine, TableFormat,
+    dex::{
         Dex, DexOptions, DexStats, JoinOptions, Take, equal_width,
         offload::{OFFLOAD_SERVICE, OffloadService},
     },
 };
+use farleaf_fabric::{
+    AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, ServerId, Snapshot,
+    sim::{RpcConfig, Sim, SimConfig},
+};
+use farleaf_index::{Index, IndexError, bnode::Layout, compute::OwnedTable};
 use farleaf_pool::{Pool, PoolError, PoolOptions, Session, format};
 
 use super::{error::ReproError, setup, watch::Watch};

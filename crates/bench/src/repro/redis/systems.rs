@@ -1,6 +1,7 @@
 //! Systems: the engines over TCP, each on its own memory server, and Redis; they run in turns.
 
-use farleaf_index::{Engine, Settings};
+use farleaf_engines::Engine;
+use farleaf_index::Settings;
 
 use super::{play, wire::Wire};
 use crate::{

@@ -75,7 +75,7 @@ pub(super) fn run(
 
 fn measure(
     driver: &Driver<'_>,
-    engine: farleaf_index::Engine,
+    engine: farleaf_engines::Engine,
     name: &str,
     each: usize,
 ) -> Result<Report, ReproError> {

@@ -1,6 +1,7 @@
 //! DEX tests: several compute servers, partitions and offloaded operations.
 
-use farleaf_index::{Engine, Settings};
+use farleaf_engines::Engine;
+use farleaf_index::Settings;
 
 use super::*;
 use crate::{

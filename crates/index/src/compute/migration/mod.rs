@@ -34,7 +34,8 @@ use crate::IndexError;
 pub use balance::{Balance, BalanceOptions, Balancer, RangeMove};
 pub(crate) use balance::{balance, balance_repeatedly, own_load};
 pub(crate) use calls::{loads, move_boundary, move_range, scale_in, scale_out, share};
-pub(crate) use source::{Moving, give};
+pub use source::Moving;
+pub(crate) use source::give;
 
 /// The load of one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -23,7 +23,7 @@ const EARLY_PASSES: usize = 4;
 const FEW: usize = 64;
 
 /// A move under way on the giver's side. Dropped, everything is open again.
-pub(crate) struct Moving<T: RangeOwner>(T);
+pub struct Moving<T: RangeOwner>(T);
 
 impl<T: RangeOwner> Moving<T> {
     /// Begins to give something away, unless that is under way.

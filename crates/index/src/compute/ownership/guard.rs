@@ -39,14 +39,15 @@ const VIEWS_CACHED: usize = 8;
 
 /// The map as this compute server knows it, and what is being done with it.
 #[derive(Clone, Debug)]
-pub(crate) struct View {
-    pub(crate) map: Partitions,
+pub struct View {
+    /// The ownership map.
+    pub map: Partitions,
     /// True for each partition of this compute server.
-    pub(crate) owned: Vec<bool>,
+    pub owned: Vec<bool>,
     /// Bounds that there are about to be: a node that crosses one is shared already.
-    pub(crate) cuts: Vec<Vec<u8>>,
+    pub cuts: Vec<Vec<u8>>,
     /// The range that is being given away; no operation enters it.
-    pub(crate) closed: Option<Range>,
+    pub closed: Option<Range>,
 }
 
 /// A key's standing with this compute server.
@@ -60,7 +61,8 @@ pub(crate) enum Standing {
 }
 
 impl View {
-    pub(crate) fn new(map: Partitions) -> Self {
+    /// The view of a compute server that owns nothing of that map.
+    pub fn new(map: Partitions) -> Self {
         let owned = vec![false; map.count()];
         View { map, owned, cuts: Vec::new(), closed: None }
     }
@@ -81,7 +83,7 @@ impl View {
     }
 
     /// Returns whether `key` is this compute server's and not about to be another's.
-    pub(crate) fn is_open(&self, key: &[u8]) -> bool {
+    pub fn is_open(&self, key: &[u8]) -> bool {
         self.standing(Seek::At(key)) == Standing::Own
     }
 
@@ -106,7 +108,7 @@ impl View {
     }
 
     /// Returns whether others may change a node of this range, now or after a move that is under way.
-    pub(crate) fn crosses(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+    pub fn crosses(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let number = low.map_or(0, |low| self.map.of(low, true));
         !self.owned[number]
             || !self.map.owned_range(number).contains(low, high)
@@ -115,7 +117,7 @@ impl View {
 
     /// Returns whether all keys that begin with `prefix` are this compute server's, now and once a move that is
     /// under way is done. All keys have `key_bytes`, if that is given.
-    pub(crate) fn owns_prefix(&self, prefix: &[u8], key_bytes: Option<usize>) -> bool {
+    pub fn owns_prefix(&self, prefix: &[u8], key_bytes: Option<usize>) -> bool {
         let is_last = |key: &[u8]| {
             key_bytes == Some(key.len()) && key[prefix.len()..].iter().all(|byte| *byte == 0xff)
         };
@@ -135,7 +137,7 @@ impl View {
     }
 
     /// Returns whether a bound that a move is about to set lies inside.
-    pub(crate) fn is_cut(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+    pub fn is_cut(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         self.cuts.iter().any(|cut| {
             low.is_none_or(|low| low < cut.as_slice())
                 && high.is_none_or(|high| high > cut.as_slice())
@@ -150,9 +152,9 @@ struct PublishedView {
     view: Arc<View>,
 }
 
-/// See the [module page](self).
+/// Admits an operation only while this compute server owns its key. The module's page has the invariants.
 #[derive(Debug)]
-pub(crate) struct RangeGuard {
+pub struct RangeGuard {
     counters: OpCounters,
     meter: Meter,
     /// Tells guards apart in what threads cache.
@@ -171,7 +173,7 @@ thread_local! {
 
 /// Proof that an operation is inside. Dropped, it has left.
 #[derive(Debug)]
-pub(crate) struct OpGuard<G: AsRef<RangeGuard>> {
+pub struct OpGuard<G: AsRef<RangeGuard>> {
     guard: G,
     entry: CounterEntry,
 }
@@ -219,13 +221,13 @@ impl RangeGuard {
 
     /// The number of the view that is published.
     #[inline]
-    pub(crate) fn view_number(&self) -> u64 {
+    pub fn view_number(&self) -> u64 {
         self.counters.state().view()
     }
 
     /// Calls `with` with the view of this number; `None` if another has been published since.
     #[inline]
-    pub(crate) fn with_view<T>(&self, number: u64, with: impl FnOnce(&View) -> T) -> Option<T> {
+    pub fn with_view<T>(&self, number: u64, with: impl FnOnce(&View) -> T) -> Option<T> {
         VIEWS.with_borrow_mut(|views| {
             let place = &mut views[self.id as usize % VIEWS_CACHED];
             match place {
@@ -243,7 +245,7 @@ impl RangeGuard {
     }
 
     /// Calls `with` with the view that is published.
-    pub(crate) fn with_current<T>(&self, with: impl Fn(&View) -> T) -> T {
+    pub fn with_current<T>(&self, with: impl Fn(&View) -> T) -> T {
         loop {
             if let Some(done) = self.with_view(self.counters.state().view(), &with) {
                 return done;
@@ -285,10 +287,7 @@ impl RangeGuard {
     }
 
     /// Enters for a task that an operation which is inside leaves behind; `holder` keeps the guard alive.
-    pub(crate) fn acquire_for_task<G: AsRef<RangeGuard>>(
-        holder: G,
-        session: &Session,
-    ) -> OpGuard<G> {
+    pub fn acquire_for_task<G: AsRef<RangeGuard>>(holder: G, session: &Session) -> OpGuard<G> {
         let entry = holder.as_ref().counters.enter_task(session.id());
         OpGuard { guard: holder, entry }
     }

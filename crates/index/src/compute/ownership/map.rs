@@ -49,15 +49,15 @@ const READS_MAX: u32 = 1_000;
 
 /// The words of a table's meta object that hold its ownership map.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MapWords {
+pub struct MapWords {
     /// The meta object.
-    pub(crate) meta: GlobalAddr,
+    pub meta: GlobalAddr,
     /// The word that names the map.
-    pub(crate) map: GlobalAddr,
+    pub map: GlobalAddr,
     /// The map's lock.
-    pub(crate) lock: GlobalAddr,
+    pub lock: GlobalAddr,
     /// Nodes of the remote B-link tree in which guests change keys under the map's lock; `None` without guests.
-    pub(crate) guests: Option<Layout>,
+    pub guests: Option<Layout>,
 }
 
 impl MapWords {
@@ -78,28 +78,30 @@ impl MapWords {
 
 /// A range `(low, high]` of keys; `None` is the end of the key space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Range {
-    pub(crate) low: Option<Vec<u8>>,
-    pub(crate) high: Option<Vec<u8>>,
+pub struct Range {
+    /// The bound below it, which is not in it; `None` is the beginning of the key space.
+    pub low: Option<Vec<u8>>,
+    /// Its last key; `None` is the end of the key space.
+    pub high: Option<Vec<u8>>,
 }
 
 impl Range {
     /// Returns whether it holds `key`, or the place just above it.
-    pub(crate) fn holds(&self, key: &[u8], after: bool) -> bool {
+    pub fn holds(&self, key: &[u8], after: bool) -> bool {
         let above = |low: &Vec<u8>| if after { **low <= *key } else { **low < *key };
         let below = |high: &Vec<u8>| if after { *key < **high } else { *key <= **high };
         self.low.as_ref().is_none_or(above) && self.high.as_ref().is_none_or(below)
     }
 
     /// Returns whether all of `(low, high]` is in it.
-    pub(crate) fn contains(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+    pub fn contains(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let above = |own: &Vec<u8>| low.is_some_and(|low| low >= own.as_slice());
         let below = |own: &Vec<u8>| high.is_some_and(|high| high <= own.as_slice());
         self.low.as_ref().is_none_or(above) && self.high.as_ref().is_none_or(below)
     }
 
     /// Returns whether it has keys in common with `(low, high]`.
-    pub(crate) fn meets(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+    pub fn meets(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         let below = match (&self.low, high) {
             (Some(own), Some(high)) => high <= own.as_slice(),
             _ => false,
@@ -128,7 +130,7 @@ impl Range {
 
 /// A range that is about to change hands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Intent {
+pub struct Intent {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) range: Range,
@@ -136,22 +138,24 @@ pub(crate) struct Intent {
 
 /// A table's cut into partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Partitions {
+pub struct Partitions {
     /// Its object's, of both slots.
-    pub(crate) addr: GlobalAddr,
-    pub(crate) bytes: usize,
+    pub addr: GlobalAddr,
+    /// Bytes of its object.
+    pub bytes: usize,
     /// The slot that holds it.
     pub(crate) slot: u64,
-    pub(crate) epoch: u64,
+    /// Changes of the map before it.
+    pub epoch: u64,
     /// Inclusive upper bounds of all partitions but the last.
     pub(crate) bounds: Vec<Vec<u8>>,
     /// Incarnation of each one's owner, or 0.
-    pub(crate) owners: Vec<u64>,
+    pub owners: Vec<u64>,
     /// The move that is under way.
     pub(crate) intent: Option<Intent>,
     /// Logs of compute servers that have, or had, partitions: the owner's incarnation, and the word of
     /// the address.
-    pub(crate) logs: Vec<(u64, u64)>,
+    pub logs: Vec<(u64, u64)>,
 }
 
 impl Partitions {
@@ -178,12 +182,12 @@ impl Partitions {
     }
 
     /// Number of partitions.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.bounds.len() + 1
     }
 
     /// The partition of `key`, or of the place just above it.
-    pub(crate) fn of(&self, key: &[u8], after: bool) -> usize {
+    pub fn of(&self, key: &[u8], after: bool) -> usize {
         self.bounds.partition_point(|bound| if after { **bound <= *key } else { **bound < *key })
     }
 
@@ -198,7 +202,7 @@ impl Partitions {
     }
 
     /// Exclusive lower and inclusive upper bound of a partition.
-    pub(crate) fn range(&self, number: usize) -> (Option<&[u8]>, Option<&[u8]>) {
+    pub fn range(&self, number: usize) -> (Option<&[u8]>, Option<&[u8]>) {
         let low = number.checked_sub(1).map(|before| self.bounds[before].as_slice());
         (low, self.bounds.get(number).map(Vec::as_slice))
     }
@@ -220,7 +224,7 @@ impl Partitions {
     }
 
     /// Gives `range`, which lies in one partition, to `to`; it becomes one with neighbours that `to` has.
-    pub(crate) fn give(&mut self, range: &Range, to: u64) {
+    pub fn give(&mut self, range: &Range, to: u64) {
         let Some(number) = self.around(range) else { return };
         let (low, high) = self.range(number);
         let (cut_low, cut_high) = (range.low.as_deref() != low, range.high.as_deref() != high);
@@ -364,10 +368,7 @@ pub fn sampled<K: AsRef<[u8]>>(sample: &[K], count: usize) -> Vec<Vec<u8>> {
 /// The ownership map that the meta object names.
 ///
 /// Cost: 3 READs in 2 round trips; more if it is being changed.
-pub(crate) async fn read_map(
-    words: &MapWords,
-    session: &Session,
-) -> Result<Partitions, IndexError> {
+pub async fn read_map(words: &MapWords, session: &Session) -> Result<Partitions, IndexError> {
     let reliable = session.reliable();
     let corrupt =
         || IndexError::Corrupt(format!("the ownership map of the table at {}", words.meta));
@@ -412,7 +413,7 @@ pub(crate) async fn read_map(
 ///
 /// # Errors
 /// `Unavailable` if somebody holds the lock for long, `Full`; `change`'s.
-pub(crate) async fn change_map(
+pub async fn change_map(
     words: &MapWords,
     session: &Session,
     change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError> + 'static,
@@ -422,7 +423,7 @@ pub(crate) async fn change_map(
 }
 
 /// As [`change_map`], for a task that runs to its end.
-pub(crate) async fn change_map_now(
+pub async fn change_map_now(
     words: &MapWords,
     session: &Session,
     change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError>,
@@ -435,7 +436,7 @@ pub(crate) async fn change_map_now(
 }
 
 /// Takes the map's lock; takes it over from the dead, once what they changed under it is whole.
-pub(crate) async fn lock_map(words: &MapWords, session: &Session) -> Result<Lock, IndexError> {
+pub async fn lock_map(words: &MapWords, session: &Session) -> Result<Lock, IndexError> {
     let finish = async |dead| {
         let Some(layout) = words.guests else { return Ok(()) };
         let tree = RemoteTree::open(words.meta, layout, BlinkOptions::default());
@@ -447,7 +448,7 @@ pub(crate) async fn lock_map(words: &MapWords, session: &Session) -> Result<Lock
 /// Gives a new table its ownership map, of one partition that nobody has.
 ///
 /// Cost: 1 CAS, 1 WRITE and a chain.
-pub(crate) async fn create_map(words: &MapWords, session: &Session) -> Result<(), IndexError> {
+pub async fn create_map(words: &MapWords, session: &Session) -> Result<(), IndexError> {
     let lock = lock_map(words, session).await?;
     put_map(words, session, lock, None, Partitions::cut(&[])).await.map(drop)
 }

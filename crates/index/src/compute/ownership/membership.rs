@@ -50,7 +50,7 @@ impl Default for JoinOptions {
 }
 
 /// The error of a compute server that the map names as an owner, and that did not open the table.
-pub(crate) fn open_already(meta: GlobalAddr, me: Incarnation) -> IndexError {
+pub fn open_already(meta: GlobalAddr, me: Incarnation) -> IndexError {
     IndexError::Unavailable(format!(
         "compute server {me} has the table at {meta} open already, with another cache, or did not \
          close it: use that one"
@@ -58,7 +58,7 @@ pub(crate) fn open_already(meta: GlobalAddr, me: Incarnation) -> IndexError {
 }
 
 /// Makes at most so many of the partitions that nobody has this compute server's. The caller has a pin.
-pub(crate) async fn claim<T: RangeOwner>(
+pub async fn claim<T: RangeOwner>(
     table: &T,
     session: &Session,
     most: usize,
@@ -93,7 +93,7 @@ pub(crate) async fn take_over<T: RangeOwner>(
 /// Gives all that the map says is the dead compute server `dead`'s to `to` (0 is nobody), once it is
 /// cut off and its log has been replayed; the new map, and how many partitions that were. The
 /// caller has a pin.
-pub(crate) async fn give_away<T: RangeOwner>(
+pub async fn give_away<T: RangeOwner>(
     table: &T,
     session: &Session,
     dead: Incarnation,
@@ -232,7 +232,7 @@ pub(crate) async fn install<T: RangeOwner>(
 ///
 /// # Errors
 /// `Unavailable` if another compute server has a partition, or gets one.
-pub(crate) async fn close_whole<T: RangeOwner>(
+pub async fn close_whole<T: RangeOwner>(
     table: &T,
     session: &Session,
 ) -> Result<(Moving<T>, Vec<Vec<u8>>), IndexError> {
@@ -341,7 +341,7 @@ impl Ownership {
     /// Gives everything up that the map says is this compute server's, or is about to be, once the table is
     /// closed: also what it has come to have and could not begin to serve, for want of room. Does nothing the
     /// second time. The caller has a pin.
-    pub(crate) async fn release_once(&self, session: &Session) -> Result<(), IndexError> {
+    pub async fn release_once(&self, session: &Session) -> Result<(), IndexError> {
         if self.is_released.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -386,7 +386,7 @@ fn forget_log(map: &mut Partitions, who: u64) {
 }
 
 /// The map of a table, and the dead compute servers that it names. The caller has a pin.
-pub(crate) async fn dead_holders(
+pub async fn dead_holders(
     words: &MapWords,
     session: &Session,
 ) -> Result<(Partitions, Vec<Incarnation>), IndexError> {
@@ -402,7 +402,7 @@ pub(crate) async fn dead_holders(
 }
 
 /// Refuses a table of which some compute server owns a part. The caller has a pin.
-pub(crate) async fn check_unowned(words: &MapWords, session: &Session) -> Result<(), IndexError> {
+pub async fn check_unowned(words: &MapWords, session: &Session) -> Result<(), IndexError> {
     let map = read_map(words, session).await?;
     let me = session.endpoint().incarnation();
     match map.holders().into_iter().next() {

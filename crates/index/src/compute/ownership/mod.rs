@@ -1,9 +1,9 @@
 //! Ownership: the keys of a table that this compute server owns, and the operations that work on them.
 //!
-//! A table has an ownership [`map`], which its meta object names. Each compute server that has the table
-//! open holds an [`Ownership`] of it: a view of the map behind a [`guard`], which each operation acquires.
-//! An operation on another's key is sent to the owner ([`routing`]). Joining, learning newer maps and
-//! taking over from the dead is [`membership`].
+//! A table has an ownership map, which its meta object names. Each compute server that has the table
+//! open holds an [`Ownership`] of it: a view of the map behind a [`RangeGuard`], which each operation acquires.
+//! An operation on another's key is sent to the owner (`routing`). Joining, learning newer maps and
+//! taking over from the dead is `membership`.
 
 mod guard;
 mod load;
@@ -23,19 +23,15 @@ use crate::bnode::Seek;
 use crate::local::ParkingLot;
 use crate::sync::{Mutex, lock};
 use guard::Standing;
-pub(crate) use guard::{OpGuard, RangeGuard, View};
+pub use guard::{OpGuard, RangeGuard, View};
 pub(crate) use load::Load;
-pub(crate) use map::{
-    Intent, MapWords, Partitions, Range, change_map, change_map_now, create_map, lock_map, read_map,
+pub use map::{Intent, change_map, create_map, lock_map};
+pub use map::{MapWords, Partitions, Range, change_map_now, equal_width, read_map, sampled};
+pub use membership::{
+    JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away, open_already,
 };
-pub use map::{equal_width, sampled};
-pub use membership::{JoinOptions, Take};
-pub(crate) use membership::{
-    check_unowned, claim, close_whole, cut, dead_holders, forget_intent, give_away, install,
-    open_already, refresh_map, take_free, take_over,
-};
-pub use routing::Owner;
-pub(crate) use routing::{ask, forward_change, forward_get, scan_all, serve, wrong_owner};
+pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free, take_over};
+pub use routing::{Owner, ask, forward_change, forward_get, scan_all, serve, wrong_owner};
 
 /// The table is open, and this compute server has owned no key of it yet.
 const UNOWNED: u8 = 0;
@@ -50,17 +46,17 @@ const LOT_KEY: u64 = 0;
 
 /// Counts of what ownership has brought about.
 #[derive(Debug, Default)]
-pub(crate) struct OwnershipCounts {
+pub struct OwnershipCounts {
     /// Operations that waited for a range to open.
-    pub(crate) parked: AtomicU64,
+    pub parked: AtomicU64,
     /// Operations sent to the owners of their keys.
-    pub(crate) forwarded: AtomicU64,
+    pub forwarded: AtomicU64,
     /// Readings of the map.
-    pub(crate) map_reads: AtomicU64,
+    pub map_reads: AtomicU64,
     /// Dead owners whose place was taken.
-    pub(crate) takeovers: AtomicU64,
+    pub takeovers: AtomicU64,
     /// Ranges given to others.
-    pub(crate) moves: AtomicU64,
+    pub moves: AtomicU64,
 }
 
 /// Adds one.
@@ -70,7 +66,7 @@ pub(crate) fn count(counter: &AtomicU64) {
 
 /// A table's ownership, as this compute server takes part in it.
 #[derive(Debug)]
-pub(crate) struct Ownership {
+pub struct Ownership {
     words: MapWords,
     guard: RangeGuard,
     /// Operations that wait for a closed range.
@@ -96,7 +92,7 @@ impl AsRef<RangeGuard> for Ownership {
 
 impl Ownership {
     /// The part of a compute server that owns nothing by `map` yet.
-    pub(crate) fn new(words: MapWords, map: Partitions, join: JoinOptions) -> Self {
+    pub fn new(words: MapWords, map: Partitions, join: JoinOptions) -> Self {
         Ownership {
             words,
             guard: RangeGuard::new(map),
@@ -112,7 +108,7 @@ impl Ownership {
     }
 
     /// Serves the partitions that are owned in `view`, and never another.
-    pub(crate) fn of_view(words: MapWords, view: View) -> Self {
+    pub fn of_view(words: MapWords, view: View) -> Self {
         let join = JoinOptions { take: Take::Nothing, take_over: false, calls: false };
         let ownership = Ownership::new(words, view.map.clone(), join);
         ownership.guard.change(|_| Some(view));
@@ -120,12 +116,12 @@ impl Ownership {
     }
 
     /// The words that hold the map.
-    pub(crate) fn words(&self) -> &MapWords {
+    pub fn words(&self) -> &MapWords {
         &self.words
     }
 
     /// Makes this compute server a guest: a bulk load takes over from the dead, and nothing else does.
-    pub(crate) fn set_guest(&self) {
+    pub fn set_guest(&self) {
         self.is_guest.store(true, Ordering::Release);
     }
 
@@ -134,47 +130,47 @@ impl Ownership {
     }
 
     /// The guard.
-    pub(crate) fn guard(&self) -> &RangeGuard {
+    pub fn guard(&self) -> &RangeGuard {
         &self.guard
     }
 
     /// The latest known map.
-    pub(crate) fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<View> {
         self.guard.view()
     }
 
     /// Its counts so far.
-    pub(crate) fn counts(&self) -> &OwnershipCounts {
+    pub fn counts(&self) -> &OwnershipCounts {
         &self.counts
     }
 
     /// Returns whether others may change a node of the range `(low, high]`.
-    pub(crate) fn crosses(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+    pub fn crosses(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         self.guard.with_current(|view| view.crosses(low, high))
     }
 
     /// Returns whether a range is being given away.
-    pub(crate) fn is_moving(&self) -> bool {
+    pub fn is_moving(&self) -> bool {
         self.guard.is_moving()
     }
 
     /// Returns whether this compute server owns, or has owned, keys, and the table is open.
-    pub(crate) fn is_owned(&self) -> bool {
+    pub fn is_owned(&self) -> bool {
         self.state.load(Ordering::Acquire) == OWNED
     }
 
     /// Returns whether the table was closed here.
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.state.load(Ordering::Acquire) == CLOSED
     }
 
     /// From now on this compute server owns keys.
-    pub(crate) fn set_owned(&self) {
+    pub fn set_owned(&self) {
         self.state.store(OWNED, Ordering::Release);
     }
 
     /// From now on operations fail. Those that wait for a range to open hear of it.
-    pub(crate) fn set_closed(&self) {
+    pub fn set_closed(&self) {
         self.state.store(CLOSED, Ordering::Release);
         self.wake();
     }
@@ -182,7 +178,7 @@ impl Ownership {
     /// # Errors
     /// `Closed`.
     #[inline]
-    pub(crate) fn check_open(&self) -> Result<(), IndexError> {
+    pub fn check_open(&self) -> Result<(), IndexError> {
         if self.state.load(Ordering::Acquire) <= OWNED { Ok(()) } else { Err(self.closed()) }
     }
 
@@ -198,7 +194,7 @@ impl Ownership {
     ///
     /// # Errors
     /// `OutcomeUnknown` instead of the change's.
-    pub(crate) fn must_succeed<T>(&self, done: Result<T, IndexError>) -> Result<T, IndexError> {
+    pub fn must_succeed<T>(&self, done: Result<T, IndexError>) -> Result<T, IndexError> {
         done.map_err(|error| {
             let text = error.to_string();
             lock(&self.broken).clone_from(&text);
@@ -219,7 +215,7 @@ impl Ownership {
     /// # Errors
     /// `Closed`.
     #[inline]
-    pub(crate) async fn acquire(
+    pub async fn acquire(
         &self,
         session: &Session,
         seek: Seek<'_>,

@@ -85,7 +85,7 @@ fn seek_of(op: &Op) -> Seek<'_> {
 ///
 /// # Errors
 /// `Unavailable`, `Closed`.
-pub(crate) async fn wrong_owner<T: RangeOwner>(
+pub async fn wrong_owner<T: RangeOwner>(
     table: &T,
     session: &Session,
     key: &[u8],
@@ -201,7 +201,7 @@ async fn route_within<T: RangeOwner>(
 }
 
 /// Asks one compute server; `None` if it did not begin.
-pub(crate) async fn ask<T: RangeOwner>(
+pub async fn ask<T: RangeOwner>(
     table: &T,
     session: &Session,
     who: Incarnation,
@@ -278,8 +278,8 @@ async fn find_owner<T: RangeOwner>(
 /// Passes a get on to the owner of its key.
 ///
 /// # Errors
-/// As [`route`].
-pub(crate) async fn forward_get<T: RangeOwner>(
+/// `Unavailable` if nobody serves the key, or its owner cannot be reached; those of the get.
+pub async fn forward_get<T: RangeOwner>(
     table: &T,
     session: &Session,
     key: &[u8],
@@ -297,7 +297,7 @@ pub(crate) async fn forward_get<T: RangeOwner>(
 
 /// Passes a change on to the owner of its key; what the key held is left in `held` if the change has an
 /// expectation.
-pub(crate) async fn forward_change<T: RangeOwner>(
+pub async fn forward_change<T: RangeOwner>(
     table: &T,
     session: &Session,
     change: &Change<'_>,
@@ -318,7 +318,7 @@ pub(crate) async fn forward_change<T: RangeOwner>(
 }
 
 /// A scan over all partitions that `range` meets, each by its owner.
-pub(crate) async fn scan_all<T: RangeOwner>(
+pub async fn scan_all<T: RangeOwner>(
     table: &T,
     session: &Session,
     range: ScanRange<'_>,
@@ -392,7 +392,7 @@ async fn scan_until_cut<T: RangeOwner>(
 ///
 /// # Errors
 /// Those of the request.
-pub(crate) async fn serve<T: RangeOwner>(
+pub async fn serve<T: RangeOwner>(
     table: &T,
     session: &Session,
     request: Request,

@@ -1,0 +1,270 @@
+//! Engine interface of DEX: opens a table once per member, and walks tables that nobody has open.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, Service, ServiceId};
+use farleaf_index::blink::BlinkOptions;
+use farleaf_index::blink::remote::RemoteTree;
+use farleaf_index::bnode::Layout;
+use farleaf_index::compute::ownership::{
+    Ownership, View, check_unowned, claim, dead_holders, give_away, open_already, read_map,
+};
+use farleaf_index::compute::{JoinOptions, Take};
+use farleaf_index::engine::{Engine, Traits, choose};
+use farleaf_index::{IndexError, Knobs, OpenOptions, Settings, Stored, TableReport, Visitor};
+use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+use fastrand::Rng;
+
+use super::log::read_log;
+use super::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
+use super::tree::{check_placement, place_for};
+use super::{Admission, Dex, DexOptions, DexTree, Durability, FRAMES_MIN};
+
+fn remote(meta: GlobalAddr, layout: Layout) -> RemoteTree {
+    RemoteTree::open(meta, layout, BlinkOptions::default())
+}
+
+impl Dex {
+    /// Opens a table in this member of the pool: gives the cache that the member has of it, or a new one, which
+    /// is empty.
+    ///
+    /// Cost: 3 READs for a new cache, and a change of the map if it takes something.
+    ///
+    /// # Errors
+    /// For a new cache: `Invalid` for one of fewer than 8 nodes and for options that make no sense, `Full` if
+    /// there is no memory for it; `Unavailable` if another member of this compute server has the table open.
+    pub async fn open(
+        session: &Session,
+        meta: GlobalAddr,
+        layout: Layout,
+        options: DexOptions,
+        join: JoinOptions,
+    ) -> Result<Self, IndexError> {
+        if let Some(cache) = session.pool().kept::<DexTree>(meta) {
+            return Ok(Dex(cache));
+        }
+        let words = remote(meta, layout).map_words();
+        let (map, placement) = {
+            let _pin = session.begin(OpKind::Other).await?;
+            let placement = session.reliable().word(RemoteTree::placement_word(meta)).await?;
+            (read_map(&words, session).await?, placement)
+        };
+        let me = session.endpoint().incarnation();
+        if map.owners.contains(&me.0) {
+            return Err(open_already(meta, me));
+        }
+        let ownership = Ownership::new(words, map, join);
+        let new = Dex::with(meta, layout, options, ownership)?;
+        let placement = place_for(session, meta, placement, new.0.options.offload).await?;
+        new.0.take_placement(placement);
+        // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
+        let dex = Dex(session.pool().keep(meta, new.0));
+        if let Take::Free(most @ 1..) = join.take {
+            let _pin = session.begin(OpKind::Maintenance).await?;
+            claim(&dex, session, most).await?;
+        }
+        Ok(dex)
+    }
+
+    /// As [`Dex::open`], by the settings of the store.
+    pub(crate) async fn open_kept(
+        session: &Session,
+        meta: GlobalAddr,
+        layout: Layout,
+        options: &OpenOptions,
+    ) -> Result<Self, IndexError> {
+        let take = match options.take {
+            0 => Take::Nothing,
+            most => Take::Free(most),
+        };
+        let is_guest = options.take_over && options.guest_operations > 0;
+        let take_over = options.take_over && !is_guest;
+        let join = JoinOptions { take, take_over, calls: options.calls };
+        let settings = DexOptions::read(&options.settings)
+            .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
+        let dex = Dex::open(session, meta, layout, settings, join).await?;
+        if is_guest {
+            dex.be_guest(options.guest_operations);
+        }
+        Ok(dex)
+    }
+}
+
+impl Engine for Dex {
+    const NAME: &'static str = "dex";
+    const ABOUT: &'static str = "DEX: B+-tree with owned key ranges, a cache on each compute server, and \
+                                 offloading; Lu et al., PVLDB 17(10), 2024";
+
+    const TRAITS: Traits = Traits {
+        cached: true,
+        owned: true,
+        logged: true,
+        offloads: true,
+        exposes: false,
+        splits: true,
+        merges: true,
+        shrinks: false,
+        radix: false,
+    };
+    const CANARIES: &'static [Canary] = &[
+        Canary::AdoptUnchecked,
+        Canary::CoolUnwritten,
+        Canary::LoseLogRecord,
+        Canary::ReplayOlder,
+        Canary::ForwardUnchecked,
+        Canary::GiveUndrained,
+        Canary::AnswerAsZombie,
+        Canary::SplitOldFirst,
+        Canary::LostIsNotBegun,
+        Canary::DeliverTwice,
+    ];
+
+    type Options = DexOptions;
+    type Table = Dex;
+
+    /// The table has an ownership map of one partition that nobody owns.
+    ///
+    /// Cost: 1 CAS, 5 WRITEs.
+    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+        Dex::create(session, layout).await
+    }
+
+    /// Cost: 3 READs the first time.
+    async fn open(
+        session: &Session,
+        table: &Stored,
+        options: &OpenOptions,
+    ) -> Result<Dex, IndexError> {
+        Dex::open_kept(session, table.meta(), *table.layout(), options).await
+    }
+
+    fn check_options(options: &DexOptions, layout: &Layout) -> Result<(), IndexError> {
+        options.check(layout)
+    }
+
+    async fn walk(
+        session: &Session,
+        table: &Stored,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        walk_stored(&remote(table.meta(), *table.layout()), session, visitor, report).await
+    }
+
+    async fn release_dead(session: &Session, table: &Stored) -> Result<usize, IndexError> {
+        release_dead(session, table.meta(), *table.layout()).await
+    }
+
+    async fn check_unowned(session: &Session, table: &Stored) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
+        check_unowned(&remote(table.meta(), *table.layout()).map_words(), session).await
+    }
+
+    fn draw(rng: &mut Rng, layout: &Layout) -> Settings {
+        let frames = choose(rng, &[48, 48, 96, 400]);
+        let options = DexOptions {
+            cache_bytes: frames * layout.node_bytes() as u64,
+            durability: Durability::Logged,
+            log_bytes: choose(rng, &[8 << 10, 8 << 10, 24 << 10]),
+            admission: choose(
+                rng,
+                &[
+                    Admission::Again,
+                    Admission::Again,
+                    Admission::Again,
+                    Admission::Chance(0.1),
+                    Admission::Chance(0.5),
+                    Admission::Chance(1.0),
+                ],
+            ),
+            cooling_ratio: choose(rng, &[0.1, 0.3]),
+            single_queue: choose(rng, &[false, false, false, true]),
+            offload: match rng.u8(..12) {
+                0 => Offload::Ratio(0.5),
+                1 => Offload::Always,
+                2 => Offload::Adaptive,
+                _ => Offload::Never,
+            },
+            offload_scans: rng.bool(),
+            combine: choose(rng, &[0, 4, 64]),
+            ..DexOptions::default()
+        };
+        let drawn = [
+            "cache",
+            "durability",
+            "log_bytes",
+            "admission",
+            "cooling_ratio",
+            "single_queue",
+            "offload",
+            "offload_scans",
+            "combine",
+        ];
+        drawn.into_iter().fold(Settings::default(), |all, name| {
+            let text = options.get(name).unwrap_or_default();
+            all.with(name, &text)
+        })
+    }
+
+    fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
+        vec![(OFFLOAD_SERVICE, Arc::new(OffloadService::new(life, None)))]
+    }
+}
+
+/// Visits the meta object, the ownership map, the logs, then the tree. The caller has a pin.
+///
+/// Cost: 1 READ for each level of each node, 1 more for inner nodes of a placed table, 3, and 1 for each log.
+pub(super) async fn walk_stored(
+    remote: &RemoteTree,
+    session: &Session,
+    visitor: &mut impl Visitor,
+    report: &mut TableReport,
+) -> Result<(), IndexError> {
+    remote.visit_meta(visitor);
+    if visitor.is_done() {
+        return Ok(());
+    }
+    let map = read_map(&remote.map_words(), session).await?;
+    visitor.object("ownership map", map.addr, map.bytes);
+    for (_, word) in map.logs {
+        if visitor.is_done() {
+            return Ok(());
+        }
+        let log = read_log(remote, session, word).await?;
+        visitor.object("log", log.addr, log.bytes());
+    }
+    if visitor.is_done() {
+        return Ok(());
+    }
+    remote.walk_nodes(session, visitor, report).await?;
+    if report.problems.is_empty() && !visitor.is_done() {
+        report.problems = check_placement(remote, session).await?;
+    }
+    Ok(())
+}
+
+async fn release_dead(
+    session: &Session,
+    meta: GlobalAddr,
+    layout: Layout,
+) -> Result<usize, IndexError> {
+    let _pin = session.begin(OpKind::Maintenance).await?;
+    let words = remote(meta, layout).map_words();
+    let (map, dead) = dead_holders(&words, session).await?;
+    if dead.is_empty() {
+        return Ok(0);
+    }
+    let options = DexOptions {
+        cache_bytes: FRAMES_MIN * layout.node_bytes() as u64,
+        durability: Durability::Volatile,
+        ..DexOptions::default()
+    };
+    let ownership = Ownership::of_view(words, View::new(map));
+    let dex = Dex::with(meta, layout, options, ownership)?;
+    dex.0.take_placement(session.reliable().word(RemoteTree::placement_word(meta)).await?);
+    for who in &dead {
+        give_away(&dex, session, *who, 0).await?;
+    }
+    Ok(dead.len())
+}

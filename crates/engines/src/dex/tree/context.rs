@@ -1,0 +1,149 @@
+//! Operation context: counts the attempts of one operation and carries its wishes through them.
+
+use farleaf_fabric::{Endpoint, OpError};
+use farleaf_index::IndexError;
+use farleaf_index::retry::backoff;
+use farleaf_pool::{PoolError, Session};
+
+use super::DexTree;
+use crate::dex::offload::Offloadable;
+use crate::dex::stats::Cause;
+
+/// Steps of one operation before it gives up.
+const STEPS_MAX: u32 = 100_000;
+/// Restarts that follow each other at once, then those that only let other tasks run.
+const RESTARTS_QUICK: u32 = 16;
+const RESTARTS_YIELDING: u32 = 64;
+
+/// The reason why an attempt did not come to an end.
+#[derive(Debug)]
+pub(crate) enum DexFail {
+    /// Something changed: walk again.
+    Restart,
+    /// Every frame was in use.
+    NoFrame,
+    /// The operation fails.
+    Error(IndexError),
+}
+
+impl From<IndexError> for DexFail {
+    fn from(error: IndexError) -> Self {
+        DexFail::Error(error)
+    }
+}
+
+impl From<OpError> for DexFail {
+    fn from(error: OpError) -> Self {
+        DexFail::Error(error.into())
+    }
+}
+
+impl From<PoolError> for DexFail {
+    fn from(error: PoolError) -> Self {
+        DexFail::Error(error.into())
+    }
+}
+
+/// Counts attempts at one operation and spaces them out.
+#[derive(Debug, Default)]
+pub(crate) struct OpContext {
+    restarts: u32,
+    steps: u32,
+    /// The next leaf that the operation misses is cached.
+    pub(super) must_cache: bool,
+    /// Every frame was in use, so a missed leaf is not cached.
+    pub(super) no_frame: bool,
+    /// The part of the operation that a memory server may execute.
+    pub(super) offloadable: Option<Offloadable>,
+    /// The caller reads a missed leaf, whether it is to be cached or not.
+    pub(super) reads_ahead: bool,
+    /// The caller waits where another task works on a node.
+    pub(super) joins: bool,
+    /// The purpose of the READs.
+    pub(super) cause: Cause,
+}
+
+impl OpContext {
+    /// Begins a change, which may be offloaded.
+    pub(super) fn change(offloadable: Option<Offloadable>) -> Self {
+        OpContext { offloadable, ..OpContext::default() }
+    }
+
+    /// Begins a get.
+    pub(super) fn get() -> Self {
+        OpContext { offloadable: Some(Offloadable::Get), joins: true, ..OpContext::default() }
+    }
+
+    /// Begins a step of a scan, which may read ahead, and may be offloaded.
+    pub(super) fn scan(reads_ahead: bool, offloadable: Option<Offloadable>) -> Self {
+        OpContext { reads_ahead, offloadable, cause: Cause::Scan, ..OpContext::default() }
+    }
+
+    /// Ends offloading for the operation (`INV-DEX-OFF-6`).
+    fn fetch(&mut self) {
+        self.offloadable = None;
+    }
+
+    /// Ends offloading for the operation, because a memory server said so or could not be asked.
+    pub(super) fn fall_back(&mut self) {
+        self.fetch();
+        self.cause = Cause::Fallback;
+    }
+
+    /// Demands that the leaf is cached, as the next step needs it there.
+    pub(crate) fn must_cache(&mut self) {
+        self.must_cache = true;
+        self.fetch();
+    }
+
+    /// Counts one step more.
+    ///
+    /// # Errors
+    /// `Unavailable` after too many.
+    pub(super) fn step(&mut self) -> Result<(), IndexError> {
+        self.steps += 1;
+        if self.steps <= STEPS_MAX {
+            return Ok(());
+        }
+        Err(IndexError::Unavailable(format!(
+            "gave up after {STEPS_MAX} steps through the cache: it may be too small for so many \
+             operations at once"
+        )))
+    }
+
+    /// Prepares one more attempt: waits if there were many.
+    pub(crate) async fn again(
+        &mut self,
+        tree: &DexTree,
+        session: &Session,
+    ) -> Result<(), IndexError> {
+        self.step()?;
+        self.restarts += 1;
+        tree.stats.restarts.add();
+        if self.restarts > RESTARTS_YIELDING {
+            backoff(session, self.restarts - RESTARTS_YIELDING).await;
+        } else if self.restarts > RESTARTS_QUICK {
+            session.endpoint().yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Prepares one more attempt after `fail`, if that is nothing final.
+    pub(crate) async fn after(
+        &mut self,
+        fail: DexFail,
+        tree: &DexTree,
+        session: &Session,
+    ) -> Result<(), IndexError> {
+        match fail {
+            DexFail::Restart => self.again(tree, session).await,
+            DexFail::NoFrame => {
+                self.no_frame = true;
+                // Others have to finish first.
+                self.restarts = self.restarts.max(RESTARTS_YIELDING);
+                self.again(tree, session).await
+            }
+            DexFail::Error(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Tree: one compute server's B+-tree of a table, over the page cache and remote memory.
+//!
+//! | file | content |
+//! |---|---|
+//! | `walk` | the descent by optimistic lock coupling |
+//! | `miss`, `pages` | nodes that are not cached; READs and WRITEs of nodes |
+//! | `ops`, `combine`, `offloaded` | gets and changes; by a latch's holder; by a memory server |
+//! | `scan`, `prefetch` | scans, and the leaves that they read ahead |
+//! | `split`, `merge`, `heal` | changes of the tree's shape, and those that a crash left half done |
+//! | `bulk` | bulk load |
+//! | `write_back`, `replay` | dirty nodes to remote memory; a dead owner's log |
+//! | `placement` | memory servers of new nodes |
+//! | `verify` | checks of the cache and of remote memory |
+//! | `shared`, `sweep`, `adopt` | inner nodes that cross bounds; nodes of a range that changes owners |
+//! | `context`, `tasks` | attempts of one operation; steps that run to their end |
+
+mod adopt;
+mod bulk;
+mod combine;
+mod context;
+mod heal;
+mod merge;
+mod miss;
+mod offloaded;
+mod ops;
+mod pages;
+mod placement;
+mod prefetch;
+mod replay;
+mod scan;
+mod shared;
+mod split;
+mod sweep;
+mod tasks;
+mod verify;
+mod walk;
+mod write_back;
+
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::{Arc, OnceLock};
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_index::IndexError;
+use farleaf_index::blink::BlinkOptions;
+use farleaf_index::blink::remote::RemoteTree;
+use farleaf_index::bnode::Layout;
+use farleaf_index::compute::ownership::Ownership;
+use farleaf_index::local::Combiner;
+use farleaf_index::retry::backoff;
+use farleaf_pool::Session;
+
+use crate::dex::cache::PageCache;
+use crate::dex::guest::DexGuest;
+use crate::dex::log::Log;
+use crate::dex::offload::Offloads;
+use crate::dex::stats::Stats;
+use crate::dex::{DexOptions, FRAMES_MAX};
+use combine::Combined;
+pub(crate) use context::{DexFail, OpContext};
+pub(crate) use ops::{LeafChange, OwnedLeafChange};
+pub(crate) use placement::{check_level, check_placement, place_for, place_table};
+use shared::Posts;
+pub(crate) use split::Need;
+pub(crate) use walk::{SearchEnd, Seek, UnfinishedSplit};
+
+/// One compute server's tree of a table, for all its threads.
+#[derive(Debug)]
+pub(crate) struct DexTree {
+    pub(crate) remote: RemoteTree,
+    /// The keys that it serves.
+    pub(crate) ownership: Ownership,
+    posts: Posts,
+    pub(crate) options: DexOptions,
+    pub(crate) pages: Arc<PageCache>,
+    pub(crate) log: Log,
+    pub(crate) offloads: Arc<Offloads>,
+    /// Its right to work on keys that nobody owns, if it has one.
+    pub(crate) guest: OnceLock<DexGuest>,
+    /// Changes that wait for a frame's latch.
+    combiner: Combiner<OwnedLeafChange, Combined>,
+    /// Keys of gets that wait for another task's READ of a leaf, and their values.
+    shared_reads: Combiner<Vec<u8>, Option<Vec<u8>>>,
+    pub(crate) stats: Arc<Stats>,
+    /// Tasks that make room in the log.
+    room_tasks: AtomicU32,
+    /// Entries of a leaf as the last scan found them; 0 before the first. A hint.
+    leaf_entries: AtomicUsize,
+}
+
+impl DexTree {
+    /// Makes an empty cache of the table at `meta`, which serves the keys that `ownership` gives it.
+    ///
+    /// # Errors
+    /// `Invalid` for options with which no table of such nodes can be opened; `Full` if this compute
+    /// server has no memory for the frames.
+    pub(crate) fn new(
+        meta: GlobalAddr,
+        layout: Layout,
+        options: DexOptions,
+        ownership: Ownership,
+    ) -> Result<Self, IndexError> {
+        options.check(&layout)?;
+        let frames = options.cache_bytes / layout.node_bytes() as u64;
+        let frames = frames.min(FRAMES_MAX) as usize;
+        let remote_options = BlinkOptions {
+            bulk_fill: options.bulk_fill,
+            merge_low: options.merge_low,
+            merge_sum: options.merge_sum,
+            ..BlinkOptions::default()
+        };
+        let stats = Arc::new(Stats::default());
+        let pages = Arc::new(PageCache::new(layout, frames, &options, Arc::clone(&stats))?);
+        Ok(DexTree {
+            log: Log::new(meta, &options, Arc::clone(&pages), Arc::clone(&stats)),
+            offloads: Arc::new(Offloads::new(&options, Arc::clone(&pages), Arc::clone(&stats))),
+            pages,
+            combiner: Combiner::new(64),
+            shared_reads: Combiner::new(64),
+            stats,
+            room_tasks: AtomicU32::new(0),
+            leaf_entries: AtomicUsize::new(0),
+            remote: RemoteTree::open(meta, layout, remote_options),
+            ownership,
+            posts: Posts::default(),
+            guest: OnceLock::new(),
+            options,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn layout(&self) -> &Layout {
+        self.pages.layout()
+    }
+
+    pub(crate) fn no_level(&self) -> IndexError {
+        IndexError::Corrupt(format!(
+            "the table at {} has lost its lowest level",
+            self.remote.meta()
+        ))
+    }
+
+    /// Waits until no task works on a child of a frame. The caller holds the frame's SX, so that no further
+    /// task begins. Gives up after a while.
+    pub(crate) async fn drain_pins(&self, session: &Session, frame: u32) -> bool {
+        for attempt in 0..64 {
+            if self.pages.frames.ctl(frame).pins() == 0 {
+                return true;
+            }
+            backoff(session, attempt).await;
+        }
+        false
+    }
+}

@@ -1,0 +1,610 @@
+//! Point operations: get and change single keys through the cache.
+//!
+//! A hit reads under optimistic lock coupling, or changes the leaf under X of its latch, and sends
+//! nothing over the fabric.
+//!
+//! - `INV-DEX-REC` A change that takes a reference to a record out of a leaf is written through before
+//!   the record is retired, so that remote memory never refers to a record that is gone.
+
+use std::sync::Arc;
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_index::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, StoredValue, Value};
+use farleaf_index::{Change, Decision, IndexError, Outcome};
+use farleaf_pool::Session;
+
+use super::combine::Others;
+use super::split::Need;
+use super::walk::{Location, SearchEnd, Seek};
+use super::{DexFail, DexTree, OpContext};
+use crate::dex::cache::{FrameState, IoMark, Sx};
+use crate::dex::offload::Offloadable;
+
+/// A change of one key in its leaf.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeafChange<'a> {
+    /// The new value; `None` removes.
+    pub(crate) value: Option<&'a [u8]>,
+    /// The record that holds it, if it is too long for a leaf.
+    pub(crate) record: Option<RecordRef>,
+    /// May add an absent key.
+    pub(crate) adds: bool,
+    /// May change or remove a present one.
+    pub(crate) replaces: bool,
+    /// Only if it holds this.
+    pub(crate) expected: Option<Option<&'a [u8]>>,
+}
+
+impl<'a> LeafChange<'a> {
+    /// Returns `change`, with its value in the leaf.
+    pub(crate) fn of(change: &Change<'a>) -> Self {
+        let Change { value, adds, replaces, expected, .. } = *change;
+        LeafChange { value, record: None, adds, replaces, expected }
+    }
+
+    /// Returns the value to store in the leaf.
+    pub(crate) fn stored(&self) -> Option<Value<'a>> {
+        match (self.record, self.value) {
+            (Some(record), _) => Some(Value::Record(record)),
+            (None, value) => value.map(Value::Inline),
+        }
+    }
+}
+
+/// An [`LeafChange`] for a task that may outlive its caller.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnedLeafChange {
+    pub(crate) key: Vec<u8>,
+    value: Option<Vec<u8>>,
+    record: Option<RecordRef>,
+    adds: bool,
+    replaces: bool,
+    expected: Option<Option<Vec<u8>>>,
+}
+
+impl OwnedLeafChange {
+    /// Returns a change that a log recorded.
+    pub(crate) fn of_log(key: Vec<u8>, value: Option<Vec<u8>>) -> Self {
+        let (record, expected) = (None, None);
+        OwnedLeafChange { key, value, record, adds: true, replaces: true, expected }
+    }
+
+    /// The value, if it is not in a record.
+    pub(crate) fn value(&self) -> Option<&[u8]> {
+        self.value.as_deref()
+    }
+
+    pub(crate) fn record(&self) -> Option<RecordRef> {
+        self.record
+    }
+
+    pub(crate) fn of(key: &[u8], change: &LeafChange<'_>) -> Self {
+        OwnedLeafChange {
+            key: key.to_vec(),
+            // A record stands for its value.
+            value: change.value.filter(|_| change.record.is_none()).map(<[u8]>::to_vec),
+            record: change.record,
+            adds: change.adds,
+            replaces: change.replaces,
+            expected: change.expected.map(|held| held.map(<[u8]>::to_vec)),
+        }
+    }
+
+    pub(crate) fn borrowed(&self) -> LeafChange<'_> {
+        LeafChange {
+            value: self.value.as_deref(),
+            record: self.record,
+            adds: self.adds,
+            replaces: self.replaces,
+            expected: self.expected.as_ref().map(Option::as_deref),
+        }
+    }
+}
+
+/// The result of an attempt on a leaf.
+pub(crate) enum LeafAttempt {
+    /// Nothing had to be changed.
+    Left(Outcome),
+    /// Changed; and whether the leaf has become sparse.
+    Changed(Outcome, bool),
+    NoRoom,
+    Again,
+}
+
+/// The error of a change with which a task goes on when the caller does not wait any longer.
+pub(crate) fn unfinished_change() -> IndexError {
+    IndexError::OutcomeUnknown("a memory server cannot be reached".into())
+}
+
+pub(crate) fn decide(change: &LeafChange<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
+    let outcome = Outcome { existed, differs: false };
+    if let Some(expected) = change.expected
+        && expected != holds
+    {
+        return Decision::Leave(Outcome { differs: true, ..outcome });
+    }
+    let allowed = if existed { change.replaces } else { change.adds };
+    if !allowed || (!existed && change.stored().is_none()) {
+        return Decision::Leave(outcome);
+    }
+    Decision::Apply(outcome)
+}
+
+/// Applies a change to a leaf.
+pub(crate) fn apply<I: Image>(
+    leaf: &mut NodeMut<'_, I>,
+    key: &[u8],
+    change: &LeafChange<'_>,
+) -> Result<(), ChangeError> {
+    let found = leaf.as_node().find(key);
+    apply_at(leaf, key, change, found)
+}
+
+/// Applies a change at the key's index, or at the place where the key would be.
+#[inline]
+pub(crate) fn apply_at<I: Image>(
+    leaf: &mut NodeMut<'_, I>,
+    key: &[u8],
+    change: &LeafChange<'_>,
+    found: Result<usize, usize>,
+) -> Result<(), ChangeError> {
+    match (change.stored(), found) {
+        (Some(value), Ok(index)) => leaf.replace(index, value),
+        (Some(value), Err(_)) => leaf.insert(key, value).map(drop),
+        (None, Ok(index)) => leaf.remove(index),
+        (None, Err(_)) => Ok(()),
+    }
+}
+
+impl DexTree {
+    /// Copies the value of `key` into `value` if every node on the way is cached; else `None`. Touches
+    /// nothing but frames, so it needs no pin.
+    #[inline]
+    pub(crate) fn get_cached(
+        &self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<Option<bool>, IndexError> {
+        self.check_open()?;
+        Ok(match self.hit(key).and_then(|location| self.value_in(location, key, value)) {
+            Some(Some(StoredValue::Inline)) => Some(true),
+            Some(None) => {
+                value.clear();
+                Some(false)
+            }
+            Some(Some(StoredValue::Record(_))) | None => None,
+        })
+    }
+
+    /// Copies a leaf's value of `key` into `value`; `None` if the leaf changed meanwhile.
+    #[inline]
+    fn value_in(
+        &self,
+        location: Location,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Option<Option<StoredValue>> {
+        let node = self.pages.frames.node(self.layout(), location.frame);
+        let stored = match node.find(key) {
+            Ok(index) => node.value(index, value),
+            Err(_) => None,
+        };
+        self.pages.frames.latch(location.frame).validate(location.version).then_some(stored)
+    }
+
+    /// Copies `key`'s value into `value`; `false` if there is none.
+    ///
+    /// Cost: none if the leaf is cached; 1 READ for a value in a record.
+    pub(crate) async fn get(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        let mut context = OpContext::get();
+        loop {
+            match self.find(session, Seek::At(key), 0, true, &mut context).await? {
+                SearchEnd::Offload(mark) => {
+                    if let Some(has) =
+                        Box::pin(self.get_offloaded(session, mark, key, value)).await?
+                    {
+                        return Ok(has);
+                    }
+                    context.fall_back();
+                }
+                SearchEnd::Node(location) => {
+                    let Some(stored) = self.value_in(location, key, value) else {
+                        context.again(self, session).await?;
+                        continue;
+                    };
+                    match stored {
+                        Some(StoredValue::Inline) => return Ok(true),
+                        Some(StoredValue::Record(record)) => {
+                            self.remote.read_record(session, record, value).await?;
+                            return Ok(true);
+                        }
+                        None => {
+                            value.clear();
+                            return Ok(false);
+                        }
+                    }
+                }
+                SearchEnd::Missing(mark) => match Box::pin(self.stream(session, mark)).await {
+                    Ok(image) => {
+                        let node = Node::new(self.layout(), image.words());
+                        let Ok(index) = node.find(key) else {
+                            value.clear();
+                            return Ok(false);
+                        };
+                        self.remote.value_of(session, &node, index, value).await?;
+                        return Ok(true);
+                    }
+                    Err(fail) => context.after(fail, self, session).await?,
+                },
+                SearchEnd::Awaited(addr) => {
+                    if let Some(has) = Box::pin(self.join_read(addr, key, value)).await {
+                        return Ok(has);
+                    }
+                    context.step()?;
+                }
+                SearchEnd::TooLow => return Err(self.no_level()),
+            }
+        }
+    }
+
+    /// Changes one key; leaves its old value in `held` if the change expects one.
+    pub(crate) async fn modify(
+        self: &Arc<Self>,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.check_change(change)?;
+        let _pin = session.begin(change.kind).await?;
+        let (key, mut leaf_change) = (change.key, LeafChange::of(change));
+        if let Some(value) = leaf_change.value
+            && self.remote.needs_record(value.len())
+        {
+            leaf_change.record = Some(self.remote.write_record(session, value).await?);
+        }
+        let result = self.modify_with_record(session, key, &leaf_change, held).await;
+        let published = matches!(result, Ok(LeafAttempt::Changed(..)));
+        let unknown = matches!(result, Err(IndexError::OutcomeUnknown(_)));
+        if let Some(record) = leaf_change.record
+            && !published
+            && !unknown
+        {
+            let (addr, bytes) = self.remote.record_place(record)?;
+            session.free_unpublished(addr, bytes);
+        }
+        match result? {
+            LeafAttempt::Changed(outcome, sparse) => {
+                if sparse {
+                    Box::pin(self.merge(session, key)).await;
+                }
+                Ok(outcome)
+            }
+            LeafAttempt::Left(outcome) => Ok(outcome),
+            LeafAttempt::NoRoom | LeafAttempt::Again => Err(self.no_level()),
+        }
+    }
+
+    /// Refuses keys and values that the table does not take.
+    pub(crate) fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError> {
+        self.remote.check_key(change.key)?;
+        change.value.map_or(Ok(()), |value| self.remote.check_value(value))
+    }
+
+    async fn modify_with_record(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        change: &LeafChange<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<LeafAttempt, IndexError> {
+        self.check_open()?;
+        let mut context = OpContext::change(Offloadable::of(change));
+        let mut hit = self.hit(key).map(SearchEnd::Node);
+        loop {
+            let found = match hit.take() {
+                Some(found) => found,
+                None => self.find(session, Seek::At(key), 0, true, &mut context).await?,
+            };
+            let attempt = match found {
+                SearchEnd::Offload(mark) => {
+                    let owned = OwnedLeafChange::of(key, change);
+                    match Box::pin(self.change_offloaded(session, mark, owned)).await? {
+                        Some((outcome, true)) => Ok(LeafAttempt::Changed(outcome, false)),
+                        Some((outcome, false)) => Ok(LeafAttempt::Left(outcome)),
+                        None => {
+                            context.fall_back();
+                            continue;
+                        }
+                    }
+                }
+                SearchEnd::Node(location) => {
+                    self.change(session, location, key, change, held).await
+                }
+                SearchEnd::Missing(mark) => {
+                    let change = OwnedLeafChange::of(key, change);
+                    Box::pin(self.change_streamed(session, mark, change, held)).await
+                }
+                SearchEnd::TooLow | SearchEnd::Awaited(_) => return Err(self.no_level()),
+            };
+            match attempt {
+                Ok(LeafAttempt::Again) => context.again(self, session).await?,
+                Ok(LeafAttempt::NoRoom) => {
+                    // A split needs the leaf in the cache.
+                    context.must_cache();
+                    let need = Need::Room(OwnedLeafChange::of(key, change));
+                    match Box::pin(self.split(session, need)).await {
+                        Ok(()) => {}
+                        Err(fail) => context.after(fail, self, session).await?,
+                    }
+                }
+                Ok(done) => return Ok(done),
+                Err(fail) => context.after(fail, self, session).await?,
+            }
+        }
+    }
+
+    /// One attempt at a leaf that is cached.
+    async fn change(
+        self: &Arc<Self>,
+        session: &Session,
+        location: Location,
+        key: &[u8],
+        change: &LeafChange<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<LeafAttempt, DexFail> {
+        let latch = &self.pages.frames.ctl(location.frame).latch;
+        let node = self.pages.frames.node(self.layout(), location.frame);
+        let found = node.find(key);
+        let old_record = found.ok().and_then(|index| node.record(index));
+        let mut holds = false;
+        if change.expected.is_some() {
+            held.clear();
+            let stored = found.ok().and_then(|index| node.value(index, held));
+            holds = stored.is_some();
+            if let Some(StoredValue::Record(record)) = stored {
+                if !latch.validate(location.version) {
+                    return Ok(LeafAttempt::Again);
+                }
+                self.remote.read_record(session, record, held).await?;
+            }
+        }
+        if !latch.validate(location.version) {
+            return Ok(LeafAttempt::Again);
+        }
+        let outcome = match decide(change, found.is_ok(), holds.then_some(held.as_slice())) {
+            Decision::Leave(outcome) => return Ok(LeafAttempt::Left(outcome)),
+            Decision::Apply(outcome) => outcome,
+        };
+        if old_record.is_some() || self.log.logs_changes() {
+            let old_record = match old_record {
+                Some(record) => Some(self.remote.record_place(record)?.0),
+                None => None,
+            };
+            let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
+                return Box::pin(self.leave_to_holder(location.frame, key, change)).await;
+            };
+            let change = OwnedLeafChange::of(key, change);
+            return Box::pin(self.change_surely(session, sx, change, outcome, old_record)).await;
+        }
+        if !latch.try_x(location.version) {
+            if latch.is_held() {
+                return Box::pin(self.leave_to_holder(location.frame, key, change)).await;
+            }
+            return Ok(LeafAttempt::Again);
+        }
+        // Nothing has changed since it was looked at, so it is still Hot.
+        debug_assert_eq!(self.pages.frames.ctl(location.frame).state(), FrameState::Hot);
+        let mut leaf = self.pages.frames.node_mut(self.layout(), location.frame);
+        let changed = apply_at(&mut leaf, key, change, found);
+        let mut shrinks = change.value.is_none();
+        if changed.is_ok() {
+            self.pages.frames.ctl(location.frame).set_dirty(true);
+            if self.options.combine > 0 && self.combiner.has_work(location.frame.into()) {
+                let others = self.combine(location.frame, &mut leaf);
+                shrinks |= others.remove();
+                others.answer();
+            }
+        }
+        let sparse = shrinks && self.is_sparse(&leaf.as_node());
+        let changed = changed.map_err(|error| match error {
+            ChangeError::NoRoom => Ok(LeafAttempt::NoRoom),
+            error => Err(self.remote.damaged(self.pages.frames.addr(location.frame), error).into()),
+        });
+        self.pages.release_x(location.frame);
+        changed.map_or_else(|failed| failed, |()| Ok(LeafAttempt::Changed(outcome, sparse)))
+    }
+
+    /// Changes a cached leaf such that the change is in a memory server before it is seen: logs it, or
+    /// writes the leaf through if it takes a record or gives one up (`INV-DEX-REC`, `INV-DEX-LOG-5`) or
+    /// the log has no room. Others' changes of the leaf that are logged go with one that is.
+    ///
+    /// Cost: 1 WRITE; 1 more if it gives up a record, 1 more if it is written through and there is a
+    /// journal.
+    async fn change_surely(
+        self: &Arc<Self>,
+        session: &Session,
+        sx: Sx,
+        change: OwnedLeafChange,
+        outcome: Outcome,
+        old_record: Option<GlobalAddr>,
+    ) -> Result<LeafAttempt, DexFail> {
+        let (tree, session_too) = (Arc::clone(self), session.clone());
+        let done = self
+            .detach_within(session, async move {
+                let (frame, session) = (sx.frame(), session_too);
+                let ctl = tree.pages.frames.ctl(frame);
+                let mut image = session.client().buf(tree.layout().node_bytes());
+                tree.pages.frames.copy(frame, image.words_mut());
+                let mut leaf = NodeMut::new(tree.layout(), image.words_mut());
+                match apply(&mut leaf, &change.key, &change.borrowed()) {
+                    Ok(()) => {}
+                    Err(ChangeError::NoRoom) => return Ok(LeafAttempt::NoRoom),
+                    Err(error) => {
+                        return Err(tree
+                            .remote
+                            .damaged(tree.pages.frames.addr(frame), error)
+                            .into());
+                    }
+                }
+                let is_logged = old_record.is_none() && change.record().is_none();
+                let others = is_logged.then(|| tree.combine(frame, &mut leaf));
+                let mut shrinks = old_record.is_some() || change.value().is_none();
+                shrinks |= others.as_ref().is_some_and(Others::remove);
+                let sparse = shrinks && tree.is_sparse(&leaf.as_node());
+                let logged = match &others {
+                    Some(others) if !tree.log.is_kept_full_by(ctl.oldest()) => {
+                        let changes = std::iter::once(&change).chain(others.changes());
+                        let appended = tree.log.append_changes(&session, &sx, changes).await;
+                        tree.must_succeed(appended)?
+                    }
+                    _ => false,
+                };
+                if logged {
+                    sx.into_x();
+                    tree.pages.frames.store(frame, image.words());
+                    ctl.set_dirty(true);
+                    others.into_iter().for_each(Others::answer);
+                    tree.pages.release_x(frame);
+                    tree.make_log_room(&session);
+                    return Ok(LeafAttempt::Changed(outcome, sparse));
+                }
+                let retiring = match old_record {
+                    Some(record) => Some(session.prepare_retire(record).await?),
+                    None => None,
+                };
+                let version = tree.log.version(0, ctl.version());
+                let image = tree.pages.remote_image(image, version);
+                let addr = tree.pages.frames.addr(frame);
+                tree.stats.written_through.add();
+                let written = session.reliable().copy(&image);
+                if let Err(error) = tree.write_page(&session, addr, written, 8).await {
+                    return Err(IndexError::OutcomeUnknown(error.to_string()).into());
+                }
+                sx.into_x();
+                tree.pages.frames.store(frame, image.words());
+                ctl.set_version(version);
+                ctl.set_dirty(false);
+                others.into_iter().for_each(Others::answer);
+                tree.pages.release_x(frame);
+                if let Some(retiring) = retiring {
+                    session.retire(retiring);
+                }
+                // The leaf that was written through may have been all that kept a part of the log.
+                tree.make_log_room(&session);
+                Ok(LeafAttempt::Changed(outcome, sparse))
+            })
+            .await;
+        done.unwrap_or_else(|| Err(unfinished_change().into()))
+    }
+
+    /// Applies a change in the cache alone; `false` if the leaf has no room.
+    pub(crate) fn apply_now(
+        &self,
+        location: Location,
+        change: &OwnedLeafChange,
+    ) -> Result<bool, DexFail> {
+        if !self.pages.frames.ctl(location.frame).latch.try_x(location.version) {
+            return Err(DexFail::Restart);
+        }
+        let mut leaf = self.pages.frames.node_mut(self.layout(), location.frame);
+        let changed = apply(&mut leaf, &change.key, &change.borrowed());
+        if changed.is_ok() {
+            self.pages.frames.ctl(location.frame).set_dirty(true);
+        }
+        let addr = self.pages.frames.addr(location.frame);
+        self.pages.release_x(location.frame);
+        match changed {
+            Ok(()) => Ok(true),
+            Err(ChangeError::NoRoom) => Ok(false),
+            Err(error) => Err(self.remote.damaged(addr, error).into()),
+        }
+    }
+
+    /// Changes a marked leaf that the cache does not admit. Runs to its end whatever becomes of the caller.
+    ///
+    /// Cost: 1 READ, and 1 WRITE if it is changed; 1 more if it gives up a record.
+    async fn change_streamed(
+        self: &Arc<Self>,
+        session: &Session,
+        mark: IoMark,
+        change: OwnedLeafChange,
+        held: &mut Vec<u8>,
+    ) -> Result<LeafAttempt, DexFail> {
+        let (tree, session_too) = (Arc::clone(self), session.clone());
+        let mut found_there = std::mem::take(held);
+        let done = self
+            .detach_within(session, async move {
+                let attempt =
+                    tree.change_marked(&session_too, mark, &change, &mut found_there).await;
+                (attempt, found_there)
+            })
+            .await;
+        let (attempt, found_there) =
+            done.unwrap_or_else(|| (Err(unfinished_change().into()), Vec::new()));
+        *held = found_there;
+        attempt
+    }
+
+    async fn change_marked(
+        self: &Arc<Self>,
+        session: &Session,
+        mark: IoMark,
+        owned: &OwnedLeafChange,
+        held: &mut Vec<u8>,
+    ) -> Result<LeafAttempt, DexFail> {
+        let mut image = match self.read_marked(session, &mark).await? {
+            Ok(image) => image,
+            Err(heal) => {
+                drop(mark);
+                // Boxed, as in `load_now`.
+                Box::pin(self.heal(session, heal)).await?;
+                return Err(DexFail::Restart);
+            }
+        };
+        self.stats.leaves_streamed.add();
+        let (key, change) = (owned.key.as_slice(), owned.borrowed());
+        let node = Node::new(self.layout(), image.words());
+        let found = node.find(key);
+        if change.expected.is_some() {
+            held.clear();
+            if let Ok(index) = found {
+                self.remote.value_of(session, &node, index, held).await?;
+            }
+        }
+        let holds = found.is_ok().then_some(held.as_slice());
+        let outcome = match decide(&change, found.is_ok(), holds) {
+            Decision::Leave(outcome) => return Ok(LeafAttempt::Left(outcome)),
+            Decision::Apply(outcome) => outcome,
+        };
+        let old_record = found.ok().and_then(|index| node.record(index));
+        let version = self.log.version(0, node.version());
+        let mut leaf = NodeMut::new(self.layout(), image.words_mut());
+        match apply(&mut leaf, key, &change) {
+            Ok(()) => {}
+            Err(ChangeError::NoRoom) => return Ok(LeafAttempt::NoRoom),
+            Err(error) => return Err(self.remote.damaged(mark.addr(), error).into()),
+        }
+        leaf.seal(version);
+        let retiring = match old_record {
+            Some(record) => {
+                let (addr, _) = self.remote.record_place(record)?;
+                Some(session.prepare_retire(addr).await?)
+            }
+            None => None,
+        };
+        self.stats.written_streamed.add();
+        if let Err(error) = self.write_page(session, mark.addr(), image, 8).await {
+            return Err(IndexError::OutcomeUnknown(error.to_string()).into());
+        }
+        if let Some(retiring) = retiring {
+            session.retire(retiring);
+        }
+        // A leaf that is not cached is not merged.
+        Ok(LeafAttempt::Changed(outcome, false))
+    }
+}

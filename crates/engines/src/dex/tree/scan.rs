@@ -1,0 +1,166 @@
+//! Scan: reads a range in both directions, a leaf at a time.
+//!
+//! A scan copies a leaf and validates the copy, so that each leaf is of one moment. The next leaf is
+//! the one that covers the place behind the fence: splits, merges and evictions in between can neither
+//! hide a key nor show one twice.
+//!
+//! With [`DexOptions::offload_scans`](crate::dex::DexOptions::offload_scans) a scan that misses an inner node may
+//! have the memory server go through the leaves below it, and goes on behind the last one in the same way.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Buf, OpKind};
+use farleaf_index::blink::remote::Passage;
+use farleaf_index::bnode::Node;
+use farleaf_index::{Entries, IndexError};
+use farleaf_pool::Session;
+
+use super::prefetch::{Ahead, Span};
+use super::walk::{SearchEnd, Seek};
+use super::{DexTree, OpContext};
+use crate::dex::offload::{Gathered, Offloadable};
+
+/// Entries of a leaf, before a scan has met one.
+const LEAF_ENTRIES: usize = 64;
+
+/// The part of a scan that is still to do.
+struct ScanRest<'p, 'r> {
+    passage: &'p Passage<'r>,
+    /// Pairs.
+    wanted: usize,
+    span: Span,
+    /// A memory server may be asked.
+    offloads: bool,
+}
+
+/// The next part of a scan.
+enum ScanPart {
+    Leaf(Buf),
+    /// A buffer for the next leaf, and what a memory server has found.
+    Pairs(Buf, Gathered),
+}
+
+impl DexTree {
+    /// Appends the pairs that `passage` still wants to `out`, as far as this compute server owns their
+    /// places. Returns the partition of the first foreign place, `None` if all is done.
+    ///
+    /// Cost: 1 READ for each leaf that is not cached, one after the other, or together with up to
+    /// `scan_prefetch` others below the same parent; those of records up to 16 at once. 1 RPC for up to 64
+    /// leaves where it is offloaded.
+    pub(crate) async fn scan_own(
+        self: &Arc<Self>,
+        session: &Session,
+        passage: &mut Passage<'_>,
+        out: &mut Entries,
+    ) -> Result<Option<usize>, IndexError> {
+        let _pin = session.begin(OpKind::Scan).await?;
+        let mut image = session.client().buf(self.layout().node_bytes());
+        let mut ahead = Ahead::default();
+        let reads_ahead = self.options.scan_prefetch > 0;
+        let mut offloads = self.options.offload_scans;
+        loop {
+            let seek = passage.seek();
+            // For each leaf anew, so that a long scan does not keep a range from changing hands.
+            let _inside = match self.ownership.acquire(session, seek).await? {
+                Ok(inside) => inside,
+                Err(number) => return Ok(Some(number)),
+            };
+            image = match ahead.take(self.layout(), seek) {
+                Some(image) => image,
+                None => {
+                    let wanted = passage.wanted(out);
+                    let mut rest = ScanRest { passage, wanted, span: self.span(wanted), offloads };
+                    let got =
+                        self.leaf_image(session, seek, image, (&mut rest, &mut ahead)).await?;
+                    offloads = rest.offloads;
+                    match got {
+                        ScanPart::Leaf(image) => image,
+                        ScanPart::Pairs(buf, found) => {
+                            image = buf;
+                            let entries = found.count as usize / usize::from(found.leaves.max(1));
+                            self.leaf_entries.store(entries, Ordering::Relaxed);
+                            let (pairs, fence) = (found.pairs(self.layout()), found.fence());
+                            let remote = &self.remote;
+                            if passage.pass_pairs(remote, session, pairs, fence, out).await? {
+                                continue;
+                            }
+                            return Ok(None);
+                        }
+                    }
+                }
+            };
+            let leaf = Node::new(self.layout(), image.words());
+            if reads_ahead || offloads {
+                self.leaf_entries.store(leaf.count(), Ordering::Relaxed);
+            }
+            if !passage.pass(&self.remote, session, &leaf, out).await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Returns the number of leaves to read ahead behind one that a scan has missed, if it wants so many
+    /// pairs.
+    fn span(&self, wanted: usize) -> Span {
+        let entries = match self.leaf_entries.load(Ordering::Relaxed) {
+            0 => LEAF_ENTRIES,
+            entries => entries,
+        };
+        // On average it begins in the middle of a leaf.
+        let leaves = wanted.saturating_add(entries / 2) / entries;
+        Span { missing: self.options.scan_prefetch, leaves }
+    }
+
+    /// Returns a copy of the leaf that `seek` wants, and leaves those that it read with that in `ahead`; or
+    /// the pairs that a memory server has found there and behind.
+    async fn leaf_image(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        mut image: Buf,
+        (rest, ahead): (&mut ScanRest<'_, '_>, &mut Ahead),
+    ) -> Result<ScanPart, IndexError> {
+        let (passage, span) = (rest.passage, rest.span);
+        let reads_ahead = span.missing > 0;
+        let offloadable = rest.offloads.then_some(Offloadable::Scan(span.leaves));
+        let mut context = OpContext::scan(reads_ahead, offloadable);
+        loop {
+            match self.find(session, seek, 0, true, &mut context).await? {
+                SearchEnd::Node(location) => {
+                    self.pages.frames.copy(location.frame, image.words_mut());
+                    if self.pages.frames.ctl(location.frame).latch.validate(location.version) {
+                        return Ok(ScanPart::Leaf(image));
+                    }
+                    context.again(self, session).await?;
+                }
+                SearchEnd::Missing(mark) if reads_ahead => {
+                    let behind = self.mark_behind(&mark, passage, span);
+                    match self.read_leaves(session, mark, behind).await {
+                        Ok(mut images) => {
+                            let first = images.pop_front();
+                            ahead.refill(images);
+                            if let Some(first) = first {
+                                return Ok(ScanPart::Leaf(first));
+                            }
+                        }
+                        Err(fail) => context.after(fail, self, session).await?,
+                    }
+                }
+                SearchEnd::Missing(mark) => match self.stream(session, mark).await {
+                    Ok(image) => return Ok(ScanPart::Leaf(image)),
+                    Err(fail) => context.after(fail, self, session).await?,
+                },
+                SearchEnd::Offload(mark) => {
+                    let asked = self.scan_offloaded(session, mark, passage, rest.wanted);
+                    if let Some(pairs) = Box::pin(asked).await? {
+                        return Ok(ScanPart::Pairs(image, pairs));
+                    }
+                    rest.offloads = false;
+                    context.fall_back();
+                }
+                SearchEnd::TooLow | SearchEnd::Awaited(_) => return Err(self.no_level()),
+            }
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Registry: the table of engines, an open table of any engine, and the dispatch to both.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use farleaf_fabric::{Endpoint, GlobalAddr, Service, ServiceId};
+use farleaf_index::compute::messages::{OpReply, Request};
+use farleaf_index::compute::{HostedTable, OwnedTable};
+use farleaf_index::engine::Engine as Design;
+use farleaf_index::{
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
+    Settings, SortedPairs, Stored, TableReport,
+};
+use farleaf_pool::canary::Canary;
+use farleaf_pool::{Audit, Root, Session};
+use fastrand::Rng;
+
+use crate::{StoredTable, TableFormat, drops};
+
+/// Expands the table of engines to [`Engine`], [`AnyIndex`] and their dispatch.
+macro_rules! engines {
+    (($d:tt) $($(#[doc = $doc:literal])* $(#[cfg($cfg:meta)])? $variant:ident: $design:ty,)+) => {
+        /// A design of index.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Engine {
+            $($(#[doc = $doc])* $(#[cfg($cfg)])? $variant,)+
+        }
+
+        /// An open table of any engine.
+        #[derive(Clone, Debug)]
+        #[non_exhaustive]
+        pub enum AnyIndex {
+            $($(#[doc = $doc])* $(#[cfg($cfg)])? $variant(<$design as Design>::Table),)+
+        }
+
+        impl Engine {
+            /// Every engine there is.
+            pub const ALL: &'static [Engine] = &[$($(#[cfg($cfg)])? Engine::$variant),+];
+        }
+
+        impl AnyIndex {
+            /// Its engine.
+            pub fn engine(&self) -> Engine {
+                match self {
+                    $($(#[cfg($cfg)])? AnyIndex::$variant(_) => Engine::$variant,)+
+                }
+            }
+
+            /// Opens a table of whichever engine it is.
+            async fn open_stored(
+                session: &Session,
+                table: &StoredTable,
+                options: &OpenOptions,
+            ) -> Result<AnyIndex, IndexError> {
+                Ok(match table.format().engine {
+                    $($(#[cfg($cfg)])? Engine::$variant => {
+                        AnyIndex::$variant(<$design as Design>::open(session, &table.stored, options).await?)
+                    })+
+                })
+            }
+        }
+
+        impl AnyIndex {
+            /// Does some of [`Engine::background_work`] at once; for tests.
+            ///
+            /// # Errors
+            /// `Invalid` for a name that is not in that list; those of the work.
+            pub async fn work_in_background(
+                &self,
+                session: &Session,
+                name: &str,
+            ) -> Result<(), IndexError> {
+                match self {
+                    $($(#[cfg($cfg)])? AnyIndex::$variant(table) => {
+                        <$design as Design>::work_in_background(table, session, name).await
+                    })+
+                }
+            }
+        }
+
+        /// Evaluates an expression with a type that stands for the engine's design.
+        macro_rules! on_engine {
+            ($d engine:expr, $d type:ident => $d call:expr) => {
+                match $d engine {
+                    $($(#[cfg($cfg)])? $crate::Engine::$variant => {
+                        type $d type = $design;
+                        $d call
+                    })+
+                }
+            };
+        }
+
+        /// Evaluates an expression with the open table.
+        macro_rules! on_table {
+            ($d table:expr, $d open:ident => $d call:expr) => {
+                match $d table {
+                    $($(#[cfg($cfg)])? AnyIndex::$variant($d open) => $d call,)+
+                }
+            };
+        }
+    };
+}
+
+engines! {
+    ($)
+    /// The plain adaptive radix tree; see [`crate::art`].
+    Art: crate::art::Art,
+    /// The naive one-sided B+-tree; see [`crate::btree`].
+    BTree: crate::btree::BTree,
+    /// The radix tree of hashed nodes with a skip table; see [`crate::dart`].
+    Dart: crate::dart::Dart,
+    /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
+    Dex: crate::dex::Dex,
+    /// The adaptive radix tree with leaves changed in place; see [`crate::smart`].
+    Smart: crate::smart::Smart,
+    /// The radix tree with owned ranges; see [`crate::p_smart`].
+    PSmart: crate::p_smart::PSmart,
+    /// The example engine, for tests only; see [`crate::example`].
+    #[cfg(feature = "example")]
+    Example: crate::example::Example,
+}
+
+#[allow(
+    clippy::single_component_path_imports,
+    reason = "a macro has a path only by an import"
+)]
+pub(crate) use on_engine;
+
+/// The engine of a table when nobody names one.
+impl Default for Engine {
+    fn default() -> Self {
+        Engine::BTree
+    }
+}
+
+impl Engine {
+    /// Its name on command lines, in results and in pools.
+    pub fn name(self) -> &'static str {
+        on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::NAME)
+    }
+
+    /// One line about it: what it is; paper, venue, year.
+    pub fn about(self) -> &'static str {
+        on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::ABOUT)
+    }
+
+    /// Returns whether the lab hunts that seeded bug with it.
+    pub fn has_canary(self, canary: Canary) -> bool {
+        on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::CANARIES)
+            .contains(&canary)
+    }
+
+    /// Settings for one run of the lab on tables of that format, drawn from `rng`. The same draws give the
+    /// same settings, and every drawn setting is named.
+    ///
+    /// # Errors
+    /// `Invalid` for a format that the engine cannot use.
+    pub fn draw(self, rng: &mut Rng, format: &TableFormat) -> Result<Settings, IndexError> {
+        let layout = format.layout()?;
+        Ok(
+            on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::draw(rng, &layout)),
+        )
+    }
+
+    /// Names of the work that the engine does by itself while operations run.
+    pub fn background_work(self) -> &'static [&'static str] {
+        on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::BACKGROUND)
+    }
+
+    /// Services that memory servers run for the engines. `life` differs from that of every process that ran
+    /// them on the same memory before: the time at which the process began, say.
+    pub fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
+        let of = |engine: &Engine| on_engine!(engine, Design => <Design as farleaf_index::engine::Engine>::services(life));
+        Engine::ALL.iter().flat_map(of).collect()
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// There is no engine of that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no engine {0:?}; there are: {names}", names = names())]
+pub struct UnknownEngine(pub String);
+
+impl FromStr for Engine {
+    type Err = UnknownEngine;
+
+    fn from_str(name: &str) -> Result<Self, UnknownEngine> {
+        let found = Engine::ALL.iter().find(|engine| engine.name() == name);
+        found.copied().ok_or_else(|| UnknownEngine(name.to_string()))
+    }
+}
+
+fn names() -> String {
+    Engine::ALL.iter().map(|engine| engine.name()).collect::<Vec<_>>().join(", ")
+}
+
+impl AnyIndex {
+    /// Makes a table and enters it under `name`. Once its objects are written, it waits for
+    /// memory servers that cannot be reached for as long as it takes.
+    ///
+    /// # Errors
+    /// `Invalid` for a name in use or a format that makes no sense, `Full`.
+    pub async fn create(
+        session: &Session,
+        name: &str,
+        format: &TableFormat,
+    ) -> Result<Root, IndexError> {
+        let tree = session.endpoint().random();
+        let layout = format.layout()?.for_tree(tree);
+        let meta = on_engine!(format.engine, Design => {
+            <Design as farleaf_index::engine::Engine>::create(session, &layout).await?
+        });
+        let (engine, params) = (format.engine.name(), format.to_params(tree));
+        // From here on it is not given up half way.
+        let session = session.without_deadline();
+        match session.create_root(name, engine, &params, meta).await {
+            Ok(root) => Ok(root),
+            Err(error) => {
+                let table = StoredTable::new(*format, Stored::new(layout, meta));
+                table.destroy(&session).await?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Opens the table that `root` names. A table is open in a member of the pool once: who opens it
+    /// again gets the same, with the options of the first time, until it is closed.
+    ///
+    /// Cost: none; for [`Engine::Dex`] 3 READs the first time.
+    ///
+    /// # Errors
+    /// `Invalid` for an engine or a version that this program does not have, or options that make no
+    /// sense; `Unavailable` if another member of this compute server has it open; `Corrupt`.
+    pub async fn open(
+        session: &Session,
+        root: &Root,
+        options: &OpenOptions,
+    ) -> Result<AnyIndex, IndexError> {
+        AnyIndex::open_stored(session, &StoredTable::of(root)?, options).await
+    }
+
+    /// Takes the table `name` out of the pool's roots and frees all that it consists of. The name is
+    /// free at once, its place in the root table only in the end. Waits for memory servers that
+    /// cannot be reached for as long as it takes; a caller that does not wait leaves the rest to a
+    /// task of its thread, and if the compute server dies, whoever recovers it finishes this.
+    ///
+    /// Cost: 2 READs per node, then per 64 objects a batch of WRITEs and a CAS, and what freeing costs.
+    ///
+    /// # Errors
+    /// `Invalid` if there is no such table, or some compute server has a part of it to itself (close it
+    /// there). `Unavailable` if other compute servers keep memory from being reused for long: the
+    /// table is gone, and freed later. `Corrupt` if it is damaged: it is gone, and what has not been
+    /// freed is lost until it is swept.
+    pub async fn drop_table(session: &Session, name: &str) -> Result<(), IndexError> {
+        let table = StoredTable::of(&session.open_root(name).await?)?;
+        table.release_dead(session).await?;
+        table.check_unowned(session).await?;
+        // From here on it is not given up half way. It is another table of that name, if somebody has
+        // dropped the first and made it meanwhile.
+        let name = name.to_owned();
+        drops::spawn(session, async move |session| Ok(session.drop_root(&name).await?)).await
+    }
+}
+
+impl HostedTable for AnyIndex {
+    /// That of a table with owners; no table else can be asked.
+    fn meta(&self) -> GlobalAddr {
+        self.owned().map_or(GlobalAddr::NULL, OwnedTable::meta)
+    }
+
+    async fn serve(&self, session: &Session, request: Request) -> Result<OpReply, IndexError> {
+        match self.owned() {
+            Some(table) => table.serve(session, request).await,
+            None => Err(IndexError::Invalid(format!(
+                "an operation for the owner of a key, and tables of the engine {} have no owners",
+                self.engine()
+            ))),
+        }
+    }
+}
+
+impl Index for AnyIndex {
+    async fn get(
+        &self,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        on_table!(self, index => index.get(session, key, value).await)
+    }
+
+    async fn change(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        on_table!(self, index => index.change(session, change, held).await)
+    }
+
+    async fn scan(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        on_table!(self, index => index.scan(session, range, limit, out).await)
+    }
+
+    async fn bulk_load(
+        &self,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+    ) -> Result<u64, IndexError> {
+        on_table!(self, index => index.bulk_load(session, pairs).await)
+    }
+
+    async fn verify(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        on_table!(self, index => index.verify(session, audit).await)
+    }
+
+    async fn close(&self, session: &Session) -> Result<(), IndexError> {
+        on_table!(self, index => Index::close(index, session).await)
+    }
+
+    fn owned(&self) -> Option<&dyn OwnedTable> {
+        on_table!(self, index => index.owned())
+    }
+
+    fn cache(&self) -> Option<&dyn CacheControl> {
+        on_table!(self, index => index.cache())
+    }
+
+    fn counters(&self, counters: &mut CounterSet) {
+        on_table!(self, index => Index::counters(index, counters));
+    }
+
+    fn parts(&self) -> Vec<String> {
+        on_table!(self, index => index.parts())
+    }
+}

@@ -1,0 +1,251 @@
+//! Read delegation and write combining of the operations on one key in this compute server.
+//!
+//! Gets that wait for another's READ cost none. Changes that wait for another's lock are written with its own: one
+//! READ, one CAS and one WRITE for all of them. [`farleaf_index::local::Delegation`] has the protocol.
+//!
+//! A combined change is linearizable: its operation began before the leader took it, which is under the leaf's lock
+//! (`INV-SMART-5`). The lock proves the content that the changes are applied to, in the order in which they came. All
+//! of them happen at the moment at which that content is replaced, and no get sees a part of them. They are
+//! acknowledged after that. A change that leaves things as they are is answered by the same content, or by what its
+//! leader has read since it joined.
+//!
+//! An owner's change that replaces a value leads the gets of its key as well, unless a get does. Gets that come before
+//! its WRITE is posted get what it writes: each has begun before the leaf holds that, and ends after. Later ones READ.
+//! If the change has to try again, it gives the gets up. Where several compute servers want the lock of one leaf, gets
+//! READ for themselves: the clients that they would keep waiting come back with changes all at once, and the compute
+//! server that has just had the lock takes it again and again.
+//!
+//! Changes that need a record, another leaf or a new one are their own leader's alone; the others follow.
+
+use std::sync::Arc;
+
+use farleaf_index::local::{Delegation, Lead, Turn};
+use farleaf_index::{Change, Decision, IndexError, Outcome, OwnedChange};
+use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+
+use super::leaf::{Leaf, NewValue};
+use super::locked::Content;
+use super::switches::ReadDelegation;
+use super::tree::{Tree, count, count_many};
+
+/// Lists that keys share.
+const STRIPES: usize = 64;
+
+/// The answer of a get: the value, if there is one.
+type Found = Result<Option<Vec<u8>>, IndexError>;
+/// The answer of a change: its outcome, and what the key held if the change asked for that.
+type Changed = Result<(Outcome, Vec<u8>), IndexError>;
+
+/// The lead among the changes of one key, and among its gets, unless a get has that.
+#[derive(Debug)]
+pub(super) struct ChangeLead {
+    changes: Lead<OwnedChange, Changed>,
+    gets: Option<Lead<(), Found>>,
+}
+
+impl ChangeLead {
+    /// Members of the changes' queue so far.
+    pub(super) fn mark(&self) -> u64 {
+        self.changes.mark()
+    }
+
+    /// The gets are to READ for themselves.
+    pub(super) fn give_up_gets(&mut self) {
+        self.gets = None;
+    }
+
+    /// Takes the gets that wait: the WRITE is about to be posted.
+    pub(super) fn close_gets(&mut self) {
+        if let Some(gets) = &mut self.gets {
+            gets.close();
+        }
+    }
+
+    /// The WRITE has completed: gives the changes that were taken their answers, and the gets `content`.
+    pub(super) fn acknowledge(mut self, content: &Content) {
+        self.changes.acknowledge();
+        let found = match content {
+            Content::Absent => None,
+            Content::Inline(value) => Some(value),
+            // They READ the record.
+            Content::Record(_) => return,
+        };
+        if let Some(gets) = &mut self.gets {
+            gets.answer(|| Ok(found.cloned()));
+        }
+    }
+}
+
+/// Operations by the keys that they are under way on.
+#[derive(Debug)]
+pub(super) struct Queues {
+    gets: Arc<Delegation<(), Found>>,
+    changes: Arc<Delegation<OwnedChange, Changed>>,
+}
+
+impl Queues {
+    pub(super) fn new(batch_limit: usize) -> Queues {
+        Queues {
+            gets: Delegation::of_reads(STRIPES, batch_limit),
+            changes: Delegation::of_changes(STRIPES, batch_limit),
+        }
+    }
+}
+
+impl Tree {
+    /// Copies the value of `key`: by an own READ, or that of another get that began after this one.
+    pub(super) async fn get_delegated(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        let gets = &self.queues.gets;
+        let is_strict = match self.options.read_delegation {
+            ReadDelegation::Off => return self.get(session, key, value).await,
+            ReadDelegation::Strict => !Canary::JoinOpenRead.is_armed(),
+            ReadDelegation::Lax => false,
+        };
+        let mut lead = loop {
+            if let Some(lead) = gets.try_lead(key) {
+                break lead;
+            }
+            let mut joined = gets.join(key, ());
+            match session.reliable().within(&mut joined).await {
+                Some(Turn::Lead(lead)) => break lead,
+                Some(Turn::Back) => {}
+                Some(Turn::Done(found)) => {
+                    count(&self.counts.gets_joined);
+                    value.clear();
+                    let found = found?;
+                    value.extend_from_slice(found.as_deref().unwrap_or_default());
+                    return Ok(found.is_some());
+                }
+                None => return Err(waited("READ")),
+            }
+        };
+        if is_strict {
+            lead.close();
+        }
+        let found = self.get(session, key, value).await;
+        if !is_strict {
+            lead.close();
+        }
+        lead.answer(|| found.clone().map(|is_there| is_there.then(|| value.clone())));
+        found
+    }
+
+    /// Changes one key: by itself, or together with others that the key's leader does.
+    pub(super) async fn change_combined(
+        self: &Arc<Self>,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        if !self.options.write_combining {
+            return self.change(session, change, held, None).await;
+        }
+        let changes = &self.queues.changes;
+        let changes = loop {
+            if let Some(lead) = changes.try_lead(change.key) {
+                break lead;
+            }
+            let mut joined = changes.join(change.key, OwnedChange::of(change));
+            match session.reliable().within(&mut joined).await {
+                Some(Turn::Lead(lead)) => break lead,
+                Some(Turn::Back) => {}
+                Some(Turn::Done(changed)) => {
+                    count(&self.counts.changes_joined);
+                    let (outcome, found) = changed?;
+                    if change.expected.is_some() {
+                        *held = found;
+                    }
+                    return Ok(outcome);
+                }
+                None => return Err(if joined.leave() { unknown() } else { waited("change") }),
+            }
+        };
+        let leads_gets = change.replaces
+            && self.owner.is_some()
+            && self.options.read_delegation != ReadDelegation::Off;
+        let gets = if leads_gets { self.queues.gets.try_lead(change.key) } else { None };
+        self.change(session, change, held, Some(ChangeLead { changes, gets })).await
+    }
+
+    /// Applies the changes that wait to what the leader stores in a leaf that it has locked.
+    pub(super) fn combine(
+        &self,
+        inline_max: usize,
+        old: Leaf<'_>,
+        content: Content,
+        lead: Option<&mut ChangeLead>,
+    ) -> Content {
+        let Some(lead) = lead else { return content };
+        let mut value = match (old.content(), content) {
+            (NewValue::Record(_), content) | (_, content @ Content::Record(_)) => return content,
+            (_, Content::Absent) => None,
+            (_, Content::Inline(value)) => Some(value),
+        };
+        let mut applied = 0;
+        let members = lead.changes.seal(lost, |change| {
+            let change = change.of_key(old.key());
+            let found = change.expected.and_then(|_| value.clone()).unwrap_or_default();
+            match change.decide(value.is_some(), value.as_deref()) {
+                Decision::Leave(outcome) => Some(Ok((outcome, found))),
+                Decision::Apply(outcome) => {
+                    let bytes = change.value.map_or(0, <[u8]>::len);
+                    if bytes > inline_max || !old.has_room(bytes) {
+                        return None;
+                    }
+                    value = change.value.map(<[u8]>::to_vec);
+                    applied += 1;
+                    Some(Ok((outcome, found)))
+                }
+            }
+        });
+        if members > 0 {
+            count(&self.counts.batches);
+            count_many(&self.counts.collapsed, applied);
+        }
+        value.map_or(Content::Absent, Content::Inline)
+    }
+
+    /// The leader has found that its change leaves things as they are: so do those of members that joined before it
+    /// looked, if that is so for what it has seen. `held` is the value, unless it is in a record.
+    pub(super) fn answer_alike(
+        &self,
+        lead: Option<&ChangeLead>,
+        mark: u64,
+        key: &[u8],
+        (existed, held): (bool, Option<&[u8]>),
+    ) {
+        let Some(lead) = lead else { return };
+        lead.changes.answer_until(mark, |change| {
+            let change = change.of_key(key);
+            if existed && held.is_none() && change.expected.is_some() {
+                return None;
+            }
+            match change.decide(existed, held) {
+                Decision::Leave(outcome) => {
+                    Some(Ok((outcome, change.expected.and(held).unwrap_or_default().to_vec())))
+                }
+                Decision::Apply(_) => None,
+            }
+        });
+    }
+}
+
+fn lost() -> Changed {
+    Err(unknown())
+}
+
+fn unknown() -> IndexError {
+    IndexError::OutcomeUnknown("it was written together with a change that has not ended".into())
+}
+
+fn waited(what: &str) -> IndexError {
+    IndexError::Unavailable(format!(
+        "another operation's {what} of the same key has not ended in time: try again"
+    ))
+}

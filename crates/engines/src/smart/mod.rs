@@ -1,0 +1,283 @@
+//! SMART: an adaptive radix tree with one pair a leaf, lock-free inner nodes and leaves that change in place.
+//!
+//! Source: SMART, OSDI 2023. A point read moves one pair alone, where a B+-tree moves a leaf. Inner nodes change by
+//! CAS of one slot. A leaf changes in place under a lock at its end; its address stays, so the compute servers'
+//! caches of inner nodes stay good. They cache inner nodes, never leaves. `docs/design/smart.md` has the protocol and
+//! its reasons, `docs/papers/smart.md` what differs from the paper.
+//!
+//! | operation | READ | WRITE | CAS | round trips |
+//! |---|---|---|---|---|
+//! | get, *n* nodes on the way not cached | n + 1 | 0 | 0 | n + 1 |
+//! | update in place | n + 1 | 1 | 1 | n + 3 |
+//! | update of several words of the value | n + 1 | 2 or more | 1 | n + 3 |
+//! | insert into a node with room | max(n, 1) | 1 | 1 | max(n, 1) + 1 |
+//! | insert beside the leaf of another key | max(n, 1) + 1 | 2 | 1 | max(n, 1) + 3 |
+//! | remove | n + 1 | 1 | 1 | n + 3 |
+//! | get or change that another on its key does (`delegation.rs`) | 0 | 0 | 0 | 0 |
+//!
+//! - `INV-SMART-1` A slot's edge (key byte or end) is set once in a node's life, and no slot becomes unused again.
+//!   Slots fill from left to right. So an edge has at most one slot.
+//! - `INV-SMART-2` All keys below a node begin with the bytes that lead to it. A key has at most one leaf that is
+//!   linked, valid and not moving.
+//! - `INV-SMART-3` A node leaves the tree by one CAS in its parent, after it was marked dead and each of its words
+//!   was frozen. A word that was read unfrozen was read in a linked node.
+//! - `INV-SMART-4` A leaf leaves the tree by one CAS under its lock, removed or moving, and stays locked. So a leaf
+//!   that no client has locked and no path reaches was never linked.
+//! - `INV-SMART-5` The words of a linked leaf change under its lock alone, and only those that differ. Where a death
+//!   could leave a value that is neither the old nor the new one, a redo record comes first.
+//! - `INV-SMART-6` In a node with reserved room, no change of a slot behind those that the header's type counts is
+//!   acknowledged or followed before the header has grown (`grow.rs`).
+//! - `INV-SMART-7` CAS and WRITE go only to objects that the operation has proven (`descent.rs`), or to a node of which
+//!   `INV-SMART-15` says that it stays.
+//! - `INV-SMART-15` A node with reserved room, other than the root, never leaves the tree; nobody uses a table that is
+//!   dropped. So an operation that has READ and proven a leaf by a cached slot of it may CAS that slot: if the slot still
+//!   has the leaf's address, it leads to this leaf.
+
+mod bulk;
+mod cache;
+mod changes;
+mod delegation;
+mod descent;
+mod entry;
+mod grow;
+mod insert;
+mod lab;
+mod layout;
+mod leaf;
+mod lock_table;
+mod locked;
+#[cfg(test)]
+mod model;
+mod ops;
+mod options;
+mod outcome;
+mod own_leaves;
+mod own_nodes;
+mod owned;
+mod record;
+mod relocate;
+mod reverse;
+mod scan;
+mod shrink;
+mod switches;
+mod takeover;
+mod tree;
+mod unlink;
+mod verify;
+
+use std::sync::Arc;
+
+use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_index::bnode::Layout;
+use farleaf_index::engine::{Engine, Traits};
+use farleaf_index::{
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
+    ScanRange, Settings, SortedPairs, Stored, TableReport, Visitor, check_key,
+};
+use farleaf_pool::canary::Canary;
+use farleaf_pool::{Audit, Recovery, Session};
+use fastrand::Rng;
+
+pub use options::SmartOptions;
+pub use switches::{
+    CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
+};
+
+use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_pool, fill_node};
+use self::tree::Tree;
+
+/// A table of this engine. Clones share its state.
+#[derive(Clone, Debug)]
+pub struct Smart {
+    stored: Stored,
+    tree: Arc<Tree>,
+}
+
+impl Smart {
+    /// Bytes that cached nodes take, and how many there are.
+    pub fn cached(&self) -> (u64, u64) {
+        self.tree.cache.used()
+    }
+
+    /// Counts of this compute server's operations, by name: cached pointers that proved themselves or did not,
+    /// locks that another had or a dead client held, nodes replaced, removed and split, leaves unlinked, operations that
+    /// another one did.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.tree.counts.list()
+    }
+}
+
+impl Smart {
+    /// Opens a table of this engine, or of one that is a preset of it.
+    pub(crate) fn open_with(
+        session: &Session,
+        table: &Stored,
+        options: SmartOptions,
+    ) -> Result<Smart, IndexError> {
+        check_pool(session)?;
+        reverse::check_values(session, table.layout())?;
+        reverse::check_open(table.layout(), &options)?;
+        let tree = Tree::new(table.meta(), *table.layout(), options, None);
+        Ok(Smart { stored: table.clone(), tree })
+    }
+
+    /// As [`Index::verify`], with the walk of the engine that the table is of.
+    async fn verify_as<E: Engine>(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        self.tree.finish_unlinking(session).await;
+        self.stored.mark::<E>(session, audit, None).await
+    }
+}
+
+/// The table without a cache, for walks.
+fn stored_tree(table: &Stored) -> Arc<Tree> {
+    let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
+    Tree::new(table.meta(), *table.layout(), options, None)
+}
+
+impl Engine for Smart {
+    const NAME: &'static str = "smart";
+    const ABOUT: &'static str =
+        "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
+
+    const TRAITS: Traits =
+        Traits { cached: true, merges: true, shrinks: true, radix: true, ..Traits::NONE };
+
+    const SHAPE: &'static [&'static str] = &["cap_inner", "nodes", "check"];
+
+    const CANARIES: &'static [Canary] = lab::CANARIES;
+
+    type Options = SmartOptions;
+    type Table = Smart;
+
+    /// Cost: 2 WRITEs, 2 round trips.
+    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+        check_pool(session)?;
+        reverse::check_values(session, layout)?;
+        let shape = Shape::of(layout);
+        let root = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
+        let mut buf = session.client().buf(NodeType::TOP.bytes());
+        let place = (0, &b""[..]);
+        let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
+        let life = shape.life(root.addr(), session.epoch(), meta.addr().plus(META_ROOT));
+        fill_node(&shape, buf.words_mut(), life, NodeType::TOP, place, std::iter::empty());
+        root.write(buf).await?;
+        let mut buf = session.client().buf(META_BYTES);
+        buf.words_mut().fill(0);
+        (buf.words_mut()[0], buf.words_mut()[1]) = (META_MAGIC, shape.table);
+        buf.words_mut()[META_ROOT as usize / 8] = root.addr().word();
+        meta.write(buf).await?;
+        root.keep();
+        meta.keep();
+        Ok(meta.addr())
+    }
+
+    /// Cost: none; the first operation reads the meta object.
+    async fn open(
+        session: &Session,
+        table: &Stored,
+        options: &OpenOptions,
+    ) -> Result<Smart, IndexError> {
+        let options = SmartOptions::read(&options.settings)
+            .map_err(|error| IndexError::Invalid(format!("engine smart: {error}")))?;
+        Smart::open_with(session, table, options)
+    }
+
+    /// Cost: 1 READ for each node, leaf and record.
+    async fn walk(
+        session: &Session,
+        table: &Stored,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        stored_tree(table).walk(session, visitor, report).await
+    }
+
+    async fn redo_dead(
+        session: &Session,
+        table: &Stored,
+        recovery: &Recovery,
+    ) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
+        stored_tree(table).redo_dead(session, recovery).await
+    }
+
+    fn draw(rng: &mut Rng, layout: &Layout) -> Settings {
+        let settings = lab::draw(rng);
+        if Shape::of(layout).points_back { settings.with("leaf", "in-place") } else { settings }
+    }
+}
+
+impl Index for Smart {
+    async fn get(
+        &self,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        check_key(self.stored.layout(), key)?;
+        let _pin = session.begin(OpKind::Get).await?;
+        self.tree.get_delegated(session, key, value).await
+    }
+
+    async fn change(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.tree.check_change(change)?;
+        let _pin = session.begin(change.kind).await?;
+        self.tree.change_combined(session, change, held).await
+    }
+
+    async fn scan(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Scan).await?;
+        self.tree.scan(session, range, limit, out).await
+    }
+
+    async fn bulk_load(
+        &self,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+    ) -> Result<u64, IndexError> {
+        let _pin = session.begin(OpKind::BulkLoad).await?;
+        self.tree.bulk_load(session, pairs).await
+    }
+
+    async fn verify(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        self.verify_as::<Smart>(session, audit).await
+    }
+
+    /// Unlinks the leaves of keys that were removed here.
+    async fn close(&self, session: &Session) -> Result<(), IndexError> {
+        self.tree.unlink_removed(session).await
+    }
+
+    fn cache(&self) -> Option<&dyn CacheControl> {
+        Some(self)
+    }
+
+    fn counters(&self, counters: &mut CounterSet) {
+        self.counts().into_iter().for_each(|(name, count)| counters.add(name, count));
+    }
+}
+
+impl CacheControl for Smart {
+    fn resident_bytes(&self) -> u64 {
+        self.cached().0
+    }
+}

@@ -1,0 +1,186 @@
+//! Switches: the steps of the paper's ladders, from plain ART to SMART.
+//!
+//! Each is a setting of the compute server that opens the table. Members of one pool may differ in all of them: the
+//! lock-free protocol and the lock in each leaf stay in force below the locks that a switch adds. A table's words are
+//! the same whatever the switches say, so a table that one step has made can be opened by another.
+
+use std::fmt;
+use std::str::FromStr;
+
+use farleaf_index::knob_words;
+
+use super::layout::NodeType;
+
+/// Defines a switch: its words, by which it is read and printed.
+macro_rules! switch {
+    ($(#[$meta:meta])* $type:ident { $($(#[doc = $doc:literal])+ $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $type {
+            $($(#[doc = $doc])+ $variant),+
+        }
+
+        impl $type {
+            /// The words of all its values.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+        }
+
+        impl FromStr for $type {
+            type Err = ();
+
+            fn from_str(word: &str) -> Result<Self, ()> {
+                match word {
+                    $($word => Ok($type::$variant),)+
+                    _ => Err(()),
+                }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $($type::$variant => $word),+
+                })
+            }
+        }
+
+        knob_words!($type);
+    };
+}
+
+switch! {
+    /// Gets of one key that share a READ.
+    ReadDelegation {
+        /// Gets that began before the READ did: linearizable.
+        Strict = "strict",
+        /// Gets that began before the READ ended, as in the paper: a get may return a value that was replaced before
+        /// it began. For figures only.
+        Lax = "lax",
+        /// None.
+        Off = "off",
+    }
+}
+
+switch! {
+    /// The way of a new value into a leaf.
+    LeafUpdate {
+        /// In its place, under its lock.
+        InPlace = "in-place",
+        /// By another leaf, which takes its place.
+        Replaced = "replaced",
+    }
+}
+
+switch! {
+    /// The lock that a change of a leaf takes.
+    LeafLock {
+        /// The one in the leaf; the new content gives it back.
+        Rear = "rear",
+        /// One in the lock table as well, which an operation of its own gives back.
+        Table = "table",
+    }
+}
+
+switch! {
+    /// The nodes that an operation locks before it changes a slot.
+    NodeLocks {
+        /// None: one CAS changes the slot.
+        Off = "off",
+        /// The node of the slot.
+        Node = "node",
+        /// Each node that the operation has read on its way, as in the paper's baseline.
+        Path = "path",
+    }
+}
+
+switch! {
+    /// The sizes that nodes grow through.
+    NodeTypes {
+        /// The engine's own: 6, 14, 30, 62, 126, 254 and 257 slots.
+        Fine = "fine",
+        /// Those of ART: at least 4, 16, 48 and 256 slots.
+        Art = "4-16-48-256",
+        /// One: 257 slots. A node takes as much room in the cache.
+        Whole = "whole",
+    }
+}
+
+switch! {
+    /// The way to the deepest cached node above a key.
+    CacheIndex {
+        /// The cached nodes themselves, from the root down.
+        Radix = "radix",
+        /// A hash table of the bytes that lead to each: one lookup for each length, the longest first.
+        Hash = "hash",
+    }
+}
+
+switch! {
+    /// Rights of the owner of a range of keys beyond those of a compute server that shares its keys.
+    OwnerWrites {
+        /// It believes its cache about nodes whose keys it owns, and links and changes leaves by WRITEs.
+        Exclusive = "exclusive",
+        /// Nothing.
+        Shared = "shared",
+    }
+}
+
+impl NodeTypes {
+    /// The type of a node that takes the place of one with `live` children, with room for one more.
+    pub(super) fn replacing(self, live: usize, first: NodeType) -> NodeType {
+        match self {
+            NodeTypes::Fine => NodeType::replacing(live, first),
+            NodeTypes::Whole => NodeType::TOP,
+            NodeTypes::Art => NodeType::holding(match live + 1 {
+                ..=4 => 4,
+                5..=16 => 16,
+                17..=48 => 48,
+                _ => NodeType::TOP.capacity(),
+            }),
+        }
+    }
+
+    /// The type to which a node with reserved room grows that is to count `slots`.
+    pub(super) fn reserved(self, slots: usize) -> NodeType {
+        NodeType::reserved(match (self, slots) {
+            (NodeTypes::Art, 5..=16) => 16,
+            (NodeTypes::Art, 17..=64) => 64,
+            (NodeTypes::Art, 65..) | (NodeTypes::Whole, _) => NodeType::TOP.capacity(),
+            _ => slots,
+        })
+    }
+
+    /// The type of a new node, which has two children at most.
+    pub(super) fn first(self, first: NodeType) -> NodeType {
+        match self {
+            NodeTypes::Fine => first,
+            NodeTypes::Art => NodeType::SMALLEST,
+            NodeTypes::Whole => NodeType::TOP,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_read_back() {
+        for word in ReadDelegation::WORDS {
+            assert_eq!(word.parse().map(|it: ReadDelegation| it.to_string()), Ok((*word).into()));
+        }
+        assert_eq!("rear ".parse::<LeafLock>(), Err(()));
+    }
+
+    #[test]
+    fn nodes_of_art_grow_through_four_types() {
+        let grown = |live| NodeTypes::Art.replacing(live, NodeType::SMALLEST).capacity();
+        assert_eq!([1, 4, 5, 16, 17, 47, 48, 257].map(grown), [6, 22, 22, 54, 54, 54, 257, 257]);
+        assert_eq!(NodeTypes::Fine.replacing(6, NodeType::SMALLEST).capacity(), 14);
+        let reserved =
+            |types: NodeTypes| [4, 5, 9, 17, 65, 129].map(|slots| types.reserved(slots).capacity());
+        assert_eq!(reserved(NodeTypes::Fine), [4, 8, 16, 32, 128, 257]);
+        assert_eq!(reserved(NodeTypes::Art), [4, 16, 16, 64, 257, 257]);
+        assert_eq!(reserved(NodeTypes::Whole), [257; 6]);
+    }
+}

@@ -1,0 +1,143 @@
+//! Stored table: a table of any engine in the pool that is not open, for recovery, dropping and checks.
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_index::bnode::Layout;
+use farleaf_index::engine::Engine;
+use farleaf_index::retire::retire_all;
+use farleaf_index::{IndexError, Stored, TableReport};
+use farleaf_pool::{Audit, Recovery, Root, Session};
+
+use super::TableFormat;
+use super::registry::on_engine;
+
+/// A table in the pool that is not opened. What compute servers that have it open keep to themselves
+/// does not show.
+#[derive(Clone, Debug)]
+pub struct StoredTable {
+    format: TableFormat,
+    pub(crate) stored: Stored,
+}
+
+impl StoredTable {
+    /// The table that `root` names. No remote operation.
+    ///
+    /// # Errors
+    /// `Invalid` for an engine or a version that this program does not have, `Corrupt`.
+    pub fn of(root: &Root) -> Result<Self, IndexError> {
+        let (format, tree) = TableFormat::from_root(root)?;
+        let layout = format.layout().map_err(|error| {
+            IndexError::Corrupt(format!("the root of table {:?}: {error}", root.name))
+        })?;
+        Ok(StoredTable::new(format, Stored::new(layout.for_tree(tree), root.addr)))
+    }
+
+    /// The table of that format.
+    pub(crate) fn new(format: TableFormat, stored: Stored) -> Self {
+        StoredTable { format, stored }
+    }
+
+    /// Engine, formats and geometry.
+    pub fn format(&self) -> &TableFormat {
+        &self.format
+    }
+
+    /// Geometry of the nodes.
+    pub fn layout(&self) -> &Layout {
+        self.stored.layout()
+    }
+
+    /// The address of its meta object.
+    pub fn meta(&self) -> GlobalAddr {
+        self.stored.meta()
+    }
+
+    /// Checks what lies in the pool, and marks it in `audit`. What the owner of a part of a table has
+    /// in its cache alone is not counted; [`crate::AnyIndex`]'s `verify` writes it back first.
+    ///
+    /// Cost: 1 READ for each level of each node.
+    ///
+    /// # Errors
+    /// As [`farleaf_index::Index::verify`].
+    pub async fn verify(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        self.mark(session, audit, None).await
+    }
+
+    /// Takes from the dead what they had of it: what they had acknowledged is in the pool then, and
+    /// nobody owns what was theirs until somebody opens it. How many dead those were.
+    ///
+    /// Cost: none where compute servers own nothing; else 2 READs, and for each dead one a fence for
+    /// each memory server, a change of the ownership map, and what going through its log costs.
+    ///
+    /// # Errors
+    /// `Unavailable` if another takes over at the same time: try again. `Corrupt`.
+    pub async fn release_dead(&self, session: &Session) -> Result<usize, IndexError> {
+        on_engine!(self.format.engine, Design => Design::release_dead(session, &self.stored).await)
+    }
+
+    /// See [`Engine::redo_dead`].
+    pub(crate) async fn redo_dead(
+        &self,
+        session: &Session,
+        recovery: &Recovery,
+    ) -> Result<(), IndexError> {
+        on_engine!(self.format.engine, Design => Design::redo_dead(session, &self.stored, recovery).await)
+    }
+
+    /// See [`Engine::before_free`].
+    pub(crate) async fn before_free(
+        &self,
+        session: &Session,
+        marks: &Audit,
+    ) -> Result<(), IndexError> {
+        on_engine!(self.format.engine, Design => Design::before_free(session, &self.stored, marks).await)
+    }
+
+    /// Refuses a table of which some compute server owns a part.
+    pub(crate) async fn check_unowned(&self, session: &Session) -> Result<(), IndexError> {
+        on_engine!(self.format.engine, Design => Design::check_unowned(session, &self.stored).await)
+    }
+
+    /// The first `left` of the objects that it consists of, or all, in the order of [`Engine::walk`].
+    ///
+    /// Cost: that of a walk.
+    pub(crate) async fn collect(
+        &self,
+        session: &Session,
+        left: Option<u64>,
+    ) -> Result<Vec<GlobalAddr>, IndexError> {
+        on_engine!(self.format.engine, Design => self.stored.collect::<Design>(session, left).await)
+    }
+
+    /// Marks the first `left` of the objects of [`StoredTable::collect`], or all; reports what is wrong.
+    ///
+    /// Cost: that of a walk.
+    pub(crate) async fn mark(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+        left: Option<u64>,
+    ) -> Result<TableReport, IndexError> {
+        on_engine!(self.format.engine, Design => self.stored.mark::<Design>(session, audit, left).await)
+    }
+
+    /// Frees all that it consists of. Nobody may have come to know of it.
+    pub(crate) async fn destroy(&self, session: &Session) -> Result<(), IndexError> {
+        let objects = self.collect(session, None).await?;
+        retire_all(session, objects).await
+    }
+
+    /// Makes its nodes look as if they had been changed for ages: their versions wrap soon. For
+    /// tests; nobody may have the table open. Does nothing for an engine in which nothing wraps.
+    ///
+    /// Cost: 2 READs and 1 WRITE for each node.
+    ///
+    /// # Errors
+    /// As [`farleaf_index::Index::verify`].
+    pub async fn age(&self, session: &Session) -> Result<(), IndexError> {
+        on_engine!(self.format.engine, Design => Design::age(session, &self.stored).await)
+    }
+}

@@ -1,0 +1,243 @@
+//! Test pools: formats, keys and checks for the suites; the harness makes their pools.
+#![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
+
+pub mod clients;
+pub mod model;
+
+use std::sync::Arc;
+
+use farleaf_engines::dex::offload::OffloadService;
+use farleaf_engines::{AnyIndex, Engine, TableFormat};
+use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, ServerId, Snapshot};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
+use farleaf_index::{Index, NodeRoom, PointerCheck, Settings, SortedPairs, TableReport};
+use farleaf_pool::{AuditReport, PoolOptions, Session};
+
+pub use farleaf_harness::World;
+
+/// The service that memory servers run for the engine `dex`.
+pub fn offload_service() -> Arc<OffloadService> {
+    Arc::new(OffloadService::new(1, None))
+}
+
+/// Formats the pool and joins it. A node that is read after it was freed is no node of any engine.
+pub async fn start(endpoint: AnyEndpoint, options: &PoolOptions) -> Session {
+    let session = farleaf_harness::make_pool(endpoint, options).await.expect("a pool");
+    session.pool().poison_freed();
+    session
+}
+
+/// Joins as one more compute server.
+pub async fn join(endpoint: AnyEndpoint) -> Session {
+    let session = farleaf_harness::join(endpoint).await.expect("join");
+    session.pool().poison_freed();
+    session
+}
+
+/// Makes a table and opens it.
+pub async fn create(session: &Session, name: &str, format: &TableFormat) -> AnyIndex {
+    let made =
+        farleaf_harness::create_table(session, name, format, CACHE_NODES, &Settings::default())
+            .await;
+    made.expect("create")
+}
+
+/// Opens a table, with a cache that holds some of it.
+pub async fn open(session: &Session, name: &str) -> AnyIndex {
+    farleaf_harness::open_table(session, name, CACHE_NODES, &Settings::default())
+        .await
+        .expect("open")
+}
+
+/// Nodes that caches hold.
+const CACHE_NODES: u64 = 96;
+
+/// Formats that the suites run on, by name, with every engine; `FARLEAF_ENGINE=dart` leaves one.
+pub fn engine_formats() -> Vec<(&'static str, TableFormat)> {
+    formats_of(&chosen(|_| true))
+}
+
+/// The formats alone, for suites of engines that bring their own.
+pub fn formats() -> Vec<(&'static str, TableFormat)> {
+    formats_of(&[Engine::BTree])
+}
+
+/// As [`engine_formats`], with the engines of [`shared_engines`].
+pub fn shared_formats() -> Vec<(&'static str, TableFormat)> {
+    formats_of(&shared_engines())
+}
+
+/// The engines whose compute servers need nothing of each other. The others have suites of their own for many
+/// compute servers.
+pub fn shared_engines() -> Vec<Engine> {
+    chosen(|engine| grows(engine) && !engine.traits().owned)
+}
+
+/// Whether a change touches a few nodes of a table of many.
+pub fn grows(engine: Engine) -> bool {
+    engine.traits().splits || engine.traits().radix
+}
+
+/// The engines whose tables grow node by node.
+pub fn growing_engines() -> Vec<Engine> {
+    chosen(grows)
+}
+
+fn chosen(with: impl Fn(Engine) -> bool) -> Vec<Engine> {
+    let only = std::env::var("FARLEAF_ENGINE").ok();
+    let engines = Engine::ALL.iter().copied();
+    engines.filter(|it| with(*it) && only.as_deref().is_none_or(|name| it.name() == name)).collect()
+}
+
+pub fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
+    let mut formats = Vec::new();
+    for engine in engines.iter().copied() {
+        let tiny = TableFormat {
+            cap_leaf: Some(4),
+            cap_inner: Some(3),
+            node_bytes: Some(256),
+            ..TableFormat::fixed8(engine)
+        };
+        let bytes = TableFormat { engine, ..TableFormat::default() };
+        formats.push(("u64 tiny", tiny));
+        formats.push(("u64 1 KiB", TableFormat::fixed8(engine)));
+        formats.push((
+            "16 to 24",
+            TableFormat {
+                key: KeyFormat::Fixed(16),
+                value: ValueFormat::Fixed(24),
+                node_bytes: Some(512),
+                ..tiny
+            },
+        ));
+        formats.push((
+            "short bytes tiny",
+            TableFormat {
+                key: KeyFormat::Bytes { max: 40 },
+                node_bytes: Some(256),
+                cap_leaf: Some(4),
+                cap_inner: Some(3),
+                ..bytes
+            },
+        ));
+        formats
+            .push(("bytes tiny", TableFormat { cap_leaf: Some(3), cap_inner: Some(2), ..bytes }));
+        formats.push(("bytes", bytes));
+        formats.push((
+            "odd fixed",
+            TableFormat { key: KeyFormat::Fixed(5), value: ValueFormat::Fixed(3), ..bytes },
+        ));
+        if engine.can_reserve() {
+            let nodes = NodeRoom::Reserve;
+            formats.push(("u64 reserved", TableFormat { nodes, ..tiny }));
+            formats.push(("bytes reserved", TableFormat { nodes, ..bytes }));
+        }
+        if engine.can_point_back() {
+            let (nodes, check) = (NodeRoom::Reserve, PointerCheck::Reverse);
+            formats.push(("u64 reverse", TableFormat { nodes, check, ..tiny }));
+            let (key, value) = (KeyFormat::Bytes { max: 40 }, ValueFormat::Fixed(8));
+            formats.push(("bytes reverse", TableFormat { key, value, nodes, check, ..tiny }));
+        }
+    }
+    formats
+}
+
+/// A key that the format takes, of one of the awkward shapes.
+pub fn key(format: &TableFormat, rng: &mut fastrand::Rng, space: u64) -> Vec<u8> {
+    match format.key {
+        KeyFormat::Fixed(bytes) => {
+            let number = match rng.u8(..8) {
+                0 => 0,
+                1 => u64::MAX,
+                2 => u64::MAX - rng.u64(..3),
+                _ => rng.u64(..space).wrapping_mul(0x9e37_79b9_7f4a_7c15 >> rng.u32(..2)),
+            };
+            let mut key = number.to_be_bytes().to_vec();
+            key.resize(bytes, rng.u8(..2) * 0xff);
+            key
+        }
+        KeyFormat::Bytes { max } => {
+            let number = rng.u64(..space);
+            let mut key = match rng.u8(..9) {
+                0 => Vec::new(),
+                1 => vec![0; (number as usize * 7) % (max + 1)],
+                2 => vec![0xff; (number as usize * 5) % (max + 1)],
+                3 => number.to_string().into_bytes(),
+                4 => format!("{number:x}").repeat(3).into_bytes(),
+                5 => {
+                    // Long, alike for long, and as long as can be.
+                    let mut key = vec![b'a' + (number % 2) as u8; max - 2];
+                    key.extend_from_slice(&(number as u16).to_be_bytes());
+                    key
+                }
+                6 => {
+                    let mut key = vec![b'p'; (number % 11) as usize];
+                    key.extend_from_slice(&[0, (number % 3) as u8]);
+                    key
+                }
+                _ => format!("user:{number:06}/name").into_bytes(),
+            };
+            key.truncate(max);
+            key
+        }
+    }
+}
+
+/// A value that the format takes; now and then one that is too long for a leaf.
+pub fn value(format: &TableFormat, rng: &mut fastrand::Rng) -> Vec<u8> {
+    let bytes = match format.value {
+        ValueFormat::Fixed(bytes) => bytes,
+        ValueFormat::Bytes => match rng.u8(..40) {
+            0 => rng.usize(..20_000),
+            1..4 => rng.usize(..2_000),
+            4..10 => rng.usize(..200),
+            _ => rng.usize(..20),
+        },
+    };
+    let first = rng.u8(..);
+    (0..bytes).map(|at| first.wrapping_add(at as u8)).collect()
+}
+
+/// Pairs from a slice.
+pub struct Pairs<'a>(pub std::slice::Iter<'a, (Vec<u8>, Vec<u8>)>);
+
+impl SortedPairs for Pairs<'_> {
+    fn next(&mut self) -> Option<(&[u8], &[u8])> {
+        self.0.next().map(|(key, value)| (key.as_slice(), value.as_slice()))
+    }
+}
+
+/// Lets every retired object be reclaimed.
+pub async fn settle(session: &Session) {
+    assert!(session.finish_tasks().await, "the tasks of operations end");
+    farleaf_harness::settle(session).await.expect("ticks");
+}
+
+/// Walks table and pool; everything must be in order and accounted for.
+pub async fn check<I: Index>(session: &Session, tables: &[&I]) -> TableReport {
+    settle(session).await;
+    let (reports, audit) = audit(session, tables).await;
+    assert_eq!(audit.problems, Vec::<String>::new());
+    assert!(audit.closes(), "handed out = live + free + retired does not hold: {audit:#?}");
+    reports.into_iter().next().unwrap_or_default()
+}
+
+pub async fn audit<I: Index>(session: &Session, tables: &[&I]) -> (Vec<TableReport>, AuditReport) {
+    let (reports, audit) = farleaf_harness::audit(session, tables).await.expect("a walk");
+    for report in &reports {
+        assert_eq!(report.problems, Vec::<String>::new());
+    }
+    (reports, audit)
+}
+
+/// The cost so far of everything that went through this session's endpoint.
+pub fn costs(session: &Session) -> Snapshot {
+    session.endpoint().counters().snapshot()
+}
+
+/// The cost of `kind` since `before`.
+pub fn cost_since(session: &Session, before: &Snapshot, kind: OpKind) -> farleaf_fabric::Cost {
+    costs(session).since(before).kind(kind)
+}
+
+pub const SERVER: ServerId = ServerId(0);

@@ -1,0 +1,113 @@
+//! Model tests: every engine on every fabric against `BTreeMap`, one session, tiny nodes.
+
+use crate::common::model::Run;
+use crate::common::{World, create, engine_formats, grows};
+use farleaf_engines::{AnyIndex, TableFormat};
+use farleaf_pool::Session;
+
+/// Of a new table.
+async fn run(session: Session, format: TableFormat, seed: u64, space: u64) -> Run<AnyIndex> {
+    let index = create(&session, "t", &format).await;
+    Run::new(session, index, format, seed, space, |_| Vec::new())
+}
+
+async fn random_operations(session: Session, format: TableFormat, seed: u64, steps: usize) {
+    match grows(format.engine) {
+        true => run(session, format, seed, 300).await.random_operations(steps).await,
+        false => run(session, format, seed, 24).await.random_operations(steps / WHOLE).await,
+    }
+}
+
+async fn bulk_then_random(session: Session, format: TableFormat, seed: u64) {
+    match grows(format.engine) {
+        true => run(session, format, seed, 2_000).await.bulk_then_random(1_500, 1_500).await,
+        false => run(session, format, seed, 80).await.bulk_then_random(60, 1_500 / WHOLE).await,
+    }
+}
+
+#[test]
+fn random_operations_on_mapped() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+        println!("{name}");
+        World::default()
+            .on_mapped(|session| random_operations(session, format, seed as u64, STEPS_MAPPED));
+    }
+}
+
+#[test]
+fn random_operations_on_sim() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+        println!("{name}");
+        World::default()
+            .on_sim(move |session| random_operations(session, format, seed as u64, STEPS_SIM));
+    }
+}
+
+#[test]
+fn random_operations_on_tcp() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+        println!("{name}");
+        World::default()
+            .on_tcp(|session| random_operations(session, format, seed as u64, STEPS_TCP));
+    }
+}
+
+#[test]
+fn bulk_load_on_mapped() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+        println!("{name}");
+        World::default().on_mapped(|session| bulk_then_random(session, format, seed as u64));
+    }
+}
+
+#[test]
+fn bulk_load_on_sim() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+        println!("{name}");
+        World::default().on_sim(move |session| bulk_then_random(session, format, seed as u64));
+    }
+}
+
+/// An engine that does not split copies its whole table for each change: it gets so many times fewer steps.
+const WHOLE: usize = 20;
+/// Steps per format; there are seven. Together with the bulk tests 2.2 million operations.
+const STEPS_MAPPED: usize = 240_000;
+const STEPS_SIM: usize = 60_000;
+/// Each is some round trips through the system.
+const STEPS_TCP: usize = 1_200;
+
+/// `make verbs` runs it where there is a device.
+#[test]
+fn random_operations_on_verbs() {
+    use std::sync::Arc;
+
+    use farleaf_fabric::tcp::MemoryServerConfig;
+    use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer, devices};
+    use farleaf_fabric::{Fabric, ServerId, Words};
+
+    if !devices().is_ok_and(|names| !names.is_empty()) {
+        eprintln!("random_operations_on_verbs: skipped: no RDMA device; `make verbs` runs it");
+        return;
+    }
+    let world = World { region_bytes: 16 << 20, ..World::default() };
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+        println!("{name}");
+        let servers: Vec<VerbsServer> = (0..world.servers)
+            .map(|server| {
+                let words = Words::anonymous((world.region_bytes / 8) as usize).expect("memory");
+                let server = ServerId(server as u16);
+                let config =
+                    MemoryServerConfig { server, servers: world.servers, ..Default::default() };
+                VerbsServer::start(config, &CardConfig::default(), Arc::new(words))
+                    .expect("a memory server")
+            })
+            .collect();
+        let config = VerbsConfig::to(servers.iter().map(VerbsServer::address));
+        let endpoint = Verbs::connect(config).expect("connected").any_endpoint().expect("endpoint");
+        let executor = endpoint.executor().clone();
+        executor.block_on(async {
+            let session = crate::common::start(endpoint, &world.pool_options()).await;
+            random_operations(session, format, seed as u64, STEPS_TCP / 2).await;
+        });
+    }
+}
