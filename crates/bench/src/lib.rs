@@ -62,8 +62,8 @@ pub use load::{LoadOrder, LoadOrderError, LoadPlan};
 pub use machine::Machine;
 pub use parts::{Boundaries, Parts, Routing};
 pub use report::{
-    CounterReport, KindReport, LatencyUs, LoopKind, MemoryReport, OpTotals, PerOp, PhaseReport,
-    Report, ReportKind, Row, RunReport, TimeKind, build_commit,
+    CounterReport, KindReport, LatencyUs, LoopKind, MemoryReport, PerOp, PhaseReport, Report,
+    ReportKind, Row, RunReport, TimeKind, build_commit,
 };
 pub use run::{BenchError, NoProgress, Phase, Progress, region_bytes, run};
 pub use values::ValueMaker;

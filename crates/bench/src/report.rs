@@ -3,9 +3,9 @@
 //! - INV-REPORT-1: the names and their order in JSON are an interface: a golden test holds them.
 //! - INV-REPORT-2: every number is finite: a division by 0 gives 0.
 
-use std::{collections::BTreeMap, iter::Sum, ops::AddAssign};
+use std::{collections::BTreeMap, iter::Sum};
 
-use farleaf_fabric::{OpKind as FabricKind, Snapshot};
+use farleaf_fabric::{Cost, OpKind as FabricKind, Snapshot};
 use farleaf_index::CounterSet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -239,84 +239,44 @@ pub struct PerOp {
 }
 
 impl PerOp {
+    /// The average of `cost` over `ops` operations; all 0 if there were none.
+    pub fn of(cost: Cost, ops: u64) -> Self {
+        let each = |total: u64| finite(total as f64 / ops as f64);
+        Self {
+            reads: each(cost.reads),
+            writes: each(cost.writes),
+            atomics: each(cost.atomics()),
+            rpcs: each(cost.rpcs),
+            calls: each(cost.calls),
+            round_trips: each(cost.round_trips),
+            bytes_read: each(cost.bytes_read),
+            bytes_written: each(cost.bytes_written),
+        }
+    }
+
+    /// Each number, combined with the same one of `other`.
+    fn with(self, other: Self, combine: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            reads: combine(self.reads, other.reads),
+            writes: combine(self.writes, other.writes),
+            atomics: combine(self.atomics, other.atomics),
+            rpcs: combine(self.rpcs, other.rpcs),
+            calls: combine(self.calls, other.calls),
+            round_trips: combine(self.round_trips, other.round_trips),
+            bytes_read: combine(self.bytes_read, other.bytes_read),
+            bytes_written: combine(self.bytes_written, other.bytes_written),
+        }
+    }
+
     /// Each of them multiplied by `factor`.
     pub(crate) fn times(self, factor: f64) -> Self {
-        Self {
-            reads: self.reads * factor,
-            writes: self.writes * factor,
-            atomics: self.atomics * factor,
-            rpcs: self.rpcs * factor,
-            calls: self.calls * factor,
-            round_trips: self.round_trips * factor,
-            bytes_read: self.bytes_read * factor,
-            bytes_written: self.bytes_written * factor,
-        }
+        self.with(self, |number, _| number * factor)
     }
 }
 
 impl Sum for PerOp {
     fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
-        costs.fold(Self::default(), |sum, cost| Self {
-            reads: sum.reads + cost.reads,
-            writes: sum.writes + cost.writes,
-            atomics: sum.atomics + cost.atomics,
-            rpcs: sum.rpcs + cost.rpcs,
-            calls: sum.calls + cost.calls,
-            round_trips: sum.round_trips + cost.round_trips,
-            bytes_read: sum.bytes_read + cost.bytes_read,
-            bytes_written: sum.bytes_written + cost.bytes_written,
-        })
-    }
-}
-
-/// Cost of some operations on the fabric together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpTotals {
-    /// READs.
-    pub reads: u64,
-    /// WRITEs.
-    pub writes: u64,
-    /// CASes and FAAs.
-    pub atomics: u64,
-    /// RPCs.
-    pub rpcs: u64,
-    /// Calls to other compute servers.
-    pub calls: u64,
-    /// Waits for completions.
-    pub round_trips: u64,
-    /// Bytes that came from memory servers and called compute servers.
-    pub bytes_read: u64,
-    /// Bytes that went to memory servers and called compute servers.
-    pub bytes_written: u64,
-}
-
-impl OpTotals {
-    /// The average over `ops` operations; all 0 if there were none.
-    pub fn per_op(&self, ops: u64) -> PerOp {
-        let each = |total: u64| finite(total as f64 / ops as f64);
-        PerOp {
-            reads: each(self.reads),
-            writes: each(self.writes),
-            atomics: each(self.atomics),
-            rpcs: each(self.rpcs),
-            calls: each(self.calls),
-            round_trips: each(self.round_trips),
-            bytes_read: each(self.bytes_read),
-            bytes_written: each(self.bytes_written),
-        }
-    }
-}
-
-impl AddAssign for OpTotals {
-    fn add_assign(&mut self, other: Self) {
-        self.reads += other.reads;
-        self.writes += other.writes;
-        self.atomics += other.atomics;
-        self.rpcs += other.rpcs;
-        self.calls += other.calls;
-        self.round_trips += other.round_trips;
-        self.bytes_read += other.bytes_read;
-        self.bytes_written += other.bytes_written;
+        costs.fold(Self::default(), |sum, cost| sum.with(cost, |one, other| one + other))
     }
 }
 

@@ -6,19 +6,21 @@ use crate::histogram::LatencyHistogram;
 fn sample() -> Report {
     let mut histogram = LatencyHistogram::new();
     (1..=1000).for_each(|nanos| histogram.record(nanos));
-    let totals = OpTotals {
+    let cost = Cost {
         reads: 330,
         writes: 190,
-        atomics: 5,
+        cas: 3,
+        faa: 2,
         rpcs: 1,
         calls: 2,
         round_trips: 400,
         bytes_read: 333_900,
         bytes_written: 190_200,
+        ..Cost::default()
     };
     let latency_us = Some(histogram.summary().into());
-    let kind = KindReport { ops: 500, latency_us, per_op: totals.per_op(500) };
-    let maintenance = KindReport { ops: 1000, latency_us: None, per_op: totals.per_op(1000) };
+    let kind = KindReport { ops: 500, latency_us, per_op: PerOp::of(cost, 500) };
+    let maintenance = KindReport { ops: 1000, latency_us: None, per_op: PerOp::of(cost, 1000) };
     Report {
         engine: "dex".to_owned(),
         fabric: "sim".to_owned(),
@@ -36,7 +38,7 @@ fn sample() -> Report {
             errors: 2,
             first_error: Some("update of item 7: full".to_owned()),
             latency_us: histogram.summary().into(),
-            per_op: totals.per_op(1000),
+            per_op: PerOp::of(cost, 1000),
             by_kind: BTreeMap::from([
                 (ReportKind::Maintenance, maintenance),
                 (ReportKind::Op(OpKind::Update), kind),
@@ -150,15 +152,17 @@ fn reports_survive_the_way_through_json() {
 fn nothing_done_in_no_time_is_zero() {
     assert_eq!(PhaseReport::new(0.0, 0), PhaseReport::default());
     assert_eq!(PhaseReport::new(0.0, 5).ops_per_s, 0.0);
-    assert_eq!(OpTotals { reads: 3, ..OpTotals::default() }.per_op(0), PerOp::default());
+    assert_eq!(PerOp::of(Cost { reads: 3, ..Cost::default() }, 0), PerOp::default());
 }
 
 #[test]
-fn totals_add_up() {
-    let one = OpTotals { reads: 1, bytes_written: 8, ..OpTotals::default() };
+fn costs_add_up() {
+    let one = Cost { reads: 1, bytes_written: 8, ..Cost::default() };
     let mut total = one;
     total += one;
-    assert_eq!(total, OpTotals { reads: 2, bytes_written: 16, ..OpTotals::default() });
+    let sum: PerOp = [one, one].map(|cost| PerOp::of(cost, 1)).into_iter().sum();
+    assert_eq!(sum, PerOp::of(total, 1));
+    assert_eq!(sum, PerOp { reads: 2.0, bytes_written: 16.0, ..PerOp::default() });
 }
 
 #[test]

@@ -143,21 +143,28 @@ impl<'a> Driver<'a> {
     /// # Errors
     /// `Bench`, `Wrong`.
     pub(super) fn measure(&self, config: &BenchConfig) -> Result<Report, ReproError> {
-        let report = run::run(config, self.progress)?;
-        match (&report.run.first_error, report.run.errors) {
-            (_, 0) => Ok(report),
-            (error, count) => Err(ReproError::Wrong(format!(
-                "{count} operations of {} on {} failed: {}",
-                config.workload.name,
-                config.engine,
-                error.as_deref().unwrap_or("wrong answers")
-            ))),
-        }
+        all_right(config, run::run(config, self.progress)?)
     }
 
     /// A check that applies at the paper's own scale only.
     pub(super) fn asked(&self, holds: bool) -> Option<bool> {
         (self.options.scale == 1.0).then_some(holds)
+    }
+}
+
+/// Returns the report of a run in which no operation failed or answered wrongly.
+///
+/// # Errors
+/// `Wrong`.
+pub(super) fn all_right(config: &BenchConfig, report: Report) -> Result<Report, ReproError> {
+    match (&report.run.first_error, report.run.errors) {
+        (_, 0) => Ok(report),
+        (error, count) => Err(ReproError::Wrong(format!(
+            "{count} operations of {} on {} failed: {}",
+            config.workload.name,
+            config.engine,
+            error.as_deref().unwrap_or("wrong answers")
+        ))),
     }
 }
 

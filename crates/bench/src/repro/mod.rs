@@ -33,7 +33,7 @@ pub use error::ReproError;
 pub use hosts::{Host, HostError, Hosts};
 pub use options::{ReproOptions, Scale};
 pub use page::{Finding, page};
-pub use redis::{RedisError, RespError};
+pub use redis::RedisError;
 pub use report::{
     ChartKind, ReproChart, ReproCheck, ReproReport, ReproRow, ReproSeries, ReproTable, TOLERANCE,
 };

@@ -17,7 +17,7 @@ use farleaf_index::Settings;
 use serde_json::json;
 
 use super::{
-    ReproOptions,
+    ReproOptions, driver,
     error::ReproError,
     papers::{self, PeerRow},
     report::ReproReport,
@@ -26,8 +26,8 @@ use crate::{
     config::{BenchConfig, Cluster, FabricKind},
     distribution::RequestDistribution,
     report::{RunReport, TimeKind},
-    run::{BenchError, Phase, Progress, region_bytes},
-    workload::{Mix, OpKind, ScanLength, Workload},
+    run::{Phase, Progress, region_bytes},
+    workload::{OpKind, Workload},
 };
 
 /// The cache must hold the paths of both threads with room to spare.
@@ -44,24 +44,19 @@ const READ_BYTES: usize = 1024;
 
 /// The workload that the figures call `name`.
 fn workload(name: &str) -> Result<Workload, ReproError> {
-    let (only, uniform) = match name {
-        "c" => (Some(OpKind::Get), false),
-        "c uniform" => (Some(OpKind::Get), true),
-        "update" => (Some(OpKind::Update), false),
-        "insert" => (Some(OpKind::Insert), false),
-        "scan of 100" => (Some(OpKind::Scan), false),
-        _ => (None, false),
+    let named = driver::workload("ycsb-a")?;
+    let kind = match name {
+        "c" | "c uniform" => OpKind::Get,
+        "update" => OpKind::Update,
+        "insert" => OpKind::Insert,
+        "scan of 100" => OpKind::Scan,
+        _ => return Ok(Workload { name: name.to_owned(), ..named }),
     };
-    let named = Workload::named("ycsb-a").map_err(BenchError::from)?;
-    let request = match uniform {
-        true => RequestDistribution::Uniform,
-        false => named.request,
+    let request = match name {
+        "c uniform" => RequestDistribution::Uniform,
+        _ => named.request,
     };
-    let mix = match only {
-        Some(kind) => Mix::new(&[(kind, 1.0)]).map_err(BenchError::from)?,
-        None => named.mix,
-    };
-    Ok(Workload { name: name.to_owned(), mix, request, scan_length: ScanLength::Fixed(100) })
+    driver::mixed(name, &[(kind, 1.0)], request)
 }
 
 pub(super) fn run(
@@ -173,14 +168,7 @@ impl PeerBench<'_> {
         } else {
             (crate::run::run(&config, progress)?, None)
         };
-        if report.run.errors > 0 {
-            let first = report.run.first_error.unwrap_or_default();
-            let errors = report.run.errors;
-            return Err(ReproError::Wrong(format!(
-                "{errors} operations failed, the first: {first}"
-            )));
-        }
-        Ok(Ours { run: report.run, read_kops })
+        Ok(Ours { run: driver::all_right(&config, report)?.run, read_kops })
     }
 }
 

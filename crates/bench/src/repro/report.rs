@@ -83,6 +83,12 @@ impl ReproTable {
         ReproTable { title: title.to_owned(), rows: Vec::new() }
     }
 
+    /// Adds a row.
+    pub(super) fn row<'a>(&mut self, cells: impl IntoIterator<Item = (&'a str, Value)>) {
+        let cells = cells.into_iter().map(|(column, value)| (column.to_owned(), value));
+        self.rows.push(cells.collect());
+    }
+
     /// The names of its columns, and the rows for people.
     pub fn cells(&self) -> (Vec<&str>, Vec<Vec<String>>) {
         let header = self.rows.first().map(|row| row.keys().map(String::as_str).collect());

@@ -8,9 +8,10 @@ use farleaf_index::{Entries, Index, IndexError, ScanRange};
 use farleaf_pool::Session;
 
 use super::{
-    context::Dataset,
+    context::{Dataset, Found},
     meet::Gather,
     route::{Next, Router},
+    table::share_of,
     tally::Tally,
 };
 use crate::{
@@ -24,7 +25,7 @@ use crate::{
 /// Operations of one client between two reports of progress.
 const PROGRESS_OPS: u64 = 1 << 10;
 /// Bits of a version below the writer's number.
-const VERSION_BITS: u32 = 40;
+pub(crate) const VERSION_BITS: u32 = 40;
 /// Interval at which a client checks for an operation that another client may still make.
 const LOOK_NS: u64 = 1_000;
 /// Interval at which a client without keys checks whether it has some.
@@ -97,11 +98,10 @@ impl Job {
 
     /// The share of client `number` in `ops` operations, as the configuration paces them.
     pub(super) fn share(config: &BenchConfig, ops: u64, number: usize) -> Job {
-        let clients = config.clients as u64;
-        let share = ops / clients + u64::from((number as u64) < ops % clients);
+        let share = share_of(ops as usize, config.clients, number) as u64;
         match config.rate {
             None => Job::Closed(share),
-            Some(rate) => Job::Open(share, clients as f64 * 1e9 / rate.per_second() as f64),
+            Some(rate) => Job::Open(share, config.clients as f64 * 1e9 / rate.per_second() as f64),
         }
     }
 }
@@ -136,14 +136,6 @@ impl ThreadContext {
         let observer = self.observer.as_ref();
         observer.is_some_and(|it| it.is_over() || self.tally.borrow().has_errors())
     }
-}
-
-/// Result of an operation.
-struct Found {
-    /// True if the key was present.
-    present: bool,
-    /// The fault in the answer.
-    wrong: Option<String>,
 }
 
 impl Client {
@@ -315,30 +307,26 @@ impl Client {
     /// Makes the key, and the value of a write.
     #[inline]
     fn prepare(&mut self, op: Op, version: u64) -> Result<(), IndexError> {
-        let written = self.data.keys.write_key(op.item, &mut self.key);
-        written.map_err(|error| IndexError::Invalid(error.to_string()))?;
-        if !matches!(op.kind, OpKind::Get | OpKind::Scan | OpKind::Remove) {
-            self.data.values.write_value(op.item, version, &mut self.value);
-        }
-        Ok(())
+        let made = self.data.prepare(op, version, &mut self.key, &mut self.value);
+        made.map_err(|error| IndexError::Invalid(error.to_string()))
     }
 
     async fn get(&mut self, item: u64) -> Result<Found, IndexError> {
         let present = self.index.get(&self.session, &self.key, &mut self.found).await?;
-        let wrong = (present && !self.data.is_value_of(item, &self.found))
-            .then(|| "a get found a value that nobody wrote".to_owned());
-        Ok(Found { present, wrong })
+        Ok(self.data.got(item, present.then_some(&self.found)))
     }
 
     async fn update(&mut self) -> Result<Found, IndexError> {
         let present = self.index.update(&self.session, &self.key, &self.value).await?;
-        Ok(Found { present, wrong: None })
+        Ok(Found::right(present))
     }
 
     async fn insert(&mut self) -> Result<Found, IndexError> {
         let present = !self.index.insert(&self.session, &self.key, &self.value).await?;
-        let wrong = present.then(|| "an insert of a new key found it present".to_owned());
-        Ok(Found { present, wrong })
+        Ok(match present {
+            true => Found::wrong("an insert of a new key found it present"),
+            false => Found::right(false),
+        })
     }
 
     async fn read_modify_write(&mut self, item: u64) -> Result<Found, IndexError> {
@@ -348,12 +336,12 @@ impl Client {
 
     async fn remove(&mut self) -> Result<Found, IndexError> {
         let present = self.index.remove(&self.session, &self.key).await?;
-        Ok(Found { present, wrong: None })
+        Ok(Found::right(present))
     }
 
     async fn upsert(&mut self) -> Result<Found, IndexError> {
         let present = !self.index.upsert(&self.session, &self.key, &self.value).await?;
-        Ok(Found { present, wrong: None })
+        Ok(Found::right(present))
     }
 
     async fn scan(&mut self, op: Op) -> Result<Found, IndexError> {
@@ -362,22 +350,8 @@ impl Client {
         let from = Bound::Included(self.key.as_slice());
         let range = ScanRange { from, to: Bound::Unbounded, reverse: false };
         self.index.scan(&self.session, range, limit, &mut self.entries).await?;
-        let first = self.entries.get(0);
-        let present = first.is_some_and(|(key, _)| key == self.key);
-        let wrong = if self.entries.len() > limit {
-            Some(format!("a scan for {limit} pairs found {}", self.entries.len()))
-        } else if first.is_some_and(|(key, _)| key < self.key.as_slice())
-            || !self.entries.iter().is_sorted_by(|(left, _), (right, _)| left < right)
-        {
-            Some("a scan found keys out of order".to_owned())
-        } else if self.entries.iter().any(|(_, it)| it.len() != self.data.value_bytes)
-            || first.is_some_and(|(_, it)| present && !self.data.is_value_of(op.item, it))
-        {
-            Some("a scan found a value that nobody wrote".to_owned())
-        } else {
-            None
-        };
-        Ok(Found { present, wrong })
+        let pairs = self.entries.iter().map(|(key, value)| (key, Some(value)));
+        Ok(self.data.scanned(op, &self.key, pairs))
     }
 
     /// Counts an operation's answer; returns whether it is right.
@@ -387,28 +361,22 @@ impl Client {
             self.data.space.acknowledge(op.item);
         }
         let mut tally = thread.tally.borrow_mut();
-        let wrong = |what: &str| format!("{} of item {}: {what}", op.kind.name(), op.item);
         let found = match answer {
-            Ok(Found { wrong: Some(what), .. }) => {
-                tally.wrong(|| wrong(&what));
-                return false;
-            }
             Ok(found) => found,
             Err(error) => {
                 tally.failed(op, error);
                 return false;
             }
         };
+        if let Some(fault) = self.data.fault(op, &found) {
+            tally.wrong(|| fault);
+            return false;
+        }
         let bytes = (self.key.len() + self.data.value_bytes) as i64;
         match op.kind {
             OpKind::Insert => tally.data(bytes),
             OpKind::Upsert if !found.present => tally.data(bytes),
             OpKind::Remove if found.present => tally.data(-bytes),
-            OpKind::Remove | OpKind::Upsert => {}
-            _ if !found.present && self.data.all_present => {
-                tally.wrong(|| wrong("a key that must be there is absent"));
-                return false;
-            }
             _ => {}
         }
         true

@@ -12,8 +12,9 @@ use farleaf_pool::PoolOptions;
 use super::error::BenchError;
 use crate::{
     config::{BenchConfig, BenchConfigError},
+    generator::Op,
     item_space::ItemSpace,
-    keys::KeyMaker,
+    keys::{KeyError, KeyMaker},
     parts::Routing,
     values::ValueMaker,
     workload::OpKind,
@@ -30,11 +31,115 @@ pub(crate) struct Dataset {
     pub(crate) all_present: bool,
 }
 
+/// Result of an operation.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// True if the key was present.
+    pub(crate) present: bool,
+    /// The fault in the answer.
+    pub(crate) wrong: Option<String>,
+}
+
+impl Found {
+    /// A right answer.
+    pub(crate) fn right(present: bool) -> Self {
+        Found { present, wrong: None }
+    }
+
+    /// A wrong answer.
+    pub(crate) fn wrong(what: impl Into<String>) -> Self {
+        Found { present: true, wrong: Some(what.into()) }
+    }
+}
+
 impl Dataset {
-    /// Returns whether `value` is all of one value that a client wrote for `item`.
+    /// The items of a run of `config`, whose keys `keys` makes.
+    pub(crate) fn new(config: &BenchConfig, keys: KeyMaker) -> Self {
+        Dataset {
+            values: ValueMaker::new(config.value_bytes),
+            value_bytes: config.value_bytes,
+            space: Arc::new(ItemSpace::new(config.keys, keys.items_max())),
+            all_present: config.workload.mix.share(OpKind::Remove) == 0.0,
+            keys,
+        }
+    }
+
+    /// Makes the key of an operation, and the value of a write.
+    ///
+    /// # Errors
+    /// [`KeyError`] if the item has no key.
     #[inline]
-    pub(crate) fn is_value_of(&self, item: u64, value: &[u8]) -> bool {
-        self.values.is_one_of(item, value)
+    pub(crate) fn prepare(
+        &self,
+        op: Op,
+        version: u64,
+        key: &mut Vec<u8>,
+        value: &mut Vec<u8>,
+    ) -> Result<(), KeyError> {
+        self.keys.write_key(op.item, key)?;
+        if !matches!(op.kind, OpKind::Get | OpKind::Scan | OpKind::Remove) {
+            self.values.write_value(op.item, version, value);
+        }
+        Ok(())
+    }
+
+    /// Checks the value that a get found.
+    #[inline]
+    pub(crate) fn got(&self, item: u64, value: Option<&[u8]>) -> Found {
+        match value {
+            Some(value) if !self.values.is_one_of(item, value) => {
+                Found::wrong("a get found a value that nobody wrote")
+            }
+            value => Found::right(value.is_some()),
+        }
+    }
+
+    /// Checks the pairs that a scan found, from `key` on.
+    pub(crate) fn scanned<'a>(
+        &self,
+        op: Op,
+        key: &[u8],
+        pairs: impl Iterator<Item = (&'a [u8], Option<&'a [u8]>)>,
+    ) -> Found {
+        let (mut count, limit) = (0, op.scan_len);
+        let (mut present, mut is_sorted, mut is_written) = (false, true, true);
+        let mut last: Option<&[u8]> = None;
+        for (found, value) in pairs {
+            count += 1;
+            is_sorted &= last.map_or(found >= key, |last| last < found);
+            let is_own = last.is_none() && found == key;
+            present |= is_own;
+            is_written &= match value {
+                Some(value) => {
+                    value.len() == self.value_bytes
+                        && (!is_own || self.values.is_one_of(op.item, value))
+                }
+                // Another client may have removed the key since it was found.
+                None => !self.all_present,
+            };
+            last = Some(found);
+        }
+        if count > limit {
+            Found::wrong(format!("a scan for {limit} pairs found {count}"))
+        } else if !is_sorted {
+            Found::wrong("a scan found keys out of order")
+        } else if !is_written {
+            Found::wrong("a scan found a value that nobody wrote")
+        } else {
+            Found::right(present)
+        }
+    }
+
+    /// The fault in an answer, in words.
+    #[inline]
+    pub(crate) fn fault(&self, op: Op, found: &Found) -> Option<String> {
+        let may_miss = matches!(op.kind, OpKind::Insert | OpKind::Upsert | OpKind::Remove);
+        let what = match &found.wrong {
+            None if found.present || may_miss || !self.all_present => return None,
+            None => "a key that must be there is absent",
+            Some(what) => what,
+        };
+        Some(format!("{} of item {}: {what}", op.kind.name(), op.item))
     }
 }
 
@@ -107,13 +212,7 @@ impl Context {
             open,
             routes,
             serve_tasks,
-            data: Arc::new(Dataset {
-                values: ValueMaker::new(config.value_bytes),
-                value_bytes: config.value_bytes,
-                space: Arc::new(ItemSpace::new(config.keys, keys.items_max())),
-                all_present: config.workload.mix.share(OpKind::Remove) == 0.0,
-                keys,
-            }),
+            data: Arc::new(Dataset::new(config, keys)),
             config: config.clone(),
             format,
             pool,

@@ -18,7 +18,7 @@ mod real;
 pub(crate) mod route;
 mod sim;
 pub(crate) mod sorted;
-mod table;
+pub(crate) mod table;
 pub(crate) mod tally;
 #[cfg(test)]
 mod tests;

@@ -56,7 +56,7 @@ pub(super) struct Loaded {
 }
 
 /// The number of partitions, of `count`, that compute server `number` of `servers` takes.
-pub(super) fn share_of(count: usize, servers: usize, number: usize) -> usize {
+pub(crate) fn share_of(count: usize, servers: usize, number: usize) -> usize {
     count / servers + usize::from(number < count % servers)
 }
 

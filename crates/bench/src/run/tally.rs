@@ -9,7 +9,7 @@ use super::error::BenchError;
 use crate::{
     generator::Op,
     histogram::LatencyHistogram,
-    report::{KindReport, OpTotals, PerOp, PhaseReport, ReportKind, RunReport},
+    report::{KindReport, PerOp, PhaseReport, ReportKind, RunReport},
     workload::OpKind,
 };
 
@@ -28,13 +28,13 @@ pub(crate) struct Tally {
 impl Tally {
     /// Counts an operation.
     #[inline]
-    pub(super) fn done(&mut self, kind: OpKind, nanos: u64) {
+    pub(crate) fn done(&mut self, kind: OpKind, nanos: u64) {
         self.kinds[kind.index()].get_or_insert_default().record(nanos);
     }
 
     /// Counts a wrong answer. Calls `text` for the first only.
     #[cold]
-    pub(super) fn wrong(&mut self, text: impl FnOnce() -> String) {
+    pub(crate) fn wrong(&mut self, text: impl FnOnce() -> String) {
         self.errors += 1;
         self.first_error.get_or_insert_with(text);
     }
@@ -80,7 +80,7 @@ impl Tally {
     }
 
     /// Forgets latencies, but neither errors nor data: a wrong answer counts in every phase.
-    pub(super) fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.kinds.iter_mut().flatten().for_each(|histogram| histogram.clear());
     }
 
@@ -104,7 +104,7 @@ impl Tally {
     /// Costs by kind follow from the fabric's counters, which count by index operation. A
     /// read-modify-write is a get and an update: it is given the average of each, over all gets
     /// and updates of the run.
-    pub(super) fn report(&self, seconds: f64, cost: &Snapshot) -> RunReport {
+    pub(crate) fn report(&self, seconds: f64, cost: &Snapshot) -> RunReport {
         let mut all = LatencyHistogram::new();
         let mut by_kind = BTreeMap::new();
         for kind in OpKind::ALL {
@@ -126,7 +126,7 @@ impl Tally {
             beside += cost.kind(kind);
         }
         if beside != Cost::default() {
-            let per_op = totals(beside).per_op(ops);
+            let per_op = PerOp::of(beside, ops);
             by_kind.insert(ReportKind::Maintenance, KindReport { ops, latency_us: None, per_op });
         }
         RunReport {
@@ -134,7 +134,7 @@ impl Tally {
             errors: self.errors,
             first_error: self.first_error.clone(),
             latency_us: all.summary().into(),
-            per_op: totals(cost.total()).per_op(ops),
+            per_op: PerOp::of(cost.total(), ops),
             by_kind,
             counters: None,
         }
@@ -155,20 +155,7 @@ fn index_kinds(kind: OpKind) -> &'static [FabricKind] {
 }
 
 fn average(cost: &Snapshot, kind: FabricKind) -> PerOp {
-    totals(cost.kind(kind)).per_op(cost.ops(kind))
-}
-
-fn totals(cost: Cost) -> OpTotals {
-    OpTotals {
-        reads: cost.reads,
-        writes: cost.writes,
-        atomics: cost.atomics(),
-        rpcs: cost.rpcs,
-        calls: cost.calls,
-        round_trips: cost.round_trips,
-        bytes_read: cost.bytes_read,
-        bytes_written: cost.bytes_written,
-    }
+    PerOp::of(cost.kind(kind), cost.ops(kind))
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! redis-benchmark: runs Redis's own bench, and reads the figures of its gets.
 
-use super::{error::RedisError, play::set_all, server::RedisServer, wire::Wire};
-use crate::{repro::error::ReproError, run::Progress, values::ValueMaker};
+use super::{error::RedisError, server::RedisServer, systems::SystemResult};
 
 const PROGRAM: &str = "redis-benchmark";
 /// The least number of gets. The program counts its time by the millisecond: fewer may take none,
@@ -22,62 +21,20 @@ pub(super) struct Gets {
     pub(super) value_bytes: usize,
 }
 
-/// The program's figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Figures {
-    pub(super) ops_per_s: f64,
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
-}
-
-/// Empties Redis and loads all keys that [`Gets`] of `keys` keys may ask for.
-///
-/// # Errors
-/// If Redis is gone or refuses.
-pub(super) fn load(
-    wire: &mut Wire,
-    keys: u64,
-    values: ValueMaker,
-    progress: &dyn Progress,
-) -> Result<(), ReproError> {
-    set_all(wire, keys, values, progress, |item, key| {
-        key.clear();
-        key.extend_from_slice(format!("key:{item:012}").as_bytes());
-        Ok(())
-    })
-}
-
 impl Gets {
     /// Runs it against `server`.
     ///
     /// # Errors
     /// `Gone`, `Missing`, `Run`, `Benchmark`, `Figures`.
-    pub(super) fn run(&self, server: &RedisServer) -> Result<Figures, RedisError> {
-        let Gets { clients, depth, keys, ops, value_bytes } = *self;
-        let (host, port) = (server.address.ip().to_string(), server.address.port().to_string());
-        let numbers = [clients, depth, value_bytes].map(|number| number.to_string());
-        let (keys, ops) = (keys.to_string(), ops.max(OPS_MIN).to_string());
-        let words = [
-            "-h",
-            &host,
-            "-p",
-            &port,
-            "-c",
-            &numbers[0],
-            "-P",
-            &numbers[1],
-            "-d",
-            &numbers[2],
-            "-r",
-            &keys,
-            "-n",
-            &ops,
-            "-t",
-            "get",
-            "--csv",
-            "--precision",
-            "3",
-        ];
+    pub(super) fn run(&self, server: &RedisServer) -> Result<SystemResult, RedisError> {
+        let Gets { clients, depth, keys, value_bytes, ops } = *self;
+        let (host, port) = (server.address.ip(), server.address.port());
+        let ops = ops.max(OPS_MIN);
+        let words = format!(
+            "-h {host} -p {port} -c {clients} -P {depth} -d {value_bytes} -r {keys} -n {ops} -t get \
+             --csv --precision 3"
+        );
+        let words: Vec<&str> = words.split(' ').collect();
         let output = server.output(PROGRAM, &words)?;
         let said = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
@@ -96,7 +53,7 @@ impl Gets {
 }
 
 /// Parses the table that the program prints: a line of names, a line of figures, all in quotes.
-fn figures(said: &str) -> Result<Figures, RedisError> {
+fn figures(said: &str) -> Result<SystemResult, RedisError> {
     let missing = |what| RedisError::Figures { what, said: said.trim().to_owned() };
     let mut lines = said.lines().filter(|line| line.starts_with('"'));
     let (Some(names), Some(line)) = (lines.next(), lines.next()) else {
@@ -109,10 +66,11 @@ fn figures(said: &str) -> Result<Figures, RedisError> {
         let number = cell.and_then(|cell| cell.parse::<f64>().ok());
         number.filter(|number| number.is_finite()).ok_or_else(|| missing(name))
     };
-    Ok(Figures {
+    Ok(SystemResult {
         ops_per_s: number("rps")?,
         p50_us: number("p50_latency_ms")? * 1000.0,
         p99_us: number("p99_latency_ms")? * 1000.0,
+        ..SystemResult::default()
     })
 }
 
@@ -129,7 +87,9 @@ mod tests {
     #[test]
     fn figures_are_found_by_their_names() {
         let found = figures(SAID).unwrap();
-        assert_eq!(found, Figures { ops_per_s: 664_893.62, p50_us: 63.0, p99_us: 127.0 });
+        let rest = SystemResult::default();
+        let wanted = SystemResult { ops_per_s: 664_893.62, p50_us: 63.0, p99_us: 127.0, ..rest };
+        assert_eq!(found, wanted);
         let warned = format!("WARNING: Could not fetch server CONFIG\n{SAID}");
         assert_eq!(figures(&warned).unwrap(), found);
     }

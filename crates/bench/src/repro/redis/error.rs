@@ -2,9 +2,10 @@
 
 use std::{io, time::Duration};
 
+use redis_protocol::error::RedisProtocolError;
 use thiserror::Error;
 
-use super::resp::RespError;
+use super::wire::Reply;
 
 /// Failure of Redis or its bench.
 #[derive(Debug, Error)]
@@ -67,7 +68,7 @@ pub enum RedisError {
         /// The command.
         command: &'static str,
         /// The fault in the reply.
-        source: RespError,
+        source: RedisProtocolError,
     },
     /// Redis refuses, or answers with something else than the command asks for.
     #[error("redis-server answers {command} with {said}")]
@@ -93,6 +94,13 @@ pub enum RedisError {
         /// Its output.
         said: String,
     },
+}
+
+impl RedisError {
+    /// An answer that the command should not have.
+    pub(super) fn answer(command: &'static str, reply: &Reply<'_>) -> Self {
+        RedisError::Answer { command, said: format!("\"{}\"", reply.text().escape_default()) }
+    }
 }
 
 fn logged(log: &str) -> String {

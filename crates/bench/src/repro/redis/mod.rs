@@ -9,31 +9,33 @@
 mod benchmark;
 mod error;
 mod play;
-mod resp;
 mod server;
 mod systems;
 #[cfg(test)]
 mod tests;
 mod wire;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 pub use error::RedisError;
-pub use resp::RespError;
 
 use super::{
-    ReproOptions,
+    ReproOptions, driver,
     error::ReproError,
     hosts::Hosts,
     report::{ReproReport, ReproRow, ReproTable},
 };
 use crate::{
-    distribution::RequestDistribution, report::TimeKind, run::Progress, values::ValueMaker,
-    workload::Workload,
+    config::{BenchConfig, FabricKind},
+    distribution::RequestDistribution,
+    keys::{KeyOrder, KeySpec},
+    report::TimeKind,
+    run::{BenchError, Progress, context::Dataset},
+    workload::{OpKind, Workload},
 };
-use benchmark::{Figures, Gets};
+use benchmark::Gets;
 use server::RedisServer;
-use systems::{System, SystemPlan, SystemResult, VALUE_BYTES, median};
+use systems::{System, SystemResult, median};
 
 const KEYS: u64 = 1_000_000;
 /// Gets of each side in each round.
@@ -47,6 +49,8 @@ const ROUNDS: usize = 3;
 const DEPTH: usize = 64;
 /// Connections of the run of Redis's bench that stands beside.
 const CLIENTS_BESIDE: usize = 50;
+const KEY_TYPE: KeySpec = KeySpec::U64(KeyOrder::Hashed);
+const VALUE_BYTES: usize = 8;
 const SCALE_MIN: f64 = 0.001;
 /// The least ratio of our gets to those of Redis's own bench.
 const BARS: [(System, f64); 3] =
@@ -93,8 +97,9 @@ fn describe(report: &mut ReproReport, options: &ReproOptions) {
         report.set(name, value);
     }
     for system in System::ALL {
-        report.set(system.key(), system.about(keys));
-        report.notes.push(format!("{}: {}.", system.name(), system.about(keys)));
+        let ((name, key), about) = (system.names(), system.about(keys));
+        report.notes.push(format!("{name}: {about}."));
+        report.set(key, about);
     }
     for note in [
         "Latency, on every side, is from the moment at which an operation is given to the client's \
@@ -110,6 +115,25 @@ fn describe(report: &mut ReproReport, options: &ReproOptions) {
     }
 }
 
+/// The same work for all sides.
+fn work(workload: Workload, ops: u64, options: &ReproOptions) -> BenchConfig {
+    BenchConfig {
+        fabric: FabricKind::Tcp,
+        workload,
+        keys: options.scaled(KEYS),
+        ops,
+        clients: DEPTH,
+        threads: 1,
+        compute_servers: 1,
+        memory_servers: 1,
+        seed: options.seed,
+        key_type: KEY_TYPE,
+        value_bytes: VALUE_BYTES,
+        settings: options.settings.clone(),
+        ..BenchConfig::default()
+    }
+}
+
 fn compare(
     report: &mut ReproReport,
     server: &RedisServer,
@@ -117,36 +141,30 @@ fn compare(
     hosts: &dyn Hosts,
     progress: &dyn Progress,
 ) -> Result<(), ReproError> {
-    let keys = options.scaled(KEYS);
     let mut errors = gets(report, server, options, hosts, progress)?;
     let mut table = ReproTable::new("YCSB");
     let mut wire = server.connect()?;
     for name in WORKLOADS {
-        let workload = Workload::named(name).map_err(crate::BenchError::from)?;
-        let has_scans = workload.mix.share(crate::OpKind::Scan) > 0.0;
-        let ops = options.scaled(if has_scans { SCAN_OPS } else { OPS });
-        let (seed, settings) = (options.seed, options.settings.clone());
-        let plan = SystemPlan { workload, keys, ops, depth: DEPTH, seed, settings };
+        let workload = driver::workload(name)?;
+        let has_scans = workload.mix.share(OpKind::Scan) > 0.0;
+        let config =
+            work(workload, options.scaled(if has_scans { SCAN_OPS } else { OPS }), options);
         let mut runs = System::ALL.map(|system| (system, Vec::with_capacity(ROUNDS)));
         for _ in 0..ROUNDS {
             for (system, runs) in &mut runs {
-                runs.push(system.run(&plan, hosts, &mut wire, progress)?);
+                runs.push(system.run(&config, hosts, &mut wire, progress)?);
             }
         }
         let runs = runs.map(|(system, runs)| (system, SystemResult::median(&runs)));
         let redis = runs.iter().find(|(system, _)| *system == System::Redis);
         let redis = redis.map_or(0.0, |(_, measured)| measured.ops_per_s);
         for (system, measured) in &runs {
-            let mut row = Map::new();
-            row.insert("workload".to_owned(), json!(name));
-            add_cells(&mut row, system.name(), measured);
-            row.insert("of redis".to_owned(), json!(measured.ops_per_s / redis));
-            table.rows.push(row);
+            let of_redis = ("of redis", json!(measured.ops_per_s / redis));
+            table.row(cells(Some(name), system.name(), measured, of_redis));
             let quantity = format!("{name}, M op/s");
-            let ours = Some(measured.ops_per_s / 1e6);
             if *system != System::Redis {
-                let redis = Some(redis / 1e6);
-                report.rows.push(row_of(system.name(), &quantity, redis, ours));
+                let ours = measured.ops_per_s / 1e6;
+                report.rows.push(row_of(system.name(), &quantity, redis / 1e6, ours));
             }
             errors.extend(measured.error.as_ref().map(|it| format!("{}: {it}", system.name())));
         }
@@ -168,23 +186,25 @@ fn gets(
     hosts: &dyn Hosts,
     progress: &dyn Progress,
 ) -> Result<Vec<String>, ReproError> {
-    let keys = options.scaled(KEYS);
-    let ops = options.scaled(GETS);
+    let workload = driver::mixed("gets", &[(OpKind::Get, 1.0)], RequestDistribution::Uniform)?;
+    let config = work(workload, options.scaled(GETS), options);
+    let BenchConfig { keys, ops, .. } = config;
     let gets = Gets { clients: 1, depth: DEPTH, keys, ops, value_bytes: VALUE_BYTES };
     let beside = Gets { clients: CLIENTS_BESIDE, ..gets };
-    let gets_alone = "get=1".parse::<Workload>().map_err(crate::BenchError::from)?;
-    let workload = Workload { request: RequestDistribution::Uniform, ..gets_alone };
-    let (seed, settings) = (options.seed, options.settings.clone());
-    let plan = SystemPlan { workload, keys, ops, depth: DEPTH, seed, settings };
     let mut wire = server.connect()?;
-    benchmark::load(&mut wire, keys, ValueMaker::new(VALUE_BYTES), progress)?;
+    let data = Dataset::new(&config, KEY_TYPE.open().map_err(BenchError::from)?);
+    play::set_all(&mut wire, &data, false, progress, |item, key| {
+        key.clear();
+        key.extend_from_slice(format!("key:{item:012}").as_bytes());
+        Ok(())
+    })?;
     let mut runs = BARS.map(|(system, _)| (system, Vec::with_capacity(GET_ROUNDS)));
     let mut ratios = BARS.map(|_| Vec::with_capacity(GET_ROUNDS));
     let (mut single, mut many) = (Vec::new(), Vec::new());
     for _ in 0..GET_ROUNDS {
         for ((system, runs), ratios) in runs.iter_mut().zip(&mut ratios) {
             let theirs = gets.run(server)?;
-            let ours = system.run(&plan, hosts, &mut wire, progress)?;
+            let ours = system.run(&config, hosts, &mut wire, progress)?;
             ratios.push(ours.ops_per_s / theirs.ops_per_s);
             single.push(theirs);
             runs.push(ours);
@@ -192,29 +212,20 @@ fn gets(
         many.push(beside.run(server)?);
     }
     let mut table = ReproTable::new("gets of keys drawn evenly");
-    for (gets, figures) in [(&gets, &single), (&beside, &many)] {
-        let measured = SystemResult::from_benchmark(figures);
-        let mut row = Map::new();
-        add_cells(&mut row, &gets.name(), &measured);
-        row.insert("of -c 1".to_owned(), Value::Null);
-        table.rows.push(row);
+    let theirs =
+        [(&gets, single), (&beside, many)].map(|(gets, runs)| (gets, SystemResult::median(&runs)));
+    for (gets, measured) in &theirs {
+        table.row(cells(None, &gets.name(), measured, ("of -c 1", Value::Null)));
     }
-    let medians = [&single, &many].map(|figures| {
-        let rates = figures.iter().map(|it: &Figures| it.ops_per_s);
-        median(rates.collect()) / 1e6
-    });
     let mut errors = Vec::new();
     for (((system, least), (_, runs)), ratios) in BARS.iter().zip(&runs).zip(ratios) {
         let measured = SystemResult::median(runs);
         let ratio = median(ratios);
-        let mut row = Map::new();
-        add_cells(&mut row, system.name(), &measured);
-        row.insert("of -c 1".to_owned(), json!(ratio));
-        table.rows.push(row);
+        table.row(cells(None, system.name(), &measured, ("of -c 1", json!(ratio))));
         let ours = measured.ops_per_s / 1e6;
-        for (gets, theirs) in [&gets, &beside].into_iter().zip(medians) {
+        for (gets, measured) in &theirs {
             let quantity = format!("M gets/s, against {}", gets.name());
-            let row = row_of(system.name(), &quantity, Some(theirs), Some(ours));
+            let row = row_of(system.name(), &quantity, measured.ops_per_s / 1e6, ours);
             // Each round's ratio is to the row before it.
             let ratio = if gets.clients == 1 { Some(ratio) } else { row.ratio };
             report.rows.push(ReproRow { ratio, ..row });
@@ -232,27 +243,37 @@ fn gets(
 }
 
 /// A row without a reason: a difference of two systems needs none.
-fn row_of(case: &str, quantity: &str, theirs: Option<f64>, ours: Option<f64>) -> ReproRow {
-    let ratio = theirs.zip(ours).map(|(theirs, ours)| ours / theirs);
-    let (case, quantity) = (case.to_owned(), quantity.to_owned());
-    ReproRow { case, quantity, paper: theirs, ours, ratio, reason: None }
+fn row_of(case: &str, quantity: &str, theirs: f64, ours: f64) -> ReproRow {
+    ReproRow {
+        case: case.to_owned(),
+        quantity: quantity.to_owned(),
+        paper: Some(theirs),
+        ours: Some(ours),
+        ratio: Some(ours / theirs),
+        reason: None,
+    }
 }
 
-fn add_cells(row: &mut Map<String, Value>, name: &str, measured: &SystemResult) {
-    let remote = |number: f64| measured.per_op.map(|_| number);
-    let per_op = measured.per_op.unwrap_or_default();
-    for (column, value) in [
+/// The cells of a row.
+fn cells<'a>(
+    workload: Option<&str>,
+    name: &str,
+    measured: &SystemResult,
+    last: (&'a str, Value),
+) -> impl Iterator<Item = (&'a str, Value)> {
+    let per_op = measured.per_op.as_ref();
+    let cells = [
         ("system", json!(name)),
         ("M op/s", json!(measured.ops_per_s / 1e6)),
         ("least", json!(measured.least / 1e6)),
         ("most", json!(measured.most / 1e6)),
         ("p50 us", json!(measured.p50_us)),
         ("p99 us", json!(measured.p99_us)),
-        ("READ /op", json!(remote(per_op.reads))),
-        ("WRITE /op", json!(remote(per_op.writes))),
-        ("atomics /op", json!(remote(per_op.atomics))),
+        ("READ /op", json!(per_op.map(|it| it.reads))),
+        ("WRITE /op", json!(per_op.map(|it| it.writes))),
+        ("atomics /op", json!(per_op.map(|it| it.atomics))),
         ("bytes /op", json!(measured.bytes_per_op)),
-    ] {
-        row.insert(column.to_owned(), value);
-    }
+        last,
+    ];
+    workload.map(|name| ("workload", json!(name))).into_iter().chain(cells)
 }

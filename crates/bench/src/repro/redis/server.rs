@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{error::RedisError, resp::Reply, wire::Wire};
+use super::{error::RedisError, wire::Wire};
 
 pub(super) const SERVER: &str = "redis-server";
 /// The first version that has ranges of sorted sets by `ZRANGE ... BYLEX`.
@@ -72,22 +72,13 @@ impl RedisServer {
         let address = listener.local_addr().map_err(RedisError::Prepare)?;
         drop(listener);
         let port = address.port().to_string();
-        let log = folder.join("log");
-        let settings: [(&str, &OsStr); 8] = [
-            ("--port", port.as_ref()),
-            ("--bind", "127.0.0.1".as_ref()),
-            ("--save", "".as_ref()),
-            ("--appendonly", "no".as_ref()),
-            ("--daemonize", "no".as_ref()),
-            ("--databases", "1".as_ref()),
-            ("--dir", folder.as_ref()),
-            ("--logfile", log.as_ref()),
-        ];
         let mut process = Command::new("sh")
             .args(["-c", RUN, "farleaf-redis"])
             .arg(&folder)
-            .arg(SERVER)
-            .args(settings.iter().flat_map(|(name, value)| [OsStr::new(name), *value]))
+            .args([SERVER, "--port", &port, "--bind", "127.0.0.1", "--databases", "1"])
+            .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+            .args([OsStr::new("--dir"), folder.as_ref()])
+            .args([OsStr::new("--logfile"), folder.join("log").as_ref()])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -100,18 +91,12 @@ impl RedisServer {
     /// Waits until the server answers, and is the one that this started.
     fn wait(&mut self) -> Result<(), RedisError> {
         let end = Instant::now() + START_TIME;
-        let folder = self.folder.as_os_str().as_encoded_bytes();
         loop {
-            let is_ours =
-                Wire::connect(self.address).map_err(RedisError::from).and_then(|mut wire| {
-                    wire.ask("CONFIG GET", &[b"CONFIG", b"GET", b"dir"], |reply| match reply {
-                        Reply::Array(mut items) => Some(items.any(|item| item == Some(folder))),
-                        _ => None,
-                    })
-                });
-            match is_ours {
-                Ok(true) => return Ok(()),
-                Ok(false) | Err(RedisError::Gone { .. }) => {}
+            let wire = Wire::connect(self.address).map_err(RedisError::from);
+            let ask = [&b"CONFIG"[..], b"GET", b"dir"];
+            match wire.and_then(|mut wire| wire.ask("CONFIG GET", &ask)) {
+                Ok(told) if told.lines().any(|dir| Path::new(dir) == self.folder) => return Ok(()),
+                Ok(_) | Err(RedisError::Gone { .. }) => {}
                 Err(error) => return Err(error),
             }
             if Instant::now() >= end || self.log().contains("Failed listening on port") {

@@ -3,20 +3,16 @@
 use farleaf_engines::Engine;
 use farleaf_index::Settings;
 
-use super::{benchmark::Figures, play::RedisPlan, wire::Wire};
+use super::{play, wire::Wire};
 use crate::{
-    config::{BenchConfig, Cluster, FabricKind},
-    keys::{KeyOrder, KeySpec},
-    report::{PerOp, Report, ReportKind},
+    config::{BenchConfig, Cluster},
+    report::{PerOp, ReportKind, RunReport},
     repro::{error::ReproError, hosts::Hosts},
     run::{self, Progress},
     units::human_bytes,
-    values::ValueMaker,
-    workload::{OpKind, Workload},
+    workload::OpKind,
 };
 
-pub(super) const VALUE_BYTES: usize = 8;
-const KEY_TYPE: KeySpec = KeySpec::U64(KeyOrder::Hashed);
 /// A node of both engines.
 const NODE_BYTES: f64 = 1024.0;
 /// Room for every node, and for inserts.
@@ -43,19 +39,6 @@ pub(super) enum System {
     Redis,
 }
 
-/// The work of all sides.
-#[derive(Clone, Debug)]
-pub(super) struct SystemPlan {
-    pub(super) workload: Workload,
-    pub(super) keys: u64,
-    pub(super) ops: u64,
-    /// Operations under way at a time.
-    pub(super) depth: usize,
-    pub(super) seed: u64,
-    /// In place of the defaults.
-    pub(super) settings: Settings,
-}
-
 /// One side's result of a round, or the medians over rounds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct SystemResult {
@@ -80,44 +63,36 @@ impl System {
 
     /// The name, for people.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            System::DexWarm => "dex, warm cache",
-            System::DexRead => "dex, one READ",
-            System::BTree => "btree",
-            System::Redis => "redis",
-        }
+        self.names().0
     }
 
-    /// The name of its settings in the configuration.
-    pub(super) fn key(self) -> &'static str {
+    /// The names for people, and of its settings in the configuration.
+    pub(super) fn names(self) -> (&'static str, &'static str) {
         match self {
-            System::DexWarm => "dex_warm",
-            System::DexRead => "dex_one_read",
-            System::BTree => "btree",
-            System::Redis => "redis",
+            System::DexWarm => ("dex, warm cache", "dex_warm"),
+            System::DexRead => ("dex, one READ", "dex_one_read"),
+            System::BTree => ("btree", "btree"),
+            System::Redis => ("redis", "redis"),
         }
     }
 
     /// Describes its set-up.
     pub(super) fn about(self, keys: u64) -> String {
-        let cache = |bytes| human_bytes(bytes);
         match self {
             System::DexWarm => format!(
                 "cache of {}, which holds every node; every leaf is kept (admission eager); as many \
                  operations to warm it up as there are keys; changes logged, as by default",
-                cache(CACHE_OF_ALL)
+                human_bytes(CACHE_OF_ALL)
             ),
             System::DexRead => format!(
                 "cache of {}, which holds the inner nodes; no leaf is kept (admission 0), so that a \
                  get READs its leaf, 1 KiB; changes logged",
-                cache(inner_cache(keys))
+                human_bytes(inner_cache(keys))
             ),
             System::BTree => "no cache: a get READs a node of 1 KiB on every level".to_owned(),
-            System::Redis => {
-                "no persistence (save \"\", appendonly no); GET and SET pipelined on one \
-                              connection, by a client of this program"
-                    .to_owned()
-            }
+            System::Redis => "no persistence (save \"\", appendonly no); GET and SET on one \
+                              connection, in pipelines of 64 commands, by a client of this program"
+                .to_owned(),
         }
     }
 
@@ -130,64 +105,31 @@ impl System {
         Settings::default().with("cache", &bytes.to_string()).with("admission", admission)
     }
 
-    fn warmup_ops(self, keys: u64) -> u64 {
-        if self == System::DexWarm { keys } else { keys / WARMUP_SHARE }
-    }
-
-    /// Runs the plan, on a table that it loads first.
+    /// Runs the bench of `config` on a table that it loads first.
     ///
     /// # Errors
     /// Those of the bench, of a memory server that does not start, and of Redis.
     pub(super) fn run(
         self,
-        plan: &SystemPlan,
+        config: &BenchConfig,
         hosts: &dyn Hosts,
         wire: &mut Wire,
         progress: &dyn Progress,
     ) -> Result<SystemResult, ReproError> {
-        let SystemPlan { workload, keys, ops, depth, seed, settings } = plan.clone();
-        let warmup_ops = self.warmup_ops(keys);
+        let keys = config.keys;
+        let warmup_ops = if self == System::DexWarm { keys } else { keys / WARMUP_SHARE };
+        let config = BenchConfig { warmup_ops, ..config.clone() };
         if self == System::Redis {
-            let key_maker = KEY_TYPE.open().map_err(run::BenchError::from)?;
-            let values = ValueMaker::new(VALUE_BYTES);
-            let plan =
-                RedisPlan { workload, keys, key_maker, values, warmup_ops, ops, depth, seed };
-            let result = plan.run(wire, progress)?;
-            return Ok(SystemResult {
-                ops_per_s: result.phase.ops_per_s,
-                least: result.phase.ops_per_s,
-                most: result.phase.ops_per_s,
-                p50_us: result.latency_us.p50,
-                p99_us: result.latency_us.p99,
-                per_op: None,
-                get: PerOp::default(),
-                bytes_per_op: Some(result.bytes_per_op),
-                error: first_error(result.errors, result.first_error),
-            });
+            let (run, bytes_per_op) = play::run(&config, wire, progress)?;
+            let bytes_per_op = Some(bytes_per_op);
+            return Ok(SystemResult { bytes_per_op, per_op: None, ..run.into() });
         }
         let engine = if self == System::BTree { Engine::BTree } else { Engine::Dex };
-        let config = BenchConfig {
-            engine,
-            fabric: FabricKind::Tcp,
-            workload,
-            keys,
-            warmup_ops,
-            ops,
-            clients: depth,
-            threads: 1,
-            compute_servers: 1,
-            memory_servers: 1,
-            seed,
-            key_type: KEY_TYPE,
-            value_bytes: VALUE_BYTES,
-            settings: self.settings(keys).and(&engine.known(&settings)),
-            ..BenchConfig::default()
-        };
-        let region_bytes = run::region_bytes(&config)?;
-        let host = hosts.memory_server(region_bytes).map_err(ReproError::Host)?;
+        let settings = self.settings(keys).and(&engine.known(&config.settings));
+        let config = BenchConfig { engine, settings, ..config };
+        let host = hosts.memory_server(run::region_bytes(&config)?).map_err(ReproError::Host)?;
         let cluster = Some(Cluster::Own(vec![host.address()]));
-        let report = run::run(&BenchConfig { cluster, ..config }, progress)?;
-        Ok(SystemResult::from(report))
+        Ok(run::run(&BenchConfig { cluster, ..config }, progress)?.run.into())
     }
 
     /// Returns a statement of the cost of a get, and whether it holds.
@@ -215,16 +157,11 @@ fn inner_cache(keys: u64) -> u64 {
     (CACHE_OF_INNER * keys / KEYS_OF_INNER).max(CACHE_OF_INNER_MIN)
 }
 
-fn first_error(errors: u64, first: Option<String>) -> Option<String> {
-    (errors > 0).then(|| first.unwrap_or_else(|| format!("{errors} operations failed")))
-}
-
-impl From<Report> for SystemResult {
-    fn from(report: Report) -> Self {
-        let run = report.run;
+impl From<RunReport> for SystemResult {
+    fn from(run: RunReport) -> Self {
         let rate = run.phase.ops_per_s;
-        let gets = run.by_kind.get(&ReportKind::Op(OpKind::Get));
-        let get = gets.map(|gets| gets.per_op).unwrap_or_default();
+        let get = run.by_kind.get(&ReportKind::Op(OpKind::Get));
+        let failed = || format!("{} operations failed", run.errors);
         SystemResult {
             ops_per_s: rate,
             least: rate,
@@ -232,9 +169,9 @@ impl From<Report> for SystemResult {
             p50_us: run.latency_us.p50,
             p99_us: run.latency_us.p99,
             per_op: Some(run.per_op),
-            get,
+            get: get.map(|gets| gets.per_op).unwrap_or_default(),
             bytes_per_op: Some(run.per_op.bytes_read + run.per_op.bytes_written),
-            error: first_error(run.errors, run.first_error),
+            error: (run.errors > 0).then(|| run.first_error.unwrap_or_else(failed)),
         }
     }
 }
@@ -260,17 +197,6 @@ impl SystemResult {
             bytes_per_op: bytes.map(|sum| sum * share),
             error: rounds.iter().find_map(|it| it.error.clone()),
         }
-    }
-
-    /// Medians of the results of Redis's own bench.
-    pub(super) fn from_benchmark(rounds: &[Figures]) -> SystemResult {
-        let each = |it: &Figures| SystemResult {
-            ops_per_s: it.ops_per_s,
-            p50_us: it.p50_us,
-            p99_us: it.p99_us,
-            ..SystemResult::default()
-        };
-        SystemResult::median(&rounds.iter().map(each).collect::<Vec<_>>())
     }
 }
 

@@ -1,4 +1,6 @@
-//! Redis connection: collects commands, sends them together, and reads replies in their order.
+//! Redis connection: sends commands together, and takes their replies in order.
+//!
+//! The crate `redis-protocol` decodes each reply in place: a client's own work is part of the measurement.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -6,10 +8,9 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    error::RedisError,
-    resp::{Reply, RespError, parse, write_command},
-};
+use redis_protocol::resp2::{decode::decode_range, types::RangeFrame};
+
+use super::error::RedisError;
 
 /// The longest silence: no command here takes as long.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -21,12 +22,44 @@ const READ_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Wire {
     stream: TcpStream,
+    /// The commands that it sends next.
+    commands: Vec<u8>,
     /// Received; those from `start` to `end` are not looked at yet.
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    pub(super) bytes_sent: u64,
-    pub(super) bytes_received: u64,
+    /// Bytes sent and received.
+    pub(super) bytes_both: u64,
+}
+
+/// A reply, whose ranges are places in `bytes`.
+pub(super) struct Reply<'a> {
+    pub(super) frame: RangeFrame,
+    bytes: &'a [u8],
+}
+
+impl<'a> Reply<'a> {
+    /// The bytes of a string, which is this reply or one of its parts.
+    pub(super) fn string(&self, frame: &RangeFrame) -> Option<&'a [u8]> {
+        match frame {
+            RangeFrame::SimpleString((start, end))
+            | RangeFrame::Error((start, end))
+            | RangeFrame::BulkString((start, end)) => self.bytes.get(*start..*end),
+            _ => None,
+        }
+    }
+
+    /// The reply as text, one line for each part.
+    pub(super) fn text(&self) -> String {
+        let text = |part: &RangeFrame| match part {
+            RangeFrame::Integer(number) => number.to_string(),
+            part => String::from_utf8_lossy(self.string(part).unwrap_or_default()).into_owned(),
+        };
+        match &self.frame {
+            RangeFrame::Array(parts) => parts.iter().map(text).collect::<Vec<_>>().join("\n"),
+            part => text(part),
+        }
+    }
 }
 
 impl Wire {
@@ -38,25 +71,50 @@ impl Wire {
         stream.set_read_timeout(Some(SILENCE_MAX))?;
         stream.set_write_timeout(Some(SILENCE_MAX))?;
         let bytes = vec![0; READ_BYTES];
-        Ok(Wire { stream, bytes, start: 0, end: 0, bytes_sent: 0, bytes_received: 0 })
+        Ok(Wire { stream, commands: Vec::new(), bytes, start: 0, end: 0, bytes_both: 0 })
     }
 
-    /// Sends `commands`, and empties it.
-    ///
-    /// # Errors
-    /// If the connection has ended, or the server reads nothing for a minute.
-    pub(super) fn send(&mut self, commands: &mut Vec<u8>) -> io::Result<()> {
-        self.stream.write_all(commands)?;
-        self.bytes_sent += commands.len() as u64;
-        commands.clear();
-        Ok(())
+    /// Adds a command to those that are sent next.
+    pub(super) fn put(&mut self, words: &[&[u8]]) {
+        let mut add = |parts: [&[u8]; 3]| parts.map(|part| self.commands.extend_from_slice(part));
+        let mut digits = itoa::Buffer::new();
+        add([b"*", digits.format(words.len()).as_bytes(), b"\r\n"]);
+        for word in words {
+            add([b"$", digits.format(word.len()).as_bytes(), b"\r\n"]);
+            add([word, b"\r\n", b""]);
+        }
     }
 
-    /// Waits for more bytes of replies.
+    /// Sends the commands; returns whether there were any.
     ///
     /// # Errors
-    /// If the connection has ended, or nothing comes for a minute.
-    pub(super) fn receive(&mut self) -> io::Result<()> {
+    /// `Gone`.
+    pub(super) fn send(&mut self) -> Result<bool, RedisError> {
+        self.stream.write_all(&self.commands)?;
+        self.bytes_both += self.commands.len() as u64;
+        let any = !self.commands.is_empty();
+        self.commands.clear();
+        Ok(any)
+    }
+
+    /// Takes the next reply, which is to `command`. A refusal is a reply.
+    ///
+    /// # Errors
+    /// `Gone`, `Reply`.
+    pub(super) fn reply(&mut self, command: &'static str) -> Result<Reply<'_>, RedisError> {
+        loop {
+            let unread = |source| RedisError::Reply { command, source };
+            let decoded = decode_range(&self.bytes[self.start..self.end]).map_err(unread)?;
+            if let Some((frame, used)) = decoded {
+                let bytes = &self.bytes[self.start..self.end];
+                self.start += used;
+                return Ok(Reply { frame, bytes });
+            }
+            self.receive()?;
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
         self.bytes.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
@@ -73,70 +131,27 @@ impl Wire {
             return Err(io::Error::new(ErrorKind::UnexpectedEof, "it has closed the connection"));
         }
         self.end += count;
-        self.bytes_received += count as u64;
+        self.bytes_both += count as u64;
         Ok(())
     }
 
-    /// The next reply and its length, which [`Wire::consume`] takes; `None` until more is received.
-    ///
-    /// # Errors
-    /// If what has come is no reply.
-    #[inline]
-    pub(super) fn reply(&self) -> Result<Option<(Reply<'_>, usize)>, RespError> {
-        parse(&self.bytes[self.start..self.end])
-    }
-
-    /// Skips a reply.
-    #[inline]
-    pub(super) fn consume(&mut self, used: usize) {
-        self.start += used;
-    }
-
-    /// Sends one command and passes its reply to `read`, which returns the fault in it, if any.
+    /// Sends one command, and returns the text of its reply.
     ///
     /// # Errors
     /// `Gone`, `Reply`, `Answer`.
-    pub(super) fn ask<T>(
+    pub(super) fn ask(
         &mut self,
         command: &'static str,
         words: &[&[u8]],
-        read: impl FnOnce(Reply<'_>) -> Option<T>,
-    ) -> Result<T, RedisError> {
-        let mut out = Vec::new();
-        write_command(&mut out, words);
-        self.send(&mut out)?;
-        self.expect(command, read)
-    }
-
-    /// Passes the next reply to `read`.
-    ///
-    /// # Errors
-    /// As [`Wire::ask`].
-    pub(super) fn expect<T>(
-        &mut self,
-        command: &'static str,
-        read: impl FnOnce(Reply<'_>) -> Option<T>,
-    ) -> Result<T, RedisError> {
-        loop {
-            let unread = |source| RedisError::Reply { command, source };
-            if let Some((reply, used)) = self.reply().map_err(unread)? {
-                let told = read(reply).ok_or_else(|| answer(command, &reply));
-                // Also a wrong one: the next reply is another command's.
-                self.consume(used);
-                return told;
-            }
-            self.receive()?;
+    ) -> Result<String, RedisError> {
+        self.put(words);
+        self.send()?;
+        let reply = self.reply(command)?;
+        match reply.frame {
+            RangeFrame::Error(_) => Err(RedisError::answer(command, &reply)),
+            _ => Ok(reply.text()),
         }
     }
-}
-
-/// The error in a reply, or that of a reply of another kind than expected.
-pub(super) fn answer(command: &'static str, reply: &Reply<'_>) -> RedisError {
-    let said = match reply {
-        Reply::Error(words) | Reply::Simple(words) => format!("\"{}\"", words.escape_ascii()),
-        other => other.kind().to_owned(),
-    };
-    RedisError::Answer { command, said }
 }
 
 impl From<io::Error> for RedisError {
