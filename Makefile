@@ -53,7 +53,7 @@ doc: ## Build the documentation of all libraries; its warnings are errors
 	RUSTDOCFLAGS="-D warnings $(RUSTDOCFLAGS)" $(CARGO) doc $(SELECT) --no-deps --lib
 
 # What fails is told with the command line that replays it.
-check: setup ## Run the whole lab: seeds, crash points, processes, canaries (under 10 minutes, and the build)
+check: setup ## Run the whole lab: seeds, crash points, processes, canaries (some 20 minutes, and the build)
 	$(CARGO) build --profile lab --locked -p farleaf-cli --features canary
 	scripts/lab.sh $(TARGET_DIR)/lab/farleaf
 
