@@ -38,7 +38,7 @@ impl Stored {
     /// Cost: that of a walk.
     ///
     /// # Errors
-    /// Those of the walk; `Corrupt` if it met an object twice.
+    /// Those of the walk; `Corrupt` if there are fewer objects than `left`, or one is linked twice.
     pub async fn collect<E: Engine>(
         &self,
         session: &Session,
