@@ -9,12 +9,11 @@ use super::{Fault, InputError, RECORD_BYTES_MAX, Record, RecordReader};
 /// Reads records back to back.
 pub(super) struct BinaryReader {
     input: Box<dyn BufRead + Send>,
-    record_count: u64,
 }
 
 impl BinaryReader {
     pub(super) fn new(input: Box<dyn BufRead + Send>) -> Self {
-        BinaryReader { input, record_count: 0 }
+        BinaryReader { input }
     }
 
     /// Reads a part of `bytes` bytes; `false` if the input had ended before it.
@@ -66,13 +65,9 @@ const KEY_LENGTH: &str = "key length";
 
 impl RecordReader for BinaryReader {
     fn read(&mut self, record: &mut Record) -> Result<bool, InputError> {
-        self.record_count += 1;
-        (record.number, record.line) = (self.record_count, None);
+        record.number += 1;
+        record.line = None;
         self.read_record(record).map_err(|fault| InputError { fatal: true, ..record.error(fault) })
-    }
-
-    fn empty_lines(&self) -> u64 {
-        0
     }
 }
 

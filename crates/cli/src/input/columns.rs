@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::str::FromStr;
 
-use super::{Fault, InputError, Record, write_line_number};
+use super::{Fault, InputError, Record};
 
 /// A column, by its number from 1 or by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,88 +50,102 @@ pub struct Columns {
     pub header: bool,
 }
 
-/// [`Columns`] once the first line is known.
+impl ValueSource {
+    /// Writes the value of a record at `position`, unless a column holds it.
+    pub(super) fn write(&self, position: u64, value: &mut Vec<u8>) {
+        match self {
+            ValueSource::Column(_) => {}
+            ValueSource::Constant(constant) => value.extend_from_slice(constant),
+            ValueSource::LineNumber { as_u64: true } => {
+                value.extend_from_slice(&position.to_le_bytes());
+            }
+            ValueSource::LineNumber { as_u64: false } => {
+                value.extend_from_slice(position.to_string().as_bytes());
+            }
+        }
+    }
+}
+
+/// Takes key and value out of lines of columns.
 #[derive(Debug)]
 pub(super) struct Picker {
-    /// From 0.
+    columns: Columns,
+    /// Known once there was a line.
+    places: Option<Places>,
+}
+
+/// Places of [`Columns`] in a line, from 0.
+#[derive(Clone, Copy, Debug)]
+struct Places {
     key: usize,
-    value: Value,
+    value: Option<usize>,
     /// Columns of the first line.
     count: usize,
 }
 
-#[derive(Debug)]
-enum Value {
-    /// From 0.
-    Column(usize),
-    Constant(Vec<u8>),
-    LineNumber {
-        as_u64: bool,
-    },
-}
-
 impl Picker {
-    /// Finds the columns, where the first line is `first`.
-    ///
-    /// # Errors
-    /// A fatal error if there is no such column.
-    pub(super) fn new<'a>(
-        columns: &Columns,
-        first: impl Iterator<Item = &'a [u8]>,
-        line: u64,
-    ) -> Result<Picker, InputError> {
-        let first: Vec<&[u8]> = first.collect();
-        let place = |spec: &ColumnSpec, what| {
-            find(spec, what, &first).map_err(|fault| InputError {
-                line: Some(line),
-                record: 1,
-                fault,
-                fatal: true,
-            })
-        };
-        Ok(Picker {
-            key: place(&columns.key, "key")?,
-            value: match &columns.value {
-                ValueSource::Column(spec) => Value::Column(place(spec, "value")?),
-                ValueSource::Constant(value) => Value::Constant(value.clone()),
-                ValueSource::LineNumber { as_u64 } => Value::LineNumber { as_u64: *as_u64 },
-            },
-            count: first.len(),
-        })
+    pub(super) fn new(columns: Columns) -> Self {
+        Picker { columns, places: None }
     }
 
-    /// Copies key and value out of `fields` into `record`, whose line is set.
+    /// Returns whether no line has been picked from.
+    pub(super) fn is_at_first_line(&self) -> bool {
+        self.places.is_none()
+    }
+
+    /// Copies key and value out of the fields of a line into `record`, whose place is set; `false` if the
+    /// line is the header.
     ///
     /// # Errors
-    /// [`Fault::ColumnCount`].
-    pub(super) fn pick<'a>(
-        &self,
-        fields: impl Iterator<Item = &'a [u8]>,
+    /// [`Fault::ColumnCount`]; for the first line a fatal error if there is no such column.
+    pub(super) fn pick<'a, F: Iterator<Item = &'a [u8]>>(
+        &mut self,
+        fields: impl Fn() -> F,
         record: &mut Record,
-    ) -> Result<(), Fault> {
+    ) -> Result<bool, InputError> {
+        let places = match self.places {
+            Some(places) => places,
+            None => {
+                let places =
+                    self.columns.places(&fields().collect::<Vec<_>>()).map_err(|fault| {
+                        InputError { record: 1, fatal: true, ..record.error(fault) }
+                    })?;
+                self.places = Some(places);
+                if self.columns.header {
+                    return Ok(false);
+                }
+                places
+            }
+        };
         record.key.clear();
         record.value.clear();
         let mut found = 0;
-        for (column, field) in fields.enumerate() {
-            if column == self.key {
+        for (column, field) in fields().enumerate() {
+            if column == places.key {
                 record.key.extend_from_slice(field);
             }
-            if matches!(self.value, Value::Column(value) if column == value) {
+            if Some(column) == places.value {
                 record.value.extend_from_slice(field);
             }
             found += 1;
         }
-        if found != self.count {
-            return Err(Fault::ColumnCount { found, expected: self.count });
+        if found != places.count {
+            return Err(record.error(Fault::ColumnCount { found, expected: places.count }));
         }
-        match &self.value {
-            Value::Column(_) => {}
-            Value::Constant(value) => record.value.extend_from_slice(value),
-            Value::LineNumber { as_u64 } => {
-                write_line_number(record.line.unwrap_or(record.number), *as_u64, &mut record.value);
-            }
-        }
-        Ok(())
+        self.columns.value.write(record.place().position(), &mut record.value);
+        Ok(true)
+    }
+}
+
+impl Columns {
+    /// Finds the columns, where the first line is `first`.
+    fn places(&self, first: &[&[u8]]) -> Result<Places, Fault> {
+        let key = find(&self.key, "key", first)?;
+        let value = match &self.value {
+            ValueSource::Column(spec) => Some(find(spec, "value", first)?),
+            _ => None,
+        };
+        Ok(Places { key, value, count: first.len() })
     }
 }
 

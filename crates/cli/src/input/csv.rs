@@ -6,9 +6,10 @@
 
 use std::io::{self, BufRead, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use csv::{ByteRecord, Reader, ReaderBuilder};
+use farleaf_index::sync::lock;
 
 use super::columns::{Columns, Picker};
 use super::{Fault, InputError, RECORD_BYTES_MAX, Record, RecordReader};
@@ -20,11 +21,8 @@ const END: &[u8] = b"\nend\n";
 pub(super) struct CsvReader {
     input: Reader<Bounded>,
     state: Arc<CsvState>,
-    columns: Columns,
-    /// Known once there was a line.
-    picker: Option<Picker>,
+    picker: Picker,
     fields: ByteRecord,
-    record_count: u64,
     ended: bool,
 }
 
@@ -47,7 +45,8 @@ struct Bounded {
 }
 
 /// The error of [`Bounded`] beyond its bound.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the record is too long")]
 struct TooLong;
 
 impl CsvReader {
@@ -59,15 +58,8 @@ impl CsvReader {
         });
         let bounded = Bounded { input, state: Arc::clone(&state), read: 0, end: END };
         let input = ReaderBuilder::new().has_headers(false).flexible(true).from_reader(bounded);
-        CsvReader {
-            input,
-            state,
-            columns,
-            picker: None,
-            fields: ByteRecord::new(),
-            record_count: 0,
-            ended: false,
-        }
+        let (picker, fields) = (Picker::new(columns), ByteRecord::new());
+        CsvReader { input, state, picker, fields, ended: false }
     }
 
     /// Reads fields; `false` at the end.
@@ -111,13 +103,13 @@ fn count_line_ends(field: &[u8]) -> usize {
 impl CsvState {
     /// The byte that ends at `place`, which was read lately.
     fn byte_before(&self, place: u64) -> Option<u8> {
-        let chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);
+        let chunk = lock(&self.chunk);
         let at = place.checked_sub(chunk.0 + 1)?;
         chunk.1.get(usize::try_from(at).ok()?).copied()
     }
 
     fn keep(&self, begin: u64, bytes: &[u8]) {
-        let mut chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut chunk = lock(&self.chunk);
         chunk.0 = begin;
         chunk.1.clear();
         chunk.1.extend_from_slice(bytes);
@@ -126,8 +118,7 @@ impl CsvState {
 
 impl RecordReader for CsvReader {
     fn read(&mut self, record: &mut Record) -> Result<bool, InputError> {
-        self.record_count += 1;
-        record.number = self.record_count;
+        record.number += 1;
         loop {
             if self.ended {
                 return Ok(false);
@@ -148,25 +139,10 @@ impl RecordReader for CsvReader {
                     return Err(InputError { fatal, ..record.error(fault) });
                 }
             }
-            let picker = match &self.picker {
-                Some(picker) => picker,
-                None => {
-                    let picker = Picker::new(&self.columns, self.fields.iter(), line)?;
-                    let picker = self.picker.insert(picker);
-                    if self.columns.header {
-                        continue;
-                    }
-                    picker
-                }
-            };
-            picker.pick(self.fields.iter(), record).map_err(|fault| record.error(fault))?;
-            return Ok(true);
+            if self.picker.pick(|| self.fields.iter(), record)? {
+                return Ok(true);
+            }
         }
-    }
-
-    /// The crate leaves them out without counting.
-    fn empty_lines(&self) -> u64 {
-        0
     }
 }
 
@@ -189,14 +165,6 @@ impl Read for Bounded {
         Ok(count)
     }
 }
-
-impl std::fmt::Display for TooLong {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the record is too long")
-    }
-}
-
-impl std::error::Error for TooLong {}
 
 fn fault(error: csv::Error) -> Fault {
     match error.into_kind() {

@@ -11,41 +11,26 @@ use super::{InputError, Record, RecordReader};
 /// One record a line.
 pub(super) struct TsvReader {
     lines: Lines,
-    columns: Columns,
-    /// Known once there was a line.
-    picker: Option<Picker>,
-    record_count: u64,
+    picker: Picker,
 }
 
 impl TsvReader {
     pub(super) fn new(input: Box<dyn BufRead + Send>, columns: Columns) -> Self {
-        TsvReader { lines: Lines::new(input), columns, picker: None, record_count: 0 }
+        TsvReader { lines: Lines::new(input), picker: Picker::new(columns) }
     }
 }
 
 impl RecordReader for TsvReader {
     fn read(&mut self, record: &mut Record) -> Result<bool, InputError> {
-        self.record_count += 1;
-        record.number = self.record_count;
+        record.number += 1;
         loop {
-            let next = self.lines.next(self.record_count)?;
+            let next = self.lines.next(record.number)?;
             let Some((line, text)) = next else { return Ok(false) };
             record.line = Some(line);
-            let text = if self.picker.is_none() { without_bom(text) } else { text };
-            let fields = || text.split(|byte| *byte == b'\t');
-            let picker = match &self.picker {
-                Some(picker) => picker,
-                None => {
-                    let picker = Picker::new(&self.columns, fields(), line)?;
-                    let picker = self.picker.insert(picker);
-                    if self.columns.header {
-                        continue;
-                    }
-                    picker
-                }
-            };
-            picker.pick(fields(), record).map_err(|fault| record.error(fault))?;
-            return Ok(true);
+            let text = if self.picker.is_at_first_line() { without_bom(text) } else { text };
+            if self.picker.pick(|| text.split(|byte| *byte == b'\t'), record)? {
+                return Ok(true);
+            }
         }
     }
 

@@ -1,34 +1,40 @@
 //! Input errors: say where and why input cannot be read.
 
-use std::error::Error;
-use std::{fmt, io};
+use std::io;
+
+use farleaf_index::suggest::hint;
 
 use crate::output::counted;
 
 /// A record that cannot be used, and where it stands.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {fault}", place(*line, *record))]
 pub struct InputError {
     /// The line on which the record begins, from 1; `None` if the format has no lines.
     pub line: Option<u64>,
     /// Number of the record, from 1.
     pub record: u64,
     /// The fault.
+    #[source]
     pub fault: Fault,
     /// Nothing more can be read.
     pub fatal: bool,
 }
 
 /// Fault of a record.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// The system refused to read on.
-    Io(io::Error),
+    #[error("cannot read on")]
+    Io(#[source] io::Error),
     /// The record is longer than any that makes sense.
+    #[error("longer than {limit} bytes")]
     TooLong {
         /// The most bytes that are read.
         limit: usize,
     },
     /// Other lines have another number of columns.
+    #[error("{}, but the first line has {expected}", columns(*found))]
     ColumnCount {
         /// Columns of this line.
         found: usize,
@@ -36,6 +42,7 @@ pub enum Fault {
         expected: usize,
     },
     /// The first line has no such column.
+    #[error("{}, but the {what} is to come from column {column}", columns(*count))]
     NoColumn {
         /// The part that was to come from there.
         what: &'static str,
@@ -45,6 +52,7 @@ pub enum Fault {
         count: usize,
     },
     /// No column has that name.
+    #[error("{}", no_column(name, known))]
     UnknownColumn {
         /// The name as it was given.
         name: String,
@@ -52,8 +60,10 @@ pub enum Fault {
         known: Vec<String>,
     },
     /// A quoted field does not end.
+    #[error("a quoted field does not end")]
     OpenQuote,
     /// The input ends in the middle of a record.
+    #[error("the input ends inside the {part}: {found} of {expected} bytes are there")]
     Truncated {
         /// In which part.
         part: &'static str,
@@ -63,6 +73,7 @@ pub enum Fault {
         expected: u64,
     },
     /// A length cannot be right.
+    #[error("a {part} of {bytes} bytes cannot be: at most {limit}")]
     Length {
         /// Of what.
         part: &'static str,
@@ -72,8 +83,10 @@ pub enum Fault {
         limit: usize,
     },
     /// The table does not take such a key or value.
+    #[error("{0}")]
     Refused(String),
     /// The key is not larger than the one before.
+    #[error("the key is not larger than the one before it")]
     NotSorted,
 }
 
@@ -84,51 +97,16 @@ impl InputError {
     }
 }
 
-impl fmt::Display for InputError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            Some(line) => write!(f, "line {line} (record {}): {}", self.record, self.fault),
-            None => write!(f, "record {}: {}", self.record, self.fault),
-        }
+fn place(line: Option<u64>, record: u64) -> String {
+    match line {
+        Some(line) => format!("line {line} (record {record})"),
+        None => format!("record {record}"),
     }
 }
 
-impl Error for InputError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match &self.fault {
-            Fault::Io(source) => Some(source),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Fault::Io(_) => f.write_str("cannot read on"),
-            Fault::TooLong { limit } => write!(f, "longer than {limit} bytes"),
-            Fault::ColumnCount { found, expected } => {
-                write!(f, "{}, but the first line has {expected}", columns(*found))
-            }
-            Fault::NoColumn { what, column, count } => {
-                let has = columns(*count);
-                write!(f, "{has}, but the {what} is to come from column {column}")
-            }
-            Fault::UnknownColumn { name, known } => {
-                let hint = farleaf_index::suggest::hint(name, known.iter().map(String::as_str));
-                write!(f, "no column is named \"{name}\"{hint} (columns: {})", known.join(", "))
-            }
-            Fault::OpenQuote => f.write_str("a quoted field does not end"),
-            Fault::Truncated { part, found, expected } => {
-                write!(f, "the input ends inside the {part}: {found} of {expected} bytes are there")
-            }
-            Fault::Length { part, bytes, limit } => {
-                write!(f, "a {part} of {bytes} bytes cannot be: at most {limit}")
-            }
-            Fault::Refused(why) => f.write_str(why),
-            Fault::NotSorted => f.write_str("the key is not larger than the one before it"),
-        }
-    }
+fn no_column(name: &str, known: &[String]) -> String {
+    let hint = hint(name, known.iter().map(String::as_str));
+    format!("no column is named \"{name}\"{hint} (columns: {})", known.join(", "))
 }
 
 fn columns(count: usize) -> String {

@@ -3,7 +3,7 @@
 use std::io::{BufRead, Read};
 
 use super::columns::ValueSource;
-use super::{Fault, InputError, RECORD_BYTES_MAX, Record, RecordReader, write_line_number};
+use super::{Fault, InputError, RECORD_BYTES_MAX, Record, RecordReader};
 
 /// Lines of an input, without those that are empty. A line ends at `\n`, with a `\r` before it
 /// taken off; every other byte belongs to it.
@@ -93,33 +93,25 @@ fn skip_line(input: &mut dyn BufRead) -> std::io::Result<()> {
 pub(super) struct LinesReader {
     pub(super) lines: Lines,
     value: ValueSource,
-    record_count: u64,
 }
 
 impl LinesReader {
     /// `value` is no column.
     pub(super) fn new(input: Box<dyn BufRead + Send>, value: ValueSource) -> Self {
-        LinesReader { lines: Lines::new(input), value, record_count: 0 }
+        LinesReader { lines: Lines::new(input), value }
     }
 }
 
 impl RecordReader for LinesReader {
     fn read(&mut self, record: &mut Record) -> Result<bool, InputError> {
-        self.record_count += 1;
-        record.number = self.record_count;
+        record.number += 1;
         record.key.clear();
         record.value.clear();
-        let next = self.lines.next(self.record_count)?;
+        let next = self.lines.next(record.number)?;
         let Some((line, key)) = next else { return Ok(false) };
         record.line = Some(line);
         record.key.extend_from_slice(key);
-        match &self.value {
-            ValueSource::Constant(value) => record.value.extend_from_slice(value),
-            ValueSource::LineNumber { as_u64 } => {
-                write_line_number(line, *as_u64, &mut record.value);
-            }
-            ValueSource::Column(_) => {}
-        }
+        self.value.write(line, &mut record.value);
         Ok(true)
     }
 

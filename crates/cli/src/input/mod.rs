@@ -80,14 +80,17 @@ impl Place {
 
 /// Reads records one after the other.
 pub trait RecordReader: Send {
-    /// Reads the next record into `record`, whose memory is reused; `false` at the end.
+    /// Reads the next record into `record`, whose memory is reused, and whose number goes on; `false` at the
+    /// end.
     ///
     /// # Errors
     /// [`InputError`]; unless it is fatal, the next call reads the next record (INV-INPUT-2).
     fn read(&mut self, record: &mut Record) -> Result<bool, InputError>;
 
-    /// Lines left out so far because they were empty.
-    fn empty_lines(&self) -> u64;
+    /// Lines left out so far because they were empty, of a format that counts them.
+    fn empty_lines(&self) -> u64 {
+        0
+    }
 }
 
 /// Opens a reader of `format`.
@@ -101,15 +104,6 @@ pub fn open(
         InputFormat::Tsv => Box::new(delimited::TsvReader::new(input, columns)),
         InputFormat::Csv => Box::new(csv::CsvReader::new(input, columns)),
         InputFormat::Binary => Box::new(binary::BinaryReader::new(input)),
-    }
-}
-
-/// Writes the number of a line as a value: in decimal, or as 8 bytes with the least first.
-fn write_line_number(line: u64, as_u64: bool, value: &mut Vec<u8>) {
-    if as_u64 {
-        value.extend_from_slice(&line.to_le_bytes());
-    } else {
-        value.extend_from_slice(line.to_string().as_bytes());
     }
 }
 
