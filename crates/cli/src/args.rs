@@ -18,6 +18,7 @@ use crate::commands::memory::MemoryArgs;
 use crate::commands::repartition::RepartitionArgs;
 use crate::commands::repro::ReproArgs;
 use crate::commands::up::UpArgs;
+use crate::errors::Exit;
 use crate::etcd::EtcdArgs;
 use crate::formats;
 use crate::input::{ColumnSpec, InputFormat};
@@ -25,21 +26,6 @@ use crate::listen::ListenArgs;
 use crate::one_of::OneOf;
 use crate::settings::SetArgs;
 use crate::tls::TlsArgs;
-
-const EXIT_CODES: &str = "\
-Exit codes:
-    0  done
-    1  a key was not found, a condition of put was not met, or verify or check found problems
-    2  the command line makes no sense
-    3  the pool is unavailable
-    4  the pool is full
-    5  the pool is corrupt
-    6  a change may or may not have happened
-    7  input data is malformed, or a file cannot be read or written
-    8  the pool has no such table or compute server
-    9  there is no pool at this address
-   70  internal error
-  130  interrupted";
 
 const SETTINGS: &str = "\
 Settings:
@@ -67,7 +53,7 @@ Pools:
     version,
     arg_required_else_help = true,
     after_help = "Try 'farleaf help COMMAND' for a command's options.",
-    after_long_help = format!("{POOLS}\n\n{SETTINGS}\n\n{EXIT_CODES}")
+    after_long_help = format!("{POOLS}\n\n{SETTINGS}\n\nExit codes:\n{}", Exit::list())
 )]
 pub(crate) struct Cli {
     #[command(flatten)]

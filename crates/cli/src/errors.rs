@@ -1,66 +1,62 @@
 //! Errors: messages of the command, and their exit codes.
 
-use std::error::Error;
 use std::process::{ExitCode, ExitStatus};
 use std::{fmt, io};
 
+use clap::ValueEnum;
 use farleaf::ErrorKind;
 use farleaf_bench::{BenchError, repro::ReproError};
 use farleaf_fabric::FabricError;
-use farleaf_index::IndexError;
 use farleaf_pool::PoolError;
 
 use crate::input::InputError;
 
-/// The end of a command. The numbers are an interface: `farleaf --help` and `docs/cli.md` list them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The end of a command. The numbers are an interface: `farleaf --help` lists them with the texts of the
+/// variants, and `docs/cli.md` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[repr(u8)]
 pub(crate) enum Exit {
-    /// All was done.
+    /// done
     Done = 0,
-    /// A key was not found, a condition was not met, or there were problems.
+    /// a key was not found, a condition of put was not met, or verify or check found problems
     NotFound = 1,
-    /// The command line makes no sense.
+    /// the command line makes no sense
     Usage = 2,
-    /// The pool is unavailable.
+    /// the pool is unavailable
     Unavailable = 3,
-    /// The pool is full.
+    /// the pool is full
     Full = 4,
-    /// The pool is corrupt.
+    /// the pool is corrupt
     Corrupt = 5,
-    /// A change may or may not have happened.
+    /// a change may or may not have happened
     OutcomeUnknown = 6,
-    /// Input data is malformed, or a file cannot be read or written.
+    /// input data is malformed, or a file cannot be read or written
     Malformed = 7,
-    /// The pool has no such table or compute server.
+    /// the pool has no such table or compute server
     NoTable = 8,
-    /// There is no pool at the address.
+    /// there is no pool at this address
     NoPool = 9,
-    /// A fault of the program, or standard output that cannot be written.
+    /// internal error
+    // A fault of the program, or standard output that cannot be written.
     Internal = 70,
-    /// Ctrl-C.
+    /// interrupted
     Interrupted = 130,
 }
 
 impl Exit {
     /// The exit of another process of this program that ended with `code`.
     pub(crate) fn of_code(code: i32) -> Option<Exit> {
-        use Exit::*;
-        let all = [
-            Done,
-            NotFound,
-            Usage,
-            Unavailable,
-            Full,
-            Corrupt,
-            OutcomeUnknown,
-            Malformed,
-            NoTable,
-            NoPool,
-            Internal,
-            Interrupted,
-        ];
-        all.into_iter().find(|exit| *exit as i32 == code)
+        Exit::value_variants().iter().copied().find(|exit| *exit as i32 == code)
+    }
+
+    /// The list of all, one a line, for the help of the program.
+    pub(crate) fn list() -> String {
+        let line = |exit: &Exit| {
+            let value = exit.to_possible_value().unwrap_or_default();
+            let meaning = value.get_help().map(ToString::to_string).unwrap_or_default();
+            format!("{:>5}  {meaning}", *exit as u8)
+        };
+        Exit::value_variants().iter().map(line).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -71,7 +67,8 @@ impl From<Exit> for ExitCode {
 }
 
 /// An error of this program itself, with the exit code that it ends in.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub(crate) struct Failure {
     exit: Exit,
     message: String,
@@ -79,65 +76,40 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A command line that makes no sense.
-    pub(crate) fn usage(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::Usage, message: message.into(), source: None }
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Failure { exit, message: message.into(), source: None }
     }
 
-    /// The pool has no such table or compute server.
-    pub(crate) fn missing(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::NoTable, message: message.into(), source: None }
+    /// A command line that makes no sense.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Failure::new(Exit::Usage, message)
     }
 
     /// Another process of this program failed, and has said why.
     pub(crate) fn of_process(status: ExitStatus) -> Self {
         // A signal, or the system, ended it.
         let exit = status.code().and_then(Exit::of_code).unwrap_or(Exit::Unavailable);
-        Failure { exit, message: format!("it said why, and ended with {status}"), source: None }
+        Failure::new(exit, format!("it said why, and ended with {status}"))
     }
 
     /// Input data that is malformed.
     pub(crate) fn malformed(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::Malformed, message: message.into(), source: None }
+        Failure::new(Exit::Malformed, message)
     }
 
     /// A resource cannot be had now.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::Unavailable, message: message.into(), source: None }
-    }
-
-    /// There is no room.
-    pub(crate) fn full(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::Full, message: message.into(), source: None }
-    }
-
-    /// The pool or a file is damaged.
-    pub(crate) fn corrupt(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::Corrupt, message: message.into(), source: None }
+        Failure::new(Exit::Unavailable, message)
     }
 
     /// Input that cannot be read.
     pub(crate) fn unreadable(what: impl fmt::Display, source: io::Error) -> Self {
-        let message = format!("cannot read {what}");
-        Failure { exit: Exit::Malformed, message, source: Some(source) }
+        Failure { source: Some(source), ..Failure::malformed(format!("cannot read {what}")) }
     }
 
     /// A file that cannot be written.
     pub(crate) fn unwritable(what: impl fmt::Display, source: io::Error) -> Self {
-        let message = format!("cannot write {what}");
-        Failure { exit: Exit::Malformed, message, source: Some(source) }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for Failure {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_ref().map(|source| source as _)
+        Failure { source: Some(source), ..Failure::malformed(format!("cannot write {what}")) }
     }
 }
 
@@ -205,7 +177,7 @@ fn exit_of_bench(error: &BenchError) -> Exit {
         BenchError::PoolTooSmall { .. } => Exit::Full,
         BenchError::Damaged { .. } | BenchError::Verify(_) => Exit::Corrupt,
         BenchError::Open(error) | BenchError::Load(error) | BenchError::Clear(error) => {
-            exit_of_index(error)
+            exit_of_kind(farleaf::Error::from(error.clone()).kind())
         }
         BenchError::Thread(_) => Exit::Unavailable,
         _ => Exit::Internal,
@@ -228,18 +200,6 @@ fn exit_of_pool(error: &PoolError) -> Exit {
         PoolError::Corrupt(_) | PoolError::Format(_) => Exit::Corrupt,
         // Sizes of the pool that the command line asks for.
         _ => Exit::Usage,
-    }
-}
-
-fn exit_of_index(error: &IndexError) -> Exit {
-    match error {
-        IndexError::Invalid(_) => Exit::Usage,
-        IndexError::NoTable(_) => Exit::NoTable,
-        IndexError::Unavailable(_) | IndexError::Closed(_) => Exit::Unavailable,
-        IndexError::OutcomeUnknown(_) => Exit::OutcomeUnknown,
-        IndexError::Full(_) => Exit::Full,
-        IndexError::Corrupt(_) => Exit::Corrupt,
-        _ => Exit::Internal,
     }
 }
 
@@ -290,6 +250,13 @@ mod tests {
         assert_eq!(exit_of_kind(ErrorKind::OutcomeUnknown), Exit::OutcomeUnknown);
         assert_eq!(exit_of_kind(ErrorKind::Full), Exit::Full);
         assert_eq!(exit_of_kind(ErrorKind::NotFound), Exit::NoTable);
+    }
+
+    #[test]
+    fn the_help_lists_exits() {
+        let told = Exit::list();
+        assert!(told.starts_with("    0  done\n    1  a key was not found, a condition"), "{told}");
+        assert!(told.ends_with("\n   70  internal error\n  130  interrupted"), "{told}");
     }
 
     #[test]

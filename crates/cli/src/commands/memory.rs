@@ -248,21 +248,18 @@ fn tell(
 
 /// Sorts the library's refusals by what the caller can do about them.
 fn refused(error: FabricError) -> anyhow::Error {
-    match &error {
-        FabricError::Config(_) | FabricError::NotARegion { .. } => {
-            Failure::usage(error.to_string()).into()
-        }
+    let exit = match &error {
+        FabricError::Config(_) | FabricError::NotARegion { .. } => Exit::Usage,
         FabricError::Unreachable { address, source, .. } => {
-            Failure::unavailable(format!("cannot listen on {address}: {source}")).into()
+            return Failure::unavailable(format!("cannot listen on {address}: {source}")).into();
         }
-        FabricError::Verbs(_) => farleaf::Error::from(error).into(),
-        FabricError::NoMemory { .. } => Failure::full(error.to_string()).into(),
-        FabricError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-            Failure::full(error.to_string()).into()
-        }
-        FabricError::Damaged { .. } => Failure::corrupt(error.to_string()).into(),
-        _ => Failure::unavailable(error.to_string()).into(),
-    }
+        FabricError::Verbs(_) => return farleaf::Error::from(error).into(),
+        FabricError::NoMemory { .. } => Exit::Full,
+        FabricError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Exit::Full,
+        FabricError::Damaged { .. } => Exit::Corrupt,
+        _ => Exit::Unavailable,
+    };
+    Failure::new(exit, error.to_string()).into()
 }
 
 /// Says that threads share processors, if they do.

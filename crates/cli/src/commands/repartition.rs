@@ -137,9 +137,12 @@ fn server(table: &Table, text: &str) -> anyhow::Result<ComputeServer> {
     // A name that nobody has is no mistake of form: it may be of one that has gone.
     let is_name = text.parse::<ServerName>().is_ok();
     let what = if is_name { "no compute server of that name" } else { "no name or address" };
-    Err(Failure::missing(format!(
-        "compute server \"{text}\": {what} in this pool{hint}; show prints those that there are"
-    ))
+    Err(Failure::new(
+        Exit::NoTable,
+        format!(
+            "compute server \"{text}\": {what} in this pool{hint}; show prints those that there are"
+        ),
+    )
     .into())
 }
 

@@ -104,7 +104,8 @@ fn find<'a>(snapshot: &'a Snapshot, text: &str) -> Result<(Name, &'a ComputeReco
     let mut known: Vec<String> = snapshot.compute.keys().map(Name::to_string).collect();
     known.extend(snapshot.compute.values().filter_map(address_of));
     let hint = suggest::hint(text, known.iter().map(String::as_str));
-    Err(Failure::missing(format!(
-        "no compute server \"{text}\" is registered{hint}; status prints those that are"
-    )))
+    Err(Failure::new(
+        Exit::NoTable,
+        format!("no compute server \"{text}\" is registered{hint}; status prints those that are"),
+    ))
 }
