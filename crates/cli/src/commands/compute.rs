@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use farleaf::{CounterSet, Engine, ErrorKind, Farleaf, Processors, ServerName, Se
 use farleaf_bench::units::Size;
 use farleaf_fabric::OpKind;
 use farleaf_index::knobs::CACHE;
+use farleaf_index::sync::lock;
 use serde_json::json;
 
 use super::memory::{stop_signal, tell_sharing};
@@ -82,10 +83,10 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         }
         tables.insert(name.clone(), table);
     }
-    let state = Arc::new(LookState::default());
-    look(&db, args, &mut tables, &state)?;
+    let seen = Arc::<Mutex<Seen>>::default();
+    look(&db, args, &mut tables, &seen)?;
     let metrics =
-        args.serving.expose(ComputeMetrics { db: db.clone(), state: Arc::clone(&state) })?;
+        args.serving.expose(ComputeMetrics { db: db.clone(), seen: Arc::clone(&seen) })?;
     let metrics_at = metrics.as_ref().map(|metrics| metrics.address().to_string());
     let address = own.address.map(|address| address.to_string());
     let listens = db.listens()?.map(|address| address.to_string());
@@ -114,7 +115,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
             give_all(&tables, own.name);
             break;
         }
-        look(&db, args, &mut tables, &state)?;
+        look(&db, args, &mut tables, &seen)?;
     }
     tracing::info!("ends, and hands back what it has");
     drop(metrics);
@@ -135,9 +136,6 @@ fn settings(args: &ComputeArgs) -> Result<Settings, Failure> {
 }
 
 /// The findings of the last look.
-#[derive(Debug, Default)]
-struct LookState(Mutex<Seen>);
-
 #[derive(Debug, Default)]
 struct Seen {
     tables: Vec<SeenTable>,
@@ -160,32 +158,23 @@ impl SeenTable {
     }
 }
 
-impl LookState {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Seen {
     /// Takes note of a look's end; a trouble that is new is logged.
-    fn note(&self, tables: &BTreeMap<String, Table>, trouble: Option<String>) {
-        let tables = tables.iter().map(SeenTable::of).collect();
-        let mut seen = self.seen();
-        match (&seen.trouble, &trouble) {
+    fn note(&mut self, tables: &BTreeMap<String, Table>, trouble: Option<String>) {
+        match (&self.trouble, &trouble) {
             (before, Some(now)) if before.as_ref() != Some(now) => {
                 tracing::warn!(why = now, "trouble")
             }
             (Some(_), None) => tracing::info!("all is well again"),
             _ => {}
         }
-        *seen = Seen { tables, trouble };
+        *self = Seen { tables: tables.iter().map(SeenTable::of).collect(), trouble };
     }
-}
 
-impl LookState {
     fn table_metrics(&self) -> Vec<Metric> {
-        let seen = self.seen();
         let mut counts = Metric::counter("engine_events", "Counts of a table's engine, by name");
         let mut cached = Metric::gauge_family("cache_bytes", "Bytes of a table's cache");
-        for SeenTable { name, counters, cache_bytes } in &seen.tables {
+        for SeenTable { name, counters, cache_bytes } in &self.tables {
             for (event, count) in counters.iter() {
                 counts = counts.with(&[("table", name), ("event", event)], count);
             }
@@ -193,7 +182,7 @@ impl LookState {
                 cached = cached.with(&[("table", name)], *bytes);
             }
         }
-        let tables = seen.tables.len() as u64;
+        let tables = self.tables.len() as u64;
         vec![Metric::gauge("tables", "Tables that are served", tables), counts, cached]
     }
 }
@@ -201,12 +190,12 @@ impl LookState {
 /// The source of its metrics over HTTP.
 struct ComputeMetrics {
     db: Farleaf,
-    state: Arc<LookState>,
+    seen: Arc<Mutex<Seen>>,
 }
 
 impl Exposed for ComputeMetrics {
     fn metrics(&self) -> Vec<Metric> {
-        let mut all = self.state.table_metrics();
+        let mut all = lock(&self.seen).table_metrics();
         // A store that is being closed has nothing to tell any more.
         let Ok(stats) = self.db.stats() else { return all };
         let memory = stats.memory;
@@ -249,7 +238,7 @@ impl Exposed for ComputeMetrics {
     }
 
     fn health(&self) -> Result<(), String> {
-        self.state.seen().trouble.clone().map_or(Ok(()), Err)
+        lock(&self.seen).trouble.clone().map_or(Ok(()), Err)
     }
 }
 
@@ -258,13 +247,13 @@ fn look(
     db: &Farleaf,
     args: &ComputeArgs,
     tables: &mut BTreeMap<String, Table>,
-    state: &LookState,
+    seen: &Mutex<Seen>,
 ) -> anyhow::Result<()> {
     let mut trouble = None;
     if args.table.is_empty() {
         let infos = match db.tables() {
             Err(error) if may_pass(error.kind()) => {
-                state.note(tables, Some(error.to_string()));
+                lock(seen).note(tables, Some(error.to_string()));
                 return Ok(());
             }
             infos => infos?,
@@ -300,7 +289,7 @@ fn look(
         tracing::info!(table = name, "a table is gone");
         tables.remove(&name);
     }
-    state.note(tables, trouble);
+    lock(seen).note(tables, trouble);
     Ok(())
 }
 

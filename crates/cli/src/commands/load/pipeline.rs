@@ -11,12 +11,13 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
 use farleaf::{ErrorKind, KeyFormat, Table, ValueFormat};
+use farleaf_index::sync::lock;
 
 use crate::formats;
 use crate::input::{Fault, InputError, Place, Record, RecordReader};
@@ -109,18 +110,14 @@ impl Totals {
         Totals { put: resume_from.into(), tracks: Mutex::new(tracks), ..Totals::default() }
     }
 
-    fn tracks(&self) -> MutexGuard<'_, Tracks> {
-        self.tracks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A batch of `thread` begins with a record at `position`.
     fn begin(&self, thread: usize, position: u64) {
-        self.tracks().waiting[thread].push_back(position);
+        lock(&self.tracks).waiting[thread].push_back(position);
     }
 
     /// The first `batches` of `thread` are in the table.
     fn end(&self, thread: usize, batches: usize) {
-        self.tracks().waiting[thread].drain(..batches);
+        lock(&self.tracks).waiting[thread].drain(..batches);
     }
 
     fn add(&self, count: u64, new: u64, bytes: u64) {
@@ -130,7 +127,7 @@ impl Totals {
     }
 
     fn skip(&self, error: InputError) {
-        let mut tracks = self.tracks();
+        let mut tracks = lock(&self.tracks);
         tracks.skipped += 1;
         tracks.skipped_first.push(error);
         // Several threads find them, in any order.
@@ -142,7 +139,7 @@ impl Totals {
     fn certain(&self) -> u64 {
         // Before the batches: the reader notes a batch before it puts a record into it.
         let put = self.put.load(Ordering::Acquire);
-        let tracks = self.tracks();
+        let tracks = lock(&self.tracks);
         let first = tracks.waiting.iter().filter_map(VecDeque::front).min();
         first.map_or(put, |first| put.min(first - 1))
     }
@@ -248,7 +245,7 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
         }
     }
     outcome.certain = totals.certain();
-    let mut tracks = totals.tracks();
+    let mut tracks = lock(&totals.tracks);
     Ok(Outcome {
         loaded: totals.loaded.load(Ordering::Relaxed),
         keys_new: totals.keys_new.load(Ordering::Relaxed),
