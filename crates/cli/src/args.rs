@@ -123,7 +123,7 @@ pub(crate) enum Command {
     /// List the tables of a pool
     Tables(PoolArgs),
     /// Remove a table and all that is in it
-    Drop(DropArgs),
+    Drop(TableArgs),
     /// Print what a pool and its tables hold; walks all tables
     ///
     /// While others use the pool, the counts are not exact, and a warning says so.
@@ -257,6 +257,18 @@ pub(crate) struct NewTableArgs {
     /// Bytes of a node: a power of two [default: what suits the formats]
     #[arg(long, value_name = "SIZE")]
     pub(crate) node_bytes: Option<Size>,
+}
+
+impl NewTableArgs {
+    /// The options by their names, with what was given for each.
+    pub(crate) fn given(&self) -> [(&'static str, Option<String>); 4] {
+        [
+            ("--engine", self.engine.map(|engine| engine.to_string())),
+            ("--key-format", self.key_format.map(formats::key_format)),
+            ("--value-format", self.value_format.map(formats::value_format)),
+            ("--node-bytes", self.node_bytes.map(|size| size.0.to_string())),
+        ]
+    }
 }
 
 #[derive(Debug, Args)]
@@ -400,12 +412,6 @@ pub(crate) struct ScanArgs {
     pub(crate) count: bool,
     #[command(flatten)]
     pub(crate) bytes: BytesArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct DropArgs {
-    #[command(flatten)]
-    pub(crate) table: TableArgs,
 }
 
 #[derive(Debug, Args)]

@@ -30,7 +30,7 @@ const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 
 /// The memory servers to start.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterConfig {
     pub(crate) servers: u16,
     /// Bytes of each; `None` takes what its file has.

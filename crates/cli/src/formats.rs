@@ -1,12 +1,10 @@
 //! Formats of tables, as people write them: `bytes`, `bytes:64`, `fixed:8`.
 
 use farleaf::{Engine, KeyFormat, ValueFormat};
-use farleaf_index::suggest;
+use farleaf_index::{VALUE_BYTES_MAX, suggest};
 
 /// The longest key that any table takes, in bytes.
 pub(crate) const KEY_BYTES_MAX: usize = 1024;
-/// The longest value that any table takes, in bytes.
-pub(crate) const VALUE_BYTES_MAX: usize = 1 << 20;
 
 /// Reads an engine's name.
 pub(crate) fn parse_engine(text: &str) -> Result<Engine, String> {

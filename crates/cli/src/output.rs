@@ -11,7 +11,7 @@ use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::time::Duration;
 
 use comfy_table::{Attribute, Cell, Table, presets};
-use farleaf_bench::units::TimeSpan;
+use farleaf_bench::units::{TimeSpan, human_bytes, human_count};
 use serde_json::{Map, Value};
 
 use crate::args::{BytesArgs, GlobalArgs, When};
@@ -89,6 +89,16 @@ impl Console {
         !self.quiet && io::stderr().is_terminal() && !is_dumb()
     }
 
+    /// A size for people on a terminal, in bytes for programs.
+    pub(crate) fn size(&self, bytes: u64) -> String {
+        if self.is_terminal { human_bytes(bytes) } else { bytes.to_string() }
+    }
+
+    /// A count for people on a terminal, in full for programs.
+    pub(crate) fn count(&self, count: u64) -> String {
+        if self.is_terminal { human_count(count) } else { count.to_string() }
+    }
+
     /// Returns the form in which keys and values are printed.
     pub(crate) fn look(&self, bytes: BytesArgs) -> Look {
         match bytes {
@@ -106,13 +116,15 @@ impl Console {
 
     /// Prints names and values: a table on a terminal, tab-separated lines elsewhere.
     pub(crate) fn fields(&mut self, rows: &[(&str, String)]) -> io::Result<()> {
-        let rows: Vec<_> =
-            rows.iter().map(|(name, value)| vec![(*name).to_owned(), value.clone()]).collect();
-        self.table(&[], &rows)
+        self.table(&[], rows.iter().map(|(name, value)| vec![(*name).to_owned(), value.clone()]))
     }
 
     /// Prints rows: a table with `header` on a terminal, tab-separated lines without it elsewhere.
-    pub(crate) fn table(&mut self, header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
+    pub(crate) fn table(
+        &mut self,
+        header: &[&str],
+        rows: impl IntoIterator<Item = Vec<String>>,
+    ) -> io::Result<()> {
         if !self.is_terminal {
             for row in rows {
                 writeln!(self.out, "{}", row.join("\t"))?;

@@ -88,10 +88,9 @@ fn with_servers(
             .map_err(|_| Failure::usage("so many memory servers have no numbers"))?,
         region_bytes: Some(farleaf_bench::region_bytes(&config)?),
         threads: config.parts.memory_threads.unwrap_or(1),
-        folder: None,
-        port: 0,
         tls: console.tls.clone(),
         card: (config.fabric == FabricKind::Verbs).then(|| config.card.clone()),
+        ..ClusterConfig::default()
     })?;
     config.cluster = Some(farleaf_bench::Cluster::Own(servers.addresses()));
     Ok((config, Some(servers)))
@@ -113,8 +112,7 @@ fn print(reports: &[Report], console: &mut Console) -> std::io::Result<()> {
         };
         [group.to_owned(), name.to_owned()].into_iter().chain(runs.iter().map(value)).collect()
     };
-    let lines: Vec<Vec<String>> = names.into_iter().map(line).collect();
-    console.table(&[], &lines)
+    console.table(&[], names.into_iter().map(line))
 }
 
 /// One line for each run and kind of operation: what an operation costs on the fabric. Work that no operation
@@ -147,5 +145,5 @@ fn print_costs(reports: &[Report], console: &mut Console) -> std::io::Result<()>
         "round trips",
         "bytes",
     ];
-    console.table(&header, &lines)
+    console.table(&header, lines)
 }

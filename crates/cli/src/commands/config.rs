@@ -50,17 +50,14 @@ pub(super) fn run(
         console.json_line(&Value::Object(told))?;
         return Ok(Exit::Done);
     }
-    let rows: Vec<Vec<String>> = settings
-        .into_iter()
-        .map(|(name, value, from)| {
-            let value = if from == Origin::Unset { "-".to_owned() } else { value };
-            let from = origin.then(|| said(&from));
-            [name, value].into_iter().chain(from).collect()
-        })
-        .collect();
+    let row = |(name, value, from)| {
+        let value = if from == Origin::Unset { "-".to_owned() } else { value };
+        let from = origin.then(|| said(&from));
+        [name, value].into_iter().chain(from).collect()
+    };
     let header: &[&str] =
         if *origin { &["option", "value", "origin"] } else { &["option", "value"] };
-    console.table(header, &rows)?;
+    console.table(header, settings.into_iter().map(row))?;
     Ok(Exit::Done)
 }
 

@@ -38,8 +38,7 @@ fn list_engines(console: &mut Console) -> anyhow::Result<()> {
         let traits: Vec<&str> = engine.traits().names().collect();
         vec![engine.to_string(), traits.join(", "), engine.about().to_owned()]
     };
-    let rows: Vec<_> = Engine::ALL.iter().map(row).collect();
-    console.table(&["engine", "traits", "about"], &rows)?;
+    console.table(&["engine", "traits", "about"], Engine::ALL.iter().map(row))?;
     Ok(())
 }
 
@@ -78,8 +77,7 @@ fn list_settings(engine: Engine, console: &mut Console) -> anyhow::Result<()> {
             };
             vec![knob.name.to_owned(), default.clone(), unit, paper, about]
         };
-        let rows: Vec<_> = knobs.iter().map(row).collect();
-        console.table(&["name", "default", "unit", "paper", "meaning"], &rows)?;
+        console.table(&["name", "default", "unit", "paper", "meaning"], knobs.iter().map(row))?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
-use farleaf_bench::units::{Size, TimeSpan, human_bytes};
+use farleaf_bench::units::{Size, TimeSpan};
 use farleaf_engines::Engine;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
 use farleaf_fabric::verbs::VerbsServer;
@@ -236,7 +236,7 @@ fn tell(
         let mut fields = vec![
             ("address", address.to_string()),
             ("server", format!("{} of {}", args.server, args.servers)),
-            ("bytes", if console.is_terminal { human_bytes(bytes) } else { bytes.to_string() }),
+            ("bytes", console.size(bytes)),
             ("memory", memory),
         ];
         fields.extend(served.card().map(|card| ("card", card.to_owned())));

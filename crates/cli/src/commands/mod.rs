@@ -264,15 +264,13 @@ fn table_or_create(
 fn check_table(table: Table, wanted: &NewTableArgs, settings: &Settings) -> Result<Table, Failure> {
     check_settings(&table, settings)?;
     let info = table.info();
-    let (keys, values) = (formats::key_format(info.keys), formats::value_format(info.values));
-    let node_bytes = info.node_bytes.to_string();
-    let pairs = [
-        ("--engine", info.engine.to_string(), wanted.engine.map(|engine| engine.to_string())),
-        ("--key-format", keys, wanted.key_format.map(formats::key_format)),
-        ("--value-format", values, wanted.value_format.map(formats::value_format)),
-        ("--node-bytes", node_bytes, wanted.node_bytes.map(|size| size.0.to_string())),
+    let made = [
+        info.engine.to_string(),
+        formats::key_format(info.keys),
+        formats::value_format(info.values),
+        info.node_bytes.to_string(),
     ];
-    for (option, is, wanted) in pairs {
+    for ((option, wanted), is) in wanted.given().into_iter().zip(made) {
         if let Some(wanted) = wanted.filter(|wanted| *wanted != is) {
             return Err(Failure::usage(format!(
                 "table \"{}\" was made with {option} {is}, not {wanted}: leave the option out, or \

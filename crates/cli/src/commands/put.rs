@@ -3,12 +3,12 @@
 use std::io::{self, Read};
 
 use anyhow::Context;
+use farleaf_index::VALUE_BYTES_MAX;
 use serde_json::json;
 
 use super::{bytes_of, check_settings, close, open_or_create, open_with, table_or_create};
 use crate::args::PutArgs;
 use crate::errors::{Exit, Failure};
-use crate::formats::VALUE_BYTES_MAX;
 use crate::output::{Console, escaped, from_hex};
 
 pub(super) fn run(args: &PutArgs, console: &mut Console) -> anyhow::Result<Exit> {
@@ -21,13 +21,7 @@ pub(super) fn run(args: &PutArgs, console: &mut Console) -> anyhow::Result<Exit>
         let (table, _) = table_or_create(&db, &args.table.table, wanted, &settings, console)?;
         (db, table)
     } else {
-        let options = [
-            ("--engine", wanted.engine.is_some()),
-            ("--key-format", wanted.key_format.is_some()),
-            ("--value-format", wanted.value_format.is_some()),
-            ("--node-bytes", wanted.node_bytes.is_some()),
-        ];
-        if let Some((option, _)) = options.iter().find(|(_, is_given)| *is_given) {
+        if let Some((option, _)) = wanted.given().iter().find(|(_, given)| given.is_some()) {
             let message = format!("{option} says how a table is made: it needs --create");
             return Err(Failure::usage(message).into());
         }

@@ -195,6 +195,6 @@ fn show(
         let address = server.address.map_or("-".to_owned(), |address| address.to_string());
         rows.push(vec!["server".to_owned(), server.name.to_string(), address]);
     }
-    console.table(&["partition", "above", "up to", "owner", "operations"], &rows)?;
+    console.table(&["partition", "above", "up to", "owner", "operations"], rows)?;
     Ok(())
 }

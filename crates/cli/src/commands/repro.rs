@@ -20,7 +20,6 @@ use crate::errors::{self, Exit, Failure};
 use crate::output::Console;
 use crate::progress::Meter;
 use crate::settings::SetArgs;
-use crate::tls::TlsArgs;
 
 /// Repeat experiments of papers, or measure beside Redis
 #[derive(Debug, Args)]
@@ -182,7 +181,7 @@ fn run_all(args: &ReproArgs, scale: Scale, console: &mut Console) -> anyhow::Res
     if !console.json {
         let header =
             ["experiment", "figures", "beside others", "beyond 25 %", "missing", "seconds"];
-        console.table(&header, &summary)?;
+        console.table(&header, summary)?;
     }
     console.note(format_args!("written to {}", path.display()));
     Ok(failure.unwrap_or(exit))
@@ -241,10 +240,7 @@ impl Hosts for Processes {
             servers: 1,
             region_bytes: Some(region_bytes),
             threads: 1,
-            folder: None,
-            port: 0,
-            tls: TlsArgs::default(),
-            card: None,
+            ..ClusterConfig::default()
         })?;
         let address = servers.addresses().first().copied().ok_or("it has no address")?;
         Ok(Box::new(Process { address, _servers: servers }))
@@ -279,8 +275,7 @@ fn list(console: &mut Console) -> anyhow::Result<Exit> {
         let scales = [it.usual_scale(), it.small_scale()].map(|scale| scale.to_string());
         [it.name().to_owned(), it.about().to_owned()].into_iter().chain(scales).collect()
     };
-    let rows: Vec<Vec<String>> = Experiment::all().map(row).collect();
-    console.table(&["experiment", "about", "scale", "small"], &rows)?;
+    console.table(&["experiment", "about", "scale", "small"], Experiment::all().map(row))?;
     Ok(Exit::Done)
 }
 
@@ -290,12 +285,12 @@ fn print(report: &ReproReport, console: &mut Console) -> std::io::Result<()> {
         console.note(&table.title);
         console.flush()?;
         let (header, rows) = table.cells();
-        console.table(&header, &rows)?;
+        console.table(&header, rows)?;
         console.flush()?;
     }
     if report.tables.is_empty() {
         let (header, rows) = report.table();
-        console.table(&header, &rows)?;
+        console.table(&header, rows)?;
     }
     for check in &report.checks {
         let holds = match check.holds {

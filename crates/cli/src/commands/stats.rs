@@ -1,7 +1,6 @@
 //! `farleaf stats`: prints counters of a pool and its tables.
 
 use farleaf::{AuditReport, TableInfo, TableReport, TableStats};
-use farleaf_bench::units::{human_bytes, human_count};
 use serde_json::{Map, Value, json};
 
 use super::walk::Walk;
@@ -59,18 +58,18 @@ pub(super) fn run(args: &StatsArgs, console: &mut Console) -> anyhow::Result<Exi
         console.fields(&[
             ("fabric", stats.fabric.to_owned()),
             ("memory_servers", stats.memory_servers.to_string()),
-            ("pool_bytes", size(stats.memory.pool_bytes, console)),
-            ("usable_bytes", size(memory.usable, console)),
-            ("used_bytes", size(memory.used, console)),
-            ("reserved_bytes", size(memory.reserved, console)),
-            ("free_bytes", size(memory.free, console)),
-            ("block_bytes", size(stats.block_bytes, console)),
-            ("blocks_free", count(blocks.blocks_free, console)),
-            ("blocks_owned", count(blocks.blocks_owned, console)),
-            ("blocks_orphan", count(blocks.blocks_orphan, console)),
-            ("walk_reads", count(cost.reads, console)),
-            ("walk_round_trips", count(cost.round_trips, console)),
-            ("walk_bytes_read", size(cost.bytes_read, console)),
+            ("pool_bytes", console.size(stats.memory.pool_bytes)),
+            ("usable_bytes", console.size(memory.usable)),
+            ("used_bytes", console.size(memory.used)),
+            ("reserved_bytes", console.size(memory.reserved)),
+            ("free_bytes", console.size(memory.free)),
+            ("block_bytes", console.size(stats.block_bytes)),
+            ("blocks_free", console.count(blocks.blocks_free)),
+            ("blocks_owned", console.count(blocks.blocks_owned)),
+            ("blocks_orphan", console.count(blocks.blocks_orphan)),
+            ("walk_reads", console.count(cost.reads)),
+            ("walk_round_trips", console.count(cost.round_trips)),
+            ("walk_bytes_read", console.size(cost.bytes_read)),
         ])?;
         print_tables(&walked.tables, info_of, console)?;
         if args.memory {
@@ -116,10 +115,10 @@ fn print_tables<'a>(
         vec![
             escaped(table.name.as_bytes()),
             info_of(table).map(|info| info.engine.to_string()).unwrap_or_default(),
-            count(stats.keys, console),
-            size(stats.data_bytes, console),
-            size(stats.node_bytes, console),
-            size(stats.record_bytes, console),
+            console.count(stats.keys),
+            console.size(stats.data_bytes),
+            console.size(stats.node_bytes),
+            console.size(stats.record_bytes),
             levels.join(","),
             stats.parts.join("; "),
         ]
@@ -130,7 +129,7 @@ fn print_tables<'a>(
         writeln!(console.out())?;
     }
     let header = ["table", "engine", "keys", "data", "nodes", "records", "nodes by level", "parts"];
-    Ok(console.table(&header, &rows)?)
+    Ok(console.table(&header, rows)?)
 }
 
 /// Memory by server, by owner and by class, as JSON tells it.
@@ -197,10 +196,10 @@ fn print_memory(
         .map(|(of, blocks, used, free)| {
             vec![
                 of,
-                count(blocks, console),
-                size(used, console),
-                size(reserved(blocks, used), console),
-                size(free, console),
+                console.count(blocks),
+                console.size(used),
+                console.size(reserved(blocks, used)),
+                console.size(free),
             ]
         })
         .collect();
@@ -208,7 +207,7 @@ fn print_memory(
         use std::io::Write;
         writeln!(console.out())?;
     }
-    Ok(console.table(&["memory", "blocks", "used", "reserved", "free"], &rows)?)
+    Ok(console.table(&["memory", "blocks", "used", "reserved", "free"], rows)?)
 }
 
 /// A table's counts as JSON tells them.
@@ -223,14 +222,4 @@ pub(super) fn table_json(name: &str, stats: &TableStats) -> Map<String, Value> {
         ("parts", json!(stats.parts)),
     ];
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-/// A size for people on a terminal, in bytes for programs.
-fn size(bytes: u64, console: &Console) -> String {
-    if console.is_terminal { human_bytes(bytes) } else { bytes.to_string() }
-}
-
-/// A count for people on a terminal, in full for programs.
-fn count(count: u64, console: &Console) -> String {
-    if console.is_terminal { human_count(count) } else { count.to_string() }
 }

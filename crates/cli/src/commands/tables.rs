@@ -4,7 +4,7 @@ use farleaf::{Farleaf, TableInfo};
 use serde_json::{Map, Value, json};
 
 use super::{close, open};
-use crate::args::{DropArgs, PoolArgs};
+use crate::args::{PoolArgs, TableArgs};
 use crate::errors::Exit;
 use crate::formats::{key_format, value_format};
 use crate::output::{Console, escaped};
@@ -27,20 +27,20 @@ pub(super) fn list(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exi
                 table.node_bytes.to_string(),
             ]
         };
-        let rows: Vec<_> = tables.iter().map(row).collect();
-        console.table(&["table", "engine", "keys", "values", "node bytes"], &rows)?;
+        let header = ["table", "engine", "keys", "values", "node bytes"];
+        console.table(&header, tables.iter().map(row))?;
     }
     close(db)?;
     Ok(Exit::Done)
 }
 
-pub(super) fn drop_table(args: &DropArgs, console: &mut Console) -> anyhow::Result<Exit> {
-    let db = open(&args.table.pool, console)?;
-    db.drop_table(&args.table.table).inspect_err(|error| tell_server(error, &db, console))?;
+pub(super) fn drop_table(args: &TableArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let db = open(&args.pool, console)?;
+    db.drop_table(&args.table).inspect_err(|error| tell_server(error, &db, console))?;
     if console.json {
-        console.json_line(&json!({ "dropped": args.table.table }))?;
+        console.json_line(&json!({ "dropped": args.table }))?;
     } else {
-        console.detail(format_args!("dropped table \"{}\"", args.table.table));
+        console.detail(format_args!("dropped table \"{}\"", args.table));
     }
     close(db)?;
     Ok(Exit::Done)

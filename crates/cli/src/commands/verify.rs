@@ -52,7 +52,7 @@ pub(super) fn run(args: &WalkArgs, console: &mut Console) -> anyhow::Result<Exit
             (false, None) => "in use",
         };
         rows.push(vec!["(memory)".to_owned(), String::new(), String::new(), memory.to_owned()]);
-        console.table(&["table", "keys", "nodes", "verdict"], &rows)?;
+        console.table(&["table", "keys", "nodes", "verdict"], rows)?;
         for problem in &problems {
             console.fields(&[(what, escaped(problem.as_bytes()))])?;
         }

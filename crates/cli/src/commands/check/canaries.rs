@@ -75,7 +75,7 @@ fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> 
             result.canary.describe().to_owned(),
         ]
     };
-    let rows: Vec<_> = results.iter().map(row).collect();
-    console.table(&["canary", "engine", "seeds", "found by", "what is done wrong"], &rows)?;
+    let header = ["canary", "engine", "seeds", "found by", "what is done wrong"];
+    console.table(&header, results.iter().map(row))?;
     Ok(())
 }

@@ -52,9 +52,7 @@ pub(super) fn run(
     if console.json {
         console.json_line(&json!({ "added": who.to_string(), "tables": given }))?;
     } else {
-        let rows: Vec<Vec<String>> =
-            given.into_iter().map(|name| vec!["table".to_owned(), name]).collect();
-        console.table(&[], &rows)?;
+        console.table(&[], given.into_iter().map(|name| vec!["table".to_owned(), name]))?;
     }
     Ok(Exit::Done)
 }

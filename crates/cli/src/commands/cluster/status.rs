@@ -39,7 +39,7 @@ pub(super) fn run(cluster: &ClusterOf, console: &mut Console) -> anyhow::Result<
         console.json_line(&in_json(&directory, &snapshot, &pool, &lapsed, is_member))?;
     } else {
         let rows = rows(&directory, &snapshot, &pool, &lapsed, is_member);
-        console.table(&["who", "name", "address", "state", "process"], &rows)?;
+        console.table(&["who", "name", "address", "state", "process"], rows)?;
     }
     Ok(if pool.trouble.is_some() { Exit::NotFound } else { Exit::Done })
 }

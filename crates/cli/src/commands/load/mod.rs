@@ -10,13 +10,13 @@ use std::time::Instant;
 
 use anyhow::Context;
 use farleaf::{Farleaf, Table, ValueFormat};
+use farleaf_index::VALUE_BYTES_MAX;
 
 use self::pipeline::{Job, Outcome};
 use self::summary::Summary;
 use super::{close, open_or_create, stop_on_interrupt, table_or_create};
 use crate::args::{LoadArgs, ValueFrom};
 use crate::errors::{Exit, Failure};
-use crate::formats::VALUE_BYTES_MAX;
 use crate::input::{self, ColumnSpec, Columns, InputFormat, ValueSource};
 use crate::output::{Console, counted};
 use crate::progress::Meter;
@@ -45,7 +45,7 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     };
     let progress = Meter::new(console.shows_progress(), length);
     let start = Instant::now();
-    let outcome =
+    let mut outcome =
         pipeline::run(job, |loaded| progress.show(loaded, source.read.load(Ordering::Relaxed)))?;
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
@@ -57,13 +57,14 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     if outcome.skipped > told {
         console.warn(format_args!("{} left out in all", counted(outcome.skipped, "record")));
     }
-    let summary = Summary::new(&outcome, table.name(), was_made, bulk, seconds);
     let is_interrupted = stop.load(Ordering::Relaxed);
     let unit = if args.format == InputFormat::Binary { "record" } else { "line" };
     let certain = certain(&outcome, bulk, unit, &name);
     drop(table);
-    let ended = end(outcome, &name, &certain, was_made && !args.sorted, console);
+    let ended = end(&mut outcome, &name, &certain, was_made && !args.sorted, console);
     let is_complete = ended.is_ok() && !is_interrupted;
+    let table = args.table.table.as_str();
+    let summary = Summary { outcome: &outcome, table, was_made, bulk, seconds };
     if console.json {
         console.json_line(&summary.to_json(is_complete, ended.as_ref().err()))?;
     } else if ended.is_ok() && !console.quiet {
@@ -73,7 +74,7 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     ended?;
     close(db)?;
     if is_interrupted {
-        let loaded = counted(summary.loaded, "record");
+        let loaded = counted(outcome.loaded, "record");
         console.note(format_args!("interrupted after {loaded} had been loaded; {certain}"));
         return Ok(Exit::Interrupted);
     }
@@ -92,22 +93,22 @@ fn certain(outcome: &Outcome, bulk: bool, unit: &str, name: &str) -> String {
     }
 }
 
-/// Returns the error of the load, if it met one.
+/// Returns the error of the load, which it takes out of `outcome`, if it met one.
 fn end(
-    outcome: Outcome,
+    outcome: &mut Outcome,
     name: &str,
     certain: &str,
     may_hint: bool,
     console: &Console,
 ) -> anyhow::Result<()> {
     let loaded = outcome.loaded;
-    if let Some(error) = outcome.store_error {
+    if let Some(error) = outcome.store_error.take() {
         return Err(error).with_context(|| format!("the load stopped; {certain}"));
     }
-    if let Some(error) = outcome.refused {
+    if let Some(error) = outcome.refused.take() {
         return Err(Failure::malformed(format!("{name}: {error} ({certain})")).into());
     }
-    if let Some(error) = outcome.read.error {
+    if let Some(error) = outcome.read.error.take() {
         let loaded = counted(loaded, "record");
         let context = format!("{name}: {error} ({loaded} loaded before it)");
         let source = match error.fault {
