@@ -88,36 +88,28 @@ impl Error {
 impl From<FabricError> for Error {
     #[cold]
     fn from(error: FabricError) -> Self {
-        match error {
+        let kind = match error {
             FabricError::Io { what, path, source } => {
-                Error::io(format!("cannot {what} {}", path.display()), source)
+                return Error::io(format!("cannot {what} {}", path.display()), source);
             }
-            FabricError::NotAPool { .. } => Error::new(ErrorKind::NoPool, error.to_string()),
-            FabricError::Damaged { .. } => Error::new(ErrorKind::Corrupt, error.to_string()),
-            FabricError::Config(_) => Error::invalid(error.to_string()),
-            FabricError::NoMemory { .. } => Error::new(ErrorKind::Full, error.to_string()),
-            FabricError::Unreachable { .. } => {
-                Error::new(ErrorKind::Unavailable, error.to_string())
-            }
-            FabricError::Refused { reason, .. } => {
-                let kind = match reason {
-                    Refusal::NoMemoryServer => ErrorKind::NoPool,
-                    Refusal::OtherVersion => ErrorKind::Corrupt,
-                    Refusal::OtherServer | Refusal::NoCard => ErrorKind::Invalid,
-                    Refusal::Full => ErrorKind::Full,
-                    Refusal::NotTrusted | Refusal::NoWay | Refusal::OtherWay => {
-                        ErrorKind::Unavailable
-                    }
-                    _ => ErrorKind::Closed,
-                };
-                Error::new(kind, error.to_string())
-            }
-            FabricError::CutOff { .. } | FabricError::GivenUp => {
-                Error::new(ErrorKind::Closed, error.to_string())
-            }
-            FabricError::Verbs(error) => error.into(),
-            other => Error::new(ErrorKind::Internal, other.to_string()),
-        }
+            FabricError::Verbs(error) => return error.into(),
+            FabricError::NotAPool { .. } => ErrorKind::NoPool,
+            FabricError::Damaged { .. } => ErrorKind::Corrupt,
+            FabricError::Config(_) => ErrorKind::Invalid,
+            FabricError::NoMemory { .. } => ErrorKind::Full,
+            FabricError::Unreachable { .. } => ErrorKind::Unavailable,
+            FabricError::Refused { reason, .. } => match reason {
+                Refusal::NoMemoryServer => ErrorKind::NoPool,
+                Refusal::OtherVersion => ErrorKind::Corrupt,
+                Refusal::OtherServer | Refusal::NoCard => ErrorKind::Invalid,
+                Refusal::Full => ErrorKind::Full,
+                Refusal::NotTrusted | Refusal::NoWay | Refusal::OtherWay => ErrorKind::Unavailable,
+                _ => ErrorKind::Closed,
+            },
+            FabricError::CutOff { .. } | FabricError::GivenUp => ErrorKind::Closed,
+            _ => ErrorKind::Internal,
+        };
+        Error::new(kind, error.to_string())
     }
 }
 
