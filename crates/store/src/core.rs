@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farleaf_engines::StoredTable;
 use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric};
-use farleaf_index::suggest;
-use farleaf_index::{OpenOptions, Settings};
+use farleaf_index::sync::lock;
+use farleaf_index::{OpenOptions, Settings, suggest};
 use farleaf_pool::{Pool, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -95,7 +95,7 @@ impl Core {
         settings: &Settings,
     ) -> Result<Arc<TableCore>> {
         let session = context.session().await?;
-        let opened = self.tables().get(name).cloned();
+        let opened = lock(&self.tables).get(name).cloned();
         match session.open_root(name).await {
             Ok(root) => self.open_root(&session, root, settings).await,
             Err(PoolError::NoSuchTable(_)) => {
@@ -115,7 +115,7 @@ impl Core {
         root: Root,
         settings: &Settings,
     ) -> Result<Arc<TableCore>> {
-        let opened = self.tables().get(&root.name).cloned();
+        let opened = lock(&self.tables).get(&root.name).cloned();
         if let Some(opened) = opened {
             if *opened.root() == root {
                 return Ok(opened);
@@ -130,7 +130,7 @@ impl Core {
         let table = Arc::new(TableCore::open(session, root, &options).await?);
         // INV-SERVE-1
         self.serving.serve(self, table.index());
-        let mut tables = self.tables();
+        let mut tables = lock(&self.tables);
         // Another thread may have been quicker; it has opened the same.
         let entry = tables.entry(table.info().name.clone());
         Ok(Arc::clone(entry.or_insert(table)))
@@ -141,7 +141,7 @@ impl Core {
     pub(crate) async fn forget(&self, session: &Session, table: &Arc<TableCore>) {
         table.set_dropped();
         {
-            let mut tables = self.tables();
+            let mut tables = lock(&self.tables);
             let name = &table.info().name;
             if tables.get(name).is_some_and(|opened| Arc::ptr_eq(opened, table)) {
                 tables.remove(name);
@@ -159,16 +159,12 @@ impl Core {
 
     /// Closes all tables; no operation is under way. The first error, if there is one.
     pub(crate) async fn close_tables(&self, session: &Session) -> Result<()> {
-        let tables = std::mem::take(&mut *self.tables());
+        let tables = std::mem::take(&mut *lock(&self.tables));
         let mut closed = Ok(());
         for table in tables.into_values() {
             closed = closed.and(self.close_table(session, &table).await);
         }
         closed
-    }
-
-    fn tables(&self) -> MutexGuard<'_, BTreeMap<String, Arc<TableCore>>> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

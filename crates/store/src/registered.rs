@@ -12,12 +12,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use farleaf_cluster::{ComputeRecord, ComputeRegistration, Directory, Name, View};
 use farleaf_fabric::Endpoint;
+use farleaf_index::sync::lock;
 
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -81,7 +82,7 @@ impl Registered {
     }
 
     pub(crate) fn state(&self) -> ClusterState {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.state)
     }
 
     /// Ends the thread, which has no session of the pool any more then; the entry, if it has not panicked.
@@ -112,7 +113,7 @@ fn attend(
             Err(_) => ClusterState::default(),
         };
         {
-            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut told = lock(told);
             // A process that was asked to leave leaves, whether etcd is there or not.
             let is_leaving = told.is_leaving || state.is_leaving;
             *told = ClusterState { is_leaving, ..state };

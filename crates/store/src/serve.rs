@@ -11,7 +11,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use farleaf_fabric::{
 };
 use farleaf_index::compute::messages::{OpReply, Request};
 use farleaf_index::compute::{Host, HostedTable, number_of};
+use farleaf_index::sync::lock;
 use farleaf_index::{Index, IndexError, OpenOptions};
 use farleaf_pool::Root;
 
@@ -144,10 +145,6 @@ impl Serving {
         Serving { options, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, ServingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the options to open the table of `root`: if its engine has owners, it sends them what is theirs.
     pub(crate) async fn prepare(
         &self,
@@ -176,7 +173,7 @@ impl Serving {
     }
 
     fn exposed(&self) -> Option<Exposed> {
-        match &*self.state() {
+        match &*lock(&self.state) {
             ServingState::Running(running) => running.exposed,
             ServingState::Asleep | ServingState::Stopped => None,
         }
@@ -189,7 +186,7 @@ impl Serving {
         session: &Session,
     ) -> Result<Option<SocketAddr>> {
         self.start(core)?;
-        let (address, is_published) = match &*self.state() {
+        let (address, is_published) = match &*lock(&self.state) {
             ServingState::Running(running) => {
                 (running.exposed.map(|exposed| exposed.address), running.is_published)
             }
@@ -197,7 +194,7 @@ impl Serving {
         };
         if let (Some(address), false) = (address, is_published) {
             session.publish_address(address).await?;
-            if let ServingState::Running(running) = &mut *self.state() {
+            if let ServingState::Running(running) = &mut *lock(&self.state) {
                 running.is_published = true;
             }
         }
@@ -206,7 +203,7 @@ impl Serving {
 
     /// Takes calls in and starts the threads, unless that is done.
     fn start(&self, core: &Arc<Core>) -> Result<()> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         match &*state {
             ServingState::Running(_) => return Ok(()),
             ServingState::Stopped => return Err(Error::closed()),
@@ -240,7 +237,7 @@ impl Serving {
         if index.owned().is_none() {
             return;
         }
-        if let ServingState::Running(running) = &*self.state() {
+        if let ServingState::Running(running) = &*lock(&self.state) {
             running.host.add(ServedTable { index: index.clone(), core: Arc::downgrade(core) });
         }
     }
@@ -250,7 +247,7 @@ impl Serving {
         if index.owned().is_none() {
             return;
         }
-        let leaving = match &*self.state() {
+        let leaving = match &*lock(&self.state) {
             ServingState::Running(running) => running.host.remove(index.meta()),
             ServingState::Asleep | ServingState::Stopped => None,
         };
@@ -262,7 +259,7 @@ impl Serving {
     /// Takes no more requests, and ends the threads; those that were begun are done then, and their senders
     /// know.
     pub(crate) fn stop(&self) {
-        let state = std::mem::replace(&mut *self.state(), ServingState::Stopped);
+        let state = std::mem::replace(&mut *lock(&self.state), ServingState::Stopped);
         let ServingState::Running(Running { goes_on, threads, .. }) = state else { return };
         drop(goes_on);
         for thread in threads {

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farleaf_engines::AnyIndex;
 use farleaf_fabric::{Endpoint, Fabric, Snapshot};
 use farleaf_index::Settings;
+use farleaf_index::sync::lock;
 use farleaf_pool::{Audit, PoolError};
 
 use crate::builder::Builder;
@@ -104,7 +105,7 @@ impl Farleaf {
         };
         let db = Farleaf { handle: Arc::new(handle) };
         let thread = maintain::start(Arc::clone(db.core()))?;
-        *db.handle.maintenance() = Some(thread);
+        *lock(&db.handle.maintenance) = Some(thread);
         Ok(db)
     }
 
@@ -289,7 +290,7 @@ impl Farleaf {
     /// answers. No remote operation.
     #[cfg(feature = "etcd")]
     pub fn cluster(&self) -> Option<ClusterState> {
-        self.handle.registered().as_ref().map(Registered::state)
+        lock(&self.handle.registered).as_ref().map(Registered::state)
     }
 
     /// Registers this process in its cluster's directory until the store is closed.
@@ -301,7 +302,7 @@ impl Farleaf {
         leaves_when_asked: bool,
     ) -> Result<()> {
         let registered = Registered::start(self.core(), directory, is_new, leaves_when_asked)?;
-        *self.handle.registered() = Some(registered);
+        *lock(&self.handle.registered) = Some(registered);
         Ok(())
     }
 
@@ -373,13 +374,13 @@ impl Handle {
             return Ok(());
         }
         #[cfg(feature = "etcd")]
-        let seat = self.registered().take().and_then(Registered::stop);
+        let seat = lock(&self.registered).take().and_then(Registered::stop);
         self.workers.close();
         self.core.gates.pass();
         thread_context::note_closed();
         thread_context::purge();
         self.core.activity.wake();
-        let left = match self.maintenance().take() {
+        let left = match lock(&self.maintenance).take() {
             Some(thread) => thread.join().unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Internal, "the maintenance thread ended by a panic"))
             }),
@@ -393,15 +394,6 @@ impl Handle {
             let _ = seat.leave();
         }
         left
-    }
-
-    #[cfg(feature = "etcd")]
-    fn registered(&self) -> MutexGuard<'_, Option<Registered>> {
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn maintenance(&self) -> MutexGuard<'_, Option<JoinHandle<Result<()>>>> {
-        self.maintenance.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
