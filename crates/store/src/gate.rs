@@ -17,37 +17,23 @@ use crate::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Tells others that a context is at work: locked while an operation of the blocking API runs.
 #[derive(Debug, Default)]
-pub(crate) struct Gate(Mutex<GateState>);
-
-#[derive(Debug, Default)]
-pub(crate) struct GateState {
+pub(crate) struct Gate {
     /// Operations begun.
-    ops: u64,
-    /// Jobs of a worker under way.
-    jobs: usize,
+    ops: Mutex<u64>,
 }
 
 impl Gate {
     /// Locks the gate for an operation.
     #[inline]
-    pub(crate) fn enter(&self, activity: &Activity) -> MutexGuard<'_, GateState> {
-        let mut state = self.lock();
-        state.ops += 1;
+    pub(crate) fn enter(&self, activity: &Activity) -> MutexGuard<'_, u64> {
+        let mut ops = self.lock();
+        *ops += 1;
         activity.note();
-        state
+        ops
     }
 
-    /// Counts a job of a worker as an operation, and as under way.
-    pub(crate) fn begin_job(&self, activity: &Activity) {
-        self.enter(activity).jobs += 1;
-    }
-
-    pub(crate) fn end_job(&self) {
-        self.lock().jobs -= 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, u64> {
+        self.ops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -75,11 +61,9 @@ impl Gates {
         let mut gates = self.list();
         gates.retain(|gate| gate.strong_count() > 0);
         gates.iter().filter_map(Weak::upgrade).try_fold(0_u64, |sum, gate| {
-            match gate.0.try_lock() {
-                Ok(state) => Some(sum.wrapping_add(state.ops)),
-                Err(TryLockError::Poisoned(state)) => {
-                    Some(sum.wrapping_add(state.into_inner().ops))
-                }
+            match gate.ops.try_lock() {
+                Ok(ops) => Some(sum.wrapping_add(*ops)),
+                Err(TryLockError::Poisoned(ops)) => Some(sum.wrapping_add(*ops.into_inner())),
                 Err(TryLockError::WouldBlock) => None,
             }
         })

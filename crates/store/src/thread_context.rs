@@ -170,10 +170,9 @@ impl ThreadContext {
         &self.endpoint
     }
 
-    /// Counts a job of a worker, of which a context has many at a time, until the guard is dropped.
-    pub(crate) fn begin_job(&self) -> impl Drop + use<'_> {
-        self.gate.begin_job(&self.core.activity);
-        Job(&self.gate)
+    /// Counts a job of a worker as an operation. A context has many at a time, so that none keeps the gate.
+    pub(crate) fn count_job(&self) {
+        drop(self.gate.enter(&self.core.activity));
     }
 }
 
@@ -214,14 +213,6 @@ impl<'a> Making<'a> {
 impl Drop for Making<'_> {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-struct Job<'a>(&'a Gate);
-
-impl Drop for Job<'_> {
-    fn drop(&mut self) {
-        self.0.end_job();
     }
 }
 

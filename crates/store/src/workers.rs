@@ -7,11 +7,12 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 
 use async_channel::{Receiver, Sender};
 use farleaf_fabric::yield_now;
+use farleaf_index::sync::lock;
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
@@ -65,7 +66,7 @@ impl Workers {
 
     /// Ends the workers when they have done what was asked of them.
     pub(crate) fn close(&self) {
-        let state = std::mem::replace(&mut *self.state(), WorkerState::Closed);
+        let state = std::mem::replace(&mut *lock(&self.state), WorkerState::Closed);
         if let WorkerState::Running { jobs, threads } = state {
             jobs.close();
             // The caller is a worker if it was a waker's drop that dropped the last handle.
@@ -79,7 +80,7 @@ impl Workers {
     }
 
     fn start(&self, core: &Arc<Core>) -> Result<Sender<WorkerJob>> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         match &*state {
             WorkerState::Running { jobs, .. } => return Ok(jobs.clone()),
             WorkerState::Closed => return Err(Error::closed()),
@@ -108,10 +109,6 @@ impl Workers {
             _ => Error::new(ErrorKind::Internal, "a worker thread ended by a panic"),
         }
     }
-
-    fn state(&self) -> MutexGuard<'_, WorkerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A worker's life: as many tasks as jobs may be in flight, each of which takes the next job when
@@ -132,9 +129,8 @@ fn work(core: &Arc<Core>, queue: Receiver<WorkerJob>, started: &mpsc::Sender<Res
         let (context, queue) = (Rc::clone(&context), queue.clone());
         executor.spawn(async move {
             while let Ok(job) = queue.recv().await {
-                let under_way = context.begin_job();
+                context.count_job();
                 job(Rc::clone(&context)).await;
-                drop(under_way);
                 // Work that the job left (a split of a node) comes before the next one.
                 yield_now().await;
             }
