@@ -4,15 +4,16 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use farleaf_index::{Entries, ScanRange};
+use farleaf_engines::AnyIndex;
+use farleaf_index::{Entries, Index, IndexError};
 
-use crate::bounds::{self, Interval};
+use crate::bounds::Interval;
 use crate::error::Result;
 use crate::options::TableInfo;
 use crate::range::KeyRange;
 use crate::store::Farleaf;
 use crate::table::{CompareExchange, TableCore};
-use crate::thread_context::ThreadContext;
+use crate::thread_context::{Session, ThreadContext};
 
 /// A table whose operations are futures, for programs with an async runtime (any).
 ///
@@ -71,9 +72,9 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<Option<Vec<u8>>>> + Send + 'static + use<K> {
         let key = own(key);
-        self.run(async move |core, context| {
+        self.on_index(async move |index, session| {
             let mut value = Vec::new();
-            Ok(core.get(context, &key, &mut value).await?.then_some(value))
+            Ok(index.get(session, &key, &mut value).await?.then_some(value))
         })
     }
 
@@ -83,7 +84,7 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K> {
         let key = own(key);
-        self.run(async move |core, context| core.get(context, &key, &mut Vec::new()).await)
+        self.on_index(async move |index, session| index.get(session, &key, &mut Vec::new()).await)
     }
 
     /// See [`Table::insert`](crate::Table::insert).
@@ -93,7 +94,7 @@ impl AsyncTable {
         value: V,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K, V> {
         let (key, value) = (own(key), own(value));
-        self.run(async move |core, context| core.insert(context, &key, &value).await)
+        self.on_index(async move |index, session| index.upsert(session, &key, &value).await)
     }
 
     /// See [`Table::insert_new`](crate::Table::insert_new).
@@ -103,7 +104,7 @@ impl AsyncTable {
         value: V,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K, V> {
         let (key, value) = (own(key), own(value));
-        self.run(async move |core, context| core.insert_new(context, &key, &value).await)
+        self.on_index(async move |index, session| index.insert(session, &key, &value).await)
     }
 
     /// See [`Table::update`](crate::Table::update).
@@ -113,7 +114,7 @@ impl AsyncTable {
         value: V,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K, V> {
         let (key, value) = (own(key), own(value));
-        self.run(async move |core, context| core.update(context, &key, &value).await)
+        self.on_index(async move |index, session| index.update(session, &key, &value).await)
     }
 
     /// See [`Table::remove`](crate::Table::remove).
@@ -122,7 +123,7 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K> {
         let key = own(key);
-        self.run(async move |core, context| core.remove(context, &key).await)
+        self.on_index(async move |index, session| index.remove(session, &key).await)
     }
 
     /// See [`Table::compare_exchange`](crate::Table::compare_exchange).
@@ -152,9 +153,10 @@ impl AsyncTable {
         self.run(async move |core, context| {
             let mut entries = Entries::new();
             if !range.is_empty() && limit > 0 {
-                let (from, to) = (bounds::borrow(&range.from), bounds::borrow(&range.to));
-                let range = ScanRange { from, to, reverse: false };
-                core.scan(context, range, limit, &mut entries).await?;
+                let scan = async |index: &AnyIndex, session: &Session| {
+                    index.scan(session, range.scan(false), limit, &mut entries).await
+                };
+                core.on_index(context, scan).await?;
             }
             Ok(entries.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
         })
@@ -185,6 +187,14 @@ impl AsyncTable {
     ) -> impl Future<Output = Result<u64>> + Send + 'static + use<K, I> {
         let keys: Vec<_> = keys.into_iter().map(own).collect();
         self.run(async move |core, context| core.remove_many(context, &keys).await)
+    }
+
+    fn on_index<T, O>(&self, op: O) -> impl Future<Output = Result<T>> + Send + 'static + use<T, O>
+    where
+        T: Send + 'static,
+        O: AsyncFnOnce(&AnyIndex, &Session) -> Result<T, IndexError> + Send + 'static,
+    {
+        self.run(async move |core, context| core.on_index(context, op).await)
     }
 
     fn run<T, O>(&self, op: O) -> impl Future<Output = Result<T>> + Send + 'static + use<T, O>

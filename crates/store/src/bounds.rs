@@ -2,6 +2,8 @@
 
 use std::ops::Bound;
 
+use farleaf_index::ScanRange;
+
 use crate::KeyFormat;
 
 /// An end that owns its key.
@@ -63,28 +65,11 @@ impl Interval {
         }
     }
 
-    /// Returns whether `key` lies above the lower end.
-    pub(crate) fn is_above_from(&self, key: &[u8]) -> bool {
-        match &self.from {
-            Bound::Included(from) => key >= from.as_slice(),
-            Bound::Excluded(from) => key > from.as_slice(),
-            Bound::Unbounded => true,
-        }
+    /// The interval as an engine takes it.
+    pub(crate) fn scan(&self, reverse: bool) -> ScanRange<'_> {
+        let [from, to] = [&self.from, &self.to].map(|end| end.as_ref().map(Vec::as_slice));
+        ScanRange { from, to, reverse }
     }
-
-    /// Returns whether `key` lies below the upper end.
-    pub(crate) fn is_below_to(&self, key: &[u8]) -> bool {
-        match &self.to {
-            Bound::Included(to) => key <= to.as_slice(),
-            Bound::Excluded(to) => key < to.as_slice(),
-            Bound::Unbounded => true,
-        }
-    }
-}
-
-/// The end as an engine takes it.
-pub(crate) fn borrow(end: &End) -> Bound<&[u8]> {
-    end.as_ref().map(Vec::as_slice)
 }
 
 /// The end with its own key.
@@ -115,7 +100,7 @@ mod tests {
     use super::*;
 
     fn contains(interval: &Interval, key: &[u8]) -> bool {
-        interval.is_above_from(key) && interval.is_below_to(key)
+        interval.scan(false).holds(key)
     }
 
     /// All byte strings of `least` to `most` bytes out of {0, 1, 0xFF}.

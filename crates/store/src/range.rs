@@ -4,7 +4,7 @@ use std::fmt;
 use std::iter::FusedIterator;
 use std::ops::{Bound, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
-use farleaf_index::{Entries, ScanRange};
+use farleaf_index::Entries;
 
 use crate::bounds::{self, End, Interval};
 use crate::error::Result;
@@ -60,9 +60,7 @@ impl Range {
         }
         // The other side may have yielded what this one fetched earlier.
         let rest = &mut self.rest;
-        let pair = side.entries.get(side.at).filter(|(key, _)| {
-            if reverse { rest.is_above_from(key) } else { rest.is_below_to(key) }
-        });
+        let pair = side.entries.get(side.at).filter(|(key, _)| rest.scan(reverse).holds(key));
         let Some((key, value)) = pair else {
             self.done = true;
             return None;
@@ -82,9 +80,7 @@ impl Side {
         if self.dry || rest.is_empty() {
             return Ok(());
         }
-        let range =
-            ScanRange { from: bounds::borrow(&rest.from), to: bounds::borrow(&rest.to), reverse };
-        table.scan(range, self.chunk, &mut self.entries)?;
+        table.scan(rest.scan(reverse), self.chunk, &mut self.entries)?;
         self.dry = self.entries.len() < self.chunk;
         let bytes: usize = self.entries.iter().map(|(key, value)| key.len() + value.len()).sum();
         let bytes_each = bytes / self.entries.len().max(1);

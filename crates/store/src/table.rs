@@ -21,7 +21,7 @@ use crate::options::TableInfo;
 use crate::range::{KeyRange, Range};
 use crate::report::{TableReport, TableStats};
 use crate::store::Farleaf;
-use crate::thread_context::{Session, ThreadContext};
+use crate::thread_context::{Session, ThreadContext, UnderWay};
 
 /// An ordered map from byte strings to byte strings, shared by everyone who has the pool open.
 ///
@@ -116,7 +116,7 @@ impl Table {
     /// As [`Table::get`]; `value` is then arbitrary.
     pub fn get_into(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
         let key = key.as_ref();
-        self.run(async |core, context| core.get(context, key, value).await)
+        self.on_index(async |index, session| index.get(session, key, value).await)
     }
 
     /// Returns whether `key` is present. Costs what [`Table::get`] does.
@@ -133,7 +133,7 @@ impl Table {
     /// See [`Table`]; `Invalid` for a key or value that the table does not take.
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
-        self.run(async |core, context| core.insert(context, key, value).await)
+        self.on_index(async |index, session| index.upsert(session, key, value).await)
     }
 
     /// Adds `key`; `false` if it is present, and then nothing is changed.
@@ -142,7 +142,7 @@ impl Table {
     /// As [`Table::insert`].
     pub fn insert_new(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
-        self.run(async |core, context| core.insert_new(context, key, value).await)
+        self.on_index(async |index, session| index.insert(session, key, value).await)
     }
 
     /// Changes `key`; `false` if it is absent, and then nothing is changed.
@@ -151,7 +151,7 @@ impl Table {
     /// As [`Table::insert`].
     pub fn update(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
-        self.run(async |core, context| core.update(context, key, value).await)
+        self.on_index(async |index, session| index.update(session, key, value).await)
     }
 
     /// Removes `key`; `false` if it was absent.
@@ -160,7 +160,7 @@ impl Table {
     /// See [`Table`]; `Invalid` for a key that the table does not take.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let key = key.as_ref();
-        self.run(async |core, context| core.remove(context, key).await)
+        self.on_index(async |index, session| index.remove(session, key).await)
     }
 
     /// Gives `key` the value `new` (`None`: removes it) if it holds `expected` (`None`: is
@@ -285,7 +285,7 @@ impl Table {
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Result<u64> {
         let mut pairs = Pairs { rest: pairs.into_iter(), lent: None };
-        self.run(async |core, context| core.bulk_load(context, &mut pairs).await)
+        self.on_index(async |index, session| index.bulk_load(session, &mut pairs).await)
     }
 
     /// Counts of keys, bytes and nodes. Walks the whole table: 1 round trip for every node.
@@ -311,7 +311,18 @@ impl Table {
 
     /// Appends at most `limit` pairs of `range`, whose ends are possible keys, to `out`.
     pub(crate) fn scan(&self, range: ScanRange<'_>, limit: usize, out: &mut Entries) -> Result<()> {
-        self.run(async |core, context| core.scan(context, range, limit, out).await)
+        self.on_index(async |index, session| index.scan(session, range, limit, out).await)
+    }
+
+    fn on_index<T>(
+        &self,
+        op: impl AsyncFnOnce(&AnyIndex, &Session) -> Result<T, IndexError>,
+    ) -> Result<T> {
+        let core = &self.core;
+        ThreadContext::run(self.store.core(), async |context| {
+            core.check_present()?;
+            core.explain(context, core.on_index(context, op).await).await
+        })
     }
 
     fn run<T>(&self, op: impl AsyncFnOnce(&TableCore, &ThreadContext) -> Result<T>) -> Result<T> {
@@ -355,44 +366,14 @@ impl TableCore {
         &self.info
     }
 
-    pub(crate) async fn get(
+    /// Does `op` on the index, with a session of `context`.
+    pub(crate) async fn on_index<T>(
         &self,
         context: &ThreadContext,
-        key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<bool> {
-        self.named(self.index.get(&*context.session().await?, key, value).await)
-    }
-
-    pub(crate) async fn insert(
-        &self,
-        context: &ThreadContext,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<bool> {
-        self.named(self.index.upsert(&*context.session().await?, key, value).await)
-    }
-
-    pub(crate) async fn insert_new(
-        &self,
-        context: &ThreadContext,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<bool> {
-        self.named(self.index.insert(&*context.session().await?, key, value).await)
-    }
-
-    pub(crate) async fn update(
-        &self,
-        context: &ThreadContext,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<bool> {
-        self.named(self.index.update(&*context.session().await?, key, value).await)
-    }
-
-    pub(crate) async fn remove(&self, context: &ThreadContext, key: &[u8]) -> Result<bool> {
-        self.named(self.index.remove(&*context.session().await?, key).await)
+        op: impl AsyncFnOnce(&AnyIndex, &Session) -> Result<T, IndexError>,
+    ) -> Result<T> {
+        let session = context.session().await?;
+        self.named(op(&self.index, &session).await)
     }
 
     pub(crate) async fn compare_exchange(
@@ -409,16 +390,6 @@ impl TableCore {
             (Exchange::Done, _) => CompareExchange::Exchanged,
             (Exchange::Differs, present) => CompareExchange::Found(present.then_some(found)),
         })
-    }
-
-    pub(crate) async fn scan(
-        &self,
-        context: &ThreadContext,
-        range: ScanRange<'_>,
-        limit: usize,
-        out: &mut Entries,
-    ) -> Result<()> {
-        self.named(self.index.scan(&*context.session().await?, range, limit, out).await)
     }
 
     pub(crate) async fn get_many<K: AsRef<[u8]>>(
@@ -473,14 +444,6 @@ impl TableCore {
         Ok(removed.get())
     }
 
-    pub(crate) async fn bulk_load(
-        &self,
-        context: &ThreadContext,
-        pairs: &mut impl SortedPairs,
-    ) -> Result<u64> {
-        self.named(self.index.bulk_load(&*context.session().await?, pairs).await)
-    }
-
     pub(crate) async fn verify(&self, session: &Session, audit: &mut Audit) -> Result<TableReport> {
         let walked = self.named(self.index.verify(session, audit).await)?;
         Ok(TableReport::new(self.info.name.clone(), walked, self.index.parts()))
@@ -528,14 +491,13 @@ impl TableCore {
     ///
     /// # Errors
     /// `NotFound` if the table was dropped.
-    pub(crate) fn begin_async(&self) -> Result<impl Drop> {
-        self.async_ops.fetch_add(1, Ordering::SeqCst);
-        let guard = AsyncOp(&self.async_ops);
+    pub(crate) fn begin_async(&self) -> Result<UnderWay<'_>> {
+        let under_way = UnderWay::begin(&self.async_ops);
         // After the count: whoever drops the table sets the flag first and then looks at the count.
         if self.dropped.load(Ordering::SeqCst) {
             return Err(self.gone());
         }
-        Ok(guard)
+        Ok(under_way)
     }
 
     /// Returns whether operations of workers are under way.
@@ -549,14 +511,6 @@ impl TableCore {
         result.map_err(|error| {
             Error::from(error).within(format_args!("table \"{}\"", self.info.name))
         })
-    }
-}
-
-struct AsyncOp<'a>(&'a AtomicUsize);
-
-impl Drop for AsyncOp<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -127,7 +127,7 @@ impl ThreadContext {
     /// are for all threads of all processes, and closing and recovery need one, too.
     pub(crate) async fn spare_session(&self) -> Option<SessionGuard<'_>> {
         let most = self.sessions_most();
-        let making = self.idle.borrow().is_empty().then(|| Making::begin(&self.core.making));
+        let making = self.idle.borrow().is_empty().then(|| UnderWay::begin(&self.core.making));
         // Those that are being made count: many threads ask at once.
         if making.as_ref().is_some_and(|own| self.core.pool.sessions() + own.others >= most) {
             return None;
@@ -197,20 +197,20 @@ fn no_session(error: PoolError, kept: u32) -> Error {
     }
 }
 
-/// A spare session that is being made.
-struct Making<'a> {
+/// Something under way, as a spare session that is being made. Counts until it is dropped.
+pub(crate) struct UnderWay<'a> {
     count: &'a AtomicUsize,
-    /// Number of others that were being made.
+    /// Number of others that were under way.
     others: usize,
 }
 
-impl<'a> Making<'a> {
-    fn begin(count: &'a AtomicUsize) -> Self {
-        Making { count, others: count.fetch_add(1, Ordering::SeqCst) }
+impl<'a> UnderWay<'a> {
+    pub(crate) fn begin(count: &'a AtomicUsize) -> Self {
+        UnderWay { count, others: count.fetch_add(1, Ordering::SeqCst) }
     }
 }
 
-impl Drop for Making<'_> {
+impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::SeqCst);
     }
@@ -458,7 +458,7 @@ mod tests {
         let most = db.core().pool.geometry().options().clients_max as usize / SPARE_PART;
         ThreadContext::run(db.core(), async |context| {
             let _own = context.session().await?;
-            let others: Vec<_> = (0..most).map(|_| Making::begin(&db.core().making)).collect();
+            let others: Vec<_> = (0..most).map(|_| UnderWay::begin(&db.core().making)).collect();
             assert!(context.spare_session().await.is_none());
             drop(others);
             assert!(context.spare_session().await.is_some());
