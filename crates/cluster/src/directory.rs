@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::etcd::{Etcd, Listing};
+use crate::etcd::Etcd;
 use crate::record::{MemoryRecord, Name, PoolRecord, Snapshot, Way, number_text, parse};
 use crate::{ClusterAddress, ClusterError, EtcdAccess, Foreign};
 
@@ -23,12 +23,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The directory of the cluster at `address`. Sends no request yet.
-    pub fn new(address: &ClusterAddress) -> Self {
-        Directory::with(address, &EtcdAccess::default())
-    }
-
-    /// The same, with `access` to etcd.
+    /// The directory of the cluster at `address`, with `access` to etcd. Sends no request yet.
     pub fn with(address: &ClusterAddress, access: &EtcdAccess) -> Self {
         let etcd = Arc::new(Etcd::with(address.endpoints().iter().cloned(), access));
         Directory { etcd, name: address.name().to_owned() }
@@ -193,12 +188,12 @@ impl Directory {
     }
 
     fn no_such_cluster(&self) -> Result<ClusterError, ClusterError> {
-        let listing = match self.etcd.list_keys(ROOT) {
+        let pairs = match self.etcd.list_keys(ROOT) {
             // A user may have the right to see one cluster alone.
-            Err(ClusterError::NotAllowed { .. }) => Listing::default(),
-            listing => listing?,
+            Err(ClusterError::NotAllowed { .. }) => Vec::new(),
+            pairs => pairs?,
         };
-        let rest = listing.pairs.iter().filter_map(|pair| pair.key.strip_prefix(ROOT));
+        let rest = pairs.iter().filter_map(|pair| pair.key.strip_prefix(ROOT));
         let names: BTreeSet<&str> =
             rest.filter_map(|rest| rest.split_once('/')).map(|(name, _)| name).collect();
         let names: Vec<&str> =

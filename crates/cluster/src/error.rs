@@ -248,10 +248,3 @@ pub enum ClusterError {
         server: String,
     },
 }
-
-impl ClusterError {
-    /// Returns whether a later try may succeed.
-    pub fn may_pass(&self) -> bool {
-        matches!(self, ClusterError::Unreachable { .. } | ClusterError::Missing { .. })
-    }
-}

@@ -58,15 +58,6 @@ pub struct Pair {
     pub lease: Option<LeaseId>,
 }
 
-/// Keys of an answer, in their order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing {
-    /// The revision of all of etcd at that time.
-    pub revision: i64,
-    /// Keys and values.
-    pub pairs: Vec<Pair>,
-}
-
 /// Servers of one etcd. Use it from any thread.
 #[derive(Debug)]
 pub struct Etcd {
@@ -81,12 +72,7 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// The servers at these addresses, each a host and a port. Sends no request yet.
-    pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
-        Etcd::with(endpoints, &EtcdAccess::default())
-    }
-
-    /// The same, with `access` to etcd.
+    /// The servers at these addresses, each a host and a port, with `access` to them. Sends no request yet.
     pub fn with<S: Into<String>>(
         endpoints: impl IntoIterator<Item = S>,
         access: &EtcdAccess,
@@ -155,14 +141,14 @@ impl Etcd {
     pub fn get(&self, key: &str) -> Result<Option<Pair>, ClusterError> {
         let found: Range =
             self.call(("read", key), "/v3/kv/range", &json!({ "key": coded(key) }))?;
-        Ok(self.listing(found)?.pairs.pop())
+        Ok(self.pairs(found)?.pop())
     }
 
-    /// Returns all keys with this prefix.
+    /// Returns all keys with this prefix, in their order.
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub fn list(&self, prefix: &str) -> Result<Listing, ClusterError> {
+    pub fn list(&self, prefix: &str) -> Result<Vec<Pair>, ClusterError> {
         self.list_as(prefix, false)
     }
 
@@ -170,18 +156,18 @@ impl Etcd {
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub fn list_keys(&self, prefix: &str) -> Result<Listing, ClusterError> {
+    pub fn list_keys(&self, prefix: &str) -> Result<Vec<Pair>, ClusterError> {
         self.list_as(prefix, true)
     }
 
-    fn list_as(&self, prefix: &str, keys_only: bool) -> Result<Listing, ClusterError> {
+    fn list_as(&self, prefix: &str, keys_only: bool) -> Result<Vec<Pair>, ClusterError> {
         let range = json!({
             "key": coded(prefix),
             "range_end": STANDARD.encode(end_of(prefix)),
             "keys_only": keys_only,
         });
         let found: Range = self.call(("list", prefix), "/v3/kv/range", &range)?;
-        self.listing(found)
+        self.pairs(found)
     }
 
     /// Sets a key, bound to `lease` if there is one; false if the lease has run out.
@@ -235,18 +221,9 @@ impl Etcd {
             return Ok(Ok(()));
         }
         let found = done.responses.into_iter().find_map(|response| response.response_range);
-        let found = self.listing(found.unwrap_or_default())?.pairs.pop();
+        let found = self.pairs(found.unwrap_or_default())?.pop();
         let is_own = |pair: &Pair| pair.value == value && pair.lease == lease && lease.is_some();
         Ok(if found.as_ref().is_some_and(is_own) { Ok(()) } else { Err(found) })
-    }
-
-    /// Removes a key, if it exists.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
-    pub fn delete(&self, key: &str) -> Result<(), ClusterError> {
-        let body = json!({ "key": coded(key) });
-        self.call::<Value>(("remove", key), "/v3/kv/deleterange", &body).map(drop)
     }
 
     /// Sends a request to one server after the other. `what` names the request and its key, for errors.
@@ -262,13 +239,16 @@ impl Etcd {
         for step in 0..self.endpoints.len() {
             let number = (first + step) % self.endpoints.len();
             let endpoint = &self.endpoints[number];
-            match self.ask(endpoint, what, path, &body) {
+            match self.ask(endpoint, path, &body) {
                 Ok(answer) => {
                     self.last.store(number, Ordering::Relaxed);
                     return Ok(answer);
                 }
                 Err(AskError::Passing(why)) => tried.push(format!("{endpoint}: {why}")),
                 Err(AskError::Wrong(error)) => wrong = wrong.or(Some(error)),
+                Err(AskError::Refused(refusal)) => {
+                    return Err(self.refused(endpoint, what, refusal));
+                }
                 Err(AskError::Final(error)) => return Err(error),
             }
         }
@@ -280,62 +260,55 @@ impl Etcd {
     fn ask<T: DeserializeOwned>(
         &self,
         endpoint: &str,
-        what: (&'static str, &str),
         path: &str,
         body: &str,
     ) -> Result<T, AskError> {
-        let Some(user) = &self.user else {
-            return self.send(endpoint, what.0, path, body, None).map_err(|asked| match asked {
-                AskError::Final(ClusterError::Refused {
-                    endpoint, code: INVALID, message, ..
-                }) if message.contains(NOBODY) => {
-                    AskError::Final(ClusterError::NoUser { endpoint })
-                }
-                asked => asked,
-            });
-        };
+        let Some(user) = &self.user else { return self.send(endpoint, path, body, None) };
         let known = self.token().clone();
         let is_new = known.is_none();
         let token = known.map_or_else(|| self.authenticate(endpoint, user), Ok)?;
-        let asked = match self.send(endpoint, what.0, path, body, Some(&token)) {
-            Err(AskError::Final(error)) if is_outdated(&error) && !is_new => {
+        match self.send(endpoint, path, body, Some(&token)) {
+            Err(AskError::Refused(refusal)) if refusal.is_of_old_token() && !is_new => {
                 let token = self.authenticate(endpoint, user)?;
-                self.send(endpoint, what.0, path, body, Some(&token))
+                self.send(endpoint, path, body, Some(&token))
             }
             asked => asked,
-        };
-        asked.map_err(|asked| match asked {
-            AskError::Final(ClusterError::Refused {
-                endpoint,
-                what: done,
-                code: NOT_ALLOWED,
-                ..
-            }) => {
-                let space = if what.1.is_empty() { "" } else { " " };
-                AskError::Final(ClusterError::NotAllowed {
-                    endpoint,
-                    user: user.name.clone(),
-                    what: done,
-                    key: format!("{space}{}", what.1),
-                })
+        }
+    }
+
+    /// The error for a request that a server has refused.
+    fn refused(
+        &self,
+        endpoint: &str,
+        (what, key): (&'static str, &str),
+        Refusal { code, message }: Refusal,
+    ) -> ClusterError {
+        let endpoint = endpoint.to_owned();
+        match &self.user {
+            None if code == INVALID && message.contains(NOBODY) => {
+                ClusterError::NoUser { endpoint }
             }
-            asked => asked,
-        })
+            Some(user) if code == NOT_ALLOWED => {
+                let space = if key.is_empty() { "" } else { " " };
+                let (user, key) = (user.name.clone(), format!("{space}{key}"));
+                ClusterError::NotAllowed { endpoint, user, what, key }
+            }
+            _ => ClusterError::Refused { endpoint, what, code, message },
+        }
     }
 
     /// Gets a token for the user, and keeps it.
     fn authenticate(&self, endpoint: &str, user: &User) -> Result<String, AskError> {
         let body = json!({ "name": user.name, "password": user.password }).to_string();
-        let path = "/v3/auth/authenticate";
-        let asked = self.send(endpoint, "let a user in", path, &body, None);
+        let asked = self.send(endpoint, "/v3/auth/authenticate", &body, None);
         let Authenticated { token } = asked.map_err(|asked| {
-            let AskError::Final(ClusterError::Refused { code, .. }) = asked else { return asked };
+            let AskError::Refused(Refusal { code, message }) = asked else { return asked };
             let (endpoint, user) = (endpoint.to_owned(), user.name.clone());
-            match code {
-                INVALID => AskError::Final(ClusterError::WrongPassword { endpoint, user }),
-                OUT_OF_STATE => AskError::Final(ClusterError::UsersOff { endpoint, user }),
-                _ => asked,
-            }
+            AskError::Final(match code {
+                INVALID => ClusterError::WrongPassword { endpoint, user },
+                OUT_OF_STATE => ClusterError::UsersOff { endpoint, user },
+                _ => ClusterError::Refused { endpoint, what: "let a user in", code, message },
+            })
         })?;
         *self.token() = Some(token.clone());
         Ok(token)
@@ -348,7 +321,6 @@ impl Etcd {
     fn send<T: DeserializeOwned>(
         &self,
         endpoint: &str,
-        what: &'static str,
         path: &str,
         body: &str,
         token: Option<&str>,
@@ -396,22 +368,21 @@ impl Etcd {
             return T::deserialize(answer)
                 .map_err(|error| not_etcd(format!("its answer makes no sense: {error}")));
         };
-        let Refusal { code, message } = Refusal::deserialize(refused)
+        let refusal = Refusal::deserialize(refused)
             .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;
-        if PASSING.contains(&code) {
-            return Err(AskError::Passing(message));
-        }
-        let endpoint = endpoint.to_owned();
-        Err(AskError::Final(ClusterError::Refused { endpoint, what, code, message }))
+        Err(if PASSING.contains(&refusal.code) {
+            AskError::Passing(refusal.message)
+        } else {
+            AskError::Refused(refusal)
+        })
     }
 
-    fn listing(&self, found: Range) -> Result<Listing, ClusterError> {
+    fn pairs(&self, found: Range) -> Result<Vec<Pair>, ClusterError> {
         let pairs: Option<Vec<Pair>> = found.kvs.into_iter().map(KeyValue::decode).collect();
-        let pairs = pairs.ok_or_else(|| ClusterError::NotEtcd {
+        pairs.ok_or_else(|| ClusterError::NotEtcd {
             endpoint: self.endpoints(),
             why: "a key or value is not coded in base64".to_owned(),
-        })?;
-        Ok(Listing { revision: found.header.revision.0, pairs })
+        })
     }
 }
 
@@ -421,14 +392,10 @@ enum AskError {
     Passing(String),
     /// This server does not accept such requests; another one may.
     Wrong(ClusterError),
+    /// etcd has understood the request, and refuses it.
+    Refused(Refusal),
     /// No server will succeed.
     Final(ClusterError),
-}
-
-/// Returns whether a token is no longer valid: it expired, etcd restarted, or somebody changed its users.
-fn is_outdated(error: &ClusterError) -> bool {
-    matches!(error, ClusterError::Refused { code, message, .. }
-        if *code == NOT_KNOWN || *code == INVALID && message.contains(OLD_TOKEN))
 }
 
 /// Returns whether the server was reached and then broke the request off.
@@ -459,15 +426,7 @@ impl TryFrom<String> for Number {
 
 // The gateway leaves out fields that are zero or empty.
 #[derive(Debug, Default, Deserialize)]
-struct Header {
-    #[serde(default)]
-    revision: Number,
-}
-
-#[derive(Debug, Default, Deserialize)]
 struct Range {
-    #[serde(default)]
-    header: Header,
     #[serde(default)]
     kvs: Vec<KeyValue>,
 }
@@ -540,6 +499,13 @@ struct Refusal {
     code: i64,
     #[serde(default)]
     message: String,
+}
+
+impl Refusal {
+    /// Returns whether a token is no longer valid: it expired, etcd restarted, or somebody changed its users.
+    fn is_of_old_token(&self) -> bool {
+        self.code == NOT_KNOWN || self.code == INVALID && self.message.contains(OLD_TOKEN)
+    }
 }
 
 fn coded(text: &str) -> String {

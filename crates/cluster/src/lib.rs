@@ -35,6 +35,6 @@ pub use access::{EtcdAccess, EtcdTlsFiles};
 pub use address::ClusterAddress;
 pub use directory::Directory;
 pub use error::ClusterError;
-pub use etcd::{Etcd, LeaseId, Listing, Pair};
+pub use etcd::{Etcd, LeaseId, Pair};
 pub use record::{ComputeRecord, Foreign, MemoryRecord, Name, PoolRecord, Snapshot, Way};
 pub use registration::{ComputeRegistration, LEASE, MemoryRegistration, View};

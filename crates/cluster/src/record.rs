@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::etcd::Listing;
+use crate::etcd::Pair;
 
 /// A compute server: one life of a process that has the pool open, its incarnation. 16 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -200,9 +200,9 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Parses the keys below `prefix`.
-    pub(crate) fn of(prefix: &str, listing: &Listing) -> Self {
+    pub(crate) fn of(prefix: &str, pairs: &[Pair]) -> Self {
         let mut snapshot = Snapshot::default();
-        for pair in &listing.pairs {
+        for pair in pairs {
             let Some(rest) = pair.key.strip_prefix(prefix) else { continue };
             if let Err(why) = snapshot.add(rest, &pair.value) {
                 snapshot.foreign.push(Foreign { key: pair.key.clone(), why });
@@ -257,7 +257,6 @@ pub(crate) fn parse<T: DeserializeOwned>(value: &str) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::etcd::Pair;
 
     fn snapshot(pairs: &[(&str, &str)]) -> Snapshot {
         let pair = |(key, value): &(&str, &str)| Pair {
@@ -266,7 +265,7 @@ mod tests {
             revision: 1,
             lease: None,
         };
-        Snapshot::of("/p/", &Listing { revision: 1, pairs: pairs.iter().map(pair).collect() })
+        Snapshot::of("/p/", &pairs.iter().map(pair).collect::<Vec<_>>())
     }
 
     #[test]

@@ -42,7 +42,10 @@ fn get(etcd: &Server, access: &EtcdAccess) -> Result<(), ClusterError> {
 fn answered<T>(mut ask: impl FnMut() -> Result<T, ClusterError>) -> Result<T, ClusterError> {
     let mut answer = ask();
     eventually(Duration::from_secs(30), "etcd answers", || {
-        let is_answered = !matches!(&answer, Err(error) if error.may_pass());
+        let is_answered = !matches!(
+            &answer,
+            Err(ClusterError::Unreachable { .. } | ClusterError::Missing { .. })
+        );
         if !is_answered {
             answer = ask();
         }

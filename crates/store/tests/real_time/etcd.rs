@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{block_on, key};
-use farleaf::{Engine, ErrorKind, Farleaf, TableOptions};
+use farleaf::{Engine, ErrorKind, EtcdAccess, Farleaf, TableOptions};
 use farleaf_cluster::{Directory, MemoryRecord, MemoryRegistration, Way};
 use farleaf_harness::LoopbackServers;
 use server::{Server, eventually};
@@ -31,7 +31,7 @@ struct Memory {
 
 impl Memory {
     fn start(etcd: &Server, count: usize) -> Memory {
-        let directory = Directory::new(&etcd.address("c"));
+        let directory = Directory::with(&etcd.address("c"), &EtcdAccess::default());
         let servers = LoopbackServers::start(count, REGION_BYTES, LEASE).unwrap();
         let mut memory = Memory { servers, directory, registrations: Vec::new() };
         for number in 0..count {
@@ -137,7 +137,7 @@ fn a_pool_is_opened_by_the_name_of_its_cluster() {
 #[test]
 fn a_cluster_says_by_which_fabric_it_is_reached() {
     let Some(etcd) = server::start("a_cluster_says_by_which_fabric_it_is_reached") else { return };
-    let directory = Directory::new(&etcd.address("c"));
+    let directory = Directory::with(&etcd.address("c"), &EtcdAccess::default());
     let at = SocketAddr::from(([127, 0, 0, 1], 9));
     let record = MemoryRecord::new(at, (0, 1), REGION_BYTES, None);
     let locate = |query: &str| Farleaf::builder().locate(&format!("{}{query}", etcd.uri("c")));
