@@ -10,9 +10,7 @@ use farleaf_engines::Engine;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
 use farleaf_fabric::verbs::{Verbs, VerbsConfig};
-use farleaf_fabric::{
-    AnyEndpoint, AnyFabric, Client, Endpoint, Fabric, FabricError, Processors, ServerId,
-};
+use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, Processors, ServerId};
 use farleaf_index::knobs::CACHE;
 use farleaf_index::{OpenOptions, Settings};
 use farleaf_pool::PoolOptions;
@@ -157,7 +155,7 @@ impl Builder {
     /// certificates. All of a pool must have been started so. What goes by RDMA is not encrypted:
     /// there, certificates say who is let in, and no more. Default: neither.
     pub fn tls(mut self, tls: Tls) -> Self {
-        self.serve.tls = Some(tls);
+        self.serve.listens.tls = Some(tls);
         self
     }
 
@@ -165,7 +163,7 @@ impl Builder {
     /// an engine whose compute servers own keys; port 0 takes a free one. It listens
     /// once the first such table is opened. Default: `127.0.0.1:0`.
     pub fn listen(mut self, address: SocketAddr) -> Self {
-        self.serve.listen = address;
+        self.serve.listens.listen = address;
         self
     }
 
@@ -186,14 +184,14 @@ impl Builder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn advertise(mut self, address: SocketAddr) -> Self {
-        self.serve.advertise = Some(address);
+        self.serve.listens.advertise = Some(address);
         self
     }
 
     /// Allows [`Builder::listen`] an address that other machines reach without [`Builder::tls`]: whoever
     /// reaches it can read and change the tables. Default: no.
     pub fn insecure_public(mut self, allow: bool) -> Self {
-        self.serve.insecure_public = allow;
+        self.serve.listens.insecure_public = allow;
         self
     }
 
@@ -352,34 +350,33 @@ impl Builder {
     /// it has.
     fn connect(&self, servers: MemoryServers) -> Result<(AnyFabric, bool)> {
         let tcp = self.network(servers.addresses);
-        let Some(card) = servers.card else {
-            let (fabric, is_new) = self.make_on(Tcp::connect(tcp)?)?;
-            return Ok((AnyFabric::Tcp(fabric), is_new));
+        let fabric = match servers.card {
+            None => AnyFabric::Tcp(Tcp::connect(tcp)?),
+            Some(card) => {
+                let config = VerbsConfig { tcp, card, ..VerbsConfig::to([]) };
+                AnyFabric::Verbs(Verbs::connect(config)?)
+            }
         };
-        let fabric = Verbs::connect(VerbsConfig { tcp, card, ..VerbsConfig::to([]) })?;
-        let (fabric, is_new) = self.make_on(fabric)?;
-        Ok((AnyFabric::Verbs(fabric), is_new))
+        let is_new = self.create && self.make_on(&fabric)?;
+        Ok((fabric, is_new))
     }
 
     fn network(&self, servers: Vec<SocketAddr>) -> TcpConfig {
         let mut config = TcpConfig::to(servers);
         config.linger_timeout = self.linger_timeout.unwrap_or(config.linger_timeout);
-        config.tls = self.serve.tls.clone();
+        config.tls = self.serve.listens.tls.clone();
         config
     }
 
-    fn make_on<F: Fabric<Endpoint: Into<AnyEndpoint>>>(&self, fabric: F) -> Result<(F, bool)> {
-        let mut is_new = false;
-        if self.create {
-            let endpoint = fabric.any_endpoint()?;
-            let executor = endpoint.executor().clone();
-            let regions = 0..endpoint.server_count() as u16;
-            let least = regions.map(|server| endpoint.region_bytes(ServerId(server))).min();
-            let options = self.options(least.unwrap_or(0));
-            let client = Client::new(endpoint);
-            is_new = executor.block_on(farleaf_pool::format_once(&client, &options))?;
-        }
-        Ok((fabric, is_new))
+    /// Makes a pool on memory servers that hold none; returns whether it has.
+    fn make_on(&self, fabric: &AnyFabric) -> Result<bool> {
+        let endpoint = fabric.any_endpoint()?;
+        let executor = endpoint.executor().clone();
+        let regions = 0..endpoint.server_count() as u16;
+        let least = regions.map(|server| endpoint.region_bytes(ServerId(server))).min();
+        let options = self.options(least.unwrap_or(0));
+        let client = Client::new(endpoint);
+        Ok(executor.block_on(farleaf_pool::format_once(&client, &options))?)
     }
 
     /// Returns the layout of a pool with such regions.

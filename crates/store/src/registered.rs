@@ -104,19 +104,13 @@ fn attend(
     let mut context = None;
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK_EVERY) {
         let view = registration.beat(core.serving.address());
-        let state = match &view {
-            Ok(View { is_coordinator, is_leaving, .. }) => ClusterState {
-                is_registered: true,
-                is_coordinator: *is_coordinator,
-                is_leaving: *is_leaving,
-            },
-            Err(_) => ClusterState::default(),
-        };
+        let (is_coordinator, is_leaving) =
+            view.as_ref().map_or((false, false), |view| (view.is_coordinator, view.is_leaving));
         {
             let mut told = lock(told);
             // A process that was asked to leave leaves, whether etcd is there or not.
-            let is_leaving = told.is_leaving || state.is_leaving;
-            *told = ClusterState { is_leaving, ..state };
+            let is_leaving = told.is_leaving || is_leaving;
+            *told = ClusterState { is_registered: view.is_ok(), is_coordinator, is_leaving };
         }
         match view {
             Ok(view) if view.is_coordinator => look_after(core, me, &view, &mut context),

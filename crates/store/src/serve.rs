@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
 use farleaf_engines::{AnyIndex, Engine};
-use farleaf_fabric::tcp::Tls;
 use farleaf_fabric::{
     Endpoint, Exposed, Fabric, FabricError, GlobalAddr, ListenConfig, Processors,
 };
@@ -46,12 +45,8 @@ const END_WAIT_NS: u64 = 100_000;
 /// Options by which others reach this compute server.
 #[derive(Clone, Debug)]
 pub(crate) struct ServeOptions {
-    pub(crate) listen: SocketAddr,
-    /// The address that others are told instead.
-    pub(crate) advertise: Option<SocketAddr>,
-    /// Certificates between compute servers; the same as for memory servers.
-    pub(crate) tls: Option<Tls>,
-    pub(crate) insecure_public: bool,
+    /// Its certificates are those for memory servers, too.
+    pub(crate) listens: ListenConfig,
     pub(crate) threads: usize,
     /// The processors on which they stay.
     pub(crate) pin: Processors,
@@ -59,10 +54,8 @@ pub(crate) struct ServeOptions {
 
 impl Default for ServeOptions {
     fn default() -> Self {
-        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let pin = Processors::default();
-        let (advertise, tls, insecure_public) = (None, None, false);
-        ServeOptions { listen, advertise, tls, insecure_public, threads: 1, pin }
+        let listens = ListenConfig { connections_max: CONNECTIONS_MAX, ..ListenConfig::default() };
+        ServeOptions { listens, threads: 1, pin: Processors::default() }
     }
 }
 
@@ -75,17 +68,7 @@ impl ServeOptions {
             return Err(Error::invalid(format!("{count} threads that serve: it takes 1 to 64")));
         }
         self.pin.check()?;
-        Ok(self.listens().check()?)
-    }
-
-    fn listens(&self) -> ListenConfig {
-        ListenConfig {
-            listen: self.listen,
-            advertise: self.advertise,
-            tls: self.tls.clone(),
-            insecure_public: self.insecure_public,
-            connections_max: CONNECTIONS_MAX,
-        }
+        Ok(self.listens.check()?)
     }
 }
 
@@ -209,8 +192,8 @@ impl Serving {
             ServingState::Stopped => return Err(Error::closed()),
             ServingState::Asleep => {}
         }
-        let listens = self.options.listens();
-        let exposed = core.fabric.expose(number_of(core.pool.member()), 0, &listens);
+        let listens = &self.options.listens;
+        let exposed = core.fabric.expose(number_of(core.pool.member()), 0, listens);
         let exposed = exposed.map_err(|error| not_exposed(error, listens.listen))?;
         let host: Arc<Host<ServedTable>> = Arc::default();
         let (goes_on, ends) = async_channel::bounded(1);

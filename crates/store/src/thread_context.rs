@@ -132,18 +132,13 @@ impl ThreadContext {
         if making.as_ref().is_some_and(|own| self.core.pool.sessions() + own.others >= most) {
             return None;
         }
-        self.try_session().await.ok()
-    }
-
-    /// A session that nobody else uses meanwhile.
-    ///
-    /// # Errors
-    /// `Full` if the pool has none left.
-    pub(crate) async fn try_session(&self) -> Result<SessionGuard<'_>> {
-        self.take_session(kept(&self.core)).await
+        self.take_session(kept(&self.core)).await.ok()
     }
 
     /// A session of this context's, or a new one if more than `kept` are free.
+    ///
+    /// # Errors
+    /// `Full` if the pool has none left.
     async fn take_session(&self, kept: u32) -> Result<SessionGuard<'_>> {
         let idle = self.idle.borrow_mut().pop();
         let counted = match idle {
