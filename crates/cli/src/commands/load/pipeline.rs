@@ -84,30 +84,26 @@ pub(super) struct Read {
     pub(super) error: Option<InputError>,
 }
 
-/// Sums over the threads.
+/// State that the threads share.
 #[derive(Default)]
 struct Totals {
-    loaded: AtomicU64,
-    keys_new: AtomicU64,
-    bytes: AtomicU64,
     /// The position of the last record that was put into a batch, or left out.
     put: AtomicU64,
     tracks: Mutex<Tracks>,
 }
 
-/// Batches under way, and records that were left out.
+/// Batches under way, and what has become of the others.
 #[derive(Default)]
 struct Tracks {
     /// For each thread that inserts, the first positions of its batches that are not in the table yet.
     waiting: Vec<VecDeque<u64>>,
-    skipped: u64,
-    skipped_first: Vec<InputError>,
+    outcome: Outcome,
 }
 
 impl Totals {
     fn new(threads: usize, resume_from: u64) -> Self {
         let tracks = Tracks { waiting: vec![VecDeque::new(); threads], ..Tracks::default() };
-        Totals { put: resume_from.into(), tracks: Mutex::new(tracks), ..Totals::default() }
+        Totals { put: resume_from.into(), tracks: Mutex::new(tracks) }
     }
 
     /// A batch of `thread` begins with a record at `position`.
@@ -121,18 +117,20 @@ impl Totals {
     }
 
     fn add(&self, count: u64, new: u64, bytes: u64) {
-        self.loaded.fetch_add(count, Ordering::Relaxed);
-        self.keys_new.fetch_add(new, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let mut tracks = lock(&self.tracks);
+        tracks.outcome.loaded += count;
+        tracks.outcome.keys_new += new;
+        tracks.outcome.bytes += bytes;
     }
 
     fn skip(&self, error: InputError) {
         let mut tracks = lock(&self.tracks);
-        tracks.skipped += 1;
-        tracks.skipped_first.push(error);
+        let Outcome { skipped, skipped_first, .. } = &mut tracks.outcome;
+        *skipped += 1;
+        skipped_first.push(error);
         // Several threads find them, in any order.
-        tracks.skipped_first.sort_by_key(InputError::position);
-        tracks.skipped_first.truncate(SKIPPED_TOLD_MAX);
+        skipped_first.sort_by_key(InputError::position);
+        skipped_first.truncate(SKIPPED_TOLD_MAX);
     }
 
     /// The position up to which all is in the table (INV-LOAD-4).
@@ -215,7 +213,6 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
     spawn("read", move || read(reader, feed, &events))?;
 
     let mut read = None;
-    let mut outcome = Outcome::default();
     let mut running = threads;
     while running > 0 || (read.is_none() && !stop.load(Ordering::Relaxed)) {
         match happened.recv_timeout(LOOK_EVERY) {
@@ -224,9 +221,10 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
                 running -= 1;
                 if let Err(stop) = inserted {
                     failed.store(true, Ordering::Relaxed);
+                    let mut tracks = lock(&totals.tracks);
                     match stop {
-                        Stop::Store(error) => outcome.store_error = Some(error),
-                        Stop::Refused(error) => outcome.refused = Some(error),
+                        Stop::Store(error) => tracks.outcome.store_error = Some(error),
+                        Stop::Refused(error) => tracks.outcome.refused = Some(error),
                     }
                 }
                 if running == 0 && failed.load(Ordering::Relaxed) {
@@ -236,7 +234,8 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
-        watch(totals.loaded.load(Ordering::Relaxed));
+        let loaded = lock(&totals.tracks).outcome.loaded;
+        watch(loaded);
     }
     // An end that was reached at the same moment counts.
     while let Ok(event) = happened.try_recv() {
@@ -244,17 +243,9 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
             read = Some(at_end);
         }
     }
-    outcome.certain = totals.certain();
-    let mut tracks = lock(&totals.tracks);
-    Ok(Outcome {
-        loaded: totals.loaded.load(Ordering::Relaxed),
-        keys_new: totals.keys_new.load(Ordering::Relaxed),
-        bytes: totals.bytes.load(Ordering::Relaxed),
-        skipped: tracks.skipped,
-        skipped_first: std::mem::take(&mut tracks.skipped_first),
-        read: read.unwrap_or_default(),
-        ..outcome
-    })
+    let certain = totals.certain();
+    let outcome = std::mem::take(&mut lock(&totals.tracks).outcome);
+    Ok(Outcome { certain, read: read.unwrap_or_default(), ..outcome })
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
