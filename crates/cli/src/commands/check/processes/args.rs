@@ -130,16 +130,7 @@ impl ProcessesArgs {
     /// The request for memory servers and links.
     fn network(&self, usual: Option<Network>) -> Result<Option<Network>, Failure> {
         let Some(usual) = usual else {
-            let given = [
-                ("--memory-servers", self.memory_servers.is_some()),
-                ("--lease", self.lease.is_some()),
-                ("--memory-faults-per-second", self.memory_faults_per_second.is_some()),
-                ("--link-faults-per-second", self.link_faults_per_second.is_some()),
-                ("--post-faults-per-second", self.post_faults_per_second.is_some()),
-                ("--outage-time-max", self.outage_time_max.is_some()),
-                ("--recovery-within", self.recovery_within.is_some()),
-            ];
-            return match given.into_iter().find(|(_, is_given)| *is_given) {
+            return match self.given_of_network().into_iter().find(|(_, given)| given.is_some()) {
                 Some((name, _)) => Err(Failure::usage(format!("{name} needs --fabric tcp"))),
                 None => Ok(None),
             };
@@ -179,26 +170,36 @@ impl ProcessesArgs {
             self.pool_bytes,
             self.fabric
         );
-        let mut add = |name: &str, given: Option<String>| {
+        let given = [
+            ("--time", text(self.time)),
+            ("--round-time", text(self.round_time)),
+            ("--kills-per-second", text(self.kills_per_second)),
+            ("--stops-per-second", text(self.stops_per_second)),
+            ("--stop-time-max", text(self.stop_time_max)),
+        ];
+        for (name, given) in given.into_iter().chain(self.given_of_network()) {
             line.extend(given.map(|given| format!(" {name} {given}")));
-        };
-        add("--time", self.time.map(|time| time.to_string()));
-        add("--round-time", self.round_time.map(|time| time.to_string()));
-        add("--kills-per-second", self.kills_per_second.map(|rate| rate.to_string()));
-        add("--stops-per-second", self.stops_per_second.map(|rate| rate.to_string()));
-        add("--stop-time-max", self.stop_time_max.map(|time| time.to_string()));
-        add("--memory-servers", self.memory_servers.map(|count| count.to_string()));
-        add("--lease", self.lease.map(|time| time.to_string()));
-        add(
-            "--memory-faults-per-second",
-            self.memory_faults_per_second.map(|rate| rate.to_string()),
-        );
-        add("--link-faults-per-second", self.link_faults_per_second.map(|rate| rate.to_string()));
-        add("--post-faults-per-second", self.post_faults_per_second.map(|rate| rate.to_string()));
-        add("--outage-time-max", self.outage_time_max.map(|time| time.to_string()));
-        add("--recovery-within", self.recovery_within.map(|leases| leases.to_string()));
+        }
         line
     }
+
+    /// The options of memory servers and links by their names, with what was given for each.
+    fn given_of_network(&self) -> [(&'static str, Option<String>); 7] {
+        [
+            ("--memory-servers", text(self.memory_servers)),
+            ("--lease", text(self.lease)),
+            ("--memory-faults-per-second", text(self.memory_faults_per_second)),
+            ("--link-faults-per-second", text(self.link_faults_per_second)),
+            ("--post-faults-per-second", text(self.post_faults_per_second)),
+            ("--outage-time-max", text(self.outage_time_max)),
+            ("--recovery-within", text(self.recovery_within)),
+        ]
+    }
+}
+
+/// A value of the command line as it stands there.
+fn text(given: Option<impl ToString>) -> Option<String> {
+    given.map(|given| given.to_string())
 }
 
 /// Options that the driver passes to a child.
