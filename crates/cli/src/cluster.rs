@@ -104,10 +104,7 @@ impl Cluster {
     /// Starts compute servers on the pool, which is made, and waits until they listen.
     pub(crate) fn start_compute(&mut self, count: u16) -> anyhow::Result<()> {
         for number in 0..count {
-            let server = self.spawn_compute().and_then(|mut server| {
-                server.wait()?;
-                Ok(server)
-            });
+            let server = self.spawn_compute().and_then(Server::wait);
             let what = || format!("compute server {number} does not start");
             self.compute.0.push(server.with_context(what)?);
         }
@@ -218,9 +215,7 @@ fn start_memory(config: &ClusterConfig, number: u16) -> anyhow::Result<Server> {
     if let Some(folder) = &config.folder {
         option("--file", folder.join(format!("memory-{number:05}")).into());
     }
-    let mut server = Server::spawn(words, &config.tls, config.card.as_ref())?;
-    server.wait()?;
-    Ok(server)
+    Server::spawn(words, &config.tls, config.card.as_ref())?.wait()
 }
 
 impl Server {
@@ -269,12 +264,12 @@ impl Server {
     }
 
     /// Waits until it says where it listens.
-    fn wait(&mut self) -> anyhow::Result<()> {
+    fn wait(mut self) -> anyhow::Result<Server> {
         if let Ok(line) = self.first_line.recv() {
             self.address = address_in(&line);
         }
         if self.address.is_some() {
-            return Ok(());
+            return Ok(self);
         }
         let _ = self.process.kill();
         let status = self.process.wait().context("cannot wait for it")?;

@@ -60,19 +60,15 @@ impl Config {
     /// `command` does not have.
     pub(crate) fn find(command: &Command, arguments: &[OsString]) -> Result<Config, Failure> {
         let named = word_of(arguments, "--config").or_else(|| env::var_os(CONFIG));
-        let (path, text) = match named {
-            Some(name) if name.is_empty() => return Ok(Config::default()),
-            Some(name) => {
-                let path = PathBuf::from(name);
-                let text = fs::read_to_string(&path)
-                    .map_err(|error| Failure::unreadable(path.display(), error))?;
-                (path, text)
-            }
-            None => match usual_file()? {
-                Some(found) => found,
-                None => return Ok(Config::default()),
+        let found = match named.map(PathBuf::from) {
+            Some(path) if path.as_os_str().is_empty() => None,
+            Some(path) => match fs::read_to_string(&path) {
+                Ok(text) => Some((path, text)),
+                Err(error) => return Err(Failure::unreadable(path.display(), error)),
             },
+            None => usual_file()?,
         };
+        let Some((path, text)) = found else { return Ok(Config::default()) };
         Config::parse(command, path, &text)
     }
 

@@ -6,6 +6,7 @@ use std::{fmt, io};
 use clap::ValueEnum;
 use farleaf::ErrorKind;
 use farleaf_bench::{BenchError, repro::ReproError};
+use farleaf_cluster::ClusterError;
 use farleaf_fabric::FabricError;
 use farleaf_pool::PoolError;
 
@@ -121,6 +122,9 @@ pub(crate) fn exit_of(error: &anyhow::Error) -> Exit {
         }
         if let Some(error) = cause.downcast_ref::<farleaf::Error>() {
             return exit_of_kind(error.kind());
+        }
+        if let Some(error) = cause.downcast_ref::<ClusterError>() {
+            return exit_of_kind(farleaf::Error::from(error.clone()).kind());
         }
         if let Some(error) = cause.downcast_ref::<BenchError>() {
             return exit_of_bench(error);

@@ -72,7 +72,7 @@ pub fn main() -> ExitCode {
             error.exit()
         });
 
-    let mut console = Console::new(&cli.global);
+    let mut console = Console::new(cli.global);
     let ended = commands::run(cli.command, &config, &command, &mut console)
         .and_then(|exit| console.flush().map(|()| exit).map_err(anyhow::Error::from));
     match ended {

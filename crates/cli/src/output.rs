@@ -16,23 +16,10 @@ use serde_json::{Map, Value};
 
 use crate::args::{BytesArgs, GlobalArgs, When};
 use crate::errors;
-use crate::etcd::EtcdArgs;
-use crate::listen::ListenArgs;
-use crate::tls::TlsArgs;
 
 /// Destination of results and notes.
 pub(crate) struct Console {
-    pub(crate) json: bool,
-    pub(crate) quiet: bool,
-    verbose: bool,
-    /// Time to wait for servers, or for others.
-    pub(crate) wait: Duration,
-    /// Address at which this process listens, if others need what it has.
-    pub(crate) listen: ListenArgs,
-    /// Access to pools on a network.
-    pub(crate) tls: TlsArgs,
-    /// Access to etcd.
-    pub(crate) etcd: EtcdArgs,
+    pub(crate) args: GlobalArgs,
     /// Standard output is one.
     pub(crate) is_terminal: bool,
     color_out: bool,
@@ -46,32 +33,32 @@ fn is_dumb() -> bool {
 }
 
 impl Console {
-    pub(crate) fn new(global: &GlobalArgs) -> Self {
+    pub(crate) fn new(args: GlobalArgs) -> Self {
         let no_color = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let color = |is_terminal: bool| match global.color {
+        let color = |is_terminal: bool| match args.color {
             When::Always => true,
             When::Never => false,
             When::Auto => is_terminal && !no_color && !is_dumb(),
         };
         let is_terminal = io::stdout().is_terminal();
+        let (color_out, color_err) = (color(is_terminal), color(io::stderr().is_terminal()));
         Console {
-            json: global.json,
-            quiet: global.quiet,
-            verbose: global.verbose,
-            wait: global.wait.map(TimeSpan::duration).unwrap_or_default(),
-            listen: global.listen.clone(),
-            tls: global.tls.clone(),
-            etcd: global.etcd.clone(),
+            args,
             is_terminal,
-            color_out: color(is_terminal),
-            color_err: color(io::stderr().is_terminal()),
+            color_out,
+            color_err,
             out: BufWriter::with_capacity(64 << 10, io::stdout()),
         }
     }
 
     /// For what is to be said before the command line is understood.
     pub(crate) fn plain() -> Self {
-        Console::new(&GlobalArgs::default())
+        Console::new(GlobalArgs::default())
+    }
+
+    /// Time to wait for servers, or for others.
+    pub(crate) fn wait(&self) -> Duration {
+        self.args.wait.map(TimeSpan::duration).unwrap_or_default()
     }
 
     /// Standard output.
@@ -86,7 +73,7 @@ impl Console {
 
     /// Returns whether to draw progress: on a terminal that can, unless told to be quiet.
     pub(crate) fn shows_progress(&self) -> bool {
-        !self.quiet && io::stderr().is_terminal() && !is_dumb()
+        !self.args.quiet && io::stderr().is_terminal() && !is_dumb()
     }
 
     /// A size for people on a terminal, in bytes for programs.
@@ -153,21 +140,21 @@ impl Console {
 
     /// Says something about the work, unless told to be quiet.
     pub(crate) fn note(&self, message: impl Display) {
-        if !self.quiet {
+        if !self.args.quiet {
             say(&format!("farleaf: {message}"));
         }
     }
 
     /// Says something about the work that only `--verbose` asks for.
     pub(crate) fn detail(&self, message: impl Display) {
-        if self.verbose {
+        if self.args.verbose {
             say(&format!("farleaf: {message}"));
         }
     }
 
     /// Warns, unless told to be quiet.
     pub(crate) fn warn(&self, message: impl Display) {
-        if !self.quiet {
+        if !self.args.quiet {
             say(&format!("{} {message}", self.label("warning:", "\x1b[1;33m")));
         }
     }
@@ -262,25 +249,16 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// Reads hexadecimal, two digits a byte, with blanks between bytes.
 pub(crate) fn from_hex(text: &[u8]) -> Result<Vec<u8>, String> {
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    let digits = text.iter().filter(|byte| !byte.is_ascii_whitespace());
-    let mut bytes = Vec::with_capacity(text.len() / 2);
-    let mut high = None;
-    for byte in digits {
-        let Some(value) = digit(*byte) else {
-            let shown = escaped(&[*byte]);
-            return Err(format!("\"{shown}\" is no hexadecimal digit"));
-        };
+    let digit = |byte: &u8| match char::from(*byte).to_digit(16) {
         // A digit is below 16.
-        let value = value as u8;
-        match high.take() {
-            None => high = Some(value),
-            Some(high) => bytes.push(high << 4 | value),
-        }
-    }
-    match high {
-        None => Ok(bytes),
-        Some(_) => Err("an odd number of hexadecimal digits".to_owned()),
+        Some(digit) => Ok(digit as u8),
+        None => Err(format!("\"{}\" is no hexadecimal digit", escaped(&[*byte]))),
+    };
+    let digits = text.iter().filter(|byte| !byte.is_ascii_whitespace()).map(digit);
+    let digits: Vec<u8> = digits.collect::<Result<_, String>>()?;
+    match digits.as_chunks() {
+        (pairs, []) => Ok(pairs.iter().map(|[high, low]| high << 4 | low).collect()),
+        _ => Err("an odd number of hexadecimal digits".to_owned()),
     }
 }
 

@@ -32,27 +32,25 @@ pub(crate) struct TlsArgs {
 }
 
 impl TlsArgs {
-    fn files(&self) -> Result<Option<TlsFiles>, Failure> {
-        match (&self.tls_ca, &self.tls_cert, &self.tls_key) {
-            (None, None, None) if self.tls_name.is_none() => Ok(None),
-            (Some(ca), Some(certificate), Some(key)) => Ok(Some(TlsFiles {
-                ca: ca.clone(),
-                certificate: certificate.clone(),
-                key: key.clone(),
-                server_name: self.tls_name.clone(),
-            })),
-            _ => Err(Failure::usage(
-                "TLS takes all of --tls-ca, --tls-cert and --tls-key (or FARLEAF_TLS_CA and so on)",
-            )),
-        }
-    }
-
     /// Loads the files that they name; `None` if they name none.
     ///
     /// # Errors
     /// A usage error for files that are missing or no use.
     pub(crate) fn load(&self) -> Result<Option<Tls>, Failure> {
-        let Some(files) = self.files()? else { return Ok(None) };
+        let files = match (&self.tls_ca, &self.tls_cert, &self.tls_key) {
+            (None, None, None) if self.tls_name.is_none() => return Ok(None),
+            (Some(ca), Some(certificate), Some(key)) => TlsFiles {
+                ca: ca.clone(),
+                certificate: certificate.clone(),
+                key: key.clone(),
+                server_name: self.tls_name.clone(),
+            },
+            _ => {
+                return Err(Failure::usage(
+                    "TLS takes all of --tls-ca, --tls-cert and --tls-key (or FARLEAF_TLS_CA and so on)",
+                ));
+            }
+        };
         Tls::load(&files).map(Some).map_err(|error| Failure::usage(error.to_string()))
     }
 

@@ -50,12 +50,12 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
             let unwritable = |error| Failure::unwritable(path.display(), error);
             writeln!(file, "{told}").map_err(unwritable)?;
         }
-        if console.json {
+        if console.args.json {
             console.json_line(&told)?;
         }
         reports.push(report);
     }
-    match (console.json, args.costs) {
+    match (console.args.json, args.costs) {
         (true, _) => {}
         (false, true) => print_costs(&reports, console)?,
         (false, false) => print(&reports, console)?,
@@ -79,7 +79,7 @@ fn with_servers(
     config: &BenchConfig,
     console: &Console,
 ) -> anyhow::Result<(BenchConfig, Option<Cluster>)> {
-    let mut config = BenchConfig { tls: console.tls.load()?, ..config.clone() };
+    let mut config = BenchConfig { tls: console.args.tls.load()?, ..config.clone() };
     if !config.fabric.is_network() || config.cluster.is_some() {
         return Ok((config, None));
     }
@@ -88,7 +88,7 @@ fn with_servers(
             .map_err(|_| Failure::usage("so many memory servers have no numbers"))?,
         region_bytes: Some(farleaf_bench::region_bytes(&config)?),
         threads: config.parts.memory_threads.unwrap_or(1),
-        tls: console.tls.clone(),
+        tls: console.args.tls.clone(),
         card: (config.fabric == FabricKind::Verbs).then(|| config.card.clone()),
         ..ClusterConfig::default()
     })?;

@@ -91,7 +91,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     let address = own.address.map(|address| address.to_string());
     let listens = db.listens()?.map(|address| address.to_string());
     let names: Vec<&String> = tables.keys().collect();
-    if console.json {
+    if console.args.json {
         console.json_line(&json!({
             "address": address,
             "listens": listens,

@@ -40,7 +40,7 @@ pub(super) fn run(
         Some(path) => console.detail(format_args!("the file is {}", path.display())),
         None => console.detail("there is no file"),
     }
-    if console.json {
+    if console.args.json {
         let mut told = Map::new();
         for (name, value, from) in settings {
             let value = if from == Origin::Unset { Value::Null } else { json!(value) };

@@ -28,7 +28,7 @@ pub(super) fn run(args: &EnginesArgs, console: &mut Console) -> anyhow::Result<E
 }
 
 fn list_engines(console: &mut Console) -> anyhow::Result<()> {
-    if console.json {
+    if console.args.json {
         for engine in Engine::ALL {
             console.json_line(&described(*engine))?;
         }
@@ -52,7 +52,7 @@ fn described(engine: Engine) -> Value {
 
 fn list_settings(engine: Engine, console: &mut Console) -> anyhow::Result<()> {
     let groups = [("shape", engine.shape()), ("options", engine.options())];
-    if console.json {
+    if console.args.json {
         let mut told = described(engine);
         for (group, knobs) in &groups {
             told[*group] = knobs.iter().map(knob_json).collect();

@@ -26,7 +26,7 @@ pub(super) fn get(args: &GetArgs, console: &mut Console) -> anyhow::Result<Exit>
             exit = Exit::NotFound;
             console.note(format_args!("no key {}", shown(key, args.bytes.hex)));
         }
-        if console.json {
+        if console.args.json {
             let mut object = Map::new();
             look.put("key", key, &mut object);
             match value {
@@ -89,7 +89,7 @@ struct Removed {
 
 impl Removed {
     fn tell(&self, console: &mut Console) -> anyhow::Result<Exit> {
-        if console.json {
+        if console.args.json {
             console.json_line(&json!({ "removed": self.present, "absent": self.absent }))?;
         } else {
             console.detail(format_args!("{} removed", counted(self.present, "key")));

@@ -70,8 +70,8 @@ pub(crate) struct MemoryArgs {
 }
 
 pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Exit> {
-    let tls = console.tls.load()?;
-    let listen = console.listen.address(tls.is_some())?;
+    let tls = console.args.tls.load()?;
+    let listen = console.args.listen.address(tls.is_some())?;
     let config = MemoryServerConfig {
         tls,
         listen,
@@ -81,7 +81,7 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         pin: args.pin.clone().unwrap_or_default(),
         lease: args.lease.duration(),
         connections_max: args.connections_max,
-        insecure_public: console.listen.insecure_public,
+        insecure_public: console.args.listen.insecure_public,
         ..MemoryServerConfig::default()
     };
     let card = args.network.card()?;
@@ -95,60 +95,40 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         console
             .warn("there are too few huge pages: goes on without (see /proc/sys/vm/nr_hugepages)");
     }
-    let served = match card {
-        None => MemoryServer::start_over(config, region).map(Arc::new).map(Served::Tcp),
-        Some(card) => VerbsServer::start_over(config, &card, region).map(Served::Verbs),
+    let (server, verbs) = match card {
+        None => (Arc::new(MemoryServer::start_over(config, region).map_err(refused)?), None),
+        Some(card) => {
+            let verbs = VerbsServer::start_over(config, &card, region).map_err(refused)?;
+            (Arc::clone(verbs.memory_server()), Some(verbs))
+        }
     };
-    let served = served.map_err(refused)?;
-    let server = served.server();
+    let card = verbs.as_ref().map(VerbsServer::card);
     for (id, service) in Engine::services(life()) {
         server.serve(id, service);
     }
     let numbers = (args.server, args.servers);
     let seat = entry::enter(
         &args.entry,
-        console.listen.advertise,
-        &console.etcd,
-        server,
+        console.args.listen.advertise,
+        &console.args.etcd,
+        &server,
         numbers,
         args.network.fabric,
     )?;
-    let metrics = args.serving.expose(MemoryMetrics { server: Arc::clone(server), bytes })?;
+    let metrics = args.serving.expose(MemoryMetrics { server: Arc::clone(&server), bytes })?;
     let metrics_at = metrics.as_ref().map(MetricsServer::address);
-    tell(args, &served, metrics_at, bytes, huge_pages, console)?;
+    tell(args, server.address(), card, metrics_at, bytes, huge_pages, console)?;
     tracing::info!(server = args.server, address = %server.address(), bytes, "serves");
     // It ends when somebody says so; that the sender is gone means the same.
     match seat {
-        Some(seat) => entry::keep(seat, server, &stop),
+        Some(seat) => entry::keep(seat, &server, &stop),
         None => drop(stop.recv()),
     }
     tracing::info!(server = args.server, connections = server.connections(), "ends");
     drop(metrics);
-    drop(served);
+    drop(server);
+    drop(verbs);
     Ok(Exit::Done)
-}
-
-/// A memory server at work.
-enum Served {
-    Tcp(Arc<MemoryServer>),
-    Verbs(VerbsServer),
-}
-
-impl Served {
-    fn server(&self) -> &Arc<MemoryServer> {
-        match self {
-            Served::Tcp(server) => server,
-            Served::Verbs(server) => server.memory_server(),
-        }
-    }
-
-    /// The card that it offers.
-    fn card(&self) -> Option<&str> {
-        match self {
-            Served::Tcp(_) => None,
-            Served::Verbs(server) => Some(server.card()),
-        }
-    }
 }
 
 /// The source of its metrics over HTTP.
@@ -207,19 +187,19 @@ fn life() -> u64 {
 /// Says where it listens, at once: whoever has started it may wait for that.
 fn tell(
     args: &MemoryArgs,
-    served: &Served,
+    address: SocketAddr,
+    card: Option<&str>,
     metrics: Option<SocketAddr>,
     bytes: u64,
     huge_pages: HugePages,
     console: &mut Console,
 ) -> io::Result<()> {
-    let address = served.server().address();
     let memory = match (&args.file, huge_pages) {
         (Some(path), _) => path.display().to_string(),
         (None, HugePages::Yes) => "huge pages".to_owned(),
         (None, HugePages::No) => "anonymous".to_owned(),
     };
-    if console.json {
+    if console.args.json {
         let mut told = json!({
             "address": address.to_string(),
             "server": args.server,
@@ -228,7 +208,7 @@ fn tell(
             "memory": memory,
             "metrics": metrics.map(|address| address.to_string()),
         });
-        if let Some(card) = served.card() {
+        if let Some(card) = card {
             told["card"] = json!(card);
         }
         console.json_line(&told)?;
@@ -239,7 +219,7 @@ fn tell(
             ("bytes", console.size(bytes)),
             ("memory", memory),
         ];
-        fields.extend(served.card().map(|card| ("card", card.to_owned())));
+        fields.extend(card.map(|card| ("card", card.to_owned())));
         fields.extend(metrics.map(|address| ("metrics", format!("http://{address}/metrics"))));
         console.fields(&fields)?;
     }

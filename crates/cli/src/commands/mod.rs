@@ -73,12 +73,12 @@ pub(crate) fn run(
 
 /// Returns the builder with which every pool is opened.
 fn builder(console: &Console) -> Result<Builder, Failure> {
-    let tls = console.tls.load()?;
+    let tls = console.args.tls.load()?;
     let mut builder = Farleaf::builder()
-        .etcd(console.etcd.load()?)
-        .listen(console.listen.address(tls.is_some())?)
-        .insecure_public(console.listen.insecure_public);
-    if let Some(address) = console.listen.advertise {
+        .etcd(console.args.etcd.load()?)
+        .listen(console.args.listen.address(tls.is_some())?)
+        .insecure_public(console.args.listen.insecure_public);
+    if let Some(address) = console.args.listen.advertise {
         builder = builder.advertise(address);
     }
     Ok(match tls {
@@ -115,7 +115,7 @@ fn open_waiting(
     creates: bool,
     console: &Console,
 ) -> farleaf::Result<Farleaf> {
-    let end = Instant::now() + console.wait;
+    let end = Instant::now() + console.wait();
     loop {
         let error = match builder.clone().open(pool) {
             Ok(db) => return Ok(db),

@@ -50,7 +50,7 @@ pub(super) fn run(args: &PutArgs, console: &mut Console) -> anyhow::Result<Exit>
     if !done {
         console.note(format_args!("nothing changed: key \"{}\" {refusal}", escaped(&key)));
     }
-    if console.json {
+    if console.args.json {
         console.json_line(&json!({ "changed": done }))?;
     }
     close(db)?;

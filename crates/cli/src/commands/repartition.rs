@@ -79,7 +79,7 @@ pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Resu
         Some(RepartitionCommand::Boundary { number, key }) => {
             let key = key_of(&table, key, args.hex)?;
             table.move_boundary(*number, &key)?;
-            if console.json {
+            if console.args.json {
                 console.json_line(&json!({ "moved": number }))?;
             }
         }
@@ -101,7 +101,7 @@ pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Resu
 }
 
 fn tell(console: &mut Console, what: &str, who: &ComputeServer) -> anyhow::Result<()> {
-    if console.json {
+    if console.args.json {
         console.json_line(&json!({ what: who.name.to_string() }))?;
     }
     Ok(())
@@ -154,7 +154,7 @@ fn show(
 ) -> anyhow::Result<()> {
     let mut servers = table.compute_servers()?;
     servers.retain(|server| !server.is_own);
-    if console.json {
+    if console.args.json {
         let partition = |partition: &Partition| {
             let mut object = Map::new();
             let look = if hex { Look::Hex } else { Look::AsIs };

@@ -96,7 +96,7 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
             file.write_all(text.as_bytes()).map_err(unwritable)?;
         }
     }
-    if console.json {
+    if console.args.json {
         console.json_line(&told)?;
     } else {
         print(&report, console)?;
@@ -131,7 +131,7 @@ fn run_all(args: &ReproArgs, scale: Scale, console: &mut Console) -> anyhow::Res
     // Before the first run, so that it is not in vain.
     write_page(path, &title, &findings)?;
     let left = format!("interrupted; {} has the experiments that have finished", path.display());
-    let quiet = console.quiet;
+    let quiet = console.args.quiet;
     ctrlc::set_handler(move || {
         if !quiet {
             // Nobody reads it where it cannot be written.
@@ -157,7 +157,7 @@ fn run_all(args: &ReproArgs, scale: Scale, console: &mut Console) -> anyhow::Res
         let seconds = began.elapsed().as_secs_f64();
         match &ran {
             Ok(report) => {
-                if console.json {
+                if console.args.json {
                     console.json_line(&to_value(report)?)?;
                     console.flush()?;
                 }
@@ -178,7 +178,7 @@ fn run_all(args: &ReproArgs, scale: Scale, console: &mut Console) -> anyhow::Res
         });
         write_page(path, &title, &findings)?;
     }
-    if !console.json {
+    if !console.args.json {
         let header =
             ["experiment", "figures", "beside others", "beyond 25 %", "missing", "seconds"];
         console.table(&header, summary)?;
@@ -261,7 +261,7 @@ impl Host for Process {
 }
 
 fn list(console: &mut Console) -> anyhow::Result<Exit> {
-    if console.json {
+    if console.args.json {
         for it in Experiment::all() {
             let (name, about) = (it.name(), it.about());
             let (usual, small) = (it.usual_scale(), it.small_scale());

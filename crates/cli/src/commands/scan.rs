@@ -25,7 +25,7 @@ pub(super) fn run(args: &ScanArgs, console: &mut Console) -> anyhow::Result<Exit
             pair?;
             count += 1;
         }
-        if console.json {
+        if console.args.json {
             console.json_line(&json!({ "count": count }))?;
         } else {
             writeln!(console.out(), "{count}")?;
@@ -47,7 +47,7 @@ fn print(
     let look = console.look(args.bytes);
     for pair in pairs {
         let (key, value) = pair?;
-        if console.json {
+        if console.args.json {
             let mut object = Map::new();
             look.put("key", &key, &mut object);
             if !args.keys_only {

@@ -1,7 +1,7 @@
 //! `farleaf stats`: prints counters of a pool and its tables.
 
 use farleaf::{AuditReport, TableInfo, TableReport, TableStats};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::walk::Walk;
 use super::{close, open, tables};
@@ -23,11 +23,15 @@ pub(super) fn run(args: &StatsArgs, console: &mut Console) -> anyhow::Result<Exi
     let blocks = &walked.memory;
     let memory = Memory::of(blocks, stats.block_bytes);
     let info_of = |table: &TableReport| infos.iter().find(|info| info.name == table.name);
-    if console.json {
+    if console.args.json {
         let table_json = |table: &TableReport| {
             let mut told = table_json(&table.name, &table.stats);
-            told.extend(info_of(table).map(tables::to_json).unwrap_or_default());
-            Value::Object(told)
+            if let (Value::Object(told), Some(Value::Object(info))) =
+                (&mut told, info_of(table).map(tables::to_json))
+            {
+                told.extend(info);
+            }
+            told
         };
         let tables: Vec<Value> = walked.tables.iter().map(table_json).collect();
         let mut told = json!({
@@ -211,15 +215,14 @@ fn print_memory(
 }
 
 /// A table's counts as JSON tells them.
-pub(super) fn table_json(name: &str, stats: &TableStats) -> Map<String, Value> {
-    let fields = [
-        ("table", json!(name)),
-        ("keys", json!(stats.keys)),
-        ("data_bytes", json!(stats.data_bytes)),
-        ("nodes_bytes", json!(stats.node_bytes)),
-        ("record_bytes", json!(stats.record_bytes)),
-        ("nodes_per_level", json!(stats.nodes_per_level)),
-        ("parts", json!(stats.parts)),
-    ];
-    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+pub(super) fn table_json(name: &str, stats: &TableStats) -> Value {
+    json!({
+        "table": name,
+        "keys": stats.keys,
+        "data_bytes": stats.data_bytes,
+        "nodes_bytes": stats.node_bytes,
+        "record_bytes": stats.record_bytes,
+        "nodes_per_level": stats.nodes_per_level,
+        "parts": stats.parts,
+    })
 }

@@ -1,7 +1,7 @@
 //! `farleaf tables` and `farleaf drop`: list tables, and drop one.
 
 use farleaf::{Farleaf, TableInfo};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{close, open};
 use crate::args::{PoolArgs, TableArgs};
@@ -12,8 +12,8 @@ use crate::output::{Console, escaped};
 pub(super) fn list(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let db = open(&args.pool, console)?;
     let tables = db.tables()?;
-    if console.json {
-        let tables: Vec<Value> = tables.iter().map(|table| Value::Object(to_json(table))).collect();
+    if console.args.json {
+        let tables: Vec<Value> = tables.iter().map(to_json).collect();
         console.json_line(&json!({ "tables": tables }))?;
     } else if tables.is_empty() {
         console.note("the pool has no tables");
@@ -37,7 +37,7 @@ pub(super) fn list(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exi
 pub(super) fn drop_table(args: &TableArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let db = open(&args.pool, console)?;
     db.drop_table(&args.table).inspect_err(|error| tell_server(error, &db, console))?;
-    if console.json {
+    if console.args.json {
         console.json_line(&json!({ "dropped": args.table }))?;
     } else {
         console.detail(format_args!("dropped table \"{}\"", args.table));
@@ -57,13 +57,12 @@ fn tell_server(error: &farleaf::Error, db: &Farleaf, console: &Console) {
 }
 
 /// A table as JSON tells it.
-pub(super) fn to_json(table: &TableInfo) -> Map<String, Value> {
-    let fields = [
-        ("table", json!(table.name)),
-        ("engine", json!(table.engine.name())),
-        ("key_format", json!(key_format(table.keys))),
-        ("value_format", json!(value_format(table.values))),
-        ("node_bytes", json!(table.node_bytes)),
-    ];
-    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+pub(super) fn to_json(table: &TableInfo) -> Value {
+    json!({
+        "table": table.name,
+        "engine": table.engine.name(),
+        "key_format": key_format(table.keys),
+        "value_format": value_format(table.values),
+        "node_bytes": table.node_bytes,
+    })
 }

@@ -56,14 +56,14 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     }
     let region_bytes =
         args.pool_bytes.map(|size| size.0 / u64::from(args.memory_servers) / 4096 * 4096);
-    console.tls.load()?;
+    console.args.tls.load()?;
     let mut cluster = Cluster::start(&ClusterConfig {
         servers: args.memory_servers,
         region_bytes,
         threads: args.threads,
         folder: args.folder.clone(),
         port: args.port,
-        tls: console.tls.clone(),
+        tls: console.args.tls.clone(),
         card: args.network.card()?,
     })?;
     let uri = cluster.uri();
@@ -72,7 +72,7 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     let pool_bytes = db.stats()?.memory.pool_bytes;
     db.close()?;
     cluster.start_compute(args.compute)?;
-    if console.json {
+    if console.args.json {
         let compute = cluster.compute_addresses();
         let compute: Vec<String> = compute.iter().map(ToString::to_string).collect();
         console.json_line(&json!({
@@ -91,7 +91,7 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     }
     let bytes = human_bytes(pool_bytes);
     console.note(format_args!("{servers} with {bytes} are up; Ctrl-C ends them"));
-    if console.listen.is_given() {
+    if console.args.listen.is_given() {
         console.note("they listen on 127.0.0.1, whatever --listen and --advertise say");
     }
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {

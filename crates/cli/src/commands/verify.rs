@@ -18,11 +18,11 @@ pub(super) fn run(args: &WalkArgs, console: &mut Console) -> anyhow::Result<Exit
     if is_sound != Some(true) && problems.is_empty() {
         problems.push("some memory of the pool is not accounted for".to_owned());
     }
-    if console.json {
+    if console.args.json {
         let table = |table: &TableReport| {
             let mut told = stats::table_json(&table.name, &table.stats);
-            told.insert("problems".to_owned(), json!(table.problems));
-            Value::Object(told)
+            told["problems"] = json!(table.problems);
+            told
         };
         let tables: Vec<Value> = report.tables.iter().map(table).collect();
         console.json_line(&json!({

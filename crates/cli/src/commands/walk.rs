@@ -26,7 +26,7 @@ impl Walk {
     /// [`Exit::Unavailable`](crate::errors::Exit::Unavailable) if it is to be the only one and is not, for as
     /// long as the console waits.
     pub(super) fn of(db: &Farleaf, args: &WalkArgs, console: &Console) -> anyhow::Result<Walk> {
-        let end = Instant::now() + console.wait;
+        let end = Instant::now() + console.wait();
         loop {
             let before = others(db)?;
             if args.exclusive && !before.is_empty() {

@@ -51,7 +51,7 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
 }
 
 fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> {
-    if console.json {
+    if console.args.json {
         for result in results {
             console.json_line(&json!({
                 "canary": result.canary.name(),

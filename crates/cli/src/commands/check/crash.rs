@@ -26,7 +26,7 @@ pub(super) fn run(args: &CrashArgs, console: &mut Console) -> anyhow::Result<Exi
     if args.list {
         let cases = cases();
         let names = cases.iter().map(|case| case.name()).filter(|name| name.contains(wanted));
-        if console.json {
+        if console.args.json {
             console.json_line(&json!({ "cases": names.collect::<Vec<_>>() }))?;
             return Ok(Exit::Done);
         }
@@ -57,28 +57,19 @@ pub(super) fn run(args: &CrashArgs, console: &mut Console) -> anyhow::Result<Exi
 }
 
 fn run_one(name: &str, console: &mut Console) -> anyhow::Result<Exit> {
-    match by_name(name) {
-        Ok(()) if console.json => {
-            console.json_line(&json!({ "point": name, "failure": null }))?;
-            Ok(Exit::Done)
-        }
-        Err(failure) if console.json => {
-            console.json_line(&json!({ "point": failure.name, "failure": failure.what }))?;
-            Ok(Exit::NotFound)
-        }
-        Ok(()) => {
-            console.fields(&[("passed", name.to_owned())])?;
-            Ok(Exit::Done)
-        }
-        Err(failure) => {
-            console.fields(&[("failed", failure.name.clone()), ("what", failure.what)])?;
-            Ok(Exit::NotFound)
-        }
+    let failure = by_name(name).err();
+    let point = failure.as_ref().map_or(name, |failure| failure.name.as_str());
+    let what = failure.as_ref().map(|failure| failure.what.as_str());
+    match what {
+        _ if console.args.json => console.json_line(&json!({ "point": point, "failure": what }))?,
+        None => console.fields(&[("passed", point.to_owned())])?,
+        Some(what) => console.fields(&[("failed", point.to_owned()), ("what", what.to_owned())])?,
     }
+    Ok(if what.is_some() { Exit::NotFound } else { Exit::Done })
 }
 
 fn print(report: &CrashReport, console: &mut Console) -> anyhow::Result<()> {
-    if console.json {
+    if console.args.json {
         let failures: Vec<_> = report
             .failures
             .iter()

@@ -44,7 +44,7 @@ pub(super) fn run(args: &HistoryArgs, console: &mut Console) -> anyhow::Result<E
         .map(|undecided| escaped(&undecided.key))
         .collect();
     let operations = history.events.len();
-    if console.json {
+    if console.args.json {
         console.json_line(&json!({
             "operations": operations,
             "linearizable": violation.is_none(),

@@ -123,7 +123,7 @@ fn told(failed: &Failed) -> Value {
 
 fn print(report: &Report, shrunk: Option<&Failed>, console: &mut Console) -> anyhow::Result<()> {
     let stats = &report.stats;
-    if console.json {
+    if console.args.json {
         let failures: Vec<Value> = report.failures.iter().map(told).collect();
         console.json_line(&json!({
             "seeds": report.seeds,

@@ -19,7 +19,7 @@ pub(super) fn run(
     console: &mut Console,
 ) -> anyhow::Result<Exit> {
     let directory = cluster.directory(console)?;
-    let snapshot = directory.look().map_err(farleaf::Error::from)?;
+    let snapshot = directory.look()?;
     let (who, record) = find(&snapshot, server)?;
     if !record.serves {
         return Err(Failure::usage(format!(
@@ -37,9 +37,9 @@ pub(super) fn run(
         ))
         .into());
     }
-    directory.ask_to_leave(who).map_err(farleaf::Error::from)?;
+    directory.ask_to_leave(who)?;
     let end = Instant::now() + timeout;
-    while directory.look().map_err(farleaf::Error::from)?.compute.contains_key(&who) {
+    while directory.look()?.compute.contains_key(&who) {
         if Instant::now() >= end {
             return Err(Failure::unavailable(format!(
                 "compute server {who} has been asked to leave, and is still there: it may be busy \
@@ -49,7 +49,7 @@ pub(super) fn run(
         }
         thread::sleep(LOOK_EVERY);
     }
-    if console.json {
+    if console.args.json {
         console.json_line(&json!({ "drained": who.to_string() }))?;
     }
     Ok(Exit::Done)

@@ -38,8 +38,7 @@ pub(crate) fn enter(
     fabric: Network,
 ) -> anyhow::Result<Option<MemoryRegistration>> {
     let Some(cluster) = &args.cluster else { return Ok(None) };
-    let cluster = ClusterAddress::new(args.etcd.iter().cloned(), cluster);
-    let cluster = cluster.map_err(farleaf::Error::from)?;
+    let cluster = ClusterAddress::new(args.etcd.iter().cloned(), cluster)?;
     let mut address = advertise.unwrap_or(server.address());
     if address.port() == 0 {
         address.set_port(server.address().port());
@@ -57,8 +56,7 @@ pub(crate) fn enter(
     let record = MemoryRecord::new(address, numbers, server.words().bytes(), pool_of(server));
     let record = record.by(way);
     let directory = Directory::with(&cluster, &etcd.load()?);
-    let registration = directory.register_memory(record).map_err(farleaf::Error::from)?;
-    Ok(Some(registration))
+    Ok(Some(directory.register_memory(record)?))
 }
 
 /// Keeps the entry until `stop`, and ends it then. That etcd is away is told once, and keeps nobody from

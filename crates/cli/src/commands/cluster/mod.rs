@@ -81,8 +81,8 @@ impl ClusterOf {
     fn directory(&self, console: &Console) -> anyhow::Result<Directory> {
         // The card in it is for the pool.
         let address = self.uri.split_once('?').map_or(self.uri.as_str(), |(address, _)| address);
-        let address = ClusterAddress::parse(address).map_err(farleaf::Error::from)?;
-        Ok(Directory::with(&address, &console.etcd.load()?))
+        let address = ClusterAddress::parse(address)?;
+        Ok(Directory::with(&address, &console.args.etcd.load()?))
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn run(
     tables: &[String],
     console: &mut Console,
 ) -> anyhow::Result<Exit> {
-    let snapshot = cluster.directory(console)?.look().map_err(farleaf::Error::from)?;
+    let snapshot = cluster.directory(console)?.look()?;
     let (who, record) = find(&snapshot, server)?;
     if !record.serves {
         return Err(Failure::usage(format!(
@@ -49,7 +49,7 @@ pub(super) fn run(
         }
     }
     close(db)?;
-    if console.json {
+    if console.args.json {
         console.json_line(&json!({ "added": who.to_string(), "tables": given }))?;
     } else {
         console.table(&[], given.into_iter().map(|name| vec!["table".to_owned(), name]))?;

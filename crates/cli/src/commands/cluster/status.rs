@@ -12,165 +12,168 @@ use crate::commands::{builder, close};
 use crate::errors::{Exit, told};
 use crate::output::Console;
 
-/// The findings of the pool itself.
-struct Pool {
-    /// Its members, without this command.
+/// The findings of the directory and of the pool.
+struct Status {
+    directory: Directory,
+    snapshot: Snapshot,
+    /// Members of the pool, without this command.
     members: Vec<ComputeServer>,
-    /// Why it cannot be used.
+    /// Why the pool cannot be used.
     trouble: Option<anyhow::Error>,
 }
 
 pub(super) fn run(cluster: &ClusterOf, console: &mut Console) -> anyhow::Result<Exit> {
     let directory = cluster.directory(console)?;
-    let snapshot = directory.look().map_err(farleaf::Error::from)?;
+    let snapshot = directory.look()?;
     if snapshot == Snapshot::default() {
         // Nobody has ever been there.
-        directory.memory_servers().map_err(farleaf::Error::from)?;
+        directory.memory_servers()?;
     }
-    let pool = ask_pool(cluster, console);
-    let known: BTreeSet<String> = snapshot.compute.keys().map(Name::to_string).collect();
-    let lapsed: Vec<&ComputeServer> =
-        pool.members.iter().filter(|it| !known.contains(&it.name.to_string())).collect();
-    let is_member = |name: &Name| {
-        pool.trouble.is_some()
-            || pool.members.iter().any(|it| it.name.to_string() == name.to_string())
+    let (members, trouble) = match ask_pool(cluster, console) {
+        Ok(members) => (members, None),
+        Err(error) => (Vec::new(), Some(error)),
     };
-    if console.json {
-        console.json_line(&in_json(&directory, &snapshot, &pool, &lapsed, is_member))?;
+    let status = Status { directory, snapshot, members, trouble };
+    if console.args.json {
+        console.json_line(&status.to_json())?;
     } else {
-        let rows = rows(&directory, &snapshot, &pool, &lapsed, is_member);
-        console.table(&["who", "name", "address", "state", "process"], rows)?;
+        console.table(&["who", "name", "address", "state", "process"], status.rows())?;
     }
-    Ok(if pool.trouble.is_some() { Exit::NotFound } else { Exit::Done })
+    Ok(if status.trouble.is_some() { Exit::NotFound } else { Exit::Done })
 }
 
 /// Opens the pool as one who does not register, and asks who is there.
-fn ask_pool(cluster: &ClusterOf, console: &Console) -> Pool {
-    let asked = || -> anyhow::Result<Vec<ComputeServer>> {
-        let builder = builder(console)?;
-        let servers = builder.locate(&cluster.uri)?;
-        let db = builder.open(&servers.uri())?;
-        let mut members = db.compute_servers()?;
-        members.retain(|member| !member.is_own);
-        close(db)?;
-        Ok(members)
-    };
-    match asked() {
-        Ok(members) => Pool { members, trouble: None },
-        Err(error) => Pool { members: Vec::new(), trouble: Some(error) },
-    }
+fn ask_pool(cluster: &ClusterOf, console: &Console) -> anyhow::Result<Vec<ComputeServer>> {
+    let builder = builder(console)?;
+    let servers = builder.locate(&cluster.uri)?;
+    let db = builder.open(&servers.uri())?;
+    let mut members = db.compute_servers()?;
+    members.retain(|member| !member.is_own);
+    close(db)?;
+    Ok(members)
 }
 
-/// Summary of a registered compute server, in a few words.
-fn state(snapshot: &Snapshot, name: &Name, is_member: bool) -> Vec<&'static str> {
-    let states = [
-        (snapshot.coordinator == Some(*name), "coordinator"),
-        (snapshot.leaving.contains(name), "leaving"),
-        (!is_member, "no member of the pool"),
-    ];
-    states.into_iter().filter(|(is_so, _)| *is_so).map(|(_, word)| word).collect()
-}
+impl Status {
+    /// Members of the pool that have no entry.
+    fn lapsed(&self) -> impl Iterator<Item = &ComputeServer> {
+        let known: BTreeSet<String> = self.snapshot.compute.keys().map(Name::to_string).collect();
+        self.members.iter().filter(move |member| !known.contains(&member.name.to_string()))
+    }
 
-fn missing(snapshot: &Snapshot) -> Vec<u16> {
-    let count = snapshot.pool.map(|pool| pool.servers);
-    let count = count.or(snapshot.memory.values().next().map(|record| record.servers));
-    (0..count.unwrap_or(0)).filter(|server| !snapshot.memory.contains_key(server)).collect()
-}
+    fn is_member(&self, name: &Name) -> bool {
+        self.trouble.is_some()
+            || self.members.iter().any(|member| member.name.to_string() == name.to_string())
+    }
 
-fn rows(
-    directory: &Directory,
-    snapshot: &Snapshot,
-    pool: &Pool,
-    lapsed: &[&ComputeServer],
-    is_member: impl Fn(&Name) -> bool,
-) -> Vec<Vec<String>> {
-    let row = |words: [&str; 5]| words.map(str::to_owned).to_vec();
-    let text = |address: Option<SocketAddr>| address.map_or("-".into(), |it| it.to_string());
-    let id = snapshot.pool.map_or("-".to_owned(), |pool| format!("{:032x}", pool.id()));
-    let trouble = pool.trouble.as_ref().map_or("in use".to_owned(), told);
-    let mut rows = vec![row(["cluster", directory.name(), "-", &trouble, "-"])];
-    rows.push(row(["pool", &id, "-", "-", "-"]));
-    for (server, record) in &snapshot.memory {
-        let state = match (record.pool(), snapshot.pool) {
-            (Some(held), Some(pool)) if held != pool.id() => "of another pool",
-            (Some(_), _) => "registered",
-            (None, _) => "empty",
-        };
-        let state = match record.fabric {
-            Way::Tcp => state.to_owned(),
-            fabric => format!("{state}, {fabric}"),
-        };
-        rows.push(row(["memory", &server.to_string(), &text(Some(record.address)), &state, "-"]));
+    /// Summary of a registered compute server, in a few words.
+    fn state(&self, name: &Name) -> Vec<&'static str> {
+        let states = [
+            (self.snapshot.coordinator == Some(*name), "coordinator"),
+            (self.snapshot.leaving.contains(name), "leaving"),
+            (!self.is_member(name), "no member of the pool"),
+        ];
+        states.into_iter().filter(|(is_so, _)| *is_so).map(|(_, word)| word).collect()
     }
-    for server in missing(snapshot) {
-        rows.push(row(["memory", &server.to_string(), "-", "missing", "-"]));
-    }
-    for (name, record) in &snapshot.compute {
-        let mut states = state(snapshot, name, is_member(name));
-        states.insert(0, if record.serves { "serves" } else { "program" });
-        let (address, states) = (text(record.address), states.join(", "));
-        rows.push(row(["compute", &name.to_string(), &address, &states, &record.process]));
-    }
-    for member in lapsed {
-        let name = member.name.to_string();
-        rows.push(row(["compute", &name, &text(member.address), "no entry", "-"]));
-    }
-    for found in &snapshot.foreign {
-        rows.push(row(["foreign", &found.key, "-", &found.why, "-"]));
-    }
-    rows
-}
 
-fn in_json(
-    directory: &Directory,
-    snapshot: &Snapshot,
-    pool: &Pool,
-    lapsed: &[&ComputeServer],
-    is_member: impl Fn(&Name) -> bool,
-) -> Value {
-    let memory: Vec<Value> = snapshot
-        .memory
-        .values()
-        .map(|record| {
-            json!({
-                "server": record.server,
-                "address": record.address.to_string(),
-                "bytes": record.bytes,
-                "fabric": record.fabric.to_string(),
-                "pool": record.pool().map(|id| format!("{id:032x}")),
+    /// Memory servers that have no entry.
+    fn missing(&self) -> Vec<u16> {
+        let Snapshot { pool, memory, .. } = &self.snapshot;
+        let count = pool.map(|pool| pool.servers);
+        let count = count.or(memory.values().next().map(|record| record.servers));
+        (0..count.unwrap_or(0)).filter(|server| !memory.contains_key(server)).collect()
+    }
+
+    fn rows(&self) -> Vec<Vec<String>> {
+        let snapshot = &self.snapshot;
+        let row = |words: [&str; 5]| words.map(str::to_owned).to_vec();
+        let text = |address: Option<SocketAddr>| address.map_or("-".into(), |it| it.to_string());
+        let id = snapshot.pool.map_or("-".to_owned(), |pool| format!("{:032x}", pool.id()));
+        let trouble = self.trouble.as_ref().map_or("in use".to_owned(), told);
+        let mut rows = vec![row(["cluster", self.directory.name(), "-", &trouble, "-"])];
+        rows.push(row(["pool", &id, "-", "-", "-"]));
+        for (server, record) in &snapshot.memory {
+            let state = match (record.pool(), snapshot.pool) {
+                (Some(held), Some(pool)) if held != pool.id() => "of another pool",
+                (Some(_), _) => "registered",
+                (None, _) => "empty",
+            };
+            let state = match record.fabric {
+                Way::Tcp => state.to_owned(),
+                fabric => format!("{state}, {fabric}"),
+            };
+            rows.push(row([
+                "memory",
+                &server.to_string(),
+                &text(Some(record.address)),
+                &state,
+                "-",
+            ]));
+        }
+        for server in self.missing() {
+            rows.push(row(["memory", &server.to_string(), "-", "missing", "-"]));
+        }
+        for (name, record) in &snapshot.compute {
+            let mut states = self.state(name);
+            states.insert(0, if record.serves { "serves" } else { "program" });
+            let (address, states) = (text(record.address), states.join(", "));
+            rows.push(row(["compute", &name.to_string(), &address, &states, &record.process]));
+        }
+        for member in self.lapsed() {
+            let name = member.name.to_string();
+            rows.push(row(["compute", &name, &text(member.address), "no entry", "-"]));
+        }
+        for found in &snapshot.foreign {
+            rows.push(row(["foreign", &found.key, "-", &found.why, "-"]));
+        }
+        rows
+    }
+
+    fn to_json(&self) -> Value {
+        let snapshot = &self.snapshot;
+        let memory: Vec<Value> = snapshot
+            .memory
+            .values()
+            .map(|record| {
+                json!({
+                    "server": record.server,
+                    "address": record.address.to_string(),
+                    "bytes": record.bytes,
+                    "fabric": record.fabric.to_string(),
+                    "pool": record.pool().map(|id| format!("{id:032x}")),
+                })
             })
-        })
-        .collect();
-    let compute = |(name, record): (&Name, &ComputeRecord)| {
+            .collect();
+        let compute = |(name, record): (&Name, &ComputeRecord)| {
+            json!({
+                "name": name.to_string(),
+                "address": record.address.map(|address| address.to_string()),
+                "process": record.process,
+                "serves": record.serves,
+                "is_coordinator": snapshot.coordinator == Some(*name),
+                "is_leaving": snapshot.leaving.contains(name),
+                "is_member": self.is_member(name),
+            })
+        };
+        let compute: Vec<Value> = snapshot.compute.iter().map(compute).collect();
+        let without_entry: Vec<Value> = self
+            .lapsed()
+            .map(|member| {
+                let address = member.address.map(|address| address.to_string());
+                json!({ "name": member.name.to_string(), "address": address })
+            })
+            .collect();
+        let foreign: Vec<Value> =
+            snapshot.foreign.iter().map(|it| json!({ "key": it.key, "why": it.why })).collect();
         json!({
-            "name": name.to_string(),
-            "address": record.address.map(|address| address.to_string()),
-            "process": record.process,
-            "serves": record.serves,
-            "is_coordinator": snapshot.coordinator == Some(*name),
-            "is_leaving": snapshot.leaving.contains(name),
-            "is_member": is_member(name),
+            "cluster": self.directory.name(),
+            "pool": snapshot.pool.map(|pool| format!("{:032x}", pool.id())),
+            "coordinator": snapshot.coordinator.map(|name| name.to_string()),
+            "memory_servers": memory,
+            "missing_memory_servers": self.missing(),
+            "compute_servers": compute,
+            "without_entry": without_entry,
+            "foreign": foreign,
+            "trouble": self.trouble.as_ref().map(told),
         })
-    };
-    let compute: Vec<Value> = snapshot.compute.iter().map(compute).collect();
-    let without_entry: Vec<Value> = lapsed
-        .iter()
-        .map(|member| {
-            let address = member.address.map(|address| address.to_string());
-            json!({ "name": member.name.to_string(), "address": address })
-        })
-        .collect();
-    let foreign: Vec<Value> =
-        snapshot.foreign.iter().map(|it| json!({ "key": it.key, "why": it.why })).collect();
-    json!({
-        "cluster": directory.name(),
-        "pool": snapshot.pool.map(|pool| format!("{:032x}", pool.id())),
-        "coordinator": snapshot.coordinator.map(|name| name.to_string()),
-        "memory_servers": memory,
-        "missing_memory_servers": missing(snapshot),
-        "compute_servers": compute,
-        "without_entry": without_entry,
-        "foreign": foreign,
-        "trouble": pool.trouble.as_ref().map(told),
-    })
+    }
 }

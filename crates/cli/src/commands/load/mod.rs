@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Context;
+use clap::ValueEnum;
 use farleaf::{Farleaf, Table, ValueFormat};
 use farleaf_index::VALUE_BYTES_MAX;
 
@@ -65,9 +66,9 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     let is_complete = ended.is_ok() && !is_interrupted;
     let table = args.table.table.as_str();
     let summary = Summary { outcome: &outcome, table, was_made, bulk, seconds };
-    if console.json {
+    if console.args.json {
         console.json_line(&summary.to_json(is_complete, ended.as_ref().err()))?;
-    } else if ended.is_ok() && !console.quiet {
+    } else if ended.is_ok() && !console.args.quiet {
         summary.print(console)?;
     }
     console.flush()?;
@@ -128,14 +129,10 @@ const HINT_RECORDS_MIN: u64 = 100_000;
 
 /// Refuses options that do not go together.
 fn check(args: &LoadArgs) -> Result<(), Failure> {
-    let format = match args.format {
-        InputFormat::Lines => "lines",
-        InputFormat::Tsv => "tsv",
-        InputFormat::Csv => "csv",
-        InputFormat::Binary => "binary",
-    };
+    let format = args.format.to_possible_value().unwrap_or_default();
     let has_columns = matches!(args.format, InputFormat::Tsv | InputFormat::Csv);
     let refuse = |option: &str, why: &str| {
+        let format = format.get_name();
         Err(Failure::usage(format!("{option} makes no sense with --format {format}: {why}")))
     };
     for (option, is_given) in [

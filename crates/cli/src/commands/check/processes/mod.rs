@@ -47,7 +47,7 @@ pub(in crate::commands) fn run(
         Err(ProcessesError::Config(why)) => return Err(Failure::usage(why).into()),
         report => report?,
     };
-    if console.json {
+    if console.args.json {
         console.json_line(&to_value(&report)?)?;
     } else {
         print(&report, console)?;
