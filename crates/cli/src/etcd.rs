@@ -40,8 +40,24 @@ impl EtcdArgs {
     /// A usage error for files that are missing or no use, and for what is not given together.
     pub(crate) fn load(&self) -> Result<EtcdAccess, Failure> {
         let mut access = EtcdAccess::default();
-        if let Some(files) = self.files()? {
-            access = access.tls(&files).map_err(|error| Failure::usage(error.to_string()))?;
+        let (certificate, key) = (&self.etcd_tls_cert, &self.etcd_tls_key);
+        if certificate.is_some() != key.is_some() {
+            return Err(Failure::usage(
+                "a certificate for etcd takes both --etcd-tls-cert and --etcd-tls-key (or \
+                 FARLEAF_ETCD_TLS_CERT and so on)",
+            ));
+        }
+        match (self.etcd_tls_ca.clone(), certificate.clone().zip(key.clone())) {
+            (Some(ca), identity) => {
+                let files = EtcdTlsFiles { ca, identity };
+                access = access.tls(&files).map_err(|error| Failure::usage(error.to_string()))?;
+            }
+            (None, None) => {}
+            (None, Some(_)) => {
+                return Err(Failure::usage(
+                    "TLS to etcd takes --etcd-tls-ca (or FARLEAF_ETCD_TLS_CA): whom to trust",
+                ));
+            }
         }
         let password = self.password()?;
         match (&self.etcd_user, password) {
@@ -54,26 +70,6 @@ impl EtcdArgs {
             (None, Some(_)) => {
                 Err(Failure::usage("a password for etcd, and no user: name one (--etcd-user)"))
             }
-        }
-    }
-
-    fn files(&self) -> Result<Option<EtcdTlsFiles>, Failure> {
-        let identity = match (&self.etcd_tls_cert, &self.etcd_tls_key) {
-            (None, None) => None,
-            (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
-            _ => {
-                return Err(Failure::usage(
-                    "a certificate for etcd takes both --etcd-tls-cert and --etcd-tls-key (or \
-                     FARLEAF_ETCD_TLS_CERT and so on)",
-                ));
-            }
-        };
-        match (&self.etcd_tls_ca, identity) {
-            (Some(ca), identity) => Ok(Some(EtcdTlsFiles { ca: ca.clone(), identity })),
-            (None, None) => Ok(None),
-            (None, Some(_)) => Err(Failure::usage(
-                "TLS to etcd takes --etcd-tls-ca (or FARLEAF_ETCD_TLS_CA): whom to trust",
-            )),
         }
     }
 
