@@ -1,4 +1,4 @@
-//! Source: reads records from a file or standard input, and counts its bytes.
+//! Files: reads records from a file or standard input, counts its bytes, and makes files for results.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -42,6 +42,11 @@ impl Source {
             read,
         })
     }
+}
+
+/// Makes a file for results: before the work that they come from, so that this is not in vain.
+pub(crate) fn create(path: &Path) -> Result<File, Failure> {
+    File::create(path).map_err(|error| Failure::unwritable(path.display(), error))
 }
 
 /// A buffer around an input that counts what was taken from it.

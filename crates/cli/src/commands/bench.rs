@@ -1,6 +1,5 @@
 //! `farleaf bench`: runs a workload on a cluster, and reports.
 
-use std::fs::File;
 use std::io::Write;
 
 use farleaf_bench::{BenchConfig, FabricKind, Report, ReportKind, Row};
@@ -11,6 +10,7 @@ use crate::cluster::{Cluster, ClusterConfig};
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, counted};
 use crate::progress::Meter;
+use crate::source::create;
 
 pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let plan = args.plan(&super::builder(console)?)?;
@@ -23,12 +23,7 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
         }
         return Ok(Exit::Done);
     }
-    // Before the runs, so that they are not in vain.
-    let mut file = None;
-    if let Some(path) = &args.output {
-        let unwritable = |error| Failure::unwritable(path.display(), error);
-        file = Some((path, File::create(path).map_err(unwritable)?));
-    }
+    let mut file = args.output.as_deref().map(create).transpose()?;
     let mut reports = Vec::new();
     for config in &plan.runs {
         console.detail(format_args!("runs {}", Value::Object(config.to_json())));
@@ -46,7 +41,7 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
             console.warn(super::TORN);
         }
         let told = to_value(&report)?;
-        if let Some((path, file)) = &mut file {
+        if let (Some(path), Some(file)) = (&args.output, &mut file) {
             let unwritable = |error| Failure::unwritable(path.display(), error);
             writeln!(file, "{told}").map_err(unwritable)?;
         }

@@ -1,6 +1,6 @@
 //! `farleaf repro`: repeats experiments of papers.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,7 @@ use crate::errors::{self, Exit, Failure};
 use crate::output::Console;
 use crate::progress::Meter;
 use crate::settings::SetArgs;
+use crate::source::create;
 
 /// Repeat experiments of papers, or measure beside Redis
 #[derive(Debug, Args)]
@@ -69,17 +70,8 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
         seed: args.seed.unwrap_or(ReproOptions::default().seed),
         settings: args.set.settings(),
     };
-    // Before the run, so that it is not in vain.
-    let mut files = Vec::new();
-    for path in [&args.output, &args.svg] {
-        files.push(match path {
-            Some(path) => {
-                let unwritable = |error| Failure::unwritable(path.display(), error);
-                Some((path, File::create(path).map_err(unwritable)?))
-            }
-            None => None,
-        });
-    }
+    let output = args.output.as_deref().map(create).transpose()?;
+    let svg = args.svg.as_deref().map(create).transpose()?;
     let mut finding = finding_of(experiment);
     if let Some(path) = &args.out {
         write_page(path, experiment.about(), std::slice::from_ref(&finding))?;
@@ -90,8 +82,8 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
     let report = ran?;
     let told = to_value(&report)?;
     let texts = [format!("{told}\n"), report.svg()?];
-    for (file, text) in files.iter_mut().zip(texts) {
-        if let Some((path, file)) = file {
+    for ((path, file), text) in [(&args.output, output), (&args.svg, svg)].into_iter().zip(texts) {
+        if let (Some(path), Some(mut file)) = (path, file) {
             let unwritable = |error| Failure::unwritable(path.display(), error);
             file.write_all(text.as_bytes()).map_err(unwritable)?;
         }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::{io, panic, process};
 
@@ -20,17 +19,12 @@ use super::args::SeedsArgs;
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, counted};
 use crate::progress::Meter;
+use crate::source::create;
 
 pub(super) fn run(args: &SeedsArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let plan = args.plan()?;
-    // Before the runs, so that they are not in vain.
-    let mut files = Vec::new();
-    for path in [&args.history, &args.trace] {
-        let create = |path: &PathBuf| {
-            File::create(path).map_err(|error| Failure::unwritable(path.display(), error))
-        };
-        files.push(path.as_ref().map(create).transpose()?);
-    }
+    let history = args.history.as_deref().map(create).transpose()?;
+    let trace = args.trace.as_deref().map(create).transpose()?;
     tell_panics();
     let stop = stop_on_interrupt()?;
     let seeds = plan.seeds.end - plan.seeds.start;
@@ -59,9 +53,8 @@ pub(super) fn run(args: &SeedsArgs, console: &mut Console) -> anyhow::Result<Exi
         (Some(failed), _) | (None, Some(failed)) => failed.scenario.clone(),
         (None, None) => plan.choices.scenario(last),
     };
-    let [history, trace] = &mut files[..] else { unreachable!("there are two") };
     if history.is_some() || trace.is_some() {
-        write_files(&shown, history.take(), trace.take(), args)?;
+        write_files(&shown, history, trace, args)?;
         console.note(format_args!("wrote the run of {shown}"));
     }
     Ok(if !report.failures.is_empty() {
