@@ -364,7 +364,7 @@ fn usage(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
 }
 
 /// A number that does not fit is far beyond every limit, and stays so.
-fn to_usize(count: u64) -> usize {
+pub(crate) fn to_usize(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Map, json};
 
 use super::{bytes_of, close, open_table};
 use crate::args::ScanArgs;
+use crate::bench::to_usize;
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 
@@ -16,8 +17,7 @@ type Pair = farleaf::Result<(Vec<u8>, Vec<u8>)>;
 pub(super) fn run(args: &ScanArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let range = Keys::of(args)?;
     let (db, table) = open_table(&args.table, &args.set, console)?;
-    let limit = args.limit.map_or(u64::MAX, |limit| limit.0);
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let limit = args.limit.map_or(usize::MAX, |limit| to_usize(limit.0));
     let pairs = range.of_table(&table, args.reverse).take(limit);
     if args.count {
         let mut count = 0_u64;

@@ -17,6 +17,7 @@ use self::pipeline::{Job, Outcome};
 use self::summary::Summary;
 use super::{close, open_or_create, stop_on_interrupt, table_or_create};
 use crate::args::{LoadArgs, ValueFrom};
+use crate::bench::to_usize;
 use crate::errors::{Exit, Failure};
 use crate::input::{self, ColumnSpec, Columns, InputFormat, ValueSource};
 use crate::output::{Console, counted};
@@ -41,7 +42,7 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
         skip_errors: args.skip_errors,
         resume_from: args.resume_from,
         threads: args.threads.into(),
-        batch_records: usize::try_from(args.batch.0).unwrap_or(usize::MAX),
+        batch_records: to_usize(args.batch.0),
         stop: Arc::clone(&stop),
     };
     let progress = Meter::new(console.shows_progress(), length);

@@ -10,13 +10,13 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender, SyncSender};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use farleaf::{ErrorKind, KeyFormat, Table, ValueFormat};
+use farleaf::{ErrorKind, Table, TableInfo};
 use farleaf_index::sync::lock;
 
 use crate::formats;
@@ -201,7 +201,8 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
         })?;
     }
     let feed = Feed {
-        checks: Checks { keys: table.info().keys, values: table.info().values, bulk },
+        table: table.info().clone(),
+        bulk,
         skip_errors,
         resume_from,
         totals: Arc::clone(&totals),
@@ -333,7 +334,8 @@ impl Inserter {
 
 /// Destination of the reader's records.
 struct Feed {
-    checks: Checks,
+    table: TableInfo,
+    bulk: bool,
     skip_errors: bool,
     resume_from: u64,
     totals: Arc<Totals>,
@@ -352,7 +354,7 @@ fn read(mut reader: Box<dyn RecordReader>, mut feed: Feed, events: &Sender<Event
         let read = reader.read(&mut record).and_then(|more| {
             let is_left_out = more && record.place().position() <= feed.resume_from;
             if more && !is_left_out {
-                feed.checks.check(&record, is_larger(&record))?;
+                feed.check(&record, is_larger(&record))?;
             }
             Ok((more, is_left_out))
         });
@@ -386,12 +388,23 @@ fn read(mut reader: Box<dyn RecordReader>, mut feed: Feed, events: &Sender<Event
     let _ = events.send(Event::Read(at_end));
 }
 
-/// The thread that a record was for has stopped.
-struct Stopped;
-
 impl Feed {
+    /// Refuses a record that the table would refuse, so that it is told with its line.
+    fn check(&self, record: &Record, is_larger: bool) -> Result<(), InputError> {
+        let refused = formats::check_key(self.table.keys, record.key.len())
+            .and_then(|()| formats::check_value(self.table.values, record.value.len()));
+        match refused {
+            Err(why) => Err(record.error(Fault::Refused(why))),
+            Ok(()) if self.bulk && !is_larger => Err(record.error(Fault::NotSorted)),
+            Ok(()) => Ok(()),
+        }
+    }
+
     /// Takes the record's key and value, and sends a batch if one is full.
-    fn put(&mut self, record: &mut Record) -> Result<(), Stopped> {
+    ///
+    /// # Errors
+    /// The thread that the batch is for has stopped.
+    fn put(&mut self, record: &mut Record) -> Result<(), SendError<Batch>> {
         let at = thread_of(&record.key, self.senders.len());
         let place = record.place();
         let batch = &mut self.batches[at];
@@ -408,9 +421,8 @@ impl Feed {
         Ok(())
     }
 
-    fn send(&mut self, at: usize) -> Result<(), Stopped> {
-        let batch = std::mem::take(&mut self.batches[at]);
-        self.senders[at].send(batch).map_err(|_| Stopped)
+    fn send(&mut self, at: usize) -> Result<(), SendError<Batch>> {
+        self.senders[at].send(std::mem::take(&mut self.batches[at]))
     }
 
     /// Sends what is left; the threads end when they have inserted it.
@@ -430,23 +442,4 @@ fn thread_of(key: &[u8], threads: usize) -> usize {
     let hash = key.iter().fold(0xcbf2_9ce4_8422_2325, step);
     // The remainder is below the number of threads.
     (hash % threads as u64) as usize
-}
-
-/// Limits of a table, so that a record that it would refuse is told with its line.
-struct Checks {
-    keys: KeyFormat,
-    values: ValueFormat,
-    bulk: bool,
-}
-
-impl Checks {
-    fn check(&self, record: &Record, is_larger: bool) -> Result<(), InputError> {
-        let refused = formats::check_key(self.keys, record.key.len())
-            .and_then(|()| formats::check_value(self.values, record.value.len()));
-        match refused {
-            Err(why) => Err(record.error(Fault::Refused(why))),
-            Ok(()) if self.bulk && !is_larger => Err(record.error(Fault::NotSorted)),
-            Ok(()) => Ok(()),
-        }
-    }
 }
