@@ -138,6 +138,11 @@ impl Console {
         writeln!(self.out, "{}", table.trim_fmt())
     }
 
+    /// Prints an empty line between two tables on a terminal.
+    pub(crate) fn gap(&mut self) -> io::Result<()> {
+        if self.is_terminal { writeln!(self.out) } else { Ok(()) }
+    }
+
     /// Says something about the work, unless told to be quiet.
     pub(crate) fn note(&self, message: impl Display) {
         if !self.args.quiet {

@@ -128,10 +128,7 @@ fn print_tables<'a>(
         ]
     };
     let rows: Vec<_> = walked.iter().map(row).collect();
-    if console.is_terminal {
-        use std::io::Write;
-        writeln!(console.out())?;
-    }
+    console.gap()?;
     let header = ["table", "engine", "keys", "data", "nodes", "records", "nodes by level", "parts"];
     Ok(console.table(&header, rows)?)
 }
@@ -177,40 +174,30 @@ fn print_memory(
     block_bytes: u64,
     console: &mut Console,
 ) -> anyhow::Result<()> {
-    let reserved = |count: u64, used: u64| (count * block_bytes).saturating_sub(used);
+    let row = |of: String, blocks: u64, used: u64, free: u64| {
+        let reserved = (blocks * block_bytes).saturating_sub(used);
+        let sizes = [used, reserved, free].map(|bytes| console.size(bytes));
+        [of, console.count(blocks)].into_iter().chain(sizes).collect()
+    };
     let servers = (0..).zip(&blocks.free_by_server).map(|(server, free)| {
         let owners = blocks.owners.iter().filter(|owner| u64::from(owner.server) == server);
         let (count, used) =
             owners.fold((0, 0), |(count, used), it| (count + it.blocks, used + it.live_bytes));
-        (format!("server {server}"), count, used, free * block_bytes)
+        row(format!("server {server}"), count, used, free * block_bytes)
     });
     let owners = blocks.owners.iter().map(|owner| {
         let of = match owner.member {
             Some(member) => format!("member {member} on server {}", owner.server),
             None => format!("nobody on server {}", owner.server),
         };
-        (of, owner.blocks, owner.live_bytes, 0)
+        row(of, owner.blocks, owner.live_bytes, 0)
     });
     let classes = blocks.classes.iter().map(|class| {
-        (format!("objects of {} bytes", class.bytes), class.blocks, class.live * class.bytes, 0)
+        let of = format!("objects of {} bytes", class.bytes);
+        row(of, class.blocks, class.live * class.bytes, 0)
     });
-    let all: Vec<(String, u64, u64, u64)> = servers.chain(owners).chain(classes).collect();
-    let rows: Vec<_> = all
-        .into_iter()
-        .map(|(of, blocks, used, free)| {
-            vec![
-                of,
-                console.count(blocks),
-                console.size(used),
-                console.size(reserved(blocks, used)),
-                console.size(free),
-            ]
-        })
-        .collect();
-    if console.is_terminal {
-        use std::io::Write;
-        writeln!(console.out())?;
-    }
+    let rows: Vec<_> = servers.chain(owners).chain(classes).collect();
+    console.gap()?;
     Ok(console.table(&["memory", "blocks", "used", "reserved", "free"], rows)?)
 }
 
