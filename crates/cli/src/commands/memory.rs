@@ -95,11 +95,12 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         console
             .warn("there are too few huge pages: goes on without (see /proc/sys/vm/nr_hugepages)");
     }
-    let (server, verbs) = match card {
-        None => (Arc::new(MemoryServer::start_over(config, region).map_err(refused)?), None),
+    let (verbs, server) = match card {
+        None => (None, Arc::new(MemoryServer::start_over(config, region).map_err(refused)?)),
         Some(card) => {
             let verbs = VerbsServer::start_over(config, &card, region).map_err(refused)?;
-            (Arc::clone(verbs.memory_server()), Some(verbs))
+            let server = Arc::clone(verbs.memory_server());
+            (Some(verbs), server)
         }
     };
     let card = verbs.as_ref().map(VerbsServer::card);
