@@ -36,8 +36,8 @@ mod tree;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
+use farleaf_index::blink::{BlinkOptions, BlinkTree};
 use farleaf_index::bnode::Layout;
 use farleaf_index::compute::ownership::{Ownership, create_map};
 use farleaf_index::retire::retire_all;
@@ -79,7 +79,7 @@ impl Dex {
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        let meta = RemoteTree::create(session, layout).await?;
+        let meta = BlinkTree::create(session, layout).await?;
         let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
         let _pin = session.begin(OpKind::Maintenance).await?;
         create_map(&remote.map_words(), session).await?;

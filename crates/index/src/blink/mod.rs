@@ -188,7 +188,11 @@ impl BlinkTree {
         check_key(&self.layout, key)
     }
 
-    fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
+    /// Refuses a value that the table's format does not take.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
         check_value(&self.layout, value)
     }
 

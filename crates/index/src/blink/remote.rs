@@ -3,25 +3,22 @@
 //! Such an engine keeps the tree's nodes, meta object and records as they are here, so that
 //! `verify`, `destroy` and loading are these.
 
-use std::future::Future;
-use std::ops::Bound;
+use std::ops::{Bound, Deref};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Buf, GlobalAddr};
-use farleaf_pool::{Placement, Session};
+use farleaf_pool::Session;
 
-use super::bulk::BuiltTree;
+pub use super::bulk::NewTree;
 use super::read::Unfinished;
 use super::scan::{CursorPlace, is_empty, is_past};
 use super::{BlinkFail, BlinkOptions, BlinkTree, LEVEL_MASK, META_ROOT, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Seek, StoredValue};
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::MapWords;
-use crate::detach::{TimedOut, detach};
-use crate::index::{ScanRange, SortedPairs, TableReport};
+use crate::index::ScanRange;
 use crate::retry::backoff;
-use crate::walk::Visitor;
 use crate::{Entries, IndexError};
 
 /// First word of the meta object that is free for the engine.
@@ -29,49 +26,22 @@ const META_FREE: u64 = 192;
 /// Tries at a node that does not look like one, with waits between them: enough for a WRITE to end.
 const EXCLUSIVE_TRIES: u32 = 32;
 
-/// A remote tree.
+/// A remote tree: a [`BlinkTree`] some of whose nodes have owners, with what such an engine needs beside it.
 #[derive(Clone, Debug)]
 pub struct RemoteTree(Arc<BlinkTree>);
 
-/// A tree that was built and is not in place yet.
-pub struct NewTree(BuiltTree);
+impl Deref for RemoteTree {
+    type Target = Arc<BlinkTree>;
 
-impl NewTree {
-    /// Its root and the level of it.
-    pub fn root(&self) -> (GlobalAddr, u8) {
-        self.0.root
-    }
-
-    /// Keys in it.
-    pub fn count(&self) -> u64 {
-        self.0.count
-    }
-
-    /// It is about to be pointed to: from here on it is not freed when dropped.
-    pub fn keep(&mut self) {
-        self.0.keep();
+    fn deref(&self) -> &Arc<BlinkTree> {
+        &self.0
     }
 }
 
 impl RemoteTree {
-    /// Makes an empty tree; returns its meta object.
-    pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        BlinkTree::create(session, layout).await
-    }
-
     /// The tree with the meta object at `meta`. No remote operation.
     pub fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Self {
         RemoteTree(Arc::new(BlinkTree::with(meta, layout, options, true)))
-    }
-
-    /// Geometry of its nodes.
-    pub fn layout(&self) -> &Layout {
-        &self.0.layout
-    }
-
-    /// The address of its meta object.
-    pub fn meta(&self) -> GlobalAddr {
-        self.0.meta()
     }
 
     /// The words of the meta object that hold the ownership map of a table that has one.
@@ -89,19 +59,6 @@ impl RemoteTree {
     /// The bit of that word that says that some nodes do not: their server was full, or they are older.
     pub const LOOSE: u64 = 1 << 63;
 
-    /// Tells the table that a node of `level` that was to lie at `place` lies at `addr`.
-    ///
-    /// Cost: none; 1 CAS the first time that it is on another server.
-    pub async fn note_place(
-        &self,
-        session: &Session,
-        level: u8,
-        place: Placement,
-        addr: GlobalAddr,
-    ) -> Result<(), IndexError> {
-        self.0.note_place(session, level, place, addr).await
-    }
-
     /// From now on, new nodes up to this level go to their neighbours' server, or to any.
     pub fn set_subtree_level(&self, level: Option<u8>) {
         self.0.placed.store(level.map_or(0, |level| level + 1), Ordering::Relaxed);
@@ -110,18 +67,6 @@ impl RemoteTree {
     /// See [`RemoteTree::set_subtree_level`].
     pub fn subtree_level(&self) -> Option<u8> {
         self.0.placed.load(Ordering::Relaxed).checked_sub(1)
-    }
-
-    /// Finishes the last change of the dead client of the lock word `holder`, which may have worked on keys that
-    /// nobody owns ([`RemoteTree::change`]). The caller has fenced it.
-    ///
-    /// Cost: 1 READ per memory server; if something is left, that of its recovery.
-    pub(crate) async fn finish_change_of(
-        &self,
-        session: &Session,
-        holder: u64,
-    ) -> Result<(), IndexError> {
-        self.0.finish_change_of(session, holder).await
     }
 
     /// Changes a key that nobody owns, under its leaf's lock. The caller has a pin and the
@@ -145,67 +90,6 @@ impl RemoteTree {
         }
     }
 
-    /// Reads a key of keys that nobody owns into `value`; false if it is absent. The caller has a pin.
-    ///
-    /// Cost: as [`crate::blink`]'s.
-    pub async fn get(
-        &self,
-        session: &Session,
-        key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<bool, IndexError> {
-        self.0.get(session, key, value).await
-    }
-
-    /// Appends pairs of a range that nobody owns to `out`. The caller has a pin.
-    ///
-    /// Cost: as [`crate::blink`]'s.
-    pub async fn scan(
-        &self,
-        session: &Session,
-        range: ScanRange<'_>,
-        limit: usize,
-        out: &mut Entries,
-    ) -> Result<(), IndexError> {
-        self.0.scan(session, range, limit, out).await
-    }
-
-    /// Refuses a key that the table's format does not take.
-    ///
-    /// # Errors
-    /// `Invalid`.
-    pub fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
-        self.0.check_key(key)
-    }
-
-    /// Refuses a value that the table's format does not take.
-    ///
-    /// # Errors
-    /// `Invalid`.
-    pub fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
-        self.0.check_value(value)
-    }
-
-    /// Tells whether `image` is a node that was published at `addr`, alive, on `level`.
-    pub fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
-        self.0.is_current(image, addr, level)
-    }
-
-    /// The address that a node's word holds.
-    pub fn pointer(&self, word: u64, holder: GlobalAddr) -> Result<GlobalAddr, IndexError> {
-        self.0.pointer(word, holder)
-    }
-
-    /// The error that says that the node at `addr` could not be changed as it must be.
-    pub fn damaged(&self, addr: GlobalAddr, error: ChangeError) -> IndexError {
-        self.0.damaged(addr, error)
-    }
-
-    /// READs the root word: address and level.
-    pub async fn read_root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
-        self.0.refresh_root(session).await
-    }
-
     /// The address of the root word, and what it holds for a root.
     pub fn root_word(&self, root: GlobalAddr, level: u8) -> (GlobalAddr, u64) {
         debug_assert!(u64::from(level) <= LEVEL_MASK);
@@ -215,15 +99,6 @@ impl RemoteTree {
     /// The root is another one now; what was cached of the root word is forgotten.
     pub fn forget_root(&self) {
         self.0.root.remember(0, 0);
-    }
-
-    /// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer
-    /// than the caller waits, gives what `T` says about that.
-    pub fn detach<T: TimedOut + 'static>(
-        session: &Session,
-        task: impl Future<Output = T> + 'static,
-    ) -> impl Future<Output = T> {
-        detach(session, task)
     }
 
     /// Tells whether a value of `len` bytes needs a record.
@@ -245,42 +120,6 @@ impl RemoteTree {
         let record = self.0.write_record(session, value).await?;
         record.keep();
         Ok(record.reference())
-    }
-
-    /// Reads such a value into `value`.
-    ///
-    /// Cost: 1 READ.
-    ///
-    /// # Errors
-    /// `Corrupt` if that is no record, or another one; `Unavailable`.
-    pub async fn read_record(
-        &self,
-        session: &Session,
-        record: RecordRef,
-        value: &mut Vec<u8>,
-    ) -> Result<(), IndexError> {
-        self.0.read_record(session, record, value).await
-    }
-
-    /// Copies value `index` of a leaf into `value`.
-    ///
-    /// Cost: none, or 1 READ of its record.
-    ///
-    /// # Errors
-    /// As [`RemoteTree::read_record`].
-    pub async fn value_of(
-        &self,
-        session: &Session,
-        node: &Node<'_, u64>,
-        index: usize,
-        value: &mut Vec<u8>,
-    ) -> Result<(), IndexError> {
-        self.0.value_of(session, node, index, value).await
-    }
-
-    /// Address and bytes of a record.
-    pub fn record_place(&self, record: RecordRef) -> Result<(GlobalAddr, usize), IndexError> {
-        self.0.record_place(record)
     }
 
     /// READs a node that others may be writing, until an image of it fits; `None` if no such node is
@@ -367,37 +206,6 @@ impl RemoteTree {
             node.unlock().await?;
         }
         Ok(())
-    }
-
-    /// Builds a tree beside this one, in which each of `cuts` is a leaf's high fence. The error leaves
-    /// nothing behind.
-    pub async fn build(
-        &self,
-        session: &Session,
-        pairs: &mut impl SortedPairs,
-        cuts: &[Vec<u8>],
-    ) -> Result<NewTree, IndexError> {
-        self.0.build(session, pairs, cuts).await.map(NewTree)
-    }
-
-    /// Visits the meta object, the first of a walk.
-    pub fn visit_meta(&self, visitor: &mut impl Visitor) {
-        self.0.visit_meta(visitor);
-    }
-
-    /// Visits and checks all nodes and records, which follow the meta object in a walk.
-    ///
-    /// Cost: as [`BlinkTree::walk`].
-    ///
-    /// # Errors
-    /// `Corrupt` if the walk cannot go on.
-    pub async fn walk_nodes(
-        &self,
-        session: &Session,
-        visitor: &mut impl Visitor,
-        report: &mut TableReport,
-    ) -> Result<(), IndexError> {
-        self.0.walk_nodes(session, visitor, report).await
     }
 }
 

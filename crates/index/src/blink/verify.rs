@@ -57,13 +57,18 @@ impl BlinkTree {
         self.walk_nodes(session, visitor, report).await
     }
 
-    /// The first part of [`BlinkTree::walk`].
-    pub(crate) fn visit_meta(&self, visitor: &mut impl Visitor) {
+    /// Visits the meta object, the first of a walk.
+    pub fn visit_meta(&self, visitor: &mut impl Visitor) {
         visitor.object("meta object", self.meta, META_BYTES);
     }
 
-    /// The second part of [`BlinkTree::walk`].
-    pub(crate) async fn walk_nodes(
+    /// Visits and checks all nodes and records, which follow the meta object in a walk.
+    ///
+    /// Cost: as [`BlinkTree::walk`].
+    ///
+    /// # Errors
+    /// `Corrupt` if the walk cannot go on.
+    pub async fn walk_nodes(
         self: &Arc<Self>,
         session: &Session,
         visitor: &mut impl Visitor,
@@ -73,7 +78,7 @@ impl BlinkTree {
             return Ok(());
         }
         self.check_meta(session, report).await?;
-        let (_, top) = self.refresh_root(session).await?;
+        let (_, top) = self.read_root(session).await?;
         report.nodes_per_level = vec![0; usize::from(top) + 1];
         // Low fences of the nodes that the level above points to, by address.
         let mut expected: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
@@ -282,7 +287,7 @@ impl BlinkTree {
         low: Option<&[u8]>,
         level: u8,
     ) -> Result<bool, IndexError> {
-        if self.refresh_root(session).await?.1 <= level {
+        if self.read_root(session).await?.1 <= level {
             return Ok(false);
         }
         let seek = low.map_or(Seek::First, Seek::After);
