@@ -3,7 +3,7 @@
 //! Such an engine keeps the tree's nodes, meta object and records as they are here, so that
 //! `verify`, `destroy` and loading are these.
 
-use std::ops::{Bound, Deref};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -12,14 +12,13 @@ use farleaf_pool::Session;
 
 pub use super::bulk::NewTree;
 use super::read::Unfinished;
-use super::scan::{CursorPlace, is_empty, is_past};
+pub use super::scan::Passage;
 use super::{BlinkFail, BlinkOptions, BlinkTree, LEVEL_MASK, META_ROOT, read};
-use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Seek, StoredValue};
+use crate::IndexError;
+use crate::bnode::{ChangeError, Layout, NodeMut, RecordRef};
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::MapWords;
-use crate::index::ScanRange;
 use crate::retry::backoff;
-use crate::{Entries, IndexError};
 
 /// First word of the meta object that is free for the engine.
 const META_FREE: u64 = 192;
@@ -206,175 +205,5 @@ impl RemoteTree {
             node.unlock().await?;
         }
         Ok(())
-    }
-}
-
-/// A scan that goes from leaf to leaf.
-pub struct Passage<'a> {
-    range: ScanRange<'a>,
-    place: CursorPlace,
-    end: usize,
-}
-
-/// The place at which a scan goes on.
-pub enum ScanNext<'a> {
-    /// At the end of the key space that it comes from.
-    End,
-    /// At a key.
-    At(&'a [u8]),
-    /// Just above a key.
-    After(&'a [u8]),
-}
-
-impl<'a> Passage<'a> {
-    /// A scan of at most `limit` pairs of `range` that are appended to `out`; `None` if there can
-    /// be none.
-    pub(crate) fn begin(range: ScanRange<'a>, limit: usize, out: &Entries) -> Option<Self> {
-        if limit == 0 || is_empty(&range) {
-            return None;
-        }
-        let place = match if range.reverse { range.to } else { range.from } {
-            Bound::Unbounded => CursorPlace::End,
-            Bound::Included(key) => CursorPlace::At(key.to_vec()),
-            Bound::Excluded(key) if range.reverse => CursorPlace::At(key.to_vec()),
-            Bound::Excluded(key) => CursorPlace::After(key.to_vec()),
-        };
-        Some(Passage { range, place, end: out.len().saturating_add(limit) })
-    }
-
-    /// Returns the next leaf's place, and whether the scan descends.
-    pub fn next(&self) -> (ScanNext<'_>, bool) {
-        let next = match &self.place {
-            CursorPlace::End => ScanNext::End,
-            CursorPlace::At(key) | CursorPlace::Below(key) => ScanNext::At(key),
-            CursorPlace::After(key) => ScanNext::After(key),
-        };
-        (next, self.range.reverse)
-    }
-
-    /// The next leaf's place in the order of keys.
-    pub fn seek(&self) -> Seek<'_> {
-        match self.next() {
-            (ScanNext::End, true) => Seek::Last,
-            (ScanNext::End, false) => Seek::First,
-            (ScanNext::At(key), _) => Seek::At(key),
-            (ScanNext::After(key), _) => Seek::After(key),
-        }
-    }
-
-    /// Pairs that are still wanted.
-    pub fn wanted(&self, out: &Entries) -> usize {
-        self.end.saturating_sub(out.len())
-    }
-
-    /// Tells whether the range ends before the leaf behind this fence.
-    pub fn ends_before(&self, fence: &[u8]) -> bool {
-        is_past(&self.range, fence)
-    }
-
-    /// Takes the leaf's pairs; whether there is more to come.
-    pub async fn pass(
-        &mut self,
-        remote: &RemoteTree,
-        session: &Session,
-        leaf: &Node<'_, u64>,
-        out: &mut Entries,
-    ) -> Result<bool, IndexError> {
-        remote.0.take_pairs(session, leaf, &self.range, &self.place, self.end, out).await?;
-        let mut fence = Vec::new();
-        let more = match self.range.reverse {
-            true => leaf.low_fence(&mut fence),
-            false => leaf.high_fence(&mut fence),
-        };
-        Ok(self.skip_to(more.then_some(&fence), out))
-    }
-
-    /// Takes pairs of the range that somebody else has gathered, all from the place to `fence`; whether
-    /// there is more to come.
-    pub async fn pass_pairs<'p>(
-        &mut self,
-        remote: &RemoteTree,
-        session: &Session,
-        pairs: impl Iterator<Item = (&'p [u8], StoredValue, &'p [u8])>,
-        fence: Option<&[u8]>,
-        out: &mut Entries,
-    ) -> Result<bool, IndexError> {
-        let mut pending = Vec::new();
-        for (key, stored, value) in pairs.take(self.wanted(out)) {
-            remote.0.take_pair(session, (key, stored, value), &mut pending, out).await?;
-        }
-        remote.0.take_records(session, &mut pending, out).await?;
-        Ok(self.skip_to(fence, out))
-    }
-
-    /// Tells whether the end that a descending scan comes from is `key`, and not in the range.
-    pub fn leaves_out(&self, key: &[u8]) -> bool {
-        self.range.to == Bound::Excluded(key)
-    }
-
-    /// The end that the scan goes to, and whether it is not in the range.
-    pub fn far_end(&self) -> Option<(&[u8], bool)> {
-        match if self.range.reverse { self.range.from } else { self.range.to } {
-            Bound::Unbounded => None,
-            Bound::Included(key) => Some((key, false)),
-            Bound::Excluded(key) => Some((key, true)),
-        }
-    }
-
-    /// Returns the rest of the range in `(low, high]`, which holds the place, and how many pairs are
-    /// wanted.
-    pub(crate) fn rest_in(
-        &self,
-        low: Option<&[u8]>,
-        high: Option<&[u8]>,
-        out: &Entries,
-    ) -> (Bound<Vec<u8>>, Bound<Vec<u8>>, usize) {
-        let owned = |bound: Bound<&[u8]>| bound.map(<[u8]>::to_vec);
-        let key_of = |bound: Bound<&[u8]>| match bound {
-            Bound::Unbounded => None,
-            Bound::Included(key) | Bound::Excluded(key) => Some(key.to_vec()),
-        };
-        let (mut from, mut to) = (owned(self.range.from), owned(self.range.to));
-        match &self.place {
-            CursorPlace::End => {}
-            CursorPlace::Below(key) => to = Bound::Excluded(key.clone()),
-            CursorPlace::After(key) => from = Bound::Excluded(key.clone()),
-            CursorPlace::At(key) if !self.range.reverse => from = Bound::Included(key.clone()),
-            CursorPlace::At(key) if key_of(self.range.to).as_ref() != Some(key) => {
-                to = Bound::Included(key.clone());
-            }
-            CursorPlace::At(_) => {}
-        }
-        if self.range.reverse {
-            let begins_below = key_of(self.range.from).is_none_or(|key| Some(&*key) <= low);
-            if let (Some(low), true) = (low, begins_below) {
-                from = Bound::Excluded(low.to_vec());
-            }
-        } else if let Some(high) = high
-            && key_of(self.range.to).is_none_or(|key| *key > *high)
-        {
-            to = Bound::Included(high.to_vec());
-        }
-        (from, to, self.end - out.len())
-    }
-
-    /// All up to `last`, the key of the last pair, has been seen to; whether there is more to come.
-    pub(crate) fn go_on_behind(&mut self, last: &[u8], out: &Entries) -> bool {
-        let last = last.to_vec();
-        self.place =
-            if self.range.reverse { CursorPlace::Below(last) } else { CursorPlace::After(last) };
-        out.len() < self.end
-    }
-
-    /// All up to `fence` has been seen to; whether there is more to come.
-    pub(crate) fn skip_to(&mut self, fence: Option<&[u8]>, out: &Entries) -> bool {
-        let Some(fence) = fence else { return false };
-        if out.len() >= self.end || is_past(&self.range, fence) {
-            return false;
-        }
-        let fence = fence.to_vec();
-        self.place =
-            if self.range.reverse { CursorPlace::At(fence) } else { CursorPlace::After(fence) };
-        true
     }
 }

@@ -525,7 +525,7 @@ impl<E: Partitioned> RangeOwner for Owned<E> {
             self.0.ownership.check_open()?;
             let (low, high) = (part.low.as_deref(), part.high.as_deref());
             let (from, to, wanted) = passage.rest_in(low, high, out);
-            let reverse = passage.next().1;
+            let reverse = passage.is_reverse();
             let (from, to) = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
             let range = ScanRange { from, to, reverse };
             let limit = wanted.min(PAIRS_INSIDE_MAX);
