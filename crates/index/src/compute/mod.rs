@@ -26,8 +26,9 @@ use crate::IndexError;
 pub use guest::{Guest, ServesGuests};
 pub use host::{Host, Leaving};
 use messages::{OpReply, Request};
-pub use migration::Moving;
-pub use migration::{Balance, BalanceOptions, Balancer, MoveError, PartLoad, RangeMove};
+pub use migration::{
+    Balance, BalanceOptions, Balancer, MoveError, Moving, PartLoad, RangeCalls, RangeMove,
+};
 pub use owned::Partitioned;
 pub use owned::{Owned, OwnedSettings};
 pub use owned_table::{OwnedTable, Work};

@@ -31,7 +31,8 @@ pub use membership::{
     JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away, open_already,
 };
 pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free, take_over};
-pub use routing::{Owner, ask, forward_change, forward_get, scan_all, serve, wrong_owner};
+pub(crate) use routing::ask;
+pub use routing::{Owner, forward_change, forward_get, scan_all, serve};
 
 /// The table is open, and this compute server has owned no key of it yet.
 const UNOWNED: u8 = 0;

@@ -19,9 +19,9 @@ use super::{Ownership, Range, count, refresh_map, take_over};
 use crate::blink::remote::Passage;
 use crate::bnode::Seek;
 use crate::change::{Change, Outcome};
-use crate::compute::RangeOwner;
 use crate::compute::messages::{OpReply, Patience, Request, send};
 use crate::compute::migration::{give, own_load, share};
+use crate::compute::{OwnedTable, RangeOwner};
 use crate::index::{Exchange, ScanRange};
 use crate::op::Op;
 use crate::retry::backoff;
@@ -77,27 +77,6 @@ fn seek_of(op: &Op) -> Seek<'_> {
             (true, _, Bound::Included(key) | Bound::Excluded(key)) => Seek::At(key),
         },
     }
-}
-
-/// Returns the owner of `key`, if that is another compute server.
-///
-/// Cost: none for an own key, else that of reading the map, 2 READs.
-///
-/// # Errors
-/// `Unavailable`, `Closed`.
-pub async fn wrong_owner<T: RangeOwner>(
-    table: &T,
-    session: &Session,
-    key: &[u8],
-) -> Result<Option<Owner>, IndexError> {
-    let seek = Seek::At(key);
-    let ownership = table.ownership();
-    if ownership.acquire(session, seek).await?.is_ok() {
-        return Ok(None);
-    }
-    refresh_map(table, session).await?;
-    let standing = ownership.acquire(session, seek).await?;
-    Ok(standing.err().map(|number| ownership.owner_of(number)))
 }
 
 /// Does what is asked if the key is this compute server's; `None` if it is not, and nothing was
@@ -201,21 +180,21 @@ async fn route_within<T: RangeOwner>(
 }
 
 /// Asks one compute server; `None` if it did not begin.
-pub async fn ask<T: RangeOwner>(
+pub(crate) async fn ask<T: OwnedTable + ?Sized>(
     table: &T,
     session: &Session,
     who: Incarnation,
     request: Request,
 ) -> Result<Option<OpReply>, IndexError> {
     if who == session.endpoint().incarnation() {
-        return Box::pin(serve(table, session, request)).await.map(Some);
+        return table.serve(session, request).await.map(Some);
     }
-    if !table.ownership().calls {
+    if !table.part().calls {
         return Ok(None);
     }
     // A move of a range has no time limit.
     let until_ns = Patience::new(session.endpoint()).until_ns.filter(|_| request.is_read());
-    send(session, table.ownership().words.meta, who, &request, until_ns).await
+    send(session, table.meta(), who, &request, until_ns).await
 }
 
 /// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
@@ -427,7 +406,7 @@ pub async fn serve<T: RangeOwner>(
 
 impl Ownership {
     /// Describes the owner of a partition that is another's.
-    fn owner_of(&self, partition: usize) -> Owner {
+    pub(crate) fn owner_of(&self, partition: usize) -> Owner {
         let (owner, epoch) = self.known_owner(partition);
         Owner { partition, owner, epoch }
     }
