@@ -35,6 +35,16 @@ impl ScanRange<'_> {
     pub const ALL: ScanRange<'static> =
         ScanRange { from: Bound::Unbounded, to: Bound::Unbounded, reverse: false };
 
+    /// The range between two ends.
+    pub fn between<'a>(
+        from: &'a Bound<Vec<u8>>,
+        to: &'a Bound<Vec<u8>>,
+        reverse: bool,
+    ) -> ScanRange<'a> {
+        let (from, to) = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
+        ScanRange { from, to, reverse }
+    }
+
     /// Tells whether `key` is in the range.
     pub fn holds(&self, key: &[u8]) -> bool {
         use std::ops::RangeBounds;

@@ -526,8 +526,7 @@ impl<E: Partitioned> RangeOwner for Owned<E> {
             let (low, high) = (part.low.as_deref(), part.high.as_deref());
             let (from, to, wanted) = passage.rest_in(low, high, out);
             let reverse = passage.is_reverse();
-            let (from, to) = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
-            let range = ScanRange { from, to, reverse };
+            let range = ScanRange::between(&from, &to, reverse);
             let limit = wanted.min(PAIRS_INSIDE_MAX);
             let begun = out.len();
             {

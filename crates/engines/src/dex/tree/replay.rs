@@ -57,7 +57,7 @@ impl DexTree {
                 if new.logs.iter().all(|(owner, _)| *owner != me) {
                     new.logs.push((me, word));
                 }
-                Ok(new)
+                Ok::<_, IndexError>(new)
             })
             .await?;
             if map.logs.contains(&(me, word)) {

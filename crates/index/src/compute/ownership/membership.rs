@@ -69,7 +69,7 @@ pub async fn claim<T: RangeOwner>(
         let mut new = map.clone();
         let free = new.owners.iter_mut().filter(|owner| **owner == 0);
         free.take(most).for_each(|owner| *owner = me.0);
-        Ok(new)
+        Ok::<_, IndexError>(new)
     })
     .await?;
     ownership.set_owned();
@@ -113,7 +113,7 @@ pub async fn give_away<T: RangeOwner>(
         }
         forget_intent(&mut new, dead.0);
         forget_log(&mut new, dead.0);
-        Ok(new)
+        Ok::<_, IndexError>(new)
     })
     .await?;
     Ok((map, taken.load(Ordering::Relaxed)))
@@ -167,7 +167,7 @@ pub(crate) async fn take_free<T: RangeOwner>(
         if new.owners[number] == 0 {
             new.owners[number] = me.0;
         }
-        Ok(new)
+        Ok::<_, IndexError>(new)
     })
     .await?;
     install(table, session, map).await
@@ -363,7 +363,7 @@ impl Ownership {
             new.owners.iter_mut().filter(|owner| **owner == me).for_each(|owner| *owner = 0);
             forget_intent(&mut new, me);
             forget_log(&mut new, me);
-            Ok(new)
+            Ok::<_, IndexError>(new)
         })
         .await?;
         debug_assert!(self.is_closed());

@@ -252,10 +252,10 @@ impl Ownership {
         }
     }
 
-    /// The compute server that serves partition `number`, as far as it is known here, and the map's epoch.
-    pub(crate) fn known_owner(&self, number: usize) -> (Option<Incarnation>, u64) {
+    /// The compute server that serves `partition`, as far as it is known here, and the map's epoch.
+    pub(crate) fn owner_of(&self, partition: usize) -> Owner {
         let view = self.view();
-        let owner = view.map.owners.get(number).copied().filter(|owner| *owner != 0);
-        (owner.map(Incarnation), view.map.epoch)
+        let owner = view.map.owners.get(partition).copied().filter(|owner| *owner != 0);
+        Owner { partition, owner: owner.map(Incarnation), epoch: view.map.epoch }
     }
 }

@@ -15,7 +15,7 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::membership::take_free;
-use super::{Ownership, Range, count, refresh_map, take_over};
+use super::{Range, count, refresh_map, take_over};
 use crate::blink::remote::Passage;
 use crate::bnode::Seek;
 use crate::change::{Change, Outcome};
@@ -87,7 +87,7 @@ async fn serve_own<T: RangeOwner>(
     op: &Op,
 ) -> Result<Option<OpReply>, IndexError> {
     if let Op::Scan { from, to, reverse, limit } = op {
-        let range = ScanRange { from: as_slice(from), to: as_slice(to), reverse: *reverse };
+        let range = ScanRange::between(from, to, *reverse);
         let mut out = Entries::new();
         if let Some(mut passage) = Passage::begin(range, *limit, &out)
             && table.scan_own(session, &mut passage, &mut out).await?.is_some()
@@ -313,8 +313,7 @@ pub async fn scan_all<T: RangeOwner>(
     loop {
         let Some((last, _)) = out.last() else { return Ok(()) };
         *(if range.reverse { &mut to } else { &mut from }) = Bound::Excluded(last.to_vec());
-        let reverse = range.reverse;
-        let rest = ScanRange { from: as_slice(&from), to: as_slice(&to), reverse };
+        let rest = ScanRange::between(&from, &to, range.reverse);
         let limit = end.saturating_sub(out.len());
         if scan_until_cut(table, session, rest, limit, out).await? {
             return Ok(());
@@ -402,18 +401,6 @@ pub async fn serve<T: RangeOwner>(
     let reply = serve_own(table, session, &op).await?;
     session.vouch()?;
     Ok(reply.unwrap_or(OpReply::WrongOwner { epoch: table.ownership().view().map.epoch }))
-}
-
-impl Ownership {
-    /// Describes the owner of a partition that is another's.
-    pub(crate) fn owner_of(&self, partition: usize) -> Owner {
-        let (owner, epoch) = self.known_owner(partition);
-        Owner { partition, owner, epoch }
-    }
-}
-
-fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
 }
 
 /// A reply to another request.
