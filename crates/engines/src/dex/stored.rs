@@ -215,7 +215,7 @@ impl Engine for Dex {
 /// Visits the meta object, the ownership map, the logs, then the tree. The caller has a pin.
 ///
 /// Cost: 1 READ for each level of each node, 1 more for inner nodes of a placed table, 3, and 1 for each log.
-pub(super) async fn walk_stored(
+async fn walk_stored(
     remote: &RemoteTree,
     session: &Session,
     visitor: &mut impl Visitor,

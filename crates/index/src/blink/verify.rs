@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
-use farleaf_pool::{Audit, LockToken, Session};
+use farleaf_pool::{LockToken, Session};
 
 use super::read::Restarts;
 use super::records::record_bytes;
@@ -13,29 +13,13 @@ use crate::IndexError;
 use crate::bnode::{Cover, Kind, Node, Seek, StoredValue, verify_image};
 use crate::index::TableReport;
 use crate::retry::LockWait;
-use crate::walk::{Marker, Visitor};
+use crate::walk::Visitor;
 
 /// Kind of the objects that are nodes.
 pub(super) const NODE: &str = "node";
 /// Attempts at finding a node. Others' changes explain some; this many mean that pointers lead astray.
 const FIND_TRIES_MAX: u32 = 2_000;
 impl BlinkTree {
-    /// Checks every node and marks everything reachable in `audit`.
-    ///
-    /// Cost: 1 READ per node.
-    ///
-    /// # Errors
-    /// `Corrupt` if the walk cannot go on, with what was found before.
-    pub async fn verify(
-        self: &Arc<Self>,
-        session: &Session,
-        audit: &mut Audit,
-    ) -> Result<TableReport, IndexError> {
-        let (mut report, mut marker) = (TableReport::default(), Marker::new(audit, None));
-        let walked = self.walk(session, &mut marker, &mut report).await;
-        marker.finish(walked, report)
-    }
-
     /// Visits the meta object, then the levels from the root downwards, each from left to right, a leaf's
     /// value records after it; checks every node.
     ///
