@@ -74,13 +74,7 @@ impl Dex {
         layout: Layout,
         options: &OpenOptions,
     ) -> Result<Self, IndexError> {
-        let take = match options.take {
-            0 => Take::Nothing,
-            most => Take::Free(most),
-        };
-        let is_guest = options.take_over && options.guest_operations > 0;
-        let take_over = options.take_over && !is_guest;
-        let join = JoinOptions { take, take_over, calls: options.calls };
+        let (join, is_guest) = JoinOptions::of(options);
         let settings = DexOptions::read(&options.settings)
             .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
         let dex = Dex::open(session, meta, layout, settings, join).await?;

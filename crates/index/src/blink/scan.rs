@@ -136,7 +136,7 @@ impl<'a> Passage<'a> {
 
     /// Returns the rest of the range in `(low, high]`, which holds the place, and how many pairs are
     /// wanted.
-    pub(crate) fn rest_in(
+    pub fn rest_in(
         &self,
         low: Option<&[u8]>,
         high: Option<&[u8]>,
@@ -172,7 +172,7 @@ impl<'a> Passage<'a> {
     }
 
     /// All up to `last`, the key of the last pair, has been seen to; whether there is more to come.
-    pub(crate) fn go_on_behind(&mut self, last: &[u8], out: &Entries) -> bool {
+    pub fn go_on_behind(&mut self, last: &[u8], out: &Entries) -> bool {
         let last = last.to_vec();
         self.place =
             if self.range.reverse { CursorPlace::Below(last) } else { CursorPlace::After(last) };
@@ -180,7 +180,7 @@ impl<'a> Passage<'a> {
     }
 
     /// All up to `fence` has been seen to; whether there is more to come.
-    pub(crate) fn skip_to(&mut self, fence: Option<&[u8]>, out: &Entries) -> bool {
+    pub fn skip_to(&mut self, fence: Option<&[u8]>, out: &Entries) -> bool {
         let Some(fence) = fence else { return false };
         if out.len() >= self.end || is_past(&self.range, fence) {
             return false;

@@ -241,7 +241,7 @@ impl Guest {
     /// Clears what is left of removed keys that nobody owns, before the table is closed.
     ///
     /// Cost: 1 CAS, 3 READs and 1 WRITE, and the engine's.
-    pub(crate) async fn clear<T: ServesGuests>(
+    pub async fn clear<T: ServesGuests>(
         &self,
         table: &T,
         session: &Session,

@@ -24,7 +24,7 @@ pub struct Moving<T: RangeOwner>(T);
 
 impl<T: RangeOwner> Moving<T> {
     /// Begins to give something away, unless that is under way.
-    pub(crate) fn begin(table: &T) -> Option<Self> {
+    pub fn begin(table: &T) -> Option<Self> {
         table.ownership().guard().begin_moving().then(|| Moving(table.clone()))
     }
 }

@@ -115,7 +115,7 @@ impl Range {
     }
 
     /// The same keys, ascending.
-    pub(crate) fn as_scan(&self) -> ScanRange<'_> {
+    pub fn as_scan(&self) -> ScanRange<'_> {
         ScanRange {
             from: self.low.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
             to: self.high.as_deref().map_or(Bound::Unbounded, Bound::Included),

@@ -14,11 +14,11 @@ use super::map::{
     MapWords, PARTITIONS_MAX, Partitions, Range, change_map, change_map_now, read_map,
 };
 use super::{Ownership, View, count};
-use crate::IndexError;
 use crate::bnode::Seek;
 use crate::compute::messages::forget;
 use crate::compute::{Moving, RangeOwner};
 use crate::detach::detach;
+use crate::{IndexError, OpenOptions};
 
 /// Tries at having all partitions.
 const TRIES_MAX: u32 = 1_000;
@@ -41,6 +41,19 @@ pub struct JoinOptions {
     pub take_over: bool,
     /// True if it sends operations on others' keys to their owners. Without that they fail with `Unavailable`.
     pub calls: bool,
+}
+
+impl JoinOptions {
+    /// The part of a compute server that opens a table by these options, and whether it is a guest.
+    pub fn of(options: &OpenOptions) -> (Self, bool) {
+        let take = match options.take {
+            0 => Take::Nothing,
+            most => Take::Free(most),
+        };
+        let is_guest = options.take_over && options.guest_operations > 0;
+        let take_over = options.take_over && !is_guest;
+        (JoinOptions { take, take_over, calls: options.calls }, is_guest)
+    }
 }
 
 impl Default for JoinOptions {
