@@ -233,6 +233,21 @@ impl BlinkTree {
         Ok(addr)
     }
 
+    /// Reads the node of `level` at `addr`. 1 READ, more if it is torn.
+    pub(super) async fn read_node(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+    ) -> Result<Buf, BlinkFail> {
+        let reliable = session.reliable();
+        let image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
+        if self.is_current(&image, addr, level) {
+            return Ok(image);
+        }
+        self.read_again(session, addr, level, image).await
+    }
+
     /// Tells whether the image is one that was published at `addr`, alive, on that level.
     #[inline]
     pub fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {

@@ -129,12 +129,7 @@ impl RemoteTree {
         addr: GlobalAddr,
         level: u8,
     ) -> Result<Option<Buf>, IndexError> {
-        let reliable = session.reliable();
-        let image = reliable.read(addr, reliable.buf(self.0.layout.node_bytes())).await?;
-        if self.0.is_current(&image, addr, level) {
-            return Ok(Some(image));
-        }
-        match self.0.read_again(session, addr, level, image).await {
+        match self.0.read_node(session, addr, level).await {
             Ok(image) => Ok(Some(image)),
             Err(BlinkFail::Restart) => Ok(None),
             Err(BlinkFail::Error(error)) => Err(error),

@@ -280,12 +280,7 @@ impl BlinkTree {
             }
             cursor.children.push_back(self.pointer(node.child(child).unwrap_or(0), self.meta)?);
         }
-        let reliable = session.reliable();
-        let addr = self.pointer(first, self.meta)?;
-        let mut leaf = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
-        if !self.is_current(&leaf, addr, 0) {
-            leaf = self.read_again(session, addr, 0, leaf).await?;
-        }
+        let leaf = self.read_node(session, self.pointer(first, self.meta)?, 0).await?;
         match seek.covered(&Node::new(&self.layout, leaf.words())) {
             Cover::Inside => Ok(leaf),
             // The leaf was split since its parent was read, or its parent lacks a separator.

@@ -199,15 +199,11 @@ impl BlinkTree {
         level: u8,
         separator: &[u8],
     ) -> Result<bool, BlinkFail> {
-        let reliable = session.reliable();
-        let mut image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
-        if !self.is_current(&image, addr, level) {
-            image = match self.read_again(session, addr, level, image).await {
-                Ok(image) => image,
-                Err(BlinkFail::Restart) => return Ok(false),
-                Err(error) => return Err(error),
-            };
-        }
+        let image = match self.read_node(session, addr, level).await {
+            Ok(image) => image,
+            Err(BlinkFail::Restart) => return Ok(false),
+            Err(error) => return Err(error),
+        };
         let mut low = Vec::new();
         Ok(Node::new(&self.layout, image.words()).low_fence(&mut low) && low == separator)
     }

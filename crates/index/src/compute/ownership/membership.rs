@@ -319,34 +319,26 @@ pub(crate) async fn cut<T: RangeOwner>(
         table.make_bound(session, bound).await?;
     }
     let (cutting, task_session, bounds) = (table.clone(), session.clone(), bounds.to_vec());
+    let me = session.endpoint().incarnation().0;
     detach(session, async move {
         let _moving = moving;
-        cut_now(&cutting, &task_session, &bounds).await
+        cutting.flush(&task_session).await?;
+        let ownership = cutting.ownership();
+        change_map_now(&ownership.words, &task_session, async |map| {
+            // All of it is this compute server's, and given up with the cut.
+            if map.owners != [me] {
+                return Err(IndexError::Invalid("the table is partitioned already".into()));
+            }
+            let mut cut = Partitions::cut(&bounds);
+            cut.logs = map.logs.iter().copied().filter(|(owner, _)| *owner != me).collect();
+            Ok(cut)
+        })
+        .await?;
+        ownership.set_closed();
+        Ok::<_, IndexError>(())
     })
     .await?;
     table.let_go(session);
-    Ok(())
-}
-
-async fn cut_now<T: RangeOwner>(
-    table: &T,
-    session: &Session,
-    bounds: &[Vec<u8>],
-) -> Result<(), IndexError> {
-    table.flush(session).await?;
-    let ownership = table.ownership();
-    let me = session.endpoint().incarnation().0;
-    change_map_now(&ownership.words, session, async |map| {
-        // All of it is this compute server's, and given up with the cut.
-        if map.owners != [me] {
-            return Err(IndexError::Invalid("the table is partitioned already".into()));
-        }
-        let mut cut = Partitions::cut(bounds);
-        cut.logs = map.logs.iter().copied().filter(|(owner, _)| *owner != me).collect();
-        Ok(cut)
-    })
-    .await?;
-    ownership.set_closed();
     Ok(())
 }
 
