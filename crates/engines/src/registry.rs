@@ -138,18 +138,17 @@ impl Default for Engine {
 impl Engine {
     /// Its name on command lines, in results and in pools.
     pub fn name(self) -> &'static str {
-        on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::NAME)
+        on_engine!(self, D => <D as Design>::NAME)
     }
 
     /// One line about it: what it is; paper, venue, year.
     pub fn about(self) -> &'static str {
-        on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::ABOUT)
+        on_engine!(self, D => <D as Design>::ABOUT)
     }
 
     /// Returns whether the lab hunts that seeded bug with it.
     pub fn has_canary(self, canary: Canary) -> bool {
-        on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::CANARIES)
-            .contains(&canary)
+        on_engine!(self, D => <D as Design>::CANARIES).contains(&canary)
     }
 
     /// Settings for one run of the lab on tables of that format, drawn from `rng`. The same draws give the
@@ -159,20 +158,18 @@ impl Engine {
     /// `Invalid` for a format that the engine cannot use.
     pub fn draw(self, rng: &mut Rng, format: &TableFormat) -> Result<Settings, IndexError> {
         let layout = format.layout()?;
-        Ok(
-            on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::draw(rng, &layout)),
-        )
+        Ok(on_engine!(self, D => <D as Design>::draw(rng, &layout)))
     }
 
     /// Names of the work that the engine does by itself while operations run.
     pub fn background_work(self) -> &'static [&'static str] {
-        on_engine!(self, Design => <Design as farleaf_index::engine::Engine>::BACKGROUND)
+        on_engine!(self, D => <D as Design>::BACKGROUND)
     }
 
     /// Services that memory servers run for the engines. `life` differs from that of every process that ran
     /// them on the same memory before: the time at which the process began, say.
     pub fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
-        let of = |engine: &Engine| on_engine!(engine, Design => <Design as farleaf_index::engine::Engine>::services(life));
+        let of = |engine: &Engine| on_engine!(engine, D => <D as Design>::services(life));
         Engine::ALL.iter().flat_map(of).collect()
     }
 }
@@ -214,8 +211,8 @@ impl AnyIndex {
     ) -> Result<Root, IndexError> {
         let tree = session.endpoint().random();
         let layout = format.layout()?.for_tree(tree);
-        let meta = on_engine!(format.engine, Design => {
-            <Design as farleaf_index::engine::Engine>::create(session, &layout).await?
+        let meta = on_engine!(format.engine, D => {
+            <D as Design>::create(session, &layout).await?
         });
         let (engine, params) = (format.engine.name(), format.to_params(tree));
         // From here on it is not given up half way.

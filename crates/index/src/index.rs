@@ -35,6 +35,16 @@ impl ScanRange<'_> {
     pub const ALL: ScanRange<'static> =
         ScanRange { from: Bound::Unbounded, to: Bound::Unbounded, reverse: false };
 
+    /// The range between two ends.
+    pub fn between<'a>(
+        from: &'a Bound<Vec<u8>>,
+        to: &'a Bound<Vec<u8>>,
+        reverse: bool,
+    ) -> ScanRange<'a> {
+        let (from, to) = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
+        ScanRange { from, to, reverse }
+    }
+
     /// Tells whether `key` is in the range.
     pub fn holds(&self, key: &[u8]) -> bool {
         use std::ops::RangeBounds;
@@ -81,6 +91,7 @@ pub struct TableReport {
 /// Every method's errors: `Invalid` (key or value too large for the table; nothing done),
 /// `Unavailable` (nothing done; try again), `OutcomeUnknown` (a change that may have happened),
 /// `Full` (no memory; nothing done), `Corrupt` (remote memory does not hold what it must).
+#[allow(async_fn_in_trait, reason = "a session and all its tasks stay on one thread")]
 pub trait Index: Send + Sync + 'static {
     /// Copies `key`'s value into `value`, which is cleared first; `false` if there is none.
     fn get(
@@ -101,72 +112,58 @@ pub trait Index: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Outcome, IndexError>>;
 
     /// Adds an absent key; `false` if it is present, which changes nothing.
-    fn insert(
+    async fn insert(
         &self,
         session: &Session,
         key: &[u8],
         value: &[u8],
-    ) -> impl Future<Output = Result<bool, IndexError>> {
-        async move {
-            let change = Change::insert(key, value);
-            Ok(!self.change(session, &change, &mut Vec::new()).await?.existed)
-        }
+    ) -> Result<bool, IndexError> {
+        let change = Change::insert(key, value);
+        Ok(!self.change(session, &change, &mut Vec::new()).await?.existed)
     }
 
     /// Changes a present key; `false` if it is absent, which changes nothing.
-    fn update(
+    async fn update(
         &self,
         session: &Session,
         key: &[u8],
         value: &[u8],
-    ) -> impl Future<Output = Result<bool, IndexError>> {
-        async move {
-            let change = Change::update(key, value);
-            Ok(self.change(session, &change, &mut Vec::new()).await?.existed)
-        }
+    ) -> Result<bool, IndexError> {
+        let change = Change::update(key, value);
+        Ok(self.change(session, &change, &mut Vec::new()).await?.existed)
     }
 
     /// Adds or changes a key; `true` if it was absent.
-    fn upsert(
+    async fn upsert(
         &self,
         session: &Session,
         key: &[u8],
         value: &[u8],
-    ) -> impl Future<Output = Result<bool, IndexError>> {
-        async move {
-            let change = Change::upsert(key, value);
-            Ok(!self.change(session, &change, &mut Vec::new()).await?.existed)
-        }
+    ) -> Result<bool, IndexError> {
+        let change = Change::upsert(key, value);
+        Ok(!self.change(session, &change, &mut Vec::new()).await?.existed)
     }
 
     /// Removes a key; `false` if it was absent.
-    fn remove(
-        &self,
-        session: &Session,
-        key: &[u8],
-    ) -> impl Future<Output = Result<bool, IndexError>> {
-        async move {
-            let change = Change::remove(key);
-            Ok(self.change(session, &change, &mut Vec::new()).await?.existed)
-        }
+    async fn remove(&self, session: &Session, key: &[u8]) -> Result<bool, IndexError> {
+        let change = Change::remove(key);
+        Ok(self.change(session, &change, &mut Vec::new()).await?.existed)
     }
 
     /// Gives `key` the value `new` (`None`: removes it) if it holds `expected` (`None`: is
     /// absent). What it held is left in `found`; `false` beside [`Exchange::Differs`] if nothing.
-    fn compare_exchange(
+    async fn compare_exchange(
         &self,
         session: &Session,
         key: &[u8],
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
         found: &mut Vec<u8>,
-    ) -> impl Future<Output = Result<(Exchange, bool), IndexError>> {
-        async move {
-            let change = Change::compare_exchange(key, expected, new);
-            let outcome = self.change(session, &change, found).await?;
-            let exchange = if outcome.differs { Exchange::Differs } else { Exchange::Done };
-            Ok((exchange, outcome.existed))
-        }
+    ) -> Result<(Exchange, bool), IndexError> {
+        let change = Change::compare_exchange(key, expected, new);
+        let outcome = self.change(session, &change, found).await?;
+        let exchange = if outcome.differs { Exchange::Differs } else { Exchange::Done };
+        Ok((exchange, outcome.existed))
     }
 
     /// Appends at most `limit` pairs of `range` to `out`, in order. Every key that was present

@@ -340,6 +340,44 @@ macro_rules! knob_words {
     )+};
 }
 
+/// Defines a setting of a few words: its values, and the word by which each is read and printed.
+#[macro_export]
+macro_rules! words {
+    ($(#[$meta:meta])* $type:ident { $($(#[$of:meta])+ $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $type {
+            $($(#[$of])+ $variant),+
+        }
+
+        impl $type {
+            /// The words of all its values.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = ();
+
+            fn from_str(word: &str) -> Result<Self, ()> {
+                match word {
+                    $($word => Ok($type::$variant),)+
+                    _ => Err(()),
+                }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self {
+                    $($type::$variant => $word),+
+                })
+            }
+        }
+
+        $crate::knob_words!($type);
+    };
+}
+
 /// One `name=value`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {

@@ -1,11 +1,7 @@
 //! Shape: settings of a table's geometry, fixed when it is made.
 
-use std::fmt;
-use std::str::FromStr;
-
 use crate::KnobKind;
 use crate::bnode::{BUCKET_BYTES_MAX, BUCKET_BYTES_MIN};
-use crate::knob_words;
 
 crate::knobs! {
     /// The geometry of a table's nodes, as far as it is not left to the engine.
@@ -30,78 +26,26 @@ crate::knobs! {
     }
 }
 
-/// The room that each node of a radix tree has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NodeRoom {
-    /// As much as its slots need. A larger node takes the place of a full one.
-    #[default]
-    Relocate,
-    /// As much as the largest node needs. A node grows in place.
-    Reserve,
-}
-
-impl NodeRoom {
-    /// The words of all its values.
-    pub const WORDS: &'static [&'static str] = &["relocate", "reserve"];
-}
-
-impl fmt::Display for NodeRoom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            NodeRoom::Relocate => "relocate",
-            NodeRoom::Reserve => "reserve",
-        })
+crate::words! {
+    /// The room that each node of a radix tree has.
+    #[derive(Default)]
+    NodeRoom {
+        /// As much as its slots need. A larger node takes the place of a full one.
+        #[default]
+        Relocate = "relocate",
+        /// As much as the largest node needs. A node grows in place.
+        Reserve = "reserve",
     }
 }
 
-impl FromStr for NodeRoom {
-    type Err = ();
-
-    fn from_str(word: &str) -> Result<Self, ()> {
-        match word {
-            "relocate" => Ok(NodeRoom::Relocate),
-            "reserve" => Ok(NodeRoom::Reserve),
-            _ => Err(()),
-        }
+crate::words! {
+    /// The word by which an object of a radix tree proves a cached pointer to it.
+    #[derive(Default)]
+    PointerCheck {
+        /// The epoch in which the object was made.
+        #[default]
+        Birth = "birth",
+        /// The address of the slot that leads to the object.
+        Reverse = "reverse",
     }
 }
-
-knob_words!(NodeRoom);
-
-/// The word by which an object of a radix tree proves a cached pointer to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PointerCheck {
-    /// The epoch in which the object was made.
-    #[default]
-    Birth,
-    /// The address of the slot that leads to the object.
-    Reverse,
-}
-
-impl PointerCheck {
-    /// The words of all its values.
-    pub const WORDS: &'static [&'static str] = &["birth", "reverse"];
-}
-
-impl fmt::Display for PointerCheck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            PointerCheck::Birth => "birth",
-            PointerCheck::Reverse => "reverse",
-        })
-    }
-}
-
-impl FromStr for PointerCheck {
-    type Err = ();
-
-    fn from_str(word: &str) -> Result<Self, ()> {
-        match word {
-            "birth" => Ok(PointerCheck::Birth),
-            "reverse" => Ok(PointerCheck::Reverse),
-            _ => Err(()),
-        }
-    }
-}
-
-knob_words!(PointerCheck);

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use farleaf_engines::Engine;
 use farleaf_fabric::Incarnation;
 use farleaf_index::Index;
-use farleaf_index::compute::{MoveError, OwnedTable};
+use farleaf_index::compute::{MoveError, OwnedTable, RangeCalls};
 use farleaf_pool::Member;
 
 use crate::error::{Error, ErrorKind, Result};

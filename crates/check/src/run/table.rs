@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use farleaf_engines::{AnyIndex, Engine, StoredTable};
 use farleaf_fabric::Endpoint;
-use farleaf_index::compute::{Host, MoveError, OwnedTable, sampled};
+use farleaf_index::compute::{Host, MoveError, OwnedTable, RangeCalls, sampled};
 use farleaf_index::knobs::DURABILITY;
 use farleaf_index::{Index, IndexError, OpenOptions, Settings};
 use farleaf_pool::{Root, Session};

@@ -13,8 +13,8 @@ use farleaf_index::blink::{BlinkOptions, BlinkTree};
 use farleaf_index::bnode::Layout;
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
-    Change, Collector, Entries, Index, IndexError, Knobs, OpenOptions, Outcome, ScanRange,
-    SortedPairs, Stored, TableReport, Visitor,
+    Change, Entries, Index, IndexError, Knobs, OpenOptions, Outcome, ScanRange, SortedPairs,
+    Stored, TableReport, Visitor,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
@@ -59,10 +59,11 @@ impl BTree {
     /// # Errors
     /// `Corrupt`.
     pub async fn objects(&self, session: &Session) -> Result<Vec<GlobalAddr>, IndexError> {
-        let _pin = session.begin(OpKind::Other).await?;
-        let mut collector = Collector::new(None);
-        self.0.walk(session, &mut collector, &mut TableReport::default()).await?;
-        collector.finish()
+        self.stored().collect::<BTree>(session, None).await
+    }
+
+    fn stored(&self) -> Stored {
+        Stored::new(*self.layout(), self.0.meta())
     }
 }
 
@@ -70,17 +71,7 @@ impl Engine for BTree {
     const NAME: &'static str = "btree";
     const ABOUT: &'static str = "naive one-sided B-link tree, the baseline of the papers";
 
-    const TRAITS: Traits = Traits {
-        cached: false,
-        owned: false,
-        logged: false,
-        offloads: false,
-        exposes: false,
-        splits: true,
-        merges: true,
-        shrinks: true,
-        radix: false,
-    };
+    const TRAITS: Traits = Traits { splits: true, merges: true, shrinks: true, ..Traits::NONE };
     const CANARIES: &'static [Canary] = &[
         Canary::UnlockBeforeWrite,
         Canary::AnswerBeforeWrite,
@@ -188,7 +179,6 @@ impl Index for BTree {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        let _pin = session.begin(OpKind::Other).await?;
-        self.0.verify(session, audit).await
+        self.stored().mark::<BTree>(session, audit, None).await
     }
 }

@@ -60,7 +60,7 @@ async fn store(session: &Session, addr: GlobalAddr, image: &[u64]) {
 
 /// Root first, then the levels below it from left to right.
 async fn nodes(table: &BTree, session: &Session) -> Vec<GlobalAddr> {
-    let (root, _) = table.tree().refresh_root(session).await.expect("root");
+    let (root, _) = table.tree().read_root(session).await.expect("root");
     let mut all = vec![root];
     let mut next = 0;
     while let Some(&addr) = all.get(next) {

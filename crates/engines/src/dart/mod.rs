@@ -351,11 +351,8 @@ impl Index for Dart {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        let _pin = session.begin(OpKind::Other).await?;
-        let mut marker = farleaf_index::Marker::new(audit, None);
-        let mut report = TableReport::default();
-        let walked = self.0.walk(session, &mut marker, &mut report).await;
-        marker.finish(walked, report)
+        let stored = Stored::new(self.0.layout, self.0.meta);
+        stored.mark::<Dart>(session, audit, None).await
     }
 
     /// Waits for the maintenance of the skip table that this compute server has under way, which uses the table

@@ -83,7 +83,6 @@ impl Index for Dex {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        let _pin = session.begin(OpKind::Other).await?;
         self.0.verify(session, audit).await
     }
 

@@ -36,12 +36,12 @@ mod tree;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
+use farleaf_index::blink::{BlinkOptions, BlinkTree};
 use farleaf_index::bnode::Layout;
 use farleaf_index::compute::ownership::{Ownership, create_map};
 use farleaf_index::retire::retire_all;
-use farleaf_index::{Collector, IndexError, TableReport};
+use farleaf_index::{IndexError, Stored};
 use farleaf_pool::Session;
 
 pub use cache::{Admission, UnknownAdmission};
@@ -54,7 +54,6 @@ use offload::OffloadServer;
 pub use options::DexOptions;
 pub use partition::MoveOptions;
 pub use stats::DexStats;
-use stored::walk_stored;
 use tree::{DexFail, DexTree, OpContext, SearchEnd};
 
 /// Fewest frames of a cache.
@@ -79,7 +78,7 @@ impl Dex {
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        let meta = RemoteTree::create(session, layout).await?;
+        let meta = BlinkTree::create(session, layout).await?;
         let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
         let _pin = session.begin(OpKind::Maintenance).await?;
         create_map(&remote.map_words(), session).await?;
@@ -179,14 +178,10 @@ impl Dex {
             self.flush(session).await?;
         }
         self.0.ownership.set_closed();
-        let mut collector = Collector::new(None);
-        {
-            let _pin = session.begin(OpKind::Other).await?;
-            walk_stored(&self.0.remote, session, &mut collector, &mut TableReport::default())
-                .await?;
-        }
+        let stored = Stored::new(*self.layout(), self.meta());
+        let objects = stored.collect::<Dex>(session, None).await?;
         // Another table may come to lie there.
         session.pool().let_go(self.meta(), &self.0);
-        retire_all(session, collector.finish()?).await
+        retire_all(session, objects).await
     }
 }

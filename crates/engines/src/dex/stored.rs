@@ -74,13 +74,7 @@ impl Dex {
         layout: Layout,
         options: &OpenOptions,
     ) -> Result<Self, IndexError> {
-        let take = match options.take {
-            0 => Take::Nothing,
-            most => Take::Free(most),
-        };
-        let is_guest = options.take_over && options.guest_operations > 0;
-        let take_over = options.take_over && !is_guest;
-        let join = JoinOptions { take, take_over, calls: options.calls };
+        let (join, is_guest) = JoinOptions::of(options);
         let settings = DexOptions::read(&options.settings)
             .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
         let dex = Dex::open(session, meta, layout, settings, join).await?;
@@ -215,7 +209,7 @@ impl Engine for Dex {
 /// Visits the meta object, the ownership map, the logs, then the tree. The caller has a pin.
 ///
 /// Cost: 1 READ for each level of each node, 1 more for inner nodes of a placed table, 3, and 1 for each log.
-pub(super) async fn walk_stored(
+async fn walk_stored(
     remote: &RemoteTree,
     session: &Session,
     visitor: &mut impl Visitor,

@@ -1,66 +1,204 @@
-//! Owned: SMART's side of ownership, [`Partitioned`], which makes P-SMART of it.
+//! Owned: P-SMART, which gives ranges of SMART's keys owners.
 //!
-//! The protocol beneath stays that of all compute servers. Beyond it, an owner believes its cache about its own nodes
-//! (`own_nodes.rs`).
+//! A table is SMART's own with an ownership map, which two words of its meta object name. An operation on an own key
+//! is inside the range guard and is SMART's; one on another's key travels to the owner; one on a key that nobody owns
+//! takes the range, or is a guest's. The protocol beneath stays that of all compute servers. Beyond it, an owner
+//! believes its cache about its own nodes (`own_nodes.rs`).
+//!
+//! All that an owner acknowledges is in remote memory, where any other compute server goes on with it. So nothing is
+//! written back before a range moves, and nothing is replayed after a death: what the dead left half done the next
+//! operation that meets it finishes by SMART's protocol.
+//!
+//! An owner may believe its cache about what only the owner changes. So whatever changes own keys ends before
+//! another compute server may own them: operations and their tasks are inside the guard, removed keys are cleared
+//! before a range moves, and a table that closes drains the guard before it gives its ranges up. A guest changes
+//! nothing without the map's lock.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use farleaf_fabric::GlobalAddr;
-use farleaf_index::bnode::KeyFormat;
-use farleaf_index::compute::ownership::{MapWords, Ownership, read_map};
-use farleaf_index::compute::{Owned, OwnedSettings, Partitioned};
-use farleaf_index::engine::choose;
+use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_index::bnode::{Layout, Seek};
+use farleaf_index::compute::ownership::{
+    MapWords, OpGuard, Ownership, Range, RangeGuard, View, check_unowned, claim, close_whole,
+    create_map, dead_holders, forward_change, forward_get, give_away, open_already, read_map,
+    scan_all,
+};
+use farleaf_index::compute::{Guest, JoinOptions, Moving, OwnedTable, RangeOwner, Take};
+use farleaf_index::engine::{Engine, Traits, choose};
+use farleaf_index::retry::backoff;
 use farleaf_index::{
-    Change, Entries, IndexError, Outcome, ScanRange, Settings, Stored, TableReport, Visitor,
+    Change, Entries, Index, IndexError, Knobs, OpenOptions, Outcome, ScanRange, Settings,
+    SortedPairs, Stored, TableReport, Visitor, check_key,
 };
 use farleaf_pool::canary::Canary;
-use farleaf_pool::{Audit, Session};
+use farleaf_pool::{Audit, Recovery, Session};
 use fastrand::Rng;
 
 use super::layout::{META_MAP, META_MAP_LOCK, check_pool};
 use super::own_nodes::OwnRanges;
-use super::scan::{Item, meets};
-use super::tree::{Fail, Tree};
+use super::tree::Tree;
 use super::{Smart, lab, stored_tree};
 use crate::p_smart::PSmartOptions;
 
-/// So many subtrees of a range tell where its middle is.
-const MIDDLE_OF: usize = 64;
+/// The engine P-SMART, and a table of it. Clones share the table's state.
+#[derive(Clone, Debug)]
+pub struct PSmart(pub(super) Arc<Inner>);
 
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) smart: Smart,
+    pub(super) ownership: Arc<Ownership>,
+    /// The right to work on keys that nobody owns, if it has one.
+    guest: OnceLock<Guest>,
+}
+
+/// The words of the meta object that hold the ownership map; 0 in a new table.
 fn map_words(meta: GlobalAddr) -> MapWords {
     let [map, lock] = [META_MAP, META_MAP_LOCK].map(|offset| meta.plus(offset));
     MapWords { meta, map, lock, guests: None }
 }
 
-impl OwnedSettings for Smart {
-    type OwnedOptions = PSmartOptions;
-}
-
-impl Partitioned for Smart {
-    const OWNED_NAME: &'static str = "p-smart";
-    const OWNED_ABOUT: &'static str =
-        "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
-    const OWNED_CANARIES: &'static [Canary] = lab::OWNED_CANARIES;
-
-    const OWNED_SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
-
-    fn map_words(meta: GlobalAddr) -> MapWords {
-        map_words(meta)
-    }
-
-    fn open_owned(
+impl PSmart {
+    fn new(
         session: &Session,
         table: &Stored,
         options: PSmartOptions,
-        ownership: &Arc<Ownership>,
-    ) -> Result<Smart, IndexError> {
+        ownership: Ownership,
+    ) -> Result<Self, IndexError> {
         check_pool(session)?;
-        let owner = Some(OwnRanges::new(ownership, options.owner_writes));
+        let ownership = Arc::new(ownership);
+        let owner = Some(OwnRanges::new(&ownership, options.owner_writes));
         let tree = Tree::new(table.meta(), *table.layout(), options.into(), owner);
-        Ok(Smart { stored: table.clone(), tree })
+        let smart = Smart { stored: table.clone(), tree };
+        Ok(PSmart(Arc::new(Inner { smart, ownership, guest: OnceLock::new() })))
     }
 
-    async fn walk_owned(
+    /// The table without its owners.
+    pub fn inner(&self) -> &Smart {
+        &self.0.smart
+    }
+
+    pub(super) fn tree(&self) -> &Arc<Tree> {
+        &self.0.smart.tree
+    }
+
+    /// The place in the order of keys that a scan wants next, and the part of the partition around it that is
+    /// known and open, once the guard admits that: `Err` is the partition of another.
+    pub(super) async fn acquire_part(
+        &self,
+        session: &Session,
+        seek: Seek<'_>,
+    ) -> Result<Result<(OpGuard<&RangeGuard>, Range), usize>, IndexError> {
+        let ownership = &self.0.ownership;
+        loop {
+            let view = ownership.view();
+            let inside = match ownership.acquire(session, seek).await? {
+                Ok(inside) => inside,
+                Err(number) => return Ok(Err(number)),
+            };
+            // The range is that of the view by which the guard admitted the operation.
+            if Arc::ptr_eq(&view, &ownership.view()) {
+                return Ok(Ok((inside, view.open_part(seek))));
+            }
+        }
+    }
+
+    /// Clears what is left of all removed keys that are own, or that nobody owns.
+    async fn clear_all_removed(&self, session: &Session) -> Result<(), IndexError> {
+        if let Some(guest) = self.0.guest.get()
+            && self.tree().is_unlinking_due(true)
+        {
+            guest.clear(self, session).await?;
+        }
+        for key in self.tree().take_removed(|_: &[u8]| true) {
+            let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(&key)).await? else {
+                continue;
+            };
+            let _pin = session.begin(OpKind::Other).await?;
+            self.tree().unlink_whole(session, &key).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until no operation is inside. One drain runs at a time.
+    async fn drain(&self, session: &Session) {
+        let mut attempt = 0;
+        let _moving = loop {
+            if let Some(moving) = Moving::begin(self) {
+                break moving;
+            }
+            backoff(session, attempt).await;
+            attempt = (attempt + 1).min(4);
+        };
+        self.0.ownership.guard().drain(session).await;
+    }
+}
+
+impl Engine for PSmart {
+    const NAME: &'static str = "p-smart";
+    const ABOUT: &'static str =
+        "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
+    const TRAITS: Traits = Traits { owned: true, ..Smart::TRAITS };
+    const SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
+    const CANARIES: &'static [Canary] = lab::OWNED_CANARIES;
+
+    type Options = PSmartOptions;
+    type Table = Self;
+
+    /// The table has an ownership map of one partition that nobody owns.
+    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+        let meta = Smart::create(session, layout).await?;
+        // An error leaves what nobody knows of, for the recovery to sweep.
+        let _pin = session.begin(OpKind::Maintenance).await?;
+        create_map(&map_words(meta), session).await?;
+        Ok(meta)
+    }
+
+    /// Gives what this member of the pool has open of the table already, if anything.
+    ///
+    /// Cost: 3 READs the first time, and a change of the map if it takes something.
+    async fn open(
+        session: &Session,
+        table: &Stored,
+        options: &OpenOptions,
+    ) -> Result<Self, IndexError> {
+        let meta = table.meta();
+        let kept = session.pool().kept::<Inner>(meta);
+        let (join, is_guest) = JoinOptions::of(options);
+        let owned = match kept {
+            Some(kept) => PSmart(kept),
+            None => {
+                let settings = PSmartOptions::read(&options.settings)
+                    .map_err(|error| IndexError::Invalid(format!("engine p-smart: {error}")))?;
+                let words = map_words(meta);
+                let map = {
+                    let _pin = session.begin(OpKind::Other).await?;
+                    read_map(&words, session).await?
+                };
+                let me = session.endpoint().incarnation();
+                if map.owners.contains(&me.0) {
+                    return Err(open_already(meta, me));
+                }
+                let ownership = Ownership::new(words, map, join);
+                let new = PSmart::new(session, table, settings, ownership)?;
+                // Kept before it takes anything: what it has from then on is this one's, whatever fails.
+                let owned = PSmart(session.pool().keep(meta, new.0));
+                if let Take::Free(most @ 1..) = join.take {
+                    let _pin = session.begin(OpKind::Maintenance).await?;
+                    claim(&owned, session, most).await?;
+                }
+                owned
+            }
+        };
+        if is_guest {
+            // The second opening of a table in a member gets the first one's state.
+            owned.0.ownership.set_guest();
+            let _ = owned.0.guest.set(Guest::new(options.guest_operations));
+        }
+        Ok(owned)
+    }
+
+    async fn walk(
         session: &Session,
         table: &Stored,
         visitor: &mut impl Visitor,
@@ -79,138 +217,128 @@ impl Partitioned for Smart {
         tree.walk_behind_meta(session, visitor, report).await
     }
 
-    async fn verify_owned(
-        table: &Smart,
-        session: &Session,
-        audit: &mut Audit,
-    ) -> Result<TableReport, IndexError> {
-        table.verify_as::<Owned<Smart>>(session, audit).await
+    async fn release_dead(session: &Session, table: &Stored) -> Result<usize, IndexError> {
+        let _pin = session.begin(OpKind::Maintenance).await?;
+        let words = map_words(table.meta());
+        let (map, dead) = dead_holders(&words, session).await?;
+        if dead.is_empty() {
+            return Ok(0);
+        }
+        let ownership = Ownership::of_view(words, View::new(map));
+        let owned = PSmart::new(session, table, PSmartOptions::default(), ownership)?;
+        for who in &dead {
+            give_away(&owned, session, *who, 0).await?;
+        }
+        Ok(dead.len())
     }
 
-    fn draw_owned(rng: &mut Rng) -> Settings {
+    async fn redo_dead(
+        session: &Session,
+        table: &Stored,
+        recovery: &Recovery,
+    ) -> Result<(), IndexError> {
+        Smart::redo_dead(session, table, recovery).await
+    }
+
+    async fn check_unowned(session: &Session, table: &Stored) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
+        check_unowned(&map_words(table.meta()), session).await
+    }
+
+    fn draw(rng: &mut Rng, _layout: &Layout) -> Settings {
         lab::draw_owned(rng)
             .with("owner_writes", choose(rng, &["exclusive", "exclusive", "exclusive", "shared"]))
     }
+}
 
-    fn check_change(table: &Smart, change: &Change<'_>) -> Result<(), IndexError> {
-        table.tree.check_change(change)
-    }
-
-    async fn get_pinned(
-        table: &Smart,
+impl Index for PSmart {
+    async fn get(
+        &self,
         session: &Session,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        table.tree.get_delegated(session, key, value).await
+        check_key(self.0.smart.stored.layout(), key)?;
+        let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(key)).await? else {
+            return match self.0.guest.get() {
+                Some(guest) => Box::pin(guest.get(self, session, key, value)).await,
+                None => Box::pin(forward_get(self, session, key, value)).await,
+            };
+        };
+        let found = self.get_own(session, key, value).await?;
+        session.vouch()?;
+        Ok(found)
     }
 
-    async fn change_pinned(
-        table: &Smart,
+    async fn change(
+        &self,
         session: &Session,
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        table.tree.change_combined(session, change, held).await
+        let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(change.key)).await? else {
+            return match self.0.guest.get() {
+                Some(guest) => Box::pin(guest.change(self, session, change, held)).await,
+                None => Box::pin(forward_change(self, session, change, held)).await,
+            };
+        };
+        let outcome = self.change_own(session, change, held).await?;
+        session.vouch()?;
+        Ok(outcome)
     }
 
-    async fn change_alone(
-        table: &Smart,
-        session: &Session,
-        change: &Change<'_>,
-        held: &mut Vec<u8>,
-    ) -> Result<Outcome, IndexError> {
-        table.tree.change(session, change, held, None).await
-    }
-
-    async fn scan_pinned(
-        table: &Smart,
+    async fn scan(
+        &self,
         session: &Session,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        table.tree.scan(session, range, limit, out).await
-    }
-
-    fn drop_cached(table: &Smart, range: ScanRange<'_>) {
-        if !Canary::KeepExactEntries.is_armed() {
-            table.tree.cache.forget_all(|prefix| meets(&range, prefix));
+        match self.0.guest.get() {
+            Some(guest) => Box::pin(guest.scan(self, session, range, limit, out)).await?,
+            None => scan_all(self, session, range, limit, out).await?,
         }
+        Ok(session.vouch()?)
     }
 
-    fn is_clearing_due(table: &Smart, is_last: bool) -> bool {
-        table.tree.is_unlinking_due(is_last)
-    }
-
-    fn take_removed(table: &Smart, is_wanted: &dyn Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
-        table.tree.take_removed(is_wanted)
-    }
-
-    /// Cost: the READs of its way, 1 WRITE and 2 CASes; more if its node becomes small or empty.
-    async fn clear_removed(table: &Smart, session: &Session, key: &[u8]) -> Result<(), IndexError> {
-        table.tree.unlink_whole(session, key).await
-    }
-
-    /// Between two subtrees, half of those of the range on each side.
-    ///
-    /// Cost: 1 READ for each node of the upper levels, until there are 64 subtrees.
-    async fn middle(
-        table: &Smart,
-        session: &Session,
-        range: ScanRange<'_>,
-    ) -> Result<Option<Vec<u8>>, IndexError> {
-        match table.tree.middle(session, range).await {
-            Ok(middle) => Ok(middle),
-            Err(Fail::Error(error)) => Err(error),
-            Err(Fail::Again) => {
-                Err(IndexError::Unavailable("the tree changes all the time: try again".into()))
-            }
-        }
-    }
-}
-
-impl Tree {
-    async fn middle(
+    /// All partitions become this compute server's as far as nobody has them, and are closed meanwhile.
+    async fn bulk_load(
         &self,
         session: &Session,
-        range: ScanRange<'_>,
-    ) -> Result<Option<Vec<u8>>, Fail> {
-        let root = self.root_node(session).await?;
-        let mut subtrees = self.expand(&root, &[], &range);
-        let is_node = |item: &Item| matches!(item, Item::Child { slot, .. } if !slot.is_leaf());
-        while subtrees.len() < MIDDLE_OF && subtrees.iter().any(is_node) {
-            let mut below = Vec::new();
-            for item in subtrees {
-                match item {
-                    Item::Child { slot, up, prefix } if !slot.is_leaf() => {
-                        let held =
-                            self.read_child(session, slot, (&prefix, prefix.len()), up).await?;
-                        below.extend(self.expand(&held, &prefix, &range));
-                    }
-                    leaf => below.push(leaf),
-                }
-            }
-            subtrees = below;
+        pairs: &mut impl SortedPairs,
+    ) -> Result<u64, IndexError> {
+        let (_moving, _) = Box::pin(close_whole(self, session)).await?;
+        self.0.smart.bulk_load(session, pairs).await
+    }
+
+    async fn verify(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        self.0.smart.verify_as::<PSmart>(session, audit).await
+    }
+
+    /// Its ranges are free once no operation and no task works on them.
+    async fn close(&self, session: &Session) -> Result<(), IndexError> {
+        let ownership = &self.0.ownership;
+        if !ownership.is_closed() {
+            self.clear_all_removed(session).await?;
+            ownership.set_closed();
         }
-        let prefixes = subtrees.into_iter().filter_map(|item| match item {
-            Item::Child { prefix, .. } => Some(prefix),
-            _ => None,
-        });
-        let mut prefixes: Vec<Vec<u8>> = prefixes.collect();
-        if prefixes.len() < 2 {
-            return Ok(None);
+        session.reliable().within(self.drain(session)).await.ok_or_else(|| {
+            let why = "an operation on the table has not ended: close the table again";
+            IndexError::Unavailable(why.into())
+        })?;
+        {
+            let _pin = session.begin(OpKind::Maintenance).await?;
+            ownership.release_once(session).await?;
         }
-        let middle = prefixes.len() / 2;
-        Ok(match self.layout.options().key {
-            // The last key that the left one may hold.
-            KeyFormat::Fixed(bytes) => {
-                let mut key = prefixes.swap_remove(middle - 1);
-                key.resize(bytes, 0xff);
-                Some(key)
-            }
-            // The first key that the right one may hold.
-            KeyFormat::Bytes { .. } => Some(prefixes.swap_remove(middle)),
-        })
+        self.let_go(session);
+        Ok(())
+    }
+
+    fn owned(&self) -> Option<&dyn OwnedTable> {
+        Some(self)
     }
 }

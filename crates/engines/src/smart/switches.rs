@@ -4,51 +4,11 @@
 //! lock-free protocol and the lock in each leaf stay in force below the locks that a switch adds. A table's words are
 //! the same whatever the switches say, so a table that one step has made can be opened by another.
 
-use std::fmt;
-use std::str::FromStr;
-
-use farleaf_index::knob_words;
+use farleaf_index::words;
 
 use super::layout::NodeType;
 
-/// Defines a switch: its words, by which it is read and printed.
-macro_rules! switch {
-    ($(#[$meta:meta])* $type:ident { $($(#[doc = $doc:literal])+ $variant:ident = $word:literal),+ $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $type {
-            $($(#[doc = $doc])+ $variant),+
-        }
-
-        impl $type {
-            /// The words of all its values.
-            pub const WORDS: &'static [&'static str] = &[$($word),+];
-        }
-
-        impl FromStr for $type {
-            type Err = ();
-
-            fn from_str(word: &str) -> Result<Self, ()> {
-                match word {
-                    $($word => Ok($type::$variant),)+
-                    _ => Err(()),
-                }
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self {
-                    $($type::$variant => $word),+
-                })
-            }
-        }
-
-        knob_words!($type);
-    };
-}
-
-switch! {
+words! {
     /// Gets of one key that share a READ.
     ReadDelegation {
         /// Gets that began before the READ did: linearizable.
@@ -61,7 +21,7 @@ switch! {
     }
 }
 
-switch! {
+words! {
     /// The way of a new value into a leaf.
     LeafUpdate {
         /// In its place, under its lock.
@@ -71,7 +31,7 @@ switch! {
     }
 }
 
-switch! {
+words! {
     /// The lock that a change of a leaf takes.
     LeafLock {
         /// The one in the leaf; the new content gives it back.
@@ -81,7 +41,7 @@ switch! {
     }
 }
 
-switch! {
+words! {
     /// The nodes that an operation locks before it changes a slot.
     NodeLocks {
         /// None: one CAS changes the slot.
@@ -93,7 +53,7 @@ switch! {
     }
 }
 
-switch! {
+words! {
     /// The sizes that nodes grow through.
     NodeTypes {
         /// The engine's own: 6, 14, 30, 62, 126, 254 and 257 slots.
@@ -105,7 +65,7 @@ switch! {
     }
 }
 
-switch! {
+words! {
     /// The way to the deepest cached node above a key.
     CacheIndex {
         /// The cached nodes themselves, from the root down.
@@ -115,7 +75,7 @@ switch! {
     }
 }
 
-switch! {
+words! {
     /// Rights of the owner of a range of keys beyond those of a compute server that shares its keys.
     OwnerWrites {
         /// It believes its cache about nodes whose keys it owns, and links and changes leaves by WRITEs.

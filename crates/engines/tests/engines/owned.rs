@@ -11,7 +11,7 @@ use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig, OpKind};
 use farleaf_index::bnode::ValueFormat;
-use farleaf_index::compute::{Host, MoveError, OwnedTable, number_of};
+use farleaf_index::compute::{Host, MoveError, OwnedTable, RangeCalls, number_of};
 use farleaf_index::{Entries, Index, IndexError, OpenOptions, ScanRange, Settings};
 use farleaf_pool::Session;
 

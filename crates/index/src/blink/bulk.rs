@@ -28,10 +28,8 @@ impl BlinkTree {
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
-        self.refresh_root(session).await?;
-        let mut builder = TreeBuilder::new(self, session, &[]);
-        builder.run(pairs).await?;
-        let (root, built, count) = (builder.root, builder.built, builder.count);
+        self.read_root(session).await?;
+        let NewTree { root, count, built } = self.build(session, pairs, &[]).await?;
         let tree = Arc::clone(self);
         let done = BlinkTree::detach(session, async move |session| {
             tree.put_in_place(&session, root, built).await
@@ -50,7 +48,7 @@ impl BlinkTree {
         mut built: BuiltNodes,
     ) -> Result<(), IndexError> {
         let lock = self.lock_root(session).await?;
-        let (old, old_level) = self.refresh_root(session).await?;
+        let (old, old_level) = self.read_root(session).await?;
         let leaf = match self.lock(session, old, old_level).await {
             Ok(leaf) => leaf,
             Err(BlinkFail::Error(error)) => return Err(error),
@@ -555,35 +553,43 @@ fn not_empty() -> IndexError {
 
 /// A tree that was built beside the table's and that nothing points to yet; freed when dropped,
 /// unless it is kept.
-pub(super) struct BuiltTree {
-    /// Its root and the root's level.
-    pub(super) root: (GlobalAddr, u8),
-    /// Keys in it.
-    pub(super) count: u64,
+pub struct NewTree {
+    root: (GlobalAddr, u8),
+    count: u64,
     built: BuiltNodes,
 }
 
-impl BuiltTree {
-    /// It is about to be pointed to.
-    pub(super) fn keep(&mut self) {
+impl NewTree {
+    /// Its root and the level of it.
+    pub fn root(&self) -> (GlobalAddr, u8) {
+        self.root
+    }
+
+    /// Keys in it.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// It is about to be pointed to: from here on it is not freed when dropped.
+    pub fn keep(&mut self) {
         self.built.keep();
     }
 }
 
 impl BlinkTree {
     /// Builds a tree of `pairs`, in which each of `cuts`, ascending, is a leaf's high fence, and leaves it
-    /// to the caller to put it in place.
+    /// to the caller to put it in place. An error leaves nothing behind.
     ///
     /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record.
-    pub(super) async fn build(
+    pub async fn build(
         self: &Arc<Self>,
         session: &Session,
         pairs: &mut impl SortedPairs,
         cuts: &[Vec<u8>],
-    ) -> Result<BuiltTree, IndexError> {
+    ) -> Result<NewTree, IndexError> {
         let mut builder = TreeBuilder::new(self, session, cuts);
         builder.run(pairs).await?;
         let TreeBuilder { root, count, built, .. } = builder;
-        Ok(BuiltTree { root, count, built })
+        Ok(NewTree { root, count, built })
     }
 }

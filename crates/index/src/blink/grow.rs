@@ -51,7 +51,7 @@ impl BlinkTree {
         let lock = self.lock_root(session).await?;
         let (root, root_level) = match before {
             Some(before) => before,
-            None => self.refresh_root(session).await?,
+            None => self.read_root(session).await?,
         };
         if root_level >= level {
             lock.release().await?;
@@ -111,15 +111,11 @@ impl BlinkTree {
     /// Cost: 2 CASes, 2 READs, 5 WRITEs.
     pub(super) async fn shrink(self: &Arc<Self>, session: &Session) -> Result<(), BlinkFail> {
         let lock = self.lock_root(session).await?;
-        let (root, level) = self.refresh_root(session).await?;
+        let (root, level) = self.read_root(session).await?;
         let token = session.lock_token();
-        let node = match self.try_lock(session, root, level, token).await {
-            Ok(Ok(node)) => node,
-            Ok(Err(_)) | Err(BlinkFail::Restart) => {
-                lock.release().await?;
-                return Ok(());
-            }
-            Err(error) => return Err(error),
+        let Some(node) = self.lock_if_free(session, root, level, token).await? else {
+            lock.release().await?;
+            return Ok(());
         };
         let content = node.node();
         if level == 0 || content.count() > 0 || content.right() != 0 {

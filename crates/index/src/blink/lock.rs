@@ -295,6 +295,21 @@ impl BlinkTree {
         }
     }
 
+    /// As [`BlinkTree::try_lock`]; `None` if somebody else is busy there.
+    pub(super) async fn lock_if_free(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+        token: u64,
+    ) -> Result<Option<Locked>, BlinkFail> {
+        match self.try_lock(session, addr, level, token).await {
+            Ok(locked) => Ok(locked.ok()),
+            Err(BlinkFail::Restart) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Tries once to lock and read a node under `token`; the inner error is the lock word that was
     /// found. 1 round trip.
     pub(super) async fn try_lock(

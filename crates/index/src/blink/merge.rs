@@ -103,20 +103,12 @@ impl BlinkTree {
         right: GlobalAddr,
     ) -> Result<Option<Merged>, BlinkFail> {
         let level = parent.node().level() - 1;
-        let left = match self.try_lock(session, left, level, parent.token()).await {
-            Ok(Ok(node)) => Some(node),
-            Ok(Err(_)) | Err(BlinkFail::Restart) => None,
-            Err(error) => return Err(error),
-        };
+        let left = self.lock_if_free(session, left, level, parent.token()).await?;
         let Some(mut left) = left else {
             parent.unlock().await?;
             return Ok(None);
         };
-        let right = match self.try_lock(session, right, level, parent.token()).await {
-            Ok(Ok(node)) => Some(node),
-            Ok(Err(_)) | Err(BlinkFail::Restart) => None,
-            Err(error) => return Err(error),
-        };
+        let right = self.lock_if_free(session, right, level, parent.token()).await?;
         let percent = (self.options.merge_sum * 100.0) as usize;
         let right = match right {
             Some(right)

@@ -59,8 +59,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 
-use farleaf_fabric::{GlobalAddr, OpError};
-use farleaf_pool::{PoolError, Session};
+use farleaf_fabric::GlobalAddr;
+use farleaf_pool::Session;
 
 use crate::bnode::Layout;
 use crate::detach::run_to_end;
@@ -120,27 +120,8 @@ enum BlinkFail {
     Error(IndexError),
 }
 
-impl BlinkTree {
-    /// The address of the meta object.
-    pub fn meta(&self) -> GlobalAddr {
-        self.meta
-    }
-}
-
-impl From<IndexError> for BlinkFail {
-    fn from(error: IndexError) -> Self {
-        BlinkFail::Error(error)
-    }
-}
-
-impl From<OpError> for BlinkFail {
-    fn from(error: OpError) -> Self {
-        BlinkFail::Error(error.into())
-    }
-}
-
-impl From<PoolError> for BlinkFail {
-    fn from(error: PoolError) -> Self {
+impl<E: Into<IndexError>> From<E> for BlinkFail {
+    fn from(error: E) -> Self {
         BlinkFail::Error(error.into())
     }
 }
@@ -167,6 +148,11 @@ impl BlinkTree {
         BlinkTree { layout, options, meta, root, placed, has_owners, is_loose }
     }
 
+    /// The address of the meta object.
+    pub fn meta(&self) -> GlobalAddr {
+        self.meta
+    }
+
     /// Geometry of the nodes.
     pub fn layout(&self) -> &Layout {
         &self.layout
@@ -188,7 +174,11 @@ impl BlinkTree {
         check_key(&self.layout, key)
     }
 
-    fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
+    /// Refuses a value that the table's format does not take.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
         check_value(&self.layout, value)
     }
 

@@ -91,7 +91,7 @@ impl Restarts {
         if self.0 > RESTARTS_QUICK {
             backoff(session, self.0 - RESTARTS_QUICK).await;
         }
-        tree.refresh_root(session).await?;
+        tree.read_root(session).await?;
         Ok(())
     }
 }
@@ -102,13 +102,13 @@ impl BlinkTree {
     #[inline]
     pub(super) async fn root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
         match self.root.at(session.moment()) {
-            None => self.refresh_root(session).await,
+            None => self.read_root(session).await,
             Some(word) => root_parts(word),
         }
     }
 
-    /// READs the root word.
-    pub async fn refresh_root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
+    /// READs the root word: address and level.
+    pub async fn read_root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
         let moment = session.moment();
         let word = session.reliable().word(self.meta.plus(META_ROOT)).await?;
         let parts = root_parts(word)?;
@@ -173,7 +173,7 @@ impl BlinkTree {
                     // after that: in between its content is not the table's any more. If the lock was free
                     // at some moment of the READ, it was the table's then.
                     let may_give_way = level == 0 && addr == root && image.words()[0] != 0;
-                    if may_give_way && self.refresh_root(session).await?.0 != root {
+                    if may_give_way && self.read_root(session).await?.0 != root {
                         return Err(BlinkFail::Restart);
                     }
                     return Ok((addr, image));
@@ -233,9 +233,24 @@ impl BlinkTree {
         Ok(addr)
     }
 
+    /// Reads the node of `level` at `addr`. 1 READ, more if it is torn.
+    pub(super) async fn read_node(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+    ) -> Result<Buf, BlinkFail> {
+        let reliable = session.reliable();
+        let image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
+        if self.is_current(&image, addr, level) {
+            return Ok(image);
+        }
+        self.read_again(session, addr, level, image).await
+    }
+
     /// Tells whether the image is one that was published at `addr`, alive, on that level.
     #[inline]
-    pub(super) fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
+    pub fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
         let node = Node::new(&self.layout, image.words());
         let kind = if level == 0 { Kind::Leaf } else { Kind::Inner };
         (node.sum_ok() || Canary::AcceptTorn.is_armed())
@@ -270,7 +285,7 @@ impl BlinkTree {
             let waited_ns = endpoint.now_ns() - start_ns;
             if tries >= REREADS_QUICK {
                 let seen = self.root.word();
-                self.refresh_root(session).await?;
+                self.read_root(session).await?;
                 if self.root.word() != seen {
                     return Err(BlinkFail::Restart);
                 }
@@ -300,7 +315,7 @@ impl BlinkTree {
 
     /// The address that a node's word holds.
     #[inline]
-    pub(super) fn pointer(&self, word: u64, holder: GlobalAddr) -> Result<GlobalAddr, IndexError> {
+    pub fn pointer(&self, word: u64, holder: GlobalAddr) -> Result<GlobalAddr, IndexError> {
         match GlobalAddr::from_word(word) {
             Some(addr) if word != 0 && word & LEVEL_MASK == 0 => Ok(addr),
             _ => Err(IndexError::Corrupt(format!(

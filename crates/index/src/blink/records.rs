@@ -23,8 +23,11 @@ pub(super) fn record_bytes(len: usize) -> usize {
 
 impl BlinkTree {
     /// Copies value `index` of a leaf into `value`: nothing more, or 1 READ of its record.
+    ///
+    /// # Errors
+    /// As [`BlinkTree::read_record`].
     #[inline]
-    pub(super) async fn value_of(
+    pub async fn value_of(
         &self,
         session: &Session,
         node: &Node<'_, u64>,
@@ -41,7 +44,13 @@ impl BlinkTree {
         }
     }
 
-    pub(super) async fn read_record(
+    /// Reads a value outside of a node into `value`.
+    ///
+    /// Cost: 1 READ.
+    ///
+    /// # Errors
+    /// `Corrupt` if that is no record, or another one; `Unavailable`.
+    pub async fn read_record(
         &self,
         session: &Session,
         record: RecordRef,
@@ -56,10 +65,7 @@ impl BlinkTree {
     }
 
     /// Address and bytes of a record.
-    pub(super) fn record_place(
-        &self,
-        record: RecordRef,
-    ) -> Result<(GlobalAddr, usize), IndexError> {
+    pub fn record_place(&self, record: RecordRef) -> Result<(GlobalAddr, usize), IndexError> {
         let addr = self.pointer(record.addr, self.meta)?;
         match usize::try_from(record.len) {
             Ok(len) if len <= VALUE_BYTES_MAX => Ok((addr, record_bytes(len))),

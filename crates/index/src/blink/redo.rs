@@ -152,10 +152,11 @@ impl BlinkTree {
     }
 
     /// Carries out the record that the dead client of the lock word `holder` has left, if nobody has, and waits
-    /// for whoever is at it. The caller has fenced that client, which changed keys under the lock of that word.
+    /// for whoever is at it. The caller has fenced that client, which changed keys that nobody owns under the lock
+    /// of that word ([`super::remote::RemoteTree::change`]).
     ///
     /// Cost: 1 READ per memory server; if there is such a record, that of [`BlinkTree::recover`].
-    pub(super) async fn finish_change_of(
+    pub(crate) async fn finish_change_of(
         self: &Arc<Self>,
         session: &Session,
         holder: u64,
@@ -255,7 +256,7 @@ impl BlinkTree {
         let mut left = 0;
         if nodes.len() > 1 {
             reliable.write(first.plus(8), written(first_at)).await?;
-        } else if is_dead(first_at) && self.refresh_root(session).await?.0 == first {
+        } else if is_dead(first_at) && self.read_root(session).await?.0 == first {
             // Its writer did not come to naming another root.
         } else {
             ops.write(first.plus(8), written(first_at));

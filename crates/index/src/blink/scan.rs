@@ -25,7 +25,7 @@ const RECORDS_AT_ONCE: (usize, usize) = (16, 4 * VALUE_BYTES_MAX);
 
 /// The place where a scan goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum CursorPlace {
+enum CursorPlace {
     /// At one end of the key space.
     End,
     /// At a key.
@@ -36,21 +36,165 @@ pub(super) enum CursorPlace {
     Below(Vec<u8>),
 }
 
-impl CursorPlace {
-    fn seek(&self, reverse: bool) -> Seek<'_> {
-        match self {
-            CursorPlace::End if reverse => Seek::Last,
+/// A scan that goes from leaf to leaf.
+pub struct Passage<'a> {
+    range: ScanRange<'a>,
+    place: CursorPlace,
+    end: usize,
+}
+
+impl<'a> Passage<'a> {
+    /// A scan of at most `limit` pairs of `range` that are appended to `out`; `None` if there can
+    /// be none.
+    pub(crate) fn begin(range: ScanRange<'a>, limit: usize, out: &Entries) -> Option<Self> {
+        if limit == 0 || is_empty(&range) {
+            return None;
+        }
+        let place = match if range.reverse { range.to } else { range.from } {
+            Bound::Unbounded => CursorPlace::End,
+            Bound::Included(key) => CursorPlace::At(key.to_vec()),
+            // The leaf that ends with a key is the one that the places below it are in, too.
+            Bound::Excluded(key) if range.reverse => CursorPlace::At(key.to_vec()),
+            Bound::Excluded(key) => CursorPlace::After(key.to_vec()),
+        };
+        Some(Passage { range, place, end: out.len().saturating_add(limit) })
+    }
+
+    /// The next leaf's place in the order of keys.
+    pub fn seek(&self) -> Seek<'_> {
+        match &self.place {
+            CursorPlace::End if self.range.reverse => Seek::Last,
             CursorPlace::End => Seek::First,
             CursorPlace::At(key) | CursorPlace::Below(key) => Seek::At(key),
             CursorPlace::After(key) => Seek::After(key),
         }
     }
+
+    /// Tells whether the scan descends.
+    pub fn is_reverse(&self) -> bool {
+        self.range.reverse
+    }
+
+    /// Pairs that are still wanted.
+    pub fn wanted(&self, out: &Entries) -> usize {
+        self.end.saturating_sub(out.len())
+    }
+
+    /// Tells whether the range ends before the leaf behind this fence.
+    pub fn ends_before(&self, fence: &[u8]) -> bool {
+        is_past(&self.range, fence)
+    }
+
+    /// Takes the leaf's pairs; whether there is more to come.
+    pub async fn pass(
+        &mut self,
+        tree: &BlinkTree,
+        session: &Session,
+        leaf: &Node<'_, u64>,
+        out: &mut Entries,
+    ) -> Result<bool, IndexError> {
+        tree.take_pairs(session, leaf, self, out).await?;
+        let mut fence = Vec::new();
+        let more = match self.range.reverse {
+            true => leaf.low_fence(&mut fence),
+            false => leaf.high_fence(&mut fence),
+        };
+        Ok(self.skip_to(more.then_some(&fence), out))
+    }
+
+    /// Takes pairs of the range that somebody else has gathered, all from the place to `fence`; whether
+    /// there is more to come.
+    pub async fn pass_pairs<'p>(
+        &mut self,
+        tree: &BlinkTree,
+        session: &Session,
+        pairs: impl Iterator<Item = (&'p [u8], StoredValue, &'p [u8])>,
+        fence: Option<&[u8]>,
+        out: &mut Entries,
+    ) -> Result<bool, IndexError> {
+        let mut pending = Vec::new();
+        for (key, stored, value) in pairs.take(self.wanted(out)) {
+            tree.take_pair(session, (key, stored, value), &mut pending, out).await?;
+        }
+        tree.take_records(session, &mut pending, out).await?;
+        Ok(self.skip_to(fence, out))
+    }
+
+    /// Tells whether the end that a descending scan comes from is `key`, and not in the range.
+    pub fn leaves_out(&self, key: &[u8]) -> bool {
+        self.range.to == Bound::Excluded(key)
+    }
+
+    /// The end that the scan goes to, and whether it is not in the range.
+    pub fn far_end(&self) -> Option<(&[u8], bool)> {
+        match if self.range.reverse { self.range.from } else { self.range.to } {
+            Bound::Unbounded => None,
+            Bound::Included(key) => Some((key, false)),
+            Bound::Excluded(key) => Some((key, true)),
+        }
+    }
+
+    /// Returns the rest of the range in `(low, high]`, which holds the place, and how many pairs are
+    /// wanted.
+    pub fn rest_in(
+        &self,
+        low: Option<&[u8]>,
+        high: Option<&[u8]>,
+        out: &Entries,
+    ) -> (Bound<Vec<u8>>, Bound<Vec<u8>>, usize) {
+        let owned = |bound: Bound<&[u8]>| bound.map(<[u8]>::to_vec);
+        let key_of = |bound: Bound<&[u8]>| match bound {
+            Bound::Unbounded => None,
+            Bound::Included(key) | Bound::Excluded(key) => Some(key.to_vec()),
+        };
+        let (mut from, mut to) = (owned(self.range.from), owned(self.range.to));
+        match &self.place {
+            CursorPlace::End => {}
+            CursorPlace::Below(key) => to = Bound::Excluded(key.clone()),
+            CursorPlace::After(key) => from = Bound::Excluded(key.clone()),
+            CursorPlace::At(key) if !self.range.reverse => from = Bound::Included(key.clone()),
+            CursorPlace::At(key) if key_of(self.range.to).as_ref() != Some(key) => {
+                to = Bound::Included(key.clone());
+            }
+            CursorPlace::At(_) => {}
+        }
+        if self.range.reverse {
+            let begins_below = key_of(self.range.from).is_none_or(|key| Some(&*key) <= low);
+            if let (Some(low), true) = (low, begins_below) {
+                from = Bound::Excluded(low.to_vec());
+            }
+        } else if let Some(high) = high
+            && key_of(self.range.to).is_none_or(|key| *key > *high)
+        {
+            to = Bound::Included(high.to_vec());
+        }
+        (from, to, self.end - out.len())
+    }
+
+    /// All up to `last`, the key of the last pair, has been seen to; whether there is more to come.
+    pub fn go_on_behind(&mut self, last: &[u8], out: &Entries) -> bool {
+        let last = last.to_vec();
+        self.place =
+            if self.range.reverse { CursorPlace::Below(last) } else { CursorPlace::After(last) };
+        out.len() < self.end
+    }
+
+    /// All up to `fence` has been seen to; whether there is more to come.
+    pub fn skip_to(&mut self, fence: Option<&[u8]>, out: &Entries) -> bool {
+        let Some(fence) = fence else { return false };
+        if out.len() >= self.end || is_past(&self.range, fence) {
+            return false;
+        }
+        let fence = fence.to_vec();
+        self.place =
+            if self.range.reverse { CursorPlace::At(fence) } else { CursorPlace::After(fence) };
+        true
+    }
 }
 
 /// A scan under way.
 struct Cursor<'a> {
-    range: ScanRange<'a>,
-    place: CursorPlace,
+    passage: Passage<'a>,
     /// Leaves that were read ahead, the next one first.
     ahead: VecDeque<(GlobalAddr, Buf)>,
     /// Children of the last parent that were not read yet, the next one first.
@@ -70,22 +214,12 @@ impl BlinkTree {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        if limit == 0 || is_empty(&range) {
-            return Ok(());
-        }
-        let end = out.len().saturating_add(limit);
-        let place = match if range.reverse { range.to } else { range.from } {
-            Bound::Unbounded => CursorPlace::End,
-            Bound::Included(key) => CursorPlace::At(key.to_vec()),
-            // The leaf that ends with a key is the one that the places below it are in, too.
-            Bound::Excluded(key) if range.reverse => CursorPlace::At(key.to_vec()),
-            Bound::Excluded(key) => CursorPlace::After(key.to_vec()),
-        };
+        let Some(passage) = Passage::begin(range, limit, out) else { return Ok(()) };
         let (ahead, children) = Default::default();
-        let mut cursor = Cursor { range, place, ahead, children, entries_per_leaf: 0 };
+        let mut cursor = Cursor { passage, ahead, children, entries_per_leaf: 0 };
         let mut restarts = Restarts::default();
         loop {
-            let wanted = end - out.len();
+            let wanted = cursor.passage.wanted(out);
             let leaf = match self.next_leaf(session, &mut cursor, wanted).await {
                 Ok(leaf) => leaf,
                 Err(BlinkFail::Restart) => {
@@ -99,18 +233,9 @@ impl BlinkTree {
             // As many as this leaf would have if it were filled as usual.
             let usual = node.count() * node.capacity_bytes() * 6 / 10 / node.used_bytes().max(1);
             cursor.entries_per_leaf = node.count().max(usual).max(1);
-            self.take_pairs(session, &node, &range, &cursor.place, end, out).await?;
-            let mut fence = Vec::new();
-            let more = if range.reverse {
-                node.low_fence(&mut fence)
-            } else {
-                node.high_fence(&mut fence)
-            };
-            if !more || out.len() >= end || is_past(&range, &fence) {
+            if !cursor.passage.pass(self, session, &node, out).await? {
                 return Ok(());
             }
-            cursor.place =
-                if range.reverse { CursorPlace::At(fence) } else { CursorPlace::After(fence) };
         }
     }
 
@@ -127,21 +252,21 @@ impl BlinkTree {
         if let Some((addr, leaf)) = cursor.ahead.pop_front() {
             let node = Node::new(&self.layout, leaf.words());
             if self.is_current(&leaf, addr, 0)
-                && cursor.place.seek(cursor.range.reverse).covered(&node) == Cover::Inside
+                && cursor.passage.seek().covered(&node) == Cover::Inside
             {
                 return Ok(leaf);
             }
             cursor.ahead.clear();
             cursor.children.clear();
         }
-        let seek = cursor.place.seek(cursor.range.reverse);
+        let seek = cursor.passage.seek();
         if self.root(session).await?.1 == 0 {
             return Ok(self.node_at(session, seek, 0).await?.1);
         }
         let (_, parent) = self.node_at(session, seek, 1).await?;
         let node = Node::new(&self.layout, parent.words());
         let (index, first) = seek.child(&node);
-        let beside: &mut dyn Iterator<Item = usize> = if cursor.range.reverse {
+        let beside: &mut dyn Iterator<Item = usize> = if cursor.passage.is_reverse() {
             &mut (0..index).rev()
         } else {
             &mut (index + 1..=node.count())
@@ -149,24 +274,19 @@ impl BlinkTree {
         let mut fence = Vec::new();
         for child in beside {
             // Children that lie wholly outside the range are not wanted.
-            let bound = if cursor.range.reverse { child } else { child - 1 };
-            if node.separator(bound, &mut fence) && is_past(&cursor.range, &fence) {
+            let bound = if cursor.passage.is_reverse() { child } else { child - 1 };
+            if node.separator(bound, &mut fence) && cursor.passage.ends_before(&fence) {
                 break;
             }
             cursor.children.push_back(self.pointer(node.child(child).unwrap_or(0), self.meta)?);
         }
-        let reliable = session.reliable();
-        let addr = self.pointer(first, self.meta)?;
-        let mut leaf = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
-        if !self.is_current(&leaf, addr, 0) {
-            leaf = self.read_again(session, addr, 0, leaf).await?;
-        }
+        let leaf = self.read_node(session, self.pointer(first, self.meta)?, 0).await?;
         match seek.covered(&Node::new(&self.layout, leaf.words())) {
             Cover::Inside => Ok(leaf),
             // The leaf was split since its parent was read, or its parent lacks a separator.
             _ => {
                 cursor.children.clear();
-                Ok(self.node_at(session, cursor.place.seek(cursor.range.reverse), 0).await?.1)
+                Ok(self.node_at(session, cursor.passage.seek(), 0).await?.1)
             }
         }
     }
@@ -192,16 +312,15 @@ impl BlinkTree {
         Ok(())
     }
 
-    /// Appends the leaf's pairs from `place` on that are in the range, until `out` has `end` pairs.
-    pub(super) async fn take_pairs(
+    /// Appends the leaf's pairs that `passage` wants to `out`.
+    async fn take_pairs(
         &self,
         session: &Session,
         node: &Node<'_, u64>,
-        range: &ScanRange<'_>,
-        place: &CursorPlace,
-        end: usize,
+        passage: &Passage<'_>,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
+        let Passage { range, place, end } = passage;
         let first = match range.from {
             Bound::Unbounded => 0,
             Bound::Included(key) => node.lower_bound(key),
@@ -240,7 +359,7 @@ impl BlinkTree {
     }
 
     /// Appends a pair, or has it wait in `pending` if its value is in a record.
-    pub(super) async fn take_pair(
+    async fn take_pair(
         &self,
         session: &Session,
         (key, stored, value): (&[u8], StoredValue, &[u8]),
@@ -264,7 +383,7 @@ impl BlinkTree {
     }
 
     /// Reads the records of `pending` at once and appends the pairs.
-    pub(super) async fn take_records(
+    async fn take_records(
         &self,
         session: &Session,
         pending: &mut Vec<(Vec<u8>, RecordRef)>,
@@ -288,7 +407,7 @@ impl BlinkTree {
 }
 
 /// Tells whether no key can be in the range.
-pub(super) fn is_empty(range: &ScanRange<'_>) -> bool {
+fn is_empty(range: &ScanRange<'_>) -> bool {
     match (range.from, range.to) {
         (Bound::Included(from), Bound::Included(to)) => from > to,
         (Bound::Included(from) | Bound::Excluded(from), Bound::Excluded(to))
@@ -299,7 +418,7 @@ pub(super) fn is_empty(range: &ScanRange<'_>) -> bool {
 
 /// Tells whether everything on the far side of `fence` is outside the range: above it, exclusive, when
 /// ascending; at or below it when descending.
-pub(super) fn is_past(range: &ScanRange<'_>, fence: &[u8]) -> bool {
+fn is_past(range: &ScanRange<'_>, fence: &[u8]) -> bool {
     if range.reverse {
         match range.from {
             Bound::Unbounded => false,

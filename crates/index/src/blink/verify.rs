@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
-use farleaf_pool::{Audit, LockToken, Session};
+use farleaf_pool::{LockToken, Session};
 
 use super::read::Restarts;
 use super::records::record_bytes;
@@ -13,29 +13,13 @@ use crate::IndexError;
 use crate::bnode::{Cover, Kind, Node, Seek, StoredValue, verify_image};
 use crate::index::TableReport;
 use crate::retry::LockWait;
-use crate::walk::{Marker, Visitor};
+use crate::walk::Visitor;
 
 /// Kind of the objects that are nodes.
 pub(super) const NODE: &str = "node";
 /// Attempts at finding a node. Others' changes explain some; this many mean that pointers lead astray.
 const FIND_TRIES_MAX: u32 = 2_000;
 impl BlinkTree {
-    /// Checks every node and marks everything reachable in `audit`.
-    ///
-    /// Cost: 1 READ per node.
-    ///
-    /// # Errors
-    /// `Corrupt` if the walk cannot go on, with what was found before.
-    pub async fn verify(
-        self: &Arc<Self>,
-        session: &Session,
-        audit: &mut Audit,
-    ) -> Result<TableReport, IndexError> {
-        let (mut report, mut marker) = (TableReport::default(), Marker::new(audit, None));
-        let walked = self.walk(session, &mut marker, &mut report).await;
-        marker.finish(walked, report)
-    }
-
     /// Visits the meta object, then the levels from the root downwards, each from left to right, a leaf's
     /// value records after it; checks every node.
     ///
@@ -57,13 +41,18 @@ impl BlinkTree {
         self.walk_nodes(session, visitor, report).await
     }
 
-    /// The first part of [`BlinkTree::walk`].
-    pub(crate) fn visit_meta(&self, visitor: &mut impl Visitor) {
+    /// Visits the meta object, the first of a walk.
+    pub fn visit_meta(&self, visitor: &mut impl Visitor) {
         visitor.object("meta object", self.meta, META_BYTES);
     }
 
-    /// The second part of [`BlinkTree::walk`].
-    pub(crate) async fn walk_nodes(
+    /// Visits and checks all nodes and records, which follow the meta object in a walk.
+    ///
+    /// Cost: as [`BlinkTree::walk`].
+    ///
+    /// # Errors
+    /// `Corrupt` if the walk cannot go on.
+    pub async fn walk_nodes(
         self: &Arc<Self>,
         session: &Session,
         visitor: &mut impl Visitor,
@@ -73,7 +62,7 @@ impl BlinkTree {
             return Ok(());
         }
         self.check_meta(session, report).await?;
-        let (_, top) = self.refresh_root(session).await?;
+        let (_, top) = self.read_root(session).await?;
         report.nodes_per_level = vec![0; usize::from(top) + 1];
         // Low fences of the nodes that the level above points to, by address.
         let mut expected: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
@@ -282,7 +271,7 @@ impl BlinkTree {
         low: Option<&[u8]>,
         level: u8,
     ) -> Result<bool, IndexError> {
-        if self.refresh_root(session).await?.1 <= level {
+        if self.read_root(session).await?.1 <= level {
             return Ok(false);
         }
         let seek = low.map_or(Seek::First, Seek::After);

@@ -205,7 +205,8 @@ impl BlinkTree {
         (node.used_bytes() as f64) < node.capacity_bytes() as f64 * self.options.merge_low
     }
 
-    pub(super) fn damaged(&self, addr: GlobalAddr, error: ChangeError) -> IndexError {
+    /// The error that says that the node at `addr` could not be changed as it must be.
+    pub fn damaged(&self, addr: GlobalAddr, error: ChangeError) -> IndexError {
         IndexError::Corrupt(format!("node {addr} of the table at {}: {error}", self.meta))
     }
 }

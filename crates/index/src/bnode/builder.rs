@@ -1,11 +1,12 @@
-//! Image builder: fills a slotted image from its first entry to its last.
+//! Image builder: fills an image of either layout from its first entry to its last.
 
 use super::edit::ChangeError;
+use super::encode::{set_dense_fence, set_key};
 use super::header::{HIGH_WORD, Head, Kind, LOW_WORD, set_count, write_head};
 use super::layout::{Layout, RECORD_BYTES, VALUE_HEAD_BYTES};
 use super::slotted::{Heap, SuffixSlot, child_at, slot_at, slots_bytes, value_head};
 use super::strings::{common_prefix, leading};
-use super::view::Value;
+use super::view::{Node, Value};
 use super::words::{HEAD_WORDS, Image};
 
 /// Bytes that a value takes in a slotted leaf, without its length.
@@ -39,7 +40,7 @@ pub(super) fn prefix_len(low: Option<&[u8]>, high: Option<&[u8]>) -> usize {
     }
 }
 
-/// Fills a private slotted image in key order.
+/// Fills a private image in key order.
 pub(super) struct NodeBuilder<'a> {
     layout: &'a Layout,
     words: &'a mut [u64],
@@ -64,6 +65,12 @@ impl<'a> NodeBuilder<'a> {
         write_head(words, layout, kind, head);
         let bottom = layout.node_bytes();
         let mut builder = Self { layout, words, kind, count: 0, heap: Heap::default(), bottom };
+        if layout.dense {
+            let mut image = &mut *builder.words;
+            set_dense_fence(layout, &mut image, false, head.low);
+            set_dense_fence(layout, &mut image, true, head.high);
+            return Ok(builder);
+        }
         let (low, high) = (head.low.unwrap_or(&[]), head.high.unwrap_or(&[]));
         builder.heap.low_offset = builder.append(&[low]);
         builder.heap.low_len = low.len() as u16;
@@ -89,7 +96,65 @@ impl<'a> NodeBuilder<'a> {
         self.bottom as u16
     }
 
-    /// Adds an entry whose key is the two pieces of `key` together, or a separator with its child.
+    /// Adds entries `from..to` of another node, or separators and the children before them.
+    pub(super) fn push_part(
+        &mut self,
+        node: &Node<'_, u64>,
+        (from, to): (usize, usize),
+    ) -> Result<(), ChangeError> {
+        if self.layout.dense {
+            let stride = match self.kind {
+                Kind::Inner => self.layout.key_words,
+                _ => self.layout.stride,
+            };
+            self.copy_words(node, HEAD_WORDS, stride, (from, to));
+            if self.kind == Kind::Inner {
+                self.copy_words(node, self.layout.children_at(), 1, (from, to));
+            }
+            self.count += to - from;
+            return Ok(());
+        }
+        let prefix = node.prefix_bytes();
+        for index in from..to {
+            let (suffix, tail) = node.cell(self.kind, index);
+            self.push([prefix, suffix], [tail, &[]], node.child(index).unwrap_or(0))?;
+        }
+        Ok(())
+    }
+
+    /// Dense: copies elements `from..to` of the array that begins at word `start` behind those that are there.
+    fn copy_words(
+        &mut self,
+        node: &Node<'_, u64>,
+        start: usize,
+        stride: usize,
+        (from, to): (usize, usize),
+    ) {
+        let at = |index: usize| start + index * stride;
+        let mut image = &mut *self.words;
+        image.assign(at(self.count), node.words.get(at(from)..at(to)).unwrap_or(&[]));
+    }
+
+    /// Adds a separator and the child before it.
+    pub(super) fn push_separator(
+        &mut self,
+        separator: &[u8],
+        child: u64,
+    ) -> Result<(), ChangeError> {
+        if !self.layout.dense {
+            return self.push([separator, &[]], [&[], &[]], child);
+        }
+        if self.count >= self.layout.inner_cap {
+            return Err(ChangeError::NoRoom);
+        }
+        let (at, key_words) = (self.count * self.layout.key_words, self.layout.key_words);
+        set_key(&mut self.words[HEAD_WORDS + at..][..key_words], separator);
+        self.words[self.layout.children_at() + self.count] = child;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Slotted: adds an entry whose key is the two pieces of `key` together, or a separator with its child.
     pub(super) fn push(
         &mut self,
         key: [&[u8]; 2],
@@ -130,11 +195,15 @@ impl<'a> NodeBuilder<'a> {
 
     /// Writes count, fence words and, in an inner node, the last child. The sum is left out.
     pub(super) fn finish(mut self, last_child: u64) {
-        self.heap.heap_bytes = (self.layout.node_bytes() - self.bottom) as u16;
-        self.words[LOW_WORD] = self.heap.low_word();
-        self.words[HIGH_WORD] = self.heap.high_word();
+        let mut child = self.layout.children_at() + self.count;
+        if !self.layout.dense {
+            self.heap.heap_bytes = (self.layout.node_bytes() - self.bottom) as u16;
+            self.words[LOW_WORD] = self.heap.low_word();
+            self.words[HIGH_WORD] = self.heap.high_word();
+            child = child_at(self.count, self.count);
+        }
         if self.kind == Kind::Inner {
-            self.words[child_at(self.count, self.count)] = last_child;
+            self.words[child] = last_child;
         }
         let mut image = &mut *self.words;
         set_count(&mut image, self.count);

@@ -143,11 +143,9 @@ impl<I: Image> NodeMut<'_, I> {
         let old = Node::new(self.layout, &old);
         let fences = old.fences();
         let mut builder = NodeBuilder::start(self.layout, &mut new, kind, &old.head(&fences))?;
-        let (count, prefix) = (self.slotted_count(kind), old.prefix_bytes());
-        for index in (0..count).filter(|&index| Some(index) != skip) {
-            let (suffix, tail) = old.cell(kind, index);
-            builder.push([prefix, suffix], [tail, &[]], old.slotted_child(count, index))?;
-        }
+        let count = self.slotted_count(kind);
+        builder.push_part(&old, (0, skip.unwrap_or(count)))?;
+        builder.push_part(&old, (skip.map_or(count, |skip| skip + 1), count))?;
         builder.finish(old.slotted_child(count, count));
         self.image.assign(1, &new[1..]);
         Ok(())

@@ -3,7 +3,7 @@
 use super::builder::{NodeBuilder, prefix_len, value_bytes, value_tail};
 use super::dense::{fence_at, key_word};
 use super::edit::ChangeError;
-use super::header::{Head, Kind, META_WORD, VERSION_WORD, set_count, write_head};
+use super::header::{Head, Kind, META_WORD, VERSION_WORD, set_count};
 use super::layout::{Layout, RECORD_BYTES, VALUE_HEAD_BYTES};
 use super::strings::shortest_separator;
 use super::view::{Cover, Node, Value};
@@ -63,10 +63,8 @@ impl Layout {
             Err(ChangeError::WrongKind)
         } else if children.len() != separators.len() + 1 {
             Err(ChangeError::BadIndex { index: children.len() })
-        } else if self.dense {
-            self.dense_inner(words, head, children, separators)
         } else {
-            self.slotted_inner(words, head, children, separators)
+            self.build_inner(words, head, children, separators)
         };
         finish(words, self.tree, done)
     }
@@ -169,30 +167,13 @@ impl Layout {
         if fits && self.takes_value(len) { Ok(()) } else { Err(ChangeError::BadValue { len }) }
     }
 
-    /// Starts a dense image: header, fences, zeros.
-    pub(super) fn dense_start(
-        &self,
-        words: &mut [u64],
-        kind: Kind,
-        head: &Head<'_>,
-    ) -> Result<(), ChangeError> {
-        assert!(words.len() == self.node_words, "an image has the length of the layout's nodes");
-        self.check_head(head)?;
-        words.fill(0);
-        write_head(words, self, kind, head);
-        let mut image = words;
-        set_dense_fence(self, &mut image, false, head.low);
-        set_dense_fence(self, &mut image, true, head.high);
-        Ok(())
-    }
-
     fn dense_leaf(
         &self,
         words: &mut [u64],
         head: &Head<'_>,
         entries: &[LeafEntry<'_>],
     ) -> Result<(), ChangeError> {
-        self.dense_start(words, Kind::Leaf, head)?;
+        NodeBuilder::start(self, words, Kind::Leaf, head)?;
         if entries.len() > self.leaf_cap {
             return Err(ChangeError::NoRoom);
         }
@@ -256,29 +237,7 @@ impl Layout {
         Ok(())
     }
 
-    fn dense_inner<S: AsRef<[u8]>>(
-        &self,
-        words: &mut [u64],
-        head: &Head<'_>,
-        children: &[u64],
-        separators: &[S],
-    ) -> Result<(), ChangeError> {
-        self.dense_start(words, Kind::Inner, head)?;
-        if separators.len() > self.inner_cap {
-            return Err(ChangeError::NoRoom);
-        }
-        self.check_separators(head, separators)?;
-        let (keys, rest) = words[HEAD_WORDS..].split_at_mut(self.inner_slots * self.key_words);
-        for (into, separator) in keys.chunks_exact_mut(self.key_words).zip(separators) {
-            set_key(into, separator.as_ref());
-        }
-        rest[..children.len()].copy_from_slice(children);
-        let mut image = words;
-        set_count(&mut image, separators.len());
-        Ok(())
-    }
-
-    fn slotted_inner<S: AsRef<[u8]>>(
+    fn build_inner<S: AsRef<[u8]>>(
         &self,
         words: &mut [u64],
         head: &Head<'_>,
@@ -288,7 +247,7 @@ impl Layout {
         let mut builder = NodeBuilder::start(self, words, Kind::Inner, head)?;
         self.check_separators(head, separators)?;
         for (separator, &child) in separators.iter().zip(children) {
-            builder.push([separator.as_ref(), &[]], [&[], &[]], child)?;
+            builder.push_separator(separator.as_ref(), child)?;
         }
         builder.finish(children[separators.len()]);
         Ok(())
@@ -332,7 +291,7 @@ fn finish(words: &mut [u64], tree: u64, done: Result<(), ChangeError>) -> Result
 
 /// Stores a dense key; `bytes` are as long as the words.
 #[inline(always)]
-fn set_key(words: &mut [u64], bytes: &[u8]) {
+pub(super) fn set_key(words: &mut [u64], bytes: &[u8]) {
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
         *word = u64::from_be_bytes(*bytes);
     }

@@ -84,6 +84,14 @@ impl Heap {
             | u64::from(self.spare) << 48
     }
 
+    /// Offset and length of a fence.
+    #[inline(always)]
+    pub(super) fn fence(self, high: bool) -> (usize, usize) {
+        let (offset, len) =
+            if high { (self.high_offset, self.high_len) } else { (self.low_offset, self.low_len) };
+        (offset.into(), len.into())
+    }
+
     /// Prefix length, never more than the low fence that it is read from.
     #[inline(always)]
     pub(super) fn prefix(self) -> usize {
@@ -143,10 +151,8 @@ impl<W: Word> Node<'_, W> {
     /// Compares a fence with `key`.
     #[inline]
     fn compare_fence(&self, high: bool, key: &[u8]) -> Ordering {
-        let heap = self.heap();
-        let (offset, len) =
-            if high { (heap.high_offset, heap.high_len) } else { (heap.low_offset, heap.low_len) };
-        compare(self.words, offset.into(), len.into(), key)
+        let (offset, len) = self.heap().fence(high);
+        compare(self.words, offset, len, key)
     }
 
     #[inline]
@@ -220,12 +226,8 @@ impl<W: Word> Node<'_, W> {
     }
 
     pub(super) fn slotted_fence(&self, high: bool, out: &mut Vec<u8>) {
-        let heap = self.heap();
-        if high {
-            append(self.words, heap.high_offset.into(), heap.high_len.into(), out);
-        } else {
-            append(self.words, heap.low_offset.into(), heap.low_len.into(), out);
-        }
+        let (offset, len) = self.heap().fence(high);
+        append(self.words, offset, len, out);
     }
 
     #[inline]

@@ -2,12 +2,11 @@
 
 use super::builder::{NodeBuilder, prefix_len};
 use super::edit::{ChangeError, NodeMut};
-use super::encode::{Fences, set_dense_fence};
-use super::header::{FLAG_HIGH_INFINITE, Head, Kind, META_WORD, RIGHT_WORD, set_count};
-use super::layout::Layout;
+use super::encode::Fences;
+use super::header::{Head, Kind};
 use super::slotted::slots_bytes;
 use super::view::{Cover, Node};
-use super::words::{HEAD_WORDS, Image, Word};
+use super::words::{Image, Word};
 
 /// The place at which a node was split.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,27 +69,9 @@ impl<I: Image> NodeMut<'_, I> {
             (_, true) => cut_dense_inner(&old, key)?,
             (_, false) => cut_slotted(&old, kind, key, &fences)?,
         };
-        let Cut { left, right: rest, separator } = cut;
-        let head = old.head(&fences);
-        let right_head = Head {
-            addr: right_addr,
-            incarnation: right_incarnation,
-            low: Some(&separator),
-            ..head
-        };
-        let left_head = Head { right: right_addr, high: Some(&separator), ..head };
-        let mut new_right = vec![0; self.layout.node_words];
-        copy_part(&old, kind, &right_head, rest, &mut new_right)?;
-        if self.layout.dense {
-            self.cut_dense(kind, left, &separator, right_addr);
-        } else {
-            let mut new_left = vec![0; self.layout.node_words];
-            copy_part(&old, kind, &left_head, (0, left), &mut new_left)?;
-            self.image.assign(1, &new_left[1..]);
-        }
-        right.image.assign(0, &new_right);
-        let goes_right = key > &separator[..];
-        Ok(Split { separator, goes_right })
+        let goes_right = key > &cut.separator[..];
+        self.part(&old, &fences, &cut, right, (right_addr, right_incarnation))?;
+        Ok(Split { separator: cut.separator, goes_right })
     }
 
     /// Cuts a leaf at `bound`, a fence strictly between its own: this node keeps the keys up to it,
@@ -118,36 +99,29 @@ impl<I: Image> NodeMut<'_, I> {
         let old = Node::new(self.layout, &old);
         let fences = old.fences();
         let (left, count) = (old.upper_bound(bound), old.leaf_count());
-        let head = old.head(&fences);
-        let right_head = Head { addr: right_addr, incarnation: 0, low: Some(bound), ..head };
-        let left_head = Head { right: right_addr, high: Some(bound), ..head };
-        let [mut new_left, mut new_right] = [0, 0].map(|_| vec![0; self.layout.node_words]);
-        copy_part(&old, Kind::Leaf, &right_head, (left, count), &mut new_right)?;
-        copy_part(&old, Kind::Leaf, &left_head, (0, left), &mut new_left)?;
-        self.image.assign(1, &new_left[1..]);
-        right.image.assign(0, &new_right);
-        Ok(Split { separator: bound.to_vec(), goes_right: false })
+        let cut = Cut { left, right: (left, count), separator: bound.to_vec() };
+        self.part(&old, &fences, &cut, right, (right_addr, 0))?;
+        Ok(Split { separator: cut.separator, goes_right: false })
     }
 
-    /// Keeps the first `keep` entries or separators of a dense node.
-    fn cut_dense(&mut self, kind: Kind, keep: usize, separator: &[u8], right_addr: u64) {
-        let layout = self.layout;
-        let count = self.as_node().count();
-        if kind == Kind::Leaf {
-            let at = |index| HEAD_WORDS + index * layout.stride;
-            self.zero(at(keep), at(count.min(layout.leaf_slots)));
-        } else {
-            let at = |index| HEAD_WORDS + index * layout.key_words;
-            let count = count.min(layout.inner_slots);
-            self.zero(at(keep), at(count));
-            self.zero(layout.children_at() + keep + 1, layout.children_at() + count + 1);
-        }
-        set_dense_fence(layout, &mut self.image, true, Some(separator));
-        let mut meta = self.as_node().meta();
-        meta.flags &= !FLAG_HIGH_INFINITE;
-        meta.count = keep as u16;
-        self.image.set(META_WORD, meta.pack());
-        self.image.set(RIGHT_WORD, right_addr);
+    /// Keeps the left part of `old`, which this node is, and builds `right` afresh with the right one.
+    fn part<J: Image>(
+        &mut self,
+        old: &Node<'_, u64>,
+        fences: &Fences,
+        cut: &Cut,
+        right: &mut NodeMut<'_, J>,
+        (right_addr, incarnation): (u64, u16),
+    ) -> Result<(), ChangeError> {
+        let (head, separator) = (old.head(fences), Some(&cut.separator[..]));
+        let right_head = Head { addr: right_addr, incarnation, low: separator, ..head };
+        let left_head = Head { right: right_addr, high: separator, ..head };
+        let [mut new_left, mut new_right] = [0, 0].map(|_| vec![0; self.layout.node_words]);
+        copy_part(old, &right_head, cut.right, &mut new_right)?;
+        copy_part(old, &left_head, (0, cut.left), &mut new_left)?;
+        self.image.assign(1, &new_left[1..]);
+        right.image.assign(0, &new_right);
+        Ok(())
     }
 
     /// Absorbs the node to the right: its content, high fence and right sibling. The other is left as
@@ -173,21 +147,14 @@ impl<I: Image> NodeMut<'_, I> {
         let mut new = vec![0; self.layout.node_words];
         let fences = Fences { low: left.fences().low, high: right.fences().high };
         let head = Head { right: right.right(), ..left.head(&fences) };
-        if self.layout.dense {
-            join.write_dense(&left, &right, &head, &mut new)?;
-        } else {
-            let mut builder = NodeBuilder::start(self.layout, &mut new, kind, &head)?;
-            let (middle, last) = match kind {
-                Kind::Inner => (left.child(left.inner_count()), right.child(right.inner_count())),
-                _ => (None, None),
-            };
-            push_all(&left, kind, (0, left.count()), &mut builder)?;
-            if let Some(child) = middle {
-                builder.push([&join.fence, &[]], [&[], &[]], child)?;
-            }
-            push_all(&right, kind, (0, right.count()), &mut builder)?;
-            builder.finish(last.unwrap_or(0));
+        let mut builder = NodeBuilder::start(self.layout, &mut new, kind, &head)?;
+        builder.push_part(&left, (0, left.count()))?;
+        if kind == Kind::Inner {
+            let child = left.child(left.inner_count()).unwrap_or(0);
+            builder.push_separator(&join.fence, child)?;
         }
+        builder.push_part(&right, (0, right.count()))?;
+        builder.finish(right.child(right.inner_count()).unwrap_or(0));
         self.image.assign(1, &new[1..]);
         Ok(())
     }
@@ -247,37 +214,6 @@ impl Join {
             used_bytes,
             capacity_bytes: left.capacity_bytes(),
         })
-    }
-
-    fn write_dense(
-        &self,
-        left: &Node<'_, u64>,
-        right: &Node<'_, u64>,
-        head: &Head<'_>,
-        new: &mut [u64],
-    ) -> Result<(), ChangeError> {
-        let (layout, kind) = (left.layout, left.kind());
-        layout.dense_start(new, kind, head)?;
-        let mut image = new;
-        let mut copy = |from: &Node<'_, u64>, at: usize, to: usize, count: usize| {
-            image.assign(to, from.words.get(at..at + count).unwrap_or(&[]));
-        };
-        if kind == Kind::Leaf {
-            let (ours, theirs) = (left.count() * layout.stride, right.count() * layout.stride);
-            copy(left, HEAD_WORDS, HEAD_WORDS, ours);
-            copy(right, HEAD_WORDS, HEAD_WORDS + ours, theirs);
-        } else {
-            let (key_words, children) = (layout.key_words, layout.children_at());
-            let (ours, theirs) = (left.count(), right.count());
-            let middle = HEAD_WORDS + ours * key_words;
-            copy(left, HEAD_WORDS, HEAD_WORDS, ours * key_words);
-            copy(left, super::dense::fence_at(layout, true), middle, key_words);
-            copy(right, HEAD_WORDS, middle + key_words, theirs * key_words);
-            copy(left, children, children, ours + 1);
-            copy(right, children, children + ours + 1, theirs + 1);
-        }
-        set_count(&mut image, self.entries);
-        Ok(())
     }
 }
 
@@ -399,43 +335,12 @@ fn cut_slotted(
 /// Builds a node from a part of another; children go from the part's first to one behind its last.
 fn copy_part(
     old: &Node<'_, u64>,
-    kind: Kind,
     head: &Head<'_>,
     (from, to): (usize, usize),
     new: &mut [u64],
 ) -> Result<(), ChangeError> {
-    let layout: &Layout = old.layout;
-    if !layout.dense {
-        let mut builder = NodeBuilder::start(layout, new, kind, head)?;
-        push_all(old, kind, (from, to), &mut builder)?;
-        builder.finish(if kind == Kind::Inner { old.child(to).unwrap_or(0) } else { 0 });
-        return Ok(());
-    }
-    layout.dense_start(new, kind, head)?;
-    let mut image = new;
-    let stride = if kind == Kind::Leaf { layout.stride } else { layout.key_words };
-    let at = |index| HEAD_WORDS + index * stride;
-    image.assign(HEAD_WORDS, &old.words[at(from)..at(to)]);
-    if kind == Kind::Inner {
-        let children = layout.children_at();
-        image.assign(children, &old.words[children + from..=children + to]);
-    }
-    set_count(&mut image, to - from);
-    Ok(())
-}
-
-/// Adds entries `from..to` of a slotted node to another being built.
-fn push_all(
-    old: &Node<'_, u64>,
-    kind: Kind,
-    (from, to): (usize, usize),
-    builder: &mut NodeBuilder<'_>,
-) -> Result<(), ChangeError> {
-    let prefix = old.prefix_bytes();
-    for index in from..to {
-        let (suffix, tail) = old.cell(kind, index);
-        let child = if kind == Kind::Inner { old.child(index).unwrap_or(0) } else { 0 };
-        builder.push([prefix, suffix], [tail, &[]], child)?;
-    }
+    let mut builder = NodeBuilder::start(old.layout, new, old.kind(), head)?;
+    builder.push_part(old, (from, to))?;
+    builder.finish(old.child(to).unwrap_or(0));
     Ok(())
 }

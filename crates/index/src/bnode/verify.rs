@@ -204,11 +204,10 @@ fn verify_heap(node: &Node<'_, u64>, kind: Kind) -> Result<(), NodeError> {
     }
     let bottom = end - heap_bytes;
     let mut used = Vec::with_capacity(node.count() + 2);
-    for (offset, len, infinite) in [
-        (heap.low_offset, heap.low_len, meta.low_infinite()),
-        (heap.high_offset, heap.high_len, meta.high_infinite()),
-    ] {
-        let (offset, len) = (usize::from(offset), usize::from(len));
+    let fences = [heap.fence(false), heap.fence(true)];
+    for ((offset, len), infinite) in
+        fences.into_iter().zip([meta.low_infinite(), meta.high_infinite()])
+    {
         let misplaced = if len == 0 { offset != 0 } else { offset < bottom || offset + len > end };
         if misplaced || (infinite && len > 0) {
             return Err(NodeError::Fences);
@@ -216,8 +215,7 @@ fn verify_heap(node: &Node<'_, u64>, kind: Kind) -> Result<(), NodeError> {
         used.push((offset, len, None));
     }
     let open = meta.low_infinite() || meta.high_infinite();
-    let low = node.bytes(heap.low_offset.into(), heap.low_len.into());
-    let high = node.bytes(heap.high_offset.into(), heap.high_len.into());
+    let [low, high] = fences.map(|(offset, len)| node.bytes(offset, len));
     let prefix = if open { 0 } else { common_prefix(low, high) };
     if usize::from(heap.prefix_len) != prefix {
         return Err(NodeError::Fences);

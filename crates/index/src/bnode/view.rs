@@ -145,22 +145,22 @@ impl<'a, W: Word> Node<'a, W> {
 
     /// Puts the low fence (exclusive) into `out`; `false` if the node is open below.
     pub fn low_fence(&self, out: &mut Vec<u8>) -> bool {
-        out.clear();
-        let finite = !self.meta().low_infinite();
-        if finite {
-            self.append_fence(false, out);
-        }
-        finite
+        self.fence(false, !self.meta().low_infinite(), out)
     }
 
     /// Puts the high fence (inclusive) into `out`; `false` if the node is open above.
     pub fn high_fence(&self, out: &mut Vec<u8>) -> bool {
+        self.fence(true, !self.meta().high_infinite(), out)
+    }
+
+    fn fence(&self, high: bool, is_finite: bool, out: &mut Vec<u8>) -> bool {
         out.clear();
-        let finite = !self.meta().high_infinite();
-        if finite {
-            self.append_fence(true, out);
+        match (is_finite, self.layout.dense) {
+            (false, _) => {}
+            (true, true) => self.dense_fence(high, out),
+            (true, false) => self.slotted_fence(high, out),
         }
-        finite
+        is_finite
     }
 
     /// Tells whether these are its fences; `None` is an open end.
@@ -174,14 +174,6 @@ impl<'a, W: Word> Node<'a, W> {
             && high.map_or(self.meta().high_infinite(), |high| {
                 self.covers(high) != Cover::Above && self.covers_after(high) == Cover::Above
             })
-    }
-
-    fn append_fence(&self, high: bool, out: &mut Vec<u8>) {
-        if self.layout.dense {
-            self.dense_fence(high, out);
-        } else {
-            self.slotted_fence(high, out);
-        }
     }
 
     /// Returns the place of `key` as seen from the fences. Any byte string is allowed.

@@ -101,13 +101,6 @@ impl Guest {
     }
 }
 
-/// The outcome of a read that nobody protects.
-enum Read<T> {
-    Done(T),
-    /// The keys have an owner.
-    Owned,
-}
-
 impl Guest {
     /// Gets a key that is not own.
     ///
@@ -130,7 +123,7 @@ impl Guest {
                     let _pin = session.begin(OpKind::Get).await?;
                     table.get_unowned(session, key, value).await
                 });
-                if let Read::Done(has) = read.await? {
+                if let Some(has) = read.await? {
                     return Ok(has);
                 }
             }
@@ -194,7 +187,7 @@ impl Guest {
         let reverse = range.reverse;
         let mut patience = Patience::new(session.endpoint());
         loop {
-            let rest = ScanRange { from: as_slice(&from), to: as_slice(&to), reverse };
+            let rest = ScanRange::between(&from, &to, reverse);
             let begun = out.len();
             let Some(mut passage) = Passage::begin(rest, end - begun, out) else { return Ok(()) };
             let seek = passage.seek();
@@ -202,7 +195,7 @@ impl Guest {
             let number = view.map.at(seek);
             let (low, high) = view.map.range(number);
             let (part_from, part_to, wanted) = passage.rest_in(low, high, out);
-            let part = ScanRange { from: as_slice(&part_from), to: as_slice(&part_to), reverse };
+            let part = ScanRange::between(&part_from, &part_to, reverse);
             let (mut is_whole, mut refusal) = (false, None);
             if self.may_work(table, session, seek).await? {
                 let wanted = wanted.min(PAIRS_MAX);
@@ -216,7 +209,7 @@ impl Guest {
                     table.scan_unowned(session, part, wanted, &mut pairs).await?;
                     Ok(pairs)
                 });
-                if let Read::Done(pairs) = read.await? {
+                if let Some(pairs) = read.await? {
                     pairs.iter().for_each(|(key, value)| out.push(key, value));
                     is_whole = pairs.len() < wanted;
                 }
@@ -248,7 +241,7 @@ impl Guest {
     /// Clears what is left of removed keys that nobody owns, before the table is closed.
     ///
     /// Cost: 1 CAS, 3 READs and 1 WRITE, and the engine's.
-    pub(crate) async fn clear<T: ServesGuests>(
+    pub async fn clear<T: ServesGuests>(
         &self,
         table: &T,
         session: &Session,
@@ -278,7 +271,7 @@ impl Guest {
         seek: Seek<'_>,
     ) -> Result<bool, IndexError> {
         let Err(number) = table.ownership().acquire(session, seek).await? else { return Ok(false) };
-        if table.ownership().known_owner(number).0.is_some() {
+        if table.ownership().owner_of(number).owner.is_some() {
             return Ok(false);
         }
         if self.admits() {
@@ -334,25 +327,25 @@ async fn change_unowned<T: ServesGuests>(
 }
 
 /// Reads by `read` what lies in the partitions from the first to the last that `of` finds in a map, if
-/// nobody owns any of them (`INV-COMPUTE-GUEST-2`).
+/// nobody owns any of them (`INV-COMPUTE-GUEST-2`); `None` if somebody does.
 async fn read_unowned<T: RangeOwner, R>(
     table: &T,
     session: &Session,
     of: impl Fn(&Partitions) -> [usize; 2],
     mut read: impl AsyncFnMut() -> Result<R, IndexError>,
-) -> Result<Read<R>, IndexError> {
+) -> Result<Option<R>, IndexError> {
     let mut patience = Patience::new(session.endpoint());
     let mut before = map_now(table, session).await?;
     loop {
         let [first, last] = of(&before);
         if before.owners[first..=last].iter().any(|owner| *owner != 0) {
             refresh_map(table, session).await?;
-            return Ok(Read::Owned);
+            return Ok(None);
         }
         let found = read().await?;
         let after = map_now(table, session).await?;
         if after.epoch == before.epoch {
-            return Ok(Read::Done(found));
+            return Ok(Some(found));
         }
         before = after;
         patience.tries += 1;
@@ -387,7 +380,7 @@ async fn after_refusal<T: RangeOwner>(
     let before = table.ownership().view().map.epoch;
     let has_changed = refresh_map(table, session).await? != before;
     let Err(number) = table.ownership().acquire(session, seek).await? else { return Ok(()) };
-    let Some(owner) = table.ownership().known_owner(number).0 else { return Ok(()) };
+    let Some(owner) = table.ownership().owner_of(number).owner else { return Ok(()) };
     if !session.endpoint().is_dead(owner).await {
         // It may have taken the keys just now, and another operation of this process have learnt that.
         if has_changed || patience.tries <= REFUSALS_MAX {
@@ -425,8 +418,4 @@ async fn change_locked<T: ServesGuests>(
     let _ = table.clear_unowned(session, &map, false).await;
     lock.release().await.map_err(unknown)?;
     Ok((outcome, held))
-}
-
-fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
 }

@@ -4,16 +4,14 @@
 //! Requests that move a range run in tasks of their own, so that no other request waits for them.
 
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
 
 use farleaf_fabric::{AnyEndpoint, Endpoint, GlobalAddr, Incoming};
 use farleaf_pool::Session;
 
-use super::messages::{decode_request, encode_reply};
+use super::messages::{decode_request, encode_reply, within};
 use super::{HostedTable, TABLE_SERVICE};
 use crate::IndexError;
 use crate::sync::{Mutex, lock};
@@ -104,10 +102,16 @@ impl<T: HostedTable> Host<T> {
             let is_quiet = quiet_ticks >= QUIET_TICKS;
             let tick_ns = if is_quiet { REAL_TICK_NS } else { tick_ns };
             let rests = is_real && is_quiet;
-            match next_or_tick(&endpoint, if rests { None } else { Some(tick_ns) }).await {
-                NextRequest::Tick => {}
-                NextRequest::Left => return Ok(()),
-                NextRequest::Request(incoming) => {
+            let next = {
+                let call = pin!(endpoint.next_call(TABLE_SERVICE));
+                if rests { Some(call.await) } else { within(&endpoint, call, tick_ns).await }
+            };
+            match next {
+                // Time for a tick.
+                None => {}
+                // This compute server has left.
+                Some(None) => return Ok(()),
+                Some(Some(incoming)) => {
                     quiet_ticks = 0;
                     self.take(&session, incoming).await;
                 }
@@ -155,24 +159,4 @@ impl<T: HostedTable> Host<T> {
             drop(running);
         });
     }
-}
-
-enum NextRequest {
-    Request(Incoming),
-    Tick,
-    /// This compute server has left.
-    Left,
-}
-
-/// Waits for the next request, or for `tick_ns`.
-async fn next_or_tick(endpoint: &AnyEndpoint, tick_ns: Option<u64>) -> NextRequest {
-    let mut call = pin!(endpoint.next_call(TABLE_SERVICE));
-    let mut pause = pin!(endpoint.sleep(tick_ns.unwrap_or(0)));
-    poll_fn(|context| match call.as_mut().poll(context) {
-        Poll::Ready(Some(incoming)) => Poll::Ready(NextRequest::Request(incoming)),
-        Poll::Ready(None) => Poll::Ready(NextRequest::Left),
-        Poll::Pending if tick_ns.is_none() => Poll::Pending,
-        Poll::Pending => pause.as_mut().poll(context).map(|()| NextRequest::Tick),
-    })
-    .await
 }

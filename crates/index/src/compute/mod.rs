@@ -12,7 +12,6 @@ mod guest;
 mod host;
 pub mod messages;
 mod migration;
-pub(crate) mod owned;
 mod owned_table;
 pub mod ownership;
 mod range_owner;
@@ -26,10 +25,9 @@ use crate::IndexError;
 pub use guest::{Guest, ServesGuests};
 pub use host::{Host, Leaving};
 use messages::{OpReply, Request};
-pub use migration::Moving;
-pub use migration::{Balance, BalanceOptions, Balancer, MoveError, PartLoad, RangeMove};
-pub use owned::Partitioned;
-pub use owned::{Owned, OwnedSettings};
+pub use migration::{
+    Balance, BalanceOptions, Balancer, MoveError, Moving, PartLoad, RangeCalls, RangeMove,
+};
 pub use owned_table::{OwnedTable, Work};
 pub use ownership::{JoinOptions, Owner, Take, equal_width, sampled};
 pub use range_owner::RangeOwner;

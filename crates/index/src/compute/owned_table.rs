@@ -7,21 +7,32 @@ use farleaf_fabric::{GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
 use super::messages::{OpReply, Request};
-use super::migration::{self, BalanceOptions, Balancer, MoveError, PartLoad};
-use super::ownership::{self, Owner};
+use super::ownership::{self, Ownership};
 use super::{HostedTable, RangeOwner};
 use crate::IndexError;
 
 /// Work that is boxed, so that a table of any engine can be asked for it. None of it is on an operation's way.
 pub type Work<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// An open table whose ranges of keys have owners.
+/// An open table whose ranges of keys have owners. [`RangeCalls`](super::RangeCalls) are further calls on it.
 pub trait OwnedTable {
+    /// This compute server's part in it.
+    fn part(&self) -> &Ownership;
+
+    /// Returns whether `key` may be a key of it.
+    fn takes(&self, key: &[u8]) -> bool;
+
     /// The address of its meta object.
-    fn meta(&self) -> GlobalAddr;
+    fn meta(&self) -> GlobalAddr {
+        self.part().words().meta
+    }
 
     /// Epoch, bounds and owners of the ownership map as they are known here.
-    fn known_map(&self) -> (u64, Vec<Vec<u8>>, Vec<Incarnation>);
+    fn known_map(&self) -> (u64, Vec<Vec<u8>>, Vec<Incarnation>) {
+        let view = self.part().view();
+        let owners = view.map.owners.iter().copied().map(Incarnation).collect();
+        (view.map.epoch, view.map.bounds.clone(), owners)
+    }
 
     /// Executes a request that another compute server has sent. If its keys are not this compute
     /// server's, nothing is done and the reply says so.
@@ -33,18 +44,6 @@ pub trait OwnedTable {
         session: &'a Session,
         request: Request,
     ) -> Work<'a, Result<OpReply, IndexError>>;
-
-    /// The owner of `key`, if it is not this compute server's.
-    ///
-    /// Cost: none for an own key, else that of reading the map, 2 READs.
-    ///
-    /// # Errors
-    /// `Unavailable`, `Closed`.
-    fn wrong_owner<'a>(
-        &'a self,
-        session: &'a Session,
-        key: &'a [u8],
-    ) -> Work<'a, Result<Option<Owner>, IndexError>>;
 
     /// Reads the ownership map and serves what it gives to this compute server; its epoch. Operations
     /// do so by themselves when they are told that a key has gone elsewhere.
@@ -89,104 +88,15 @@ pub trait OwnedTable {
         session: &'a Session,
         bounds: &'a [Vec<u8>],
     ) -> Work<'a, Result<(), IndexError>>;
-
-    /// Gives the keys above `low` up to and including `high`, which one compute server must own, to
-    /// `to`, while all of them are in use. `None` is the end of the key space. The map's epoch after
-    /// it.
-    ///
-    /// Operations on these keys wait for the short time in which what has just become dirty is written;
-    /// all others go on. Whatever becomes of the caller, the owner does it.
-    ///
-    /// Cost: at the owner 1 WRITE for each dirty node of the range, a split for each end (of a B+-tree), two
-    /// changes of the map.
-    ///
-    /// # Errors
-    /// See [`MoveError`]. `OutcomeUnknown` if the owner died in the middle; what the map says then is so.
-    fn move_range<'a>(
-        &'a self,
-        session: &'a Session,
-        low: Option<&'a [u8]>,
-        high: Option<&'a [u8]>,
-        to: Incarnation,
-    ) -> Work<'a, Result<u64, MoveError>>;
-
-    /// Moves boundary `number`, that between the partitions of this number and the next, to `bound`, which
-    /// lies in one of the two: its owner gives what is between to the other.
-    ///
-    /// # Errors
-    /// As [`OwnedTable::move_range`]; `NoBoundary`, and `OutOfOrder` if the bound is in neither.
-    fn move_boundary<'a>(
-        &'a self,
-        session: &'a Session,
-        number: usize,
-        bound: &'a [u8],
-    ) -> Work<'a, Result<u64, MoveError>>;
-
-    /// Lets a compute server that has joined have a part: about half of what the one with the most to do
-    /// has, or, where nothing has been counted, with the most keys.
-    ///
-    /// # Errors
-    /// As [`OwnedTable::move_range`].
-    fn scale_out<'a>(
-        &'a self,
-        session: &'a Session,
-        to: Incarnation,
-    ) -> Work<'a, Result<u64, MoveError>>;
-
-    /// Lets a compute server give up all that it has, to the owners of what is beside it; how many
-    /// ranges it gave. It can be closed then, or go on as one that owns nothing.
-    ///
-    /// # Errors
-    /// As [`OwnedTable::move_range`]; `NobodyElse` if all keys are its. What was given until then is given.
-    fn scale_in<'a>(
-        &'a self,
-        session: &'a Session,
-        who: Incarnation,
-    ) -> Work<'a, Result<usize, MoveError>>;
-
-    /// The load of each partition that a compute server serves, in the order of their keys. With `decay` half
-    /// of it is forgotten then.
-    ///
-    /// # Errors
-    /// Those of reading the map. An owner that does not answer has nothing counted.
-    fn loads<'a>(
-        &'a self,
-        session: &'a Session,
-        decay: bool,
-    ) -> Work<'a, Result<Vec<PartLoad>, MoveError>>;
-
-    /// One round of balancing: gathers the loads and moves a boundary if that is worth while; the map's
-    /// epoch after it, if something was moved.
-    ///
-    /// # Errors
-    /// As [`OwnedTable::move_range`].
-    fn balance<'a>(
-        &'a self,
-        session: &'a Session,
-        balancer: &'a mut Balancer,
-    ) -> Work<'a, Result<Option<u64>, MoveError>>;
-
-    /// Balances until the table is closed here, if `options` say so. Every compute server may run it;
-    /// the one that owns the lowest keys acts.
-    ///
-    /// # Errors
-    /// `Closed`. A move that fails is left to the next round.
-    fn balance_repeatedly<'a>(
-        &'a self,
-        session: &'a Session,
-        options: BalanceOptions,
-    ) -> Work<'a, Result<(), IndexError>>;
 }
 
 impl<T: RangeOwner> OwnedTable for T {
-    fn meta(&self) -> GlobalAddr {
-        self.ownership().words().meta
+    fn part(&self) -> &Ownership {
+        self.ownership()
     }
 
-    fn known_map(&self) -> (u64, Vec<Vec<u8>>, Vec<Incarnation>) {
-        let view = self.ownership().view();
-        let owners = view.map.owners.iter().copied().map(Incarnation).collect();
-        (view.map.epoch, view.map.bounds.clone(), owners)
+    fn takes(&self, key: &[u8]) -> bool {
+        self.takes_key(key.len())
     }
 
     fn serve<'a>(
@@ -195,14 +105,6 @@ impl<T: RangeOwner> OwnedTable for T {
         request: Request,
     ) -> Work<'a, Result<OpReply, IndexError>> {
         Box::pin(ownership::serve(self, session, request))
-    }
-
-    fn wrong_owner<'a>(
-        &'a self,
-        session: &'a Session,
-        key: &'a [u8],
-    ) -> Work<'a, Result<Option<Owner>, IndexError>> {
-        Box::pin(ownership::wrong_owner(self, session, key))
     }
 
     fn refresh_map<'a>(&'a self, session: &'a Session) -> Work<'a, Result<u64, IndexError>> {
@@ -235,65 +137,6 @@ impl<T: RangeOwner> OwnedTable for T {
         bounds: &'a [Vec<u8>],
     ) -> Work<'a, Result<(), IndexError>> {
         Box::pin(ownership::cut(self, session, bounds))
-    }
-
-    fn move_range<'a>(
-        &'a self,
-        session: &'a Session,
-        low: Option<&'a [u8]>,
-        high: Option<&'a [u8]>,
-        to: Incarnation,
-    ) -> Work<'a, Result<u64, MoveError>> {
-        Box::pin(migration::move_range(self, session, low, high, to))
-    }
-
-    fn move_boundary<'a>(
-        &'a self,
-        session: &'a Session,
-        number: usize,
-        bound: &'a [u8],
-    ) -> Work<'a, Result<u64, MoveError>> {
-        Box::pin(migration::move_boundary(self, session, number, bound))
-    }
-
-    fn scale_out<'a>(
-        &'a self,
-        session: &'a Session,
-        to: Incarnation,
-    ) -> Work<'a, Result<u64, MoveError>> {
-        Box::pin(migration::scale_out(self, session, to))
-    }
-
-    fn scale_in<'a>(
-        &'a self,
-        session: &'a Session,
-        who: Incarnation,
-    ) -> Work<'a, Result<usize, MoveError>> {
-        Box::pin(migration::scale_in(self, session, who))
-    }
-
-    fn loads<'a>(
-        &'a self,
-        session: &'a Session,
-        decay: bool,
-    ) -> Work<'a, Result<Vec<PartLoad>, MoveError>> {
-        Box::pin(migration::loads(self, session, decay))
-    }
-
-    fn balance<'a>(
-        &'a self,
-        session: &'a Session,
-        balancer: &'a mut Balancer,
-    ) -> Work<'a, Result<Option<u64>, MoveError>> {
-        Box::pin(migration::balance(self, session, balancer))
-    }
-
-    fn balance_repeatedly<'a>(
-        &'a self,
-        session: &'a Session,
-        options: BalanceOptions,
-    ) -> Work<'a, Result<(), IndexError>> {
-        Box::pin(migration::balance_repeatedly(self, session, options))
     }
 }
 

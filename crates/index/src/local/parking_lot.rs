@@ -65,14 +65,7 @@ impl ParkingLot {
         let mut woken = Vec::new();
         {
             let mut waiters = lock(&stripe.waiters);
-            let mut at = 0;
-            while at < waiters.len() {
-                if waiters[at].key == key {
-                    woken.push(waiters.remove(at).waker);
-                } else {
-                    at += 1;
-                }
-            }
+            woken.extend(waiters.extract_if(.., |waiter| waiter.key == key).map(|it| it.waker));
             stripe.waiting.store(waiters.len(), Ordering::SeqCst);
         }
         woken.into_iter().for_each(Waker::wake);

@@ -58,11 +58,9 @@ impl FromStr for Count {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let (number, unit) = split(text);
-        Decimal::read(number)
-            .and_then(|number| number.whole(multiplier(COUNT_UNITS, unit)?))
-            .map(Count)
-            .map_err(|fault| UnitError::new("a count", text, fault, COUNT_FORMS))
+        read("a count", COUNT_FORMS, text, |number, unit| {
+            number.whole(multiplier(COUNT_UNITS, unit)?).map(Count)
+        })
     }
 }
 
@@ -77,9 +75,7 @@ impl fmt::Display for Count {
 pub struct Size(pub u64);
 
 impl Size {
-    fn read(text: &str) -> Result<Self, UnitFault> {
-        let (number, unit) = split(text);
-        let number = Decimal::read(number)?;
+    fn of_number(number: Decimal, unit: &str) -> Result<Self, UnitFault> {
         if matches!(unit, "K" | "k" | "M" | "m" | "G" | "g" | "T" | "t") {
             return Err(UnitFault::Ambiguous(unit.to_ascii_uppercase()));
         }
@@ -91,7 +87,7 @@ impl FromStr for Size {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        Self::read(text).map_err(|fault| UnitError::new("a size", text, fault, SIZE_FORMS))
+        read("a size", SIZE_FORMS, text, Size::of_number)
     }
 }
 
@@ -135,9 +131,7 @@ impl Share {
         }
     }
 
-    fn read(text: &str) -> Result<Self, UnitFault> {
-        let (number, unit) = split(text);
-        let number = Decimal::read(number)?;
+    fn of_number(number: Decimal, unit: &str) -> Result<Self, UnitFault> {
         match unit {
             "%" => Self::checked(number.as_f64(0)),
             "" => Self::checked(number.as_f64(2)),
@@ -150,7 +144,7 @@ impl FromStr for Share {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        Self::read(text).map_err(|fault| UnitError::new("a share", text, fault, SHARE_FORMS))
+        read("a share", SHARE_FORMS, text, Share::of_number)
     }
 }
 
@@ -185,12 +179,13 @@ impl FromStr for SizeOrShare {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let read = if text.trim_end().ends_with('%') {
-            Share::read(text).map(Self::Share)
-        } else {
-            Size::read(text).map(Self::Size)
-        };
-        read.map_err(|fault| UnitError::new("a size or share", text, fault, SIZE_OR_SHARE_FORMS))
+        read("a size or share", SIZE_OR_SHARE_FORMS, text, |number, unit| {
+            if unit.ends_with('%') {
+                Share::of_number(number, unit).map(Self::Share)
+            } else {
+                Size::of_number(number, unit).map(Self::Size)
+            }
+        })
     }
 }
 
@@ -225,12 +220,11 @@ impl FromStr for Rate {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let (number, unit) = split(text);
-        let unit = unit.strip_suffix("/s").unwrap_or(unit).trim_end();
-        Decimal::read(number)
-            .and_then(|number| number.whole(multiplier(COUNT_UNITS, unit)?))
-            .and_then(|rate| Self::new(rate).ok_or(UnitFault::OutOfRange("at least 1 per second")))
-            .map_err(|fault| UnitError::new("a rate", text, fault, RATE_FORMS))
+        read("a rate", RATE_FORMS, text, |number, unit| {
+            let unit = unit.strip_suffix("/s").unwrap_or(unit).trim_end();
+            let rate = number.whole(multiplier(COUNT_UNITS, unit)?)?;
+            Self::new(rate).ok_or(UnitFault::OutOfRange("at least 1 per second"))
+        })
     }
 }
 
@@ -259,16 +253,12 @@ impl FromStr for TimeSpan {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let (number, unit) = split(text);
-        Decimal::read(number)
-            .and_then(|number| {
-                if unit.is_empty() {
-                    return Err(UnitFault::MissingUnit);
-                }
-                number.whole(multiplier(TIME_UNITS, unit)?)
-            })
-            .map(|nanos| Self { nanos })
-            .map_err(|fault| UnitError::new("a time", text, fault, TIME_FORMS))
+        read("a time", TIME_FORMS, text, |number, unit| {
+            if unit.is_empty() {
+                return Err(UnitFault::MissingUnit);
+            }
+            number.whole(multiplier(TIME_UNITS, unit)?).map(|nanos| Self { nanos })
+        })
     }
 }
 
@@ -279,6 +269,19 @@ impl fmt::Display for TimeSpan {
         }
         print_whole(f, self.nanos, TIME_UNITS)
     }
+}
+
+/// Reads a quantity: what `value` makes of its number and its unit.
+fn read<T>(
+    expected: &'static str,
+    accepted: &'static str,
+    text: &str,
+    value: impl FnOnce(Decimal, &str) -> Result<T, UnitFault>,
+) -> Result<T, UnitError> {
+    let (number, unit) = split(text);
+    Decimal::read(number)
+        .and_then(|number| value(number, unit))
+        .map_err(|fault| UnitError::new(expected, text, fault, accepted))
 }
 
 /// The factor of `unit` in `units`; upper and lower case are the same.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use farleaf_index::blink::remote::{Passage, ScanNext};
-use farleaf_index::bnode::RecordRef;
+use farleaf_index::blink::remote::Passage;
+use farleaf_index::bnode::{RecordRef, Seek};
 use farleaf_index::detach::TimedOut;
 use farleaf_index::{IndexError, Outcome};
 use farleaf_pool::Session;
@@ -65,18 +65,13 @@ impl DexTree {
         passage: &Passage<'_>,
         wanted: usize,
     ) -> Result<Option<Gathered>, IndexError> {
-        let (next, reverse) = passage.next();
-        let (key, excluded) = match next {
-            ScanNext::End => (None, false),
+        let reverse = passage.is_reverse();
+        let (key, excluded, partition) = match passage.seek() {
+            Seek::First => (None, false, Target::First),
+            Seek::Last => (None, false, Target::Last),
             // The key that a descending scan goes on at may be the end of its range, and not in it.
-            ScanNext::At(key) => (Some(key), reverse && passage.leaves_out(key)),
-            ScanNext::After(key) => (Some(key), true),
-        };
-        let partition = match (key, excluded && !reverse) {
-            (None, _) if reverse => Target::Last,
-            (None, _) => Target::First,
-            (Some(_), true) => Target::Above,
-            (Some(_), false) => Target::Key,
+            Seek::At(key) => (Some(key), reverse && passage.leaves_out(key), Target::Key),
+            Seek::After(key) => (Some(key), true, Target::Above),
         };
         let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
         let (from_end, far) = (key.is_none(), passage.far_end());

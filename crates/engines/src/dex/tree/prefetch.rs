@@ -71,7 +71,7 @@ impl DexTree {
         };
         let node = self.pages.frames.node(self.layout(), first.parent);
         let Some(mut at) = node.find_child(first.addr) else { return marks };
-        let (_, reverse) = passage.next();
+        let reverse = passage.is_reverse();
         let mut fence = Vec::new();
         for _ in 0..span.leaves {
             if marks.len() == span.missing.min(AHEAD_MAX) {

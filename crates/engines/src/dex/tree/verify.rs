@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use farleaf_fabric::OpKind;
 use farleaf_index::bnode::{Node, verify_image};
-use farleaf_index::{IndexError, Marker, TableReport};
+use farleaf_index::{IndexError, Stored, TableReport};
 use farleaf_pool::{Audit, Session};
 
 use super::DexTree;
+use crate::dex::Dex;
 use crate::dex::cache::FrameState;
-use crate::dex::stored::walk_stored;
 
 impl DexTree {
     /// Writes everything back, checks the cache, then walks the tree in remote memory.
@@ -21,6 +22,7 @@ impl DexTree {
     ) -> Result<TableReport, IndexError> {
         let mut problems = Vec::new();
         if self.ownership.is_owned() {
+            let _pin = session.begin(OpKind::Other).await?;
             self.flush(session).await?;
             problems = self.pages.check();
             if problems.is_empty() {
@@ -28,9 +30,8 @@ impl DexTree {
             }
         }
         self.remote.forget_root();
-        let (mut marker, mut report) = (Marker::new(audit, None), TableReport::default());
-        let walked = walk_stored(&self.remote, session, &mut marker, &mut report).await;
-        let mut report = marker.finish(walked, report)?;
+        let stored = Stored::new(*self.layout(), self.remote.meta());
+        let mut report = stored.mark::<Dex>(session, audit, None).await?;
         problems.append(&mut report.problems);
         report.problems = problems;
         Ok(report)

@@ -14,7 +14,7 @@ use farleaf_engines::dex::{Dex, DexOptions, Durability, JoinOptions};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::compute::OwnedTable;
+use farleaf_index::compute::{OwnedTable, RangeCalls};
 use farleaf_index::{Entries, Index, IndexError, ScanRange};
 use farleaf_pool::Session;
 

@@ -17,7 +17,7 @@ use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig};
-use farleaf_index::compute::{Host, OwnedTable, number_of};
+use farleaf_index::compute::{Host, OwnedTable, RangeCalls, number_of};
 use farleaf_index::{Entries, Index, IndexError, ScanRange};
 
 fn fixed8() -> TableFormat {

@@ -12,7 +12,7 @@ use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig};
 use farleaf_index::Index;
-use farleaf_index::compute::{Host, OwnedTable, number_of};
+use farleaf_index::compute::{Host, RangeCalls, number_of};
 
 use super::hosts::Hosts;
 

@@ -15,7 +15,7 @@ use farleaf_engines::TableFormat;
 use farleaf_engines::dex::{Dex, DexOptions, JoinOptions, MoveError, Take};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim};
-use farleaf_index::compute::OwnedTable;
+use farleaf_index::compute::{OwnedTable, RangeCalls};
 use farleaf_index::{Entries, Index, IndexError, ScanRange};
 
 const KEYS: u64 = 160;

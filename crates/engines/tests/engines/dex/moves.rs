@@ -12,7 +12,7 @@ use farleaf_engines::TableFormat;
 use farleaf_engines::dex::{Dex, MoveError};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::Sim;
-use farleaf_index::compute::OwnedTable;
+use farleaf_index::compute::{OwnedTable, RangeCalls};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 

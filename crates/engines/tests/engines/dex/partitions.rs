@@ -13,8 +13,8 @@ use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::Sim;
 use farleaf_index::Op;
-use farleaf_index::compute::OwnedTable;
 use farleaf_index::compute::messages::{OpReply, Request};
+use farleaf_index::compute::{OwnedTable, RangeCalls};
 use farleaf_index::{Entries, Index, IndexError, ScanRange};
 
 /// Clients on all compute servers use all keys; each owns those that end in its number.

@@ -153,7 +153,7 @@ async fn call(
 }
 
 /// The outcome of `work`, if that comes within `ns`.
-async fn within<F: Future>(
+pub(crate) async fn within<F: Future>(
     endpoint: &AnyEndpoint,
     mut work: Pin<&mut F>,
     ns: u64,

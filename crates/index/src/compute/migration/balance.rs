@@ -7,13 +7,9 @@
 //! counts come to show the new state. A move that would not lower the larger one's load by `gain` is
 //! not made. Load travels over several neighbours in several moves.
 
-use farleaf_fabric::{Endpoint, Incarnation};
-use farleaf_pool::Session;
+use farleaf_fabric::Incarnation;
 
-use super::calls::{loads, move_range};
-use super::{MoveError, PartLoad};
-use crate::IndexError;
-use crate::compute::RangeOwner;
+use super::PartLoad;
 use crate::compute::ownership::{Load, Ownership};
 
 /// Mode of load balancing: it moves boundaries, or leaves them alone.
@@ -22,7 +18,7 @@ pub enum Balance {
     /// Only when somebody calls for it.
     #[default]
     Off,
-    /// By [`balance_repeatedly`](crate::compute::OwnedTable::balance_repeatedly).
+    /// By [`balance_repeatedly`](crate::compute::RangeCalls::balance_repeatedly).
     Auto,
 }
 
@@ -139,47 +135,6 @@ impl Balancer {
             false => (giver.low.clone(), Some(bound)),
         };
         Some(RangeMove { low, high, from: giver.owner, to: taker.owner })
-    }
-}
-
-/// One round of balancing: gathers the loads and moves a boundary if that is worth while; the map's
-/// epoch after it, if something was moved.
-///
-/// # Errors
-/// As [`move_range`].
-pub(crate) async fn balance<T: RangeOwner>(
-    table: &T,
-    session: &Session,
-    balancer: &mut Balancer,
-) -> Result<Option<u64>, MoveError> {
-    let loads = loads(table, session, true).await?;
-    let Some(RangeMove { low, high, to, .. }) = balancer.decide(&loads) else {
-        return Ok(None);
-    };
-    move_range(table, session, low.as_deref(), high.as_deref(), to).await.map(Some)
-}
-
-/// Balances until the table is closed here, if `options` say so. Every compute server may run it;
-/// the one that owns the lowest keys acts.
-///
-/// # Errors
-/// `Closed`. A move that fails is left to the next round.
-pub(crate) async fn balance_repeatedly<T: RangeOwner>(
-    table: &T,
-    session: &Session,
-    options: BalanceOptions,
-) -> Result<(), IndexError> {
-    if options.mode == Balance::Off {
-        return Ok(());
-    }
-    let mut balancer = Balancer::new(options);
-    loop {
-        session.endpoint().sleep(options.round_ns).await;
-        table.ownership().check_open()?;
-        if table.ownership().view().owned[0] {
-            let _ = balance(table, session, &mut balancer).await;
-        }
-        session.tick().await?;
     }
 }
 

@@ -31,9 +31,10 @@ mod source;
 use farleaf_fabric::Incarnation;
 
 use crate::IndexError;
+pub(crate) use balance::own_load;
 pub use balance::{Balance, BalanceOptions, Balancer, RangeMove};
-pub(crate) use balance::{balance, balance_repeatedly, own_load};
-pub(crate) use calls::{loads, move_boundary, move_range, scale_in, scale_out, share};
+pub use calls::RangeCalls;
+pub(crate) use calls::share;
 pub use source::Moving;
 pub(crate) use source::give;
 

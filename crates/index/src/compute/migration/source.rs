@@ -1,8 +1,5 @@
 //! Source: runs the steps of a move on the side of the range's owner.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
 use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
@@ -27,7 +24,7 @@ pub struct Moving<T: RangeOwner>(T);
 
 impl<T: RangeOwner> Moving<T> {
     /// Begins to give something away, unless that is under way.
-    pub(crate) fn begin(table: &T) -> Option<Self> {
+    pub fn begin(table: &T) -> Option<Self> {
         table.ownership().guard().begin_moving().then(|| Moving(table.clone()))
     }
 }
@@ -151,39 +148,28 @@ async fn announce<T: RangeOwner>(
                     change_map(&words, session, async move |map| {
                         let mut new = map.clone();
                         forget_intent(&mut new, dead);
-                        Ok(new)
+                        Ok::<_, MoveError>(new)
                     })
                     .await?;
                 }
             }
         }
         let wanted = intent.clone();
-        let busy = Rc::new(RefCell::new(None));
-        let told = Rc::clone(&busy);
         let map = change_map(&words, session, async move |map| {
-            let refuse = |why: MoveError| {
-                *told.borrow_mut() = Some(why);
-                Err(IndexError::Unavailable("a move cannot begin".into()))
-            };
             if map.intent.is_some() {
-                return refuse(MoveError::Busy);
+                return Err(MoveError::Busy);
             }
             let owner = map.around(&wanted.range).map(|at| map.owners[at]);
             if owner != Some(wanted.from) {
-                return refuse(MoveError::NotOwned);
+                return Err(MoveError::NotOwned);
             }
             Ok(Partitions { intent: Some(wanted), ..map.clone() })
         })
         .await;
-        let why = busy.borrow_mut().take();
-        match (map, why) {
-            (Ok(map), _) => {
-                install(table, session, map).await?;
-                return Ok(());
-            }
-            (Err(_), Some(MoveError::Busy)) if held.is_some() && tries < 2 => tries += 1,
-            (Err(_), Some(why)) => return Err(why),
-            (Err(error), None) => return Err(error.into()),
+        match map {
+            Ok(map) => return Ok(install(table, session, map).await?),
+            Err(MoveError::Busy) if held.is_some() && tries < 2 => tries += 1,
+            Err(error) => return Err(error),
         }
     }
 }
@@ -201,25 +187,17 @@ async fn commit<T: RangeOwner>(
         return Err(MoveError::DeadTarget(to));
     }
     let wanted = intent.clone();
-    let gone = Rc::new(RefCell::new(false));
-    let told = Rc::clone(&gone);
-    let map = change_map(&words, session, async move |map| {
+    change_map(&words, session, async move |map| {
         if map.intent.as_ref() != Some(&wanted) {
             // INV-COMPUTE-MOVE-3
-            *told.borrow_mut() = true;
-            return Err(IndexError::Unavailable("the move was called off".into()));
+            return Err(MoveError::CalledOff);
         }
         let mut new = map.clone();
         new.give(&wanted.range, wanted.to);
         new.intent = None;
         Ok(new)
     })
-    .await;
-    match map {
-        Ok(map) => Ok(map),
-        Err(_) if *gone.borrow() => Err(MoveError::CalledOff),
-        Err(error) => Err(error.into()),
-    }
+    .await
 }
 
 /// Takes the intent back, as far as that can be done.
@@ -229,7 +207,7 @@ async fn call_off<T: RangeOwner>(table: &T, session: &Session, intent: &Intent) 
     let wanted = intent.clone();
     let map = change_map(&words, session, async move |map| {
         if map.intent.as_ref() != Some(&wanted) {
-            return Err(IndexError::Unavailable("it is gone already".into()));
+            return Err(MoveError::CalledOff);
         }
         Ok(Partitions { intent: None, ..map.clone() })
     })

@@ -88,7 +88,7 @@ impl View {
     }
 
     /// The part of the partition at `seek`, which is this compute server's and open there, that is open.
-    pub(crate) fn open_part(&self, seek: Seek<'_>) -> Range {
+    pub fn open_part(&self, seek: Seek<'_>) -> Range {
         let mut part = self.map.owned_range(self.map.at(seek));
         let Some(closed) = &self.closed else { return part };
         if !closed.meets(part.low.as_deref(), part.high.as_deref()) {
@@ -275,7 +275,7 @@ impl RangeGuard {
     }
 
     /// Waits until all operations have left that are inside now, with the tasks that they leave behind.
-    pub(crate) async fn drain(&self, session: &Session) {
+    pub async fn drain(&self, session: &Session) {
         for _ in 0..DRAIN_TURNS {
             let generation = self.counters.flip();
             let mut attempt = 0;

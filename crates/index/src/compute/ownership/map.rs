@@ -115,7 +115,7 @@ impl Range {
     }
 
     /// The same keys, ascending.
-    pub(crate) fn as_scan(&self) -> ScanRange<'_> {
+    pub fn as_scan(&self) -> ScanRange<'_> {
         ScanRange {
             from: self.low.as_deref().map_or(Bound::Unbounded, Bound::Excluded),
             to: self.high.as_deref().map_or(Bound::Unbounded, Bound::Included),
@@ -413,26 +413,26 @@ pub async fn read_map(words: &MapWords, session: &Session) -> Result<Partitions,
 ///
 /// # Errors
 /// `Unavailable` if somebody holds the lock for long, `Full`; `change`'s.
-pub async fn change_map(
+pub async fn change_map<E: From<IndexError> + 'static>(
     words: &MapWords,
     session: &Session,
-    change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError> + 'static,
-) -> Result<Partitions, IndexError> {
+    change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, E> + 'static,
+) -> Result<Partitions, E> {
     let (words, task_session) = (*words, session.without_deadline());
     detach(session, async move { change_map_now(&words, &task_session, change).await }).await
 }
 
 /// As [`change_map`], for a task that runs to its end.
-pub async fn change_map_now(
+pub async fn change_map_now<E: From<IndexError>>(
     words: &MapWords,
     session: &Session,
-    change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError>,
-) -> Result<Partitions, IndexError> {
+    change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, E>,
+) -> Result<Partitions, E> {
     // Dropped, the lock is released.
     let lock = lock_map(words, session).await?;
     let old = read_map(words, session).await?;
     let new = change(&old).await?;
-    put_map(words, session, lock, Some(&old), new).await
+    Ok(put_map(words, session, lock, Some(&old), new).await?)
 }
 
 /// Takes the map's lock; takes it over from the dead, once what they changed under it is whole.

@@ -14,11 +14,11 @@ use super::map::{
     MapWords, PARTITIONS_MAX, Partitions, Range, change_map, change_map_now, read_map,
 };
 use super::{Ownership, View, count};
-use crate::IndexError;
 use crate::bnode::Seek;
 use crate::compute::messages::forget;
 use crate::compute::{Moving, RangeOwner};
 use crate::detach::detach;
+use crate::{IndexError, OpenOptions};
 
 /// Tries at having all partitions.
 const TRIES_MAX: u32 = 1_000;
@@ -41,6 +41,19 @@ pub struct JoinOptions {
     pub take_over: bool,
     /// True if it sends operations on others' keys to their owners. Without that they fail with `Unavailable`.
     pub calls: bool,
+}
+
+impl JoinOptions {
+    /// The part of a compute server that opens a table by these options, and whether it is a guest.
+    pub fn of(options: &OpenOptions) -> (Self, bool) {
+        let take = match options.take {
+            0 => Take::Nothing,
+            most => Take::Free(most),
+        };
+        let is_guest = options.take_over && options.guest_operations > 0;
+        let take_over = options.take_over && !is_guest;
+        (JoinOptions { take, take_over, calls: options.calls }, is_guest)
+    }
 }
 
 impl Default for JoinOptions {
@@ -69,7 +82,7 @@ pub async fn claim<T: RangeOwner>(
         let mut new = map.clone();
         let free = new.owners.iter_mut().filter(|owner| **owner == 0);
         free.take(most).for_each(|owner| *owner = me.0);
-        Ok(new)
+        Ok::<_, IndexError>(new)
     })
     .await?;
     ownership.set_owned();
@@ -113,7 +126,7 @@ pub async fn give_away<T: RangeOwner>(
         }
         forget_intent(&mut new, dead.0);
         forget_log(&mut new, dead.0);
-        Ok(new)
+        Ok::<_, IndexError>(new)
     })
     .await?;
     Ok((map, taken.load(Ordering::Relaxed)))
@@ -167,7 +180,7 @@ pub(crate) async fn take_free<T: RangeOwner>(
         if new.owners[number] == 0 {
             new.owners[number] = me.0;
         }
-        Ok(new)
+        Ok::<_, IndexError>(new)
     })
     .await?;
     install(table, session, map).await
@@ -306,34 +319,26 @@ pub(crate) async fn cut<T: RangeOwner>(
         table.make_bound(session, bound).await?;
     }
     let (cutting, task_session, bounds) = (table.clone(), session.clone(), bounds.to_vec());
+    let me = session.endpoint().incarnation().0;
     detach(session, async move {
         let _moving = moving;
-        cut_now(&cutting, &task_session, &bounds).await
+        cutting.flush(&task_session).await?;
+        let ownership = cutting.ownership();
+        change_map_now(&ownership.words, &task_session, async |map| {
+            // All of it is this compute server's, and given up with the cut.
+            if map.owners != [me] {
+                return Err(IndexError::Invalid("the table is partitioned already".into()));
+            }
+            let mut cut = Partitions::cut(&bounds);
+            cut.logs = map.logs.iter().copied().filter(|(owner, _)| *owner != me).collect();
+            Ok(cut)
+        })
+        .await?;
+        ownership.set_closed();
+        Ok::<_, IndexError>(())
     })
     .await?;
     table.let_go(session);
-    Ok(())
-}
-
-async fn cut_now<T: RangeOwner>(
-    table: &T,
-    session: &Session,
-    bounds: &[Vec<u8>],
-) -> Result<(), IndexError> {
-    table.flush(session).await?;
-    let ownership = table.ownership();
-    let me = session.endpoint().incarnation().0;
-    change_map_now(&ownership.words, session, async |map| {
-        // All of it is this compute server's, and given up with the cut.
-        if map.owners != [me] {
-            return Err(IndexError::Invalid("the table is partitioned already".into()));
-        }
-        let mut cut = Partitions::cut(bounds);
-        cut.logs = map.logs.iter().copied().filter(|(owner, _)| *owner != me).collect();
-        Ok(cut)
-    })
-    .await?;
-    ownership.set_closed();
     Ok(())
 }
 
@@ -363,7 +368,7 @@ impl Ownership {
             new.owners.iter_mut().filter(|owner| **owner == me).for_each(|owner| *owner = 0);
             forget_intent(&mut new, me);
             forget_log(&mut new, me);
-            Ok(new)
+            Ok::<_, IndexError>(new)
         })
         .await?;
         debug_assert!(self.is_closed());

@@ -31,7 +31,8 @@ pub use membership::{
     JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away, open_already,
 };
 pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free, take_over};
-pub use routing::{Owner, ask, forward_change, forward_get, scan_all, serve, wrong_owner};
+pub(crate) use routing::ask;
+pub use routing::{Owner, forward_change, forward_get, scan_all, serve};
 
 /// The table is open, and this compute server has owned no key of it yet.
 const UNOWNED: u8 = 0;
@@ -251,10 +252,10 @@ impl Ownership {
         }
     }
 
-    /// The compute server that serves partition `number`, as far as it is known here, and the map's epoch.
-    pub(crate) fn known_owner(&self, number: usize) -> (Option<Incarnation>, u64) {
+    /// The compute server that serves `partition`, as far as it is known here, and the map's epoch.
+    pub(crate) fn owner_of(&self, partition: usize) -> Owner {
         let view = self.view();
-        let owner = view.map.owners.get(number).copied().filter(|owner| *owner != 0);
-        (owner.map(Incarnation), view.map.epoch)
+        let owner = view.map.owners.get(partition).copied().filter(|owner| *owner != 0);
+        Owner { partition, owner: owner.map(Incarnation), epoch: view.map.epoch }
     }
 }

@@ -15,13 +15,13 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::membership::take_free;
-use super::{Ownership, Range, count, refresh_map, take_over};
+use super::{Range, count, refresh_map, take_over};
 use crate::blink::remote::Passage;
 use crate::bnode::Seek;
 use crate::change::{Change, Outcome};
-use crate::compute::RangeOwner;
 use crate::compute::messages::{OpReply, Patience, Request, send};
 use crate::compute::migration::{give, own_load, share};
+use crate::compute::{OwnedTable, RangeOwner};
 use crate::index::{Exchange, ScanRange};
 use crate::op::Op;
 use crate::retry::backoff;
@@ -79,27 +79,6 @@ fn seek_of(op: &Op) -> Seek<'_> {
     }
 }
 
-/// Returns the owner of `key`, if that is another compute server.
-///
-/// Cost: none for an own key, else that of reading the map, 2 READs.
-///
-/// # Errors
-/// `Unavailable`, `Closed`.
-pub async fn wrong_owner<T: RangeOwner>(
-    table: &T,
-    session: &Session,
-    key: &[u8],
-) -> Result<Option<Owner>, IndexError> {
-    let seek = Seek::At(key);
-    let ownership = table.ownership();
-    if ownership.acquire(session, seek).await?.is_ok() {
-        return Ok(None);
-    }
-    refresh_map(table, session).await?;
-    let standing = ownership.acquire(session, seek).await?;
-    Ok(standing.err().map(|number| ownership.owner_of(number)))
-}
-
 /// Does what is asked if the key is this compute server's; `None` if it is not, and nothing was
 /// done.
 async fn serve_own<T: RangeOwner>(
@@ -108,7 +87,7 @@ async fn serve_own<T: RangeOwner>(
     op: &Op,
 ) -> Result<Option<OpReply>, IndexError> {
     if let Op::Scan { from, to, reverse, limit } = op {
-        let range = ScanRange { from: as_slice(from), to: as_slice(to), reverse: *reverse };
+        let range = ScanRange::between(from, to, *reverse);
         let mut out = Entries::new();
         if let Some(mut passage) = Passage::begin(range, *limit, &out)
             && table.scan_own(session, &mut passage, &mut out).await?.is_some()
@@ -201,21 +180,21 @@ async fn route_within<T: RangeOwner>(
 }
 
 /// Asks one compute server; `None` if it did not begin.
-pub async fn ask<T: RangeOwner>(
+pub(crate) async fn ask<T: OwnedTable + ?Sized>(
     table: &T,
     session: &Session,
     who: Incarnation,
     request: Request,
 ) -> Result<Option<OpReply>, IndexError> {
     if who == session.endpoint().incarnation() {
-        return Box::pin(serve(table, session, request)).await.map(Some);
+        return table.serve(session, request).await.map(Some);
     }
-    if !table.ownership().calls {
+    if !table.part().calls {
         return Ok(None);
     }
     // A move of a range has no time limit.
     let until_ns = Patience::new(session.endpoint()).until_ns.filter(|_| request.is_read());
-    send(session, table.ownership().words.meta, who, &request, until_ns).await
+    send(session, table.meta(), who, &request, until_ns).await
 }
 
 /// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
@@ -334,8 +313,7 @@ pub async fn scan_all<T: RangeOwner>(
     loop {
         let Some((last, _)) = out.last() else { return Ok(()) };
         *(if range.reverse { &mut to } else { &mut from }) = Bound::Excluded(last.to_vec());
-        let reverse = range.reverse;
-        let rest = ScanRange { from: as_slice(&from), to: as_slice(&to), reverse };
+        let rest = ScanRange::between(&from, &to, range.reverse);
         let limit = end.saturating_sub(out.len());
         if scan_until_cut(table, session, rest, limit, out).await? {
             return Ok(());
@@ -423,18 +401,6 @@ pub async fn serve<T: RangeOwner>(
     let reply = serve_own(table, session, &op).await?;
     session.vouch()?;
     Ok(reply.unwrap_or(OpReply::WrongOwner { epoch: table.ownership().view().map.epoch }))
-}
-
-impl Ownership {
-    /// Describes the owner of a partition that is another's.
-    fn owner_of(&self, partition: usize) -> Owner {
-        let (owner, epoch) = self.known_owner(partition);
-        Owner { partition, owner, epoch }
-    }
-}
-
-fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
 }
 
 /// A reply to another request.
