@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The kinds of index operations of slices, as the fabric counts them.
-const OPERATIONS: [OpKind; 2] = [OpKind::Get, OpKind::Update];
+pub(super) const OPERATIONS: [OpKind; 2] = [OpKind::Get, OpKind::Update];
 
 /// Threads, each on a session of its own.
 pub(super) const THREADS: usize = 2;

@@ -1,18 +1,17 @@
 //! Skip table: its upkeep beside inserts, and the adjustment of its prefix lengths (Figures 10 and 11).
 
 use super::{
-    DART, ReproOptions, begin,
-    driver::{self, Curves, Driver, Step},
+    DART, Repro,
+    driver::{self, Driver, Step},
     error::ReproError,
-    keys,
-    report::{ChartKind, ReproReport},
+    keys, papers,
+    report::{ReproChart, ReproReport},
 };
 use crate::{
     config::BenchConfig,
     distribution::RequestDistribution,
     keys::KeySpec,
-    report::{KindReport, Report, ReportKind},
-    run::Progress,
+    report::{KindReport, Report},
     units::Rate,
     workload::OpKind,
 };
@@ -23,24 +22,15 @@ const UPKEEP: [Step; 2] = [
 ];
 
 /// Figure 10.
-pub(super) fn upkeep(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "gets of new keys beside inserts, with and without upkeep of the skip table";
-    let (mut report, driver, paper) = begin("dart-fig10", title, options, progress)?;
-    let mut chart = Curves::new(ChartKind::Bars, "gets and inserts half and half", "keys", "Mops");
+pub(super) fn upkeep(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
+    let mut chart = ReproChart::bars("gets and inserts half and half", "keys", "Mops");
     for (keys, spec) in keys() {
         let mut reached = Vec::new();
         for step in &UPKEEP {
             let case = format!("{keys}, {}", step.name);
-            let (engine, settings) = match step.find() {
-                Ok(found) => found,
-                Err(why) => {
-                    report.missing(&case, "Mops", None, &why);
-                    continue;
-                }
-            };
+            let Some((engine, settings)) = step.find_or_report(report, &case) else { continue };
             let mix = [(OpKind::Get, 0.5), (OpKind::Insert, 0.5)];
             let latest = RequestDistribution::Latest { theta: 0.99 };
             let workload = driver::mixed("gets and inserts", &mix, latest)?;
@@ -50,14 +40,12 @@ pub(super) fn upkeep(
             let [get, insert] =
                 [OpKind::Get, OpKind::Insert].map(|kind| driver::kind(&measured, kind));
             let median = |it: KindReport| it.latency_us.unwrap_or_default().p50;
+            let share = driver::maintenance(&measured) / measured.run.per_op.round_trips;
             report.row(&case, "Mops", None, driver::mops(&measured), "");
             report.row(&case, "round trips /get", None, get.per_op.round_trips, "");
             report.row(&case, "p50 of a get, us", None, median(get), "");
             report.row(&case, "round trips /insert", None, insert.per_op.round_trips, "");
             report.row(&case, "p50 of an insert, us", None, median(insert), "");
-            let maintenance = measured.run.by_kind.get(&ReportKind::Maintenance);
-            let maintenance = maintenance.map(|it| it.per_op.round_trips).unwrap_or_default();
-            let share = maintenance / measured.run.per_op.round_trips;
             report.row(&case, "maintenance, share of round trips", None, share, "");
             chart.add(step.name, keys, driver::mops(&measured));
             reached.push((median(get), median(insert), share));
@@ -75,8 +63,8 @@ pub(super) fn upkeep(
             report.row(&case, "further round trips, share", told, share - share_none, why);
         }
     }
-    chart.finish(&mut report);
-    Ok(report)
+    report.charts.push(chart);
+    Ok(())
 }
 
 /// Operations per second of all clients: about a tenth of what they can do, so that virtual time passes.
@@ -126,16 +114,12 @@ const MOMENTS: [Moment; 3] = [
 ];
 
 /// Figure 11.
-pub(super) fn adjustment(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "gets before, during and after the choice of prefix lengths";
-    let (mut report, driver, paper) = begin("dart-fig11", title, options, progress)?;
+pub(super) fn adjustment(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     report.set("rate_ops_per_s", RATE);
     report.set("clients", CLIENTS);
-    let title = "median latency of a get";
-    let mut chart = Curves::new(ChartKind::Lines, title, "moment", "us");
+    let mut chart = ReproChart::lines("median latency of a get", "moment", "us");
     for (keys, spec) in keys() {
         let mut reached = Vec::new();
         for moment in &MOMENTS {
@@ -171,13 +155,12 @@ pub(super) fn adjustment(
             report.row(&format!("{keys}, during"), "loss of speed, share", told, cost, why);
         }
     }
-    chart.finish(&mut report);
-    report.notes.push(
+    report.charts.push(chart);
+    report.note(
         "Three clients at a rate at which virtual time passes, so speed is that of one operation: the inverse \
-         of its latency."
-            .to_owned(),
+         of its latency.",
     );
-    Ok(report)
+    Ok(())
 }
 
 /// Runs one moment; the outer error says what this build lacks.
@@ -188,7 +171,7 @@ fn measure(
 ) -> Result<Result<Report, ReproError>, String> {
     let (engine, settings) = moment.step.find()?;
     let run = || {
-        let mut config = driver.case(engine, spec, driver::workload("ycsb-c")?);
+        let mut config = driver.named(engine, spec, "ycsb-c")?;
         config.settings.set_all(&settings);
         driver.measure(&BenchConfig {
             clients: CLIENTS,
