@@ -207,23 +207,17 @@ pub(super) struct Peers {
     /// READs of 1 KiB that perftest reaches there, thousands per second.
     pub(super) read_1kib_kops: f64,
     pub(super) threads: usize,
-    pub(super) dex: DexPeer,
+    pub(super) dex: Peer,
     pub(super) sherman: Peer,
 }
 
-/// DEX's.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct DexPeer {
-    pub(super) keys: u64,
-    pub(super) cache_bytes: u64,
-    /// Figures by workload.
-    pub(super) rows: BTreeMap<String, PeerRow>,
-}
-
-/// One without a cache of that kind.
+/// Results of one program.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Peer {
     pub(super) keys: u64,
+    /// Bytes of its cache, if it has one of a chosen size.
+    #[serde(default)]
+    pub(super) cache_bytes: u64,
     /// Figures by workload.
     pub(super) rows: BTreeMap<String, PeerRow>,
 }
