@@ -123,12 +123,6 @@ impl FormatName {
         };
         TableFormat { nodes, ..self.table(engine) }
     }
-
-    /// Returns whether values may be of any length.
-    pub fn has_large_values(self) -> bool {
-        use FormatName::{Bytes, BytesTiny, ShortReserved, ShortTiny};
-        matches!(self, ShortTiny | BytesTiny | Bytes | ShortReserved)
-    }
 }
 
 impl fmt::Display for FormatName {
