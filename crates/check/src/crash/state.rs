@@ -14,7 +14,7 @@ use farleaf_pool::{Audit, Session};
 use super::action::{Action, INITIAL, TABLE};
 use super::formats::Format;
 use super::run;
-use crate::world::{SmallWorld, create};
+use crate::world::{create, small_world};
 
 /// Time after which an operation's tasks have ended, if nothing is held up.
 pub(super) const TASKS_NS: u64 = 1_000_000;
@@ -297,7 +297,7 @@ fn hunt(
     order: Order,
     grows: bool,
 ) -> Result<FillStep, HarnessError> {
-    let (sim, session) = SmallWorld::new(seed, 1).start()?;
+    let (sim, session) = small_world(seed, 1)?;
     sim.block_on(async {
         let index = create(&session, TABLE, &format.table).await?;
         for put in &*steps {
