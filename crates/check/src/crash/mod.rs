@@ -45,6 +45,7 @@ use farleaf_harness::HarnessError;
 pub use all::{CrashOptions, CrashReport, Progress, run_all};
 pub use point::{CrashPoint, NoCrashPoint};
 
+use crate::run::message_of;
 use formats::Format;
 use state::{CrashState, Found};
 
@@ -168,9 +169,8 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, HarnessError>) -> Result<T, String
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|fault| fault.0),
         Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(format!("panicked: {}", text.unwrap_or("without a message")))
+            let text = message_of(&*panic).unwrap_or("without a message");
+            Err(format!("panicked: {text}"))
         }
     }
 }
