@@ -298,13 +298,14 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// The engine and its settings. If this build lacks them, the report says so in place of a throughput.
+    /// The engine and its settings. If this build lacks them, the report says so in place of a figure.
     pub(super) fn find_or_report(
         &self,
         report: &mut ReproReport,
         case: &str,
+        (quantity, _): Metric,
     ) -> Option<(Engine, Settings)> {
-        self.find().map_err(|why| report.missing(case, MOPS.0, None, &why)).ok()
+        self.find().map_err(|why| report.missing(case, quantity, None, &why)).ok()
     }
 
     /// The engine and its settings.

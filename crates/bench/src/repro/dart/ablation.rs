@@ -53,7 +53,9 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
             for (step, reached) in STEPS.iter().zip(&mut reached) {
                 chart.place(step.name);
                 let case = format!("{name}, {keys}, {}", step.name);
-                let Some((engine, settings)) = step.find_or_report(report, &case) else { continue };
+                let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
+                    continue;
+                };
                 let mut config = driver.named(engine, &spec, name)?;
                 config.settings.set_all(&settings);
                 let measured = driver.record(report, &case, &config, &[MOPS, TRIPS, BYTES])?;

@@ -2,17 +2,13 @@
 
 use super::{
     DART, Repro,
-    driver::{self, Driver, Step},
+    driver::{self, Driver, MOPS, P50, Step},
     error::ReproError,
     keys, papers,
     report::{ReproChart, ReproReport},
 };
 use crate::{
-    config::BenchConfig,
-    distribution::RequestDistribution,
-    keys::KeySpec,
-    report::{KindReport, Report},
-    units::Rate,
+    config::BenchConfig, distribution::RequestDistribution, report::KindReport, units::Rate,
     workload::OpKind,
 };
 
@@ -30,7 +26,9 @@ pub(super) fn upkeep(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), 
         let mut reached = Vec::new();
         for step in &UPKEEP {
             let case = format!("{keys}, {}", step.name);
-            let Some((engine, settings)) = step.find_or_report(report, &case) else { continue };
+            let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
+                continue;
+            };
             let mix = [(OpKind::Get, 0.5), (OpKind::Insert, 0.5)];
             let latest = RequestDistribution::Latest { theta: 0.99 };
             let workload = driver::mixed("gets and inserts", &mix, latest)?;
@@ -73,11 +71,13 @@ const RATE: u64 = 30_000;
 const CLIENTS: usize = 3;
 const SECOND: u64 = RATE;
 
-/// A moment of the measurement: its name, setting, and seconds before and in it, in tenths.
+/// Length of a moment of the measurement, in tenths of a second.
+const DURING: u64 = 5;
+
+/// A moment of the measurement: its name, setting, and the time before it, in tenths of a second.
 struct Moment {
     step: Step,
     before: u64,
-    during: u64,
 }
 
 /// The paper's lengths before an adjustment. Else a bulk load would choose others.
@@ -91,7 +91,6 @@ const MOMENTS: [Moment; 3] = [
             set: &[("prefixes", POWERS), ("adjust_s", "0"), ("freq_sample", "8")],
         },
         before: 5,
-        during: 5,
     },
     Moment {
         step: Step {
@@ -100,7 +99,6 @@ const MOMENTS: [Moment; 3] = [
             set: &[("prefixes", POWERS), ("adjust_s", "1"), ("freq_sample", "8")],
         },
         before: 9,
-        during: 5,
     },
     Moment {
         step: Step {
@@ -109,7 +107,6 @@ const MOMENTS: [Moment; 3] = [
             set: &[("prefixes", POWERS), ("adjust_s", "1"), ("freq_sample", "8")],
         },
         before: 30,
-        during: 5,
     },
 ];
 
@@ -124,19 +121,25 @@ pub(super) fn adjustment(repro: &Repro<'_>, report: &mut ReproReport) -> Result<
         let mut reached = Vec::new();
         for moment in &MOMENTS {
             let case = format!("{keys}, {}", moment.step.name);
-            match measure(&driver, &spec, moment) {
-                Ok(measured) => {
-                    let measured = measured?;
-                    let cost = driver::kind(&measured, OpKind::Get).per_op;
-                    let p50 = measured.run.latency_us.p50;
-                    report.row(&case, "round trips /op", None, cost.round_trips, "");
-                    report.row(&case, "bytes /op", None, cost.bytes_read, "");
-                    report.row(&case, "p50, us", None, p50, "");
-                    chart.add(keys, moment.step.name, p50);
-                    reached.push(p50);
-                }
-                Err(why) => report.missing(&case, "p50, us", None, &why),
-            }
+            let found = moment.step.find_or_report(report, &case, P50);
+            let Some((engine, settings)) = found else { continue };
+            let mut config = driver.named(engine, &spec, "ycsb-c")?;
+            config.settings.set_all(&settings);
+            let measured = driver.measure(&BenchConfig {
+                clients: CLIENTS,
+                threads: CLIENTS,
+                warmup_ops: SECOND * moment.before / 10,
+                ops: SECOND * DURING / 10,
+                rate: Rate::new(RATE),
+                ..config
+            })?;
+            let cost = driver::kind(&measured, OpKind::Get).per_op;
+            let p50 = measured.run.latency_us.p50;
+            report.row(&case, "round trips /op", None, cost.round_trips, "");
+            report.row(&case, "bytes /op", None, cost.bytes_read, "");
+            report.row(&case, P50.0, None, p50, "");
+            chart.add(keys, moment.step.name, p50);
+            reached.push(p50);
         }
         if let [before, during, after] = reached[..] {
             let why = "lengths are chosen again where lookups have become deeper; at a small scale the default \
@@ -161,26 +164,4 @@ pub(super) fn adjustment(repro: &Repro<'_>, report: &mut ReproReport) -> Result<
          of its latency.",
     );
     Ok(())
-}
-
-/// Runs one moment; the outer error says what this build lacks.
-fn measure(
-    driver: &Driver<'_>,
-    spec: &KeySpec,
-    moment: &Moment,
-) -> Result<Result<Report, ReproError>, String> {
-    let (engine, settings) = moment.step.find()?;
-    let run = || {
-        let mut config = driver.named(engine, spec, "ycsb-c")?;
-        config.settings.set_all(&settings);
-        driver.measure(&BenchConfig {
-            clients: CLIENTS,
-            threads: CLIENTS,
-            warmup_ops: SECOND * moment.before / 10,
-            ops: SECOND * moment.during / 10,
-            rate: Rate::new(RATE),
-            ..config
-        })
-    };
-    Ok(run())
 }

@@ -33,7 +33,9 @@ pub(super) fn buckets(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(),
             mops.place(step.name);
             memory.place(step.name);
             let case = format!("{keys}, {} bytes", step.name);
-            let Some((engine, settings)) = step.find_or_report(report, &case) else { continue };
+            let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
+                continue;
+            };
             for name in ["ycsb-a", "ycsb-c"] {
                 let mut config = driver.named(engine, &spec, name)?;
                 config.settings.set_all(&settings);

@@ -108,9 +108,8 @@ impl Scene<'_> {
         });
         let watch = Rc::new(Watch::new(moved.collect(), (lead_ns / 64).max(1)));
         let outcome = self.spawn_move(&caches, &watch, lead_ns)?;
-        let workload = driver::workload("write-intensive")?;
         let load = Load {
-            workload: &workload,
+            workload: driver::workload("write-intensive")?,
             warmup: self.options.scaled(self.paper.setup.warmup_ops),
             // The watch ends the run.
             ops: u64::MAX / 2,

@@ -3,12 +3,11 @@
 use farleaf_engines::dex::DexOptions;
 
 use super::{
-    Repro, driver,
+    Repro,
     error::ReproError,
     papers,
     report::{ReproChart, ReproReport},
     setup,
-    world::Load,
 };
 /// Sizes of each compute server's cache in percent of all pairs' bytes.
 const SIZES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -19,17 +18,15 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
     let (paper, options) = (papers::papers()?.dex, repro.options);
     let world = setup::begin(repro, report, &paper, 0)?;
     world.partition()?;
-    let (ops, local_ns) = setup::paced(report, &paper, options);
     let title = "throughput over the size of the cache";
     let mut chart = ReproChart::lines(title, "cache, % of the data", "Mops");
     for name in ["read-intensive", "write-intensive"] {
-        let workload = driver::workload(name)?;
+        let load = setup::paced(report, &paper, options, name)?;
         let mut last = 0.0;
         let mut grows = true;
         for percent in SIZES {
             let cache_bytes = world.data_bytes() * percent / 100;
             let cache = DexOptions { cache_bytes, ..setup::with_settings(options)? };
-            let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
             let measured = world.run_dex(cache, &load)?;
             let case = format!("{name}, {percent} %");
             report.row(&case, "Mops", None, measured.mops(), "");

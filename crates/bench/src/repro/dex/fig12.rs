@@ -3,13 +3,7 @@
 use farleaf_engines::dex::{DexOptions, offload::Offload};
 
 use super::{
-    Repro, driver,
-    error::ReproError,
-    fig8::OFFLOADING,
-    papers,
-    report::ReproReport,
-    setup,
-    world::{Load, Measured},
+    Repro, error::ReproError, fig8::OFFLOADING, papers, report::ReproReport, setup, world::Measured,
 };
 /// Threads of each memory server.
 const THREADS: [usize; 5] = [1, 2, 3, 4, 8];
@@ -23,12 +17,10 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
     let cache_bytes = options.scaled(paper.fig8.cache_bytes);
     report.set("cache_bytes", cache_bytes);
     report.set("offload", "adaptive");
-    let (ops, local_ns) = setup::paced(report, &paper, options);
     let never = DexOptions { cache_bytes, ..setup::with_settings(options)? };
     let adaptive = DexOptions { offload: Offload::Adaptive, ..never };
     for (name, published) in &paper.fig12 {
-        let workload = driver::workload(name)?;
-        let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
+        let load = setup::paced(report, &paper, options, name)?;
         let none = world.run_dex(never, &load)?;
         add(report, &format!("{name}, none"), &none);
         for threads in THREADS {

@@ -118,9 +118,15 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    fn load(&self, request: RequestDistribution) -> Result<Workload, ReproError> {
-        let workload = driver::workload("write-intensive")?;
-        Ok(Workload { request, ..workload })
+    fn load(
+        &self,
+        request: RequestDistribution,
+        [warmup, ops]: [u64; 2],
+        clients: Option<usize>,
+    ) -> Result<Load, ReproError> {
+        let workload = Workload { request, ..driver::workload("write-intensive")? };
+        let local_ns = self.paper.setup.cached_page_access_ns;
+        Ok(Load { workload, warmup, ops, local_ns, clients })
     }
 
     /// Every client works on the whole tree.
@@ -132,10 +138,7 @@ impl Steps<'_> {
         let tree = BTree::open(self.world.meta, self.world.layout, BlinkOptions::default());
         let indexes = vec![AnyIndex::BTree(tree); self.paper.setup.compute_servers];
         let ops = self.ops / UNCACHED_SHARE;
-        let local_ns = self.paper.setup.cached_page_access_ns;
-        let workload = self.load(request)?;
-        let load = Load { workload: &workload, warmup: ops / 10, ops, local_ns, clients };
-        self.world.run(&indexes, &load)
+        self.world.run(&indexes, &self.load(request, [ops / 10, ops], clients)?)
     }
 
     /// Each compute server has a partition and a cache.
@@ -146,9 +149,6 @@ impl Steps<'_> {
         ops: u64,
         clients: Option<usize>,
     ) -> Result<Measured, ReproError> {
-        let local_ns = self.paper.setup.cached_page_access_ns;
-        let workload = self.load(request)?;
-        let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients };
-        self.world.run_dex(options, &load)
+        self.world.run_dex(options, &self.load(request, [ops, ops], clients)?)
     }
 }

@@ -6,13 +6,12 @@ use farleaf_engines::dex::{Admission, Dex, DexOptions};
 use farleaf_index::Index;
 
 use super::{
-    Repro, driver,
+    Repro,
     error::ReproError,
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
     slices::{SlicePlan, THREADS},
-    world::{Load, Measured},
 };
 use crate::{
     distribution::{Scramble, Zipfian},
@@ -61,16 +60,12 @@ fn simulated(
     let options = repro.options;
     let world = setup::begin(repro, report, paper, 0)?;
     world.partition()?;
-    let workload = driver::workload("read-intensive")?;
     report.set("workload", "read-intensive");
-    let (ops, local_ns) = setup::paced(report, paper, options);
+    let load = setup::paced(report, paper, options, "read-intensive")?;
     let dex = setup::with_settings(options)?;
     for mib in CACHES_MIB {
         let cache_bytes = options.scaled(mib << 20);
-        let step = |kind| -> Result<Measured, ReproError> {
-            let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
-            world.run_dex(dex_options(dex, cache_bytes, kind), &load)
-        };
+        let step = |kind| world.run_dex(dex_options(dex, cache_bytes, kind), &load);
         let (base, map, both, again) = (step(BASE)?, step(MAP)?, step(BOTH)?, step(AGAIN)?);
         for (name, measured) in [
             ("one queue", &base),

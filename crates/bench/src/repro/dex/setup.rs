@@ -6,12 +6,12 @@ use farleaf_index::bnode::Layout;
 use farleaf_index::{Index, Knobs};
 
 use super::{
-    Repro, ReproOptions,
+    Repro, ReproOptions, driver,
     error::ReproError,
     papers::DexPaper,
     report::ReproReport,
     slices::{self, Testbed},
-    world::{World, WorldConfig},
+    world::{Load, World, WorldConfig},
 };
 use crate::run::{BenchError, Progress, sorted::SortedItems};
 
@@ -97,19 +97,24 @@ pub(super) fn begin<'a>(
     Ok(world)
 }
 
-/// A load with as many warm-up operations as measured ones, at the paper's cost for its worker
-/// thread; the report records both.
+/// A load of the built-in workload `name` with as many warm-up operations as measured ones, at the paper's cost for
+/// its worker thread; the report records both.
+///
+/// # Errors
+/// `Bench`.
 pub(super) fn paced(
     report: &mut ReproReport,
     paper: &DexPaper,
     options: &ReproOptions,
-) -> (u64, u64) {
-    let (ops, local_ns) =
-        (options.scaled(paper.setup.warmup_ops), paper.setup.cached_page_access_ns);
+    name: &str,
+) -> Result<Load, ReproError> {
+    let ops = options.scaled(paper.setup.warmup_ops);
+    let local_ns = paper.setup.cached_page_access_ns;
     report.set("warmup_ops", ops);
     report.set("ops", ops);
     report.set("local_ns", local_ns);
-    (ops, local_ns)
+    let workload = driver::workload(name)?;
+    Ok(Load { workload, warmup: ops, ops, local_ns, clients: None })
 }
 
 /// Mapped memory for `keys` pairs of 8 + 8 bytes.

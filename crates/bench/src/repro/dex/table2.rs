@@ -45,7 +45,7 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
     for (name, bar) in &BARS {
         let workload = driver::workload(name)?;
         let caches = world.open(cache)?;
-        let load = Load { workload: &workload, warmup: ops, ops, local_ns: 0, clients: None };
+        let load = Load { workload, warmup: ops, ops, local_ns: 0, clients: None };
         let measured = world.run(&as_indexes(&caches), &load)?;
         let stats = world.close(caches)?;
         add(report, &paper, name, bar, &measured);

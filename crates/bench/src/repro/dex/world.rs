@@ -63,8 +63,8 @@ pub(super) struct WorldConfig {
 
 /// One run on a [`World`].
 #[derive(Clone, Debug)]
-pub(super) struct Load<'a> {
-    pub(super) workload: &'a Workload,
+pub(super) struct Load {
+    pub(super) workload: Workload,
     /// Operations before the measured ones, of all clients together.
     pub(super) warmup: u64,
     /// Measured operations, of all clients together.
@@ -322,11 +322,7 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     /// [`ReproError::Wrong`] for an operation that fails, or an answer that cannot be right.
-    pub(super) fn run(
-        &self,
-        indexes: &[AnyIndex],
-        load: &Load<'_>,
-    ) -> Result<Measured, ReproError> {
+    pub(super) fn run(&self, indexes: &[AnyIndex], load: &Load) -> Result<Measured, ReproError> {
         self.run_watched(indexes, load, &Rc::default())
     }
 
@@ -337,13 +333,13 @@ impl<'a> World<'a> {
     pub(super) fn run_watched(
         &self,
         indexes: &[AnyIndex],
-        load: &Load<'_>,
+        load: &Load,
         watch: &Rc<Watch>,
     ) -> Result<Measured, ReproError> {
         let number = self.runs.replace(self.runs.get() + 1);
         let (space, seed) = (Arc::clone(&self.data.space), self.config.seed);
         let generator =
-            OpGenerator::new(load.workload, space, seed, 0, 1).map_err(BenchError::from)?;
+            OpGenerator::new(&load.workload, space, seed, 0, 1).map_err(BenchError::from)?;
         let generator = Rc::new(RefCell::new(generator));
         let partitions = self.bounds.partitions();
         let router = Router::new(Owners::new(self.bounds.clone(), partitions), partitions);
@@ -397,11 +393,7 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     /// As [`World::open`], [`World::run`] and [`World::close`].
-    pub(super) fn run_dex(
-        &self,
-        options: DexOptions,
-        load: &Load<'_>,
-    ) -> Result<Measured, ReproError> {
+    pub(super) fn run_dex(&self, options: DexOptions, load: &Load) -> Result<Measured, ReproError> {
         let caches = self.open(options)?;
         let measured = self.run(&as_indexes(&caches), load)?;
         self.close(caches)?;

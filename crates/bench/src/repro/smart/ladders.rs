@@ -108,7 +108,7 @@ pub(super) fn factors(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(),
             let told = technique.filter(|(_, shown)| *shown == name);
             let told = told.and_then(|(technique, _)| paper.factors.get(technique)).copied();
             let quantity = "gain over the step before";
-            let Some((engine, settings)) = step.find_or_report(report, &case) else {
+            let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
                 if let (Some(_), Err(why)) = (told, step.find()) {
                     report.missing(&case, quantity, told, &why);
                 }
@@ -165,7 +165,9 @@ pub(super) fn locks(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), R
     let mut chart = ReproChart::bars("throughput by lock", "lock", "Mops");
     for step in LOCKS.iter().chain([&DEFAULT]) {
         chart.place(step.name);
-        let Some((engine, settings)) = step.find_or_report(report, step.name) else { continue };
+        let Some((engine, settings)) = step.find_or_report(report, step.name, MOPS) else {
+            continue;
+        };
         let mut config = driver.named(engine, &KeySpec::Randint, "ycsb-a")?;
         config.settings.set_all(&settings);
         let metrics = [MOPS, VERBS, UPDATE_ATOMICS, UPDATE_TRIPS, P99];
@@ -198,7 +200,9 @@ pub(super) fn caches(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), 
     let mut mops = chart("throughput, email", "Mops");
     let mut reads = chart("READs of a get, email", "READs");
     for step in &CACHES {
-        let Some((engine, settings)) = step.find_or_report(report, step.name) else { continue };
+        let Some((engine, settings)) = step.find_or_report(report, step.name, MOPS) else {
+            continue;
+        };
         for mib in CACHES_MIB {
             driver.cluster.cache_bytes = mib << 20;
             let mut config = driver.named(engine, &KeySpec::Email, "ycsb-c")?;
