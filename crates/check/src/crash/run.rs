@@ -19,7 +19,7 @@ use super::action::{Action, Actor, INITIAL, OTHER, TABLE, bulk_pairs, enter};
 use super::formats::Format;
 use super::point::CrashPoint;
 use super::state::{
-    CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, Setup, TASKS_NS, apply, look,
+    CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, Setup, Start, TASKS_NS, apply, look,
 };
 use super::survivors::{self, EventLog, Survivor};
 use crate::history::{Answer, Event, History};
@@ -74,13 +74,9 @@ fn seed_model(format: &Format, steps: &[FillStep]) -> BTreeMap<u32, Vec<u8>> {
 }
 
 impl CaseRun {
-    fn prepare(
-        seed: u64,
-        format: &Format,
-        state: &CrashState,
-        found: &Found,
-    ) -> Result<CaseRun, HarnessError> {
-        let (sim, first) = small_world(seed, 3)?;
+    fn prepare(start: &Start, found: &Found) -> Result<CaseRun, HarnessError> {
+        let Start { seed, format, state } = start;
+        let (sim, first) = small_world(*seed, 3)?;
         let mut steps = found.steps.clone();
         let (survivors, index, actor) = sim.block_on(async {
             // All on one thread, to share its buffers as well.
@@ -171,7 +167,7 @@ impl CaseRun {
         })??;
         let from_ns = self.sim.now_ns();
         fabric.plan(plan);
-        let outcome = start(&self.sim, THIRD, actor, action);
+        let outcome = begin(&self.sim, THIRD, actor, action);
         wait_for_death(&self.sim, &fabric, &outcome)?;
         if let Some(call) = action.call(&format) {
             let event = Event { client: THIRD_CLIENT, call, from_ns, answer: None };
@@ -235,7 +231,7 @@ async fn warm_up(
 }
 
 /// Starts the actor.
-fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<ActorOutcome>> {
+fn begin(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<ActorOutcome>> {
     let outcome = Rc::<RefCell<ActorOutcome>>::default();
     let result = Rc::clone(&outcome);
     sim.spawn(compute, async move {
@@ -300,18 +296,14 @@ fn wait_for_end(
 ///
 /// # Errors
 /// Also if the action does not make the change that the state is there for.
-pub(super) fn without_death(
-    seed: u64,
-    format: &Format,
-    state: &CrashState,
-    found: &Found,
-) -> Result<Vec<CountedOp>, HarnessError> {
+pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedOp>, HarnessError> {
+    let state = start.state;
     // In a run of its own: looking would change the later operations.
     let before = match found.setup {
         Some(_) => None,
         None => {
             let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
-                CaseRun::prepare(seed, format, state, found)?;
+                CaseRun::prepare(start, found)?;
             let report = sim.block_on(async {
                 if let Some((session, index)) = &actor.member {
                     index.close(session).await?;
@@ -322,7 +314,7 @@ pub(super) fn without_death(
         }
     };
     let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
-        CaseRun::prepare(seed, format, state, found)?;
+        CaseRun::prepare(start, found)?;
     let fabric = sim.fabric(ACTOR);
     let pool = actor.member.as_ref().map(|(session, _)| Arc::clone(session.pool()));
     let memory_before = pool.as_ref().map(|pool| pool.memory()).unwrap_or_default();
@@ -374,17 +366,14 @@ pub(super) fn without_death(
 
 /// Splits that are unfinished after a death by `plan` and the recovery.
 pub(super) fn unfinished_after(
-    seed: u64,
-    format: &Format,
-    state: &CrashState,
+    start: &Start,
     found: &Found,
     plan: CrashPlan,
 ) -> Result<u64, HarnessError> {
-    let CaseRun { sim, survivors, index, actor, .. } =
-        CaseRun::prepare(seed, format, state, found)?;
+    let CaseRun { sim, survivors, index, actor, .. } = CaseRun::prepare(start, found)?;
     let fabric = sim.fabric(ACTOR);
     fabric.plan(plan);
-    let outcome = start(&sim, ACTOR, actor, found.action);
+    let outcome = begin(&sim, ACTOR, actor, found.action);
     wait_for_death(&sim, &fabric, &outcome)?;
     let [session, ..] = &survivors;
     sim.block_on(async {
@@ -396,20 +385,15 @@ pub(super) fn unfinished_after(
 
 /// Dies at `point`, takes over, checks. Returns the number of objects that were lost until their
 /// blocks had no owner any more, and were swept.
-pub(super) fn run(
-    seed: u64,
-    format: &Format,
-    state: &CrashState,
-    found: &Found,
-    point: CrashPoint,
-) -> Result<u64, HarnessError> {
+pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64, HarnessError> {
+    let format = &start.format;
     let CaseRun { sim, survivors, index, actor, model, numbers, pending, members, .. } =
-        CaseRun::prepare(seed, format, state, found)?;
+        CaseRun::prepare(start, found)?;
     let fabric = sim.fabric(ACTOR);
     let from_ns = sim.now_ns();
     let (action, is_member) = (found.action, actor.member.is_some());
     fabric.plan(point.0);
-    let outcome = start(&sim, ACTOR, actor, action);
+    let outcome = begin(&sim, ACTOR, actor, action);
     wait_for_death(&sim, &fabric, &outcome)?;
     let died_ns = sim.now_ns();
     if point.is_pause() {
