@@ -22,7 +22,6 @@ use crate::{
 };
 
 const KEYS: u64 = 10_000_000;
-const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 40;
 pub(super) const SCALE_MIN: f64 = 0.0001;
 const THETA: f64 = 0.99;
@@ -51,7 +50,7 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
     report.set("value_bytes", 8);
     report.set("loaded", "in random order, one by one");
     report.set("threads", THREADS);
-    report.set("slice_ops", SLICE_OPS);
+    report.set("slice_ops", slices::SLICE_OPS);
     report.set("rounds", ROUNDS);
     let zipfian = Zipfian::new(THETA, keys).map_err(BenchError::from)?;
     let scramble = Scramble::new(keys, options.seed);
@@ -65,8 +64,6 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
             let plan = SlicePlan {
                 sides: sides.len(),
                 rounds: ROUNDS,
-                slice_ops: SLICE_OPS,
-                seed: options.seed,
                 draw,
                 slice: &|side, thread, wanted| sides[side].map.slice(work, thread, wanted),
             };

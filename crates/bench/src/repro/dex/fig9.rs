@@ -21,7 +21,6 @@ use crate::{
 /// Caches of each compute server, MiB at scale 1.
 const CACHES_MIB: [u64; 2] = [64, 256];
 pub(super) const SCALE_MIN: f64 = 0.01;
-const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 100;
 /// Keys on mapped memory at scale 1, and the cache's share of their bytes.
 const MAPPED_KEYS: u64 = 10_000_000;
@@ -113,8 +112,6 @@ fn mapped(repro: &Repro<'_>, report: &mut ReproReport, paper: &DexPaper) -> Resu
     let plan = SlicePlan {
         sides: sides.len(),
         rounds: ROUNDS,
-        slice_ops: SLICE_OPS,
-        seed: options.seed,
         draw: &|rng| scramble.item(zipfian.sample(rng)),
         slice: &|side, thread, wanted| {
             let (index, session): (&Dex, _) = (&sides[side], &thread.session);

@@ -18,7 +18,6 @@ use crate::run::{Phase, Progress};
 
 const KEYS: u64 = 10_000_000;
 const FILL: f64 = 0.7;
-const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 100;
 pub(super) const SCALE_MIN: f64 = 0.0001;
 
@@ -43,15 +42,13 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
     report.set("cache_bytes", cache_bytes);
     report.set("bulk_fill", FILL);
     report.set("local_nodes", local_nodes);
-    report.set("slice_ops", SLICE_OPS);
+    report.set("slice_ops", slices::SLICE_OPS);
     report.set("rounds", ROUNDS);
     let mut verbs = 0;
     for work in [Work::Get, Work::Update] {
         let plan = SlicePlan {
             sides: sides.len(),
             rounds: ROUNDS,
-            slice_ops: SLICE_OPS,
-            seed: options.seed,
             draw: &|rng| rng.u64(..keys),
             slice: &|side, thread, wanted| sides[side].map.slice(work, thread, wanted),
         };
