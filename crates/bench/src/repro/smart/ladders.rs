@@ -13,26 +13,34 @@ use crate::{
     workload::OpKind,
 };
 
+/// A setting and its value; a technique and its workload.
+type Pair = (&'static str, &'static str);
+
 /// A step of the ladder, the technique's name in the paper, and the workload that shows it.
 struct Factor {
     step: Step,
-    technique: Option<(&'static str, &'static str)>,
+    technique: Option<Pair>,
 }
 
-const PATHS: (&str, &str) = ("node_locks", "path");
-const FREE: (&str, &str) = ("node_locks", "off");
-const COARSE: (&str, &str) = ("types", "4-16-48-256");
-const FINE: (&str, &str) = ("types", "fine");
-const REPLACED: (&str, &str) = ("leaf", "replaced");
-const IN_PLACE: (&str, &str) = ("leaf", "in-place");
-const TABLE: (&str, &str) = ("lock", "table");
-const REAR: (&str, &str) = ("lock", "rear");
-const ALONE: (&str, &str) = ("read_delegation", "off");
-const DELEGATED: (&str, &str) = ("read_delegation", "strict");
-const SINGLE: (&str, &str) = ("write_combining", "false");
-const COMBINED: (&str, &str) = ("write_combining", "true");
-const HASHED: (&str, &str) = ("cache_index", "hash");
-const RADIX: (&str, &str) = ("cache_index", "radix");
+/// A step of SMART with a technique more.
+const fn with(name: &'static str, technique: Pair, set: &'static [Pair]) -> Factor {
+    Factor { step: Step { name, engine: SMART, set }, technique: Some(technique) }
+}
+
+const PATHS: Pair = ("node_locks", "path");
+const FREE: Pair = ("node_locks", "off");
+const COARSE: Pair = ("types", "4-16-48-256");
+const FINE: Pair = ("types", "fine");
+const REPLACED: Pair = ("leaf", "replaced");
+const IN_PLACE: Pair = ("leaf", "in-place");
+const TABLE: Pair = ("lock", "table");
+const REAR: Pair = ("lock", "rear");
+const ALONE: Pair = ("read_delegation", "off");
+const DELEGATED: Pair = ("read_delegation", "strict");
+const SINGLE: Pair = ("write_combining", "false");
+const COMBINED: Pair = ("write_combining", "true");
+const HASHED: Pair = ("cache_index", "hash");
+const RADIX: Pair = ("cache_index", "radix");
 
 const FACTORS: [Factor; 7] = [
     Factor { step: Step { name: "plain ART", engine: ART, set: &[PATHS] }, technique: None },
@@ -44,46 +52,23 @@ const FACTORS: [Factor; 7] = [
         },
         technique: None,
     },
-    Factor {
-        step: Step {
-            name: "+ lock-free nodes",
-            engine: SMART,
-            set: &[FREE, FINE, REPLACED, ALONE, SINGLE],
-        },
-        technique: Some((LOCK_FREE, LOAD)),
-    },
-    Factor {
-        step: Step {
-            name: "+ in-place leaves",
-            engine: SMART,
-            set: &[FREE, FINE, IN_PLACE, TABLE, ALONE, SINGLE],
-        },
-        technique: Some(("in-place leaves", "ycsb-b")),
-    },
-    Factor {
-        step: Step {
-            name: "+ rear lock",
-            engine: SMART,
-            set: &[FREE, FINE, IN_PLACE, REAR, ALONE, SINGLE],
-        },
-        technique: Some(("rear lock", "ycsb-a")),
-    },
-    Factor {
-        step: Step {
-            name: "+ read delegation",
-            engine: SMART,
-            set: &[FREE, FINE, IN_PLACE, REAR, DELEGATED, SINGLE],
-        },
-        technique: Some(("read delegation", "ycsb-c")),
-    },
-    Factor {
-        step: Step {
-            name: "+ write combining",
-            engine: SMART,
-            set: &[FREE, FINE, IN_PLACE, REAR, DELEGATED, COMBINED],
-        },
-        technique: Some(("write combining", "ycsb-a")),
-    },
+    with("+ lock-free nodes", (LOCK_FREE, LOAD), &[FREE, FINE, REPLACED, ALONE, SINGLE]),
+    with(
+        "+ in-place leaves",
+        ("in-place leaves", "ycsb-b"),
+        &[FREE, FINE, IN_PLACE, TABLE, ALONE, SINGLE],
+    ),
+    with("+ rear lock", ("rear lock", "ycsb-a"), &[FREE, FINE, IN_PLACE, REAR, ALONE, SINGLE]),
+    with(
+        "+ read delegation",
+        ("read delegation", "ycsb-c"),
+        &[FREE, FINE, IN_PLACE, REAR, DELEGATED, SINGLE],
+    ),
+    with(
+        "+ write combining",
+        ("write combining", "ycsb-a"),
+        &[FREE, FINE, IN_PLACE, REAR, DELEGATED, COMBINED],
+    ),
 ];
 
 /// The engine as it comes, whatever settings a build has.
