@@ -54,11 +54,11 @@ pub use distribution::{
     Sequential, Uniform, ZIPFIAN_THETA_DEFAULT, Zipfian,
 };
 pub use generator::{Op, OpGenerator};
-pub use histogram::{LatencyHistogram, LatencySummary};
+pub use histogram::LatencyHistogram;
 pub use item_space::ItemSpace;
 pub use keys::{KeyError, KeyMaker, KeyOrder, KeySpec};
 pub use lines::{LineKeys, LinesError};
-pub use load::{LoadOrder, LoadOrderError, LoadPlan};
+pub use load::LoadPlan;
 pub use machine::Machine;
 pub use parts::{Boundaries, Parts, Routing};
 pub use report::{

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    histogram::LatencySummary,
     machine::Machine,
     units::{human_bytes, human_count, human_rate, human_us},
     workload::OpKind,
@@ -209,13 +208,6 @@ pub struct LatencyUs {
     pub max: f64,
 }
 
-impl From<LatencySummary> for LatencyUs {
-    fn from(summary: LatencySummary) -> Self {
-        let LatencySummary { count: _, mean: _, p50, p90, p99, p999, max } = summary;
-        Self { p50, p90, p99, p999, max }
-    }
-}
-
 /// Cost of one operation on the fabric, on average.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PerOp {
@@ -374,32 +366,23 @@ impl Report {
     }
 }
 
-fn phase_rows(
-    add: &mut impl FnMut(&'static str, &str, String),
-    group: &'static str,
-    phase: &PhaseReport,
-) {
+/// Adds a row: its group, name and value.
+type Add<'a> = dyn FnMut(&'static str, &str, String) + 'a;
+
+fn phase_rows(add: &mut Add<'_>, group: &'static str, phase: &PhaseReport) {
     add(group, "seconds", format!("{:.3} s", phase.seconds));
     add(group, "ops", human_count(phase.ops));
     add(group, "ops_per_s", human_rate(phase.ops_per_s));
 }
 
-fn latency_rows(
-    add: &mut impl FnMut(&'static str, &str, String),
-    group: &'static str,
-    latency: &LatencyUs,
-) {
+fn latency_rows(add: &mut Add<'_>, group: &'static str, latency: &LatencyUs) {
     let LatencyUs { p50, p90, p99, p999, max } = *latency;
     for (name, micros) in [("p50", p50), ("p90", p90), ("p99", p99), ("p999", p999), ("max", max)] {
         add(group, name, human_us(micros));
     }
 }
 
-fn cost_rows(
-    add: &mut impl FnMut(&'static str, &str, String),
-    group: &'static str,
-    per_op: &PerOp,
-) {
+fn cost_rows(add: &mut Add<'_>, group: &'static str, per_op: &PerOp) {
     let PerOp { reads, writes, atomics, rpcs, calls, round_trips, bytes_read, bytes_written } =
         *per_op;
     for (name, each) in [

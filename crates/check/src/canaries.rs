@@ -6,7 +6,6 @@
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use farleaf_engines::Engine;
@@ -14,6 +13,7 @@ use farleaf_index::Settings;
 pub use farleaf_pool::canary::Canary;
 
 use crate::crash::{CrashFailure, cases};
+use crate::report::on_threads;
 use crate::run::{Failure, run};
 use crate::scenario::{Choices, Events, FaultKind, FormatName, Scenario, TimedFault, Workload};
 
@@ -77,15 +77,11 @@ pub fn hunt(
     each: &(dyn Fn(&CanaryResult) + Sync),
 ) -> Vec<CanaryResult> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
-            scope.spawn(|| {
-                while let Some(hunted) = canaries.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let Some(result) = hunt_one(*hunted, choices, seeds_max, stop) else { return };
-                    each(&result);
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push(result);
-                }
-            });
+    on_threads(threads, || {
+        while let Some(hunted) = canaries.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let Some(result) = hunt_one(*hunted, choices, seeds_max, stop) else { return };
+            each(&result);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push(result);
         }
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -112,17 +112,22 @@ pub fn check(
             report.failures.extend(failed);
         }
     };
-    thread::scope(|scope| {
-        for _ in 0..plan.threads.max(1) {
-            scope.spawn(work);
-        }
-    });
+    on_threads(plan.threads, work);
     let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
     report.failures.sort_by_key(|failed| failed.scenario.seed);
     report.is_complete = report.seeds == plan.seeds.end.saturating_sub(plan.seeds.start)
         || report.failures.len() >= plan.failures_max;
     report.elapsed = began.elapsed();
     report
+}
+
+/// Does the work on each of so many threads, at least one, and waits for all.
+pub(crate) fn on_threads(threads: usize, work: impl Fn() + Sync) {
+    thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(&work);
+        }
+    });
 }
 
 fn differs(first: u64, second: u64) -> Option<Failure> {

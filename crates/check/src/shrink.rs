@@ -125,6 +125,13 @@ impl Shrinker<'_> {
         false
     }
 
+    /// Keeps the change if the scenario then fails in the same way.
+    fn change(&mut self, change: impl FnOnce(&mut Scenario)) -> bool {
+        let mut smaller = self.best.clone();
+        change(&mut smaller);
+        self.attempt(smaller)
+    }
+
     /// Delta debugging: leaves out ever smaller pieces of a list. `with` makes the scenario of the
     /// rest.
     fn list<T: Clone>(&mut self, list: Vec<T>, with: impl Fn(&Scenario, &[T]) -> Scenario) {
@@ -166,33 +173,25 @@ impl Shrinker<'_> {
 
     /// Simplifies whole numbers, and removes unneeded parts.
     fn simplify(&mut self) {
-        let best = self.best.clone();
-        self.attempt(Scenario { impatience: 0.0, ..best });
-        let best = self.best.clone();
-        self.attempt(Scenario { think_ns: 0, ..best });
-        let best = self.best.clone();
-        self.attempt(Scenario { aged: false, ..best });
-        let best = self.best.clone();
-        self.attempt(Scenario { region_kib: 8 << 10, ..best });
+        self.change(|smaller| smaller.impatience = 0.0);
+        self.change(|smaller| smaller.think_ns = 0);
+        self.change(|smaller| smaller.aged = false);
+        self.change(|smaller| smaller.region_kib = 8 << 10);
         for part in [0, 4, 2] {
-            let best = self.best.clone();
-            let preload = best.preload.checked_div(part).unwrap_or(0);
-            self.attempt(Scenario { preload, ..best });
+            self.change(|it| it.preload = it.preload.checked_div(part).unwrap_or(0));
         }
         for part in [8, 2] {
-            while self.best.keys > 1 {
-                let best = self.best.clone();
-                let keys = (best.keys / part).max(1);
-                if !self.attempt(Scenario { keys, preload: best.preload.min(keys), ..best }) {
-                    break;
-                }
+            let mut fails = true;
+            while fails && self.best.keys > 1 {
+                fails = self.change(|smaller| {
+                    smaller.keys = (smaller.keys / part).max(1);
+                    smaller.preload = smaller.preload.min(smaller.keys);
+                });
             }
         }
-        while self.best.memory_servers > 1 {
-            let best = self.best.clone();
-            if !self.attempt(Scenario { memory_servers: best.memory_servers - 1, ..best }) {
-                break;
-            }
+        let mut fails = true;
+        while fails && self.best.memory_servers > 1 {
+            fails = self.change(|smaller| smaller.memory_servers -= 1);
         }
     }
 
@@ -208,13 +207,9 @@ impl Shrinker<'_> {
         let lists = lists(&self.best);
         let clients = lists.iter().rposition(|ops| !ops.is_empty()).map_or(1, |last| last + 1);
         let ops = lists.iter().flatten().max().map_or(1, |last| *last as usize + 1);
-        let best = self.best.clone();
-        self.attempt(Scenario { clients, ..best });
-        let best = self.best.clone();
-        self.attempt(Scenario { ops, ..best });
-        let best = self.best.clone();
-        let compute_servers = best.compute_servers.min(best.clients);
-        self.attempt(Scenario { compute_servers, ..best });
+        self.change(|smaller| smaller.clients = clients);
+        self.change(|smaller| smaller.ops = ops);
+        self.change(|it| it.compute_servers = it.compute_servers.min(it.clients));
     }
 
     fn ops(&mut self) {
@@ -242,19 +237,18 @@ impl Shrinker<'_> {
         let mut low = self.best.window.from;
         while low < high && !self.is_over() {
             let to = low + (high - low) / 2;
-            let best = self.best.clone();
-            let window = Window { from: best.window.from.min(to), to };
-            if self.attempt(Scenario { window, ..best }) { high = to } else { low = to + 1 }
+            let window = Window { from: self.best.window.from.min(to), to };
+            if self.change(|smaller| smaller.window = window) { high = to } else { low = to + 1 }
         }
         let to = self.best.window.to;
         let (mut low, mut high) = (self.best.window.from, to.min(1 << 20));
         while low < high && !self.is_over() {
             let from = high - (high - low) / 2;
-            let best = self.best.clone();
-            if self.attempt(Scenario { window: Window { from, to }, ..best }) {
-                low = from;
+            let window = Window { from, to };
+            if self.change(|smaller| smaller.window = window) {
+                low = from
             } else {
-                high = from - 1;
+                high = from - 1
             }
         }
     }

@@ -3,48 +3,35 @@
 use farleaf_engines::{AnyIndex, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_harness::{HarnessError, create_table, open_table, simulate_pool};
-use farleaf_index::{Entries, Exchange, Index, IndexError, ScanRange, Settings, TableReport};
+use farleaf_index::{
+    Entries, Exchange, Index, IndexError, ScanRange, Settings, SortedPairs, TableReport,
+};
 use farleaf_pool::{PoolOptions, Session};
 
 use crate::history::{Answer, Op};
 
-/// A small world: memory servers of a few hundred KiB, a few tables, clients and members.
-#[derive(Clone, Debug)]
-pub struct SmallWorld {
-    /// The cluster.
-    pub config: SimConfig,
-    /// The pool.
-    pub options: PoolOptions,
-}
-
-impl SmallWorld {
-    /// `computes` compute servers and two memory servers; READs and WRITEs torn.
-    pub fn new(seed: u64, computes: usize) -> SmallWorld {
-        let mut config = SimConfig {
-            memory_servers: 2,
-            compute_servers: computes,
-            region_bytes: 768 << 10,
-            events_max: 20_000_000,
-            ..SimConfig::seeded(seed)
-        };
-        config.adversary.torn = 0.5;
-        let options = PoolOptions {
-            block_bytes: 64 << 10,
-            clients_max: 10,
-            members_max: 5,
-            tables_max: 4,
-            redo_bytes: 1 << 10,
-        };
-        SmallWorld { config, options }
-    }
-
-    /// The cluster with a formatted pool, in which compute server 0 has one session.
-    ///
-    /// # Errors
-    /// Any failure.
-    pub fn start(&self) -> Result<(Sim, Session), HarnessError> {
-        simulate_pool(self.config.clone(), &self.options)
-    }
+/// A small world with `computes` compute servers, of which the first has one session: two memory servers of a few
+/// hundred KiB, a few tables, clients and members; READs and WRITEs torn.
+///
+/// # Errors
+/// Any failure.
+pub fn small_world(seed: u64, computes: usize) -> Result<(Sim, Session), HarnessError> {
+    let mut config = SimConfig {
+        memory_servers: 2,
+        compute_servers: computes,
+        region_bytes: 768 << 10,
+        events_max: 20_000_000,
+        ..SimConfig::seeded(seed)
+    };
+    config.adversary.torn = 0.5;
+    let options = PoolOptions {
+        block_bytes: 64 << 10,
+        clients_max: 10,
+        members_max: 5,
+        tables_max: 4,
+        redo_bytes: 1 << 10,
+    };
+    simulate_pool(config, &options)
 }
 
 /// Makes a table and opens it.
@@ -105,6 +92,30 @@ pub async fn check_all(session: &Session) -> Result<(Vec<TableReport>, u64), Har
     farleaf_harness::check_all(session, open).await
 }
 
+/// Pairs of a key and its value.
+pub(crate) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Pairs for a bulk load, in order of keys.
+pub(crate) struct PairsOf<'a>(pub(crate) std::slice::Iter<'a, (Vec<u8>, Vec<u8>)>);
+
+impl SortedPairs for PairsOf<'_> {
+    fn next(&mut self) -> Option<(&[u8], &[u8])> {
+        self.0.next().map(|(key, value)| (key.as_slice(), value.as_slice()))
+    }
+}
+
+/// All pairs of a range, as many as `limit`.
+pub(crate) async fn scan(
+    session: &Session,
+    index: &AnyIndex,
+    range: ScanRange<'_>,
+    limit: usize,
+) -> Result<Pairs, IndexError> {
+    let mut out = Entries::new();
+    index.scan(session, range, limit, &mut out).await?;
+    Ok(out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
+}
+
 /// Makes a call to the table.
 pub(crate) async fn ask(
     session: &Session,
@@ -130,11 +141,8 @@ pub(crate) async fn ask(
         Op::Scan { from, to, reverse, limit } => {
             let (from, to) = (from.as_ref(), to.as_ref());
             let (from, to) = (from.map(Vec::as_slice), to.map(Vec::as_slice));
-            let mut out = Entries::new();
-            index
-                .scan(session, ScanRange { from, to, reverse: *reverse }, *limit, &mut out)
-                .await?;
-            Answer::Pairs(out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
+            let range = ScanRange { from, to, reverse: *reverse };
+            Answer::Pairs(scan(session, index, range, *limit).await?)
         }
     })
 }

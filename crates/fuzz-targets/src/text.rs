@@ -6,7 +6,7 @@ use std::str::FromStr;
 use farleaf::{Engine, Farleaf};
 use farleaf_bench::units::{Count, Rate, Share, Size, SizeOrShare, TimeSpan};
 use farleaf_bench::{
-    CapabilityKind, FabricKind, KeySpec, LoadKind, LoadOrder, Mix, RequestDistribution, ScanLength,
+    CapabilityKind, FabricKind, KeySpec, LoadKind, Mix, RequestDistribution, ScanLength,
     Workload,
 };
 use farleaf_cli::input::ColumnSpec;
@@ -23,7 +23,6 @@ pub(crate) fn run(input: &[u8]) {
     parse::<ScanLength>(text);
     parse::<Workload>(text);
     parse::<KeySpec>(text);
-    parse::<LoadOrder>(text);
     parse::<RequestDistribution>(text);
     parse::<FabricKind>(text);
     parse::<LoadKind>(text);

@@ -4,7 +4,7 @@ use farleaf_engines::AnyIndex;
 use farleaf_index::{Index, IndexError, TableReport};
 use farleaf_pool::{Audit, AuditReport, PoolError, Session};
 
-use crate::HarnessError;
+use crate::{HarnessError, ensure};
 
 /// Ticks after which every retired object is free, if no other member runs.
 const SETTLE_TICKS: usize = 8;
@@ -61,9 +61,8 @@ pub async fn check_all(
         return Err(HarnessError(format!("audit: {problem}")));
     }
     let lost: u64 = audit.classes.iter().map(|class| class.leaked).sum();
-    if lost == 0 && !audit.closes() {
-        let classes = &audit.classes;
-        return Err(HarnessError(format!("the pool's accounts do not close: {classes:?}")));
-    }
+    let classes = &audit.classes;
+    let closes = lost > 0 || audit.closes();
+    ensure(closes, || format!("the pool's accounts do not close: {classes:?}"))?;
     Ok((reports, lost))
 }

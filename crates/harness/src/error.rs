@@ -20,6 +20,14 @@ impl HarnessError {
     }
 }
 
+/// Does nothing if `holds`.
+///
+/// # Errors
+/// Else the failure in the words of `why`.
+pub fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), HarnessError> {
+    if holds { Ok(()) } else { Err(HarnessError(why())) }
+}
+
 macro_rules! from {
     ($($error:ty),*) => {
         $(impl From<$error> for HarnessError {

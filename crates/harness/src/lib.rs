@@ -21,7 +21,7 @@ mod tables;
 mod world;
 
 pub use checks::{audit, check_all, settle};
-pub use error::HarnessError;
+pub use error::{HarnessError, ensure};
 pub use servers::LoopbackServers;
 pub use sessions::{join, make_pool};
 pub use tables::{create_table, open_table};

@@ -10,7 +10,7 @@ mod scramble;
 mod simple;
 mod zipfian;
 
-use std::{fmt, str::FromStr};
+use std::{fmt, iter::zip, mem::discriminant, str::FromStr};
 
 use fastrand::Rng;
 use thiserror::Error;
@@ -69,18 +69,15 @@ impl RequestDistribution {
     pub const NAMES: [&str; 6] =
         ["uniform", "zipfian", "latest", "hotspot", "exponential", "sequential"];
 
-    /// YCSB's defaults for the distribution called `name`, if there is one.
-    fn named(name: &str) -> Option<Self> {
-        Some(match name {
-            "uniform" => Self::Uniform,
-            "zipfian" => Self::Zipfian { theta: ZIPFIAN_THETA_DEFAULT },
-            "latest" => Self::Latest { theta: ZIPFIAN_THETA_DEFAULT },
-            "hotspot" => Self::Hotspot { set_share: 0.2, op_share: 0.8 },
-            "exponential" => Self::Exponential { op_share: 0.95, set_share: 0.857_142_857_1 },
-            "sequential" => Self::Sequential,
-            _ => return None,
-        })
-    }
+    /// YCSB's defaults, in the order of the names.
+    const DEFAULTS: [Self; 6] = [
+        Self::Uniform,
+        Self::Zipfian { theta: ZIPFIAN_THETA_DEFAULT },
+        Self::Latest { theta: ZIPFIAN_THETA_DEFAULT },
+        Self::Hotspot { set_share: 0.2, op_share: 0.8 },
+        Self::Exponential { op_share: 0.95, set_share: 0.857_142_857_1 },
+        Self::Sequential,
+    ];
 
     /// Checks the numbers, which the fields alone do not.
     ///
@@ -108,11 +105,11 @@ impl FromStr for RequestDistribution {
         let mut parts = text.trim().split(':');
         let name = parts.next().unwrap_or_default();
         let lower = name.to_ascii_lowercase();
-        let mut distribution =
-            Self::named(&lower).ok_or_else(|| DistributionError::UnknownName {
-                read: name.to_owned(),
-                suggestion: nearest(&lower, Self::NAMES).map(str::to_owned),
-            })?;
+        let place = Self::NAMES.iter().position(|known| *known == lower).ok_or_else(|| {
+            let suggestion = nearest(&lower, Self::NAMES).map(str::to_owned);
+            DistributionError::UnknownName { read: name.to_owned(), suggestion }
+        })?;
+        let mut distribution = Self::DEFAULTS[place];
         let numbers: Vec<&str> = parts.collect();
         let mut parameters = distribution.parameters();
         let malformed =
@@ -130,14 +127,9 @@ impl FromStr for RequestDistribution {
 
 impl fmt::Display for RequestDistribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Uniform => "uniform",
-            Self::Zipfian { .. } => "zipfian",
-            Self::Latest { .. } => "latest",
-            Self::Hotspot { .. } => "hotspot",
-            Self::Exponential { .. } => "exponential",
-            Self::Sequential => "sequential",
-        })?;
+        let is_same = |(_, it): &(_, Self)| discriminant(it) == discriminant(self);
+        let (name, _) = zip(Self::NAMES, Self::DEFAULTS).find(is_same).ok_or(fmt::Error)?;
+        f.write_str(name)?;
         let mut copy = *self;
         copy.parameters().iter().try_for_each(|parameter| write!(f, ":{parameter}"))
     }

@@ -59,11 +59,6 @@ impl Zipfian {
         self.items
     }
 
-    /// The exponent.
-    pub fn theta(&self) -> f64 {
-        self.theta
-    }
-
     /// Changes the number of ranks, in constant time; none counts as one.
     pub fn set_items(&mut self, items: u64) {
         let items = items.max(1);

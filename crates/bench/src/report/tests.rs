@@ -18,7 +18,7 @@ fn sample() -> Report {
         bytes_written: 190_200,
         ..Cost::default()
     };
-    let latency_us = Some(histogram.summary().into());
+    let latency_us = Some(histogram.summary());
     let kind = KindReport { ops: 500, latency_us, per_op: PerOp::of(cost, 500) };
     let maintenance = KindReport { ops: 1000, latency_us: None, per_op: PerOp::of(cost, 1000) };
     Report {
@@ -37,7 +37,7 @@ fn sample() -> Report {
             phase: PhaseReport::new(0.25, 1000),
             errors: 2,
             first_error: Some("update of item 7: full".to_owned()),
-            latency_us: histogram.summary().into(),
+            latency_us: histogram.summary(),
             per_op: PerOp::of(cost, 1000),
             by_kind: BTreeMap::from([
                 (ReportKind::Maintenance, maintenance),

@@ -9,15 +9,15 @@ use farleaf_index::knobs::{CACHE, DURABILITY, KnobError};
 use serde::Deserialize;
 
 use super::{
-    ReproOptions,
+    Repro, ReproOptions,
     error::ReproError,
-    report::{ChartKind, ReproChart, ReproReport, ReproSeries},
+    report::{ReproChart, ReproReport},
 };
 use crate::{
     config::{BenchConfig, FabricKind},
     distribution::RequestDistribution,
     keys::KeySpec,
-    report::{KindReport, Report, ReportKind, TimeKind},
+    report::{KindReport, Report, ReportKind},
     run::{self, BenchError, Progress},
     workload::{Mix, OpKind, ScanLength, Workload},
 };
@@ -34,6 +34,8 @@ pub(super) const LOCKS_DIFFER: &str =
 /// A reason: locks of plain ART.
 pub(super) const PATH_LOCKS: &str =
     "a writer locks each node on its way, the root among them, so that all writers take turns";
+/// The name of YCSB's load phase, which is no workload.
+pub(super) const LOAD: &str = "load";
 /// A scan counts as so many operations, as it reads as many pairs and more.
 const SCAN_WEIGHT: u64 = 10;
 
@@ -59,62 +61,44 @@ pub(super) struct Driver<'a> {
     progress: &'a dyn Progress,
 }
 
-/// Name, title and paper of an experiment.
-pub(super) struct Heading<'a> {
-    pub(super) name: &'a str,
-    pub(super) title: &'a str,
-    pub(super) source: &'a str,
-}
-
 impl<'a> Driver<'a> {
-    /// Runs on that cluster, at the scale of `options`.
-    pub(super) fn new(
-        cluster: PaperCluster,
-        options: &'a ReproOptions,
-        progress: &'a dyn Progress,
-    ) -> Self {
-        Driver { cluster, options, progress }
+    /// Runs on that cluster, at the scale of the request.
+    pub(super) fn new(repro: &Repro<'a>, cluster: PaperCluster) -> Self {
+        Driver { cluster, options: repro.options, progress: repro.progress }
     }
 
-    /// Begins a report with the parameters of the run.
-    ///
-    /// # Errors
-    /// `Scale`, `TooSmall`.
+    /// As [`Driver::new`]; the report of the paper `source` records the parameters of the run.
     pub(super) fn begin(
-        heading: Heading<'_>,
+        repro: &Repro<'a>,
+        report: &mut ReproReport,
+        source: &str,
         cluster: PaperCluster,
-        options: &'a ReproOptions,
-        progress: &'a dyn Progress,
-    ) -> Result<(ReproReport, Self), ReproError> {
-        options.check_scale(SCALE_MIN, "clients have no operations")?;
-        let Heading { name, title, source } = heading;
-        let mut report = ReproReport::new(name, title, source, TimeKind::Virtual);
-        let driver = Driver::new(cluster, options, progress);
-        report.scale = options.scale;
+    ) -> Self {
+        let driver = Driver::new(repro, cluster);
+        let (cluster, options) = (&driver.cluster, driver.options);
+        report.source = source.to_owned();
         report.set("seed", options.seed);
-        report.set("keys", options.scaled(driver.cluster.keys));
-        report.set("value_bytes", driver.cluster.value_bytes);
-        report.set("clients", driver.cluster.clients);
-        report.set("compute_servers", driver.cluster.compute_servers);
-        report.set("memory_servers", driver.cluster.memory_servers);
-        report.set(
-            "cache_bytes",
-            driver.cache_bytes(driver.cluster.cache_bytes, driver.cluster.clients),
-        );
-        Ok((report, driver))
+        report.set("keys", options.scaled(cluster.keys));
+        report.set("value_bytes", cluster.value_bytes);
+        report.set("clients", cluster.clients);
+        report.set("compute_servers", cluster.compute_servers);
+        report.set("memory_servers", cluster.memory_servers);
+        report.set("cache_bytes", driver.cache_bytes());
+        driver
     }
 
-    /// A cache of `bytes` at scale 1, and never less than the paths of a compute server's clients.
-    pub(super) fn cache_bytes(&self, bytes: u64, clients: usize) -> u64 {
-        let each = clients.div_ceil(self.cluster.compute_servers) as u64;
-        self.options.scaled(bytes).max(each * PATH_BYTES).max(CACHE_MIN)
+    /// The cluster's cache at the scale, and never less than the paths of a compute server's clients.
+    fn cache_bytes(&self) -> u64 {
+        let PaperCluster { clients, compute_servers, cache_bytes, .. } = self.cluster;
+        let each = clients.div_ceil(compute_servers) as u64;
+        self.options.scaled(cache_bytes).max(each * PATH_BYTES).max(CACHE_MIN)
     }
 
     /// A run of `workload` on the paper's cluster, with the engine's defaults but for the cache and for
     /// changes, which are volatile: no paper keeps changes that a dead compute server had not written.
     pub(super) fn case(&self, engine: Engine, keys: &KeySpec, workload: Workload) -> BenchConfig {
         let cluster = &self.cluster;
-        let cache = self.cache_bytes(cluster.cache_bytes, cluster.clients).to_string();
+        let cache = self.cache_bytes().to_string();
         let volatile = Settings::default().with(DURABILITY, "volatile");
         let settings = volatile.and(&self.options.settings).with(CACHE, &cache);
         let weight = if workload.mix.share(OpKind::Scan) > 0.0 { SCAN_WEIGHT } else { 1 };
@@ -146,9 +130,59 @@ impl<'a> Driver<'a> {
         all_right(config, run::run(config, self.progress)?)
     }
 
-    /// A check that applies at the paper's own scale only.
-    pub(super) fn asked(&self, holds: bool) -> Option<bool> {
-        (self.options.scale == 1.0).then_some(holds)
+    /// Runs the bench as [`Driver::measure`], and reports these figures of it.
+    ///
+    /// # Errors
+    /// `Bench`, `Wrong`.
+    pub(super) fn record(
+        &self,
+        report: &mut ReproReport,
+        case: &str,
+        config: &BenchConfig,
+        metrics: &[Metric],
+    ) -> Result<Report, ReproError> {
+        let measured = self.measure(config)?;
+        for (quantity, of) in metrics {
+            report.row(case, quantity, None, of(&measured), "");
+        }
+        Ok(measured)
+    }
+
+    /// As [`Driver::record`] for every engine, with its throughput as a point of a chart.
+    ///
+    /// # Errors
+    /// `Bench`, `Wrong`.
+    pub(super) fn sweep(
+        &self,
+        report: &mut ReproReport,
+        chart: &mut ReproChart,
+        case: &str,
+        at: &str,
+        config: impl Fn(Engine) -> Result<BenchConfig, ReproError>,
+    ) -> Result<(), ReproError> {
+        for engine in engines() {
+            let (case, config) = (format!("{case}, {engine}"), config(engine)?);
+            let measured = self.record(report, &case, &config, &[MOPS, TRIPS, P99])?;
+            chart.add(engine.name(), at, mops(&measured));
+        }
+        Ok(())
+    }
+
+    /// A run of the built-in workload called `name`, as [`Driver::case`]. The [`LOAD`] is inserts.
+    ///
+    /// # Errors
+    /// `Bench`.
+    pub(super) fn named(
+        &self,
+        engine: Engine,
+        keys: &KeySpec,
+        name: &str,
+    ) -> Result<BenchConfig, ReproError> {
+        if name != LOAD {
+            return Ok(self.case(engine, keys, workload(name)?));
+        }
+        let load = mixed(LOAD, &[(OpKind::Insert, 1.0)], RequestDistribution::Uniform)?;
+        Ok(inserts(self.case(engine, keys, load)))
     }
 }
 
@@ -218,6 +252,20 @@ pub(super) fn inserts(config: BenchConfig) -> BenchConfig {
     }
 }
 
+/// A figure of a run: its name in reports, and its value.
+pub(super) type Metric = (&'static str, fn(&Report) -> f64);
+
+pub(super) const MOPS: Metric = ("Mops", mops);
+pub(super) const TRIPS: Metric = ("round trips /op", |it| it.run.per_op.round_trips);
+pub(super) const READS: Metric = ("READs /op", |it| it.run.per_op.reads);
+pub(super) const VERBS: Metric = ("remote operations /op", |it| {
+    let cost = it.run.per_op;
+    cost.reads + cost.writes + cost.atomics
+});
+pub(super) const BYTES: Metric = ("bytes /op", bytes);
+pub(super) const P50: Metric = ("p50, us", |it| it.run.latency_us.p50);
+pub(super) const P99: Metric = ("p99, us", |it| it.run.latency_us.p99);
+
 /// Millions of operations per second of virtual time.
 pub(super) fn mops(report: &Report) -> f64 {
     report.run.phase.ops_per_s / 1e6
@@ -228,15 +276,15 @@ pub(super) fn bytes(report: &Report) -> f64 {
     report.run.per_op.bytes_read + report.run.per_op.bytes_written
 }
 
-/// READs, WRITEs and atomics for each operation.
-pub(super) fn verbs(report: &Report) -> f64 {
-    let cost = report.run.per_op;
-    cost.reads + cost.writes + cost.atomics
-}
-
 /// The figures of one kind of operation; all 0 if none came.
 pub(super) fn kind(report: &Report, kind: OpKind) -> KindReport {
     report.run.by_kind.get(&ReportKind::Op(kind)).copied().unwrap_or_default()
+}
+
+/// Round trips of maintenance for each operation.
+pub(super) fn maintenance(report: &Report) -> f64 {
+    let maintenance = report.run.by_kind.get(&ReportKind::Maintenance);
+    maintenance.map(|it| it.per_op.round_trips).unwrap_or_default()
 }
 
 /// A step of a ladder: an engine with settings by name.
@@ -250,6 +298,16 @@ pub(super) struct Step {
 }
 
 impl Step {
+    /// The engine and its settings. If this build lacks them, the report says so in place of a figure.
+    pub(super) fn find_or_report(
+        &self,
+        report: &mut ReproReport,
+        case: &str,
+        (quantity, _): Metric,
+    ) -> Option<(Engine, Settings)> {
+        self.find().map_err(|why| report.missing(case, quantity, None, &why)).ok()
+    }
+
     /// The engine and its settings.
     ///
     /// # Errors
@@ -270,70 +328,6 @@ impl Step {
     }
 }
 
-/// Curves of a chart as they grow, point by point.
-pub(super) struct Curves(ReproChart);
-
-impl Curves {
-    /// A chart without points.
-    pub(super) fn new(kind: ChartKind, title: &str, x: &str, y: &str) -> Self {
-        Curves(ReproChart {
-            title: title.to_owned(),
-            x: x.to_owned(),
-            y: y.to_owned(),
-            kind,
-            labels: Vec::new(),
-            series: Vec::new(),
-        })
-    }
-
-    /// Adds a point to the series of that name.
-    pub(super) fn add(&mut self, series: &str, at: &str, value: f64) {
-        let place = self.place(at);
-        let found = self.0.series.iter_mut().find(|it| it.name == series);
-        let series = match found {
-            Some(series) => series,
-            None => {
-                let new = ReproSeries { name: series.to_owned(), values: Vec::new() };
-                self.0.series.push(new);
-                self.0.series.last_mut().expect("it has just been added")
-            }
-        };
-        if series.values.len() <= place {
-            series.values.resize(place + 1, None);
-        }
-        series.values[place] = Some(value);
-    }
-
-    /// Keeps a place for a point that nothing may have.
-    pub(super) fn place(&mut self, at: &str) -> usize {
-        match self.0.labels.iter().position(|label| label == at) {
-            Some(place) => place,
-            None => {
-                self.0.labels.push(at.to_owned());
-                self.0.labels.len() - 1
-            }
-        }
-    }
-
-    /// The value of a series at a point.
-    pub(super) fn at(&self, series: &str, at: &str) -> Option<f64> {
-        let place = self.0.labels.iter().position(|label| label == at)?;
-        let series = self.0.series.iter().find(|it| it.name == series)?;
-        series.values.get(place).copied().flatten()
-    }
-
-    /// The names of the series and their values at a point.
-    pub(super) fn across<'a>(&'a self, at: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
-        let names = self.0.series.iter().map(|series| series.name.as_str());
-        names.filter_map(move |name| self.at(name, at).map(|value| (name, value)))
-    }
-
-    /// Adds the chart to a report.
-    pub(super) fn finish(self, report: &mut ReproReport) {
-        report.charts.push(self.0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -350,16 +344,5 @@ mod tests {
         assert!(value.contains("no value of offload"), "{value}");
         let (engine, settings) = step("dex", &[("offload", "always")]).find().unwrap();
         assert_eq!((engine.name(), settings.get("offload")), ("dex", Some("always")));
-    }
-
-    #[test]
-    fn curves_have_gaps_where_points_are_missing() {
-        let mut curves = Curves::new(ChartKind::Lines, "t", "x", "y");
-        curves.add("a", "1", 1.0);
-        curves.add("a", "3", 3.0);
-        curves.add("b", "3", 4.0);
-        assert_eq!(curves.at("b", "1"), None);
-        assert_eq!(curves.at("a", "3"), Some(3.0));
-        assert_eq!(curves.across("3").collect::<Vec<_>>(), [("a", 3.0), ("b", 4.0)]);
     }
 }

@@ -10,7 +10,7 @@ use farleaf_index::{Index, OpenOptions, Settings};
 use serde_json::{Map, Value, json};
 
 use super::{
-    ReproOptions, driver,
+    Repro, ReproOptions, driver,
     error::ReproError,
     maps::{self, BenchTable, Side},
     report::{ReproReport, ReproTable},
@@ -18,14 +18,12 @@ use super::{
 };
 use crate::{
     distribution::{Scramble, Zipfian},
-    report::TimeKind,
     run::{BenchError, Phase, Progress},
 };
 
 const KEYS: u64 = 10_000_000;
-const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 40;
-const SCALE_MIN: f64 = 0.0001;
+pub(super) const SCALE_MIN: f64 = 0.0001;
 const THETA: f64 = 0.99;
 /// Bytes of a pool for each key: of all tables, of two for each engine with a cache.
 const POOL_BYTES_PER_KEY: u64 = 1_600;
@@ -36,33 +34,24 @@ const CACHE_MIN: u64 = 1 << 20;
 /// The maps with which all are compared, the first that this build has.
 const AGAINST: [&str; 2] = [maps::MASSTREE, maps::STD_MAP];
 
-pub(super) fn run(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    options.check_scale(SCALE_MIN, "there are too few keys")?;
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let Repro { options, progress, .. } = *repro;
+    report.source = "crates.io".to_owned();
     let keys = options.scaled(KEYS);
-    let title = "gets and updates of every engine on mapped memory, beside local ordered maps";
-    let mut report = ReproReport::new("local-maps", title, "crates.io", TimeKind::Real);
-    report.scale = options.scale;
     let testbed = Testbed::new(keys * POOL_BYTES_PER_KEY + (512 << 20), options.seed)?;
     let sides = sides(&testbed, keys, options, progress)?;
     let against = AGAINST.iter().find_map(|name| sides.iter().position(|it| it.name == *name));
     let against = against.unwrap_or(0);
     report.against = sides[against].name.clone();
-    for (name, value) in [
-        ("fabric", json!("mapped")),
-        ("seed", json!(options.seed)),
-        ("keys", json!(keys)),
-        ("key_bytes", json!(8)),
-        ("value_bytes", json!(8)),
-        ("loaded", json!("in random order, one by one")),
-        ("threads", json!(THREADS)),
-        ("slice_ops", json!(SLICE_OPS)),
-        ("rounds", json!(ROUNDS)),
-    ] {
-        report.set(name, value);
-    }
+    report.set("fabric", "mapped");
+    report.set("seed", options.seed);
+    report.set("keys", keys);
+    report.set("key_bytes", 8);
+    report.set("value_bytes", 8);
+    report.set("loaded", "in random order, one by one");
+    report.set("threads", THREADS);
+    report.set("slice_ops", slices::SLICE_OPS);
+    report.set("rounds", ROUNDS);
     let zipfian = Zipfian::new(THETA, keys).map_err(BenchError::from)?;
     let scramble = Scramble::new(keys, options.seed);
     let uniform = |rng: &mut fastrand::Rng| rng.u64(..keys);
@@ -75,8 +64,6 @@ pub(super) fn run(
             let plan = SlicePlan {
                 sides: sides.len(),
                 rounds: ROUNDS,
-                slice_ops: SLICE_OPS,
-                seed: options.seed,
                 draw,
                 slice: &|side, thread, wanted| sides[side].map.slice(work, thread, wanted),
             };
@@ -93,13 +80,12 @@ pub(super) fn run(
     report.tables.push(ReproTable { rows: shares, ..ReproTable::new(&title) });
     let (names, why) = maps::missing();
     names.iter().for_each(|name| report.missing(name, "Mops", None, why));
-    report.notes.push(
+    report.note(
         "Each figure is the median over rounds; in a round every side runs for some milliseconds on both \
          threads at once, one side after the other. Shares are by processor time, so that other work of the \
-         machine does not count; Mops are by real time."
-            .to_owned(),
+         machine does not count; Mops are by real time.",
     );
-    Ok(report)
+    Ok(())
 }
 
 /// Makes and loads all maps.

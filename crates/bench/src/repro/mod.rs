@@ -43,7 +43,7 @@ use farleaf_index::Settings;
 use farleaf_index::knobs::{CACHE, DURABILITY};
 use farleaf_index::suggest::nearest;
 
-use crate::run::Progress;
+use crate::{report::TimeKind, run::Progress};
 
 /// The word for [every figure](Experiment::figures), which is no experiment's name.
 pub const ALL_FIGURES: &str = "all";
@@ -52,13 +52,15 @@ pub const ALL_FIGURES: &str = "all";
 #[derive(Clone, Copy)]
 pub struct Experiment(&'static Spec);
 
-/// The way in which an experiment runs.
-enum RunFn {
-    /// In this process.
-    Alone(fn(&ReproOptions, &dyn Progress) -> Result<ReproReport, ReproError>),
-    /// With memory servers beside it.
-    Hosted(fn(&ReproOptions, &dyn Hosts, &dyn Progress) -> Result<ReproReport, ReproError>),
+/// A request for an experiment.
+struct Repro<'a> {
+    options: &'a ReproOptions,
+    hosts: &'a dyn Hosts,
+    progress: &'a dyn Progress,
 }
+
+/// Runs an experiment and fills its report.
+type RunFn = fn(&Repro<'_>, &mut ReproReport) -> Result<(), ReproError>;
 
 /// The subject of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +75,15 @@ enum Kind {
 struct Spec {
     name: &'static str,
     about: &'static str,
+    /// Title of its report.
+    title: &'static str,
     usual_scale: f64,
     small_scale: f64,
+    /// The least scale, and the part that is too small below it.
+    least: (f64, &'static str),
     kind: Kind,
+    /// Clock of its report.
+    time: TimeKind,
     /// Settings that the experiment chooses itself, or compares.
     chosen: &'static [&'static str],
     /// Engines whose settings it takes.
@@ -91,18 +99,22 @@ impl Spec {
     const fn of_all_engines(
         name: &'static str,
         about: &'static str,
+        title: &'static str,
         chosen: &'static [&'static str],
-        run: fn(&ReproOptions, &dyn Progress) -> Result<report::ReproReport, ReproError>,
+        run: RunFn,
     ) -> Spec {
         Spec {
             name,
             about,
+            title,
             usual_scale: RADIX_SCALE,
             small_scale: RADIX_SCALE,
+            least: (driver::SCALE_MIN, "clients have no operations"),
             kind: Kind::Figure,
+            time: TimeKind::Virtual,
             chosen,
             engines: Engine::ALL,
-            run: RunFn::Alone(run),
+            run,
         }
     }
 }
@@ -112,32 +124,41 @@ const PROGRAMS: &[Spec] = &[
     Spec {
         name: "local-maps",
         about: "every engine on mapped memory, beside ordered maps of crates.io (real time)",
+        title: "gets and updates of every engine on mapped memory, beside local ordered maps",
         usual_scale: 1.0,
         small_scale: 0.02,
+        least: (local_maps::SCALE_MIN, "there are too few keys"),
         kind: Kind::Program,
+        time: TimeKind::Real,
         chosen: &[CACHE, DURABILITY],
         engines: Engine::ALL,
-        run: RunFn::Alone(local_maps::run),
+        run: local_maps::run,
     },
     Spec {
         name: "peers",
         about: "the programs of DEX and Sherman, beside ours by RDMA (real time)",
+        title: "what the papers' programs need and reach on Soft-RoCE",
         usual_scale: 1.0,
         small_scale: 0.05,
+        least: (peers::SCALE_MIN, "the cache does not hold the paths of both threads"),
         kind: Kind::Program,
+        time: TimeKind::Real,
         chosen: &[CACHE, DURABILITY],
         engines: &[Engine::Dex, Engine::BTree],
-        run: RunFn::Alone(peers::run),
+        run: peers::run,
     },
     Spec {
         name: "redis",
         about: "Redis beside dex and btree over TCP: gets, YCSB (real time)",
+        title: "the same gets and YCSB's workloads, on one thread of a client and one of a server",
         usual_scale: 1.0,
         small_scale: 0.05,
+        least: (redis::SCALE_MIN, "there are too few keys"),
         kind: Kind::Program,
+        time: TimeKind::Real,
         chosen: &[CACHE, "admission"],
         engines: &[Engine::Dex, Engine::BTree],
-        run: RunFn::Hosted(redis::run),
+        run: redis::run,
     },
 ];
 
@@ -200,10 +221,12 @@ impl Experiment {
         progress: &dyn Progress,
     ) -> Result<ReproReport, ReproError> {
         self.check_settings(&options.settings)?;
-        match self.0.run {
-            RunFn::Alone(run) => run(options, progress),
-            RunFn::Hosted(run) => run(options, hosts, progress),
-        }
+        let Spec { name, title, least: (least, what), time, run, .. } = self.0;
+        options.check_scale(*least, what)?;
+        let mut report = ReproReport::new(name, title, *time);
+        report.scale = options.scale;
+        run(&Repro { options, hosts, progress }, &mut report)?;
+        Ok(report)
     }
 }
 

@@ -222,7 +222,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_page_is_well_formed_and_tells_how_each_experiment_ended() {
-        let mut report = ReproReport::new("one", "a < b", "paper & more", TimeKind::Virtual);
+        let mut report = ReproReport::new("one", "a < b", TimeKind::Virtual);
+        report.source = "paper & more".to_owned();
         report.row("case", "READs /op", Some(0.33), 0.7, "because \"so\"");
         report.check("a bar", Some(false));
         report.notes.push("a note".to_owned());

@@ -11,11 +11,12 @@ use super::{driver::PaperCluster, error::ReproError};
 const TEXT: &str = include_str!("../../data/papers.json");
 const PEERS: &str = include_str!("../../data/peers.json");
 
+/// The figures of the papers.
 #[derive(Clone, Debug, Deserialize)]
-struct Papers {
-    dex: DexPaper,
-    dart: DartPaper,
-    smart: SmartPaper,
+pub(super) struct Papers {
+    pub(super) dex: DexPaper,
+    pub(super) dart: DartPaper,
+    pub(super) smart: SmartPaper,
 }
 
 /// DART, PACMMOD 4(1).
@@ -141,7 +142,7 @@ pub(super) struct DexSetup {
     pub(super) cached_page_access_ns: u64,
 }
 
-/// One workload of Table 2.
+/// Remote operations and bytes for each index operation: of one workload in Table 2, or of a run.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct Table2Row {
     pub(super) reads: f64,
@@ -191,28 +192,12 @@ pub(super) struct DexLocal {
     pub(super) share_of_local_tree: f64,
 }
 
-/// The figures of DEX.
+/// The figures of the papers.
 ///
 /// # Errors
 /// [`ReproError::Figures`] if the file that was built in cannot be read.
-pub(super) fn dex() -> Result<DexPaper, ReproError> {
-    serde_json::from_str::<Papers>(TEXT).map(|papers| papers.dex).map_err(ReproError::Figures)
-}
-
-/// The figures of DART.
-///
-/// # Errors
-/// As [`dex`].
-pub(super) fn dart() -> Result<DartPaper, ReproError> {
-    serde_json::from_str::<Papers>(TEXT).map(|papers| papers.dart).map_err(ReproError::Figures)
-}
-
-/// The figures of SMART.
-///
-/// # Errors
-/// As [`dex`].
-pub(super) fn smart() -> Result<SmartPaper, ReproError> {
-    serde_json::from_str::<Papers>(TEXT).map(|papers| papers.smart).map_err(ReproError::Figures)
+pub(super) fn papers() -> Result<Papers, ReproError> {
+    serde_json::from_str(TEXT).map_err(ReproError::Figures)
 }
 
 /// Results of the papers' programs on Soft-RoCE.
@@ -222,23 +207,17 @@ pub(super) struct Peers {
     /// READs of 1 KiB that perftest reaches there, thousands per second.
     pub(super) read_1kib_kops: f64,
     pub(super) threads: usize,
-    pub(super) dex: DexPeer,
+    pub(super) dex: Peer,
     pub(super) sherman: Peer,
 }
 
-/// DEX's.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct DexPeer {
-    pub(super) keys: u64,
-    pub(super) cache_bytes: u64,
-    /// Figures by workload.
-    pub(super) rows: BTreeMap<String, PeerRow>,
-}
-
-/// One without a cache of that kind.
+/// Results of one program.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Peer {
     pub(super) keys: u64,
+    /// Bytes of its cache, if it has one of a chosen size.
+    #[serde(default)]
+    pub(super) cache_bytes: u64,
     /// Figures by workload.
     pub(super) rows: BTreeMap<String, PeerRow>,
 }
@@ -277,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_figures_are_there() {
-        let paper = dex().unwrap();
+        let paper = papers().unwrap().dex;
         assert_eq!(
             paper.setup.keys * (paper.setup.key_bytes + paper.setup.value_bytes),
             3_200_000_000

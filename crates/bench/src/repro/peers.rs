@@ -17,7 +17,7 @@ use farleaf_index::Settings;
 use serde_json::json;
 
 use super::{
-    ReproOptions, driver,
+    Repro, ReproOptions, driver,
     error::ReproError,
     papers::{self, PeerRow},
     report::ReproReport,
@@ -25,13 +25,13 @@ use super::{
 use crate::{
     config::{BenchConfig, Cluster, FabricKind},
     distribution::RequestDistribution,
-    report::{RunReport, TimeKind},
+    report::RunReport,
     run::{Phase, Progress, region_bytes},
     workload::{OpKind, Workload},
 };
 
 /// The cache must hold the paths of both threads with room to spare.
-const SCALE_MIN: f64 = 0.02;
+pub(super) const SCALE_MIN: f64 = 0.02;
 /// Operations at scale 1, and those that fill the cache before. There are fewer of inserts, which
 /// make the table larger, and of runs without a cache.
 const OPS: u64 = 200_000;
@@ -59,16 +59,11 @@ fn workload(name: &str) -> Result<Workload, ReproError> {
     driver::mixed(name, &[(kind, 1.0)], request)
 }
 
-pub(super) fn run(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    options.check_scale(SCALE_MIN, "the cache does not hold the paths of both threads")?;
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let Repro { options, progress, .. } = *repro;
     let peers = papers::peers()?;
-    let title = "what the papers' programs need and reach on Soft-RoCE";
-    let mut report = ReproReport::new("peers", title, &peers.source, TimeKind::Real);
+    report.source.clone_from(&peers.source);
     let device = devices().ok().and_then(|names| names.into_iter().next());
-    report.scale = options.scale;
     report.set("seed", options.seed);
     report.set("device", device.clone());
     report.set("threads", peers.threads);
@@ -82,15 +77,15 @@ pub(super) fn run(
     for (name, row) in &peers.dex.rows {
         let ours = world.measure(Engine::Dex, settings.clone(), peers.dex.keys, name, progress)?;
         let case = format!("dex, {name}");
-        add(&mut report, &case, row, theirs_kops, &ours, "the cache keeps what is asked for again");
-        add_bars(&mut report, &case, row, theirs_kops, &ours, &world);
+        add(report, &case, row, theirs_kops, &ours, "the cache keeps what is asked for again");
+        add_bars(report, &case, row, theirs_kops, &ours, world.is_soft());
     }
     for (name, row) in &peers.sherman.rows {
         let engine = Engine::BTree;
         let ours =
             world.measure(engine, Settings::default(), peers.sherman.keys, name, progress)?;
         let reason = "Sherman caches all inner nodes; btree caches none, and reads each level";
-        add(&mut report, &format!("btree, {name}"), row, theirs_kops, &ours, reason);
+        add(report, &format!("btree, {name}"), row, theirs_kops, &ours, reason);
     }
     report.notes.push(match &device {
         Some(device) => format!(
@@ -102,7 +97,7 @@ pub(super) fn run(
                  bytes are the same. Throughput is compared on Soft-RoCE alone (`make peers`)."
             .to_owned(),
     });
-    Ok(report)
+    Ok(())
 }
 
 /// Everything that all runs have in common.
@@ -251,19 +246,19 @@ fn add_bars(
     row: &PeerRow,
     theirs_read_kops: f64,
     ours: &Ours,
-    world: &PeerBench<'_>,
+    is_soft: bool,
 ) {
     let it = &ours.run.per_op;
-    let asked = |holds: bool| (world.options.scale >= 1.0).then_some(holds);
     for (what, most, ours) in [
         ("READs", row.reads, it.reads),
         ("WRITEs", row.writes, it.writes),
         ("bytes", row.bytes(), it.bytes_read + it.bytes_written),
     ] {
-        report.check(format!("{case}: at most {most} {what} /op"), asked(ours <= most));
+        report.bar(format!("{case}: at most {most} {what} /op"), ours <= most);
     }
     let least = row.kops / theirs_read_kops;
     let quick = ours.read_kops.map(|read| ours.run.phase.ops_per_s / 1e3 / read >= least);
-    let quick = quick.filter(|_| world.is_soft()).and_then(asked);
-    report.check(format!("{case}: at least {least:.2} ops for each READ of the device"), quick);
+    let what = format!("{case}: at least {least:.2} ops for each READ of the device");
+    let is_asked = is_soft && report.scale == 1.0;
+    report.check(what, quick.filter(|_| is_asked));
 }

@@ -68,6 +68,15 @@ pub struct ReproRow {
     pub reason: Option<String>,
 }
 
+impl ReproRow {
+    /// A row without a reason.
+    pub(super) fn new(case: &str, quantity: &str, paper: Option<f64>, ours: Option<f64>) -> Self {
+        let ratio = ours.zip(paper.filter(|paper| *paper != 0.0)).map(|(ours, paper)| ours / paper);
+        let (case, quantity) = (case.to_owned(), quantity.to_owned());
+        ReproRow { case, quantity, paper, ours, ratio, reason: None }
+    }
+}
+
 /// Figures of which several belong together.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReproTable {
@@ -118,6 +127,61 @@ pub struct ReproChart {
     pub series: Vec<ReproSeries>,
 }
 
+impl ReproChart {
+    /// A chart of bars without points.
+    pub(super) fn bars(title: &str, x: &str, y: &str) -> Self {
+        Self::new(ChartKind::Bars, title, x, y)
+    }
+
+    /// A chart of lines without points.
+    pub(super) fn lines(title: &str, x: &str, y: &str) -> Self {
+        Self::new(ChartKind::Lines, title, x, y)
+    }
+
+    /// A chart without points.
+    pub(super) fn new(kind: ChartKind, title: &str, x: &str, y: &str) -> Self {
+        let [title, x, y] = [title, x, y].map(str::to_owned);
+        ReproChart { title, x, y, kind, labels: Vec::new(), series: Vec::new() }
+    }
+
+    /// Adds a point to the series of that name.
+    pub(super) fn add(&mut self, series: &str, at: &str, value: f64) {
+        let place = self.place(at);
+        let number = self.series.iter().position(|it| it.name == series).unwrap_or_else(|| {
+            self.series.push(ReproSeries { name: series.to_owned(), values: Vec::new() });
+            self.series.len() - 1
+        });
+        let values = &mut self.series[number].values;
+        if values.len() <= place {
+            values.resize(place + 1, None);
+        }
+        values[place] = Some(value);
+    }
+
+    /// Keeps a place for a point that nothing may have.
+    pub(super) fn place(&mut self, at: &str) -> usize {
+        self.labels.iter().position(|label| label == at).unwrap_or_else(|| {
+            self.labels.push(at.to_owned());
+            self.labels.len() - 1
+        })
+    }
+
+    /// The value of a series at a point.
+    pub(super) fn at(&self, series: &str, at: &str) -> Option<f64> {
+        let place = self.labels.iter().position(|label| label == at)?;
+        let series = self.series.iter().find(|it| it.name == series)?;
+        series.values.get(place).copied().flatten()
+    }
+
+    /// A series over each other one at a point: their names and the ratios.
+    pub(super) fn gains(&self, own: &str, at: &str) -> Vec<(String, f64)> {
+        let Some(ours) = self.at(own, at) else { return Vec::new() };
+        let others = self.series.iter().filter(|it| it.name != own);
+        let others = others.filter_map(|it| Some((it.name.clone(), self.at(&it.name, at)?)));
+        others.filter(|(_, other)| *other > 0.0).map(|(name, other)| (name, ours / other)).collect()
+    }
+}
+
 /// Form of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -148,11 +212,11 @@ pub struct ReproCheck {
 
 impl ReproReport {
     /// A report without rows.
-    pub(super) fn new(experiment: &str, title: &str, source: &str, time: TimeKind) -> Self {
+    pub(super) fn new(experiment: &str, title: &str, time: TimeKind) -> Self {
         ReproReport {
             experiment: experiment.to_owned(),
             title: title.to_owned(),
-            source: source.to_owned(),
+            source: String::new(),
             against: "paper".to_owned(),
             time,
             scale: 1.0,
@@ -181,39 +245,36 @@ impl ReproReport {
         ours: f64,
         reason: &str,
     ) {
-        let ratio = paper.filter(|paper| *paper != 0.0).map(|paper| ours / paper);
-        let differs = match (paper, ratio) {
+        let row = ReproRow::new(case, quantity, paper, Some(ours));
+        let differs = match (paper, row.ratio) {
             (_, Some(ratio)) => (ratio - 1.0).abs() > TOLERANCE,
             // Nothing is a share of 0: any figure of ours is more.
             (Some(_), None) => ours != 0.0,
             (None, None) => false,
         };
         let reason = if reason.is_empty() { UNEXPLAINED } else { reason };
-        self.rows.push(ReproRow {
-            case: case.to_owned(),
-            quantity: quantity.to_owned(),
-            paper,
-            ours: Some(ours),
-            ratio,
-            reason: differs.then(|| reason.to_owned()),
-        });
+        self.rows.push(ReproRow { reason: differs.then(|| reason.to_owned()), ..row });
     }
 
     /// Adds a figure of the paper that cannot be measured here, and the reason.
     pub(super) fn missing(&mut self, case: &str, quantity: &str, paper: Option<f64>, why: &str) {
-        self.rows.push(ReproRow {
-            case: case.to_owned(),
-            quantity: quantity.to_owned(),
-            paper,
-            ours: None,
-            ratio: None,
-            reason: Some(why.to_owned()),
-        });
+        let row = ReproRow::new(case, quantity, paper, None);
+        self.rows.push(ReproRow { reason: Some(why.to_owned()), ..row });
     }
 
     /// Adds something that must hold.
     pub(super) fn check(&mut self, what: impl Into<String>, holds: Option<bool>) {
         self.checks.push(ReproCheck { what: what.into(), holds });
+    }
+
+    /// Adds something that must hold at the paper's own scale.
+    pub(super) fn bar(&mut self, what: impl Into<String>, holds: bool) {
+        self.check(what, (self.scale == 1.0).then_some(holds));
+    }
+
+    /// Adds a remark.
+    pub(super) fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
     }
 
     /// The checks that failed.
@@ -256,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_row_beyond_the_tolerance_has_a_reason() {
-        let mut report = ReproReport::new("x", "", "", TimeKind::Virtual);
+        let mut report = ReproReport::new("x", "", TimeKind::Virtual);
         report.row("a", "reads", Some(0.33), 0.31, "never told");
         report.row("a", "writes", Some(0.2), 0.1, "because");
         report.row("a", "atomics", Some(0.0), 0.0, "never told");
@@ -294,10 +355,22 @@ mod tests {
 
     #[test]
     fn unchecked_conditions_do_not_fail() {
-        let mut report = ReproReport::new("x", "", "", TimeKind::Real);
+        let mut report = ReproReport::new("x", "", TimeKind::Real);
         report.check("a", Some(true));
         report.check("b", None);
         report.check("c", Some(false));
         assert_eq!(report.failed().map(|check| check.what.as_str()).collect::<Vec<_>>(), ["c"]);
+    }
+
+    #[test]
+    fn charts_have_gaps_where_points_are_missing() {
+        let mut chart = ReproChart::lines("t", "x", "y");
+        chart.add("a", "1", 1.0);
+        chart.add("a", "3", 3.0);
+        chart.add("b", "3", 4.0);
+        assert_eq!(chart.at("b", "1"), None);
+        assert_eq!(chart.at("a", "3"), Some(3.0));
+        assert_eq!(chart.gains("b", "3"), [("a".to_owned(), 4.0 / 3.0)]);
+        assert_eq!(chart.gains("b", "1"), []);
     }
 }

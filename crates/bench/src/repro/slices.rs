@@ -24,7 +24,10 @@ use crate::{
 };
 
 /// The kinds of index operations of slices, as the fabric counts them.
-const OPERATIONS: [OpKind; 2] = [OpKind::Get, OpKind::Update];
+pub(super) const OPERATIONS: [OpKind; 2] = [OpKind::Get, OpKind::Update];
+
+/// Operations of a slice.
+pub(super) const SLICE_OPS: usize = 5_000;
 
 /// Threads, each on a session of its own.
 pub(super) const THREADS: usize = 2;
@@ -34,6 +37,7 @@ pub(super) struct Testbed {
     fabric: Mapped,
     main: AnyEndpoint,
     home: Session,
+    seed: u64,
 }
 
 /// One thread's number, endpoint and session.
@@ -57,9 +61,6 @@ pub(super) type Draw<'a> = dyn Fn(&mut fastrand::Rng) -> u64 + Sync + 'a;
 pub(super) struct SlicePlan<'a> {
     pub(super) sides: usize,
     pub(super) rounds: usize,
-    /// Operations of a slice.
-    pub(super) slice_ops: usize,
-    pub(super) seed: u64,
     /// Chooses an item.
     pub(super) draw: &'a Draw<'a>,
     pub(super) slice: &'a Slice<'a>,
@@ -201,7 +202,7 @@ impl Testbed {
         let refused = |source| BenchError::Pool { pool_bytes, source };
         let options = PoolOptions::fitting(pool_bytes);
         let home = main.executor().block_on(make_pool(main.clone(), &options)).map_err(refused)?;
-        Ok(Testbed { fabric, main, home })
+        Ok(Testbed { fabric, main, home, seed })
     }
 
     /// Runs work on the session that prepares tables, and not in slices.
@@ -231,12 +232,13 @@ impl Testbed {
             let threads: Vec<_> = (0..THREADS)
                 .map(|number| {
                     let (rates, barrier) = (&rates, &barrier);
+                    let rng = fastrand::Rng::with_seed(mix64(self.seed) ^ number as u64);
                     let (fabric, pool) = (&self.fabric, self.home.pool());
                     scope.spawn(move || {
                         let thread = BenchThread::open(fabric, pool, number);
                         // Even after a failure: the others wait.
                         barrier.wait();
-                        thread?.run(plan, barrier, rates, progress)
+                        thread?.run(plan, rng, barrier, rates, progress)
                     })
                 })
                 .collect();
@@ -273,14 +275,14 @@ impl BenchThread {
     fn run(
         &self,
         plan: &SlicePlan<'_>,
+        mut rng: fastrand::Rng,
         barrier: &Barrier,
         rates: &Mutex<Vec<Vec<Rate>>>,
         progress: &dyn Progress,
     ) -> Result<Cost, ReproError> {
-        let mut rng = fastrand::Rng::with_seed(mix64(plan.seed) ^ self.number as u64);
         let mut failure = None;
         let before = Snapshot::of([self.endpoint.counters()]);
-        let mut wanted = vec![([0_u8; 8], 0_u64); plan.slice_ops];
+        let mut wanted = vec![([0_u8; 8], 0_u64); SLICE_OPS];
         for round in 0..plan.rounds {
             for (key, item) in &mut wanted {
                 *item = (plan.draw)(&mut rng);
@@ -292,15 +294,15 @@ impl BenchThread {
                 barrier.wait();
                 let (began, worked) = (Instant::now(), processor_seconds());
                 let found = (plan.slice)(side, self, &wanted);
-                let ops = plan.slice_ops as f64;
+                let ops = SLICE_OPS as f64;
                 let processor = ops / (processor_seconds() - worked);
                 let wall = ops / began.elapsed().as_secs_f64();
                 match found {
-                    Ok(found) if found == plan.slice_ops => {}
+                    Ok(found) if found == SLICE_OPS => {}
                     Ok(found) => {
                         let text = format!(
                             "side {side} found {found} of {} keys that are there",
-                            plan.slice_ops
+                            SLICE_OPS
                         );
                         failure.get_or_insert(ReproError::Wrong(text));
                     }

@@ -275,11 +275,11 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::repro::driver::Curves;
 
     #[test]
     fn a_drawing_has_every_figure_and_no_markup_of_its_texts() {
-        let mut report = ReproReport::new("dex-x", "a < b", "paper & more", TimeKind::Virtual);
+        let mut report = ReproReport::new("dex-x", "a < b", TimeKind::Virtual);
+        report.source = "paper & more".to_owned();
         report.row("skewed", "READs /op", Some(0.33), 0.3117, "");
         report.row("uniform", "READs /op", None, 1234.5, "");
         report.missing("skewed", "Mops", Some(2.5), "not built");
@@ -295,12 +295,12 @@ mod tests {
 
     #[test]
     fn charts_are_drawn_with_the_paper_beside() {
-        let mut report = ReproReport::new("x", "", "", TimeKind::Virtual);
+        let mut report = ReproReport::new("x", "", TimeKind::Virtual);
         for kind in [ChartKind::Bars, ChartKind::Lines] {
-            let mut curves = Curves::new(kind, "a chart", "size", "Mops");
-            curves.add("first", "1", 2.5);
-            curves.add("second", "2", f64::NAN);
-            curves.finish(&mut report);
+            let mut chart = ReproChart::new(kind, "a chart", "size", "Mops");
+            chart.add("first", "1", 2.5);
+            chart.add("second", "2", f64::NAN);
+            report.charts.push(chart);
         }
         report.row("gain", "ratio", Some(1.75), 1.5, "");
         report.row("not compared", "ratio", None, 7.5, "");
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn an_empty_report_can_be_drawn() {
-        let empty = ReproReport::new("x", "", "", TimeKind::Real);
+        let empty = ReproReport::new("x", "", TimeKind::Real);
         assert!(empty.svg().unwrap().contains("</svg>"));
         let mut zeros = empty.clone();
         zeros.row("a", "b", Some(0.0), 0.0, "");

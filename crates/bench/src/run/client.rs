@@ -17,7 +17,7 @@ use super::{
 use crate::{
     config::BenchConfig,
     generator::{Op, OpGenerator},
-    load::{LoadOrder, LoadPlan},
+    load::LoadPlan,
     mix64::mix64,
     workload::OpKind,
 };
@@ -93,7 +93,7 @@ impl Job {
     /// The share of client `number` in the load of all items.
     pub(super) fn load(config: &BenchConfig, number: usize) -> Job {
         let (client, clients) = (number as u64, config.clients as u64);
-        Job::Load(LoadPlan::new(config.keys, LoadOrder::Shuffled, config.seed, client, clients))
+        Job::Load(LoadPlan::new(config.keys, config.seed, client, clients))
     }
 
     /// The share of client `number` in `ops` operations, as the configuration paces them.

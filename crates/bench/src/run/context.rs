@@ -7,7 +7,7 @@ use farleaf_index::{
     OpenOptions, PointerCheck,
     bnode::{KeyFormat, ValueFormat},
 };
-use farleaf_pool::PoolOptions;
+use farleaf_pool::{PoolError, PoolOptions};
 
 use super::error::BenchError;
 use crate::{
@@ -218,6 +218,11 @@ impl Context {
             pool,
             region_bytes,
         }))
+    }
+
+    /// The bench's error if the pool refuses.
+    pub(super) fn refused(&self, source: PoolError) -> BenchError {
+        BenchError::Pool { pool_bytes: self.pool_bytes(), source }
     }
 
     /// Bytes of all memory servers together.

@@ -43,18 +43,21 @@ impl<T> Gather<T> {
 
     /// Reports `steps` more steps of a task.
     pub(crate) fn advance(&self, steps: u64) {
-        let mut gathered = self.0.borrow_mut();
-        gathered.steps += steps;
-        let waker = gathered.waker.take();
-        drop(gathered);
-        waker.into_iter().for_each(Waker::wake);
+        self.change(|gathered| gathered.steps += steps);
     }
 
     /// Hands in a task's result.
     pub(crate) fn finish(&self, result: T) {
+        self.change(|gathered| {
+            gathered.results.push(result);
+            gathered.missing -= 1;
+        });
+    }
+
+    /// Changes the state and wakes the task that waits.
+    fn change(&self, change: impl FnOnce(&mut Gathered<T>)) {
         let mut gathered = self.0.borrow_mut();
-        gathered.results.push(result);
-        gathered.missing -= 1;
+        change(&mut gathered);
         let waker = gathered.waker.take();
         drop(gathered);
         waker.into_iter().for_each(Waker::wake);

@@ -93,11 +93,11 @@ fn run(
             let opened = main.executor().block_on(loaded.open(context, main, number, expose))?;
             servers.push(opened);
         }
-        run_phases(context, fabrics, &servers, loaded.shared_bounds(), progress)
+        let bounds = loaded.shared_bounds();
+        let outcome = run_phases(context, fabrics, &servers, bounds, progress)?;
+        let seen = context.config.verify.then(|| verify(&servers, &mains, progress));
+        Ok::<_, BenchError>((outcome, seen.transpose()?))
     })();
-    if context.config.verify && run.is_ok() {
-        run = run.and_then(|done| Ok((done.0, Some(verify(&servers, &mains, progress)?))));
-    }
     if context.config.shares_pool() {
         // Even after a failure, which takes precedence over an error here.
         let cleared = clear(&servers, &mains);
@@ -126,20 +126,18 @@ fn clear(servers: &[Server], mains: &[AnyEndpoint]) -> Result<(), BenchError> {
     mains[0].executor().block_on(table::clear(&mains[0]))
 }
 
-type Done = (Outcome, Option<TableReport>);
-
 fn run_phases(
     context: &Arc<Context>,
     fabrics: &[AnyFabric],
     servers: &[Server],
     bounds: Bounds,
     progress: &dyn Progress,
-) -> Result<Done, BenchError> {
+) -> Result<Outcome, BenchError> {
     let config = &context.config;
     let barrier = PhaseBarrier::new(config.threads);
     let owners = context.routes.then(|| Owners::new(bounds, servers.len()));
     let router = owners.map(|owners| Arc::new(Router::new(owners, servers.len())));
-    let outcome = thread::scope(|scope| {
+    thread::scope(|scope| {
         let mut threads = Vec::new();
         for index in 0..config.threads {
             let fabric = fabrics[index % fabrics.len()].clone();
@@ -160,8 +158,7 @@ fn run_phases(
             }
         }
         join(threads)
-    })?;
-    Ok((outcome, None))
+    })
 }
 
 fn on_thread(

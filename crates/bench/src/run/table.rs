@@ -79,7 +79,7 @@ impl Loaded {
         progress: &dyn Progress,
     ) -> Result<Loaded, BenchError> {
         let pool_bytes = context.pool_bytes();
-        let refused = |source: PoolError| BenchError::Pool { pool_bytes, source };
+        let refused = |source| context.refused(source);
         let session = if context.config.shares_pool() {
             // An existing pool belongs to others.
             let client = Client::new(endpoint.clone());
@@ -116,8 +116,7 @@ impl Loaded {
         number: usize,
         expose: impl FnOnce(ServerId) -> Result<Option<Exposed>, FabricError>,
     ) -> Result<Server, BenchError> {
-        let refused =
-            |source: PoolError| BenchError::Pool { pool_bytes: context.pool_bytes(), source };
+        let refused = |source| context.refused(source);
         let session = match number {
             0 => self.pool.session(endpoint.clone()).await,
             _ => join(endpoint.clone()).await,

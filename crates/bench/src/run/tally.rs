@@ -115,7 +115,7 @@ impl Tally {
             all.merge(histogram);
             let report = KindReport {
                 ops: histogram.count(),
-                latency_us: Some(histogram.summary().into()),
+                latency_us: Some(histogram.summary()),
                 per_op: index_kinds(kind).iter().map(|kind| average(cost, *kind)).sum(),
             };
             by_kind.insert(ReportKind::Op(kind), report);
@@ -133,7 +133,7 @@ impl Tally {
             phase: PhaseReport::new(seconds, ops),
             errors: self.errors,
             first_error: self.first_error.clone(),
-            latency_us: all.summary().into(),
+            latency_us: all.summary(),
             per_op: PerOp::of(cost.total(), ops),
             by_kind,
             counters: None,

@@ -11,7 +11,7 @@ use std::{
 
 use farleaf_fabric::{AnyEndpoint, Counters, Endpoint, Snapshot};
 use farleaf_index::{CacheControl, CounterSet, Index};
-use farleaf_pool::{PoolError, Session};
+use farleaf_pool::Session;
 
 use super::{
     client::{Client, Job, Route, ThreadContext},
@@ -97,8 +97,8 @@ pub(super) async fn work(
     let _stop = StopOnDrop(Arc::clone(&stop));
     let mut clients = Vec::with_capacity(duty.clients.len());
     for (number, server, endpoint) in duty.clients {
-        let session =
-            server.pool.session(endpoint).await.map_err(|source| refused(context, source))?;
+        let session = server.pool.session(endpoint).await;
+        let session = session.map_err(|source| context.refused(source))?;
         maintain(context, session.clone(), number as u64, Arc::clone(&stop));
         let route = duty.router.as_ref();
         let route = route.map(|router| Route::new(router, number % config.compute_servers, false));
@@ -164,10 +164,6 @@ pub(super) async fn work(
     Ok(outcome)
 }
 
-fn refused(context: &Context, source: PoolError) -> BenchError {
-    BenchError::Pool { pool_bytes: context.pool_bytes(), source }
-}
-
 /// The engine's counts of all compute servers so far.
 fn counters(servers: &[Server]) -> CounterSet {
     let mut sum = CounterSet::default();
@@ -184,7 +180,7 @@ async fn serve(
     for ServingThread { server, endpoint } in threads {
         for _ in 0..context.serve_tasks {
             let session = server.pool.session(endpoint.clone()).await;
-            let session = session.map_err(|source| refused(context, source))?;
+            let session = session.map_err(|source| context.refused(source))?;
             let serving = Arc::clone(&server.host).serve(session);
             endpoint.spawn(async move {
                 // A compute server that has been cut off serves no more; callers get an error.

@@ -30,6 +30,7 @@ use farleaf_index::suggest::{did_you_mean, nearest};
 use thiserror::Error;
 
 use crate::{
+    config::BenchConfig,
     distribution::{DistributionError, RequestDistribution, ZIPFIAN_THETA_DEFAULT},
     keys::KeyOrder,
     units::Count,
@@ -133,7 +134,7 @@ impl YcsbProperties {
         let value_bytes = field_count.checked_mul(lookup.count("fieldlength", 100)?);
         let value_bytes = value_bytes
             .and_then(|bytes| usize::try_from(bytes).ok())
-            .filter(|bytes| *bytes <= VALUE_BYTES_MAX)
+            .filter(|bytes| *bytes <= BenchConfig::VALUE_BYTES_MAX)
             .ok_or_else(|| lookup.wrong("fieldlength", VALUE_BYTES_FORMS))?;
         let key_order = match lookup.one_of("insertorder", &["hashed", "ordered"])? {
             Some("ordered") => KeyOrder::Ordered,
@@ -183,8 +184,6 @@ impl YcsbProperties {
     }
 }
 
-/// The largest value that a table takes.
-const VALUE_BYTES_MAX: usize = 1 << 20;
 const VALUE_BYTES_FORMS: &str = "fieldcount times fieldlength of at most 1048576";
 
 /// Reads properties and remembers their names.

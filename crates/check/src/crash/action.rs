@@ -1,15 +1,14 @@
 //! Crash action: the operation during which the compute server dies.
 
 use farleaf_engines::{AnyIndex, recover};
-use farleaf_fabric::AnyEndpoint;
-use farleaf_fabric::{Client, OpKind};
+use farleaf_fabric::{AnyEndpoint, OpKind};
 use farleaf_harness::{HarnessError, join};
-use farleaf_index::{Entries, Index, IndexError, ScanRange, Settings, SortedPairs};
-use farleaf_pool::{Audit, Pool, Session};
+use farleaf_index::{Index, IndexError, ScanRange, Settings};
+use farleaf_pool::{Audit, Session};
 
 use super::formats::Format;
 use crate::history::{Answer, Op};
-use crate::world::{ask, open, open_with};
+use crate::world::{Pairs, PairsOf, ask, open, open_with, scan};
 
 /// The table of the case.
 pub(super) const TABLE: &str = "t";
@@ -110,20 +109,19 @@ impl Actor {
     pub(super) async fn act(&self, action: Action) -> Result<Answer, IndexError> {
         let nothing = Ok(Answer::Flag(true));
         let Some((session, index)) = &self.member else {
-            let client = Client::new(self.endpoint.clone());
-            let session = Pool::join(&client).await?.session(self.endpoint.clone()).await?;
+            let session = join(self.endpoint.clone()).await?;
             open(&session, TABLE).await?;
             return nothing;
         };
         match action {
             Action::Scan { reverse } => {
                 let range = ScanRange { reverse, ..ScanRange::ALL };
-                Ok(Answer::Pairs(scan(session, index, range).await?))
+                Ok(Answer::Pairs(scan(session, index, range, usize::MAX).await?))
             }
             Action::BulkLoad(count) => {
-                let mut pairs =
-                    Bulk { format: &self.format, next: 0, count, pair: Default::default() };
-                index.bulk_load(session, &mut pairs).await.map(|_| Answer::Flag(true))
+                let pairs = bulk_pairs(&self.format, count);
+                index.bulk_load(session, &mut PairsOf(pairs.iter())).await?;
+                nothing
             }
             Action::CreateTable => {
                 AnyIndex::create(session, OTHER, &self.format.table).await?;
@@ -178,42 +176,8 @@ impl Actor {
     }
 }
 
-pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
-
-/// All pairs of a range.
-pub(super) async fn scan(
-    session: &Session,
-    index: &AnyIndex,
-    range: ScanRange<'_>,
-) -> Result<Pairs, IndexError> {
-    let mut out = Entries::new();
-    index.scan(session, range, usize::MAX, &mut out).await?;
-    Ok(out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
-}
-
 /// The pairs that [`Action::BulkLoad`] loads.
 pub(super) fn bulk_pairs(format: &Format, count: u32) -> Pairs {
-    (0..count)
-        .map(|index| (10 + 10 * index, WRITTEN))
-        .map(|(number, version)| (format.key(number), format.value(number, version)))
-        .collect()
-}
-
-struct Bulk<'a> {
-    format: &'a Format,
-    next: u32,
-    count: u32,
-    pair: (Vec<u8>, Vec<u8>),
-}
-
-impl SortedPairs for Bulk<'_> {
-    fn next(&mut self) -> Option<(&[u8], &[u8])> {
-        if self.next == self.count {
-            return None;
-        }
-        self.next += 1;
-        let number = 10 * self.next;
-        self.pair = (self.format.key(number), self.format.value(number, WRITTEN));
-        Some((&self.pair.0, &self.pair.1))
-    }
+    let pair = |number| (format.key(number), format.value(number, WRITTEN));
+    (1..=count).map(|index| pair(10 * index)).collect()
 }

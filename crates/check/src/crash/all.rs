@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{CrashCase, CrashFailure, CrashPoint, cases};
+use crate::report::on_threads;
 
 /// Options of a run over all cases.
 #[derive(Clone, Debug)]
@@ -109,11 +110,7 @@ pub fn run_all(
             });
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 0..options.threads.max(1) {
-            scope.spawn(work);
-        }
-    });
+    on_threads(options.threads, work);
     let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
     report.failures.sort_by(|a, b| a.name.cmp(&b.name));
     report.took = started.elapsed();

@@ -45,8 +45,9 @@ use farleaf_harness::HarnessError;
 pub use all::{CrashOptions, CrashReport, Progress, run_all};
 pub use point::{CrashPoint, NoCrashPoint};
 
+use crate::run::message_of;
 use formats::Format;
-use state::{CrashState, Found};
+use state::{Found, Start};
 
 /// One action in one state, on a table of one engine and format. Clones share the state that the
 /// first of them has found.
@@ -55,9 +56,7 @@ pub struct CrashCase(Arc<Case>);
 
 struct Case {
     name: String,
-    seed: u64,
-    format: Format,
-    state: CrashState,
+    start: Start,
     prepared: OnceLock<Result<Prepared, String>>,
 }
 
@@ -86,8 +85,8 @@ pub fn cases() -> Vec<CrashCase> {
                 let seed = name.bytes().fold(7, |seed: u64, byte| {
                     seed.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte)
                 });
-                let prepared = OnceLock::new();
-                cases.push(CrashCase(Arc::new(Case { name, seed, format, state, prepared })));
+                let (start, prepared) = (Start { seed, format, state }, OnceLock::new());
+                cases.push(CrashCase(Arc::new(Case { name, start, prepared })));
             }
         }
     }
@@ -139,17 +138,16 @@ impl CrashCase {
     /// The failed check.
     pub fn run(&self, point: CrashPoint) -> Result<u64, CrashFailure> {
         let prepared = self.prepared()?;
-        let Case { seed, format, state, .. } = &*self.0;
-        let ran = guarded(|| run::run(*seed, format, state, &prepared.found, point));
+        let ran = guarded(|| run::run(&self.0.start, &prepared.found, point));
         ran.map_err(|what| CrashFailure { name: format!("{}#{point}", self.name()), what })
     }
 
     fn prepared(&self) -> Result<&Prepared, CrashFailure> {
-        let Case { name, seed, format, state, prepared } = &*self.0;
+        let Case { name, start, prepared } = &*self.0;
         let prepared = prepared.get_or_init(|| {
             guarded(|| {
-                let found = state::find(*seed, format, state)?;
-                let ops = run::without_death(*seed, format, state, &found)?;
+                let found = state::find(start)?;
+                let ops = run::without_death(start, &found)?;
                 Ok(Prepared { found, ops })
             })
         });
@@ -168,9 +166,8 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, HarnessError>) -> Result<T, String
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(|fault| fault.0),
         Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(format!("panicked: {}", text.unwrap_or("without a message")))
+            let text = message_of(&*panic).unwrap_or("without a message");
+            Err(format!("panicked: {text}"))
         }
     }
 }

@@ -68,17 +68,25 @@ fn prefixes(words: u32) -> Vec<u32> {
     chosen
 }
 
+/// Ways of a whole operation, by name.
+const WAYS: [(&str, CrashWay); 5] = [
+    ("before", CrashWay::Before),
+    ("after", CrashWay::After),
+    ("skip", CrashWay::Skip),
+    ("pause=before", CrashWay::PauseBefore),
+    ("pause=after", CrashWay::PauseAfter),
+];
+
 impl fmt::Display for CrashPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "k={},", self.0.op)?;
         match self.0.way {
-            CrashWay::Before => f.write_str("before"),
-            CrashWay::After => f.write_str("after"),
-            CrashWay::Skip => f.write_str("skip"),
             CrashWay::Within(Landing::Prefix(words)) => write!(f, "within=prefix:{words}"),
             CrashWay::Within(Landing::Subset(seed)) => write!(f, "within=subset:{seed}"),
-            CrashWay::PauseBefore => f.write_str("pause=before"),
-            CrashWay::PauseAfter => f.write_str("pause=after"),
+            way => {
+                let (name, _) = WAYS.iter().find(|(_, it)| *it == way).ok_or(fmt::Error)?;
+                f.write_str(name)
+            }
         }
     }
 }
@@ -98,13 +106,9 @@ impl FromStr for CrashPoint {
 
 fn parse(text: &str) -> Option<CrashPoint> {
     let (op, way) = text.strip_prefix("k=")?.split_once(',')?;
-    let way = match way {
-        "before" => CrashWay::Before,
-        "after" => CrashWay::After,
-        "skip" => CrashWay::Skip,
-        "pause=before" => CrashWay::PauseBefore,
-        "pause=after" => CrashWay::PauseAfter,
-        other => match other.strip_prefix("within=")?.split_once(':')? {
+    let way = match WAYS.iter().find(|(name, _)| *name == way) {
+        Some((_, way)) => *way,
+        None => match way.strip_prefix("within=")?.split_once(':')? {
             ("prefix", words) => CrashWay::Within(Landing::Prefix(words.parse().ok()?)),
             ("subset", seed) => CrashWay::Within(Landing::Subset(seed.parse().ok()?)),
             _ => return None,

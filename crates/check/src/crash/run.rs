@@ -11,18 +11,20 @@ use std::sync::Arc;
 use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimFabric};
 use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId};
-use farleaf_harness::{HarnessError, join, settle};
+use farleaf_harness::{HarnessError, ensure, join, settle};
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, MemoryUse, Session};
 
-use super::action::{Action, Actor, INITIAL, OTHER, Pairs, TABLE, bulk_pairs, enter, scan};
+use super::action::{Action, Actor, INITIAL, OTHER, TABLE, bulk_pairs, enter};
 use super::formats::Format;
 use super::point::CrashPoint;
-use super::state::{CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, apply, look};
+use super::state::{
+    CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, Setup, Start, TASKS_NS, apply, look,
+};
 use super::survivors::{self, EventLog, Survivor};
 use crate::history::{Answer, Event, History};
 use crate::linear::{Limits, check};
-use crate::world::{SmallWorld, check_all, create, open, sweep};
+use crate::world::{Pairs, check_all, create, open, scan, small_world, sweep};
 
 const ACTOR: usize = 1;
 const THIRD: usize = 2;
@@ -72,13 +74,9 @@ fn seed_model(format: &Format, steps: &[FillStep]) -> BTreeMap<u32, Vec<u8>> {
 }
 
 impl CaseRun {
-    fn prepare(
-        seed: u64,
-        format: &Format,
-        state: &CrashState,
-        found: &Found,
-    ) -> Result<CaseRun, HarnessError> {
-        let (sim, first) = SmallWorld::new(seed, 3).start()?;
+    fn prepare(start: &Start, found: &Found) -> Result<CaseRun, HarnessError> {
+        let Start { seed, format, state } = start;
+        let (sim, first) = small_world(*seed, 3)?;
         let mut steps = found.steps.clone();
         let (survivors, index, actor) = sim.block_on(async {
             // All on one thread, to share its buffers as well.
@@ -169,20 +167,20 @@ impl CaseRun {
         })??;
         let from_ns = self.sim.now_ns();
         fabric.plan(plan);
-        let outcome = start(&self.sim, THIRD, actor, action);
+        let outcome = begin(&self.sim, THIRD, actor, action);
         wait_for_death(&self.sim, &fabric, &outcome)?;
         if let Some(call) = action.call(&format) {
             let event = Event { client: THIRD_CLIENT, call, from_ns, answer: None };
             self.pending = Some(event);
         }
-        if state.setup == super::state::Setup::Unfinished {
+        if state.setup == Setup::Unfinished {
             let (session, index) = (&self.survivors[0], &mut self.index);
             let (pairs, is_complete) = self.sim.block_on(async {
                 let recovered = recover(session).await?;
                 let recovered = recovered
                     .ok_or_else(|| HarnessError("nobody is dead after the setup".to_string()))?;
                 settle(session).await?;
-                let pairs = scan(session, index, ScanRange::ALL).await?;
+                let pairs = scan(session, index, ScanRange::ALL, usize::MAX).await?;
                 index.close(session).await?;
                 *index = open(session, TABLE).await?;
                 Ok::<_, HarnessError>((pairs, recovered.complete))
@@ -220,9 +218,8 @@ async fn warm_up(
     while exhaust && session.pool().memory().free_bytes >= bytes as u64 {
         let before = session.pool().memory().block_bytes_owned;
         session.alloc(turns.next().unwrap_or(ServerId(0)), bytes).await?;
-        if session.pool().memory().block_bytes_owned > before {
-            return Err(HarnessError("a block was taken while one had room".to_string()));
-        }
+        let is_same = session.pool().memory().block_bytes_owned <= before;
+        ensure(is_same, || "a block was taken while one had room".to_owned())?;
     }
     drop(pin);
     index.get(session, &format.key(1), &mut Vec::new()).await?;
@@ -234,7 +231,7 @@ async fn warm_up(
 }
 
 /// Starts the actor.
-fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<ActorOutcome>> {
+fn begin(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<ActorOutcome>> {
     let outcome = Rc::<RefCell<ActorOutcome>>::default();
     let result = Rc::clone(&outcome);
     sim.spawn(compute, async move {
@@ -250,25 +247,36 @@ fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<
     outcome
 }
 
+/// Runs in steps of `step_ns` until it `is_over`, for at most `limit_ns`; `late` tells why it is too late then.
+pub(super) fn run_until(
+    sim: &Sim,
+    step_ns: u64,
+    limit_ns: u64,
+    is_over: impl Fn() -> Result<bool, HarnessError>,
+    late: impl Fn() -> String,
+) -> Result<(), HarnessError> {
+    let limit_ns = sim.now_ns() + limit_ns;
+    while !is_over()? {
+        sim.run_until(sim.now_ns() + step_ns)?;
+        ensure(sim.now_ns() <= limit_ns, &late)?;
+    }
+    Ok(())
+}
+
 /// Runs until the plan is carried out, and all operations that it lets land have landed.
 fn wait_for_death(
     sim: &Sim,
     fabric: &SimFabric,
     outcome: &RefCell<ActorOutcome>,
 ) -> Result<(), HarnessError> {
-    let limit_ns = sim.now_ns() + ACTION_NS_MAX;
-    while !fabric.has_fired() || fabric.has_in_flight() {
-        sim.run_until(sim.now_ns() + 2_000)?;
-        if let Some((_, ended)) = &outcome.borrow().ended
-            && !fabric.has_fired()
-        {
+    let is_over = || {
+        if let (Some((_, ended)), false) = (&outcome.borrow().ended, fabric.has_fired()) {
             return Err(HarnessError(format!("the action ended before its death: {ended:?}")));
         }
-        if sim.now_ns() > limit_ns {
-            return Err(HarnessError("the action does not come to its death".to_string()));
-        }
-    }
-    Ok(())
+        Ok(fabric.has_fired() && !fabric.has_in_flight())
+    };
+    let late = || "the action does not come to its death".to_owned();
+    run_until(sim, 2_000, ACTION_NS_MAX, is_over, late)
 }
 
 /// Runs until the outcome says that the action, and what comes after it, has ended.
@@ -277,36 +285,25 @@ fn wait_for_end(
     outcome: &RefCell<ActorOutcome>,
     has_later: bool,
 ) -> Result<(), HarnessError> {
-    let limit_ns = sim.now_ns() + ACTION_NS_MAX;
-    let is_done = || {
+    let is_over = || {
         let outcome = outcome.borrow();
-        outcome.ended.is_some() && (!has_later || outcome.later.is_some())
+        Ok(outcome.ended.is_some() && (!has_later || outcome.later.is_some()))
     };
-    while !is_done() {
-        sim.run_until(sim.now_ns() + 10_000)?;
-        if sim.now_ns() > limit_ns {
-            return Err(HarnessError("the action does not end".to_string()));
-        }
-    }
-    Ok(())
+    run_until(sim, 10_000, ACTION_NS_MAX, is_over, || "the action does not end".to_owned())
 }
 
 /// Runs the action to its end; returns the remote operations that it consists of.
 ///
 /// # Errors
 /// Also if the action does not make the change that the state is there for.
-pub(super) fn without_death(
-    seed: u64,
-    format: &Format,
-    state: &CrashState,
-    found: &Found,
-) -> Result<Vec<CountedOp>, HarnessError> {
+pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedOp>, HarnessError> {
+    let state = start.state;
     // In a run of its own: looking would change the later operations.
     let before = match found.setup {
         Some(_) => None,
         None => {
             let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
-                CaseRun::prepare(seed, format, state, found)?;
+                CaseRun::prepare(start, found)?;
             let report = sim.block_on(async {
                 if let Some((session, index)) = &actor.member {
                     index.close(session).await?;
@@ -317,7 +314,7 @@ pub(super) fn without_death(
         }
     };
     let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
-        CaseRun::prepare(seed, format, state, found)?;
+        CaseRun::prepare(start, found)?;
     let fabric = sim.fabric(ACTOR);
     let pool = actor.member.as_ref().map(|(session, _)| Arc::clone(session.pool()));
     let memory_before = pool.as_ref().map(|pool| pool.memory()).unwrap_or_default();
@@ -369,17 +366,14 @@ pub(super) fn without_death(
 
 /// Splits that are unfinished after a death by `plan` and the recovery.
 pub(super) fn unfinished_after(
-    seed: u64,
-    format: &Format,
-    state: &CrashState,
+    start: &Start,
     found: &Found,
     plan: CrashPlan,
 ) -> Result<u64, HarnessError> {
-    let CaseRun { sim, survivors, index, actor, .. } =
-        CaseRun::prepare(seed, format, state, found)?;
+    let CaseRun { sim, survivors, index, actor, .. } = CaseRun::prepare(start, found)?;
     let fabric = sim.fabric(ACTOR);
     fabric.plan(plan);
-    let outcome = start(&sim, ACTOR, actor, found.action);
+    let outcome = begin(&sim, ACTOR, actor, found.action);
     wait_for_death(&sim, &fabric, &outcome)?;
     let [session, ..] = &survivors;
     sim.block_on(async {
@@ -391,20 +385,15 @@ pub(super) fn unfinished_after(
 
 /// Dies at `point`, takes over, checks. Returns the number of objects that were lost until their
 /// blocks had no owner any more, and were swept.
-pub(super) fn run(
-    seed: u64,
-    format: &Format,
-    state: &CrashState,
-    found: &Found,
-    point: CrashPoint,
-) -> Result<u64, HarnessError> {
+pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64, HarnessError> {
+    let format = &start.format;
     let CaseRun { sim, survivors, index, actor, model, numbers, pending, members, .. } =
-        CaseRun::prepare(seed, format, state, found)?;
+        CaseRun::prepare(start, found)?;
     let fabric = sim.fabric(ACTOR);
     let from_ns = sim.now_ns();
     let (action, is_member) = (found.action, actor.member.is_some());
     fabric.plan(point.0);
-    let outcome = start(&sim, ACTOR, actor, action);
+    let outcome = begin(&sim, ACTOR, actor, action);
     wait_for_death(&sim, &fabric, &outcome)?;
     let died_ns = sim.now_ns();
     if point.is_pause() {
@@ -420,9 +409,9 @@ pub(super) fn run(
         || matches!(point.0.way, CrashWay::Within(_) if point.0.op % 2 == 1);
     let recovered = survivors::take_over(&sim, &survivors, &takers, action, &involved, at_once)
         .map_err(|fault| fault.within("taking over"))?;
-    if recovered.members > members + usize::from(!is_member) {
-        return Err(HarnessError(format!("{} dead members were recovered", recovered.members)));
-    }
+    let count = recovered.members;
+    let is_right = count <= members + usize::from(!is_member);
+    ensure(is_right, || format!("{count} dead members were recovered"))?;
     if let Some(problem) = recovered.problems.first() {
         return Err(HarnessError(format!("recovery: {problem}")));
     }
@@ -437,47 +426,33 @@ pub(super) fn run(
         survivors::check_others(session, format, action).await?;
         claim_all_entries(session, &survivors).await?;
         let held = takers.scan(session, 3, false).await?;
-        if held != takers.scan(session, 3, true).await? {
-            return Err(HarnessError("a scan and a reverse scan differ".to_string()));
-        }
+        let is_same = held == takers.scan(session, 3, true).await?;
+        ensure(is_same, || "a scan and a reverse scan differ".to_owned())?;
         for number in &involved {
             takers.get(session, 3, *number).await?;
         }
-        Ok(held)
+        Ok::<_, HarnessError>(held)
     })??;
     // An audit beside upkeep would find what is unlinked meanwhile both live and retired.
     survivors_rest(&sim, || 0)?;
     let lost = sim.block_on(async {
-        if recover(session).await?.is_some() {
-            return Err(HarnessError("somebody dead was left over".to_string()));
-        }
+        let is_rest = recover(session).await?.is_some();
+        ensure(!is_rest, || "somebody dead was left over".to_owned())?;
         let (reports, lost) = check_all(session).await?;
-        if reports.first().is_none_or(|report| report.keys != held.len() as u64) {
-            return Err(HarnessError(format!(
-                "verify counts {reports:?}, a scan {} keys",
-                held.len()
-            )));
-        }
-        Ok(lost)
+        let is_same = reports.first().is_some_and(|report| report.keys == held.len() as u64);
+        ensure(is_same, || format!("verify counts {reports:?}, a scan {} keys", held.len()))?;
+        Ok::<_, HarnessError>(lost)
     })??;
     let took_ns = sim.now_ns() - died_ns;
-    if took_ns > TAKEOVER_NS_MAX {
-        return Err(HarnessError(format!("all this took {took_ns} ns")));
-    }
+    ensure(took_ns <= TAKEOVER_NS_MAX, || format!("all this took {took_ns} ns"))?;
 
     let begun =
         action.call(format).map(|call| Event { client: ACTOR_CLIENT, call, from_ns, answer });
     if let Action::BulkLoad(count) = action {
         survivors::check_bulk(&log.events(), &bulk_pairs(format, count), &held, done)?;
     } else {
-        check_history(
-            &log,
-            format,
-            &involved,
-            model,
-            &held,
-            begun.into_iter().chain(pending).collect(),
-        )?;
+        let unknown = begun.into_iter().chain(pending).collect();
+        check_history(&log, format, &involved, model, &held, unknown)?;
     }
     if lost > 0 {
         sim.block_on(sweep_all(survivors, index))?.map_err(|fault| fault.within("sweeping"))?;
@@ -498,19 +473,16 @@ fn check_history(
     events.extend(unknown);
     let initial: Vec<_> = model.into_iter().collect();
     let is_involved = |key: &[u8]| involved.iter().any(|number| format.key(*number) == key);
-    let untouched = |pairs: &[(Vec<u8>, Vec<u8>)]| -> Vec<(Vec<u8>, Vec<u8>)> {
+    let untouched = |pairs: &[(Vec<u8>, Vec<u8>)]| -> Pairs {
         pairs.iter().filter(|(key, _)| !is_involved(key)).cloned().collect()
     };
-    if untouched(held) != untouched(&initial) {
-        return Err(HarnessError("keys that nobody has touched have changed".to_string()));
-    }
+    let is_same = untouched(held) == untouched(&initial);
+    ensure(is_same, || "keys that nobody has touched have changed".to_owned())?;
     for event in events.iter().filter(|event| event.client == 3) {
         let Some((_, Answer::Value(value))) = &event.answer else { continue };
         let crate::history::Op::Get { key } = &event.call else { continue };
         let scanned = held.iter().find(|(other, _)| other == key).map(|(_, value)| value);
-        if scanned != value.as_ref() {
-            return Err(HarnessError("a scan and a get differ".to_string()));
-        }
+        ensure(scanned == value.as_ref(), || "a scan and a get differ".to_owned())?;
     }
     let history = History { initial, events };
     let checked =
@@ -539,16 +511,10 @@ fn answer_of(outcome: &ActorOutcome) -> Result<Option<(u64, Answer)>, HarnessErr
 
 /// Runs until no tasks are left but as many as `others` says.
 fn survivors_rest(sim: &Sim, others: impl Fn() -> usize) -> Result<(), HarnessError> {
-    let limit_ns = sim.now_ns() + ACTION_NS_MAX;
-    loop {
-        sim.run_until(sim.now_ns() + super::state::TASKS_NS)?;
-        if sim.live_tasks() <= others() {
-            return Ok(());
-        }
-        if sim.now_ns() > limit_ns {
-            return Err(HarnessError("a task of the survivors never ends".to_string()));
-        }
-    }
+    sim.run_until(sim.now_ns() + TASKS_NS)?;
+    let is_over = || Ok(sim.live_tasks() <= others());
+    let late = || "a task of the survivors never ends".to_owned();
+    run_until(sim, TASKS_NS, ACTION_NS_MAX - TASKS_NS, is_over, late)
 }
 
 /// The stopped actor goes on, cut off: no word changes any more, and its operations report so.
@@ -570,14 +536,10 @@ fn zombie(
     let before = snapshot(sim);
     fabric.resume();
     wait_for_end(sim, outcome, is_member)?;
-    let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     // Tasks of the actor, and their last operations.
-    while sim.live_tasks() > 0 || fabric.has_in_flight() {
-        sim.run_until(sim.now_ns() + 100_000)?;
-        if sim.now_ns() > limit_ns {
-            return Err(HarnessError("the zombie never rests".to_string()));
-        }
-    }
+    let is_over = || Ok(sim.live_tasks() == 0 && !fabric.has_in_flight());
+    let late = || "the zombie never rests".to_owned();
+    run_until(sim, 100_000, ACTION_NS_MAX, is_over, late)?;
     for (server, (before, after)) in before.iter().zip(snapshot(sim)).enumerate() {
         if let Some(word) = (0..after.len()).find(|word| before[*word] != after[*word]) {
             return Err(HarnessError(format!(
@@ -607,10 +569,8 @@ async fn sweep_all(sessions: [Session; 3], index: AnyIndex) -> Result<(), Harnes
     drop(first);
     let session = join(endpoint).await?;
     sweep(&session).await?;
-    match check_all(&session).await? {
-        (_, 0) => Ok(()),
-        (_, lost) => Err(HarnessError(format!("{lost} objects are lost for good"))),
-    }
+    let (_, lost) = check_all(&session).await?;
+    ensure(lost == 0, || format!("{lost} objects are lost for good"))
 }
 
 /// Every word of every memory server.
@@ -639,9 +599,8 @@ async fn claim_all_entries(session: &Session, living: &[Session]) -> Result<(), 
     for _ in living.len() + members.len()..options.clients_max as usize {
         clients.push(members[0].pool().session(session.endpoint().clone()).await?);
     }
-    if members[0].pool().session(session.endpoint().clone()).await.is_ok() {
-        return Err(HarnessError("there are more clients than there may be".to_string()));
-    }
+    let one_more = members[0].pool().session(session.endpoint().clone()).await;
+    ensure(one_more.is_err(), || "there are more clients than there may be".to_owned())?;
     drop(clients);
     for member in members {
         member.leave().await?;

@@ -14,7 +14,7 @@ use farleaf_pool::{Audit, Session};
 use super::action::{Action, INITIAL, TABLE};
 use super::formats::Format;
 use super::run;
-use crate::world::{SmallWorld, create};
+use crate::world::{create, small_world};
 
 /// Time after which an operation's tasks have ended, if nothing is held up.
 pub(super) const TASKS_NS: u64 = 1_000_000;
@@ -197,6 +197,14 @@ impl CrashState {
     }
 }
 
+/// The beginning of a case: its seed, its table's format, and the state to find.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Start {
+    pub(super) seed: u64,
+    pub(super) format: Format,
+    pub(super) state: CrashState,
+}
+
 /// A state that has been found.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
@@ -246,7 +254,8 @@ pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableRep
 }
 
 /// Finds the steps to a state and the action that makes the change.
-pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Found, HarnessError> {
+pub(super) fn find(start: &Start) -> Result<Found, HarnessError> {
+    let Start { format, state, .. } = start;
     let engine = format.table.engine;
     let (base, order, change, grows) = match state.script {
         Script::Keys(count) | Script::Without(count, _) => (count, Order::Up, None, true),
@@ -256,7 +265,7 @@ pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Fou
     let mut steps: Vec<FillStep> =
         ordered(base, Order::Up).into_iter().map(FillStep::Put).collect();
     let hunted = match (change, state.script) {
-        (Some(change), _) => Some(hunt(seed, format, &mut steps, change, order, grows)?),
+        (Some(change), _) => Some(hunt(start, &mut steps, change, order, grows)?),
         (None, Script::Without(_, key)) => Some(FillStep::Remove(key)),
         (None, _) => None,
     };
@@ -283,21 +292,20 @@ pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Fou
             Setup::DiedIn(action) => action,
             _ => found.ok_or_else(missing)?,
         };
-        let plan = setup_plan(seed, format, state, &result, before)?;
+        let plan = setup_plan(start, &result, before)?;
         result.setup = Some((before, plan));
     }
     Ok(result)
 }
 
 fn hunt(
-    seed: u64,
-    format: &Format,
+    Start { seed, format, .. }: &Start,
     steps: &mut Vec<FillStep>,
     change: Change,
     order: Order,
     grows: bool,
 ) -> Result<FillStep, HarnessError> {
-    let (sim, session) = SmallWorld::new(seed, 1).start()?;
+    let (sim, session) = small_world(*seed, 1)?;
     sim.block_on(async {
         let index = create(&session, TABLE, &format.table).await?;
         for put in &*steps {
@@ -325,16 +333,12 @@ fn hunt(
 }
 
 /// Finds the point at which the third compute server has to die.
-fn setup_plan(
-    seed: u64,
-    format: &Format,
-    state: &CrashState,
-    found: &Found,
-    before: Action,
-) -> Result<CrashPlan, HarnessError> {
-    let alone = CrashState { setup: Setup::Nothing, by_actor: false, ..*state };
+fn setup_plan(start: &Start, found: &Found, before: Action) -> Result<CrashPlan, HarnessError> {
+    let state = start.state;
+    let alone = CrashState { setup: Setup::Nothing, by_actor: false, ..state };
+    let alone = Start { state: alone, ..*start };
     let found = Found { action: before, ..found.clone() };
-    let ops = run::without_death(seed, format, &alone, &found)?;
+    let ops = run::without_death(&alone, &found)?;
     match state.setup {
         Setup::Nothing => Err(HarnessError("no setup".to_string())),
         Setup::Died(_) | Setup::DiedIn(_) => {
@@ -351,7 +355,7 @@ fn setup_plan(
         Setup::Unfinished => {
             for op in (0..ops.len() as u64).rev() {
                 let plan = CrashPlan { op, way: CrashWay::Before };
-                if run::unfinished_after(seed, format, &alone, &found, plan)? > 0 {
+                if run::unfinished_after(&alone, &found, plan)? > 0 {
                     return Ok(plan);
                 }
             }

@@ -7,14 +7,15 @@ use std::rc::Rc;
 use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::Sim;
-use farleaf_harness::HarnessError;
+use farleaf_harness::{HarnessError, ensure};
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{PoolError, Recovered, Session};
 
-use super::action::{Action, OTHER, Pairs, scan};
+use super::action::{Action, OTHER};
 use super::formats::Format;
+use super::run::run_until;
 use crate::history::{Answer, Event, Op};
-use crate::world::{ask, create, open};
+use crate::world::{Pairs, ask, create, open, scan};
 
 /// Virtual time in which the survivors must finish.
 const LIMIT_NS: u64 = 1_000_000_000;
@@ -176,19 +177,15 @@ pub(super) fn take_over(
             ended.borrow_mut().push(result);
         });
     }
-    let limit_ns = sim.now_ns() + LIMIT_NS;
-    while ended.borrow().len() < sessions.len() {
-        sim.run_until(sim.now_ns() + 50_000)?;
-        if sim.now_ns() > limit_ns {
-            let clients: Vec<u32> =
-                takers.log.0.borrow().iter().map(|event| event.client).collect();
-            return Err(HarnessError(format!(
-                "not done after {LIMIT_NS} ns: {} of {} have ended; calls by client: {clients:?}",
-                ended.borrow().len(),
-                sessions.len()
-            )));
-        }
-    }
+    let is_over = || Ok(ended.borrow().len() == sessions.len());
+    run_until(sim, 50_000, LIMIT_NS, is_over, || {
+        let clients: Vec<u32> = takers.log.0.borrow().iter().map(|event| event.client).collect();
+        format!(
+            "not done after {LIMIT_NS} ns: {} of {} have ended; calls by client: {clients:?}",
+            ended.borrow().len(),
+            sessions.len()
+        )
+    })?;
     ended.take().into_iter().collect::<Result<Vec<()>, HarnessError>>()?;
     Ok(total.take())
 }
@@ -225,10 +222,8 @@ async fn use_other_table(
                 }
             };
             let key = format.key(number as u32);
-            if !index.insert(session, &key, &format.value(1, 1)).await? {
-                return Err(HarnessError("a new table is not empty".to_string()));
-            }
-            Ok(())
+            let is_new = index.insert(session, &key, &format.value(1, 1)).await?;
+            ensure(is_new, || "a new table is not empty".to_owned())
         }
         (Action::DropTable, 0) => {
             match session.open_root(OTHER).await {
@@ -238,13 +233,9 @@ async fn use_other_table(
             }
             // Still there: then all of it.
             let index = open(session, OTHER).await?;
-            let held = scan(session, &index, ScanRange::ALL).await?;
-            if held.len() != 9 {
-                return Err(HarnessError(format!(
-                    "the table is there with {} of 9 keys",
-                    held.len()
-                )));
-            }
+            let held = scan(session, &index, ScanRange::ALL, usize::MAX).await?;
+            let count = held.len();
+            ensure(count == 9, || format!("the table is there with {count} of 9 keys"))?;
             index.close(session).await?;
             Ok(AnyIndex::drop_table(session, OTHER).await?)
         }
@@ -261,17 +252,15 @@ pub(super) async fn check_others(
     match action {
         Action::CreateTable => {
             let index = open(session, OTHER).await?;
-            let held = scan(session, &index, ScanRange::ALL).await?;
-            if held.len() != 2 {
-                return Err(HarnessError(format!("the new table has {} keys, not 2", held.len())));
-            }
+            let held = scan(session, &index, ScanRange::ALL, usize::MAX).await?;
+            let count = held.len();
+            ensure(count == 2, || format!("the new table has {count} keys, not 2"))?;
             index.close(session).await?;
             AnyIndex::drop_table(session, OTHER).await?;
         }
         Action::DropTable => {
-            if session.open_root(OTHER).await.is_ok() {
-                return Err(HarnessError("the table that was dropped is there".to_string()));
-            }
+            let is_there = session.open_root(OTHER).await.is_ok();
+            ensure(!is_there, || "the table that was dropped is there".to_owned())?;
         }
         _ => return Ok(()),
     }
@@ -294,23 +283,18 @@ pub(super) fn check_bulk(
     held: &Pairs,
     done: bool,
 ) -> Result<(), HarnessError> {
-    if !held.is_empty() && held != pairs {
-        return Err(HarnessError(format!("{} of {} pairs are there", held.len(), pairs.len())));
-    }
-    if done && held.is_empty() {
-        return Err(HarnessError(
-            "it was told that all was loaded, and there is nothing".to_string(),
-        ));
-    }
+    let is_whole = held.is_empty() || held == pairs;
+    ensure(is_whole, || format!("{} of {} pairs are there", held.len(), pairs.len()))?;
+    let is_kept = !done || !held.is_empty();
+    ensure(is_kept, || "it was told that all was loaded, and there is nothing".to_owned())?;
     for event in events {
         let (Op::Get { key }, Some((_, Answer::Value(value)))) = (&event.call, &event.answer)
         else {
             continue;
         };
         let now = held.iter().find(|(other, _)| other == key).map(|(_, value)| value);
-        if now != value.as_ref() {
-            return Err(HarnessError("a key was there and is not, or the reverse".to_string()));
-        }
+        let is_same = now == value.as_ref();
+        ensure(is_same, || "a key was there and is not, or the reverse".to_owned())?;
     }
     Ok(())
 }

@@ -10,22 +10,20 @@ use super::{Answer, Op};
 
 /// Key and value of the initial content.
 pub(super) fn initial(key: &[u8], value: &[u8]) -> Map<String, Value> {
-    object(json!({ "op": "initial", "key": base64(key), "value": base64(value) }))
+    object(pair("initial", key, value))
+}
+
+fn pair(op: &str, key: &[u8], value: &[u8]) -> Value {
+    json!({ "op": op, "key": base64(key), "value": base64(value) })
 }
 
 /// Client, call and time of an operation's begin.
 pub(super) fn call(client: u32, call: &Op, from_ns: u64) -> Map<String, Value> {
     let fields = match call {
         Op::Get { key } => json!({ "op": "get", "key": base64(key) }),
-        Op::Insert { key, value } => {
-            json!({ "op": "insert", "key": base64(key), "value": base64(value) })
-        }
-        Op::Update { key, value } => {
-            json!({ "op": "update", "key": base64(key), "value": base64(value) })
-        }
-        Op::Upsert { key, value } => {
-            json!({ "op": "upsert", "key": base64(key), "value": base64(value) })
-        }
+        Op::Insert { key, value } => pair("insert", key, value),
+        Op::Update { key, value } => pair("update", key, value),
+        Op::Upsert { key, value } => pair("upsert", key, value),
         Op::Remove { key } => json!({ "op": "remove", "key": base64(key) }),
         Op::CompareExchange { key, expected, new } => json!({
             "op": "compare_exchange",

@@ -40,6 +40,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use report::show_range;
 pub use report::{Held, KeyViolation, Row, ScanFault, ScanViolation, Violation};
 
 use crate::history::History;

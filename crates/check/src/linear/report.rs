@@ -421,16 +421,7 @@ fn show_call(call: &Op) -> String {
             show_option(new.as_deref())
         ),
         Op::Scan { from, to, reverse, limit } => {
-            let from = match from {
-                Bound::Included(key) => format!("[{}", show(key)),
-                Bound::Excluded(key) => format!("({}", show(key)),
-                Bound::Unbounded => "(".to_owned(),
-            };
-            let to = match to {
-                Bound::Included(key) => format!("{}]", show(key)),
-                Bound::Excluded(key) => format!("{})", show(key)),
-                Bound::Unbounded => ")".to_owned(),
-            };
+            let (from, to) = show_range(from, to, ["(", ")"], show);
             let down = if *reverse { " down" } else { "" };
             let limit =
                 if *limit == usize::MAX { String::new() } else { format!(" limit {limit}") };
@@ -442,6 +433,26 @@ fn show_call(call: &Op) -> String {
         text += "...";
     }
     text
+}
+
+/// The ends of a range, of which `open` stand for none.
+pub(crate) fn show_range(
+    from: &Bound<Vec<u8>>,
+    to: &Bound<Vec<u8>>,
+    open: [&str; 2],
+    show: fn(&[u8]) -> String,
+) -> (String, String) {
+    let from = match from {
+        Bound::Included(key) => format!("[{}", show(key)),
+        Bound::Excluded(key) => format!("({}", show(key)),
+        Bound::Unbounded => open[0].to_owned(),
+    };
+    let to = match to {
+        Bound::Included(key) => format!("{}]", show(key)),
+        Bound::Excluded(key) => format!("{})", show(key)),
+        Bound::Unbounded => open[1].to_owned(),
+    };
+    (from, to)
 }
 
 fn show_answer(event: &Event, key: Option<&[u8]>) -> String {

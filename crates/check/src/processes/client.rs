@@ -261,13 +261,13 @@ impl Worker<'_> {
                 let done = table.compare_exchange(key, whole.as_deref(), new.as_deref())?;
                 exchanged(done, whole)
             }
-            Op::Scan { from, to, reverse: false, limit } => {
+            Op::Scan { from, to, reverse, limit } => {
                 let range = table.range((from.clone(), to.clone()));
-                Answer::Pairs(range.take(*limit).collect::<Result<_, _>>()?)
-            }
-            Op::Scan { from, to, reverse: true, limit } => {
-                let range = table.range((from.clone(), to.clone())).rev();
-                Answer::Pairs(range.take(*limit).collect::<Result<_, _>>()?)
+                let pairs: Result<_, _> = match reverse {
+                    true => range.rev().take(*limit).collect(),
+                    false => range.take(*limit).collect(),
+                };
+                Answer::Pairs(pairs?)
             }
         })
     }
@@ -289,10 +289,8 @@ impl Worker<'_> {
             Op::Remove { key } => Answer::Flag(wait(table.remove(key))?),
             Op::CompareExchange { key, expected, new } => {
                 let (whole, new) = (whole(shape, &expected), whole(shape, &new));
-                exchanged(
-                    wait(table.compare_exchange(key, whole.as_deref(), new.as_deref()))?,
-                    whole,
-                )
+                let done = table.compare_exchange(key, whole.as_deref(), new.as_deref());
+                exchanged(wait(done)?, whole)
             }
             Op::Scan { from, to, reverse: false, limit } => {
                 Answer::Pairs(wait(table.scan((from, to), limit))?)

@@ -1,9 +1,9 @@
 //! Run configuration: options of a run, and the counts that it reports at its end.
 
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
-use std::{io, ops::AddAssign};
 
 use farleaf::Engine;
 use serde::Serialize;
@@ -262,26 +262,6 @@ impl Counts {
             + self.kills_loads
             + self.kills_openers
             + self.kills_creations
-    }
-}
-
-impl AddAssign<&Counts> for Counts {
-    fn add_assign(&mut self, more: &Counts) {
-        self.operations += more.operations;
-        self.refused += more.refused;
-        self.unknown += more.unknown;
-        self.keys_checked += more.keys_checked;
-        self.keys_undecided += more.keys_undecided;
-        self.clients += more.clients;
-        self.kills_clients += more.kills_clients;
-        self.kills_tables += more.kills_tables;
-        self.kills_loads += more.kills_loads;
-        self.kills_openers += more.kills_openers;
-        self.kills_creations += more.kills_creations;
-        self.stops += more.stops;
-        self.not_started += more.not_started;
-        self.loads += more.loads;
-        self.tables_left += more.tables_left;
     }
 }
 

@@ -248,18 +248,14 @@ impl Round<'_, '_> {
         let Some(choice) = choice else { return Ok(()) };
         match choice {
             Choice::KillProcess if self.is_apart && self.run.config.engine.traits().owned => {
-                self.look_for_owners()
+                return self.look_for_owners();
             }
-            Choice::KillProcess if self.is_apart => {
-                self.kill_client(&[]);
-                Ok(())
-            }
-            Choice::KillProcess if self.run.rng.u32(..4) == 0 => self.start_opener(),
+            Choice::KillProcess if self.is_apart => self.kill_client(&[]),
+            Choice::KillProcess if self.run.rng.u32(..4) == 0 => return self.start_opener(),
             Choice::KillProcess => {
                 if let Some(killed) = self.kill_somebody() {
                     self.note(ProcessFault::KillCompute, killed, None);
                 }
-                Ok(())
             }
             Choice::StopProcess => {
                 let part = self.run.rng.f64().powi(2);
@@ -270,21 +266,12 @@ impl Round<'_, '_> {
                     let undo = Undo::GoOn(name);
                     self.faults.under_way.push(UnderWay { fault, until, undo });
                 }
-                Ok(())
             }
-            Choice::KillMemory | Choice::StopMemory => {
-                self.strike_memory(choice, longest);
-                Ok(())
-            }
-            Choice::Link => {
-                self.strike_link(longest);
-                Ok(())
-            }
-            Choice::Post => {
-                self.strike_post(longest);
-                Ok(())
-            }
+            Choice::KillMemory | Choice::StopMemory => self.strike_memory(choice, longest),
+            Choice::Link => self.strike_link(longest),
+            Choice::Post => self.strike_post(longest),
         }
+        Ok(())
     }
 
     fn outage(&mut self, longest: Duration) -> Instant {
@@ -443,7 +430,7 @@ impl Round<'_, '_> {
         });
         let Some((_, (child, (_, had)))) = chosen else { return };
         child.kill();
-        count_kill(&mut self.counts, &child.kind);
+        count_kill(self.counts, &child.kind);
         let name = child.name.clone();
         let had = (!owned.is_empty()).then_some(had);
         self.note(ProcessFault::KillCompute, name, had);

@@ -28,8 +28,7 @@ pub(super) struct Verdict {
 
 pub(super) fn run(spec: &JudgeSpec) -> Result<(), ChildFailed> {
     let mut verdict = Verdict::default();
-    let db = Farleaf::open(&spec.pool)
-        .map_err(|error| ChildFailed::Fault(format!("cannot open the pool: {error}")))?;
+    let db = Farleaf::open(&spec.pool).map_err(ChildFailed::cannot("open the pool"))?;
     let failed = |what: &str| {
         let what = what.to_owned();
         move |error: Error| {
@@ -51,10 +50,7 @@ pub(super) fn run(spec: &JudgeSpec) -> Result<(), ChildFailed> {
     drop(table);
     verify(&db, "after the rest was dropped", &mut verdict).map_err(failed("verify the pool"))?;
     db.close().map_err(failed("leave the pool"))?;
-    let text =
-        serde_json::to_vec(&verdict).map_err(|error| ChildFailed::Fault(error.to_string()))?;
-    std::fs::write(&spec.verdict, text)
-        .map_err(|error| ChildFailed::Fault(format!("cannot write the verdict: {error}")))
+    ChildFailed::write(&spec.verdict, "write the verdict", &verdict)
 }
 
 fn verify(db: &Farleaf, when: &str, verdict: &mut Verdict) -> Result<(), Error> {
@@ -76,7 +72,7 @@ fn content(spec: &JudgeSpec, table: &Table, verdict: &mut Verdict) -> Result<(),
     let (from, to) = (Bound::Unbounded, Bound::Unbounded);
     let all = Op::Scan { from, to, reverse: false, limit: usize::MAX };
     let number = log.begin(spec.client, &all)?;
-    let fault = |error: Error| ChildFailed::Fault(format!("cannot read the table: {error}"));
+    let fault = |error: Error| ChildFailed::cannot("read the table")(error);
     let up: Vec<_> = table.range(..).collect::<Result<_, _>>().map_err(fault)?;
     let mut down: Vec<_> = table.range(..).rev().collect::<Result<_, _>>().map_err(fault)?;
     down.reverse();

@@ -126,8 +126,7 @@ impl Links {
 
     /// The pool's address for the process that uses these links.
     pub(super) fn uri(&self) -> String {
-        let addresses: Vec<_> = self.memory.iter().map(|link| link.address.to_string()).collect();
-        format!("tcp://{}", addresses.join(","))
+        pool_uri(self.memory.iter().map(|link| link.address))
     }
 
     /// Sets the state of a link for these callers, and makes it fair for all others.
@@ -153,6 +152,17 @@ impl Links {
             Way::Post => self.post.as_ref(),
         }
     }
+}
+
+/// The address of a pool of memory servers at these addresses.
+pub(super) fn pool_uri(addresses: impl Iterator<Item = SocketAddr>) -> String {
+    let addresses: Vec<_> = addresses.map(|address| address.to_string()).collect();
+    format!("tcp://{}", addresses.join(","))
+}
+
+/// The address of a memory server, unless it is away.
+pub(super) fn address_of(target: &Target) -> Option<SocketAddr> {
+    *target.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Link {
@@ -192,7 +202,7 @@ impl Drop for Link {
 impl End {
     fn address(&self) -> Option<SocketAddr> {
         match self {
-            End::Memory(target) => *target.lock().unwrap_or_else(PoisonError::into_inner),
+            End::Memory(target) => address_of(target),
             End::Post(notes) => owners::listens(notes),
         }
     }

@@ -13,13 +13,13 @@ use serde_json::Value;
 
 use super::child::{Child, ChildKind};
 use super::config::{Config, Launcher, Network};
-use super::links::Target;
+use super::links::{Target, address_of, pool_uri};
 use super::log::now_ns;
+use super::round::LOOK_TIME;
 use super::spec::Role;
 
 /// Time for a memory server to listen.
 const START_TIME_MAX: Duration = Duration::from_secs(20);
-const LOOK_TIME: Duration = Duration::from_millis(2);
 
 /// Memory servers, in the order of their numbers.
 pub(super) struct Memory<'a> {
@@ -92,12 +92,7 @@ impl<'a> Memory<'a> {
 
     /// The pool's address without links; all are there.
     pub(super) fn uri(&self) -> String {
-        let address = |server: &Server| {
-            let address = *server.target.lock().unwrap_or_else(PoisonError::into_inner);
-            address.map_or_else(String::new, |address| address.to_string())
-        };
-        let addresses: Vec<_> = self.servers.iter().map(address).collect();
-        format!("tcp://{}", addresses.join(","))
+        pool_uri(self.servers.iter().filter_map(|server| address_of(&server.target)))
     }
 
     /// Returns whether it serves, or would if it were not stopped.

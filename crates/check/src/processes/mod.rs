@@ -159,15 +159,15 @@ fn play(
         let content = contents.entry(table_name(shape)).or_default();
         let initial = log::write_initial(&round_folder, content)
             .map_err(|source| io_error("write the content to", &round_folder, source))?;
-        let mut round = Round::new(&mut run, round_folder.clone(), shape, is_apart);
+        let mut round =
+            Round::new(&mut run, round_folder.clone(), shape, is_apart, &mut report.counts);
         let played = round.play();
-        let (counts, mut logs) = (round.counts.clone(), std::mem::take(&mut round.logs));
+        let mut logs = std::mem::take(&mut round.logs);
         logs.insert(0, initial);
         let (faults, keys) = (std::mem::take(&mut round.faults.all), round.keys());
         let opened_anew = round.opened_anew();
         // Kills the rest, after an interrupt or a failure.
         drop(round);
-        report.counts += &counts;
         let checked = played.and_then(|()| {
             let from = Instant::now();
             let histories = read(&logs)?;

@@ -37,9 +37,7 @@ pub(super) fn run(spec: &OwnersSpec) -> Result<(), ChildFailed> {
     let owned: Vec<Owned> = owned.collect();
     drop(table);
     db.close().or_else(|error| ChildFailed::at_end(&spec.pool, error))?;
-    let text = serde_json::to_vec(&owned).map_err(|error| ChildFailed::Fault(error.to_string()))?;
-    fs::write(&spec.owners, text)
-        .map_err(|error| ChildFailed::Fault(format!("cannot write who owns what: {error}")))
+    ChildFailed::write(&spec.owners, "write who owns what", &owned)
 }
 
 /// Reads the child's findings; nothing if it could not look.

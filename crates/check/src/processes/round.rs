@@ -75,7 +75,7 @@ pub(super) struct Round<'a, 'b> {
     loads: Vec<LoadSpec>,
     /// Files for the names that clients have as compute servers.
     names: Vec<PathBuf>,
-    pub(super) counts: Counts,
+    pub(super) counts: &'b mut Counts,
     pub(super) logs: Vec<PathBuf>,
 }
 
@@ -89,7 +89,13 @@ pub(super) fn table_name(shape: Shape) -> &'static str {
 
 impl<'a, 'b> Round<'a, 'b> {
     /// `is_apart`: faults happen apart from each other, over a network.
-    pub(super) fn new(run: &'b mut Run<'a>, folder: PathBuf, shape: Shape, is_apart: bool) -> Self {
+    pub(super) fn new(
+        run: &'b mut Run<'a>,
+        folder: PathBuf,
+        shape: Shape,
+        is_apart: bool,
+        counts: &'b mut Counts,
+    ) -> Self {
         Round {
             run,
             folder,
@@ -99,7 +105,7 @@ impl<'a, 'b> Round<'a, 'b> {
             children: Vec::new(),
             loads: Vec::new(),
             names: Vec::new(),
-            counts: Counts::default(),
+            counts,
             logs: Vec::new(),
         }
     }
@@ -225,7 +231,7 @@ impl<'a, 'b> Round<'a, 'b> {
             if child.kill_at.is_some_and(|at| at <= now) && !child.is_killed() {
                 child.kill_at = None;
                 child.kill();
-                count_kill(&mut self.counts, &child.kind);
+                count_kill(self.counts, &child.kind);
             }
             if child.continue_at.is_some_and(|at| at <= now) {
                 child.go_on();
@@ -238,7 +244,7 @@ impl<'a, 'b> Round<'a, 'b> {
         let at = self.run.rng.usize(..self.children.len().max(1));
         let child = self.children.get_mut(at).filter(|child| !child.is_killed())?;
         child.kill();
-        count_kill(&mut self.counts, &child.kind);
+        count_kill(self.counts, &child.kind);
         (child.kind == ChildKind::Client).then(|| child.name.clone())
     }
 
@@ -434,7 +440,7 @@ impl<'a, 'b> Round<'a, 'b> {
                 matches!(child.kind, ChildKind::Client | ChildKind::Tables | ChildKind::Load(_));
             if may_die && !child.is_killed() && self.run.rng.u32(..3) == 0 {
                 child.kill();
-                count_kill(&mut self.counts, &child.kind);
+                count_kill(self.counts, &child.kind);
             }
             if child.continue_at.is_some() {
                 child.go_on();

@@ -1,9 +1,11 @@
 //! Child specification: passes a child its task as JSON on the command line, and reads its end.
 
+use std::fmt::Display;
+use std::fs;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -134,6 +136,22 @@ impl ChildFailed {
         }
     }
 
+    /// A fault, because `what` cannot be done.
+    pub(super) fn cannot<E: Display>(what: &str) -> impl FnOnce(E) -> ChildFailed {
+        move |error| ChildFailed::Fault(format!("cannot {what}: {error}"))
+    }
+
+    /// Writes a child's findings into the file `what`.
+    pub(super) fn write(
+        path: &Path,
+        what: &str,
+        found: &impl Serialize,
+    ) -> Result<(), ChildFailed> {
+        let text =
+            serde_json::to_vec(found).map_err(|error| ChildFailed::Fault(error.to_string()))?;
+        fs::write(path, text).map_err(ChildFailed::cannot(what))
+    }
+
     /// Turns an error in leaving the pool into the child's end. Others recover what it could not
     /// release.
     pub(super) fn at_end(pool: &str, error: farleaf::Error) -> Result<(), ChildFailed> {
@@ -187,9 +205,8 @@ pub fn run_child(spec: &str) -> ChildEnd {
 fn try_run(spec: &str) -> Result<(), ChildFailed> {
     let spec: Spec = serde_json::from_str(spec)
         .map_err(|error| ChildFailed::Fault(format!("not the driver's specification: {error}")))?;
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| {
-        ChildFailed::Fault(format!("cannot ask to die with the driver: {error}"))
-    })?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(ChildFailed::cannot("ask to die with the driver"))?;
     // The driver may have died before that call.
     let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get() as u32);
     if parent != spec.parent {
@@ -213,11 +230,11 @@ fn try_run(spec: &str) -> Result<(), ChildFailed> {
             Err(ChildFailed::Fault(format!("cannot die: {died:?}")))
         }
         Role::Command(arguments) => {
-            let program = std::env::current_exe()
-                .map_err(|error| ChildFailed::Fault(format!("cannot find the program: {error}")))?;
+            let program =
+                std::env::current_exe().map_err(ChildFailed::cannot("find the program"))?;
             // The request to die with the driver survives `exec`.
             let error = Command::new(program).args(arguments).exec();
-            Err(ChildFailed::Fault(format!("cannot run the program: {error}")))
+            Err(ChildFailed::cannot("run the program")(error))
         }
     }
 }

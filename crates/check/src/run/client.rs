@@ -68,20 +68,13 @@ impl Client {
         let steps = Steps::new(&shared.scenario);
         let at = Some((self.number, index));
         match steps.step(self.number, index) {
-            Step::Get(key) => self.run(at, Op::Get { key }).await.map(drop),
-            Step::Insert(key, value) => self.run(at, Op::Insert { key, value }).await.map(drop),
-            Step::Update(key, value) => self.run(at, Op::Update { key, value }).await.map(drop),
-            Step::Upsert(key, value) => self.run(at, Op::Upsert { key, value }).await.map(drop),
-            Step::Remove(key) => self.run(at, Op::Remove { key }).await.map(drop),
+            Step::Do(call) => self.run(at, call).await.map(drop),
             Step::Exchange { key, of_absent, new } => {
                 let known = self.known.get(&key).cloned().flatten();
                 let expected = known.filter(|_| !of_absent);
                 self.run(at, Op::CompareExchange { key, expected, new }).await.map(drop)
             }
             Step::Count(key) => self.count(at, &steps, key).await,
-            Step::Scan { from, to, reverse, limit } => {
-                self.run(at, Op::Scan { from, to, reverse, limit }).await.map(drop)
-            }
         }
     }
 

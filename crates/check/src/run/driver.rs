@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use farleaf_engines::{AnyIndex, Engine, StoredTable};
+use farleaf_engines::{AnyIndex, StoredTable};
 use farleaf_fabric::sim::{
     AdversaryConfig, Direction, NetworkConfig, OpRecord, Sim, SimConfig, SimError,
 };
 use farleaf_fabric::{AnyEndpoint, Client as FabricClient, Endpoint, Fabric, ServerId};
-use farleaf_index::{Index, IndexError, SortedPairs};
-use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, Session, age, format};
+use farleaf_harness::{join, simulate};
+use farleaf_index::{Index, IndexError};
+use farleaf_pool::{Audit, PoolError, PoolOptions, Session, age, format};
 
 use super::client::{Client, tick};
 use super::life::{LifeState, Stage, live, take_over};
@@ -19,6 +20,7 @@ use super::steps::Steps;
 use super::table::TABLE;
 use crate::history::Op;
 use crate::scenario::{FaultKind, Scenario, mix};
+use crate::world::PairsOf;
 
 /// Virtual time for clients and servers to end after the faults have stopped.
 const PATIENCE_NS: u64 = 3_000_000_000;
@@ -32,11 +34,9 @@ const KEEPER_NS: u64 = 150_000;
 const TAKE_OVERS: usize = 50;
 const SETTLE_TICKS: usize = 12;
 
-type Mine = Session;
-
 pub(super) fn run(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRecord>) {
     let mut outcome = Outcome::default();
-    let sim = match Sim::new(config(scenario, is_recorded)) {
+    let sim = match simulate(config(scenario, is_recorded)) {
         Ok(sim) => Rc::new(sim),
         Err(error) => {
             outcome.failure = Some(Failure::Setup(error.to_string()));
@@ -44,9 +44,6 @@ pub(super) fn run(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRec
         }
     };
     let shared = Rc::new(RunShared::new(scenario, &sim));
-    for (id, service) in Engine::services(1) {
-        sim.fabric(0).serve(id, service);
-    }
     let driver = Driver {
         scenario,
         sim: &sim,
@@ -150,7 +147,7 @@ impl Driver<'_> {
     }
 
     /// Makes pool and table; returns the observer's session.
-    async fn set_up(&self) -> Result<Mine, Failure> {
+    async fn set_up(&self) -> Result<Session, Failure> {
         let setup = |error: IndexError| Failure::Setup(error.to_string());
         let pool = |error: PoolError| setup(error.into());
         let fabric = self.sim.fabric(self.scenario.compute_servers);
@@ -160,8 +157,7 @@ impl Driver<'_> {
         if self.scenario.aged {
             age(&client).await.map_err(pool)?;
         }
-        let session = Pool::join(&client).await.map_err(pool)?;
-        let session = session.session(endpoint).await.map_err(pool)?;
+        let session = join(endpoint).await.map_err(pool)?;
         let table = self.scenario.table();
         let root = AnyIndex::create(&session, TABLE, &table).await.map_err(setup)?;
         let index = self.shared.table.open(&session, false).await.map_err(setup)?;
@@ -185,7 +181,7 @@ impl Driver<'_> {
     }
 
     /// Keeps the observer's epochs going.
-    fn keep(&self, keeper: &Mine) {
+    fn keep(&self, keeper: &Session) {
         let (keeper, shared) = (keeper.clone(), Rc::clone(&self.shared));
         let at = self.scenario.compute_servers;
         self.sim.spawn(at, async move {
@@ -290,7 +286,7 @@ impl Driver<'_> {
     }
 
     /// Stops the faults, waits for the end of all clients and servers, and makes the last checks.
-    fn end(&self, keeper: Mine) -> Result<(), Failure> {
+    fn end(&self, keeper: Session) -> Result<(), Failure> {
         self.mark("faults stop".to_owned());
         self.sim.set_fault_window(0..0);
         for server in 0..self.scenario.memory_servers {
@@ -347,7 +343,7 @@ impl Driver<'_> {
     }
 
     /// Recovers the dead, reads everything, and checks table and pool.
-    async fn look(&self, keeper: Mine) -> Result<(), Failure> {
+    async fn look(&self, keeper: Session) -> Result<(), Failure> {
         let closed = || Failure::Stuck("the looker-on was cut off".to_owned());
         let corrupt = |error: IndexError| Failure::Corrupt(error.to_string());
         let endpoint = &keeper.endpoint().clone();
@@ -408,7 +404,7 @@ impl Driver<'_> {
 
     /// The observer leaves, and comes back as another member that looks for lost objects. The dead
     /// may have lost some in its former blocks as well.
-    async fn replace(&self, keeper: Mine) -> Result<Mine, Failure> {
+    async fn replace(&self, keeper: Session) -> Result<Session, Failure> {
         let failed = |error: PoolError| Failure::Recovery(error.to_string());
         let endpoint = keeper.endpoint().clone();
         for attempt in 0.. {
@@ -421,8 +417,7 @@ impl Driver<'_> {
             endpoint.sleep(KEEPER_NS).await;
         }
         drop(keeper);
-        let pool = Pool::join(&FabricClient::new(endpoint.clone())).await.map_err(failed)?;
-        let keeper = pool.session(endpoint).await.map_err(failed)?;
+        let keeper = join(endpoint).await.map_err(failed)?;
         let closed = || Failure::Stuck("the looker-on was cut off".to_owned());
         while take_over(&self.shared, &keeper).await.map_err(|_| closed())? {}
         sweep(&keeper).await?;
@@ -430,7 +425,7 @@ impl Driver<'_> {
     }
 
     /// A last look at all keys, one by one and in scans, as one more client.
-    async fn read_all(&self, keeper: &Mine, index: &AnyIndex) -> Result<(), Failure> {
+    async fn read_all(&self, keeper: &Session, index: &AnyIndex) -> Result<(), Failure> {
         use std::ops::Bound::Unbounded;
         let mut client = Client {
             shared: Rc::clone(&self.shared),
@@ -464,7 +459,7 @@ impl Driver<'_> {
 }
 
 /// Looks for objects that were lost in blocks without an owner.
-async fn sweep(keeper: &Mine) -> Result<(), Failure> {
+async fn sweep(keeper: &Session) -> Result<(), Failure> {
     let swept = match farleaf_engines::sweep(keeper).await {
         Ok(None) => return Ok(()),
         Ok(Some(swept)) => swept,
@@ -501,14 +496,5 @@ fn pool_options(scenario: &Scenario) -> PoolOptions {
         members_max: 32,
         tables_max: 4,
         redo_bytes: 16 << 10,
-    }
-}
-
-/// Pairs from a slice.
-struct PairsOf<'a>(std::slice::Iter<'a, (Vec<u8>, Vec<u8>)>);
-
-impl SortedPairs for PairsOf<'_> {
-    fn next(&mut self) -> Option<(&[u8], &[u8])> {
-        self.0.next().map(|(key, value)| (key.as_slice(), value.as_slice()))
     }
 }

@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::sim::SimFabric;
-use farleaf_fabric::{AnyEndpoint, Client as FabricClient, Endpoint, Fabric, ListenConfig};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig};
+use farleaf_harness::join;
 use farleaf_index::compute::number_of;
 use farleaf_index::{Index, IndexError};
-use farleaf_pool::{Pool, PoolError, Session};
+use farleaf_pool::{PoolError, Session};
 
 use super::client::{Client, CutOff, tick};
 use super::outcome::Failure;
@@ -81,11 +82,7 @@ async fn try_live(
     endpoint: AnyEndpoint,
     clients: Vec<(usize, AnyEndpoint)>,
 ) -> Result<(), CutOff> {
-    let joined = insist(shared, &endpoint, "join", async || {
-        let pool = Pool::join(&FabricClient::new(endpoint.clone())).await?;
-        let session = pool.session(endpoint.clone()).await?;
-        Ok(session)
-    });
+    let joined = insist(shared, &endpoint, "join", async || Ok(join(endpoint.clone()).await?));
     let Some(upkeep) = joined.await? else { return Ok(()) };
     let number = number_of(upkeep.pool().member());
     if let Err(error) = fabric.expose(number, 0, &ListenConfig::default()) {

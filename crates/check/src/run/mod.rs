@@ -21,6 +21,7 @@ mod table;
 mod tests;
 mod verdict;
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -50,11 +51,16 @@ pub fn run_with(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRecor
     let ended = catch_unwind(AssertUnwindSafe(|| driver::run(scenario, is_recorded)));
     RUNNING.set(None);
     let (mut outcome, records) = ended.unwrap_or_else(|panic| {
-        let why = panic.downcast_ref::<String>().map(String::as_str);
-        let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("somehow");
+        let why = message_of(&*panic).unwrap_or("somehow");
         let failure = Some(Failure::Panicked(why.to_owned()));
         (Outcome { failure, ..Outcome::default() }, Vec::new())
     });
     verdict::judge(&mut outcome);
     (outcome, records)
+}
+
+/// The message of a panic, if it has one.
+pub(crate) fn message_of(panic: &(dyn Any + Send)) -> Option<&str> {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
 }

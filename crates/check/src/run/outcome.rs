@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::history::{Event, History};
+use crate::history::History;
 
 /// The check that a run failed, and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -138,11 +138,4 @@ pub struct Outcome {
     pub stats: RunStats,
     /// The first check that failed.
     pub failure: Option<Failure>,
-}
-
-impl Outcome {
-    /// The event of a place in the history.
-    pub fn event(&self, index: usize) -> Option<&Event> {
-        self.history.events.get(index)
-    }
 }

@@ -6,30 +6,18 @@ use farleaf_engines::TableFormat;
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use fastrand::Rng;
 
+use crate::history::Op;
 use crate::scenario::{Scenario, Workload, mix};
 
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    Get(Vec<u8>),
-    Insert(Vec<u8>, Vec<u8>),
-    Update(Vec<u8>, Vec<u8>),
-    Upsert(Vec<u8>, Vec<u8>),
-    Remove(Vec<u8>),
+    /// An operation.
+    Do(Op),
     /// Compare-exchange with the content that the client knows of the key, or with its absence.
-    Exchange {
-        key: Vec<u8>,
-        of_absent: bool,
-        new: Option<Vec<u8>>,
-    },
+    Exchange { key: Vec<u8>, of_absent: bool, new: Option<Vec<u8>> },
     /// Adds one to a number by compare-exchange.
     Count(Vec<u8>),
-    Scan {
-        from: Bound<Vec<u8>>,
-        to: Bound<Vec<u8>>,
-        reverse: bool,
-        limit: usize,
-    },
 }
 
 /// Draws steps.
@@ -84,15 +72,15 @@ impl<'a> Steps<'a> {
             taken
         };
         if takes(weights.get) {
-            Step::Get(key)
+            Step::Do(Op::Get { key })
         } else if takes(weights.insert) {
-            Step::Insert(key, value(&mut rng))
+            Step::Do(Op::Insert { key, value: value(&mut rng) })
         } else if takes(weights.update) {
-            Step::Update(key, value(&mut rng))
+            Step::Do(Op::Update { key, value: value(&mut rng) })
         } else if takes(weights.upsert) {
-            Step::Upsert(key, value(&mut rng))
+            Step::Do(Op::Upsert { key, value: value(&mut rng) })
         } else if takes(weights.remove) {
-            Step::Remove(key)
+            Step::Do(Op::Remove { key })
         } else if takes(weights.exchange) {
             let of_absent = rng.u8(..4) == 0;
             let new = (rng.u8(..4) > 0).then(|| value(&mut rng));
@@ -100,11 +88,11 @@ impl<'a> Steps<'a> {
         } else if takes(weights.count) {
             Step::Count(key)
         } else {
-            self.scan(&mut rng, key)
+            Step::Do(self.scan(&mut rng, key))
         }
     }
 
-    fn scan(&self, rng: &mut Rng, key: Vec<u8>) -> Step {
+    fn scan(&self, rng: &mut Rng, key: Vec<u8>) -> Op {
         let bound = |rng: &mut Rng, key: Vec<u8>| match rng.u8(..4) {
             0 | 1 => Bound::Unbounded,
             2 => Bound::Included(key),
@@ -112,7 +100,7 @@ impl<'a> Steps<'a> {
         };
         let other = self.key(rng.u64(..self.scenario.keys));
         let (low, high) = if key <= other { (key, other) } else { (other, key) };
-        Step::Scan {
+        Op::Scan {
             from: bound(rng, low),
             to: bound(rng, high),
             reverse: rng.bool(),

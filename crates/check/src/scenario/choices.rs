@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use farleaf_engines::Engine;
 use farleaf_index::knobs::DURABILITY;
+use farleaf_index::suggest::hint;
 use farleaf_index::{Setting, Settings};
 
 use super::{Events, Faults, FormatName, Scenario, Subset, TimedFault, Window, Workload, draw};
@@ -22,25 +23,9 @@ impl ScenarioError {
         known: impl IntoIterator<Item = &'a str>,
     ) -> Self {
         let known: Vec<&str> = known.into_iter().collect();
-        let near = known.iter().find(|known| is_near(name, known));
-        let hint = near.map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
-        ScenarioError(format!("no {what} is named \"{name}\"{hint} (known: {})", known.join(", ")))
+        let (hint, known) = (hint(name, known.iter().copied()), known.join(", "));
+        ScenarioError(format!("no {what} is named \"{name}\"{hint} (known: {known})"))
     }
-}
-
-/// Returns whether `a` is `b` with at most two letters wrong, missing or too many.
-fn is_near(a: &str, b: &str) -> bool {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut before = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let edits = (before + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
-            before = std::mem::replace(&mut row[j + 1], edits);
-        }
-    }
-    row[b.len()] <= 2.min(b.len() / 2)
 }
 
 /// Most servers of one kind.

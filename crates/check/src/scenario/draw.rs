@@ -39,7 +39,7 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         clients: 1,
         workload: choices
             .workload
-            .unwrap_or_else(|| pick(&mut rng(seed, "workload"), Workload::ALL)),
+            .unwrap_or_else(|| pick(&mut rng(seed, "workload"), &Workload::all())),
         ops: 1,
         keys: 1,
         preload: 0,
@@ -142,7 +142,7 @@ fn format(rng: &mut Rng) -> FormatName {
     if rng.bool() {
         pick(rng, &[FormatName::U64Tiny, FormatName::WideTiny, FormatName::ShortTiny])
     } else {
-        pick(rng, FormatName::COMMON)
+        pick(rng, &FormatName::all()[..FormatName::COMMON])
     }
 }
 

@@ -36,42 +36,34 @@ pub enum FormatName {
     ShortReverse,
 }
 
+/// The formats and their names in flags.
+const TABLE: [(FormatName, &str); 12] = [
+    (FormatName::U64Tiny, "u64-tiny"),
+    (FormatName::U64Small, "u64-small"),
+    (FormatName::U64, "u64"),
+    (FormatName::WideTiny, "wide-tiny"),
+    (FormatName::ShortTiny, "short-tiny"),
+    (FormatName::BytesTiny, "bytes-tiny"),
+    (FormatName::Bytes, "bytes"),
+    (FormatName::Odd, "odd"),
+    (FormatName::U64Reserved, "u64-reserved"),
+    (FormatName::ShortReserved, "short-reserved"),
+    (FormatName::U64Reverse, "u64-reverse"),
+    (FormatName::ShortReverse, "short-reverse"),
+];
+
 impl FormatName {
-    /// Those that differ for every engine.
-    pub(super) const COMMON: &'static [FormatName] = FormatName::ALL.split_at(8).0;
+    /// The first so many differ for every engine.
+    pub(super) const COMMON: usize = 8;
 
     /// Every format.
-    pub const ALL: &'static [FormatName] = &[
-        FormatName::U64Tiny,
-        FormatName::U64Small,
-        FormatName::U64,
-        FormatName::WideTiny,
-        FormatName::ShortTiny,
-        FormatName::BytesTiny,
-        FormatName::Bytes,
-        FormatName::Odd,
-        FormatName::U64Reserved,
-        FormatName::ShortReserved,
-        FormatName::U64Reverse,
-        FormatName::ShortReverse,
-    ];
+    pub fn all() -> [FormatName; TABLE.len()] {
+        TABLE.map(|(format, _)| format)
+    }
 
     /// The name in flags.
     pub fn name(self) -> &'static str {
-        match self {
-            FormatName::U64Tiny => "u64-tiny",
-            FormatName::U64Small => "u64-small",
-            FormatName::U64 => "u64",
-            FormatName::WideTiny => "wide-tiny",
-            FormatName::ShortTiny => "short-tiny",
-            FormatName::BytesTiny => "bytes-tiny",
-            FormatName::Bytes => "bytes",
-            FormatName::Odd => "odd",
-            FormatName::U64Reserved => "u64-reserved",
-            FormatName::ShortReserved => "short-reserved",
-            FormatName::U64Reverse => "u64-reverse",
-            FormatName::ShortReverse => "short-reverse",
-        }
+        TABLE[self as usize].1
     }
 
     /// The format of a table of `engine`.
@@ -123,12 +115,6 @@ impl FormatName {
         };
         TableFormat { nodes, ..self.table(engine) }
     }
-
-    /// Returns whether values may be of any length.
-    pub fn has_large_values(self) -> bool {
-        use FormatName::{Bytes, BytesTiny, ShortReserved, ShortTiny};
-        matches!(self, ShortTiny | BytesTiny | Bytes | ShortReserved)
-    }
 }
 
 impl fmt::Display for FormatName {
@@ -141,8 +127,8 @@ impl FromStr for FormatName {
     type Err = super::ScenarioError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let names = || FormatName::ALL.iter().map(|format| format.name());
-        let found = FormatName::ALL.iter().find(|format| format.name() == text);
-        found.copied().ok_or_else(|| super::ScenarioError::name("format", text, names()))
+        let found = FormatName::all().into_iter().find(|format| format.name() == text);
+        let names = FormatName::all().map(FormatName::name);
+        found.ok_or_else(|| super::ScenarioError::name("format", text, names))
     }
 }

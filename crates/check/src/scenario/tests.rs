@@ -48,14 +48,24 @@ fn seeds_differ_widely() {
         (0..500).map(|seed| Scenario::from_seed(seed, &Choices::default())).collect();
     let count =
         |what: &dyn Fn(&Scenario) -> String| drawn.iter().map(what).collect::<BTreeSet<_>>().len();
-    assert_eq!(count(&|scenario| scenario.format.to_string()), FormatName::ALL.len());
-    assert_eq!(count(&|scenario| scenario.workload.to_string()), Workload::ALL.len());
+    assert_eq!(count(&|scenario| scenario.format.to_string()), FormatName::all().len());
+    assert_eq!(count(&|scenario| scenario.workload.to_string()), Workload::all().len());
     assert_eq!(count(&|scenario| scenario.engine.to_string()), Engine::ALL.len());
     assert!(count(&|scenario| scenario.events.to_string()) > 200);
     assert!(count(&|scenario| scenario.clients.to_string()) >= 6);
     assert!(drawn.iter().any(|scenario| scenario.region_kib < 2048));
     assert!(drawn.iter().filter(|scenario| scenario.aged).count() > 50);
     assert!(drawn.iter().all(|scenario| scenario.clients * scenario.ops <= 700));
+}
+
+#[test]
+fn names_stand_where_their_variants_are() {
+    for (at, workload) in Workload::all().into_iter().enumerate() {
+        assert_eq!((workload as usize, workload.name().parse()), (at, Ok(workload)));
+    }
+    for (at, format) in FormatName::all().into_iter().enumerate() {
+        assert_eq!((format as usize, format.name().parse()), (at, Ok(format)));
+    }
 }
 
 /// With 12,000 keys of `p-smart` and a load of 600, seed 174 drew a pool that had no room for the load.

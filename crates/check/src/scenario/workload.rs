@@ -36,43 +36,33 @@ pub(crate) struct Weights {
     pub(crate) count: u32,
 }
 
+/// A workload, its name in flags, and its weights: get, insert, update, upsert, remove, exchange, count, scan.
+type Line = (Workload, &'static str, [u32; 8]);
+
+const TABLE: [Line; 8] = [
+    (Workload::Mixed, "mixed", [20, 15, 10, 20, 15, 10, 0, 10]),
+    (Workload::Hot, "hot", [20, 15, 10, 15, 20, 10, 5, 5]),
+    (Workload::Ascending, "ascending", [15, 50, 0, 15, 5, 0, 0, 15]),
+    (Workload::Removes, "removes", [10, 15, 0, 5, 60, 0, 0, 10]),
+    (Workload::Churn, "churn", [10, 30, 0, 10, 40, 0, 0, 10]),
+    (Workload::Counters, "counters", [15, 0, 0, 0, 5, 5, 70, 5]),
+    (Workload::Reads, "reads", [55, 5, 5, 5, 5, 0, 0, 25]),
+    (Workload::Large, "large", [20, 15, 10, 20, 15, 10, 0, 10]),
+];
+
 impl Workload {
     /// Every workload.
-    pub const ALL: &'static [Workload] = &[
-        Workload::Mixed,
-        Workload::Hot,
-        Workload::Ascending,
-        Workload::Removes,
-        Workload::Churn,
-        Workload::Counters,
-        Workload::Reads,
-        Workload::Large,
-    ];
+    pub fn all() -> [Workload; TABLE.len()] {
+        TABLE.map(|(workload, ..)| workload)
+    }
 
     /// The name in flags.
     pub fn name(self) -> &'static str {
-        match self {
-            Workload::Mixed => "mixed",
-            Workload::Hot => "hot",
-            Workload::Ascending => "ascending",
-            Workload::Removes => "removes",
-            Workload::Churn => "churn",
-            Workload::Counters => "counters",
-            Workload::Reads => "reads",
-            Workload::Large => "large",
-        }
+        TABLE[self as usize].1
     }
 
     pub(crate) fn weights(self) -> Weights {
-        let [get, insert, update, upsert, remove, exchange, count, _scans] = match self {
-            Workload::Mixed | Workload::Large => [20, 15, 10, 20, 15, 10, 0, 10],
-            Workload::Hot => [20, 15, 10, 15, 20, 10, 5, 5],
-            Workload::Ascending => [15, 50, 0, 15, 5, 0, 0, 15],
-            Workload::Removes => [10, 15, 0, 5, 60, 0, 0, 10],
-            Workload::Churn => [10, 30, 0, 10, 40, 0, 0, 10],
-            Workload::Counters => [15, 0, 0, 0, 5, 5, 70, 5],
-            Workload::Reads => [55, 5, 5, 5, 5, 0, 0, 25],
-        };
+        let [get, insert, update, upsert, remove, exchange, count, _scans] = TABLE[self as usize].2;
         Weights { get, insert, update, upsert, remove, exchange, count }
     }
 }
@@ -87,8 +77,8 @@ impl FromStr for Workload {
     type Err = super::ScenarioError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let names = || Workload::ALL.iter().map(|workload| workload.name());
-        let found = Workload::ALL.iter().find(|workload| workload.name() == text);
-        found.copied().ok_or_else(|| super::ScenarioError::name("workload", text, names()))
+        let found = Workload::all().into_iter().find(|workload| workload.name() == text);
+        let names = Workload::all().map(Workload::name);
+        found.ok_or_else(|| super::ScenarioError::name("workload", text, names))
     }
 }

@@ -1,11 +1,10 @@
 //! Trace data: the content of the drawing, as JSON.
 
-use std::ops::Bound;
-
 use farleaf_fabric::sim::OpRecord;
 use serde_json::{Value, json};
 
 use crate::history::{Answer, Op};
+use crate::linear::show_range;
 use crate::run::{Failure, Outcome, threads};
 use crate::scenario::Scenario;
 
@@ -149,16 +148,7 @@ fn told_call(call: &Op) -> String {
             format!("compare-exchange {key}: {} -> {}", maybe(expected), maybe(new))
         }
         Op::Scan { from, to, reverse, limit } => {
-            let low = match from {
-                Bound::Unbounded => "(..".to_owned(),
-                Bound::Included(key) => format!("[{}", shown(key)),
-                Bound::Excluded(key) => format!("({}", shown(key)),
-            };
-            let high = match to {
-                Bound::Unbounded => "..)".to_owned(),
-                Bound::Included(key) => format!("{}]", shown(key)),
-                Bound::Excluded(key) => format!("{})", shown(key)),
-            };
+            let (low, high) = show_range(from, to, ["(..", "..)"], shown);
             let way = if *reverse { "down" } else { "up" };
             let limit = if *limit == usize::MAX { "all".to_owned() } else { limit.to_string() };
             format!("scan {low}, {high} {way}, {limit}")

@@ -50,8 +50,8 @@ fn seeds_pass_every_check() {
 /// changed.
 #[test]
 fn histories_are_worth_checking() {
-    for workload in Workload::ALL {
-        let choices = Choices { workload: Some(*workload), ..Choices::default() };
+    for workload in Workload::all() {
+        let choices = Choices { workload: Some(workload), ..Choices::default() };
         let scenario = Scenario { impatience: 0.0, ..choices.scenario(11) };
         let outcome = run(&scenario);
         assert_eq!(outcome.failure, None, "{scenario}");

@@ -1,13 +1,12 @@
 //! Ablation: the gain of each technique, one after the other (Figure 8).
 
 use super::{
-    ART, DART, ReproOptions, begin,
-    driver::{self, Curves, Step},
+    ART, DART, Repro,
+    driver::{self, BYTES, Driver, MOPS, Step, TRIPS},
     error::ReproError,
-    keys,
-    report::{ChartKind, ReproReport},
+    keys, papers,
+    report::{ReproChart, ReproReport},
 };
-use crate::run::Progress;
 
 const WORKLOADS: [&str; 2] = ["ycsb-a", "ycsb-c"];
 /// The engine that the paper begins from, and then the techniques one after the other.
@@ -43,36 +42,26 @@ struct Reached {
 }
 
 /// Figure 8.
-pub(super) fn run(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "throughput, round trips and bytes as the techniques come together";
-    let (mut report, driver, paper) = begin("dart-fig8", title, options, progress)?;
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     for (keys, spec) in keys() {
         let title = format!("throughput by technique, {keys}");
-        let mut chart = Curves::new(ChartKind::Bars, &title, "technique", "Mops");
+        let mut chart = ReproChart::bars(&title, "technique", "Mops");
         for name in WORKLOADS {
             let mut reached: [Option<Reached>; STEPS.len()] = [None; STEPS.len()];
             for (step, reached) in STEPS.iter().zip(&mut reached) {
                 chart.place(step.name);
                 let case = format!("{name}, {keys}, {}", step.name);
-                let (engine, settings) = match step.find() {
-                    Ok(found) => found,
-                    Err(why) => {
-                        report.missing(&case, "Mops", None, &why);
-                        continue;
-                    }
+                let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
+                    continue;
                 };
-                let mut config = driver.case(engine, &spec, driver::workload(name)?);
+                let mut config = driver.named(engine, &spec, name)?;
                 config.settings.set_all(&settings);
-                let measured = driver.measure(&config)?;
+                let measured = driver.record(report, &case, &config, &[MOPS, TRIPS, BYTES])?;
                 let mops = driver::mops(&measured);
                 let trips = measured.run.per_op.round_trips;
                 let bytes = driver::bytes(&measured);
-                report.row(&case, "Mops", None, mops, "");
-                report.row(&case, "round trips /op", None, trips, "");
-                report.row(&case, "bytes /op", None, bytes, "");
                 chart.add(name, step.name, mops);
                 *reached = Some(Reached { mops, trips, bytes });
             }
@@ -118,7 +107,7 @@ pub(super) fn run(
                 report.row(&case, "round trips saved", told, trips, table);
             }
         }
-        chart.finish(&mut report);
+        report.charts.push(chart);
     }
-    Ok(report)
+    Ok(())
 }

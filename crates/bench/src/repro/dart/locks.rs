@@ -1,14 +1,15 @@
 //! Locks: writes of plain ART with node locks and without (Table 1).
 
 use super::{
-    ART, ReproOptions, begin,
-    driver::{self, Curves, Driver, Step},
+    ART, Repro,
+    driver::{self, Driver, Step, VERBS},
     error::ReproError,
-    report::{ChartKind, ReproReport},
+    papers,
+    report::{ReproChart, ReproReport},
 };
 use crate::{
     config::BenchConfig, distribution::RequestDistribution, keys::KeySpec, report::Report,
-    run::Progress, workload::OpKind,
+    workload::OpKind,
 };
 
 /// The two variants of plain ART, without a cache as in the paper.
@@ -18,13 +19,10 @@ const STEPS: [Step; 2] = [
 ];
 
 /// Table 1.
-pub(super) fn run(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "writes of plain ART with node locks and without, beside every engine";
-    let (mut report, driver, paper) = begin("dart-table1", title, options, progress)?;
-    let mut chart = Curves::new(ChartKind::Bars, "updates by 168 clients", "keys drawn", "Mops");
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
+    let mut chart = ReproChart::bars("updates by 168 clients", "keys drawn", "Mops");
     for (name, request) in [
         ("zipfian", RequestDistribution::Zipfian { theta: 0.99 }),
         ("uniform", RequestDistribution::Uniform),
@@ -42,7 +40,7 @@ pub(super) fn run(
             match found {
                 Ok(measured) => {
                     let (all, one) = measured?;
-                    add(&mut report, &case, &all, &one);
+                    add(report, &case, &all, &one);
                     chart.add(&format!("art {}", step.name), name, driver::mops(&all));
                     art.push((driver::mops(&all), one.run.latency_us.p50));
                 }
@@ -69,12 +67,12 @@ pub(super) fn run(
         }
         for engine in driver::engines().filter(|engine| engine.name() != ART) {
             let (all, one) = measure(&driver, updates(&driver, engine, request)?)?;
-            add(&mut report, &format!("{name}, {engine}"), &all, &one);
+            add(report, &format!("{name}, {engine}"), &all, &one);
             chart.add(engine.name(), name, driver::mops(&all));
         }
     }
-    chart.finish(&mut report);
-    Ok(report)
+    report.charts.push(chart);
+    Ok(())
 }
 
 fn updates(
@@ -103,5 +101,5 @@ fn measure(driver: &Driver<'_>, all: BenchConfig) -> Result<(Report, Report), Re
 fn add(report: &mut ReproReport, case: &str, all: &Report, one: &Report) {
     report.row(case, "Mops", None, driver::mops(all), "");
     report.row(case, "p50 of one client, us", None, one.run.latency_us.p50, "");
-    report.row(case, "remote operations /op", None, driver::verbs(all), "");
+    report.row(case, VERBS.0, None, VERBS.1(all), "");
 }

@@ -1,13 +1,13 @@
 //! Memory: bytes beside keys and values after a bulk load (Table 2).
 
 use super::{
-    ART, DART, ReproOptions, begin,
-    driver::{self, Curves},
+    ART, DART, Repro,
+    driver::{self, Driver},
     error::ReproError,
-    keys,
-    report::{ChartKind, ReproReport},
+    keys, papers,
+    report::{ReproChart, ReproReport},
 };
-use crate::{config::BenchConfig, run::Progress};
+use crate::config::BenchConfig;
 
 /// At most so many bytes for each key beyond the paper's 128 of a pair, at scale 1: engine, keys, bytes.
 const INDEX_BARS: [(&str, &str, f64); 4] = [
@@ -47,22 +47,19 @@ fn nodes_per_random_key(count: f64) -> f64 {
 }
 
 /// Table 2.
-pub(super) fn run(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "memory beside keys and values";
-    let (mut report, driver, paper) = begin("dart-table2", title, options, progress)?;
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     let title = "bytes of a key beside keys and values";
-    let mut chart = Curves::new(ChartKind::Bars, title, "keys", "bytes /key");
-    let mut totals = Curves::new(ChartKind::Bars, "", "", "");
+    let mut chart = ReproChart::bars(title, "keys", "bytes /key");
+    let mut totals = ReproChart::bars("", "", "");
     for (keys, spec) in keys() {
         let parity = driver::engines().filter(|it| it.name() == PARITY);
         let parity = parity.flat_map(|it| PARITY_SETTINGS.map(|set| (it, set)));
         let cases = driver::engines().map(|it| (it, &[][..])).chain(parity);
         for (engine, set) in cases {
             let reserves = !set.is_empty();
-            let config = driver.case(engine, &spec, driver::workload("ycsb-c")?);
+            let config = driver.named(engine, &spec, "ycsb-c")?;
             let ops = config.clients as u64;
             let mut config = BenchConfig { warmup_ops: 0, ops, ..config };
             set.iter().for_each(|(name, text)| config.settings.set(name, text));
@@ -95,14 +92,14 @@ pub(super) fn run(
                 report.check(what, Some(is_near(computed)));
                 if let Some(gb) = told {
                     let what = format!("{case}: within 5 % of the paper");
-                    report.check(what, driver.asked(is_near(per_key(*gb))));
+                    report.bar(what, is_near(per_key(*gb)));
                 }
             }
             let bars = INDEX_BARS.iter().filter(|_| !reserves);
             let bars = bars.filter(|it| (it.0, it.1) == (engine.name(), keys));
             for (_, _, most) in bars {
                 let what = format!("{case}: at most {most} bytes /key");
-                report.check(what, driver.asked(beyond <= *most));
+                report.bar(what, beyond <= *most);
             }
         }
         let told = paper.memory_below_art.get(keys).copied();
@@ -116,13 +113,12 @@ pub(super) fn run(
             _ => report.missing(&case, quantity, told, &driver::no_engine(ART)),
         }
     }
-    chart.finish(&mut report);
-    report.notes.push(
+    report.charts.push(chart);
+    report.note(
         "The paper's figures are beyond 7.15 GB of data, which is an object of 128 bytes for each pair; so are \
-         the bytes /key beside them."
-            .to_owned(),
+         the bytes /key beside them.",
     );
-    Ok(report)
+    Ok(())
 }
 
 #[cfg(test)]

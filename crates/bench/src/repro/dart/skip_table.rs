@@ -1,19 +1,14 @@
 //! Skip table: its upkeep beside inserts, and the adjustment of its prefix lengths (Figures 10 and 11).
 
 use super::{
-    DART, ReproOptions, begin,
-    driver::{self, Curves, Driver, Step},
+    DART, Repro,
+    driver::{self, Driver, MOPS, P50, Step},
     error::ReproError,
-    keys,
-    report::{ChartKind, ReproReport},
+    keys, papers,
+    report::{ReproChart, ReproReport},
 };
 use crate::{
-    config::BenchConfig,
-    distribution::RequestDistribution,
-    keys::KeySpec,
-    report::{KindReport, Report, ReportKind},
-    run::Progress,
-    units::Rate,
+    config::BenchConfig, distribution::RequestDistribution, report::KindReport, units::Rate,
     workload::OpKind,
 };
 
@@ -23,23 +18,16 @@ const UPKEEP: [Step; 2] = [
 ];
 
 /// Figure 10.
-pub(super) fn upkeep(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "gets of new keys beside inserts, with and without upkeep of the skip table";
-    let (mut report, driver, paper) = begin("dart-fig10", title, options, progress)?;
-    let mut chart = Curves::new(ChartKind::Bars, "gets and inserts half and half", "keys", "Mops");
+pub(super) fn upkeep(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
+    let mut chart = ReproChart::bars("gets and inserts half and half", "keys", "Mops");
     for (keys, spec) in keys() {
         let mut reached = Vec::new();
         for step in &UPKEEP {
             let case = format!("{keys}, {}", step.name);
-            let (engine, settings) = match step.find() {
-                Ok(found) => found,
-                Err(why) => {
-                    report.missing(&case, "Mops", None, &why);
-                    continue;
-                }
+            let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
+                continue;
             };
             let mix = [(OpKind::Get, 0.5), (OpKind::Insert, 0.5)];
             let latest = RequestDistribution::Latest { theta: 0.99 };
@@ -50,14 +38,12 @@ pub(super) fn upkeep(
             let [get, insert] =
                 [OpKind::Get, OpKind::Insert].map(|kind| driver::kind(&measured, kind));
             let median = |it: KindReport| it.latency_us.unwrap_or_default().p50;
+            let share = driver::maintenance(&measured) / measured.run.per_op.round_trips;
             report.row(&case, "Mops", None, driver::mops(&measured), "");
             report.row(&case, "round trips /get", None, get.per_op.round_trips, "");
             report.row(&case, "p50 of a get, us", None, median(get), "");
             report.row(&case, "round trips /insert", None, insert.per_op.round_trips, "");
             report.row(&case, "p50 of an insert, us", None, median(insert), "");
-            let maintenance = measured.run.by_kind.get(&ReportKind::Maintenance);
-            let maintenance = maintenance.map(|it| it.per_op.round_trips).unwrap_or_default();
-            let share = maintenance / measured.run.per_op.round_trips;
             report.row(&case, "maintenance, share of round trips", None, share, "");
             chart.add(step.name, keys, driver::mops(&measured));
             reached.push((median(get), median(insert), share));
@@ -75,8 +61,8 @@ pub(super) fn upkeep(
             report.row(&case, "further round trips, share", told, share - share_none, why);
         }
     }
-    chart.finish(&mut report);
-    Ok(report)
+    report.charts.push(chart);
+    Ok(())
 }
 
 /// Operations per second of all clients: about a tenth of what they can do, so that virtual time passes.
@@ -85,11 +71,13 @@ const RATE: u64 = 30_000;
 const CLIENTS: usize = 3;
 const SECOND: u64 = RATE;
 
-/// A moment of the measurement: its name, setting, and seconds before and in it, in tenths.
+/// Length of a moment of the measurement, in tenths of a second.
+const DURING: u64 = 5;
+
+/// A moment of the measurement: its name, setting, and the time before it, in tenths of a second.
 struct Moment {
     step: Step,
     before: u64,
-    during: u64,
 }
 
 /// The paper's lengths before an adjustment. Else a bulk load would choose others.
@@ -103,7 +91,6 @@ const MOMENTS: [Moment; 3] = [
             set: &[("prefixes", POWERS), ("adjust_s", "0"), ("freq_sample", "8")],
         },
         before: 5,
-        during: 5,
     },
     Moment {
         step: Step {
@@ -112,7 +99,6 @@ const MOMENTS: [Moment; 3] = [
             set: &[("prefixes", POWERS), ("adjust_s", "1"), ("freq_sample", "8")],
         },
         before: 9,
-        during: 5,
     },
     Moment {
         step: Step {
@@ -121,38 +107,39 @@ const MOMENTS: [Moment; 3] = [
             set: &[("prefixes", POWERS), ("adjust_s", "1"), ("freq_sample", "8")],
         },
         before: 30,
-        during: 5,
     },
 ];
 
 /// Figure 11.
-pub(super) fn adjustment(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "gets before, during and after the choice of prefix lengths";
-    let (mut report, driver, paper) = begin("dart-fig11", title, options, progress)?;
+pub(super) fn adjustment(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     report.set("rate_ops_per_s", RATE);
     report.set("clients", CLIENTS);
-    let title = "median latency of a get";
-    let mut chart = Curves::new(ChartKind::Lines, title, "moment", "us");
+    let mut chart = ReproChart::lines("median latency of a get", "moment", "us");
     for (keys, spec) in keys() {
         let mut reached = Vec::new();
         for moment in &MOMENTS {
             let case = format!("{keys}, {}", moment.step.name);
-            match measure(&driver, &spec, moment) {
-                Ok(measured) => {
-                    let measured = measured?;
-                    let cost = driver::kind(&measured, OpKind::Get).per_op;
-                    let p50 = measured.run.latency_us.p50;
-                    report.row(&case, "round trips /op", None, cost.round_trips, "");
-                    report.row(&case, "bytes /op", None, cost.bytes_read, "");
-                    report.row(&case, "p50, us", None, p50, "");
-                    chart.add(keys, moment.step.name, p50);
-                    reached.push(p50);
-                }
-                Err(why) => report.missing(&case, "p50, us", None, &why),
-            }
+            let found = moment.step.find_or_report(report, &case, P50);
+            let Some((engine, settings)) = found else { continue };
+            let mut config = driver.named(engine, &spec, "ycsb-c")?;
+            config.settings.set_all(&settings);
+            let measured = driver.measure(&BenchConfig {
+                clients: CLIENTS,
+                threads: CLIENTS,
+                warmup_ops: SECOND * moment.before / 10,
+                ops: SECOND * DURING / 10,
+                rate: Rate::new(RATE),
+                ..config
+            })?;
+            let cost = driver::kind(&measured, OpKind::Get).per_op;
+            let p50 = measured.run.latency_us.p50;
+            report.row(&case, "round trips /op", None, cost.round_trips, "");
+            report.row(&case, "bytes /op", None, cost.bytes_read, "");
+            report.row(&case, P50.0, None, p50, "");
+            chart.add(keys, moment.step.name, p50);
+            reached.push(p50);
         }
         if let [before, during, after] = reached[..] {
             let why = "lengths are chosen again where lookups have become deeper; at a small scale the default \
@@ -171,33 +158,10 @@ pub(super) fn adjustment(
             report.row(&format!("{keys}, during"), "loss of speed, share", told, cost, why);
         }
     }
-    chart.finish(&mut report);
-    report.notes.push(
+    report.charts.push(chart);
+    report.note(
         "Three clients at a rate at which virtual time passes, so speed is that of one operation: the inverse \
-         of its latency."
-            .to_owned(),
+         of its latency.",
     );
-    Ok(report)
-}
-
-/// Runs one moment; the outer error says what this build lacks.
-fn measure(
-    driver: &Driver<'_>,
-    spec: &KeySpec,
-    moment: &Moment,
-) -> Result<Result<Report, ReproError>, String> {
-    let (engine, settings) = moment.step.find()?;
-    let run = || {
-        let mut config = driver.case(engine, spec, driver::workload("ycsb-c")?);
-        config.settings.set_all(&settings);
-        driver.measure(&BenchConfig {
-            clients: CLIENTS,
-            threads: CLIENTS,
-            warmup_ops: SECOND * moment.before / 10,
-            ops: SECOND * moment.during / 10,
-            rate: Rate::new(RATE),
-            ..config
-        })
-    };
-    Ok(run())
+    Ok(())
 }

@@ -1,19 +1,15 @@
 //! Sweeps: every engine over one parameter (Figures 9 and 12 to 15).
 
-use farleaf_engines::Engine;
-use farleaf_index::knobs::CACHE;
-
 use super::{
-    B_TREES, DART, ReproOptions, SMALLER, SMART, begin,
-    driver::{self, Curves, PATH_BYTES, Step},
+    B_TREES, DART, Repro, SMALLER, SMART,
+    driver::{self, BYTES, Driver, MOPS, PATH_BYTES, PaperCluster, Step},
     ends,
     error::ReproError,
-    gains, keys,
-    report::{ChartKind, ReproReport},
+    keys, papers,
+    report::{ReproChart, ReproReport},
 };
 use crate::{
-    config::BenchConfig, distribution::RequestDistribution, keys::KeySpec, report::Report,
-    run::Progress, workload::ScanLength,
+    config::BenchConfig, distribution::RequestDistribution, keys::KeySpec, workload::ScanLength,
 };
 
 /// Sizes of a bucket, bytes.
@@ -26,33 +22,25 @@ const BUCKETS: [Step; 4] = [
 const BUCKET_DEFAULT: &str = "128";
 
 /// Figure 9.
-pub(super) fn buckets(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "throughput and memory over the size of a bucket";
-    let (mut report, driver, _) = begin("dart-fig9", title, options, progress)?;
-    let chart = |title, y| Curves::new(ChartKind::Lines, title, "bytes of a bucket", y);
+pub(super) fn buckets(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup);
+    let chart = |title, y| ReproChart::lines(title, "bytes of a bucket", y);
     let mut mops = chart("throughput over the size of a bucket", "Mops");
     let mut memory = chart("memory over the size of a bucket", "bytes /key");
     for (keys, spec) in keys() {
         for step in &BUCKETS {
             mops.place(step.name);
             memory.place(step.name);
-            let (engine, settings) = match step.find() {
-                Ok(found) => found,
-                Err(why) => {
-                    report.missing(&format!("{keys}, {} bytes", step.name), "Mops", None, &why);
-                    continue;
-                }
+            let case = format!("{keys}, {} bytes", step.name);
+            let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
+                continue;
             };
             for name in ["ycsb-a", "ycsb-c"] {
-                let mut config = driver.case(engine, &spec, driver::workload(name)?);
+                let mut config = driver.named(engine, &spec, name)?;
                 config.settings.set_all(&settings);
-                let measured = driver.measure(&config)?;
                 let case = format!("{keys}, {name}, {} bytes", step.name);
-                report.row(&case, "Mops", None, driver::mops(&measured), "");
-                report.row(&case, "bytes /op", None, driver::bytes(&measured), "");
+                let measured = driver.record(report, &case, &config, &[MOPS, BYTES])?;
                 mops.add(&format!("{keys}, {name}"), step.name, driver::mops(&measured));
                 if name == "ycsb-c" {
                     let all = measured.memory.index_bytes - measured.memory.data_bytes;
@@ -74,98 +62,78 @@ pub(super) fn buckets(
             }
         }
     }
-    mops.finish(&mut report);
-    memory.finish(&mut report);
-    report.notes.push(
+    report.charts.push(mops);
+    report.charts.push(memory);
+    report.note(
         "The paper's curves have no numbers: 128 bytes are best, 64 are no faster and a little less dense, more \
-         are slower and less dense."
-            .to_owned(),
+         are slower and less dense.",
     );
-    Ok(report)
+    Ok(())
 }
 
 /// Pairs of a scan.
 const LENGTHS: [u32; 4] = [10, 50, 100, 200];
 
 /// Figure 12.
-pub(super) fn scans(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "scans over their length, 5 % inserts";
-    let (mut report, driver, paper) = begin("dart-fig12", title, options, progress)?;
+pub(super) fn scans(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     for (keys, spec) in keys() {
-        let mut chart = lines(&format!("scans, {keys}"), "pairs of a scan", "Mops");
+        let mut chart = ReproChart::lines(&format!("scans, {keys}"), "pairs of a scan", "Mops");
         for length in LENGTHS {
             let at = length.to_string();
-            for engine in driver::engines() {
+            let case = format!("{keys}, {length} pairs");
+            driver.sweep(report, &mut chart, &case, &at, |engine| {
                 let mut workload = driver::workload("ycsb-e")?;
                 workload.scan_length = ScanLength::Fixed(length);
                 let config = driver.case(engine, &spec, workload);
                 // As many pairs for each length.
                 let ops = config.ops * u64::from(LENGTHS[0]) / u64::from(length);
-                let config = BenchConfig { ops: ops.max(config.clients as u64), ..config };
-                let measured = driver.measure(&config)?;
-                add(
-                    &mut report,
-                    &mut chart,
-                    &format!("{keys}, {length} pairs"),
-                    engine,
-                    &at,
-                    &measured,
-                );
-            }
-            let case = format!("{keys}, {length} pairs, dart over");
-            for (other, gain) in gains(&chart, &at) {
+                Ok(BenchConfig { ops: ops.max(config.clients as u64), ..config })
+            })?;
+            for (other, gain) in chart.gains(DART, &at) {
                 let same = (other == SMART).then_some(1.0);
                 let why = "leaves are READ in windows of 64 here, of 32 there, and its cache holds the inner \
                            nodes of a small tree";
-                report.row(&format!("{case} {other}"), "throughput, ratio", same, gain, why);
+                let case = format!("{case}, dart over {other}");
+                report.row(&case, "throughput, ratio", same, gain, why);
             }
-            let trees =
-                gains(&chart, &at).into_iter().filter(|it| B_TREES.contains(&it.0.as_str()));
+            let trees = chart.gains(DART, &at).into_iter();
+            let trees = trees.filter(|it| B_TREES.contains(&it.0.as_str()));
             let best = trees.map(|(_, gain)| 1.0 / gain).reduce(f64::max);
             if let (Some(best), true) = (best, length == LENGTHS[0]) {
                 let told = (keys == "randint").then_some(paper.short_scans_btree_gain);
                 let why =
                     "a leaf of our B+-trees has 4 KiB for such values, so a short scan moves more";
-                let case = format!("{keys}, {length} pairs, best B+-tree over dart");
+                let case = format!("{case}, best B+-tree over dart");
                 report.row(&case, "throughput, ratio", told, best, why);
             }
         }
-        chart.finish(&mut report);
+        report.charts.push(chart);
     }
-    Ok(report)
+    Ok(())
 }
 
 /// Caches of each compute server, MiB at scale 1.
 const CACHES_MIB: [u64; 6] = [1, 4, 16, 64, 128, 400];
 
 /// Figure 13.
-pub(super) fn caches(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "gets over the size of the cache";
-    let (mut report, mut driver, paper) = begin("dart-fig13", title, options, progress)?;
+pub(super) fn caches(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let mut driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     // As many clients as the smallest cache holds the paths of.
     let servers = driver.cluster.compute_servers;
-    let each = options.scaled(CACHES_MIB[0] << 20) / PATH_BYTES;
+    let each = repro.options.scaled(CACHES_MIB[0] << 20) / PATH_BYTES;
     driver.cluster.clients = driver.cluster.clients.min(each.max(1) as usize * servers);
     report.set("clients", driver.cluster.clients);
-    let mut chart = lines("gets, randint", "MiB of cache at scale 1", "Mops");
+    let mut chart = ReproChart::lines("gets, randint", "MiB of cache at scale 1", "Mops");
     for mib in CACHES_MIB {
-        let bytes = driver.cache_bytes(mib << 20, driver.cluster.clients);
+        driver.cluster.cache_bytes = mib << 20;
         let at = mib.to_string();
-        for engine in driver::engines() {
-            let mut config = driver.case(engine, &KeySpec::Randint, driver::workload("ycsb-c")?);
-            if config.settings.get(CACHE).is_some() {
-                config.settings.set(CACHE, &bytes.to_string());
-            }
-            let measured = driver.measure(&config)?;
-            add(&mut report, &mut chart, &format!("{mib} MiB"), engine, &at, &measured);
-        }
-        for (other, gain) in gains(&chart, &at) {
+        driver.sweep(report, &mut chart, &format!("{mib} MiB"), &at, |engine| {
+            driver.named(engine, &KeySpec::Randint, "ycsb-c")
+        })?;
+        for (other, gain) in chart.gains(DART, &at) {
             let told = match (other.as_str(), mib) {
                 ("dex", 1) => Some(paper.small_cache_gain_over_dex),
                 ("dex", 400) => Some(1.0),
@@ -179,43 +147,40 @@ pub(super) fn caches(
             report.row(&case, "throughput, ratio", told, gain, &why);
         }
     }
-    chart.finish(&mut report);
-    report.notes.push(
+    report.charts.push(chart);
+    report.note(
         "An engine without a cache of that kind has one speed for all sizes. No cache is below the paths of its \
-         clients, so at a small scale there are fewer clients, and the first sizes may be one."
-            .to_owned(),
+         clients, so at a small scale there are fewer clients, and the first sizes may be one.",
     );
-    Ok(report)
+    Ok(())
 }
 
 /// Exponents of Zipf's law; 0 draws evenly.
 const THETAS: [f64; 5] = [0.0, 0.5, 0.8, 0.9, 0.99];
 
 /// Figure 14.
-pub(super) fn skews(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "gets and updates half and half over skew";
-    let (mut report, driver, paper) = begin("dart-fig14", title, options, progress)?;
-    let mut chart = lines("gets and updates, randint", "exponent of Zipf's law", "Mops");
+pub(super) fn skews(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
+    let mut chart =
+        ReproChart::lines("gets and updates, randint", "exponent of Zipf's law", "Mops");
     for theta in THETAS {
         let at = theta.to_string();
-        for engine in driver::engines() {
+        driver.sweep(report, &mut chart, &format!("theta {theta}"), &at, |engine| {
             let mut workload = driver::workload("ycsb-a")?;
             workload.request = match theta {
                 0.0 => RequestDistribution::Uniform,
                 theta => RequestDistribution::Zipfian { theta },
             };
-            let measured = driver.measure(&driver.case(engine, &KeySpec::Randint, workload))?;
-            add(&mut report, &mut chart, &format!("theta {theta}"), engine, &at, &measured);
-        }
-        for (other, gain) in gains(&chart, &at) {
+            Ok(driver.case(engine, &KeySpec::Randint, workload))
+        })?;
+        for (other, gain) in chart.gains(DART, &at) {
             let case = format!("theta {theta}, dart over {other}");
             report.row(&case, "throughput, ratio", None, gain, "");
         }
     }
-    let all: Vec<_> = THETAS.iter().flat_map(|theta| gains(&chart, &theta.to_string())).collect();
+    let all: Vec<_> =
+        THETAS.iter().flat_map(|theta| chart.gains(DART, &theta.to_string())).collect();
     if let Some([least, most]) = ends(&all) {
         let why = "the paper's others are Sherman, CHIME, DEX and SMART on its network; here contention costs \
                    retries and no time in a card's memory, and a cache keeps popular leaves near";
@@ -230,8 +195,8 @@ pub(super) fn skews(
         let why = "a hot key's updates retry, and lookups of hot keys begin at remembered entries";
         report.row("dart, all skews", "largest over least throughput", Some(1.0), high / low, why);
     }
-    chart.finish(&mut report);
-    Ok(report)
+    report.charts.push(chart);
+    Ok(())
 }
 
 /// Clients of all compute servers; the last is beyond the paper's.
@@ -241,63 +206,30 @@ const GROWS: [usize; 3] = [84, 168, 336];
 const NOISE: f64 = 0.02;
 
 /// Figure 15.
-pub(super) fn clients(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "gets and updates half and half over clients";
-    let (mut report, driver, _) = begin("dart-fig15", title, options, progress)?;
-    let mut chart = lines("gets and updates, randint", "clients", "Mops");
+pub(super) fn clients(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    Driver::begin(repro, report, &paper.source, paper.setup.clone());
+    let mut chart = ReproChart::lines("gets and updates, randint", "clients", "Mops");
     for clients in CLIENTS {
-        let at = clients.to_string();
-        for engine in driver::engines() {
-            let config = driver.case(engine, &KeySpec::Randint, driver::workload("ycsb-a")?);
-            let mut config = BenchConfig {
-                clients,
-                threads: clients,
-                ops: config.ops.max(clients as u64),
-                ..config
-            };
-            let cache = driver.cache_bytes(driver.cluster.cache_bytes, clients);
-            if config.settings.get(CACHE).is_some() {
-                config.settings.set(CACHE, &cache.to_string());
-            }
-            let measured = driver.measure(&config)?;
-            add(&mut report, &mut chart, &format!("{clients} clients"), engine, &at, &measured);
-        }
+        let cluster = PaperCluster { clients, ..paper.setup.clone() };
+        let driver = Driver::new(repro, cluster);
+        let (case, at) = (format!("{clients} clients"), clients.to_string());
+        driver.sweep(report, &mut chart, &case, &at, |engine| {
+            driver.named(engine, &KeySpec::Randint, "ycsb-a")
+        })?;
     }
     for pair in GROWS.windows(2) {
         let [fewer, more] = [pair[0], pair[1]].map(|clients| chart.at(DART, &clients.to_string()));
         if let (Some(fewer), Some(more)) = (fewer, more) {
             let what = format!("dart: {} clients are no slower than {}", pair[1], pair[0]);
-            report.check(what, driver.asked(more >= fewer * (1.0 - NOISE)));
+            report.bar(what, more >= fewer * (1.0 - NOISE));
             let case = format!("dart, {} clients over {}", pair[1], pair[0]);
             report.row(&case, "throughput, ratio", None, more / fewer, "");
         }
     }
-    chart.finish(&mut report);
-    report.notes.push(
-        "The paper's curves have no numbers: its tree grows to 168 clients, others stop at 84 or 126."
-            .to_owned(),
+    report.charts.push(chart);
+    report.note(
+        "The paper's curves have no numbers: its tree grows to 168 clients, others stop at 84 or 126.",
     );
-    Ok(report)
-}
-
-fn lines(title: &str, x: &str, y: &str) -> Curves {
-    Curves::new(ChartKind::Lines, title, x, y)
-}
-
-fn add(
-    report: &mut ReproReport,
-    chart: &mut Curves,
-    case: &str,
-    engine: Engine,
-    at: &str,
-    measured: &Report,
-) {
-    let case = format!("{case}, {engine}");
-    report.row(&case, "Mops", None, driver::mops(measured), "");
-    report.row(&case, "round trips /op", None, measured.run.per_op.round_trips, "");
-    report.row(&case, "p99, us", None, measured.run.latency_us.p99, "");
-    chart.add(engine.name(), at, driver::mops(measured));
+    Ok(())
 }

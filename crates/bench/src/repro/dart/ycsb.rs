@@ -3,23 +3,16 @@
 use farleaf_engines::Engine;
 
 use super::{
-    B_TREES, DART, ReproOptions, SMALLER, SMART, begin,
-    driver::{self, Curves, Driver},
+    B_TREES, DART, Repro, SMALLER, SMART,
+    driver::{self, BYTES, Driver, LOAD, MOPS, Metric, P50, P99, TRIPS, VERBS},
     ends,
     error::ReproError,
-    gains, keys,
-    papers::{DartPaper, SearchCost},
-    report::{ChartKind, ReproReport},
+    keys,
+    papers::{self, DartPaper, SearchCost},
+    report::{ReproChart, ReproReport},
 };
-use crate::{
-    config::BenchConfig,
-    keys::KeySpec,
-    report::{PerOp, Report, ReportKind},
-    run::Progress,
-    workload::OpKind,
-};
+use crate::{report::Report, workload::OpKind};
 
-const LOAD: &str = "load";
 const GETS: &str = "ycsb-c";
 const SCANS: &str = "ycsb-e";
 const WORKLOADS: [&str; 6] = [LOAD, "ycsb-a", "ycsb-b", GETS, "ycsb-d", SCANS];
@@ -30,74 +23,55 @@ const BYTE_BARS: [(&str, f64); 1] = [("randint", 320.0)];
 /// The least that scans reach of the other radix tree's.
 const SCAN_BAR: f64 = 0.9;
 
-/// Returns the run of a workload; the load is inserts.
-pub(super) fn config(
-    driver: &Driver<'_>,
-    engine: Engine,
-    spec: &KeySpec,
-    name: &str,
-) -> Result<BenchConfig, ReproError> {
-    if name == LOAD {
-        let workload = driver::mixed(
-            LOAD,
-            &[(OpKind::Insert, 1.0)],
-            crate::distribution::RequestDistribution::Uniform,
-        )?;
-        return Ok(driver::inserts(driver.case(engine, spec, workload)));
-    }
-    Ok(driver.case(engine, spec, driver::workload(name)?))
-}
+const UPKEEP: Metric = ("of these for maintenance, round trips", driver::maintenance);
 
 /// Figure 6.
-pub(super) fn throughput(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "throughput and latency of YCSB's workloads";
-    let (mut report, driver, paper) = begin("dart-fig6", title, options, progress)?;
+pub(super) fn throughput(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     for (keys, spec) in keys() {
-        let chart = |what: &str, unit| {
-            Curves::new(ChartKind::Bars, &format!("{what}, {keys}"), "workload", unit)
-        };
+        let chart =
+            |what: &str, unit| ReproChart::bars(&format!("{what}, {keys}"), "workload", unit);
         let mut mops = chart("throughput", "Mops");
         let mut p50 = chart("median latency", "us");
         for name in WORKLOADS {
             for engine in driver::engines() {
-                let measured = driver.measure(&config(&driver, engine, &spec, name)?)?;
+                let config = driver.named(engine, &spec, name)?;
                 let case = format!("{name}, {keys}, {engine}");
-                let latency = measured.run.latency_us;
-                report.row(&case, "Mops", None, driver::mops(&measured), "");
-                report.row(&case, "p50, us", None, latency.p50, "");
-                report.row(&case, "p99, us", None, latency.p99, "");
+                let measured = driver.record(report, &case, &config, &[MOPS, P50, P99])?;
                 mops.add(engine.name(), name, driver::mops(&measured));
-                p50.add(engine.name(), name, latency.p50);
+                p50.add(engine.name(), name, measured.run.latency_us.p50);
             }
-            for (other, gain) in gains(&mops, name) {
+            for (other, gain) in mops.gains(DART, name) {
                 let case = format!("{name}, {keys}, dart over {other}");
                 report.row(&case, "throughput, ratio", None, gain, "");
-                add_bar(&mut report, &driver, keys, name, &other, gain);
+                add_bar(report, keys, name, &other, gain);
             }
         }
-        add_gains(&mut report, &paper, keys, &mops, &p50);
-        mops.finish(&mut report);
-        p50.finish(&mut report);
+        add_gains(report, &paper, keys, &mops, &p50);
+        report.charts.push(mops);
+        report.charts.push(p50);
     }
-    report.notes.push(
-        "Load is inserts into a table that holds half of the keys; scans are a tenth as many operations."
-            .to_owned(),
+    report.note(
+        "Load is inserts into a table that holds half of the keys; scans are a tenth as many operations.",
     );
-    report.notes.push(
+    report.note(
         "Operations cost a compute server 400 ns of processor time in the simulator, whatever the engine. The \
-         email keys are made, so their figures compare in order only."
-            .to_owned(),
+         email keys are made, so their figures compare in order only.",
     );
-    Ok(report)
+    Ok(())
 }
 
 /// The bounds of the gains over the others, as far as the paper tells them.
-fn add_gains(report: &mut ReproReport, paper: &DartPaper, keys: &str, mops: &Curves, p50: &Curves) {
+fn add_gains(
+    report: &mut ReproReport,
+    paper: &DartPaper,
+    keys: &str,
+    mops: &ReproChart,
+    p50: &ReproChart,
+) {
     let by_workload = WORKLOADS.iter().filter(|name| **name != SCANS);
-    let all: Vec<_> = by_workload.clone().flat_map(|name| gains(mops, name)).collect();
+    let all: Vec<_> = by_workload.clone().flat_map(|name| mops.gains(DART, name)).collect();
     // The paper runs the other radix tree alone on these keys.
     let all: Vec<_> = match keys {
         "email" => all.into_iter().filter(|(other, _)| other == SMART).collect(),
@@ -110,21 +84,14 @@ fn add_gains(report: &mut ReproReport, paper: &DartPaper, keys: &str, mops: &Cur
         report.row(&case, "least ratio of throughput", Some(*low), least, why);
         report.row(&case, "largest ratio of throughput", Some(*high), most, why);
     }
-    let lower = by_workload.flat_map(|name| gains(p50, name)).map(|(_, ratio)| 1.0 / ratio);
+    let lower = by_workload.flat_map(|name| p50.gains(DART, name)).map(|(_, ratio)| 1.0 / ratio);
     if let (Some(most), "randint") = (lower.reduce(f64::max), keys) {
         let told = Some(paper.latency_gain_max);
         report.row("randint, dart below others", "largest ratio of latency", told, most, why);
     }
 }
 
-fn add_bar(
-    report: &mut ReproReport,
-    driver: &Driver<'_>,
-    keys: &str,
-    name: &str,
-    other: &str,
-    gain: f64,
-) {
+fn add_bar(report: &mut ReproReport, keys: &str, name: &str, other: &str, gain: f64) {
     let least = match (name == SCANS, other == SMART, B_TREES.contains(&other)) {
         (true, true, _) => SCAN_BAR,
         (false, true, _) => 1.0,
@@ -132,38 +99,30 @@ fn add_bar(
         _ => return,
     };
     let what = format!("{name}, {keys}: at least {least} times the throughput of {other}");
-    report.check(what, driver.asked(gain >= least));
+    report.bar(what, gain >= least);
 }
 
 /// Figure 7.
-pub(super) fn costs(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "round trips and bytes of YCSB's workloads";
-    let (mut report, driver, paper) = begin("dart-fig7", title, options, progress)?;
+pub(super) fn costs(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     for (keys, spec) in keys() {
-        let chart = |what: &str, unit| {
-            Curves::new(ChartKind::Bars, &format!("{what}, {keys}"), "workload", unit)
-        };
+        let chart =
+            |what: &str, unit| ReproChart::bars(&format!("{what}, {keys}"), "workload", unit);
         let mut trips = chart("round trips of an operation", "round trips");
         let mut bytes = chart("bytes of an operation but scans", "bytes");
         for name in WORKLOADS {
             for engine in driver::engines() {
-                let measured = driver.measure(&config(&driver, engine, &spec, name)?)?;
+                let config = driver.named(engine, &spec, name)?;
                 let case = format!("{name}, {keys}, {engine}");
-                let cost = measured.run.per_op;
-                report.row(&case, "round trips /op", None, cost.round_trips, "");
-                report.row(&case, "remote operations /op", None, driver::verbs(&measured), "");
-                report.row(&case, "bytes /op", None, driver::bytes(&measured), "");
-                let beside = upkeep(&measured).round_trips;
-                report.row(&case, "of these for maintenance, round trips", None, beside, "");
-                trips.add(engine.name(), name, cost.round_trips);
+                let metrics = [TRIPS, VERBS, BYTES, UPKEEP];
+                let measured = driver.record(report, &case, &config, &metrics)?;
+                trips.add(engine.name(), name, measured.run.per_op.round_trips);
                 if name != SCANS {
                     bytes.add(engine.name(), name, driver::bytes(&measured));
                 }
                 if name == GETS {
-                    add_search(&mut report, &driver, &paper, keys, engine, &measured);
+                    add_search(report, &paper, keys, engine, &measured);
                 }
             }
         }
@@ -175,22 +134,16 @@ pub(super) fn costs(
                 report.missing(&case, "bytes /op", Some(costs.bytes), &why);
             }
         }
-        trips.finish(&mut report);
-        bytes.finish(&mut report);
+        report.charts.push(trips);
+        report.charts.push(bytes);
     }
-    report.notes.push("Figures of an operation include its share of maintenance.".to_owned());
-    Ok(report)
-}
-
-/// Cost of maintenance for each operation.
-fn upkeep(measured: &Report) -> PerOp {
-    measured.run.by_kind.get(&ReportKind::Maintenance).map(|it| it.per_op).unwrap_or_default()
+    report.note("Figures of an operation include its share of maintenance.");
+    Ok(())
 }
 
 /// Adds the paper's figures for gets, and the checks on ours.
 fn add_search(
     report: &mut ReproReport,
-    driver: &Driver<'_>,
     paper: &DartPaper,
     keys: &str,
     engine: Engine,
@@ -213,6 +166,6 @@ fn add_search(
     let trips = TRIP_BARS.iter().map(|it| (it, "round trips", cost.round_trips));
     let all = trips.chain(BYTE_BARS.iter().map(|it| (it, "bytes", bytes)));
     for ((_, most), what, ours) in all.filter(|it| it.0.0 == keys) {
-        report.check(format!("{case}: at most {most} {what}"), driver.asked(ours <= *most));
+        report.bar(format!("{case}: at most {most} {what}"), ours <= *most);
     }
 }

@@ -8,21 +8,17 @@ use farleaf_index::compute::{Host, MoveError, RangeCalls, number_of};
 use farleaf_pool::Session;
 
 use super::{
-    ReproOptions,
-    driver::Curves,
+    Repro, ReproOptions, driver,
     error::ReproError,
     papers::{self, DexPaper},
-    report::{ChartKind, ReproReport, figure},
+    report::{ReproChart, ReproReport, figure},
     setup,
     watch::{LOOK_NS, Span, Watch},
     world::{Load, World, as_indexes},
 };
-use crate::{
-    run::{BenchError, Progress},
-    workload::Workload,
-};
+use crate::run::BenchError;
 
-const SCALE_MIN: f64 = 0.002;
+pub(super) const SCALE_MIN: f64 = 0.002;
 /// Compute servers at first; one more joins.
 const FIRST: usize = 3;
 /// Tasks of each compute server that answer requests of others.
@@ -57,15 +53,9 @@ fn moves(twelfths: &[Vec<u8>]) -> Vec<Move> {
     vec![range(9, 12, 2), range(6, 8, 1), range(3, 4, 0)]
 }
 
-pub(super) fn run(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let paper = papers::dex()?;
-    options.check_scale(SCALE_MIN, "the caches do not hold the paths of all clients")?;
-    let title = "throughput while ranges move to a compute server that is added";
-    let title = ("dex-fig10", title);
-    let (mut report, world) = setup::begin(title, &paper, options, 1, progress)?;
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let (paper, options) = (papers::papers()?.dex, repro.options);
+    let world = setup::begin(repro, report, &paper, 1)?;
     let twelfths = equal_width(&world.layout, 12).unwrap_or_default();
     let bounds = [4, 8].map(|at: usize| twelfths[at - 1].clone());
     world.cut(bounds.to_vec())?;
@@ -75,38 +65,34 @@ pub(super) fn run(
     report.set("warmup_ops", options.scaled(paper.setup.warmup_ops));
     report.set("local_ns", paper.setup.cached_page_access_ns);
     let hosts = (0..world.config.compute_servers).map(|_| Arc::default()).collect();
-    let scene =
-        Scene { hosts, world: &world, paper: &paper, options, moves: moves(&twelfths), progress };
+    let scene = Scene { hosts, world: &world, paper: &paper, options, moves: moves(&twelfths) };
     scene.serve()?;
     for mib in &paper.fig10.caches_mib {
         // The fourth has no keys yet.
         world.bounds.set(bounds.iter().cloned().chain([vec![u8::MAX; 8]]).collect());
-        scene.cache(&mut report, *mib)?;
+        scene.cache(report, *mib)?;
     }
-    report.set("trace_hash", format!("{:016x}", world.trace_hash()));
-    report.notes.push(
+    world.record_hash(report);
+    report.note(
         "Of three compute servers with a third of the keys each, the last gives the last quarter to a \
          fourth, then each of the others what is another's in four equal parts, one after the other: \
-         half of all keys. Outside are operations on keys that stay."
-            .to_owned(),
+         half of all keys. Outside are operations on keys that stay.",
     );
-    report.notes.push(
+    report.note(
         "Lost are items whose value is neither that of their last acknowledged write nor of one that \
-         was under way at the same time as it."
-            .to_owned(),
+         was under way at the same time as it.",
     );
-    Ok(report)
+    Ok(())
 }
 
 /// The state that is the same for all caches.
 struct Scene<'a> {
     /// Those of the compute servers, which serve to the end.
     hosts: Vec<Arc<Host<Dex>>>,
-    world: &'a World,
+    world: &'a World<'a>,
     paper: &'a DexPaper,
     options: &'a ReproOptions,
     moves: Vec<Move>,
-    progress: &'a dyn Progress,
 }
 
 impl Scene<'_> {
@@ -122,16 +108,15 @@ impl Scene<'_> {
         });
         let watch = Rc::new(Watch::new(moved.collect(), (lead_ns / 64).max(1)));
         let outcome = self.spawn_move(&caches, &watch, lead_ns)?;
-        let workload = Workload::named("write-intensive").map_err(BenchError::from)?;
         let load = Load {
-            workload: &workload,
+            workload: driver::workload("write-intensive")?,
             warmup: self.options.scaled(self.paper.setup.warmup_ops),
             // The watch ends the run.
             ops: u64::MAX / 2,
             local_ns: self.paper.setup.cached_page_access_ns,
             clients: None,
         };
-        world.run_watched(&as_indexes(&caches), &load, &watch, self.progress)?;
+        world.run_watched(&as_indexes(&caches), &load, &watch)?;
         outcome.replace(Ok(()))?;
         let nodes: u64 = caches.iter().map(|cache| cache.stats().moved_nodes).sum();
         let lost = world.lost(&caches[0], &watch)?;
@@ -180,7 +165,7 @@ impl Scene<'_> {
             report.row(&format!("{case}, {name}"), "Mops", None, watch.mops(span), "");
         }
         let title = format!("{case}: throughput; the move begins at 0");
-        let mut chart = Curves::new(ChartKind::Lines, &title, "ms", "Mops");
+        let mut chart = ReproChart::lines(&title, "ms", "Mops");
         for ((name, span), points) in spans.into_iter().zip(POINTS) {
             let step_ns = ((span.ended_ns - span.began_ns) / points).max(1);
             for point in 0..points {
@@ -192,7 +177,7 @@ impl Scene<'_> {
                 chart.add(name, &format!("{at_ms:.1}"), watch.mops(part));
             }
         }
-        chart.finish(report);
+        report.charts.push(chart);
     }
 
     /// Lets all compute servers execute each other's requests.

@@ -8,21 +8,17 @@ use farleaf_engines::{
 use farleaf_index::BlinkOptions;
 
 use super::{
-    ReproOptions,
+    Repro, driver,
     error::ReproError,
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
     world::{Load, Measured, World},
 };
-use crate::{
-    distribution::RequestDistribution,
-    run::{BenchError, Progress},
-    workload::Workload,
-};
+use crate::{distribution::RequestDistribution, workload::Workload};
 
 /// The smallest scale at which 1 % of the data is more than the least cache.
-const SCALE_MIN: f64 = 0.01;
+pub(super) const SCALE_MIN: f64 = 0.01;
 /// Nodes of the least cache for each client: a path, and two more.
 const PATH_NODES: u64 = 8;
 /// Clients of the paper's comparison at two threads: here one of each compute server.
@@ -37,15 +33,9 @@ const SIM_THROUGHPUT: &str = "throughput is the simulator's: cards and links lik
 pub(super) const OFFLOADING: &str = "what a request costs a memory server's thread is the simulator's: 550 \
     to 1,250 ns, by the nodes that are looked at; the paper does not say what it takes there";
 
-pub(super) fn run(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let paper = papers::dex()?;
-    options.check_scale(SCALE_MIN, "1 % of the data is less than the clients' paths take")?;
-    let title = "throughput as the techniques come together, write-intensive, cache 1 %";
-    let title = ("dex-fig8", title);
-    let (mut report, world) = setup::begin(title, &paper, options, 0, progress)?;
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let (paper, options) = (papers::papers()?.dex, repro.options);
+    let world = setup::begin(repro, report, &paper, 0)?;
     let computes = paper.setup.compute_servers as u64;
     let paths = paper.setup.threads as u64 / computes * PATH_NODES;
     let least = paths * world.layout.node_bytes() as u64;
@@ -58,7 +48,7 @@ pub(super) fn run(
     report.set("ops", ops);
     report.set("uncached_ops", ops / UNCACHED_SHARE);
     report.set("offload", "adaptive, in the last step");
-    let steps = Steps { world: &world, paper: &paper, ops, progress };
+    let steps = Steps { world: &world, paper: &paper, ops };
     let distributions = [
         ("skewed", RequestDistribution::Zipfian { theta: paper.setup.zipf_theta }),
         ("uniform", RequestDistribution::Uniform),
@@ -72,15 +62,15 @@ pub(super) fn run(
     let offloading = DexOptions { offload: Offload::Adaptive, ..caching };
     let few_ops = ops / UNCACHED_SHARE;
     let few_cut = steps.dex(distributions[0].1, path, few_ops, Some(FEW_CLIENTS))?;
-    add_step(&mut report, "4 clients, base (btree)", &few);
-    add_step(&mut report, "4 clients, + partitioning", &few_cut);
+    add_step(report, "4 clients, base (btree)", &few);
+    add_step(report, "4 clients, + partitioning", &few_cut);
     for ((name, request), base) in distributions.into_iter().zip(bases) {
         let cut = steps.dex(request, path, few_ops, None)?;
         let cached = steps.dex(request, caching, ops, None)?;
         let offloaded = steps.dex(request, offloading, ops, None)?;
-        add_step(&mut report, &format!("{name}, base (btree)"), &base?);
-        add_step(&mut report, &format!("{name}, + partitioning"), &cut);
-        add_step(&mut report, &format!("{name}, + cache"), &cached);
+        add_step(report, &format!("{name}, base (btree)"), &base?);
+        add_step(report, &format!("{name}, + partitioning"), &cut);
+        add_step(report, &format!("{name}, + cache"), &cached);
         let published = paper.fig8.cache_gain.get(&request_name(request)).copied();
         let why = format!(
             "the step before has {paths} frames on each compute server, one path for each client, \
@@ -90,7 +80,7 @@ pub(super) fn run(
         report.row(&format!("{name}, + cache"), "gain over the step before", published, gain, &why);
         let published = paper.fig8.offloading_gain.get(&request_name(request)).copied();
         let off = format!("{name}, + offloading");
-        add_step(&mut report, &off, &offloaded);
+        add_step(report, &off, &offloaded);
         report.row(&off, "RPCs /op", None, offloaded.per_op().rpcs, "");
         report.row(&off, "memory servers' threads busy", None, offloaded.handlers_busy, "");
         let gain = offloaded.mops() / cached.mops();
@@ -103,8 +93,8 @@ pub(super) fn run(
     );
     let published = Some(paper.fig8.partitioning_gain_2_threads);
     report.row("4 clients, + partitioning", "gain over the step before", published, gain, &why);
-    report.set("trace_hash", format!("{:016x}", world.trace_hash()));
-    Ok(report)
+    world.record_hash(report);
+    Ok(())
 }
 
 /// The name of a distribution in the paper's figures.
@@ -122,16 +112,21 @@ fn add_step(report: &mut ReproReport, case: &str, measured: &Measured) {
 
 /// Runner of the steps.
 struct Steps<'a> {
-    world: &'a World,
+    world: &'a World<'a>,
     paper: &'a DexPaper,
     ops: u64,
-    progress: &'a dyn Progress,
 }
 
 impl Steps<'_> {
-    fn load(&self, request: RequestDistribution) -> Result<Workload, ReproError> {
-        let workload = Workload::named("write-intensive").map_err(BenchError::from)?;
-        Ok(Workload { request, ..workload })
+    fn load(
+        &self,
+        request: RequestDistribution,
+        [warmup, ops]: [u64; 2],
+        clients: Option<usize>,
+    ) -> Result<Load, ReproError> {
+        let workload = Workload { request, ..driver::workload("write-intensive")? };
+        let local_ns = self.paper.setup.cached_page_access_ns;
+        Ok(Load { workload, warmup, ops, local_ns, clients })
     }
 
     /// Every client works on the whole tree.
@@ -143,10 +138,7 @@ impl Steps<'_> {
         let tree = BTree::open(self.world.meta, self.world.layout, BlinkOptions::default());
         let indexes = vec![AnyIndex::BTree(tree); self.paper.setup.compute_servers];
         let ops = self.ops / UNCACHED_SHARE;
-        let local_ns = self.paper.setup.cached_page_access_ns;
-        let workload = self.load(request)?;
-        let load = Load { workload: &workload, warmup: ops / 10, ops, local_ns, clients };
-        self.world.run(&indexes, &load, self.progress)
+        self.world.run(&indexes, &self.load(request, [ops / 10, ops], clients)?)
     }
 
     /// Each compute server has a partition and a cache.
@@ -157,9 +149,6 @@ impl Steps<'_> {
         ops: u64,
         clients: Option<usize>,
     ) -> Result<Measured, ReproError> {
-        let local_ns = self.paper.setup.cached_page_access_ns;
-        let workload = self.load(request)?;
-        let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients };
-        self.world.run_dex(options, &load, self.progress)
+        self.world.run_dex(options, &self.load(request, [ops, ops], clients)?)
     }
 }

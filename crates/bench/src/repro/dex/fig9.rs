@@ -6,25 +6,21 @@ use farleaf_engines::dex::{Admission, Dex, DexOptions};
 use farleaf_index::Index;
 
 use super::{
-    ReproOptions,
+    Repro,
     error::ReproError,
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
     slices::{SlicePlan, THREADS},
-    world::{Load, Measured, World},
 };
 use crate::{
     distribution::{Scramble, Zipfian},
-    report::TimeKind,
-    run::{BenchError, Phase, Progress},
-    workload::Workload,
+    run::{BenchError, Phase},
 };
 
 /// Caches of each compute server, MiB at scale 1.
 const CACHES_MIB: [u64; 2] = [64, 256];
-const SCALE_MIN: f64 = 0.01;
-const SLICE_OPS: usize = 5_000;
+pub(super) const SCALE_MIN: f64 = 0.01;
 const ROUNDS: usize = 100;
 /// Keys on mapped memory at scale 1, and the cache's share of their bytes.
 const MAPPED_KEYS: u64 = 10_000_000;
@@ -36,22 +32,15 @@ const MAP: (bool, Admission) = (false, Admission::EAGER);
 const BOTH: (bool, Admission) = (false, Admission::LAZY);
 const AGAIN: (bool, Admission) = (false, Admission::Again);
 
-pub(super) fn run(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let paper = papers::dex()?;
-    options.check_scale(SCALE_MIN, "the caches do not hold the paths of all clients")?;
-    let title = "the cooling map against one queue, leaves kept by chance against always";
-    let mut report = ReproReport::new("dex-fig9", title, &paper.source, TimeKind::Virtual);
-    simulated(&mut report, &paper, options, progress)?;
-    mapped(&mut report, &paper, options, progress)?;
-    report.notes.push(
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.dex;
+    simulated(repro, report, &paper)?;
+    mapped(repro, report, &paper)?;
+    report.note(
         "What was simulated is of virtual time; what says \"2 threads\" is of real time, on mapped \
-         memory, where a miss costs little more than a copy, in alternating slices."
-            .to_owned(),
+         memory, where a miss costs little more than a copy, in alternating slices.",
     );
-    Ok(report)
+    Ok(())
 }
 
 fn dex_options(
@@ -63,24 +52,19 @@ fn dex_options(
 }
 
 fn simulated(
+    repro: &Repro<'_>,
     report: &mut ReproReport,
     paper: &DexPaper,
-    options: &ReproOptions,
-    progress: &dyn Progress,
 ) -> Result<(), ReproError> {
-    let world = World::new(setup::world(paper, options), progress)?;
+    let options = repro.options;
+    let world = setup::begin(repro, report, paper, 0)?;
     world.partition()?;
-    setup::describe(report, paper, options, &world);
-    let workload = Workload::named("read-intensive").map_err(BenchError::from)?;
     report.set("workload", "read-intensive");
-    let (ops, local_ns) = setup::paced(report, paper, options);
+    let load = setup::paced(report, paper, options, "read-intensive")?;
     let dex = setup::with_settings(options)?;
     for mib in CACHES_MIB {
         let cache_bytes = options.scaled(mib << 20);
-        let step = |kind| -> Result<Measured, ReproError> {
-            let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
-            world.run_dex(dex_options(dex, cache_bytes, kind), &load, progress)
-        };
+        let step = |kind| world.run_dex(dex_options(dex, cache_bytes, kind), &load);
         let (base, map, both, again) = (step(BASE)?, step(MAP)?, step(BOTH)?, step(AGAIN)?);
         for (name, measured) in [
             ("one queue", &base),
@@ -108,17 +92,13 @@ fn simulated(
         let gain = again.mops() / map.mops();
         report.row(&format!("{mib} MiB, admission again"), "gain", None, gain, why);
     }
-    report.set("trace_hash", format!("{:016x}", world.trace_hash()));
+    world.record_hash(report);
     Ok(())
 }
 
-fn mapped(
-    report: &mut ReproReport,
-    paper: &DexPaper,
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<(), ReproError> {
-    let keys = (MAPPED_KEYS as f64 * options.scale) as u64;
+fn mapped(repro: &Repro<'_>, report: &mut ReproReport, paper: &DexPaper) -> Result<(), ReproError> {
+    let Repro { options, progress, .. } = *repro;
+    let keys = options.scaled(MAPPED_KEYS);
     let cache_bytes = (keys * 16 / MAPPED_CACHE_SHARE).max(1 << 18);
     let dex = setup::with_settings(options)?;
     let testbed = setup::testbed(keys * 3, options)?;
@@ -132,8 +112,6 @@ fn mapped(
     let plan = SlicePlan {
         sides: sides.len(),
         rounds: ROUNDS,
-        slice_ops: SLICE_OPS,
-        seed: options.seed,
         draw: &|rng| scramble.item(zipfian.sample(rng)),
         slice: &|side, thread, wanted| {
             let (index, session): (&Dex, _) = (&sides[side], &thread.session);

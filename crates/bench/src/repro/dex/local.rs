@@ -3,10 +3,9 @@
 //! It shows the cost of remote memory that is not needed, on mapped memory with real threads.
 
 use farleaf_engines::dex::DexOptions;
-use serde_json::{Value, json};
 
 use super::{
-    ReproOptions,
+    Repro,
     error::ReproError,
     local_tree::LocalTree,
     maps::{self, BenchMap, BenchTable, Side},
@@ -15,70 +14,55 @@ use super::{
     setup,
     slices::{self, SlicePlan, THREADS, Testbed, Times, Work},
 };
-use crate::{
-    report::TimeKind,
-    run::{Phase, Progress},
-};
+use crate::run::{Phase, Progress};
 
 const KEYS: u64 = 10_000_000;
 const FILL: f64 = 0.7;
-const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 100;
-const SCALE_MIN: f64 = 0.0001;
+pub(super) const SCALE_MIN: f64 = 0.0001;
 
-pub(super) fn run(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let paper = papers::dex()?;
-    options.check_scale(SCALE_MIN, "there are too few keys")?;
-    let keys = (KEYS as f64 * options.scale) as u64;
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let Repro { options, progress, .. } = *repro;
+    let paper = papers::papers()?.dex;
+    report.source.clone_from(&paper.source);
+    let keys = options.scaled(KEYS);
     // Room for every node, half as many again.
     let cache_bytes = (keys * 16 * 2).max(1 << 20);
-    let title = "throughput of a cache that holds all, beside trees in local memory";
-    let mut report = ReproReport::new("dex-local", title, &paper.source, TimeKind::Real);
     let testbed = setup::testbed(keys, options)?;
     progress.begin(Phase::Load, keys * 3);
     let base = setup::with_settings(options)?;
     let dex = DexOptions { cache_bytes, bulk_fill: FILL, ..base };
     let (sides, local_nodes) = sides(&testbed, keys, dex, progress)?;
-    report.scale = options.scale;
-    let config: [(&str, Value); 11] = [
-        ("engine", json!("dex")),
-        ("fabric", json!("mapped")),
-        ("seed", json!(options.seed)),
-        ("keys", json!(keys)),
-        ("distribution", json!("uniform")),
-        ("threads", json!(THREADS)),
-        ("cache_bytes", json!(cache_bytes)),
-        ("bulk_fill", json!(FILL)),
-        ("local_nodes", json!(local_nodes)),
-        ("slice_ops", json!(SLICE_OPS)),
-        ("rounds", json!(ROUNDS)),
-    ];
-    config.into_iter().for_each(|(name, value)| report.set(name, value));
+    report.set("engine", "dex");
+    report.set("fabric", "mapped");
+    report.set("seed", options.seed);
+    report.set("keys", keys);
+    report.set("distribution", "uniform");
+    report.set("threads", THREADS);
+    report.set("cache_bytes", cache_bytes);
+    report.set("bulk_fill", FILL);
+    report.set("local_nodes", local_nodes);
+    report.set("slice_ops", slices::SLICE_OPS);
+    report.set("rounds", ROUNDS);
     let mut verbs = 0;
     for work in [Work::Get, Work::Update] {
         let plan = SlicePlan {
             sides: sides.len(),
             rounds: ROUNDS,
-            slice_ops: SLICE_OPS,
-            seed: options.seed,
             draw: &|rng| rng.u64(..keys),
             slice: &|side, thread, wanted| sides[side].map.slice(work, thread, wanted),
         };
         let times = testbed.measure(&plan, progress)?;
         verbs += times.cost.verbs();
-        add(&mut report, &paper, work, &sides, &times);
+        add(report, &paper, work, &sides, &times);
     }
     report.check("an operation on a warm cache does no remote operation", Some(verbs == 0));
-    report.notes.push(
+    report.note(
         "Each row is the median over rounds; in a round every side runs for some milliseconds on \
          both threads at once, one side after the other. The share is by processor time, so that \
-         what else runs on the machine does not count; Mops are by real time."
-            .to_owned(),
+         what else runs on the machine does not count; Mops are by real time.",
     );
-    Ok(report)
+    Ok(())
 }
 
 fn add(report: &mut ReproReport, paper: &DexPaper, work: Work, sides: &[Side], times: &Times) {
@@ -94,8 +78,7 @@ fn add(report: &mut ReproReport, paper: &DexPaper, work: Work, sides: &[Side], t
     if work == Work::Get {
         let least = paper.local.share_of_local_tree;
         // Smaller trees lie in the processor's cache, and so measure something else.
-        let holds = (report.scale >= 1.0).then_some(share >= least);
-        report.check(format!("get: at least {least} of the local tree's throughput"), holds);
+        report.bar(format!("get: at least {least} of the local tree's throughput"), share >= least);
     }
     for (at, side) in sides.iter().enumerate() {
         report.row(&format!("{name}, {}", side.name), "Mops", None, times.mops(at), "");

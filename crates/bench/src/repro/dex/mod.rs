@@ -15,80 +15,106 @@ mod world;
 use farleaf_engines::Engine;
 use farleaf_index::knobs::CACHE;
 
-use super::{Kind, ReproOptions, RunFn, Spec, driver, error, maps, papers, report, slices};
+use super::{Kind, Repro, ReproOptions, Spec, driver, error, maps, papers, report, slices};
+use crate::report::TimeKind;
 
 const ENGINES: &[Engine] = &[Engine::Dex];
+
+/// The parts of experiments that are too small at the least scale.
+const PATHS: &str = "the caches do not hold the paths of all clients";
+const SMALL: &str = "1 % of the data is less than the clients' paths take";
 
 /// The experiments.
 pub(super) const SPECS: &[Spec] = &[
     Spec {
         name: "dex-table2",
         about: "DEX, Table 2: remote operations and bytes for each index operation",
+        title: "remote operations and bytes for each index operation",
         usual_scale: 1.0,
         small_scale: 0.02,
+        least: (table2::SCALE_MIN, PATHS),
         kind: Kind::Figure,
+        time: TimeKind::Virtual,
         chosen: &[CACHE],
         engines: Engine::ALL,
-        run: RunFn::Alone(table2::run),
+        run: table2::run,
     },
     Spec {
         name: "dex-fig8",
         about: "DEX, Figure 8: what each technique adds",
+        title: "throughput as the techniques come together, write-intensive, cache 1 %",
         usual_scale: 0.05,
         small_scale: 0.01,
+        least: (fig8::SCALE_MIN, SMALL),
         kind: Kind::Figure,
+        time: TimeKind::Virtual,
         chosen: &[CACHE, "offload"],
         engines: ENGINES,
-        run: RunFn::Alone(fig8::run),
+        run: fig8::run,
     },
     Spec {
         name: "dex-fig9",
         about: "DEX, Figure 9: the cooling map against one queue, admission of leaves by chance",
+        title: "the cooling map against one queue, leaves kept by chance against always",
         usual_scale: 0.05,
         small_scale: 0.01,
+        least: (fig9::SCALE_MIN, PATHS),
         kind: Kind::Figure,
+        time: TimeKind::Virtual,
         chosen: &[CACHE, "single_queue", "admission"],
         engines: ENGINES,
-        run: RunFn::Alone(fig9::run),
+        run: fig9::run,
     },
     Spec {
         name: "dex-fig10",
         about: "DEX, Figure 10: throughput while ranges move to a new server",
+        title: "throughput while ranges move to a compute server that is added",
         usual_scale: 0.01,
         small_scale: 0.002,
+        least: (fig10::SCALE_MIN, PATHS),
         kind: Kind::Figure,
+        time: TimeKind::Virtual,
         chosen: &[CACHE],
         engines: ENGINES,
-        run: RunFn::Alone(fig10::run),
+        run: fig10::run,
     },
     Spec {
         name: "dex-fig11",
         about: "DEX, Figure 11: throughput over the size of the cache",
+        title: "throughput over the size of the cache",
         usual_scale: 0.02,
         small_scale: 0.01,
+        least: (fig8::SCALE_MIN, SMALL),
         kind: Kind::Figure,
+        time: TimeKind::Virtual,
         chosen: &[CACHE],
         engines: ENGINES,
-        run: RunFn::Alone(fig11::run),
+        run: fig11::run,
     },
     Spec {
         name: "dex-fig12",
         about: "DEX, Figure 12: offloading over memory servers' threads",
+        title: "offloading by threads of each memory server, cache 1 %",
         usual_scale: 0.02,
         small_scale: 0.01,
+        least: (fig8::SCALE_MIN, SMALL),
         kind: Kind::Figure,
+        time: TimeKind::Virtual,
         chosen: &[CACHE, "offload"],
         engines: ENGINES,
-        run: RunFn::Alone(fig12::run),
+        run: fig12::run,
     },
     Spec {
         name: "dex-local",
         about: "DEX: a cache that holds all, beside trees in local memory (real time)",
+        title: "throughput of a cache that holds all, beside trees in local memory",
         usual_scale: 1.0,
         small_scale: 0.02,
+        least: (local::SCALE_MIN, "there are too few keys"),
         kind: Kind::Figure,
+        time: TimeKind::Real,
         chosen: &[CACHE, "bulk_fill"],
         engines: ENGINES,
-        run: RunFn::Alone(local::run),
+        run: local::run,
     },
 ];

@@ -2,25 +2,19 @@
 
 use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions};
 use farleaf_engines::{Engine, TableFormat};
-use farleaf_fabric::OpKind;
 use farleaf_index::bnode::Layout;
 use farleaf_index::{Index, Knobs};
 
 use super::{
-    ReproOptions,
+    Repro, ReproOptions, driver,
     error::ReproError,
     papers::DexPaper,
     report::ReproReport,
     slices::{self, Testbed},
-    world::{World, WorldConfig},
+    world::{Load, World, WorldConfig},
 };
-use crate::{
-    report::TimeKind,
-    run::{BenchError, Progress, sorted::SortedItems},
-};
+use crate::run::{BenchError, Progress, sorted::SortedItems};
 
-/// The kinds of index operations that experiments make, as the fabric counts them.
-pub(super) const OPERATIONS: [OpKind; 2] = [OpKind::Get, OpKind::Update];
 /// Share of a node that the bulk load fills, as random inserts leave it.
 const BULK_FILL: f64 = 0.7;
 /// Entries of such a node, about.
@@ -71,51 +65,23 @@ fn subtree_level(paper: &DexPaper, keys: u64) -> u8 {
     (1..=paper.setup.offload_level).rev().find(|level| subtrees(*level) >= enough).unwrap_or(1)
 }
 
-/// Begins a report with the parameters of the run, on the paper's cluster, loaded.
+/// Sets the paper's cluster up, loaded; the report records the parameters of the run.
 ///
 /// # Errors
 /// Those of [`World::new`].
-pub(super) fn begin(
-    (name, title): (&str, &str),
+pub(super) fn begin<'a>(
+    repro: &Repro<'a>,
+    report: &mut ReproReport,
     paper: &DexPaper,
-    options: &ReproOptions,
     spare_threads: usize,
-    progress: &dyn Progress,
-) -> Result<(ReproReport, World), ReproError> {
-    let mut report = ReproReport::new(name, title, &paper.source, TimeKind::Virtual);
-    let config = WorldConfig { spare_threads, ..world(paper, options) };
-    let world = World::new(config, progress)?;
-    describe(&mut report, paper, options, &world);
-    Ok((report, world))
-}
-
-/// A load with as many warm-up operations as measured ones, at the paper's cost for its worker
-/// thread; the report records both.
-pub(super) fn paced(
-    report: &mut ReproReport,
-    paper: &DexPaper,
-    options: &ReproOptions,
-) -> (u64, u64) {
-    let (ops, local_ns) =
-        (options.scaled(paper.setup.warmup_ops), paper.setup.cached_page_access_ns);
-    report.set("warmup_ops", ops);
-    report.set("ops", ops);
-    report.set("local_ns", local_ns);
-    (ops, local_ns)
-}
-
-/// Records the parameters of the run.
-pub(super) fn describe(
-    report: &mut ReproReport,
-    paper: &DexPaper,
-    options: &ReproOptions,
-    world: &World,
-) {
-    report.scale = options.scale;
+) -> Result<World<'a>, ReproError> {
+    report.source.clone_from(&paper.source);
+    let config = WorldConfig { spare_threads, ..world(paper, repro.options) };
+    let world = World::new(config, repro.progress)?;
     let config = &world.config;
     report.set("engine", "dex");
     report.set("fabric", "sim");
-    report.set("seed", options.seed);
+    report.set("seed", config.seed);
     report.set("keys", config.keys);
     report.set("key_bytes", paper.setup.key_bytes);
     report.set("value_bytes", paper.setup.value_bytes);
@@ -128,6 +94,27 @@ pub(super) fn describe(
     report.set("subtree_level", config.subtree_level);
     report.set("partitions", "of equal width, one for each compute server");
     report.set("offload", "none");
+    Ok(world)
+}
+
+/// A load of the built-in workload `name` with as many warm-up operations as measured ones, at the paper's cost for
+/// its worker thread; the report records both.
+///
+/// # Errors
+/// `Bench`.
+pub(super) fn paced(
+    report: &mut ReproReport,
+    paper: &DexPaper,
+    options: &ReproOptions,
+    name: &str,
+) -> Result<Load, ReproError> {
+    let ops = options.scaled(paper.setup.warmup_ops);
+    let local_ns = paper.setup.cached_page_access_ns;
+    report.set("warmup_ops", ops);
+    report.set("ops", ops);
+    report.set("local_ns", local_ns);
+    let workload = driver::workload(name)?;
+    Ok(Load { workload, warmup: ops, ops, local_ns, clients: None })
 }
 
 /// Mapped memory for `keys` pairs of 8 + 8 bytes.

@@ -67,17 +67,7 @@ impl Observer for Watch {
 
 impl Watch {
     pub(super) fn new(moved: Vec<(Vec<u8>, Vec<u8>)>, slot_ns: u64) -> Self {
-        Watch {
-            moved,
-            slot_ns,
-            measuring: Cell::default(),
-            over: Cell::default(),
-            move_span: Cell::default(),
-            slots: RefCell::default(),
-            longest_ns: Cell::default(),
-            written: RefCell::default(),
-            acknowledged: Cell::default(),
-        }
+        Watch { moved, slot_ns, ..Watch::default() }
     }
 
     /// Ends the warm-up.

@@ -14,13 +14,14 @@ use farleaf_engines::{
     },
 };
 use farleaf_fabric::{
-    AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, ServerId, Snapshot,
+    AnyEndpoint, Endpoint, Fabric, GlobalAddr, ServerId, Snapshot,
     sim::{RpcConfig, Sim, SimConfig},
 };
+use farleaf_harness::{join, make_pool};
 use farleaf_index::{Index, IndexError, bnode::Layout, compute::OwnedTable};
-use farleaf_pool::{Pool, PoolError, PoolOptions, Session, format};
+use farleaf_pool::{PoolError, PoolOptions, Session};
 
-use super::{error::ReproError, setup, watch::Watch};
+use super::{error::ReproError, papers::Table2Row, report::ReproReport, setup, watch::Watch};
 use crate::{
     generator::OpGenerator,
     item_space::ItemSpace,
@@ -62,8 +63,8 @@ pub(super) struct WorldConfig {
 
 /// One run on a [`World`].
 #[derive(Clone, Debug)]
-pub(super) struct Load<'a> {
-    pub(super) workload: &'a Workload,
+pub(super) struct Load {
+    pub(super) workload: Workload,
     /// Operations before the measured ones, of all clients together.
     pub(super) warmup: u64,
     /// Measured operations, of all clients together.
@@ -87,21 +88,12 @@ pub(super) struct Measured {
     pub(super) handlers_busy: f64,
 }
 
-/// Remote operations and bytes for each index operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct PerOperation {
-    pub(super) reads: f64,
-    pub(super) writes: f64,
-    pub(super) atomics: f64,
-    pub(super) rpcs: f64,
-    pub(super) bytes: f64,
-}
-
 impl Measured {
-    pub(super) fn per_op(&self) -> PerOperation {
+    /// Remote operations and bytes for each index operation.
+    pub(super) fn per_op(&self) -> Table2Row {
         let cost = self.cost.total();
         let each = |count: u64| count as f64 / self.ops.max(1) as f64;
-        PerOperation {
+        Table2Row {
             reads: each(cost.reads),
             writes: each(cost.writes),
             atomics: each(cost.atomics()),
@@ -122,7 +114,7 @@ impl Measured {
 }
 
 /// See the [module page](self).
-pub(super) struct World {
+pub(super) struct World<'a> {
     pub(super) config: WorldConfig,
     pub(super) sim: Sim,
     /// One for each worker thread; thread `t` is of compute server `t % compute_servers`.
@@ -134,6 +126,7 @@ pub(super) struct World {
     pub(super) bounds: Bounds,
     runs: Cell<usize>,
     handlers: Handlers,
+    progress: &'a dyn Progress,
 }
 
 /// Threads of the memory servers for offloaded requests.
@@ -151,12 +144,12 @@ impl Handlers {
     }
 }
 
-impl World {
+impl<'a> World<'a> {
     /// Sets the cluster up and fills the tree: nodes as `btree` and `dex` both have them.
     ///
     /// # Errors
     /// [`ReproError`] if the cluster makes no sense or the keys do not fit.
-    pub(super) fn new(config: WorldConfig, progress: &dyn Progress) -> Result<Self, ReproError> {
+    pub(super) fn new(config: WorldConfig, progress: &'a dyn Progress) -> Result<Self, ReproError> {
         let layout = TableFormat::fixed8(Engine::BTree).layout().map_err(BenchError::Table)?;
         let region_bytes = region_bytes(&config);
         let computes = config.compute_servers;
@@ -190,18 +183,14 @@ impl World {
         let pool_bytes = region_bytes * config.memory_servers as u64;
         let refused = |source: PoolError| BenchError::Pool { pool_bytes, source };
         let loading = async {
-            let mut pools: Vec<Arc<Pool>> = Vec::new();
-            let mut sessions = Vec::new();
+            let mut sessions: Vec<Session> = Vec::new();
             for endpoint in &endpoints {
-                if pools.len() < computes {
-                    let client = Client::new(endpoint.clone());
-                    if pools.is_empty() {
-                        format(&client, &options).await.map_err(refused)?;
-                    }
-                    pools.push(Pool::join(&client).await.map_err(refused)?);
-                }
-                let pool = &pools[sessions.len() % computes];
-                sessions.push(pool.session(endpoint.clone()).await.map_err(refused)?);
+                let session = match sessions.len() {
+                    0 => make_pool(endpoint.clone(), &options).await,
+                    thread if thread < computes => join(endpoint.clone()).await,
+                    thread => sessions[thread % computes].pool().session(endpoint.clone()).await,
+                };
+                sessions.push(session.map_err(refused)?);
             }
             let first = &sessions[0];
             let layout = layout.for_tree(first.endpoint().random());
@@ -245,6 +234,7 @@ impl World {
                 threads: Cell::new(config.handler_threads),
             },
             config,
+            progress,
         })
     }
 
@@ -332,13 +322,8 @@ impl World {
     ///
     /// # Errors
     /// [`ReproError::Wrong`] for an operation that fails, or an answer that cannot be right.
-    pub(super) fn run(
-        &self,
-        indexes: &[AnyIndex],
-        load: &Load<'_>,
-        progress: &dyn Progress,
-    ) -> Result<Measured, ReproError> {
-        self.run_watched(indexes, load, &Rc::default(), progress)
+    pub(super) fn run(&self, indexes: &[AnyIndex], load: &Load) -> Result<Measured, ReproError> {
+        self.run_watched(indexes, load, &Rc::default())
     }
 
     /// As [`World::run`]. A `watch` records every operation, and ends the run.
@@ -348,14 +333,13 @@ impl World {
     pub(super) fn run_watched(
         &self,
         indexes: &[AnyIndex],
-        load: &Load<'_>,
+        load: &Load,
         watch: &Rc<Watch>,
-        progress: &dyn Progress,
     ) -> Result<Measured, ReproError> {
         let number = self.runs.replace(self.runs.get() + 1);
         let (space, seed) = (Arc::clone(&self.data.space), self.config.seed);
         let generator =
-            OpGenerator::new(load.workload, space, seed, 0, 1).map_err(BenchError::from)?;
+            OpGenerator::new(&load.workload, space, seed, 0, 1).map_err(BenchError::from)?;
         let generator = Rc::new(RefCell::new(generator));
         let partitions = self.bounds.partitions();
         let router = Router::new(Owners::new(self.bounds.clone(), partitions), partitions);
@@ -372,7 +356,7 @@ impl World {
         let mut clients: Vec<_> = self.sessions[..count].iter().enumerate().map(client).collect();
         let stop = self.maintain();
         let mut phase = |phase, ops| {
-            progress.begin(phase, ops);
+            self.progress.begin(phase, ops);
             router.allow(ops, count);
             let thread = ThreadContext {
                 tally: Rc::default(),
@@ -384,7 +368,7 @@ impl World {
             for client in clients.drain(..) {
                 client.start(Job::Closed(ops), thread.clone());
             }
-            let all = self.sim.block_on(thread.gather.all(|steps| progress.advance(steps)));
+            let all = self.sim.block_on(thread.gather.all(|steps| self.progress.advance(steps)));
             clients = all.map_err(BenchError::from)?;
             clients.sort_unstable_by_key(BenchClient::number);
             let wrong = thread.tally.borrow().first_error().map(str::to_owned);
@@ -409,14 +393,9 @@ impl World {
     ///
     /// # Errors
     /// As [`World::open`], [`World::run`] and [`World::close`].
-    pub(super) fn run_dex(
-        &self,
-        options: DexOptions,
-        load: &Load<'_>,
-        progress: &dyn Progress,
-    ) -> Result<Measured, ReproError> {
+    pub(super) fn run_dex(&self, options: DexOptions, load: &Load) -> Result<Measured, ReproError> {
         let caches = self.open(options)?;
-        let measured = self.run(&as_indexes(&caches), load, progress)?;
+        let measured = self.run(&as_indexes(&caches), load)?;
         self.close(caches)?;
         Ok(measured)
     }
@@ -465,9 +444,10 @@ impl World {
         stop
     }
 
-    /// A hash over every event and effect so far.
-    pub(super) fn trace_hash(&self) -> u64 {
-        self.sim.trace_hash()
+    /// Records a hash over every event and effect so far.
+    pub(super) fn record_hash(&self, report: &mut ReproReport) {
+        // As text: numbers beyond 2^53 do not survive every reader of JSON.
+        report.set("trace_hash", format!("{:016x}", self.sim.trace_hash()));
     }
 }
 

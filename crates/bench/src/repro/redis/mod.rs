@@ -20,17 +20,15 @@ use serde_json::{Value, json};
 pub use error::RedisError;
 
 use super::{
-    ReproOptions, driver,
+    Repro, ReproOptions, driver,
     error::ReproError,
-    hosts::Hosts,
     report::{ReproReport, ReproRow, ReproTable},
 };
 use crate::{
     config::{BenchConfig, FabricKind},
     distribution::RequestDistribution,
     keys::{KeyOrder, KeySpec},
-    report::TimeKind,
-    run::{BenchError, Progress, context::Dataset},
+    run::{BenchError, context::Dataset},
     workload::{OpKind, Workload},
 };
 use benchmark::Gets;
@@ -51,77 +49,66 @@ const DEPTH: usize = 64;
 const CLIENTS_BESIDE: usize = 50;
 const KEY_TYPE: KeySpec = KeySpec::U64(KeyOrder::Hashed);
 const VALUE_BYTES: usize = 8;
-const SCALE_MIN: f64 = 0.001;
+pub(super) const SCALE_MIN: f64 = 0.001;
 /// The least ratio of our gets to those of Redis's own bench.
 const BARS: [(System, f64); 3] =
     [(System::DexWarm, 3.0), (System::DexRead, 1.0), (System::BTree, 0.4)];
 const WORKLOADS: [&str; 6] = ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f"];
 
-pub(super) fn run(
-    options: &ReproOptions,
-    hosts: &dyn Hosts,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    options.check_scale(SCALE_MIN, "there are too few keys")?;
+pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
     let server = RedisServer::start()?;
-    let title = "the same gets and YCSB's workloads, on one thread of a client and one of a server";
-    let source = format!("Redis {}", server.version);
-    let mut report = ReproReport::new("redis", title, &source, TimeKind::Real);
+    report.source = format!("Redis {}", server.version);
     report.against = "redis".to_owned();
-    report.scale = options.scale;
-    describe(&mut report, options);
-    compare(&mut report, &server, options, hosts, progress).map_err(|error| match error {
+    describe(report, repro.options);
+    compare(repro, report, &server).map_err(|error| match error {
         ReproError::Redis(error) => ReproError::Redis(server.explain(error)),
         other => other,
-    })?;
-    Ok(report)
+    })
 }
 
 fn describe(report: &mut ReproReport, options: &ReproOptions) {
     let keys = options.scaled(KEYS);
-    for (name, value) in [
-        ("fabric", json!("tcp")),
-        ("seed", json!(options.seed)),
-        ("keys", json!(keys)),
-        ("key_bytes", json!("8; redis-benchmark's own have 16")),
-        ("value_bytes", json!(VALUE_BYTES)),
-        ("in_flight", json!(DEPTH)),
-        ("gets", json!(options.scaled(GETS))),
-        ("get_rounds", json!(GET_ROUNDS)),
-        ("ops", json!(options.scaled(OPS))),
-        ("scan_ops", json!(options.scaled(SCAN_OPS))),
-        ("rounds", json!(ROUNDS)),
-        ("client_threads", json!(1)),
-        ("server_threads", json!(1)),
-    ] {
-        report.set(name, value);
-    }
+    report.set("fabric", "tcp");
+    report.set("seed", options.seed);
+    report.set("keys", keys);
+    report.set("key_bytes", "8; redis-benchmark's own have 16");
+    report.set("value_bytes", VALUE_BYTES);
+    report.set("in_flight", DEPTH);
+    report.set("gets", options.scaled(GETS));
+    report.set("get_rounds", GET_ROUNDS);
+    report.set("ops", options.scaled(OPS));
+    report.set("scan_ops", options.scaled(SCAN_OPS));
+    report.set("rounds", ROUNDS);
+    report.set("client_threads", 1);
+    report.set("server_threads", 1);
     for system in System::ALL {
         let ((name, key), about) = (system.names(), system.about(keys));
-        report.notes.push(format!("{name}: {about}."));
+        report.note(format!("{name}: {about}."));
         report.set(key, about);
     }
-    for note in [
+    report.note(
         "Latency, on every side, is from the moment at which an operation is given to the client's \
          library (Redis: put with the commands that are sent next) until its answer has been looked \
          at, so that waiting behind the others under way counts; redis-benchmark's is from sending \
          64 commands to the first byte of their answers.",
+    );
+    report.note(
         "READ, WRITE and atomics are remote operations for each operation; bytes are those that they \
          carry, for Redis those of commands and replies.",
+    );
+    report.note(
         "Scans on Redis: a sorted set of all keys, of one score, read by ZRANGE ... BYLEX LIMIT, \
          then MGET of the values; inserts add to it where the workload has scans.",
-    ] {
-        report.notes.push(note.to_owned());
-    }
+    );
 }
 
-/// The same work for all sides.
+/// The same work for all sides; `ops` at scale 1.
 fn work(workload: Workload, ops: u64, options: &ReproOptions) -> BenchConfig {
     BenchConfig {
         fabric: FabricKind::Tcp,
         workload,
         keys: options.scaled(KEYS),
-        ops,
+        ops: options.scaled(ops),
         clients: DEPTH,
         threads: 1,
         compute_servers: 1,
@@ -135,24 +122,21 @@ fn work(workload: Workload, ops: u64, options: &ReproOptions) -> BenchConfig {
 }
 
 fn compare(
+    repro: &Repro<'_>,
     report: &mut ReproReport,
     server: &RedisServer,
-    options: &ReproOptions,
-    hosts: &dyn Hosts,
-    progress: &dyn Progress,
 ) -> Result<(), ReproError> {
-    let mut errors = gets(report, server, options, hosts, progress)?;
+    let mut errors = gets(repro, report, server)?;
     let mut table = ReproTable::new("YCSB");
     let mut wire = server.connect()?;
     for name in WORKLOADS {
         let workload = driver::workload(name)?;
         let has_scans = workload.mix.share(OpKind::Scan) > 0.0;
-        let config =
-            work(workload, options.scaled(if has_scans { SCAN_OPS } else { OPS }), options);
+        let config = work(workload, if has_scans { SCAN_OPS } else { OPS }, repro.options);
         let mut runs = System::ALL.map(|system| (system, Vec::with_capacity(ROUNDS)));
         for _ in 0..ROUNDS {
             for (system, runs) in &mut runs {
-                runs.push(system.run(&config, hosts, &mut wire, progress)?);
+                runs.push(system.run(repro, &config, &mut wire)?);
             }
         }
         let runs = runs.map(|(system, runs)| (system, SystemResult::median(&runs)));
@@ -163,8 +147,9 @@ fn compare(
             table.row(cells(Some(name), system.name(), measured, of_redis));
             let quantity = format!("{name}, M op/s");
             if *system != System::Redis {
-                let ours = measured.ops_per_s / 1e6;
-                report.rows.push(row_of(system.name(), &quantity, redis / 1e6, ours));
+                let [theirs, ours] = [redis, measured.ops_per_s].map(|rate| Some(rate / 1e6));
+                // A difference of two systems needs no reason.
+                report.rows.push(ReproRow::new(system.name(), &quantity, theirs, ours));
             }
             errors.extend(measured.error.as_ref().map(|it| format!("{}: {it}", system.name())));
         }
@@ -180,20 +165,18 @@ fn compare(
 
 /// Measures gets of keys drawn evenly, against Redis's own bench; returns the wrong answers.
 fn gets(
+    repro: &Repro<'_>,
     report: &mut ReproReport,
     server: &RedisServer,
-    options: &ReproOptions,
-    hosts: &dyn Hosts,
-    progress: &dyn Progress,
 ) -> Result<Vec<String>, ReproError> {
     let workload = driver::mixed("gets", &[(OpKind::Get, 1.0)], RequestDistribution::Uniform)?;
-    let config = work(workload, options.scaled(GETS), options);
+    let config = work(workload, GETS, repro.options);
     let BenchConfig { keys, ops, .. } = config;
     let gets = Gets { clients: 1, depth: DEPTH, keys, ops, value_bytes: VALUE_BYTES };
     let beside = Gets { clients: CLIENTS_BESIDE, ..gets };
     let mut wire = server.connect()?;
     let data = Dataset::new(&config, KEY_TYPE.open().map_err(BenchError::from)?);
-    play::set_all(&mut wire, &data, false, progress, |item, key| {
+    play::set_all(&mut wire, &data, false, repro.progress, |item, key| {
         key.clear();
         key.extend_from_slice(format!("key:{item:012}").as_bytes());
         Ok(())
@@ -204,7 +187,7 @@ fn gets(
     for _ in 0..GET_ROUNDS {
         for ((system, runs), ratios) in runs.iter_mut().zip(&mut ratios) {
             let theirs = gets.run(server)?;
-            let ours = system.run(&config, hosts, &mut wire, progress)?;
+            let ours = system.run(repro, &config, &mut wire)?;
             ratios.push(ours.ops_per_s / theirs.ops_per_s);
             single.push(theirs);
             runs.push(ours);
@@ -225,33 +208,22 @@ fn gets(
         let ours = measured.ops_per_s / 1e6;
         for (gets, measured) in &theirs {
             let quantity = format!("M gets/s, against {}", gets.name());
-            let row = row_of(system.name(), &quantity, measured.ops_per_s / 1e6, ours);
+            let theirs = Some(measured.ops_per_s / 1e6);
+            let row = ReproRow::new(system.name(), &quantity, theirs, Some(ours));
             // Each round's ratio is to the row before it.
             let ratio = if gets.clients == 1 { Some(ratio) } else { row.ratio };
             report.rows.push(ReproRow { ratio, ..row });
         }
         let what = format!("{}: gets at least {least} times {}", system.name(), gets.name());
-        let full = options.scale >= 1.0;
-        report.check(what, full.then_some(ratio >= *least));
+        report.bar(what, ratio >= *least);
         let (what, holds) = system.cost_of_get(&measured);
+        let full = report.scale == 1.0;
         // No cache is so small that it does not hold all of a small table.
         report.check(what, (full || *system != System::DexRead).then_some(holds));
         errors.extend(measured.error.map(|it| format!("{}: {it}", system.name())));
     }
     report.tables.push(table);
     Ok(errors)
-}
-
-/// A row without a reason: a difference of two systems needs none.
-fn row_of(case: &str, quantity: &str, theirs: f64, ours: f64) -> ReproRow {
-    ReproRow {
-        case: case.to_owned(),
-        quantity: quantity.to_owned(),
-        paper: Some(theirs),
-        ours: Some(ours),
-        ratio: Some(ours / theirs),
-        reason: None,
-    }
 }
 
 /// The cells of a row.

@@ -7,8 +7,8 @@ use super::{play, wire::Wire};
 use crate::{
     config::{BenchConfig, Cluster},
     report::{PerOp, ReportKind, RunReport},
-    repro::{error::ReproError, hosts::Hosts},
-    run::{self, Progress},
+    repro::{Repro, error::ReproError},
+    run,
     units::human_bytes,
     workload::OpKind,
 };
@@ -111,12 +111,11 @@ impl System {
     /// Those of the bench, of a memory server that does not start, and of Redis.
     pub(super) fn run(
         self,
+        repro: &Repro<'_>,
         config: &BenchConfig,
-        hosts: &dyn Hosts,
         wire: &mut Wire,
-        progress: &dyn Progress,
     ) -> Result<SystemResult, ReproError> {
-        let keys = config.keys;
+        let (keys, progress) = (config.keys, repro.progress);
         let warmup_ops = if self == System::DexWarm { keys } else { keys / WARMUP_SHARE };
         let config = BenchConfig { warmup_ops, ..config.clone() };
         if self == System::Redis {
@@ -127,7 +126,8 @@ impl System {
         let engine = if self == System::BTree { Engine::BTree } else { Engine::Dex };
         let settings = self.settings(keys).and(&engine.known(&config.settings));
         let config = BenchConfig { engine, settings, ..config };
-        let host = hosts.memory_server(run::region_bytes(&config)?).map_err(ReproError::Host)?;
+        let host = repro.hosts.memory_server(run::region_bytes(&config)?);
+        let host = host.map_err(ReproError::Host)?;
         let cluster = Some(Cluster::Own(vec![host.address()]));
         Ok(run::run(&BenchConfig { cluster, ..config }, progress)?.run.into())
     }

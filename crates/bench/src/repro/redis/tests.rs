@@ -7,7 +7,7 @@ use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
 use super::*;
 use crate::{
     NoProgress,
-    repro::hosts::{Host, HostError},
+    repro::{Experiment, Host, HostError, Hosts},
 };
 
 /// Starts a Redis; if this machine has none, prints so and returns `None`.
@@ -48,7 +48,8 @@ fn all_sides_take_their_turns() {
         return;
     }
     let options = ReproOptions { scale: 0.002, seed: 1, ..ReproOptions::default() };
-    let report = run(&options, &Threads, &NoProgress).unwrap();
+    let experiment = "redis".parse::<Experiment>().unwrap();
+    let report = experiment.run(&options, &Threads, &NoProgress).unwrap();
     assert_eq!(report.failed().count(), 0, "{:?}", report.checks);
     let at_least = |it: &&super::super::ReproCheck| it.what.contains("at least");
     assert_eq!(report.checks.iter().filter(at_least).count(), BARS.len());

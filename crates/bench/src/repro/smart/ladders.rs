@@ -1,33 +1,46 @@
 //! Ladders: the techniques one after the other, as settings by name (Figures 15 to 17).
 
 use super::{
-    ART, ReproOptions, SMART, begin,
-    driver::{self, Curves, Step},
+    ART, Repro, SMART,
+    driver::{self, BYTES, Driver, LOAD, MOPS, Metric, P99, READS, Step, VERBS},
     error::ReproError,
-    report::{ChartKind, ReproReport},
+    papers,
+    report::{ReproChart, ReproReport},
 };
-use crate::{keys::KeySpec, run::Progress};
+use crate::{
+    keys::KeySpec,
+    report::{PerOp, Report},
+    workload::OpKind,
+};
+
+/// A setting and its value; a technique and its workload.
+type Pair = (&'static str, &'static str);
 
 /// A step of the ladder, the technique's name in the paper, and the workload that shows it.
 struct Factor {
     step: Step,
-    technique: Option<(&'static str, &'static str)>,
+    technique: Option<Pair>,
 }
 
-const PATHS: (&str, &str) = ("node_locks", "path");
-const FREE: (&str, &str) = ("node_locks", "off");
-const COARSE: (&str, &str) = ("types", "4-16-48-256");
-const FINE: (&str, &str) = ("types", "fine");
-const REPLACED: (&str, &str) = ("leaf", "replaced");
-const IN_PLACE: (&str, &str) = ("leaf", "in-place");
-const TABLE: (&str, &str) = ("lock", "table");
-const REAR: (&str, &str) = ("lock", "rear");
-const ALONE: (&str, &str) = ("read_delegation", "off");
-const DELEGATED: (&str, &str) = ("read_delegation", "strict");
-const SINGLE: (&str, &str) = ("write_combining", "false");
-const COMBINED: (&str, &str) = ("write_combining", "true");
-const HASHED: (&str, &str) = ("cache_index", "hash");
-const RADIX: (&str, &str) = ("cache_index", "radix");
+/// A step of SMART with a technique more.
+const fn with(name: &'static str, technique: Pair, set: &'static [Pair]) -> Factor {
+    Factor { step: Step { name, engine: SMART, set }, technique: Some(technique) }
+}
+
+const PATHS: Pair = ("node_locks", "path");
+const FREE: Pair = ("node_locks", "off");
+const COARSE: Pair = ("types", "4-16-48-256");
+const FINE: Pair = ("types", "fine");
+const REPLACED: Pair = ("leaf", "replaced");
+const IN_PLACE: Pair = ("leaf", "in-place");
+const TABLE: Pair = ("lock", "table");
+const REAR: Pair = ("lock", "rear");
+const ALONE: Pair = ("read_delegation", "off");
+const DELEGATED: Pair = ("read_delegation", "strict");
+const SINGLE: Pair = ("write_combining", "false");
+const COMBINED: Pair = ("write_combining", "true");
+const HASHED: Pair = ("cache_index", "hash");
+const RADIX: Pair = ("cache_index", "radix");
 
 const FACTORS: [Factor; 7] = [
     Factor { step: Step { name: "plain ART", engine: ART, set: &[PATHS] }, technique: None },
@@ -39,46 +52,23 @@ const FACTORS: [Factor; 7] = [
         },
         technique: None,
     },
-    Factor {
-        step: Step {
-            name: "+ lock-free nodes",
-            engine: SMART,
-            set: &[FREE, FINE, REPLACED, ALONE, SINGLE],
-        },
-        technique: Some((LOCK_FREE, LOAD)),
-    },
-    Factor {
-        step: Step {
-            name: "+ in-place leaves",
-            engine: SMART,
-            set: &[FREE, FINE, IN_PLACE, TABLE, ALONE, SINGLE],
-        },
-        technique: Some(("in-place leaves", "ycsb-b")),
-    },
-    Factor {
-        step: Step {
-            name: "+ rear lock",
-            engine: SMART,
-            set: &[FREE, FINE, IN_PLACE, REAR, ALONE, SINGLE],
-        },
-        technique: Some(("rear lock", "ycsb-a")),
-    },
-    Factor {
-        step: Step {
-            name: "+ read delegation",
-            engine: SMART,
-            set: &[FREE, FINE, IN_PLACE, REAR, DELEGATED, SINGLE],
-        },
-        technique: Some(("read delegation", "ycsb-c")),
-    },
-    Factor {
-        step: Step {
-            name: "+ write combining",
-            engine: SMART,
-            set: &[FREE, FINE, IN_PLACE, REAR, DELEGATED, COMBINED],
-        },
-        technique: Some(("write combining", "ycsb-a")),
-    },
+    with("+ lock-free nodes", (LOCK_FREE, LOAD), &[FREE, FINE, REPLACED, ALONE, SINGLE]),
+    with(
+        "+ in-place leaves",
+        ("in-place leaves", "ycsb-b"),
+        &[FREE, FINE, IN_PLACE, TABLE, ALONE, SINGLE],
+    ),
+    with("+ rear lock", ("rear lock", "ycsb-a"), &[FREE, FINE, IN_PLACE, REAR, ALONE, SINGLE]),
+    with(
+        "+ read delegation",
+        ("read delegation", "ycsb-c"),
+        &[FREE, FINE, IN_PLACE, REAR, DELEGATED, SINGLE],
+    ),
+    with(
+        "+ write combining",
+        ("write combining", "ycsb-a"),
+        &[FREE, FINE, IN_PLACE, REAR, DELEGATED, COMBINED],
+    ),
 ];
 
 /// The engine as it comes, whatever settings a build has.
@@ -86,19 +76,15 @@ const DEFAULT: Step = Step { name: "by default", engine: SMART, set: &[] };
 
 /// The technique that takes the node locks away.
 const LOCK_FREE: &str = "lock-free nodes";
-const LOAD: &str = "load";
 const WORKLOADS: [&str; 4] = [LOAD, "ycsb-a", "ycsb-b", "ycsb-c"];
 
 /// Figure 15.
-pub(super) fn factors(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "throughput as the techniques come together";
-    let (mut report, driver, paper) = begin("smart-factors", title, options, progress)?;
+pub(super) fn factors(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.smart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     for name in WORKLOADS {
         let title = format!("throughput by technique, {name}");
-        let mut chart = Curves::new(ChartKind::Bars, &title, "technique", "Mops");
+        let mut chart = ReproChart::bars(&title, "technique", "Mops");
         let default = Factor { step: DEFAULT, technique: None };
         let mut before: Option<f64> = None;
         for Factor { step, technique } in FACTORS.iter().chain([&default]) {
@@ -107,32 +93,17 @@ pub(super) fn factors(
             let told = technique.filter(|(_, shown)| *shown == name);
             let told = told.and_then(|(technique, _)| paper.factors.get(technique)).copied();
             let quantity = "gain over the step before";
-            let (engine, settings) = match step.find() {
-                Ok(found) => found,
-                Err(why) => {
-                    report.missing(&case, "Mops", None, &why);
-                    if told.is_some() {
-                        report.missing(&case, quantity, told, &why);
-                    }
-                    before = None;
-                    continue;
+            let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
+                if let (Some(_), Err(why)) = (told, step.find()) {
+                    report.missing(&case, quantity, told, &why);
                 }
+                before = None;
+                continue;
             };
-            let mut config = if name == LOAD {
-                let uniform = crate::distribution::RequestDistribution::Uniform;
-                let mix = [(crate::workload::OpKind::Insert, 1.0)];
-                let workload = driver::mixed(LOAD, &mix, uniform)?;
-                driver::inserts(driver.case(engine, &KeySpec::Randint, workload))
-            } else {
-                driver.case(engine, &KeySpec::Randint, driver::workload(name)?)
-            };
+            let mut config = driver.named(engine, &KeySpec::Randint, name)?;
             config.settings.set_all(&settings);
-            let measured = driver.measure(&config)?;
-            let mops = driver::mops(&measured);
-            report.row(&case, "Mops", None, mops, "");
-            report.row(&case, "remote operations /op", None, driver::verbs(&measured), "");
-            report.row(&case, "bytes /op", None, driver::bytes(&measured), "");
-            report.row(&case, "p99, us", None, measured.run.latency_us.p99, "");
+            let metrics = [MOPS, VERBS, BYTES, P99];
+            let mops = driver::mops(&driver.record(report, &case, &config, &metrics)?);
             chart.add(SMART, step.name, mops);
             let leaves_locks = technique.is_some_and(|(name, _)| name == LOCK_FREE);
             let why = if leaves_locks { driver::PATH_LOCKS } else { driver::LOCKS_DIFFER };
@@ -145,14 +116,13 @@ pub(super) fn factors(
             }
             before = Some(mops);
         }
-        chart.finish(&mut report);
+        report.charts.push(chart);
     }
-    report.notes.push(
+    report.note(
         "The paper's gains are the most that it tells, each with the workload that shows it best; gains of other \
-         workloads stand without."
-            .to_owned(),
+         workloads stand without.",
     );
-    Ok(report)
+    Ok(())
 }
 
 /// The kinds of locks of Figure 16.
@@ -166,41 +136,35 @@ const LOCKS: [Step; 3] = [
     },
 ];
 
+const UPDATE_ATOMICS: Metric = ("atomics /update", |it| update(it).atomics);
+const UPDATE_TRIPS: Metric = ("round trips /update", |it| update(it).round_trips);
+
+fn update(report: &Report) -> PerOp {
+    driver::kind(report, OpKind::Update).per_op
+}
+
 /// Figure 16.
-pub(super) fn locks(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "locks, gets and updates half and half";
-    let (mut report, driver, _) = begin("smart-locks", title, options, progress)?;
-    let mut chart = Curves::new(ChartKind::Bars, "throughput by lock", "lock", "Mops");
+pub(super) fn locks(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.smart;
+    let driver = Driver::begin(repro, report, &paper.source, paper.setup);
+    let mut chart = ReproChart::bars("throughput by lock", "lock", "Mops");
     for step in LOCKS.iter().chain([&DEFAULT]) {
         chart.place(step.name);
-        let (engine, settings) = match step.find() {
-            Ok(found) => found,
-            Err(why) => {
-                report.missing(step.name, "Mops", None, &why);
-                continue;
-            }
+        let Some((engine, settings)) = step.find_or_report(report, step.name, MOPS) else {
+            continue;
         };
-        let mut config = driver.case(engine, &KeySpec::Randint, driver::workload("ycsb-a")?);
+        let mut config = driver.named(engine, &KeySpec::Randint, "ycsb-a")?;
         config.settings.set_all(&settings);
-        let measured = driver.measure(&config)?;
-        let update = driver::kind(&measured, crate::workload::OpKind::Update);
-        report.row(step.name, "Mops", None, driver::mops(&measured), "");
-        report.row(step.name, "remote operations /op", None, driver::verbs(&measured), "");
-        report.row(step.name, "atomics /update", None, update.per_op.atomics, "");
-        report.row(step.name, "round trips /update", None, update.per_op.round_trips, "");
-        report.row(step.name, "p99, us", None, measured.run.latency_us.p99, "");
+        let metrics = [MOPS, VERBS, UPDATE_ATOMICS, UPDATE_TRIPS, P99];
+        let measured = driver.record(report, step.name, &config, &metrics)?;
         chart.add(SMART, step.name, driver::mops(&measured));
     }
-    chart.finish(&mut report);
-    report.notes.push(
+    report.charts.push(chart);
+    report.note(
         "The paper gives bars and no numbers. An update that finds a lock held tries again: atomics above one \
-         an update are retries."
-            .to_owned(),
+         an update are retries.",
     );
-    Ok(report)
+    Ok(())
 }
 
 /// The caches of Figure 17.
@@ -214,39 +178,28 @@ const CACHES: [Step; 4] = [
 const CACHES_MIB: [u64; 4] = [150, 200, 250, 300];
 
 /// Figure 17.
-pub(super) fn caches(
-    options: &ReproOptions,
-    progress: &dyn Progress,
-) -> Result<ReproReport, ReproError> {
-    let title = "gets of email keys over the size of the cache";
-    let (mut report, driver, _) = begin("smart-cache", title, options, progress)?;
-    let chart = |title, y| Curves::new(ChartKind::Lines, title, "MiB of cache at scale 1", y);
+pub(super) fn caches(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+    let paper = papers::papers()?.smart;
+    let mut driver = Driver::begin(repro, report, &paper.source, paper.setup);
+    let chart = |title, y| ReproChart::lines(title, "MiB of cache at scale 1", y);
     let mut mops = chart("throughput, email", "Mops");
     let mut reads = chart("READs of a get, email", "READs");
     for step in &CACHES {
-        let (engine, settings) = match step.find() {
-            Ok(found) => found,
-            Err(why) => {
-                report.missing(step.name, "Mops", None, &why);
-                continue;
-            }
+        let Some((engine, settings)) = step.find_or_report(report, step.name, MOPS) else {
+            continue;
         };
         for mib in CACHES_MIB {
-            let mut config = driver.case(engine, &KeySpec::Email, driver::workload("ycsb-c")?);
+            driver.cluster.cache_bytes = mib << 20;
+            let mut config = driver.named(engine, &KeySpec::Email, "ycsb-c")?;
             config.settings.set_all(&settings);
-            let bytes = driver.cache_bytes(mib << 20, driver.cluster.clients);
-            config.settings.set(farleaf_index::knobs::CACHE, &bytes.to_string());
-            let measured = driver.measure(&config)?;
             let (case, at) = (format!("{mib} MiB, {}", step.name), mib.to_string());
-            report.row(&case, "Mops", None, driver::mops(&measured), "");
-            report.row(&case, "READs /op", None, measured.run.per_op.reads, "");
-            report.row(&case, "bytes /op", None, driver::bytes(&measured), "");
+            let measured = driver.record(report, &case, &config, &[MOPS, READS, BYTES])?;
             mops.add(step.name, &at, driver::mops(&measured));
             reads.add(step.name, &at, measured.run.per_op.reads);
         }
     }
-    mops.finish(&mut report);
-    reads.finish(&mut report);
-    report.notes.push("The paper gives curves and no numbers. The email keys are made.".to_owned());
-    Ok(report)
+    report.charts.push(mops);
+    report.charts.push(reads);
+    report.note("The paper gives curves and no numbers. The email keys are made.");
+    Ok(())
 }

@@ -6,14 +6,7 @@ mod throughput;
 
 use farleaf_index::knobs::CACHE;
 
-use super::{
-    ReproOptions, Spec,
-    driver::{self, Curves, Driver, Heading},
-    error::{self, ReproError},
-    papers::{self, SmartPaper},
-    report,
-};
-use crate::run::Progress;
+use super::{Repro, Spec, driver, error, papers, report};
 
 /// The paper's own engine.
 const SMART: &str = "smart";
@@ -39,54 +32,36 @@ pub(super) const SPECS: &[Spec] = &[
     Spec::of_all_engines(
         "smart-amplification",
         "SMART, section 3: bytes moved for each byte of a pair, every engine",
+        "bytes moved for each byte of a pair of 16 bytes, gets and updates half and half",
         &[CACHE],
         amplification::run,
     ),
     Spec::of_all_engines(
         "smart-throughput",
         "SMART, Figure 11: throughput and latency of YCSB over clients, every engine",
+        "throughput and latency of YCSB's workloads over clients",
         &[CACHE],
         throughput::run,
     ),
     Spec::of_all_engines(
         "smart-factors",
         "SMART, Figure 15: the gain of each technique over plain ART",
+        "throughput as the techniques come together",
         &SWITCHES,
         ladders::factors,
     ),
     Spec::of_all_engines(
         "smart-locks",
         "SMART, Figure 16: locks in a table, in leaves, and fewer of them",
+        "locks, gets and updates half and half",
         &SWITCHES,
         ladders::locks,
     ),
     Spec::of_all_engines(
         "smart-cache",
         "SMART, Figure 17: node types and the cache's index over the size of the cache",
+        "gets of email keys over the size of the cache",
         &SWITCHES,
         ladders::caches,
     ),
 ];
-
-/// Begins a report on the paper's cluster.
-///
-/// # Errors
-/// `Scale`, `TooSmall`, `Figures`.
-fn begin<'a>(
-    name: &str,
-    title: &str,
-    options: &'a ReproOptions,
-    progress: &'a dyn Progress,
-) -> Result<(report::ReproReport, Driver<'a>, SmartPaper), ReproError> {
-    let paper = papers::smart()?;
-    let heading = Heading { name, title, source: &paper.source };
-    let (report, driver) = Driver::begin(heading, paper.setup.clone(), options, progress)?;
-    Ok((report, driver, paper))
-}
-
-/// Over each other engine at a point of a chart.
-fn gains(curves: &Curves, at: &str) -> Vec<(String, f64)> {
-    let Some(own) = curves.at(SMART, at) else { return Vec::new() };
-    let others = curves.across(at).filter(|(name, other)| *name != SMART && *other > 0.0);
-    others.map(|(name, other)| (name.to_owned(), own / other)).collect()
-}
