@@ -11,6 +11,7 @@ mod requests;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use crate::tcp::Tls;
 use crate::{Incarnation, OpErrorKind, ServerId};
@@ -174,6 +175,24 @@ pub(crate) trait Responder {
 
     /// See [`Incoming::reply`]; called once.
     fn reply(&mut self, reply: Vec<u8>) -> Result<(), Closed>;
+}
+
+/// The compute servers that this one calls, and the requests that come to it, in real time.
+pub(crate) trait PeerCalls {
+    /// Requests that came.
+    fn requests(&self) -> &Arc<Requests>;
+
+    /// See [`crate::Endpoint::attach`].
+    fn attach(&self, peer: Peer) -> Result<(), crate::FabricError>;
+
+    /// See [`crate::Endpoint::detach`].
+    fn detach(&self, server: ServerId);
+
+    /// See [`crate::Endpoint::peers`].
+    fn peers(&self) -> Vec<Peer>;
+
+    /// See [`crate::Endpoint::peer_of`].
+    fn peer_of(&self, who: Incarnation) -> Option<Peer>;
 }
 
 /// The error for memory that nobody exposes yet.

@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use super::folder::is_dead;
 use crate::calls::{
-    Admission, CallLink, Outcome, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
+    Admission, CallLink, Outcome, PeerCalls, Replies, Reply, Requests, check_exposed,
+    exposed_twice, promise,
 };
 use crate::tcp::wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, REQUEST_BYTES, Request, RequestKind,
@@ -93,30 +94,6 @@ impl MappedCalls {
             self.state().listener = Some(listener);
         }
         Ok(())
-    }
-
-    pub(super) fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        check_exposed(peer.server, 0)?;
-        let before = self.state().peers.insert(peer.server, peer);
-        if let Some(before) = before.filter(|before| before.incarnation != peer.incarnation) {
-            self.end_links(before.server, before.incarnation);
-        }
-        Ok(())
-    }
-
-    pub(super) fn detach(&self, server: ServerId) {
-        let before = self.state().peers.remove(&server);
-        if let Some(before) = before {
-            self.end_links(server, before.incarnation);
-        }
-    }
-
-    pub(super) fn peers(&self) -> Vec<Peer> {
-        self.state().peers.values().copied().collect()
-    }
-
-    pub(super) fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.state().peers.values().find(|peer| peer.incarnation == who).copied()
     }
 
     pub(super) fn peer(&self, server: ServerId) -> Result<Peer, OpError> {
@@ -193,6 +170,36 @@ impl MappedCalls {
         };
         links.into_values().for_each(|link| link.end(OpErrorKind::Unavailable));
         drop(listener);
+    }
+}
+
+impl PeerCalls for MappedCalls {
+    fn requests(&self) -> &Arc<Requests> {
+        &self.requests
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        check_exposed(peer.server, 0)?;
+        let before = self.state().peers.insert(peer.server, peer);
+        if let Some(before) = before.filter(|before| before.incarnation != peer.incarnation) {
+            self.end_links(before.server, before.incarnation);
+        }
+        Ok(())
+    }
+
+    fn detach(&self, server: ServerId) {
+        let before = self.state().peers.remove(&server);
+        if let Some(before) = before {
+            self.end_links(server, before.incarnation);
+        }
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.state().peers.values().copied().collect()
+    }
+
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        self.state().peers.values().find(|peer| peer.incarnation == who).copied()
     }
 }
 

@@ -1,6 +1,5 @@
 //! Mapped endpoint: does each operation in place, on memory of this process.
 
-use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -11,9 +10,8 @@ use super::MappedShared;
 use super::calls::replace;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr,
-    Incarnation, Incoming, Op, OpError, OpErrorKind, Ops, Peer, ServerId, ServiceId, Words, access,
-    calls,
+    Buf, CallError, Capabilities, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Local, Op,
+    OpError, OpErrorKind, Ops, ServerId, ServiceId, Words, access,
 };
 
 /// One thread's access to mapped memory servers.
@@ -25,10 +23,7 @@ pub struct MappedEndpoint {
 #[derive(Debug)]
 struct Thread {
     shared: Arc<MappedShared>,
-    counters: Arc<Counters>,
-    slab: SlabRef,
-    executor: Executor,
-    rng: RefCell<fastrand::Rng>,
+    local: Local,
     /// Number among the compute server's threads, for its links to others.
     number: u64,
 }
@@ -40,31 +35,9 @@ impl MappedEndpoint {
         seed: u64,
         number: u64,
     ) -> Self {
-        MappedEndpoint {
-            thread: Rc::new(Thread {
-                shared,
-                counters,
-                slab: SlabRef::new(),
-                executor: Executor::new(),
-                rng: RefCell::new(fastrand::Rng::with_seed(seed)),
-                number,
-            }),
-        }
-    }
-
-    /// The executor that this thread's tasks run on.
-    pub fn executor(&self) -> &Executor {
-        &self.thread.executor
-    }
-
-    /// Buffers that a caller holds; 0 when all are back.
-    pub fn buffers_out(&self) -> usize {
-        self.thread.slab.buffers_out()
-    }
-
-    /// Starts this thread's random numbers anew from `seed`.
-    pub fn seed(&self, seed: u64) {
-        self.thread.rng.borrow_mut().seed(seed);
+        let calls = Arc::clone(&shared.calls) as _;
+        let local = Local::new(counters, SlabRef::new(), seed, Executor::new(), calls);
+        MappedEndpoint { thread: Rc::new(Thread { shared, local, number }) }
     }
 
     #[inline]
@@ -202,6 +175,11 @@ impl MappedWork for PostMany {
 }
 
 impl Endpoint for MappedEndpoint {
+    #[inline]
+    fn local(&self) -> &Local {
+        &self.thread.local
+    }
+
     fn server_count(&self) -> usize {
         self.thread.shared.regions.len()
     }
@@ -221,21 +199,6 @@ impl Endpoint for MappedEndpoint {
 
     fn incarnation(&self) -> Incarnation {
         self.thread.shared.incarnation
-    }
-
-    #[inline]
-    fn counters(&self) -> &Arc<Counters> {
-        &self.thread.counters
-    }
-
-    #[inline]
-    fn buf(&self, len: usize) -> Buf {
-        self.thread.slab.buf(len)
-    }
-
-    #[inline]
-    fn ops(&self) -> Ops {
-        Ops::new(self.thread.slab.clone())
     }
 
     #[inline]
@@ -321,30 +284,6 @@ impl Endpoint for MappedEndpoint {
             .await
     }
 
-    async fn next_call(&self, service: ServiceId) -> Option<Incoming> {
-        calls::next(&self.thread.shared.calls.requests, service).await
-    }
-
-    async fn leave(&self) {
-        calls::leave(&self.thread.shared.calls.requests, &self.thread.executor).await;
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.thread.shared.calls.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.thread.shared.calls.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.thread.shared.calls.peers()
-    }
-
-    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.thread.shared.calls.peer_of(who)
-    }
-
     async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
         let shared = &self.thread.shared;
         if !shared.is_dead(who) {
@@ -386,26 +325,4 @@ impl Endpoint for MappedEndpoint {
     fn holds_lease(&self) -> bool {
         true
     }
-
-    fn now_ns(&self) -> u64 {
-        self.thread.executor.now_ns()
-    }
-
-    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
-        self.thread.executor.sleep(ns)
-    }
-
-    fn yield_now(&self) -> impl Future<Output = ()> {
-        crate::yield_now()
-    }
-
-    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.thread.executor.spawn(task);
-    }
-
-    fn random(&self) -> u64 {
-        self.thread.rng.borrow_mut().u64(..)
-    }
-
-    async fn work(&self, _ns: u64) {}
 }

@@ -44,7 +44,7 @@ pub(crate) struct MappedShared {
     standing: Standing,
     services: Services,
     counters: Mutex<Vec<Arc<Counters>>>,
-    calls: MappedCalls,
+    calls: Arc<MappedCalls>,
 }
 
 type Services = Arc<RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>>;
@@ -152,7 +152,7 @@ impl Mapped {
         standing: Standing,
         services: Services,
     ) -> Self {
-        let (regions, counters, calls) = (regions.into(), Mutex::default(), MappedCalls::default());
+        let (regions, counters, calls) = (regions.into(), Mutex::default(), Arc::default());
         Mapped(Arc::new(MappedShared { regions, incarnation, standing, services, counters, calls }))
     }
 }
@@ -191,18 +191,6 @@ impl Fabric for Mapped {
     ) -> Result<Option<Exposed>, FabricError> {
         self.0.calls.expose(number, bytes, self.0.incarnation, self.0.folder())?;
         Ok(None)
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.0.calls.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.0.calls.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.0.calls.peers()
     }
 }
 

@@ -142,7 +142,7 @@ pub(crate) struct TcpShared {
     pub(crate) lease: Arc<Lease>,
     /// Operations go by the servers' cards.
     by_card: bool,
-    pub(crate) calls: TcpCalls,
+    pub(crate) calls: Arc<TcpCalls>,
     /// Says goodbye when it is dropped.
     heart: Heart,
 }
@@ -207,7 +207,7 @@ impl Tcp {
             counters: Mutex::default(),
             lease,
             by_card,
-            calls: TcpCalls::default(),
+            calls: Arc::default(),
             heart,
         })))
     }
@@ -300,18 +300,6 @@ impl Fabric for Tcp {
         let TcpShared { calls, config, incarnation, lease, .. } = &*self.0;
         let life = (*incarnation, lease);
         calls.expose(number, bytes, listen, config.servers.len(), life).map(Some)
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.0.calls.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.0.calls.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.0.calls.peers()
     }
 }
 

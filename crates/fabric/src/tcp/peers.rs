@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::lives::{ConnectionGate, ConnectionGateState};
 use super::{Lease, MemoryServer, MemoryServerConfig, config_error};
-use crate::calls::{Admission, Requests, check_exposed, exposed_twice};
+use crate::calls::{Admission, PeerCalls, Requests, check_exposed, exposed_twice};
 use crate::{Exposed, FabricError, Incarnation, ListenConfig, Peer, ServerId};
 
 /// State of calls that the threads of a compute server share.
@@ -79,29 +79,6 @@ impl TcpCalls {
         Ok(Exposed { listens, address })
     }
 
-    pub(super) fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        check_exposed(peer.server, 0)?;
-        if peer.address.is_none() {
-            return Err(config_error(format!("compute server {} has no address", peer.server)));
-        }
-        self.state().peers.insert(peer.server, peer);
-        self.version.fetch_add(1, Ordering::Release);
-        Ok(())
-    }
-
-    pub(super) fn detach(&self, server: ServerId) {
-        self.state().peers.remove(&server);
-        self.version.fetch_add(1, Ordering::Release);
-    }
-
-    pub(super) fn peers(&self) -> Vec<Peer> {
-        self.state().peers.values().copied().collect()
-    }
-
-    pub(super) fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.state().peers.values().find(|peer| peer.incarnation == who).copied()
-    }
-
     /// Returns the peer of a number, unless the peer is known to be dead.
     pub(super) fn peer(&self, server: ServerId) -> Option<Peer> {
         let state = self.state();
@@ -121,6 +98,35 @@ impl TcpCalls {
             drop(state);
             self.version.fetch_add(1, Ordering::Release);
         }
+    }
+}
+
+impl PeerCalls for TcpCalls {
+    fn requests(&self) -> &Arc<Requests> {
+        &self.requests
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        check_exposed(peer.server, 0)?;
+        if peer.address.is_none() {
+            return Err(config_error(format!("compute server {} has no address", peer.server)));
+        }
+        self.state().peers.insert(peer.server, peer);
+        self.version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    fn detach(&self, server: ServerId) {
+        self.state().peers.remove(&server);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.state().peers.values().copied().collect()
+    }
+
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        self.state().peers.values().find(|peer| peer.incarnation == who).copied()
     }
 }
 

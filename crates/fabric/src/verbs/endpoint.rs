@@ -18,9 +18,8 @@ use crate::single::Single;
 use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
 use crate::tcp::{self, TcpEndpoint};
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr,
-    Incarnation, Incoming, Op, OpError, OpErrorKind, Ops, Peer, Refusal, ServerId, ServiceId,
-    Words,
+    Buf, CallError, Capabilities, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Local,
+    Op, OpError, OpErrorKind, Ops, Refusal, ServerId, ServiceId, Words,
 };
 
 /// One thread's queue pairs and connections to all memory servers.
@@ -77,21 +76,6 @@ impl VerbsEndpoint {
             thread.transport.connected(server, Ok(send_queue));
         }
         Ok(VerbsEndpoint { thread })
-    }
-
-    /// The executor that this thread's tasks run on.
-    pub fn executor(&self) -> &Executor {
-        self.thread.tcp.executor()
-    }
-
-    /// Buffers that a caller or an operation holds; 0 when all are back.
-    pub fn buffers_out(&self) -> usize {
-        self.thread.tcp.buffers_out()
-    }
-
-    /// Starts this thread's random numbers anew from `seed`.
-    pub fn seed(&self, seed: u64) {
-        self.thread.tcp.seed(seed);
     }
 
     /// Doorbells that this thread has rung, and operations that it has posted by them.
@@ -273,6 +257,11 @@ impl Drop for Reconnect<'_> {
 }
 
 impl Endpoint for VerbsEndpoint {
+    #[inline]
+    fn local(&self) -> &Local {
+        self.thread.tcp.local()
+    }
+
     fn server_count(&self) -> usize {
         self.thread.tcp.server_count()
     }
@@ -287,21 +276,6 @@ impl Endpoint for VerbsEndpoint {
 
     fn incarnation(&self) -> Incarnation {
         self.thread.tcp.incarnation()
-    }
-
-    #[inline]
-    fn counters(&self) -> &Arc<Counters> {
-        self.thread.tcp.counters()
-    }
-
-    #[inline]
-    fn buf(&self, len: usize) -> Buf {
-        self.thread.tcp.buf(len)
-    }
-
-    #[inline]
-    fn ops(&self) -> Ops {
-        self.thread.tcp.ops()
     }
 
     #[inline]
@@ -377,30 +351,6 @@ impl Endpoint for VerbsEndpoint {
         self.thread.tcp.call(to, service, request)
     }
 
-    fn next_call(&self, service: ServiceId) -> impl Future<Output = Option<Incoming>> {
-        self.thread.tcp.next_call(service)
-    }
-
-    fn leave(&self) -> impl Future<Output = ()> {
-        self.thread.tcp.leave()
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.thread.tcp.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.thread.tcp.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.thread.tcp.peers()
-    }
-
-    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.thread.tcp.peer_of(who)
-    }
-
     /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.
     fn fence(
         &self,
@@ -424,26 +374,4 @@ impl Endpoint for VerbsEndpoint {
     fn holds_lease(&self) -> bool {
         self.thread.tcp.holds_lease()
     }
-
-    fn now_ns(&self) -> u64 {
-        self.thread.tcp.now_ns()
-    }
-
-    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
-        self.thread.tcp.sleep(ns)
-    }
-
-    fn yield_now(&self) -> impl Future<Output = ()> {
-        crate::yield_now()
-    }
-
-    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.thread.tcp.spawn(task);
-    }
-
-    fn random(&self) -> u64 {
-        self.thread.tcp.random()
-    }
-
-    async fn work(&self, _ns: u64) {}
 }

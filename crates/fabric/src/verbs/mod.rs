@@ -62,8 +62,8 @@ pub use server::VerbsServer;
 use crate::raw::verbs::{Ends, device_names};
 use crate::tcp::{Tcp, TcpConfig, ask_once};
 use crate::{
-    Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
-    ServerId, Service, ServiceId,
+    Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, ServerId,
+    Service, ServiceId,
 };
 use card_port::CardPort;
 
@@ -213,17 +213,5 @@ impl Fabric for Verbs {
         listen: &ListenConfig,
     ) -> Result<Option<Exposed>, FabricError> {
         self.0.tcp.expose(number, bytes, listen)
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.0.tcp.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.0.tcp.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.0.tcp.peers()
     }
 }
