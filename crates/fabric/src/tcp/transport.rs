@@ -15,7 +15,6 @@ use super::wire::{Request, RequestKind, Status, word_at};
 use crate::exec::Driver;
 use crate::post::{Carrier, Load};
 use crate::posts::{self, Kept, Posts, Slot};
-use crate::single::SingleCarrier;
 use crate::wake::Notify;
 use crate::{
     Buf, CallError, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops,
@@ -26,9 +25,10 @@ use crate::{
 const LOOK_EVERY: u32 = 1_024;
 
 /// Content of a post; comes back with the results in it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) enum Payload {
     /// Nothing: the result has been taken.
+    #[default]
     Empty,
     Op(Op),
     Chain(Ops),
@@ -56,8 +56,6 @@ pub(crate) enum Payload {
 const _: () = assert!(size_of::<Slot<Payload>>() == 64);
 
 impl Load for Payload {
-    const EMPTY: Self = Payload::Empty;
-
     #[inline]
     fn is_empty(&self) -> bool {
         matches!(self, Payload::Chain(ops) | Payload::Batch(ops) if ops.is_empty())
@@ -83,21 +81,9 @@ impl Load for Payload {
 impl Kept for Payload {
     type Load = Payload;
 
-    fn empty() -> Self {
-        Payload::Empty
-    }
-
     #[inline]
-    fn put(&mut self, load: Payload) {
-        let before = std::mem::replace(self, load);
-        debug_assert!(matches!(before, Payload::Empty), "a slot is given out once");
-        // Nothing that would have to be dropped.
-        std::mem::forget(before);
-    }
-
-    #[inline]
-    fn take(&mut self) -> Payload {
-        std::mem::replace(self, Payload::Empty)
+    fn exchange(&mut self, load: Payload) -> Payload {
+        std::mem::replace(self, load)
     }
 }
 
@@ -110,7 +96,7 @@ pub(super) struct PostTable {
 }
 
 /// State that posting and driving change.
-struct TransportState {
+pub(crate) struct TransportState {
     table: PostTable,
     connections: Vec<Connection>,
     /// Connections to compute servers, from the first message on.
@@ -351,7 +337,12 @@ impl Transport {
 }
 
 impl Carrier for Transport {
-    type Load = Payload;
+    type Table = TransportState;
+
+    #[inline]
+    fn table(&self) -> &RefCell<TransportState> {
+        &self.state
+    }
 
     fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -363,22 +354,6 @@ impl Carrier for Transport {
         index
     }
 
-    fn result<T>(
-        &self,
-        index: u32,
-        context: &Context<'_>,
-        finish: fn(Payload, Option<OpError>) -> T,
-    ) -> Option<T> {
-        let (payload, error) = posts::result(&self.state, index, context)?;
-        Some(finish(payload, error))
-    }
-
-    fn abandon(&self, index: u32) {
-        posts::abandon(&self.state, index);
-    }
-}
-
-impl SingleCarrier for Transport {
     #[inline(always)]
     fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -413,16 +388,6 @@ impl SingleCarrier for Transport {
             self.submit(index);
         }
         index
-    }
-
-    #[inline(always)]
-    fn take_buf(&self, index: u32, context: &Context<'_>) -> Option<Option<Buf>> {
-        posts::buf(&self.state, index, context)
-    }
-
-    #[cold]
-    fn take_error(&self, index: u32) -> OpError {
-        posts::take_error(&self.state, index)
     }
 }
 

@@ -1,15 +1,14 @@
 //! Verbs endpoint: runs one thread's operations on the memory servers by RDMA.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use super::transport::Transport;
 use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
 use super::{VerbsError, VerbsShared};
-use crate::post::{Carrier, Post, Stage, list, old_word};
+use crate::post::{Post, list, old_word};
 use crate::raw::verbs::{
     Call, Completions, Ends, HeldLoad, QueuePair, Remote, SendQueue, Size, WordsKey,
     registered_slab,
@@ -211,51 +210,6 @@ impl VerbsShared {
     }
 }
 
-/// Waits for a reconnect. Dropped, it leaves the reconnecting to its task.
-struct Reconnect<'a> {
-    thread: &'a Rc<Thread>,
-    server: ServerId,
-    stage: Stage,
-}
-
-impl Future for Reconnect<'_> {
-    type Output = Result<(), OpError>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let transport = &this.thread.transport;
-        match this.stage {
-            Stage::Unsent => {
-                let (slot, begins) = transport.reconnect(this.server, context);
-                this.stage = Stage::Sent(slot);
-                if begins {
-                    this.thread.tcp.spawn(Rc::clone(this.thread).connect_again(this.server));
-                }
-                Poll::Pending
-            }
-            Stage::Sent(slot) => {
-                let finish = |_, error: Option<OpError>| error.map_or(Ok(()), Err);
-                match transport.result(slot, context, finish) {
-                    Some(result) => {
-                        this.stage = Stage::Done;
-                        Poll::Ready(result)
-                    }
-                    None => Poll::Pending,
-                }
-            }
-            Stage::Done => panic!("polled after it was ready"),
-        }
-    }
-}
-
-impl Drop for Reconnect<'_> {
-    fn drop(&mut self) {
-        if let Stage::Sent(slot) = self.stage {
-            self.thread.transport.abandon(slot);
-        }
-    }
-}
-
 impl Endpoint for VerbsEndpoint {
     #[inline]
     fn local(&self) -> &Local {
@@ -364,7 +318,14 @@ impl Endpoint for VerbsEndpoint {
         if server.is_compute() {
             return self.thread.tcp.reconnect(server).await;
         }
-        Reconnect { thread: &self.thread, server, stage: Stage::Unsent }.await
+        let transport = &self.thread.transport;
+        let begun = poll_fn(|context| Poll::Ready(transport.reconnect(server, context)));
+        let (slot, begins) = begun.await;
+        if begins {
+            self.thread.tcp.spawn(Rc::clone(&self.thread).connect_again(server));
+        }
+        // Dropped, it leaves the reconnecting to its task.
+        Post::sent(&**transport, slot, |_, error| error.map_or(Ok(()), Err)).await
     }
 
     fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool> {

@@ -13,31 +13,14 @@ pub(super) type CardPosts = posts::Posts<Rc<Hold>>;
 impl Kept for Rc<Hold> {
     type Load = HeldLoad;
 
-    fn empty() -> Self {
-        Hold::new()
-    }
-
+    /// A card that could not be stopped keeps the old hold.
     #[inline]
-    fn put(&mut self, load: HeldLoad) {
-        let before = exchange(self, load);
-        debug_assert!(matches!(before, HeldLoad::Empty), "a slot is given out once");
-        // Nothing that would have to be dropped.
-        std::mem::forget(before);
+    fn exchange(&mut self, load: HeldLoad) -> HeldLoad {
+        Hold::swap(self, load).unwrap_or_else(|load| {
+            *self = Rc::default();
+            Hold::swap(self, load).unwrap_or_default()
+        })
     }
-
-    #[inline]
-    fn take(&mut self) -> HeldLoad {
-        exchange(self, HeldLoad::Empty)
-    }
-}
-
-/// Exchanges the load of a hold. A card that could not be stopped keeps the old one.
-#[inline]
-fn exchange(hold: &mut Rc<Hold>, load: HeldLoad) -> HeldLoad {
-    Hold::swap(hold, load).unwrap_or_else(|load| {
-        *hold = Hold::new();
-        Hold::swap(hold, load).unwrap_or(HeldLoad::Empty)
-    })
 }
 
 impl CardPosts {

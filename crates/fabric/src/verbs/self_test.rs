@@ -115,7 +115,7 @@ impl<'a> Probe<'a> {
         let remote = Remote { base: key.base(), key: key.remote() };
         let send_queue = SendQueue::new(source, 0, 16, remote, results, (0, 0));
         let slab = registered_slab(&card_port.device);
-        Ok(Probe { card_port, send_queue, slab, hold: Hold::new(), completions, _target: target })
+        Ok(Probe { card_port, send_queue, slab, hold: Rc::default(), completions, _target: target })
     }
 
     /// Posts a chain and waits for it.

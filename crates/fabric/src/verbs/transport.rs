@@ -18,7 +18,6 @@ use crate::exec::Driver;
 use crate::post::Carrier;
 use crate::posts::{self, Kept};
 use crate::raw::verbs::{Completions, HeldLoad, Hold, SendQueue, Work, send_queue_of};
-use crate::single::SingleCarrier;
 use crate::tcp;
 use crate::wake::Notify;
 use crate::{Buf, Executor, FabricError, GlobalAddr, Op, OpError, OpErrorKind, ServerId, access};
@@ -57,7 +56,7 @@ struct ServerQueue {
     moved_ns: u64,
 }
 
-struct TransportState {
+pub(crate) struct TransportState {
     queues: Vec<ServerQueue>,
     posts: CardPosts,
     /// Parts of a list in posting: server, part, fence flag. Kept for its memory.
@@ -441,7 +440,12 @@ impl Plan {
 }
 
 impl Carrier for Transport {
-    type Load = HeldLoad;
+    type Table = TransportState;
+
+    #[inline]
+    fn table(&self) -> &RefCell<TransportState> {
+        &self.state
+    }
 
     fn post(&self, load: HeldLoad, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -482,22 +486,6 @@ impl Carrier for Transport {
         index
     }
 
-    fn result<T>(
-        &self,
-        index: u32,
-        context: &Context<'_>,
-        finish: fn(HeldLoad, Option<OpError>) -> T,
-    ) -> Option<T> {
-        let (load, error) = posts::result(&self.state, index, context)?;
-        Some(finish(load, error))
-    }
-
-    fn abandon(&self, index: u32) {
-        posts::abandon(&self.state, index);
-    }
-}
-
-impl SingleCarrier for Transport {
     #[inline]
     fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -522,16 +510,6 @@ impl SingleCarrier for Transport {
             self.wake();
         }
         index
-    }
-
-    #[inline]
-    fn take_buf(&self, index: u32, context: &Context<'_>) -> Option<Option<Buf>> {
-        posts::buf(&self.state, index, context)
-    }
-
-    #[cold]
-    fn take_error(&self, index: u32) -> OpError {
-        posts::take_error(&self.state, index)
     }
 }
 
