@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::tcp::Tls;
-use crate::{Incarnation, OpErrorKind, ServerId};
+use crate::{FabricError, Incarnation, OpErrorKind, ServerId};
 
 pub(crate) use link::CallLink;
 pub(crate) use promise::{Answer, CallOutcome, promise};
@@ -81,25 +81,30 @@ impl ListenConfig {
     /// # Errors
     /// [`FabricError::Config`](crate::FabricError::Config) for an address that other machines can reach
     /// with neither `tls` nor `insecure_public`, and for one that stands for all of a machine.
-    pub fn check(&self) -> Result<(), crate::FabricError> {
-        let refuse = |why: String| Err(crate::FabricError::Config(why));
+    pub fn check(&self) -> Result<(), FabricError> {
         let listen = self.listen;
         // An advertised address opens nothing.
-        if !listen.ip().is_loopback() && self.tls.is_none() && !self.insecure_public {
-            return refuse(format!(
-                "{listen} can be reached from other machines, and nobody is authenticated: listen on a \
-                 loopback address, set up TLS, or allow it by insecure_public in a network that you trust"
-            ));
-        }
+        check_reach(listen, self.tls.is_some() || self.insecure_public)?;
         let told = self.advertise.unwrap_or(listen);
         if told.ip().is_unspecified() {
-            return refuse(format!(
+            return Err(FabricError::Config(format!(
                 "{told} stands for all addresses of this machine: listen on, or advertise, the one that \
                  others reach"
-            ));
+            )));
         }
         Ok(())
     }
+}
+
+/// Refuses to listen where other machines reach this one, unless that is allowed.
+pub(crate) fn check_reach(listen: SocketAddr, is_allowed: bool) -> Result<(), FabricError> {
+    if !listen.ip().is_loopback() && !is_allowed {
+        return Err(FabricError::Config(format!(
+            "{listen} can be reached from other machines, and nobody is authenticated: listen on a \
+             loopback address, set up TLS, or allow it by insecure_public in a network that you trust"
+        )));
+    }
+    Ok(())
 }
 
 /// The way in which a call failed (F12.2).
@@ -183,7 +188,7 @@ pub(crate) trait PeerCalls {
     fn requests(&self) -> &Arc<Requests>;
 
     /// See [`crate::Endpoint::attach`].
-    fn attach(&self, peer: Peer) -> Result<(), crate::FabricError>;
+    fn attach(&self, peer: Peer) -> Result<(), FabricError>;
 
     /// See [`crate::Endpoint::detach`].
     fn detach(&self, server: ServerId);
@@ -196,8 +201,8 @@ pub(crate) trait PeerCalls {
 }
 
 /// The error for memory that nobody exposes yet.
-pub(crate) fn check_exposed(number: ServerId, bytes: u64) -> Result<(), crate::FabricError> {
-    let refuse = |why: String| Err(crate::FabricError::Config(why));
+pub(crate) fn check_exposed(number: ServerId, bytes: u64) -> Result<(), FabricError> {
+    let refuse = |why: String| Err(FabricError::Config(why));
     if !number.is_compute() {
         return refuse(format!(
             "compute servers have numbers from {} on, and {number} is a memory server's",
@@ -214,6 +219,6 @@ pub(crate) fn check_exposed(number: ServerId, bytes: u64) -> Result<(), crate::F
 }
 
 /// The error for a compute server that exposes twice.
-pub(crate) fn exposed_twice() -> crate::FabricError {
-    crate::FabricError::Config("a compute server exposes itself once in its life".to_owned())
+pub(crate) fn exposed_twice() -> FabricError {
+    FabricError::Config("a compute server exposes itself once in its life".to_owned())
 }

@@ -255,11 +255,11 @@ impl CallListener {
     ) -> Result<CallListener, FabricError> {
         let calls = folder.join("calls");
         let path = calls.join(me.to_string());
-        let failed = |source| FabricError::Io { what: "listen at", path: path.clone(), source };
-        fs::create_dir_all(&calls).map_err(failed)?;
+        let failed = FabricError::io("listen at", &path);
+        fs::create_dir_all(&calls).map_err(&failed)?;
         remove_dead(folder, &calls);
-        let socket = Socket::of(folder, me).map_err(failed)?;
-        let listener = UnixListener::bind(&socket.path).map_err(failed)?;
+        let socket = Socket::of(folder, me).map_err(&failed)?;
+        let listener = UnixListener::bind(&socket.path).map_err(&failed)?;
         let shared = Arc::new(SocketServer {
             me,
             folder: Arc::clone(folder),
@@ -272,8 +272,8 @@ impl CallListener {
         let thread = thread::Builder::new()
             .name("farleaf-calls".to_owned())
             .spawn(move || accept(&own, &listener))
-            .map_err(failed)?;
-        Ok(CallListener { path, shared, thread: Some(thread) })
+            .map_err(&failed)?;
+        Ok(CallListener { path: path.clone(), shared, thread: Some(thread) })
     }
 }
 

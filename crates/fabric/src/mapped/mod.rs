@@ -120,7 +120,7 @@ impl Mapped {
         region_bytes: u64,
     ) -> Result<(Self, CreateGuard), FabricError> {
         check_geometry(servers, region_bytes)?;
-        let incarnation = new_incarnation();
+        let incarnation = Incarnation(new_number());
         let (folder, regions, guard) = Folder::create(path, servers, region_bytes, incarnation)?;
         Ok((Self::over(regions, incarnation, Standing::Folder(folder), Services::default()), guard))
     }
@@ -131,13 +131,13 @@ impl Mapped {
     /// [`FabricError::NotAPool`] if it is no pool folder; [`FabricError::Damaged`] if a file is cut
     /// short in a way that shows in its length; [`FabricError::Io`] if the system refuses.
     pub fn open(path: &Path) -> Result<Self, FabricError> {
-        let incarnation = new_incarnation();
+        let incarnation = Incarnation(new_number());
         let (folder, regions) = Folder::open(path, incarnation)?;
         Ok(Self::over(regions, incarnation, Standing::Folder(folder), Services::default()))
     }
 
     fn alone(regions: Arc<[Words]>, process: Arc<Process>, services: Services) -> Self {
-        let incarnation = new_incarnation();
+        let incarnation = Incarnation(new_number());
         process.alive().insert(incarnation);
         let mapped = Self::over(regions, incarnation, Standing::Process(process), services);
         if let Standing::Process(process) = &mapped.0.standing {
@@ -285,12 +285,7 @@ impl std::fmt::Debug for MappedShared {
 
 /// Refuses a number of servers or a region's size that no pool has.
 pub(crate) fn check_geometry(servers: usize, region_bytes: u64) -> Result<(), FabricError> {
-    if servers == 0 || servers > ServerId::COMPUTE_FIRST.index() {
-        return Err(FabricError::Config(format!(
-            "{servers} memory servers: a pool has 1 to {}",
-            ServerId::COMPUTE_FIRST
-        )));
-    }
+    check_servers(servers)?;
     if region_bytes < REGION_BYTES_MIN
         || !region_bytes.is_multiple_of(4096)
         || region_bytes > crate::GlobalAddr::OFFSET_MAX
@@ -302,11 +297,21 @@ pub(crate) fn check_geometry(servers: usize, region_bytes: u64) -> Result<(), Fa
     Ok(())
 }
 
-/// A number that no other life of a compute server has had. The only randomness in this crate that
-/// does not come from a seed: two processes must never agree.
-fn new_incarnation() -> Incarnation {
-    let random = RandomState::new().hash_one(std::process::id());
-    Incarnation(random | 1)
+/// Refuses a number of servers that no pool has.
+pub(crate) fn check_servers(servers: usize) -> Result<(), FabricError> {
+    if servers == 0 || servers > ServerId::COMPUTE_FIRST.index() {
+        return Err(FabricError::Config(format!(
+            "{servers} memory servers: a pool has 1 to {}",
+            ServerId::COMPUTE_FIRST
+        )));
+    }
+    Ok(())
+}
+
+/// A number that no other life of a compute server, and no other region, has had. The only randomness in
+/// this crate that does not come from a seed: two processes must never agree.
+pub(crate) fn new_number() -> u64 {
+    RandomState::new().hash_one(std::process::id()) | 1
 }
 
 #[cfg(test)]

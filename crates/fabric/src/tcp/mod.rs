@@ -65,7 +65,6 @@ mod transport;
 pub(crate) mod wire;
 mod worker;
 
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -81,6 +80,7 @@ pub use tls::{Tls, TlsFiles};
 #[cfg(feature = "verbs")]
 pub(crate) use transport::Transport;
 
+use crate::mapped::{check_servers, new_number};
 use crate::{
     Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId,
     Service, ServiceId,
@@ -173,15 +173,8 @@ impl Tcp {
 
     /// The same for operations that go by the servers' cards, or by the connections.
     pub(crate) fn connect_for(config: TcpConfig, by_card: bool) -> Result<Self, FabricError> {
-        if config.servers.is_empty() || config.servers.len() > ServerId::COMPUTE_FIRST.index() {
-            return Err(config_error(format!(
-                "{} memory servers: a pool has 1 to {}",
-                config.servers.len(),
-                ServerId::COMPUTE_FIRST
-            )));
-        }
-        let random = RandomState::new().hash_one(std::process::id());
-        let incarnation = Incarnation(random | 1);
+        check_servers(config.servers.len())?;
+        let incarnation = Incarnation(new_number());
         let mut memory = Vec::new();
         let mut links = Vec::new();
         let mut shortest = Duration::MAX;
@@ -372,13 +365,13 @@ fn greet_peer(
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
     let Some(address) = peer.address else {
-        return Err(config_error(format!("compute server {} has no address", peer.server)));
+        return Err(FabricError::Config(format!("compute server {} has no address", peer.server)));
     };
     let to = (peer.server, address, peer.incarnation.0);
     let (config, who) = (&shared.config, shared.incarnation);
     let (link, welcome) = greet_at(config, who, to, shared.of_thread(), replaces)?;
-    let failed = |source| unreachable_at(peer.server, address.to_string(), source);
-    loss::notice_loss(link.socket_ref()).map_err(failed)?;
+    let failed = FabricError::unreachable(peer.server, address);
+    loss::notice_loss(link.socket_ref()).map_err(&failed)?;
     Ok((link, welcome))
 }
 
@@ -390,17 +383,17 @@ fn greet_at(
     purpose: Use,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
-    let failed = |source| unreachable_at(server, address.to_string(), source);
+    let failed = FabricError::unreachable(server, address);
     let refused = |reason, why: String| FabricError::Refused {
         server,
         address: address.to_string(),
         reason,
         why,
     };
-    let stream = TcpStream::connect_timeout(&address, config.connect_timeout).map_err(failed)?;
-    stream.set_nodelay(true).map_err(failed)?;
-    stream.set_read_timeout(Some(config.connect_timeout)).map_err(failed)?;
-    stream.set_write_timeout(Some(config.connect_timeout)).map_err(failed)?;
+    let stream = TcpStream::connect_timeout(&address, config.connect_timeout).map_err(&failed)?;
+    stream.set_nodelay(true).map_err(&failed)?;
+    stream.set_read_timeout(Some(config.connect_timeout)).map_err(&failed)?;
+    stream.set_write_timeout(Some(config.connect_timeout)).map_err(&failed)?;
     let hello = Hello {
         version: VERSION,
         control: purpose == Use::Control,
@@ -411,7 +404,7 @@ fn greet_at(
         replaces,
         meant,
     };
-    let mut link = Link::connect(stream, config.tls.as_ref(), address).map_err(failed)?;
+    let mut link = Link::connect(stream, config.tls.as_ref(), address).map_err(&failed)?;
     let mut bytes = [0; GREETING_BYTES];
     let greeted = link.write_all(&hello.encode()).and_then(|()| link.read_exact(&mut bytes));
     if let Err(error) = greeted {
@@ -505,9 +498,7 @@ pub(crate) fn ask_once(
     let asked = stream
         .write_all(&[&request, question].concat())
         .and_then(|()| stream.read_exact(&mut head))
-        .map_err(|source| {
-            unreachable_at(server, config.servers[server.index()].to_string(), source)
-        });
+        .map_err(FabricError::unreachable(server, config.servers[server.index()]));
     asked?;
     let (status, length) = decode_answer(&head).unwrap_or((Status::Skipped, 0));
     let mut answer = vec![0; length];
@@ -564,9 +555,7 @@ impl Heart {
             let thread = thread::Builder::new()
                 .name("farleaf-heart".to_owned())
                 .spawn(move || beat(&own, incarnation, server, link, every, &stop, lease))
-                .map_err(|error| {
-                    unreachable_at(server, config.servers[server.index()].to_string(), error)
-                })?;
+                .map_err(FabricError::unreachable(server, config.servers[server.index()]))?;
             heart.threads.push(thread);
         }
         Ok(heart)
@@ -668,12 +657,4 @@ impl Lease {
     pub(crate) fn holds(&self) -> bool {
         self.start.elapsed().as_nanos() as u64 <= self.until.load(Ordering::SeqCst)
     }
-}
-
-fn config_error(what: String) -> FabricError {
-    FabricError::Config(what)
-}
-
-fn unreachable_at(server: ServerId, address: String, source: io::Error) -> FabricError {
-    FabricError::Unreachable { server, address, source }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::lives::{ConnectionGate, ConnectionGateState};
-use super::{Lease, MemoryServer, MemoryServerConfig, config_error};
+use super::{Lease, MemoryServer, MemoryServerConfig};
 use crate::calls::{Admission, PeerCalls, Requests, check_exposed, exposed_twice};
 use crate::{Exposed, FabricError, Incarnation, ListenConfig, Peer, ServerId};
 
@@ -109,7 +109,10 @@ impl PeerCalls for TcpCalls {
     fn attach(&self, peer: Peer) -> Result<(), FabricError> {
         check_exposed(peer.server, 0)?;
         if peer.address.is_none() {
-            return Err(config_error(format!("compute server {} has no address", peer.server)));
+            return Err(FabricError::Config(format!(
+                "compute server {} has no address",
+                peer.server
+            )));
         }
         self.state().peers.insert(peer.server, peer);
         self.version.fetch_add(1, Ordering::Release);

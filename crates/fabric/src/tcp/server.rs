@@ -19,7 +19,7 @@ use super::served::{Served, Tally};
 use super::session::Host;
 use super::tls::Tls;
 use super::worker::Worker;
-use super::{config_error, unreachable_at};
+use crate::calls::check_reach;
 use crate::{FabricError, Processors, ServerId, Service, ServiceId, Words};
 
 pub(super) const LISTENER: Token = Token(usize::MAX);
@@ -143,15 +143,15 @@ impl MemoryServer {
         call_server: Option<CallServer>,
     ) -> Result<Self, FabricError> {
         check(&config)?;
-        let failed = |source| unreachable_at(config.server, config.listen.to_string(), source);
-        let mut listener = Listening::new(TcpListener::bind(config.listen).map_err(failed)?);
-        let address = listener.local_addr().map_err(failed)?;
+        let failed = FabricError::unreachable(config.server, config.listen);
+        let mut listener = Listening::new(TcpListener::bind(config.listen).map_err(&failed)?);
+        let address = listener.local_addr().map_err(&failed)?;
         let polls: Vec<Poll> =
-            (0..config.threads).map(|_| Poll::new()).collect::<Result<_, _>>().map_err(failed)?;
+            (0..config.threads).map(|_| Poll::new()).collect::<Result<_, _>>().map_err(&failed)?;
         polls[0]
             .registry()
             .register(&mut *listener, LISTENER, Interest::READABLE)
-            .map_err(failed)?;
+            .map_err(&failed)?;
         let inboxes = polls
             .iter()
             .map(|poll| {
@@ -159,7 +159,7 @@ impl MemoryServer {
                 Ok(ThreadInbox { streams: Mutex::default(), replied: Mutex::default(), waker })
             })
             .collect::<io::Result<Vec<_>>>()
-            .map_err(failed)?;
+            .map_err(&failed)?;
         let lease_ms = config.lease.as_millis() as u32;
         let host = Host {
             server: config.server,
@@ -200,7 +200,7 @@ impl MemoryServer {
                     pin.pin(number);
                     Worker::new(shared, number, poll, listener).run();
                 })
-                .map_err(|error| unreachable_at(config.server, address.to_string(), error))?;
+                .map_err(FabricError::unreachable(config.server, address))?;
             server.threads.push(thread);
         }
         Ok(server)
@@ -247,28 +247,25 @@ impl Drop for MemoryServer {
 }
 
 fn check(config: &MemoryServerConfig) -> Result<(), FabricError> {
-    if !config.listen.ip().is_loopback() && config.tls.is_none() && !config.insecure_public {
-        return Err(config_error(format!(
-            "{} can be reached from other machines, and nobody is authenticated: listen on a \
-             loopback address, set up TLS, or allow it by insecure_public in a network that you trust",
-            config.listen
-        )));
-    }
+    check_reach(config.listen, config.tls.is_some() || config.insecure_public)?;
     if config.threads == 0 || config.threads > 1_024 {
-        return Err(config_error(format!("{} threads: take 1 to 1024", config.threads)));
+        return Err(FabricError::Config(format!("{} threads: take 1 to 1024", config.threads)));
     }
     config.pin.check()?;
     if config.servers == 0
         || config.servers > usize::from(u16::MAX)
         || config.server.index() >= config.servers && !config.server.is_compute()
     {
-        return Err(config_error(format!(
+        return Err(FabricError::Config(format!(
             "memory server {} of a pool of {}: numbers begin with 0",
             config.server, config.servers
         )));
     }
     if config.lease < Duration::from_millis(10) || config.lease > Duration::from_secs(3_600) {
-        return Err(config_error(format!("a lease of {:?}: take 10 ms to an hour", config.lease)));
+        return Err(FabricError::Config(format!(
+            "a lease of {:?}: take 10 ms to an hour",
+            config.lease
+        )));
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::task::Context;
 use std::time::{Duration, Instant};
@@ -136,19 +137,15 @@ pub(crate) struct Transport {
 impl Transport {
     /// Connects to every server, waiting.
     pub(crate) fn connect(shared: Arc<TcpShared>) -> Result<Self, FabricError> {
-        let own = |source| FabricError::Io {
-            what: "watch connections of",
-            path: "this thread".into(),
-            source,
-        };
-        let waiter = SocketWaiter::new().map_err(own)?;
+        let own = FabricError::io("watch connections of", Path::new("this thread"));
+        let waiter = SocketWaiter::new().map_err(&own)?;
         let mut connections = Vec::new();
         for server in 0..shared.config.servers.len() {
             let server = ServerId(server as u16);
             let (config, who) = (&shared.config, shared.incarnation);
             let (stream, welcome) = super::greet(config, who, server, shared.of_thread(), 0)?;
             let mut connection = Connection::new(server);
-            connection.attach(stream, welcome.connection).map_err(own)?;
+            connection.attach(stream, welcome.connection).map_err(&own)?;
             connections.push(connection);
         }
         let table = PostTable { region_bytes: shared.region_bytes(), ..PostTable::default() };

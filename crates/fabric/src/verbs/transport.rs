@@ -7,6 +7,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Context;
@@ -88,11 +89,8 @@ impl Transport {
         op_timeout: Duration,
         list_max: usize,
     ) -> Result<Self, FabricError> {
-        tcp.watch(&*completions).map_err(|source| FabricError::Io {
-            what: "watch completions of",
-            path: "this thread".into(),
-            source,
-        })?;
+        let failed = FabricError::io("watch completions of", Path::new("this thread"));
+        tcp.watch(&*completions).map_err(failed)?;
         let queue = || ServerQueue {
             pair: PairState::Down,
             backlog: VecDeque::new(),
