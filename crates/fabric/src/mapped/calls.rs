@@ -28,6 +28,7 @@ use crate::calls::{
     Admission, CallLink, Outcome, PeerCalls, Replies, Reply, Requests, check_exposed,
     exposed_twice, promise,
 };
+use crate::sync::lock;
 use crate::tcp::wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, REQUEST_BYTES, Request, RequestKind,
     Status, VERSION, Welcome, call_head, called, decode_answer, decode_reply, reply_head,
@@ -73,10 +74,6 @@ impl CallsState {
 }
 
 impl MappedCalls {
-    fn state(&self) -> MutexGuard<'_, CallsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes requests in, over a socket if there is a folder.
     pub(super) fn expose(
         &self,
@@ -91,13 +88,13 @@ impl MappedCalls {
         }
         if let Some(folder) = folder {
             let listener = CallListener::start(me, folder, &self.requests)?;
-            self.state().listener = Some(listener);
+            lock(&self.state).listener = Some(listener);
         }
         Ok(())
     }
 
     pub(super) fn peer(&self, server: ServerId) -> Result<Peer, OpError> {
-        let peer = self.state().peers.get(&server).copied();
+        let peer = lock(&self.state).peers.get(&server).copied();
         peer.ok_or_else(|| access::out_of_bounds(None, GlobalAddr::new(server, 0), 0))
     }
 
@@ -108,7 +105,7 @@ impl MappedCalls {
     }
 
     fn take_links(&self, server: ServerId) -> Vec<Arc<CallLink>> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let taken = state.links.extract_if(.., |(to, _), _| *to == server);
         taken.map(|(_, link)| link).collect()
     }
@@ -116,7 +113,7 @@ impl MappedCalls {
     /// `who` is dead: no reply of it is taken any more (F12.6).
     pub(super) fn told_dead(&self, who: Incarnation) {
         let servers: Vec<_> = {
-            let state = self.state();
+            let state = lock(&self.state);
             let dead = state.peers.values().filter(|peer| peer.incarnation == who);
             dead.map(|peer| peer.server).collect()
         };
@@ -128,7 +125,7 @@ impl MappedCalls {
     /// number of its connection.
     pub(super) fn give_up_link(&self, peer: Peer, thread: u64) -> Arc<AtomicU64> {
         let (link, number) = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             (state.links.remove(&(peer.server, thread)), state.number(peer, thread))
         };
         link.into_iter().for_each(|link| link.end(OpErrorKind::Timeout));
@@ -145,7 +142,7 @@ impl MappedCalls {
         link: impl FnOnce(Peer, Arc<AtomicU64>) -> Option<Arc<CallLink>>,
     ) -> Result<Vec<u8>, CallError> {
         let link = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let Some(peer) = state.peers.get(&to).copied() else { return Err(CallError::NotBegun) };
             let key = (to, thread);
             match state.links.get(&key).filter(|link| !link.is_ended()) {
@@ -165,7 +162,7 @@ impl MappedCalls {
     pub(super) fn end(&self) {
         self.requests.close();
         let (links, listener) = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             (std::mem::take(&mut state.links), state.listener.take())
         };
         links.into_values().for_each(|link| link.end(OpErrorKind::Unavailable));
@@ -180,7 +177,7 @@ impl PeerCalls for MappedCalls {
 
     fn attach(&self, peer: Peer) -> Result<(), FabricError> {
         check_exposed(peer.server, 0)?;
-        let before = self.state().peers.insert(peer.server, peer);
+        let before = lock(&self.state).peers.insert(peer.server, peer);
         if let Some(before) = before.filter(|before| before.incarnation != peer.incarnation) {
             self.end_links(before.server, before.incarnation);
         }
@@ -188,18 +185,18 @@ impl PeerCalls for MappedCalls {
     }
 
     fn detach(&self, server: ServerId) {
-        let before = self.state().peers.remove(&server);
+        let before = lock(&self.state).peers.remove(&server);
         if let Some(before) = before {
             self.end_links(server, before.incarnation);
         }
     }
 
     fn peers(&self) -> Vec<Peer> {
-        self.state().peers.values().copied().collect()
+        lock(&self.state).peers.values().copied().collect()
     }
 
     fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.state().peers.values().find(|peer| peer.incarnation == who).copied()
+        lock(&self.state).peers.values().find(|peer| peer.incarnation == who).copied()
     }
 }
 
@@ -239,12 +236,6 @@ struct SocketServer {
     count: AtomicU64,
     /// Open connections by number: their replies, and their sockets.
     open: Mutex<BTreeMap<u64, (Arc<Replies>, UnixStream)>>,
-}
-
-impl SocketServer {
-    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, (Arc<Replies>, UnixStream)>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl CallListener {
@@ -301,7 +292,7 @@ impl Drop for CallListener {
             // One that panicked has said so.
             let _ = thread.join();
         }
-        for (replies, stream) in self.shared.open().values() {
+        for (replies, stream) in lock(&self.shared.open).values() {
             replies.close();
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -350,7 +341,7 @@ struct ReplySignal {
 
 impl ReplySignal {
     fn lock(&self) -> MutexGuard<'_, (bool, bool)> {
-        self.raised.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.raised)
     }
 
     fn raise(&self) {
@@ -410,7 +401,7 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     let is_in = welcome.status == GreetingStatus::LetIn;
     if is_in {
         welcome.connection = server.count.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut open = server.open();
+        let mut open = lock(&server.open);
         // Nothing of the one before is begun once this one is let in (F12.4).
         if let Some((before, stream)) = open.get(&hello.replaces) {
             before.close();
@@ -451,7 +442,7 @@ struct ServedSocket<'a> {
 impl Drop for ServedSocket<'_> {
     fn drop(&mut self) {
         self.replies.close();
-        self.server.open().remove(&self.number);
+        lock(&self.server.open).remove(&self.number);
         self.signal.end();
     }
 }

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use calls::{MappedCalls, Receivers};
 pub use endpoint::MappedEndpoint;
@@ -25,7 +25,8 @@ pub use folder::CreateGuard;
 use folder::Folder;
 pub(crate) use folder::check_space;
 
-use crate::calls::{CallLink, Requests};
+use crate::calls::CallLink;
+use crate::sync::lock;
 use crate::{
     Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
     ServerId, Service, ServiceId, Words,
@@ -138,10 +139,10 @@ impl Mapped {
 
     fn alone(regions: Arc<[Words]>, process: Arc<Process>, services: Services) -> Self {
         let incarnation = Incarnation(new_number());
-        process.alive().insert(incarnation);
+        lock(&process.alive).insert(incarnation);
         let mapped = Self::over(regions, incarnation, Standing::Process(process), services);
         if let Standing::Process(process) = &mapped.0.standing {
-            process.receivers().insert(incarnation, Arc::clone(&mapped.0.calls.requests));
+            lock(&process.receivers).insert(incarnation, Arc::clone(&mapped.0.calls.requests));
         }
         mapped
     }
@@ -162,7 +163,7 @@ impl Fabric for Mapped {
 
     fn endpoint(&self) -> Result<MappedEndpoint, FabricError> {
         let counters = Counters::new(self.0.regions.len());
-        let mut all = self.0.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0.counters);
         let seed = self.0.incarnation.0 ^ (all.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let number = all.len() as u64;
         all.push(Arc::clone(&counters));
@@ -178,7 +179,7 @@ impl Fabric for Mapped {
     }
 
     fn counters(&self) -> Vec<Arc<Counters>> {
-        self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.counters).clone()
     }
 
     /// Compute servers of one process reach each other's queues. Those of a folder also listen at a socket in
@@ -191,16 +192,6 @@ impl Fabric for Mapped {
     ) -> Result<Option<Exposed>, FabricError> {
         self.0.calls.expose(number, bytes, self.0.incarnation, self.0.folder())?;
         Ok(None)
-    }
-}
-
-impl Process {
-    fn alive(&self) -> MutexGuard<'_, BTreeSet<Incarnation>> {
-        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn receivers(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Arc<Requests>>> {
-        self.receivers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -220,7 +211,7 @@ impl MappedShared {
                 calls::connect(folder.path(), self.incarnation, peer, number)
             }
             Standing::Process(process) => {
-                let receiver = process.receivers().get(&peer.incarnation).cloned()?;
+                let receiver = lock(&process.receivers).get(&peer.incarnation).cloned()?;
                 Some(CallLink::new(self.incarnation, peer.incarnation, Some(receiver)))
             }
         }
@@ -229,7 +220,7 @@ impl MappedShared {
     /// See [`crate::Endpoint::fence`], at a compute server: `who` is dead.
     fn fence_at(&self, peer: Peer, who: Incarnation) {
         if let Standing::Process(process) = &self.standing
-            && let Some(receiver) = process.receivers().get(&peer.incarnation)
+            && let Some(receiver) = lock(&process.receivers).get(&peer.incarnation)
         {
             receiver.fence(who);
         }
@@ -258,7 +249,7 @@ impl MappedShared {
         }
         match &self.standing {
             Standing::Folder(folder) => folder.is_dead(who),
-            Standing::Process(process) => !process.alive().contains(&who),
+            Standing::Process(process) => !lock(&process.alive).contains(&who),
         }
     }
 }
@@ -267,8 +258,8 @@ impl Drop for MappedShared {
     fn drop(&mut self) {
         self.calls.end();
         if let Standing::Process(process) = &self.standing {
-            process.receivers().remove(&self.incarnation);
-            process.alive().remove(&self.incarnation);
+            lock(&process.receivers).remove(&self.incarnation);
+            lock(&process.alive).remove(&self.incarnation);
         }
     }
 }

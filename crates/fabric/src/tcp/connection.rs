@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use super::TcpShared;
@@ -15,6 +15,7 @@ use super::link::Link;
 use super::output::Output;
 use super::wire::{Request, call_head};
 use crate::calls::UNDER_WAY_MAX;
+use crate::sync::lock;
 use crate::wake::Notify;
 use crate::{
     CallError, FabricError, Incarnation, OpError, OpErrorKind, Peer, Refusal, ServerId, ServiceId,
@@ -208,7 +209,7 @@ impl Connection {
         }
         self.inbox.mark(now_ns);
         if let ConnectionState::Connecting(found) = &self.state {
-            let found = found.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let found = lock(&found).take();
             return match found {
                 Some(found) => {
                     self.connected(found, sink);
@@ -379,11 +380,11 @@ impl Connection {
                 }
                 Err(_) => Err(false),
             };
-            *put.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            *lock(&put) = Some(result);
             notify();
         });
         if begun.is_err() {
-            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(false));
+            *lock(&found) = Some(Err(false));
         }
         ConnectionState::Connecting(found)
     }

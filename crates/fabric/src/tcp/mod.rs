@@ -68,7 +68,7 @@ mod worker;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -81,6 +81,7 @@ pub use tls::{Tls, TlsFiles};
 pub(crate) use transport::Transport;
 
 use crate::mapped::{check_servers, new_number};
+use crate::sync::lock;
 use crate::{
     Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId,
     Service, ServiceId,
@@ -210,7 +211,7 @@ impl Tcp {
         let shared = &self.0;
         let counters = Counters::new(shared.config.servers.len());
         let number = {
-            let mut all = shared.counters.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = lock(&shared.counters);
             all.push(Arc::clone(&counters));
             all.len() as u64
         };
@@ -280,7 +281,7 @@ impl Fabric for Tcp {
     fn serve(&self, _id: ServiceId, _service: Arc<dyn Service>) {}
 
     fn counters(&self) -> Vec<Arc<Counters>> {
-        self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.counters).clone()
     }
 
     /// Listens, as a memory server does.

@@ -25,12 +25,13 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 #[cfg(feature = "dax")]
 use super::dax::{Dax, SYS};
 use crate::locked::Locked;
 use crate::mapped::{check_geometry, new_number};
+use crate::sync::lock;
 use crate::{FabricError, Incarnation, ServerId, Words};
 
 /// `FARLEAFR`.
@@ -140,7 +141,7 @@ impl Region {
                 return Err(not_a_region(path, why));
             }
         }
-        let file = lock(file, path)?;
+        let file = lock_file(file, path)?;
         let length = told.len();
         if length < WORDS_AT {
             return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
@@ -166,7 +167,7 @@ impl Region {
         bytes: Option<u64>,
         numbers: (ServerId, usize),
     ) -> Result<Region, FabricError> {
-        let file = lock(file, path)?;
+        let file = lock_file(file, path)?;
         let (cut, len) = ((WORDS_AT / 8) as usize, (dax.bytes / 8) as usize);
         let (record, words) =
             Words::map_device(&file, cut, len).map_err(FabricError::io("map", path))?;
@@ -215,7 +216,7 @@ impl Region {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         crate::mapped::check_space(folder.unwrap_or(Path::new(".")), bytes + WORDS_AT)?;
         let file = File::create_new(path).map_err(FabricError::io("make", path))?;
-        let file = lock(file, path)?;
+        let file = lock_file(file, path)?;
         let made = || -> Result<(Words, u64), FabricError> {
             file.set_len(WORDS_AT + bytes).map_err(FabricError::io("size", path))?;
             reserve(&file, path, WORDS_AT + bytes)?;
@@ -272,7 +273,7 @@ impl Region {
 impl Record {
     /// Returns the fenced incarnations.
     pub(super) fn fenced(&self) -> Vec<Incarnation> {
-        let count = *self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = *lock(&self.fenced);
         let mut words = vec![0; count];
         self.words.load(FENCED_AT, &mut words);
         words.into_iter().map(Incarnation).collect()
@@ -280,7 +281,7 @@ impl Record {
 
     /// Adds an incarnation that is about to be fenced and is not recorded yet; false if there is no room.
     pub(super) fn add(&self, who: Incarnation) -> bool {
-        let mut count = self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = lock(&self.fenced);
         let Some(word) = self.words.as_slice()[FENCED_AT..].get(*count) else { return false };
         word.store(who.0, Ordering::SeqCst);
         *count += 1;
@@ -344,7 +345,7 @@ fn map(file: &File, path: &Path, from: u64, bytes: u64) -> Result<Words, FabricE
     words.map_err(FabricError::io("map", path))
 }
 
-fn lock(file: File, path: &Path) -> Result<Locked, FabricError> {
+fn lock_file(file: File, path: &Path) -> Result<Locked, FabricError> {
     Locked::try_new(file).map_err(|error| match error {
         TryLockError::WouldBlock => not_a_region(path, "another process serves it"),
         TryLockError::Error(source) => FabricError::io("lock", path)(source),

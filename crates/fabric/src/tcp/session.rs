@@ -20,6 +20,7 @@ use super::wire::{
     RequestKind, Status, VERSION, Welcome, called, encode_answer, reply_head, word_at,
 };
 use crate::calls::{Replies, Reply};
+use crate::sync::lock;
 use crate::wake::Notify;
 use crate::{
     GlobalAddr, Incarnation, OpError, OpErrorKind, ServerId, Service, ServiceId, Words, access,
@@ -121,7 +122,7 @@ impl Pass {
     /// `None` if others have the other way.
     fn get(host: &Arc<Host>, by_card: bool) -> Option<Pass> {
         let mixes = host.offer.as_ref().is_none_or(|offer| offer.mixes());
-        let mut ways = host.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ways = lock(&host.ways);
         if !mixes && ways[usize::from(!by_card)] > 0 {
             return None;
         }
@@ -132,7 +133,7 @@ impl Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut ways = self.host.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ways = lock(&self.host.ways);
         ways[usize::from(self.by_card)] -= 1;
     }
 }
