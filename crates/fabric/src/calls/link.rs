@@ -141,10 +141,7 @@ impl CallLink {
         };
         self.changed.notify_all();
         for Pending { answer, is_begun } in pending.into_values() {
-            answer.give(Err(match is_begun {
-                true => CallError::Unknown(kind),
-                false => CallError::NotBegun,
-            }));
+            answer.give(Err(CallError::unanswered(is_begun, kind)));
         }
         blocked.into_iter().for_each(Waker::wake);
     }
@@ -168,29 +165,17 @@ impl CallLink {
     /// Waits for the next request to write, which counts as begun from here on; `None` at the end. Blocks
     /// its thread.
     pub(crate) fn next(&self) -> Option<Outbound> {
-        let mut state = lock(&self.state);
         loop {
-            if state.is_ended {
-                return None;
+            let state = self
+                .changed
+                .wait_while(lock(&self.state), |state| state.queue.is_empty() && !state.is_ended);
+            // An ended link has an empty queue.
+            let next = state.unwrap_or_else(PoisonError::into_inner).queue.pop_front()?;
+            if self.begin(next.number) {
+                return Some(next);
             }
-            let Some(next) = state.queue.pop_front() else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
             // A caller that has gone leaves nothing to send.
-            match state.pending.get_mut(&next.number) {
-                Some(pending) if pending.answer.is_wanted() => {
-                    pending.is_begun = true;
-                    return Some(next);
-                }
-                _ => {
-                    state.pending.remove(&next.number);
-                    let blocked = std::mem::take(&mut state.blocked);
-                    drop(state);
-                    blocked.into_iter().for_each(Waker::wake);
-                    state = lock(&self.state);
-                }
-            }
+            self.finish(next.number, Err(CallError::NotBegun));
         }
     }
 
@@ -202,12 +187,6 @@ impl CallLink {
             return self.end(OpErrorKind::Unavailable);
         }
         self.finish(number, outcome);
-    }
-}
-
-impl std::fmt::Debug for CallLink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Link({} to {})", self.from, self.to)
     }
 }
 
@@ -234,10 +213,7 @@ impl Responder for LocalResponder {
 
 impl Drop for LocalResponder {
     fn drop(&mut self) {
-        let told = match self.is_begun {
-            true => CallError::Unknown(OpErrorKind::Unavailable),
-            false => CallError::NotBegun,
-        };
+        let told = CallError::unanswered(self.is_begun, OpErrorKind::Unavailable);
         self.link.finish(self.number, Err(told));
     }
 }

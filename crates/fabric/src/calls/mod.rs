@@ -122,6 +122,13 @@ pub enum CallError {
     TooLong,
 }
 
+impl CallError {
+    /// The error of a call without a reply, by whether its work may have begun.
+    pub(crate) fn unanswered(is_begun: bool, kind: OpErrorKind) -> CallError {
+        if is_begun { CallError::Unknown(kind) } else { CallError::NotBegun }
+    }
+}
+
 /// A reply that did not leave: this compute server does not hold its lease, or the connection has ended.
 /// The sender of the request learns `Unknown`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

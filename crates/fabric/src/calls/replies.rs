@@ -8,10 +8,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{Closed, Queued, Requests, Responder, UNDER_WAY_MAX};
+use super::{CallError, Closed, Queued, Requests, Responder, UNDER_WAY_MAX};
 use crate::sync::lock;
 use crate::wake::Notify;
-use crate::{Canary, Incarnation, ServiceId};
+use crate::{Canary, Incarnation, OpErrorKind, ServiceId};
 
 /// End of a call, as it goes over a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,15 @@ pub(crate) enum Outcome {
 impl Outcome {
     pub(crate) fn of(byte: u8) -> Option<Outcome> {
         [Outcome::Done, Outcome::NotBegun, Outcome::Unknown].get(usize::from(byte)).copied()
+    }
+
+    /// Returns what a sender learns that this and `reply` came to.
+    pub(crate) fn of_call<T>(self, reply: T) -> Result<T, CallError> {
+        match self {
+            Outcome::Done => Ok(reply),
+            Outcome::NotBegun => Err(CallError::NotBegun),
+            Outcome::Unknown => Err(CallError::Unknown(OpErrorKind::Unavailable)),
+        }
     }
 }
 

@@ -19,20 +19,21 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::folder::is_dead;
 use crate::calls::{
-    Admission, CallLink, Outcome, PeerCalls, Replies, Reply, Requests, check_exposed,
-    exposed_twice, promise,
+    Admission, CallLink, PeerCalls, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
 };
 use crate::sync::lock;
 use crate::tcp::wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, REQUEST_BYTES, Request, RequestKind,
     Status, VERSION, Welcome, call_head, called, decode_answer, decode_reply, reply_head,
 };
+use crate::wake::Notify;
 use crate::{
     CallError, FabricError, GlobalAddr, Incarnation, OpError, OpErrorKind, Peer, ServerId,
     ServiceId, access,
@@ -332,39 +333,6 @@ impl Admission for LivingSenders {
     }
 }
 
-/// Tells a connection's writer that there is something to write, or that the end has come.
-#[derive(Default)]
-struct ReplySignal {
-    raised: Mutex<(bool, bool)>,
-    changed: Condvar,
-}
-
-impl ReplySignal {
-    fn lock(&self) -> MutexGuard<'_, (bool, bool)> {
-        lock(&self.raised)
-    }
-
-    fn raise(&self) {
-        self.lock().0 = true;
-        self.changed.notify_all();
-    }
-
-    fn end(&self) {
-        self.lock().1 = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits; false at the end.
-    fn wait(&self) -> bool {
-        let mut raised = self.lock();
-        while !raised.0 && !raised.1 {
-            raised = self.changed.wait(raised).unwrap_or_else(PoisonError::into_inner);
-        }
-        raised.0 = false;
-        !raised.1
-    }
-}
-
 /// One connection, to its end.
 fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     stream.set_read_timeout(Some(GREETING_TIME))?;
@@ -390,13 +358,16 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     } else if is_dead(&server.folder, from) {
         welcome.status = GreetingStatus::Fenced;
     }
-    let signal = Arc::new(ReplySignal::default());
-    let signalling = Arc::clone(&signal);
+    // One signal stands for all replies until the writer takes it, and for the end.
+    let (raise, raised) = sync_channel(1);
+    let signal: Notify = Arc::new(move || {
+        let _ = raise.try_send(());
+    });
     let admission = Box::new(LivingSenders(Arc::clone(&server.folder)));
     // Its sender then knows that nothing was begun.
     let replies = server
         .requests
-        .connection(admission, Arc::new(move || signalling.raise()))
+        .connection(admission, Arc::clone(&signal))
         .ok_or(io::ErrorKind::ConnectionRefused)?;
     let is_in = welcome.status == GreetingStatus::LetIn;
     if is_in {
@@ -417,10 +388,9 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     }
     stream.set_read_timeout(None)?;
     let (writing, own) = (stream.try_clone()?, Arc::clone(&replies));
-    let waiting = Arc::clone(&signal);
     let writer = thread::Builder::new().name("farleaf-calls-out".to_owned()).spawn(move || {
         // Its other end has gone, which the reader finds out, too.
-        let _ = write_replies(&waiting, &own, &writing);
+        let _ = write_replies(&raised, &own, &writing);
         let _ = writing.shutdown(Shutdown::Both);
     })?;
     let read = read_calls(server, from, &replies, &stream);
@@ -435,7 +405,7 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
 struct ServedSocket<'a> {
     server: &'a SocketServer,
     number: u64,
-    signal: &'a ReplySignal,
+    signal: &'a Notify,
     replies: &'a Replies,
 }
 
@@ -443,7 +413,7 @@ impl Drop for ServedSocket<'_> {
     fn drop(&mut self) {
         self.replies.close();
         lock(&self.server.open).remove(&self.number);
-        self.signal.end();
+        (self.signal)();
     }
 }
 
@@ -477,9 +447,9 @@ fn read_content(input: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-fn write_replies(signal: &ReplySignal, replies: &Replies, stream: &UnixStream) -> io::Result<()> {
+fn write_replies(raised: &Receiver<()>, replies: &Replies, stream: &UnixStream) -> io::Result<()> {
     let mut output = BufWriter::with_capacity(BUFFER_BYTES, stream);
-    while signal.wait() {
+    while raised.recv().is_ok() && !replies.is_closed() {
         for Reply { number, outcome, bytes } in replies.take_ready() {
             output.write_all(&reply_head(number, outcome, bytes.len()))?;
             output.write_all(&bytes)?;
@@ -618,11 +588,6 @@ fn read_replies(link: &CallLink, stream: &UnixStream) -> io::Result<()> {
         let content = read_content(&mut input, length)?;
         let (number, outcome, reply) =
             decode_reply(&content).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-        let outcome = match outcome {
-            Outcome::Done => Ok(reply.to_vec()),
-            Outcome::NotBegun => Err(CallError::NotBegun),
-            Outcome::Unknown => Err(CallError::Unknown(OpErrorKind::Unavailable)),
-        };
-        link.came(number, outcome);
+        link.came(number, outcome.of_call(reply.to_vec()));
     }
 }

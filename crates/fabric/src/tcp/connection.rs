@@ -319,8 +319,7 @@ impl Connection {
 
     /// Calls that may have been written are `Unknown`, the others `NotBegun` (F12.3).
     fn lose_calls(&mut self, is_sent: bool, kind: OpErrorKind, sink: &mut impl Sink) {
-        let sent = if is_sent { CallError::Unknown(kind) } else { CallError::NotBegun };
-        self.inbox.lose_calls(sent, sink);
+        self.inbox.lose_calls(CallError::unanswered(is_sent, kind), sink);
         self.refuse_blocked(sink);
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::wire::{ANSWER_BYTES, Status, decode_answer, decode_reply};
 use crate::calls::{ALL_OTHERS, Outcome};
-use crate::{CallError, OpError, OpErrorKind};
+use crate::{CallError, OpError};
 
 /// Room for answers, at first.
 const INPUT_BYTES: usize = 128 << 10;
@@ -232,14 +232,7 @@ fn reply(content: &[u8], calls: &mut BTreeMap<u64, Waiting>, sink: &mut impl Sin
         return (outcome == Outcome::NotBegun).then_some(true);
     }
     if let Some(waiting) = calls.remove(&number) {
-        sink.reply(
-            waiting,
-            match outcome {
-                Outcome::Done => Ok(bytes),
-                Outcome::NotBegun => Err(CallError::NotBegun),
-                Outcome::Unknown => Err(CallError::Unknown(OpErrorKind::Unavailable)),
-            },
-        );
+        sink.reply(waiting, outcome.of_call(bytes));
     }
     Some(false)
 }
