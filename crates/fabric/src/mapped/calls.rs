@@ -517,16 +517,8 @@ pub(super) fn greet(
     let socket = Socket::of(folder, peer.incarnation)?;
     let mut stream = UnixStream::connect(&socket.path)?;
     stream.set_read_timeout(Some(GREETING_TIME))?;
-    let hello = Hello {
-        version: VERSION,
-        control: false,
-        by_card: false,
-        incarnation: me.0,
-        server: peer.server.0,
-        servers: 0,
-        replaces,
-        meant: peer.incarnation.0,
-    };
+    let greeting = Hello::to(peer.server, peer.incarnation.0, me);
+    let hello = Hello { servers: 0, replaces, ..greeting };
     stream.write_all(&hello.encode())?;
     let mut bytes = [0; GREETING_BYTES];
     stream.read_exact(&mut bytes)?;

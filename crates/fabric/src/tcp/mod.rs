@@ -305,13 +305,7 @@ pub fn greeting_of(bytes: &[u8]) -> Option<Incarnation> {
 
 /// The bytes with which a connection from a compute server to another one begins. For tools.
 pub fn greeting(from: Incarnation, to: Peer) -> Vec<u8> {
-    let (incarnation, meant) = (from.0, to.incarnation.0);
-    let (control, by_card) = (false, false);
-    let (version, servers, replaces) = (VERSION, 1, 0);
-    let server = to.server.0;
-    Hello { version, control, by_card, incarnation, server, servers, replaces, meant }
-        .encode()
-        .to_vec()
+    Hello::to(to.server, to.incarnation.0, from).encode().to_vec()
 }
 
 /// The purpose of a connection.
@@ -336,8 +330,9 @@ fn greet(
     /// Time between two tries while others use the other way.
     const PAUSE: Duration = Duration::from_millis(10);
     let start = Instant::now();
+    let to = (server, config.servers[server.index()], 0);
     loop {
-        match greet_once(config, incarnation, server, purpose, replaces) {
+        match greet_at(config, incarnation, to, purpose, replaces) {
             // The others may have just ended, and the server not have noticed yet.
             Err(FabricError::Refused { reason: Refusal::OtherWay, .. })
                 if start.elapsed() < config.connect_timeout =>
@@ -347,16 +342,6 @@ fn greet(
             greeted => return greeted,
         }
     }
-}
-
-fn greet_once(
-    config: &TcpConfig,
-    incarnation: Incarnation,
-    server: ServerId,
-    purpose: Use,
-    replaces: u64,
-) -> Result<(Link<TcpStream>, Welcome), FabricError> {
-    greet_at(config, incarnation, (server, config.servers[server.index()], 0), purpose, replaces)
 }
 
 /// Greets a compute server, in the place of connection `replaces`.
@@ -396,14 +381,11 @@ fn greet_at(
     stream.set_read_timeout(Some(config.connect_timeout)).map_err(&failed)?;
     stream.set_write_timeout(Some(config.connect_timeout)).map_err(&failed)?;
     let hello = Hello {
-        version: VERSION,
         control: purpose == Use::Control,
         by_card: purpose == Use::BesideCard,
-        incarnation: incarnation.0,
-        server: server.0,
         servers: config.servers.len() as u16,
         replaces,
-        meant,
+        ..Hello::to(server, meant, incarnation)
     };
     let mut link = Link::connect(stream, config.tls.as_ref(), address).map_err(&failed)?;
     let mut bytes = [0; GREETING_BYTES];
@@ -416,41 +398,40 @@ fn greet_at(
         let why = "what answers there is no memory server of Farleaf".to_owned();
         return Err(refused(Refusal::NoMemoryServer, why));
     };
-    Err(match welcome.status {
-        GreetingStatus::OtherVersion => refused(
-            Refusal::OtherVersion,
-            format!(
+    let (reason, why) = match welcome.status {
+        GreetingStatus::LetIn => return Ok((link, welcome)),
+        GreetingStatus::Fenced => return Err(FabricError::CutOff { server }),
+        GreetingStatus::OtherVersion => {
+            let why = format!(
                 "it speaks version {} of the protocol, this program version {VERSION}: use the \
                  same version of Farleaf on both sides",
                 welcome.version
-            ),
-        ),
-        GreetingStatus::OtherServer => refused(
-            Refusal::OtherServer,
-            format!(
+            );
+            (Refusal::OtherVersion, why)
+        }
+        GreetingStatus::OtherServer => {
+            let why = format!(
                 "it is memory server {} of {}, and was taken for {server} of {}: check the list \
                  of addresses and its order",
                 welcome.server,
                 welcome.servers,
                 config.servers.len()
-            ),
-        ),
-        GreetingStatus::Fenced => FabricError::CutOff { server },
+            );
+            (Refusal::OtherServer, why)
+        }
         GreetingStatus::Full => {
-            refused(Refusal::Full, "it has as many connections as it allows".to_owned())
+            (Refusal::Full, "it has as many connections as it allows".to_owned())
         }
         GreetingStatus::OtherWay => {
             let theirs = if purpose == Use::BesideCard { "by tcp" } else { "by verbs" };
-            refused(
-                Refusal::OtherWay,
-                format!(
-                    "others use it {theirs}, and the atomics of its processor and of its card are \
-                     not atomic against each other: use the same fabric, or wait until they end"
-                ),
-            )
+            let why = format!(
+                "others use it {theirs}, and the atomics of its processor and of its card are \
+                 not atomic against each other: use the same fabric, or wait until they end"
+            );
+            (Refusal::OtherWay, why)
         }
-        GreetingStatus::LetIn => return Ok((link, welcome)),
-    })
+    };
+    Err(refused(reason, why))
 }
 
 /// Finds the reason of TLS for which a connection ended during the greeting, if there is one. `first` is the

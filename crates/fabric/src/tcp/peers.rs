@@ -29,7 +29,7 @@ struct PeersState {
 
 /// Parts of a server that takes calls in.
 #[derive(Debug)]
-pub(super) struct CallServer {
+pub(crate) struct CallServer {
     pub(super) requests: Arc<Requests>,
     /// The life that others must mean.
     pub(super) me: Incarnation,

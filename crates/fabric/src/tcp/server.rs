@@ -3,19 +3,18 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Poll, Token, Waker};
 
 use super::listening::Listening;
-use super::lives::Lives;
 use super::offer::Offer;
 use super::peers::CallServer;
 use super::region::Region;
-use super::served::{Served, Tally};
+use super::served::Served;
 use super::session::Host;
 use super::tls::Tls;
 use super::worker::Worker;
@@ -104,7 +103,7 @@ impl MemoryServer {
     /// number of threads or servers, or processors that cannot be had. [`FabricError::Unreachable`] if the
     /// address cannot be had.
     pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
-        Self::start_with(config, Region::over(words), None)
+        Self::start_with(config, Region::over(words), None, None)
     }
 
     /// Listens for the calls of other compute servers.
@@ -115,7 +114,7 @@ impl MemoryServer {
         // No peer uses this memory yet.
         let no_memory = FabricError::NoMemory { bytes: 8, server: config.server };
         let words = Words::anonymous(1).ok_or(no_memory)?;
-        Self::start_all(config, Region::over(Arc::new(words)), None, Some(call_server))
+        Self::start_with(config, Region::over(Arc::new(words)), None, Some(call_server))
     }
 
     /// Listens, and serves `region`. A server that is restarted over a region's file serves the same words.
@@ -124,19 +123,11 @@ impl MemoryServer {
     /// # Errors
     /// As [`MemoryServer::start`].
     pub fn start_over(config: MemoryServerConfig, region: Region) -> Result<Self, FabricError> {
-        Self::start_with(config, region, None)
+        Self::start_with(config, region, None, None)
     }
 
-    /// The same, and offers another way to the words.
+    /// The same, and offers another way to the words, or takes calls in.
     pub(crate) fn start_with(
-        config: MemoryServerConfig,
-        region: Region,
-        offer: Option<Arc<dyn Offer>>,
-    ) -> Result<Self, FabricError> {
-        Self::start_all(config, region, offer, None)
-    }
-
-    fn start_all(
         config: MemoryServerConfig,
         region: Region,
         offer: Option<Arc<dyn Offer>>,
@@ -160,28 +151,8 @@ impl MemoryServer {
             })
             .collect::<io::Result<Vec<_>>>()
             .map_err(&failed)?;
-        let lease_ms = config.lease.as_millis() as u32;
-        let host = Host {
-            server: config.server,
-            servers: config.servers as u16,
-            lease_ms,
-            connections_max: config.connections_max,
-            words: region.words,
-            region_id: region.id,
-            services: RwLock::default(),
-            lives: match region.record {
-                Some(record) => Lives::recorded(lease_ms.into(), record),
-                None => Lives::new(lease_ms.into()),
-            },
-            offer,
-            call_server,
-            ways: Mutex::default(),
-            start: Instant::now(),
-            guests: AtomicUsize::new(0),
-            served: Tally::default(),
-        };
         let shared = Arc::new(ServerShared {
-            host: Arc::new(host),
+            host: Arc::new(Host::new(&config, region, offer, call_server)),
             listen: address,
             greeting_timeout: config.greeting_timeout,
             tls: config.tls,
@@ -218,8 +189,7 @@ impl MemoryServer {
 
     /// Adds a service that answers RPCs.
     pub fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
-        let services = &self.shared.host.services;
-        services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
+        self.shared.host.serve(id, service);
     }
 
     /// Returns its work so far.

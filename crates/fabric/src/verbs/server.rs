@@ -89,7 +89,7 @@ impl VerbsServer {
             packets: AtomicU32::new(std::process::id()),
             next_rpc_server: AtomicUsize::new(0),
         };
-        let server = MemoryServer::start_with(config, region, Some(Arc::new(cards)))?;
+        let server = MemoryServer::start_with(config, region, Some(Arc::new(cards)), None)?;
         Ok(VerbsServer { server: Arc::new(server), queue_pairs, card: name })
     }
 
