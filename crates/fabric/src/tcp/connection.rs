@@ -60,7 +60,7 @@ impl Connection {
             state: ConnectionState::Down,
             number: 0,
             output: Output::default(),
-            inbox: Inbox::new(),
+            inbox: Inbox::default(),
             reconnects: Vec::new(),
             peer: None,
             blocked: VecDeque::new(),

@@ -152,7 +152,7 @@ fn count_answers(mut sent: &[u8], greeted: &mut bool) -> usize {
 /// that no buffer is lost. Returns the number of posts that came back without an error.
 pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let slab = SlabRef::new();
-    let (mut table, mut inbox) = (PostTable::default(), Inbox::new());
+    let (mut table, mut inbox) = (PostTable::default(), Inbox::default());
     let mut slots = Vec::new();
     for post in posts {
         let (slot, opened, _) = table.posts.open(&Context::from_waker(Waker::noop()));

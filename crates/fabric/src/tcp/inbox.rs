@@ -38,7 +38,7 @@ pub(super) enum Ended {
 }
 
 /// Received bytes, and the posts that wait for answers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Inbox {
     input: Vec<u8>,
     taken: usize,
@@ -58,21 +58,6 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    pub(super) fn new() -> Self {
-        Inbox {
-            input: Vec::new(),
-            taken: 0,
-            filled: 0,
-            waiting: Vec::new(),
-            answered: 0,
-            posted: VecDeque::new(),
-            marked: 0,
-            calls: BTreeMap::new(),
-            last_call: 0,
-            has_left: false,
-        }
-    }
-
     /// Expects a reply; returns the number of its call.
     pub(super) fn expect_reply(&mut self, waiting: Waiting) -> u64 {
         self.last_call += 1;
@@ -271,7 +256,7 @@ mod tests {
     fn posts_are_answered_in_order_with_any_number_under_way() {
         let answer = encode_answer(Status::Done, 0);
         for (posts, answers) in [(1, 1), (2, 1), (128, 128), (128, 96), (7, 5), (5, 4)] {
-            let (mut inbox, mut sink) = (Inbox::new(), Answered::default());
+            let (mut inbox, mut sink) = (Inbox::default(), Answered::default());
             let mut posted = 0;
             for wave in 0..50 {
                 for _ in 0..posts {

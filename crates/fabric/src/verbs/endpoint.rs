@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
+use super::VerbsShared;
 use super::transport::Transport;
 use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
-use super::{VerbsError, VerbsShared};
 use crate::post::{Post, list, old_word};
 use crate::raw::verbs::{
     Call, Completions, Ends, HeldLoad, QueuePair, Remote, SendQueue, Size, WordsKey,
@@ -104,20 +104,10 @@ impl Thread {
         };
         let mut pair = QueuePair::new(&self.completions, size, card_port.port, false)?;
         let first = self.transport.next(server);
-        SendQueue::expect_answers(&mut pair, server.0, (first, shared.calls)).map_err(
-            |source| {
-                let device = card_port.device.name().to_owned();
-                VerbsError::Failed { device, what: "post receives to a queue pair", source }
-            },
-        )?;
+        SendQueue::expect_answers(&mut pair, server.0, (first, shared.calls))
+            .map_err(card_port.device.failed("post receives to a queue pair"))?;
         let first_packet = self.tcp.random() as u32 & 0xff_ffff;
-        let ends = Ends {
-            queue: pair.number(),
-            first_packet,
-            gid: card_port.gid,
-            lid: card_port.facts.lid,
-        };
-        let question = shared.question(ends, true);
+        let question = shared.question(card_port.ends(pair.number(), first_packet), true);
         let answer = self.tcp.ask(server, question.encode()).await;
         let answer = answer.map_err(|error| shared.not_asked(server, error.kind))?;
         let answer = shared.check_answer(server, &answer)?;

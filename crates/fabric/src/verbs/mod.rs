@@ -59,7 +59,7 @@ pub use error::VerbsError;
 pub(crate) use flow::ClientFlow;
 pub use server::VerbsServer;
 
-use crate::raw::verbs::{Ends, device_names};
+use crate::raw::verbs::device_names;
 use crate::tcp::{Tcp, TcpConfig, ask_once};
 use crate::{
     Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, ServerId,
@@ -160,9 +160,7 @@ impl Verbs {
             VerbsShared { tcp, config, card_port, region_bytes, capabilities, depth, calls };
         for server in 0..shared.config.tcp.servers.len() {
             let server = ServerId(server as u16);
-            let here = &shared.card_port;
-            let ends = Ends { queue: 0, first_packet: 0, gid: here.gid, lid: here.facts.lid };
-            let question = shared.question(ends, false).encode();
+            let question = shared.question(shared.card_port.ends(0, 0), false).encode();
             let answer = ask_once(&shared.tcp, server, &question)?
                 .map_err(|kind| shared.not_asked(server, kind))?;
             let answer = shared.check_answer(server, &answer)?;

@@ -80,18 +80,14 @@ pub(super) struct Reservation {
 impl RpcServer {
     /// Starts the thread.
     pub(super) fn start(device: &Arc<Device>, number: usize) -> Result<RpcServer, VerbsError> {
-        let failed = |source| VerbsError::Failed {
-            device: device.name().to_owned(),
-            what: "watch completions",
-            source,
-        };
+        let failed = device.failed("watch completions");
         let entries = (SLOTS_MAX * COMPLETIONS_PER_SLOT).min(device.facts.completions_max);
         let completions = Completions::new(device, entries)?;
-        let poll = Poll::new().map_err(failed)?;
+        let poll = Poll::new().map_err(&failed)?;
         let fd = completions.as_fd().as_raw_fd();
         poll.registry()
             .register(&mut SourceFd(&fd), Token(0), Interest::READABLE)
-            .map_err(failed)?;
+            .map_err(&failed)?;
         let inner = Arc::new(RpcServerInner {
             completions,
             rpc_slots: Mutex::default(),
@@ -100,13 +96,13 @@ impl RpcServer {
             left: AtomicUsize::new(0),
             next: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
-            waker: Waker::new(poll.registry(), Token(1)).map_err(failed)?,
+            waker: Waker::new(poll.registry(), Token(1)).map_err(&failed)?,
         });
         let own = Arc::clone(&inner);
         let thread = thread::Builder::new()
             .name(format!("farleaf-card-{number}"))
             .spawn(move || RpcWorker::new(own).run(poll))
-            .map_err(failed)?;
+            .map_err(&failed)?;
         Ok(RpcServer { inner, thread: Some(thread) })
     }
 

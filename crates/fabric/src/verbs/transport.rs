@@ -30,17 +30,18 @@ const LOOK_EVERY: u32 = 1_024;
 const PROBE_EVERY: Duration = Duration::from_millis(200);
 
 /// State of the queue pair.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum PairState {
     Up(Box<SendQueue>),
     /// A task is connecting one. Posts wait for it.
     Connecting,
+    #[default]
     Down,
     /// The server has cut this compute server off.
     Fenced,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ServerQueue {
     pair: PairState,
     backlog: VecDeque<Work>,
@@ -55,15 +56,16 @@ struct ServerQueue {
     has_moved: bool,
     /// Time of that, as far as it is known.
     moved_ns: u64,
+    /// Lists that were posted on send queues that are gone, and work requests in them.
+    posted: (u64, u64),
 }
 
+#[derive(Default)]
 pub(crate) struct TransportState {
     queues: Vec<ServerQueue>,
     posts: CardPosts,
     /// Parts of a list in posting: server, part, fence flag. Kept for its memory.
     planned: Vec<(usize, u32, bool)>,
-    /// Lists that were posted on send queues that are gone, and work requests in them.
-    posted: (u64, u64),
     /// The answer that has come, kept for its memory.
     answer: Vec<u8>,
 }
@@ -91,24 +93,8 @@ impl Transport {
     ) -> Result<Self, FabricError> {
         let failed = FabricError::io("watch completions of", Path::new("this thread"));
         tcp.watch(&*completions).map_err(failed)?;
-        let queue = || ServerQueue {
-            pair: PairState::Down,
-            backlog: VecDeque::new(),
-            calls: Calls::default(),
-            takes_calls: false,
-            reconnects: Vec::new(),
-            next: 0,
-            has_moved: false,
-            moved_ns: 0,
-        };
-        let queues = region_bytes.iter().map(|_| queue()).collect();
-        let state = TransportState {
-            queues,
-            posts: CardPosts::default(),
-            planned: Vec::new(),
-            posted: (0, 0),
-            answer: Vec::new(),
-        };
+        let queues = region_bytes.iter().map(|_| ServerQueue::default()).collect();
+        let state = TransportState { queues, ..TransportState::default() };
         Ok(Transport {
             tcp,
             completions,
@@ -132,12 +118,9 @@ impl Transport {
 
     /// Lists that were posted so far, and work requests in them.
     pub(super) fn posted(&self) -> (u64, u64) {
-        let state = self.state.borrow();
-        state.queues.iter().fold(state.posted, |sum, queue| match &queue.pair {
-            PairState::Up(send_queue) => {
-                (sum.0 + send_queue.posted().0, sum.1 + send_queue.posted().1)
-            }
-            _ => sum,
+        self.state.borrow().queues.iter().fold((0, 0), |sum, queue| {
+            let (lists, requests) = queue.posted();
+            (sum.0 + lists, sum.1 + requests)
         })
     }
 
@@ -189,7 +172,7 @@ impl Transport {
     /// connect. Operations in flight fail.
     pub(super) fn reconnect(&self, server: ServerId, context: &Context<'_>) -> (u32, bool) {
         let mut state = self.state.borrow_mut();
-        let TransportState { queues, posts, posted, answer, .. } = &mut *state;
+        let TransportState { queues, posts, answer, .. } = &mut *state;
         let (index, _, before) = posts.open(context);
         let mut begins = false;
         let refused = match queues.get_mut(server.index()) {
@@ -206,11 +189,11 @@ impl Transport {
                         send_queue.stop();
                     }
                     // An operation that has completed so far has succeeded.
-                    self.take_completions(queues, posts, posted, answer);
+                    self.take_completions(queues, posts, answer);
                 }
                 let queue = &mut queues[server.index()];
                 let error = OpError { server, kind: OpErrorKind::Timeout };
-                queue.lose(PairState::Connecting, error, posts, posted);
+                queue.lose(PairState::Connecting, error, posts);
                 queue.reconnects.push(index);
                 posts.wait(index);
                 None
@@ -231,7 +214,7 @@ impl Transport {
     /// A queue pair was connected, or the attempt failed.
     pub(super) fn connected(&self, server: ServerId, result: Result<SendQueue, OpErrorKind>) {
         let mut state = self.state.borrow_mut();
-        let TransportState { queues, posts, posted, .. } = &mut *state;
+        let TransportState { queues, posts, .. } = &mut *state;
         let queue = &mut queues[server.index()];
         queue.has_moved = true;
         let result = match result {
@@ -247,12 +230,8 @@ impl Transport {
             Err(kind) => {
                 let error = OpError { server, kind };
                 let is_fenced = kind == OpErrorKind::Fenced;
-                queue.lose(
-                    if is_fenced { PairState::Fenced } else { PairState::Down },
-                    error,
-                    posts,
-                    posted,
-                );
+                let pair = if is_fenced { PairState::Fenced } else { PairState::Down };
+                queue.lose(pair, error, posts);
                 Err(error)
             }
         };
@@ -271,7 +250,7 @@ impl Transport {
     /// Posts waiting operations and takes completions; true if anything moved.
     fn advance(&self) -> bool {
         let mut state = self.state.borrow_mut();
-        let TransportState { queues, posts, posted, answer, .. } = &mut *state;
+        let TransportState { queues, posts, answer, .. } = &mut *state;
         let (mut progress, mut in_flight) = (false, false);
         for (server, queue) in queues.iter_mut().enumerate() {
             let PairState::Up(send_queue) = &mut queue.pair else { continue };
@@ -284,14 +263,14 @@ impl Transport {
                 });
             }
             if given.is_err() {
-                queue.lose(PairState::Down, unavailable(server), posts, posted);
+                queue.lose(PairState::Down, unavailable(server), posts);
                 progress = true;
                 continue;
             }
             in_flight |= send_queue.in_flight() > 0 || queue.calls.awaits();
         }
         if in_flight {
-            progress |= self.take_completions(queues, posts, posted, answer);
+            progress |= self.take_completions(queues, posts, answer);
         }
         drop(state);
         progress
@@ -301,7 +280,6 @@ impl Transport {
         &self,
         queues: &mut [ServerQueue],
         posts: &mut CardPosts,
-        posted: &mut (u64, u64),
         answer: &mut Vec<u8>,
     ) -> bool {
         let count = self.completions.poll(|completion| {
@@ -311,7 +289,7 @@ impl Transport {
             if let Some(bytes) = completion.received.filter(|_| completion.is_done) {
                 let Some(heard) = send_queue.heard(count, bytes, answer) else { return };
                 if heard.is_err() || !queue.calls.answered(answer, posts) {
-                    queue.lose(PairState::Down, unavailable(server), posts, posted);
+                    queue.lose(PairState::Down, unavailable(server), posts);
                 }
                 return;
             }
@@ -322,7 +300,7 @@ impl Transport {
                 send_queue.retire(count, |slot| posts.came_back(slot));
                 queue.has_moved = true;
             } else {
-                queue.lose(PairState::Down, unavailable(server), posts, posted);
+                queue.lose(PairState::Down, unavailable(server), posts);
             }
         });
         count > 0
@@ -333,7 +311,7 @@ impl Transport {
         let limit_ns = self.op_timeout.as_nanos() as u64;
         let now_ns = self.now_ns();
         let mut state = self.state.borrow_mut();
-        let TransportState { queues, posts, posted, .. } = &mut *state;
+        let TransportState { queues, posts, .. } = &mut *state;
         for (server, queue) in queues.iter_mut().enumerate() {
             if std::mem::take(&mut queue.has_moved) {
                 queue.moved_ns = now_ns;
@@ -352,8 +330,8 @@ impl Transport {
             let error = OpError { server: ServerId(server as u16), kind: OpErrorKind::Timeout };
             match queue.pair {
                 // The connecting goes on.
-                PairState::Connecting => queue.lose(PairState::Connecting, error, posts, posted),
-                _ => queue.lose(PairState::Down, error, posts, posted),
+                PairState::Connecting => queue.lose(PairState::Connecting, error, posts),
+                _ => queue.lose(PairState::Down, error, posts),
             }
         }
     }
@@ -369,6 +347,17 @@ impl ServerQueue {
         self.backlog.push_back(work);
     }
 
+    /// Lists that were posted so far, and work requests in them.
+    fn posted(&self) -> (u64, u64) {
+        match &self.pair {
+            PairState::Up(send_queue) => {
+                let (lists, requests) = send_queue.posted();
+                (self.posted.0 + lists, self.posted.1 + requests)
+            }
+            _ => self.posted,
+        }
+    }
+
     /// Returns whether anybody waits for it.
     fn is_waiting(&self) -> bool {
         self.has_operations() || !self.calls.is_empty()
@@ -382,18 +371,11 @@ impl ServerQueue {
     }
 
     /// Cuts the queue pair, if there is one; all outstanding and waiting operations fail (VERBS-6).
-    fn lose(
-        &mut self,
-        pair: PairState,
-        error: OpError,
-        posts: &mut CardPosts,
-        posted: &mut (u64, u64),
-    ) {
+    fn lose(&mut self, pair: PairState, error: OpError, posts: &mut CardPosts) {
+        self.posted = self.posted();
         if let PairState::Up(mut send_queue) = std::mem::replace(&mut self.pair, pair) {
             send_queue.cut(|slot| posts.failed(slot, error));
             self.next = send_queue.next();
-            posted.0 += send_queue.posted().0;
-            posted.1 += send_queue.posted().1;
         }
         self.calls.lose(error, posts);
         for work in self.backlog.drain(..) {
