@@ -10,7 +10,7 @@ use super::MappedShared;
 use super::calls::replace;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Local, Op,
+    Buf, CallError, Capabilities, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Local,
     OpError, OpErrorKind, Ops, ServerId, ServiceId, Words, access,
 };
 
@@ -48,11 +48,6 @@ impl MappedEndpoint {
     #[inline]
     fn region(&self, addr: GlobalAddr) -> Option<&Words> {
         self.thread.shared.region(addr.server())
-    }
-
-    #[inline]
-    fn run(&self, op: &mut Op) -> Result<(), OpError> {
-        access::run(self.region(op.addr()), op)
     }
 }
 
@@ -116,60 +111,32 @@ impl MappedWork for Write {
     }
 }
 
-struct Cas {
+/// A CAS or an FAA: `change` does it on a word of a region, and returns the word that was there.
+struct Atomic<F> {
     at: GlobalAddr,
-    expected: u64,
-    new: u64,
+    change: F,
 }
 
-impl MappedWork for Cas {
+impl<F: Fn(&Words, usize) -> u64> MappedWork for Atomic<F> {
     type Done = u64;
 
     #[inline(always)]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<u64, OpError> {
         let (region, word) = access::word(endpoint.region(self.at), self.at)?;
-        Ok(region.cas(word, self.expected, self.new))
+        Ok((self.change)(region, word))
     }
 }
 
-struct Faa {
-    at: GlobalAddr,
-    add: u64,
-}
+/// A chain or a batch.
+struct OpList(Option<Ops>);
 
-impl MappedWork for Faa {
-    type Done = u64;
-
-    #[inline(always)]
-    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<u64, OpError> {
-        let (region, word) = access::word(endpoint.region(self.at), self.at)?;
-        Ok(region.faa(word, self.add))
-    }
-}
-
-struct Chain(Option<Ops>);
-
-impl MappedWork for Chain {
+impl MappedWork for OpList {
     type Done = Ops;
 
     #[inline]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Ops, OpError> {
         let mut ops = self.0.take().expect(AGAIN);
-        ops.assert_chain();
-        ops.iter_mut().try_for_each(|op| endpoint.run(op))?;
-        Ok(ops)
-    }
-}
-
-struct PostMany(Option<Ops>);
-
-impl MappedWork for PostMany {
-    type Done = Ops;
-
-    #[inline]
-    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Ops, OpError> {
-        let mut ops = self.0.take().expect(AGAIN);
-        ops.iter_mut().try_for_each(|op| endpoint.run(op))?;
+        ops.iter_mut().try_for_each(|op| access::run(endpoint.region(op.addr()), op))?;
         Ok(ops)
     }
 }
@@ -232,22 +199,23 @@ impl Endpoint for MappedEndpoint {
         expected: u64,
         new: u64,
     ) -> impl Future<Output = Result<u64, OpError>> {
-        self.now(Cas { at, expected, new })
+        self.now(Atomic { at, change: move |region: &Words, word| region.cas(word, expected, new) })
     }
 
     #[inline]
     fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
-        self.now(Faa { at, add })
+        self.now(Atomic { at, change: move |region: &Words, word| region.faa(word, add) })
     }
 
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        self.now(Chain(Some(ops)))
+        ops.assert_chain();
+        self.now(OpList(Some(ops)))
     }
 
     #[inline]
     fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        self.now(PostMany(Some(ops)))
+        self.now(OpList(Some(ops)))
     }
 
     async fn rpc(
