@@ -97,14 +97,7 @@ impl ConnectionGate {
     }
 }
 
-impl std::fmt::Debug for ConnectionGate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ConnectionGate({:?})", *self.lock())
-    }
-}
-
 /// One life of a compute server, as this memory server knows it.
-#[derive(Debug)]
 pub(super) struct Life {
     /// Time at which it was last heard of, in milliseconds since the server's start.
     heard_ms: AtomicU64,
@@ -113,7 +106,7 @@ pub(super) struct Life {
     state: Mutex<LifeState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct LifeState {
     fenced: bool,
     /// It stands in the record.
@@ -122,6 +115,11 @@ struct LifeState {
 }
 
 impl Life {
+    fn new(heard_ms: u64, is_dead: bool, state: LifeState) -> Life {
+        let (heard_ms, dead) = (AtomicU64::new(heard_ms), AtomicBool::new(is_dead));
+        Life { heard_ms, dead, state: Mutex::new(state) }
+    }
+
     #[inline]
     pub(super) fn hear(&self, now_ms: u64) {
         self.heard_ms.store(now_ms, Ordering::Relaxed);
@@ -160,7 +158,6 @@ pub(super) enum Denied {
 }
 
 /// All lives that this server has heard of.
-#[derive(Debug)]
 pub(super) struct Lives {
     lease_ms: u64,
     record: Option<Record>,
@@ -177,11 +174,16 @@ impl Lives {
     pub(super) fn recorded(lease_ms: u64, record: Record) -> Self {
         let fenced = |who| {
             let state = LifeState { fenced: true, is_recorded: true, ..LifeState::default() };
-            let (heard_ms, dead) = (AtomicU64::new(0), AtomicBool::new(true));
-            (who, Arc::new(Life { heard_ms, dead, state: Mutex::new(state) }))
+            (who, Arc::new(Life::new(0, true, state)))
         };
         let known = Mutex::new(record.fenced().into_iter().map(fenced).collect());
         Lives { known, record: Some(record), ..Lives::new(lease_ms) }
+    }
+
+    /// The life of that incarnation. If this server has not heard of it, it is heard of now, and `is_dead`.
+    fn life(&self, who: Incarnation, now_ms: u64, is_dead: bool) -> Arc<Life> {
+        let new = || Arc::new(Life::new(now_ms, is_dead, LifeState::default()));
+        Arc::clone(lock(&self.known).entry(who).or_insert_with(new))
     }
 
     /// Lets a connection in. A connection that it replaces does nothing any more.
@@ -191,13 +193,7 @@ impl Lives {
         replaces: u64,
         now_ms: u64,
     ) -> Result<(Arc<Life>, u64, Arc<ConnectionGate>), Denied> {
-        let life = Arc::clone(lock(&self.known).entry(who).or_insert_with(|| {
-            Arc::new(Life {
-                heard_ms: AtomicU64::new(now_ms),
-                dead: AtomicBool::new(false),
-                state: Mutex::default(),
-            })
-        }));
+        let life = self.life(who, now_ms, false);
         let mut state = lock(&life.state);
         if state.fenced {
             return Err(Denied::Fenced);
@@ -233,13 +229,7 @@ impl Lives {
     /// Cuts a life off. The caller holds no gate (TCP-3). After a failure no connection of it is let in, but
     /// it may still act by a way that could not be cut: try again.
     pub(super) fn fence(&self, who: Incarnation, now_ms: u64) -> Result<(), Uncut> {
-        let life = Arc::clone(lock(&self.known).entry(who).or_insert_with(|| {
-            Arc::new(Life {
-                heard_ms: AtomicU64::new(now_ms),
-                dead: AtomicBool::new(true),
-                state: Mutex::default(),
-            })
-        }));
+        let life = self.life(who, now_ms, true);
         // They stay in the list until they are shut: another fence must wait for them.
         let gates = {
             let mut state = lock(&life.state);
