@@ -274,6 +274,28 @@ impl<K: Kept> Posts<K> {
         self.came_back(index);
     }
 
+    /// All parts have been posted; true if there was none: then the result is there.
+    #[inline]
+    pub(crate) fn posted(&mut self, index: u32, error: Option<OpError>) -> bool {
+        let slot = self.slot(index);
+        if let Some(error) = error {
+            slot.fail(error);
+        }
+        let is_done = slot.missing == 0;
+        if is_done {
+            self.has_come(index);
+        }
+        is_done
+    }
+
+    /// One part has ended.
+    pub(crate) fn ended(&mut self, index: u32, result: Result<(), OpError>) {
+        match result {
+            Ok(()) => self.came_back(index),
+            Err(error) => self.failed(index, error),
+        }
+    }
+
     /// All parts of a slot have come back: makes its waiter ready.
     #[inline(always)]
     pub(crate) fn has_come(&mut self, index: u32) {

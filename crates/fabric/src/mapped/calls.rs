@@ -342,13 +342,9 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     let hello = Hello::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
     let mut welcome = Welcome {
         version: VERSION,
-        status: GreetingStatus::LetIn,
         server: hello.server,
         servers: hello.servers,
-        connection: 0,
-        region_bytes: 0,
-        region_id: 0,
-        lease_ms: 0,
+        ..Welcome::default()
     };
     let from = Incarnation(hello.incarnation);
     if hello.version != VERSION {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::wire::{ANSWER_BYTES, Status, decode_answer, decode_reply};
 use crate::calls::{ALL_OTHERS, Outcome};
-use crate::{CallError, OpError};
+use crate::{CallError, OpError, OpErrorKind};
 
 /// Room for answers, at first.
 const INPUT_BYTES: usize = 128 << 10;
@@ -35,6 +35,16 @@ pub(super) enum Ended {
     /// The other side has gone, or breaks the protocol.
     Lost,
     Fenced,
+}
+
+impl Ended {
+    /// The error of what was under way.
+    pub(super) fn kind(self) -> OpErrorKind {
+        match self {
+            Ended::Lost => OpErrorKind::Unavailable,
+            Ended::Fenced => OpErrorKind::Fenced,
+        }
+    }
 }
 
 /// Received bytes, and the posts that wait for answers.

@@ -224,12 +224,6 @@ impl Tcp {
         &self.0
     }
 
-    /// Bytes that each server exposes.
-    #[cfg(feature = "verbs")]
-    pub(crate) fn region_bytes(&self) -> Vec<u64> {
-        self.0.region_bytes()
-    }
-
     /// Its incarnation.
     pub fn incarnation(&self) -> Incarnation {
         self.0.incarnation
@@ -238,7 +232,7 @@ impl Tcp {
 
 impl TcpShared {
     /// Bytes that each server exposes.
-    fn region_bytes(&self) -> Vec<u64> {
+    pub(crate) fn region_bytes(&self) -> Vec<u64> {
         self.memory.iter().map(|memory| memory.bytes).collect()
     }
 
@@ -542,9 +536,7 @@ impl Heart {
         }
         Ok(heart)
     }
-}
 
-impl Heart {
     /// Makes it say goodbye, and does not wait for that.
     fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);

@@ -106,12 +106,7 @@ pub(crate) struct TransportState {
     peers_version: u64,
 }
 
-impl TransportState {
-    fn connection(&mut self, server: ServerId) -> Option<&mut Connection> {
-        line(&mut self.connections, &mut self.peers, server)
-    }
-}
-
+/// The connection to a server, if there is one.
 fn line<'a>(
     connections: &'a mut [Connection],
     peers: &'a mut [Connection],
@@ -225,10 +220,10 @@ impl Transport {
     fn prepare_peer(&self, state: &mut TransportState, server: ServerId) {
         self.check_peers(state);
         let Some(peer) = self.shared.calls.peer(server) else { return };
-        if state.connection(server).is_none() {
-            state.peers.push(Connection::to_peer(peer));
-        }
         let TransportState { table, connections, peers, .. } = state;
+        if line(connections, peers, server).is_none() {
+            peers.push(Connection::to_peer(peer));
+        }
         if let Some(line) = line(connections, peers, server) {
             // A peer that has ended its life ends the connection, which nobody has read since.
             line.look(table);
@@ -290,13 +285,7 @@ impl Transport {
                 };
                 refused.get_or_insert(refusal);
             });
-            if let Some(refusal) = refused {
-                slot.fail(refusal);
-            }
-            if slot.missing == 0 {
-                // Nothing is on its way: the future finds its result when it is polled again.
-                table.posts.has_come(index);
-            }
+            table.posts.posted(index, refused);
         }
         if !table.posts.wakes() {
             return;
@@ -313,13 +302,11 @@ impl Transport {
         for connection in connections.iter_mut().chain(peers) {
             if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
             {
-                connection.give_up(table);
+                connection.give_up(OpErrorKind::Timeout, table);
             }
         }
     }
-}
 
-impl Transport {
     /// As [`Driver::drive`], for the connections to compute servers.
     #[cold]
     fn drive_peers(&self, state: &mut TransportState) -> bool {
@@ -510,10 +497,7 @@ impl Sink for PostTable {
     }
 
     fn reconnected(&mut self, slot: u32, result: Result<(), OpError>) {
-        match result {
-            Ok(()) => self.posts.came_back(slot),
-            Err(error) => self.posts.failed(slot, error),
-        }
+        self.posts.ended(slot, result);
     }
 }
 

@@ -341,9 +341,10 @@ impl Hello {
 }
 
 /// Decision of a server to let a client in, or its reason not to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
 pub(crate) enum GreetingStatus {
+    #[default]
     #[error("let in")]
     LetIn = 0,
     #[error("it speaks another version of the protocol")]
@@ -362,7 +363,7 @@ pub(crate) enum GreetingStatus {
 }
 
 /// Answer of a server to a [`Hello`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Welcome {
     pub(crate) version: u32,
     pub(crate) status: GreetingStatus,

@@ -59,7 +59,7 @@ impl VerbsEndpoint {
         let transport = Rc::new(Transport::new(
             Rc::clone(&side),
             Arc::clone(&completions),
-            shared.region_bytes.clone(),
+            shared.tcp.shared().region_bytes(),
             config.tcp.op_timeout,
             config.list_max,
         )?);

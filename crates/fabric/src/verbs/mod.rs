@@ -119,7 +119,6 @@ pub(crate) struct VerbsShared {
     tcp: Tcp,
     config: VerbsConfig,
     card_port: CardPort,
-    region_bytes: Vec<u64>,
     capabilities: Capabilities,
     /// Work requests that a queue pair may have outstanding.
     depth: u32,
@@ -140,7 +139,6 @@ impl Verbs {
         let card_port = CardPort::open(&config.card)?;
         let own = self_test::run(&card_port)?;
         let tcp = Tcp::connect_for(config.tcp.clone(), true)?;
-        let region_bytes = tcp.region_bytes().to_vec();
         // A completion queue that overflows is broken for good. So it has room for all possible completions,
         // and for flushed ones of queue pairs that are gone.
         let facts = &card_port.device.facts;
@@ -156,8 +154,7 @@ impl Verbs {
             needs_target_progress: false,
             ..Capabilities::NONE
         };
-        let mut shared =
-            VerbsShared { tcp, config, card_port, region_bytes, capabilities, depth, calls };
+        let mut shared = VerbsShared { tcp, config, card_port, capabilities, depth, calls };
         for server in 0..shared.config.tcp.servers.len() {
             let server = ServerId(server as u16);
             let question = shared.question(shared.card_port.ends(0, 0), false).encode();

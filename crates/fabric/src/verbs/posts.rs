@@ -37,28 +37,6 @@ impl CardPosts {
         self.slot(index).missing += 1;
     }
 
-    /// All parts have been posted; true if there was none: then the result is there.
-    #[inline]
-    pub(super) fn posted(&mut self, index: u32, error: Option<OpError>) -> bool {
-        let slot = self.slot(index);
-        if let Some(error) = error {
-            slot.fail(error);
-        }
-        let is_done = slot.missing == 0;
-        if is_done {
-            self.has_come(index);
-        }
-        is_done
-    }
-
-    /// One part has ended.
-    pub(super) fn ended(&mut self, index: u32, result: Result<(), OpError>) {
-        match result {
-            Ok(()) => self.came_back(index),
-            Err(error) => self.failed(index, error),
-        }
-    }
-
     /// Takes the answer to an RPC; false if it is none.
     pub(super) fn answered(&mut self, index: u32, message: &[u8]) -> bool {
         let call = Hold::call_mut(&mut self.slot(index).kept);
