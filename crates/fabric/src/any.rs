@@ -14,9 +14,9 @@ use crate::tcp::{Tcp, TcpEndpoint};
 #[cfg(feature = "verbs")]
 use crate::verbs::{Verbs, VerbsEndpoint};
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, Exposed, Fabric, FabricError,
-    GlobalAddr, Incarnation, Incoming, ListenConfig, Local, OpError, Ops, Peer, ServerId, Service,
-    ServiceId, Words,
+    Buf, CallError, Counters, Endpoint, Executor, Exposed, Fabric, FabricError, GlobalAddr,
+    Incarnation, Incoming, ListenConfig, Local, OpError, Ops, Peer, ServerId, Service, ServiceId,
+    Words,
 };
 
 /// One of the fabrics that run in real time. Clones share it.
@@ -203,25 +203,9 @@ impl Endpoint for AnyEndpoint {
         on_endpoint!(self, it => it.local())
     }
 
-    fn server_count(&self) -> usize {
-        on_endpoint!(self, it => it.server_count())
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        on_endpoint!(self, it => it.region_bytes(server))
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        on_endpoint!(self, it => it.capabilities())
-    }
-
     #[inline]
     fn is_lossy(&self) -> bool {
         on_endpoint!(self, it => it.is_lossy())
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        on_endpoint!(self, it => it.incarnation())
     }
 
     #[inline]

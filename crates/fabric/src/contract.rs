@@ -132,13 +132,19 @@ pub trait Endpoint: Clone + 'static {
     }
 
     /// Number of servers that expose memory.
-    fn server_count(&self) -> usize;
+    fn server_count(&self) -> usize {
+        self.local().pool.region_bytes.len()
+    }
 
     /// Bytes that `server` exposes; 0 if there is no such server.
-    fn region_bytes(&self, server: ServerId) -> u64;
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.local().pool.region_bytes.get(server.index()).copied().unwrap_or(0)
+    }
 
     /// Returns the promises of this fabric beyond the contract.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> Capabilities {
+        self.local().pool.capabilities
+    }
 
     /// Returns whether an operation may fail with `Timeout` or `Unavailable`. If none can, a caller need not
     /// keep content in order to send it again.
@@ -147,7 +153,9 @@ pub trait Endpoint: Clone + 'static {
     }
 
     /// This compute server's current life.
-    fn incarnation(&self) -> Incarnation;
+    fn incarnation(&self) -> Incarnation {
+        self.local().pool.incarnation
+    }
 
     /// This thread's counters. [`crate::Client`] writes them.
     #[inline]

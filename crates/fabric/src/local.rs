@@ -6,15 +6,25 @@ use std::sync::Arc;
 
 use crate::calls::PeerCalls;
 use crate::raw::SlabRef;
-use crate::{Counters, Executor};
+use crate::{Capabilities, Counters, Executor, Incarnation};
 
 /// The parts of an endpoint that belong to its thread, see [`crate::Endpoint::local`].
 pub struct Local {
+    pub(crate) pool: PoolFacts,
     pub(crate) counters: Arc<Counters>,
     pub(crate) slab: SlabRef,
     pub(crate) rng: RefCell<fastrand::Rng>,
     /// `None` in the simulator.
     real_time: Option<RealTime>,
+}
+
+/// Facts of one life of a compute server and of its pool.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolFacts {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) capabilities: Capabilities,
+    /// Bytes that each memory server exposes.
+    pub(crate) region_bytes: Vec<u64>,
 }
 
 struct RealTime {
@@ -25,13 +35,19 @@ struct RealTime {
 
 impl Local {
     /// The parts of a simulated thread.
-    pub(crate) fn simulated(counters: Arc<Counters>, slab: SlabRef, seed: u64) -> Self {
+    pub(crate) fn simulated(
+        pool: PoolFacts,
+        counters: Arc<Counters>,
+        slab: SlabRef,
+        seed: u64,
+    ) -> Self {
         let rng = RefCell::new(fastrand::Rng::with_seed(seed));
-        Local { counters, slab, rng, real_time: None }
+        Local { pool, counters, slab, rng, real_time: None }
     }
 
     /// The parts of a thread whose tasks run on `executor`.
     pub(crate) fn new(
+        pool: PoolFacts,
         counters: Arc<Counters>,
         slab: SlabRef,
         seed: u64,
@@ -39,7 +55,7 @@ impl Local {
         calls: Arc<dyn PeerCalls>,
     ) -> Self {
         let real_time = Some(RealTime { calls, executor });
-        Local { real_time, ..Local::simulated(counters, slab, seed) }
+        Local { real_time, ..Local::simulated(pool, counters, slab, seed) }
     }
 
     fn real_time(&self) -> &RealTime {

@@ -6,12 +6,13 @@ use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 
-use super::MappedShared;
 use super::calls::replace;
+use super::{CAPABILITIES, MappedShared};
+use crate::local::PoolFacts;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Local,
-    OpError, OpErrorKind, Ops, ServerId, ServiceId, Words, access,
+    Buf, CallError, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Local, OpError,
+    OpErrorKind, Ops, ServerId, ServiceId, Words, access,
 };
 
 /// One thread's access to mapped memory servers.
@@ -36,7 +37,12 @@ impl MappedEndpoint {
         number: u64,
     ) -> Self {
         let calls = Arc::clone(&shared.calls) as _;
-        let local = Local::new(counters, SlabRef::new(), seed, Executor::new(), calls);
+        let pool = PoolFacts {
+            incarnation: shared.incarnation,
+            capabilities: CAPABILITIES,
+            region_bytes: shared.regions.iter().map(Words::bytes).collect(),
+        };
+        let local = Local::new(pool, counters, SlabRef::new(), seed, Executor::new(), calls);
         MappedEndpoint { thread: Rc::new(Thread { shared, local, number }) }
     }
 
@@ -147,25 +153,9 @@ impl Endpoint for MappedEndpoint {
         &self.thread.local
     }
 
-    fn server_count(&self) -> usize {
-        self.thread.shared.regions.len()
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        self.thread.shared.region(server).map_or(0, Words::bytes)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.thread.shared.capabilities()
-    }
-
     /// Operations are done when they are posted.
     fn is_lossy(&self) -> bool {
         false
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        self.thread.shared.incarnation
     }
 
     #[inline]

@@ -66,6 +66,17 @@ struct Process {
     receivers: Receivers,
 }
 
+/// Promises of word-wise access by this and other processes.
+const CAPABILITIES: Capabilities = Capabilities {
+    // Word stores and locked instructions on one word are atomic against each other.
+    write_vs_rmw: true,
+    rmw_global: true,
+    cpu_visible: true,
+    native_atomics: true,
+    needs_target_progress: false,
+    ..Capabilities::NONE
+};
+
 impl Mapped {
     /// `servers` memory servers of `region_bytes` each in anonymous memory, which the system
     /// commits page by page as it is first touched.
@@ -228,19 +239,6 @@ impl MappedShared {
 
     fn region(&self, server: ServerId) -> Option<&Words> {
         self.regions.get(server.index())
-    }
-
-    /// Promises of word-wise access by this and other processes.
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            // Word stores and locked instructions on one word are atomic against each other.
-            write_vs_rmw: true,
-            rmw_global: true,
-            cpu_visible: true,
-            native_atomics: true,
-            needs_target_progress: false,
-            ..Capabilities::NONE
-        }
     }
 
     fn is_dead(&self, who: Incarnation) -> bool {

@@ -10,10 +10,11 @@ use super::config::PS;
 use super::leases::Clock;
 use super::post::SimPost;
 use super::slots::{Failure, Poster, SimPayload};
+use crate::local::PoolFacts;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, FabricError, GlobalAddr, Incarnation,
-    Incoming, Local, Op, OpError, Ops, Peer, ServerId, ServiceId,
+    Buf, CallError, Counters, Endpoint, FabricError, GlobalAddr, Incarnation, Incoming, Local, Op,
+    OpError, Ops, Peer, ServerId, ServiceId,
 };
 
 /// One worker thread's way to the simulated memory servers.
@@ -36,7 +37,12 @@ impl SimEndpoint {
         counters: Arc<Counters>,
         seed: u64,
     ) -> Self {
-        let local = Local::simulated(counters, SlabRef::new(), seed);
+        let pool = PoolFacts {
+            incarnation: Incarnation(u64::from(poster.life) + 1),
+            capabilities: inner.config.capabilities,
+            region_bytes: vec![inner.config.region_bytes; inner.config.memory_servers],
+        };
+        let local = Local::simulated(pool, counters, SlabRef::new(), seed);
         let clock = Clock::new(&inner.config, poster.thread as usize / inner.config.threads);
         let thread = Thread { inner, poster, local, clock };
         SimEndpoint { thread: Rc::new(thread) }
@@ -82,23 +88,6 @@ impl Endpoint for SimEndpoint {
     #[inline]
     fn local(&self) -> &Local {
         &self.thread.local
-    }
-
-    fn server_count(&self) -> usize {
-        self.thread.inner.config.memory_servers
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        let config = &self.thread.inner.config;
-        if server.index() < config.memory_servers { config.region_bytes } else { 0 }
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.thread.inner.config.capabilities
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        Incarnation(u64::from(self.thread.poster.life) + 1)
     }
 
     #[inline]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::TcpShared;
 use super::transport::{Payload, Transport};
 use super::wire::CAPABILITIES;
+use crate::local::PoolFacts;
 use crate::post::{Post, list, old_word};
 use crate::raw::SlabRef;
 use crate::single::Single;
@@ -36,7 +37,8 @@ impl TcpEndpoint {
     ) -> Result<Self, FabricError> {
         let transport = Rc::new(Transport::connect(Arc::clone(&shared))?);
         let executor = Executor::with_driver(Rc::clone(&transport));
-        Ok(Self::over(shared, transport, executor, counters, SlabRef::new(), seed))
+        let slab = SlabRef::new();
+        Ok(Self::over(shared, transport, executor, counters, slab, seed, CAPABILITIES))
     }
 
     /// Over a transport that `executor` drives.
@@ -47,10 +49,13 @@ impl TcpEndpoint {
         counters: Arc<Counters>,
         slab: SlabRef,
         seed: u64,
+        capabilities: Capabilities,
     ) -> Self {
         transport.belongs_to(&executor);
         let calls = Arc::clone(&shared.calls) as _;
-        let local = Local::new(counters, slab, seed, executor, calls);
+        let (incarnation, region_bytes) = (shared.incarnation, shared.region_bytes());
+        let pool = PoolFacts { incarnation, capabilities, region_bytes };
+        let local = Local::new(pool, counters, slab, seed, executor, calls);
         TcpEndpoint { thread: Rc::new(Thread { shared, transport, local }) }
     }
 
@@ -89,22 +94,6 @@ impl Endpoint for TcpEndpoint {
     #[inline]
     fn local(&self) -> &Local {
         &self.thread.local
-    }
-
-    fn server_count(&self) -> usize {
-        self.thread.shared.memory.len()
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        self.thread.shared.memory.get(server.index()).map_or(0, |memory| memory.bytes)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        self.thread.shared.incarnation
     }
 
     #[inline]

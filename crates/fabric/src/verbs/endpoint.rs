@@ -17,8 +17,8 @@ use crate::single::Single;
 use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
 use crate::tcp::{self, TcpEndpoint};
 use crate::{
-    Buf, CallError, Capabilities, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Local,
-    Op, OpError, OpErrorKind, Ops, Refusal, ServerId, ServiceId, Words,
+    Buf, CallError, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Local, Op, OpError,
+    OpErrorKind, Ops, Refusal, ServerId, ServiceId, Words,
 };
 
 /// One thread's queue pairs and connections to all memory servers.
@@ -67,7 +67,15 @@ impl VerbsEndpoint {
         transport.belongs_to(&executor);
         let (counters, seed) = shared.tcp.new_thread();
         let (inner, slab) = (Arc::clone(shared.tcp.shared()), registered_slab(device));
-        let tcp = TcpEndpoint::over(inner, side, executor.clone(), counters, slab, seed);
+        let tcp = TcpEndpoint::over(
+            inner,
+            side,
+            executor.clone(),
+            counters,
+            slab,
+            seed,
+            shared.capabilities,
+        );
         let thread = Rc::new(Thread { shared, transport, completions, results, tcp });
         for server in 0..servers {
             let server = ServerId(server as u16);
@@ -204,22 +212,6 @@ impl Endpoint for VerbsEndpoint {
     #[inline]
     fn local(&self) -> &Local {
         self.thread.tcp.local()
-    }
-
-    fn server_count(&self) -> usize {
-        self.thread.tcp.server_count()
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        self.thread.tcp.region_bytes(server)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.thread.shared.capabilities
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        self.thread.tcp.incarnation()
     }
 
     #[inline]
