@@ -28,7 +28,7 @@ const LOOK_EVERY: u32 = 1_024;
 /// Content of a post; comes back with the results in it.
 #[derive(Debug, Default)]
 pub(crate) enum Payload {
-    /// Nothing: the result has been taken.
+    /// Nothing: the result has been taken, or the call was not begun.
     #[default]
     Empty,
     Op(Op),
@@ -49,8 +49,6 @@ pub(crate) enum Payload {
     Ask(ServerId, Vec<u8>),
     /// A call's request, which becomes the reply.
     Call(ServerId, ServiceId, Vec<u8>),
-    /// A call that was not begun.
-    NotBegun,
 }
 
 /// See [`Slot`].
@@ -164,10 +162,6 @@ impl Transport {
         self.state.borrow_mut().table.posts.belong_to(executor);
     }
 
-    fn wake(&self) {
-        posts::wake(&self.state);
-    }
-
     fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
@@ -252,7 +246,7 @@ impl Transport {
                     line.call(Waiting { slot: index, part: 0 }, service, request);
                 }
                 None => {
-                    slot.kept = Payload::NotBegun;
+                    slot.kept = Payload::Empty;
                     table.posts.has_come(index);
                 }
             }
@@ -291,7 +285,7 @@ impl Transport {
             return;
         }
         drop(state);
-        self.wake();
+        posts::wake(&self.state);
     }
 
     /// Gives up connections whose oldest request has waited for too long.
@@ -393,7 +387,7 @@ impl Driver for Transport {
                 progress |= self.drive_peers(&mut state);
             }
         }
-        self.wake();
+        posts::wake(&self.state);
         progress
     }
 
@@ -432,7 +426,7 @@ impl Driver for Transport {
             std::thread::yield_now();
         }
         self.check_time();
-        self.wake();
+        posts::wake(&self.state);
     }
 
     /// An operation on an unreachable server may keep the caller.
@@ -491,7 +485,7 @@ impl Sink for PostTable {
                 let error = OpError { server: *server, kind };
                 return self.posts.failed(waiting.slot, error);
             }
-            (_, kept) => *kept = Payload::NotBegun,
+            (_, kept) => *kept = Payload::Empty,
         }
         self.posts.came_back(waiting.slot);
     }
@@ -526,9 +520,7 @@ fn accept(payload: &mut Payload, part: usize, content: &[u8]) -> bool {
             return true;
         }
         Payload::Fence(..) => return content.is_empty(),
-        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) | Payload::NotBegun => {
-            return false;
-        }
+        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) => return false,
     };
     match op {
         Op::Read { into, .. } => {
@@ -597,7 +589,7 @@ fn target(payload: &Payload, part: usize) -> (GlobalAddr, usize) {
         | Payload::Reconnect(server)
         | Payload::Ask(server, ..)
         | Payload::Call(server, ..) => (GlobalAddr::new(*server, 0), 0),
-        Payload::Empty | Payload::NotBegun => (GlobalAddr::NULL, 0),
+        Payload::Empty => (GlobalAddr::NULL, 0),
     }
 }
 
@@ -608,7 +600,7 @@ pub(super) fn for_each_request(
     mut each: impl FnMut(ServerId, Request, [&[u8]; 2]),
 ) {
     match payload {
-        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) | Payload::NotBegun => {}
+        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) => {}
         Payload::Op(op) => request_of(op, false, &mut each),
         Payload::Chain(ops) => {
             let last = ops.len() - 1;

@@ -202,7 +202,7 @@ impl Transport {
         posts.posted(index, refused);
         drop(state);
         drop(before);
-        self.wake();
+        posts::wake(&self.state);
         (index, begins)
     }
 
@@ -239,11 +239,6 @@ impl Transport {
             posts.ended(slot, result);
         }
         drop(state);
-        self.wake();
-    }
-
-    /// Wakes the tasks whose posts have come back.
-    fn wake(&self) {
         posts::wake(&self.state);
     }
 
@@ -461,7 +456,7 @@ impl Carrier for Transport {
         drop(state);
         drop(before);
         if is_done {
-            self.wake();
+            posts::wake(&self.state);
         }
         index
     }
@@ -487,7 +482,7 @@ impl Carrier for Transport {
             posts.posted(index, refused);
             drop(state);
             drop(before);
-            self.wake();
+            posts::wake(&self.state);
         }
         index
     }
@@ -510,7 +505,7 @@ impl Driver for Transport {
             self.check_time();
         }
         progress |= self.advance();
-        self.wake();
+        posts::wake(&self.state);
         progress
     }
 
@@ -525,7 +520,7 @@ impl Driver for Transport {
                 // A completion between the poll and the wait raises an event; an earlier one does not.
                 let is_armed = self.completions.arm();
                 if self.advance() || !is_armed {
-                    return self.wake();
+                    return posts::wake(&self.state);
                 }
                 let limit = (self.op_timeout / 4).min(PROBE_EVERY);
                 Some(at_most.map_or(limit, |at_most| at_most.min(limit)))
@@ -535,7 +530,7 @@ impl Driver for Transport {
         self.tcp.wait(at_most);
         self.completions.take_events();
         self.check_time();
-        self.wake();
+        posts::wake(&self.state);
     }
 
     /// The card may be cut off from a server whose connection is up.
