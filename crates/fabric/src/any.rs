@@ -14,9 +14,9 @@ use crate::tcp::{Tcp, TcpEndpoint};
 #[cfg(feature = "verbs")]
 use crate::verbs::{Verbs, VerbsEndpoint};
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, Exposed, Fabric, FabricError,
-    GlobalAddr, Incarnation, Incoming, ListenConfig, OpError, Ops, Peer, ServerId, Service,
-    ServiceId, Words,
+    Buf, CallError, Counters, Endpoint, Executor, Exposed, Fabric, FabricError, GlobalAddr,
+    Incarnation, Incoming, ListenConfig, Local, OpError, Ops, Peer, ServerId, Service, ServiceId,
+    Words,
 };
 
 /// One of the fabrics that run in real time. Clones share it.
@@ -95,19 +95,6 @@ macro_rules! on_endpoint {
     };
 }
 
-/// Evaluates one expression on the endpoint behind an `AnyEndpoint` that runs in real time.
-macro_rules! in_real_time {
-    ($any:expr, $it:ident => $does:expr) => {
-        match $any {
-            AnyEndpoint::Mapped($it) => $does,
-            AnyEndpoint::Tcp($it) => $does,
-            #[cfg(feature = "verbs")]
-            AnyEndpoint::Verbs($it) => $does,
-            AnyEndpoint::Sim(_) => panic!("the simulator runs tasks itself: use `Sim::block_on`"),
-        }
-    };
-}
-
 /// Posts an operation on the endpoint behind an `AnyEndpoint`. All futures are `Unpin`, so that no call
 /// lies between this one and theirs.
 macro_rules! operation {
@@ -167,12 +154,7 @@ impl Fabric for AnyFabric {
     type Endpoint = AnyEndpoint;
 
     fn endpoint(&self) -> Result<AnyEndpoint, FabricError> {
-        Ok(match self {
-            AnyFabric::Mapped(fabric) => AnyEndpoint::Mapped(fabric.endpoint()?),
-            AnyFabric::Tcp(fabric) => AnyEndpoint::Tcp(fabric.endpoint()?),
-            #[cfg(feature = "verbs")]
-            AnyFabric::Verbs(fabric) => AnyEndpoint::Verbs(fabric.endpoint()?),
-        })
+        on_fabric!(self, fabric => fabric.any_endpoint())
     }
 
     fn name(&self) -> &'static str {
@@ -195,78 +177,35 @@ impl Fabric for AnyFabric {
     ) -> Result<Option<Exposed>, FabricError> {
         on_fabric!(self, fabric => fabric.expose(number, bytes, listen))
     }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        on_fabric!(self, fabric => fabric.attach(peer))
-    }
-
-    fn detach(&self, server: ServerId) {
-        on_fabric!(self, fabric => fabric.detach(server));
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        on_fabric!(self, fabric => fabric.peers())
-    }
 }
 
+/// Without the trait in scope, for callers that open a pool and have no other use for it.
 impl AnyEndpoint {
-    /// The executor that this thread's tasks run on.
-    ///
-    /// # Panics
-    /// In the simulator, which runs tasks itself.
+    /// See [`Endpoint::executor`].
     pub fn executor(&self) -> &Executor {
-        in_real_time!(self, it => it.executor())
+        Endpoint::executor(self)
     }
 
-    /// Starts this thread's random numbers anew from `seed`.
-    ///
-    /// # Panics
-    /// In the simulator, whose random numbers follow from its own seed.
+    /// See [`Endpoint::seed`].
     pub fn seed(&self, seed: u64) {
-        in_real_time!(self, it => it.seed(seed));
+        Endpoint::seed(self, seed);
     }
 
-    /// Buffers that a caller or an operation holds; 0 when all are back.
+    /// See [`Endpoint::buffers_out`].
     pub fn buffers_out(&self) -> usize {
-        on_endpoint!(self, it => it.buffers_out())
+        Endpoint::buffers_out(self)
     }
 }
 
 impl Endpoint for AnyEndpoint {
-    fn server_count(&self) -> usize {
-        on_endpoint!(self, it => it.server_count())
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        on_endpoint!(self, it => it.region_bytes(server))
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        on_endpoint!(self, it => it.capabilities())
+    #[inline]
+    fn local(&self) -> &Local {
+        on_endpoint!(self, it => it.local())
     }
 
     #[inline]
     fn is_lossy(&self) -> bool {
         on_endpoint!(self, it => it.is_lossy())
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        on_endpoint!(self, it => it.incarnation())
-    }
-
-    #[inline]
-    fn counters(&self) -> &Arc<Counters> {
-        on_endpoint!(self, it => it.counters())
-    }
-
-    #[inline]
-    fn buf(&self, len: usize) -> Buf {
-        on_endpoint!(self, it => it.buf(len))
-    }
-
-    #[inline]
-    fn ops(&self) -> Ops {
-        on_endpoint!(self, it => it.ops())
     }
 
     #[inline]
@@ -389,10 +328,6 @@ impl Endpoint for AnyEndpoint {
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         on_endpoint!(self, it => it.spawn(task));
-    }
-
-    fn random(&self) -> u64 {
-        on_endpoint!(self, it => it.random())
     }
 
     /// Passes time in the simulator alone: elsewhere the work itself takes it.

@@ -238,18 +238,7 @@ impl<E: Endpoint> Client<E> {
     }
 }
 
-const ZERO: Cost = Cost {
-    reads: 0,
-    writes: 0,
-    cas: 0,
-    faa: 0,
-    rpcs: 0,
-    calls: 0,
-    chains: 0,
-    round_trips: 0,
-    bytes_read: 0,
-    bytes_written: 0,
-};
+const ZERO: Cost = Cost::ZERO;
 const READ: Cost = Cost { reads: 1, round_trips: 1, ..ZERO };
 const WRITE: Cost = Cost { writes: 1, round_trips: 1, ..ZERO };
 const CAS: Cost = Cost { cas: 1, round_trips: 1, bytes_written: 8, ..ZERO };

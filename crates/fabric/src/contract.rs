@@ -52,8 +52,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::{
-    AnyEndpoint, Buf, CallError, Capabilities, Counters, Exposed, FabricError, GlobalAddr,
-    Incarnation, Incoming, ListenConfig, OpError, Ops, Peer, ServerId, Service, ServiceId, Words,
+    AnyEndpoint, Buf, CallError, Capabilities, Counters, Executor, Exposed, FabricError,
+    GlobalAddr, Incarnation, Incoming, ListenConfig, Local, OpError, Ops, Peer, ServerId, Service,
+    ServiceId, Words, calls,
 };
 
 /// A set of memory servers that this process can reach, and the maker of endpoints to them.
@@ -99,21 +100,6 @@ pub trait Fabric: Clone + 'static {
         bytes: u64,
         listen: &ListenConfig,
     ) -> Result<Option<Exposed>, FabricError>;
-
-    /// Makes `peer.server` stand for that life in all endpoints of this process from now on. Another
-    /// life that the number stood for is detached. Endpoints connect at their first call.
-    ///
-    /// # Errors
-    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], or if a necessary address is
-    /// missing.
-    fn attach(&self, peer: Peer) -> Result<(), FabricError>;
-
-    /// Makes `server` stand for nobody. Calls that are posted from now on are `NotBegun`. Those under
-    /// way are `Unknown`, unless they are known not to have been begun.
-    fn detach(&self, server: ServerId);
-
-    /// The attached peers, by their numbers.
-    fn peers(&self) -> Vec<Peer>;
 }
 
 /// One thread's way to the memory servers. Cheap to clone; stays on its thread.
@@ -121,14 +107,44 @@ pub trait Fabric: Clone + 'static {
 /// Engines use it through [`crate::Client`], which counts. Costs are in round trips (one wait) and
 /// verbs (READ, WRITE, CAS, FAA).
 pub trait Endpoint: Clone + 'static {
+    /// The parts of it that belong to its thread.
+    fn local(&self) -> &Local;
+
+    /// The executor that this thread's tasks run on.
+    ///
+    /// # Panics
+    /// In the simulator, which runs tasks itself.
+    fn executor(&self) -> &Executor {
+        self.local().executor()
+    }
+
+    /// Buffers that a caller or an operation holds; 0 when all are back.
+    fn buffers_out(&self) -> usize {
+        self.local().slab.buffers_out()
+    }
+
+    /// Starts this thread's random numbers anew from `seed`.
+    ///
+    /// # Panics
+    /// In the simulator, whose random numbers follow from its own seed.
+    fn seed(&self, seed: u64) {
+        self.local().seed(seed);
+    }
+
     /// Number of servers that expose memory.
-    fn server_count(&self) -> usize;
+    fn server_count(&self) -> usize {
+        self.local().pool.region_bytes.len()
+    }
 
     /// Bytes that `server` exposes; 0 if there is no such server.
-    fn region_bytes(&self, server: ServerId) -> u64;
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.local().pool.region_bytes.get(server.index()).copied().unwrap_or(0)
+    }
 
     /// Returns the promises of this fabric beyond the contract.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> Capabilities {
+        self.local().pool.capabilities
+    }
 
     /// Returns whether an operation may fail with `Timeout` or `Unavailable`. If none can, a caller need not
     /// keep content in order to send it again.
@@ -137,17 +153,28 @@ pub trait Endpoint: Clone + 'static {
     }
 
     /// This compute server's current life.
-    fn incarnation(&self) -> Incarnation;
+    fn incarnation(&self) -> Incarnation {
+        self.local().pool.incarnation
+    }
 
     /// This thread's counters. [`crate::Client`] writes them.
-    fn counters(&self) -> &Arc<Counters>;
+    #[inline]
+    fn counters(&self) -> &Arc<Counters> {
+        &self.local().counters
+    }
 
     /// A buffer of `len` bytes of memory that the fabric can reach. Its content is arbitrary but
     /// initialised. No allocation once the thread has warmed up.
-    fn buf(&self, len: usize) -> Buf;
+    #[inline]
+    fn buf(&self, len: usize) -> Buf {
+        self.local().slab.buf(len)
+    }
 
     /// An empty list of operations. No allocation once the thread has warmed up.
-    fn ops(&self) -> Ops;
+    #[inline]
+    fn ops(&self) -> Ops {
+        Ops::new(self.local().slab.clone())
+    }
 
     /// READ: fills the buffer's window from `from`. 1 round trip.
     ///
@@ -233,7 +260,7 @@ pub trait Endpoint: Clone + 'static {
     ) -> impl Future<Output = Result<Buf, OpError>>;
 
     /// Sends `request` to a service of the compute server that `to` stands for
-    /// ([`Fabric::attach`]), and waits for the reply (F12). 1 round trip and the receiver's work.
+    /// ([`Endpoint::attach`]), and waits for the reply (F12). 1 round trip and the receiver's work.
     ///
     /// The wait has no limit of its own as long as the connection holds. A caller that runs out of
     /// patience drops the future.
@@ -249,7 +276,9 @@ pub trait Endpoint: Clone + 'static {
 
     /// Waits for the next request for `service` that came to this compute server. Any of its threads may
     /// wait; each request goes to one of them. `None` once this compute server has left.
-    fn next_call(&self, service: ServiceId) -> impl Future<Output = Option<Incoming>>;
+    fn next_call(&self, service: ServiceId) -> impl Future<Output = Option<Incoming>> {
+        calls::next(self.local().calls().requests(), service)
+    }
 
     /// Takes in no more calls: this compute server leaves. What has not been begun is `NotBegun`, and
     /// [`Endpoint::next_call`] returns `None`. What was begun can still be replied to.
@@ -257,23 +286,34 @@ pub trait Endpoint: Clone + 'static {
     /// Returns once each connected sender has been sent all that it needs to tell what was begun: then
     /// the end of this process leaves no call `Unknown`. It waits at most a second for requests that were
     /// begun, and for senders that take nothing.
-    fn leave(&self) -> impl Future<Output = ()>;
+    fn leave(&self) -> impl Future<Output = ()> {
+        calls::leave(self.local().calls().requests(), self.executor())
+    }
 
-    /// As [`Fabric::attach`].
+    /// Makes `peer.server` stand for that life in all endpoints of this process from now on. Another
+    /// life that the number stood for is detached. Endpoints connect at their first call.
     ///
     /// # Errors
-    /// As [`Fabric::attach`].
-    fn attach(&self, peer: Peer) -> Result<(), FabricError>;
+    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], or if a necessary address is
+    /// missing.
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.local().calls().attach(peer)
+    }
 
-    /// As [`Fabric::detach`].
-    fn detach(&self, server: ServerId);
+    /// Makes `server` stand for nobody. Calls that are posted from now on are `NotBegun`. Those under
+    /// way are `Unknown`, unless they are known not to have been begun.
+    fn detach(&self, server: ServerId) {
+        self.local().calls().detach(server);
+    }
 
-    /// The attached peers, by their numbers, as [`Fabric::peers`].
-    fn peers(&self) -> Vec<Peer>;
+    /// The attached peers, by their numbers.
+    fn peers(&self) -> Vec<Peer> {
+        self.local().calls().peers()
+    }
 
     /// The attached peer of this life, if there is one. Called for each operation that travels.
     fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.peers().into_iter().find(|peer| peer.incarnation == who)
+        self.local().calls().peer_of(who)
     }
 
     /// Cuts off `who` from `server` (F6, F12.6), a memory server or an attached compute server.
@@ -310,21 +350,33 @@ pub trait Endpoint: Clone + 'static {
     fn holds_lease(&self) -> bool;
 
     /// Nanoseconds since some fixed moment; never goes back.
-    fn now_ns(&self) -> u64;
+    fn now_ns(&self) -> u64 {
+        self.executor().now_ns()
+    }
 
     /// Waits.
-    fn sleep(&self, ns: u64) -> impl Future<Output = ()>;
+    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
+        self.executor().sleep(ns)
+    }
 
     /// Lets the thread's other tasks run.
-    fn yield_now(&self) -> impl Future<Output = ()>;
+    fn yield_now(&self) -> impl Future<Output = ()> {
+        crate::yield_now()
+    }
 
     /// Runs `task` on this thread to its end, even if the caller is dropped. For work that must finish once
     /// begun.
-    fn spawn(&self, task: impl Future<Output = ()> + 'static);
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.executor().spawn(task);
+    }
 
     /// The next number of this thread's seeded generator.
-    fn random(&self) -> u64;
+    fn random(&self) -> u64 {
+        self.local().rng.borrow_mut().u64(..)
+    }
 
     /// Stands for `ns` of local CPU work; costs virtual time in the simulator and nothing elsewhere.
-    fn work(&self, ns: u64) -> impl Future<Output = ()>;
+    fn work(&self, _ns: u64) -> impl Future<Output = ()> {
+        std::future::ready(())
+    }
 }

@@ -71,6 +71,11 @@ macro_rules! costs {
             $($(#[$doc])* pub $name: u64,)+
         }
 
+        impl Cost {
+            /// Nothing.
+            pub(crate) const ZERO: Cost = Cost { $($name: 0,)+ };
+        }
+
         /// A `Cost` that one thread adds to and any thread reads.
         #[derive(Debug, Default)]
         struct Cell {
@@ -234,30 +239,27 @@ impl Snapshot {
             [(&mut self.per_server, &other.per_server), (&mut self.per_compute, &other.per_compute)]
         {
             mine.resize(mine.len().max(theirs.len()), Default::default());
-            for (mine, theirs) in mine.iter_mut().flatten().zip(theirs.iter().flatten()) {
-                *mine += *theirs;
-            }
         }
-        for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
-            *mine += theirs;
-        }
+        self.merge(other, |mine, theirs| *mine += theirs, |mine, theirs| *mine += theirs);
     }
 
     /// Returns the counts since `earlier`, a snapshot of the same endpoints.
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let mut difference = self.clone();
-        for (new, old) in [
-            (&mut difference.per_server, &earlier.per_server),
-            (&mut difference.per_compute, &earlier.per_compute),
-        ] {
-            for (new, old) in new.iter_mut().flatten().zip(old.iter().flatten()) {
-                *new = *new - *old;
-            }
-        }
-        for (new, old) in difference.ops.iter_mut().zip(&earlier.ops) {
-            *new -= old;
-        }
+        difference.merge(earlier, |new, old| *new = *new - old, |new, old| *new -= old);
         difference
+    }
+
+    /// Changes each of its counts by the other's.
+    fn merge(&mut self, other: &Snapshot, cost: fn(&mut Cost, Cost), ops: fn(&mut u64, u64)) {
+        let mine = self.per_server.iter_mut().zip(&other.per_server);
+        let both = mine.chain(self.per_compute.iter_mut().zip(&other.per_compute));
+        for (mine, theirs) in both.flat_map(|(mine, theirs)| mine.iter_mut().zip(theirs)) {
+            cost(mine, *theirs);
+        }
+        for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
+            ops(mine, *theirs);
+        }
     }
 
     /// Everything.

@@ -1,7 +1,8 @@
 //! Fabric errors: report a failed operation, or a fabric that cannot be opened.
 
 use std::io;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use crate::{GlobalAddr, Incarnation, ServerId};
 
@@ -186,4 +187,22 @@ pub enum FabricError {
         /// The server.
         server: ServerId,
     },
+}
+
+impl FabricError {
+    /// Makes the error of a system that refuses to do `what` with a file or folder.
+    pub(crate) fn io<E: Into<io::Error>>(
+        what: &'static str,
+        path: &Path,
+    ) -> impl Fn(E) -> FabricError {
+        move |source| FabricError::Io { what, path: path.to_path_buf(), source: source.into() }
+    }
+
+    /// Makes the error for a memory server that cannot be reached at that address.
+    pub(crate) fn unreachable(
+        server: ServerId,
+        address: SocketAddr,
+    ) -> impl Fn(io::Error) -> FabricError {
+        move |source| FabricError::Unreachable { server, address: address.to_string(), source }
+    }
 }

@@ -32,6 +32,7 @@ mod contract_types;
 mod counters;
 mod error;
 mod exec;
+mod local;
 mod locked;
 pub mod mapped;
 mod ops;
@@ -62,6 +63,7 @@ pub use contract_types::{Capabilities, Incarnation, Service, ServiceId, ServiceR
 pub use counters::{Cost, Counters, OpKind, Snapshot};
 pub use error::{FabricError, OpError, OpErrorKind, Refusal};
 pub use exec::{Executor, yield_now};
+pub use local::Local;
 pub use ops::{Op, Ops};
 pub use processors::Processors;
 pub use raw::{Buf, Slab, Words};

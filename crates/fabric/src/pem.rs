@@ -70,9 +70,5 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FabricError
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, FabricError> {
-    fs::read(path).map_err(|source| FabricError::Io {
-        what: "read",
-        path: path.to_path_buf(),
-        source,
-    })
+    fs::read(path).map_err(FabricError::io("read", path))
 }

@@ -1,17 +1,17 @@
 //! Post futures: for fabrics whose transport keeps results in slots until a future takes them.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::{Op, OpError, Ops};
+use crate::posts::{self, Kept, Table};
+use crate::{Buf, GlobalAddr, Op, OpError, Ops};
 
-/// Operations that are posted together; they come back with their results.
-pub(crate) trait Load: fmt::Debug + Sized {
-    /// A load after its operations have been handed over.
-    const EMPTY: Self;
-
+/// Operations that are posted together; they come back with their results. The default is a load after its
+/// operations have been handed over.
+pub(crate) trait Load: fmt::Debug + Default {
     /// Returns whether there is nothing to do: a list without operations.
     fn is_empty(&self) -> bool;
 
@@ -24,31 +24,29 @@ pub(crate) trait Load: fmt::Debug + Sized {
 
 /// Carries loads to the servers and back.
 pub(crate) trait Carrier {
-    /// Type of its loads.
-    type Load: Load;
+    /// State with the slots of its posts.
+    type Table: Table;
+
+    /// The slots that hold the results.
+    fn table(&self) -> &RefCell<Self::Table>;
 
     /// Posts; returns the slot that will hold the result.
-    fn post(&self, load: Self::Load, context: &Context<'_>) -> u32;
+    fn post(&self, load: LoadOf<Self>, context: &Context<'_>) -> u32;
 
-    /// Hands the result to `finish` if it is there and gives the slot back.
-    fn result<T>(
-        &self,
-        slot: u32,
-        context: &Context<'_>,
-        finish: fn(Self::Load, Option<OpError>) -> T,
-    ) -> Option<T>;
-
-    /// The future is gone: the operation goes on unseen.
-    fn abandon(&self, slot: u32);
+    /// The same for a READ, or else a WRITE, of `buf`, with the least that has to be moved.
+    fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32;
 }
+
+/// Type of a carrier's loads.
+pub(crate) type LoadOf<C> = <<<C as Carrier>::Table as Table>::Kept as Kept>::Load;
 
 /// Posted when first polled (F8). Dropped while in flight, it leaves the operation, and its buffers,
 /// to the carrier (F7).
 pub(crate) struct Post<'a, C: Carrier, T> {
     carrier: &'a C,
     stage: Stage,
-    load: C::Load,
-    finish: fn(C::Load, Option<OpError>) -> T,
+    load: LoadOf<C>,
+    finish: fn(LoadOf<C>, Option<OpError>) -> T,
 }
 
 /// Progress of a post.
@@ -63,10 +61,20 @@ impl<'a, C: Carrier, T> Post<'a, C, T> {
     #[inline]
     pub(crate) fn new(
         carrier: &'a C,
-        load: C::Load,
-        finish: fn(C::Load, Option<OpError>) -> T,
+        load: LoadOf<C>,
+        finish: fn(LoadOf<C>, Option<OpError>) -> T,
     ) -> Self {
         Post { carrier, stage: Stage::Unsent, load, finish }
+    }
+
+    /// Waits for what the carrier has posted in `slot`.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn sent(
+        carrier: &'a C,
+        slot: u32,
+        finish: fn(LoadOf<C>, Option<OpError>) -> T,
+    ) -> Self {
+        Post { carrier, stage: Stage::Sent(slot), load: Default::default(), finish }
     }
 }
 
@@ -80,7 +88,7 @@ impl<C: Carrier, T> Future for Post<'_, C, T> {
         let this = self.get_mut();
         match this.stage {
             Stage::Unsent => {
-                let load = std::mem::replace(&mut this.load, C::Load::EMPTY);
+                let load = std::mem::take(&mut this.load);
                 if load.is_empty() {
                     this.stage = Stage::Done;
                     return Poll::Ready((this.finish)(load, None));
@@ -88,10 +96,10 @@ impl<C: Carrier, T> Future for Post<'_, C, T> {
                 this.stage = Stage::Sent(this.carrier.post(load, context));
                 Poll::Pending
             }
-            Stage::Sent(slot) => match this.carrier.result(slot, context, this.finish) {
-                Some(result) => {
+            Stage::Sent(slot) => match posts::result(this.carrier.table(), slot, context) {
+                Some((load, error)) => {
                     this.stage = Stage::Done;
-                    Poll::Ready(result)
+                    Poll::Ready((this.finish)(load, error))
                 }
                 None => Poll::Pending,
             },
@@ -104,7 +112,7 @@ impl<C: Carrier, T> Drop for Post<'_, C, T> {
     #[inline]
     fn drop(&mut self) {
         if let Stage::Sent(slot) = self.stage {
-            self.carrier.abandon(slot);
+            posts::abandon(self.carrier.table(), slot);
         }
     }
 }

@@ -7,6 +7,7 @@
 //!   number instead; making that ready runs nothing.
 
 use std::cell::{RefCell, RefMut};
+use std::mem::discriminant;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
@@ -19,19 +20,31 @@ const NO_TASK: u32 = u32::MAX;
 /// In place of a task's number: the future is gone.
 const ABANDONED: u32 = u32::MAX - 1;
 
-/// Content of a slot.
-pub(crate) trait Kept {
+/// Content of a slot. The default holds nothing.
+pub(crate) trait Kept: Default {
     /// Load that goes into the slot and comes out of it.
     type Load: Load;
 
-    /// Holds nothing.
-    fn empty() -> Self;
+    /// Exchanges the load.
+    fn exchange(&mut self, load: Self::Load) -> Self::Load;
 
     /// Puts a load where there is none.
-    fn put(&mut self, load: Self::Load);
+    #[inline]
+    fn put(&mut self, load: Self::Load) {
+        let before = self.exchange(load);
+        debug_assert!(
+            discriminant(&before) == discriminant(&Self::Load::default()),
+            "a slot is given out once"
+        );
+        // Nothing that would have to be dropped.
+        std::mem::forget(before);
+    }
 
     /// Takes the load.
-    fn take(&mut self) -> Self::Load;
+    #[inline]
+    fn take(&mut self) -> Self::Load {
+        self.exchange(Self::Load::default())
+    }
 }
 
 /// One post. The thread touches each slot in flight twice, so each takes one cache line and no more.
@@ -222,7 +235,7 @@ impl<K: Kept> Posts<K> {
 
     #[cold]
     fn add(&mut self) -> u32 {
-        self.slots.push(Slot { kept: K::empty(), missing: 0, task: NO_TASK, error: None });
+        self.slots.push(Slot { kept: K::default(), missing: 0, task: NO_TASK, error: None });
         self.wakers.push(None);
         (self.slots.len() - 1) as u32
     }
@@ -259,6 +272,28 @@ impl<K: Kept> Posts<K> {
     pub(crate) fn failed(&mut self, index: u32, error: OpError) {
         self.slot(index).fail(error);
         self.came_back(index);
+    }
+
+    /// All parts have been posted; true if there was none: then the result is there.
+    #[inline]
+    pub(crate) fn posted(&mut self, index: u32, error: Option<OpError>) -> bool {
+        let slot = self.slot(index);
+        if let Some(error) = error {
+            slot.fail(error);
+        }
+        let is_done = slot.missing == 0;
+        if is_done {
+            self.has_come(index);
+        }
+        is_done
+    }
+
+    /// One part has ended.
+    pub(crate) fn ended(&mut self, index: u32, result: Result<(), OpError>) {
+        match result {
+            Ok(()) => self.came_back(index),
+            Err(error) => self.failed(index, error),
+        }
     }
 
     /// All parts of a slot have come back: makes its waiter ready.
@@ -307,12 +342,10 @@ mod tests {
     use super::*;
     use crate::{Ops, yield_now};
 
-    #[derive(Debug, PartialEq)]
+    #[derive(Debug, Default, PartialEq)]
     struct Mark(Option<u64>);
 
     impl Load for Mark {
-        const EMPTY: Self = Mark(None);
-
         fn is_empty(&self) -> bool {
             self.0.is_none()
         }
@@ -329,16 +362,9 @@ mod tests {
     impl Kept for Mark {
         type Load = Mark;
 
-        fn empty() -> Self {
-            Mark(None)
-        }
-
-        fn put(&mut self, load: Mark) {
-            assert_eq!(std::mem::replace(self, load), Mark::EMPTY);
-        }
-
-        fn take(&mut self) -> Mark {
-            std::mem::replace(self, Mark(None))
+        fn exchange(&mut self, load: Mark) -> Mark {
+            assert!(self.0.is_none() || load.0.is_none(), "a slot is given out once");
+            std::mem::replace(self, load)
         }
     }
 

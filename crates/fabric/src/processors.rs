@@ -32,13 +32,13 @@ impl Processors {
             return Ok(());
         }
         let set = sched_getaffinity(None).map_err(|error| {
-            config(format!("cannot ask for this process's processors: {error}"))
+            FabricError::Config(format!("cannot ask for this process's processors: {error}"))
         })?;
         let allowed = Processors((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect());
         // If that file cannot be read, assume the allowed processors to be all.
         let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
         let online = online.and_then(|text| text.trim().parse().ok());
-        self.check_among(&allowed, online.as_ref().unwrap_or(&allowed)).map_err(config)
+        self.check_among(&allowed, online.as_ref().unwrap_or(&allowed)).map_err(FabricError::Config)
     }
 
     fn check_among(&self, allowed: &Processors, online: &Processors) -> Result<(), String> {
@@ -111,10 +111,6 @@ impl fmt::Display for Processors {
         }
         Ok(())
     }
-}
-
-fn config(what: String) -> FabricError {
-    FabricError::Config(what)
 }
 
 #[cfg(test)]

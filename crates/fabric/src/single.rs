@@ -9,31 +9,18 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::post::{Carrier, Stage};
-use crate::{Buf, GlobalAddr, OpError};
-
-/// Carries READs and WRITEs by themselves, with the least that has to be moved.
-pub(crate) trait SingleCarrier: Carrier {
-    /// As [`Carrier::post`], for a READ, or else a WRITE, of `buf`.
-    fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32;
-
-    /// As [`Carrier::result`]: the buffer, or none if it failed. After a failure,
-    /// [`SingleCarrier::take_error`] gives the slot back.
-    fn take_buf(&self, slot: u32, context: &Context<'_>) -> Option<Option<Buf>>;
-
-    /// Returns the error of a failed slot, and gives the slot back.
-    fn take_error(&self, slot: u32) -> OpError;
-}
+use crate::{Buf, GlobalAddr, OpError, posts};
 
 /// One READ, or else a WRITE. Posted when first polled (F8); dropped in flight, it leaves the buffer to
 /// the carrier (F7).
-pub(crate) struct Single<'a, C: SingleCarrier, const IS_READ: bool> {
+pub(crate) struct Single<'a, C: Carrier, const IS_READ: bool> {
     carrier: &'a C,
     at: GlobalAddr,
     buf: Option<Buf>,
     stage: Stage,
 }
 
-impl<'a, C: SingleCarrier> Single<'a, C, true> {
+impl<'a, C: Carrier> Single<'a, C, true> {
     /// A READ into the buffer's window.
     #[inline]
     pub(crate) fn read(carrier: &'a C, from: GlobalAddr, into: Buf) -> Self {
@@ -41,7 +28,7 @@ impl<'a, C: SingleCarrier> Single<'a, C, true> {
     }
 }
 
-impl<'a, C: SingleCarrier> Single<'a, C, false> {
+impl<'a, C: Carrier> Single<'a, C, false> {
     /// A WRITE of the buffer's window.
     #[inline]
     pub(crate) fn write(carrier: &'a C, to: GlobalAddr, from: Buf) -> Self {
@@ -49,7 +36,7 @@ impl<'a, C: SingleCarrier> Single<'a, C, false> {
     }
 }
 
-impl<C: SingleCarrier, const IS_READ: bool> Future for Single<'_, C, IS_READ> {
+impl<C: Carrier, const IS_READ: bool> Future for Single<'_, C, IS_READ> {
     type Output = Result<Buf, OpError>;
 
     #[inline(always)]
@@ -63,7 +50,7 @@ impl<C: SingleCarrier, const IS_READ: bool> Future for Single<'_, C, IS_READ> {
                 this.stage = Stage::Sent(slot);
                 Poll::Pending
             }
-            Stage::Sent(slot) => match this.carrier.take_buf(slot, context) {
+            Stage::Sent(slot) => match posts::buf(this.carrier.table(), slot, context) {
                 None => Poll::Pending,
                 Some(Some(buf)) => {
                     this.stage = Stage::Done;
@@ -71,7 +58,7 @@ impl<C: SingleCarrier, const IS_READ: bool> Future for Single<'_, C, IS_READ> {
                 }
                 Some(None) => {
                     this.stage = Stage::Done;
-                    Poll::Ready(Err(this.carrier.take_error(slot)))
+                    Poll::Ready(Err(posts::take_error(this.carrier.table(), slot)))
                 }
             },
             Stage::Done => panic!("polled after it was ready"),
@@ -79,11 +66,11 @@ impl<C: SingleCarrier, const IS_READ: bool> Future for Single<'_, C, IS_READ> {
     }
 }
 
-impl<C: SingleCarrier, const IS_READ: bool> Drop for Single<'_, C, IS_READ> {
+impl<C: Carrier, const IS_READ: bool> Drop for Single<'_, C, IS_READ> {
     #[inline]
     fn drop(&mut self) {
         if let Stage::Sent(slot) = self.stage {
-            self.carrier.abandon(slot);
+            posts::abandon(self.carrier.table(), slot);
         }
     }
 }

@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
 use super::{
     ALL_OTHERS, Answer, CALL_BYTES_MAX, CallError, Closed, Queued, Requests, Responder,
     UNDER_WAY_MAX, promise,
 };
+use crate::sync::lock;
 use crate::{Incarnation, OpErrorKind, ServiceId};
 
 /// A request on its way to the socket.
@@ -61,12 +62,8 @@ impl CallLink {
         Arc::new(CallLink { to, from, receiver, state, changed })
     }
 
-    fn state(&self) -> MutexGuard<'_, LinkState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn is_ended(&self) -> bool {
-        self.state().is_ended
+        lock(&self.state).is_ended
     }
 
     /// See [`crate::Endpoint::call`].
@@ -80,7 +77,7 @@ impl CallLink {
         }
         let (answer, waiting) = promise();
         let number = poll_fn(|context| {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             if state.is_ended {
                 return Poll::Ready(None);
             }
@@ -101,7 +98,7 @@ impl CallLink {
                 receiver.push(service, queued);
             }
             None => {
-                self.state().queue.push_back(Outbound { number, service, request });
+                lock(&self.state).queue.push_back(Outbound { number, service, request });
                 self.changed.notify_all();
             }
         }
@@ -111,7 +108,7 @@ impl CallLink {
     /// Ends a call, and lets further ones in.
     fn finish(&self, number: u64, outcome: Result<Vec<u8>, CallError>) -> bool {
         let (pending, blocked) = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             (state.pending.remove(&number), std::mem::take(&mut state.blocked))
         };
         // All, as some may wait no more.
@@ -124,7 +121,7 @@ impl CallLink {
 
     /// Begins the work of a call; false if nobody waits for it.
     fn begin(&self, number: u64) -> bool {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let Some(pending) = state.pending.get_mut(&number) else { return false };
         pending.is_begun = pending.answer.is_wanted();
         pending.is_begun
@@ -133,7 +130,7 @@ impl CallLink {
     /// Ends the link: what was begun is `Unknown`, the rest `NotBegun`.
     pub(crate) fn end(&self, kind: OpErrorKind) {
         let (pending, blocked) = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             state.is_ended = true;
             state.queue.clear();
             if let Some(stream) = state.stream.take() {
@@ -144,10 +141,7 @@ impl CallLink {
         };
         self.changed.notify_all();
         for Pending { answer, is_begun } in pending.into_values() {
-            answer.give(Err(match is_begun {
-                true => CallError::Unknown(kind),
-                false => CallError::NotBegun,
-            }));
+            answer.give(Err(CallError::unanswered(is_begun, kind)));
         }
         blocked.into_iter().for_each(Waker::wake);
     }
@@ -161,7 +155,7 @@ impl CallLink {
 
     /// Takes the socket, to shut it down at the end; false if the end has come.
     pub(crate) fn connected(&self, stream: UnixStream) -> bool {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if !state.is_ended {
             state.stream = Some(stream);
         }
@@ -171,29 +165,17 @@ impl CallLink {
     /// Waits for the next request to write, which counts as begun from here on; `None` at the end. Blocks
     /// its thread.
     pub(crate) fn next(&self) -> Option<Outbound> {
-        let mut state = self.state();
         loop {
-            if state.is_ended {
-                return None;
+            let state = self
+                .changed
+                .wait_while(lock(&self.state), |state| state.queue.is_empty() && !state.is_ended);
+            // An ended link has an empty queue.
+            let next = state.unwrap_or_else(PoisonError::into_inner).queue.pop_front()?;
+            if self.begin(next.number) {
+                return Some(next);
             }
-            let Some(next) = state.queue.pop_front() else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
             // A caller that has gone leaves nothing to send.
-            match state.pending.get_mut(&next.number) {
-                Some(pending) if pending.answer.is_wanted() => {
-                    pending.is_begun = true;
-                    return Some(next);
-                }
-                _ => {
-                    state.pending.remove(&next.number);
-                    let blocked = std::mem::take(&mut state.blocked);
-                    drop(state);
-                    blocked.into_iter().for_each(Waker::wake);
-                    state = self.state();
-                }
-            }
+            self.finish(next.number, Err(CallError::NotBegun));
         }
     }
 
@@ -201,16 +183,10 @@ impl CallLink {
     pub(crate) fn came(&self, number: u64, outcome: Result<Vec<u8>, CallError>) {
         if number == ALL_OTHERS {
             // The receiver has left.
-            self.state().pending.values_mut().for_each(|pending| pending.is_begun = false);
+            lock(&self.state).pending.values_mut().for_each(|pending| pending.is_begun = false);
             return self.end(OpErrorKind::Unavailable);
         }
         self.finish(number, outcome);
-    }
-}
-
-impl std::fmt::Debug for CallLink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Link({} to {})", self.from, self.to)
     }
 }
 
@@ -237,10 +213,7 @@ impl Responder for LocalResponder {
 
 impl Drop for LocalResponder {
     fn drop(&mut self) {
-        let told = match self.is_begun {
-            true => CallError::Unknown(OpErrorKind::Unavailable),
-            false => CallError::NotBegun,
-        };
+        let told = CallError::unanswered(self.is_begun, OpErrorKind::Unavailable);
         self.link.finish(self.number, Err(told));
     }
 }

@@ -11,9 +11,10 @@ mod requests;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use crate::tcp::Tls;
-use crate::{Incarnation, OpErrorKind, ServerId};
+use crate::{FabricError, Incarnation, OpErrorKind, ServerId};
 
 pub(crate) use link::CallLink;
 pub(crate) use promise::{Answer, CallOutcome, promise};
@@ -80,25 +81,30 @@ impl ListenConfig {
     /// # Errors
     /// [`FabricError::Config`](crate::FabricError::Config) for an address that other machines can reach
     /// with neither `tls` nor `insecure_public`, and for one that stands for all of a machine.
-    pub fn check(&self) -> Result<(), crate::FabricError> {
-        let refuse = |why: String| Err(crate::FabricError::Config(why));
+    pub fn check(&self) -> Result<(), FabricError> {
         let listen = self.listen;
         // An advertised address opens nothing.
-        if !listen.ip().is_loopback() && self.tls.is_none() && !self.insecure_public {
-            return refuse(format!(
-                "{listen} can be reached from other machines, and nobody is authenticated: listen on a \
-                 loopback address, set up TLS, or allow it by insecure_public in a network that you trust"
-            ));
-        }
+        check_reach(listen, self.tls.is_some() || self.insecure_public)?;
         let told = self.advertise.unwrap_or(listen);
         if told.ip().is_unspecified() {
-            return refuse(format!(
+            return Err(FabricError::Config(format!(
                 "{told} stands for all addresses of this machine: listen on, or advertise, the one that \
                  others reach"
-            ));
+            )));
         }
         Ok(())
     }
+}
+
+/// Refuses to listen where other machines reach this one, unless that is allowed.
+pub(crate) fn check_reach(listen: SocketAddr, is_allowed: bool) -> Result<(), FabricError> {
+    if !listen.ip().is_loopback() && !is_allowed {
+        return Err(FabricError::Config(format!(
+            "{listen} can be reached from other machines, and nobody is authenticated: listen on a \
+             loopback address, set up TLS, or allow it by insecure_public in a network that you trust"
+        )));
+    }
+    Ok(())
 }
 
 /// The way in which a call failed (F12.2).
@@ -114,6 +120,13 @@ pub enum CallError {
     /// The request has more than [`CALL_BYTES_MAX`] bytes. It was not sent.
     #[error("the request is longer than {CALL_BYTES_MAX} bytes")]
     TooLong,
+}
+
+impl CallError {
+    /// The error of a call without a reply, by whether its work may have begun.
+    pub(crate) fn unanswered(is_begun: bool, kind: OpErrorKind) -> CallError {
+        if is_begun { CallError::Unknown(kind) } else { CallError::NotBegun }
+    }
 }
 
 /// A reply that did not leave: this compute server does not hold its lease, or the connection has ended.
@@ -176,9 +189,27 @@ pub(crate) trait Responder {
     fn reply(&mut self, reply: Vec<u8>) -> Result<(), Closed>;
 }
 
+/// The compute servers that this one calls, and the requests that come to it, in real time.
+pub(crate) trait PeerCalls {
+    /// Requests that came.
+    fn requests(&self) -> &Arc<Requests>;
+
+    /// See [`crate::Endpoint::attach`].
+    fn attach(&self, peer: Peer) -> Result<(), FabricError>;
+
+    /// See [`crate::Endpoint::detach`].
+    fn detach(&self, server: ServerId);
+
+    /// See [`crate::Endpoint::peers`].
+    fn peers(&self) -> Vec<Peer>;
+
+    /// See [`crate::Endpoint::peer_of`].
+    fn peer_of(&self, who: Incarnation) -> Option<Peer>;
+}
+
 /// The error for memory that nobody exposes yet.
-pub(crate) fn check_exposed(number: ServerId, bytes: u64) -> Result<(), crate::FabricError> {
-    let refuse = |why: String| Err(crate::FabricError::Config(why));
+pub(crate) fn check_exposed(number: ServerId, bytes: u64) -> Result<(), FabricError> {
+    let refuse = |why: String| Err(FabricError::Config(why));
     if !number.is_compute() {
         return refuse(format!(
             "compute servers have numbers from {} on, and {number} is a memory server's",
@@ -195,6 +226,6 @@ pub(crate) fn check_exposed(number: ServerId, bytes: u64) -> Result<(), crate::F
 }
 
 /// The error for a compute server that exposes twice.
-pub(crate) fn exposed_twice() -> crate::FabricError {
-    crate::FabricError::Config("a compute server exposes itself once in its life".to_owned())
+pub(crate) fn exposed_twice() -> FabricError {
+    FabricError::Config("a compute server exposes itself once in its life".to_owned())
 }

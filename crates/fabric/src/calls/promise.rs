@@ -4,10 +4,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use super::CallError;
+use crate::sync::lock;
 
 pub(crate) type CallOutcome = Result<Vec<u8>, CallError>;
 
@@ -20,10 +21,6 @@ struct PromiseSlot {
 }
 
 type Shared = Arc<Mutex<PromiseSlot>>;
-
-fn lock(slot: &Shared) -> MutexGuard<'_, PromiseSlot> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The right to end the wait. Dropped unused, it leaves the wait to its other holders.
 #[derive(Clone, Debug)]

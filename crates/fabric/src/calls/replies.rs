@@ -6,11 +6,12 @@
 //! - INV-REPLIES-3: a compute server that leaves says so last, once nothing of the connection is under way
 //!   that was begun. So a sender that hears it knows that all its unanswered requests were not begun.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use super::{Closed, Queued, Requests, Responder, UNDER_WAY_MAX};
+use super::{CallError, Closed, Queued, Requests, Responder, UNDER_WAY_MAX};
+use crate::sync::lock;
 use crate::wake::Notify;
-use crate::{Canary, Incarnation, ServiceId};
+use crate::{Canary, Incarnation, OpErrorKind, ServiceId};
 
 /// End of a call, as it goes over a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,15 @@ pub(crate) enum Outcome {
 impl Outcome {
     pub(crate) fn of(byte: u8) -> Option<Outcome> {
         [Outcome::Done, Outcome::NotBegun, Outcome::Unknown].get(usize::from(byte)).copied()
+    }
+
+    /// Returns what a sender learns that this and `reply` came to.
+    pub(crate) fn of_call<T>(self, reply: T) -> Result<T, CallError> {
+        match self {
+            Outcome::Done => Ok(reply),
+            Outcome::NotBegun => Err(CallError::NotBegun),
+            Outcome::Unknown => Err(CallError::Unknown(OpErrorKind::Unavailable)),
+        }
     }
 }
 
@@ -76,10 +86,6 @@ impl Replies {
         Arc::new(Replies { state: Mutex::default(), admission, notify })
     }
 
-    fn state(&self) -> MutexGuard<'_, RepliesState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a request in. False if its number is not larger than the one before (F12.1), or there are
     /// more under way than a sender may have (F12.10): this is no connection of the protocol.
     pub(crate) fn take_in(
@@ -91,7 +97,7 @@ impl Replies {
         request: Vec<u8>,
     ) -> bool {
         {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let is_seen = number <= state.last && !Canary::DeliverTwice.is_armed();
             if is_seen || number == ALL_OTHERS || state.under_way >= UNDER_WAY_MAX {
                 return false;
@@ -112,7 +118,7 @@ impl Replies {
 
     /// Takes out what is ready to be sent.
     pub(crate) fn take_ready(&self) -> Vec<Reply> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let ready = std::mem::take(&mut state.ready);
         let answers = ready.iter().filter(|reply| reply.number != ALL_OTHERS).count();
         state.under_way -= answers;
@@ -121,7 +127,7 @@ impl Replies {
 
     /// All that was taken out has been given to the system.
     pub(crate) fn sent(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.ready.is_empty() {
             state.is_unsent = false;
         }
@@ -129,20 +135,20 @@ impl Replies {
 
     /// This compute server leaves: tells the sender, once what was begun is answered.
     pub(crate) fn leave(&self) {
-        self.state().leaves = true;
+        lock(&self.state).leaves = true;
         self.say_goodbye();
     }
 
     /// Returns whether the sender has been sent every reply and notice.
     pub(crate) fn has_told_all(&self) -> bool {
-        let state = self.state();
+        let state = lock(&self.state);
         state.is_closed || state.has_said_so && !state.is_unsent
     }
 
     /// Tells a sender the last that it hears, if it is time (INV-REPLIES-3).
     fn say_goodbye(&self) {
         {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             if !state.leaves || state.has_said_so || state.owed > 0 || state.is_closed {
                 return;
             }
@@ -156,7 +162,7 @@ impl Replies {
     /// The connection has ended.
     pub(crate) fn close(&self) {
         let ready = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             state.is_closed = true;
             std::mem::take(&mut state.ready)
         };
@@ -164,12 +170,12 @@ impl Replies {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.state().is_closed
+        lock(&self.state).is_closed
     }
 
     fn put(&self, reply: Reply) -> Result<(), Closed> {
         {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             if state.is_closed {
                 return Err(Closed);
             }
@@ -194,7 +200,7 @@ impl WireResponder {
     fn put(&mut self, outcome: Outcome, bytes: Vec<u8>) -> Result<(), Closed> {
         self.is_done = true;
         let put = self.replies.put(Reply { number: self.number, outcome, bytes });
-        self.replies.state().owed -= 1;
+        lock(&self.replies.state).owed -= 1;
         self.replies.say_goodbye();
         put
     }

@@ -5,10 +5,11 @@
 //!   senders `NotBegun`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 
 use super::{Admission, Incoming, Replies, Responder};
+use crate::sync::lock;
 use crate::wake::Notify;
 use crate::{Executor, Incarnation, ServiceId};
 
@@ -45,19 +46,15 @@ struct ServiceQueue {
 pub(crate) struct Requests(Mutex<RequestsState>);
 
 impl Requests {
-    fn state(&self) -> MutexGuard<'_, RequestsState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes requests in from now on; false if that was called before.
     pub(crate) fn open(&self) -> bool {
-        let mut state = self.state();
+        let mut state = lock(&self.0);
         !state.has_left && !std::mem::replace(&mut state.is_open, true)
     }
 
     /// Adds a request. If the queue is not open, it drops the request.
     pub(crate) fn push(&self, service: ServiceId, queued: Queued) {
-        let mut state = self.state();
+        let mut state = lock(&self.0);
         if !state.is_open {
             // It answers when it is dropped, without the lock.
             drop(state);
@@ -76,7 +73,7 @@ impl Requests {
         service: ServiceId,
         context: &mut Context<'_>,
     ) -> Poll<Option<Incoming>> {
-        let mut state = self.state();
+        let mut state = lock(&self.0);
         if state.has_left {
             return Poll::Ready(None);
         }
@@ -97,7 +94,7 @@ impl Requests {
     /// Takes in no more requests. Senders of waiting requests receive `NotBegun`, and waiting tasks `None`.
     pub(crate) fn close(&self) {
         let services = {
-            let mut state = self.state();
+            let mut state = lock(&self.0);
             (state.is_open, state.has_left) = (false, true);
             std::mem::take(&mut state.services)
         };
@@ -114,7 +111,7 @@ impl Requests {
         admission: Box<dyn Admission>,
         notify: Notify,
     ) -> Option<Arc<Replies>> {
-        let mut state = self.state();
+        let mut state = lock(&self.0);
         if state.has_left {
             return None;
         }
@@ -125,17 +122,17 @@ impl Requests {
     }
 
     fn connections(&self) -> Vec<Arc<Replies>> {
-        self.state().connections.iter().filter_map(Weak::upgrade).collect()
+        lock(&self.0).connections.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Begins no request of `who` any more (F12.6).
     pub(crate) fn fence(&self, who: Incarnation) {
-        self.state().fenced.insert(who);
+        lock(&self.0).fenced.insert(who);
     }
 
     /// Returns whether `who` has been fenced here.
     pub(crate) fn is_fenced(&self, who: Incarnation) -> bool {
-        self.state().fenced.contains(&who)
+        lock(&self.0).fenced.contains(&who)
     }
 }
 
@@ -158,7 +155,7 @@ pub(crate) async fn next(requests: &Arc<Requests>, service: ServiceId) -> Option
 
 impl std::fmt::Debug for Requests {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Requests(open: {})", self.state().is_open)
+        write!(f, "Requests(open: {})", lock(&self.0).is_open)
     }
 }
 

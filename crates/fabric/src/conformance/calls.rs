@@ -65,7 +65,7 @@ pub async fn party<F: Fabric>(
         }
         Role::Caller => {
             let peer = learn_peer(&end, at).await;
-            fabric.attach(peer).expect("attached");
+            end.attach(peer).expect("attached");
             put_word(&end, at.plus(72), end.incarnation().0).await;
             // It does not live to see the reply.
             let _ = end.call(peer.server, HELD, vec![1]).await;

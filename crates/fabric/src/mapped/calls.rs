@@ -19,18 +19,21 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::folder::is_dead;
 use crate::calls::{
-    Admission, CallLink, Outcome, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
+    Admission, CallLink, PeerCalls, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
 };
+use crate::sync::lock;
 use crate::tcp::wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, REQUEST_BYTES, Request, RequestKind,
     Status, VERSION, Welcome, call_head, called, decode_answer, decode_reply, reply_head,
 };
+use crate::wake::Notify;
 use crate::{
     CallError, FabricError, GlobalAddr, Incarnation, OpError, OpErrorKind, Peer, ServerId,
     ServiceId, access,
@@ -72,10 +75,6 @@ impl CallsState {
 }
 
 impl MappedCalls {
-    fn state(&self) -> MutexGuard<'_, CallsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes requests in, over a socket if there is a folder.
     pub(super) fn expose(
         &self,
@@ -90,37 +89,13 @@ impl MappedCalls {
         }
         if let Some(folder) = folder {
             let listener = CallListener::start(me, folder, &self.requests)?;
-            self.state().listener = Some(listener);
+            lock(&self.state).listener = Some(listener);
         }
         Ok(())
-    }
-
-    pub(super) fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        check_exposed(peer.server, 0)?;
-        let before = self.state().peers.insert(peer.server, peer);
-        if let Some(before) = before.filter(|before| before.incarnation != peer.incarnation) {
-            self.end_links(before.server, before.incarnation);
-        }
-        Ok(())
-    }
-
-    pub(super) fn detach(&self, server: ServerId) {
-        let before = self.state().peers.remove(&server);
-        if let Some(before) = before {
-            self.end_links(server, before.incarnation);
-        }
-    }
-
-    pub(super) fn peers(&self) -> Vec<Peer> {
-        self.state().peers.values().copied().collect()
-    }
-
-    pub(super) fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.state().peers.values().find(|peer| peer.incarnation == who).copied()
     }
 
     pub(super) fn peer(&self, server: ServerId) -> Result<Peer, OpError> {
-        let peer = self.state().peers.get(&server).copied();
+        let peer = lock(&self.state).peers.get(&server).copied();
         peer.ok_or_else(|| access::out_of_bounds(None, GlobalAddr::new(server, 0), 0))
     }
 
@@ -131,7 +106,7 @@ impl MappedCalls {
     }
 
     fn take_links(&self, server: ServerId) -> Vec<Arc<CallLink>> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let taken = state.links.extract_if(.., |(to, _), _| *to == server);
         taken.map(|(_, link)| link).collect()
     }
@@ -139,7 +114,7 @@ impl MappedCalls {
     /// `who` is dead: no reply of it is taken any more (F12.6).
     pub(super) fn told_dead(&self, who: Incarnation) {
         let servers: Vec<_> = {
-            let state = self.state();
+            let state = lock(&self.state);
             let dead = state.peers.values().filter(|peer| peer.incarnation == who);
             dead.map(|peer| peer.server).collect()
         };
@@ -151,7 +126,7 @@ impl MappedCalls {
     /// number of its connection.
     pub(super) fn give_up_link(&self, peer: Peer, thread: u64) -> Arc<AtomicU64> {
         let (link, number) = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             (state.links.remove(&(peer.server, thread)), state.number(peer, thread))
         };
         link.into_iter().for_each(|link| link.end(OpErrorKind::Timeout));
@@ -168,7 +143,7 @@ impl MappedCalls {
         link: impl FnOnce(Peer, Arc<AtomicU64>) -> Option<Arc<CallLink>>,
     ) -> Result<Vec<u8>, CallError> {
         let link = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let Some(peer) = state.peers.get(&to).copied() else { return Err(CallError::NotBegun) };
             let key = (to, thread);
             match state.links.get(&key).filter(|link| !link.is_ended()) {
@@ -188,11 +163,41 @@ impl MappedCalls {
     pub(super) fn end(&self) {
         self.requests.close();
         let (links, listener) = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             (std::mem::take(&mut state.links), state.listener.take())
         };
         links.into_values().for_each(|link| link.end(OpErrorKind::Unavailable));
         drop(listener);
+    }
+}
+
+impl PeerCalls for MappedCalls {
+    fn requests(&self) -> &Arc<Requests> {
+        &self.requests
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        check_exposed(peer.server, 0)?;
+        let before = lock(&self.state).peers.insert(peer.server, peer);
+        if let Some(before) = before.filter(|before| before.incarnation != peer.incarnation) {
+            self.end_links(before.server, before.incarnation);
+        }
+        Ok(())
+    }
+
+    fn detach(&self, server: ServerId) {
+        let before = lock(&self.state).peers.remove(&server);
+        if let Some(before) = before {
+            self.end_links(server, before.incarnation);
+        }
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        lock(&self.state).peers.values().copied().collect()
+    }
+
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        lock(&self.state).peers.values().find(|peer| peer.incarnation == who).copied()
     }
 }
 
@@ -234,12 +239,6 @@ struct SocketServer {
     open: Mutex<BTreeMap<u64, (Arc<Replies>, UnixStream)>>,
 }
 
-impl SocketServer {
-    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, (Arc<Replies>, UnixStream)>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl CallListener {
     fn start(
         me: Incarnation,
@@ -248,11 +247,11 @@ impl CallListener {
     ) -> Result<CallListener, FabricError> {
         let calls = folder.join("calls");
         let path = calls.join(me.to_string());
-        let failed = |source| FabricError::Io { what: "listen at", path: path.clone(), source };
-        fs::create_dir_all(&calls).map_err(failed)?;
+        let failed = FabricError::io("listen at", &path);
+        fs::create_dir_all(&calls).map_err(&failed)?;
         remove_dead(folder, &calls);
-        let socket = Socket::of(folder, me).map_err(failed)?;
-        let listener = UnixListener::bind(&socket.path).map_err(failed)?;
+        let socket = Socket::of(folder, me).map_err(&failed)?;
+        let listener = UnixListener::bind(&socket.path).map_err(&failed)?;
         let shared = Arc::new(SocketServer {
             me,
             folder: Arc::clone(folder),
@@ -265,8 +264,8 @@ impl CallListener {
         let thread = thread::Builder::new()
             .name("farleaf-calls".to_owned())
             .spawn(move || accept(&own, &listener))
-            .map_err(failed)?;
-        Ok(CallListener { path, shared, thread: Some(thread) })
+            .map_err(&failed)?;
+        Ok(CallListener { path: path.clone(), shared, thread: Some(thread) })
     }
 }
 
@@ -294,7 +293,7 @@ impl Drop for CallListener {
             // One that panicked has said so.
             let _ = thread.join();
         }
-        for (replies, stream) in self.shared.open().values() {
+        for (replies, stream) in lock(&self.shared.open).values() {
             replies.close();
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -334,39 +333,6 @@ impl Admission for LivingSenders {
     }
 }
 
-/// Tells a connection's writer that there is something to write, or that the end has come.
-#[derive(Default)]
-struct ReplySignal {
-    raised: Mutex<(bool, bool)>,
-    changed: Condvar,
-}
-
-impl ReplySignal {
-    fn lock(&self) -> MutexGuard<'_, (bool, bool)> {
-        self.raised.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn raise(&self) {
-        self.lock().0 = true;
-        self.changed.notify_all();
-    }
-
-    fn end(&self) {
-        self.lock().1 = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits; false at the end.
-    fn wait(&self) -> bool {
-        let mut raised = self.lock();
-        while !raised.0 && !raised.1 {
-            raised = self.changed.wait(raised).unwrap_or_else(PoisonError::into_inner);
-        }
-        raised.0 = false;
-        !raised.1
-    }
-}
-
 /// One connection, to its end.
 fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     stream.set_read_timeout(Some(GREETING_TIME))?;
@@ -376,13 +342,9 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     let hello = Hello::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
     let mut welcome = Welcome {
         version: VERSION,
-        status: GreetingStatus::LetIn,
         server: hello.server,
         servers: hello.servers,
-        connection: 0,
-        region_bytes: 0,
-        region_id: 0,
-        lease_ms: 0,
+        ..Welcome::default()
     };
     let from = Incarnation(hello.incarnation);
     if hello.version != VERSION {
@@ -392,18 +354,21 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     } else if is_dead(&server.folder, from) {
         welcome.status = GreetingStatus::Fenced;
     }
-    let signal = Arc::new(ReplySignal::default());
-    let signalling = Arc::clone(&signal);
+    // One signal stands for all replies until the writer takes it, and for the end.
+    let (raise, raised) = sync_channel(1);
+    let signal: Notify = Arc::new(move || {
+        let _ = raise.try_send(());
+    });
     let admission = Box::new(LivingSenders(Arc::clone(&server.folder)));
     // Its sender then knows that nothing was begun.
     let replies = server
         .requests
-        .connection(admission, Arc::new(move || signalling.raise()))
+        .connection(admission, Arc::clone(&signal))
         .ok_or(io::ErrorKind::ConnectionRefused)?;
     let is_in = welcome.status == GreetingStatus::LetIn;
     if is_in {
         welcome.connection = server.count.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut open = server.open();
+        let mut open = lock(&server.open);
         // Nothing of the one before is begun once this one is let in (F12.4).
         if let Some((before, stream)) = open.get(&hello.replaces) {
             before.close();
@@ -419,10 +384,9 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     }
     stream.set_read_timeout(None)?;
     let (writing, own) = (stream.try_clone()?, Arc::clone(&replies));
-    let waiting = Arc::clone(&signal);
     let writer = thread::Builder::new().name("farleaf-calls-out".to_owned()).spawn(move || {
         // Its other end has gone, which the reader finds out, too.
-        let _ = write_replies(&waiting, &own, &writing);
+        let _ = write_replies(&raised, &own, &writing);
         let _ = writing.shutdown(Shutdown::Both);
     })?;
     let read = read_calls(server, from, &replies, &stream);
@@ -437,15 +401,15 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
 struct ServedSocket<'a> {
     server: &'a SocketServer,
     number: u64,
-    signal: &'a ReplySignal,
+    signal: &'a Notify,
     replies: &'a Replies,
 }
 
 impl Drop for ServedSocket<'_> {
     fn drop(&mut self) {
         self.replies.close();
-        self.server.open().remove(&self.number);
-        self.signal.end();
+        lock(&self.server.open).remove(&self.number);
+        (self.signal)();
     }
 }
 
@@ -479,9 +443,9 @@ fn read_content(input: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-fn write_replies(signal: &ReplySignal, replies: &Replies, stream: &UnixStream) -> io::Result<()> {
+fn write_replies(raised: &Receiver<()>, replies: &Replies, stream: &UnixStream) -> io::Result<()> {
     let mut output = BufWriter::with_capacity(BUFFER_BYTES, stream);
-    while signal.wait() {
+    while raised.recv().is_ok() && !replies.is_closed() {
         for Reply { number, outcome, bytes } in replies.take_ready() {
             output.write_all(&reply_head(number, outcome, bytes.len()))?;
             output.write_all(&bytes)?;
@@ -549,16 +513,8 @@ pub(super) fn greet(
     let socket = Socket::of(folder, peer.incarnation)?;
     let mut stream = UnixStream::connect(&socket.path)?;
     stream.set_read_timeout(Some(GREETING_TIME))?;
-    let hello = Hello {
-        version: VERSION,
-        control: false,
-        by_card: false,
-        incarnation: me.0,
-        server: peer.server.0,
-        servers: 0,
-        replaces,
-        meant: peer.incarnation.0,
-    };
+    let greeting = Hello::to(peer.server, peer.incarnation.0, me);
+    let hello = Hello { servers: 0, replaces, ..greeting };
     stream.write_all(&hello.encode())?;
     let mut bytes = [0; GREETING_BYTES];
     stream.read_exact(&mut bytes)?;
@@ -620,11 +576,6 @@ fn read_replies(link: &CallLink, stream: &UnixStream) -> io::Result<()> {
         let content = read_content(&mut input, length)?;
         let (number, outcome, reply) =
             decode_reply(&content).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-        let outcome = match outcome {
-            Outcome::Done => Ok(reply.to_vec()),
-            Outcome::NotBegun => Err(CallError::NotBegun),
-            Outcome::Unknown => Err(CallError::Unknown(OpErrorKind::Unavailable)),
-        };
-        link.came(number, outcome);
+        link.came(number, outcome.of_call(reply.to_vec()));
     }
 }

@@ -1,19 +1,18 @@
 //! Mapped endpoint: does each operation in place, on memory of this process.
 
-use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 
-use super::MappedShared;
 use super::calls::replace;
+use super::{CAPABILITIES, MappedShared};
+use crate::local::PoolFacts;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr,
-    Incarnation, Incoming, Op, OpError, OpErrorKind, Ops, Peer, ServerId, ServiceId, Words, access,
-    calls,
+    Buf, CallError, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Local, OpError,
+    OpErrorKind, Ops, ServerId, ServiceId, Words, access,
 };
 
 /// One thread's access to mapped memory servers.
@@ -25,10 +24,7 @@ pub struct MappedEndpoint {
 #[derive(Debug)]
 struct Thread {
     shared: Arc<MappedShared>,
-    counters: Arc<Counters>,
-    slab: SlabRef,
-    executor: Executor,
-    rng: RefCell<fastrand::Rng>,
+    local: Local,
     /// Number among the compute server's threads, for its links to others.
     number: u64,
 }
@@ -40,31 +36,14 @@ impl MappedEndpoint {
         seed: u64,
         number: u64,
     ) -> Self {
-        MappedEndpoint {
-            thread: Rc::new(Thread {
-                shared,
-                counters,
-                slab: SlabRef::new(),
-                executor: Executor::new(),
-                rng: RefCell::new(fastrand::Rng::with_seed(seed)),
-                number,
-            }),
-        }
-    }
-
-    /// The executor that this thread's tasks run on.
-    pub fn executor(&self) -> &Executor {
-        &self.thread.executor
-    }
-
-    /// Buffers that a caller holds; 0 when all are back.
-    pub fn buffers_out(&self) -> usize {
-        self.thread.slab.buffers_out()
-    }
-
-    /// Starts this thread's random numbers anew from `seed`.
-    pub fn seed(&self, seed: u64) {
-        self.thread.rng.borrow_mut().seed(seed);
+        let calls = Arc::clone(&shared.calls) as _;
+        let pool = PoolFacts {
+            incarnation: shared.incarnation,
+            capabilities: CAPABILITIES,
+            region_bytes: shared.regions.iter().map(Words::bytes).collect(),
+        };
+        let local = Local::new(pool, counters, SlabRef::new(), seed, Executor::new(), calls);
+        MappedEndpoint { thread: Rc::new(Thread { shared, local, number }) }
     }
 
     #[inline]
@@ -75,11 +54,6 @@ impl MappedEndpoint {
     #[inline]
     fn region(&self, addr: GlobalAddr) -> Option<&Words> {
         self.thread.shared.region(addr.server())
-    }
-
-    #[inline]
-    fn run(&self, op: &mut Op) -> Result<(), OpError> {
-        access::run(self.region(op.addr()), op)
     }
 }
 
@@ -143,99 +117,45 @@ impl MappedWork for Write {
     }
 }
 
-struct Cas {
+/// A CAS or an FAA: `change` does it on a word of a region, and returns the word that was there.
+struct Atomic<F> {
     at: GlobalAddr,
-    expected: u64,
-    new: u64,
+    change: F,
 }
 
-impl MappedWork for Cas {
+impl<F: Fn(&Words, usize) -> u64> MappedWork for Atomic<F> {
     type Done = u64;
 
     #[inline(always)]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<u64, OpError> {
         let (region, word) = access::word(endpoint.region(self.at), self.at)?;
-        Ok(region.cas(word, self.expected, self.new))
+        Ok((self.change)(region, word))
     }
 }
 
-struct Faa {
-    at: GlobalAddr,
-    add: u64,
-}
+/// A chain or a batch.
+struct OpList(Option<Ops>);
 
-impl MappedWork for Faa {
-    type Done = u64;
-
-    #[inline(always)]
-    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<u64, OpError> {
-        let (region, word) = access::word(endpoint.region(self.at), self.at)?;
-        Ok(region.faa(word, self.add))
-    }
-}
-
-struct Chain(Option<Ops>);
-
-impl MappedWork for Chain {
+impl MappedWork for OpList {
     type Done = Ops;
 
     #[inline]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Ops, OpError> {
         let mut ops = self.0.take().expect(AGAIN);
-        ops.assert_chain();
-        ops.iter_mut().try_for_each(|op| endpoint.run(op))?;
-        Ok(ops)
-    }
-}
-
-struct PostMany(Option<Ops>);
-
-impl MappedWork for PostMany {
-    type Done = Ops;
-
-    #[inline]
-    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Ops, OpError> {
-        let mut ops = self.0.take().expect(AGAIN);
-        ops.iter_mut().try_for_each(|op| endpoint.run(op))?;
+        ops.iter_mut().try_for_each(|op| access::run(endpoint.region(op.addr()), op))?;
         Ok(ops)
     }
 }
 
 impl Endpoint for MappedEndpoint {
-    fn server_count(&self) -> usize {
-        self.thread.shared.regions.len()
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        self.thread.shared.region(server).map_or(0, Words::bytes)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.thread.shared.capabilities()
+    #[inline]
+    fn local(&self) -> &Local {
+        &self.thread.local
     }
 
     /// Operations are done when they are posted.
     fn is_lossy(&self) -> bool {
         false
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        self.thread.shared.incarnation
-    }
-
-    #[inline]
-    fn counters(&self) -> &Arc<Counters> {
-        &self.thread.counters
-    }
-
-    #[inline]
-    fn buf(&self, len: usize) -> Buf {
-        self.thread.slab.buf(len)
-    }
-
-    #[inline]
-    fn ops(&self) -> Ops {
-        Ops::new(self.thread.slab.clone())
     }
 
     #[inline]
@@ -269,22 +189,23 @@ impl Endpoint for MappedEndpoint {
         expected: u64,
         new: u64,
     ) -> impl Future<Output = Result<u64, OpError>> {
-        self.now(Cas { at, expected, new })
+        self.now(Atomic { at, change: move |region: &Words, word| region.cas(word, expected, new) })
     }
 
     #[inline]
     fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
-        self.now(Faa { at, add })
+        self.now(Atomic { at, change: move |region: &Words, word| region.faa(word, add) })
     }
 
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        self.now(Chain(Some(ops)))
+        ops.assert_chain();
+        self.now(OpList(Some(ops)))
     }
 
     #[inline]
     fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        self.now(PostMany(Some(ops)))
+        self.now(OpList(Some(ops)))
     }
 
     async fn rpc(
@@ -319,30 +240,6 @@ impl Endpoint for MappedEndpoint {
             .calls
             .call(to, *number, service, request, |peer, number| shared.link(peer, number))
             .await
-    }
-
-    async fn next_call(&self, service: ServiceId) -> Option<Incoming> {
-        calls::next(&self.thread.shared.calls.requests, service).await
-    }
-
-    async fn leave(&self) {
-        calls::leave(&self.thread.shared.calls.requests, &self.thread.executor).await;
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.thread.shared.calls.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.thread.shared.calls.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.thread.shared.calls.peers()
-    }
-
-    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.thread.shared.calls.peer_of(who)
     }
 
     async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
@@ -386,26 +283,4 @@ impl Endpoint for MappedEndpoint {
     fn holds_lease(&self) -> bool {
         true
     }
-
-    fn now_ns(&self) -> u64 {
-        self.thread.executor.now_ns()
-    }
-
-    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
-        self.thread.executor.sleep(ns)
-    }
-
-    fn yield_now(&self) -> impl Future<Output = ()> {
-        crate::yield_now()
-    }
-
-    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.thread.executor.spawn(task);
-    }
-
-    fn random(&self) -> u64 {
-        self.thread.rng.borrow_mut().u64(..)
-    }
-
-    async fn work(&self, _ns: u64) {}
 }

@@ -54,7 +54,7 @@ impl CreateGuard {
     /// The system's error.
     pub fn finish(mut self) -> Result<(), FabricError> {
         let making = making_path(&self.path);
-        fs::remove_file(&making).map_err(|source| io_error("remove", &making, source))?;
+        fs::remove_file(&making).map_err(FabricError::io("remove", &making))?;
         self.made.clear();
         Ok(())
     }
@@ -80,43 +80,38 @@ impl Folder {
             return Err(not_a_pool(path, "it is a file; name a folder that is empty or new"));
         }
         let is_new = !path.exists();
-        fs::create_dir_all(path).map_err(|source| io_error("make folder", path, source))?;
+        fs::create_dir_all(path).map_err(FabricError::io("make folder", path))?;
         // Before this leaves a lock file in a foreign folder, and again once nobody can come in.
         check_empty(path)?;
         let lock_path = path.join("lock");
         let lock = Locked::try_new(open_lock(&lock_path)?).map_err(|error| match error {
             TryLockError::WouldBlock => not_a_pool(path, "another process is using or making it"),
-            TryLockError::Error(source) => io_error("lock", &lock_path, source),
+            TryLockError::Error(source) => FabricError::io("lock", &lock_path)(source),
         })?;
         check_empty(path)?;
         let made = if is_new { vec![path.to_path_buf(), lock_path] } else { vec![lock_path] };
         let mut guard = CreateGuard { _lock: lock, path: path.to_path_buf(), made };
         let making = making_path(path);
-        File::create(&making).map_err(|source| io_error("make", &making, source))?;
+        File::create(&making).map_err(FabricError::io("make", &making))?;
         guard.made.push(making);
         // Left of a maker that died.
         for left in left_of_a_pool(path)? {
             let gone =
                 if left.is_dir() { fs::remove_dir_all(&left) } else { fs::remove_file(&left) };
-            gone.map_err(|source| io_error("remove", &left, source))?;
+            gone.map_err(FabricError::io("remove", &left))?;
         }
         check_space(path, servers as u64 * region_bytes)?;
         let mut regions = Vec::with_capacity(servers);
         for server in 0..servers {
             let region = region_path(path, server);
-            let file = File::options()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .open(&region)
-                .map_err(|source| io_error("make", &region, source))?;
+            let file = File::create_new(&region).map_err(FabricError::io("make", &region))?;
             guard.made.push(region.clone());
-            file.set_len(region_bytes).map_err(|source| io_error("size", &region, source))?;
+            file.set_len(region_bytes).map_err(FabricError::io("size", &region))?;
             let words = Words::map(&file, (region_bytes / 8) as usize);
-            regions.push(words.map_err(|source| io_error("map", &region, source))?);
+            regions.push(words.map_err(FabricError::io("map", &region))?);
         }
         let members = path.join("members");
-        fs::create_dir(&members).map_err(|source| io_error("make folder", &members, source))?;
+        fs::create_dir(&members).map_err(FabricError::io("make folder", &members))?;
         guard.made.push(members);
         let folder = Folder::join(path, incarnation)?;
         Ok((folder, regions, guard))
@@ -138,7 +133,7 @@ impl Folder {
         let lock_path = path.join("lock");
         // Waits for a process that is making the pool.
         let _none_makes_it = Locked::wait_shared(open_lock(&lock_path)?)
-            .map_err(|source| io_error("lock", &lock_path, source))?;
+            .map_err(FabricError::io("lock", &lock_path))?;
         if making_path(path).exists() {
             let why = "whoever was making it died over it; make the pool again";
             return Err(not_a_pool(path, why));
@@ -153,15 +148,14 @@ impl Folder {
                 .read(true)
                 .write(true)
                 .open(&region)
-                .map_err(|source| io_error("open", &region, source))?;
-            let bytes =
-                file.metadata().map_err(|source| io_error("look at", &region, source))?.len();
+                .map_err(FabricError::io("open", &region))?;
+            let bytes = file.metadata().map_err(FabricError::io("look at", &region))?.len();
             if bytes < super::REGION_BYTES_MIN || !bytes.is_multiple_of(4096) {
                 let why = format!("it has {bytes} bytes, which no region has: cut short?");
                 return Err(FabricError::Damaged { path: region, why });
             }
             let words = Words::map(&file, (bytes / 8) as usize);
-            regions.push(words.map_err(|source| io_error("map", &region, source))?);
+            regions.push(words.map_err(FabricError::io("map", &region))?);
         }
         let folder = Folder::join(path, incarnation)?;
         Ok((folder, regions))
@@ -176,8 +170,7 @@ impl Folder {
     fn join(path: &Path, incarnation: Incarnation) -> Result<Folder, FabricError> {
         let own = member_path(path, incarnation);
         for _ in 0..JOIN_TRIES {
-            let lock =
-                Locked::wait(open_lock(&own)?).map_err(|source| io_error("lock", &own, source))?;
+            let lock = Locked::wait(open_lock(&own)?).map_err(FabricError::io("lock", &own))?;
             // Another process may have removed it, taking it for a dead one's, before it was locked.
             if is_at(&lock, &own) {
                 let folder = Folder { path: path.into(), own, _own_lock: lock };
@@ -186,7 +179,7 @@ impl Folder {
             }
         }
         let source = io::Error::other("it is being removed by others");
-        Err(io_error("lock", &own, source))
+        Err(FabricError::io("lock", &own)(source))
     }
 
     /// Removes the files of lives that are gone. If a file cannot be removed now, the next caller tries
@@ -252,12 +245,12 @@ fn open_lock(path: &Path) -> Result<File, FabricError> {
         .create(true)
         .truncate(false)
         .open(path)
-        .map_err(|source| io_error("open", path, source))
+        .map_err(FabricError::io("open", path))
 }
 
 /// Refuses a folder that holds anything but the rest of a creation that failed.
 fn check_empty(path: &Path) -> Result<(), FabricError> {
-    let entries = fs::read_dir(path).map_err(|source| io_error("list", path, source))?;
+    let entries = fs::read_dir(path).map_err(FabricError::io("list", path))?;
     let is_half_made = making_path(path).exists();
     let is_ours = |name: &str| name == "lock" || is_half_made && is_of_a_pool(name);
     if entries.flatten().any(|entry| !entry.file_name().to_str().is_some_and(is_ours)) {
@@ -278,7 +271,7 @@ fn is_of_a_pool(name: &str) -> bool {
 
 /// Regions and members in the folder.
 fn left_of_a_pool(path: &Path) -> Result<Vec<PathBuf>, FabricError> {
-    let entries = fs::read_dir(path).map_err(|source| io_error("list", path, source))?;
+    let entries = fs::read_dir(path).map_err(FabricError::io("list", path))?;
     let is_left = |name: &str| name != "making" && is_of_a_pool(name);
     let left = entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_left));
     Ok(left.map(|entry| entry.path()).collect())
@@ -286,8 +279,7 @@ fn left_of_a_pool(path: &Path) -> Result<Vec<PathBuf>, FabricError> {
 
 /// Memory files grow as they are touched; running out then would kill the process.
 pub(crate) fn check_space(path: &Path, bytes: u64) -> Result<(), FabricError> {
-    let space = rustix::fs::statvfs(path)
-        .map_err(|source| io_error("look at the space of", path, source.into()))?;
+    let space = rustix::fs::statvfs(path).map_err(FabricError::io("look at the space of", path))?;
     let free = space.f_bavail * space.f_frsize;
     if free < bytes {
         return Err(FabricError::Config(format!(
@@ -297,10 +289,6 @@ pub(crate) fn check_space(path: &Path, bytes: u64) -> Result<(), FabricError> {
         )));
     }
     Ok(())
-}
-
-fn io_error(what: &'static str, path: &Path, source: io::Error) -> FabricError {
-    FabricError::Io { what, path: path.to_path_buf(), source }
 }
 
 fn not_a_pool(path: &Path, why: impl Into<String>) -> FabricError {

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use calls::{MappedCalls, Receivers};
 pub use endpoint::MappedEndpoint;
@@ -25,7 +25,8 @@ pub use folder::CreateGuard;
 use folder::Folder;
 pub(crate) use folder::check_space;
 
-use crate::calls::{CallLink, Requests};
+use crate::calls::CallLink;
+use crate::sync::lock;
 use crate::{
     Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
     ServerId, Service, ServiceId, Words,
@@ -44,7 +45,7 @@ pub(crate) struct MappedShared {
     standing: Standing,
     services: Services,
     counters: Mutex<Vec<Arc<Counters>>>,
-    calls: MappedCalls,
+    calls: Arc<MappedCalls>,
 }
 
 type Services = Arc<RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>>;
@@ -64,6 +65,17 @@ struct Process {
     /// Their queues of calls.
     receivers: Receivers,
 }
+
+/// Promises of word-wise access by this and other processes.
+const CAPABILITIES: Capabilities = Capabilities {
+    // Word stores and locked instructions on one word are atomic against each other.
+    write_vs_rmw: true,
+    rmw_global: true,
+    cpu_visible: true,
+    native_atomics: true,
+    needs_target_progress: false,
+    ..Capabilities::NONE
+};
 
 impl Mapped {
     /// `servers` memory servers of `region_bytes` each in anonymous memory, which the system
@@ -120,7 +132,7 @@ impl Mapped {
         region_bytes: u64,
     ) -> Result<(Self, CreateGuard), FabricError> {
         check_geometry(servers, region_bytes)?;
-        let incarnation = new_incarnation();
+        let incarnation = Incarnation(new_number());
         let (folder, regions, guard) = Folder::create(path, servers, region_bytes, incarnation)?;
         Ok((Self::over(regions, incarnation, Standing::Folder(folder), Services::default()), guard))
     }
@@ -131,17 +143,17 @@ impl Mapped {
     /// [`FabricError::NotAPool`] if it is no pool folder; [`FabricError::Damaged`] if a file is cut
     /// short in a way that shows in its length; [`FabricError::Io`] if the system refuses.
     pub fn open(path: &Path) -> Result<Self, FabricError> {
-        let incarnation = new_incarnation();
+        let incarnation = Incarnation(new_number());
         let (folder, regions) = Folder::open(path, incarnation)?;
         Ok(Self::over(regions, incarnation, Standing::Folder(folder), Services::default()))
     }
 
     fn alone(regions: Arc<[Words]>, process: Arc<Process>, services: Services) -> Self {
-        let incarnation = new_incarnation();
-        process.alive().insert(incarnation);
+        let incarnation = Incarnation(new_number());
+        lock(&process.alive).insert(incarnation);
         let mapped = Self::over(regions, incarnation, Standing::Process(process), services);
         if let Standing::Process(process) = &mapped.0.standing {
-            process.receivers().insert(incarnation, Arc::clone(&mapped.0.calls.requests));
+            lock(&process.receivers).insert(incarnation, Arc::clone(&mapped.0.calls.requests));
         }
         mapped
     }
@@ -152,7 +164,7 @@ impl Mapped {
         standing: Standing,
         services: Services,
     ) -> Self {
-        let (regions, counters, calls) = (regions.into(), Mutex::default(), MappedCalls::default());
+        let (regions, counters, calls) = (regions.into(), Mutex::default(), Arc::default());
         Mapped(Arc::new(MappedShared { regions, incarnation, standing, services, counters, calls }))
     }
 }
@@ -162,7 +174,7 @@ impl Fabric for Mapped {
 
     fn endpoint(&self) -> Result<MappedEndpoint, FabricError> {
         let counters = Counters::new(self.0.regions.len());
-        let mut all = self.0.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0.counters);
         let seed = self.0.incarnation.0 ^ (all.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let number = all.len() as u64;
         all.push(Arc::clone(&counters));
@@ -178,7 +190,7 @@ impl Fabric for Mapped {
     }
 
     fn counters(&self) -> Vec<Arc<Counters>> {
-        self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.counters).clone()
     }
 
     /// Compute servers of one process reach each other's queues. Those of a folder also listen at a socket in
@@ -191,28 +203,6 @@ impl Fabric for Mapped {
     ) -> Result<Option<Exposed>, FabricError> {
         self.0.calls.expose(number, bytes, self.0.incarnation, self.0.folder())?;
         Ok(None)
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.0.calls.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.0.calls.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.0.calls.peers()
-    }
-}
-
-impl Process {
-    fn alive(&self) -> MutexGuard<'_, BTreeSet<Incarnation>> {
-        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn receivers(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Arc<Requests>>> {
-        self.receivers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -232,7 +222,7 @@ impl MappedShared {
                 calls::connect(folder.path(), self.incarnation, peer, number)
             }
             Standing::Process(process) => {
-                let receiver = process.receivers().get(&peer.incarnation).cloned()?;
+                let receiver = lock(&process.receivers).get(&peer.incarnation).cloned()?;
                 Some(CallLink::new(self.incarnation, peer.incarnation, Some(receiver)))
             }
         }
@@ -241,7 +231,7 @@ impl MappedShared {
     /// See [`crate::Endpoint::fence`], at a compute server: `who` is dead.
     fn fence_at(&self, peer: Peer, who: Incarnation) {
         if let Standing::Process(process) = &self.standing
-            && let Some(receiver) = process.receivers().get(&peer.incarnation)
+            && let Some(receiver) = lock(&process.receivers).get(&peer.incarnation)
         {
             receiver.fence(who);
         }
@@ -251,26 +241,13 @@ impl MappedShared {
         self.regions.get(server.index())
     }
 
-    /// Promises of word-wise access by this and other processes.
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            // Word stores and locked instructions on one word are atomic against each other.
-            write_vs_rmw: true,
-            rmw_global: true,
-            cpu_visible: true,
-            native_atomics: true,
-            needs_target_progress: false,
-            ..Capabilities::NONE
-        }
-    }
-
     fn is_dead(&self, who: Incarnation) -> bool {
         if who == self.incarnation {
             return false;
         }
         match &self.standing {
             Standing::Folder(folder) => folder.is_dead(who),
-            Standing::Process(process) => !process.alive().contains(&who),
+            Standing::Process(process) => !lock(&process.alive).contains(&who),
         }
     }
 }
@@ -279,8 +256,8 @@ impl Drop for MappedShared {
     fn drop(&mut self) {
         self.calls.end();
         if let Standing::Process(process) = &self.standing {
-            process.receivers().remove(&self.incarnation);
-            process.alive().remove(&self.incarnation);
+            lock(&process.receivers).remove(&self.incarnation);
+            lock(&process.alive).remove(&self.incarnation);
         }
     }
 }
@@ -297,12 +274,7 @@ impl std::fmt::Debug for MappedShared {
 
 /// Refuses a number of servers or a region's size that no pool has.
 pub(crate) fn check_geometry(servers: usize, region_bytes: u64) -> Result<(), FabricError> {
-    if servers == 0 || servers > ServerId::COMPUTE_FIRST.index() {
-        return Err(FabricError::Config(format!(
-            "{servers} memory servers: a pool has 1 to {}",
-            ServerId::COMPUTE_FIRST
-        )));
-    }
+    check_servers(servers)?;
     if region_bytes < REGION_BYTES_MIN
         || !region_bytes.is_multiple_of(4096)
         || region_bytes > crate::GlobalAddr::OFFSET_MAX
@@ -314,11 +286,21 @@ pub(crate) fn check_geometry(servers: usize, region_bytes: u64) -> Result<(), Fa
     Ok(())
 }
 
-/// A number that no other life of a compute server has had. The only randomness in this crate that
-/// does not come from a seed: two processes must never agree.
-fn new_incarnation() -> Incarnation {
-    let random = RandomState::new().hash_one(std::process::id());
-    Incarnation(random | 1)
+/// Refuses a number of servers that no pool has.
+pub(crate) fn check_servers(servers: usize) -> Result<(), FabricError> {
+    if servers == 0 || servers > ServerId::COMPUTE_FIRST.index() {
+        return Err(FabricError::Config(format!(
+            "{servers} memory servers: a pool has 1 to {}",
+            ServerId::COMPUTE_FIRST
+        )));
+    }
+    Ok(())
+}
+
+/// A number that no other life of a compute server, and no other region, has had. The only randomness in
+/// this crate that does not come from a seed: two processes must never agree.
+pub(crate) fn new_number() -> u64 {
+    RandomState::new().hash_one(std::process::id()) | 1
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
-#[cfg(feature = "dax")]
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,21 +23,15 @@ const HUGE_FROM_BYTES: usize = 64 << 20;
 pub struct Words {
     first: NonNull<AtomicU64>,
     len: usize,
-    owner: Owner,
+    /// Keeps the memory alive.
+    _map: Arc<MmapRaw>,
+    /// Kind of its memory, for people.
+    kind: &'static str,
     number: u64,
 }
 
 /// Mappings of this process so far.
 static MAPPINGS: AtomicU64 = AtomicU64::new(0);
-
-/// Mapping that keeps the memory alive.
-#[expect(dead_code, reason = "held for their Drop, which unmaps")]
-enum Owner {
-    Anonymous(MmapRaw),
-    File(MmapRaw),
-    #[cfg(feature = "dax")]
-    Device(Arc<MmapRaw>),
-}
 
 // SAFETY: the memory is only reached as `&[AtomicU64]`, which is Sync, and nothing about the
 // allocation or the mapping belongs to one thread.
@@ -63,8 +56,7 @@ impl Words {
         if bytes >= HUGE_FROM_BYTES {
             let _ = map.advise(memmap2::Advice::HugePage);
         }
-        let first = NonNull::new(map.as_mut_ptr())?.cast::<AtomicU64>();
-        Some(Words::over(first, len, Owner::Anonymous(map)))
+        Words::whole(map, len, "anonymous")
     }
 
     /// As [`Words::anonymous`], on huge pages that the system has set aside for such requests, all
@@ -72,9 +64,7 @@ impl Words {
     pub fn anonymous_huge(len: usize) -> Option<Words> {
         let mut options = MmapOptions::new();
         options.len(len.max(1).checked_mul(8)?).huge(None);
-        let map = MmapRaw::from(options.map_anon().ok()?);
-        let first = NonNull::new(map.as_mut_ptr())?.cast::<AtomicU64>();
-        Some(Words::over(first, len, Owner::Anonymous(map)))
+        Words::whole(MmapRaw::from(options.map_anon().ok()?), len, "anonymous")
     }
 
     /// The first `len` words of `file`, shared with every process that maps it.
@@ -98,10 +88,7 @@ impl Words {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let map = MmapOptions::new().offset(offset).len(len * 8).map_raw(file)?;
-        let first = NonNull::new(map.as_mut_ptr())
-            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?
-            .cast::<AtomicU64>();
-        Ok(Words::over(first, len, Owner::File(map)))
+        Words::whole(map, len, "file").ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
     /// All `len` words of a device of memory, shared with every process that maps it: the first `cut` of
@@ -115,14 +102,13 @@ impl Words {
         if cut == 0 || cut >= len {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let map = Arc::new(MmapOptions::new().len(len * 8).map_raw(file)?);
-        let first = NonNull::new(map.as_mut_ptr())
-            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?
-            .cast::<AtomicU64>();
+        let map = MmapOptions::new().len(len * 8).map_raw(file)?;
+        let all = Words::whole(map, len, "device");
+        let all = all.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         // SAFETY: the mapping has `len` words, and `cut` is less.
-        let second = unsafe { first.add(cut) };
-        let one = Words::over(first, cut, Owner::Device(Arc::clone(&map)));
-        Ok((one, Words::over(second, len - cut, Owner::Device(map))))
+        let second = unsafe { all.first.add(cut) };
+        let others = Words::over(second, len - cut, Arc::clone(&all._map), all.kind);
+        Ok((all.shortened(cut), others))
     }
 
     /// Returns the first `len` of its words; the others stay mapped, and nobody reaches them.
@@ -135,8 +121,15 @@ impl Words {
         Words { len, ..self }
     }
 
-    fn over(first: NonNull<AtomicU64>, len: usize, owner: Owner) -> Words {
-        Words { first, len, owner, number: MAPPINGS.fetch_add(1, Ordering::Relaxed) }
+    /// All `len` words of a mapping. `None` if it has no address.
+    fn whole(map: MmapRaw, len: usize, kind: &'static str) -> Option<Words> {
+        let first = NonNull::new(map.as_mut_ptr())?.cast();
+        Some(Words::over(first, len, Arc::new(map), kind))
+    }
+
+    fn over(first: NonNull<AtomicU64>, len: usize, map: Arc<MmapRaw>, kind: &'static str) -> Words {
+        let number = MAPPINGS.fetch_add(1, Ordering::Relaxed);
+        Words { first, len, _map: map, kind, number }
     }
 
     /// Number of this mapping in this process.
@@ -147,7 +140,7 @@ impl Words {
     /// The words themselves.
     #[inline]
     pub fn as_slice(&self) -> &[AtomicU64] {
-        // SAFETY: `first` points to `len` words that `owner` keeps alive and readable and
+        // SAFETY: `first` points to `len` words that `_map` keeps alive and readable and
         // writable for as long as `self` lives; both sources align them to a page. `AtomicU64` has
         // interior mutability, so that others may write them meanwhile. A mapped file that
         // somebody cuts short raises SIGBUS, which stops the process; it is not undefined.
@@ -242,13 +235,7 @@ impl Words {
 
 impl std::fmt::Debug for Words {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = match self.owner {
-            Owner::Anonymous(_) => "anonymous",
-            Owner::File(_) => "file",
-            #[cfg(feature = "dax")]
-            Owner::Device(_) => "device",
-        };
-        write!(f, "Words({} words, {kind})", self.len)
+        write!(f, "Words({} words, {})", self.len, self.kind)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Simulated endpoint: posts the operations of one simulated worker thread.
 
-use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,10 +10,11 @@ use super::config::PS;
 use super::leases::Clock;
 use super::post::SimPost;
 use super::slots::{Failure, Poster, SimPayload};
+use crate::local::PoolFacts;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, FabricError, GlobalAddr, Incarnation,
-    Incoming, Op, OpError, Ops, Peer, ServerId, ServiceId,
+    Buf, CallError, Counters, Endpoint, FabricError, GlobalAddr, Incarnation, Incoming, Local, Op,
+    OpError, Ops, Peer, ServerId, ServiceId,
 };
 
 /// One worker thread's way to the simulated memory servers.
@@ -26,9 +26,7 @@ pub struct SimEndpoint {
 struct Thread {
     inner: Rc<SimInner>,
     poster: Poster,
-    counters: Arc<Counters>,
-    slab: SlabRef,
-    rng: RefCell<fastrand::Rng>,
+    local: Local,
     clock: Clock,
 }
 
@@ -39,15 +37,15 @@ impl SimEndpoint {
         counters: Arc<Counters>,
         seed: u64,
     ) -> Self {
-        let rng = RefCell::new(fastrand::Rng::with_seed(seed));
+        let pool = PoolFacts {
+            incarnation: Incarnation(u64::from(poster.life) + 1),
+            capabilities: inner.config.capabilities,
+            region_bytes: vec![inner.config.region_bytes; inner.config.memory_servers],
+        };
+        let local = Local::simulated(pool, counters, SlabRef::new(), seed);
         let clock = Clock::new(&inner.config, poster.thread as usize / inner.config.threads);
-        let thread = Thread { inner, poster, counters, slab: SlabRef::new(), rng, clock };
+        let thread = Thread { inner, poster, local, clock };
         SimEndpoint { thread: Rc::new(thread) }
-    }
-
-    /// Buffers that a caller or an operation holds; 0 when all are back.
-    pub fn buffers_out(&self) -> usize {
-        self.thread.slab.buffers_out()
     }
 
     /// The worker thread that pays for this endpoint's operations, counted over the compute server.
@@ -87,36 +85,9 @@ impl std::fmt::Debug for SimEndpoint {
 }
 
 impl Endpoint for SimEndpoint {
-    fn server_count(&self) -> usize {
-        self.thread.inner.config.memory_servers
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        let config = &self.thread.inner.config;
-        if server.index() < config.memory_servers { config.region_bytes } else { 0 }
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.thread.inner.config.capabilities
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        Incarnation(u64::from(self.thread.poster.life) + 1)
-    }
-
     #[inline]
-    fn counters(&self) -> &Arc<Counters> {
-        &self.thread.counters
-    }
-
-    #[inline]
-    fn buf(&self, len: usize) -> Buf {
-        self.thread.slab.buf(len)
-    }
-
-    #[inline]
-    fn ops(&self) -> Ops {
-        Ops::new(self.thread.slab.clone())
+    fn local(&self) -> &Local {
+        &self.thread.local
     }
 
     #[inline]
@@ -209,6 +180,10 @@ impl Endpoint for SimEndpoint {
         self.thread.inner.peers(self.thread.poster.life)
     }
 
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        self.peers().into_iter().find(|peer| peer.incarnation == who)
+    }
+
     fn fence(
         &self,
         server: ServerId,
@@ -258,10 +233,6 @@ impl Endpoint for SimEndpoint {
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.thread.inner.spawn(self.thread.poster.life, Box::pin(task));
-    }
-
-    fn random(&self) -> u64 {
-        self.thread.rng.borrow_mut().u64(..)
     }
 
     fn work(&self, ns: u64) -> impl Future<Output = ()> {

@@ -71,6 +71,19 @@ impl SimFabric {
         self.compute
     }
 
+    /// As [`crate::Endpoint::attach`].
+    ///
+    /// # Errors
+    /// As [`crate::Endpoint::attach`].
+    pub fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.inner.machine.borrow_mut().attach_peer(self.life, peer)
+    }
+
+    /// As [`crate::Endpoint::detach`].
+    pub fn detach(&self, server: ServerId) {
+        self.inner.machine.borrow_mut().detach_peer(self.life, server);
+    }
+
     /// Ends this life: its tasks are dropped at once. Its posts may still take effect until it is fenced, and
     /// nothing comes back any more.
     pub fn kill(&self) {
@@ -139,17 +152,5 @@ impl Fabric for SimFabric {
     ) -> Result<Option<Exposed>, FabricError> {
         self.expose_calls(number, bytes)?;
         Ok(None)
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.inner.machine.borrow_mut().attach_peer(self.life, peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.inner.machine.borrow_mut().detach_peer(self.life, server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.inner.peers(self.life)
     }
 }

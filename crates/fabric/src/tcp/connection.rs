@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use super::TcpShared;
@@ -15,6 +15,7 @@ use super::link::Link;
 use super::output::Output;
 use super::wire::{Request, call_head};
 use crate::calls::UNDER_WAY_MAX;
+use crate::sync::lock;
 use crate::wake::Notify;
 use crate::{
     CallError, FabricError, Incarnation, OpError, OpErrorKind, Peer, Refusal, ServerId, ServiceId,
@@ -34,7 +35,7 @@ enum ConnectionState {
     Fenced,
 }
 
-type Connected = Result<(Link<TcpStream>, u64), bool>;
+type Connected = Result<(Link<TcpStream>, u64), Ended>;
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -59,7 +60,7 @@ impl Connection {
             state: ConnectionState::Down,
             number: 0,
             output: Output::default(),
-            inbox: Inbox::new(),
+            inbox: Inbox::default(),
             reconnects: Vec::new(),
             peer: None,
             blocked: VecDeque::new(),
@@ -88,11 +89,7 @@ impl Connection {
             && self.inbox.is_empty()
             && let Err(ended) = self.receive(sink)
         {
-            let (state, kind) = match ended {
-                Ended::Lost => (ConnectionState::Down, OpErrorKind::Unavailable),
-                Ended::Fenced => (ConnectionState::Fenced, OpErrorKind::Fenced),
-            };
-            self.lose(state, kind, sink);
+            self.end(ended, sink);
         }
     }
 
@@ -128,11 +125,7 @@ impl Connection {
         let who = self.peer.map_or(Incarnation(0), |peer| peer.incarnation);
         // All that it sent before its end has arrived (F12.6).
         let _ = self.receive(sink);
-        self.lose(ConnectionState::Down, OpErrorKind::Gone { who }, sink);
-        let error = self.error(OpErrorKind::Gone { who });
-        for slot in std::mem::take(&mut self.reconnects) {
-            sink.reconnected(slot, Err(error));
-        }
+        self.give_up(OpErrorKind::Gone { who }, sink);
     }
 
     /// Takes a connection that the server has let in under `number`.
@@ -208,7 +201,7 @@ impl Connection {
         }
         self.inbox.mark(now_ns);
         if let ConnectionState::Connecting(found) = &self.state {
-            let found = found.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let found = lock(&found).take();
             return match found {
                 Some(found) => {
                     self.connected(found, sink);
@@ -230,12 +223,8 @@ impl Connection {
                 }
                 count > 0
             }
-            Err(Ended::Lost) => {
-                self.lose(ConnectionState::Down, OpErrorKind::Unavailable, sink);
-                true
-            }
-            Err(Ended::Fenced) => {
-                self.lose(ConnectionState::Fenced, OpErrorKind::Fenced, sink);
+            Err(ended) => {
+                self.end(ended, sink);
                 true
             }
         }
@@ -297,14 +286,24 @@ impl Connection {
         }
     }
 
-    /// The oldest request has waited for too long: gives up all requests, and a connection that does not come
-    /// about.
-    pub(super) fn give_up(&mut self, sink: &mut impl Sink) {
-        self.lose(ConnectionState::Down, OpErrorKind::Timeout, sink);
-        let error = self.error(OpErrorKind::Timeout);
+    /// Gives up all requests, and a connection that does not come about.
+    pub(super) fn give_up(&mut self, kind: OpErrorKind, sink: &mut impl Sink) {
+        self.lose(ConnectionState::Down, kind, sink);
+        self.tell_reconnects(Err(self.error(kind)), sink);
+    }
+
+    fn tell_reconnects(&mut self, result: Result<(), OpError>, sink: &mut impl Sink) {
         for slot in std::mem::take(&mut self.reconnects) {
-            sink.reconnected(slot, Err(error));
+            sink.reconnected(slot, result);
         }
+    }
+
+    fn end(&mut self, ended: Ended, sink: &mut impl Sink) {
+        let state = match ended {
+            Ended::Lost => ConnectionState::Down,
+            Ended::Fenced => ConnectionState::Fenced,
+        };
+        self.lose(state, ended.kind(), sink);
     }
 
     fn lose(&mut self, state: ConnectionState, kind: OpErrorKind, sink: &mut impl Sink) {
@@ -318,8 +317,7 @@ impl Connection {
 
     /// Calls that may have been written are `Unknown`, the others `NotBegun` (F12.3).
     fn lose_calls(&mut self, is_sent: bool, kind: OpErrorKind, sink: &mut impl Sink) {
-        let sent = if is_sent { CallError::Unknown(kind) } else { CallError::NotBegun };
-        self.inbox.lose_calls(sent, sink);
+        self.inbox.lose_calls(CallError::unanswered(is_sent, kind), sink);
         self.refuse_blocked(sink);
     }
 
@@ -371,39 +369,29 @@ impl Connection {
             };
             let result = match result {
                 Ok((link, welcome)) => Ok((link, welcome.connection)),
-                Err(FabricError::CutOff { .. }) => Err(true),
+                Err(FabricError::CutOff { .. }) => Err(Ended::Fenced),
                 // The old memory is gone, and with it the pool as this compute server knew it.
                 Err(FabricError::Refused { reason: Refusal::OtherMemory, .. }) => {
                     shared.give_up();
-                    Err(true)
+                    Err(Ended::Fenced)
                 }
-                Err(_) => Err(false),
+                Err(_) => Err(Ended::Lost),
             };
-            *put.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            *lock(&put) = Some(result);
             notify();
         });
         if begun.is_err() {
-            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(false));
+            *lock(&found) = Some(Err(Ended::Lost));
         }
         ConnectionState::Connecting(found)
     }
 
     fn connected(&mut self, found: Connected, sink: &mut impl Sink) {
-        let result = match found {
-            Ok((link, number)) => self.attach(link, number).map_err(|_| OpErrorKind::Unavailable),
-            Err(true) => Err(OpErrorKind::Fenced),
-            Err(false) => Err(OpErrorKind::Unavailable),
-        };
-        if let Err(kind) = result {
-            let is_fenced = kind == OpErrorKind::Fenced;
-            self.lose(
-                if is_fenced { ConnectionState::Fenced } else { ConnectionState::Down },
-                kind,
-                sink,
-            );
+        let result =
+            found.and_then(|(link, number)| self.attach(link, number).map_err(|_| Ended::Lost));
+        if let Err(ended) = result {
+            self.end(ended, sink);
         }
-        for slot in std::mem::take(&mut self.reconnects) {
-            sink.reconnected(slot, result.map_err(|kind| self.error(kind)));
-        }
+        self.tell_reconnects(result.map_err(|ended| self.error(ended.kind())), sink);
     }
 }

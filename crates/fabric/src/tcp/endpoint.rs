@@ -1,6 +1,5 @@
 //! TCP endpoint: runs one thread's operations on the memory servers.
 
-use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,13 +7,13 @@ use std::sync::Arc;
 use super::TcpShared;
 use super::transport::{Payload, Transport};
 use super::wire::CAPABILITIES;
+use crate::local::PoolFacts;
 use crate::post::{Post, list, old_word};
 use crate::raw::SlabRef;
 use crate::single::Single;
 use crate::{
     Buf, CALL_BYTES_MAX, CallError, Capabilities, Counters, Endpoint, Executor, FabricError,
-    GlobalAddr, Incarnation, Incoming, Op, OpError, OpErrorKind, Ops, Peer, ServerId, ServiceId,
-    calls,
+    GlobalAddr, Incarnation, Local, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId,
 };
 
 /// One thread's connections to all memory servers.
@@ -27,10 +26,7 @@ pub struct TcpEndpoint {
 struct Thread {
     shared: Arc<TcpShared>,
     transport: Rc<Transport>,
-    counters: Arc<Counters>,
-    slab: SlabRef,
-    executor: Executor,
-    rng: RefCell<fastrand::Rng>,
+    local: Local,
 }
 
 impl TcpEndpoint {
@@ -41,7 +37,8 @@ impl TcpEndpoint {
     ) -> Result<Self, FabricError> {
         let transport = Rc::new(Transport::connect(Arc::clone(&shared))?);
         let executor = Executor::with_driver(Rc::clone(&transport));
-        Ok(Self::over(shared, transport, executor, counters, SlabRef::new(), seed))
+        let slab = SlabRef::new();
+        Ok(Self::over(shared, transport, executor, counters, slab, seed, CAPABILITIES))
     }
 
     /// Over a transport that `executor` drives.
@@ -52,11 +49,14 @@ impl TcpEndpoint {
         counters: Arc<Counters>,
         slab: SlabRef,
         seed: u64,
+        capabilities: Capabilities,
     ) -> Self {
         transport.belongs_to(&executor);
-        let rng = RefCell::new(fastrand::Rng::with_seed(seed));
-        let thread = Thread { shared, transport, counters, slab, executor, rng };
-        TcpEndpoint { thread: Rc::new(thread) }
+        let calls = Arc::clone(&shared.calls) as _;
+        let (incarnation, region_bytes) = (shared.incarnation, shared.region_bytes());
+        let pool = PoolFacts { incarnation, capabilities, region_bytes };
+        let local = Local::new(pool, counters, slab, seed, executor, calls);
+        TcpEndpoint { thread: Rc::new(Thread { shared, transport, local }) }
     }
 
     /// Asks about another way to the server's words; see [`super::offer`]. 1 round trip.
@@ -76,21 +76,6 @@ impl TcpEndpoint {
         })
     }
 
-    /// The executor that this thread's tasks run on.
-    pub fn executor(&self) -> &Executor {
-        &self.thread.executor
-    }
-
-    /// Buffers that a caller or an operation holds; 0 when all are back.
-    pub fn buffers_out(&self) -> usize {
-        self.thread.slab.buffers_out()
-    }
-
-    /// Starts this thread's random numbers anew from `seed`.
-    pub fn seed(&self, seed: u64) {
-        self.thread.rng.borrow_mut().seed(seed);
-    }
-
     #[inline]
     fn post<T>(
         &self,
@@ -106,35 +91,9 @@ fn nothing(_: Payload, error: Option<OpError>) -> Result<(), OpError> {
 }
 
 impl Endpoint for TcpEndpoint {
-    fn server_count(&self) -> usize {
-        self.thread.shared.memory.len()
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        self.thread.shared.memory.get(server.index()).map_or(0, |memory| memory.bytes)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        CAPABILITIES
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        self.thread.shared.incarnation
-    }
-
     #[inline]
-    fn counters(&self) -> &Arc<Counters> {
-        &self.thread.counters
-    }
-
-    #[inline]
-    fn buf(&self, len: usize) -> Buf {
-        self.thread.slab.buf(len)
-    }
-
-    #[inline]
-    fn ops(&self) -> Ops {
-        Ops::new(self.thread.slab.clone())
+    fn local(&self) -> &Local {
+        &self.thread.local
     }
 
     #[inline]
@@ -210,30 +169,6 @@ impl Endpoint for TcpEndpoint {
         called.await
     }
 
-    async fn next_call(&self, service: ServiceId) -> Option<Incoming> {
-        calls::next(&self.thread.shared.calls.requests, service).await
-    }
-
-    async fn leave(&self) {
-        calls::leave(&self.thread.shared.calls.requests, &self.thread.executor).await;
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.thread.shared.calls.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.thread.shared.calls.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.thread.shared.calls.peers()
-    }
-
-    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.thread.shared.calls.peer_of(who)
-    }
-
     /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.
     async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
         let judge = ServerId(0);
@@ -271,26 +206,4 @@ impl Endpoint for TcpEndpoint {
     fn holds_lease(&self) -> bool {
         self.thread.shared.lease.holds()
     }
-
-    fn now_ns(&self) -> u64 {
-        self.thread.executor.now_ns()
-    }
-
-    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
-        self.thread.executor.sleep(ns)
-    }
-
-    fn yield_now(&self) -> impl Future<Output = ()> {
-        crate::yield_now()
-    }
-
-    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.thread.executor.spawn(task);
-    }
-
-    fn random(&self) -> u64 {
-        self.thread.rng.borrow_mut().u64(..)
-    }
-
-    async fn work(&self, _ns: u64) {}
 }

@@ -13,9 +13,7 @@ use super::output::Output;
 use super::peers::CallServer;
 use super::session::{Host, Session, UNSENT_MAX};
 use super::transport::{Payload, PostTable, for_each_request};
-use super::wire::{
-    ANSWER_BYTES, GREETING_BYTES, Hello, LENGTH_MAX, VERSION, Welcome, decode_answer,
-};
+use super::wire::{ANSWER_BYTES, GREETING_BYTES, Hello, LENGTH_MAX, Welcome, decode_answer};
 use crate::calls::Requests;
 use crate::raw::SlabRef;
 use crate::{
@@ -68,38 +66,12 @@ pub fn messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
 /// number of its answers.
 pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let Some(host) = host() else { return 0 };
-    let hello = Hello {
-        version: VERSION,
-        control: false,
-        by_card: false,
-        incarnation: 7,
-        server: 0,
-        servers: 1,
-        replaces: 0,
-        meant: 0,
-    };
-    let mut input = if greets { hello.encode().to_vec() } else { Vec::new() };
-    let (mut session, mut output) = (Session::default(), Output::default());
-    let (mut answers, mut greeted) = (0, false);
-    for piece in pieces {
-        input.extend_from_slice(piece);
-        loop {
-            let Ok(taken) = session.take(&host, &input, &mut output) else { return answers };
-            input.drain(..taken);
-            let sent = output.unsent();
-            assert!(sent.len() <= UNSENT_MAX + ANSWER_BYTES + LENGTH_MAX, "TCP-6");
-            answers += count_answers(sent, &mut greeted);
-            output.sent(sent.len());
-            if session.ends() {
-                return answers;
-            }
-            if taken == 0 {
-                break;
-            }
-        }
-        assert!(session.wanted(&input) <= 16 + LENGTH_MAX, "more room than any request needs");
-    }
-    answers
+    let hello = Hello::to(ServerId(0), 0, Incarnation(7)).encode();
+    let input = if greets { hello.to_vec() } else { Vec::new() };
+    let (session, wanted_max) = (Session::default(), 16 + LENGTH_MAX);
+    feed(&host, session, input, pieces, wanted_max, |_, output| {
+        assert!(output.unsent().len() <= UNSENT_MAX + ANSWER_BYTES + LENGTH_MAX, "TCP-6");
+    })
 }
 
 /// Feeds `pieces`, one after the other, to a compute server on one connection, behind a right greeting. It
@@ -114,38 +86,40 @@ pub fn calls<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
         let lease = Arc::new(Lease::new(Duration::from_secs(3_600), Instant::now()));
         host.call_server = Some(CallServer { requests: Arc::clone(&requests), me, lease });
     }
-    let hello = Hello {
-        version: VERSION,
-        control: false,
-        by_card: false,
-        incarnation: 7,
-        server: 0,
-        servers: 1,
-        replaces: 0,
-        meant: me.0,
-    };
-    let mut input = hello.encode().to_vec();
-    let (mut session, mut output) = (Session::notifying(Arc::new(|| {})), Output::default());
-    let (mut answers, mut greeted) = (0, false);
-    let mut context = Context::from_waker(Waker::noop());
+    let input = Hello::to(ServerId(0), me.0, Incarnation(7)).encode().to_vec();
+    let (session, wanted_max) = (Session::notifying(Arc::new(|| {})), 16 + crate::CALL_BYTES_MAX);
+    feed(&host, session, input, pieces, wanted_max, |session, output| {
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(mut incoming)) = requests.poll_next(ServiceId(1), &mut context) {
+            let way = incoming.request.first().copied().unwrap_or_default();
+            if way & 1 == 1 && incoming.begin() && way & 2 == 2 {
+                let reply = std::mem::take(&mut incoming.request);
+                assert!(incoming.reply(reply).is_ok(), "the connection is open");
+            }
+        }
+        session.put_replies(output);
+    })
+}
+
+/// Feeds `input`, and then `pieces`, to a session. Calls `between` whenever requests have been taken. Checks that
+/// the session wants at most `wanted_max` bytes at a time. Returns the number of answers.
+fn feed<'a>(
+    host: &Arc<Host>,
+    mut session: Session,
+    mut input: Vec<u8>,
+    pieces: impl Iterator<Item = &'a [u8]>,
+    wanted_max: usize,
+    mut between: impl FnMut(&Session, &mut Output),
+) -> usize {
+    let (mut output, mut answers, mut greeted) = (Output::default(), 0, false);
     for piece in pieces {
         input.extend_from_slice(piece);
         loop {
-            let Ok(taken) = session.take(&host, &input, &mut output) else { return answers };
+            let Ok(taken) = session.take(host, &input, &mut output) else { return answers };
             input.drain(..taken);
-            while let Poll::Ready(Some(mut incoming)) =
-                requests.poll_next(ServiceId(1), &mut context)
-            {
-                let way = incoming.request.first().copied().unwrap_or_default();
-                if way & 1 == 1 && incoming.begin() && way & 2 == 2 {
-                    let reply = std::mem::take(&mut incoming.request);
-                    assert!(incoming.reply(reply).is_ok(), "the connection is open");
-                }
-            }
-            session.put_replies(&mut output);
-            let sent = output.unsent();
-            answers += count_answers(sent, &mut greeted);
-            output.sent(sent.len());
+            between(&session, &mut output);
+            answers += count_answers(output.unsent(), &mut greeted);
+            output.sent(output.unsent_bytes());
             if session.ends() {
                 return answers;
             }
@@ -153,7 +127,7 @@ pub fn calls<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
                 break;
             }
         }
-        assert!(session.wanted(&input) <= 16 + crate::CALL_BYTES_MAX, "more room than needed");
+        assert!(session.wanted(&input) <= wanted_max, "more room than any request needs");
     }
     answers
 }
@@ -178,7 +152,7 @@ fn count_answers(mut sent: &[u8], greeted: &mut bool) -> usize {
 /// that no buffer is lost. Returns the number of posts that came back without an error.
 pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let slab = SlabRef::new();
-    let (mut table, mut inbox) = (PostTable::default(), Inbox::new());
+    let (mut table, mut inbox) = (PostTable::default(), Inbox::default());
     let mut slots = Vec::new();
     for post in posts {
         let (slot, opened, _) = table.posts.open(&Context::from_waker(Waker::noop()));

@@ -37,8 +37,18 @@ pub(super) enum Ended {
     Fenced,
 }
 
+impl Ended {
+    /// The error of what was under way.
+    pub(super) fn kind(self) -> OpErrorKind {
+        match self {
+            Ended::Lost => OpErrorKind::Unavailable,
+            Ended::Fenced => OpErrorKind::Fenced,
+        }
+    }
+}
+
 /// Received bytes, and the posts that wait for answers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Inbox {
     input: Vec<u8>,
     taken: usize,
@@ -58,21 +68,6 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    pub(super) fn new() -> Self {
-        Inbox {
-            input: Vec::new(),
-            taken: 0,
-            filled: 0,
-            waiting: Vec::new(),
-            answered: 0,
-            posted: VecDeque::new(),
-            marked: 0,
-            calls: BTreeMap::new(),
-            last_call: 0,
-            has_left: false,
-        }
-    }
-
     /// Expects a reply; returns the number of its call.
     pub(super) fn expect_reply(&mut self, waiting: Waiting) -> u64 {
         self.last_call += 1;
@@ -232,14 +227,7 @@ fn reply(content: &[u8], calls: &mut BTreeMap<u64, Waiting>, sink: &mut impl Sin
         return (outcome == Outcome::NotBegun).then_some(true);
     }
     if let Some(waiting) = calls.remove(&number) {
-        sink.reply(
-            waiting,
-            match outcome {
-                Outcome::Done => Ok(bytes),
-                Outcome::NotBegun => Err(CallError::NotBegun),
-                Outcome::Unknown => Err(CallError::Unknown(OpErrorKind::Unavailable)),
-            },
-        );
+        sink.reply(waiting, outcome.of_call(bytes));
     }
     Some(false)
 }
@@ -278,7 +266,7 @@ mod tests {
     fn posts_are_answered_in_order_with_any_number_under_way() {
         let answer = encode_answer(Status::Done, 0);
         for (posts, answers) in [(1, 1), (2, 1), (128, 128), (128, 96), (7, 5), (5, 4)] {
-            let (mut inbox, mut sink) = (Inbox::new(), Answered::default());
+            let (mut inbox, mut sink) = (Inbox::default(), Answered::default());
             let mut posted = 0;
             for wave in 0..50 {
                 for _ in 0..posts {

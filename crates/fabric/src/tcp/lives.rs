@@ -11,12 +11,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread;
 
 use super::offer::Way;
 use super::region::Record;
 use crate::Incarnation;
+use crate::sync::lock;
 
 /// State of a gate: decides whether the server carries out a connection's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ impl ConnectionGate {
         let state = self.lock();
         let is_open = *state == ConnectionGateState::Open;
         if is_open {
-            self.ways.lock().unwrap_or_else(PoisonError::into_inner).push(way);
+            lock(&self.ways).push(way);
         }
         is_open
     }
@@ -64,7 +65,7 @@ impl ConnectionGate {
         let mut state = self.lock();
         *state = to;
         self.shutting.fetch_sub(1, Ordering::SeqCst);
-        let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ways = lock(&self.ways);
         ways.retain_mut(|way| way.cut().is_err());
         if ways.is_empty() { Ok(()) } else { Err(Uncut) }
     }
@@ -79,7 +80,7 @@ impl ConnectionGate {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ConnectionGateState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The same without waiting; `None` if a thread holds the gate, or waits to shut it: a caller that polls
@@ -96,14 +97,7 @@ impl ConnectionGate {
     }
 }
 
-impl std::fmt::Debug for ConnectionGate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ConnectionGate({:?})", *self.lock())
-    }
-}
-
 /// One life of a compute server, as this memory server knows it.
-#[derive(Debug)]
 pub(super) struct Life {
     /// Time at which it was last heard of, in milliseconds since the server's start.
     heard_ms: AtomicU64,
@@ -112,7 +106,7 @@ pub(super) struct Life {
     state: Mutex<LifeState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct LifeState {
     fenced: bool,
     /// It stands in the record.
@@ -121,8 +115,9 @@ struct LifeState {
 }
 
 impl Life {
-    fn state(&self) -> MutexGuard<'_, LifeState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn new(heard_ms: u64, is_dead: bool, state: LifeState) -> Life {
+        let (heard_ms, dead) = (AtomicU64::new(heard_ms), AtomicBool::new(is_dead));
+        Life { heard_ms, dead, state: Mutex::new(state) }
     }
 
     #[inline]
@@ -132,7 +127,7 @@ impl Life {
 
     /// A sign of life; returns whether its lease goes on, because nobody has learned that it is dead.
     pub(super) fn beat(&self, now_ms: u64) -> bool {
-        let _state = self.state();
+        let _state = lock(&self.state);
         self.hear(now_ms);
         !self.dead.load(Ordering::SeqCst)
     }
@@ -149,7 +144,7 @@ impl Life {
 
     /// A connection has gone.
     pub(super) fn leave(&self, connection: u64) {
-        self.state().connections.remove(&connection);
+        lock(&self.state).connections.remove(&connection);
     }
 }
 
@@ -163,7 +158,6 @@ pub(super) enum Denied {
 }
 
 /// All lives that this server has heard of.
-#[derive(Debug)]
 pub(super) struct Lives {
     lease_ms: u64,
     record: Option<Record>,
@@ -180,15 +174,16 @@ impl Lives {
     pub(super) fn recorded(lease_ms: u64, record: Record) -> Self {
         let fenced = |who| {
             let state = LifeState { fenced: true, is_recorded: true, ..LifeState::default() };
-            let (heard_ms, dead) = (AtomicU64::new(0), AtomicBool::new(true));
-            (who, Arc::new(Life { heard_ms, dead, state: Mutex::new(state) }))
+            (who, Arc::new(Life::new(0, true, state)))
         };
         let known = Mutex::new(record.fenced().into_iter().map(fenced).collect());
         Lives { known, record: Some(record), ..Lives::new(lease_ms) }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Arc<Life>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The life of that incarnation. If this server has not heard of it, it is heard of now, and `is_dead`.
+    fn life(&self, who: Incarnation, now_ms: u64, is_dead: bool) -> Arc<Life> {
+        let new = || Arc::new(Life::new(now_ms, is_dead, LifeState::default()));
+        Arc::clone(lock(&self.known).entry(who).or_insert_with(new))
     }
 
     /// Lets a connection in. A connection that it replaces does nothing any more.
@@ -198,14 +193,8 @@ impl Lives {
         replaces: u64,
         now_ms: u64,
     ) -> Result<(Arc<Life>, u64, Arc<ConnectionGate>), Denied> {
-        let life = Arc::clone(self.known().entry(who).or_insert_with(|| {
-            Arc::new(Life {
-                heard_ms: AtomicU64::new(now_ms),
-                dead: AtomicBool::new(false),
-                state: Mutex::default(),
-            })
-        }));
-        let mut state = life.state();
+        let life = self.life(who, now_ms, false);
+        let mut state = lock(&life.state);
         if state.fenced {
             return Err(Denied::Fenced);
         }
@@ -226,9 +215,11 @@ impl Lives {
     /// Returns whether a life has ended or was silent for a whole lease; if so it stays dead. A life that
     /// this server has never heard of may belong to a time before its start.
     pub(super) fn is_dead(&self, who: Incarnation, now_ms: u64) -> bool {
-        let Some(life) = self.known().get(&who).cloned() else { return now_ms > 2 * self.lease_ms };
+        let Some(life) = lock(&self.known).get(&who).cloned() else {
+            return now_ms > 2 * self.lease_ms;
+        };
         // Not between a sign of life and its answer.
-        let _state = life.state();
+        let _state = lock(&life.state);
         if life.silent_ms(now_ms) > self.lease_ms {
             life.end();
         }
@@ -238,16 +229,10 @@ impl Lives {
     /// Cuts a life off. The caller holds no gate (TCP-3). After a failure no connection of it is let in, but
     /// it may still act by a way that could not be cut: try again.
     pub(super) fn fence(&self, who: Incarnation, now_ms: u64) -> Result<(), Uncut> {
-        let life = Arc::clone(self.known().entry(who).or_insert_with(|| {
-            Arc::new(Life {
-                heard_ms: AtomicU64::new(now_ms),
-                dead: AtomicBool::new(true),
-                state: Mutex::default(),
-            })
-        }));
+        let life = self.life(who, now_ms, true);
         // They stay in the list until they are shut: another fence must wait for them.
         let gates = {
-            let mut state = life.state();
+            let mut state = lock(&life.state);
             state.fenced = true;
             if let Some(record) = self.record.as_ref().filter(|_| !state.is_recorded) {
                 if !record.add(who) {

@@ -65,11 +65,10 @@ mod transport;
 pub(crate) mod wire;
 mod worker;
 
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -81,6 +80,8 @@ pub use tls::{Tls, TlsFiles};
 #[cfg(feature = "verbs")]
 pub(crate) use transport::Transport;
 
+use crate::mapped::{check_servers, new_number};
+use crate::sync::lock;
 use crate::{
     Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId,
     Service, ServiceId,
@@ -142,7 +143,7 @@ pub(crate) struct TcpShared {
     pub(crate) lease: Arc<Lease>,
     /// Operations go by the servers' cards.
     by_card: bool,
-    pub(crate) calls: TcpCalls,
+    pub(crate) calls: Arc<TcpCalls>,
     /// Says goodbye when it is dropped.
     heart: Heart,
 }
@@ -173,15 +174,8 @@ impl Tcp {
 
     /// The same for operations that go by the servers' cards, or by the connections.
     pub(crate) fn connect_for(config: TcpConfig, by_card: bool) -> Result<Self, FabricError> {
-        if config.servers.is_empty() || config.servers.len() > ServerId::COMPUTE_FIRST.index() {
-            return Err(config_error(format!(
-                "{} memory servers: a pool has 1 to {}",
-                config.servers.len(),
-                ServerId::COMPUTE_FIRST
-            )));
-        }
-        let random = RandomState::new().hash_one(std::process::id());
-        let incarnation = Incarnation(random | 1);
+        check_servers(config.servers.len())?;
+        let incarnation = Incarnation(new_number());
         let mut memory = Vec::new();
         let mut links = Vec::new();
         let mut shortest = Duration::MAX;
@@ -207,7 +201,7 @@ impl Tcp {
             counters: Mutex::default(),
             lease,
             by_card,
-            calls: TcpCalls::default(),
+            calls: Arc::default(),
             heart,
         })))
     }
@@ -217,7 +211,7 @@ impl Tcp {
         let shared = &self.0;
         let counters = Counters::new(shared.config.servers.len());
         let number = {
-            let mut all = shared.counters.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = lock(&shared.counters);
             all.push(Arc::clone(&counters));
             all.len() as u64
         };
@@ -230,12 +224,6 @@ impl Tcp {
         &self.0
     }
 
-    /// Bytes that each server exposes.
-    #[cfg(feature = "verbs")]
-    pub(crate) fn region_bytes(&self) -> Vec<u64> {
-        self.0.region_bytes()
-    }
-
     /// Its incarnation.
     pub fn incarnation(&self) -> Incarnation {
         self.0.incarnation
@@ -244,7 +232,7 @@ impl Tcp {
 
 impl TcpShared {
     /// Bytes that each server exposes.
-    fn region_bytes(&self) -> Vec<u64> {
+    pub(crate) fn region_bytes(&self) -> Vec<u64> {
         self.memory.iter().map(|memory| memory.bytes).collect()
     }
 
@@ -287,7 +275,7 @@ impl Fabric for Tcp {
     fn serve(&self, _id: ServiceId, _service: Arc<dyn Service>) {}
 
     fn counters(&self) -> Vec<Arc<Counters>> {
-        self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.counters).clone()
     }
 
     /// Listens, as a memory server does.
@@ -301,18 +289,6 @@ impl Fabric for Tcp {
         let life = (*incarnation, lease);
         calls.expose(number, bytes, listen, config.servers.len(), life).map(Some)
     }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.0.calls.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.0.calls.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.0.calls.peers()
-    }
 }
 
 /// The life of the compute server that begins a connection with these bytes. For tools between two ends.
@@ -323,13 +299,7 @@ pub fn greeting_of(bytes: &[u8]) -> Option<Incarnation> {
 
 /// The bytes with which a connection from a compute server to another one begins. For tools.
 pub fn greeting(from: Incarnation, to: Peer) -> Vec<u8> {
-    let (incarnation, meant) = (from.0, to.incarnation.0);
-    let (control, by_card) = (false, false);
-    let (version, servers, replaces) = (VERSION, 1, 0);
-    let server = to.server.0;
-    Hello { version, control, by_card, incarnation, server, servers, replaces, meant }
-        .encode()
-        .to_vec()
+    Hello::to(to.server, to.incarnation.0, from).encode().to_vec()
 }
 
 /// The purpose of a connection.
@@ -354,8 +324,9 @@ fn greet(
     /// Time between two tries while others use the other way.
     const PAUSE: Duration = Duration::from_millis(10);
     let start = Instant::now();
+    let to = (server, config.servers[server.index()], 0);
     loop {
-        match greet_once(config, incarnation, server, purpose, replaces) {
+        match greet_at(config, incarnation, to, purpose, replaces) {
             // The others may have just ended, and the server not have noticed yet.
             Err(FabricError::Refused { reason: Refusal::OtherWay, .. })
                 if start.elapsed() < config.connect_timeout =>
@@ -367,16 +338,6 @@ fn greet(
     }
 }
 
-fn greet_once(
-    config: &TcpConfig,
-    incarnation: Incarnation,
-    server: ServerId,
-    purpose: Use,
-    replaces: u64,
-) -> Result<(Link<TcpStream>, Welcome), FabricError> {
-    greet_at(config, incarnation, (server, config.servers[server.index()], 0), purpose, replaces)
-}
-
 /// Greets a compute server, in the place of connection `replaces`.
 fn greet_peer(
     shared: &TcpShared,
@@ -384,13 +345,13 @@ fn greet_peer(
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
     let Some(address) = peer.address else {
-        return Err(config_error(format!("compute server {} has no address", peer.server)));
+        return Err(FabricError::Config(format!("compute server {} has no address", peer.server)));
     };
     let to = (peer.server, address, peer.incarnation.0);
     let (config, who) = (&shared.config, shared.incarnation);
     let (link, welcome) = greet_at(config, who, to, shared.of_thread(), replaces)?;
-    let failed = |source| unreachable_at(peer.server, address.to_string(), source);
-    loss::notice_loss(link.socket_ref()).map_err(failed)?;
+    let failed = FabricError::unreachable(peer.server, address);
+    loss::notice_loss(link.socket_ref()).map_err(&failed)?;
     Ok((link, welcome))
 }
 
@@ -402,28 +363,25 @@ fn greet_at(
     purpose: Use,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
-    let failed = |source| unreachable_at(server, address.to_string(), source);
+    let failed = FabricError::unreachable(server, address);
     let refused = |reason, why: String| FabricError::Refused {
         server,
         address: address.to_string(),
         reason,
         why,
     };
-    let stream = TcpStream::connect_timeout(&address, config.connect_timeout).map_err(failed)?;
-    stream.set_nodelay(true).map_err(failed)?;
-    stream.set_read_timeout(Some(config.connect_timeout)).map_err(failed)?;
-    stream.set_write_timeout(Some(config.connect_timeout)).map_err(failed)?;
+    let stream = TcpStream::connect_timeout(&address, config.connect_timeout).map_err(&failed)?;
+    stream.set_nodelay(true).map_err(&failed)?;
+    stream.set_read_timeout(Some(config.connect_timeout)).map_err(&failed)?;
+    stream.set_write_timeout(Some(config.connect_timeout)).map_err(&failed)?;
     let hello = Hello {
-        version: VERSION,
         control: purpose == Use::Control,
         by_card: purpose == Use::BesideCard,
-        incarnation: incarnation.0,
-        server: server.0,
         servers: config.servers.len() as u16,
         replaces,
-        meant,
+        ..Hello::to(server, meant, incarnation)
     };
-    let mut link = Link::connect(stream, config.tls.as_ref(), address).map_err(failed)?;
+    let mut link = Link::connect(stream, config.tls.as_ref(), address).map_err(&failed)?;
     let mut bytes = [0; GREETING_BYTES];
     let greeted = link.write_all(&hello.encode()).and_then(|()| link.read_exact(&mut bytes));
     if let Err(error) = greeted {
@@ -434,41 +392,40 @@ fn greet_at(
         let why = "what answers there is no memory server of Farleaf".to_owned();
         return Err(refused(Refusal::NoMemoryServer, why));
     };
-    Err(match welcome.status {
-        GreetingStatus::OtherVersion => refused(
-            Refusal::OtherVersion,
-            format!(
+    let (reason, why) = match welcome.status {
+        GreetingStatus::LetIn => return Ok((link, welcome)),
+        GreetingStatus::Fenced => return Err(FabricError::CutOff { server }),
+        GreetingStatus::OtherVersion => {
+            let why = format!(
                 "it speaks version {} of the protocol, this program version {VERSION}: use the \
                  same version of Farleaf on both sides",
                 welcome.version
-            ),
-        ),
-        GreetingStatus::OtherServer => refused(
-            Refusal::OtherServer,
-            format!(
+            );
+            (Refusal::OtherVersion, why)
+        }
+        GreetingStatus::OtherServer => {
+            let why = format!(
                 "it is memory server {} of {}, and was taken for {server} of {}: check the list \
                  of addresses and its order",
                 welcome.server,
                 welcome.servers,
                 config.servers.len()
-            ),
-        ),
-        GreetingStatus::Fenced => FabricError::CutOff { server },
+            );
+            (Refusal::OtherServer, why)
+        }
         GreetingStatus::Full => {
-            refused(Refusal::Full, "it has as many connections as it allows".to_owned())
+            (Refusal::Full, "it has as many connections as it allows".to_owned())
         }
         GreetingStatus::OtherWay => {
             let theirs = if purpose == Use::BesideCard { "by tcp" } else { "by verbs" };
-            refused(
-                Refusal::OtherWay,
-                format!(
-                    "others use it {theirs}, and the atomics of its processor and of its card are \
-                     not atomic against each other: use the same fabric, or wait until they end"
-                ),
-            )
+            let why = format!(
+                "others use it {theirs}, and the atomics of its processor and of its card are \
+                 not atomic against each other: use the same fabric, or wait until they end"
+            );
+            (Refusal::OtherWay, why)
         }
-        GreetingStatus::LetIn => return Ok((link, welcome)),
-    })
+    };
+    Err(refused(reason, why))
 }
 
 /// Finds the reason of TLS for which a connection ended during the greeting, if there is one. `first` is the
@@ -517,9 +474,7 @@ pub(crate) fn ask_once(
     let asked = stream
         .write_all(&[&request, question].concat())
         .and_then(|()| stream.read_exact(&mut head))
-        .map_err(|source| {
-            unreachable_at(server, config.servers[server.index()].to_string(), source)
-        });
+        .map_err(FabricError::unreachable(server, config.servers[server.index()]));
     asked?;
     let (status, length) = decode_answer(&head).unwrap_or((Status::Skipped, 0));
     let mut answer = vec![0; length];
@@ -576,16 +531,12 @@ impl Heart {
             let thread = thread::Builder::new()
                 .name("farleaf-heart".to_owned())
                 .spawn(move || beat(&own, incarnation, server, link, every, &stop, lease))
-                .map_err(|error| {
-                    unreachable_at(server, config.servers[server.index()].to_string(), error)
-                })?;
+                .map_err(FabricError::unreachable(server, config.servers[server.index()]))?;
             heart.threads.push(thread);
         }
         Ok(heart)
     }
-}
 
-impl Heart {
     /// Makes it say goodbye, and does not wait for that.
     fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
@@ -680,12 +631,4 @@ impl Lease {
     pub(crate) fn holds(&self) -> bool {
         self.start.elapsed().as_nanos() as u64 <= self.until.load(Ordering::SeqCst)
     }
-}
-
-fn config_error(what: String) -> FabricError {
-    FabricError::Config(what)
-}
-
-fn unreachable_at(server: ServerId, address: String, source: io::Error) -> FabricError {
-    FabricError::Unreachable { server, address, source }
 }

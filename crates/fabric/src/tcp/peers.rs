@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::lives::{ConnectionGate, ConnectionGateState};
-use super::{Lease, MemoryServer, MemoryServerConfig, config_error};
-use crate::calls::{Admission, Requests, check_exposed, exposed_twice};
+use super::{Lease, MemoryServer, MemoryServerConfig};
+use crate::calls::{Admission, PeerCalls, Requests, check_exposed, exposed_twice};
+use crate::sync::lock;
 use crate::{Exposed, FabricError, Incarnation, ListenConfig, Peer, ServerId};
 
 /// State of calls that the threads of a compute server share.
@@ -28,7 +29,7 @@ struct PeersState {
 
 /// Parts of a server that takes calls in.
 #[derive(Debug)]
-pub(super) struct CallServer {
+pub(crate) struct CallServer {
     pub(super) requests: Arc<Requests>,
     /// The life that others must mean.
     pub(super) me: Incarnation,
@@ -36,10 +37,6 @@ pub(super) struct CallServer {
 }
 
 impl TcpCalls {
-    fn state(&self) -> MutexGuard<'_, PeersState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Listens, and takes calls in.
     pub(super) fn expose(
         &self,
@@ -51,7 +48,7 @@ impl TcpCalls {
     ) -> Result<Exposed, FabricError> {
         check_exposed(number, bytes)?;
         listen.check()?;
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.server.is_some() {
             return Err(exposed_twice());
         }
@@ -79,32 +76,9 @@ impl TcpCalls {
         Ok(Exposed { listens, address })
     }
 
-    pub(super) fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        check_exposed(peer.server, 0)?;
-        if peer.address.is_none() {
-            return Err(config_error(format!("compute server {} has no address", peer.server)));
-        }
-        self.state().peers.insert(peer.server, peer);
-        self.version.fetch_add(1, Ordering::Release);
-        Ok(())
-    }
-
-    pub(super) fn detach(&self, server: ServerId) {
-        self.state().peers.remove(&server);
-        self.version.fetch_add(1, Ordering::Release);
-    }
-
-    pub(super) fn peers(&self) -> Vec<Peer> {
-        self.state().peers.values().copied().collect()
-    }
-
-    pub(super) fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.state().peers.values().find(|peer| peer.incarnation == who).copied()
-    }
-
     /// Returns the peer of a number, unless the peer is known to be dead.
     pub(super) fn peer(&self, server: ServerId) -> Option<Peer> {
-        let state = self.state();
+        let state = lock(&self.state);
         let peer = state.peers.get(&server).copied();
         peer.filter(|peer| !state.dead.contains(&peer.incarnation))
     }
@@ -115,12 +89,44 @@ impl TcpCalls {
 
     /// `who` is dead: no reply of it is taken any more (F12.6).
     pub(super) fn told_dead(&self, who: Incarnation) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let is_peer = state.peers.values().any(|peer| peer.incarnation == who);
         if is_peer && state.dead.insert(who) {
             drop(state);
             self.version.fetch_add(1, Ordering::Release);
         }
+    }
+}
+
+impl PeerCalls for TcpCalls {
+    fn requests(&self) -> &Arc<Requests> {
+        &self.requests
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        check_exposed(peer.server, 0)?;
+        if peer.address.is_none() {
+            return Err(FabricError::Config(format!(
+                "compute server {} has no address",
+                peer.server
+            )));
+        }
+        lock(&self.state).peers.insert(peer.server, peer);
+        self.version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    fn detach(&self, server: ServerId) {
+        lock(&self.state).peers.remove(&server);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        lock(&self.state).peers.values().copied().collect()
+    }
+
+    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
+        lock(&self.state).peers.values().find(|peer| peer.incarnation == who).copied()
     }
 }
 

@@ -19,19 +19,19 @@
 //! machine.
 
 use std::fs::{File, TryLockError};
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 #[cfg(feature = "dax")]
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 #[cfg(feature = "dax")]
 use super::dax::{Dax, SYS};
 use crate::locked::Locked;
-use crate::mapped::check_geometry;
+use crate::mapped::{check_geometry, new_number};
+use crate::sync::lock;
 use crate::{FabricError, Incarnation, ServerId, Words};
 
 /// `FARLEAFR`.
@@ -91,7 +91,7 @@ impl Region {
     /// Takes words of this process. Served again by the same process, they keep their id.
     pub fn over(words: Arc<Words>) -> Region {
         static OF_PROCESS: OnceLock<u64> = OnceLock::new();
-        let id = OF_PROCESS.get_or_init(new_id).wrapping_add(words.number());
+        let id = OF_PROCESS.get_or_init(new_number).wrapping_add(words.number());
         Region { words, id, record: None, huge_pages: HugePages::No }
     }
 
@@ -125,9 +125,9 @@ impl Region {
                 };
                 return Region::make(path, bytes, server, servers);
             }
-            opened => opened.map_err(|source| io_error("open", path, source))?,
+            opened => opened.map_err(FabricError::io("open", path))?,
         };
-        let told = file.metadata().map_err(|source| io_error("look at", path, source))?;
+        let told = file.metadata().map_err(FabricError::io("look at", path))?;
         if told.file_type().is_char_device() {
             #[cfg(feature = "dax")]
             {
@@ -141,7 +141,7 @@ impl Region {
                 return Err(not_a_region(path, why));
             }
         }
-        let file = lock(file, path)?;
+        let file = lock_file(file, path)?;
         let length = told.len();
         if length < WORDS_AT {
             return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
@@ -167,10 +167,10 @@ impl Region {
         bytes: Option<u64>,
         numbers: (ServerId, usize),
     ) -> Result<Region, FabricError> {
-        let file = lock(file, path)?;
+        let file = lock_file(file, path)?;
         let (cut, len) = ((WORDS_AT / 8) as usize, (dax.bytes / 8) as usize);
         let (record, words) =
-            Words::map_device(&file, cut, len).map_err(|source| io_error("map", path, source))?;
+            Words::map_device(&file, cut, len).map_err(FabricError::io("map", path))?;
         let mut header = [0; HEADER_WORDS];
         record.load(0, &mut header);
         let (of_bytes, id) = if header[0] == MAGIC {
@@ -215,15 +215,10 @@ impl Region {
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         crate::mapped::check_space(folder.unwrap_or(Path::new(".")), bytes + WORDS_AT)?;
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(path)
-            .map_err(|source| io_error("make", path, source))?;
-        let file = lock(file, path)?;
+        let file = File::create_new(path).map_err(FabricError::io("make", path))?;
+        let file = lock_file(file, path)?;
         let made = || -> Result<(Words, u64), FabricError> {
-            file.set_len(WORDS_AT + bytes).map_err(|source| io_error("size", path, source))?;
+            file.set_len(WORDS_AT + bytes).map_err(FabricError::io("size", path))?;
             reserve(&file, path, WORDS_AT + bytes)?;
             let record = map(&file, path, 0, WORDS_AT)?;
             let id = write_header(&record, bytes, (server, servers));
@@ -278,7 +273,7 @@ impl Region {
 impl Record {
     /// Returns the fenced incarnations.
     pub(super) fn fenced(&self) -> Vec<Incarnation> {
-        let count = *self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = *lock(&self.fenced);
         let mut words = vec![0; count];
         self.words.load(FENCED_AT, &mut words);
         words.into_iter().map(Incarnation).collect()
@@ -286,7 +281,7 @@ impl Record {
 
     /// Adds an incarnation that is about to be fenced and is not recorded yet; false if there is no room.
     pub(super) fn add(&self, who: Incarnation) -> bool {
-        let mut count = self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = lock(&self.fenced);
         let Some(word) = self.words.as_slice()[FENCED_AT..].get(*count) else { return false };
         word.store(who.0, Ordering::SeqCst);
         *count += 1;
@@ -326,7 +321,7 @@ fn check_header(
 
 /// Writes the header of a new region, and gives it an id.
 fn write_header(record: &Words, bytes: u64, (server, servers): (ServerId, usize)) -> u64 {
-    let id = new_id();
+    let id = new_number();
     record.store(1, &[VERSION, server.0.into(), servers as u64, bytes, id]);
     record.as_slice()[0].store(MAGIC, Ordering::SeqCst);
     id
@@ -341,33 +336,24 @@ fn reserve(file: &File, path: &Path, bytes: u64) -> Result<(), FabricError> {
             tracing::warn!(%path, "the file system cannot reserve space: if it fills up, the server dies");
             Ok(())
         }
-        reserved => reserved.map_err(|source| io_error("reserve space for", path, source.into())),
+        reserved => reserved.map_err(FabricError::io("reserve space for", path)),
     }
 }
 
 fn map(file: &File, path: &Path, from: u64, bytes: u64) -> Result<Words, FabricError> {
     let words = Words::map_from(file, from, (bytes / 8) as usize);
-    words.map_err(|source| io_error("map", path, source))
+    words.map_err(FabricError::io("map", path))
 }
 
-fn lock(file: File, path: &Path) -> Result<Locked, FabricError> {
+fn lock_file(file: File, path: &Path) -> Result<Locked, FabricError> {
     Locked::try_new(file).map_err(|error| match error {
         TryLockError::WouldBlock => not_a_region(path, "another process serves it"),
-        TryLockError::Error(source) => io_error("lock", path, source),
+        TryLockError::Error(source) => FabricError::io("lock", path)(source),
     })
-}
-
-fn io_error(what: &'static str, path: &Path, source: io::Error) -> FabricError {
-    FabricError::Io { what, path: path.to_path_buf(), source }
 }
 
 pub(super) fn not_a_region(path: &Path, why: impl Into<String>) -> FabricError {
     FabricError::NotARegion { path: path.to_path_buf(), why: why.into() }
-}
-
-/// A number that no other region has.
-fn new_id() -> u64 {
-    RandomState::new().hash_one(std::process::id()) | 1
 }
 
 #[cfg(test)]

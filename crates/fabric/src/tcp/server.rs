@@ -3,23 +3,22 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Poll, Token, Waker};
 
 use super::listening::Listening;
-use super::lives::Lives;
 use super::offer::Offer;
 use super::peers::CallServer;
 use super::region::Region;
-use super::served::{Served, Tally};
+use super::served::Served;
 use super::session::Host;
 use super::tls::Tls;
 use super::worker::Worker;
-use super::{config_error, unreachable_at};
+use crate::calls::check_reach;
 use crate::{FabricError, Processors, ServerId, Service, ServiceId, Words};
 
 pub(super) const LISTENER: Token = Token(usize::MAX);
@@ -104,7 +103,7 @@ impl MemoryServer {
     /// number of threads or servers, or processors that cannot be had. [`FabricError::Unreachable`] if the
     /// address cannot be had.
     pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
-        Self::start_with(config, Region::over(words), None)
+        Self::start_with(config, Region::over(words), None, None)
     }
 
     /// Listens for the calls of other compute servers.
@@ -115,7 +114,7 @@ impl MemoryServer {
         // No peer uses this memory yet.
         let no_memory = FabricError::NoMemory { bytes: 8, server: config.server };
         let words = Words::anonymous(1).ok_or(no_memory)?;
-        Self::start_all(config, Region::over(Arc::new(words)), None, Some(call_server))
+        Self::start_with(config, Region::over(Arc::new(words)), None, Some(call_server))
     }
 
     /// Listens, and serves `region`. A server that is restarted over a region's file serves the same words.
@@ -124,34 +123,26 @@ impl MemoryServer {
     /// # Errors
     /// As [`MemoryServer::start`].
     pub fn start_over(config: MemoryServerConfig, region: Region) -> Result<Self, FabricError> {
-        Self::start_with(config, region, None)
+        Self::start_with(config, region, None, None)
     }
 
-    /// The same, and offers another way to the words.
+    /// The same, and offers another way to the words, or takes calls in.
     pub(crate) fn start_with(
-        config: MemoryServerConfig,
-        region: Region,
-        offer: Option<Arc<dyn Offer>>,
-    ) -> Result<Self, FabricError> {
-        Self::start_all(config, region, offer, None)
-    }
-
-    fn start_all(
         config: MemoryServerConfig,
         region: Region,
         offer: Option<Arc<dyn Offer>>,
         call_server: Option<CallServer>,
     ) -> Result<Self, FabricError> {
         check(&config)?;
-        let failed = |source| unreachable_at(config.server, config.listen.to_string(), source);
-        let mut listener = Listening::new(TcpListener::bind(config.listen).map_err(failed)?);
-        let address = listener.local_addr().map_err(failed)?;
+        let failed = FabricError::unreachable(config.server, config.listen);
+        let mut listener = Listening::new(TcpListener::bind(config.listen).map_err(&failed)?);
+        let address = listener.local_addr().map_err(&failed)?;
         let polls: Vec<Poll> =
-            (0..config.threads).map(|_| Poll::new()).collect::<Result<_, _>>().map_err(failed)?;
+            (0..config.threads).map(|_| Poll::new()).collect::<Result<_, _>>().map_err(&failed)?;
         polls[0]
             .registry()
             .register(&mut *listener, LISTENER, Interest::READABLE)
-            .map_err(failed)?;
+            .map_err(&failed)?;
         let inboxes = polls
             .iter()
             .map(|poll| {
@@ -159,29 +150,9 @@ impl MemoryServer {
                 Ok(ThreadInbox { streams: Mutex::default(), replied: Mutex::default(), waker })
             })
             .collect::<io::Result<Vec<_>>>()
-            .map_err(failed)?;
-        let lease_ms = config.lease.as_millis() as u32;
-        let host = Host {
-            server: config.server,
-            servers: config.servers as u16,
-            lease_ms,
-            connections_max: config.connections_max,
-            words: region.words,
-            region_id: region.id,
-            services: RwLock::default(),
-            lives: match region.record {
-                Some(record) => Lives::recorded(lease_ms.into(), record),
-                None => Lives::new(lease_ms.into()),
-            },
-            offer,
-            call_server,
-            ways: Mutex::default(),
-            start: Instant::now(),
-            guests: AtomicUsize::new(0),
-            served: Tally::default(),
-        };
+            .map_err(&failed)?;
         let shared = Arc::new(ServerShared {
-            host: Arc::new(host),
+            host: Arc::new(Host::new(&config, region, offer, call_server)),
             listen: address,
             greeting_timeout: config.greeting_timeout,
             tls: config.tls,
@@ -200,7 +171,7 @@ impl MemoryServer {
                     pin.pin(number);
                     Worker::new(shared, number, poll, listener).run();
                 })
-                .map_err(|error| unreachable_at(config.server, address.to_string(), error))?;
+                .map_err(FabricError::unreachable(config.server, address))?;
             server.threads.push(thread);
         }
         Ok(server)
@@ -218,8 +189,7 @@ impl MemoryServer {
 
     /// Adds a service that answers RPCs.
     pub fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
-        let services = &self.shared.host.services;
-        services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
+        self.shared.host.serve(id, service);
     }
 
     /// Returns its work so far.
@@ -247,28 +217,25 @@ impl Drop for MemoryServer {
 }
 
 fn check(config: &MemoryServerConfig) -> Result<(), FabricError> {
-    if !config.listen.ip().is_loopback() && config.tls.is_none() && !config.insecure_public {
-        return Err(config_error(format!(
-            "{} can be reached from other machines, and nobody is authenticated: listen on a \
-             loopback address, set up TLS, or allow it by insecure_public in a network that you trust",
-            config.listen
-        )));
-    }
+    check_reach(config.listen, config.tls.is_some() || config.insecure_public)?;
     if config.threads == 0 || config.threads > 1_024 {
-        return Err(config_error(format!("{} threads: take 1 to 1024", config.threads)));
+        return Err(FabricError::Config(format!("{} threads: take 1 to 1024", config.threads)));
     }
     config.pin.check()?;
     if config.servers == 0
         || config.servers > usize::from(u16::MAX)
         || config.server.index() >= config.servers && !config.server.is_compute()
     {
-        return Err(config_error(format!(
+        return Err(FabricError::Config(format!(
             "memory server {} of a pool of {}: numbers begin with 0",
             config.server, config.servers
         )));
     }
     if config.lease < Duration::from_millis(10) || config.lease > Duration::from_secs(3_600) {
-        return Err(config_error(format!("a lease of {:?}: take 10 ms to an hour", config.lease)));
+        return Err(FabricError::Config(format!(
+            "a lease of {:?}: take 10 ms to an hour",
+            config.lease
+        )));
     }
     Ok(())
 }

@@ -14,12 +14,15 @@ use super::lives::{ConnectionGate, ConnectionGateState, Denied, Life, Lives};
 use super::offer::Offer;
 use super::output::Output;
 use super::peers::{CallServer, GateAdmission};
+use super::region::Region;
 use super::served::{Served, Tally};
+use super::server::MemoryServerConfig;
 use super::wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, LENGTH_MAX, REQUEST_BYTES, Request,
     RequestKind, Status, VERSION, Welcome, called, encode_answer, reply_head, word_at,
 };
 use crate::calls::{Replies, Reply};
+use crate::sync::lock;
 use crate::wake::Notify;
 use crate::{
     GlobalAddr, Incarnation, OpError, OpErrorKind, ServerId, Service, ServiceId, Words, access,
@@ -55,6 +58,35 @@ pub(super) struct Host {
 }
 
 impl Host {
+    /// The host of `region`, which serves another way too if there is an `offer`.
+    pub(super) fn new(
+        config: &MemoryServerConfig,
+        region: Region,
+        offer: Option<Arc<dyn Offer>>,
+        call_server: Option<CallServer>,
+    ) -> Host {
+        let lease_ms = config.lease.as_millis() as u32;
+        Host {
+            server: config.server,
+            servers: config.servers as u16,
+            lease_ms,
+            connections_max: config.connections_max,
+            words: region.words,
+            region_id: region.id,
+            services: RwLock::default(),
+            lives: match region.record {
+                Some(record) => Lives::recorded(lease_ms.into(), record),
+                None => Lives::new(lease_ms.into()),
+            },
+            offer,
+            call_server,
+            ways: Mutex::default(),
+            start: Instant::now(),
+            guests: AtomicUsize::new(0),
+            served: Tally::default(),
+        }
+    }
+
     /// A host with a pool of its own, without a network; `None` without memory.
     #[cfg(any(test, feature = "fuzz"))]
     pub(super) fn alone(
@@ -62,22 +94,17 @@ impl Host {
         service: Arc<dyn Service>,
         region_bytes: usize,
     ) -> Option<Arc<Host>> {
-        Some(Arc::new(Host {
-            server: ServerId(0),
-            servers: 1,
-            lease_ms: 1_000,
-            connections_max: 1,
-            words: Arc::new(Words::anonymous(region_bytes / 8)?),
-            region_id: 7,
-            services: RwLock::new(BTreeMap::from([(id, service)])),
-            lives: Lives::new(1_000),
-            offer: None,
-            call_server: None,
-            ways: Mutex::default(),
-            start: Instant::now(),
-            guests: AtomicUsize::new(0),
-            served: Tally::default(),
-        }))
+        let lease = std::time::Duration::from_secs(1);
+        let config = MemoryServerConfig { lease, connections_max: 1, ..Default::default() };
+        let words = Words::anonymous(region_bytes / 8)?;
+        let host = Host::new(&config, Region::over(Arc::new(words)), None, None);
+        host.serve(id, service);
+        Some(Arc::new(host))
+    }
+
+    /// Adds a service that answers RPCs.
+    pub(super) fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
+        self.services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -121,7 +148,7 @@ impl Pass {
     /// `None` if others have the other way.
     fn get(host: &Arc<Host>, by_card: bool) -> Option<Pass> {
         let mixes = host.offer.as_ref().is_none_or(|offer| offer.mixes());
-        let mut ways = host.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ways = lock(&host.ways);
         if !mixes && ways[usize::from(!by_card)] > 0 {
             return None;
         }
@@ -132,7 +159,7 @@ impl Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut ways = self.host.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ways = lock(&self.host.ways);
         ways[usize::from(self.by_card)] -= 1;
     }
 }

@@ -14,7 +14,6 @@ use rustls::{
     ServerConnection, WantsVerifier,
 };
 
-use super::config_error;
 use crate::{FabricError, pem};
 
 /// Files in PEM with a process's certificate, and with the authorities that it trusts.
@@ -75,7 +74,7 @@ impl Tls {
             .map_err(own)?;
         let server_name = files.server_name.as_ref().map(|name| {
             ServerName::try_from(name.clone())
-                .map_err(|_| config_error(format!("\"{name}\" is no name of a server")))
+                .map_err(|_| FabricError::Config(format!("\"{name}\" is no name of a server")))
         });
         Ok(Tls {
             client: Arc::new(client),
@@ -113,5 +112,7 @@ impl fmt::Debug for Tls {
 fn versions<S: ConfigSide>(
     builder: ConfigBuilder<S, rustls::WantsVersions>,
 ) -> Result<ConfigBuilder<S, WantsVerifier>, FabricError> {
-    builder.with_protocol_versions(&[&TLS13]).map_err(|error| config_error(error.to_string()))
+    builder
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|error| FabricError::Config(error.to_string()))
 }

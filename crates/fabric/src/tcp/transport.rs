@@ -3,6 +3,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::task::Context;
 use std::time::{Duration, Instant};
@@ -15,7 +16,6 @@ use super::wire::{Request, RequestKind, Status, word_at};
 use crate::exec::Driver;
 use crate::post::{Carrier, Load};
 use crate::posts::{self, Kept, Posts, Slot};
-use crate::single::SingleCarrier;
 use crate::wake::Notify;
 use crate::{
     Buf, CallError, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops,
@@ -26,9 +26,10 @@ use crate::{
 const LOOK_EVERY: u32 = 1_024;
 
 /// Content of a post; comes back with the results in it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) enum Payload {
-    /// Nothing: the result has been taken.
+    /// Nothing: the result has been taken, or the call was not begun.
+    #[default]
     Empty,
     Op(Op),
     Chain(Ops),
@@ -48,16 +49,12 @@ pub(crate) enum Payload {
     Ask(ServerId, Vec<u8>),
     /// A call's request, which becomes the reply.
     Call(ServerId, ServiceId, Vec<u8>),
-    /// A call that was not begun.
-    NotBegun,
 }
 
 /// See [`Slot`].
 const _: () = assert!(size_of::<Slot<Payload>>() == 64);
 
 impl Load for Payload {
-    const EMPTY: Self = Payload::Empty;
-
     #[inline]
     fn is_empty(&self) -> bool {
         matches!(self, Payload::Chain(ops) | Payload::Batch(ops) if ops.is_empty())
@@ -83,21 +80,9 @@ impl Load for Payload {
 impl Kept for Payload {
     type Load = Payload;
 
-    fn empty() -> Self {
-        Payload::Empty
-    }
-
     #[inline]
-    fn put(&mut self, load: Payload) {
-        let before = std::mem::replace(self, load);
-        debug_assert!(matches!(before, Payload::Empty), "a slot is given out once");
-        // Nothing that would have to be dropped.
-        std::mem::forget(before);
-    }
-
-    #[inline]
-    fn take(&mut self) -> Payload {
-        std::mem::replace(self, Payload::Empty)
+    fn exchange(&mut self, load: Payload) -> Payload {
+        std::mem::replace(self, load)
     }
 }
 
@@ -110,7 +95,7 @@ pub(super) struct PostTable {
 }
 
 /// State that posting and driving change.
-struct TransportState {
+pub(crate) struct TransportState {
     table: PostTable,
     connections: Vec<Connection>,
     /// Connections to compute servers, from the first message on.
@@ -119,12 +104,7 @@ struct TransportState {
     peers_version: u64,
 }
 
-impl TransportState {
-    fn connection(&mut self, server: ServerId) -> Option<&mut Connection> {
-        line(&mut self.connections, &mut self.peers, server)
-    }
-}
-
+/// The connection to a server, if there is one.
 fn line<'a>(
     connections: &'a mut [Connection],
     peers: &'a mut [Connection],
@@ -150,19 +130,15 @@ pub(crate) struct Transport {
 impl Transport {
     /// Connects to every server, waiting.
     pub(crate) fn connect(shared: Arc<TcpShared>) -> Result<Self, FabricError> {
-        let own = |source| FabricError::Io {
-            what: "watch connections of",
-            path: "this thread".into(),
-            source,
-        };
-        let waiter = SocketWaiter::new().map_err(own)?;
+        let own = FabricError::io("watch connections of", Path::new("this thread"));
+        let waiter = SocketWaiter::new().map_err(&own)?;
         let mut connections = Vec::new();
         for server in 0..shared.config.servers.len() {
             let server = ServerId(server as u16);
             let (config, who) = (&shared.config, shared.incarnation);
             let (stream, welcome) = super::greet(config, who, server, shared.of_thread(), 0)?;
             let mut connection = Connection::new(server);
-            connection.attach(stream, welcome.connection).map_err(own)?;
+            connection.attach(stream, welcome.connection).map_err(&own)?;
             connections.push(connection);
         }
         let table = PostTable { region_bytes: shared.region_bytes(), ..PostTable::default() };
@@ -184,10 +160,6 @@ impl Transport {
     /// Its posts are those of `executor`'s tasks, mostly. The first call counts.
     pub(super) fn belongs_to(&self, executor: &Executor) {
         self.state.borrow_mut().table.posts.belong_to(executor);
-    }
-
-    fn wake(&self) {
-        posts::wake(&self.state);
     }
 
     fn now_ns(&self) -> u64 {
@@ -242,10 +214,10 @@ impl Transport {
     fn prepare_peer(&self, state: &mut TransportState, server: ServerId) {
         self.check_peers(state);
         let Some(peer) = self.shared.calls.peer(server) else { return };
-        if state.connection(server).is_none() {
-            state.peers.push(Connection::to_peer(peer));
-        }
         let TransportState { table, connections, peers, .. } = state;
+        if line(connections, peers, server).is_none() {
+            peers.push(Connection::to_peer(peer));
+        }
         if let Some(line) = line(connections, peers, server) {
             // A peer that has ended its life ends the connection, which nobody has read since.
             line.look(table);
@@ -274,7 +246,7 @@ impl Transport {
                     line.call(Waiting { slot: index, part: 0 }, service, request);
                 }
                 None => {
-                    slot.kept = Payload::NotBegun;
+                    slot.kept = Payload::Empty;
                     table.posts.has_come(index);
                 }
             }
@@ -307,19 +279,13 @@ impl Transport {
                 };
                 refused.get_or_insert(refusal);
             });
-            if let Some(refusal) = refused {
-                slot.fail(refusal);
-            }
-            if slot.missing == 0 {
-                // Nothing is on its way: the future finds its result when it is polled again.
-                table.posts.has_come(index);
-            }
+            table.posts.posted(index, refused);
         }
         if !table.posts.wakes() {
             return;
         }
         drop(state);
-        self.wake();
+        posts::wake(&self.state);
     }
 
     /// Gives up connections whose oldest request has waited for too long.
@@ -330,13 +296,11 @@ impl Transport {
         for connection in connections.iter_mut().chain(peers) {
             if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
             {
-                connection.give_up(table);
+                connection.give_up(OpErrorKind::Timeout, table);
             }
         }
     }
-}
 
-impl Transport {
     /// As [`Driver::drive`], for the connections to compute servers.
     #[cold]
     fn drive_peers(&self, state: &mut TransportState) -> bool {
@@ -351,7 +315,12 @@ impl Transport {
 }
 
 impl Carrier for Transport {
-    type Load = Payload;
+    type Table = TransportState;
+
+    #[inline]
+    fn table(&self) -> &RefCell<TransportState> {
+        &self.state
+    }
 
     fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -363,22 +332,6 @@ impl Carrier for Transport {
         index
     }
 
-    fn result<T>(
-        &self,
-        index: u32,
-        context: &Context<'_>,
-        finish: fn(Payload, Option<OpError>) -> T,
-    ) -> Option<T> {
-        let (payload, error) = posts::result(&self.state, index, context)?;
-        Some(finish(payload, error))
-    }
-
-    fn abandon(&self, index: u32) {
-        posts::abandon(&self.state, index);
-    }
-}
-
-impl SingleCarrier for Transport {
     #[inline(always)]
     fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -414,16 +367,6 @@ impl SingleCarrier for Transport {
         }
         index
     }
-
-    #[inline(always)]
-    fn take_buf(&self, index: u32, context: &Context<'_>) -> Option<Option<Buf>> {
-        posts::buf(&self.state, index, context)
-    }
-
-    #[cold]
-    fn take_error(&self, index: u32) -> OpError {
-        posts::take_error(&self.state, index)
-    }
 }
 
 impl Driver for Transport {
@@ -444,7 +387,7 @@ impl Driver for Transport {
                 progress |= self.drive_peers(&mut state);
             }
         }
-        self.wake();
+        posts::wake(&self.state);
         progress
     }
 
@@ -483,7 +426,7 @@ impl Driver for Transport {
             std::thread::yield_now();
         }
         self.check_time();
-        self.wake();
+        posts::wake(&self.state);
     }
 
     /// An operation on an unreachable server may keep the caller.
@@ -542,16 +485,13 @@ impl Sink for PostTable {
                 let error = OpError { server: *server, kind };
                 return self.posts.failed(waiting.slot, error);
             }
-            (_, kept) => *kept = Payload::NotBegun,
+            (_, kept) => *kept = Payload::Empty,
         }
         self.posts.came_back(waiting.slot);
     }
 
     fn reconnected(&mut self, slot: u32, result: Result<(), OpError>) {
-        match result {
-            Ok(()) => self.posts.came_back(slot),
-            Err(error) => self.posts.failed(slot, error),
-        }
+        self.posts.ended(slot, result);
     }
 }
 
@@ -580,9 +520,7 @@ fn accept(payload: &mut Payload, part: usize, content: &[u8]) -> bool {
             return true;
         }
         Payload::Fence(..) => return content.is_empty(),
-        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) | Payload::NotBegun => {
-            return false;
-        }
+        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) => return false,
     };
     match op {
         Op::Read { into, .. } => {
@@ -651,7 +589,7 @@ fn target(payload: &Payload, part: usize) -> (GlobalAddr, usize) {
         | Payload::Reconnect(server)
         | Payload::Ask(server, ..)
         | Payload::Call(server, ..) => (GlobalAddr::new(*server, 0), 0),
-        Payload::Empty | Payload::NotBegun => (GlobalAddr::NULL, 0),
+        Payload::Empty => (GlobalAddr::NULL, 0),
     }
 }
 
@@ -662,7 +600,7 @@ pub(super) fn for_each_request(
     mut each: impl FnMut(ServerId, Request, [&[u8]; 2]),
 ) {
     match payload {
-        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) | Payload::NotBegun => {}
+        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) => {}
         Payload::Op(op) => request_of(op, false, &mut each),
         Payload::Chain(ops) => {
             let last = ops.len() - 1;

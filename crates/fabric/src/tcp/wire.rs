@@ -12,11 +12,9 @@
 //!
 //! No decoder trusts the other side: it refuses every message that is not exactly of this form.
 
-use std::fmt;
-
 use crate::calls::Outcome;
 use crate::codec::{DecodeError, Reader, Writer};
-use crate::{CALL_BYTES_MAX, Capabilities, OpErrorKind, ServiceId};
+use crate::{CALL_BYTES_MAX, Capabilities, Incarnation, OpErrorKind, ServerId, ServiceId};
 
 /// Version of this protocol. Both sides must speak the same.
 pub(crate) const VERSION: u32 = 2;
@@ -299,6 +297,20 @@ pub(crate) struct Hello {
 }
 
 impl Hello {
+    /// Greeting of a thread to the life `meant` of `server`, in a pool of one memory server.
+    pub(crate) fn to(server: ServerId, meant: u64, from: Incarnation) -> Hello {
+        Hello {
+            version: VERSION,
+            control: false,
+            by_card: false,
+            incarnation: from.0,
+            server: server.0,
+            servers: 1,
+            replaces: 0,
+            meant,
+        }
+    }
+
     pub(crate) fn encode(self) -> [u8; GREETING_BYTES] {
         let mut out = Writer::default();
         out.put(&MAGIC).u32(self.version).flag(self.control).flag(self.by_card).u16(0);
@@ -329,39 +341,29 @@ impl Hello {
 }
 
 /// Decision of a server to let a client in, or its reason not to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
 pub(crate) enum GreetingStatus {
+    #[default]
+    #[error("let in")]
     LetIn = 0,
+    #[error("it speaks another version of the protocol")]
     OtherVersion = 1,
     /// The server has another number, or the pool another number of servers.
+    #[error("it looks for a server of another number, or of another pool")]
     OtherServer = 2,
+    #[error("its compute server has been cut off")]
     Fenced = 3,
     /// As many connections as it allows are open.
+    #[error("there are as many connections as are allowed")]
     Full = 4,
     /// Others reach the words another way, and the two ways' atomics are not atomic against each other.
+    #[error("others reach the words another way (by RDMA, or by TCP alone)")]
     OtherWay = 5,
 }
 
-impl fmt::Display for GreetingStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            GreetingStatus::LetIn => "let in",
-            GreetingStatus::OtherVersion => "it speaks another version of the protocol",
-            GreetingStatus::OtherServer => {
-                "it looks for a server of another number, or of another pool"
-            }
-            GreetingStatus::Fenced => "its compute server has been cut off",
-            GreetingStatus::Full => "there are as many connections as are allowed",
-            GreetingStatus::OtherWay => {
-                "others reach the words another way (by RDMA, or by TCP alone)"
-            }
-        })
-    }
-}
-
 /// Answer of a server to a [`Hello`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Welcome {
     pub(crate) version: u32,
     pub(crate) status: GreetingStatus,

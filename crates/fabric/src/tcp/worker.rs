@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use super::served::Tally;
 use super::server::{LISTENER, ServerShared, WAKER};
 use super::session::{Gone, Session, UNSENT_MAX};
 use super::wire::GreetingStatus;
+use crate::sync::lock;
 use crate::wake::Notify;
 
 /// Connections up to which a spinning thread polls each socket itself rather than the system for all.
@@ -251,7 +252,7 @@ impl Worker {
                     self.shared.open.fetch_add(1, Ordering::Relaxed);
                     let inbox = &self.shared.inboxes[self.next_inbox];
                     self.next_inbox = (self.next_inbox + 1) % self.shared.inboxes.len();
-                    inbox.streams.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
+                    lock(&inbox.streams).push(stream);
                     // A thread that has ended serves nobody.
                     let _ = inbox.waker.wake();
                 }
@@ -269,7 +270,7 @@ impl Worker {
 
     fn adopt(&mut self) {
         let inbox = &self.shared.inboxes[self.number].streams;
-        let streams = std::mem::take(&mut *inbox.lock().unwrap_or_else(PoisonError::into_inner));
+        let streams = std::mem::take(&mut *lock(inbox));
         for mut stream in streams {
             let peer = stream.peer_addr().ok();
             let open = self.connections.iter().position(Option::is_none);
@@ -302,7 +303,7 @@ impl Worker {
     /// Sends the replies to calls that other threads have put; true if it did something.
     fn send_replies(&mut self) -> bool {
         let inbox = &self.shared.inboxes[self.number].replied;
-        let replied = std::mem::take(&mut *inbox.lock().unwrap_or_else(PoisonError::into_inner));
+        let replied = std::mem::take(&mut *lock(inbox));
         let mut progress = false;
         for at in replied {
             progress |= self.turn(at, false);
@@ -317,7 +318,7 @@ impl Worker {
             // A server that has stopped sends nothing.
             let Some(shared) = shared.upgrade() else { return };
             let inbox = &shared.inboxes[number];
-            inbox.replied.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+            lock(&inbox.replied).push(at);
             let _ = inbox.waker.wake();
         })
     }

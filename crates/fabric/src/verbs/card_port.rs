@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::{fmt, fs};
 
 use super::VerbsError;
-use crate::raw::verbs::{Device, PortFacts, device_names};
+use crate::raw::verbs::{Device, Ends, Here, PortFacts, device_names};
 
 /// Ports to look at if none is named.
 const PORTS: u8 = 4;
@@ -82,13 +82,11 @@ impl CardPort {
             let why = "has no link: see `rdma link`".to_owned();
             return Err(VerbsError::Port { device: device.name().to_owned(), port, why });
         }
-        let unfit =
-            |why: &str| VerbsError::Unfit { device: device.name().to_owned(), why: why.to_owned() };
         if !device.facts.has_atomics {
-            return Err(unfit("it has no atomics, and every engine takes its locks by them"));
+            return Err(device.unfit("it has no atomics, and every engine takes its locks by them"));
         }
         if facts.message_bytes_max < MESSAGE_BYTES {
-            return Err(unfit("its messages are shorter than 2 MiB"));
+            return Err(device.unfit("its messages are shorter than 2 MiB"));
         }
         let gid_index = match config.gid_index {
             Some(index) => index,
@@ -103,6 +101,26 @@ impl CardPort {
             entries: facts.gid_entries,
         })?;
         Ok(CardPort { mtu: facts.mtu.min(mtu_max), device, port, facts, gid_index, gid })
+    }
+
+    /// Facts about this end that the other needs.
+    pub(super) fn ends(&self, queue: u32, first_packet: u32) -> Ends {
+        Ends { queue, first_packet, gid: self.gid, lid: self.facts.lid }
+    }
+
+    /// Settings of this end. The card sends packets again up to 6 times: 7 means for ever on some cards.
+    pub(super) fn here(&self, first_packet: u32, mtu: u8, answers: u8, flights: u8) -> Here {
+        Here {
+            port: self.port,
+            gid_index: self.gid_index,
+            is_global: self.facts.is_ethernet,
+            first_packet,
+            answers,
+            flights,
+            mtu,
+            timeout: 14,
+            retries: 6,
+        }
     }
 }
 

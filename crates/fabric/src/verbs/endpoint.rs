@@ -1,15 +1,14 @@
 //! Verbs endpoint: runs one thread's operations on the memory servers by RDMA.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
+use super::VerbsShared;
 use super::transport::Transport;
 use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
-use super::{VerbsError, VerbsShared};
-use crate::post::{Carrier, Post, Stage, list, old_word};
+use crate::post::{Post, list, old_word};
 use crate::raw::verbs::{
     Call, Completions, Ends, HeldLoad, QueuePair, Remote, SendQueue, Size, WordsKey,
     registered_slab,
@@ -18,9 +17,8 @@ use crate::single::Single;
 use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
 use crate::tcp::{self, TcpEndpoint};
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr,
-    Incarnation, Incoming, Op, OpError, OpErrorKind, Ops, Peer, Refusal, ServerId, ServiceId,
-    Words,
+    Buf, CallError, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Local, Op, OpError,
+    OpErrorKind, Ops, Refusal, ServerId, ServiceId, Words,
 };
 
 /// One thread's queue pairs and connections to all memory servers.
@@ -61,7 +59,7 @@ impl VerbsEndpoint {
         let transport = Rc::new(Transport::new(
             Rc::clone(&side),
             Arc::clone(&completions),
-            shared.region_bytes.clone(),
+            shared.tcp.shared().region_bytes(),
             config.tcp.op_timeout,
             config.list_max,
         )?);
@@ -69,7 +67,15 @@ impl VerbsEndpoint {
         transport.belongs_to(&executor);
         let (counters, seed) = shared.tcp.new_thread();
         let (inner, slab) = (Arc::clone(shared.tcp.shared()), registered_slab(device));
-        let tcp = TcpEndpoint::over(inner, side, executor.clone(), counters, slab, seed);
+        let tcp = TcpEndpoint::over(
+            inner,
+            side,
+            executor.clone(),
+            counters,
+            slab,
+            seed,
+            shared.capabilities,
+        );
         let thread = Rc::new(Thread { shared, transport, completions, results, tcp });
         for server in 0..servers {
             let server = ServerId(server as u16);
@@ -77,21 +83,6 @@ impl VerbsEndpoint {
             thread.transport.connected(server, Ok(send_queue));
         }
         Ok(VerbsEndpoint { thread })
-    }
-
-    /// The executor that this thread's tasks run on.
-    pub fn executor(&self) -> &Executor {
-        self.thread.tcp.executor()
-    }
-
-    /// Buffers that a caller or an operation holds; 0 when all are back.
-    pub fn buffers_out(&self) -> usize {
-        self.thread.tcp.buffers_out()
-    }
-
-    /// Starts this thread's random numbers anew from `seed`.
-    pub fn seed(&self, seed: u64) {
-        self.thread.tcp.seed(seed);
     }
 
     /// Doorbells that this thread has rung, and operations that it has posted by them.
@@ -121,20 +112,10 @@ impl Thread {
         };
         let mut pair = QueuePair::new(&self.completions, size, card_port.port, false)?;
         let first = self.transport.next(server);
-        SendQueue::expect_answers(&mut pair, server.0, (first, shared.calls)).map_err(
-            |source| {
-                let device = card_port.device.name().to_owned();
-                VerbsError::Failed { device, what: "post receives to a queue pair", source }
-            },
-        )?;
+        SendQueue::expect_answers(&mut pair, server.0, (first, shared.calls))
+            .map_err(card_port.device.failed("post receives to a queue pair"))?;
         let first_packet = self.tcp.random() as u32 & 0xff_ffff;
-        let ends = Ends {
-            queue: pair.number(),
-            first_packet,
-            gid: card_port.gid,
-            lid: card_port.facts.lid,
-        };
-        let question = shared.question(ends, true);
+        let question = shared.question(card_port.ends(pair.number(), first_packet), true);
         let answer = self.tcp.ask(server, question.encode()).await;
         let answer = answer.map_err(|error| shared.not_asked(server, error.kind))?;
         let answer = shared.check_answer(server, &answer)?;
@@ -227,81 +208,10 @@ impl VerbsShared {
     }
 }
 
-/// Waits for a reconnect. Dropped, it leaves the reconnecting to its task.
-struct Reconnect<'a> {
-    thread: &'a Rc<Thread>,
-    server: ServerId,
-    stage: Stage,
-}
-
-impl Future for Reconnect<'_> {
-    type Output = Result<(), OpError>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let transport = &this.thread.transport;
-        match this.stage {
-            Stage::Unsent => {
-                let (slot, begins) = transport.reconnect(this.server, context);
-                this.stage = Stage::Sent(slot);
-                if begins {
-                    this.thread.tcp.spawn(Rc::clone(this.thread).connect_again(this.server));
-                }
-                Poll::Pending
-            }
-            Stage::Sent(slot) => {
-                let finish = |_, error: Option<OpError>| error.map_or(Ok(()), Err);
-                match transport.result(slot, context, finish) {
-                    Some(result) => {
-                        this.stage = Stage::Done;
-                        Poll::Ready(result)
-                    }
-                    None => Poll::Pending,
-                }
-            }
-            Stage::Done => panic!("polled after it was ready"),
-        }
-    }
-}
-
-impl Drop for Reconnect<'_> {
-    fn drop(&mut self) {
-        if let Stage::Sent(slot) = self.stage {
-            self.thread.transport.abandon(slot);
-        }
-    }
-}
-
 impl Endpoint for VerbsEndpoint {
-    fn server_count(&self) -> usize {
-        self.thread.tcp.server_count()
-    }
-
-    fn region_bytes(&self, server: ServerId) -> u64 {
-        self.thread.tcp.region_bytes(server)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.thread.shared.capabilities
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        self.thread.tcp.incarnation()
-    }
-
     #[inline]
-    fn counters(&self) -> &Arc<Counters> {
-        self.thread.tcp.counters()
-    }
-
-    #[inline]
-    fn buf(&self, len: usize) -> Buf {
-        self.thread.tcp.buf(len)
-    }
-
-    #[inline]
-    fn ops(&self) -> Ops {
-        self.thread.tcp.ops()
+    fn local(&self) -> &Local {
+        self.thread.tcp.local()
     }
 
     #[inline]
@@ -377,30 +287,6 @@ impl Endpoint for VerbsEndpoint {
         self.thread.tcp.call(to, service, request)
     }
 
-    fn next_call(&self, service: ServiceId) -> impl Future<Output = Option<Incoming>> {
-        self.thread.tcp.next_call(service)
-    }
-
-    fn leave(&self) -> impl Future<Output = ()> {
-        self.thread.tcp.leave()
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.thread.tcp.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.thread.tcp.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.thread.tcp.peers()
-    }
-
-    fn peer_of(&self, who: Incarnation) -> Option<Peer> {
-        self.thread.tcp.peer_of(who)
-    }
-
     /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.
     fn fence(
         &self,
@@ -414,7 +300,14 @@ impl Endpoint for VerbsEndpoint {
         if server.is_compute() {
             return self.thread.tcp.reconnect(server).await;
         }
-        Reconnect { thread: &self.thread, server, stage: Stage::Unsent }.await
+        let transport = &self.thread.transport;
+        let begun = poll_fn(|context| Poll::Ready(transport.reconnect(server, context)));
+        let (slot, begins) = begun.await;
+        if begins {
+            self.thread.tcp.spawn(Rc::clone(&self.thread).connect_again(server));
+        }
+        // Dropped, it leaves the reconnecting to its task.
+        Post::sent(&**transport, slot, |_, error| error.map_or(Ok(()), Err)).await
     }
 
     fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool> {
@@ -424,26 +317,4 @@ impl Endpoint for VerbsEndpoint {
     fn holds_lease(&self) -> bool {
         self.thread.tcp.holds_lease()
     }
-
-    fn now_ns(&self) -> u64 {
-        self.thread.tcp.now_ns()
-    }
-
-    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
-        self.thread.tcp.sleep(ns)
-    }
-
-    fn yield_now(&self) -> impl Future<Output = ()> {
-        crate::yield_now()
-    }
-
-    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.thread.tcp.spawn(task);
-    }
-
-    fn random(&self) -> u64 {
-        self.thread.tcp.random()
-    }
-
-    async fn work(&self, _ns: u64) {}
 }

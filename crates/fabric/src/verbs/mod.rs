@@ -59,11 +59,11 @@ pub use error::VerbsError;
 pub(crate) use flow::ClientFlow;
 pub use server::VerbsServer;
 
-use crate::raw::verbs::{Ends, device_names};
+use crate::raw::verbs::device_names;
 use crate::tcp::{Tcp, TcpConfig, ask_once};
 use crate::{
-    Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
-    ServerId, Service, ServiceId,
+    Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, ServerId,
+    Service, ServiceId,
 };
 use card_port::CardPort;
 
@@ -119,7 +119,6 @@ pub(crate) struct VerbsShared {
     tcp: Tcp,
     config: VerbsConfig,
     card_port: CardPort,
-    region_bytes: Vec<u64>,
     capabilities: Capabilities,
     /// Work requests that a queue pair may have outstanding.
     depth: u32,
@@ -140,7 +139,6 @@ impl Verbs {
         let card_port = CardPort::open(&config.card)?;
         let own = self_test::run(&card_port)?;
         let tcp = Tcp::connect_for(config.tcp.clone(), true)?;
-        let region_bytes = tcp.region_bytes().to_vec();
         // A completion queue that overflows is broken for good. So it has room for all possible completions,
         // and for flushed ones of queue pairs that are gone.
         let facts = &card_port.device.facts;
@@ -156,13 +154,10 @@ impl Verbs {
             needs_target_progress: false,
             ..Capabilities::NONE
         };
-        let mut shared =
-            VerbsShared { tcp, config, card_port, region_bytes, capabilities, depth, calls };
+        let mut shared = VerbsShared { tcp, config, card_port, capabilities, depth, calls };
         for server in 0..shared.config.tcp.servers.len() {
             let server = ServerId(server as u16);
-            let here = &shared.card_port;
-            let ends = Ends { queue: 0, first_packet: 0, gid: here.gid, lid: here.facts.lid };
-            let question = shared.question(ends, false).encode();
+            let question = shared.question(shared.card_port.ends(0, 0), false).encode();
             let answer = ask_once(&shared.tcp, server, &question)?
                 .map_err(|kind| shared.not_asked(server, kind))?;
             let answer = shared.check_answer(server, &answer)?;
@@ -213,17 +208,5 @@ impl Fabric for Verbs {
         listen: &ListenConfig,
     ) -> Result<Option<Exposed>, FabricError> {
         self.0.tcp.expose(number, bytes, listen)
-    }
-
-    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.0.tcp.attach(peer)
-    }
-
-    fn detach(&self, server: ServerId) {
-        self.0.tcp.detach(server);
-    }
-
-    fn peers(&self) -> Vec<Peer> {
-        self.0.tcp.peers()
     }
 }

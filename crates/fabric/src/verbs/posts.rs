@@ -13,31 +13,14 @@ pub(super) type CardPosts = posts::Posts<Rc<Hold>>;
 impl Kept for Rc<Hold> {
     type Load = HeldLoad;
 
-    fn empty() -> Self {
-        Hold::new()
-    }
-
+    /// A card that could not be stopped keeps the old hold.
     #[inline]
-    fn put(&mut self, load: HeldLoad) {
-        let before = exchange(self, load);
-        debug_assert!(matches!(before, HeldLoad::Empty), "a slot is given out once");
-        // Nothing that would have to be dropped.
-        std::mem::forget(before);
+    fn exchange(&mut self, load: HeldLoad) -> HeldLoad {
+        Hold::swap(self, load).unwrap_or_else(|load| {
+            *self = Rc::default();
+            Hold::swap(self, load).unwrap_or_default()
+        })
     }
-
-    #[inline]
-    fn take(&mut self) -> HeldLoad {
-        exchange(self, HeldLoad::Empty)
-    }
-}
-
-/// Exchanges the load of a hold. A card that could not be stopped keeps the old one.
-#[inline]
-fn exchange(hold: &mut Rc<Hold>, load: HeldLoad) -> HeldLoad {
-    Hold::swap(hold, load).unwrap_or_else(|load| {
-        *hold = Hold::new();
-        Hold::swap(hold, load).unwrap_or(HeldLoad::Empty)
-    })
 }
 
 impl CardPosts {
@@ -52,28 +35,6 @@ impl CardPosts {
     /// Makes a post wait without any operation.
     pub(super) fn wait(&mut self, index: u32) {
         self.slot(index).missing += 1;
-    }
-
-    /// All parts have been posted; true if there was none: then the result is there.
-    #[inline]
-    pub(super) fn posted(&mut self, index: u32, error: Option<OpError>) -> bool {
-        let slot = self.slot(index);
-        if let Some(error) = error {
-            slot.fail(error);
-        }
-        let is_done = slot.missing == 0;
-        if is_done {
-            self.has_come(index);
-        }
-        is_done
-    }
-
-    /// One part has ended.
-    pub(super) fn ended(&mut self, index: u32, result: Result<(), OpError>) {
-        match result {
-            Ok(()) => self.came_back(index),
-            Err(error) => self.failed(index, error),
-        }
     }
 
     /// Takes the answer to an RPC; false if it is none.

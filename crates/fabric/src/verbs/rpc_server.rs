@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use super::VerbsError;
 use super::flow::ServerFlow;
 use crate::raw::verbs::{Completions, Device, QueuePair};
+use crate::sync::lock;
 use crate::tcp::SPIN;
 use crate::tcp::call::{Called, Caller, RpcAnswer};
 
@@ -79,18 +80,14 @@ pub(super) struct Reservation {
 impl RpcServer {
     /// Starts the thread.
     pub(super) fn start(device: &Arc<Device>, number: usize) -> Result<RpcServer, VerbsError> {
-        let failed = |source| VerbsError::Failed {
-            device: device.name().to_owned(),
-            what: "watch completions",
-            source,
-        };
+        let failed = device.failed("watch completions");
         let entries = (SLOTS_MAX * COMPLETIONS_PER_SLOT).min(device.facts.completions_max);
         let completions = Completions::new(device, entries)?;
-        let poll = Poll::new().map_err(failed)?;
+        let poll = Poll::new().map_err(&failed)?;
         let fd = completions.as_fd().as_raw_fd();
         poll.registry()
             .register(&mut SourceFd(&fd), Token(0), Interest::READABLE)
-            .map_err(failed)?;
+            .map_err(&failed)?;
         let inner = Arc::new(RpcServerInner {
             completions,
             rpc_slots: Mutex::default(),
@@ -99,13 +96,13 @@ impl RpcServer {
             left: AtomicUsize::new(0),
             next: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
-            waker: Waker::new(poll.registry(), Token(1)).map_err(failed)?,
+            waker: Waker::new(poll.registry(), Token(1)).map_err(&failed)?,
         });
         let own = Arc::clone(&inner);
         let thread = thread::Builder::new()
             .name(format!("farleaf-card-{number}"))
             .spawn(move || RpcWorker::new(own).run(poll))
-            .map_err(failed)?;
+            .map_err(&failed)?;
         Ok(RpcServer { inner, thread: Some(thread) })
     }
 
@@ -148,24 +145,18 @@ impl Reservation {
 
     /// From here on the thread answers the requests that come to `rpc_slot`.
     pub(super) fn attach(&self, rpc_slot: &Arc<RpcSlot>) {
-        self.inner.rpc_slots().insert(self.number, Arc::clone(rpc_slot));
+        lock(&self.inner.rpc_slots).insert(self.number, Arc::clone(rpc_slot));
     }
 }
 
 impl Drop for Reservation {
     /// The caller has destroyed the queue pair, or never connected it.
     fn drop(&mut self) {
-        let rpc_slot = self.inner.rpc_slots().remove(&self.number);
+        let rpc_slot = lock(&self.inner.rpc_slots).remove(&self.number);
         self.inner.left.fetch_add(1, Ordering::SeqCst);
         // Not while the list is locked: the last of them may drop a server.
         drop(rpc_slot);
         let _ = self.inner.waker.wake();
-    }
-}
-
-impl RpcServerInner {
-    fn rpc_slots(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<RpcSlot>>> {
-        self.rpc_slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -177,13 +168,9 @@ impl RpcSlot {
         Arc::new(RpcSlot { caller, state: Mutex::new(state) })
     }
 
-    fn state(&self) -> MutexGuard<'_, RpcSlotState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Cuts its queue pair; see [`QueuePair::cut`].
     pub(super) fn cut(&self) -> io::Result<()> {
-        self.state().pair.cut()
+        lock(&self.state).pair.cut()
     }
 }
 
@@ -249,12 +236,12 @@ impl RpcWorker {
     fn collect(&mut self) -> bool {
         // Before the poll: their queue pairs are destroyed, so they get no later completion.
         let left = self.inner.left.swap(0, Ordering::SeqCst);
-        let rpc_slots = self.inner.rpc_slots();
+        let rpc_slots = lock(&self.inner.rpc_slots);
         let ready = &mut self.ready;
         let count = self.inner.completions.poll(|completion| {
             // A flushed entry of an abandoned slot.
             let Some(rpc_slot) = rpc_slots.get(&completion.number) else { return };
-            let mut state = rpc_slot.state();
+            let mut state = lock(&rpc_slot.state);
             if state.completed(completion.is_done, completion.received) {
                 ready.push_back((completion.number, Arc::clone(rpc_slot)));
             }
@@ -280,7 +267,7 @@ impl RpcWorker {
     }
 
     fn turn(&mut self, number: u64, rpc_slot: &RpcSlot) -> Turn {
-        let mut state = rpc_slot.state();
+        let mut state = lock(&rpc_slot.state);
         if !state.next(&mut self.message) {
             state.is_listed = false;
             return Turn::Idle;
@@ -290,15 +277,15 @@ impl RpcWorker {
         match rpc_slot.caller.call(&self.message, &mut self.answer) {
             Called::Later => return Turn::Later,
             Called::Done => {
-                let mut state = rpc_slot.state();
+                let mut state = lock(&rpc_slot.state);
                 if state.answer(number, self.answer.bytes()).is_err() {
                     state.is_broken = true;
                 }
             }
-            Called::Shut => rpc_slot.state().is_broken = true,
+            Called::Shut => lock(&rpc_slot.state).is_broken = true,
             Called::Malformed => {
                 tracing::warn!("what came by the card is not of this protocol: queue pair stopped");
-                let mut state = rpc_slot.state();
+                let mut state = lock(&rpc_slot.state);
                 state.is_broken = true;
                 state.pair.stop();
             }

@@ -15,7 +15,7 @@ use super::VerbsError;
 use super::card_port::CardPort;
 use crate::raw::SlabRef;
 use crate::raw::verbs::{
-    Completions, Ends, HeldLoad, Here, Hold, QueuePair, Remote, SendQueue, Size, WordsKey, Work,
+    Completions, HeldLoad, Hold, QueuePair, Remote, SendQueue, Size, WordsKey, Work,
     registered_slab,
 };
 use crate::{GlobalAddr, Op, Ops, ServerId, Words};
@@ -42,7 +42,8 @@ pub(super) struct Findings {
 /// # Errors
 /// [`VerbsError::Unfit`] if it does not do what every engine needs.
 pub(super) fn run(card_port: &CardPort) -> Result<Findings, VerbsError> {
-    let words = Words::anonymous(512).ok_or_else(|| unfit(card_port, "no memory to test it on"))?;
+    let words =
+        Words::anonymous(512).ok_or_else(|| card_port.device.unfit("no memory to test it on"))?;
     let key = Arc::new(card_port.device.register(Arc::new(words), true)?);
     let mut probe = Probe::new(card_port, &key)?;
     probe.check_operations()?;
@@ -104,24 +105,22 @@ impl<'a> Probe<'a> {
         let size = |depth, inline_max| Size { depth, inline_max, messages: 0, message_bytes: 0 };
         let mut source = QueuePair::new(&completions, size(16, 64), card_port.port, false)?;
         let mut target = QueuePair::new(&completions, size(1, 0), card_port.port, true)?;
-        let ends =
-            |queue| Ends { queue, first_packet: 1, gid: card_port.gid, lid: card_port.facts.lid };
         let here = card_port.here(1, card_port.mtu, 1, 1);
-        source.connect(&here, &ends(target.number()))?;
-        target.connect(&here, &ends(source.number()))?;
-        let results =
-            Words::anonymous(16).ok_or_else(|| unfit(card_port, "no memory to test it on"))?;
+        source.connect(&here, &card_port.ends(target.number(), 1))?;
+        target.connect(&here, &card_port.ends(source.number(), 1))?;
+        let results = Words::anonymous(16)
+            .ok_or_else(|| card_port.device.unfit("no memory to test it on"))?;
         let results = Arc::new(card_port.device.register(Arc::new(results), false)?);
         let remote = Remote { base: key.base(), key: key.remote() };
         let send_queue = SendQueue::new(source, 0, 16, remote, results, (0, 0));
         let slab = registered_slab(&card_port.device);
-        Ok(Probe { card_port, send_queue, slab, hold: Hold::new(), completions, _target: target })
+        Ok(Probe { card_port, send_queue, slab, hold: Rc::default(), completions, _target: target })
     }
 
     /// Posts a chain and waits for it.
     fn run(&mut self, load: HeldLoad) -> Result<HeldLoad, VerbsError> {
         let count = load.ops().count();
-        let in_use = |_| unfit(self.card_port, "an operation that ended was still in flight");
+        let in_use = |_| self.card_port.device.unfit("an operation that ended was still in flight");
         Hold::swap(&mut self.hold, load).map_err(in_use)?;
         let mut backlog = VecDeque::new();
         for part in 0..count as u32 {
@@ -129,14 +128,10 @@ impl<'a> Probe<'a> {
             // In order, for each pair of neighbours.
             backlog.push_back(Work { hold, part, slot: 0, is_fenced: part > 0 });
         }
-        let failed = |source| VerbsError::Failed {
-            device: self.card_port.device.name().to_owned(),
-            what: "post to a queue pair",
-            source,
-        };
+        let failed = self.card_port.device.failed("post to a queue pair");
         let start = Instant::now();
         while self.send_queue.in_flight() > 0 || !backlog.is_empty() {
-            self.send_queue.post(&mut backlog, 16).map_err(failed)?;
+            self.send_queue.post(&mut backlog, 16).map_err(&failed)?;
             let (send_queue, mut status) = (&mut self.send_queue, None);
             let came = self.completions.poll(|completion| {
                 if completion.is_done {
@@ -149,16 +144,16 @@ impl<'a> Probe<'a> {
                 let why = format!(
                     "an operation on its own memory failed with status {status} (see ibv_wc_status)"
                 );
-                return Err(unfit(self.card_port, &why));
+                return Err(self.card_port.device.unfit(&why));
             }
             if start.elapsed() > PATIENCE {
-                return Err(unfit(self.card_port, "it does not answer itself within 2 s"));
+                return Err(self.card_port.device.unfit("it does not answer itself within 2 s"));
             }
             if came == 0 {
                 thread::yield_now();
             }
         }
-        let in_use = |_| unfit(self.card_port, "an operation that ended was still in flight");
+        let in_use = |_| self.card_port.device.unfit("an operation that ended was still in flight");
         Hold::swap(&mut self.hold, HeldLoad::Empty).map_err(in_use)
     }
 
@@ -180,15 +175,15 @@ impl<'a> Probe<'a> {
         let word = ops.read(at(0), self.slab.buf(8));
         let block = ops.read(at(128), self.slab.buf(1024));
         let HeldLoad::Chain(ops) = self.run(HeldLoad::Chain(ops))? else {
-            return Err(unfit(self.card_port, "a chain came back as something else"));
+            return Err(self.card_port.device.unfit("a chain came back as something else"));
         };
         let found = [ops.old(hit), ops.old(miss), ops.old(added), ops.buf(word).words()[0]];
         if found != [VALUE, VALUE + 1, VALUE + 1, VALUE + 6] {
             let why = format!("CAS, CAS, FAA and READ of one word gave {found:x?}");
-            return Err(unfit(self.card_port, &why));
+            return Err(self.card_port.device.unfit(&why));
         }
         if ops.buf(block).bytes() != [0x77; 1024] {
-            return Err(unfit(self.card_port, "a READ gave something else than was written"));
+            return Err(self.card_port.device.unfit("a READ gave something else than was written"));
         }
         Ok(())
     }
@@ -204,25 +199,4 @@ impl<'a> Probe<'a> {
 /// The raced line stands at word 8, the places of other tests before and behind it.
 fn at(word: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId(0), word * 8)
-}
-
-fn unfit(card_port: &CardPort, why: &str) -> VerbsError {
-    VerbsError::Unfit { device: card_port.device.name().to_owned(), why: why.to_owned() }
-}
-
-impl CardPort {
-    /// Settings of this end. The card sends packets again up to 6 times: 7 means for ever on some cards.
-    pub(super) fn here(&self, first_packet: u32, mtu: u8, answers: u8, flights: u8) -> Here {
-        Here {
-            port: self.port,
-            gid_index: self.gid_index,
-            is_global: self.facts.is_ethernet,
-            first_packet,
-            answers,
-            flights,
-            mtu,
-            timeout: 14,
-            retries: 6,
-        }
-    }
 }

@@ -15,7 +15,7 @@ use super::card_port::{CardConfig, CardPort};
 use super::rpc_server::{self, CALLS_MAX, RpcServer, RpcSlot};
 use super::self_test::{self, Findings};
 use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
-use crate::raw::verbs::{Ends, QueuePair, Size, WordsKey};
+use crate::raw::verbs::{QueuePair, Size, WordsKey};
 use crate::tcp::call::{Caller, MESSAGE_BYTES_MAX};
 use crate::tcp::offer::{Offer, Offered, Way};
 use crate::tcp::{MemoryServer, MemoryServerConfig, Region};
@@ -89,7 +89,7 @@ impl VerbsServer {
             packets: AtomicU32::new(std::process::id()),
             next_rpc_server: AtomicUsize::new(0),
         };
-        let server = MemoryServer::start_with(config, region, Some(Arc::new(cards)))?;
+        let server = MemoryServer::start_with(config, region, Some(Arc::new(cards)), None)?;
         Ok(VerbsServer { server: Arc::new(server), queue_pairs, card: name })
     }
 
@@ -137,12 +137,7 @@ impl Offer for Cards {
             mtu: self.card_port.mtu.min(question.mtu).max(1),
             answers: self.card_port.device.facts.answers_max,
             is_ethernet: self.card_port.facts.is_ethernet,
-            ends: Ends {
-                queue: 0,
-                first_packet: 0,
-                gid: self.card_port.gid,
-                lid: self.card_port.facts.lid,
-            },
+            ends: self.card_port.ends(0, 0),
             torn_words: self.findings.torn_words,
             global_atomics: self.findings.global_atomics,
             calls: 0,
@@ -190,8 +185,7 @@ impl Cards {
         let packet = self.packets.fetch_add(0x51_7cc1, Ordering::Relaxed) & 0xff_ffff;
         let answers = answer.answers.min(question.flights);
         pair.connect(&self.card_port.here(packet, answer.mtu, answers, 1), &question.ends)?;
-        answer.ends.queue = pair.number();
-        answer.ends.first_packet = packet;
+        answer.ends = self.card_port.ends(pair.number(), packet);
         answer.answers = answers;
         answer.calls = if reservation.is_some() { calls } else { 0 };
         self.queue_pairs.fetch_add(1, Ordering::Relaxed);

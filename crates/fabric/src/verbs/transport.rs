@@ -7,6 +7,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Context;
@@ -18,7 +19,6 @@ use crate::exec::Driver;
 use crate::post::Carrier;
 use crate::posts::{self, Kept};
 use crate::raw::verbs::{Completions, HeldLoad, Hold, SendQueue, Work, send_queue_of};
-use crate::single::SingleCarrier;
 use crate::tcp;
 use crate::wake::Notify;
 use crate::{Buf, Executor, FabricError, GlobalAddr, Op, OpError, OpErrorKind, ServerId, access};
@@ -30,17 +30,18 @@ const LOOK_EVERY: u32 = 1_024;
 const PROBE_EVERY: Duration = Duration::from_millis(200);
 
 /// State of the queue pair.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum PairState {
     Up(Box<SendQueue>),
     /// A task is connecting one. Posts wait for it.
     Connecting,
+    #[default]
     Down,
     /// The server has cut this compute server off.
     Fenced,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ServerQueue {
     pair: PairState,
     backlog: VecDeque<Work>,
@@ -55,15 +56,16 @@ struct ServerQueue {
     has_moved: bool,
     /// Time of that, as far as it is known.
     moved_ns: u64,
+    /// Lists that were posted on send queues that are gone, and work requests in them.
+    posted: (u64, u64),
 }
 
-struct TransportState {
+#[derive(Default)]
+pub(crate) struct TransportState {
     queues: Vec<ServerQueue>,
     posts: CardPosts,
     /// Parts of a list in posting: server, part, fence flag. Kept for its memory.
     planned: Vec<(usize, u32, bool)>,
-    /// Lists that were posted on send queues that are gone, and work requests in them.
-    posted: (u64, u64),
     /// The answer that has come, kept for its memory.
     answer: Vec<u8>,
 }
@@ -89,29 +91,10 @@ impl Transport {
         op_timeout: Duration,
         list_max: usize,
     ) -> Result<Self, FabricError> {
-        tcp.watch(&*completions).map_err(|source| FabricError::Io {
-            what: "watch completions of",
-            path: "this thread".into(),
-            source,
-        })?;
-        let queue = || ServerQueue {
-            pair: PairState::Down,
-            backlog: VecDeque::new(),
-            calls: Calls::default(),
-            takes_calls: false,
-            reconnects: Vec::new(),
-            next: 0,
-            has_moved: false,
-            moved_ns: 0,
-        };
-        let queues = region_bytes.iter().map(|_| queue()).collect();
-        let state = TransportState {
-            queues,
-            posts: CardPosts::default(),
-            planned: Vec::new(),
-            posted: (0, 0),
-            answer: Vec::new(),
-        };
+        let failed = FabricError::io("watch completions of", Path::new("this thread"));
+        tcp.watch(&*completions).map_err(failed)?;
+        let queues = region_bytes.iter().map(|_| ServerQueue::default()).collect();
+        let state = TransportState { queues, ..TransportState::default() };
         Ok(Transport {
             tcp,
             completions,
@@ -135,12 +118,9 @@ impl Transport {
 
     /// Lists that were posted so far, and work requests in them.
     pub(super) fn posted(&self) -> (u64, u64) {
-        let state = self.state.borrow();
-        state.queues.iter().fold(state.posted, |sum, queue| match &queue.pair {
-            PairState::Up(send_queue) => {
-                (sum.0 + send_queue.posted().0, sum.1 + send_queue.posted().1)
-            }
-            _ => sum,
+        self.state.borrow().queues.iter().fold((0, 0), |sum, queue| {
+            let (lists, requests) = queue.posted();
+            (sum.0 + lists, sum.1 + requests)
         })
     }
 
@@ -192,7 +172,7 @@ impl Transport {
     /// connect. Operations in flight fail.
     pub(super) fn reconnect(&self, server: ServerId, context: &Context<'_>) -> (u32, bool) {
         let mut state = self.state.borrow_mut();
-        let TransportState { queues, posts, posted, answer, .. } = &mut *state;
+        let TransportState { queues, posts, answer, .. } = &mut *state;
         let (index, _, before) = posts.open(context);
         let mut begins = false;
         let refused = match queues.get_mut(server.index()) {
@@ -209,11 +189,11 @@ impl Transport {
                         send_queue.stop();
                     }
                     // An operation that has completed so far has succeeded.
-                    self.take_completions(queues, posts, posted, answer);
+                    self.take_completions(queues, posts, answer);
                 }
                 let queue = &mut queues[server.index()];
                 let error = OpError { server, kind: OpErrorKind::Timeout };
-                queue.lose(PairState::Connecting, error, posts, posted);
+                queue.lose(PairState::Connecting, error, posts);
                 queue.reconnects.push(index);
                 posts.wait(index);
                 None
@@ -222,7 +202,7 @@ impl Transport {
         posts.posted(index, refused);
         drop(state);
         drop(before);
-        self.wake();
+        posts::wake(&self.state);
         (index, begins)
     }
 
@@ -234,7 +214,7 @@ impl Transport {
     /// A queue pair was connected, or the attempt failed.
     pub(super) fn connected(&self, server: ServerId, result: Result<SendQueue, OpErrorKind>) {
         let mut state = self.state.borrow_mut();
-        let TransportState { queues, posts, posted, .. } = &mut *state;
+        let TransportState { queues, posts, .. } = &mut *state;
         let queue = &mut queues[server.index()];
         queue.has_moved = true;
         let result = match result {
@@ -250,12 +230,8 @@ impl Transport {
             Err(kind) => {
                 let error = OpError { server, kind };
                 let is_fenced = kind == OpErrorKind::Fenced;
-                queue.lose(
-                    if is_fenced { PairState::Fenced } else { PairState::Down },
-                    error,
-                    posts,
-                    posted,
-                );
+                let pair = if is_fenced { PairState::Fenced } else { PairState::Down };
+                queue.lose(pair, error, posts);
                 Err(error)
             }
         };
@@ -263,18 +239,13 @@ impl Transport {
             posts.ended(slot, result);
         }
         drop(state);
-        self.wake();
-    }
-
-    /// Wakes the tasks whose posts have come back.
-    fn wake(&self) {
         posts::wake(&self.state);
     }
 
     /// Posts waiting operations and takes completions; true if anything moved.
     fn advance(&self) -> bool {
         let mut state = self.state.borrow_mut();
-        let TransportState { queues, posts, posted, answer, .. } = &mut *state;
+        let TransportState { queues, posts, answer, .. } = &mut *state;
         let (mut progress, mut in_flight) = (false, false);
         for (server, queue) in queues.iter_mut().enumerate() {
             let PairState::Up(send_queue) = &mut queue.pair else { continue };
@@ -287,14 +258,14 @@ impl Transport {
                 });
             }
             if given.is_err() {
-                queue.lose(PairState::Down, unavailable(server), posts, posted);
+                queue.lose(PairState::Down, unavailable(server), posts);
                 progress = true;
                 continue;
             }
             in_flight |= send_queue.in_flight() > 0 || queue.calls.awaits();
         }
         if in_flight {
-            progress |= self.take_completions(queues, posts, posted, answer);
+            progress |= self.take_completions(queues, posts, answer);
         }
         drop(state);
         progress
@@ -304,7 +275,6 @@ impl Transport {
         &self,
         queues: &mut [ServerQueue],
         posts: &mut CardPosts,
-        posted: &mut (u64, u64),
         answer: &mut Vec<u8>,
     ) -> bool {
         let count = self.completions.poll(|completion| {
@@ -314,7 +284,7 @@ impl Transport {
             if let Some(bytes) = completion.received.filter(|_| completion.is_done) {
                 let Some(heard) = send_queue.heard(count, bytes, answer) else { return };
                 if heard.is_err() || !queue.calls.answered(answer, posts) {
-                    queue.lose(PairState::Down, unavailable(server), posts, posted);
+                    queue.lose(PairState::Down, unavailable(server), posts);
                 }
                 return;
             }
@@ -325,7 +295,7 @@ impl Transport {
                 send_queue.retire(count, |slot| posts.came_back(slot));
                 queue.has_moved = true;
             } else {
-                queue.lose(PairState::Down, unavailable(server), posts, posted);
+                queue.lose(PairState::Down, unavailable(server), posts);
             }
         });
         count > 0
@@ -336,7 +306,7 @@ impl Transport {
         let limit_ns = self.op_timeout.as_nanos() as u64;
         let now_ns = self.now_ns();
         let mut state = self.state.borrow_mut();
-        let TransportState { queues, posts, posted, .. } = &mut *state;
+        let TransportState { queues, posts, .. } = &mut *state;
         for (server, queue) in queues.iter_mut().enumerate() {
             if std::mem::take(&mut queue.has_moved) {
                 queue.moved_ns = now_ns;
@@ -355,8 +325,8 @@ impl Transport {
             let error = OpError { server: ServerId(server as u16), kind: OpErrorKind::Timeout };
             match queue.pair {
                 // The connecting goes on.
-                PairState::Connecting => queue.lose(PairState::Connecting, error, posts, posted),
-                _ => queue.lose(PairState::Down, error, posts, posted),
+                PairState::Connecting => queue.lose(PairState::Connecting, error, posts),
+                _ => queue.lose(PairState::Down, error, posts),
             }
         }
     }
@@ -372,6 +342,17 @@ impl ServerQueue {
         self.backlog.push_back(work);
     }
 
+    /// Lists that were posted so far, and work requests in them.
+    fn posted(&self) -> (u64, u64) {
+        match &self.pair {
+            PairState::Up(send_queue) => {
+                let (lists, requests) = send_queue.posted();
+                (self.posted.0 + lists, self.posted.1 + requests)
+            }
+            _ => self.posted,
+        }
+    }
+
     /// Returns whether anybody waits for it.
     fn is_waiting(&self) -> bool {
         self.has_operations() || !self.calls.is_empty()
@@ -385,18 +366,11 @@ impl ServerQueue {
     }
 
     /// Cuts the queue pair, if there is one; all outstanding and waiting operations fail (VERBS-6).
-    fn lose(
-        &mut self,
-        pair: PairState,
-        error: OpError,
-        posts: &mut CardPosts,
-        posted: &mut (u64, u64),
-    ) {
+    fn lose(&mut self, pair: PairState, error: OpError, posts: &mut CardPosts) {
+        self.posted = self.posted();
         if let PairState::Up(mut send_queue) = std::mem::replace(&mut self.pair, pair) {
             send_queue.cut(|slot| posts.failed(slot, error));
             self.next = send_queue.next();
-            posted.0 += send_queue.posted().0;
-            posted.1 += send_queue.posted().1;
         }
         self.calls.lose(error, posts);
         for work in self.backlog.drain(..) {
@@ -441,7 +415,12 @@ impl Plan {
 }
 
 impl Carrier for Transport {
-    type Load = HeldLoad;
+    type Table = TransportState;
+
+    #[inline]
+    fn table(&self) -> &RefCell<TransportState> {
+        &self.state
+    }
 
     fn post(&self, load: HeldLoad, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -477,27 +456,11 @@ impl Carrier for Transport {
         drop(state);
         drop(before);
         if is_done {
-            self.wake();
+            posts::wake(&self.state);
         }
         index
     }
 
-    fn result<T>(
-        &self,
-        index: u32,
-        context: &Context<'_>,
-        finish: fn(HeldLoad, Option<OpError>) -> T,
-    ) -> Option<T> {
-        let (load, error) = posts::result(&self.state, index, context)?;
-        Some(finish(load, error))
-    }
-
-    fn abandon(&self, index: u32) {
-        posts::abandon(&self.state, index);
-    }
-}
-
-impl SingleCarrier for Transport {
     #[inline]
     fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
@@ -519,19 +482,9 @@ impl SingleCarrier for Transport {
             posts.posted(index, refused);
             drop(state);
             drop(before);
-            self.wake();
+            posts::wake(&self.state);
         }
         index
-    }
-
-    #[inline]
-    fn take_buf(&self, index: u32, context: &Context<'_>) -> Option<Option<Buf>> {
-        posts::buf(&self.state, index, context)
-    }
-
-    #[cold]
-    fn take_error(&self, index: u32) -> OpError {
-        posts::take_error(&self.state, index)
     }
 }
 
@@ -552,7 +505,7 @@ impl Driver for Transport {
             self.check_time();
         }
         progress |= self.advance();
-        self.wake();
+        posts::wake(&self.state);
         progress
     }
 
@@ -567,7 +520,7 @@ impl Driver for Transport {
                 // A completion between the poll and the wait raises an event; an earlier one does not.
                 let is_armed = self.completions.arm();
                 if self.advance() || !is_armed {
-                    return self.wake();
+                    return posts::wake(&self.state);
                 }
                 let limit = (self.op_timeout / 4).min(PROBE_EVERY);
                 Some(at_most.map_or(limit, |at_most| at_most.min(limit)))
@@ -577,7 +530,7 @@ impl Driver for Transport {
         self.tcp.wait(at_most);
         self.completions.take_events();
         self.check_time();
-        self.wake();
+        posts::wake(&self.state);
     }
 
     /// The card may be cut off from a server whose connection is up.

@@ -19,8 +19,8 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::{
-    AnyFabric, Counters, Fabric, GlobalAddr, ListenConfig, Peer, ServerId, Service, ServiceId,
-    Words,
+    AnyFabric, Counters, Endpoint, Fabric, GlobalAddr, ListenConfig, Peer, ServerId, Service,
+    ServiceId, Words,
 };
 
 /// The compute servers themselves map the memory.

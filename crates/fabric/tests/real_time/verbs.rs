@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::real::{Hosts, OwnExecutor, REGION_BYTES, RealHarness};
+use crate::common::real::{Hosts, REGION_BYTES, RealHarness};
 use crate::common::{die, list, listed};
 use farleaf_fabric::conformance::{SERVERS, cases, run_case};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
@@ -105,7 +105,7 @@ pub(crate) fn be_victim(servers: &str, addr: GlobalAddr) {
 /// Every case of the contract's suite; `FARLEAF_CASE` picks some by a part of their names.
 fn keeps_the_contract<F>(test: &str, harness: impl Fn() -> RealHarness<F>)
 where
-    F: Fabric<Endpoint: OwnExecutor> + Sync,
+    F: Fabric + Sync,
 {
     if !has_card(test) {
         return;

@@ -67,11 +67,7 @@ impl Completions {
         let set = flags.and_then(|flags| {
             rustix::fs::fcntl_setfl(queue.as_fd(), flags | rustix::fs::OFlags::NONBLOCK)
         });
-        set.map_err(|error| VerbsError::Failed {
-            device: device.name().to_owned(),
-            what: "set up a completion channel",
-            source: error.into(),
-        })?;
+        set.map_err(|error| device.failed("set up a completion channel")(error.into()))?;
         Ok(Arc::new(queue))
     }
 

@@ -36,7 +36,7 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 /// Facts that a card states about itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeviceFacts {
     pub(crate) is_soft_roce: bool,
     /// Most work requests of a queue.
@@ -128,16 +128,8 @@ impl Device {
             unsafe { (library.ibv_close_device)(context.as_ptr()) };
             return Err(error);
         };
-        let facts = DeviceFacts {
-            is_soft_roce: false,
-            queue_max: 0,
-            completions_max: 0,
-            answers_max: 0,
-            flights_max: 0,
-            has_atomics: false,
-            global_atomics: false,
-        };
-        let mut device = Device { library, context, pd, name: name.to_owned(), facts };
+        let (name, facts) = (name.to_owned(), DeviceFacts::default());
+        let mut device = Device { library, context, pd, name, facts };
         device.facts = device.query()?;
         Ok(Arc::new(device))
     }
@@ -243,6 +235,16 @@ impl Device {
             return Err(VerbsError::Memory { device, bytes, limit_bytes, source });
         };
         Ok(RegionKey { mr, device: Arc::clone(self) })
+    }
+
+    /// Makes the error of a call for this device that failed, other than for its rights.
+    pub(crate) fn failed(&self, what: &'static str) -> impl Fn(io::Error) -> VerbsError {
+        move |source| VerbsError::Failed { device: self.name.clone(), what, source }
+    }
+
+    /// Makes the error of a card that cannot do what every engine needs.
+    pub(crate) fn unfit(&self, why: &str) -> VerbsError {
+        VerbsError::Unfit { device: self.name.clone(), why: why.to_owned() }
     }
 
     /// Turns a code of the library into a result.

@@ -12,8 +12,9 @@ use std::rc::Rc;
 use crate::{Buf, Op, Ops, ServerId, ServiceId};
 
 /// Operations that were posted together.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) enum HeldLoad {
+    #[default]
     Empty,
     One(Op),
     Chain(Ops),
@@ -33,8 +34,6 @@ pub(crate) struct Call {
 }
 
 impl crate::post::Load for HeldLoad {
-    const EMPTY: Self = HeldLoad::Empty;
-
     #[inline]
     fn is_empty(&self) -> bool {
         !matches!(self, HeldLoad::Call(_)) && self.ops().next().is_none()
@@ -89,15 +88,11 @@ impl HeldLoad {
     }
 }
 
-/// A load that send queues share while it is in flight.
+/// A load that send queues share while it is in flight. The default is empty.
+#[derive(Default)]
 pub(crate) struct Hold(UnsafeCell<HeldLoad>);
 
 impl Hold {
-    /// An empty one.
-    pub(crate) fn new() -> Rc<Hold> {
-        Rc::new(Hold(UnsafeCell::new(HeldLoad::Empty)))
-    }
-
     /// Exchanges what it holds, if nobody else has it.
     pub(crate) fn swap(this: &mut Rc<Hold>, load: HeldLoad) -> Result<HeldLoad, HeldLoad> {
         match Rc::get_mut(this) {
@@ -154,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_shared_hold_is_not_exchanged() {
-        let mut hold = Hold::new();
+        let mut hold = Rc::<Hold>::default();
         let faa = Op::Faa { at: GlobalAddr::NULL, add: 1, old: 0 };
         assert!(matches!(Hold::swap(&mut hold, HeldLoad::One(faa)), Ok(HeldLoad::Empty)));
         let in_flight = Rc::clone(&hold);

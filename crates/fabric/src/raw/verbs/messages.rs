@@ -32,10 +32,8 @@ impl Messages {
     ) -> Result<Messages, VerbsError> {
         let bytes = bytes.next_multiple_of(64);
         let all = 2 * usize::from(count) * bytes;
-        let words = Words::anonymous(all / 8).ok_or_else(|| VerbsError::Failed {
-            device: device.name().to_owned(),
-            what: "map memory for messages",
-            source: io::ErrorKind::OutOfMemory.into(),
+        let words = Words::anonymous(all / 8).ok_or_else(|| {
+            device.failed("map memory for messages")(io::ErrorKind::OutOfMemory.into())
         })?;
         let memory = Arc::new(device.register(Arc::new(words), false)?);
         Ok(Messages { memory, count: count.into(), bytes })

@@ -243,7 +243,9 @@ impl QueuePair {
         what: &'static str,
     ) -> Result<(), VerbsError> {
         let device = self.completions.device();
-        let Some(qp) = self.qp else { return Err(gone(device.name(), what)) };
+        let Some(qp) = self.qp else {
+            return Err(device.failed(what)(io::ErrorKind::NotConnected.into()));
+        };
         // SAFETY: the pair is there.
         let code = unsafe { (device.library.ibv_modify_qp)(qp.as_ptr(), attr, mask) };
         device.check(code, what)
@@ -354,9 +356,3 @@ pub(super) const BLANK: ibv_send_wr = ibv_send_wr {
     wr: ibv_wr { rdma: ibv_wr_rdma { remote_addr: 0, rkey: 0 } },
     behind: [0; 7],
 };
-
-#[cold]
-fn gone(device: &str, what: &'static str) -> VerbsError {
-    let source = io::ErrorKind::NotConnected.into();
-    VerbsError::Failed { device: device.to_owned(), what, source }
-}

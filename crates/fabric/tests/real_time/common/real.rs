@@ -6,11 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use farleaf_fabric::conformance::{CallSurvivor, Harness, Role, SCRATCH_BYTES, Survivor, Task};
-use farleaf_fabric::mapped::MappedEndpoint;
-use farleaf_fabric::tcp::TcpEndpoint;
 use farleaf_fabric::{
-    AnyEndpoint, Counters, Endpoint, Executor, Fabric, GlobalAddr, ListenConfig, Peer, ServerId,
-    Service, ServiceId,
+    Counters, Endpoint, Fabric, GlobalAddr, ListenConfig, Peer, ServerId, Service, ServiceId,
 };
 
 use super::Reaped;
@@ -22,35 +19,6 @@ pub(crate) trait Hosts: 'static {
     /// Adds a service to the memory servers of this process.
     fn serve(&self, _id: ServiceId, _service: &Arc<dyn Service>) {}
 }
-
-/// An endpoint whose thread's tasks run on an executor of their own: of all fabrics but the simulator.
-pub(crate) trait OwnExecutor: Endpoint {
-    fn executor(&self) -> &Executor;
-    fn seed(&self, seed: u64);
-    fn buffers_out(&self) -> usize;
-}
-
-macro_rules! own_executor {
-    ($($endpoint:ty),+) => {$(
-        impl OwnExecutor for $endpoint {
-            fn executor(&self) -> &Executor {
-                self.executor()
-            }
-
-            fn seed(&self, seed: u64) {
-                self.seed(seed);
-            }
-
-            fn buffers_out(&self) -> usize {
-                self.buffers_out()
-            }
-        }
-    )+};
-}
-
-own_executor!(AnyEndpoint, MappedEndpoint, TcpEndpoint);
-#[cfg(feature = "verbs")]
-own_executor!(farleaf_fabric::verbs::VerbsEndpoint);
 
 /// Every task on a thread of its own, of the compute servers in turn.
 pub(crate) struct RealHarness<F> {
@@ -92,7 +60,7 @@ impl<F: Fabric> RealHarness<F> {
     }
 }
 
-impl<F: Fabric<Endpoint: OwnExecutor> + Sync> Harness for RealHarness<F> {
+impl<F: Fabric + Sync> Harness for RealHarness<F> {
     type Endpoint = F::Endpoint;
 
     fn run(&self, tasks: Vec<Task<F::Endpoint>>) {
@@ -155,7 +123,8 @@ impl<F: Fabric<Endpoint: OwnExecutor> + Sync> Harness for RealHarness<F> {
                 })
                 .collect();
             for computer in &self.computers {
-                peers.iter().for_each(|peer| computer.attach(*peer).expect("attached"));
+                let endpoint = computer.endpoint().expect("an endpoint");
+                peers.iter().for_each(|peer| endpoint.attach(*peer).expect("attached"));
             }
             peers
         };
@@ -170,9 +139,9 @@ impl<F: Fabric<Endpoint: OwnExecutor> + Sync> Harness for RealHarness<F> {
     ) -> bool {
         let Some((pool, lease)) = &self.victims else { return false };
         let child = Reaped::victim(pool, addr, Some(role));
-        let computer = self.computers[0].clone();
-        let endpoint = computer.endpoint().expect("an endpoint");
-        let attach = Box::new(move |peer| computer.attach(peer).expect("attached"));
+        let endpoint = self.computers[0].endpoint().expect("an endpoint");
+        let home = endpoint.clone();
+        let attach = Box::new(move |peer| home.attach(peer).expect("attached"));
         let run = child.beside_party(endpoint.clone(), attach, survivor, *lease);
         endpoint.executor().block_on(run);
         true

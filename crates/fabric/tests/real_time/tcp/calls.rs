@@ -118,7 +118,7 @@ fn an_address_that_may_not_be_told_is_refused() {
     assert_eq!(told.listens.port(), told.address.port());
     assert!(why(ListenConfig::default()).contains("once in its life"));
     let nowhere = Peer { server: number, incarnation: Incarnation(3), address: None };
-    assert!(tcp.attach(nowhere).is_err());
+    assert!(tcp.endpoint().unwrap().attach(nowhere).is_err());
 }
 
 /// If a peer ends while no call is under way, a later call is not begun.
@@ -127,8 +127,8 @@ fn a_call_of_a_peer_that_has_ended_is_not_begun() {
     let (_pool, config) = pool(1, LONG);
     let (other, peer) = exposed(&config, 1);
     let tcp = Tcp::connect(config).unwrap();
-    tcp.attach(peer).unwrap();
     let end = tcp.endpoint().unwrap();
+    end.attach(peer).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             let theirs = other.endpoint().unwrap();
@@ -159,7 +159,7 @@ fn a_receiver_that_leaves_leaves_no_call_unknown() {
     let tcp = Tcp::connect(config.clone()).unwrap();
     for round in 0..20 {
         let (other, peer) = exposed(&config, round);
-        tcp.attach(peer).unwrap();
+        tcp.endpoint().unwrap().attach(peer).unwrap();
         thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
@@ -209,7 +209,8 @@ fn threads_call_each_other_at_once() {
     let computers: Vec<_> = (0..2).map(|number| exposed(&config, number)).collect();
     let peers: Vec<Peer> = computers.iter().map(|(_, peer)| *peer).collect();
     for (tcp, _) in &computers {
-        peers.iter().for_each(|peer| tcp.attach(*peer).unwrap());
+        let end = tcp.endpoint().unwrap();
+        peers.iter().for_each(|peer| end.attach(*peer).unwrap());
     }
     let done = Barrier::new(4);
     thread::scope(|scope| {
