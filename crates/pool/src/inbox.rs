@@ -25,11 +25,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Endpoint, GlobalAddr};
 
 use crate::class::CLASS_COUNT;
 use crate::epoch::Observation;
-use crate::geometry::{RING_BYTES, RING_WORDS};
+use crate::geometry::{BlockId, RING_BYTES, RING_WORDS};
 use crate::pins::{PinGuard, pin_at};
 use crate::reliable::{Reliable, wait_until};
 use crate::words::{BlockState, BlockWord};
@@ -88,7 +88,7 @@ enum Phase {
 #[derive(Debug, Default)]
 struct Others {
     rings: BTreeMap<u32, Ring>,
-    blocks: BTreeMap<(ServerId, u32), Known>,
+    blocks: BTreeMap<BlockId, Known>,
 }
 
 /// The ring of this member in another's inbox.
@@ -142,7 +142,7 @@ impl Inbox {
     }
 
     /// The class of another's block, as far as it is known.
-    pub(crate) fn class_of(&self, block: (ServerId, u32)) -> Option<usize> {
+    pub(crate) fn class_of(&self, block: BlockId) -> Option<usize> {
         let class = self.others().blocks.get(&block)?.word.class();
         (class < CLASS_COUNT).then_some(class)
     }
@@ -154,13 +154,13 @@ impl Inbox {
 
 impl Others {
     /// The owner of a block, as far as it is known.
-    fn owner(&mut self, at: (ServerId, u32)) -> Option<u32> {
+    fn owner(&mut self, at: BlockId) -> Option<u32> {
         let known = self.blocks.get_mut(&at)?;
         known.uses += 1;
         known.word.is(BlockState::Owned).then(|| known.word.owner())
     }
 
-    fn is_known(&self, at: (ServerId, u32)) -> bool {
+    fn is_known(&self, at: BlockId) -> bool {
         self.blocks.get(&at).is_some_and(|known| known.uses < USES)
     }
 
@@ -369,7 +369,7 @@ impl Pool {
         self.inbox.own().taken = taken;
         let (mut strays, mut outcome) = (Vec::new(), Ok(()));
         for addr in objects {
-            match self.alloc().free(self.geometry(), addr) {
+            match self.alloc().free(addr) {
                 Ok(true) => {}
                 Ok(false) => strays.push(addr),
                 Err(error) => outcome = Err(error),
@@ -403,9 +403,9 @@ impl Pool {
         let (mut foreign, mut rest, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
         for addr in objects {
             // Adopted since it was retired, it is an own one.
-            match self.alloc().free(self.geometry(), *addr) {
+            match self.alloc().free(*addr) {
                 Ok(true) => {}
-                Ok(false) => foreign.push((*addr, (addr.server(), self.block_of(*addr)?.0))),
+                Ok(false) => foreign.push((*addr, self.block_of(*addr)?.0)),
                 Err(error) => outcome = Err(error),
             }
         }
@@ -467,7 +467,7 @@ impl Pool {
     async fn look_up(
         &self,
         client: Reliable<'_>,
-        mut blocks: BTreeSet<(ServerId, u32)>,
+        mut blocks: BTreeSet<BlockId>,
     ) -> Result<(), PoolError> {
         {
             let others = self.inbox.others();
@@ -477,8 +477,8 @@ impl Pool {
             return Ok(());
         }
         let mut ops = client.client().ops();
-        for (server, block) in &blocks {
-            ops.read(self.geometry().block_word_addr(*server, *block), client.buf(8));
+        for block in &blocks {
+            ops.read(self.geometry().block_word_addr(*block), client.buf(8));
         }
         let ops = client.post_many(ops).await?;
         let mut others = self.inbox.others();

@@ -336,7 +336,7 @@ impl Pool {
                     _ => continue,
                 };
                 if word.owner() == self.member {
-                    let at = self.geometry().block_word_addr(server, block);
+                    let at = self.geometry().block_word_addr(block);
                     client.cas(at, word.0, next.0).await?;
                 }
             }

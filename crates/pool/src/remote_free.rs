@@ -7,10 +7,11 @@
 //! The word may then belong to other objects and hold the expected content. So the member first checks
 //! that the block is still of the same carving; only then does the bit tell.
 
-use farleaf_fabric::{GlobalAddr, ServerId};
+use farleaf_fabric::GlobalAddr;
 
 use crate::block::CARVED_AT;
 use crate::class::BLOCK_HEADER_BYTES;
+use crate::geometry::BlockId;
 use crate::reliable::{Cas, Reliable, Trial, servers_of};
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError};
@@ -64,7 +65,7 @@ impl Pool {
             for addr in objects {
                 match self.block_of(*addr) {
                     Ok((block, _)) => {
-                        let at = self.geometry().block_word_addr(addr.server(), block);
+                        let at = self.geometry().block_word_addr(block);
                         ops.read(at, client.buf(8));
                         in_blocks.push(*addr);
                     }
@@ -127,7 +128,7 @@ impl Pool {
         for Bit { given, block: word, .. } in bits {
             let Ok((block, _)) = self.block_of(*given) else { continue };
             if word.is(BlockState::Orphan) && word.free_hint() == 0 {
-                let at = self.geometry().block_word_addr(given.server(), block);
+                let at = self.geometry().block_word_addr(block);
                 if list.iter().all(|cas| cas.at != at) {
                     list.push(Cas { at, expected: word.0, new: word.orphan(word.class(), 1).0 });
                 }
@@ -193,13 +194,13 @@ impl Pool {
         let given = words_at(client, turns.iter().map(|turn| turn.at)).await?;
         let mut places = Vec::with_capacity(turns.len());
         for turn in &turns {
-            places.push((turn.at.server(), self.block_of(turn.at)?.0));
+            places.push(self.block_of(turn.at)?.0);
         }
         let geometry = self.geometry();
-        let at = places.iter().map(|(server, block)| geometry.block_word_addr(*server, *block));
+        let at = places.iter().map(|block| geometry.block_word_addr(*block));
         let words = words_at(client, at).await?;
-        let at = places.iter().map(|(server, block)| geometry.block_addr(*server, *block));
-        let carved = words_at(client, at.map(|at| at.plus(CARVED_AT))).await?;
+        let at = places.iter().map(|block| geometry.block_addr(*block).plus(CARVED_AT));
+        let carved = words_at(client, at).await?;
         let mut undone = Vec::new();
         for (index, mut turn) in turns.into_iter().enumerate() {
             // Only a block without objects in use becomes free.
@@ -209,9 +210,7 @@ impl Pool {
                     turn.block.is_before(carved[index])
                 }
                 BlockState::Damaged => {
-                    let (server, block) = places[index];
-                    let what = format!("block {block} of memory server {server} is damaged");
-                    return Err(PoolError::Corrupt(what));
+                    return Err(PoolError::Corrupt(format!("{} is damaged", places[index])));
                 }
             };
             let turned = (given[index] ^ turn.expected) & turn.bits;
@@ -228,7 +227,7 @@ impl Pool {
     }
 
     /// The block of an address, and the offset in it.
-    pub(crate) fn block_of(&self, addr: GlobalAddr) -> Result<(u32, u64), PoolError> {
+    pub(crate) fn block_of(&self, addr: GlobalAddr) -> Result<(BlockId, u64), PoolError> {
         let outside = || PoolError::Corrupt(format!("{addr} is in no block"));
         self.geometry().block_of(addr).ok_or_else(outside)
     }
@@ -246,29 +245,23 @@ impl Pool {
         }
         let shape = self.geometry().shape(word.class());
         let index = shape.object_at(offset).ok_or_else(nowhere)?;
-        let (server, at) = (addr.server(), (index / 64) as usize);
+        let at = (index / 64) as usize;
         Ok(Bit {
-            given: self.given_addr(server, block, at),
-            taken: self.taken_addr(server, block, shape.bitmap_words(), at),
+            given: self.given_addr(block, at),
+            taken: self.taken_addr(block, shape.bitmap_words(), at),
             bit: 1 << (index % 64),
             block: word,
         })
     }
 
     /// The address of a word of a block's *given*.
-    pub(crate) fn given_addr(&self, server: ServerId, block: u32, word: usize) -> GlobalAddr {
-        self.geometry().block_addr(server, block).plus(BLOCK_HEADER_BYTES + word as u64 * 8)
+    pub(crate) fn given_addr(&self, block: BlockId, word: usize) -> GlobalAddr {
+        self.geometry().block_addr(block).plus(BLOCK_HEADER_BYTES + word as u64 * 8)
     }
 
     /// The address of a word of the *taken* of a block whose bitmaps have `words` words each.
-    pub(crate) fn taken_addr(
-        &self,
-        server: ServerId,
-        block: u32,
-        words: usize,
-        word: usize,
-    ) -> GlobalAddr {
-        self.given_addr(server, block, words + word)
+    pub(crate) fn taken_addr(&self, block: BlockId, words: usize, word: usize) -> GlobalAddr {
+        self.given_addr(block, words + word)
     }
 }
 

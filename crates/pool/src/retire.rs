@@ -311,7 +311,7 @@ impl Session {
     pub(crate) fn make_room(&self, addr: GlobalAddr) -> Result<Retiring, PoolError> {
         let pool = self.pool();
         pool.block_of(addr)?;
-        let is_own = pool.alloc().hold_retired(pool.geometry(), addr);
+        let is_own = pool.alloc().hold_retired(addr);
         let mut retired = self.inner.retired.lock();
         let has_room = retired.take_room(is_own);
         self.inner.pressed.set(retired.is_pressed() || pool.retires_much());
@@ -331,7 +331,7 @@ impl Session {
         retiring.of = None;
         self.inner.retired.lock().give_room(retiring.is_own);
         if retiring.is_own {
-            self.pool().alloc().let_go_retired(self.pool().geometry(), retiring.addr);
+            self.pool().alloc().let_go_retired(retiring.addr);
         }
     }
 
@@ -436,7 +436,7 @@ impl Session {
                 pool.retired_bytes.fetch_sub(u64::from(bytes), Ordering::Relaxed);
                 retired.pending.push(Pending { epoch, pinned: view, addr, bytes });
                 pool.pins.pending(of.id).fetch_min(view, Ordering::SeqCst);
-                pool.alloc().let_go_retired(pool.geometry(), addr);
+                pool.alloc().let_go_retired(addr);
             }
         }
     }
@@ -493,7 +493,7 @@ impl Session {
             let let_go = std::mem::take(&mut retired.let_go);
             drop(retired);
             let mut alloc = pool.alloc();
-            let_go.iter().for_each(|addr| alloc.let_go_retired(pool.geometry(), *addr));
+            let_go.iter().for_each(|addr| alloc.let_go_retired(*addr));
         }
         loop {
             if of.lock().freeing > 0 {
@@ -548,7 +548,7 @@ impl Session {
                 if poisoned.len() == BATCH {
                     break;
                 }
-            } else if let Err(error) = pool.alloc().free_retired(pool.geometry(), object.addr) {
+            } else if let Err(error) = pool.alloc().free_retired(object.addr) {
                 outcome = Err(error);
             }
         }
@@ -590,7 +590,7 @@ impl Pool {
         self.poison(client, &all).await?;
         let mut outcome = Ok(());
         for addr in own {
-            if let Err(error) = self.alloc().free_retired(self.geometry(), *addr) {
+            if let Err(error) = self.alloc().free_retired(*addr) {
                 outcome = Err(error);
             }
         }
@@ -610,9 +610,8 @@ impl Pool {
 
     /// Counts a retired object's bytes; 0 if its block is another's and nothing is known of it.
     fn note_waiting(&self, addr: GlobalAddr) -> u32 {
-        let block = self.geometry().block_of(addr).map(|(block, _)| (addr.server(), block));
-        let class = block.and_then(|block| {
-            let own = self.alloc().class_at(block.0, block.1);
+        let class = self.geometry().block_of(addr).and_then(|(block, _)| {
+            let own = self.alloc().class_at(block);
             own.or_else(|| self.inbox.class_of(block))
         });
         let bytes = class.map_or(0, |class| self.geometry().shape(class).object_bytes);

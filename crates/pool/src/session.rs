@@ -364,12 +364,11 @@ impl Session {
     /// Cost: a batch of CAS per 64 words of the block's bitmap, and 1 CAS.
     pub fn hand_on(&self, addr: GlobalAddr) {
         let Some((block, _)) = self.pool().geometry().block_of(addr) else { return };
-        let server = addr.server();
-        let removed = self.pool().alloc().remove_handed_on(self.pool().geometry(), server, block);
+        let removed = self.pool().alloc().remove_handed_on(block);
         let Some((word, left)) = removed else { return };
         self.spawn(async move |session| {
             // If that fails, the block is in limbo, and a later tick gives it up.
-            let _ = session.pool().abandon(session.maintenance(), server, block, word, left).await;
+            let _ = session.pool().abandon(session.maintenance(), block, word, left).await;
         });
     }
 
@@ -379,7 +378,7 @@ impl Session {
     /// If the member owns no such object, or it is free already.
     pub fn free_unpublished(&self, addr: GlobalAddr, bytes: usize) {
         let pool = self.pool();
-        let freed = pool.alloc().free(pool.geometry(), addr);
+        let freed = pool.alloc().free(addr);
         assert_eq!(freed, Ok(true), "{bytes} bytes at {addr} cannot be freed");
     }
 

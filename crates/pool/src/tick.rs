@@ -151,20 +151,20 @@ impl Session {
         self.let_own_be_announced();
         self.announce_pending(true, None).await?;
         let owned = pool.alloc().owned();
-        for (server, block) in owned {
-            let freed = pool.alloc().remove_if_free(pool.geometry(), server, block);
+        for block in owned {
+            let freed = pool.alloc().remove_if_free(block);
             if let Some(word) = freed {
-                pool.release(client, server, block, word).await?;
+                pool.release(client, block, word).await?;
                 continue;
             }
             // What a harvest whose outcome was lost has taken, must be known first.
-            let lost = pool.alloc().block(server, block).is_some_and(|block| block.is_harvesting());
-            if let (true, Some(held)) = (lost, pool.hold(server, block)) {
+            let lost = pool.alloc().block(block).is_some_and(|block| block.is_harvesting());
+            if let (true, Some(held)) = (lost, pool.hold(block)) {
                 pool.harvest(client, &held).await?;
             }
-            let removed = pool.alloc().remove(pool.geometry(), server, block);
+            let removed = pool.alloc().remove(block);
             if let Some((word, left)) = removed {
-                pool.abandon(client, server, block, word, left).await?;
+                pool.abandon(client, block, word, left).await?;
             }
         }
         self.give_up_entries().await
@@ -222,23 +222,23 @@ impl Pool {
         self.release_root_leftover(client).await?;
         if tick.is_multiple_of(HARVEST_TICKS) {
             let owned = self.alloc().owned();
-            if let Some((server, block)) = owned.get(tick as usize / 16 % owned.len().max(1))
-                && let Some(held) = self.hold(*server, *block)
+            if let Some(block) = owned.get(tick as usize / 16 % owned.len().max(1))
+                && let Some(held) = self.hold(*block)
             {
                 self.harvest(client, &held).await?;
             }
         }
         // Bound to a name of its own, so that the lock is free again before the release.
-        let surplus = self.alloc().take_surplus(self.geometry());
-        if let Some((server, block, word)) = surplus {
-            self.release(client, server, block, word).await?;
+        let surplus = self.alloc().take_surplus();
+        if let Some((block, word)) = surplus {
+            self.release(client, block, word).await?;
         }
         if self.is_tidying_due(client.endpoint().now_ns()) {
-            let unused = self.alloc().unused(self.geometry());
-            for (server, block) in unused {
-                let freed = self.alloc().remove_if_free(self.geometry(), server, block);
+            let unused = self.alloc().unused();
+            for block in unused {
+                let freed = self.alloc().remove_if_free(block);
                 if let Some(word) = freed {
-                    self.release(client, server, block, word).await?;
+                    self.release(client, block, word).await?;
                 }
             }
             self.free_orphans(client).await?;

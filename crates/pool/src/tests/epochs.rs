@@ -24,7 +24,7 @@ fn is_free(session: &Mine, addr: GlobalAddr) -> bool {
     let pool = session.pool();
     let (block, offset) = pool.geometry().block_of(addr).unwrap();
     let alloc = pool.alloc();
-    let block = alloc.block(addr.server(), block).unwrap();
+    let block = alloc.block(block).unwrap();
     block.is_free(pool.geometry().shape(block.class).object_at(offset).unwrap())
 }
 
