@@ -4,6 +4,7 @@
 //!   was dropped, when the last message comes to its end. Until then it owns the buffers (F7).
 //! - **SLOT-2** No event names a slot that has been given back; timers name it with its serial.
 
+use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::task::Waker;
 
@@ -55,6 +56,45 @@ pub(super) enum SimPayload {
     },
 }
 
+impl SimPayload {
+    /// The operation `part` of a chain, a batch or a single one.
+    #[inline]
+    pub(super) fn op(&self, part: u16) -> Option<&Op> {
+        match self {
+            SimPayload::Op(op) => Some(op),
+            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get(usize::from(part))),
+            _ => None,
+        }
+    }
+
+    /// As [`SimPayload::op`], to write.
+    #[inline]
+    pub(super) fn op_mut(&mut self, part: u16) -> Option<&mut Op> {
+        match self {
+            SimPayload::Op(op) => Some(op),
+            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get_mut(usize::from(part))),
+            _ => None,
+        }
+    }
+
+    /// Returns the number of its remote operations: 0 for a wait.
+    pub(super) fn op_count(&self) -> usize {
+        match self {
+            SimPayload::Chain(ops) | SimPayload::Batch(ops) => ops.len(),
+            SimPayload::Empty | SimPayload::Sleep { .. } | SimPayload::Work { .. } => 0,
+            _ => 1,
+        }
+    }
+
+    /// Returns the number of operations of each of its messages: a chain is one.
+    pub(super) fn message_ops(&self) -> usize {
+        match self {
+            SimPayload::Chain(ops) => ops.len(),
+            _ => 1,
+        }
+    }
+}
+
 /// Error of a post, if it failed. Boxed, because it is large and rare.
 pub(super) type Failure = Option<Box<OpError>>;
 
@@ -69,6 +109,17 @@ pub(super) enum Wake {
 }
 
 impl Wake {
+    /// Wakes the waiter, a task by adding it to `ready`. Returns whether that has called a waker.
+    #[inline]
+    pub(super) fn wake(&self, ready: &mut VecDeque<u32>) -> bool {
+        match self {
+            Wake::Nobody => {}
+            Wake::Task(task) => ready.push_back(*task),
+            Wake::Other(waker) => waker.wake_by_ref(),
+        }
+        matches!(self, Wake::Other(_))
+    }
+
     /// Returns whether both certainly wake the same task.
     pub(super) fn is_same(&self, other: &Wake) -> bool {
         match (self, other) {
@@ -124,26 +175,6 @@ pub(super) struct SimSlot {
 }
 
 impl SimSlot {
-    /// The operation `part` of a chain, a batch or a single one.
-    #[inline]
-    pub(super) fn op(&self, part: u16) -> Option<&Op> {
-        match &self.payload {
-            SimPayload::Op(op) => Some(op),
-            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get(usize::from(part))),
-            _ => None,
-        }
-    }
-
-    /// As [`SimSlot::op`], to write.
-    #[inline]
-    pub(super) fn op_mut(&mut self, part: u16) -> Option<&mut Op> {
-        match &mut self.payload {
-            SimPayload::Op(op) => Some(op),
-            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get_mut(usize::from(part))),
-            _ => None,
-        }
-    }
-
     /// Returns the destination of `part`; `None` for a wait.
     #[inline]
     pub(super) fn server(&self, part: u16) -> Option<ServerId> {
@@ -151,7 +182,7 @@ impl SimSlot {
             SimPayload::Rpc { list, .. } => list.server(),
             SimPayload::Call(posted) => Some(posted.to),
             SimPayload::Fence { server, .. } | SimPayload::Reconnect { server } => Some(*server),
-            _ => self.op(part).map(|op| op.addr().server()),
+            _ => self.payload.op(part).map(|op| op.addr().server()),
         }
     }
 
