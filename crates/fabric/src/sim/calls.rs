@@ -101,6 +101,12 @@ struct Message {
     reply_serial: u64,
 }
 
+impl Message {
+    fn is_call(&self) -> bool {
+        matches!(self.what, What::Call { .. })
+    }
+}
+
 /// Requests that came to one life of a compute server.
 #[derive(Debug, Default)]
 struct SimReceiver {
@@ -258,17 +264,9 @@ impl Machine {
                         self.wind_up(index, departs);
                     }
                     is_silent = true;
-                    let name = match lost {
-                        Lost::Never { .. } => {
-                            is_stopped = true;
-                            "lost: never happens"
-                        }
-                        Lost::Happens => "lost: happens",
-                        Lost::Later { after_ps, .. } => {
-                            at = at.saturating_add(after_ps);
-                            "lost: happens later"
-                        }
-                    };
+                    is_stopped = matches!(lost, Lost::Never { .. });
+                    let (name, longer) = lost.effect();
+                    at = at.saturating_add(longer);
                     self.strike_message_of(id, name);
                 }
             }
@@ -444,14 +442,7 @@ impl Machine {
 
     fn wake_all(&mut self, idle: Vec<Wake>) {
         for wake in &idle {
-            match wake {
-                Wake::Nobody => {}
-                Wake::Task(task) => self.ready.push_back(*task),
-                Wake::Other(waker) => {
-                    waker.wake_by_ref();
-                    self.called_waker = true;
-                }
-            }
+            self.called_waker |= wake.wake(&mut self.ready);
         }
         self.calls.spent.extend(idle);
     }
@@ -482,7 +473,7 @@ impl Machine {
 
     fn remove_message(&mut self, id: u32) {
         let Some(message) = self.calls.list.remove(&id) else { return };
-        if matches!(message.what, What::Call { .. })
+        if message.is_call()
             && let Some(pair) = self.calls.pairs.get_mut(&(message.from.life, message.to))
         {
             if let Some(at) = pair.waiting.iter().position(|waiting| *waiting == id) {
@@ -508,7 +499,7 @@ impl Machine {
         let Some(message) = self.calls.list.get_mut(&id) else { return };
         let (serial, from, to, server) = (message.serial, message.from, message.to, message.server);
         let number = message.number;
-        let is_call = matches!(message.what, What::Call { .. });
+        let is_call = message.is_call();
         let is_reconnect = matches!(message.what, What::Reconnect);
         let Some(mut outcome) = message.outcome.take() else { return };
         self.trace.add(outcome.as_ref().map_or(u64::MAX, |reply| reply.len() as u64));
@@ -550,15 +541,8 @@ impl Machine {
             },
         }
         slot.missing = 0;
-        let completion = self.times.completion;
-        let free = &mut self.threads[slot.poster.thread as usize];
-        *free = (*free).max(self.now.saturating_sub(completion)).saturating_add(completion);
-        let done = *free;
-        if done > self.now {
-            self.calendar.push(done, Kind::Resume, index, 0);
-        } else {
-            self.resume(index);
-        }
+        let done = self.take_completion(index);
+        self.resume_at(index, done);
     }
 
     /// A timer fires: nobody knows what became of the message.
@@ -576,8 +560,7 @@ impl Machine {
     /// A reconnect has come back: what that thread sent before is given up.
     fn give_up_older(&mut self, from: Poster, server: ServerId, serial: u64) {
         let theirs = |message: &Message| {
-            matches!(message.what, What::Call { .. })
-                && (message.from.life, message.from.thread) == (from.life, from.thread)
+            (message.from.life, message.from.thread) == (from.life, from.thread)
                 && message.server == server
                 && message.serial < serial
         };
@@ -586,10 +569,10 @@ impl Machine {
 
     /// The calls that are `theirs` end for their senders. Those that have not left never do.
     fn give_up(&mut self, theirs: impl Fn(&Message) -> bool, kind: OpErrorKind) {
+        let calls = self.calls.list.iter().filter(|(_, message)| message.is_call());
+        let given_up = calls.filter(|(_, message)| theirs(message));
         let given_up: Vec<_> =
-            self.calls.list.iter().filter(|(_, message)| theirs(message)).collect();
-        let given_up: Vec<_> =
-            given_up.into_iter().map(|(id, message)| (*id, message.slot, message.serial)).collect();
+            given_up.map(|(id, message)| (*id, message.slot, message.serial)).collect();
         for (id, slot, serial) in given_up {
             let has_left = !self.calls.pairs.values().any(|pair| pair.waiting.contains(&id));
             if !has_left {
@@ -607,13 +590,13 @@ impl Machine {
     pub(super) fn end_receiver(&mut self, life: u32) {
         if let Some(receiver) = self.calls.receivers.remove(&life) {
             let begun = |one: &Message| one.to == life && one.is_begun && one.outcome.is_none();
-            if receiver.has_left && !self.calls.list.values().any(begun) {
-                self.calls.left.insert(life);
-                let idle = receiver.services.into_values().flat_map(|service| service.idle);
-                return self.calls.spent.extend(idle);
-            }
+            let has_answered = !self.calls.list.values().any(begun);
             let idle = receiver.services.into_values().flat_map(|service| service.idle);
             self.calls.spent.extend(idle);
+            if receiver.has_left && has_answered {
+                self.calls.left.insert(life);
+                return;
+            }
         }
         // Replies that have left arrive.
         let is_lost = |message: &Message| message.to == life && message.outcome.is_none();
@@ -626,10 +609,7 @@ impl Machine {
     pub(super) fn tell_dead(&mut self, me: u32, who: u32) {
         let is_peer = self.calls.peers.iter().any(|((life, _), peer)| (*life, *peer) == (me, who));
         if is_peer && self.calls.told_dead.insert((me, who)) && !self.calls.left.contains(&who) {
-            self.give_up(
-                |one| one.from.life == me && one.to == who && matches!(one.what, What::Call { .. }),
-                gone(who),
-            );
+            self.give_up(|one| one.from.life == me && one.to == who, gone(who));
         }
     }
 
@@ -893,15 +873,8 @@ impl Machine {
     }
 
     fn give_up_peer(&mut self, me: u32, server: ServerId, who: u32) {
-        self.give_up(
-            |one| {
-                one.from.life == me
-                    && one.server == server
-                    && one.to == who
-                    && matches!(one.what, What::Call { .. })
-            },
-            gone(who),
-        );
+        let theirs = |one: &Message| one.from.life == me && one.server == server && one.to == who;
+        self.give_up(theirs, gone(who));
     }
 }
 
