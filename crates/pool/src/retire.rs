@@ -325,8 +325,11 @@ impl Session {
         Ok(Retiring { addr, client: self.inner.id, is_own, of })
     }
 
-    /// Gives the room of an object that stays back.
-    pub(crate) fn give_room(&self, mut retiring: Retiring) {
+    /// The object stays, or another client has unlinked it. No remote operation.
+    ///
+    /// # Panics
+    /// If another session prepared it.
+    pub fn cancel_retire(&self, mut retiring: Retiring) {
         assert_eq!(retiring.client, self.id(), "cancelled by another session");
         retiring.of = None;
         self.inner.retired.lock().give_room(retiring.is_own);
@@ -335,8 +338,15 @@ impl Session {
         }
     }
 
-    /// Queues an unlinked object.
-    pub(crate) fn queue_retired(&self, mut retiring: Retiring) {
+    /// The prepared object is unlinked, and nobody will unlink it again: it is freed when nobody
+    /// can hold it any more. Called in the operation that unlinked it, before its pin is dropped,
+    /// and after the change is complete and no lock invites others to finish it: whoever finishes a
+    /// dead client's change prepares and retires what that unlinks itself. No remote operation; until the
+    /// next tick the member holds back the epoch that the operation has pinned.
+    ///
+    /// # Panics
+    /// If another session prepared it.
+    pub fn retire(&self, mut retiring: Retiring) {
         assert_eq!(retiring.client, self.id(), "retired by another session than made room for it");
         retiring.of = None;
         let (pool, addr) = (self.pool(), retiring.addr);
@@ -380,7 +390,7 @@ impl Session {
 
     /// Queues an object of [`Session::announce_now`] that is unlinked.
     pub(crate) fn queue_announced(&self, mut retiring: Retiring, word: Option<PageWord>) {
-        let Some(word) = word else { return self.queue_retired(retiring) };
+        let Some(word) = word else { return self.retire(retiring) };
         retiring.of = None;
         let (pool, addr) = (self.pool(), retiring.addr);
         let epoch = pool.epochs.view.load(Ordering::SeqCst);

@@ -200,11 +200,8 @@ impl Session {
             pool.close();
             return Ok(());
         }
-        let closed = ClosedClient {
-            claimed: self.claimed(),
-            retired: Arc::clone(&self.inner.retired),
-            tried: self.inner.tried_to_leave.replace(true),
-        };
+        let closed = self.inner.closed();
+        self.inner.tried_to_leave.set(true);
         pool.release_client(client, &closed).await?;
         let life = (pool.member, pool.generation);
         let address = pool.address_word.load(Ordering::SeqCst);
