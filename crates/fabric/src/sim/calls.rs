@@ -89,12 +89,7 @@ struct Message {
     serial: u64,
     /// Number of the call on its connection.
     number: u64,
-    /// The request never arrives.
-    is_stopped: bool,
-    /// The answer never arrives.
-    is_silent: bool,
-    /// Time by which the answer takes longer.
-    back_ps: u64,
+    fate: Fate,
     is_begun: bool,
     outcome: Option<CallOutcome>,
     /// The post of the reply.
@@ -217,9 +212,7 @@ impl Machine {
             slot: index,
             serial,
             number,
-            is_stopped: false,
-            is_silent: false,
-            back_ps: 0,
+            fate: Fate::Plain,
             is_begun: false,
             outcome,
             reply_serial: 0,
@@ -250,21 +243,19 @@ impl Machine {
         let compute = self.lives[message.from.life as usize].compute;
         let transfer = self.client_nics[compute].outbound.transfer_ps(bytes);
         let mut at = departs.saturating_add(transfer + self.wire());
-        let (mut is_stopped, mut is_silent, mut back_ps) = (false, false, 0);
+        let mut fate = Fate::Plain;
         if self.adversary.harms {
-            match self.adversary.fate(serial, 0, 1) {
+            fate = self.adversary.fate(serial, 0, 1);
+            match fate {
                 Fate::Plain => {}
-                Fate::Late { there_ps, back_ps: back } => {
+                Fate::Late { there_ps, .. } => {
                     self.strike_message_of(id, "late");
                     at = at.saturating_add(there_ps);
-                    back_ps = back;
                 }
                 Fate::Lost(lost) => {
                     if self.waits_for(index, serial) {
                         self.wind_up(index, departs);
                     }
-                    is_silent = true;
-                    is_stopped = matches!(lost, Lost::Never { .. });
                     let (name, longer) = lost.effect();
                     at = at.saturating_add(longer);
                     self.strike_message_of(id, name);
@@ -279,8 +270,7 @@ impl Machine {
             self.calendar.push(at.saturating_add(after), Kind::Call, id, Step::Again as u16);
         }
         if let Some(message) = self.calls.list.get_mut(&id) {
-            (message.is_stopped, message.is_silent) = (is_stopped, is_silent);
-            message.back_ps = back_ps;
+            message.fate = fate;
         }
         self.calendar.push(at, Kind::Call, id, Step::Leave as u16);
     }
@@ -325,14 +315,15 @@ impl Machine {
             Step::Come => self.come(id),
             Step::Again => self.come_again(id),
             Step::Back => {
-                if message.is_silent {
-                    return self.lose_message(id);
-                }
+                let late = match message.fate {
+                    Fate::Plain => 0,
+                    Fate::Late { back_ps, .. } => back_ps,
+                    Fate::Lost(_) => return self.lose_message(id),
+                };
                 if self.calls.cut.contains(&(to, from)) {
                     self.strike_message_of(id, "reply cut off");
                     return self.lose_message(id);
                 }
-                let late = message.back_ps;
                 let pipe = &mut self.client_nics[to].outbound;
                 let sent = pipe.pass(now + pipe.transfer_ps(answer.bytes), answer);
                 let at = sent + self.wire() + self.times.completion + late;
@@ -374,7 +365,7 @@ impl Machine {
         let Some(message) = self.calls.list.get(&id) else { return };
         let (to, serial, from) = (message.to, message.serial, message.from);
         let is_short = self.crashes.fate(serial, 0) != crash::PlannedFate::Happens;
-        if message.is_stopped || is_short {
+        if is_short || matches!(message.fate, Fate::Lost(Lost::Never { .. })) {
             return self.lose_message(id);
         }
         if self.calls.left.contains(&to) {

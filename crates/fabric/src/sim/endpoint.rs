@@ -274,7 +274,7 @@ fn buffer(payload: &mut SimPayload, failure: Failure) -> Result<Buf, OpError> {
     if let Some(error) = failure {
         return Err(*error);
     }
-    match std::mem::replace(payload, SimPayload::Empty) {
+    match std::mem::take(payload) {
         SimPayload::Op(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }) => Ok(buf),
         other => unreachable!("a READ or WRITE came back as {other:?}"),
     }
@@ -293,7 +293,7 @@ fn list(payload: &mut SimPayload, failure: Failure) -> Result<Ops, OpError> {
     if let Some(error) = failure {
         return Err(*error);
     }
-    match std::mem::replace(payload, SimPayload::Empty) {
+    match std::mem::take(payload) {
         SimPayload::Chain(ops) | SimPayload::Batch(ops) => Ok(ops),
         other => unreachable!("a list came back as {other:?}"),
     }

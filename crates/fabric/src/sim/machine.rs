@@ -46,7 +46,7 @@ pub(super) struct SimMemoryServer {
 }
 
 /// One life of a compute server.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SimLife {
     pub compute: usize,
     pub dead: bool,
@@ -186,15 +186,7 @@ impl Machine {
 
     /// A compute server starts; returns its life's number.
     pub(super) fn begin_life(&mut self, compute: usize) -> u32 {
-        self.lives.push(SimLife {
-            compute,
-            dead: false,
-            stopped: false,
-            stopped_since: None,
-            expired: false,
-            posted: 0,
-            held: Vec::new(),
-        });
+        self.lives.push(SimLife { compute, ..SimLife::default() });
         self.servers.iter_mut().for_each(|server| server.fenced.resize(self.lives.len(), false));
         (self.lives.len() - 1) as u32
     }
@@ -541,7 +533,7 @@ impl Machine {
             return self.slots.remove(index);
         }
         slot.state = SlotState::Abandoned;
-        std::mem::replace(&mut slot.wake, Wake::Nobody)
+        std::mem::take(&mut slot.wake)
     }
 
     #[inline]

@@ -55,7 +55,7 @@ impl<'a, T> SimPost<'a, T> {
         let mut machine = inner.machine.borrow_mut();
         // The dead post nothing.
         if !machine.lives[poster.life as usize].dead {
-            let payload = std::mem::replace(&mut self.payload, SimPayload::Empty);
+            let payload = std::mem::take(&mut self.payload);
             self.stage = SimStage::Sent(machine.post(poster, payload, inner.wake(context)));
             drop(machine);
             inner.end_planned();

@@ -12,7 +12,7 @@ use super::calls::CallPost;
 use crate::{Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId};
 
 /// Thread, life and endpoint of a post.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Poster {
     /// Worker thread, counted over all compute servers.
     pub thread: u32,
@@ -22,9 +22,10 @@ pub(super) struct Poster {
 }
 
 /// Content of a post; comes back with the results in it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum SimPayload {
     /// Nothing: the slot is free, or its result has been taken.
+    #[default]
     Empty,
     Op(Op),
     Chain(Ops),
@@ -99,8 +100,9 @@ impl SimPayload {
 pub(super) type Failure = Option<Box<OpError>>;
 
 /// Waiter of a post.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum Wake {
+    #[default]
     Nobody,
     /// A task of the simulator, by its number: no reference counts, no lock.
     Task(u32),
@@ -130,8 +132,9 @@ impl Wake {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SlotState {
+    #[default]
     Free,
     Flying,
     /// Its result waits for the future.
@@ -143,7 +146,7 @@ pub(super) enum SlotState {
     TimedOut,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SimSlot {
     pub payload: SimPayload,
     pub state: SlotState,
@@ -240,24 +243,7 @@ impl Slots {
 
     #[cold]
     fn grow(&mut self) -> u32 {
-        self.list.push(SimSlot {
-            payload: SimPayload::Empty,
-            state: SlotState::Free,
-            poster: Poster { thread: 0, life: 0, endpoint: 0 },
-            serial: 0,
-            posted: 0,
-            parts: 0,
-            held: 0,
-            parked: 0,
-            silent: false,
-            timed_out: None,
-            record: u64::MAX,
-            missing: 0,
-            begun: 0,
-            half: false,
-            error: None,
-            wake: Wake::Nobody,
-        });
+        self.list.push(SimSlot { record: u64::MAX, ..SimSlot::default() });
         (self.list.len() - 1) as u32
     }
 
@@ -272,7 +258,7 @@ impl Slots {
         slot.error = None;
         slot.silent = false;
         slot.timed_out = None;
-        let wake = std::mem::replace(&mut slot.wake, Wake::Nobody);
+        let wake = std::mem::take(&mut slot.wake);
         self.free.push(index);
         wake
     }
