@@ -8,6 +8,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use crate::audit::{SCAN_WORDS, block_words};
 use crate::class::{CLASS_COUNT, class_of};
 use crate::geometry::BlockId;
+use crate::on_drop::OnDrop;
 use crate::placement::{Placement, UseUp};
 use crate::reliable::Reliable;
 use crate::words::{BlockState, BlockWord};
@@ -90,7 +91,7 @@ impl Session {
             if let Some(addr) = taken {
                 return Ok(addr);
             }
-            let Some(refilling) = Refilling::begin(pool, server, class) else {
+            let Some(refilling) = begin_refill(pool, server, class) else {
                 self.endpoint().sleep(WAIT_NS << round.min(WAIT_DOUBLINGS)).await;
                 continue;
             };
@@ -160,7 +161,7 @@ impl Session {
                 if !is_target && pool.alloc().has_free(other, class) {
                     return Ok(Some(other));
                 }
-                let refilling = Refilling::begin(pool, other, class);
+                let refilling = begin_refill(pool, other, class);
                 if refilling.is_none() && !is_target {
                     continue;
                 }
@@ -448,24 +449,9 @@ fn orphans_of<'a>(
     table.into_iter().filter(|(_, word)| word.is(BlockState::Orphan)).copied()
 }
 
-/// Lets others refill once this one is done, however it ends.
-struct Refilling<'a> {
-    pool: &'a Pool,
-    server: ServerId,
-    class: usize,
-}
-
-impl<'a> Refilling<'a> {
-    /// `None` if somebody refills the class there already.
-    fn begin(pool: &'a Pool, server: ServerId, class: usize) -> Option<Self> {
-        let begun = pool.alloc().begin_refill(server, class);
-        // Made only if it is the first: dropping one ends it.
-        begun.then(|| Refilling { pool, server, class })
-    }
-}
-
-impl Drop for Refilling<'_> {
-    fn drop(&mut self) {
-        self.pool.alloc().end_refill(self.server, self.class);
-    }
+/// Begins to refill the class there, until what this returns is dropped; `None` if somebody does already.
+fn begin_refill(pool: &Pool, server: ServerId, class: usize) -> Option<OnDrop<impl FnMut()>> {
+    let begun = pool.alloc().begin_refill(server, class);
+    // Made only if it is the first: dropping one ends it.
+    begun.then(|| OnDrop(move || pool.alloc().end_refill(server, class)))
 }

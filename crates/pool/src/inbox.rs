@@ -420,15 +420,11 @@ impl Pool {
                 None => rest.push(addr),
             }
         }
-        let mut ops = client.client().ops();
-        for owner in by_owner.keys() {
-            let head = self.geometry().inbox_addr(*owner).plus(u64::from(self.member) * 8);
-            ops.read(head, client.buf(8));
-        }
-        let heads = if ops.is_empty() { ops } else { client.post_many(ops).await? };
+        let own_head = u64::from(self.member) * 8;
+        let heads = by_owner.keys().map(|owner| self.geometry().inbox_addr(*owner).plus(own_head));
+        let heads = client.words(heads).await?;
         let mut sent = client.client().ops();
-        for (index, (owner, mut objects)) in by_owner.into_iter().enumerate() {
-            let head = heads.buf(index).words()[0];
+        for ((owner, mut objects), head) in by_owner.into_iter().zip(heads) {
             let chance = self.inbox.others().reserve(owner, head, objects.len());
             let chance = match chance {
                 Chance::Unknown(life, taken) => {
@@ -473,17 +469,11 @@ impl Pool {
             let others = self.inbox.others();
             blocks.retain(|at| !others.is_known(*at));
         }
-        if blocks.is_empty() {
-            return Ok(());
-        }
-        let mut ops = client.client().ops();
-        for block in &blocks {
-            ops.read(self.geometry().block_word_addr(*block), client.buf(8));
-        }
-        let ops = client.post_many(ops).await?;
+        let at = blocks.iter().map(|block| self.geometry().block_word_addr(*block));
+        let words = client.words(at).await?;
         let mut others = self.inbox.others();
-        for (index, at) in blocks.into_iter().enumerate() {
-            let word = BlockWord(ops.buf(index).words()[0]);
+        for (at, word) in blocks.into_iter().zip(words) {
+            let word = BlockWord(word);
             others.blocks.insert(at, Known { word, uses: 0 });
         }
         Ok(())

@@ -149,7 +149,7 @@ async fn succeed(client: Reliable<'_>, geometry: &Geometry) -> Result<Joined, Po
             MemberState::Recovering if is_succeeded(slot, entry.word) => {
                 successor_is_dead(client, geometry, slot).await?
             }
-            MemberState::Recovering => !is_there(&table, entry.word.recoverer()),
+            MemberState::Recovering => !is_there(table.iter().copied(), entry.word.recoverer()),
             MemberState::Free | MemberState::Live => false,
         };
         if is_dead && let Some(joined) = succeed_to(client, geometry, slot, entry.word).await? {
@@ -213,8 +213,11 @@ pub(crate) async fn successor_is_dead(
 }
 
 /// Tells whether the recoverer that a word names, by slot and low bits of its generation, is a live member.
-pub(crate) fn is_there(table: &[MemberEntry], (slot, generation): (u32, u32)) -> bool {
-    table.get(slot as usize).is_some_and(|recoverer| {
+pub(crate) fn is_there(
+    mut table: impl Iterator<Item = MemberEntry>,
+    (slot, generation): (u32, u32),
+) -> bool {
+    table.nth(slot as usize).is_some_and(|recoverer| {
         recoverer.word.is(MemberState::Live) && recoverer.word.generation() & 0x1fff == generation
     })
 }
@@ -294,8 +297,7 @@ async fn mark_dead(
     let at = geometry.member_addr(slot);
     // Read after `seen` was: it is the incarnation of that life, or a later one's, and then the
     // CAS fails. The one that was read together with `seen` may be of an earlier life.
-    let read = client.read(at.plus(8), client.buf(8)).await?;
-    let incarnation = Incarnation(read.words()[0]);
+    let incarnation = Incarnation(client.word(at.plus(8)).await?);
     if incarnation.0 == 0 || !fence_if_dead(client, incarnation).await? {
         return Ok(false);
     }

@@ -28,7 +28,7 @@ use crate::{Geometry, PoolError};
 pub(crate) struct Allocator {
     /// The pool's.
     pub(crate) geometry: Geometry,
-    servers: Vec<ServerBlocks>,
+    pub(crate) servers: Vec<ServerBlocks>,
     /// Blocks that became wholly free while their class had a spare: to be given back.
     surplus: Vec<BlockId>,
     /// Blocks whose change of state may or may not have happened; see [`Limbo`].
@@ -36,7 +36,7 @@ pub(crate) struct Allocator {
     /// Those, and those whose state a session is changing.
     pub(crate) changing: BTreeSet<BlockId>,
     /// The server at which this member begins (INV-PLACE-3).
-    first_server: usize,
+    pub(crate) first_server: usize,
     free_bytes: u64,
     owned_bytes: u64,
     carved_bytes: u64,
@@ -70,17 +70,17 @@ impl Left {
 }
 
 #[derive(Debug)]
-struct ServerBlocks {
+pub(crate) struct ServerBlocks {
     blocks: Vec<Option<Box<LocalBlock>>>,
     classes: Vec<ClassBlocks>,
     /// Groups of objects that were begun here: [`Allocator::next_server`].
-    groups: u64,
+    pub(crate) groups: u64,
     /// Blocks that were free when this member last read the block table.
-    free_blocks: u32,
+    pub(crate) free_blocks: u32,
 }
 
 #[derive(Debug, Default)]
-struct ClassBlocks {
+pub(crate) struct ClassBlocks {
     /// All blocks of the class, in the order in which they came.
     owned: Vec<u32>,
     /// Those with a free object; the last is used first.
@@ -92,17 +92,17 @@ struct ClassBlocks {
     /// Start of the next round of harvesting.
     harvest_next: usize,
     /// Until then, a look for objects need not be repeated: there were none.
-    empty_until_ns: u64,
+    pub(crate) empty_until_ns: u64,
     /// Objects were taken since the last [`Allocator::unused`].
     is_used: bool,
     /// Objects that this member has ever taken.
     taken_count: u64,
     /// So many further objects come from here before another server's turn: the free ones of an orphan.
-    turns: u32,
+    pub(crate) turns: u32,
 }
 
 /// One owned block.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct LocalBlock {
     pub(crate) class: usize,
     /// Its word of the block table.
@@ -240,7 +240,7 @@ impl Allocator {
         self.servers[at.server.index()].blocks[at.number as usize].as_deref_mut()
     }
 
-    fn of_class(&self, server: ServerId, class: usize) -> &ClassBlocks {
+    pub(crate) fn of_class(&self, server: ServerId, class: usize) -> &ClassBlocks {
         &self.servers[server.index()].classes[class]
     }
 
@@ -264,12 +264,9 @@ impl Allocator {
             word,
             free,
             free_count: if all_free { shape.count } else { 0 },
-            hint: 0,
             busy,
             taken: taken.unwrap_or_else(|| vec![0; shape.bitmap_words()].into()),
-            harvesting: false,
-            retired: 0,
-            taken_count: 0,
+            ..LocalBlock::default()
         };
         let blocks = &mut self.servers[at.server.index()];
         blocks.blocks[at.number as usize] = Some(Box::new(block));
@@ -362,25 +359,6 @@ impl Allocator {
         self.of_class(server, class).taken_count
     }
 
-    /// The server at which this member begins.
-    pub(crate) fn first_server(&self) -> usize {
-        self.first_server
-    }
-
-    /// Groups of objects that this member has begun on the server.
-    pub(crate) fn group_count(&self, server: ServerId) -> u64 {
-        self.servers[server.index()].groups
-    }
-
-    pub(crate) fn note_group(&mut self, server: ServerId) {
-        self.servers[server.index()].groups += 1;
-    }
-
-    /// Free blocks of the server when this member last read its block table.
-    pub(crate) fn free_blocks(&self, server: ServerId) -> u32 {
-        self.servers[server.index()].free_blocks
-    }
-
     pub(crate) fn note_free_blocks(&mut self, server: ServerId, count: u32) {
         self.servers[server.index()].free_blocks = count;
     }
@@ -388,15 +366,6 @@ impl Allocator {
     /// Lets that many objects of the class come from the server before another's turn.
     pub(crate) fn give_turns(&mut self, server: ServerId, class: usize, turns: u32) {
         self.of_class_mut(server, class).turns = turns;
-    }
-
-    pub(crate) fn has_turns(&self, server: ServerId, class: usize) -> bool {
-        self.of_class(server, class).turns > 0
-    }
-
-    /// Tells whether a look for objects of the class found none, ever.
-    pub(crate) fn was_empty(&self, server: ServerId, class: usize) -> bool {
-        self.of_class(server, class).empty_until_ns > 0
     }
 
     /// Tells whether a look for objects of the class found none a short time ago.

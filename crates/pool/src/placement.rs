@@ -84,7 +84,7 @@ impl Allocator {
         }
         let all = self.geometry.server_ids();
         let adopted =
-            all.clone().find(|at| self.has_turns(*at, class) && self.has_free(*at, class));
+            all.clone().find(|at| self.of_class(*at, class).turns > 0 && self.has_free(*at, class));
         if let Some(server) = adopted {
             return server;
         }
@@ -108,7 +108,7 @@ impl Allocator {
         now_ns: impl Fn() -> u64,
     ) -> bool {
         !self.has_free(server, class)
-            && self.was_empty(server, class)
+            && self.of_class(server, class).empty_until_ns > 0
             && self.is_empty(server, class, now_ns())
     }
 
@@ -132,7 +132,7 @@ impl Allocator {
             // Stable: of equals the one that is to come anyway.
             all.sort_by_key(|at| {
                 let of = u64::from(self.geometry.block_count(*at)).max(1);
-                std::cmp::Reverse((u64::from(self.free_blocks(*at)) << 32) / of)
+                std::cmp::Reverse((u64::from(self.servers[at.index()].free_blocks) << 32) / of)
             });
         }
         all
@@ -165,9 +165,9 @@ impl Allocator {
     }
 
     fn next_server(&mut self) -> ServerId {
-        let groups = |server: ServerId| self.group_count(server);
+        let groups = |server: ServerId| self.servers[server.index()].groups;
         let server = self.least(0, self.geometry.server_ids(), groups).unwrap_or(ServerId(0));
-        self.note_group(server);
+        self.servers[server.index()].groups += 1;
         server
     }
 
@@ -180,7 +180,7 @@ impl Allocator {
         count: impl Fn(ServerId) -> u64,
     ) -> Option<ServerId> {
         let servers = self.geometry.servers();
-        let first = (self.first_server() + class) % servers;
+        let first = (self.first_server + class) % servers;
         let mut best: Option<(ServerId, u64, u64, usize)> = None;
         for server in among {
             let (count, blocks) = (count(server), u64::from(self.geometry.block_count(server)));

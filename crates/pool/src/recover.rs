@@ -431,8 +431,8 @@ impl Pool {
 
     /// Tells whether a member's recovery is this member's, or its recoverer is gone.
     fn may_recover(&self, word: MemberWord, table: &[MemberEntry]) -> bool {
-        let (slot, generation) = word.recoverer();
-        slot == self.member || !is_there(table, (slot, generation))
+        let recoverer = word.recoverer();
+        recoverer.0 == self.member || !is_there(table.iter().copied(), recoverer)
     }
 
     /// Frees a claimed block's lost objects and lets the block go. If the recovery is not complete,

@@ -28,11 +28,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 
-use crate::canary::Canary;
 use farleaf_fabric::{
     AnyEndpoint, Buf, Client, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops,
     ServerId,
 };
+
+use crate::canary::Canary;
+use crate::on_drop::OnDrop;
 
 /// Time for which a session tries an operation that a caller waits for. Then it is `Unavailable`, or its
 /// outcome unknown.
@@ -273,7 +275,7 @@ impl<'a> Reliable<'a> {
                 attempt += 1;
                 continue;
             }
-            let busy = Busy(&line.busy);
+            let busy = OnDrop(|| line.busy.store(false, Ordering::SeqCst));
             let number = self.lines.begun.fetch_add(1, Ordering::SeqCst) + 1;
             match self.client.reconnect(server).await {
                 Ok(()) => {
@@ -352,6 +354,25 @@ impl<'a> Reliable<'a> {
     /// As [`Reliable::read`].
     pub async fn word(self, at: GlobalAddr) -> Result<u64, OpError> {
         Ok(self.read(at, self.buf(8)).await?.words()[0])
+    }
+
+    /// Reads words, together.
+    ///
+    /// # Errors
+    /// As [`Reliable::read`].
+    pub(crate) async fn words(
+        self,
+        at: impl Iterator<Item = GlobalAddr>,
+    ) -> Result<Vec<u64>, OpError> {
+        let mut ops = self.client.ops();
+        at.for_each(|at| {
+            ops.read(at, self.buf(8));
+        });
+        if ops.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (count, ops) = (ops.len(), self.post_many(ops).await?);
+        Ok((0..count).map(|index| ops.buf(index).words()[0]).collect())
     }
 
     /// WRITE to memory that nobody else writes, until it has happened.
@@ -619,15 +640,6 @@ pub(crate) fn servers_of(addrs: impl Iterator<Item = GlobalAddr>) -> Vec<ServerI
     servers.sort_unstable();
     servers.dedup();
     servers
-}
-
-/// A reconnect under way, however it ends.
-struct Busy<'a>(&'a AtomicBool);
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
 }
 
 /// Waits for `done` to become true, for as long as the caller has patience; whether it did.

@@ -191,16 +191,16 @@ impl Pool {
     async fn undone(&self, client: Reliable<'_>, turns: Vec<Turn>) -> Result<Vec<Turn>, PoolError> {
         // In this order: a header that is of the old carving still, once the block is seen not to be being
         // carved, was so when the bits were read.
-        let given = words_at(client, turns.iter().map(|turn| turn.at)).await?;
+        let given = client.words(turns.iter().map(|turn| turn.at)).await?;
         let mut places = Vec::with_capacity(turns.len());
         for turn in &turns {
             places.push(self.block_of(turn.at)?.0);
         }
         let geometry = self.geometry();
         let at = places.iter().map(|block| geometry.block_word_addr(*block));
-        let words = words_at(client, at).await?;
+        let words = client.words(at).await?;
         let at = places.iter().map(|block| geometry.block_addr(*block).plus(CARVED_AT));
-        let carved = words_at(client, at).await?;
+        let carved = client.words(at).await?;
         let mut undone = Vec::new();
         for (index, mut turn) in turns.into_iter().enumerate() {
             // Only a block without objects in use becomes free.
@@ -263,19 +263,6 @@ impl Pool {
     pub(crate) fn taken_addr(&self, block: BlockId, words: usize, word: usize) -> GlobalAddr {
         self.given_addr(block, words + word)
     }
-}
-
-/// Words of memory, read together.
-async fn words_at(
-    client: Reliable<'_>,
-    at: impl Iterator<Item = GlobalAddr>,
-) -> Result<Vec<u64>, PoolError> {
-    let mut ops = client.client().ops();
-    at.for_each(|at| {
-        ops.read(at, client.buf(8));
-    });
-    let (count, ops) = (ops.len(), client.post_many(ops).await?);
-    Ok((0..count).map(|index| ops.buf(index).words()[0]).collect())
 }
 
 fn freed_twice(bits: u64, at: GlobalAddr) -> PoolError {

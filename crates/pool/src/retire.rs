@@ -102,8 +102,8 @@ impl fmt::Debug for Retirement {
 
 impl Retirement {
     pub(crate) fn new(id: u32, servers: usize) -> Arc<Self> {
-        let (retired, busy) = (Mutex::new(Retired::new(servers)), AtomicBool::new(false));
-        Arc::new(Retirement { id, retired, busy })
+        let retired = Retired { pages: Pages::new(servers), ..Retired::default() };
+        Arc::new(Retirement { id, retired: Mutex::new(retired), busy: AtomicBool::new(false) })
     }
 
     /// Its content. Never held across an await.
@@ -141,7 +141,7 @@ impl Drop for Freeing {
 }
 
 /// One client's retired objects and its use of its retire pages.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Retired {
     /// Of own blocks.
     own: VecDeque<Own>,
@@ -201,7 +201,7 @@ impl PageWord {
 }
 
 /// Use of one client's retire pages, in chunks that are filled one after the other.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Pages {
     /// Words in use, by server and chunk.
     used: Vec<u8>,
@@ -213,7 +213,7 @@ struct Pages {
 
 impl Pages {
     fn new(servers: usize) -> Self {
-        Pages { used: vec![0; servers * CHUNKS], filling: None, next: 0 }
+        Pages { used: vec![0; servers * CHUNKS], ..Pages::default() }
     }
 
     /// Objects that surely find words: all but the chunk that is filled and the one that is emptied.
@@ -250,20 +250,6 @@ impl Pages {
 }
 
 impl Retired {
-    fn new(servers: usize) -> Self {
-        Retired {
-            own: VecDeque::new(),
-            pending: Vec::new(),
-            announced: VecDeque::new(),
-            pages: Pages::new(servers),
-            reserved: [0; 2],
-            announcing: 0,
-            freeing: 0,
-            error: None,
-            let_go: Vec::new(),
-        }
-    }
-
     /// Number of objects that wait or are being freed.
     pub(crate) fn len(&self) -> usize {
         self.own.len() + self.pending.len() + self.announced.len() + self.freeing

@@ -147,13 +147,9 @@ pub fn pool_id_of(words: &[u64; SUPERBLOCK_WORDS]) -> Option<u128> {
 
 /// Finds the servers whose first words are not zero.
 async fn formatted(client: Reliable<'_>) -> Result<Vec<bool>, PoolError> {
-    let count = client.endpoint().server_count();
-    let mut ops = client.client().ops();
-    for server in 0..count {
-        ops.read(GlobalAddr::new(ServerId(server as u16), 0), client.buf(8));
-    }
-    let ops = client.post_many(ops).await?;
-    Ok((0..count).map(|server| ops.buf(server).words()[0] != 0).collect())
+    let servers = (0..client.endpoint().server_count()).map(|server| ServerId(server as u16));
+    let firsts = client.words(servers.map(|server| GlobalAddr::new(server, 0))).await?;
+    Ok(firsts.into_iter().map(|word| word != 0).collect())
 }
 
 /// Reads and checks every server's superblock; the pool's geometry and its id.

@@ -1,6 +1,5 @@
 //! Maintenance: ticks of a session, and leaving the pool.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,6 +7,7 @@ use farleaf_fabric::Endpoint;
 
 use crate::clients::ClosedClient;
 use crate::epoch::Observation;
+use crate::on_drop::OnDrop;
 use crate::reliable::Reliable;
 use crate::retire::{Freeing, Retirement};
 use crate::{Pool, PoolError, Session, member};
@@ -46,7 +46,7 @@ impl Session {
         if inner.ticking.replace(true) {
             return Ok(());
         }
-        let _ticking = Ticking(&inner.ticking);
+        let _ticking = OnDrop(|| inner.ticking.set(false));
         inner.ticks.set(inner.ticks.get().wrapping_add(1));
         // What is retired from here on is not judged by what this tick sees (INV-EPOCH-5).
         let own = inner.retired.claim();
@@ -301,14 +301,5 @@ impl Drop for Closed<'_> {
         if let Some(client) = self.client.take() {
             self.pool.closed().push(client);
         }
-    }
-}
-
-/// Marks the end of a tick, however it ends.
-struct Ticking<'a>(&'a Cell<bool>);
-
-impl Drop for Ticking<'_> {
-    fn drop(&mut self) {
-        self.0.set(false);
     }
 }

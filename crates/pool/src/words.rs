@@ -26,7 +26,7 @@ pub(crate) enum BlockState {
 
 /// Bits 0 to 3 state, 4 to 11 class, 12 to 26 owner's slot, 27 to 63 version. An orphan has in the owner's
 /// place how many of its objects were free when it was given up (INV-BLOCK-4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlockWord(pub(crate) u64);
 
 impl BlockWord {
