@@ -52,18 +52,14 @@ impl Session {
         pool.check_open()?;
         let geometry = pool.geometry();
         let class = class_of(bytes).filter(|class| geometry.shape(*class).count > 0);
-        let is_server = |server: ServerId| server.index() < geometry.servers();
-        let is_known = match place {
-            Placement::Near(server) | Placement::Beside(server) => is_server(server),
-            Placement::Spread => true,
+        let asked = match place {
+            Placement::Near(server) | Placement::Beside(server) => Some(server),
+            Placement::Spread => None,
         };
+        let is_known = asked.is_none_or(|server| server.index() < geometry.servers());
         let Some(class) = class.filter(|_| is_known) else {
-            let whose = match place {
-                Placement::Near(server) | Placement::Beside(server) => {
-                    format!(" on memory server {server}")
-                }
-                Placement::Spread => String::new(),
-            };
+            let whose = asked.map(|server| format!(" on memory server {server}"));
+            let whose = whose.unwrap_or_default();
             return Err(PoolError::Invalid(format!(
                 "{bytes} bytes{whose}: the pool has {} servers and objects of at most {} bytes",
                 geometry.servers(),

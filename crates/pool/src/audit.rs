@@ -437,29 +437,22 @@ impl Audit {
         let BlockId { server, number } = at;
         let mut problem =
             |why: String| self.problems.push(format!("block {number} of server {server}: {why}"));
-        let state = match word.state() {
-            Ok(state) => state,
-            Err(error) => {
-                problem(error.to_string());
-                return Ok(());
-            }
-        };
-        match state {
-            BlockState::Free => {
+        match word.state() {
+            Ok(BlockState::Free) => {
                 self.states[0] += 1;
                 self.free_by_server[server.index()] += 1;
-                return Ok(());
             }
-            BlockState::Damaged => {
-                problem("its header was found damaged; it is left alone".into());
-                return Ok(());
-            }
-            BlockState::Carving => {
+            Ok(BlockState::Carving | BlockState::Owned | BlockState::Recovering) => {
                 self.states[1] += 1;
-                return Ok(());
             }
-            BlockState::Owned | BlockState::Recovering => self.states[1] += 1,
-            BlockState::Orphan => self.states[2] += 1,
+            Ok(BlockState::Orphan) => self.states[2] += 1,
+            Ok(BlockState::Damaged) => {
+                problem("its header was found damaged; it is left alone".into());
+            }
+            Err(error) => problem(error.to_string()),
+        }
+        if !word.state().is_ok_and(BlockState::is_carved) {
+            return Ok(());
         }
         let pool = session.pool();
         let front = session.reliable().buf(HEADER_WORDS * 8);

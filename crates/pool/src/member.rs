@@ -144,15 +144,8 @@ async fn succeed(client: Reliable<'_>, geometry: &Geometry) -> Result<Joined, Po
     }
     let table = read_table(client, geometry).await?;
     for (slot, entry) in (0..).zip(&table) {
-        let is_dead = match entry.word.state()? {
-            MemberState::Dead => true,
-            MemberState::Recovering if is_succeeded(slot, entry.word) => {
-                successor_is_dead(client, geometry, slot).await?
-            }
-            MemberState::Recovering => !is_there(table.iter().copied(), entry.word.recoverer()),
-            MemberState::Free | MemberState::Live => false,
-        };
-        if is_dead && let Some(joined) = succeed_to(client, geometry, slot, entry.word).await? {
+        let is_left = is_left(client, geometry, (slot, entry.word), &table, None).await?;
+        if is_left && let Some(joined) = succeed_to(client, geometry, slot, entry.word).await? {
             return Ok(joined);
         }
     }
@@ -197,19 +190,29 @@ async fn succeed_to(
     Ok(None)
 }
 
-/// Tells whether the word is the mark of somebody who succeeds to the slot.
-pub(crate) fn is_succeeded(slot: u32, word: MemberWord) -> bool {
-    word.is(MemberState::Recovering) && word.recoverer().0 == slot
-}
-
-/// Tells whether nobody lives who may have set the mark that was seen in the slot.
-pub(crate) async fn successor_is_dead(
+/// Tells whether the life in `slot` is dead, and nobody who lives recovers it or succeeds to it. The member `own`
+/// is none of those.
+///
+/// Cost: if the word is the mark of a successor, 1 READ, a look by the fabric and a fence per server.
+pub(crate) async fn is_left(
     client: Reliable<'_>,
     geometry: &Geometry,
-    slot: u32,
+    (slot, word): (u32, MemberWord),
+    table: &[MemberEntry],
+    own: Option<u32>,
 ) -> Result<bool, PoolError> {
-    let incarnation = client.word(geometry.member_addr(slot).plus(8)).await?;
-    fence_if_dead(client, Incarnation(incarnation)).await
+    let recoverer = word.recoverer();
+    Ok(match word.state()? {
+        MemberState::Dead => true,
+        MemberState::Recovering if recoverer.0 == slot => {
+            let successor = client.word(geometry.member_addr(slot).plus(8)).await?;
+            fence_if_dead(client, Incarnation(successor)).await?
+        }
+        MemberState::Recovering => {
+            Some(recoverer.0) == own || !is_there(table.iter().copied(), recoverer)
+        }
+        MemberState::Free | MemberState::Live => false,
+    })
 }
 
 /// Tells whether the recoverer that a word names, by slot and low bits of its generation, is a live member.

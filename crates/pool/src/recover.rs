@@ -38,7 +38,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use crate::address::ADDRESS_AT;
 use crate::block::{HEADER_WORDS, check_header};
 use crate::geometry::{BlockId, RETIRE_BYTES};
-use crate::member::{MemberEntry, is_succeeded, is_there, read_table, successor_is_dead};
+use crate::member::{is_left, read_table};
 use crate::pins::{UNPINNED, pin_at};
 use crate::reliable::{Cas, Reliable};
 use crate::remote_free::BATCH;
@@ -412,14 +412,8 @@ impl Pool {
         let table = read_table(client, self.geometry()).await?;
         let mut dead = Vec::new();
         for (slot, entry) in (0..).zip(&table) {
-            let is_mine = match entry.word.state()? {
-                MemberState::Dead => true,
-                MemberState::Recovering if is_succeeded(slot, entry.word) => {
-                    successor_is_dead(client, self.geometry(), slot).await?
-                }
-                MemberState::Recovering => self.may_recover(entry.word, &table),
-                MemberState::Free | MemberState::Live => false,
-            };
+            let own = Some(self.member);
+            let is_mine = is_left(client, self.geometry(), (slot, entry.word), &table, own).await?;
             let word = entry.word.recovering(self.member, self.generation);
             let at = self.geometry().member_addr(slot);
             if is_mine && client.cas(at, entry.word.0, word.0).await? == entry.word.0 {
@@ -427,12 +421,6 @@ impl Pool {
             }
         }
         Ok(dead)
-    }
-
-    /// Tells whether a member's recovery is this member's, or its recoverer is gone.
-    fn may_recover(&self, word: MemberWord, table: &[MemberEntry]) -> bool {
-        let recoverer = word.recoverer();
-        recoverer.0 == self.member || !is_there(table.iter().copied(), recoverer)
     }
 
     /// Frees a claimed block's lost objects and lets the block go. If the recovery is not complete,

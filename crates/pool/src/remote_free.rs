@@ -60,39 +60,29 @@ impl Pool {
     ) -> Result<(), PoolError> {
         let mut outcome = Ok(());
         for objects in objects.chunks(BATCH) {
-            let mut ops = client.client().ops();
             let mut in_blocks = Vec::with_capacity(objects.len());
             for addr in objects {
                 match self.block_of(*addr) {
-                    Ok((block, _)) => {
-                        let at = self.geometry().block_word_addr(block);
-                        ops.read(at, client.buf(8));
-                        in_blocks.push(*addr);
-                    }
+                    Ok((block, _)) => in_blocks.push((*addr, block)),
                     Err(error) => outcome = Err(error),
                 }
             }
-            let words = client.post_many(ops).await?;
-            let mut ops = client.client().ops();
+            let at = in_blocks.iter().map(|(_, block)| self.geometry().block_word_addr(*block));
+            let words = client.words(at).await?;
             let mut bits = Vec::with_capacity(objects.len());
-            for (index, addr) in in_blocks.iter().enumerate() {
-                match self.bit_of(*addr, BlockWord(words.buf(index).words()[0])) {
-                    Ok(bit) => {
-                        ops.read(bit.given, client.buf(8));
-                        ops.read(bit.taken, client.buf(8));
-                        bits.push(bit);
-                    }
+            for ((addr, _), word) in in_blocks.into_iter().zip(words) {
+                match self.bit_of(addr, BlockWord(word)) {
+                    Ok(bit) => bits.push(bit),
                     Err(error) => outcome = Err(error),
                 }
             }
             if bits.is_empty() {
                 continue;
             }
-            let found = client.post_many(ops).await?;
+            let found = client.words(bits.iter().flat_map(|bit| [bit.given, bit.taken])).await?;
             let mut turns: Vec<Turn> = Vec::with_capacity(objects.len());
-            for (index, bit) in bits.iter().enumerate() {
-                let [given, taken] =
-                    [2 * index, 2 * index + 1].map(|index| found.buf(index).words()[0]);
+            for (bit, pair) in bits.iter().zip(found.chunks_exact(2)) {
+                let (given, taken) = (pair[0], pair[1]);
                 // The object's two bits cannot change but by this.
                 if (given ^ taken) & bit.bit != 0 {
                     outcome = Err(freed_twice(bit.bit, bit.given));
@@ -236,11 +226,7 @@ impl Pool {
     pub(crate) fn bit_of(&self, addr: GlobalAddr, word: BlockWord) -> Result<Bit, PoolError> {
         let (block, offset) = self.block_of(addr)?;
         let nowhere = || PoolError::Corrupt(format!("no object starts at {addr}"));
-        let is_carved = match word.state()? {
-            BlockState::Owned | BlockState::Orphan | BlockState::Recovering => true,
-            BlockState::Free | BlockState::Carving | BlockState::Damaged => false,
-        };
-        if !is_carved || word.class() >= crate::class::CLASS_COUNT {
+        if !word.state()?.is_carved() || word.class() >= crate::class::CLASS_COUNT {
             return Err(nowhere());
         }
         let shape = self.geometry().shape(word.class());

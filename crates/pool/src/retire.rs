@@ -144,7 +144,7 @@ impl Drop for Freeing {
 #[derive(Debug, Default)]
 pub(crate) struct Retired {
     /// Of own blocks.
-    own: VecDeque<Own>,
+    own: VecDeque<RetiredObject>,
     /// Of others' blocks, unlinked and not announced.
     pending: Vec<Pending>,
     /// Of others' blocks, announced.
@@ -161,8 +161,9 @@ pub(crate) struct Retired {
     let_go: Vec<GlobalAddr>,
 }
 
+/// An unlinked object.
 #[derive(Clone, Copy, Debug)]
-struct Own {
+struct RetiredObject {
     epoch: u64,
     addr: GlobalAddr,
     bytes: u32,
@@ -170,20 +171,16 @@ struct Own {
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    epoch: u64,
+    object: RetiredObject,
     /// Pinned by the operation that unlinked it.
     pinned: u64,
-    addr: GlobalAddr,
-    bytes: u32,
 }
 
 /// An object whose address stands in a page.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Announced {
-    epoch: u64,
-    pub(crate) addr: GlobalAddr,
-    bytes: u32,
-    pub(crate) word: PageWord,
+struct Announced {
+    object: RetiredObject,
+    word: PageWord,
 }
 
 /// A word of a client's page on a server.
@@ -287,7 +284,7 @@ impl Retired {
 
     /// Returns the objects that wait in this member's memory alone.
     pub(crate) fn unannounced(&self) -> impl Iterator<Item = GlobalAddr> + '_ {
-        let pending = self.pending.iter().map(|object| object.addr);
+        let pending = self.pending.iter().map(|pending| pending.object.addr);
         self.own.iter().map(|object| object.addr).chain(pending)
     }
 }
@@ -338,16 +335,15 @@ impl Session {
         let (pool, addr) = (self.pool(), retiring.addr);
         let mut retired = self.inner.retired.lock();
         retired.give_room(retiring.is_own);
-        let epoch = pool.epochs.view.load(Ordering::SeqCst);
-        let bytes = pool.note_waiting(addr);
+        let object = pool.retired_object(addr);
         if retiring.is_own {
-            pool.retired_bytes.fetch_add(bytes.into(), Ordering::Relaxed);
-            retired.own.push_back(Own { epoch, addr, bytes });
+            pool.retired_bytes.fetch_add(object.bytes.into(), Ordering::Relaxed);
+            retired.own.push_back(object);
             return;
         }
         // Of the operation that unlinked it, at the latest; the view may be a later epoch (INV-RETIRE-1).
-        let pinned = pool.pins.least_operation(self.id()).min(epoch);
-        retired.pending.push(Pending { epoch, pinned, addr, bytes });
+        let pinned = pool.pins.least_operation(self.id()).min(object.epoch);
+        retired.pending.push(Pending { object, pinned });
         pool.pins.pending(self.id()).fetch_min(pinned, Ordering::SeqCst);
     }
 
@@ -378,16 +374,10 @@ impl Session {
     pub(crate) fn queue_announced(&self, mut retiring: Retiring, word: Option<PageWord>) {
         let Some(word) = word else { return self.retire(retiring) };
         retiring.of = None;
-        let (pool, addr) = (self.pool(), retiring.addr);
-        let epoch = pool.epochs.view.load(Ordering::SeqCst);
+        let object = self.pool().retired_object(retiring.addr);
         let mut retired = self.inner.retired.lock();
         retired.give_room(false);
-        retired.announced.push_back(Announced {
-            epoch,
-            addr,
-            bytes: pool.note_waiting(addr),
-            word,
-        });
+        retired.announced.push_back(Announced { object, word });
     }
 
     /// Announces what is pending of this client, and of the member's others what holds it back, or all of it
@@ -427,12 +417,12 @@ impl Session {
             let mut retired = of.lock();
             let (load, room) = retired.load(false);
             let count = retired.own.len().min(room.saturating_sub(load));
-            let own: Vec<Own> = retired.own.drain(..count).collect();
-            for Own { epoch, addr, bytes } in own {
-                pool.retired_bytes.fetch_sub(u64::from(bytes), Ordering::Relaxed);
-                retired.pending.push(Pending { epoch, pinned: view, addr, bytes });
+            let own: Vec<RetiredObject> = retired.own.drain(..count).collect();
+            for object in own {
+                pool.retired_bytes.fetch_sub(u64::from(object.bytes), Ordering::Relaxed);
+                retired.pending.push(Pending { object, pinned: view });
                 pool.pins.pending(of.id).fetch_min(view, Ordering::SeqCst);
-                pool.alloc().let_go_retired(addr);
+                pool.alloc().let_go_retired(object.addr);
             }
         }
     }
@@ -447,7 +437,7 @@ impl Session {
             while words.len() < retired.pending.len() {
                 // There is room for all that is pending.
                 let Some(word) = retired.pages.take() else { break };
-                words.push((word, retired.pending[words.len()].addr));
+                words.push((word, retired.pending[words.len()].object.addr));
             }
             retired.announcing = words.len();
         }
@@ -465,13 +455,11 @@ impl Session {
             let posted = client.post_many(ops).await;
             let mut retired = of.lock();
             retired.error = posted.err().map(PoolError::from);
-            let announced = std::mem::take(&mut retired.announcing);
-            for (object, (word, _)) in
-                retired.pending.drain(..announced).zip(words).collect::<Vec<_>>()
-            {
-                let Pending { epoch, addr, bytes, .. } = object;
-                retired.announced.push_back(Announced { epoch, addr, bytes, word });
-            }
+            let count = std::mem::take(&mut retired.announcing);
+            let Retired { pending, announced, .. } = &mut *retired;
+            let objects = pending.drain(..count).map(|pending| pending.object);
+            let objects = objects.zip(words);
+            announced.extend(objects.map(|(object, (word, _))| Announced { object, word }));
             let pinned = retired.pending.iter().map(|object| object.pinned).min();
             pool.pins.pending(of.id).store(pinned.unwrap_or(UNPINNED), Ordering::SeqCst);
         });
@@ -501,7 +489,7 @@ impl Session {
             let batch: Vec<Announced> = {
                 let mut retired = of.lock();
                 let due = retired.announced.iter().take(count.min(BATCH));
-                let due = due.take_while(|object| is_due(object.epoch)).count();
+                let due = due.take_while(|announced| is_due(announced.object.epoch)).count();
                 retired.freeing = due + own.len();
                 retired.announced.drain(..due).collect()
             };
@@ -562,10 +550,10 @@ impl Session {
             let pool = &**session.pool();
             let freed = pool.free_all(session.maintenance(), of.id, &own, &batch).await;
             drop(PinGuard(pool.pins.reclaim(of.id)));
-            let bytes = batch.iter().map(|object| u64::from(object.bytes)).sum();
+            let bytes = batch.iter().map(|announced| u64::from(announced.object.bytes)).sum();
             pool.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
             let mut retired = of.lock();
-            batch.iter().for_each(|object| retired.pages.give(object.word));
+            batch.iter().for_each(|announced| retired.pages.give(announced.word));
             retired.error = freed.err();
             retired.freeing = 0;
         });
@@ -581,7 +569,7 @@ impl Pool {
         batch: &[Announced],
     ) -> Result<(), PoolError> {
         self.ensure_live(client).await?;
-        let all: Vec<GlobalAddr> = batch.iter().map(|object| object.addr).collect();
+        let all: Vec<GlobalAddr> = batch.iter().map(|announced| announced.object.addr).collect();
         self.poison(client, own).await?;
         self.poison(client, &all).await?;
         let mut outcome = Ok(());
@@ -604,15 +592,17 @@ impl Pool {
         outcome
     }
 
-    /// Counts a retired object's bytes; 0 if its block is another's and nothing is known of it.
-    fn note_waiting(&self, addr: GlobalAddr) -> u32 {
+    /// An object that is retired now. Its bytes count as waiting; 0 if its block is another's and nothing is known
+    /// of it.
+    fn retired_object(&self, addr: GlobalAddr) -> RetiredObject {
+        let epoch = self.epochs.view.load(Ordering::SeqCst);
         let class = self.geometry().block_of(addr).and_then(|(block, _)| {
             let own = self.alloc().class_at(block);
             own.or_else(|| self.inbox.class_of(block))
         });
         let bytes = class.map_or(0, |class| self.geometry().shape(class).object_bytes);
         self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
-        bytes as u32
+        RetiredObject { epoch, addr, bytes: bytes as u32 }
     }
 
     pub(crate) fn page_word(&self, client: u32, word: PageWord) -> GlobalAddr {
