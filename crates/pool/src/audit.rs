@@ -301,8 +301,7 @@ impl Audit {
         let mut retired: BTreeMap<BlockId, Vec<u32>> = BTreeMap::new();
         let (pool, client) = (session.pool(), session.reliable());
         let clients = pool.read_clients(client).await?.into_iter().map(|(id, _)| id);
-        for word in pool.read_retired(client, clients).await? {
-            let RetiredWord { client, addr } = word;
+        for (client, addr) in pool.read_retired(client, clients).await? {
             match self.locate(addr) {
                 Some((at, index)) => retired.entry(at).or_default().push(index),
                 None => problems.push(format!(
@@ -515,13 +514,6 @@ pub(crate) fn block_words(
     words.map(move |(number, word)| (BlockId { number, ..first }, BlockWord(*word)))
 }
 
-/// A word of a retire page.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RetiredWord {
-    pub(crate) client: u32,
-    pub(crate) addr: GlobalAddr,
-}
-
 impl Pool {
     /// The words of a server's block table.
     pub(crate) async fn read_block_words(
@@ -541,22 +533,20 @@ impl Pool {
         Ok(all)
     }
 
-    /// Everything in the retire pages of these clients. 1 READ for each on each server.
+    /// Everything in the retire pages of these clients, each with its client. 1 READ for each on each server.
     pub(crate) async fn read_retired(
         &self,
         client: Reliable<'_>,
         of: impl IntoIterator<Item = u32>,
-    ) -> Result<Vec<RetiredWord>, PoolError> {
+    ) -> Result<Vec<(u32, GlobalAddr)>, PoolError> {
         let mut all = Vec::new();
         for id in of {
             for server in self.geometry().server_ids() {
                 let at = self.geometry().retire_addr(server, id, 0);
                 let page = client.read(at, client.buf(RETIRE_BYTES as usize)).await?;
                 let words = page.words().iter().filter(|word| **word != 0);
-                all.extend(words.map(|word| RetiredWord {
-                    client: id,
-                    addr: GlobalAddr::from_word(*word).unwrap_or_default(),
-                }));
+                let addrs = words.map(|word| GlobalAddr::from_word(*word).unwrap_or_default());
+                all.extend(addrs.map(|addr| (id, addr)));
             }
         }
         Ok(all)

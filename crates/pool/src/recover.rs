@@ -155,7 +155,7 @@ impl Session {
         let dead = clients.into_iter().filter(|(_, owner)| recovery.is_dead(*owner));
         recovery.clients = dead.map(|(id, _)| id).collect();
         let announced = pool.read_retired(client, recovery.clients.iter().copied()).await?;
-        recovery.announced = announced.into_iter().map(|word| word.addr).collect();
+        recovery.announced = announced.into_iter().map(|(_, addr)| addr).collect();
         let has_dead = !recovery.members.is_empty() || recovery.inherits;
         let is_empty = !has_dead && recovery.blocks.is_empty() && recovery.orphans.is_empty();
         if is_empty && with_members {
@@ -223,7 +223,7 @@ impl Session {
         let others = pool.read_clients(client).await?.into_iter();
         let others = others.filter(|(_, owner)| !recovery.is_dead(*owner)).map(|(id, _)| id);
         let others = pool.read_retired(client, others).await?;
-        let others: BTreeSet<GlobalAddr> = others.into_iter().map(|word| word.addr).collect();
+        let others: BTreeSet<GlobalAddr> = others.into_iter().map(|(_, addr)| addr).collect();
         let mut done = Recovered {
             members: recovery.members(),
             complete: is_announced && self.wait_for_others().await?,
@@ -249,7 +249,7 @@ impl Session {
             pool.rebuild(client, (*block, *word), marks, &others, &mut done).await?;
         }
         let claimed: BTreeSet<BlockId> = recovery.blocks.iter().map(|(block, _)| *block).collect();
-        let mut lost: Vec<GlobalAddr> = announced.into_iter().map(|word| word.addr).collect();
+        let mut lost: Vec<GlobalAddr> = announced.into_iter().map(|(_, addr)| addr).collect();
         lost.sort_unstable();
         lost.dedup();
         lost.retain(|addr| {

@@ -67,25 +67,19 @@ struct ServerFailures {
     settling: AtomicUsize,
 }
 
-/// An operation of [`ServerFailures::settling`].
-struct Settling<'a>(&'a ServerFailures);
-
 impl ServerFailures {
-    fn note(&self, now_ns: u64) -> Settling<'_> {
+    /// Notes a failed operation, which is settling until what this returns is dropped.
+    fn note(&self, now_ns: u64) -> OnDrop<impl FnMut()> {
         self.failed_ns.fetch_max(now_ns, Ordering::SeqCst);
         self.settling.fetch_add(1, Ordering::SeqCst);
-        Settling(self)
+        OnDrop(|| {
+            self.settling.fetch_sub(1, Ordering::SeqCst);
+        })
     }
 
     /// Tells whether a server has failed the member since then.
     fn since(&self, begun_ns: u64) -> bool {
         self.settling.load(Ordering::SeqCst) > 0 || self.failed_ns.load(Ordering::SeqCst) > begun_ns
-    }
-}
-
-impl Drop for Settling<'_> {
-    fn drop(&mut self) {
-        self.0.settling.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -135,20 +129,12 @@ impl Trial {
 /// the module's page (`settle`).
 ///
 /// Costs are those of [`Client`]; each failure adds at most one reconnect and the same again.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Reliable<'a> {
     client: &'a Client,
     lines: &'a Lines,
     patience_ns: u64,
 }
-
-impl Clone for Reliable<'_> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl Copy for Reliable<'_> {}
 
 /// A CAS of a list; see [`Reliable::cas_many`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,6 @@
 //! `tests/waits.rs` models how these meet a recovery.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -57,14 +56,6 @@ pub struct Retiring {
     of: Option<Arc<Retirement>>,
 }
 
-impl PartialEq for Retiring {
-    fn eq(&self, other: &Self) -> bool {
-        (self.addr, self.client) == (other.addr, other.client)
-    }
-}
-
-impl Eq for Retiring {}
-
 impl Drop for Retiring {
     fn drop(&mut self) {
         if let Some(of) = self.of.take() {
@@ -86,18 +77,13 @@ impl Retiring {
 
 /// One client's retired objects, known to its session and to its member, so that any tick of the
 /// member frees them: a session that has nothing to do any more must not keep them.
+#[derive(Debug)]
 pub(crate) struct Retirement {
     /// The client.
     pub(crate) id: u32,
     retired: Mutex<Retired>,
     /// Somebody frees from it.
     busy: AtomicBool,
-}
-
-impl fmt::Debug for Retirement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Retirement").field("id", &self.id).finish_non_exhaustive()
-    }
 }
 
 impl Retirement {

@@ -36,7 +36,7 @@ const RELIEF_WAIT_NS_MAX: u64 = 1_000_000;
 /// session must not be dropped while it holds a lock. A member's last session should tick twice
 /// before it is dropped, or [`Session::leave`]: a member that is announced live and does not tick
 /// holds up everybody's reclamation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Session {
     pub(crate) inner: Rc<Inner>,
     patience_ns: u64,
@@ -66,12 +66,6 @@ pub(crate) struct Inner {
     pub(crate) pressed: Cell<bool>,
     pub(crate) ticking: Cell<bool>,
     pub(crate) ticks: Cell<u32>,
-}
-
-impl Clone for Session {
-    fn clone(&self) -> Self {
-        Session { inner: Rc::clone(&self.inner), patience_ns: self.patience_ns }
-    }
 }
 
 /// While it lives, no object that could be reached when it was made is reused.

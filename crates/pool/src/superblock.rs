@@ -279,8 +279,7 @@ fn rebuild(blocks: &[[u64; WORDS]]) -> Result<Geometry, String> {
 /// Makes bytes `from` to `to` zero. Memory that is zero is only read, so that fresh memory is not
 /// committed.
 async fn zero(client: Reliable<'_>, server: ServerId, from: u64, to: u64) -> Result<(), PoolError> {
-    let mut at = from;
-    while at < to {
+    for at in (from..to).step_by(CHUNK_BYTES as usize) {
         let bytes = CHUNK_BYTES.min(to - at);
         let addr = GlobalAddr::new(server, at);
         let mut chunk = client.read(addr, client.buf(bytes as usize)).await?;
@@ -288,7 +287,6 @@ async fn zero(client: Reliable<'_>, server: ServerId, from: u64, to: u64) -> Res
             chunk.words_mut().fill(0);
             client.write(addr, chunk).await?;
         }
-        at += bytes;
     }
     Ok(())
 }
