@@ -243,7 +243,9 @@ impl Machine {
         let region = Some(&*self.servers[to.server().index()].words);
         let Ok(words) = access::check(region, *to, from.window_len()) else { return };
         let mask = match landing {
-            Landing::Prefix(count) if is_whole(op, count) => Mask::prefix(op, count, false),
+            Landing::Prefix(count) if count as usize >= words_of(op).len() => {
+                Mask::prefix(op, count, false)
+            }
             _ if from.window_len() <= capabilities.crash_atomic_bytes as usize => return,
             Landing::Prefix(count) => Mask::prefix(op, count, capabilities.line_atomic),
             Landing::Subset(seed) => Mask::subset(op, seed, &capabilities),
@@ -260,11 +262,6 @@ impl Machine {
                 && slot.payload.op_count() > 0
         }) || self.has_messages(life)
     }
-}
-
-/// Returns whether a prefix of `count` words is all of a WRITE.
-fn is_whole(op: &Op, count: u32) -> bool {
-    count as usize >= words_of(op).len()
 }
 
 impl SimInner {

@@ -8,7 +8,7 @@
 //!   fenced life takes effect (F6).
 
 use super::adversary::{Later, read_masked, write_masked};
-use super::calendar::Kind;
+use super::calendar::{Kind, LATER_INSTANTS};
 use super::config::PS;
 use super::crash::PlannedFate;
 use super::machine::Machine;
@@ -109,7 +109,7 @@ impl Machine {
         } else {
             slot.half = true;
             let is_atomic = matches!(slot.payload.op(part), Some(Op::Cas { .. } | Op::Faa { .. }));
-            for (after, kind) in later.iter().zip([Kind::Second, Kind::Third, Kind::Fourth]) {
+            for (after, kind) in later.iter().zip(LATER_INSTANTS) {
                 self.calendar.push(self.now + after, kind, index, part);
             }
             self.strike(index, part, if is_atomic { "split" } else { "torn" });

@@ -214,15 +214,11 @@ impl Endpoint for SimEndpoint {
         server: ServerId,
         who: Incarnation,
     ) -> impl Future<Output = Result<(), OpError>> {
-        SimPost::new(self, SimPayload::Fence { server, who }, |_, failure| {
-            failure.map_or(Ok(()), |error| Err(*error))
-        })
+        SimPost::new(self, SimPayload::Fence { server, who }, done)
     }
 
     fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>> {
-        SimPost::new(self, SimPayload::Reconnect { server }, |_, failure| {
-            failure.map_or(Ok(()), |error| Err(*error))
-        })
+        SimPost::new(self, SimPayload::Reconnect { server }, done)
     }
 
     async fn is_dead(&self, who: Incarnation) -> bool {
@@ -267,6 +263,10 @@ impl Endpoint for SimEndpoint {
     fn work(&self, ns: u64) -> impl Future<Output = ()> {
         self.wait(SimPayload::Work { ps: ns.saturating_mul(PS) })
     }
+}
+
+fn done(_: &mut SimPayload, failure: Failure) -> Result<(), OpError> {
+    failure.map_or(Ok(()), |error| Err(*error))
 }
 
 #[inline]

@@ -511,11 +511,6 @@ impl Machine {
         self.abandon(index)
     }
 
-    /// Notes the waiter; returns the earlier one, as [`Machine::give_back`] does.
-    pub(super) fn rewake(&mut self, index: u32, wake: Wake) -> Wake {
-        std::mem::replace(&mut self.slots[index].wake, wake)
-    }
-
     /// Its future is gone: the operation goes on unseen, if it is under way. Returns the waker, as
     /// [`Machine::give_back`] does.
     pub(super) fn abandon(&mut self, index: u32) -> Wake {

@@ -68,7 +68,7 @@ impl<'a, T> SimPost<'a, T> {
         let inner = self.endpoint.inner();
         let mut machine = inner.machine.borrow_mut();
         let Some((held, failure)) = machine.result(slot) else {
-            let before = machine.rewake(slot, inner.wake(context));
+            let before = std::mem::replace(&mut machine.slots[slot].wake, inner.wake(context));
             // It may call the machine when it is dropped.
             drop(machine);
             drop(before);
