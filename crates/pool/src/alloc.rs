@@ -208,7 +208,7 @@ impl Session {
             let found = pool.harvest(client, &held).await?;
             if found > 0 {
                 if at.server != server {
-                    pool.alloc().give_turns(at.server, class, found);
+                    pool.alloc().of_class_mut(at.server, class).turns = found;
                 }
                 return Ok(Some(at.server));
             }
@@ -265,7 +265,7 @@ impl Session {
             None => self.find_block(server, class, effort).await?,
         };
         if !found {
-            pool.alloc().note_empty(server, class, now_ns + EMPTY_NS);
+            pool.alloc().of_class_mut(server, class).empty_until_ns = now_ns + EMPTY_NS;
         }
         Ok(found)
     }
@@ -449,5 +449,5 @@ fn orphans_of<'a>(
 fn begin_refill(pool: &Pool, server: ServerId, class: usize) -> Option<OnDrop<impl FnMut()>> {
     let begun = pool.alloc().begin_refill(server, class);
     // Made only if it is the first: dropping one ends it.
-    begun.then(|| OnDrop(move || pool.alloc().end_refill(server, class)))
+    begun.then(|| OnDrop(move || pool.alloc().of_class_mut(server, class).refilling = false))
 }

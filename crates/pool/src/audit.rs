@@ -238,10 +238,9 @@ impl Audit {
             blocks_free: self.states[0],
             blocks_owned: self.states[1],
             blocks_orphan: self.states[2],
-            classes: Vec::new(),
-            owners: Vec::new(),
             free_by_server: self.free_by_server.clone(),
             problems: self.problems.clone(),
+            ..AuditReport::default()
         };
         // What is on its way home is not free anywhere yet.
         session.take_from_inbox().await?;

@@ -75,16 +75,6 @@ impl Session {
         .await
     }
 
-    /// Says how many objects the table has, which must be known before the first is retired.
-    ///
-    /// Cost: 1 CAS.
-    ///
-    /// # Errors
-    /// `Corrupt`, `Fabric`.
-    pub async fn count_drop(&self, of: &mut Dropping, count: u64) -> Result<(), PoolError> {
-        self.lower(of, count).await
-    }
-
     /// Retires objects of a table that is being dropped by this session: the last of those that are
     /// left. `objects` is in the order of the walk. Within an operation. Gives how many were
     /// retired: fewer, or none, if the retire pages have no room.
@@ -111,7 +101,7 @@ impl Session {
         }
         let words = self.announce_now(&all).await?;
         let left = of.left.unwrap_or(0).saturating_sub(all.len() as u64);
-        self.lower(of, left).await?;
+        self.count_drop(of, left).await?;
         let count = all.len();
         all.into_iter()
             .zip(words)
@@ -119,7 +109,14 @@ impl Session {
         Ok(count)
     }
 
-    async fn lower(&self, of: &mut Dropping, left: u64) -> Result<(), PoolError> {
+    /// Says how many objects of the table are left. Before the first is retired, it must be known how many the
+    /// table has.
+    ///
+    /// Cost: 1 CAS.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Fabric`.
+    pub async fn count_drop(&self, of: &mut Dropping, left: u64) -> Result<(), PoolError> {
         let at = self.pool().geometry().root_addr(of.root.slot).plus(LEFT_WORD as u64 * 8);
         let before = of.left.unwrap_or(UNCOUNTED);
         let found = self.reliable().cas(at, before, left).await?;

@@ -224,12 +224,8 @@ impl Session {
             own.phase
         };
         match phase {
-            Phase::Closed => {
-                self.run_inbox(async |pool, client| pool.zero_inbox(client).await).await
-            }
-            Phase::Zeroed(_) => {
-                self.run_inbox(async |pool, client| pool.open_inbox(client).await).await
-            }
+            Phase::Closed => self.run_inbox(Pool::zero_inbox).await,
+            Phase::Zeroed(_) => self.run_inbox(Pool::open_inbox).await,
             Phase::Open => self.take_from_inbox().await,
         }
     }

@@ -88,7 +88,7 @@ pub(crate) struct ClassBlocks {
     /// Those without an object in use.
     wholly_free: u32,
     /// Somebody is looking for more objects.
-    refilling: bool,
+    pub(crate) refilling: bool,
     /// Start of the next round of harvesting.
     harvest_next: usize,
     /// Until then, a look for objects need not be repeated: there were none.
@@ -115,7 +115,7 @@ pub(crate) struct LocalBlock {
     /// Words of *taken* as last seen.
     taken: Box<[u64]>,
     /// A harvest was begun and has not ended: its CASes may be under way.
-    harvesting: bool,
+    pub(crate) harvesting: bool,
     /// Objects that are retired, or about to be, and not announced (INV-RETIRE-4).
     retired: u32,
     /// Objects that were taken from it since it became this member's.
@@ -244,7 +244,7 @@ impl Allocator {
         &self.servers[server.index()].classes[class]
     }
 
-    fn of_class_mut(&mut self, server: ServerId, class: usize) -> &mut ClassBlocks {
+    pub(crate) fn of_class_mut(&mut self, server: ServerId, class: usize) -> &mut ClassBlocks {
         &mut self.servers[server.index()].classes[class]
     }
 
@@ -363,18 +363,9 @@ impl Allocator {
         self.servers[server.index()].free_blocks = count;
     }
 
-    /// Lets that many objects of the class come from the server before another's turn.
-    pub(crate) fn give_turns(&mut self, server: ServerId, class: usize, turns: u32) {
-        self.of_class_mut(server, class).turns = turns;
-    }
-
     /// Tells whether a look for objects of the class found none a short time ago.
     pub(crate) fn is_empty(&self, server: ServerId, class: usize, now_ns: u64) -> bool {
         now_ns < self.of_class(server, class).empty_until_ns
-    }
-
-    pub(crate) fn note_empty(&mut self, server: ServerId, class: usize, until_ns: u64) {
-        self.of_class_mut(server, class).empty_until_ns = until_ns;
     }
 
     /// Any wholly free block of the server, taken out.
@@ -403,10 +394,6 @@ impl Allocator {
     /// Starts looking for objects of the class; `false` if somebody does already.
     pub(crate) fn begin_refill(&mut self, server: ServerId, class: usize) -> bool {
         !std::mem::replace(&mut self.of_class_mut(server, class).refilling, true)
-    }
-
-    pub(crate) fn end_refill(&mut self, server: ServerId, class: usize) {
-        self.of_class_mut(server, class).refilling = false;
     }
 
     /// The next `most` blocks of the class to harvest, round robin.
@@ -503,11 +490,6 @@ impl Allocator {
 }
 
 impl LocalBlock {
-    /// Tells whether a harvest was begun and has not ended.
-    pub(crate) fn is_harvesting(&self) -> bool {
-        self.harvesting
-    }
-
     /// Tells whether the object is free here.
     pub(crate) fn is_free(&self, index: u32) -> bool {
         self.free[(index / 64) as usize] >> (index % 64) & 1 == 1

@@ -458,13 +458,8 @@ impl Session {
     pub(crate) async fn reclaim(&self, freeing: &Freeing, bound: u64) -> Result<(), PoolError> {
         let (pool, of, mut count) = (&**self.pool(), &freeing.of, freeing.count);
         let is_due = |epoch: u64| epoch + 2 <= bound || Canary::ReuseEarly.is_armed();
-        {
-            let mut retired = of.lock();
-            let let_go = std::mem::take(&mut retired.let_go);
-            drop(retired);
-            let mut alloc = pool.alloc();
-            let_go.iter().for_each(|addr| alloc.let_go_retired(*addr));
-        }
+        let let_go = std::mem::take(&mut of.lock().let_go);
+        let_go.iter().for_each(|addr| pool.alloc().let_go_retired(*addr));
         loop {
             if of.lock().freeing > 0 {
                 // A task is at it still, under the same pin.
@@ -503,13 +498,7 @@ impl Session {
         let pool = &**self.pool();
         let (mut outcome, mut poisoned) = (Ok(()), Vec::new());
         for _ in 0..count {
-            let object = {
-                let mut retired = of.lock();
-                match retired.own.front() {
-                    Some(object) if is_due(object.epoch) => retired.own.pop_front(),
-                    _ => None,
-                }
-            };
+            let object = of.lock().own.pop_front_if(|object| is_due(object.epoch));
             let Some(object) = object else { break };
             pool.retired_bytes.fetch_sub(u64::from(object.bytes), Ordering::Relaxed);
             pool.waiting_bytes.fetch_sub(u64::from(object.bytes), Ordering::Relaxed);

@@ -52,9 +52,7 @@ impl Session {
         let own = inner.retired.claim();
         let other = pool.next_retirement().and_then(|other| other.claim());
         let closed = Closed::take(pool);
-        let has_retired =
-            |freeing: &Option<Freeing>| freeing.as_ref().is_some_and(Freeing::has_any);
-        let wants_room = closed.is_some() || has_retired(&own) || has_retired(&other);
+        let wants_room = closed.is_some() || own.iter().chain(&other).any(Freeing::has_any);
         pool.ticked_ns.store(self.endpoint().now_ns(), Ordering::Relaxed);
         let is_quiet = !wants_room && !pool.has_retired();
         let seen = if is_quiet && pool.may_glance() && pool.glance(client).await? {
@@ -158,7 +156,7 @@ impl Session {
                 continue;
             }
             // What a harvest whose outcome was lost has taken, must be known first.
-            let lost = pool.alloc().block(block).is_some_and(|block| block.is_harvesting());
+            let lost = pool.alloc().block(block).is_some_and(|block| block.harvesting);
             if let (true, Some(held)) = (lost, pool.hold(block)) {
                 pool.harvest(client, &held).await?;
             }
