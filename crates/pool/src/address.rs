@@ -8,11 +8,10 @@
 //! one's alone. An address is still a hint, because the words are not of one moment. A caller asks the
 //! process at the address for its identity.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::Incarnation;
-use farleaf_fabric::codec::Writer;
 
 use crate::geometry::MEMBER_BYTES;
 use crate::words::{MemberState, MemberWord};
@@ -41,16 +40,11 @@ fn life_of(generation: u32) -> u64 {
 
 fn encode(address: SocketAddr, generation: u32) -> [u64; 3] {
     let (flag, ip) = match address.ip() {
-        IpAddr::V4(ip) => {
-            let mut bytes = [0; 16];
-            bytes[..4].copy_from_slice(&ip.octets());
-            (0, bytes)
-        }
-        IpAddr::V6(ip) => (IS_V6, ip.octets()),
+        IpAddr::V4(ip) => (0, u32::from_le_bytes(ip.octets()).into()),
+        IpAddr::V6(ip) => (IS_V6, u128::from_le_bytes(ip.octets())),
     };
-    let (low, high) = ip.split_at(8);
-    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-    [IS_THERE | life_of(generation) | flag | u64::from(address.port()), word(low), word(high)]
+    let head = IS_THERE | life_of(generation) | flag | u64::from(address.port());
+    [head, ip as u64, (ip >> 64) as u64]
 }
 
 /// The address that the life `generation` of an entry has published in these words.
@@ -59,10 +53,10 @@ fn decode(words: &[u64], generation: u32) -> Option<SocketAddr> {
     if head & !(IS_V6 | 0xffff) != IS_THERE | life_of(generation) {
         return None;
     }
-    let bytes: [u8; 16] = Writer::default().words(&[low, high]).padded();
+    let ip = u128::from(high) << 64 | u128::from(low);
     let ip = match head & IS_V6 {
-        0 => IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3])),
-        _ => IpAddr::V6(Ipv6Addr::from(bytes)),
+        0 => IpAddr::from((ip as u32).to_le_bytes()),
+        _ => IpAddr::from(ip.to_le_bytes()),
     };
     Some(SocketAddr::new(ip, head as u16))
 }

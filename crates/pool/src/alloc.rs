@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
-use crate::audit::SCAN_WORDS;
+use crate::audit::{SCAN_WORDS, block_words};
 use crate::class::{CLASS_COUNT, class_of};
+use crate::geometry::BlockId;
+use crate::on_drop::OnDrop;
 use crate::placement::{Placement, UseUp};
 use crate::reliable::Reliable;
 use crate::words::{BlockState, BlockWord};
@@ -50,18 +52,14 @@ impl Session {
         pool.check_open()?;
         let geometry = pool.geometry();
         let class = class_of(bytes).filter(|class| geometry.shape(*class).count > 0);
-        let is_server = |server: ServerId| server.index() < geometry.servers();
-        let is_known = match place {
-            Placement::Near(server) | Placement::Beside(server) => is_server(server),
-            Placement::Spread => true,
+        let asked = match place {
+            Placement::Near(server) | Placement::Beside(server) => Some(server),
+            Placement::Spread => None,
         };
+        let is_known = asked.is_none_or(|server| server.index() < geometry.servers());
         let Some(class) = class.filter(|_| is_known) else {
-            let whose = match place {
-                Placement::Near(server) | Placement::Beside(server) => {
-                    format!(" on memory server {server}")
-                }
-                Placement::Spread => String::new(),
-            };
+            let whose = asked.map(|server| format!(" on memory server {server}"));
+            let whose = whose.unwrap_or_default();
             return Err(PoolError::Invalid(format!(
                 "{bytes} bytes{whose}: the pool has {} servers and objects of at most {} bytes",
                 geometry.servers(),
@@ -69,7 +67,7 @@ impl Session {
             )));
         };
         let place = match place {
-            Placement::Beside(server) => pool.alloc().beside(geometry, class, server),
+            Placement::Beside(server) => pool.alloc().beside(class, server),
             _ => place,
         };
         let now_ns = || self.endpoint().now_ns();
@@ -82,19 +80,19 @@ impl Session {
                     Placement::Near(server) if !alloc.is_passed_over(server, class, now_ns) => {
                         server
                     }
-                    _ => alloc.choose(geometry, class, now_ns),
+                    _ => alloc.choose(class, now_ns),
                 };
-                alloc.take(geometry, server, class)
+                alloc.take(server, class)
             };
             if let Some(addr) = taken {
                 return Ok(addr);
             }
-            let Some(refilling) = Refilling::begin(pool, server, class) else {
+            let Some(refilling) = begin_refill(pool, server, class) else {
                 self.endpoint().sleep(WAIT_NS << round.min(WAIT_DOUBLINGS)).await;
                 continue;
             };
             if let Some(found) = self.refill(server, class, place, is_strict).await? {
-                if let Some(addr) = pool.alloc().take(geometry, found, class) {
+                if let Some(addr) = pool.alloc().take(found, class) {
                     return Ok(addr);
                 }
                 continue;
@@ -130,8 +128,7 @@ impl Session {
         {
             let alloc = pool.alloc();
             let now_ns = || self.endpoint().now_ns();
-            let best =
-                if is_spread { alloc.choose(pool.geometry(), class, now_ns) } else { server };
+            let best = if is_spread { alloc.choose(class, now_ns) } else { server };
             if alloc.has_free(best, class) {
                 return Ok(Some(best));
             }
@@ -153,14 +150,14 @@ impl Session {
             }
             let others = match is_strict {
                 true => vec![server],
-                false => pool.alloc().servers_from(pool.geometry(), class, server, is_spread),
+                false => pool.alloc().servers_from(class, server, is_spread),
             };
             for other in others {
                 let is_target = other == server;
                 if !is_target && pool.alloc().has_free(other, class) {
                     return Ok(Some(other));
                 }
-                let refilling = Refilling::begin(pool, other, class);
+                let refilling = begin_refill(pool, other, class);
                 if refilling.is_none() && !is_target {
                     continue;
                 }
@@ -180,27 +177,24 @@ impl Session {
         &self,
         server: ServerId,
         class: usize,
-        tables: &BTreeMap<ServerId, Vec<(u32, BlockWord)>>,
+        tables: &BTreeMap<ServerId, Vec<(BlockId, BlockWord)>>,
     ) -> Result<Option<ServerId>, PoolError> {
         let (pool, client) = (self.pool(), self.reliable());
         let (order, use_up) = {
-            let (alloc, geometry) = (pool.alloc(), pool.geometry());
-            (alloc.servers_from(geometry, class, server, false), alloc.use_up(geometry, class))
+            let alloc = pool.alloc();
+            (alloc.servers_from(class, server, false), alloc.use_up(class))
         };
         let is_of_use = |word: &BlockWord| word.class() == class && word.free_hint() > 0;
-        let mut orphans: Vec<(ServerId, u32, BlockWord)> = Vec::new();
-        for at in &order {
-            let Some(table) = tables.get(at) else { continue };
-            let found = orphans_of(table).filter(|(_, word)| is_of_use(word));
-            orphans.extend(found.map(|(block, word)| (*at, *block, *word)));
-        }
+        let in_order = order.iter().filter_map(|at| tables.get(at)).flatten();
+        let mut orphans: Vec<(BlockId, BlockWord)> =
+            orphans_of(in_order).filter(|(_, word)| is_of_use(word)).collect();
         let turn = |at: ServerId| order.iter().position(|other| *other == at);
-        let key = |(at, _, word): &(ServerId, u32, BlockWord), free: u32| match use_up {
-            UseUp::FullestOfAll => (None, free, *at, word.0),
-            UseUp::Fullest => (turn(*at), free, *at, word.0),
-            UseUp::Emptiest => (turn(*at), u32::MAX - free, *at, word.0),
+        let key = |(at, word): &(BlockId, BlockWord), free: u32| match use_up {
+            UseUp::FullestOfAll => (None, free, at.server, word.0),
+            UseUp::Fullest => (turn(at.server), free, at.server, word.0),
+            UseUp::Emptiest => (turn(at.server), u32::MAX - free, at.server, word.0),
         };
-        orphans.sort_by_key(|orphan| key(orphan, orphan.2.free_hint()));
+        orphans.sort_by_key(|orphan| key(orphan, orphan.1.free_hint()));
         if orphans.len() > 1 {
             // Others may have freed objects since the word was written.
             orphans.truncate(PEEKS);
@@ -209,14 +203,14 @@ impl Session {
             seen.sort_by_key(|(orphan, free)| key(orphan, *free));
             orphans = seen.into_iter().map(|(orphan, _)| orphan).collect();
         }
-        for (at, block, word) in orphans {
-            let Some(held) = pool.adopt(client, at, block, word).await? else { continue };
+        for (at, word) in orphans {
+            let Some(held) = pool.adopt(client, at, word).await? else { continue };
             let found = pool.harvest(client, &held).await?;
             if found > 0 {
-                if at != server {
-                    pool.alloc().give_turns(at, class, found);
+                if at.server != server {
+                    pool.alloc().of_class_mut(at.server, class).turns = found;
                 }
-                return Ok(Some(at));
+                return Ok(Some(at.server));
             }
         }
         Ok(None)
@@ -232,7 +226,7 @@ impl Session {
         let pool = self.pool();
         let blocks = pool.alloc().harvest_round(server, class, most);
         for block in blocks {
-            let Some(held) = pool.hold(server, block) else { continue };
+            let Some(held) = pool.hold(block) else { continue };
             if pool.harvest(self.reliable(), &held).await? > 0 {
                 return Ok(true);
             }
@@ -247,7 +241,7 @@ impl Session {
         server: ServerId,
         class: usize,
         effort: Effort,
-        table: Option<Vec<(u32, BlockWord)>>,
+        table: Option<Vec<(BlockId, BlockWord)>>,
     ) -> Result<bool, PoolError> {
         let (pool, client) = (self.pool(), self.reliable());
         let now_ns = self.endpoint().now_ns();
@@ -261,17 +255,17 @@ impl Session {
         if effort == Effort::Hard {
             loop {
                 // Not in the loop's head: the lock must not be held across the release.
-                let spare = pool.alloc().take_spare(pool.geometry(), server);
+                let spare = pool.alloc().take_spare(server);
                 let Some((block, word)) = spare else { break };
-                pool.release(client, server, block, word).await?;
+                pool.release(client, block, word).await?;
             }
         }
         let found = match table {
-            Some(table) => self.carve_any(server, class, &table).await?,
+            Some(table) => self.carve_any(class, &table).await?,
             None => self.find_block(server, class, effort).await?,
         };
         if !found {
-            pool.alloc().note_empty(server, class, now_ns + EMPTY_NS);
+            pool.alloc().of_class_mut(server, class).empty_until_ns = now_ns + EMPTY_NS;
         }
         Ok(found)
     }
@@ -292,26 +286,24 @@ impl Session {
         }
         let table = &tables[&server];
         if effort == Effort::Hard {
-            let orphans = orphans_of(table).map(|(block, word)| (server, *block, *word));
-            let orphans: Vec<(ServerId, u32, BlockWord)> = orphans.collect();
+            let orphans: Vec<(BlockId, BlockWord)> = orphans_of(table).collect();
             for some in orphans.chunks(PEEKS) {
                 if self.adopt_by_bitmap(class, some).await? {
                     return Ok(true);
                 }
             }
         }
-        self.carve_any(server, class, table).await
+        self.carve_any(class, table).await
     }
 
     /// Carves a free block for the class.
     async fn carve_any(
         &self,
-        server: ServerId,
         class: usize,
-        table: &[(u32, BlockWord)],
+        table: &[(BlockId, BlockWord)],
     ) -> Result<bool, PoolError> {
         for (block, word) in table.iter().filter(|(_, word)| word.is(BlockState::Free)) {
-            if self.carve(server, *block, *word, class).await? {
+            if self.carve(*block, *word, class).await? {
                 return Ok(true);
             }
         }
@@ -325,17 +317,17 @@ impl Session {
     async fn adopt_by_bitmap(
         &self,
         class: usize,
-        orphans: &[(ServerId, u32, BlockWord)],
+        orphans: &[(BlockId, BlockWord)],
     ) -> Result<bool, PoolError> {
         let (pool, client) = (self.pool(), self.reliable());
-        for ((server, block, word), free) in pool.peek(client, orphans).await? {
+        for ((block, word), free) in pool.peek(client, orphans).await? {
             if word.class() == class && free > 0 {
-                let Some(held) = pool.adopt(client, server, block, word).await? else { continue };
+                let Some(held) = pool.adopt(client, block, word).await? else { continue };
                 if pool.harvest(client, &held).await? > 0 {
                     return Ok(true);
                 }
-            } else if let Some(free) = pool.free_orphan(client, server, (block, word), free).await?
-                && self.carve(server, block, free, class).await?
+            } else if let Some(free) = pool.free_orphan(client, block, word, free).await?
+                && self.carve(block, free, class).await?
             {
                 return Ok(true);
             }
@@ -349,23 +341,24 @@ impl Pool {
     async fn read_block_tables(
         &self,
         client: Reliable<'_>,
-    ) -> Result<BTreeMap<ServerId, Vec<(u32, BlockWord)>>, PoolError> {
+    ) -> Result<BTreeMap<ServerId, Vec<(BlockId, BlockWord)>>, PoolError> {
         let geometry = self.geometry();
         let mut ops = client.client().ops();
         let mut parts = Vec::new();
         for server in geometry.server_ids() {
             let count = geometry.block_count(server);
-            for from in (0..count).step_by(SCAN_WORDS as usize) {
-                let words = SCAN_WORDS.min(count - from);
-                ops.read(geometry.block_word_addr(server, from), client.buf(words as usize * 8));
-                parts.push((server, from));
+            for number in (0..count).step_by(SCAN_WORDS as usize) {
+                let words = SCAN_WORDS.min(count - number);
+                let first = BlockId { server, number };
+                ops.read(geometry.block_word_addr(first), client.buf(words as usize * 8));
+                parts.push(first);
             }
         }
         let read = client.post_many(ops).await?;
-        let mut tables: BTreeMap<ServerId, Vec<(u32, BlockWord)>> = BTreeMap::new();
-        for (index, (server, from)) in parts.into_iter().enumerate() {
-            let words = read.buf(index).words().iter().map(|word| BlockWord(*word));
-            tables.entry(server).or_default().extend((from..).zip(words));
+        let mut tables: BTreeMap<ServerId, Vec<(BlockId, BlockWord)>> = BTreeMap::new();
+        for (index, first) in parts.into_iter().enumerate() {
+            let words = block_words(first, read.buf(index).words());
+            tables.entry(first.server).or_default().extend(words);
         }
         for (server, table) in &tables {
             self.note_free_blocks(*server, table);
@@ -377,21 +370,21 @@ impl Pool {
     async fn peek(
         &self,
         client: Reliable<'_>,
-        orphans: &[(ServerId, u32, BlockWord)],
-    ) -> Result<Vec<((ServerId, u32, BlockWord), u32)>, PoolError> {
-        let orphans = orphans.iter().filter(|(_, _, word)| word.class() < CLASS_COUNT);
-        let orphans: Vec<(ServerId, u32, BlockWord)> = orphans.copied().collect();
+        orphans: &[(BlockId, BlockWord)],
+    ) -> Result<Vec<((BlockId, BlockWord), u32)>, PoolError> {
+        let orphans = orphans.iter().filter(|(_, word)| word.class() < CLASS_COUNT);
+        let orphans: Vec<(BlockId, BlockWord)> = orphans.copied().collect();
         let words = |word: BlockWord| self.geometry().shape(word.class()).bitmap_words();
         let mut ops = client.client().ops();
-        for (server, block, word) in &orphans {
-            ops.read(self.given_addr(*server, *block, 0), client.buf(words(*word) * 16));
+        for (block, word) in &orphans {
+            ops.read(self.given_addr(*block, 0), client.buf(words(*word) * 16));
         }
         if ops.is_empty() {
             return Ok(Vec::new());
         }
         let bitmaps = client.post_many(ops).await?;
         let free = orphans.into_iter().enumerate().map(|(index, orphan)| {
-            let (given, taken) = bitmaps.buf(index).words().split_at(words(orphan.2));
+            let (given, taken) = bitmaps.buf(index).words().split_at(words(orphan.1));
             let free = given.iter().zip(taken).map(|(given, taken)| (given ^ taken).count_ones());
             (orphan, free.sum())
         });
@@ -404,19 +397,19 @@ impl Pool {
     async fn free_orphan(
         &self,
         client: Reliable<'_>,
-        server: ServerId,
-        (block, word): (u32, BlockWord),
+        block: BlockId,
+        word: BlockWord,
         free: u32,
     ) -> Result<Option<BlockWord>, PoolError> {
         if free < self.geometry().shape(word.class()).count {
             return Ok(None);
         }
-        let Some(held) = self.adopt(client, server, block, word).await? else { return Ok(None) };
+        let Some(held) = self.adopt(client, block, word).await? else { return Ok(None) };
         self.harvest(client, &held).await?;
         drop(held);
-        let freed = self.alloc().remove_if_free(self.geometry(), server, block);
+        let freed = self.alloc().remove_if_free(block);
         let Some(word) = freed else { return Ok(None) };
-        self.release(client, server, block, word).await?;
+        self.release(client, block, word).await?;
         Ok(Some(word.next(BlockState::Free, 0, 0)))
     }
 
@@ -430,18 +423,15 @@ impl Pool {
         for server in self.geometry().server_ids() {
             let table = self.read_block_words(client, server).await?;
             self.note_free_blocks(server, &table);
-            let is_candidate =
-                |word: &BlockWord| word.is(BlockState::Orphan) && word.free_hint() > 0;
-            let orphans = table.into_iter().filter(|(_, word)| is_candidate(word));
-            let mut orphans: Vec<(ServerId, u32, BlockWord)> =
-                orphans.map(|(block, word)| (server, block, word)).collect();
+            let mut orphans: Vec<(BlockId, BlockWord)> =
+                orphans_of(&table).filter(|(_, word)| word.free_hint() > 0).collect();
             if orphans.len() > PEEKS {
                 let from = client.endpoint().random() as usize % orphans.len();
                 orphans.rotate_left(from);
                 orphans.truncate(PEEKS);
             }
-            for ((server, block, word), free) in self.peek(client, &orphans).await? {
-                self.free_orphan(client, server, (block, word), free).await?;
+            for ((block, word), free) in self.peek(client, &orphans).await? {
+                self.free_orphan(client, block, word, free).await?;
             }
         }
         Ok(())
@@ -449,28 +439,15 @@ impl Pool {
 }
 
 /// The orphans of a block table.
-fn orphans_of(table: &[(u32, BlockWord)]) -> impl Iterator<Item = &(u32, BlockWord)> {
-    table.iter().filter(|(_, word)| word.is(BlockState::Orphan))
+fn orphans_of<'a>(
+    table: impl IntoIterator<Item = &'a (BlockId, BlockWord)>,
+) -> impl Iterator<Item = (BlockId, BlockWord)> {
+    table.into_iter().filter(|(_, word)| word.is(BlockState::Orphan)).copied()
 }
 
-/// Lets others refill once this one is done, however it ends.
-struct Refilling<'a> {
-    pool: &'a Pool,
-    server: ServerId,
-    class: usize,
-}
-
-impl<'a> Refilling<'a> {
-    /// `None` if somebody refills the class there already.
-    fn begin(pool: &'a Pool, server: ServerId, class: usize) -> Option<Self> {
-        let begun = pool.alloc().begin_refill(server, class);
-        // Made only if it is the first: dropping one ends it.
-        begun.then(|| Refilling { pool, server, class })
-    }
-}
-
-impl Drop for Refilling<'_> {
-    fn drop(&mut self) {
-        self.pool.alloc().end_refill(self.server, self.class);
-    }
+/// Begins to refill the class there, until what this returns is dropped; `None` if somebody does already.
+fn begin_refill(pool: &Pool, server: ServerId, class: usize) -> Option<OnDrop<impl FnMut()>> {
+    let begun = pool.alloc().begin_refill(server, class);
+    // Made only if it is the first: dropping one ends it.
+    begun.then(|| OnDrop(move || pool.alloc().of_class_mut(server, class).refilling = false))
 }

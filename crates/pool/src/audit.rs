@@ -13,7 +13,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::block::{HEADER_WORDS, check_header};
 use crate::class::{CLASS_COUNT, class_bytes, class_of};
-use crate::geometry::RETIRE_BYTES;
+use crate::geometry::{BlockId, RETIRE_BYTES};
 use crate::member::read_table;
 use crate::reliable::Reliable;
 use crate::words::{BlockState, BlockWord, MemberState};
@@ -31,7 +31,7 @@ const LOOK_WAIT_NS: u64 = 1_000_000;
 pub struct Audit {
     pool: Arc<Pool>,
     /// Carved blocks.
-    blocks: BTreeMap<(ServerId, u32), AuditBlock>,
+    blocks: BTreeMap<BlockId, AuditBlock>,
     states: [u64; 3],
     free_by_server: Vec<u64>,
     /// If set, only these blocks and objects are tracked, and marks of others are ignored.
@@ -157,9 +157,9 @@ impl Audit {
             problems: Vec::new(),
         };
         for server in session.pool().geometry().server_ids() {
-            for (block, word) in session.pool().read_block_words(session.reliable(), server).await?
-            {
-                audit.add_block(session, server, block, word).await?;
+            let table = session.pool().read_block_words(session.reliable(), server).await?;
+            for (block, word) in table {
+                audit.add_block(session, block, word).await?;
             }
         }
         tables::check(session, &mut audit.problems).await?;
@@ -169,12 +169,12 @@ impl Audit {
     /// An audit of some blocks and objects alone, for a recovery.
     pub(crate) fn of<'a>(
         pool: &Arc<Pool>,
-        blocks: impl Iterator<Item = &'a (ServerId, u32, BlockWord)>,
+        blocks: impl Iterator<Item = &'a (BlockId, BlockWord)>,
         watched: &[GlobalAddr],
     ) -> Audit {
-        let blocks = blocks.map(|(server, block, word)| {
+        let blocks = blocks.map(|(block, word)| {
             let words = pool.geometry().shape(word.class()).bitmap_words();
-            ((*server, *block), AuditBlock { word: *word, marks: vec![0; words].into() })
+            (*block, AuditBlock { word: *word, marks: vec![0; words].into() })
         });
         Audit {
             pool: Arc::clone(pool),
@@ -197,10 +197,10 @@ impl Audit {
         }
         let lenient = self.watched.is_some();
         let ignored = |why: String| if lenient { Ok(()) } else { Err(why) };
-        let Some((number, offset)) = self.pool.geometry().block_of(addr) else {
+        let Some((at, offset)) = self.pool.geometry().block_of(addr) else {
             return Err(format!("{bytes} bytes at {addr} are in no block"));
         };
-        let Some(block) = self.blocks.get_mut(&(addr.server(), number)) else {
+        let Some(block) = self.blocks.get_mut(&at) else {
             return ignored(format!(
                 "INV-BLOCK-2: {bytes} bytes at {addr} are in a block that is not carved"
             ));
@@ -238,10 +238,9 @@ impl Audit {
             blocks_free: self.states[0],
             blocks_owned: self.states[1],
             blocks_orphan: self.states[2],
-            classes: Vec::new(),
-            owners: Vec::new(),
             free_by_server: self.free_by_server.clone(),
             problems: self.problems.clone(),
+            ..AuditReport::default()
         };
         // What is on its way home is not free anywhere yet.
         session.take_from_inbox().await?;
@@ -275,8 +274,8 @@ impl Audit {
             };
             classes[block.word.class()].add(&found.sums);
             let member = (!block.word.is(BlockState::Orphan)).then(|| block.word.owner());
-            let first = || OwnerReport { server: at.0.0, member, ..OwnerReport::default() };
-            let owner = owners.entry((at.0, member)).or_insert_with(first);
+            let first = || OwnerReport { server: at.server.0, member, ..OwnerReport::default() };
+            let owner = owners.entry((at.server, member)).or_insert_with(first);
             let bytes = class_bytes(block.word.class());
             owner.blocks += 1;
             owner.live_bytes += found.sums.live * bytes;
@@ -297,12 +296,11 @@ impl Audit {
         &self,
         session: &Session,
         problems: &mut Vec<String>,
-    ) -> Result<BTreeMap<(ServerId, u32), Vec<u32>>, PoolError> {
-        let mut retired: BTreeMap<(ServerId, u32), Vec<u32>> = BTreeMap::new();
+    ) -> Result<BTreeMap<BlockId, Vec<u32>>, PoolError> {
+        let mut retired: BTreeMap<BlockId, Vec<u32>> = BTreeMap::new();
         let (pool, client) = (session.pool(), session.reliable());
         let clients = pool.read_clients(client).await?.into_iter().map(|(id, _)| id);
-        for word in pool.read_retired(client, clients).await? {
-            let RetiredWord { client, addr } = word;
+        for (client, addr) in pool.read_retired(client, clients).await? {
             match self.locate(addr) {
                 Some((at, index)) => retired.entry(at).or_default().push(index),
                 None => problems.push(format!(
@@ -335,13 +333,14 @@ impl Audit {
     async fn account(
         &self,
         session: &Session,
-        (server, number): (ServerId, u32),
+        at: BlockId,
         (block_word, block): (BlockWord, &AuditBlock),
         retired: &[u32],
         others_run: bool,
     ) -> Result<Found, PoolError> {
         let mut found = Found::default();
         let Found { sums, problems } = &mut found;
+        let BlockId { server, number } = at;
         let pool = session.pool();
         let shape = pool.geometry().shape(block.word.class());
         let words = shape.bitmap_words();
@@ -360,11 +359,11 @@ impl Audit {
             return Ok(found);
         }
         let bitmaps = session.reliable().buf(words * 16);
-        let bitmaps = session.reliable().read(pool.given_addr(server, number, 0), bitmaps).await?;
+        let bitmaps = session.reliable().read(pool.given_addr(at, 0), bitmaps).await?;
         let (given, taken) = bitmaps.words().split_at(words);
         let free: Vec<u64> = given.iter().zip(taken).map(|(given, taken)| given ^ taken).collect();
         let alloc = pool.alloc();
-        let local = alloc.block(server, number);
+        let local = alloc.block(at);
         let is_others = local.is_none() && !block_word.is(BlockState::Orphan);
         // Its own member gives it back at this moment, as a store's maintenance does: it is all free.
         let is_going = is_others && block_word.owner() == pool.member();
@@ -430,54 +429,44 @@ impl Audit {
     async fn add_block(
         &mut self,
         session: &Session,
-        server: ServerId,
-        number: u32,
+        at: BlockId,
         word: BlockWord,
     ) -> Result<(), PoolError> {
+        let BlockId { server, number } = at;
         let mut problem =
             |why: String| self.problems.push(format!("block {number} of server {server}: {why}"));
-        let state = match word.state() {
-            Ok(state) => state,
-            Err(error) => {
-                problem(error.to_string());
-                return Ok(());
-            }
-        };
-        match state {
-            BlockState::Free => {
+        match word.state() {
+            Ok(BlockState::Free) => {
                 self.states[0] += 1;
                 self.free_by_server[server.index()] += 1;
-                return Ok(());
             }
-            BlockState::Damaged => {
-                problem("its header was found damaged; it is left alone".into());
-                return Ok(());
-            }
-            BlockState::Carving => {
+            Ok(BlockState::Carving | BlockState::Owned | BlockState::Recovering) => {
                 self.states[1] += 1;
-                return Ok(());
             }
-            BlockState::Owned | BlockState::Recovering => self.states[1] += 1,
-            BlockState::Orphan => self.states[2] += 1,
+            Ok(BlockState::Orphan) => self.states[2] += 1,
+            Ok(BlockState::Damaged) => {
+                problem("its header was found damaged; it is left alone".into());
+            }
+            Err(error) => problem(error.to_string()),
+        }
+        if !word.state().is_ok_and(BlockState::is_carved) {
+            return Ok(());
         }
         let pool = session.pool();
         let front = session.reliable().buf(HEADER_WORDS * 8);
-        let at = pool.geometry().block_addr(server, number);
-        let front = session.reliable().read(at, front).await?;
+        let front = session.reliable().read(pool.geometry().block_addr(at), front).await?;
         if let Err(why) = check_header(pool.geometry(), word, front.words()) {
             problem(format!("INV-BLOCK-1: {why}"));
             return Ok(());
         }
         let words = pool.geometry().shape(word.class()).bitmap_words();
-        let block = AuditBlock { word, marks: vec![0; words].into() };
-        self.blocks.insert((server, number), block);
+        self.blocks.insert(at, AuditBlock { word, marks: vec![0; words].into() });
         Ok(())
     }
 
     /// The block and the number of the object at `addr`, if one of a known block starts there.
-    fn locate(&self, addr: GlobalAddr) -> Option<((ServerId, u32), u32)> {
-        let (number, offset) = self.pool.geometry().block_of(addr)?;
-        let at = (addr.server(), number);
+    fn locate(&self, addr: GlobalAddr) -> Option<(BlockId, u32)> {
+        let (at, offset) = self.pool.geometry().block_of(addr)?;
         let shape = self.pool.geometry().shape(self.blocks.get(&at)?.word.class());
         Some((at, shape.object_at(offset)?))
     }
@@ -496,34 +485,32 @@ impl Audit {
     }
 
     /// Forgets blocks that are not a recovery's to search.
-    pub(crate) fn forget(&mut self, blocks: &[(ServerId, u32)]) {
+    pub(crate) fn forget(&mut self, blocks: &[BlockId]) {
         blocks.iter().for_each(|at| {
             self.blocks.remove(at);
         });
     }
 
     /// The marks of a block's objects, if the block was carved alike when the audit began.
-    pub(crate) fn marks(&self, server: ServerId, number: u32, word: BlockWord) -> Option<&[u64]> {
-        let block = self.blocks.get(&(server, number))?;
+    pub(crate) fn marks(&self, at: BlockId, word: BlockWord) -> Option<&[u64]> {
+        let block = self.blocks.get(&at)?;
         (block.word.class() == word.class()).then_some(&block.marks)
     }
 }
 
 /// Reads a block's current word.
-async fn read_word(
-    session: &Session,
-    (server, number): (ServerId, u32),
-) -> Result<BlockWord, PoolError> {
-    let at = session.pool().geometry().block_word_addr(server, number);
-    let word = session.reliable().read(at, session.reliable().buf(8)).await?;
-    Ok(BlockWord(word.words()[0]))
+async fn read_word(session: &Session, at: BlockId) -> Result<BlockWord, PoolError> {
+    let at = session.pool().geometry().block_word_addr(at);
+    Ok(BlockWord(session.reliable().word(at).await?))
 }
 
-/// A word of a retire page.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RetiredWord {
-    pub(crate) client: u32,
-    pub(crate) addr: GlobalAddr,
+/// The words of a block table from the block `first` on.
+pub(crate) fn block_words(
+    first: BlockId,
+    words: &[u64],
+) -> impl Iterator<Item = (BlockId, BlockWord)> {
+    let words = (first.number..).zip(words);
+    words.map(move |(number, word)| (BlockId { number, ..first }, BlockWord(*word)))
 }
 
 impl Pool {
@@ -532,36 +519,33 @@ impl Pool {
         &self,
         client: Reliable<'_>,
         server: ServerId,
-    ) -> Result<Vec<(u32, BlockWord)>, PoolError> {
+    ) -> Result<Vec<(BlockId, BlockWord)>, PoolError> {
         let count = self.geometry().block_count(server);
         let mut all = Vec::with_capacity(count as usize);
-        let mut from = 0;
-        while from < count {
-            let words = SCAN_WORDS.min(count - from);
-            let at = self.geometry().block_word_addr(server, from);
+        for number in (0..count).step_by(SCAN_WORDS as usize) {
+            let words = SCAN_WORDS.min(count - number);
+            let first = BlockId { server, number };
+            let at = self.geometry().block_word_addr(first);
             let table = client.read(at, client.buf(words as usize * 8)).await?;
-            all.extend((from..).zip(table.words().iter().map(|word| BlockWord(*word))));
-            from += words;
+            all.extend(block_words(first, table.words()));
         }
         Ok(all)
     }
 
-    /// Everything in the retire pages of these clients. 1 READ for each on each server.
+    /// Everything in the retire pages of these clients, each with its client. 1 READ for each on each server.
     pub(crate) async fn read_retired(
         &self,
         client: Reliable<'_>,
         of: impl IntoIterator<Item = u32>,
-    ) -> Result<Vec<RetiredWord>, PoolError> {
+    ) -> Result<Vec<(u32, GlobalAddr)>, PoolError> {
         let mut all = Vec::new();
         for id in of {
             for server in self.geometry().server_ids() {
                 let at = self.geometry().retire_addr(server, id, 0);
                 let page = client.read(at, client.buf(RETIRE_BYTES as usize)).await?;
                 let words = page.words().iter().filter(|word| **word != 0);
-                all.extend(words.map(|word| RetiredWord {
-                    client: id,
-                    addr: GlobalAddr::from_word(*word).unwrap_or_default(),
-                }));
+                let addrs = words.map(|word| GlobalAddr::from_word(*word).unwrap_or_default());
+                all.extend(addrs.map(|addr| (id, addr)));
             }
         }
         Ok(all)

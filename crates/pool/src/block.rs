@@ -16,11 +16,12 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use farleaf_fabric::Endpoint;
 use farleaf_fabric::codec::Writer;
-use farleaf_fabric::{Endpoint, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::class::{BLOCK_HEADER_BYTES, CLASS_COUNT};
+use crate::geometry::BlockId;
 use crate::owned_blocks::{Left, Limbo};
 use crate::reliable::{Cas, Reliable, wait_until};
 use crate::remote_free::BATCH;
@@ -88,8 +89,7 @@ impl Session {
     /// `Unsettled` if the server cannot be reached for as long as the caller has patience.
     pub(crate) async fn carve(
         &self,
-        server: ServerId,
-        block: u32,
+        block: BlockId,
         free: BlockWord,
         class: usize,
     ) -> Result<bool, PoolError> {
@@ -97,7 +97,7 @@ impl Session {
         let done = Rc::clone(&carved);
         self.spawn(async move |session| {
             let pool = session.pool();
-            let result = pool.carve(session.reliable(), server, block, free, class).await;
+            let result = pool.carve(session.reliable(), block, free, class).await;
             *done.borrow_mut() = Some(result);
         });
         wait_until(self.reliable(), CARVE_WAIT_NS, || carved.borrow().is_some()).await;
@@ -110,15 +110,14 @@ impl Pool {
     async fn carve(
         &self,
         client: Reliable<'_>,
-        server: ServerId,
-        block: u32,
+        block: BlockId,
         free: BlockWord,
         class: usize,
     ) -> Result<bool, PoolError> {
         let geometry = self.geometry();
-        let at = geometry.block_word_addr(server, block);
+        let at = geometry.block_word_addr(block);
         let carving = free.next(BlockState::Carving, class, self.member);
-        let Some(mut limbo) = Changing::of_none(self, server, block, true) else {
+        let Some(mut limbo) = Changing::of_none(self, block, true) else {
             return Ok(false);
         };
         if client.cas(at, free.0, carving.0).await? != free.0 {
@@ -132,16 +131,16 @@ impl Pool {
                 let mut front = client.buf(geometry.shape(class).first_object as usize);
                 front.words_mut().fill(0);
                 front.words_mut()[..HEADER_WORDS].copy_from_slice(&words);
-                ops.write(geometry.block_addr(server, block), front);
+                ops.write(geometry.block_addr(block), front);
                 ops.cas(at, carving.0, owned.0);
             })
             .await?;
         let found = ops.old(1);
         if found != carving.0 && !(again && found == owned.0) {
-            return Err(self.stolen(server, block, found));
+            return Err(self.stolen(block, found));
         }
         limbo.settled();
-        self.alloc().install(geometry, server, block, owned, None);
+        self.alloc().install(block, owned, None);
         Ok(true)
     }
 
@@ -152,14 +151,13 @@ impl Pool {
     pub(crate) async fn adopt(
         &self,
         client: Reliable<'_>,
-        server: ServerId,
-        block: u32,
+        block: BlockId,
         orphan: BlockWord,
     ) -> Result<Option<Held<'_>>, PoolError> {
         let geometry = self.geometry();
-        let at = geometry.block_word_addr(server, block);
+        let at = geometry.block_word_addr(block);
         let owned = orphan.next(BlockState::Owned, orphan.class(), self.member);
-        let Some(mut limbo) = Changing::of_none(self, server, block, false) else {
+        let Some(mut limbo) = Changing::of_none(self, block, false) else {
             return Ok(None);
         };
         if client.cas(at, orphan.0, owned.0).await? != orphan.0 {
@@ -168,7 +166,7 @@ impl Pool {
         }
         let shape = geometry.shape(owned.class());
         let front = client.buf((shape.first_object as usize).max(HEADER_WORDS * 8));
-        let front = client.read(geometry.block_addr(server, block), front).await?;
+        let front = client.read(geometry.block_addr(block), front).await?;
         if check_header(geometry, owned, front.words()).is_err() {
             let damaged = owned.next(BlockState::Damaged, owned.class(), self.member);
             client.cas_release(at, owned.0, damaged.0).await?;
@@ -178,8 +176,8 @@ impl Pool {
         limbo.settled();
         let first = BLOCK_HEADER_BYTES as usize / 8 + shape.bitmap_words();
         let taken = front.words()[first..first + shape.bitmap_words()].into();
-        self.alloc().install(geometry, server, block, owned, Some(taken));
-        Ok(Some(Held { pool: self, server, block }))
+        self.alloc().install(block, owned, Some(taken));
+        Ok(Some(Held { pool: self, block }))
     }
 
     /// Moves free objects from an own block's bitmaps to this member; how many.
@@ -191,23 +189,18 @@ impl Pool {
         held: &Held<'_>,
     ) -> Result<u32, PoolError> {
         let geometry = self.geometry();
-        let Held { server, block, .. } = *held;
-        let Some(class) = self.alloc().class_at(server, block) else { return Ok(0) };
-        if self.alloc().harvest_begins(server, block) {
-            client.settle(server).await?;
+        let block = held.block;
+        let Some(class) = self.alloc().class_at(block) else { return Ok(0) };
+        if self.alloc().harvest_begins(block) {
+            client.settle(block.server).await?;
         }
         let shape = geometry.shape(class);
         let words = shape.bitmap_words();
         let bitmaps = client.buf(words * 16);
-        let bitmaps = client.read(self.given_addr(server, block, 0), bitmaps).await?;
+        let bitmaps = client.read(self.given_addr(block, 0), bitmaps).await?;
         let (given, taken) = bitmaps.words().split_at(words);
         let (mut found, mut outcome) = (0, Ok(()));
-        let mut note = |word: usize, value: u64| match self.alloc().note_taken(
-            geometry,
-            (server, block),
-            word,
-            value,
-        ) {
+        let mut note = |word: usize, value: u64| match self.alloc().note_taken(block, word, value) {
             Ok(added) => found += added,
             Err(error) => outcome = Err(error),
         };
@@ -219,7 +212,7 @@ impl Pool {
             let free = (given[word] ^ taken[word]) & shape.valid_bits(word);
             if free != 0 {
                 let (expected, new) = (taken[word], taken[word] ^ free);
-                list.push(Cas { at: self.taken_addr(server, block, words, word), expected, new });
+                list.push(Cas { at: self.taken_addr(block, words, word), expected, new });
                 at.push(word);
             }
         }
@@ -229,27 +222,27 @@ impl Pool {
                 note(*word, if old == cas.expected { cas.new } else { old });
             }
         }
-        self.alloc().harvest_ends(server, block);
+        self.alloc().harvest_ends(block);
         self.inbox.note_returned(found);
         outcome.map(|()| found)
     }
 
     /// Takes an own block in hand, unless somebody else has it.
-    pub(crate) fn hold(&self, server: ServerId, block: u32) -> Option<Held<'_>> {
+    pub(crate) fn hold(&self, block: BlockId) -> Option<Held<'_>> {
         // Made only if it is held: dropping one lets go, which takes the lock.
-        let is_held = self.alloc().hold(server, block);
-        is_held.then(|| Held { pool: self, server, block })
+        let is_held = self.alloc().hold(block);
+        is_held.then(|| Held { pool: self, block })
     }
 
     /// Makes a block that was taken out of this member's accounts free for all. 1 CAS.
     pub(crate) async fn release(
         &self,
         client: Reliable<'_>,
-        server: ServerId,
-        block: u32,
+        block: BlockId,
         word: BlockWord,
     ) -> Result<(), PoolError> {
-        self.change(client, server, block, word, BlockState::Free).await
+        let limbo = Changing::of_own(self, client, block, true).await;
+        self.swap_word(client, limbo, block, word, word.next(BlockState::Free, 0, 0)).await
     }
 
     /// Gives a block up with objects in use: its free ones go to its bitmaps, and it is an orphan.
@@ -258,30 +251,24 @@ impl Pool {
     pub(crate) async fn abandon(
         &self,
         client: Reliable<'_>,
-        server: ServerId,
-        block: u32,
+        block: BlockId,
         word: BlockWord,
         left: Left,
     ) -> Result<(), PoolError> {
-        let mut limbo = Changing::of_own(self, client, server, block, false).await;
+        let mut limbo = Changing::of_own(self, client, block, false).await;
         if let Some(limbo) = &mut limbo.limbo {
             limbo.left = Some(left.clone());
         }
         let free = left.free_count();
-        self.tell_taken(client, server, block, left).await?;
-        let next = word.orphan(word.class(), free);
-        let at = self.geometry().block_word_addr(server, block);
-        let found = client.cas_release(at, word.0, next.0).await?;
-        limbo.settled();
-        if found == word.0 { Ok(()) } else { Err(self.stolen(server, block, found)) }
+        self.tell_taken(client, block, left).await?;
+        self.swap_word(client, limbo, block, word, word.orphan(word.class(), free)).await
     }
 
     /// Makes what is free of a block that is given up free in its bitmaps. May be done again.
     async fn tell_taken(
         &self,
         client: Reliable<'_>,
-        server: ServerId,
-        block: u32,
+        block: BlockId,
         left: Left,
     ) -> Result<(), PoolError> {
         let words = left.free.len();
@@ -293,7 +280,7 @@ impl Pool {
                 let list: Vec<Cas> = words_now
                     .iter()
                     .map(|&word| Cas {
-                        at: self.taken_addr(server, block, words, word),
+                        at: self.taken_addr(block, words, word),
                         expected: taken[word],
                         new: taken[word] ^ free[word],
                     })
@@ -313,28 +300,22 @@ impl Pool {
             }
             to_do = failed;
         }
-        Err(PoolError::Corrupt(format!(
-            "the bitmaps of block {block} of memory server {server} are changed by others"
-        )))
+        Err(PoolError::Corrupt(format!("the bitmaps of {block} are changed by others")))
     }
 
-    /// Changes an own block's word.
-    pub(crate) async fn change(
+    /// Changes an own block's word. 1 CAS.
+    async fn swap_word(
         &self,
         client: Reliable<'_>,
-        server: ServerId,
-        block: u32,
+        mut limbo: Changing<'_>,
+        block: BlockId,
         word: BlockWord,
-        state: BlockState,
+        next: BlockWord,
     ) -> Result<(), PoolError> {
-        let to_free = state == BlockState::Free;
-        let mut limbo = Changing::of_own(self, client, server, block, to_free).await;
-        let class = if state == BlockState::Free { 0 } else { word.class() };
-        let next = word.next(state, class, 0);
-        let at = self.geometry().block_word_addr(server, block);
+        let at = self.geometry().block_word_addr(block);
         let found = client.cas_release(at, word.0, next.0).await?;
         limbo.settled();
-        if found == word.0 { Ok(()) } else { Err(self.stolen(server, block, found)) }
+        if found == word.0 { Ok(()) } else { Err(self.stolen(block, found)) }
     }
 
     /// Finds out about one block whose change had no known outcome, and finishes it.
@@ -342,14 +323,14 @@ impl Pool {
     /// Cost: 1 READ and 1 CAS.
     pub(crate) async fn settle(&self, client: Reliable<'_>) -> Result<(), PoolError> {
         let Some(limbo) = self.alloc().limbo.pop() else { return Ok(()) };
-        let Limbo { server, block, to_free, .. } = limbo;
+        let Limbo { block, to_free, .. } = limbo;
         let left = limbo.left.clone();
         let mut again = Changing { pool: self, limbo: Some(limbo) };
-        let at = self.geometry().block_word_addr(server, block);
+        let at = self.geometry().block_word_addr(block);
         let word = BlockWord(client.word(at).await?);
         let mine = word.owner() == self.member
             && (word.is(BlockState::Carving) || word.is(BlockState::Owned))
-            && self.alloc().block(server, block).is_none();
+            && self.alloc().block(block).is_none();
         // A word that is nobody's is renewed as it is, so that a late CAS finds another.
         let next = match word.state()? {
             BlockState::Free | BlockState::Orphan => word.0.wrapping_add(1 << 27),
@@ -360,7 +341,7 @@ impl Pool {
             _ => word.0,
         };
         if let (true, Some(left)) = (mine, left) {
-            self.tell_taken(client, server, block, left).await?;
+            self.tell_taken(client, block, left).await?;
         }
         // What was on its way may have come in between: then it is looked at once more, some other time.
         if next == word.0 || client.cas(at, word.0, next).await? == word.0 {
@@ -370,9 +351,9 @@ impl Pool {
     }
 
     #[cold]
-    fn stolen(&self, server: ServerId, block: u32, found: u64) -> PoolError {
+    fn stolen(&self, block: BlockId, found: u64) -> PoolError {
         PoolError::Corrupt(format!(
-            "block {block} of memory server {server} was member {}'s and its word is {found:#x}",
+            "{block} was member {}'s and its word is {found:#x}",
             self.member
         ))
     }
@@ -381,13 +362,12 @@ impl Pool {
 /// An own block in hand: nobody else harvests it or takes it out of the accounts.
 pub(crate) struct Held<'a> {
     pool: &'a Pool,
-    server: ServerId,
-    block: u32,
+    block: BlockId,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.pool.alloc().let_go(self.server, self.block);
+        self.pool.alloc().let_go(self.block);
     }
 }
 
@@ -399,34 +379,28 @@ struct Changing<'a> {
 
 impl<'a> Changing<'a> {
     /// `None` if another session is changing it, or an earlier change has no known outcome.
-    fn new(pool: &'a Pool, server: ServerId, block: u32, to_free: bool) -> Option<Self> {
-        let is_first = pool.alloc().changing.insert((server, block));
-        let limbo = Limbo { server, block, to_free, left: None };
+    fn new(pool: &'a Pool, block: BlockId, to_free: bool) -> Option<Self> {
+        let is_first = pool.alloc().changing.insert(block);
+        let limbo = Limbo { block, to_free, left: None };
         // Made only if it is the first: dropping one notes the block.
         is_first.then(|| Changing { pool, limbo: Some(limbo) })
     }
 
     /// As [`Changing::new`], for a block that is not in this member's accounts.
-    fn of_none(pool: &'a Pool, server: ServerId, block: u32, to_free: bool) -> Option<Self> {
-        let is_own = pool.alloc().block(server, block).is_some();
-        if is_own { None } else { Changing::new(pool, server, block, to_free) }
+    fn of_none(pool: &'a Pool, block: BlockId, to_free: bool) -> Option<Self> {
+        let is_own = pool.alloc().block(block).is_some();
+        if is_own { None } else { Changing::new(pool, block, to_free) }
     }
 
     /// For a block that has just been taken out of this member's accounts, so that nobody else
     /// knows of it: waits for whoever tries to have it on the strength of an old look at the table.
-    async fn of_own(
-        pool: &'a Pool,
-        client: Reliable<'_>,
-        server: ServerId,
-        block: u32,
-        to_free: bool,
-    ) -> Self {
+    async fn of_own(pool: &'a Pool, client: Reliable<'_>, block: BlockId, to_free: bool) -> Self {
         // Given up while it waits, the block is still found out about. That the other one still tries
         // does no harm then: it can only fail.
-        let limbo = Limbo { server, block, to_free, left: None };
+        let limbo = Limbo { block, to_free, left: None };
         let mut waiting = Changing { pool, limbo: Some(limbo) };
         loop {
-            if let Some(changing) = Changing::new(pool, server, block, to_free) {
+            if let Some(changing) = Changing::new(pool, block, to_free) {
                 waiting.limbo = None;
                 return changing;
             }
@@ -437,8 +411,8 @@ impl<'a> Changing<'a> {
     }
 
     fn settled(&mut self) {
-        if let Some(Limbo { server, block, .. }) = self.limbo.take() {
-            self.pool.alloc().changing.remove(&(server, block));
+        if let Some(Limbo { block, .. }) = self.limbo.take() {
+            self.pool.alloc().changing.remove(&block);
         }
     }
 }

@@ -17,9 +17,9 @@
 use farleaf_fabric::GlobalAddr;
 
 use crate::retire::Retiring;
-use crate::root::{DROPPING, FREE, LEFT_WORD, OWNER_WORD, RootLock};
+use crate::root::{DROPPING, FREE, LEFT_WORD, OWNER_WORD};
 use crate::words::{MemberState, MemberWord, owner_of};
-use crate::{LockToken, PoolError, Root, Session};
+use crate::{PoolError, Root, Session};
 
 /// Words of a root entry that tell of a drop.
 pub(crate) const UNCOUNTED: u64 = u64::MAX;
@@ -45,18 +45,6 @@ impl Dropping {
 }
 
 impl Session {
-    /// The tables that are being dropped, also by compute servers that have died meanwhile. Their
-    /// names are free. A walk that looks for lost objects has to mark what is left of them.
-    ///
-    /// Cost: 1 READ of the root table for each 4,096 entries, and 2 for each table that is being
-    /// dropped.
-    ///
-    /// # Errors
-    /// `Corrupt` if an entry is damaged, `Fabric`.
-    pub async fn list_drops(&self) -> Result<Vec<Dropping>, PoolError> {
-        self.read_drops().await
-    }
-
     /// Takes over a drop whose compute server has died and been recovered, or has left. `None` if it
     /// is not to be had: its owner lives, is still to be recovered, or somebody else was quicker.
     ///
@@ -69,34 +57,22 @@ impl Session {
         if !self.is_forgotten(of.owner).await? {
             return Ok(None);
         }
-        let lock = RootLock::acquire(self).await?;
-        let adopted = self.adopt_locked(of).await;
-        lock.release().await?;
-        adopted
-    }
-
-    async fn adopt_locked(&self, of: &Dropping) -> Result<Option<Dropping>, PoolError> {
-        let at = self.pool().geometry().root_addr(of.root.slot);
-        if self.reliable().word(at).await? != of.state {
-            return Ok(None);
-        }
-        let owner = self.lock_token();
-        if self.reliable().cas(at.plus(OWNER_WORD as u64 * 8), of.owner, owner).await? != of.owner {
-            return Ok(None);
-        }
-        let left = self.reliable().word(at.plus(LEFT_WORD as u64 * 8)).await?;
-        let left = (left != UNCOUNTED).then_some(left);
-        Ok(Some(Dropping { owner, left, ..of.clone() }))
-    }
-
-    /// Says how many objects the table has, which must be known before the first is retired.
-    ///
-    /// Cost: 1 CAS.
-    ///
-    /// # Errors
-    /// `Corrupt`, `Fabric`.
-    pub async fn count_drop(&self, of: &mut Dropping, count: u64) -> Result<(), PoolError> {
-        self.lower(of, count).await
+        self.under_root_lock(async || {
+            let at = self.pool().geometry().root_addr(of.root.slot);
+            if self.reliable().word(at).await? != of.state {
+                return Ok(None);
+            }
+            let owner = self.lock_token();
+            if self.reliable().cas(at.plus(OWNER_WORD as u64 * 8), of.owner, owner).await?
+                != of.owner
+            {
+                return Ok(None);
+            }
+            let left = self.reliable().word(at.plus(LEFT_WORD as u64 * 8)).await?;
+            let left = (left != UNCOUNTED).then_some(left);
+            Ok(Some(Dropping { owner, left, ..of.clone() }))
+        })
+        .await
     }
 
     /// Retires objects of a table that is being dropped by this session: the last of those that are
@@ -125,7 +101,7 @@ impl Session {
         }
         let words = self.announce_now(&all).await?;
         let left = of.left.unwrap_or(0).saturating_sub(all.len() as u64);
-        self.lower(of, left).await?;
+        self.count_drop(of, left).await?;
         let count = all.len();
         all.into_iter()
             .zip(words)
@@ -133,7 +109,14 @@ impl Session {
         Ok(count)
     }
 
-    async fn lower(&self, of: &mut Dropping, left: u64) -> Result<(), PoolError> {
+    /// Says how many objects of the table are left. Before the first is retired, it must be known how many the
+    /// table has.
+    ///
+    /// Cost: 1 CAS.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Fabric`.
+    pub async fn count_drop(&self, of: &mut Dropping, left: u64) -> Result<(), PoolError> {
         let at = self.pool().geometry().root_addr(of.root.slot).plus(LEFT_WORD as u64 * 8);
         let before = of.left.unwrap_or(UNCOUNTED);
         let found = self.reliable().cas(at, before, left).await?;
@@ -155,12 +138,9 @@ impl Session {
     /// # Errors
     /// `Busy`, `Corrupt`, `Fabric`.
     pub async fn end_drop(&self, of: Dropping) -> Result<(), PoolError> {
-        let lock = RootLock::acquire(self).await?;
         let at = self.pool().geometry().root_addr(of.root.slot);
         let free = (of.state >> 4).wrapping_add(1) << 4 | FREE;
-        let ended = self.change_root(at, of.state, free).await;
-        lock.release().await?;
-        ended
+        self.under_root_lock(async || self.change_root(at, of.state, free).await).await
     }
 
     /// Gives up a drop whose owner is dead, because what is left of the table is damaged. Before the
@@ -177,12 +157,9 @@ impl Session {
 
     /// Tells whether the life that a token names has ended, and nothing of it is left.
     pub(crate) async fn is_forgotten(&self, token: u64) -> Result<bool, PoolError> {
-        let Some(named) = LockToken::from_word(token) else { return Ok(true) };
+        let Some(named) = self.known_token(token) else { return Ok(true) };
         let (pool, client) = (&**self.pool(), self.maintenance());
-        let (slot, options) = (named.member(), pool.geometry().options());
-        if slot >= options.members_max || named.client() >= options.clients_max {
-            return Ok(true);
-        }
+        let slot = named.member();
         if slot != pool.member {
             let word = client.word(pool.geometry().member_addr(slot)).await?;
             match MemberWord(word).state()? {
@@ -190,7 +167,7 @@ impl Session {
                 MemberState::Dead | MemberState::Recovering => return Ok(false),
                 MemberState::Live => {}
             }
-            if !pool.token_is_dead(client, token).await? {
+            if !self.owner_is_dead(token).await? {
                 return Ok(false);
             }
             // Dead is either an earlier life of the slot, or the one that has been found dead now.
@@ -199,7 +176,7 @@ impl Session {
             if !matches!(state, MemberState::Live | MemberState::Free) {
                 return Ok(false);
             }
-        } else if !pool.token_is_dead(client, token).await? {
+        } else if !self.owner_is_dead(token).await? {
             return Ok(false);
         }
         // An earlier life that has been succeeded to (INV-MEM-3) has its clients until it is recovered, which

@@ -63,7 +63,7 @@ const MOMENT_BITS: u32 = 44;
 static POOLS: AtomicU64 = AtomicU64::new(1);
 
 /// A member's epochs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Epochs {
     /// `L`.
     pub(crate) view: AtomicU64,
@@ -81,10 +81,11 @@ pub(crate) struct Epochs {
 }
 
 /// Known state of the own announcement.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 enum Announced {
     Known(AnnounceWord),
     /// A CAS on it had no known outcome.
+    #[default]
     Unknown,
     /// A session is changing it.
     Busy,
@@ -106,15 +107,10 @@ pub(crate) struct Observation {
 impl Epochs {
     pub(crate) fn new(announced: AnnounceWord, members: u32) -> Self {
         Epochs {
-            view: AtomicU64::new(0),
-            announced_live: AtomicBool::new(false),
             moment: AtomicU64::new(POOLS.fetch_add(1, Ordering::Relaxed) << MOMENT_BITS),
             announced: Mutex::new(Announced::Known(announced)),
-            begun_before: AtomicU64::new(0),
             lag: Mutex::new(vec![0; members as usize]),
-            is_calm: AtomicBool::new(false),
-            is_alone: AtomicBool::new(false),
-            looks: AtomicU64::new(0),
+            ..Epochs::default()
         }
     }
 
@@ -244,7 +240,9 @@ impl Pool {
             }
             needs_recovery |= match state {
                 MemberState::Dead => true,
-                MemberState::Recovering => is_abandoned(entry.word, table),
+                MemberState::Recovering => {
+                    !member::is_there(member::entries(table), entry.word.recoverer())
+                }
                 MemberState::Free | MemberState::Live => false,
             };
             let announced = entry.announced.epoch().filter(|_| state == MemberState::Live);
@@ -287,8 +285,8 @@ impl Pool {
     /// In place of a look: READs the epoch alone; whether it is what this member has seen before. 1 READ of
     /// 8 bytes.
     pub(crate) async fn glance(&self, client: Reliable<'_>) -> Result<bool, PoolError> {
-        let read = client.read(self.geometry().epoch_addr(), client.buf(8)).await?;
-        let is_as_seen = read.words()[0] == self.epochs.view.load(Ordering::SeqCst);
+        let epoch = client.word(self.geometry().epoch_addr()).await?;
+        let is_as_seen = epoch == self.epochs.view.load(Ordering::SeqCst);
         if is_as_seen {
             self.epochs.looks.fetch_add(1, Ordering::Relaxed);
         }
@@ -407,17 +405,6 @@ impl Pool {
             return Ok(word);
         }
         let at = self.geometry().member_addr(self.member).plus(16);
-        let read = client.read(at, client.buf(8)).await?;
-        Ok(AnnounceWord(read.words()[0]))
+        Ok(AnnounceWord(client.word(at).await?))
     }
-}
-
-/// Tells whether the member that recovers this one is not there any more.
-fn is_abandoned(word: MemberWord, table: &[u64]) -> bool {
-    let (slot, generation) = word.recoverer();
-    let entry = table.get(slot as usize * (MEMBER_BYTES as usize / 8));
-    entry.is_none_or(|entry| {
-        let recoverer = MemberWord(*entry);
-        !recoverer.is(MemberState::Live) || recoverer.generation() & 0x1fff != generation
-    })
 }

@@ -4,6 +4,8 @@
 //! global words, member table, client table, root table, client areas, inboxes, block table, blocks.
 //! INV-GEO-2: areas before the block table are at the same offsets on every server.
 
+use std::fmt;
+
 use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::PoolError;
@@ -101,6 +103,19 @@ impl PoolOptions {
             ));
         }
         Ok(())
+    }
+}
+
+/// A block of a memory server's region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct BlockId {
+    pub(crate) server: ServerId,
+    pub(crate) number: u32,
+}
+
+impl fmt::Display for BlockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "block {} of memory server {}", self.number, self.server)
     }
 }
 
@@ -211,6 +226,11 @@ impl Geometry {
         self.servers.get(server.index()).map_or(0, |server| server.block_count)
     }
 
+    /// The blocks of `server`, in their order.
+    pub(crate) fn blocks(&self, server: ServerId) -> impl Iterator<Item = BlockId> + use<> {
+        (0..self.block_count(server)).map(move |number| BlockId { server, number })
+    }
+
     /// Bytes of the largest object that the pool can hold.
     pub fn object_bytes_max(&self) -> usize {
         let largest = self.shapes.iter().rev().find(|shape| shape.count > 0);
@@ -281,22 +301,26 @@ impl Geometry {
         self.inbox_addr(member).plus(heads + u64::from(sender) * RING_BYTES)
     }
 
-    pub(crate) fn block_word_addr(&self, server: ServerId, block: u32) -> GlobalAddr {
-        GlobalAddr::new(server, self.block_table_at + u64::from(block) * 8)
+    pub(crate) fn block_word_addr(&self, block: BlockId) -> GlobalAddr {
+        GlobalAddr::new(block.server, self.block_table_at + u64::from(block.number) * 8)
     }
 
-    pub(crate) fn block_addr(&self, server: ServerId, block: u32) -> GlobalAddr {
-        let blocks_at = self.server(server).blocks_at;
-        GlobalAddr::new(server, blocks_at + u64::from(block) * self.options.block_bytes)
+    pub(crate) fn block_addr(&self, block: BlockId) -> GlobalAddr {
+        let blocks_at = self.server(block.server).blocks_at;
+        GlobalAddr::new(
+            block.server,
+            blocks_at + u64::from(block.number) * self.options.block_bytes,
+        )
     }
 
     /// The block that holds `addr`, and the offset in it; `None` outside of all blocks.
-    pub(crate) fn block_of(&self, addr: GlobalAddr) -> Option<(u32, u64)> {
+    pub(crate) fn block_of(&self, addr: GlobalAddr) -> Option<(BlockId, u64)> {
         let server = self.servers.get(addr.server().index())?;
         let from_first = addr.offset().checked_sub(server.blocks_at)?;
-        let block = from_first / self.options.block_bytes;
-        (block < u64::from(server.block_count))
-            .then_some((block as u32, from_first % self.options.block_bytes))
+        let number = from_first / self.options.block_bytes;
+        let block = BlockId { server: addr.server(), number: number as u32 };
+        (number < u64::from(server.block_count))
+            .then_some((block, from_first % self.options.block_bytes))
     }
 }
 
@@ -334,6 +358,7 @@ mod tests {
             let options = PoolOptions::fitting(region_bytes);
             let geometry = Geometry::new(options, &[region_bytes, region_bytes]).expect("fits");
             let one = ServerId(1);
+            let block = |number| BlockId { server: one, number };
             let clients = options.clients_max;
             let last_page = geometry.retire_addr(one, clients - 1, RETIRE_WORDS);
             assert_eq!(last_page, geometry.inbox_addr(1));
@@ -344,15 +369,18 @@ mod tests {
             if let Some(last) = inboxes.checked_sub(1) {
                 let end = geometry.ring_addr(last, inboxes);
                 assert_eq!(end, geometry.inbox_addr(last).plus(geometry.inbox_bytes()));
-                assert!(end.offset() <= geometry.block_word_addr(one, 0).offset());
+                assert!(end.offset() <= geometry.block_word_addr(block(0)).offset());
             }
             let count = geometry.block_count(one);
-            let table_end = geometry.block_word_addr(one, count);
-            assert!(table_end <= geometry.block_addr(one, 0));
-            let end = geometry.block_addr(one, count - 1).offset() + options.block_bytes;
+            let table_end = geometry.block_word_addr(block(count));
+            assert!(table_end <= geometry.block_addr(block(0)));
+            let end = geometry.block_addr(block(count - 1)).offset() + options.block_bytes;
             assert!(end <= region_bytes);
             assert!(region_bytes - end < region_bytes / 3, "{region_bytes} wastes too much");
-            assert_eq!(geometry.block_of(geometry.block_addr(one, 1).plus(7)), Some((1, 7)));
+            assert_eq!(
+                geometry.block_of(geometry.block_addr(block(1)).plus(7)),
+                Some((block(1), 7))
+            );
             assert_eq!(geometry.block_of(table_end), None);
             assert_eq!(geometry.block_of(GlobalAddr::new(ServerId(2), end)), None);
         }

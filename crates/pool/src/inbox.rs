@@ -25,11 +25,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Endpoint, GlobalAddr};
 
 use crate::class::CLASS_COUNT;
 use crate::epoch::Observation;
-use crate::geometry::{RING_BYTES, RING_WORDS};
+use crate::geometry::{BlockId, RING_BYTES, RING_WORDS};
 use crate::pins::{PinGuard, pin_at};
 use crate::reliable::{Reliable, wait_until};
 use crate::words::{BlockState, BlockWord};
@@ -88,7 +88,7 @@ enum Phase {
 #[derive(Debug, Default)]
 struct Others {
     rings: BTreeMap<u32, Ring>,
-    blocks: BTreeMap<(ServerId, u32), Known>,
+    blocks: BTreeMap<BlockId, Known>,
 }
 
 /// The ring of this member in another's inbox.
@@ -142,7 +142,7 @@ impl Inbox {
     }
 
     /// The class of another's block, as far as it is known.
-    pub(crate) fn class_of(&self, block: (ServerId, u32)) -> Option<usize> {
+    pub(crate) fn class_of(&self, block: BlockId) -> Option<usize> {
         let class = self.others().blocks.get(&block)?.word.class();
         (class < CLASS_COUNT).then_some(class)
     }
@@ -154,13 +154,13 @@ impl Inbox {
 
 impl Others {
     /// The owner of a block, as far as it is known.
-    fn owner(&mut self, at: (ServerId, u32)) -> Option<u32> {
+    fn owner(&mut self, at: BlockId) -> Option<u32> {
         let known = self.blocks.get_mut(&at)?;
         known.uses += 1;
         known.word.is(BlockState::Owned).then(|| known.word.owner())
     }
 
-    fn is_known(&self, at: (ServerId, u32)) -> bool {
+    fn is_known(&self, at: BlockId) -> bool {
         self.blocks.get(&at).is_some_and(|known| known.uses < USES)
     }
 
@@ -224,12 +224,8 @@ impl Session {
             own.phase
         };
         match phase {
-            Phase::Closed => {
-                self.run_inbox(async |pool, client| pool.zero_inbox(client).await).await
-            }
-            Phase::Zeroed(_) => {
-                self.run_inbox(async |pool, client| pool.open_inbox(client).await).await
-            }
+            Phase::Closed => self.run_inbox(Pool::zero_inbox).await,
+            Phase::Zeroed(_) => self.run_inbox(Pool::open_inbox).await,
             Phase::Open => self.take_from_inbox().await,
         }
     }
@@ -369,7 +365,7 @@ impl Pool {
         self.inbox.own().taken = taken;
         let (mut strays, mut outcome) = (Vec::new(), Ok(()));
         for addr in objects {
-            match self.alloc().free(self.geometry(), addr) {
+            match self.alloc().free(addr) {
                 Ok(true) => {}
                 Ok(false) => strays.push(addr),
                 Err(error) => outcome = Err(error),
@@ -403,9 +399,9 @@ impl Pool {
         let (mut foreign, mut rest, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
         for addr in objects {
             // Adopted since it was retired, it is an own one.
-            match self.alloc().free(self.geometry(), *addr) {
+            match self.alloc().free(*addr) {
                 Ok(true) => {}
-                Ok(false) => foreign.push((*addr, (addr.server(), self.block_of(*addr)?.0))),
+                Ok(false) => foreign.push((*addr, self.block_of(*addr)?.0)),
                 Err(error) => outcome = Err(error),
             }
         }
@@ -420,15 +416,11 @@ impl Pool {
                 None => rest.push(addr),
             }
         }
-        let mut ops = client.client().ops();
-        for owner in by_owner.keys() {
-            let head = self.geometry().inbox_addr(*owner).plus(u64::from(self.member) * 8);
-            ops.read(head, client.buf(8));
-        }
-        let heads = if ops.is_empty() { ops } else { client.post_many(ops).await? };
+        let own_head = u64::from(self.member) * 8;
+        let heads = by_owner.keys().map(|owner| self.geometry().inbox_addr(*owner).plus(own_head));
+        let heads = client.words(heads).await?;
         let mut sent = client.client().ops();
-        for (index, (owner, mut objects)) in by_owner.into_iter().enumerate() {
-            let head = heads.buf(index).words()[0];
+        for ((owner, mut objects), head) in by_owner.into_iter().zip(heads) {
             let chance = self.inbox.others().reserve(owner, head, objects.len());
             let chance = match chance {
                 Chance::Unknown(life, taken) => {
@@ -467,23 +459,17 @@ impl Pool {
     async fn look_up(
         &self,
         client: Reliable<'_>,
-        mut blocks: BTreeSet<(ServerId, u32)>,
+        mut blocks: BTreeSet<BlockId>,
     ) -> Result<(), PoolError> {
         {
             let others = self.inbox.others();
             blocks.retain(|at| !others.is_known(*at));
         }
-        if blocks.is_empty() {
-            return Ok(());
-        }
-        let mut ops = client.client().ops();
-        for (server, block) in &blocks {
-            ops.read(self.geometry().block_word_addr(*server, *block), client.buf(8));
-        }
-        let ops = client.post_many(ops).await?;
+        let at = blocks.iter().map(|block| self.geometry().block_word_addr(*block));
+        let words = client.words(at).await?;
         let mut others = self.inbox.others();
-        for (index, at) in blocks.into_iter().enumerate() {
-            let word = BlockWord(ops.buf(index).words()[0]);
+        for (at, word) in blocks.into_iter().zip(words) {
+            let word = BlockWord(word);
             others.blocks.insert(at, Known { word, uses: 0 });
         }
         Ok(())

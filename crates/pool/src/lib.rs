@@ -43,6 +43,7 @@ mod error;
 mod geometry;
 mod inbox;
 mod member;
+mod on_drop;
 mod open_tables;
 mod owned_blocks;
 mod pins;

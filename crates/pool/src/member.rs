@@ -144,15 +144,8 @@ async fn succeed(client: Reliable<'_>, geometry: &Geometry) -> Result<Joined, Po
     }
     let table = read_table(client, geometry).await?;
     for (slot, entry) in (0..).zip(&table) {
-        let is_dead = match entry.word.state()? {
-            MemberState::Dead => true,
-            MemberState::Recovering if is_succeeded(slot, entry.word) => {
-                successor_is_dead(client, geometry, slot).await?
-            }
-            MemberState::Recovering => !is_there(&table, entry.word.recoverer()),
-            MemberState::Free | MemberState::Live => false,
-        };
-        if is_dead && let Some(joined) = succeed_to(client, geometry, slot, entry.word).await? {
+        let is_left = is_left(client, geometry, (slot, entry.word), &table, None).await?;
+        if is_left && let Some(joined) = succeed_to(client, geometry, slot, entry.word).await? {
             return Ok(joined);
         }
     }
@@ -197,24 +190,37 @@ async fn succeed_to(
     Ok(None)
 }
 
-/// Tells whether the word is the mark of somebody who succeeds to the slot.
-pub(crate) fn is_succeeded(slot: u32, word: MemberWord) -> bool {
-    word.is(MemberState::Recovering) && word.recoverer().0 == slot
-}
-
-/// Tells whether nobody lives who may have set the mark that was seen in the slot.
-pub(crate) async fn successor_is_dead(
+/// Tells whether the life in `slot` is dead, and nobody who lives recovers it or succeeds to it. The member `own`
+/// is none of those.
+///
+/// Cost: if the word is the mark of a successor, 1 READ, a look by the fabric and a fence per server.
+pub(crate) async fn is_left(
     client: Reliable<'_>,
     geometry: &Geometry,
-    slot: u32,
+    (slot, word): (u32, MemberWord),
+    table: &[MemberEntry],
+    own: Option<u32>,
 ) -> Result<bool, PoolError> {
-    let incarnation = client.word(geometry.member_addr(slot).plus(8)).await?;
-    fence_if_dead(client, Incarnation(incarnation)).await
+    let recoverer = word.recoverer();
+    Ok(match word.state()? {
+        MemberState::Dead => true,
+        MemberState::Recovering if recoverer.0 == slot => {
+            let successor = client.word(geometry.member_addr(slot).plus(8)).await?;
+            fence_if_dead(client, Incarnation(successor)).await?
+        }
+        MemberState::Recovering => {
+            Some(recoverer.0) == own || !is_there(table.iter().copied(), recoverer)
+        }
+        MemberState::Free | MemberState::Live => false,
+    })
 }
 
 /// Tells whether the recoverer that a word names, by slot and low bits of its generation, is a live member.
-pub(crate) fn is_there(table: &[MemberEntry], (slot, generation): (u32, u32)) -> bool {
-    table.get(slot as usize).is_some_and(|recoverer| {
+pub(crate) fn is_there(
+    mut table: impl Iterator<Item = MemberEntry>,
+    (slot, generation): (u32, u32),
+) -> bool {
+    table.nth(slot as usize).is_some_and(|recoverer| {
         recoverer.word.is(MemberState::Live) && recoverer.word.generation() & 0x1fff == generation
     })
 }
@@ -294,8 +300,7 @@ async fn mark_dead(
     let at = geometry.member_addr(slot);
     // Read after `seen` was: it is the incarnation of that life, or a later one's, and then the
     // CAS fails. The one that was read together with `seen` may be of an earlier life.
-    let read = client.read(at.plus(8), client.buf(8)).await?;
-    let incarnation = Incarnation(read.words()[0]);
+    let incarnation = Incarnation(client.word(at.plus(8)).await?);
     if incarnation.0 == 0 || !fence_if_dead(client, incarnation).await? {
         return Ok(false);
     }
@@ -336,7 +341,7 @@ impl Pool {
                     _ => continue,
                 };
                 if word.owner() == self.member {
-                    let at = self.geometry().block_word_addr(server, block);
+                    let at = self.geometry().block_word_addr(block);
                     client.cas(at, word.0, next.0).await?;
                 }
             }

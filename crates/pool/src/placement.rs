@@ -13,8 +13,8 @@
 
 use farleaf_fabric::ServerId;
 
+use crate::Session;
 use crate::owned_blocks::Allocator;
-use crate::{Geometry, Session};
 
 /// One of so many parts of a block: a member that has taken less of a class takes little (INV-PLACE-2).
 const LITTLE_PART: u64 = 16;
@@ -60,48 +60,43 @@ impl Session {
     /// Chooses the server of the next group of objects that stay together: all servers in proportion to their
     /// usable blocks. No remote operation.
     pub fn next_server(&self) -> ServerId {
-        self.pool().alloc().next_server(self.pool().geometry())
+        self.pool().alloc().next_server()
     }
 }
 
 impl Allocator {
     /// The place of the next object of the class that is best beside others on `server` (INV-PLACE-4).
-    pub(crate) fn beside(&self, geometry: &Geometry, class: usize, server: ServerId) -> Placement {
-        let least = self.least_taken(geometry, class, geometry.server_ids()).unwrap_or(server);
-        let blocks = |at: ServerId| u64::from(geometry.block_count(at)).max(1);
+    pub(crate) fn beside(&self, class: usize, server: ServerId) -> Placement {
+        let least = self.least_taken(class, self.geometry.server_ids()).unwrap_or(server);
+        let blocks = |at: ServerId| u64::from(self.geometry.block_count(at)).max(1);
         let taken = self.taken_count(server, class).saturating_mul(blocks(least));
         let share = (self.taken_count(least, class) + BESIDE_AHEAD).saturating_mul(blocks(server));
         // A member that takes little carves no block for that (INV-PLACE-2).
-        let is_at_hand = !self.takes_little(geometry, class) || self.has_free(server, class);
+        let is_at_hand = !self.takes_little(class) || self.has_free(server, class);
         if is_at_hand && taken < share { Placement::Near(server) } else { Placement::Spread }
     }
 
     /// The server for a new object of the class, wherever it may lie (INV-PLACE-2, INV-PLACE-3).
     #[inline]
-    pub(crate) fn choose(
-        &self,
-        geometry: &Geometry,
-        class: usize,
-        now_ns: impl Fn() -> u64,
-    ) -> ServerId {
-        if geometry.servers() == 1 {
+    pub(crate) fn choose(&self, class: usize, now_ns: impl Fn() -> u64) -> ServerId {
+        if self.geometry.servers() == 1 {
             return ServerId(0);
         }
-        let all = geometry.server_ids();
+        let all = self.geometry.server_ids();
         let adopted =
-            all.clone().find(|at| self.has_turns(*at, class) && self.has_free(*at, class));
+            all.clone().find(|at| self.of_class(*at, class).turns > 0 && self.has_free(*at, class));
         if let Some(server) = adopted {
             return server;
         }
-        let is_little = self.takes_little(geometry, class);
+        let is_little = self.takes_little(class);
         let with_free = all.clone().filter(|at| is_little && self.has_free(*at, class));
-        if let Some(server) = self.least_taken(geometry, class, with_free) {
+        if let Some(server) = self.least_taken(class, with_free) {
             return server;
         }
         // The time is asked for only if a server was found empty before.
         let is_open = |at: &ServerId| !self.is_passed_over(*at, class, &now_ns);
-        self.least_taken(geometry, class, all.clone().filter(is_open))
-            .or_else(|| self.least_taken(geometry, class, all))
+        self.least_taken(class, all.clone().filter(is_open))
+            .or_else(|| self.least_taken(class, all))
             .unwrap_or(ServerId(0))
     }
 
@@ -113,7 +108,7 @@ impl Allocator {
         now_ns: impl Fn() -> u64,
     ) -> bool {
         !self.has_free(server, class)
-            && self.was_empty(server, class)
+            && self.of_class(server, class).empty_until_ns > 0
             && self.is_empty(server, class, now_ns())
     }
 
@@ -122,62 +117,57 @@ impl Allocator {
     /// most free blocks of all their blocks come first.
     pub(crate) fn servers_from(
         &self,
-        geometry: &Geometry,
         class: usize,
         server: ServerId,
         may_choose: bool,
     ) -> Vec<ServerId> {
-        let mut rest: Vec<ServerId> = geometry.server_ids().filter(|at| *at != server).collect();
+        let mut rest: Vec<ServerId> =
+            self.geometry.server_ids().filter(|at| *at != server).collect();
         let mut all = vec![server];
-        while let Some(next) = self.least_taken(geometry, class, rest.iter().copied()) {
+        while let Some(next) = self.least_taken(class, rest.iter().copied()) {
             rest.retain(|at| *at != next);
             all.push(next);
         }
-        if may_choose && self.takes_little(geometry, class) {
+        if may_choose && self.takes_little(class) {
             // Stable: of equals the one that is to come anyway.
             all.sort_by_key(|at| {
-                let of = u64::from(geometry.block_count(*at)).max(1);
-                std::cmp::Reverse((u64::from(self.free_blocks(*at)) << 32) / of)
+                let of = u64::from(self.geometry.block_count(*at)).max(1);
+                std::cmp::Reverse((u64::from(self.servers[at.index()].free_blocks) << 32) / of)
             });
         }
         all
     }
 
     /// Tells whether this member has taken less than a 16th of a block of the class.
-    fn takes_little(&self, geometry: &Geometry, class: usize) -> bool {
-        self.bytes_taken(geometry, class) < geometry.options().block_bytes / LITTLE_PART
+    fn takes_little(&self, class: usize) -> bool {
+        self.bytes_taken(class) < self.geometry.options().block_bytes / LITTLE_PART
     }
 
     /// The orphan that this member adopts: one that takes more than a block adopts for long.
-    pub(crate) fn use_up(&self, geometry: &Geometry, class: usize) -> UseUp {
-        if self.takes_little(geometry, class) {
+    pub(crate) fn use_up(&self, class: usize) -> UseUp {
+        if self.takes_little(class) {
             UseUp::FullestOfAll
-        } else if self.bytes_taken(geometry, class) < geometry.options().block_bytes {
+        } else if self.bytes_taken(class) < self.geometry.options().block_bytes {
             UseUp::Fullest
         } else {
             UseUp::Emptiest
         }
     }
 
-    fn bytes_taken(&self, geometry: &Geometry, class: usize) -> u64 {
-        let taken: u64 = geometry.server_ids().map(|at| self.taken_count(at, class)).sum();
-        taken.saturating_mul(geometry.shape(class).object_bytes)
+    fn bytes_taken(&self, class: usize) -> u64 {
+        let taken: u64 = self.geometry.server_ids().map(|at| self.taken_count(at, class)).sum();
+        taken.saturating_mul(self.geometry.shape(class).object_bytes)
     }
 
     /// The server of these on which this member has taken the fewest objects of the class for each block.
-    fn least_taken(
-        &self,
-        geometry: &Geometry,
-        class: usize,
-        among: impl Iterator<Item = ServerId>,
-    ) -> Option<ServerId> {
-        self.least(geometry, class, among, |server| self.taken_count(server, class))
+    fn least_taken(&self, class: usize, among: impl Iterator<Item = ServerId>) -> Option<ServerId> {
+        self.least(class, among, |server| self.taken_count(server, class))
     }
 
-    fn next_server(&mut self, geometry: &Geometry) -> ServerId {
-        let groups = |server: ServerId| self.group_count(server);
-        let server = self.least(geometry, 0, geometry.server_ids(), groups).unwrap_or(ServerId(0));
-        self.note_group(server);
+    fn next_server(&mut self) -> ServerId {
+        let groups = |server: ServerId| self.servers[server.index()].groups;
+        let server = self.least(0, self.geometry.server_ids(), groups).unwrap_or(ServerId(0));
+        self.servers[server.index()].groups += 1;
         server
     }
 
@@ -185,16 +175,15 @@ impl Allocator {
     /// member's first, which is another one for each class.
     fn least(
         &self,
-        geometry: &Geometry,
         class: usize,
         among: impl Iterator<Item = ServerId>,
         count: impl Fn(ServerId) -> u64,
     ) -> Option<ServerId> {
-        let servers = geometry.servers();
-        let first = (self.first_server() + class) % servers;
+        let servers = self.geometry.servers();
+        let first = (self.first_server + class) % servers;
         let mut best: Option<(ServerId, u64, u64, usize)> = None;
         for server in among {
-            let (count, blocks) = (count(server), u64::from(geometry.block_count(server)));
+            let (count, blocks) = (count(server), u64::from(self.geometry.block_count(server)));
             let turn = (server.index() + servers - first) % servers;
             let is_better = best.is_none_or(|(_, least, of, other_turn)| {
                 let (this, other) = (count.saturating_mul(of), least.saturating_mul(blocks));

@@ -11,6 +11,7 @@ use farleaf_fabric::{
 use crate::class::CLASS_COUNT;
 use crate::clients::ClosedClient;
 use crate::epoch::Epochs;
+use crate::geometry::BlockId;
 use crate::inbox::Inbox;
 use crate::open_tables::Kept;
 use crate::owned_blocks::Allocator;
@@ -339,7 +340,7 @@ impl Pool {
         let mut ops = client.client().ops();
         for addr in objects {
             let (block, _) = self.block_of(*addr)?;
-            let at = self.geometry().block_word_addr(addr.server(), block);
+            let at = self.geometry().block_word_addr(block);
             let word = BlockWord(client.word(at).await?);
             if word.class() < CLASS_COUNT {
                 let bytes = self.geometry().shape(word.class()).object_bytes as usize;
@@ -362,7 +363,7 @@ impl Pool {
     }
 
     /// Notes the free blocks of a server whose block table was read.
-    pub(crate) fn note_free_blocks(&self, server: ServerId, table: &[(u32, BlockWord)]) {
+    pub(crate) fn note_free_blocks(&self, server: ServerId, table: &[(BlockId, BlockWord)]) {
         let free = table.iter().filter(|(_, word)| word.is(BlockState::Free)).count();
         self.alloc().note_free_blocks(server, free as u32);
     }

@@ -37,8 +37,8 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::address::ADDRESS_AT;
 use crate::block::{HEADER_WORDS, check_header};
-use crate::geometry::RETIRE_BYTES;
-use crate::member::{MemberEntry, is_succeeded, is_there, read_table, successor_is_dead};
+use crate::geometry::{BlockId, RETIRE_BYTES};
+use crate::member::{is_left, read_table};
 use crate::pins::{UNPINNED, pin_at};
 use crate::reliable::{Cas, Reliable};
 use crate::remote_free::BATCH;
@@ -60,9 +60,9 @@ pub struct Recovery {
     /// True if this member's slot had an earlier life that is dead, too.
     inherits: bool,
     /// Claimed blocks with whole headers, and their words now.
-    blocks: Vec<(ServerId, u32, BlockWord)>,
+    blocks: Vec<(BlockId, BlockWord)>,
     /// Orphans with whole headers that are not claimed yet (INV-REC-5).
-    orphans: Vec<(ServerId, u32, BlockWord)>,
+    orphans: Vec<(BlockId, BlockWord)>,
     /// Objects that the dead had announced.
     announced: Vec<GlobalAddr>,
     problems: Vec<String>,
@@ -155,7 +155,7 @@ impl Session {
         let dead = clients.into_iter().filter(|(_, owner)| recovery.is_dead(*owner));
         recovery.clients = dead.map(|(id, _)| id).collect();
         let announced = pool.read_retired(client, recovery.clients.iter().copied()).await?;
-        recovery.announced = announced.into_iter().map(|word| word.addr).collect();
+        recovery.announced = announced.into_iter().map(|(_, addr)| addr).collect();
         let has_dead = !recovery.members.is_empty() || recovery.inherits;
         let is_empty = !has_dead && recovery.blocks.is_empty() && recovery.orphans.is_empty();
         if is_empty && with_members {
@@ -180,13 +180,11 @@ impl Session {
         let mut now = BTreeMap::new();
         for server in pool.geometry().server_ids() {
             let words = pool.read_block_words(self.maintenance(), server).await?;
-            now.extend(words.into_iter().map(|(block, word)| ((server, block), word)));
+            now.extend(words);
         }
-        let is_same = |(server, block, word): &(ServerId, u32, BlockWord)| {
-            now.get(&(*server, *block)) == Some(word)
-        };
+        let is_same = |(block, word): &(BlockId, BlockWord)| now.get(block) == Some(word);
         let adopted = recovery.orphans.extract_if(.., |orphan| !is_same(&*orphan));
-        let adopted: Vec<_> = adopted.map(|(server, block, _)| (server, block)).collect();
+        let adopted: Vec<_> = adopted.map(|(block, _)| block).collect();
         audit.forget(&adopted);
         Ok(())
     }
@@ -212,11 +210,10 @@ impl Session {
             .blocks
             .iter()
             .chain(&recovery.orphans)
-            .find(|(server, block, word)| audit.marks(*server, *block, *word).is_none());
-        if let Some((server, block, _)) = missing {
+            .find(|(block, word)| audit.marks(*block, *word).is_none());
+        if let Some((block, _)) = missing {
             return Err(PoolError::Invalid(format!(
-                "the audit does not know block {block} of memory server {server}: begin it after \
-                 the recovery"
+                "the audit does not know {block}: begin it after the recovery"
             )));
         }
         pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
@@ -226,7 +223,7 @@ impl Session {
         let others = pool.read_clients(client).await?.into_iter();
         let others = others.filter(|(_, owner)| !recovery.is_dead(*owner)).map(|(id, _)| id);
         let others = pool.read_retired(client, others).await?;
-        let others: BTreeSet<GlobalAddr> = others.into_iter().map(|word| word.addr).collect();
+        let others: BTreeSet<GlobalAddr> = others.into_iter().map(|(_, addr)| addr).collect();
         let mut done = Recovered {
             members: recovery.members(),
             complete: is_announced && self.wait_for_others().await?,
@@ -247,19 +244,17 @@ impl Session {
             recovery.claim_orphans(client).await?;
         }
         done.blocks = recovery.blocks.len();
-        for (server, block, word) in &recovery.blocks {
-            let Some(marks) = audit.marks(*server, *block, *word) else { continue };
-            let at = (*server, *block, *word);
-            pool.rebuild(client, at, marks, &others, &mut done).await?;
+        for (block, word) in &recovery.blocks {
+            let Some(marks) = audit.marks(*block, *word) else { continue };
+            pool.rebuild(client, (*block, *word), marks, &others, &mut done).await?;
         }
-        let claimed: BTreeSet<(ServerId, u32)> =
-            recovery.blocks.iter().map(|(server, block, _)| (*server, *block)).collect();
-        let mut lost: Vec<GlobalAddr> = announced.into_iter().map(|word| word.addr).collect();
+        let claimed: BTreeSet<BlockId> = recovery.blocks.iter().map(|(block, _)| *block).collect();
+        let mut lost: Vec<GlobalAddr> = announced.into_iter().map(|(_, addr)| addr).collect();
         lost.sort_unstable();
         lost.dedup();
         lost.retain(|addr| {
-            let block = pool.geometry().block_of(*addr).map(|(block, _)| (addr.server(), block));
-            block.is_some_and(|block| !claimed.contains(&block))
+            let block = pool.geometry().block_of(*addr);
+            block.is_some_and(|(block, _)| !claimed.contains(&block))
                 && audit.is_marked(*addr) == Some(false)
                 && !others.contains(addr)
         });
@@ -343,7 +338,7 @@ impl Recovery {
             for (block, word) in pool.read_block_words(client, server).await? {
                 let state = word.state()?;
                 let of_dead = self.members.iter().any(|dead| dead.slot == word.owner());
-                let at = pool.geometry().block_word_addr(server, block);
+                let at = pool.geometry().block_word_addr(block);
                 let next = match state {
                     BlockState::Owned | BlockState::Recovering if of_dead => {
                         word.next(BlockState::Recovering, word.class(), word.owner())
@@ -364,17 +359,18 @@ impl Recovery {
                     continue;
                 }
                 let front = client.buf(HEADER_WORDS * 8);
-                let front = client.read(pool.geometry().block_addr(server, block), front).await?;
+                let front = client.read(pool.geometry().block_addr(block), front).await?;
                 if let Err(why) = check_header(pool.geometry(), next, front.words()) {
                     let damaged = next.next(BlockState::Damaged, next.class(), 0);
                     // An orphan may have been adopted, given up and carved anew meanwhile.
                     if client.cas_release(at, next.0, damaged.0).await? == next.0 || !is_orphan {
-                        self.problems.push(format!("block {block} of server {server}: {why}"));
+                        let BlockId { server, number } = block;
+                        self.problems.push(format!("block {number} of server {server}: {why}"));
                     }
                     continue;
                 }
                 let list = if is_orphan { &mut self.orphans } else { &mut self.blocks };
-                list.push((server, block, next));
+                list.push((block, next));
             }
         }
         Ok(())
@@ -383,11 +379,11 @@ impl Recovery {
     /// Claims the noted orphans whose words are still the same (INV-REC-5). 1 CAS each.
     async fn claim_orphans(&mut self, client: Reliable<'_>) -> Result<(), PoolError> {
         let pool = Arc::clone(&self.pool);
-        for (server, block, word) in std::mem::take(&mut self.orphans) {
-            let at = pool.geometry().block_word_addr(server, block);
+        for (block, word) in std::mem::take(&mut self.orphans) {
+            let at = pool.geometry().block_word_addr(block);
             let next = word.next(BlockState::Recovering, word.class(), pool.member);
             if client.cas(at, word.0, next.0).await? == word.0 {
-                self.blocks.push((server, block, next));
+                self.blocks.push((block, next));
             }
         }
         Ok(())
@@ -416,14 +412,8 @@ impl Pool {
         let table = read_table(client, self.geometry()).await?;
         let mut dead = Vec::new();
         for (slot, entry) in (0..).zip(&table) {
-            let is_mine = match entry.word.state()? {
-                MemberState::Dead => true,
-                MemberState::Recovering if is_succeeded(slot, entry.word) => {
-                    successor_is_dead(client, self.geometry(), slot).await?
-                }
-                MemberState::Recovering => self.may_recover(entry.word, &table),
-                MemberState::Free | MemberState::Live => false,
-            };
+            let own = Some(self.member);
+            let is_mine = is_left(client, self.geometry(), (slot, entry.word), &table, own).await?;
             let word = entry.word.recovering(self.member, self.generation);
             let at = self.geometry().member_addr(slot);
             if is_mine && client.cas(at, entry.word.0, word.0).await? == entry.word.0 {
@@ -433,28 +423,21 @@ impl Pool {
         Ok(dead)
     }
 
-    /// Tells whether a member's recovery is this member's, or its recoverer is gone.
-    fn may_recover(&self, word: MemberWord, table: &[MemberEntry]) -> bool {
-        let (slot, generation) = word.recoverer();
-        slot == self.member || !is_there(table, (slot, generation))
-    }
-
     /// Frees a claimed block's lost objects and lets the block go. If the recovery is not complete,
     /// a dead member's block with lost objects stays claimed.
     async fn rebuild(
         &self,
         client: Reliable<'_>,
-        (server, block, word): (ServerId, u32, BlockWord),
+        (block, word): (BlockId, BlockWord),
         marks: &[u64],
         retired: &BTreeSet<GlobalAddr>,
         done: &mut Recovered,
     ) -> Result<(), PoolError> {
         let shape = self.geometry().shape(word.class());
         let words = shape.bitmap_words();
-        let bitmaps =
-            client.read(self.given_addr(server, block, 0), client.buf(words * 16)).await?;
+        let bitmaps = client.read(self.given_addr(block, 0), client.buf(words * 16)).await?;
         let (given, taken) = bitmaps.words().split_at(words);
-        let start = self.geometry().block_addr(server, block);
+        let start = self.geometry().block_addr(block);
         let end = start.plus(self.geometry().options().block_bytes - 1);
         let mut kept = marks.to_vec();
         for addr in retired.range(start..=end) {
@@ -474,7 +457,7 @@ impl Pool {
                 let bits = (0..64).filter(|bit| lost >> bit & 1 == 1);
                 found.extend(bits.map(|bit| start.plus(shape.offset_of(at as u32 * 64 + bit))));
                 list.push(Cas {
-                    at: self.taken_addr(server, block, words, at),
+                    at: self.taken_addr(block, words, at),
                     expected: taken[at],
                     new: taken[at] ^ lost,
                 });
@@ -496,7 +479,7 @@ impl Pool {
                 client.cas_many(list).await?;
             }
         }
-        let at = self.geometry().block_word_addr(server, block);
+        let at = self.geometry().block_word_addr(block);
         let next = match in_use {
             true => word.orphan(word.class(), free),
             false => word.next(BlockState::Free, 0, 0),
@@ -504,8 +487,7 @@ impl Pool {
         let found = client.cas_release(at, word.0, next.0).await?;
         if found != word.0 {
             return Err(PoolError::Corrupt(format!(
-                "block {block} of memory server {server} was changed to {found:#x} while it was \
-                 being recovered"
+                "{block} was changed to {found:#x} while it was being recovered"
             )));
         }
         Ok(())
@@ -520,7 +502,7 @@ impl Pool {
     ) -> Result<(), PoolError> {
         self.poison(client, objects).await?;
         for addr in objects {
-            let own = self.alloc().free(self.geometry(), *addr);
+            let own = self.alloc().free(*addr);
             let freed = match own {
                 Ok(true) => Ok(()),
                 Ok(false) => self.give_back(client, std::slice::from_ref(addr)).await,

@@ -28,11 +28,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 
-use crate::canary::Canary;
 use farleaf_fabric::{
     AnyEndpoint, Buf, Client, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops,
     ServerId,
 };
+
+use crate::canary::Canary;
+use crate::on_drop::OnDrop;
 
 /// Time for which a session tries an operation that a caller waits for. Then it is `Unavailable`, or its
 /// outcome unknown.
@@ -65,25 +67,19 @@ struct ServerFailures {
     settling: AtomicUsize,
 }
 
-/// An operation of [`ServerFailures::settling`].
-struct Settling<'a>(&'a ServerFailures);
-
 impl ServerFailures {
-    fn note(&self, now_ns: u64) -> Settling<'_> {
+    /// Notes a failed operation, which is settling until what this returns is dropped.
+    fn note(&self, now_ns: u64) -> OnDrop<impl FnMut()> {
         self.failed_ns.fetch_max(now_ns, Ordering::SeqCst);
         self.settling.fetch_add(1, Ordering::SeqCst);
-        Settling(self)
+        OnDrop(|| {
+            self.settling.fetch_sub(1, Ordering::SeqCst);
+        })
     }
 
     /// Tells whether a server has failed the member since then.
     fn since(&self, begun_ns: u64) -> bool {
         self.settling.load(Ordering::SeqCst) > 0 || self.failed_ns.load(Ordering::SeqCst) > begun_ns
-    }
-}
-
-impl Drop for Settling<'_> {
-    fn drop(&mut self) {
-        self.0.settling.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -133,20 +129,12 @@ impl Trial {
 /// the module's page (`settle`).
 ///
 /// Costs are those of [`Client`]; each failure adds at most one reconnect and the same again.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Reliable<'a> {
     client: &'a Client,
     lines: &'a Lines,
     patience_ns: u64,
 }
-
-impl Clone for Reliable<'_> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl Copy for Reliable<'_> {}
 
 /// A CAS of a list; see [`Reliable::cas_many`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,7 +261,7 @@ impl<'a> Reliable<'a> {
                 attempt += 1;
                 continue;
             }
-            let busy = Busy(&line.busy);
+            let busy = OnDrop(|| line.busy.store(false, Ordering::SeqCst));
             let number = self.lines.begun.fetch_add(1, Ordering::SeqCst) + 1;
             match self.client.reconnect(server).await {
                 Ok(()) => {
@@ -352,6 +340,25 @@ impl<'a> Reliable<'a> {
     /// As [`Reliable::read`].
     pub async fn word(self, at: GlobalAddr) -> Result<u64, OpError> {
         Ok(self.read(at, self.buf(8)).await?.words()[0])
+    }
+
+    /// Reads words, together.
+    ///
+    /// # Errors
+    /// As [`Reliable::read`].
+    pub(crate) async fn words(
+        self,
+        at: impl Iterator<Item = GlobalAddr>,
+    ) -> Result<Vec<u64>, OpError> {
+        let mut ops = self.client.ops();
+        at.for_each(|at| {
+            ops.read(at, self.buf(8));
+        });
+        if ops.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (count, ops) = (ops.len(), self.post_many(ops).await?);
+        Ok((0..count).map(|index| ops.buf(index).words()[0]).collect())
     }
 
     /// WRITE to memory that nobody else writes, until it has happened.
@@ -619,15 +626,6 @@ pub(crate) fn servers_of(addrs: impl Iterator<Item = GlobalAddr>) -> Vec<ServerI
     servers.sort_unstable();
     servers.dedup();
     servers
-}
-
-/// A reconnect under way, however it ends.
-struct Busy<'a>(&'a AtomicBool);
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
 }
 
 /// Waits for `done` to become true, for as long as the caller has patience; whether it did.

@@ -7,10 +7,11 @@
 //! The word may then belong to other objects and hold the expected content. So the member first checks
 //! that the block is still of the same carving; only then does the bit tell.
 
-use farleaf_fabric::{GlobalAddr, ServerId};
+use farleaf_fabric::GlobalAddr;
 
 use crate::block::CARVED_AT;
 use crate::class::BLOCK_HEADER_BYTES;
+use crate::geometry::BlockId;
 use crate::reliable::{Cas, Reliable, Trial, servers_of};
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError};
@@ -59,39 +60,29 @@ impl Pool {
     ) -> Result<(), PoolError> {
         let mut outcome = Ok(());
         for objects in objects.chunks(BATCH) {
-            let mut ops = client.client().ops();
             let mut in_blocks = Vec::with_capacity(objects.len());
             for addr in objects {
                 match self.block_of(*addr) {
-                    Ok((block, _)) => {
-                        let at = self.geometry().block_word_addr(addr.server(), block);
-                        ops.read(at, client.buf(8));
-                        in_blocks.push(*addr);
-                    }
+                    Ok((block, _)) => in_blocks.push((*addr, block)),
                     Err(error) => outcome = Err(error),
                 }
             }
-            let words = client.post_many(ops).await?;
-            let mut ops = client.client().ops();
+            let at = in_blocks.iter().map(|(_, block)| self.geometry().block_word_addr(*block));
+            let words = client.words(at).await?;
             let mut bits = Vec::with_capacity(objects.len());
-            for (index, addr) in in_blocks.iter().enumerate() {
-                match self.bit_of(*addr, BlockWord(words.buf(index).words()[0])) {
-                    Ok(bit) => {
-                        ops.read(bit.given, client.buf(8));
-                        ops.read(bit.taken, client.buf(8));
-                        bits.push(bit);
-                    }
+            for ((addr, _), word) in in_blocks.into_iter().zip(words) {
+                match self.bit_of(addr, BlockWord(word)) {
+                    Ok(bit) => bits.push(bit),
                     Err(error) => outcome = Err(error),
                 }
             }
             if bits.is_empty() {
                 continue;
             }
-            let found = client.post_many(ops).await?;
+            let found = client.words(bits.iter().flat_map(|bit| [bit.given, bit.taken])).await?;
             let mut turns: Vec<Turn> = Vec::with_capacity(objects.len());
-            for (index, bit) in bits.iter().enumerate() {
-                let [given, taken] =
-                    [2 * index, 2 * index + 1].map(|index| found.buf(index).words()[0]);
+            for (bit, pair) in bits.iter().zip(found.chunks_exact(2)) {
+                let (given, taken) = (pair[0], pair[1]);
                 // The object's two bits cannot change but by this.
                 if (given ^ taken) & bit.bit != 0 {
                     outcome = Err(freed_twice(bit.bit, bit.given));
@@ -127,7 +118,7 @@ impl Pool {
         for Bit { given, block: word, .. } in bits {
             let Ok((block, _)) = self.block_of(*given) else { continue };
             if word.is(BlockState::Orphan) && word.free_hint() == 0 {
-                let at = self.geometry().block_word_addr(given.server(), block);
+                let at = self.geometry().block_word_addr(block);
                 if list.iter().all(|cas| cas.at != at) {
                     list.push(Cas { at, expected: word.0, new: word.orphan(word.class(), 1).0 });
                 }
@@ -190,16 +181,16 @@ impl Pool {
     async fn undone(&self, client: Reliable<'_>, turns: Vec<Turn>) -> Result<Vec<Turn>, PoolError> {
         // In this order: a header that is of the old carving still, once the block is seen not to be being
         // carved, was so when the bits were read.
-        let given = words_at(client, turns.iter().map(|turn| turn.at)).await?;
+        let given = client.words(turns.iter().map(|turn| turn.at)).await?;
         let mut places = Vec::with_capacity(turns.len());
         for turn in &turns {
-            places.push((turn.at.server(), self.block_of(turn.at)?.0));
+            places.push(self.block_of(turn.at)?.0);
         }
         let geometry = self.geometry();
-        let at = places.iter().map(|(server, block)| geometry.block_word_addr(*server, *block));
-        let words = words_at(client, at).await?;
-        let at = places.iter().map(|(server, block)| geometry.block_addr(*server, *block));
-        let carved = words_at(client, at.map(|at| at.plus(CARVED_AT))).await?;
+        let at = places.iter().map(|block| geometry.block_word_addr(*block));
+        let words = client.words(at).await?;
+        let at = places.iter().map(|block| geometry.block_addr(*block).plus(CARVED_AT));
+        let carved = client.words(at).await?;
         let mut undone = Vec::new();
         for (index, mut turn) in turns.into_iter().enumerate() {
             // Only a block without objects in use becomes free.
@@ -209,9 +200,7 @@ impl Pool {
                     turn.block.is_before(carved[index])
                 }
                 BlockState::Damaged => {
-                    let (server, block) = places[index];
-                    let what = format!("block {block} of memory server {server} is damaged");
-                    return Err(PoolError::Corrupt(what));
+                    return Err(PoolError::Corrupt(format!("{} is damaged", places[index])));
                 }
             };
             let turned = (given[index] ^ turn.expected) & turn.bits;
@@ -228,7 +217,7 @@ impl Pool {
     }
 
     /// The block of an address, and the offset in it.
-    pub(crate) fn block_of(&self, addr: GlobalAddr) -> Result<(u32, u64), PoolError> {
+    pub(crate) fn block_of(&self, addr: GlobalAddr) -> Result<(BlockId, u64), PoolError> {
         let outside = || PoolError::Corrupt(format!("{addr} is in no block"));
         self.geometry().block_of(addr).ok_or_else(outside)
     }
@@ -237,52 +226,29 @@ impl Pool {
     pub(crate) fn bit_of(&self, addr: GlobalAddr, word: BlockWord) -> Result<Bit, PoolError> {
         let (block, offset) = self.block_of(addr)?;
         let nowhere = || PoolError::Corrupt(format!("no object starts at {addr}"));
-        let is_carved = match word.state()? {
-            BlockState::Owned | BlockState::Orphan | BlockState::Recovering => true,
-            BlockState::Free | BlockState::Carving | BlockState::Damaged => false,
-        };
-        if !is_carved || word.class() >= crate::class::CLASS_COUNT {
+        if !word.state()?.is_carved() || word.class() >= crate::class::CLASS_COUNT {
             return Err(nowhere());
         }
         let shape = self.geometry().shape(word.class());
         let index = shape.object_at(offset).ok_or_else(nowhere)?;
-        let (server, at) = (addr.server(), (index / 64) as usize);
+        let at = (index / 64) as usize;
         Ok(Bit {
-            given: self.given_addr(server, block, at),
-            taken: self.taken_addr(server, block, shape.bitmap_words(), at),
+            given: self.given_addr(block, at),
+            taken: self.taken_addr(block, shape.bitmap_words(), at),
             bit: 1 << (index % 64),
             block: word,
         })
     }
 
     /// The address of a word of a block's *given*.
-    pub(crate) fn given_addr(&self, server: ServerId, block: u32, word: usize) -> GlobalAddr {
-        self.geometry().block_addr(server, block).plus(BLOCK_HEADER_BYTES + word as u64 * 8)
+    pub(crate) fn given_addr(&self, block: BlockId, word: usize) -> GlobalAddr {
+        self.geometry().block_addr(block).plus(BLOCK_HEADER_BYTES + word as u64 * 8)
     }
 
     /// The address of a word of the *taken* of a block whose bitmaps have `words` words each.
-    pub(crate) fn taken_addr(
-        &self,
-        server: ServerId,
-        block: u32,
-        words: usize,
-        word: usize,
-    ) -> GlobalAddr {
-        self.given_addr(server, block, words + word)
+    pub(crate) fn taken_addr(&self, block: BlockId, words: usize, word: usize) -> GlobalAddr {
+        self.given_addr(block, words + word)
     }
-}
-
-/// Words of memory, read together.
-async fn words_at(
-    client: Reliable<'_>,
-    at: impl Iterator<Item = GlobalAddr>,
-) -> Result<Vec<u64>, PoolError> {
-    let mut ops = client.client().ops();
-    at.for_each(|at| {
-        ops.read(at, client.buf(8));
-    });
-    let (count, ops) = (ops.len(), client.post_many(ops).await?);
-    Ok((0..count).map(|index| ops.buf(index).words()[0]).collect())
 }
 
 fn freed_twice(bits: u64, at: GlobalAddr) -> PoolError {

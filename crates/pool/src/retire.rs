@@ -18,7 +18,6 @@
 //! `tests/waits.rs` models how these meet a recovery.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -57,14 +56,6 @@ pub struct Retiring {
     of: Option<Arc<Retirement>>,
 }
 
-impl PartialEq for Retiring {
-    fn eq(&self, other: &Self) -> bool {
-        (self.addr, self.client) == (other.addr, other.client)
-    }
-}
-
-impl Eq for Retiring {}
-
 impl Drop for Retiring {
     fn drop(&mut self) {
         if let Some(of) = self.of.take() {
@@ -86,6 +77,7 @@ impl Retiring {
 
 /// One client's retired objects, known to its session and to its member, so that any tick of the
 /// member frees them: a session that has nothing to do any more must not keep them.
+#[derive(Debug)]
 pub(crate) struct Retirement {
     /// The client.
     pub(crate) id: u32,
@@ -94,16 +86,10 @@ pub(crate) struct Retirement {
     busy: AtomicBool,
 }
 
-impl fmt::Debug for Retirement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Retirement").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
 impl Retirement {
     pub(crate) fn new(id: u32, servers: usize) -> Arc<Self> {
-        let (retired, busy) = (Mutex::new(Retired::new(servers)), AtomicBool::new(false));
-        Arc::new(Retirement { id, retired, busy })
+        let retired = Retired { pages: Pages::new(servers), ..Retired::default() };
+        Arc::new(Retirement { id, retired: Mutex::new(retired), busy: AtomicBool::new(false) })
     }
 
     /// Its content. Never held across an await.
@@ -141,10 +127,10 @@ impl Drop for Freeing {
 }
 
 /// One client's retired objects and its use of its retire pages.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Retired {
     /// Of own blocks.
-    own: VecDeque<Own>,
+    own: VecDeque<RetiredObject>,
     /// Of others' blocks, unlinked and not announced.
     pending: Vec<Pending>,
     /// Of others' blocks, announced.
@@ -161,8 +147,9 @@ pub(crate) struct Retired {
     let_go: Vec<GlobalAddr>,
 }
 
+/// An unlinked object.
 #[derive(Clone, Copy, Debug)]
-struct Own {
+struct RetiredObject {
     epoch: u64,
     addr: GlobalAddr,
     bytes: u32,
@@ -170,20 +157,16 @@ struct Own {
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    epoch: u64,
+    object: RetiredObject,
     /// Pinned by the operation that unlinked it.
     pinned: u64,
-    addr: GlobalAddr,
-    bytes: u32,
 }
 
 /// An object whose address stands in a page.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Announced {
-    epoch: u64,
-    pub(crate) addr: GlobalAddr,
-    bytes: u32,
-    pub(crate) word: PageWord,
+struct Announced {
+    object: RetiredObject,
+    word: PageWord,
 }
 
 /// A word of a client's page on a server.
@@ -201,7 +184,7 @@ impl PageWord {
 }
 
 /// Use of one client's retire pages, in chunks that are filled one after the other.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Pages {
     /// Words in use, by server and chunk.
     used: Vec<u8>,
@@ -213,7 +196,7 @@ struct Pages {
 
 impl Pages {
     fn new(servers: usize) -> Self {
-        Pages { used: vec![0; servers * CHUNKS], filling: None, next: 0 }
+        Pages { used: vec![0; servers * CHUNKS], ..Pages::default() }
     }
 
     /// Objects that surely find words: all but the chunk that is filled and the one that is emptied.
@@ -250,20 +233,6 @@ impl Pages {
 }
 
 impl Retired {
-    fn new(servers: usize) -> Self {
-        Retired {
-            own: VecDeque::new(),
-            pending: Vec::new(),
-            announced: VecDeque::new(),
-            pages: Pages::new(servers),
-            reserved: [0; 2],
-            announcing: 0,
-            freeing: 0,
-            error: None,
-            let_go: Vec::new(),
-        }
-    }
-
     /// Number of objects that wait or are being freed.
     pub(crate) fn len(&self) -> usize {
         self.own.len() + self.pending.len() + self.announced.len() + self.freeing
@@ -301,7 +270,7 @@ impl Retired {
 
     /// Returns the objects that wait in this member's memory alone.
     pub(crate) fn unannounced(&self) -> impl Iterator<Item = GlobalAddr> + '_ {
-        let pending = self.pending.iter().map(|object| object.addr);
+        let pending = self.pending.iter().map(|pending| pending.object.addr);
         self.own.iter().map(|object| object.addr).chain(pending)
     }
 }
@@ -311,7 +280,7 @@ impl Session {
     pub(crate) fn make_room(&self, addr: GlobalAddr) -> Result<Retiring, PoolError> {
         let pool = self.pool();
         pool.block_of(addr)?;
-        let is_own = pool.alloc().hold_retired(pool.geometry(), addr);
+        let is_own = pool.alloc().hold_retired(addr);
         let mut retired = self.inner.retired.lock();
         let has_room = retired.take_room(is_own);
         self.inner.pressed.set(retired.is_pressed() || pool.retires_much());
@@ -325,33 +294,42 @@ impl Session {
         Ok(Retiring { addr, client: self.inner.id, is_own, of })
     }
 
-    /// Gives the room of an object that stays back.
-    pub(crate) fn give_room(&self, mut retiring: Retiring) {
+    /// The object stays, or another client has unlinked it. No remote operation.
+    ///
+    /// # Panics
+    /// If another session prepared it.
+    pub fn cancel_retire(&self, mut retiring: Retiring) {
         assert_eq!(retiring.client, self.id(), "cancelled by another session");
         retiring.of = None;
         self.inner.retired.lock().give_room(retiring.is_own);
         if retiring.is_own {
-            self.pool().alloc().let_go_retired(self.pool().geometry(), retiring.addr);
+            self.pool().alloc().let_go_retired(retiring.addr);
         }
     }
 
-    /// Queues an unlinked object.
-    pub(crate) fn queue_retired(&self, mut retiring: Retiring) {
+    /// The prepared object is unlinked, and nobody will unlink it again: it is freed when nobody
+    /// can hold it any more. Called in the operation that unlinked it, before its pin is dropped,
+    /// and after the change is complete and no lock invites others to finish it: whoever finishes a
+    /// dead client's change prepares and retires what that unlinks itself. No remote operation; until the
+    /// next tick the member holds back the epoch that the operation has pinned.
+    ///
+    /// # Panics
+    /// If another session prepared it.
+    pub fn retire(&self, mut retiring: Retiring) {
         assert_eq!(retiring.client, self.id(), "retired by another session than made room for it");
         retiring.of = None;
         let (pool, addr) = (self.pool(), retiring.addr);
         let mut retired = self.inner.retired.lock();
         retired.give_room(retiring.is_own);
-        let epoch = pool.epochs.view.load(Ordering::SeqCst);
-        let bytes = pool.note_waiting(addr);
+        let object = pool.retired_object(addr);
         if retiring.is_own {
-            pool.retired_bytes.fetch_add(bytes.into(), Ordering::Relaxed);
-            retired.own.push_back(Own { epoch, addr, bytes });
+            pool.retired_bytes.fetch_add(object.bytes.into(), Ordering::Relaxed);
+            retired.own.push_back(object);
             return;
         }
         // Of the operation that unlinked it, at the latest; the view may be a later epoch (INV-RETIRE-1).
-        let pinned = pool.pins.least_operation(self.id()).min(epoch);
-        retired.pending.push(Pending { epoch, pinned, addr, bytes });
+        let pinned = pool.pins.least_operation(self.id()).min(object.epoch);
+        retired.pending.push(Pending { object, pinned });
         pool.pins.pending(self.id()).fetch_min(pinned, Ordering::SeqCst);
     }
 
@@ -380,18 +358,12 @@ impl Session {
 
     /// Queues an object of [`Session::announce_now`] that is unlinked.
     pub(crate) fn queue_announced(&self, mut retiring: Retiring, word: Option<PageWord>) {
-        let Some(word) = word else { return self.queue_retired(retiring) };
+        let Some(word) = word else { return self.retire(retiring) };
         retiring.of = None;
-        let (pool, addr) = (self.pool(), retiring.addr);
-        let epoch = pool.epochs.view.load(Ordering::SeqCst);
+        let object = self.pool().retired_object(retiring.addr);
         let mut retired = self.inner.retired.lock();
         retired.give_room(false);
-        retired.announced.push_back(Announced {
-            epoch,
-            addr,
-            bytes: pool.note_waiting(addr),
-            word,
-        });
+        retired.announced.push_back(Announced { object, word });
     }
 
     /// Announces what is pending of this client, and of the member's others what holds it back, or all of it
@@ -431,12 +403,12 @@ impl Session {
             let mut retired = of.lock();
             let (load, room) = retired.load(false);
             let count = retired.own.len().min(room.saturating_sub(load));
-            let own: Vec<Own> = retired.own.drain(..count).collect();
-            for Own { epoch, addr, bytes } in own {
-                pool.retired_bytes.fetch_sub(u64::from(bytes), Ordering::Relaxed);
-                retired.pending.push(Pending { epoch, pinned: view, addr, bytes });
+            let own: Vec<RetiredObject> = retired.own.drain(..count).collect();
+            for object in own {
+                pool.retired_bytes.fetch_sub(u64::from(object.bytes), Ordering::Relaxed);
+                retired.pending.push(Pending { object, pinned: view });
                 pool.pins.pending(of.id).fetch_min(view, Ordering::SeqCst);
-                pool.alloc().let_go_retired(pool.geometry(), addr);
+                pool.alloc().let_go_retired(object.addr);
             }
         }
     }
@@ -451,7 +423,7 @@ impl Session {
             while words.len() < retired.pending.len() {
                 // There is room for all that is pending.
                 let Some(word) = retired.pages.take() else { break };
-                words.push((word, retired.pending[words.len()].addr));
+                words.push((word, retired.pending[words.len()].object.addr));
             }
             retired.announcing = words.len();
         }
@@ -469,13 +441,11 @@ impl Session {
             let posted = client.post_many(ops).await;
             let mut retired = of.lock();
             retired.error = posted.err().map(PoolError::from);
-            let announced = std::mem::take(&mut retired.announcing);
-            for (object, (word, _)) in
-                retired.pending.drain(..announced).zip(words).collect::<Vec<_>>()
-            {
-                let Pending { epoch, addr, bytes, .. } = object;
-                retired.announced.push_back(Announced { epoch, addr, bytes, word });
-            }
+            let count = std::mem::take(&mut retired.announcing);
+            let Retired { pending, announced, .. } = &mut *retired;
+            let objects = pending.drain(..count).map(|pending| pending.object);
+            let objects = objects.zip(words);
+            announced.extend(objects.map(|(object, (word, _))| Announced { object, word }));
             let pinned = retired.pending.iter().map(|object| object.pinned).min();
             pool.pins.pending(of.id).store(pinned.unwrap_or(UNPINNED), Ordering::SeqCst);
         });
@@ -488,13 +458,8 @@ impl Session {
     pub(crate) async fn reclaim(&self, freeing: &Freeing, bound: u64) -> Result<(), PoolError> {
         let (pool, of, mut count) = (&**self.pool(), &freeing.of, freeing.count);
         let is_due = |epoch: u64| epoch + 2 <= bound || Canary::ReuseEarly.is_armed();
-        {
-            let mut retired = of.lock();
-            let let_go = std::mem::take(&mut retired.let_go);
-            drop(retired);
-            let mut alloc = pool.alloc();
-            let_go.iter().for_each(|addr| alloc.let_go_retired(pool.geometry(), *addr));
-        }
+        let let_go = std::mem::take(&mut of.lock().let_go);
+        let_go.iter().for_each(|addr| pool.alloc().let_go_retired(*addr));
         loop {
             if of.lock().freeing > 0 {
                 // A task is at it still, under the same pin.
@@ -505,7 +470,7 @@ impl Session {
             let batch: Vec<Announced> = {
                 let mut retired = of.lock();
                 let due = retired.announced.iter().take(count.min(BATCH));
-                let due = due.take_while(|object| is_due(object.epoch)).count();
+                let due = due.take_while(|announced| is_due(announced.object.epoch)).count();
                 retired.freeing = due + own.len();
                 retired.announced.drain(..due).collect()
             };
@@ -533,13 +498,7 @@ impl Session {
         let pool = &**self.pool();
         let (mut outcome, mut poisoned) = (Ok(()), Vec::new());
         for _ in 0..count {
-            let object = {
-                let mut retired = of.lock();
-                match retired.own.front() {
-                    Some(object) if is_due(object.epoch) => retired.own.pop_front(),
-                    _ => None,
-                }
-            };
+            let object = of.lock().own.pop_front_if(|object| is_due(object.epoch));
             let Some(object) = object else { break };
             pool.retired_bytes.fetch_sub(u64::from(object.bytes), Ordering::Relaxed);
             pool.waiting_bytes.fetch_sub(u64::from(object.bytes), Ordering::Relaxed);
@@ -548,7 +507,7 @@ impl Session {
                 if poisoned.len() == BATCH {
                     break;
                 }
-            } else if let Err(error) = pool.alloc().free_retired(pool.geometry(), object.addr) {
+            } else if let Err(error) = pool.alloc().free_retired(object.addr) {
                 outcome = Err(error);
             }
         }
@@ -566,10 +525,10 @@ impl Session {
             let pool = &**session.pool();
             let freed = pool.free_all(session.maintenance(), of.id, &own, &batch).await;
             drop(PinGuard(pool.pins.reclaim(of.id)));
-            let bytes = batch.iter().map(|object| u64::from(object.bytes)).sum();
+            let bytes = batch.iter().map(|announced| u64::from(announced.object.bytes)).sum();
             pool.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
             let mut retired = of.lock();
-            batch.iter().for_each(|object| retired.pages.give(object.word));
+            batch.iter().for_each(|announced| retired.pages.give(announced.word));
             retired.error = freed.err();
             retired.freeing = 0;
         });
@@ -585,12 +544,12 @@ impl Pool {
         batch: &[Announced],
     ) -> Result<(), PoolError> {
         self.ensure_live(client).await?;
-        let all: Vec<GlobalAddr> = batch.iter().map(|object| object.addr).collect();
+        let all: Vec<GlobalAddr> = batch.iter().map(|announced| announced.object.addr).collect();
         self.poison(client, own).await?;
         self.poison(client, &all).await?;
         let mut outcome = Ok(());
         for addr in own {
-            if let Err(error) = self.alloc().free_retired(self.geometry(), *addr) {
+            if let Err(error) = self.alloc().free_retired(*addr) {
                 outcome = Err(error);
             }
         }
@@ -608,16 +567,17 @@ impl Pool {
         outcome
     }
 
-    /// Counts a retired object's bytes; 0 if its block is another's and nothing is known of it.
-    fn note_waiting(&self, addr: GlobalAddr) -> u32 {
-        let block = self.geometry().block_of(addr).map(|(block, _)| (addr.server(), block));
-        let class = block.and_then(|block| {
-            let own = self.alloc().class_at(block.0, block.1);
+    /// An object that is retired now. Its bytes count as waiting; 0 if its block is another's and nothing is known
+    /// of it.
+    fn retired_object(&self, addr: GlobalAddr) -> RetiredObject {
+        let epoch = self.epochs.view.load(Ordering::SeqCst);
+        let class = self.geometry().block_of(addr).and_then(|(block, _)| {
+            let own = self.alloc().class_at(block);
             own.or_else(|| self.inbox.class_of(block))
         });
         let bytes = class.map_or(0, |class| self.geometry().shape(class).object_bytes);
         self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
-        bytes as u32
+        RetiredObject { epoch, addr, bytes: bytes as u32 }
     }
 
     pub(crate) fn page_word(&self, client: u32, word: PageWord) -> GlobalAddr {

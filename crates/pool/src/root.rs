@@ -83,42 +83,33 @@ impl Session {
     ) -> Result<Root, PoolError> {
         check_length("table name", name, NAME_BYTES_MAX)?;
         check_length("engine name", engine, ENGINE_BYTES_MAX)?;
-        let lock = RootLock::acquire(self).await?;
-        let created = self.create_locked(name, engine, params, addr).await;
-        lock.release().await?;
-        created
-    }
-
-    async fn create_locked(
-        &self,
-        name: &str,
-        engine: &str,
-        params: &[u8; 64],
-        addr: GlobalAddr,
-    ) -> Result<Root, PoolError> {
-        let table = self.read_roots().await?;
-        let mut free = None;
-        for (slot, entry) in table.chunks_exact(WORDS).enumerate() {
-            if entry[0] & 15 == DROPPING {
-                continue;
+        self.under_root_lock(async || {
+            let table = self.read_roots().await?;
+            let mut free = None;
+            for (slot, entry) in table.chunks_exact(WORDS).enumerate() {
+                if entry[0] & 15 == DROPPING {
+                    continue;
+                }
+                if entry[0] & 15 != LIVE {
+                    free = free.or(Some((slot, entry[0])));
+                } else if name_in(entry) == Some(name.as_bytes().to_vec()) {
+                    return Err(PoolError::TableExists(name.into()));
+                }
             }
-            if entry[0] & 15 != LIVE {
-                free = free.or(Some((slot, entry[0])));
-            } else if name_in(entry) == Some(name.as_bytes().to_vec()) {
-                return Err(PoolError::TableExists(name.into()));
-            }
-        }
-        let tables_max = self.pool().geometry().options().tables_max as usize;
-        let (slot, word) = free.ok_or(PoolError::NoSlot("table", tables_max))?;
-        let at = self.pool().geometry().root_addr(slot);
-        let root = Root { name: name.into(), engine: engine.into(), params: *params, addr, slot };
-        let making = (word >> 4).wrapping_add(1) << 4 | MAKING;
-        self.change_root(at, word, making).await?;
-        let body = self.client().buf((BODY_END - 1) * 8);
-        let body = encode(&root, body);
-        self.reliable().write(at.plus(8), body).await?;
-        self.change_root(at, making, (making >> 4).wrapping_add(1) << 4 | LIVE).await?;
-        Ok(root)
+            let tables_max = self.pool().geometry().options().tables_max as usize;
+            let (slot, word) = free.ok_or(PoolError::NoSlot("table", tables_max))?;
+            let at = self.pool().geometry().root_addr(slot);
+            let root =
+                Root { name: name.into(), engine: engine.into(), params: *params, addr, slot };
+            let making = (word >> 4).wrapping_add(1) << 4 | MAKING;
+            self.change_root(at, word, making).await?;
+            let body = self.client().buf((BODY_END - 1) * 8);
+            let body = encode(&root, body);
+            self.reliable().write(at.plus(8), body).await?;
+            self.change_root(at, making, (making >> 4).wrapping_add(1) << 4 | LIVE).await?;
+            Ok(root)
+        })
+        .await
     }
 
     /// The table of that name.
@@ -165,27 +156,31 @@ impl Session {
     /// # Errors
     /// `NoSuchTable`, `Busy`: nothing was done. `Corrupt`, `Fabric`.
     pub async fn drop_root(&self, name: &str) -> Result<Dropping, PoolError> {
-        let lock = RootLock::acquire(self).await?;
-        let dropped = self.drop_locked(name).await;
-        lock.release().await?;
-        dropped
+        self.under_root_lock(async || {
+            let root = self.open_root(name).await?;
+            let at = self.pool().geometry().root_addr(root.slot);
+            let word = self.reliable().word(at).await?;
+            let owner = self.lock_token();
+            let mut words = self.client().buf(16);
+            words.words_mut().copy_from_slice(&[UNCOUNTED, owner]);
+            // Nobody reads them while the table is live.
+            self.reliable().write(at.plus(LEFT_WORD as u64 * 8), words).await?;
+            let state = (word >> 4).wrapping_add(1) << 4 | DROPPING;
+            self.change_root(at, word, state).await?;
+            Ok(Dropping { root, left: None, state, owner })
+        })
+        .await
     }
 
-    async fn drop_locked(&self, name: &str) -> Result<Dropping, PoolError> {
-        let root = self.open_root(name).await?;
-        let at = self.pool().geometry().root_addr(root.slot);
-        let word = self.reliable().word(at).await?;
-        let owner = self.lock_token();
-        let mut words = self.client().buf(16);
-        words.words_mut().copy_from_slice(&[UNCOUNTED, owner]);
-        // Nobody reads them while the table is live.
-        self.reliable().write(at.plus(LEFT_WORD as u64 * 8), words).await?;
-        let state = (word >> 4).wrapping_add(1) << 4 | DROPPING;
-        self.change_root(at, word, state).await?;
-        Ok(Dropping { root, left: None, state, owner })
-    }
-
-    pub(crate) async fn read_drops(&self) -> Result<Vec<Dropping>, PoolError> {
+    /// The tables that are being dropped, also by compute servers that have died meanwhile. Their
+    /// names are free. A walk that looks for lost objects has to mark what is left of them.
+    ///
+    /// Cost: 1 READ of the root table for each 4,096 entries, and 2 for each table that is being
+    /// dropped.
+    ///
+    /// # Errors
+    /// `Corrupt` if an entry is damaged, `Fabric`.
+    pub async fn list_drops(&self) -> Result<Vec<Dropping>, PoolError> {
         let table = self.read_roots().await?;
         let mut drops = Vec::new();
         for (slot, entry) in table.chunks_exact(WORDS).enumerate() {
@@ -257,6 +252,17 @@ impl Session {
         Err(PoolError::Corrupt(format!("entry {slot} of the root table: {problem}")))
     }
 
+    /// Runs `work` with the root lock held.
+    pub(crate) async fn under_root_lock<T>(
+        &self,
+        work: impl AsyncFnOnce() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
+        let lock = RootLock::acquire(self).await?;
+        let outcome = work().await;
+        lock.release().await?;
+        outcome
+    }
+
     pub(crate) async fn change_root(
         &self,
         at: GlobalAddr,
@@ -289,14 +295,14 @@ impl Pool {
 }
 
 /// The root lock, held.
-pub(crate) struct RootLock<'a> {
+struct RootLock<'a> {
     session: &'a Session,
     token: u64,
     released: bool,
 }
 
 impl<'a> RootLock<'a> {
-    pub(crate) async fn acquire(session: &'a Session) -> Result<Self, PoolError> {
+    async fn acquire(session: &'a Session) -> Result<Self, PoolError> {
         let pool = session.pool();
         pool.check_open()?;
         session.fill_tokens().await?;
@@ -334,7 +340,7 @@ impl<'a> RootLock<'a> {
         Err(PoolError::Busy("the root table"))
     }
 
-    pub(crate) async fn release(mut self) -> Result<(), PoolError> {
+    async fn release(mut self) -> Result<(), PoolError> {
         let at = self.session.pool().geometry().root_lock_addr();
         self.session.reliable().cas_release(at, self.token, 0).await?;
         self.released = true;

@@ -36,7 +36,7 @@ const RELIEF_WAIT_NS_MAX: u64 = 1_000_000;
 /// session must not be dropped while it holds a lock. A member's last session should tick twice
 /// before it is dropped, or [`Session::leave`]: a member that is announced live and does not tick
 /// holds up everybody's reclamation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Session {
     pub(crate) inner: Rc<Inner>,
     patience_ns: u64,
@@ -66,12 +66,6 @@ pub(crate) struct Inner {
     pub(crate) pressed: Cell<bool>,
     pub(crate) ticking: Cell<bool>,
     pub(crate) ticks: Cell<u32>,
-}
-
-impl Clone for Session {
-    fn clone(&self) -> Self {
-        Session { inner: Rc::clone(&self.inner), patience_ns: self.patience_ns }
-    }
 }
 
 /// While it lives, no object that could be reached when it was made is reused.
@@ -364,12 +358,11 @@ impl Session {
     /// Cost: a batch of CAS per 64 words of the block's bitmap, and 1 CAS.
     pub fn hand_on(&self, addr: GlobalAddr) {
         let Some((block, _)) = self.pool().geometry().block_of(addr) else { return };
-        let server = addr.server();
-        let removed = self.pool().alloc().remove_handed_on(self.pool().geometry(), server, block);
+        let removed = self.pool().alloc().remove_handed_on(block);
         let Some((word, left)) = removed else { return };
         self.spawn(async move |session| {
             // If that fails, the block is in limbo, and a later tick gives it up.
-            let _ = session.pool().abandon(session.maintenance(), server, block, word, left).await;
+            let _ = session.pool().abandon(session.maintenance(), block, word, left).await;
         });
     }
 
@@ -379,7 +372,7 @@ impl Session {
     /// If the member owns no such object, or it is free already.
     pub fn free_unpublished(&self, addr: GlobalAddr, bytes: usize) {
         let pool = self.pool();
-        let freed = pool.alloc().free(pool.geometry(), addr);
+        let freed = pool.alloc().free(addr);
         assert_eq!(freed, Ok(true), "{bytes} bytes at {addr} cannot be freed");
     }
 
@@ -404,26 +397,6 @@ impl Session {
                 result => return result,
             }
         }
-    }
-
-    /// The prepared object is unlinked, and nobody will unlink it again: it is freed when nobody
-    /// can hold it any more. Called in the operation that unlinked it, before its pin is dropped,
-    /// and after the change is complete and no lock invites others to finish it: whoever finishes a
-    /// dead client's change prepares and retires what that unlinks itself. No remote operation; until the
-    /// next tick the member holds back the epoch that the operation has pinned.
-    ///
-    /// # Panics
-    /// If another session prepared it.
-    pub fn retire(&self, retiring: Retiring) {
-        self.queue_retired(retiring);
-    }
-
-    /// The object stays, or another client has unlinked it. No remote operation.
-    ///
-    /// # Panics
-    /// If another session prepared it.
-    pub fn cancel_retire(&self, retiring: Retiring) {
-        self.give_room(retiring);
     }
 
     /// A word for a lock, never used before; see [`LockToken`]. No remote operation.
@@ -459,23 +432,6 @@ impl Session {
         self.pool().geometry().options().redo_bytes as usize
     }
 
-    /// Tells whether the member that a lock's word names is dead; then it is fenced on every server and
-    /// marked, and the lock may be taken over. `false` says nothing.
-    ///
-    /// Cost: nothing for an own token. Otherwise 1 chain of 2 READs, 1 READ, and a look by the
-    /// fabric; if the member has just died, a fence per server and 1 CAS.
-    ///
-    /// # Errors
-    /// `Corrupt` if it is no token of this pool, `Fabric`.
-    pub async fn owner_is_dead(&self, token: u64) -> Result<bool, PoolError> {
-        self.pool().token_is_dead(self.maintenance(), token).await
-    }
-
-    /// Tells whether this member has made a lock's token, in its present life. No remote operation.
-    pub fn is_own_token(&self, token: u64) -> bool {
-        self.pool().is_own_token(token)
-    }
-
     pub(crate) async fn fill_tokens(&self) -> Result<(), PoolError> {
         let (next, end) = self.inner.tokens.get();
         if end - next >= TOKENS_LEAST {
@@ -487,12 +443,6 @@ impl Session {
         let next = if start == end { next } else { start };
         self.inner.tokens.set((next, start + TOKEN_STEP));
         Ok(())
-    }
-
-    /// Returns the entry of the client table that this session holds.
-    pub(crate) fn claimed(&self) -> ClaimedClient {
-        let (next, end) = self.inner.tokens.get();
-        ClaimedClient { id: self.inner.id, owner: self.inner.owner, tokens: next..end }
     }
 
     fn token_client(&self, word: u64) -> Result<u32, PoolError> {
@@ -538,15 +488,22 @@ impl Drop for OwnedPin {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
+impl Inner {
+    /// Returns what is left to do about this session's client once the session has ended.
+    pub(crate) fn closed(&self) -> ClosedClient {
         let (next, end) = self.tokens.get();
-        self.pool.forget_retirement(&self.retired);
-        self.pool.closed().push(ClosedClient {
+        ClosedClient {
             claimed: ClaimedClient { id: self.id, owner: self.owner, tokens: next..end },
             retired: Arc::clone(&self.retired),
             tried: self.tried_to_leave.get(),
-        });
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.pool.forget_retirement(&self.retired);
+        self.pool.closed().push(self.closed());
         self.pool.sessions.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -147,13 +147,9 @@ pub fn pool_id_of(words: &[u64; SUPERBLOCK_WORDS]) -> Option<u128> {
 
 /// Finds the servers whose first words are not zero.
 async fn formatted(client: Reliable<'_>) -> Result<Vec<bool>, PoolError> {
-    let count = client.endpoint().server_count();
-    let mut ops = client.client().ops();
-    for server in 0..count {
-        ops.read(GlobalAddr::new(ServerId(server as u16), 0), client.buf(8));
-    }
-    let ops = client.post_many(ops).await?;
-    Ok((0..count).map(|server| ops.buf(server).words()[0] != 0).collect())
+    let servers = (0..client.endpoint().server_count()).map(|server| ServerId(server as u16));
+    let firsts = client.words(servers.map(|server| GlobalAddr::new(server, 0))).await?;
+    Ok(firsts.into_iter().map(|word| word != 0).collect())
 }
 
 /// Reads and checks every server's superblock; the pool's geometry and its id.
@@ -283,8 +279,7 @@ fn rebuild(blocks: &[[u64; WORDS]]) -> Result<Geometry, String> {
 /// Makes bytes `from` to `to` zero. Memory that is zero is only read, so that fresh memory is not
 /// committed.
 async fn zero(client: Reliable<'_>, server: ServerId, from: u64, to: u64) -> Result<(), PoolError> {
-    let mut at = from;
-    while at < to {
+    for at in (from..to).step_by(CHUNK_BYTES as usize) {
         let bytes = CHUNK_BYTES.min(to - at);
         let addr = GlobalAddr::new(server, at);
         let mut chunk = client.read(addr, client.buf(bytes as usize)).await?;
@@ -292,7 +287,6 @@ async fn zero(client: Reliable<'_>, server: ServerId, from: u64, to: u64) -> Res
             chunk.words_mut().fill(0);
             client.write(addr, chunk).await?;
         }
-        at += bytes;
     }
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! Maintenance: ticks of a session, and leaving the pool.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,6 +7,7 @@ use farleaf_fabric::Endpoint;
 
 use crate::clients::ClosedClient;
 use crate::epoch::Observation;
+use crate::on_drop::OnDrop;
 use crate::reliable::Reliable;
 use crate::retire::{Freeing, Retirement};
 use crate::{Pool, PoolError, Session, member};
@@ -46,15 +46,13 @@ impl Session {
         if inner.ticking.replace(true) {
             return Ok(());
         }
-        let _ticking = Ticking(&inner.ticking);
+        let _ticking = OnDrop(|| inner.ticking.set(false));
         inner.ticks.set(inner.ticks.get().wrapping_add(1));
         // What is retired from here on is not judged by what this tick sees (INV-EPOCH-5).
         let own = inner.retired.claim();
         let other = pool.next_retirement().and_then(|other| other.claim());
         let closed = Closed::take(pool);
-        let has_retired =
-            |freeing: &Option<Freeing>| freeing.as_ref().is_some_and(Freeing::has_any);
-        let wants_room = closed.is_some() || has_retired(&own) || has_retired(&other);
+        let wants_room = closed.is_some() || own.iter().chain(&other).any(Freeing::has_any);
         pool.ticked_ns.store(self.endpoint().now_ns(), Ordering::Relaxed);
         let is_quiet = !wants_room && !pool.has_retired();
         let seen = if is_quiet && pool.may_glance() && pool.glance(client).await? {
@@ -151,20 +149,20 @@ impl Session {
         self.let_own_be_announced();
         self.announce_pending(true, None).await?;
         let owned = pool.alloc().owned();
-        for (server, block) in owned {
-            let freed = pool.alloc().remove_if_free(pool.geometry(), server, block);
+        for block in owned {
+            let freed = pool.alloc().remove_if_free(block);
             if let Some(word) = freed {
-                pool.release(client, server, block, word).await?;
+                pool.release(client, block, word).await?;
                 continue;
             }
             // What a harvest whose outcome was lost has taken, must be known first.
-            let lost = pool.alloc().block(server, block).is_some_and(|block| block.is_harvesting());
-            if let (true, Some(held)) = (lost, pool.hold(server, block)) {
+            let lost = pool.alloc().block(block).is_some_and(|block| block.harvesting);
+            if let (true, Some(held)) = (lost, pool.hold(block)) {
                 pool.harvest(client, &held).await?;
             }
-            let removed = pool.alloc().remove(pool.geometry(), server, block);
+            let removed = pool.alloc().remove(block);
             if let Some((word, left)) = removed {
-                pool.abandon(client, server, block, word, left).await?;
+                pool.abandon(client, block, word, left).await?;
             }
         }
         self.give_up_entries().await
@@ -200,11 +198,8 @@ impl Session {
             pool.close();
             return Ok(());
         }
-        let closed = ClosedClient {
-            claimed: self.claimed(),
-            retired: Arc::clone(&self.inner.retired),
-            tried: self.inner.tried_to_leave.replace(true),
-        };
+        let closed = self.inner.closed();
+        self.inner.tried_to_leave.set(true);
         pool.release_client(client, &closed).await?;
         let life = (pool.member, pool.generation);
         let address = pool.address_word.load(Ordering::SeqCst);
@@ -222,23 +217,23 @@ impl Pool {
         self.release_root_leftover(client).await?;
         if tick.is_multiple_of(HARVEST_TICKS) {
             let owned = self.alloc().owned();
-            if let Some((server, block)) = owned.get(tick as usize / 16 % owned.len().max(1))
-                && let Some(held) = self.hold(*server, *block)
+            if let Some(block) = owned.get(tick as usize / 16 % owned.len().max(1))
+                && let Some(held) = self.hold(*block)
             {
                 self.harvest(client, &held).await?;
             }
         }
         // Bound to a name of its own, so that the lock is free again before the release.
-        let surplus = self.alloc().take_surplus(self.geometry());
-        if let Some((server, block, word)) = surplus {
-            self.release(client, server, block, word).await?;
+        let surplus = self.alloc().take_surplus();
+        if let Some((block, word)) = surplus {
+            self.release(client, block, word).await?;
         }
         if self.is_tidying_due(client.endpoint().now_ns()) {
-            let unused = self.alloc().unused(self.geometry());
-            for (server, block) in unused {
-                let freed = self.alloc().remove_if_free(self.geometry(), server, block);
+            let unused = self.alloc().unused();
+            for block in unused {
+                let freed = self.alloc().remove_if_free(block);
                 if let Some(word) = freed {
-                    self.release(client, server, block, word).await?;
+                    self.release(client, block, word).await?;
                 }
             }
             self.free_orphans(client).await?;
@@ -304,14 +299,5 @@ impl Drop for Closed<'_> {
         if let Some(client) = self.client.take() {
             self.pool.closed().push(client);
         }
-    }
-}
-
-/// Marks the end of a tick, however it ends.
-struct Ticking<'a>(&'a Cell<bool>);
-
-impl Drop for Ticking<'_> {
-    fn drop(&mut self) {
-        self.0.set(false);
     }
 }

@@ -24,9 +24,16 @@ pub(crate) enum BlockState {
     Damaged,
 }
 
+impl BlockState {
+    /// Tells whether the block has a whole header and objects.
+    pub(crate) fn is_carved(self) -> bool {
+        matches!(self, BlockState::Owned | BlockState::Orphan | BlockState::Recovering)
+    }
+}
+
 /// Bits 0 to 3 state, 4 to 11 class, 12 to 26 owner's slot, 27 to 63 version. An orphan has in the owner's
 /// place how many of its objects were free when it was given up (INV-BLOCK-4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlockWord(pub(crate) u64);
 
 impl BlockWord {
@@ -36,15 +43,10 @@ impl BlockWord {
     }
 
     pub(crate) fn state(self) -> Result<BlockState, PoolError> {
-        Ok(match self.0 & 15 {
-            0 => BlockState::Free,
-            1 => BlockState::Carving,
-            2 => BlockState::Owned,
-            3 => BlockState::Orphan,
-            4 => BlockState::Recovering,
-            5 => BlockState::Damaged,
-            _ => return Err(PoolError::Corrupt(format!("block table holds {:#x}", self.0))),
-        })
+        use BlockState::{Carving, Damaged, Free, Orphan, Owned, Recovering};
+        let states = [Free, Carving, Owned, Orphan, Recovering, Damaged];
+        let state = states.get((self.0 & 15) as usize).copied();
+        state.ok_or_else(|| PoolError::Corrupt(format!("block table holds {:#x}", self.0)))
     }
 
     pub(crate) fn is(self, state: BlockState) -> bool {
@@ -120,13 +122,9 @@ impl MemberWord {
     }
 
     pub(crate) fn state(self) -> Result<MemberState, PoolError> {
-        Ok(match self.0 & 15 {
-            0 => MemberState::Free,
-            1 => MemberState::Live,
-            2 => MemberState::Dead,
-            3 => MemberState::Recovering,
-            _ => return Err(PoolError::Corrupt(format!("member table holds {:#x}", self.0))),
-        })
+        use MemberState::{Dead, Free, Live, Recovering};
+        let state = [Free, Live, Dead, Recovering].get((self.0 & 15) as usize).copied();
+        state.ok_or_else(|| PoolError::Corrupt(format!("member table holds {:#x}", self.0)))
     }
 
     pub(crate) fn is(self, state: MemberState) -> bool {

@@ -20,8 +20,8 @@ pub async fn age(client: &Client) -> Result<(), PoolError> {
     let client = Reliable::new(client, &lines, PATIENCE_NS);
     let (geometry, _) = superblock::open(client).await?;
     for server in geometry.server_ids() {
-        for number in 0..geometry.block_count(server) {
-            let at = geometry.block_word_addr(server, number);
+        for block in geometry.blocks(server) {
+            let at = geometry.block_word_addr(block);
             client.write_word(at, BlockWord::aged().0).await?;
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
+use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Landing, Verb};
 
 /// Most words of a WRITE of which every prefix is tried.
 const ALL_PREFIXES_WORDS: u32 = 48;
@@ -37,7 +37,7 @@ impl CrashPoint {
             if counted.is_batch && !is_last {
                 add(CrashWay::Skip);
             }
-            if counted.kind == CountedKind::Write && counted.words * 8 > crash_atomic_bytes {
+            if counted.kind == Verb::Write && counted.words * 8 > crash_atomic_bytes {
                 for words in prefixes(counted.words) {
                     add(CrashWay::Within(Landing::Prefix(words)));
                 }
@@ -123,8 +123,7 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        let op =
-            CountedOp { kind: CountedKind::Write, words: 9, part: 0, parts: 2, is_batch: true };
+        let op = CountedOp { kind: Verb::Write, words: 9, part: 0, parts: 2, is_batch: true };
         let large = CountedOp { words: 640, part: 1, ..op };
         let points = CrashPoint::all(&[op, large], 8);
         for point in &points {

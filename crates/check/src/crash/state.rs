@@ -6,7 +6,7 @@
 
 use farleaf_engines::AnyIndex;
 use farleaf_fabric::Endpoint;
-use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
+use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Landing, Verb};
 use farleaf_harness::HarnessError;
 use farleaf_index::{Index, TableReport};
 use farleaf_pool::{Audit, Session};
@@ -344,7 +344,7 @@ fn setup_plan(start: &Start, found: &Found, before: Action) -> Result<CrashPlan,
         Setup::Died(_) | Setup::DiedIn(_) => {
             let from_last = if let Setup::Died(from_last) = state.setup { from_last } else { 0 };
             // One of a single word has no middle.
-            let is_write = |op: &CountedOp| op.kind == CountedKind::Write && op.words > 1;
+            let is_write = |op: &CountedOp| op.kind == Verb::Write && op.words > 1;
             let mut writes = ops.iter().enumerate().filter(|(_, op)| is_write(op));
             let (op, counted) = writes.nth_back(from_last).ok_or_else(|| {
                 HarnessError(format!("{before:?} has no WRITE {from_last} from its last"))

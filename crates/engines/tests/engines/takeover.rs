@@ -10,7 +10,7 @@ use std::task::Poll;
 
 use crate::common::{World, create, join, open, start};
 use farleaf_engines::{AnyIndex, Engine, TableFormat, recover};
-use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Sim, SimConfig};
+use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimConfig, Verb};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, OpKind, ServerId};
 use farleaf_index::bnode::ValueFormat;
 use farleaf_index::{Index, IndexError};
@@ -545,7 +545,7 @@ fn a_walk_sees_what_is_written_again_beside_it() {
             let ops = ops.expect("recorded");
             // The first of the chain that ends with the release.
             let is_redo = |counted: &CountedOp| {
-                (counted.kind, counted.part, counted.parts) == (CountedKind::Write, 0, 3)
+                (counted.kind, counted.part, counted.parts) == (Verb::Write, 0, 3)
             };
             redo_op = (0..).zip(&ops).find(|(_, counted)| is_redo(counted)).map(|(at, _)| at);
             assert!(redo_op.is_some(), "{ops:?}");

@@ -199,10 +199,11 @@ pub(super) fn a_begun_call_is_unknown_when_the_receiver_dies<H: Harness>(harness
             Box::pin(async move {
                 let peer = learn_peer(&end, place).await;
                 attach(peer);
-                let outcome = Rc::new(Cell::new(None));
+                let outcome = Rc::new(RefCell::new(None));
                 let (calling, told) = (end.clone(), Rc::clone(&outcome));
                 end.spawn(async move {
-                    told.set(Some(calling.call(peer.server, HELD, vec![1]).await));
+                    let called = calling.call(peer.server, HELD, vec![1]).await;
+                    *told.borrow_mut() = Some(called);
                 });
                 wait_for_word(&end, place.plus(64), |begun| begun == 1).await;
                 kill();
@@ -218,13 +219,9 @@ pub(super) fn a_begun_call_is_unknown_when_the_receiver_dies<H: Harness>(harness
                     matches!(later, Err(CallError::NotBegun | CallError::Unknown(_))),
                     "{later:?}"
                 );
-                loop {
-                    if let Some(outcome) = outcome.take() {
-                        assert!(matches!(outcome, Err(CallError::Unknown(_))), "{outcome:?}");
-                        return;
-                    }
-                    end.sleep(1_000_000).await;
-                }
+                wait_until(&end, "the call is told", || outcome.borrow().is_some()).await;
+                let outcome = outcome.take();
+                assert!(matches!(outcome, Some(Err(CallError::Unknown(_)))), "{outcome:?}");
             })
         }),
     );

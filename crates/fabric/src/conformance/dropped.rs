@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use super::tools::{
-    ONE, OTHER, at, get, ok, patterned, poll_once, put, put_word, same, wait_until, word,
+    ONE, OTHER, at, filled, get, ok, patterned, poll_once, put, put_word, same, wait_until, word,
 };
 use super::{Harness, task};
 use crate::{Buf, Endpoint, GlobalAddr, ServiceId};
@@ -16,16 +16,10 @@ const LEN: usize = 1000;
 /// Far longer than any operation takes: an abandoned one has ended after it.
 const SETTLE_NS: u64 = 200_000;
 
-fn filled<E: Endpoint>(end: &E, number: u64) -> Buf {
-    let mut buf = end.buf(LEN);
-    buf.bytes_mut().copy_from_slice(&patterned(number, LEN));
-    buf
-}
-
 /// Takes all the buffers that a slab might hand out again and fills them. If a buffer that an operation still
 /// uses is among them, the operation or this pattern is damaged.
 fn take_many<E: Endpoint>(end: &E) -> Vec<Buf> {
-    (0..8).map(|number| filled(end, 1000 + number)).collect()
+    (0..8).map(|number| filled(end, 1000 + number, LEN)).collect()
 }
 
 fn assert_unharmed(bufs: &[Buf]) {
@@ -45,13 +39,13 @@ pub(super) fn an_unpolled_future_does_nothing<H: Harness>(harness: &H) {
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &patterned(0, LEN)).await;
         let out = H::buffers_out(&end);
-        drop(end.write(base, filled(&end, 1)));
+        drop(end.write(base, filled(&end, 1, LEN)));
         drop(end.read(base, end.buf(LEN)));
         drop(end.cas(base, word(&end, base).await, 0));
         drop(end.faa(base, 1));
         for as_chain in [true, false] {
             let mut ops = end.ops();
-            ops.write(base, filled(&end, 2));
+            ops.write(base, filled(&end, 2, LEN));
             ops.faa(base, 1);
             ops.read(base, end.buf(LEN));
             if as_chain { drop(end.chain(ops)) } else { drop(end.post_many(ops)) }
@@ -71,7 +65,7 @@ pub(super) fn a_dropped_write_lands_unseen<H: Harness>(harness: &H) {
         let out = H::buffers_out(&end);
         for number in 1..=TRIES {
             {
-                let mut write = pin!(end.write(base, filled(&end, number)));
+                let mut write = pin!(end.write(base, filled(&end, number, LEN)));
                 drop(poll_once(write.as_mut()).await);
             }
             let mine = take_many(&end);
@@ -116,7 +110,7 @@ async fn drop_lists<H: Harness>(end: H::Endpoint, bases: &[GlobalAddr], as_chain
     for number in 1..=TRIES {
         let mut ops = end.ops();
         for (base, count) in bases.iter().zip(&counts) {
-            ops.write(*base, filled(&end, number));
+            ops.write(*base, filled(&end, number, LEN));
             ops.faa(*count, 1);
             ops.read(base.plus(4096), end.buf(LEN));
         }

@@ -1,6 +1,6 @@
 //! Fencing: F6.
 
-use super::tools::{ONE, OTHER, at, ok, put, put_word, wait_for_word, word};
+use super::tools::{ONE, OTHER, at, get, ok, put, put_word, wait_for_word, word};
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr, Incarnation, OpErrorKind, ServerId};
 
@@ -68,7 +68,7 @@ pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
                 // Again is fine, and others work on.
                 ok(end.fence(OTHER, who).await);
                 put(&end, at.plus(64), &round_block(0)).await;
-                assert!(state(&end, at).await.iter().all(|byte| *byte == 0));
+                assert!(get(&end, at.plus(64), BLOCK).await.iter().all(|byte| *byte == 0));
             })
         }),
     );
@@ -82,14 +82,10 @@ pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
 
 /// The words that the victim changes stay as they are for 10 ms.
 async fn assert_silent<E: Endpoint>(end: &E, at: GlobalAddr) {
-    let (count, block) = (word(end, at.plus(8)).await, state(end, at).await);
+    let (count, block) = (word(end, at.plus(8)).await, get(end, at.plus(64), BLOCK).await);
     for _ in 0..20 {
         end.sleep(500_000).await;
         assert_eq!(word(end, at.plus(8)).await, count, "an FAA behind the fence");
-        assert!(state(end, at).await == block, "a WRITE behind the fence");
+        assert!(get(end, at.plus(64), BLOCK).await == block, "a WRITE behind the fence");
     }
-}
-
-async fn state<E: Endpoint>(end: &E, at: GlobalAddr) -> Vec<u8> {
-    ok(end.read(at.plus(64), end.buf(BLOCK)).await).bytes().to_vec()
 }

@@ -2,7 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::tools::{ONE, OTHER, at, get, ok, patterned, poll_once, put, put_word, same, word};
+use super::tools::{
+    ONE, OTHER, at, filled, get, ok, patterned, poll_once, put, put_word, same, word,
+};
 use super::{Harness, task};
 use crate::{Endpoint, Op, Ops};
 
@@ -35,9 +37,7 @@ pub(super) fn a_chain_sees_itself<H: Harness>(harness: &H) {
         put(&end, long, &patterned(1, 8192)).await;
         let mut ops = end.ops();
         let old = ops.read(long, end.buf(8192));
-        let mut buf = end.buf(8192);
-        buf.bytes_mut().copy_from_slice(&patterned(2, 8192));
-        ops.write(long, buf);
+        ops.write(long, filled(&end, 2, 8192));
         let new = ops.read(long, end.buf(8192));
         let ops = ok(end.chain(ops).await);
         same(ops.buf(old).bytes(), &patterned(1, 8192), "READ before WRITE");
@@ -117,9 +117,7 @@ pub(super) fn post_many_reaches_every_server<H: Harness>(harness: &H) {
             let mut ops = end.ops();
             let mut posted = Vec::new();
             for (base, number) in bases.into_iter().zip(1..) {
-                let mut buf = end.buf(333);
-                buf.bytes_mut().copy_from_slice(&patterned(round * 10 + number, 333));
-                ops.write(base.plus(3), buf);
+                ops.write(base.plus(3), filled(&end, round * 10 + number, 333));
                 ops.write_word(base.plus(2048), round * 10 + number);
                 let read = ops.read(base.plus(512), end.buf(300));
                 let faa = ops.faa(base.plus(1024), number);

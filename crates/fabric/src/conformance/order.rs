@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::tools::{ONE, OTHER, at, countable, get, meet, ok, put, put_word, wait_for_word, word};
+use super::tools::{
+    ONE, OTHER, at, countable, get, meet, ok, put, put_word, wait_for_word, word, words,
+};
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr};
 
@@ -115,13 +117,9 @@ impl Places {
 }
 
 /// The oldest and the newest word of a block.
-fn span(bytes: &[u8]) -> (u64, u64) {
-    let mut words: Vec<u64> = Vec::new();
-    for chunk in bytes.chunks_exact(8) {
-        words.push(u64::from_le_bytes(chunk.try_into().expect("8 bytes")));
-    }
+fn span(words: &[u64]) -> (u64, u64) {
     let oldest = words.iter().min().copied().unwrap_or(0);
-    (oldest, words.into_iter().max().unwrap_or(0))
+    (oldest, words.iter().max().copied().unwrap_or(0))
 }
 
 /// F3: a reader that takes a later operation's result for a flag finds all earlier ones done.
@@ -132,8 +130,8 @@ pub(super) fn a_chain_lands_in_order<H: Harness>(harness: &H) {
         let (mut flag, rounds) = (0, countable(&end, CHAIN_ROUNDS));
         while flag < rounds {
             flag = word(&end, places.flag).await;
-            let (second, newest) = span(&get(&end, places.second, BLOCK).await);
-            let (first, _) = span(&get(&end, places.first, BLOCK).await);
+            let (second, newest) = span(&words(&end, places.second, BLOCK / 8).await);
+            let (first, _) = span(&words(&end, places.first, BLOCK / 8).await);
             assert!(second >= flag, "CAS {flag} came before the WRITE in front of it ({second})");
             assert!(first >= newest, "WRITE {newest} came before the one in front ({first})");
             end.yield_now().await;
@@ -155,8 +153,8 @@ pub(super) fn a_chain_reads_in_order<H: Harness>(harness: &H) {
             let at_first = ops.read(places.first, end.buf(BLOCK));
             let ops = ok(end.chain(ops).await);
             flag = ops.buf(at_flag).words()[0];
-            let (second, newest) = span(ops.buf(at_second).bytes());
-            let (first, _) = span(ops.buf(at_first).bytes());
+            let (second, newest) = span(ops.buf(at_second).words());
+            let (first, _) = span(ops.buf(at_first).words());
             assert!(second >= flag, "flag {flag} was read, then a block of {second}");
             assert!(first >= newest, "{newest} was read, then a block of {first}");
             end.yield_now().await;

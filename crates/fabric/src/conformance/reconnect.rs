@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 
-use super::tools::{ONE, OTHER, at, meet, ok, poll_once, put, put_word, word};
+use super::tools::{ONE, OTHER, at, meet, ok, poll_once, put, put_word, word, words};
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr, OpErrorKind};
 
@@ -12,10 +12,6 @@ const TRIES: u64 = 40;
 const SETTLE_NS: u64 = 200_000;
 /// Words of the block that is written.
 const WORDS: usize = 64;
-
-async fn block<E: Endpoint>(end: &E, at: GlobalAddr) -> Vec<u64> {
-    ok(end.read(at, end.buf(WORDS * 8)).await).words().to_vec()
-}
 
 /// F10: if an earlier operation was posted and dropped, it has happened when the reconnect returns, or never
 /// happens; the same holds for each part of a WRITE. Later operations are not affected.
@@ -37,10 +33,10 @@ pub(super) fn nothing_older_lands_after_a_reconnect<H: Harness>(harness: &H) {
                 end.sleep(round * 50).await;
             }
             ok(end.reconnect(OTHER).await);
-            let seen = (block(&end, base).await, block(&end, base.plus(4096)).await);
+            let seen = (words(&end, base, WORDS).await, words(&end, base.plus(4096), WORDS).await);
             assert!(seen.0.iter().all(|word| *word == 0 || *word == round), "F1");
             end.sleep(SETTLE_NS).await;
-            let later = (block(&end, base).await, block(&end, base.plus(4096)).await);
+            let later = (words(&end, base, WORDS).await, words(&end, base.plus(4096), WORDS).await);
             assert!(seen == later, "something landed after the reconnect");
             put_word(&end, base, u64::MAX).await;
             assert_eq!(word(&end, base).await, u64::MAX);

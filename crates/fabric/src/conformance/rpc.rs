@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::tools::{ONE, OTHER, at, ok, patterned, put_word, same, word};
+use super::tools::{ONE, OTHER, at, filled, ok, patterned, put_word, same, word};
 use super::{Harness, task};
 use crate::{Endpoint, OpErrorKind, ServerId, Service, ServiceId, ServiceReply, Words};
 
@@ -49,8 +49,7 @@ pub(super) fn an_echo_comes_back_whole<H: Harness>(harness: &H) {
         let out = H::buffers_out(&end);
         for server in [ONE, OTHER] {
             for (number, len) in (1..).zip([0, 1, 7, 8, 9, 64, 333, 1000, 4096]) {
-                let mut request = end.buf(len);
-                request.bytes_mut().copy_from_slice(&patterned(number, len));
+                let request = filled(&end, number, len);
                 let reply = ok(end.rpc(server, ECHO, request, end.buf(len)).await);
                 let mut wanted = patterned(number, len);
                 wanted.reverse();
@@ -66,8 +65,7 @@ pub(super) fn an_echo_comes_back_whole<H: Harness>(harness: &H) {
 pub(super) fn a_reply_is_cut_to_the_written_bytes<H: Harness>(harness: &H) {
     serve(harness);
     harness.run(vec![task(move |end: H::Endpoint| async move {
-        let mut request = end.buf(64);
-        request.bytes_mut().copy_from_slice(&patterned(1, 64));
+        let request = filled(&end, 1, 64);
         let mut reply = end.buf(100);
         reply.bytes_mut().fill(0x77);
         let (request, reply) = (request.window(10..16), reply.window(20..60));

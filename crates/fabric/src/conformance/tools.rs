@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::Poll;
 
 use super::Harness;
-use crate::{Endpoint, GlobalAddr, ServerId};
+use crate::{Buf, Endpoint, GlobalAddr, ServerId};
 
 /// Longest wait for something that must come, in the fabric's own time.
 const PATIENCE_NS: u64 = 30_000_000_000;
@@ -59,6 +59,11 @@ pub(super) async fn word<E: Endpoint>(end: &E, from: GlobalAddr) -> u64 {
     ok(end.read(from, end.buf(8)).await).words()[0]
 }
 
+/// Reads `count` words.
+pub(super) async fn words<E: Endpoint>(end: &E, from: GlobalAddr, count: usize) -> Vec<u64> {
+    ok(end.read(from, end.buf(count * 8)).await).words().to_vec()
+}
+
 /// Reads a word until it has the awaited value; returns it.
 pub(super) async fn wait_for_word<E: Endpoint>(
     end: &E,
@@ -106,6 +111,13 @@ pub(super) fn pattern(number: u64, index: usize) -> u8 {
 /// `len` bytes of the pattern number `number`.
 pub(super) fn patterned(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|index| pattern(number, index)).collect()
+}
+
+/// A buffer with `len` bytes of the pattern number `number`.
+pub(super) fn filled<E: Endpoint>(end: &E, number: u64, len: usize) -> Buf {
+    let mut buf = end.buf(len);
+    buf.bytes_mut().copy_from_slice(&patterned(number, len));
+    buf
 }
 
 /// Asserts that two stretches are equal, and says where they differ without printing them.

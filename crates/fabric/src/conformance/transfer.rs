@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::tools::{ONE, OTHER, at, get, meet, ok, patterned, put, same};
+use super::tools::{ONE, OTHER, at, filled, get, meet, ok, patterned, put, same};
 use super::{Harness, task};
 use crate::{Endpoint, Words};
 
@@ -66,8 +66,7 @@ pub(super) fn an_operation_moves_its_window<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 0);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &[0; 128]).await;
-        let mut buf = end.buf(64);
-        buf.bytes_mut().copy_from_slice(&patterned(1, 64));
+        let buf = filled(&end, 1, 64);
         let buf = ok(end.write(base, buf.window(16..40)).await);
         assert_eq!((buf.len(), buf.window_start(), buf.window_len()), (64, 16, 24));
         same(buf.bytes(), &patterned(1, 64), "a written buffer");

@@ -185,7 +185,7 @@ impl Adversary {
 }
 
 /// The words of the region that a READ or WRITE touches.
-fn words_of(op: &Op) -> std::ops::Range<usize> {
+pub(super) fn words_of(op: &Op) -> std::ops::Range<usize> {
     let first = op.addr().offset() as usize;
     first / 8..(first + op.bytes()).div_ceil(8)
 }

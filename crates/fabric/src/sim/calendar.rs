@@ -57,6 +57,9 @@ pub(super) enum Kind {
     Call,
 }
 
+/// The later instants of a torn operation, in order.
+pub(super) const LATER_INSTANTS: [Kind; 3] = [Kind::Second, Kind::Third, Kind::Fourth];
+
 /// A future event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Event {

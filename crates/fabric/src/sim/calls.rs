@@ -89,16 +89,17 @@ struct Message {
     serial: u64,
     /// Number of the call on its connection.
     number: u64,
-    /// The request never arrives.
-    is_stopped: bool,
-    /// The answer never arrives.
-    is_silent: bool,
-    /// Time by which the answer takes longer.
-    back_ps: u64,
+    fate: Fate,
     is_begun: bool,
     outcome: Option<CallOutcome>,
     /// The post of the reply.
     reply_serial: u64,
+}
+
+impl Message {
+    fn is_call(&self) -> bool {
+        matches!(self.what, What::Call { .. })
+    }
 }
 
 /// Requests that came to one life of a compute server.
@@ -211,9 +212,7 @@ impl Machine {
             slot: index,
             serial,
             number,
-            is_stopped: false,
-            is_silent: false,
-            back_ps: 0,
+            fate: Fate::Plain,
             is_begun: false,
             outcome,
             reply_serial: 0,
@@ -244,31 +243,21 @@ impl Machine {
         let compute = self.lives[message.from.life as usize].compute;
         let transfer = self.client_nics[compute].outbound.transfer_ps(bytes);
         let mut at = departs.saturating_add(transfer + self.wire());
-        let (mut is_stopped, mut is_silent, mut back_ps) = (false, false, 0);
+        let mut fate = Fate::Plain;
         if self.adversary.harms {
-            match self.adversary.fate(serial, 0, 1) {
+            fate = self.adversary.fate(serial, 0, 1);
+            match fate {
                 Fate::Plain => {}
-                Fate::Late { there_ps, back_ps: back } => {
+                Fate::Late { there_ps, .. } => {
                     self.strike_message_of(id, "late");
                     at = at.saturating_add(there_ps);
-                    back_ps = back;
                 }
                 Fate::Lost(lost) => {
                     if self.waits_for(index, serial) {
                         self.wind_up(index, departs);
                     }
-                    is_silent = true;
-                    let name = match lost {
-                        Lost::Never { .. } => {
-                            is_stopped = true;
-                            "lost: never happens"
-                        }
-                        Lost::Happens => "lost: happens",
-                        Lost::Later { after_ps, .. } => {
-                            at = at.saturating_add(after_ps);
-                            "lost: happens later"
-                        }
-                    };
+                    let (name, longer) = lost.effect();
+                    at = at.saturating_add(longer);
                     self.strike_message_of(id, name);
                 }
             }
@@ -281,8 +270,7 @@ impl Machine {
             self.calendar.push(at.saturating_add(after), Kind::Call, id, Step::Again as u16);
         }
         if let Some(message) = self.calls.list.get_mut(&id) {
-            (message.is_stopped, message.is_silent) = (is_stopped, is_silent);
-            message.back_ps = back_ps;
+            message.fate = fate;
         }
         self.calendar.push(at, Kind::Call, id, Step::Leave as u16);
     }
@@ -327,14 +315,15 @@ impl Machine {
             Step::Come => self.come(id),
             Step::Again => self.come_again(id),
             Step::Back => {
-                if message.is_silent {
-                    return self.lose_message(id);
-                }
+                let late = match message.fate {
+                    Fate::Plain => 0,
+                    Fate::Late { back_ps, .. } => back_ps,
+                    Fate::Lost(_) => return self.lose_message(id),
+                };
                 if self.calls.cut.contains(&(to, from)) {
                     self.strike_message_of(id, "reply cut off");
                     return self.lose_message(id);
                 }
-                let late = message.back_ps;
                 let pipe = &mut self.client_nics[to].outbound;
                 let sent = pipe.pass(now + pipe.transfer_ps(answer.bytes), answer);
                 let at = sent + self.wire() + self.times.completion + late;
@@ -376,7 +365,7 @@ impl Machine {
         let Some(message) = self.calls.list.get(&id) else { return };
         let (to, serial, from) = (message.to, message.serial, message.from);
         let is_short = self.crashes.fate(serial, 0) != crash::PlannedFate::Happens;
-        if message.is_stopped || is_short {
+        if is_short || matches!(message.fate, Fate::Lost(Lost::Never { .. })) {
             return self.lose_message(id);
         }
         if self.calls.left.contains(&to) {
@@ -444,14 +433,7 @@ impl Machine {
 
     fn wake_all(&mut self, idle: Vec<Wake>) {
         for wake in &idle {
-            match wake {
-                Wake::Nobody => {}
-                Wake::Task(task) => self.ready.push_back(*task),
-                Wake::Other(waker) => {
-                    waker.wake_by_ref();
-                    self.called_waker = true;
-                }
-            }
+            self.called_waker |= wake.wake(&mut self.ready);
         }
         self.calls.spent.extend(idle);
     }
@@ -482,7 +464,7 @@ impl Machine {
 
     fn remove_message(&mut self, id: u32) {
         let Some(message) = self.calls.list.remove(&id) else { return };
-        if matches!(message.what, What::Call { .. })
+        if message.is_call()
             && let Some(pair) = self.calls.pairs.get_mut(&(message.from.life, message.to))
         {
             if let Some(at) = pair.waiting.iter().position(|waiting| *waiting == id) {
@@ -508,7 +490,7 @@ impl Machine {
         let Some(message) = self.calls.list.get_mut(&id) else { return };
         let (serial, from, to, server) = (message.serial, message.from, message.to, message.server);
         let number = message.number;
-        let is_call = matches!(message.what, What::Call { .. });
+        let is_call = message.is_call();
         let is_reconnect = matches!(message.what, What::Reconnect);
         let Some(mut outcome) = message.outcome.take() else { return };
         self.trace.add(outcome.as_ref().map_or(u64::MAX, |reply| reply.len() as u64));
@@ -550,15 +532,8 @@ impl Machine {
             },
         }
         slot.missing = 0;
-        let completion = self.times.completion;
-        let free = &mut self.threads[slot.poster.thread as usize];
-        *free = (*free).max(self.now.saturating_sub(completion)).saturating_add(completion);
-        let done = *free;
-        if done > self.now {
-            self.calendar.push(done, Kind::Resume, index, 0);
-        } else {
-            self.resume(index);
-        }
+        let done = self.take_completion(index);
+        self.resume_at(index, done);
     }
 
     /// A timer fires: nobody knows what became of the message.
@@ -576,8 +551,7 @@ impl Machine {
     /// A reconnect has come back: what that thread sent before is given up.
     fn give_up_older(&mut self, from: Poster, server: ServerId, serial: u64) {
         let theirs = |message: &Message| {
-            matches!(message.what, What::Call { .. })
-                && (message.from.life, message.from.thread) == (from.life, from.thread)
+            (message.from.life, message.from.thread) == (from.life, from.thread)
                 && message.server == server
                 && message.serial < serial
         };
@@ -586,10 +560,10 @@ impl Machine {
 
     /// The calls that are `theirs` end for their senders. Those that have not left never do.
     fn give_up(&mut self, theirs: impl Fn(&Message) -> bool, kind: OpErrorKind) {
+        let calls = self.calls.list.iter().filter(|(_, message)| message.is_call());
+        let given_up = calls.filter(|(_, message)| theirs(message));
         let given_up: Vec<_> =
-            self.calls.list.iter().filter(|(_, message)| theirs(message)).collect();
-        let given_up: Vec<_> =
-            given_up.into_iter().map(|(id, message)| (*id, message.slot, message.serial)).collect();
+            given_up.map(|(id, message)| (*id, message.slot, message.serial)).collect();
         for (id, slot, serial) in given_up {
             let has_left = !self.calls.pairs.values().any(|pair| pair.waiting.contains(&id));
             if !has_left {
@@ -607,13 +581,13 @@ impl Machine {
     pub(super) fn end_receiver(&mut self, life: u32) {
         if let Some(receiver) = self.calls.receivers.remove(&life) {
             let begun = |one: &Message| one.to == life && one.is_begun && one.outcome.is_none();
-            if receiver.has_left && !self.calls.list.values().any(begun) {
-                self.calls.left.insert(life);
-                let idle = receiver.services.into_values().flat_map(|service| service.idle);
-                return self.calls.spent.extend(idle);
-            }
+            let has_answered = !self.calls.list.values().any(begun);
             let idle = receiver.services.into_values().flat_map(|service| service.idle);
             self.calls.spent.extend(idle);
+            if receiver.has_left && has_answered {
+                self.calls.left.insert(life);
+                return;
+            }
         }
         // Replies that have left arrive.
         let is_lost = |message: &Message| message.to == life && message.outcome.is_none();
@@ -626,10 +600,7 @@ impl Machine {
     pub(super) fn tell_dead(&mut self, me: u32, who: u32) {
         let is_peer = self.calls.peers.iter().any(|((life, _), peer)| (*life, *peer) == (me, who));
         if is_peer && self.calls.told_dead.insert((me, who)) && !self.calls.left.contains(&who) {
-            self.give_up(
-                |one| one.from.life == me && one.to == who && matches!(one.what, What::Call { .. }),
-                gone(who),
-            );
+            self.give_up(|one| one.from.life == me && one.to == who, gone(who));
         }
     }
 
@@ -893,15 +864,8 @@ impl Machine {
     }
 
     fn give_up_peer(&mut self, me: u32, server: ServerId, who: u32) {
-        self.give_up(
-            |one| {
-                one.from.life == me
-                    && one.server == server
-                    && one.to == who
-                    && matches!(one.what, What::Call { .. })
-            },
-            gone(who),
-        );
+        let theirs = |one: &Message| one.from.life == me && one.server == server && one.to == who;
+        self.give_up(theirs, gone(who));
     }
 }
 

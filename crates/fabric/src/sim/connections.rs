@@ -65,18 +65,11 @@ impl Machine {
         ))
     }
 
-    fn weight(&self, index: u32) -> usize {
-        match &self.slots[index].payload {
-            SimPayload::Chain(ops) => ops.len(),
-            _ => 1,
-        }
-    }
-
     /// Returns whether a message has to wait before it leaves (CONN-1, CONN-2); it leaves later.
     #[cold]
     pub(super) fn hold(&mut self, index: u32, part: u16) -> bool {
         let Some(key) = self.key(index, part) else { return false };
-        let (serial, ops) = (self.slots[index].serial, self.weight(index));
+        let (serial, ops) = (self.slots[index].serial, self.slots[index].payload.message_ops());
         let depth = self.connections.depth;
         if depth == usize::MAX && !self.connections.list.contains_key(&key) {
             return false;
@@ -151,10 +144,7 @@ impl Machine {
                 return;
             };
             let is_reconnect = matches!(self.slots[index].payload, SimPayload::Reconnect { .. });
-            let ops = match &self.slots[index].payload {
-                SimPayload::Chain(ops) => ops.len(),
-                _ => 1,
-            };
+            let ops = self.slots[index].payload.message_ops();
             if connection.reconnecting.is_some()
                 || !is_reconnect && !connection.has_room(depth, ops)
             {

@@ -15,8 +15,9 @@
 
 use std::task::Context;
 
-use super::adversary::{Mask, write_masked};
+use super::adversary::{Mask, words_of, write_masked};
 use super::machine::Machine;
+use super::record::Verb;
 use super::slots::{Poster, SimPayload, SlotState};
 use super::tasks::ROOT;
 use super::{SimEndpoint, SimFabric, SimInner};
@@ -62,36 +63,11 @@ pub enum Landing {
     Subset(u64),
 }
 
-/// The kind of a counted operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CountedKind {
-    /// READ.
-    Read,
-    /// WRITE of a buffer.
-    Write,
-    /// WRITE of one word.
-    WriteWord,
-    /// CAS.
-    Cas,
-    /// FAA.
-    Faa,
-    /// RPC.
-    Rpc,
-    /// Fence.
-    Fence,
-    /// A new connection.
-    Reconnect,
-    /// Call of another compute server.
-    Call,
-    /// Reply to a call.
-    Reply,
-}
-
 /// One operation as it was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedOp {
     /// Its kind.
-    pub kind: CountedKind,
+    pub kind: Verb,
     /// Words of the region that it touches.
     pub words: u32,
     /// Its place in the list that it was posted in.
@@ -172,48 +148,14 @@ impl Crashes {
     }
 }
 
-/// Operations of a payload; 0 for a wait.
-fn listed(payload: &SimPayload) -> u64 {
-    match payload {
-        SimPayload::Chain(ops) | SimPayload::Batch(ops) => ops.len() as u64,
-        SimPayload::Op(_)
-        | SimPayload::Rpc { .. }
-        | SimPayload::Fence { .. }
-        | SimPayload::Reconnect { .. }
-        | SimPayload::Call(_)
-        | SimPayload::Reply => 1,
-        SimPayload::Empty | SimPayload::Sleep { .. } | SimPayload::Work { .. } => 0,
-    }
-}
-
-fn counted(payload: &SimPayload, note: &mut impl FnMut(CountedOp)) {
-    let lone = |kind, words| CountedOp { kind, words, part: 0, parts: 1, is_batch: false };
-    let of = |op: &Op| {
-        let kind = match op {
-            Op::Read { .. } => CountedKind::Read,
-            Op::Write { .. } => CountedKind::Write,
-            Op::WriteWord { .. } => CountedKind::WriteWord,
-            Op::Cas { .. } => CountedKind::Cas,
-            Op::Faa { .. } => CountedKind::Faa,
-        };
-        let first = op.addr().offset();
-        lone(kind, ((first + op.bytes() as u64).div_ceil(8) - first / 8) as u32)
-    };
-    match payload {
-        SimPayload::Op(op) => note(of(op)),
-        SimPayload::Chain(ops) | SimPayload::Batch(ops) => {
-            for (part, op) in ops.iter().enumerate() {
-                let is_batch = matches!(payload, SimPayload::Batch(_));
-                note(CountedOp { part: part as u16, parts: ops.len() as u16, is_batch, ..of(op) });
-            }
-        }
-        SimPayload::Rpc { .. } => note(lone(CountedKind::Rpc, 0)),
-        SimPayload::Fence { .. } => note(lone(CountedKind::Fence, 0)),
-        SimPayload::Reconnect { .. } => note(lone(CountedKind::Reconnect, 0)),
-        SimPayload::Call(_) => note(lone(CountedKind::Call, 0)),
-        SimPayload::Reply => note(lone(CountedKind::Reply, 0)),
-        SimPayload::Empty | SimPayload::Sleep { .. } | SimPayload::Work { .. } => {}
-    }
+/// The operations of a payload, as they count.
+fn counted(payload: &SimPayload) -> impl Iterator<Item = CountedOp> + '_ {
+    let parts = payload.op_count() as u16;
+    let is_batch = matches!(payload, SimPayload::Batch(_));
+    (0..parts).filter_map(move |part| {
+        let words = payload.op(part).map_or(0, |op| words_of(op).len() as u32);
+        Some(CountedOp { kind: Verb::of(payload, part)?, words, part, parts, is_batch })
+    })
 }
 
 impl Machine {
@@ -229,7 +171,7 @@ impl Machine {
             return true;
         }
         let Some(armed) = self.crashes.of(poster) else { return false };
-        let next = armed.counted..armed.counted + listed(payload);
+        let next = armed.counted..armed.counted + payload.op_count() as u64;
         match armed.plan {
             Some(CrashPlan { op, way: CrashWay::PauseBefore }) if next.contains(&op) => {
                 armed.fired = true;
@@ -244,7 +186,7 @@ impl Machine {
     #[inline]
     pub(super) fn count(&mut self, index: u32) {
         let slot = &self.slots[index];
-        let (life, count) = (slot.poster.life, listed(&slot.payload));
+        let (life, count) = (slot.poster.life, slot.payload.op_count() as u64);
         self.lives[life as usize].posted += count;
         if self.crashes.armed.is_empty() || count == 0 {
             return;
@@ -253,7 +195,7 @@ impl Machine {
         let first = armed.counted;
         armed.counted += count;
         if let Some(recorded) = &mut armed.recorded {
-            counted(&slot.payload, &mut |op| recorded.push(op));
+            recorded.extend(counted(&slot.payload));
         }
         let Some(plan) = armed.plan.filter(|plan| (first..first + count).contains(&plan.op)) else {
             return;
@@ -297,11 +239,13 @@ impl Machine {
     fn land(&mut self, index: u32, part: u16, landing: Landing) {
         let slot = &self.slots[index];
         let capabilities = self.adversary.capabilities();
-        let Some(op @ Op::Write { to, from }) = slot.op(part) else { return };
+        let Some(op @ Op::Write { to, from }) = slot.payload.op(part) else { return };
         let region = Some(&*self.servers[to.server().index()].words);
         let Ok(words) = access::check(region, *to, from.window_len()) else { return };
         let mask = match landing {
-            Landing::Prefix(count) if is_whole(op, count) => Mask::prefix(op, count, false),
+            Landing::Prefix(count) if count as usize >= words_of(op).len() => {
+                Mask::prefix(op, count, false)
+            }
             _ if from.window_len() <= capabilities.crash_atomic_bytes as usize => return,
             Landing::Prefix(count) => Mask::prefix(op, count, capabilities.line_atomic),
             Landing::Subset(seed) => Mask::subset(op, seed, &capabilities),
@@ -315,15 +259,9 @@ impl Machine {
         (0..self.slots.end()).map(|index| &self.slots[index]).any(|slot| {
             slot.poster.life == life
                 && matches!(slot.state, SlotState::Flying | SlotState::Abandoned)
-                && listed(&slot.payload) > 0
+                && slot.payload.op_count() > 0
         }) || self.has_messages(life)
     }
-}
-
-/// Returns whether a prefix of `count` words is all of a WRITE.
-fn is_whole(op: &Op, count: u32) -> bool {
-    let (first, end) = (op.addr().offset() / 8, op.addr().offset() + op.bytes() as u64);
-    u64::from(count) >= end.div_ceil(8) - first
 }
 
 impl SimInner {

@@ -8,7 +8,7 @@
 //!   fenced life takes effect (F6).
 
 use super::adversary::{Later, read_masked, write_masked};
-use super::calendar::Kind;
+use super::calendar::{Kind, LATER_INSTANTS};
 use super::config::PS;
 use super::crash::PlannedFate;
 use super::machine::Machine;
@@ -30,7 +30,7 @@ impl Machine {
             }
             _ => {}
         }
-        if matches!(self.slots[index].op(part), Some(Op::Cas { .. } | Op::Faa { .. })) {
+        if matches!(self.slots[index].payload.op(part), Some(Op::Cas { .. } | Op::Faa { .. })) {
             let now = self.now;
             let atomics = &mut self.server_of(index, part).nic.atomics;
             let through = atomics.pass(now, CardLoad { ops: 1, bytes: 0 });
@@ -70,7 +70,7 @@ impl Machine {
             _ => (slot.serial, true),
         };
         slot.begun = part + 1;
-        let Some(op) = slot.op_mut(part) else { return };
+        let Some(op) = slot.payload.op_mut(part) else { return };
         let server = &self.servers[op.addr().server().index()];
         let region = Some(&*server.words);
         let window = if is_last {
@@ -108,8 +108,8 @@ impl Machine {
             self.note(index, part);
         } else {
             slot.half = true;
-            let is_atomic = matches!(slot.op(part), Some(Op::Cas { .. } | Op::Faa { .. }));
-            for (after, kind) in later.iter().zip([Kind::Second, Kind::Third, Kind::Fourth]) {
+            let is_atomic = matches!(slot.payload.op(part), Some(Op::Cas { .. } | Op::Faa { .. }));
+            for (after, kind) in later.iter().zip(LATER_INSTANTS) {
                 self.calendar.push(self.now + after, kind, index, part);
             }
             self.strike(index, part, if is_atomic { "split" } else { "torn" });
@@ -135,7 +135,7 @@ impl Machine {
             return;
         }
         let serial = slot.serial;
-        let Some(op) = slot.op_mut(part) else { return };
+        let Some(op) = slot.payload.op_mut(part) else { return };
         let words = &*self.servers[op.addr().server().index()].words;
         let mask = self.adversary.mask(op, serial, part);
         let is_last = instant == mask.last() || !matches!(op, Op::Read { .. } | Op::Write { .. });
@@ -191,7 +191,7 @@ impl Machine {
     /// Folds a finished effect into the trace.
     #[inline]
     fn note(&mut self, index: u32, part: u16) {
-        let Some(op) = self.slots[index].op(part) else { return };
+        let Some(op) = self.slots[index].payload.op(part) else { return };
         let (kind, what) = match op {
             Op::Read { into, .. } => (1, content(into)),
             Op::Write { from, .. } => (2, content(from)),
@@ -335,14 +335,10 @@ impl Machine {
             if slot.begun > next || slot.missing == 0 || is_planned {
                 continue;
             }
-            let in_list = match &slot.payload {
-                SimPayload::Chain(ops) => usize::from(next) < ops.len(),
-                _ => true,
-            };
-            if !in_list {
+            if usize::from(next) >= slot.payload.message_ops() {
                 continue;
             }
-            let Some(op @ Op::Write { to, from }) = slot.op(next) else { continue };
+            let Some(Op::Write { to, from }) = slot.payload.op(next) else { continue };
             // An operation that an earlier reconnect cut lands no more, even if it is cut again.
             if to.server() != server
                 || self.refusal(index, next).is_some()
@@ -350,14 +346,21 @@ impl Machine {
             {
                 continue;
             }
-            let region = Some(&*self.servers[server.index()].words);
-            if let Ok(words) = access::check(region, *to, from.window_len()) {
-                let mask = self.adversary.mask(op, slot.serial, next);
-                write_masked(words, *to, from, &mask, 0);
-                self.trace.add(to.word());
-                self.record_effect(index, next);
-                self.strike(index, next, "cut");
-            }
+            self.land_in_part(index, next, "cut");
+        }
+    }
+
+    /// The words of a WRITE that belong to its first instant land, because of `fault`, and no others.
+    pub(super) fn land_in_part(&mut self, index: u32, part: u16, fault: &'static str) {
+        let slot = &self.slots[index];
+        let Some(op @ Op::Write { to, from }) = slot.payload.op(part) else { return };
+        let region = Some(&*self.servers[to.server().index()].words);
+        if let Ok(words) = access::check(region, *to, from.window_len()) {
+            let mask = self.adversary.mask(op, slot.serial, part);
+            write_masked(words, *to, from, &mask, 0);
+            self.trace.add(to.word());
+            self.record_effect(index, part);
+            self.strike(index, part, fault);
         }
     }
 }

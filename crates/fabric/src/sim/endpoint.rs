@@ -189,15 +189,11 @@ impl Endpoint for SimEndpoint {
         server: ServerId,
         who: Incarnation,
     ) -> impl Future<Output = Result<(), OpError>> {
-        SimPost::new(self, SimPayload::Fence { server, who }, |_, failure| {
-            failure.map_or(Ok(()), |error| Err(*error))
-        })
+        SimPost::new(self, SimPayload::Fence { server, who }, done)
     }
 
     fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>> {
-        SimPost::new(self, SimPayload::Reconnect { server }, |_, failure| {
-            failure.map_or(Ok(()), |error| Err(*error))
-        })
+        SimPost::new(self, SimPayload::Reconnect { server }, done)
     }
 
     async fn is_dead(&self, who: Incarnation) -> bool {
@@ -240,12 +236,16 @@ impl Endpoint for SimEndpoint {
     }
 }
 
+fn done(_: &mut SimPayload, failure: Failure) -> Result<(), OpError> {
+    failure.map_or(Ok(()), |error| Err(*error))
+}
+
 #[inline]
 fn buffer(payload: &mut SimPayload, failure: Failure) -> Result<Buf, OpError> {
     if let Some(error) = failure {
         return Err(*error);
     }
-    match std::mem::replace(payload, SimPayload::Empty) {
+    match std::mem::take(payload) {
         SimPayload::Op(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }) => Ok(buf),
         other => unreachable!("a READ or WRITE came back as {other:?}"),
     }
@@ -264,7 +264,7 @@ fn list(payload: &mut SimPayload, failure: Failure) -> Result<Ops, OpError> {
     if let Some(error) = failure {
         return Err(*error);
     }
-    match std::mem::replace(payload, SimPayload::Empty) {
+    match std::mem::take(payload) {
         SimPayload::Chain(ops) | SimPayload::Batch(ops) => Ok(ops),
         other => unreachable!("a list came back as {other:?}"),
     }

@@ -8,13 +8,13 @@
 //! - **FATE-2** Every message ends exactly once: by its answer, or by [`Machine::vanish`] after
 //!   its last effect.
 
-use super::adversary::{Adversary, Fault, write_masked};
+use super::adversary::{Adversary, Fault};
 use super::calendar::Kind;
 use super::calls;
 use super::config::PS;
 use super::machine::Machine;
-use super::slots::{SimPayload, SlotState, Wake};
-use crate::{Op, ServerId, access};
+use super::slots::{SimPayload, SlotState};
+use crate::{Op, ServerId};
 
 /// Fate of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,19 @@ pub(super) enum Lost {
     Happens,
     /// Operations before `part` of its list happen, the rest after the delay.
     Later { part: u16, after_ps: u64 },
+}
+
+impl Lost {
+    /// Returns its name in records, and the time by which the whole message comes later.
+    pub(super) fn effect(self) -> (&'static str, u64) {
+        match self {
+            Lost::Never { part: 0 } => ("lost: never happens", 0),
+            Lost::Never { .. } => ("lost: a prefix happens", 0),
+            Lost::Happens => ("lost: happens", 0),
+            Lost::Later { part: 0, after_ps } => ("lost: happens later", after_ps),
+            Lost::Later { .. } => ("lost: the rest happens later", 0),
+        }
+    }
 }
 
 impl Adversary {
@@ -79,11 +92,8 @@ impl Machine {
     #[cold]
     pub(super) fn fate(&self, index: u32, part: u16) -> Fate {
         let slot = &self.slots[index];
-        match &slot.payload {
-            SimPayload::Chain(ops) => self.adversary.fate(slot.serial, 0, ops.len()),
-            SimPayload::Batch(_) => self.adversary.fate(slot.serial, part, 1),
-            _ => self.adversary.fate(slot.serial, 0, 1),
-        }
+        let part = if matches!(slot.payload, SimPayload::Batch(_)) { part } else { 0 };
+        self.adversary.fate(slot.serial, part, slot.payload.message_ops())
     }
 
     /// A message sets off at `departs`: returns by how much longer it will take, and winds up its timer if it
@@ -98,13 +108,7 @@ impl Machine {
             }
             Fate::Lost(lost) => {
                 self.wind_up(index, departs);
-                let (name, longer) = match lost {
-                    Lost::Never { part: 0 } => ("lost: never happens", 0),
-                    Lost::Never { .. } => ("lost: a prefix happens", 0),
-                    Lost::Happens => ("lost: happens", 0),
-                    Lost::Later { part: 0, after_ps } => ("lost: happens later", after_ps),
-                    Lost::Later { .. } => ("lost: the rest happens later", 0),
-                };
+                let (name, longer) = lost.effect();
                 self.strike_message(index, part, name);
                 longer
             }
@@ -119,17 +123,10 @@ impl Machine {
         if matches!(slot.payload, SimPayload::Chain(_)) && part != last {
             return false;
         }
-        if let Some(op @ Op::Write { to, from }) = slot.op(part)
-            && self.adversary.is_torn(op, slot.serial, part)
-        {
-            let region = Some(&*self.servers[to.server().index()].words);
-            if let Ok(words) = access::check(region, *to, from.window_len()) {
-                let mask = self.adversary.mask(op, slot.serial, part);
-                write_masked(words, *to, from, &mask, 0);
-                self.trace.add(to.word());
-                self.record_effect(index, part);
-                self.strike(index, part, "lost: lands in part");
-            }
+        if slot.payload.op(part).is_some_and(|op| {
+            matches!(op, Op::Write { .. }) && self.adversary.is_torn(op, slot.serial, part)
+        }) {
+            self.land_in_part(index, part, "lost: lands in part");
         }
         self.vanish(index);
         true
@@ -207,14 +204,7 @@ impl Machine {
         if is_dead {
             return;
         }
-        match &self.slots[index].wake {
-            Wake::Nobody => {}
-            Wake::Task(task) => self.ready.push_back(*task),
-            Wake::Other(waker) => {
-                waker.wake_by_ref();
-                self.called_waker = true;
-            }
-        }
+        self.called_waker |= self.slots[index].wake.wake(&mut self.ready);
     }
 
     /// A message has come to its end without an answer.

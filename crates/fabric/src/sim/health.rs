@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::SimInner;
-use super::calendar::Kind;
+use super::calendar::{Kind, LATER_INSTANTS};
 use super::machine::Machine;
 use crate::ServerId;
 
@@ -153,12 +153,8 @@ impl std::fmt::Debug for SimServer {
 
 /// The number of an operation's later instant.
 fn instant(kind: Kind) -> Option<u8> {
-    match kind {
-        Kind::Second => Some(1),
-        Kind::Third => Some(2),
-        Kind::Fourth => Some(3),
-        _ => None,
-    }
+    let later = LATER_INSTANTS.iter().position(|later| *later == kind);
+    later.map(|at| at as u8 + 1)
 }
 
 impl Machine {
@@ -167,10 +163,9 @@ impl Machine {
     pub(super) fn park(&mut self, kind: Kind, index: u32, part: u16) -> bool {
         let waits = match kind {
             Kind::Execute | Kind::Atomic | Kind::Handled => true,
-            Kind::Second | Kind::Third | Kind::Fourth => true,
             // An answer leaves after the last effect of its operation.
             Kind::Complete | Kind::Vanish => self.slots[index].parked > 0,
-            _ => false,
+            _ => instant(kind).is_some(),
         };
         if !waits || !self.server_of(index, part).health.stopped {
             return false;

@@ -46,7 +46,7 @@ pub(super) struct SimMemoryServer {
 }
 
 /// One life of a compute server.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SimLife {
     pub compute: usize,
     pub dead: bool,
@@ -186,15 +186,7 @@ impl Machine {
 
     /// A compute server starts; returns its life's number.
     pub(super) fn begin_life(&mut self, compute: usize) -> u32 {
-        self.lives.push(SimLife {
-            compute,
-            dead: false,
-            stopped: false,
-            stopped_since: None,
-            expired: false,
-            posted: 0,
-            held: Vec::new(),
-        });
+        self.lives.push(SimLife { compute, ..SimLife::default() });
         self.servers.iter_mut().for_each(|server| server.fenced.resize(self.lives.len(), false));
         (self.lives.len() - 1) as u32
     }
@@ -268,14 +260,15 @@ impl Machine {
         let server = self.slots[index].server(part).unwrap_or(ServerId(0));
         if server.index() >= self.servers.len() {
             // There is no such server.
-            let addr = self.slots[index].op(part).map_or(GlobalAddr::new(server, 0), Op::addr);
-            let bytes = self.slots[index].op(part).map_or(0, Op::bytes);
+            let addr =
+                self.slots[index].payload.op(part).map_or(GlobalAddr::new(server, 0), Op::addr);
+            let bytes = self.slots[index].payload.op(part).map_or(0, Op::bytes);
             self.slots[index].fail(access::out_of_bounds(None, addr, bytes));
             let at = departs.saturating_add(self.times.completion.max(1));
             self.calendar.push(at, Kind::Taken, index, part);
             return;
         }
-        if let Some(op @ Op::Read { from, .. }) = self.slots[index].op(part) {
+        if let Some(op @ Op::Read { from, .. }) = self.slots[index].payload.op(part) {
             // Real time only: the words are on their way while other events are handled.
             self.servers[server.index()].words.prefetch((from.offset() / 8) as usize, op.bytes());
         }
@@ -376,11 +369,7 @@ impl Machine {
             Kind::Call => self.step_message(slot, part),
             Kind::Timer => {
                 let free_at = self.threads[self.slots[slot].poster.thread as usize];
-                if free_at > self.now {
-                    self.calendar.push(free_at, Kind::Resume, slot, 0);
-                } else {
-                    self.resume(slot);
-                }
+                self.resume_at(slot, free_at);
             }
         }
     }
@@ -449,26 +438,37 @@ impl Machine {
         }
     }
 
-    /// The thread takes one completion, beginning `completion` ago if it was free then.
     #[inline(always)]
     fn complete(&mut self, index: u32, part: u16) {
         self.release(index, part);
-        let completion = self.times.completion;
-        let slot = &mut self.slots[index];
-        slot.missing -= 1;
-        let free = &mut self.threads[slot.poster.thread as usize];
-        *free = (*free).max(self.now.saturating_sub(completion)).saturating_add(completion);
-        let done = *free;
+        self.slots[index].missing -= 1;
+        let done = self.take_completion(index);
+        let slot = &self.slots[index];
         if slot.missing == 0 {
             if slot.silent || slot.timed_out.is_some() {
                 return self.end_in_doubt(index);
             }
             self.after_reconnect(index, true);
-            if done > self.now {
-                self.calendar.push(done, Kind::Resume, index, 0);
-            } else {
-                self.resume(index);
-            }
+            self.resume_at(index, done);
+        }
+    }
+
+    /// The thread takes one completion, beginning `completion` ago if it was free then; returns the end of that
+    /// time.
+    #[inline(always)]
+    pub(super) fn take_completion(&mut self, index: u32) -> u64 {
+        let completion = self.times.completion;
+        let free = &mut self.threads[self.slots[index].poster.thread as usize];
+        *free = (*free).max(self.now.saturating_sub(completion)).saturating_add(completion);
+        *free
+    }
+
+    #[inline(always)]
+    pub(super) fn resume_at(&mut self, index: u32, at: u64) {
+        if at > self.now {
+            self.calendar.push(at, Kind::Resume, index, 0);
+        } else {
+            self.resume(index);
         }
     }
 
@@ -484,14 +484,7 @@ impl Machine {
             return;
         }
         self.record_back(index);
-        match &self.slots[index].wake {
-            Wake::Nobody => {}
-            Wake::Task(task) => self.ready.push_back(*task),
-            Wake::Other(waker) => {
-                waker.wake_by_ref();
-                self.called_waker = true;
-            }
-        }
+        self.called_waker |= self.slots[index].wake.wake(&mut self.ready);
     }
 
     /// Returns the result of a post that has come back. The slot stays until [`Machine::give_back`].
@@ -518,11 +511,6 @@ impl Machine {
         self.abandon(index)
     }
 
-    /// Notes the waiter; returns the earlier one, as [`Machine::give_back`] does.
-    pub(super) fn rewake(&mut self, index: u32, wake: Wake) -> Wake {
-        std::mem::replace(&mut self.slots[index].wake, wake)
-    }
-
     /// Its future is gone: the operation goes on unseen, if it is under way. Returns the waker, as
     /// [`Machine::give_back`] does.
     pub(super) fn abandon(&mut self, index: u32) -> Wake {
@@ -540,7 +528,7 @@ impl Machine {
             return self.slots.remove(index);
         }
         slot.state = SlotState::Abandoned;
-        std::mem::replace(&mut slot.wake, Wake::Nobody)
+        std::mem::take(&mut slot.wake)
     }
 
     #[inline]
@@ -557,7 +545,10 @@ impl Machine {
         match &self.slots[index].payload {
             SimPayload::Chain(ops) => load_of(ops, |op| header + sent(op)),
             SimPayload::Rpc { list, .. } => CardLoad { ops: 1, bytes: header + sent(list.get(0)) },
-            _ => CardLoad { ops: 1, bytes: header + self.slots[index].op(part).map_or(0, sent) },
+            _ => CardLoad {
+                ops: 1,
+                bytes: header + self.slots[index].payload.op(part).map_or(0, sent),
+            },
         }
     }
 
@@ -579,7 +570,7 @@ impl Machine {
             SimPayload::Rpc { reply_len, .. } => {
                 CardLoad { ops: 1, bytes: header + u64::from(*reply_len) }
             }
-            _ => CardLoad { ops: 1, bytes: header + slot.op(part).map_or(0, returned) },
+            _ => CardLoad { ops: 1, bytes: header + slot.payload.op(part).map_or(0, returned) },
         }
     }
 }

@@ -53,7 +53,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 pub use config::{AdversaryConfig, CpuConfig, NetworkConfig, NicConfig, RpcConfig, SimConfig};
-pub use crash::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
+pub use crash::{CountedOp, CrashPlan, CrashWay, Landing};
 pub use endpoint::SimEndpoint;
 pub use fabric::SimFabric;
 pub use health::{Direction, SimServer};

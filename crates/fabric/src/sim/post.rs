@@ -55,7 +55,7 @@ impl<'a, T> SimPost<'a, T> {
         let mut machine = inner.machine.borrow_mut();
         // The dead post nothing.
         if !machine.lives[poster.life as usize].dead {
-            let payload = std::mem::replace(&mut self.payload, SimPayload::Empty);
+            let payload = std::mem::take(&mut self.payload);
             self.stage = SimStage::Sent(machine.post(poster, payload, inner.wake(context)));
             drop(machine);
             inner.end_planned();
@@ -68,7 +68,7 @@ impl<'a, T> SimPost<'a, T> {
         let inner = self.endpoint.inner();
         let mut machine = inner.machine.borrow_mut();
         let Some((held, failure)) = machine.result(slot) else {
-            let before = machine.rewake(slot, inner.wake(context));
+            let before = std::mem::replace(&mut machine.slots[slot].wake, inner.wake(context));
             // It may call the machine when it is dropped.
             drop(machine);
             drop(before);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::config::PS;
 use super::machine::Machine;
-use super::slots::{SimPayload, SimSlot};
+use super::slots::SimPayload;
 use crate::{GlobalAddr, Incarnation, Op, OpErrorKind, ServerId};
 
 /// Records that are kept: the newest.
@@ -31,9 +31,32 @@ pub enum Verb {
     Reconnect,
     /// Call of another compute server.
     Call,
+    /// Reply to a call, which has no record.
+    Reply,
 }
 
 impl Verb {
+    /// Returns the kind of the operation `part` of a payload, if that is no wait.
+    pub(super) fn of(payload: &SimPayload, part: u16) -> Option<Verb> {
+        Some(match payload {
+            SimPayload::Empty | SimPayload::Sleep { .. } | SimPayload::Work { .. } => return None,
+            SimPayload::Rpc { .. } => Verb::Rpc,
+            SimPayload::Fence { .. } => Verb::Fence,
+            SimPayload::Reconnect { .. } => Verb::Reconnect,
+            SimPayload::Call(_) => Verb::Call,
+            SimPayload::Reply => Verb::Reply,
+            SimPayload::Op(_) | SimPayload::Chain(_) | SimPayload::Batch(_) => {
+                match payload.op(part)? {
+                    Op::Read { .. } => Verb::Read,
+                    Op::Write { .. } => Verb::Write,
+                    Op::WriteWord { .. } => Verb::WriteWord,
+                    Op::Cas { .. } => Verb::Cas,
+                    Op::Faa { .. } => Verb::Faa,
+                }
+            }
+        })
+    }
+
     /// Its name, as in `write_word`.
     pub fn name(self) -> &'static str {
         match self {
@@ -46,6 +69,7 @@ impl Verb {
             Verb::Fence => "fence",
             Verb::Reconnect => "reconnect",
             Verb::Call => "call",
+            Verb::Reply => "reply",
         }
     }
 }
@@ -134,18 +158,6 @@ impl Recorder {
     }
 }
 
-/// Operations that a slot has records of.
-fn listed(slot: &SimSlot) -> u16 {
-    match &slot.payload {
-        SimPayload::Chain(ops) | SimPayload::Batch(ops) => ops.len() as u16,
-        SimPayload::Empty
-        | SimPayload::Reply
-        | SimPayload::Sleep { .. }
-        | SimPayload::Work { .. } => 0,
-        _ => 1,
-    }
-}
-
 impl Machine {
     /// A post begins.
     #[inline]
@@ -167,7 +179,8 @@ impl Machine {
             SimPayload::Batch(_) => Posted::Batch,
             _ => Posted::Alone,
         };
-        for part in 0..listed(slot) {
+        for part in 0..slot.payload.op_count() as u16 {
+            let Some(verb) = Verb::of(&slot.payload, part) else { continue };
             let server = slot.server(part).unwrap_or(ServerId(0));
             let mut record = OpRecord {
                 serial: slot.serial,
@@ -177,7 +190,7 @@ impl Machine {
                 thread: slot.poster.thread as usize % threads,
                 life: Incarnation(u64::from(slot.poster.life) + 1),
                 server,
-                verb: Verb::Read,
+                verb,
                 addr: GlobalAddr::new(server, 0),
                 bytes: 0,
                 posted_ns: now_ns,
@@ -190,39 +203,19 @@ impl Machine {
                 error: None,
             };
             match &slot.payload {
-                SimPayload::Rpc { list, .. } => {
-                    record.verb = Verb::Rpc;
-                    record.bytes = list.get(0).bytes() as u64;
-                }
-                SimPayload::Fence { who, .. } => {
-                    record.verb = Verb::Fence;
-                    record.operand = Some(who.0);
-                }
-                SimPayload::Reconnect { .. } => record.verb = Verb::Reconnect,
-                SimPayload::Call(posted) => {
-                    record.verb = Verb::Call;
-                    record.bytes = posted.request.len() as u64;
-                }
+                SimPayload::Rpc { list, .. } => record.bytes = list.get(0).bytes() as u64,
+                SimPayload::Fence { who, .. } => record.operand = Some(who.0),
+                SimPayload::Call(posted) => record.bytes = posted.request.len() as u64,
                 _ => {}
             }
-            if let Some(op) = slot.op(part) {
+            if let Some(op) = slot.payload.op(part) {
                 record.addr = op.addr();
                 record.bytes = op.bytes() as u64;
-                record.verb = match op {
-                    Op::Read { .. } => Verb::Read,
-                    Op::Write { .. } => Verb::Write,
-                    Op::WriteWord { value, .. } => {
-                        record.operand = Some(*value);
-                        Verb::WriteWord
-                    }
-                    Op::Cas { expected, new, .. } => {
-                        (record.expected, record.operand) = (Some(*expected), Some(*new));
-                        Verb::Cas
-                    }
-                    Op::Faa { add, .. } => {
-                        record.operand = Some(*add);
-                        Verb::Faa
-                    }
+                (record.expected, record.operand) = match op {
+                    Op::Read { .. } | Op::Write { .. } => (None, None),
+                    Op::WriteWord { value, .. } => (None, Some(*value)),
+                    Op::Cas { expected, new, .. } => (Some(*expected), Some(*new)),
+                    Op::Faa { add, .. } => (None, Some(*add)),
                 };
             }
             recorder.push(record);
@@ -238,7 +231,7 @@ impl Machine {
             let now_ns = self.now / PS;
             let first_ns = record.effect_ns.map_or(now_ns, |(first_ns, _)| first_ns);
             record.effect_ns = Some((first_ns, now_ns));
-            if let Some(Op::Cas { old, .. } | Op::Faa { old, .. }) = slot.op(part) {
+            if let Some(Op::Cas { old, .. } | Op::Faa { old, .. }) = slot.payload.op(part) {
                 record.old = Some(*old);
             }
         }
@@ -250,7 +243,7 @@ impl Machine {
         if let Some(recorder) = &mut self.recorder {
             let slot = &self.slots[index];
             let error = slot.failure().map(|error| error.kind);
-            for part in 0..listed(slot) {
+            for part in 0..slot.payload.op_count() as u16 {
                 if let Some(record) = recorder.get(slot.record + u64::from(part)) {
                     record.back_ns = Some(self.now / PS);
                     record.error = error;

@@ -4,6 +4,7 @@
 //!   was dropped, when the last message comes to its end. Until then it owns the buffers (F7).
 //! - **SLOT-2** No event names a slot that has been given back; timers name it with its serial.
 
+use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 use std::task::Waker;
 
@@ -11,7 +12,7 @@ use super::calls::CallPost;
 use crate::{Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId};
 
 /// Thread, life and endpoint of a post.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Poster {
     /// Worker thread, counted over all compute servers.
     pub thread: u32,
@@ -21,9 +22,10 @@ pub(super) struct Poster {
 }
 
 /// Content of a post; comes back with the results in it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum SimPayload {
     /// Nothing: the slot is free, or its result has been taken.
+    #[default]
     Empty,
     Op(Op),
     Chain(Ops),
@@ -55,12 +57,52 @@ pub(super) enum SimPayload {
     },
 }
 
+impl SimPayload {
+    /// The operation `part` of a chain, a batch or a single one.
+    #[inline]
+    pub(super) fn op(&self, part: u16) -> Option<&Op> {
+        match self {
+            SimPayload::Op(op) => Some(op),
+            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get(usize::from(part))),
+            _ => None,
+        }
+    }
+
+    /// As [`SimPayload::op`], to write.
+    #[inline]
+    pub(super) fn op_mut(&mut self, part: u16) -> Option<&mut Op> {
+        match self {
+            SimPayload::Op(op) => Some(op),
+            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get_mut(usize::from(part))),
+            _ => None,
+        }
+    }
+
+    /// Returns the number of its remote operations: 0 for a wait.
+    pub(super) fn op_count(&self) -> usize {
+        match self {
+            SimPayload::Chain(ops) | SimPayload::Batch(ops) => ops.len(),
+            SimPayload::Empty | SimPayload::Sleep { .. } | SimPayload::Work { .. } => 0,
+            _ => 1,
+        }
+    }
+
+    /// Returns the number of operations of each of its messages: a chain is one.
+    pub(super) fn message_ops(&self) -> usize {
+        match self {
+            SimPayload::Chain(ops) => ops.len(),
+            _ => 1,
+        }
+    }
+}
+
 /// Error of a post, if it failed. Boxed, because it is large and rare.
 pub(super) type Failure = Option<Box<OpError>>;
 
 /// Waiter of a post.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) enum Wake {
+    #[default]
     Nobody,
     /// A task of the simulator, by its number: no reference counts, no lock.
     Task(u32),
@@ -69,6 +111,17 @@ pub(super) enum Wake {
 }
 
 impl Wake {
+    /// Wakes the waiter, a task by adding it to `ready`. Returns whether that has called a waker.
+    #[inline]
+    pub(super) fn wake(&self, ready: &mut VecDeque<u32>) -> bool {
+        match self {
+            Wake::Nobody => {}
+            Wake::Task(task) => ready.push_back(*task),
+            Wake::Other(waker) => waker.wake_by_ref(),
+        }
+        matches!(self, Wake::Other(_))
+    }
+
     /// Returns whether both certainly wake the same task.
     pub(super) fn is_same(&self, other: &Wake) -> bool {
         match (self, other) {
@@ -79,8 +132,9 @@ impl Wake {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SlotState {
+    #[default]
     Free,
     Flying,
     /// Its result waits for the future.
@@ -92,7 +146,7 @@ pub(super) enum SlotState {
     TimedOut,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SimSlot {
     pub payload: SimPayload,
     pub state: SlotState,
@@ -124,26 +178,6 @@ pub(super) struct SimSlot {
 }
 
 impl SimSlot {
-    /// The operation `part` of a chain, a batch or a single one.
-    #[inline]
-    pub(super) fn op(&self, part: u16) -> Option<&Op> {
-        match &self.payload {
-            SimPayload::Op(op) => Some(op),
-            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get(usize::from(part))),
-            _ => None,
-        }
-    }
-
-    /// As [`SimSlot::op`], to write.
-    #[inline]
-    pub(super) fn op_mut(&mut self, part: u16) -> Option<&mut Op> {
-        match &mut self.payload {
-            SimPayload::Op(op) => Some(op),
-            SimPayload::Chain(ops) | SimPayload::Batch(ops) => Some(ops.get_mut(usize::from(part))),
-            _ => None,
-        }
-    }
-
     /// Returns the destination of `part`; `None` for a wait.
     #[inline]
     pub(super) fn server(&self, part: u16) -> Option<ServerId> {
@@ -151,7 +185,7 @@ impl SimSlot {
             SimPayload::Rpc { list, .. } => list.server(),
             SimPayload::Call(posted) => Some(posted.to),
             SimPayload::Fence { server, .. } | SimPayload::Reconnect { server } => Some(*server),
-            _ => self.op(part).map(|op| op.addr().server()),
+            _ => self.payload.op(part).map(|op| op.addr().server()),
         }
     }
 
@@ -209,24 +243,7 @@ impl Slots {
 
     #[cold]
     fn grow(&mut self) -> u32 {
-        self.list.push(SimSlot {
-            payload: SimPayload::Empty,
-            state: SlotState::Free,
-            poster: Poster { thread: 0, life: 0, endpoint: 0 },
-            serial: 0,
-            posted: 0,
-            parts: 0,
-            held: 0,
-            parked: 0,
-            silent: false,
-            timed_out: None,
-            record: u64::MAX,
-            missing: 0,
-            begun: 0,
-            half: false,
-            error: None,
-            wake: Wake::Nobody,
-        });
+        self.list.push(SimSlot { record: u64::MAX, ..SimSlot::default() });
         (self.list.len() - 1) as u32
     }
 
@@ -241,7 +258,7 @@ impl Slots {
         slot.error = None;
         slot.silent = false;
         slot.timed_out = None;
-        let wake = std::mem::replace(&mut slot.wake, Wake::Nobody);
+        let wake = std::mem::take(&mut slot.wake);
         self.free.push(index);
         wake
     }

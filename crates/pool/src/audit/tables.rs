@@ -5,9 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use farleaf_fabric::GlobalAddr;
-
-use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
+use crate::geometry::RETIRE_BYTES;
 use crate::member::{self, MemberEntry};
 use crate::words::{EPOCH_MAX, MemberState};
 use crate::{LockToken, PoolError, Session};
@@ -22,11 +20,6 @@ pub(super) async fn check(session: &Session, problems: &mut Vec<String>) -> Resu
     check_roots(session, problems).await
 }
 
-async fn word_at(session: &Session, at: GlobalAddr) -> Result<u64, PoolError> {
-    let client = session.reliable();
-    Ok(client.read(at, client.buf(8)).await?.words()[0])
-}
-
 async fn check_members(session: &Session, problems: &mut Vec<String>) -> Result<(), PoolError> {
     let geometry = session.pool().geometry();
     // The members first: no announcement is above the epoch of any later moment.
@@ -37,7 +30,7 @@ async fn check_members(session: &Session, problems: &mut Vec<String>) -> Result<
         problems.extend(faults.into_values().map(|(_, fault)| fault));
     }
     let members = member::read_table(session.reliable(), geometry).await?;
-    let epoch = word_at(session, geometry.epoch_addr()).await?;
+    let epoch = session.reliable().word(geometry.epoch_addr()).await?;
     if epoch == 0 || epoch >= EPOCH_MAX {
         problems.push(format!("INV-EPOCH-2: the global epoch is {epoch}, which it never becomes"));
     }
@@ -72,16 +65,9 @@ fn member_faults(members: &[MemberEntry]) -> BTreeMap<usize, (u64, String)> {
 async fn check_clients(session: &Session, problems: &mut Vec<String>) -> Result<(), PoolError> {
     let (geometry, client) = (session.pool().geometry(), session.reliable());
     let count = geometry.options().clients_max;
-    let table = client.buf(count as usize * CLIENT_BYTES as usize);
-    let table = client.read(geometry.client_addr(0), table).await?;
-    let entries: Vec<[u64; 3]> = table
-        .words()
-        .chunks_exact(CLIENT_BYTES as usize / 8)
-        .map(|entry| [entry[0], entry[1], entry[2]])
-        .collect();
-    drop(table);
+    let entries = session.pool().read_entries(client, 0..count).await?;
     for (id, entry) in (0..count).zip(&entries) {
-        let [_, given, first] = *entry;
+        let [_, given, first, _] = *entry;
         if first > given {
             let again = client.read(geometry.client_addr(id), client.buf(24)).await?;
             if again.words()[2] == first && again.words()[1] == given {
@@ -105,7 +91,7 @@ async fn check_clients(session: &Session, problems: &mut Vec<String>) -> Result<
                     continue;
                 }
                 // Free before and after: free meanwhile, unless a session came and went.
-                let owner = word_at(session, geometry.client_addr(*id)).await?;
+                let owner = client.word(geometry.client_addr(*id)).await?;
                 let page = client.buf(RETIRE_BYTES as usize);
                 let page = client.read(geometry.retire_addr(server, *id, 0), page).await?;
                 if owner == 0 && page.words() == ops.buf(at).words() {
@@ -121,7 +107,7 @@ async fn check_clients(session: &Session, problems: &mut Vec<String>) -> Result<
 }
 
 async fn check_roots(session: &Session, problems: &mut Vec<String>) -> Result<(), PoolError> {
-    let lock = word_at(session, session.pool().geometry().root_lock_addr()).await?;
+    let lock = session.reliable().word(session.pool().geometry().root_lock_addr()).await?;
     if lock != 0 && LockToken::from_word(lock).is_none() {
         problems.push(format!("INV-ROOT-1: the root lock is {lock:#018x}, which names no holder"));
     }

@@ -171,7 +171,7 @@ fn orphans_of_a_member_that_left_are_adopted() {
         assert_eq!((report.blocks_orphan, report.blocks_owned), (0, 1));
         let geometry = second.pool().geometry();
         let (block, _) = geometry.block_of(kept).unwrap();
-        let word = BlockWord(super::word(&second, geometry.block_word_addr(ONE, block)).await);
+        let word = BlockWord(super::word(&second, geometry.block_word_addr(block)).await);
         assert_eq!((word.state(), word.owner()), (Ok(BlockState::Owned), 0));
     });
 }

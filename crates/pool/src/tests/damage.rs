@@ -44,12 +44,12 @@ fn live_and_free_at_once_is_found() {
     with_objects(async |session, [one, two]| {
         let (block, offset) = session.pool().geometry().block_of(two).unwrap();
         let index = session.pool().geometry().shape(1).object_at(offset).unwrap();
-        let at = session.pool().given_addr(ONE, block, (index / 64) as usize);
+        let at = session.pool().given_addr(block, (index / 64) as usize);
         set_word(&session, at, 1 << (index % 64)).await;
         let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
         assert_eq!(report.problems.len(), 1, "{report:?}");
         assert!(report.problems[0].contains("live and free in the bitmap"), "{report:?}");
-        let elsewhere = session.pool().given_addr(ONE, block, 7);
+        let elsewhere = session.pool().given_addr(block, 7);
         let beyond = session.pool().geometry().shape(1).valid_bits(7);
         set_word(&session, elsewhere, !beyond).await;
         let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
@@ -81,7 +81,7 @@ fn damaged_headers_and_tables_are_found_and_not_used() {
     with_objects(async |session, [one, two]| {
         let geometry = session.pool().geometry().clone();
         let (block, _) = geometry.block_of(one).unwrap();
-        let front = geometry.block_addr(ONE, block);
+        let front = geometry.block_addr(block);
         for (at, what) in [(0, "tag"), (1, "checksum"), (5, "checksum")] {
             let before = word(&session, front.plus(at * 8)).await;
             set_word(&session, front.plus(at * 8), 0).await;
@@ -90,7 +90,7 @@ fn damaged_headers_and_tables_are_found_and_not_used() {
             set_word(&session, front.plus(at * 8), before).await;
         }
         assert!(audit_of(&session, &[(one, 100), (two, 100)]).await.closes());
-        let unused = geometry.block_word_addr(ONE, geometry.block_count(ONE) - 1);
+        let unused = geometry.block_word_addr(geometry.blocks(ONE).last().unwrap());
         set_word(&session, unused, 15).await;
         let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
         assert!(report.problems[0].contains("block table holds"), "{report:?}");
@@ -133,8 +133,8 @@ fn audits_name_the_invariant_that_is_broken() {
         let free_client = geometry.options().clients_max - 1;
         let own = geometry.client_addr(session.id());
         for (name, at, value) in [
-            ("INV-BLOCK-1", geometry.block_addr(ONE, block).plus(8), 1),
-            ("INV-ALLOC-1", session.pool().given_addr(ONE, block, 7), 1 << 63),
+            ("INV-BLOCK-1", geometry.block_addr(block).plus(8), 1),
+            ("INV-ALLOC-1", session.pool().given_addr(block, 7), 1 << 63),
             ("INV-RETIRE-1", geometry.retire_addr(ONE, session.id(), 9), two.plus(64).word()),
             ("INV-CLIENT-1", geometry.retire_addr(ONE, free_client, 9), two.word()),
             ("INV-CLIENT-2", own.plus(16), 1 << 40),

@@ -260,7 +260,7 @@ fn a_dead_members_blocks_are_rebuilt() {
         let report = audit_of(&survivor, &live).await;
         assert!(report.closes(), "{report:?}");
         assert_eq!(report.blocks_orphan, 1);
-        let at = survivor.pool().geometry().block_word_addr(TWO, block);
+        let at = survivor.pool().geometry().block_word_addr(block);
         let word = BlockWord(super::word(&survivor, at).await);
         assert_eq!(word.state(), Ok(BlockState::Orphan));
         // The orphan is adopted and its free objects are handed out.

@@ -55,8 +55,8 @@ fn words_wrap_under_use() {
             session.leave().await.unwrap();
         }
         let mut wrapped = 0;
-        for block in 0..geometry.block_count(ONE) {
-            let at = geometry.block_word_addr(ONE, block);
+        for block in geometry.blocks(ONE) {
+            let at = geometry.block_word_addr(block);
             let found = client.read(at, client.buf(8)).await.unwrap().words()[0];
             wrapped += usize::from(found >> 27 < 1000);
         }

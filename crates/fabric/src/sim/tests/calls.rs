@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use super::*;
-use crate::sim::{CountedKind, CrashPlan, CrashWay, SimFabric, Verb};
+use crate::sim::{CrashPlan, CrashWay, SimFabric, Verb};
 use crate::{
     CallError, Canary, Client, Incarnation, ListenConfig, OpErrorKind, OpKind, Peer, ServiceId,
 };
@@ -342,8 +342,8 @@ fn calls_and_replies_are_counted_crash_points() {
     sim.block_on(add(&endpoint(&sim, 0), 1)).unwrap().unwrap();
     let kinds =
         |fabric: SimFabric| fabric.recorded_ops().into_iter().map(|op| op.kind).collect::<Vec<_>>();
-    assert_eq!(kinds(sim.fabric(0)), [CountedKind::Call]);
-    assert_eq!(kinds(sim.fabric(1)), [CountedKind::Reply]);
+    assert_eq!(kinds(sim.fabric(0)), [Verb::Call]);
+    assert_eq!(kinds(sim.fabric(1)), [Verb::Reply]);
     for (way, sum_after) in [(CrashWay::Before, 0), (CrashWay::After, 1)] {
         let sim = cluster();
         let sum = serve_sums(&sim);

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::*;
-use crate::sim::{CountedKind, CrashPlan, CrashWay, Landing, SimFabric};
+use crate::sim::{CrashPlan, CrashWay, Landing, SimFabric, Verb};
 use crate::{Capabilities, OpErrorKind};
 
 /// Remote operations of [`steps`].
@@ -82,7 +82,7 @@ fn operations_are_counted_one_by_one() {
     sim.run().unwrap();
     assert_eq!((victim.ops_counted(), landed(&sim)), (1 + OPS + 2, ALL.to_vec()));
     let kinds: Vec<_> = victim.recorded_ops().iter().map(|op| op.kind).collect();
-    use CountedKind::{Faa, Fence, Rpc, Write};
+    use Verb::{Faa, Fence, Rpc, Write};
     assert_eq!(kinds, [Faa, Faa, Write, Faa, Faa, Write, Faa, Write, Faa, Fence, Rpc]);
     let places: Vec<_> =
         victim.recorded_ops().iter().map(|op| (op.part, op.parts, op.is_batch)).collect();
