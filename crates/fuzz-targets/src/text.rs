@@ -6,8 +6,7 @@ use std::str::FromStr;
 use farleaf::{Engine, Farleaf};
 use farleaf_bench::units::{Count, Rate, Share, Size, SizeOrShare, TimeSpan};
 use farleaf_bench::{
-    CapabilityKind, FabricKind, KeySpec, LoadKind, Mix, RequestDistribution, ScanLength,
-    Workload,
+    CapabilityKind, FabricKind, KeySpec, LoadKind, Mix, RequestDistribution, ScanLength, Workload,
 };
 use farleaf_cli::input::ColumnSpec;
 

@@ -201,7 +201,7 @@ impl Connection {
         }
         self.inbox.mark(now_ns);
         if let ConnectionState::Connecting(found) = &self.state {
-            let found = lock(&found).take();
+            let found = lock(found).take();
             return match found {
                 Some(found) => {
                     self.connected(found, sink);
