@@ -3,7 +3,6 @@
 //! Such an engine keeps the tree's nodes, meta object and records as they are here, so that
 //! `verify`, `destroy` and loading are these.
 
-use std::future::Future;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +17,6 @@ use super::{BlinkFail, BlinkOptions, BlinkTree, LEVEL_MASK, META_ROOT, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Seek, StoredValue};
 use crate::change::{Change, Outcome};
 use crate::compute::ownership::MapWords;
-use crate::detach::{TimedOut, detach};
 use crate::index::{ScanRange, SortedPairs, TableReport};
 use crate::retry::backoff;
 use crate::walk::Visitor;
@@ -215,15 +213,6 @@ impl RemoteTree {
     /// The root is another one now; what was cached of the root word is forgotten.
     pub fn forget_root(&self) {
         self.0.root.remember(0, 0);
-    }
-
-    /// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer
-    /// than the caller waits, gives what `T` says about that.
-    pub fn detach<T: TimedOut + 'static>(
-        session: &Session,
-        task: impl Future<Output = T> + 'static,
-    ) -> impl Future<Output = T> {
-        detach(session, task)
     }
 
     /// Tells whether a value of `len` bytes needs a record.

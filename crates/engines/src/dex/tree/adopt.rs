@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use farleaf_index::IndexError;
-use farleaf_index::blink::remote::RemoteTree;
 use farleaf_index::bnode::Kind;
+use farleaf_index::detach::detach;
 use farleaf_index::retry::backoff;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
@@ -35,8 +35,7 @@ impl DexTree {
     /// gone.
     pub(crate) async fn adopt(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
-        let adopted =
-            RemoteTree::detach(session, async move { cache.adopt_now(&task_session).await });
+        let adopted = detach(session, async move { cache.adopt_now(&task_session).await });
         match adopted.await {
             Ok(()) | Err(DexFail::Restart | DexFail::NoFrame) => Ok(()),
             Err(DexFail::Error(error)) => Err(error),
@@ -86,7 +85,7 @@ impl DexTree {
             return None;
         }
         let (addr, range) = self.range_of(frame)?;
-        let is_own = !self.crosses_bounds(range.low.as_deref(), range.high.as_deref());
+        let is_own = !self.ownership.crosses(range.low.as_deref(), range.high.as_deref());
         is_own.then_some(addr)
     }
 

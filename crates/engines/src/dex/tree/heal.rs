@@ -29,6 +29,16 @@ pub(super) enum Heal {
 }
 
 impl DexTree {
+    /// As [`DexTree::heal`]; runs to its end whatever becomes of the caller.
+    pub(super) async fn heal_detached(
+        self: &Arc<Self>,
+        session: &Session,
+        heal: Heal,
+    ) -> Result<(), DexFail> {
+        let healing = |tree: Arc<Self>, session| async move { tree.heal(&session, heal).await };
+        Box::pin(self.detach(session, healing)).await
+    }
+
     /// Finishes what a crash has left half done.
     pub(super) async fn heal(
         self: &Arc<Self>,

@@ -69,7 +69,7 @@ impl Arrival {
 impl DexTree {
     /// Marks a child that is not cached, for the caller to read.
     pub(super) fn mark(&self, child: MissedChild) -> Option<IoMark> {
-        IoMark::take(&self.pages, child, |low, high| self.crosses_bounds(low, high))
+        IoMark::take(&self.pages, child, |low, high| self.ownership.crosses(low, high))
     }
 
     /// Returns whether the leaf at `addr`, which this operation has just missed, is to be cached.
@@ -85,8 +85,8 @@ impl DexTree {
         session: &Session,
         mark: IoMark,
     ) -> Result<(), DexFail> {
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        self.detach(session, async move { tree.load_now(&task_session, mark).await }).await
+        self.detach(session, |tree, session| async move { tree.load_now(&session, mark).await })
+            .await
     }
 
     async fn load_now(self: &Arc<Self>, session: &Session, mark: IoMark) -> Result<(), DexFail> {
@@ -205,7 +205,7 @@ impl DexTree {
         let (mut low, mut high) = (Vec::new(), Vec::new());
         let low = node.low_fence(&mut low).then_some(low.as_slice());
         let high = node.high_fence(&mut high).then_some(high.as_slice());
-        self.crosses_bounds(low, high)
+        self.ownership.crosses(low, high)
     }
 
     /// Reads a marked leaf and does not cache it. Not a task of its own: if the caller ends meanwhile,
@@ -226,9 +226,7 @@ impl DexTree {
             }
             Err(heal) => {
                 drop(mark);
-                let (tree, task_session) = (Arc::clone(self), session.clone());
-                let healing = async move { tree.heal(&task_session, heal).await };
-                Box::pin(self.detach(session, healing)).await?;
+                self.heal_detached(session, heal).await?;
                 Err(DexFail::Restart)
             }
         }
@@ -287,8 +285,11 @@ impl DexTree {
     /// Cost: 1 READ of the root word, 1 READ of the root.
     pub(super) async fn load_root(self: &Arc<Self>, session: &Session) -> Result<(), DexFail> {
         let mark = self.mark_root().await?;
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        self.detach(session, async move { tree.load_root_now(&task_session, mark).await }).await
+        self.detach(
+            session,
+            |tree, session| async move { tree.load_root_now(&session, mark).await },
+        )
+        .await
     }
 
     /// Takes the right to cache the root, which one task has at a time. If another task has it, waits and
@@ -333,7 +334,7 @@ impl DexTree {
         // With a growth that is not finished, the root word names a node that may lie in one partition;
         // changes above it concern all. The view of now counts: a range may have begun to be given away
         // since the READ.
-        let view = self.view();
+        let view = self.ownership.view();
         let shared = view.map.count() > 1 || view.crosses(None, None);
         frames.ctl(frame).set_shared(shared);
         frames.ctl(frame).set_state(FrameState::Hot);

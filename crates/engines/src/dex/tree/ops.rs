@@ -165,7 +165,7 @@ impl DexTree {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<Option<bool>, IndexError> {
-        self.check_open()?;
+        self.ownership.check_open()?;
         Ok(match self.hit(key).and_then(|location| self.value_in(location, key, value)) {
             Some(Some(StoredValue::Inline)) => Some(true),
             Some(None) => {
@@ -302,7 +302,7 @@ impl DexTree {
         change: &LeafChange<'_>,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, IndexError> {
-        self.check_open()?;
+        self.ownership.check_open()?;
         let mut context = OpContext::change(Offloadable::of(change));
         let mut hit = self.hit(key).map(SearchEnd::Node);
         loop {
@@ -433,10 +433,9 @@ impl DexTree {
         outcome: Outcome,
         old_record: Option<GlobalAddr>,
     ) -> Result<LeafAttempt, DexFail> {
-        let (tree, session_too) = (Arc::clone(self), session.clone());
         let done = self
-            .detach_within(session, async move {
-                let (frame, session) = (sx.frame(), session_too);
+            .detach_within(session, |tree, session| async move {
+                let frame = sx.frame();
                 let ctl = tree.pages.frames.ctl(frame);
                 let mut image = session.client().buf(tree.layout().node_bytes());
                 tree.pages.frames.copy(frame, image.words_mut());
@@ -460,7 +459,7 @@ impl DexTree {
                     Some(others) if !tree.log.is_kept_full_by(ctl.oldest()) => {
                         let changes = std::iter::once(&change).chain(others.changes());
                         let appended = tree.log.append_changes(&session, &sx, changes).await;
-                        tree.must_succeed(appended)?
+                        tree.ownership.must_succeed(appended)?
                     }
                     _ => false,
                 };
@@ -535,12 +534,10 @@ impl DexTree {
         change: OwnedLeafChange,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, DexFail> {
-        let (tree, session_too) = (Arc::clone(self), session.clone());
         let mut found_there = std::mem::take(held);
         let done = self
-            .detach_within(session, async move {
-                let attempt =
-                    tree.change_marked(&session_too, mark, &change, &mut found_there).await;
+            .detach_within(session, |tree, session| async move {
+                let attempt = tree.change_marked(&session, mark, &change, &mut found_there).await;
                 (attempt, found_there)
             })
             .await;

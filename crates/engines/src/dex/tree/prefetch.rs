@@ -115,9 +115,10 @@ impl DexTree {
         first: IoMark,
         behind: Vec<IoMark>,
     ) -> Result<VecDeque<Buf>, DexFail> {
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        let task = async move { tree.read_leaves_now(&task_session, first, behind).await };
-        self.detach(session, task).await
+        self.detach(session, |tree, session| async move {
+            tree.read_leaves_now(&session, first, behind).await
+        })
+        .await
     }
 
     async fn read_leaves_now(

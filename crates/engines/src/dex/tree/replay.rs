@@ -13,9 +13,9 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::codec::Reader;
 use farleaf_index::IndexError;
-use farleaf_index::blink::remote::RemoteTree;
 use farleaf_index::bnode::{Kind, Node};
 use farleaf_index::compute::ownership::{Ownership, Partitions, View, change_map_now};
+use farleaf_index::detach::detach;
 use farleaf_index::retry::backoff;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
@@ -46,7 +46,7 @@ impl DexTree {
         }
         let (tree, task_session) = (Arc::clone(self), session.without_deadline());
         let me = session.endpoint().incarnation().0;
-        RemoteTree::detach(session, async move {
+        detach(session, async move {
             let Some((place, object)) = tree.log.make(&task_session).await? else {
                 return Ok(map);
             };

@@ -125,8 +125,8 @@ impl DexTree {
         session: &Session,
         need: Need,
     ) -> Result<(), DexFail> {
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        self.detach(session, async move { tree.split_now(&task_session, need).await }).await
+        self.detach(session, |tree, session| async move { tree.split_now(&session, need).await })
+            .await
     }
 
     pub(crate) async fn split_now(
@@ -276,7 +276,7 @@ impl DexTree {
         new.publish();
         let written =
             self.write_page(session, self.pages.frames.addr(location.frame), image, 8).await;
-        self.must_succeed(written)?;
+        self.ownership.must_succeed(written)?;
         if let Some(image) = right_image {
             self.write_page(session, new.addr, image, 0).await?;
         }
@@ -370,7 +370,7 @@ impl DexTree {
         self.write_page(session, new.addr, written, 0).await?;
         new.publish();
         let published = self.publish_root(session, new.addr, above).await;
-        self.must_succeed(published)?;
+        self.ownership.must_succeed(published)?;
         sx.into_x();
         let frame = hand.take();
         self.pages.frames.fill(frame, image.words(), new.addr.word(), above, 1);

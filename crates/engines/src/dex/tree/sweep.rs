@@ -143,7 +143,7 @@ impl DexTree {
     ) -> Result<(), MoveError> {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
         for pass in 0..PASSES_MAX {
-            let view = self.view();
+            let view = self.ownership.view();
             let is_cut = |frame: u32, held: &Range| {
                 let is_root = self.pages.frames.ctl(frame).parent() == TOP
                     && self.pages.frames.ctl(frame).state() == FrameState::Hot;

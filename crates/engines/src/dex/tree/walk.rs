@@ -98,7 +98,7 @@ impl DexTree {
         context: &mut OpContext,
     ) -> Result<SearchEnd, IndexError> {
         loop {
-            self.check_open()?;
+            self.ownership.check_open()?;
             let failed = match self.walk(seek, level) {
                 Walk::At(location) => return Ok(SearchEnd::Node(location)),
                 Walk::TooLow => return Ok(SearchEnd::TooLow),
@@ -147,11 +147,7 @@ impl DexTree {
                     Ok(())
                 }
                 Walk::Again => Err(DexFail::Restart),
-                Walk::Heal(heal) => {
-                    let (tree, task_session) = (Arc::clone(self), session.clone());
-                    let healing = async move { tree.heal(&task_session, heal).await };
-                    Box::pin(self.detach(session, healing)).await
-                }
+                Walk::Heal(heal) => self.heal_detached(session, heal).await,
                 Walk::Mismatch(addr) => {
                     return Err(IndexError::Corrupt(format!(
                         "the cached node at {addr:#x} of the table at {} does not cover what its \

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
-use farleaf_index::blink::remote::RemoteTree;
+use farleaf_index::detach::detach;
 use farleaf_pool::Session;
 
 use super::DexTree;
@@ -90,7 +90,7 @@ impl DexTree {
     /// Cost: 1 WRITE each, up to 8 in a round trip; with a journal 1 more for those, before them.
     pub(crate) async fn flush(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let (tree, task_session) = (Arc::clone(self), session.clone());
-        RemoteTree::detach(session, async move { tree.flush_now(&task_session).await }).await
+        detach(session, async move { tree.flush_now(&task_session).await }).await
     }
 
     async fn flush_now(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
