@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::codec::Reader;
-use farleaf_index::IndexError;
 use farleaf_index::bnode::{Kind, Node};
 use farleaf_index::compute::ownership::{Ownership, Partitions, View, change_map_now};
 use farleaf_index::detach::detach;
 use farleaf_index::retry::backoff;
+use farleaf_index::{Change, IndexError};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -210,8 +210,10 @@ impl DexTree {
 
     /// Applies one change of the log, if the leaf does not hold it.
     async fn redo(self: &Arc<Self>, session: &Session, change: &Record) -> Result<(), IndexError> {
-        let value = (change.kind == RecordKind::Put).then(|| change.value.clone());
-        let leaf_change = OwnedLeafChange::of_log(change.key.clone(), value);
+        let leaf_change = OwnedLeafChange::inline(&match change.kind {
+            RecordKind::Put => Change::upsert(&change.key, &change.value),
+            _ => Change::remove(&change.key),
+        });
         let mut context = OpContext::default();
         context.must_cache();
         loop {

@@ -60,9 +60,7 @@ impl Need {
                 let mut high = Vec::new();
                 node.as_node().high_fence(&mut high) && high == *bound
             }
-            Need::Room(change) => {
-                apply(&mut node, &change.key, &change.borrowed()) != Err(ChangeError::NoRoom)
-            }
+            Need::Room(change) => apply(&mut node, &change.borrowed()) != Err(ChangeError::NoRoom),
             Need::Separator(separator, _) => {
                 // Any address does: where it leads is not looked at.
                 node.insert_separator(separator, 64) != Err(ChangeError::NoRoom)
