@@ -17,7 +17,7 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_index::IndexError;
 use farleaf_index::bnode::{ChangeError, Head, NodeMut};
 use farleaf_pool::canary::Canary;
-use farleaf_pool::{Placement, Session};
+use farleaf_pool::{Placement, Session, Unlinked};
 
 use super::ops::{OwnedLeafChange, apply};
 use super::shared::First;
@@ -69,14 +69,11 @@ impl Need {
     }
 }
 
-/// Remote memory for a new node. Dropping it frees the memory.
+/// Remote memory for a new node.
 struct NodeMemory {
-    session: Session,
-    addr: GlobalAddr,
+    object: Unlinked,
     /// The server that was asked first; `None`: any.
     near: Option<ServerId>,
-    bytes: usize,
-    armed: bool,
 }
 
 impl NodeMemory {
@@ -88,26 +85,15 @@ impl NodeMemory {
         level: u8,
     ) -> Result<Self, IndexError> {
         let place = near.map_or_else(|| session.place(), Placement::from);
-        let bytes = tree.layout().node_bytes();
-        let addr = session.alloc(place, bytes).await?;
-        let node = NodeMemory { session: session.clone(), addr, near, bytes, armed: true };
+        let object = session.alloc_unlinked(place, tree.layout().node_bytes()).await?;
         if near.is_some() {
-            tree.remote.note_place(session, level, place, addr).await?;
+            tree.remote.note_place(session, level, place, object.addr()).await?;
         }
-        Ok(node)
+        Ok(NodeMemory { object, near })
     }
 
-    /// Keeps the memory: something is about to point to it.
-    fn publish(&mut self) {
-        self.armed = false;
-    }
-}
-
-impl Drop for NodeMemory {
-    fn drop(&mut self) {
-        if self.armed {
-            self.session.free_unpublished(self.addr, self.bytes);
-        }
+    fn addr(&self) -> GlobalAddr {
+        self.object.addr()
     }
 }
 
@@ -170,7 +156,7 @@ impl DexTree {
                 self.grow_now(session, level + 1).await?;
                 continue;
             }
-            let Some(new) = memory.as_mut() else { continue };
+            let Some(new) = &memory else { continue };
             match self.split_at(session, location, need, new, &mut frame).await? {
                 SplitAttempt::Done => {
                     // A bound is met when the leaf ends there, which takes another look.
@@ -201,7 +187,7 @@ impl DexTree {
         session: &Session,
         location: Location,
         need: &Need,
-        new: &mut NodeMemory,
+        new: &NodeMemory,
         hand: &mut Option<OwnedFrame>,
     ) -> Result<SplitAttempt, DexFail> {
         // Parent before child.
@@ -234,15 +220,15 @@ impl DexTree {
         let mut left_node = NodeMut::new(layout, left.as_mut_slice());
         let split = match need {
             Need::Bound(bound) => {
-                match left_node.cut_leaf_at(bound, &mut right_node, new.addr.word()) {
+                match left_node.cut_leaf_at(bound, &mut right_node, new.addr().word()) {
                     // The new fences take more than the old ones: with fewer entries they fit.
                     Err(ChangeError::NoRoom) => {
-                        left_node.split_for(bound, &mut right_node, new.addr.word(), 0)
+                        left_node.split_for(bound, &mut right_node, new.addr().word(), 0)
                     }
                     cut => cut,
                 }
             }
-            _ => left_node.split_for(need.key(), &mut right_node, new.addr.word(), 0),
+            _ => left_node.split_for(need.key(), &mut right_node, new.addr().word(), 0),
         };
         let split = split
             .map_err(|error| self.remote.damaged(self.pages.frames.addr(location.frame), error))?;
@@ -266,17 +252,17 @@ impl DexTree {
         if !Canary::SplitOldFirst.is_armed()
             && let Some(image) = right_image.take()
         {
-            self.write_page(session, new.addr, image, 0).await?;
+            self.write_page(session, new.addr(), image, 0).await?;
         }
         let mut image = client.buf(layout.node_bytes());
         image.words_mut().copy_from_slice(&left);
         let image = self.pages.remote_image(image, version);
-        new.publish();
+        new.object.keep();
         let written =
             self.write_page(session, self.pages.frames.addr(location.frame), image, 8).await;
         self.ownership.must_succeed(written)?;
         if let Some(image) = right_image {
-            self.write_page(session, new.addr, image, 0).await?;
+            self.write_page(session, new.addr(), image, 0).await?;
         }
         if shared {
             // Remote memory may have another parent meanwhile; the separator goes to the one that covers
@@ -284,7 +270,7 @@ impl DexTree {
             let level = need.level() + 1;
             let _turn = self.post_turn(false).await;
             let posted =
-                self.remote.post_separator(session, level, &split.separator, new.addr).await;
+                self.remote.post_separator(session, level, &split.separator, new.addr()).await;
             // A B-link tree does without the separator: an operation that is led right for want of it posts
             // it. So it does not matter that somebody held the parent's lock for too long.
             drop(posted);
@@ -298,19 +284,19 @@ impl DexTree {
         let pointer = match hand.take() {
             Some(hand) => {
                 let frame = hand.take();
-                self.pages.frames.fill(frame, &right, new.addr.word(), need.level(), version);
+                self.pages.frames.fill(frame, &right, new.addr().word(), need.level(), version);
                 self.pages.adopt_children(frame, &right);
                 self.pages.adopt_children(node, &left);
                 self.pages.frames.ctl(frame).set_parent(parent);
                 self.pages.frames.ctl(frame).set_state(FrameState::Hot);
-                let entered = self.pages.map.claim(new.addr.word(), Mapping::Resident(frame));
+                let entered = self.pages.map.claim(new.addr().word(), Mapping::Resident(frame));
                 debug_assert_eq!(entered, Ok(()), "nobody knew of it");
                 self.pages.frames.ctl(frame).latch.revive();
                 let above = self.pages.frames.ctl(parent);
                 above.set_swizzled(above.swizzled() + 1);
                 self.pages.frames.swizzle(frame)
             }
-            None => new.addr.word(),
+            None => new.addr().word(),
         };
         let posted =
             self.pages.frames.node_mut(layout, parent).insert_separator(&split.separator, pointer);
@@ -336,7 +322,7 @@ impl DexTree {
         };
         let above = self.pages.frames.ctl(root).level() + 1;
         let on = self.server_beside(self.pages.frames.addr(root), above);
-        let mut new = NodeMemory::alloc(self, session, on, above).await?;
+        let new = NodeMemory::alloc(self, session, on, above).await?;
         let Some(hand) = self.take_frame(session).await? else { return Err(DexFail::NoFrame) };
         let latch = &self.pages.frames.ctl(TOP).latch;
         let Some(sx) = latch.sample().and_then(|version| self.pages.try_sx(TOP, version)) else {
@@ -360,21 +346,21 @@ impl DexTree {
             return Err(DexFail::Restart);
         }
         let mut image = session.client().buf(bytes);
-        let head = Head { addr: new.addr.word(), level: above, version: 1, ..Head::default() };
+        let head = Head { addr: new.addr().word(), level: above, version: 1, ..Head::default() };
         self.layout()
             .encode_inner(image.words_mut(), &head, &[child.word()], &[] as &[&[u8]])
             .map_err(|error| self.remote.damaged(child, error))?;
         let written = session.reliable().copy(&image);
-        self.write_page(session, new.addr, written, 0).await?;
-        new.publish();
-        let published = self.publish_root(session, new.addr, above).await;
+        self.write_page(session, new.addr(), written, 0).await?;
+        new.object.keep();
+        let published = self.publish_root(session, new.addr(), above).await;
         self.ownership.must_succeed(published)?;
         sx.into_x();
         let frame = hand.take();
-        self.pages.frames.fill(frame, image.words(), new.addr.word(), above, 1);
+        self.pages.frames.fill(frame, image.words(), new.addr().word(), above, 1);
         self.pages.frames.ctl(frame).set_state(FrameState::Hot);
         self.pages.attach_child(frame, 0, root);
-        let entered = self.pages.map.claim(new.addr.word(), Mapping::Resident(frame));
+        let entered = self.pages.map.claim(new.addr().word(), Mapping::Resident(frame));
         debug_assert_eq!(entered, Ok(()), "nobody knew of it");
         self.pages.frames.ctl(frame).latch.revive();
         self.pages.frames.set_root(self.pages.frames.swizzle(frame));
