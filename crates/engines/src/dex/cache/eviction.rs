@@ -105,6 +105,18 @@ impl PageCache {
         taken.then(|| Sx { pages: Arc::clone(self), frame, armed: true })
     }
 
+    /// Takes SX if nobody holds the latch now.
+    pub(crate) fn sx_now(self: &Arc<Self>, frame: u32) -> Option<Sx> {
+        let version = self.frames.ctl(frame).latch.sample()?;
+        self.try_sx(frame, version)
+    }
+
+    /// Takes X if nobody holds the latch now.
+    pub(crate) fn x_now(&self, frame: u32) -> bool {
+        let latch = self.frames.latch(frame);
+        latch.sample().is_some_and(|version| latch.try_x(version))
+    }
+
     /// Takes a free frame: from the lists, else from a cooling bucket, else by cooling victims. `None` if
     /// every frame is in use. The calling task runs to its end.
     ///
@@ -151,7 +163,7 @@ impl PageCache {
         let ctl = self.frames.ctl(frame);
         debug_assert!(ctl.state() == FrameState::Cooling && !ctl.is_dirty() && ctl.swizzled() == 0);
         // A thread that sampled the frame just before it became Cooling holds SX until it sees that.
-        while !ctl.latch.sample().is_some_and(|version| ctl.latch.try_x(version)) {
+        while !self.x_now(frame) {
             std::hint::spin_loop();
         }
         self.stats.evicted.add();
@@ -291,25 +303,16 @@ impl PageCache {
         if parent == TOP {
             return;
         }
-        let latch = &self.frames.ctl(parent).latch;
-        if !latch.sample().is_some_and(|version| latch.try_x(version)) {
+        if !self.x_now(parent) {
             self.stats.sample_misses.add();
             return;
         }
-        // The frame may have got another parent, and the parent's frame another node.
-        let slot = if ctl.parent() == parent && self.may_cool(frame) && !ctl.is_dirty() {
-            let node = self.frames.node(&self.layout, parent);
-            node.find_child(self.frames.swizzle(frame))
-        } else {
-            None
-        };
-        let Some(index) = slot else {
+        if !self.may_cool(frame) || ctl.is_dirty() || !self.unlink(parent, frame) {
             self.release_x(parent);
             self.stats.sample_misses.add();
             return;
-        };
+        }
         sx.into_x();
-        self.detach_child(parent, index, ctl.addr_word());
         let out = self.start_cooling(frame, worker);
         self.release_x(parent);
         if let Some(out) = out {

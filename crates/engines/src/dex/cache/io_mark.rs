@@ -101,29 +101,26 @@ impl IoMark {
         pages.frames.fill(frame, image, self.addr, self.level, version);
         let ctl = pages.frames.ctl(frame);
         ctl.set_shared(shared);
-        let above = &pages.frames.ctl(self.parent).latch;
-        let to = Some(Mapping::Resident(frame));
-        let taken = above.sample().is_some_and(|version| above.try_x(version));
+        let taken = pages.x_now(self.parent);
         let slot = taken
             .then(|| pages.frames.node(&pages.layout, self.parent).find_child(self.addr))
             .flatten();
-        if let Some(index) = slot {
-            pages.attach_child(self.parent, index, frame);
-            ctl.latch.revive();
-            let settled = pages.map.exchange(self.addr, Some(Mapping::Io), to);
-            debug_assert!(settled, "INV-DEX-MAP-2");
-        } else {
-            debug_assert!(!taken, "INV-DEX-PIN: the parent keeps the child");
-            if ctl.is_shared() {
+        debug_assert_eq!(slot.is_some(), taken, "INV-DEX-PIN: the parent keeps the child");
+        match slot {
+            Some(index) => pages.attach_child(self.parent, index, frame),
+            None if ctl.is_shared() => {
                 // INV-DEX-SHARED-3: a later operation reads it again.
                 ctl.set_state(FrameState::Free);
                 pages.free.push(worker, frame);
                 return;
             }
-            ctl.set_state(FrameState::Cooling);
-            ctl.latch.revive();
-            let settled = pages.map.exchange(self.addr, Some(Mapping::Io), to);
-            debug_assert!(settled, "INV-DEX-MAP-2");
+            None => ctl.set_state(FrameState::Cooling),
+        }
+        ctl.latch.revive();
+        let to = Some(Mapping::Resident(frame));
+        let settled = pages.map.exchange(self.addr, Some(Mapping::Io), to);
+        debug_assert!(settled, "INV-DEX-MAP-2");
+        if slot.is_none() {
             pages.put_cooling(self.addr, frame, worker);
         }
         if taken {

@@ -9,7 +9,8 @@ use farleaf_fabric::Buf;
 use farleaf_index::bnode::{Kind, Node, NodeMut};
 
 use super::PageCache;
-use super::frames::FrameState;
+use super::frames::{FrameState, TOP};
+use super::mapping_table::Mapping;
 
 impl PageCache {
     /// Makes a frame that the caller owns the Hot child `index`, under X of the parent.
@@ -29,6 +30,38 @@ impl PageCache {
         debug_assert_eq!(done, Ok(()), "the slot was found under the same latch");
         let above = self.frames.ctl(parent);
         above.set_swizzled(above.swizzled() - 1);
+    }
+
+    /// Takes the pointer to a frame out of its parent, whose X is held, or out of the top. Fails if the frame
+    /// has got another parent, or the parent's frame another node.
+    pub(crate) fn unlink(&self, parent: u32, frame: u32) -> bool {
+        let (ctl, pointer) = (self.frames.ctl(frame), self.frames.swizzle(frame));
+        if parent == TOP {
+            let is_root = self.frames.root() == pointer;
+            if is_root {
+                self.frames.set_root(0);
+            }
+            return is_root;
+        }
+        if ctl.parent() != parent {
+            return false;
+        }
+        let Some(index) = self.frames.node(&self.layout, parent).find_child(pointer) else {
+            return false;
+        };
+        self.detach_child(parent, index, ctl.addr_word());
+        true
+    }
+
+    /// Makes the node in a frame that the caller has filled Hot, and lets others find it. Returns the pointer to
+    /// it, for its parent or the top, whose X is held.
+    pub(crate) fn enter(&self, frame: u32) -> u64 {
+        let ctl = self.frames.ctl(frame);
+        ctl.set_state(FrameState::Hot);
+        let entered = self.map.claim(ctl.addr_word(), Mapping::Resident(frame));
+        debug_assert_eq!(entered, Ok(()), "nobody knew of it");
+        ctl.latch.revive();
+        self.frames.swizzle(frame)
     }
 
     /// Gives the Cooling child `index` its second chance, under X of the parent: swizzles it again.

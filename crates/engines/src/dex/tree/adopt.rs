@@ -98,10 +98,7 @@ impl DexTree {
         // No task of this compute server changes it now (INV-DEX-SHARED-5), and no other compute server
         // may any more. Nobody is waited for, who could be waiting for the turn.
         let ctl = self.pages.frames.ctl(frame);
-        let Some(sx) = ctl.latch.sample().and_then(|version| self.pages.try_sx(frame, version))
-        else {
-            return Ok(Looked::Busy);
-        };
+        let Some(sx) = self.pages.sx_now(frame) else { return Ok(Looked::Busy) };
         if self.adoptable(frame) != Some(addr) {
             return Ok(Looked::Done);
         }

@@ -18,7 +18,7 @@ use super::context::DexFail;
 use super::heal::Heal;
 use super::pages::has_swizzled;
 use super::walk::UnfinishedSplit;
-use crate::dex::cache::{FrameState, IoMark, Mapping, MissedChild, OwnedFrame, TOP};
+use crate::dex::cache::{IoMark, MissedChild, OwnedFrame, TOP};
 
 /// READs of one node whose checksum does not fit before it counts as damaged. Nobody writes an
 /// exclusive node while it is read, so only a crash makes a second READ necessary.
@@ -324,8 +324,7 @@ impl DexTree {
         let Some(image) = self.remote.read_shared(session, addr, level).await? else {
             return Err(DexFail::Restart);
         };
-        let latch = &frames.ctl(TOP).latch;
-        if !latch.sample().is_some_and(|version| latch.try_x(version)) {
+        if !self.pages.x_now(TOP) {
             return Err(DexFail::Restart);
         }
         let frame = frame.take();
@@ -337,11 +336,7 @@ impl DexTree {
         let view = self.ownership.view();
         let shared = view.map.count() > 1 || view.crosses(None, None);
         frames.ctl(frame).set_shared(shared);
-        frames.ctl(frame).set_state(FrameState::Hot);
-        let entered = self.pages.map.claim(addr.word(), Mapping::Resident(frame));
-        debug_assert_eq!(entered, Ok(()), "nobody knew of it");
-        frames.ctl(frame).latch.revive();
-        frames.set_root(frames.swizzle(frame));
+        frames.set_root(self.pages.enter(frame));
         self.pages.release_x(TOP);
         drop(mark);
         Ok(())

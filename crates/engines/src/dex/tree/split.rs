@@ -23,7 +23,7 @@ use super::ops::{OwnedLeafChange, apply};
 use super::shared::First;
 use super::walk::{Location, SearchEnd, Seek};
 use super::{DexFail, DexTree, OpContext};
-use crate::dex::cache::{FrameState, Mapping, OwnedFrame, TOP};
+use crate::dex::cache::{OwnedFrame, TOP};
 
 /// The purpose of a split.
 #[derive(Clone, Debug)]
@@ -288,13 +288,9 @@ impl DexTree {
                 self.pages.adopt_children(frame, &right);
                 self.pages.adopt_children(node, &left);
                 self.pages.frames.ctl(frame).set_parent(parent);
-                self.pages.frames.ctl(frame).set_state(FrameState::Hot);
-                let entered = self.pages.map.claim(new.addr().word(), Mapping::Resident(frame));
-                debug_assert_eq!(entered, Ok(()), "nobody knew of it");
-                self.pages.frames.ctl(frame).latch.revive();
                 let above = self.pages.frames.ctl(parent);
                 above.set_swizzled(above.swizzled() + 1);
-                self.pages.frames.swizzle(frame)
+                self.pages.enter(frame)
             }
             None => new.addr().word(),
         };
@@ -324,8 +320,7 @@ impl DexTree {
         let on = self.server_beside(self.pages.frames.addr(root), above);
         let new = NodeMemory::alloc(self, session, on, above).await?;
         let Some(hand) = self.take_frame(session).await? else { return Err(DexFail::NoFrame) };
-        let latch = &self.pages.frames.ctl(TOP).latch;
-        let Some(sx) = latch.sample().and_then(|version| self.pages.try_sx(TOP, version)) else {
+        let Some(sx) = self.pages.sx_now(TOP) else {
             self.pages.wait_for_frame(TOP).await;
             return Err(DexFail::Restart);
         };
@@ -358,12 +353,8 @@ impl DexTree {
         sx.into_x();
         let frame = hand.take();
         self.pages.frames.fill(frame, image.words(), new.addr().word(), above, 1);
-        self.pages.frames.ctl(frame).set_state(FrameState::Hot);
         self.pages.attach_child(frame, 0, root);
-        let entered = self.pages.map.claim(new.addr().word(), Mapping::Resident(frame));
-        debug_assert_eq!(entered, Ok(()), "nobody knew of it");
-        self.pages.frames.ctl(frame).latch.revive();
-        self.pages.frames.set_root(self.pages.frames.swizzle(frame));
+        self.pages.frames.set_root(self.pages.enter(frame));
         self.pages.release_x(TOP);
         Ok(())
     }

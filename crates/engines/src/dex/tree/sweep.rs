@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_index::IndexError;
-use farleaf_index::bnode::Kind;
 use farleaf_index::compute::MoveError;
 use farleaf_index::compute::ownership::Range;
 use farleaf_index::retry::backoff;
@@ -178,20 +177,16 @@ impl DexTree {
             return Ok(());
         }
         let parent = ctl.parent();
-        let sampled = |frame| self.pages.frames.ctl(frame).latch.sample();
         // Against a growth, which is about the top and the root.
         let top = if parent == TOP {
-            match sampled(TOP).and_then(|version| self.pages.try_sx(TOP, version)) {
+            match self.pages.sx_now(TOP) {
                 Some(top) => Some(top),
                 None => return Ok(()),
             }
         } else {
             None
         };
-        let Some(sx) = sampled(place.frame).and_then(|at| self.pages.try_sx(place.frame, at))
-        else {
-            return Ok(());
-        };
+        let Some(sx) = self.pages.sx_now(place.frame) else { return Ok(()) };
         let is_same = ctl.state() == FrameState::Hot && ctl.addr_word() == place.addr;
         let is_below_shared = match ctl.parent() {
             TOP => top.is_some(),
@@ -243,10 +238,7 @@ impl DexTree {
             self.pages.drop_cooling(addr, frame, session.id());
             return Ok(());
         }
-        let Some(sx) = ctl.latch.sample().and_then(|version| self.pages.try_sx(frame, version))
-        else {
-            return Ok(());
-        };
+        let Some(sx) = self.pages.sx_now(frame) else { return Ok(()) };
         let is_same = ctl.state() == FrameState::Hot && ctl.addr_word() == addr;
         if !is_same || ctl.pins() > 0 || ctl.swizzled() > 0 {
             return Ok(());
@@ -256,25 +248,11 @@ impl DexTree {
             self.stats.moved_nodes.add();
         }
         let parent = ctl.parent();
-        let latch = &self.pages.frames.ctl(parent).latch;
-        if !latch.sample().is_some_and(|version| latch.try_x(version)) {
+        if !self.pages.x_now(parent) {
             return Ok(());
         }
-        if parent == TOP {
-            // Everything is given away.
-            if self.pages.frames.root() == self.pages.frames.swizzle(frame) {
-                self.pages.frames.set_root(0);
-                sx.into_x();
-                self.pages.unmap(frame, session.id());
-            }
-            self.pages.release_x(TOP);
-            return Ok(());
-        }
-        let node = self.pages.frames.node(self.layout(), parent);
-        let is_parent = ctl.parent() == parent && node.kind() == Kind::Inner;
-        let slot = is_parent.then(|| node.find_child(self.pages.frames.swizzle(frame))).flatten();
-        if let Some(index) = slot {
-            self.pages.detach_child(parent, index, addr);
+        // The root goes where everything is given away.
+        if self.pages.unlink(parent, frame) {
             sx.into_x();
             self.pages.unmap(frame, session.id());
         }

@@ -124,7 +124,7 @@ impl DexTree {
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for &(_, frame) in frames {
             let ctl = self.pages.frames.ctl(frame);
-            match ctl.latch.sample().and_then(|version| self.pages.try_sx(frame, version)) {
+            match self.pages.sx_now(frame) {
                 Some(sx) if ctl.is_dirty() && ctl.state() == FrameState::Hot => held.push(sx),
                 Some(_) => {}
                 None => others.push(frame),
@@ -146,8 +146,7 @@ impl DexTree {
             if !ctl.is_dirty() {
                 return Ok(());
             }
-            let version = ctl.latch.sample();
-            if let Some(sx) = version.and_then(|version| self.pages.try_sx(frame, version)) {
+            if let Some(sx) = self.pages.sx_now(frame) {
                 if ctl.is_dirty() && ctl.state() == FrameState::Hot {
                     self.write_back(session, &sx).await?;
                     self.stats.flushed.add();
@@ -202,8 +201,7 @@ impl DexTree {
                 self.log.give_back(straggler, false);
             } else if held.iter().any(|sx| sx.frame() == frame) {
                 taken.push(straggler);
-            } else if let Some(version) = ctl.latch.sample()
-                && let Some(sx) = self.pages.try_sx(frame, version)
+            } else if let Some(sx) = self.pages.sx_now(frame)
                 && !is_clean()
                 && ctl.is_dirty()
                 && ctl.state() == FrameState::Hot
