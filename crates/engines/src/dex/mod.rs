@@ -55,7 +55,7 @@ pub use options::DexOptions;
 pub use partition::MoveOptions;
 pub use stats::DexStats;
 use stored::walk_stored;
-use tree::{DexFail, DexTree, OpContext, SearchEnd};
+use tree::{DexFail, DexTree, OpContext};
 
 /// Fewest frames of a cache.
 const FRAMES_MIN: u64 = 8;

@@ -18,7 +18,7 @@ use farleaf_pool::Session;
 
 use super::tree::Need;
 use super::tree::Seek;
-use super::{Dex, DexFail, OpContext, SearchEnd};
+use super::{Dex, DexFail, OpContext};
 
 /// A range's way to another owner, on the giver's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,8 +149,8 @@ impl RangeOwner for Dex {
         let mut levels = Vec::new();
         for level in 1.. {
             let mut restarts = OpContext::default();
-            let found = cache.find(session, seek, level, false, &mut restarts).await?;
-            let SearchEnd::Node(spot) = found else { break };
+            let found = cache.reach(session, seek, level, &mut restarts).await?;
+            let Some(spot) = found else { break };
             let node = cache.pages.frames.node(cache.layout(), spot.frame);
             let mut inside = Vec::new();
             if node.kind() == Kind::Inner {

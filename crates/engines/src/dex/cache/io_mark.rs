@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
+use farleaf_index::compute::ownership::Range;
 use farleaf_index::local::Version;
 
 use super::PageCache;
@@ -26,9 +27,8 @@ pub(crate) struct MissedChild {
     pub(crate) version: Version,
     /// The child's level.
     pub(crate) level: u8,
-    /// The range `(low, high]` that the parent gives the child.
-    pub(crate) low: Option<Vec<u8>>,
-    pub(crate) high: Option<Vec<u8>>,
+    /// The range that the parent gives the child.
+    pub(crate) range: Range,
 }
 
 /// The right to work on a node that is not cached, and the duty to end that: the `Io` mark of its address
@@ -44,8 +44,7 @@ pub(crate) struct IoMark {
     pub(crate) shared: bool,
     pub(crate) shared_parent: bool,
     /// The range that the parent gives the node.
-    pub(crate) low: Option<Vec<u8>>,
-    pub(crate) high: Option<Vec<u8>>,
+    pub(crate) range: Range,
     /// The purpose of the READ.
     pub(crate) cause: Cause,
     armed: bool,
@@ -59,7 +58,7 @@ impl IoMark {
         child: MissedChild,
         crosses: impl FnOnce(Option<&[u8]>, Option<&[u8]>) -> bool,
     ) -> Option<IoMark> {
-        let MissedChild { addr, parent, version, level, low, high } = child;
+        let MissedChild { addr, parent, version, level, range } = child;
         if pages.map.claim(addr, Mapping::Io).is_err() {
             return None;
         }
@@ -75,10 +74,10 @@ impl IoMark {
         let shared_parent = pages.frames.ctl(parent).is_shared();
         // Below an exclusive parent the node is exclusive still (INV-DEX-SHARED-3), also if a range is just
         // being given away: the parent is pinned, and becomes shared before the node does.
-        let shared = shared_parent && crosses(low.as_deref(), high.as_deref());
+        let shared = shared_parent && crosses(range.low.as_deref(), range.high.as_deref());
         let pages = Arc::clone(pages);
         let (cause, armed) = (Cause::Descent, true);
-        Some(IoMark { pages, addr, parent, level, shared, shared_parent, low, high, cause, armed })
+        Some(IoMark { pages, addr, parent, level, shared, shared_parent, range, cause, armed })
     }
 
     /// The node's address.

@@ -49,8 +49,8 @@ impl From<PoolError> for DexFail {
 pub(crate) struct OpContext {
     restarts: u32,
     steps: u32,
-    /// The next leaf that the operation misses is cached.
-    pub(super) must_cache: bool,
+    /// The caller reads a missed leaf that is not to be cached. Else the leaf is cached.
+    pub(super) streams: bool,
     /// Every frame was in use, so a missed leaf is not cached.
     pub(super) no_frame: bool,
     /// The part of the operation that a memory server may execute.
@@ -66,34 +66,30 @@ pub(crate) struct OpContext {
 impl OpContext {
     /// Begins a change, which may be offloaded.
     pub(super) fn change(offloadable: Option<Offloadable>) -> Self {
-        OpContext { offloadable, ..OpContext::default() }
+        OpContext { offloadable, streams: true, ..OpContext::default() }
     }
 
     /// Begins a get.
     pub(super) fn get() -> Self {
-        OpContext { offloadable: Some(Offloadable::Get), joins: true, ..OpContext::default() }
+        OpContext { joins: true, ..OpContext::change(Some(Offloadable::Get)) }
     }
 
     /// Begins a step of a scan, which may read ahead, and may be offloaded.
     pub(super) fn scan(reads_ahead: bool, offloadable: Option<Offloadable>) -> Self {
-        OpContext { reads_ahead, offloadable, cause: Cause::Scan, ..OpContext::default() }
+        OpContext { reads_ahead, cause: Cause::Scan, ..OpContext::change(offloadable) }
     }
 
-    /// Ends offloading for the operation (`INV-DEX-OFF-6`).
-    fn fetch(&mut self) {
-        self.offloadable = None;
-    }
-
-    /// Ends offloading for the operation, because a memory server said so or could not be asked.
+    /// Ends offloading for the operation (`INV-DEX-OFF-6`), because a memory server said so or could not be
+    /// asked.
     pub(super) fn fall_back(&mut self) {
-        self.fetch();
+        self.offloadable = None;
         self.cause = Cause::Fallback;
     }
 
     /// Demands that the leaf is cached, as the next step needs it there.
-    pub(crate) fn must_cache(&mut self) {
-        self.must_cache = true;
-        self.fetch();
+    pub(super) fn must_cache(&mut self) {
+        self.streams = false;
+        self.offloadable = None;
     }
 
     /// Counts one step more.

@@ -105,7 +105,7 @@ impl DexTree {
             .map_err(|error| self.remote.damaged(left_addr, error))?;
         NodeMut::new(layout, parent_words.as_mut_slice())
             .remove_separator(index)
-            .map_err(|error| self.remote.damaged(frames.addr(above.frame()), error))?;
+            .map_err(|error| self.damaged(above.frame(), error))?;
         let parent_sparse = self.is_sparse(&Node::new(layout, &parent_words));
         let retiring = session.prepare_retire(right_addr).await?;
         // The whole holds what both did (INV-DEX-LOG-2).

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_index::bnode::{Cover, Kind, Node, StoredValue};
+use farleaf_index::compute::ownership::Range;
 use farleaf_index::local::Ended;
 use farleaf_pool::Session;
 
@@ -40,23 +41,25 @@ impl Arrival {
     /// # Errors
     /// `Corrupt` if no split or merge explains the difference.
     pub(super) fn of(mark: &IoMark, node: &Node<'_, u64>) -> Result<Arrival, IndexError> {
-        let bound = mark.high.as_deref();
-        if node.has_fences(mark.low.as_deref(), bound) {
+        let expected = &mark.range;
+        if node.has_fences(expected.low.as_deref(), expected.high.as_deref()) {
             return Ok(Arrival::Fits);
         }
-        let (mut low, mut high) = (Vec::new(), Vec::new());
-        let has_low = node.low_fence(&mut low);
-        let has_high = node.high_fence(&mut high);
-        let same_low = has_low.then_some(low.as_slice()) == mark.low.as_deref();
-        if same_low && has_high && node.right() != 0 && bound.is_none_or(|bound| *high < *bound) {
-            let (level, right) = (mark.level + 1, node.right());
-            return Ok(Arrival::Unfinished(UnfinishedSplit { level, separator: high, right }));
+        let Range { low, high } = Range::of_node(node);
+        let bound = expected.high.as_ref();
+        if let Some(high) = &high
+            && low == expected.low
+            && node.right() != 0
+            && bound.is_none_or(|bound| high < bound)
+        {
+            let (level, separator, right) = (mark.level + 1, high.clone(), node.right());
+            return Ok(Arrival::Unfinished(UnfinishedSplit { level, separator, right }));
         }
         if let Some(bound) = bound
-            && same_low
-            && (!has_high || *high > *bound)
+            && low == expected.low
+            && high.is_none_or(|high| high > *bound)
         {
-            return Ok(Arrival::Absorbed(bound.to_vec()));
+            return Ok(Arrival::Absorbed(bound.clone()));
         }
         Err(IndexError::Corrupt(format!(
             "node {} (level {}) does not cover the range that its parent gives it",
@@ -159,7 +162,7 @@ impl DexTree {
         }
         let level = mark.level + 1;
         if node.kind() == Kind::Dead {
-            return Ok(Err(Heal::Dead { level, low: mark.low.clone(), image }));
+            return Ok(Err(Heal::Dead { level, low: mark.range.low.clone(), image }));
         }
         Ok(match Arrival::of(mark, &node)? {
             Arrival::Fits => Ok(image),
@@ -202,10 +205,8 @@ impl DexTree {
 
     /// Returns whether others may change a node, by its own fences.
     pub(crate) fn is_shared(&self, node: &Node<'_, u64>) -> bool {
-        let (mut low, mut high) = (Vec::new(), Vec::new());
-        let low = node.low_fence(&mut low).then_some(low.as_slice());
-        let high = node.high_fence(&mut high).then_some(high.as_slice());
-        self.ownership.crosses(low, high)
+        let range = Range::of_node(node);
+        self.ownership.crosses(range.low.as_deref(), range.high.as_deref())
     }
 
     /// Reads a marked leaf and does not cache it. Not a task of its own: if the caller ends meanwhile,
@@ -300,8 +301,8 @@ impl DexTree {
         let Some(version) = self.pages.frames.ctl(TOP).latch.sample() else {
             return Err(DexFail::Restart);
         };
-        let (low, high) = (None, None);
-        let child = MissedChild { addr, parent: TOP, version, level: 0, low, high };
+        let range = Range::default();
+        let child = MissedChild { addr, parent: TOP, version, level: 0, range };
         if let Some(mark) = self.mark(child) {
             return Ok(mark);
         }

@@ -159,7 +159,7 @@ impl DexTree {
     ) -> Result<bool, IndexError> {
         let mut context = OpContext::get();
         loop {
-            match self.find(session, Seek::At(key), 0, true, &mut context).await? {
+            match self.find(session, Seek::At(key), 0, &mut context).await? {
                 SearchEnd::Offload(mark) => {
                     if let Some(has) =
                         Box::pin(self.get_offloaded(session, mark, key, value)).await?
@@ -263,7 +263,7 @@ impl DexTree {
         loop {
             let found = match hit.take() {
                 Some(found) => found,
-                None => self.find(session, Seek::At(change.key), 0, true, &mut context).await?,
+                None => self.find(session, Seek::At(change.key), 0, &mut context).await?,
             };
             let attempt = match found {
                 SearchEnd::Offload(mark) => {
@@ -365,7 +365,7 @@ impl DexTree {
         let sparse = shrinks && self.is_sparse(&leaf.as_node());
         let changed = changed.map_err(|error| match error {
             ChangeError::NoRoom => Ok(LeafAttempt::NoRoom),
-            error => Err(self.remote.damaged(self.pages.frames.addr(location.frame), error).into()),
+            error => Err(self.damaged(location.frame, error).into()),
         });
         self.pages.release_x(location.frame);
         changed.map_or_else(|failed| failed, |()| Ok(LeafAttempt::Changed(outcome, sparse)))
@@ -397,10 +397,7 @@ impl DexTree {
                     Ok(()) => {}
                     Err(ChangeError::NoRoom) => return Ok(LeafAttempt::NoRoom),
                     Err(error) => {
-                        return Err(tree
-                            .remote
-                            .damaged(tree.pages.frames.addr(frame), error)
-                            .into());
+                        return Err(tree.damaged(frame, error).into());
                     }
                 }
                 let is_logged = old_record.is_none() && borrowed.record.is_none();

@@ -82,8 +82,7 @@ impl DexTree {
             if node.separator(at.min(next), &mut fence) && passage.ends_before(&fence) {
                 break;
             }
-            let (Some(child), (low, high)) = (node.child(next), Self::child_range(&node, next))
-            else {
+            let (Some(child), range) = (node.child(next), Self::child_range(&node, next)) else {
                 break;
             };
             if !above.latch.validate(version) {
@@ -94,7 +93,7 @@ impl DexTree {
                 continue;
             }
             let parent = first.parent;
-            let child = MissedChild { addr: child, parent, version, level: 0, low, high };
+            let child = MissedChild { addr: child, parent, version, level: 0, range };
             if let Some(mut mark) = self.mark(child) {
                 mark.cause = Cause::Prefetch;
                 marks.push(mark);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::codec::Reader;
 use farleaf_index::bnode::{Kind, Node};
-use farleaf_index::compute::ownership::{Ownership, Partitions, View, change_map_now};
+use farleaf_index::compute::ownership::{Ownership, Partitions, Range, View, change_map_now};
 use farleaf_index::detach::detach;
 use farleaf_index::retry::backoff;
 use farleaf_index::{Change, IndexError};
@@ -22,7 +22,7 @@ use farleaf_pool::canary::Canary;
 
 use super::context::{DexFail, OpContext};
 use super::pages::write_surely;
-use super::{DexTree, Need, OwnedLeafChange, SearchEnd, Seek};
+use super::{DexTree, Need, OwnedLeafChange, Seek};
 use crate::dex::log::{
     Durability, LogPlace, Record, RecordKind, read_log, read_ring, write_floors,
 };
@@ -193,9 +193,7 @@ impl DexTree {
                 continue;
             }
             if node.kind() == Kind::Dead {
-                let mut low = Vec::new();
-                let low = node.low_fence(&mut low).then_some(low);
-                merges.push((node.level(), low));
+                merges.push((node.level(), Range::of_node(&node).low));
             }
             let there = reliable.read(at, reliable.buf(image.len())).await?;
             let there = Node::new(self.layout(), there.words());
@@ -215,13 +213,9 @@ impl DexTree {
             _ => Change::remove(&change.key),
         });
         let mut context = OpContext::default();
-        context.must_cache();
         loop {
-            let location =
-                match self.find(session, Seek::At(&change.key), 0, false, &mut context).await? {
-                    SearchEnd::Node(location) => location,
-                    _ => return Err(self.no_level()),
-                };
+            let found = self.reach(session, Seek::At(&change.key), 0, &mut context).await?;
+            let location = found.ok_or_else(|| self.no_level())?;
             let ctl = self.pages.frames.ctl(location.frame);
             if ctl.version() >= change.number && !Canary::ReplayOlder.is_armed() {
                 if ctl.latch.validate(location.version) {

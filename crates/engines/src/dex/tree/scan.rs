@@ -126,7 +126,7 @@ impl DexTree {
         let offloadable = rest.offloads.then_some(Offloadable::Scan(span.leaves));
         let mut context = OpContext::scan(reads_ahead, offloadable);
         loop {
-            match self.find(session, seek, 0, true, &mut context).await? {
+            match self.find(session, seek, 0, &mut context).await? {
                 SearchEnd::Node(location) => {
                     self.pages.frames.copy(location.frame, image.words_mut());
                     if self.pages.frames.ctl(location.frame).latch.validate(location.version) {

@@ -21,7 +21,7 @@ use farleaf_pool::{Placement, Session, Unlinked};
 
 use super::ops::{OwnedLeafChange, apply};
 use super::shared::First;
-use super::walk::{Location, SearchEnd, Seek};
+use super::walk::{Location, Seek};
 use super::{DexFail, DexTree, OpContext};
 use crate::dex::cache::{OwnedFrame, TOP};
 
@@ -125,17 +125,11 @@ impl DexTree {
         let mut memory: Option<NodeMemory> = None;
         while let Some(need) = needs.last() {
             let level = need.level();
-            let location =
-                match self.find(session, Seek::At(need.key()), level, false, &mut context).await? {
-                    SearchEnd::Node(location) => location,
-                    SearchEnd::Missing(_) | SearchEnd::Offload(_) | SearchEnd::Awaited(_) => {
-                        return Err(DexFail::Restart);
-                    }
-                    SearchEnd::TooLow => {
-                        self.grow_now(session, level).await?;
-                        continue;
-                    }
-                };
+            let found = self.reach(session, Seek::At(need.key()), level, &mut context).await?;
+            let Some(location) = found else {
+                self.grow_now(session, level).await?;
+                continue;
+            };
             // All waits come before the latches.
             let on = self.server_beside(self.pages.frames.addr(location.frame), level);
             let does = |at: &NodeMemory| on.is_none_or(|server| at.near == Some(server));
@@ -230,8 +224,7 @@ impl DexTree {
             }
             _ => left_node.split_for(need.key(), &mut right_node, new.addr().word(), 0),
         };
-        let split = split
-            .map_err(|error| self.remote.damaged(self.pages.frames.addr(location.frame), error))?;
+        let split = split.map_err(|error| self.damaged(location.frame, error))?;
         let shared = self.pages.frames.ctl(location.parent).is_shared();
         let mut parent = vec![0; layout.node_words()];
         self.pages.frames.copy(location.parent, &mut parent);

@@ -11,7 +11,7 @@ use farleaf_index::compute::ownership::Range;
 use farleaf_index::retry::backoff;
 use farleaf_pool::Session;
 
-use super::{DexTree, OpContext, SearchEnd, Seek};
+use super::{DexTree, OpContext, Seek};
 use crate::dex::cache::{FrameState, TOP};
 
 /// Passes over the frames while others go on; each but the last few has less to do than the one
@@ -34,11 +34,8 @@ impl DexTree {
         let ctl = self.pages.frames.ctl(frame);
         let version = ctl.latch.sample()?;
         let node = self.pages.frames.node(self.layout(), frame);
-        let (mut low, mut high) = (Vec::new(), Vec::new());
-        let low = node.low_fence(&mut low).then_some(low);
-        let high = node.high_fence(&mut high).then_some(high);
-        let addr = ctl.addr_word();
-        ctl.latch.validate(version).then_some((addr, Range { low, high }))
+        let held = (ctl.addr_word(), Range::of_node(&node));
+        ctl.latch.validate(version).then_some(held)
     }
 
     /// The frames that hold nodes of which `wanted` says so, from the leaves up.
@@ -274,8 +271,8 @@ impl DexTree {
         let mut level = 1;
         loop {
             let mut restarts = OpContext::default();
-            let found = self.find(session, Seek::At(bound), level, false, &mut restarts).await?;
-            let SearchEnd::Node(spot) = found else { return Ok(()) };
+            let found = self.reach(session, Seek::At(bound), level, &mut restarts).await?;
+            let Some(spot) = found else { return Ok(()) };
             let Some((_, range)) = self.range_of(spot.frame) else { continue };
             let node = self.pages.frames.node(self.layout(), spot.frame);
             let mut separators = Vec::new();
@@ -308,8 +305,6 @@ impl DexTree {
         seek: Seek<'_>,
         level: u8,
     ) -> Result<(), IndexError> {
-        let mut restarts = OpContext::default();
-        restarts.must_cache();
-        self.find(session, seek, level, false, &mut restarts).await.map(drop)
+        self.reach(session, seek, level, &mut OpContext::default()).await.map(drop)
     }
 }
