@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_index::bnode::{Cover, Kind, Node, StoredValue};
 use farleaf_index::compute::ownership::Range;
@@ -73,11 +73,6 @@ impl DexTree {
     /// Marks a child that is not cached, for the caller to read.
     pub(super) fn mark(&self, child: MissedChild) -> Option<IoMark> {
         IoMark::take(&self.pages, child, |low, high| self.ownership.crosses(low, high))
-    }
-
-    /// Returns whether the leaf at `addr`, which this operation has just missed, is to be cached.
-    pub(super) fn admits(&self, session: &Session, addr: u64) -> bool {
-        self.pages.admits(addr, || session.endpoint().random())
     }
 
     /// Reads a marked node into a frame. Runs to its end whatever becomes of the caller.

@@ -150,7 +150,7 @@ impl DexTree {
         }
         let mut kept = Vec::new();
         for (at, mark) in marks.into_iter().enumerate() {
-            if self.admits(session, mark.addr) {
+            if self.pages.admits(session, mark.addr) {
                 kept.push((at, mark));
             } else {
                 self.stats.leaves_streamed.add();

@@ -114,7 +114,7 @@ impl DexTree {
                         && context.streams
                         && (context.reads_ahead
                             || context.no_frame
-                            || !self.admits(session, mark.addr))
+                            || !self.pages.admits(session, mark.addr))
                     {
                         return Ok(SearchEnd::Missing(mark));
                     }

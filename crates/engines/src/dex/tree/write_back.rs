@@ -9,7 +9,7 @@ use farleaf_index::detach::detach;
 use farleaf_pool::Session;
 
 use super::DexTree;
-use crate::dex::cache::{Backing, FrameState, OwnedFrame, Sx};
+use crate::dex::cache::{FrameState, OwnedFrame, Sx};
 use crate::dex::log::BATCH_MAX;
 
 /// Passes of a flush over the frames while others go on changing them.
@@ -18,26 +18,6 @@ const PASSES_MAX: u32 = 64;
 const TRIES_MAX: u32 = 1_000;
 /// Tasks that write back at a time to make room in the log: their nodes fill half of a journal.
 const ROOM_TASKS_MAX: u32 = 2;
-
-/// Remote memory for the page cache, through one session.
-struct RemoteBacking<'a> {
-    tree: &'a DexTree,
-    session: &'a Session,
-}
-
-impl Backing for RemoteBacking<'_> {
-    fn worker(&self) -> u32 {
-        self.session.id()
-    }
-
-    fn random(&self) -> u64 {
-        self.session.endpoint().random()
-    }
-
-    async fn write_back(&self, held: &Sx) -> Result<(), IndexError> {
-        self.tree.write_back(self.session, held).await
-    }
-}
 
 impl DexTree {
     /// Takes a free frame, or makes one free; `None` if every frame is in use. The calling task runs to its
@@ -48,7 +28,7 @@ impl DexTree {
         &self,
         session: &Session,
     ) -> Result<Option<OwnedFrame>, IndexError> {
-        self.pages.take_frame(&RemoteBacking { tree: self, session }).await
+        self.pages.take_frame(session, async |sx| self.write_back(session, sx).await).await
     }
 
     /// Writes the node of a frame whose SX is held. 1 WRITE, 2 with a journal.
