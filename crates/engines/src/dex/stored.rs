@@ -9,7 +9,7 @@ use farleaf_index::bnode::Layout;
 use farleaf_index::compute::ownership::{
     Ownership, View, check_unowned, claim, dead_holders, give_away, open_already, read_map,
 };
-use farleaf_index::compute::{JoinOptions, Take};
+use farleaf_index::compute::{JoinOptions, Take, joins};
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::units::Size;
 use farleaf_index::{IndexError, Knobs, OpenOptions, Settings, Stored, TableReport, Visitor};
@@ -75,13 +75,7 @@ impl Dex {
         layout: Layout,
         options: &OpenOptions,
     ) -> Result<Self, IndexError> {
-        let take = match options.take {
-            0 => Take::Nothing,
-            most => Take::Free(most),
-        };
-        let is_guest = options.take_over && options.guest_operations > 0;
-        let take_over = options.take_over && !is_guest;
-        let join = JoinOptions { take, take_over, calls: options.calls };
+        let (join, is_guest) = joins(options);
         let settings = DexOptions::read(&options.settings)
             .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
         let dex = Dex::open(session, meta, layout, settings, join).await?;

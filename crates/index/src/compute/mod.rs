@@ -29,7 +29,7 @@ use messages::{OpReply, Request};
 pub use migration::Moving;
 pub use migration::{Balance, BalanceOptions, Balancer, MoveError, PartLoad, RangeMove};
 pub use owned::Partitioned;
-pub use owned::{Owned, OwnedSettings};
+pub use owned::{Owned, OwnedSettings, joins};
 pub use owned_table::{OwnedTable, Work};
 pub use ownership::{JoinOptions, Owner, Take, equal_width, sampled};
 pub use range_owner::RangeOwner;

@@ -246,7 +246,8 @@ async fn drain<E: Partitioned>(owned: &Owned<E>, session: &Session) {
     owned.0.ownership.guard().drain(session).await;
 }
 
-fn joins(options: &OpenOptions) -> (JoinOptions, bool) {
+/// Returns the part that a store's options give this compute server in a table, and whether it is a guest's.
+pub fn joins(options: &OpenOptions) -> (JoinOptions, bool) {
     let take = match options.take {
         0 => Take::Nothing,
         most => Take::Free(most),
