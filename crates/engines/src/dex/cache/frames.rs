@@ -40,7 +40,7 @@ pub(crate) enum FrameState {
 }
 
 /// The control data of a frame, beside its latch.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Ctl {
     addr: AtomicU64,
@@ -102,18 +102,8 @@ impl Deref for FrameRef<'_> {
 
 impl Ctl {
     fn new() -> Self {
-        Ctl {
-            addr: AtomicU64::new(0),
-            version: AtomicU64::new(0),
-            oldest: AtomicU64::new(0),
-            parent: AtomicU32::new(TOP),
-            pins: AtomicU32::new(0),
-            swizzled: AtomicU32::new(0),
-            incarnation: AtomicU32::new(0),
-            state: AtomicU8::new(FrameState::Free as u8),
-            level: AtomicU8::new(0),
-            shared: AtomicBool::new(false),
-        }
+        let (parent, state) = (AtomicU32::new(TOP), AtomicU8::new(FrameState::Free as u8));
+        Ctl { parent, state, ..Ctl::default() }
     }
 
     pub(crate) fn addr_word(&self) -> u64 {
