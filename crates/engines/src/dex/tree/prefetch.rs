@@ -35,24 +35,17 @@ pub(crate) struct Span {
     pub(crate) leaves: usize,
 }
 
-/// Images of leaves that a scan has read ahead, the nearest first.
-#[derive(Debug, Default)]
-pub(crate) struct Ahead(VecDeque<Buf>);
-
-impl Ahead {
-    /// Takes the image of the leaf that covers the place, if it is there. Images before it are of no use
-    /// any more; those behind may be, if the leaves in between are cached.
-    pub(crate) fn take(&mut self, layout: &Layout, seek: Seek<'_>) -> Option<Buf> {
-        let covers = |image: &Buf| seek.covered(&Node::new(layout, image.words())) == Cover::Inside;
-        let at = self.0.iter().position(covers)?;
-        self.0.drain(..at);
-        self.0.pop_front()
-    }
-
-    /// Replaces the images by those of the last READs; the old ones were passed by or are out of date.
-    pub(crate) fn refill(&mut self, images: VecDeque<Buf>) {
-        self.0 = images;
-    }
+/// Takes the image of the leaf that covers the place, if a scan has read it ahead: `images` has the nearest first.
+/// Images before it are of no use any more; those behind may be, if the leaves in between are cached.
+pub(crate) fn take_ahead(
+    images: &mut VecDeque<Buf>,
+    layout: &Layout,
+    seek: Seek<'_>,
+) -> Option<Buf> {
+    let covers = |image: &Buf| seek.covered(&Node::new(layout, image.words())) == Cover::Inside;
+    let at = images.iter().position(covers)?;
+    images.drain(..at);
+    images.pop_front()
 }
 
 impl DexTree {
