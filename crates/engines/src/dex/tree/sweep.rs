@@ -274,24 +274,13 @@ impl DexTree {
             let found = self.reach(session, Seek::At(bound), level, &mut restarts).await?;
             let Some(spot) = found else { return Ok(()) };
             let Some((_, range)) = self.range_of(spot.frame) else { continue };
-            let node = self.pages.frames.node(self.layout(), spot.frame);
-            let mut separators = Vec::new();
-            for index in 0..node.count() {
-                let mut separator = Vec::new();
-                if node.separator(index, &mut separator) {
-                    separators.push(separator);
-                }
-            }
-            if !self.pages.frames.ctl(spot.frame).latch.validate(spot.version) {
-                continue;
-            }
+            let Some(separators) = self.separators(spot) else { continue };
             let is_shared = self.pages.frames.ctl(spot.frame).is_shared();
             if !is_shared && range.high.as_deref() != Some(bound) {
-                let last = separators.last().cloned();
                 for separator in &separators {
                     self.visit(session, Seek::At(separator), level - 1).await?;
                 }
-                if let Some(last) = &last {
+                if let Some(last) = separators.last() {
                     self.visit(session, Seek::After(last), level - 1).await?;
                 }
             }

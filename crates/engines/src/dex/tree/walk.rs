@@ -354,6 +354,17 @@ impl DexTree {
         }
     }
 
+    /// Returns the separators of the inner node at `location`, if it has not changed since.
+    pub(crate) fn separators(&self, location: Location) -> Option<Vec<Vec<u8>>> {
+        let node = self.pages.frames.node(self.layout(), location.frame);
+        let separator = |index| {
+            let mut separator = Vec::new();
+            node.separator(index, &mut separator).then_some(separator)
+        };
+        let separators = (0..node.count()).map_while(separator).collect();
+        self.pages.frames.latch(location.frame).validate(location.version).then_some(separators)
+    }
+
     /// Returns the range that a node gives its child `index`.
     pub(super) fn child_range<W: Word>(node: &Node<'_, W>, index: usize) -> Range {
         let (mut low, mut high) = (Vec::new(), Vec::new());
