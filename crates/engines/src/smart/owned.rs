@@ -160,13 +160,8 @@ impl Partitioned for Smart {
         session: &Session,
         range: ScanRange<'_>,
     ) -> Result<Option<Vec<u8>>, IndexError> {
-        match table.tree.middle(session, range).await {
-            Ok(middle) => Ok(middle),
-            Err(Fail::Error(error)) => Err(error),
-            Err(Fail::Again) => {
-                Err(IndexError::Unavailable("the tree changes all the time: try again".into()))
-            }
-        }
+        let middle = table.tree.middle(session, range).await;
+        middle.map_err(|fail| fail.or_unavailable("the tree changes all the time: try again"))
     }
 }
 

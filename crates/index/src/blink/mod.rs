@@ -59,8 +59,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 
-use farleaf_fabric::{GlobalAddr, OpError};
-use farleaf_pool::{PoolError, Session};
+use farleaf_fabric::GlobalAddr;
+use farleaf_pool::Session;
 
 use crate::bnode::Layout;
 use crate::detach::run_to_end;
@@ -127,20 +127,8 @@ impl BlinkTree {
     }
 }
 
-impl From<IndexError> for BlinkFail {
-    fn from(error: IndexError) -> Self {
-        BlinkFail::Error(error)
-    }
-}
-
-impl From<OpError> for BlinkFail {
-    fn from(error: OpError) -> Self {
-        BlinkFail::Error(error.into())
-    }
-}
-
-impl From<PoolError> for BlinkFail {
-    fn from(error: PoolError) -> Self {
+impl<E: Into<IndexError>> From<E> for BlinkFail {
+    fn from(error: E) -> Self {
         BlinkFail::Error(error.into())
     }
 }

@@ -1,9 +1,9 @@
 //! Operation context: counts the attempts of one operation and carries its wishes through them.
 
-use farleaf_fabric::{Endpoint, OpError};
+use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
 use farleaf_index::retry::backoff;
-use farleaf_pool::{PoolError, Session};
+use farleaf_pool::Session;
 
 use super::DexTree;
 use crate::dex::offload::Offloadable;
@@ -26,20 +26,8 @@ pub(crate) enum DexFail {
     Error(IndexError),
 }
 
-impl From<IndexError> for DexFail {
-    fn from(error: IndexError) -> Self {
-        DexFail::Error(error)
-    }
-}
-
-impl From<OpError> for DexFail {
-    fn from(error: OpError) -> Self {
-        DexFail::Error(error.into())
-    }
-}
-
-impl From<PoolError> for DexFail {
-    fn from(error: PoolError) -> Self {
+impl<E: Into<IndexError>> From<E> for DexFail {
+    fn from(error: E) -> Self {
         DexFail::Error(error.into())
     }
 }
