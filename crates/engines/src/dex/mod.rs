@@ -52,7 +52,6 @@ pub use farleaf_index::compute::{
 pub use log::{Durability, UnknownDurability};
 use offload::OffloadServer;
 pub use options::DexOptions;
-pub use partition::MoveOptions;
 pub use stats::DexStats;
 use stored::walk_stored;
 use tree::{DexFail, DexTree, OpContext};

@@ -19,19 +19,6 @@ use super::tree::Need;
 use super::tree::Seek;
 use super::{Dex, DexFail, OpContext};
 
-/// A range's way to another owner, on the giver's side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MoveOptions {
-    /// Nodes that are written back at the same time.
-    pub flush_tasks: usize,
-}
-
-impl Default for MoveOptions {
-    fn default() -> Self {
-        MoveOptions { flush_tasks: 1 }
-    }
-}
-
 impl RangeOwner for Dex {
     fn ownership(&self) -> &Ownership {
         &self.0.ownership
@@ -96,7 +83,7 @@ impl RangeOwner for Dex {
         range: &Range,
         most: usize,
     ) -> Result<usize, IndexError> {
-        let tasks = self.0.options.moves.flush_tasks;
+        let tasks = self.0.options.flush_tasks;
         self.0.flush_range(session, range, tasks, most).await
     }
 
