@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use farleaf_fabric::{GlobalAddr, Words};
 use farleaf_index::IndexError;
-use farleaf_index::bnode::{Layout, Node, NodeMut};
+use farleaf_index::bnode::{Kind, Layout, Node, NodeMut, Word};
 use farleaf_index::local::{Latch, Version};
 
 /// The number that stands for the tree's top, above the root: it has a latch, and one child.
@@ -329,6 +329,15 @@ impl Frames {
     #[inline]
     pub(crate) fn unswizzle(&self, pointer: u64) -> Option<u32> {
         (pointer & SWIZZLED != 0).then(|| (pointer as u32).min(self.ctl.len() as u32 - 1))
+    }
+
+    /// Returns the frames of the swizzled children of a node, with their indices; none of a leaf.
+    pub(crate) fn children<'a, W: Word>(
+        &'a self,
+        node: Node<'a, W>,
+    ) -> impl Iterator<Item = (usize, u32)> + 'a {
+        let count = if node.kind() == Kind::Inner { node.count() + 1 } else { 0 };
+        (0..count).filter_map(move |index| Some((index, self.unswizzle(node.child(index)?)?)))
     }
 
     /// Returns the remote address that a child pointer stands for, under the parent's X or SX.

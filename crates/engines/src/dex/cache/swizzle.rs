@@ -81,15 +81,10 @@ impl PageCache {
     /// Makes `frame` the parent of all swizzled children of the image `words`. The caller has X of the
     /// frame that was their parent.
     pub(crate) fn adopt_children(&self, frame: u32, words: &[u64]) {
-        let node = Node::new(&self.layout, words);
         let mut swizzled = 0;
-        if node.kind() == Kind::Inner {
-            for index in 0..=node.count() {
-                if let Some(child) = node.child(index).and_then(|it| self.frames.unswizzle(it)) {
-                    self.frames.ctl(child).set_parent(frame);
-                    swizzled += 1;
-                }
-            }
+        for (_, child) in self.frames.children(Node::new(&self.layout, words)) {
+            self.frames.ctl(child).set_parent(frame);
+            swizzled += 1;
         }
         self.frames.ctl(frame).set_swizzled(swizzled);
     }

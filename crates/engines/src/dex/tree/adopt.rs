@@ -107,11 +107,8 @@ impl DexTree {
         }
         let node = self.pages.frames.node(self.layout(), frame);
         debug_assert_eq!(node.kind(), Kind::Inner, "no leaf is shared");
-        let children = (0..=node.count()).filter_map(|at| node.child(at));
-        if children
-            .filter_map(|pointer| self.pages.frames.unswizzle(pointer))
-            .any(|child| self.pages.frames.ctl(child).is_shared())
-        {
+        let frames = &self.pages.frames;
+        if frames.children(node).any(|(_, child)| frames.ctl(child).is_shared()) {
             return Ok(Looked::Busy);
         }
         if !Canary::AdoptUnchecked.is_armed() && !self.is_as_remote(session, frame).await? {

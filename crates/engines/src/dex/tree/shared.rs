@@ -48,7 +48,6 @@ use std::sync::Arc;
 
 use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
-use farleaf_index::bnode::Kind;
 use farleaf_index::sync::{Mutex, lock};
 use farleaf_pool::Session;
 
@@ -217,14 +216,10 @@ impl DexTree {
         let frame = sx.frame();
         let ctl = self.pages.frames.ctl(frame);
         let node = self.pages.frames.node(self.layout(), frame);
-        if node.kind() != Kind::Inner || ctl.swizzled() == 0 {
+        if ctl.swizzled() == 0 {
             return Ok(());
         }
-        for index in 0..=node.count() {
-            let Some(child) = node.child(index).and_then(|it| self.pages.frames.unswizzle(it))
-            else {
-                continue;
-            };
+        for (index, child) in self.pages.frames.children(node) {
             let below = self.pages.frames.ctl(child);
             let addr = below.addr_word();
             // With the parent's SX held it stays its child, Hot.
