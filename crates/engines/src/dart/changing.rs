@@ -344,7 +344,10 @@ impl Changing<'_> {
         }
         match decision {
             Decision::Leave(outcome) => Ok(NextStep::Ended(self.absent(outcome)?)),
-            Decision::Apply(outcome) => self.branch(place, &old, position, outcome).await,
+            Decision::Apply(outcome) => {
+                let old = place.word.moved(Step::at(old.key(), position), 0);
+                self.branch(place, old, position, outcome).await
+            }
         }
     }
 
@@ -407,11 +410,11 @@ impl Changing<'_> {
         Ok(next)
     }
 
-    /// A new node at `position` takes the slot's leaf and the new one.
+    /// A new node at `position` takes `old`, the child of the slot, and the new leaf.
     async fn branch(
         &mut self,
         place: SlotPlace,
-        other: &LeafCopy,
+        old: SlotWord,
         position: usize,
         outcome: Outcome,
     ) -> Result<NextStep, IndexError> {
@@ -419,10 +422,7 @@ impl Changing<'_> {
         let mut ops = self.session.client().ops();
         self.write_leaf(&mut ops, Before::Nothing, false).await?;
         let Some(leaf) = self.leaf.take() else { return Ok(NextStep::Ended(AttemptEnd::Again)) };
-        let children = [
-            place.word.moved(Step::at(other.key(), position), 0),
-            SlotWord::leaf(Step::at(key, position), self.code(), leaf.addr()),
-        ];
+        let children = [old, SlotWord::leaf(Step::at(key, position), self.code(), leaf.addr())];
         let branch = self.tree.new_branch(self.session, &mut ops, &place, key, position, &children);
         let (put, mut objects) = branch.await?;
         objects.push(leaf);
@@ -459,24 +459,8 @@ impl Changing<'_> {
         if place.word.is_sealed() {
             return self.at_sealed(place).await;
         }
-        let mut ops = self.session.client().ops();
-        self.write_leaf(&mut ops, Before::Nothing, false).await?;
-        let Some(leaf) = self.leaf.take() else { return Ok(AttemptEnd::Again) };
-        let children = [
-            place.word.moved(Step::at(other.key(), position), child.plen - position - 1),
-            SlotWord::leaf(Step::at(key, position), self.code(), leaf.addr()),
-        ];
-        let branch = self.tree.new_branch(self.session, &mut ops, &place, key, position, &children);
-        let (put, mut objects) = branch.await?;
-        objects.push(leaf);
-        self.io.post_many(ops).await?;
-        objects.iter().for_each(Unlinked::written);
-        self.tree.counters.split.add(1);
-        let attempt = attempt_at(&place, put, Mine::Node);
-        if self.change.expected.is_some() {
-            self.held.clear();
-        }
-        match self.publish(&place, attempt, objects, None, outcome).await? {
+        let old = place.word.moved(Step::at(other.key(), position), child.plen - position - 1);
+        match self.branch(place, old, position, outcome).await? {
             NextStep::Ended(step) => Ok(step),
             NextStep::Found(_) => Ok(AttemptEnd::Again),
         }

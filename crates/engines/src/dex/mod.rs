@@ -52,9 +52,8 @@ pub use farleaf_index::compute::{
 pub use log::{Durability, UnknownDurability};
 use offload::OffloadServer;
 pub use options::DexOptions;
-pub use partition::MoveOptions;
 pub use stats::DexStats;
-use tree::{DexFail, DexTree, OpContext, SearchEnd};
+use tree::{DexFail, DexTree, OpContext};
 
 /// Fewest frames of a cache.
 const FRAMES_MIN: u64 = 8;

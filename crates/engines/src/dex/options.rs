@@ -2,10 +2,10 @@
 
 use farleaf_index::bnode::Layout;
 use farleaf_index::knob_words;
-use farleaf_index::{IndexError, KnobKind, KnobValue, knobs};
+use farleaf_index::{IndexError, KnobKind, knobs};
 
 use super::offload::Offload;
-use super::{Admission, Durability, FRAMES_MIN, MoveOptions};
+use super::{Admission, Durability, FRAMES_MIN};
 
 knobs! {
     /// Settings by which one compute server opens a table of this engine; they concern it alone.
@@ -65,22 +65,12 @@ knobs! {
         /// below it.
         "offload_scans" => offload_scans: bool = false, KnobKind::Flag, paper "false";
         /// Nodes that are written back at the same time when a range moves to another compute server.
-        "flush_tasks" => moves: MoveOptions = MoveOptions::default(), KnobKind::count(1, "nodes"),
+        "flush_tasks" => flush_tasks: usize = 1, KnobKind::count(1, "nodes"),
             paper "1 (Figure 10)";
     }
 }
 
 knob_words!(Admission, Durability, Offload);
-
-impl KnobValue for MoveOptions {
-    fn read(kind: &KnobKind, text: &str) -> Option<Self> {
-        KnobValue::read(kind, text).map(|flush_tasks| MoveOptions { flush_tasks })
-    }
-
-    fn print(&self, kind: &KnobKind) -> String {
-        self.flush_tasks.print(kind)
-    }
-}
 
 impl DexOptions {
     /// Refuses options with which no table of such nodes can be opened.

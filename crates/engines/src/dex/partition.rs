@@ -10,7 +10,6 @@
 
 use farleaf_fabric::{Incarnation, OpKind};
 use farleaf_index::blink::remote::Passage;
-use farleaf_index::bnode::Kind;
 use farleaf_index::compute::ownership::{Ownership, Partitions, Range};
 use farleaf_index::compute::{MoveError, RangeOwner};
 use farleaf_index::{Change, Entries, IndexError, Outcome};
@@ -18,20 +17,7 @@ use farleaf_pool::Session;
 
 use super::tree::Need;
 use super::tree::Seek;
-use super::{Dex, DexFail, OpContext, SearchEnd};
-
-/// A range's way to another owner, on the giver's side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MoveOptions {
-    /// Nodes that are written back at the same time.
-    pub flush_tasks: usize,
-}
-
-impl Default for MoveOptions {
-    fn default() -> Self {
-        MoveOptions { flush_tasks: 1 }
-    }
-}
+use super::{Dex, DexFail, OpContext};
 
 impl RangeOwner for Dex {
     fn ownership(&self) -> &Ownership {
@@ -97,7 +83,7 @@ impl RangeOwner for Dex {
         range: &Range,
         most: usize,
     ) -> Result<usize, IndexError> {
-        let tasks = self.0.options.moves.flush_tasks;
+        let tasks = self.0.options.flush_tasks;
         self.0.flush_range(session, range, tasks, most).await
     }
 
@@ -146,34 +132,18 @@ impl RangeOwner for Dex {
             return Err(MoveError::NotOwned);
         };
         // From the root down, along the way to the range's lower end.
-        let mut levels = Vec::new();
+        let mut best = Vec::new();
         for level in 1.. {
             let mut restarts = OpContext::default();
-            let found = cache.find(session, seek, level, false, &mut restarts).await?;
-            let SearchEnd::Node(spot) = found else { break };
-            let node = cache.pages.frames.node(cache.layout(), spot.frame);
-            let mut inside = Vec::new();
-            if node.kind() == Kind::Inner {
-                for index in 0..node.count() {
-                    let mut separator = Vec::new();
-                    let is_there = node.separator(index, &mut separator);
-                    if is_there
-                        && range.holds(&separator, false)
-                        && range.high.as_ref() != Some(&separator)
-                    {
-                        inside.push(separator);
-                    }
-                }
-            }
-            if cache.pages.frames.ctl(spot.frame).latch.validate(spot.version) {
-                levels.push(inside);
+            let found = cache.reach(session, seek, level, &mut restarts).await?;
+            let Some(spot) = found else { break };
+            let mut inside = cache.separators(spot).unwrap_or_default();
+            inside.retain(|at| range.holds(at, false) && range.high.as_ref() != Some(at));
+            if !inside.is_empty() {
+                best = inside;
             }
         }
-        let best = levels.into_iter().rev().find(|inside| !inside.is_empty());
-        Ok(best.map(|mut inside| {
-            let middle = inside.len() / 2;
-            inside.swap_remove(middle)
-        }))
+        Ok((!best.is_empty()).then(|| best.swap_remove(best.len() / 2)))
     }
 
     fn let_go(&self, session: &Session) {

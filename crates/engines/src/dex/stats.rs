@@ -64,20 +64,6 @@ macro_rules! stats {
         }
 
         impl DexStats {
-            /// Returns the difference to the earlier counts `before`.
-            pub fn since(&self, before: &DexStats) -> DexStats {
-                DexStats {
-                    $($name: self.$name.wrapping_sub(before.$name),)+
-                    $($owned: self.$owned.wrapping_sub(before.$owned),)+
-                }
-            }
-
-            /// Adds those of another cache.
-            pub fn add(&mut self, other: &DexStats) {
-                $(self.$name += other.$name;)+
-                $(self.$owned += other.$owned;)+
-            }
-
             /// Operations on a key that read its leaf, or had a memory server look for it.
             pub fn leaf_misses(&self) -> u64 {
                 let offloaded = self.offload_ok + self.offload_absent + self.offload_exists;
@@ -266,13 +252,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_added_taken_away_and_named() {
-        let before = DexStats { reads_leaf: 3, forwarded: 1, ..DexStats::default() };
-        let mut sum = before;
-        sum.add(&DexStats { reads_leaf: 4, merges: 2, ..DexStats::default() });
-        let since = sum.since(&before);
-        assert_eq!(since, DexStats { reads_leaf: 4, merges: 2, ..DexStats::default() });
-        let named: Vec<_> = since.named().filter(|(_, count)| *count > 0).collect();
+    fn counts_are_read_added_and_named() {
+        let (stats, other) = (Stats::default(), Stats::default());
+        stats.reads_leaf.add();
+        other.reads_leaf.add_many(3);
+        other.merges.add_many(2);
+        stats.take_in(&other);
+        let sum = stats.get(&OwnershipCounts::default());
+        assert_eq!(sum, DexStats { reads_leaf: 4, merges: 2, ..DexStats::default() });
+        let named: Vec<_> = sum.named().filter(|(_, count)| *count > 0).collect();
         assert_eq!(named, [("reads_leaf", 4), ("merges", 2)]);
     }
 }

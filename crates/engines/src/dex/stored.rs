@@ -11,15 +11,16 @@ use farleaf_index::compute::ownership::{
 };
 use farleaf_index::compute::{JoinOptions, Take};
 use farleaf_index::engine::{Engine, Traits, choose};
+use farleaf_index::units::Size;
 use farleaf_index::{IndexError, Knobs, OpenOptions, Settings, Stored, TableReport, Visitor};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 use fastrand::Rng;
 
 use super::log::read_log;
-use super::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
+use super::offload::{OFFLOAD_SERVICE, OffloadService};
 use super::tree::{check_placement, place_for};
-use super::{Admission, Dex, DexOptions, DexTree, Durability, FRAMES_MIN};
+use super::{Dex, DexOptions, DexTree, Durability, FRAMES_MIN};
 
 fn remote(meta: GlobalAddr, layout: Layout) -> RemoteTree {
     RemoteTree::open(meta, layout, BlinkOptions::default())
@@ -157,52 +158,30 @@ impl Engine for Dex {
 
     fn draw(rng: &mut Rng, layout: &Layout) -> Settings {
         let frames = choose(rng, &[48, 48, 96, 400]);
-        let options = DexOptions {
-            cache_bytes: frames * layout.node_bytes() as u64,
-            durability: Durability::Logged,
-            log_bytes: choose(rng, &[8 << 10, 8 << 10, 24 << 10]),
-            admission: choose(
-                rng,
-                &[
-                    Admission::Again,
-                    Admission::Again,
-                    Admission::Again,
-                    Admission::Chance(0.1),
-                    Admission::Chance(0.5),
-                    Admission::Chance(1.0),
-                ],
-            ),
-            cooling_ratio: choose(rng, &[0.1, 0.3]),
-            single_queue: choose(rng, &[false, false, false, true]),
-            offload: match rng.u8(..12) {
-                0 => Offload::Ratio(0.5),
-                1 => Offload::Always,
-                2 => Offload::Adaptive,
-                _ => Offload::Never,
-            },
-            offload_scans: rng.bool(),
-            combine: choose(rng, &[0, 4, 64]),
-            ..DexOptions::default()
-        };
-        let drawn = [
-            "cache",
-            "durability",
-            "log_bytes",
-            "admission",
-            "cooling_ratio",
-            "single_queue",
-            "offload",
-            "offload_scans",
-            "combine",
-        ];
-        drawn.into_iter().fold(Settings::default(), |all, name| {
-            let text = options.get(name).unwrap_or_default();
-            all.with(name, &text)
-        })
+        let cache = Size(frames * layout.node_bytes() as u64);
+        Settings::default()
+            .with("cache", &cache.to_string())
+            .with("durability", "logged")
+            .with("log_bytes", choose(rng, &["8KiB", "8KiB", "24KiB"]))
+            .with("admission", choose(rng, &["again", "again", "again", "0.1", "0.5", "1"]))
+            .with("cooling_ratio", choose(rng, &["0.1", "0.3"]))
+            .with("single_queue", choose(rng, &["false", "false", "false", "true"]))
+            .with("offload", draw_offload(rng))
+            .with("offload_scans", &rng.bool().to_string())
+            .with("combine", choose(rng, &["0", "4", "64"]))
     }
 
     fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
         vec![(OFFLOAD_SERVICE, Arc::new(OffloadService::new(life, None)))]
+    }
+}
+
+fn draw_offload(rng: &mut Rng) -> &'static str {
+    match rng.u8(..12) {
+        0 => "ratio:0.5",
+        1 => "always",
+        2 => "adaptive",
+        _ => "never",
     }
 }
 

@@ -47,13 +47,8 @@ impl Tree {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        match self.try_scan(session, range, limit, out).await {
-            Ok(()) => Ok(()),
-            Err(Fail::Error(error)) => Err(error),
-            Err(Fail::Again) => {
-                Err(IndexError::Unavailable("a scan lost its way: try again".into()))
-            }
-        }
+        let scanned = self.try_scan(session, range, limit, out).await;
+        scanned.map_err(|fail| fail.or_unavailable("a scan lost its way: try again"))
     }
 
     async fn try_scan(

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farleaf_fabric::{GlobalAddr, OpError};
+use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
 use farleaf_index::bnode::Layout;
 use farleaf_index::detach::run_to_end;
 use farleaf_index::sync::{Mutex, lock};
-use farleaf_pool::{LockToken, PoolError, Session};
+use farleaf_pool::{LockToken, Session};
 
 use super::cache::Cache;
 use super::changes::LeafChanges;
@@ -33,20 +33,18 @@ pub(super) enum Fail {
     Error(IndexError),
 }
 
-impl From<IndexError> for Fail {
-    fn from(error: IndexError) -> Self {
-        Fail::Error(error)
+impl Fail {
+    /// Returns the error of an operation that does not begin again; `why` says so.
+    pub(super) fn or_unavailable(self, why: &str) -> IndexError {
+        match self {
+            Fail::Again => IndexError::Unavailable(why.into()),
+            Fail::Error(error) => error,
+        }
     }
 }
 
-impl From<OpError> for Fail {
-    fn from(error: OpError) -> Self {
-        Fail::Error(error.into())
-    }
-}
-
-impl From<PoolError> for Fail {
-    fn from(error: PoolError) -> Self {
+impl<E: Into<IndexError>> From<E> for Fail {
+    fn from(error: E) -> Self {
         Fail::Error(error.into())
     }
 }

@@ -50,13 +50,8 @@ impl Tree {
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
-        match self.try_walk(session, visitor, report).await {
-            Ok(()) => Ok(()),
-            Err(Fail::Error(error)) => Err(error),
-            Err(Fail::Again) => {
-                Err(IndexError::Unavailable("a walk lost its way: try again".into()))
-            }
-        }
+        let walked = self.try_walk(session, visitor, report).await;
+        walked.map_err(|fail| fail.or_unavailable("a walk lost its way: try again"))
     }
 
     async fn try_walk(

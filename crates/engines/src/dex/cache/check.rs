@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use farleaf_index::bnode::Kind;
-
 use super::PageCache;
 use super::frames::{FrameState, TOP};
 use super::mapping_table::Mapping;
@@ -76,11 +74,7 @@ impl PageCache {
             return;
         }
         let node = self.frames.node(&self.layout, frame);
-        let mut swizzled = Vec::new();
-        if node.kind() == Kind::Inner {
-            let children = (0..=node.count()).filter_map(|index| node.child(index));
-            swizzled.extend(children.filter_map(|pointer| self.frames.unswizzle(pointer)));
-        }
+        let swizzled: Vec<u32> = self.frames.children(node).map(|(_, child)| child).collect();
         if ctl.swizzled() as usize != swizzled.len() {
             wrong(format!(
                 "INV-DEX-PATH: {} swizzled children are {}",

@@ -8,9 +8,11 @@
 
 use std::sync::Arc;
 
+use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
 use farleaf_index::bnode::Kind;
 use farleaf_index::local::Version;
+use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::PageCache;
@@ -21,21 +23,6 @@ use super::mapping_table::Mapping;
 const ROUNDS_MAX: u32 = 64;
 /// Samples of which the best is the victim.
 const LOOKS_MAX: u32 = 4;
-
-/// The remote memory behind a page cache, as one task reaches it.
-pub(crate) trait Backing {
-    /// The number of the task's worker, which has a list of free frames.
-    fn worker(&self) -> u32;
-
-    /// Draws a random number from the fabric's source.
-    fn random(&self) -> u64;
-
-    /// Writes the node of a dirty frame back and marks the frame clean.
-    ///
-    /// # Errors
-    /// The frame stays dirty.
-    async fn write_back(&self, held: &Sx) -> Result<(), IndexError>;
-}
 
 /// A frame that the caller alone uses. Dropping it frees the frame.
 #[derive(Debug)]
@@ -105,26 +92,42 @@ impl PageCache {
         taken.then(|| Sx { pages: Arc::clone(self), frame, armed: true })
     }
 
+    /// Takes SX if nobody holds the latch now.
+    pub(crate) fn sx_now(self: &Arc<Self>, frame: u32) -> Option<Sx> {
+        let version = self.frames.ctl(frame).latch.sample()?;
+        self.try_sx(frame, version)
+    }
+
+    /// Takes X if nobody holds the latch now.
+    pub(crate) fn x_now(&self, frame: u32) -> bool {
+        let latch = self.frames.latch(frame);
+        latch.sample().is_some_and(|version| latch.try_x(version))
+    }
+
     /// Takes a free frame: from the lists, else from a cooling bucket, else by cooling victims. `None` if
-    /// every frame is in use. The calling task runs to its end.
+    /// every frame is in use. `write_back` writes the node of a dirty victim to remote memory, and marks its
+    /// frame clean. The calling task runs to its end.
     ///
     /// Cost: none, or 1 WRITE for each dirty victim.
     pub(crate) async fn take_frame(
         self: &Arc<Self>,
-        backing: &impl Backing,
+        session: &Session,
+        write_back: impl AsyncFn(&Sx) -> Result<(), IndexError>,
     ) -> Result<Option<OwnedFrame>, IndexError> {
-        let worker = backing.worker();
+        let worker = session.id();
         for _ in 0..ROUNDS_MAX {
             if let Some(frame) = self.free.pop(worker) {
                 let pages = Arc::clone(self);
                 return Ok(Some(OwnedFrame { pages, worker, frame, armed: true }));
             }
-            if self.evict_oldest(backing) {
+            if self.evict_oldest(session) {
                 continue;
             }
             for _ in 0..self.sample_count {
-                match self.victim(backing) {
-                    Some((frame, version)) => self.cool(backing, frame, version).await?,
+                match self.victim(session) {
+                    Some((frame, version)) => {
+                        self.cool(worker, &write_back, frame, version).await?
+                    }
                     None => self.stats.sample_misses.add(),
                 }
             }
@@ -134,12 +137,12 @@ impl PageCache {
     }
 
     /// Evicts the oldest frame of a random cooling bucket, or of one of those behind it.
-    fn evict_oldest(&self, backing: &impl Backing) -> bool {
+    fn evict_oldest(&self, session: &Session) -> bool {
         let buckets = self.cooling.buckets();
-        let first = backing.random() as usize % buckets;
+        let first = session.endpoint().random() as usize % buckets;
         for probe in 0..self.probe_buckets.min(buckets) {
             if let Some(frame) = self.cooling.take_oldest((first + probe) % buckets) {
-                self.evict(frame, backing.worker());
+                self.evict(frame, session.id());
                 return true;
             }
         }
@@ -151,7 +154,7 @@ impl PageCache {
         let ctl = self.frames.ctl(frame);
         debug_assert!(ctl.state() == FrameState::Cooling && !ctl.is_dirty() && ctl.swizzled() == 0);
         // A thread that sampled the frame just before it became Cooling holds SX until it sees that.
-        while !ctl.latch.sample().is_some_and(|version| ctl.latch.try_x(version)) {
+        while !self.x_now(frame) {
             std::hint::spin_loop();
         }
         self.stats.evicted.add();
@@ -197,10 +200,10 @@ impl PageCache {
 
     /// Returns the best of some random victims: the one with the fewest uses left, and of several such a
     /// clean one, which costs no WRITE. Takes a use from each.
-    fn victim(&self, backing: &impl Backing) -> Option<(u32, Version)> {
+    fn victim(&self, session: &Session) -> Option<(u32, Version)> {
         let mut best: Option<((u8, bool), u32, Version)> = None;
         for _ in 0..LOOKS_MAX {
-            let Some((frame, version)) = self.sample(backing) else { continue };
+            let Some((frame, version)) = self.sample(session) else { continue };
             let rank = (self.frames.take_use(frame), self.frames.ctl(frame).is_dirty());
             if rank == (0, false) {
                 return Some((frame, version));
@@ -214,8 +217,8 @@ impl PageCache {
 
     /// Samples a victim: walks from a random frame down along random swizzled children to a frame that has
     /// none.
-    fn sample(&self, backing: &impl Backing) -> Option<(u32, Version)> {
-        let random = backing.random();
+    fn sample(&self, session: &Session) -> Option<(u32, Version)> {
+        let random = session.endpoint().random();
         let mut frame = (random % self.frames.count() as u64) as u32;
         let mut choice = (random >> 32) as usize;
         // At most one step for each level.
@@ -248,7 +251,8 @@ impl PageCache {
     /// Makes a victim Cooling, if it is still one; writes it back first if it is dirty.
     async fn cool(
         self: &Arc<Self>,
-        backing: &impl Backing,
+        worker: u32,
+        write_back: &impl AsyncFn(&Sx) -> Result<(), IndexError>,
         frame: u32,
         version: Version,
     ) -> Result<(), IndexError> {
@@ -265,11 +269,11 @@ impl PageCache {
             if Canary::CoolUnwritten.is_armed() {
                 ctl.set_dirty(false);
             } else {
-                backing.write_back(&sx).await?;
+                write_back(&sx).await?;
             }
             self.stats.written_back.add();
         }
-        self.cool_clean(sx, backing.worker());
+        self.cool_clean(sx, worker);
         Ok(())
     }
 
@@ -291,25 +295,16 @@ impl PageCache {
         if parent == TOP {
             return;
         }
-        let latch = &self.frames.ctl(parent).latch;
-        if !latch.sample().is_some_and(|version| latch.try_x(version)) {
+        if !self.x_now(parent) {
             self.stats.sample_misses.add();
             return;
         }
-        // The frame may have got another parent, and the parent's frame another node.
-        let slot = if ctl.parent() == parent && self.may_cool(frame) && !ctl.is_dirty() {
-            let node = self.frames.node(&self.layout, parent);
-            node.find_child(self.frames.swizzle(frame))
-        } else {
-            None
-        };
-        let Some(index) = slot else {
+        if !self.may_cool(frame) || ctl.is_dirty() || !self.unlink(parent, frame) {
             self.release_x(parent);
             self.stats.sample_misses.add();
             return;
-        };
+        }
         sx.into_x();
-        self.detach_child(parent, index, ctl.addr_word());
         let out = self.start_cooling(frame, worker);
         self.release_x(parent);
         if let Some(out) = out {

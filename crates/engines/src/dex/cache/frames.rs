@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use farleaf_fabric::{GlobalAddr, Words};
 use farleaf_index::IndexError;
-use farleaf_index::bnode::{Layout, Node, NodeMut};
+use farleaf_index::bnode::{Kind, Layout, Node, NodeMut, Word};
 use farleaf_index::local::{Latch, Version};
 
 /// The number that stands for the tree's top, above the root: it has a latch, and one child.
@@ -40,7 +40,7 @@ pub(crate) enum FrameState {
 }
 
 /// The control data of a frame, beside its latch.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Ctl {
     addr: AtomicU64,
@@ -102,18 +102,8 @@ impl Deref for FrameRef<'_> {
 
 impl Ctl {
     fn new() -> Self {
-        Ctl {
-            addr: AtomicU64::new(0),
-            version: AtomicU64::new(0),
-            oldest: AtomicU64::new(0),
-            parent: AtomicU32::new(TOP),
-            pins: AtomicU32::new(0),
-            swizzled: AtomicU32::new(0),
-            incarnation: AtomicU32::new(0),
-            state: AtomicU8::new(FrameState::Free as u8),
-            level: AtomicU8::new(0),
-            shared: AtomicBool::new(false),
-        }
+        let (parent, state) = (AtomicU32::new(TOP), AtomicU8::new(FrameState::Free as u8));
+        Ctl { parent, state, ..Ctl::default() }
     }
 
     pub(crate) fn addr_word(&self) -> u64 {
@@ -339,6 +329,15 @@ impl Frames {
     #[inline]
     pub(crate) fn unswizzle(&self, pointer: u64) -> Option<u32> {
         (pointer & SWIZZLED != 0).then(|| (pointer as u32).min(self.ctl.len() as u32 - 1))
+    }
+
+    /// Returns the frames of the swizzled children of a node, with their indices; none of a leaf.
+    pub(crate) fn children<'a, W: Word>(
+        &'a self,
+        node: Node<'a, W>,
+    ) -> impl Iterator<Item = (usize, u32)> + 'a {
+        let count = if node.kind() == Kind::Inner { node.count() + 1 } else { 0 };
+        (0..count).filter_map(move |index| Some((index, self.unswizzle(node.child(index)?)?)))
     }
 
     /// Returns the remote address that a child pointer stands for, under the parent's X or SX.

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
+use farleaf_index::compute::ownership::Range;
 use farleaf_index::local::Version;
 
 use super::PageCache;
@@ -26,9 +27,8 @@ pub(crate) struct MissedChild {
     pub(crate) version: Version,
     /// The child's level.
     pub(crate) level: u8,
-    /// The range `(low, high]` that the parent gives the child.
-    pub(crate) low: Option<Vec<u8>>,
-    pub(crate) high: Option<Vec<u8>>,
+    /// The range that the parent gives the child.
+    pub(crate) range: Range,
 }
 
 /// The right to work on a node that is not cached, and the duty to end that: the `Io` mark of its address
@@ -44,8 +44,7 @@ pub(crate) struct IoMark {
     pub(crate) shared: bool,
     pub(crate) shared_parent: bool,
     /// The range that the parent gives the node.
-    pub(crate) low: Option<Vec<u8>>,
-    pub(crate) high: Option<Vec<u8>>,
+    pub(crate) range: Range,
     /// The purpose of the READ.
     pub(crate) cause: Cause,
     armed: bool,
@@ -59,7 +58,7 @@ impl IoMark {
         child: MissedChild,
         crosses: impl FnOnce(Option<&[u8]>, Option<&[u8]>) -> bool,
     ) -> Option<IoMark> {
-        let MissedChild { addr, parent, version, level, low, high } = child;
+        let MissedChild { addr, parent, version, level, range } = child;
         if pages.map.claim(addr, Mapping::Io).is_err() {
             return None;
         }
@@ -75,10 +74,10 @@ impl IoMark {
         let shared_parent = pages.frames.ctl(parent).is_shared();
         // Below an exclusive parent the node is exclusive still (INV-DEX-SHARED-3), also if a range is just
         // being given away: the parent is pinned, and becomes shared before the node does.
-        let shared = shared_parent && crosses(low.as_deref(), high.as_deref());
+        let shared = shared_parent && crosses(range.low.as_deref(), range.high.as_deref());
         let pages = Arc::clone(pages);
         let (cause, armed) = (Cause::Descent, true);
-        Some(IoMark { pages, addr, parent, level, shared, shared_parent, low, high, cause, armed })
+        Some(IoMark { pages, addr, parent, level, shared, shared_parent, range, cause, armed })
     }
 
     /// The node's address.
@@ -101,29 +100,26 @@ impl IoMark {
         pages.frames.fill(frame, image, self.addr, self.level, version);
         let ctl = pages.frames.ctl(frame);
         ctl.set_shared(shared);
-        let above = &pages.frames.ctl(self.parent).latch;
-        let to = Some(Mapping::Resident(frame));
-        let taken = above.sample().is_some_and(|version| above.try_x(version));
+        let taken = pages.x_now(self.parent);
         let slot = taken
             .then(|| pages.frames.node(&pages.layout, self.parent).find_child(self.addr))
             .flatten();
-        if let Some(index) = slot {
-            pages.attach_child(self.parent, index, frame);
-            ctl.latch.revive();
-            let settled = pages.map.exchange(self.addr, Some(Mapping::Io), to);
-            debug_assert!(settled, "INV-DEX-MAP-2");
-        } else {
-            debug_assert!(!taken, "INV-DEX-PIN: the parent keeps the child");
-            if ctl.is_shared() {
+        debug_assert_eq!(slot.is_some(), taken, "INV-DEX-PIN: the parent keeps the child");
+        match slot {
+            Some(index) => pages.attach_child(self.parent, index, frame),
+            None if ctl.is_shared() => {
                 // INV-DEX-SHARED-3: a later operation reads it again.
                 ctl.set_state(FrameState::Free);
                 pages.free.push(worker, frame);
                 return;
             }
-            ctl.set_state(FrameState::Cooling);
-            ctl.latch.revive();
-            let settled = pages.map.exchange(self.addr, Some(Mapping::Io), to);
-            debug_assert!(settled, "INV-DEX-MAP-2");
+            None => ctl.set_state(FrameState::Cooling),
+        }
+        ctl.latch.revive();
+        let to = Some(Mapping::Resident(frame));
+        let settled = pages.map.exchange(self.addr, Some(Mapping::Io), to);
+        debug_assert!(settled, "INV-DEX-MAP-2");
+        if slot.is_none() {
             pages.put_cooling(self.addr, frame, worker);
         }
         if taken {

@@ -1,7 +1,7 @@
 //! Page cache: frames that hold copies of remote nodes, and the choice of those that leave.
 //!
-//! It knows nodes, their children and their latches, but no keys, and it reaches no fabric: a caller
-//! that needs a frame hands in the remote memory behind it ([`Backing`]), which writes dirty victims.
+//! It knows nodes, their children and their latches, but no keys, and posts no remote operation: a caller
+//! that needs a frame hands in the way to write dirty victims ([`PageCache::take_frame`]).
 //!
 //! | file | content |
 //! |---|---|
@@ -28,16 +28,18 @@ mod swizzle;
 
 use std::sync::Arc;
 
+use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
 use farleaf_index::bnode::Layout;
 use farleaf_index::local::ParkingLot;
+use farleaf_pool::Session;
 
 use crate::dex::DexOptions;
 use crate::dex::stats::Stats;
 use admission_policy::Ghosts;
 pub use admission_policy::{Admission, UnknownAdmission};
 use cooling_map::CoolingMap;
-pub(crate) use eviction::{Backing, OwnedFrame, Sx};
+pub(crate) use eviction::{OwnedFrame, Sx};
 pub(crate) use frames::{FrameState, Frames, TOP};
 use free_frames::FreeFrames;
 pub(crate) use io_mark::{IoMark, MissedChild};
@@ -128,17 +130,22 @@ impl PageCache {
         matches!(self.map.get(addr), Some(Mapping::Io | Mapping::OffX | Mapping::OffS(_)))
     }
 
-    /// Returns whether the leaf at `addr`, which an operation has just missed, is to be cached. Draws from
-    /// `random` only if the policy admits by chance.
-    pub(crate) fn admits(&self, addr: u64, random: impl FnOnce() -> u64) -> bool {
+    /// Returns whether the leaf at `addr`, which an operation has just missed, is to be cached. Draws a number
+    /// only if the policy admits by chance.
+    pub(crate) fn admits(&self, session: &Session, addr: u64) -> bool {
         match (self.admission, &self.ghosts) {
             (Admission::Again, Some(ghosts)) => ghosts.note(addr) || self.free.has_fresh(),
             (Admission::Again, None) => true,
             (Admission::Chance(chance), _) => {
                 self.free.has_fresh()
                     || chance >= 1.0
-                    || (random() >> 11) as f64 / ((1_u64 << 53) as f64) < chance
+                    || share_of(session.endpoint().random()) < chance
             }
         }
     }
+}
+
+/// Turns a random number into one from 0 to 1, which it never is.
+pub(crate) fn share_of(random: u64) -> f64 {
+    (random >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -9,7 +9,8 @@ use farleaf_fabric::Buf;
 use farleaf_index::bnode::{Kind, Node, NodeMut};
 
 use super::PageCache;
-use super::frames::FrameState;
+use super::frames::{FrameState, TOP};
+use super::mapping_table::Mapping;
 
 impl PageCache {
     /// Makes a frame that the caller owns the Hot child `index`, under X of the parent.
@@ -31,6 +32,38 @@ impl PageCache {
         above.set_swizzled(above.swizzled() - 1);
     }
 
+    /// Takes the pointer to a frame out of its parent, whose X is held, or out of the top. Fails if the frame
+    /// has got another parent, or the parent's frame another node.
+    pub(crate) fn unlink(&self, parent: u32, frame: u32) -> bool {
+        let (ctl, pointer) = (self.frames.ctl(frame), self.frames.swizzle(frame));
+        if parent == TOP {
+            let is_root = self.frames.root() == pointer;
+            if is_root {
+                self.frames.set_root(0);
+            }
+            return is_root;
+        }
+        if ctl.parent() != parent {
+            return false;
+        }
+        let Some(index) = self.frames.node(&self.layout, parent).find_child(pointer) else {
+            return false;
+        };
+        self.detach_child(parent, index, ctl.addr_word());
+        true
+    }
+
+    /// Makes the node in a frame that the caller has filled Hot, and lets others find it. Returns the pointer to
+    /// it, for its parent or the top, whose X is held.
+    pub(crate) fn enter(&self, frame: u32) -> u64 {
+        let ctl = self.frames.ctl(frame);
+        ctl.set_state(FrameState::Hot);
+        let entered = self.map.claim(ctl.addr_word(), Mapping::Resident(frame));
+        debug_assert_eq!(entered, Ok(()), "nobody knew of it");
+        ctl.latch.revive();
+        self.frames.swizzle(frame)
+    }
+
     /// Gives the Cooling child `index` its second chance, under X of the parent: swizzles it again.
     /// Fails if the child is not in its bucket.
     pub(crate) fn promote(&self, parent: u32, index: usize, addr: u64, frame: u32) -> bool {
@@ -48,15 +81,10 @@ impl PageCache {
     /// Makes `frame` the parent of all swizzled children of the image `words`. The caller has X of the
     /// frame that was their parent.
     pub(crate) fn adopt_children(&self, frame: u32, words: &[u64]) {
-        let node = Node::new(&self.layout, words);
         let mut swizzled = 0;
-        if node.kind() == Kind::Inner {
-            for index in 0..=node.count() {
-                if let Some(child) = node.child(index).and_then(|it| self.frames.unswizzle(it)) {
-                    self.frames.ctl(child).set_parent(frame);
-                    swizzled += 1;
-                }
-            }
+        for (_, child) in self.frames.children(Node::new(&self.layout, words)) {
+            self.frames.ctl(child).set_parent(frame);
+            swizzled += 1;
         }
         self.frames.ctl(frame).set_swizzled(swizzled);
     }

@@ -130,10 +130,8 @@ impl Log {
                 // already.
                 continue;
             }
-            let (mut low, mut high) = (Vec::new(), Vec::new());
-            let low = node.low_fence(&mut low).then_some(&low[..]);
-            let high = node.high_fence(&mut high).then_some(&high[..]);
-            if range.contains(low, high) {
+            let held = Range::of_node(&node);
+            if range.contains(held.low.as_deref(), held.high.as_deref()) {
                 self.forget_images(session, at).await?;
             }
         }

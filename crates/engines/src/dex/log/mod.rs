@@ -203,11 +203,12 @@ impl Log {
         let mut count = 0;
         // One by one: together they may be more than a segment holds.
         for change in changes {
-            debug_assert!(change.record().is_none(), "INV-DEX-LOG-5");
+            let change = change.borrowed();
+            debug_assert!(change.record.is_none(), "INV-DEX-LOG-5");
             let record = LogEntry {
-                kind: if change.value().is_some() { RecordKind::Put } else { RecordKind::Remove },
-                key: &change.key,
-                value: change.value().unwrap_or(&[]),
+                kind: if change.value.is_some() { RecordKind::Put } else { RecordKind::Remove },
+                key: change.key,
+                value: change.value.unwrap_or(&[]),
                 frame: Some(sx.frame()),
             };
             let was = ctl.oldest();

@@ -31,31 +31,23 @@ pub(crate) const HEAD_WORDS: usize = 4;
 
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum RecordKind {
     /// The key holds the value.
-    Put,
+    Put = 1,
     /// The key is gone.
-    Remove,
+    Remove = 2,
     /// A node's image (the value), before it is written in its place.
-    Image,
+    Image = 3,
     /// The node at the address that the value holds is about to be freed: its images are void.
-    Forget,
+    Forget = 4,
 }
 
 impl RecordKind {
     fn of(bits: u8) -> Option<Self> {
         [RecordKind::Put, RecordKind::Remove, RecordKind::Image, RecordKind::Forget]
             .into_iter()
-            .find(|it| it.bits() == bits)
-    }
-
-    fn bits(self) -> u8 {
-        match self {
-            RecordKind::Put => 1,
-            RecordKind::Remove => 2,
-            RecordKind::Image => 3,
-            RecordKind::Forget => 4,
-        }
+            .find(|it| *it as u8 == bits)
     }
 }
 
@@ -104,7 +96,7 @@ fn encode(
     let [key, value] = parts;
     let first = into.len();
     let lengths = (key.len() as u64) << 8 | (value.len() as u64) << 32;
-    into.extend([u64::from(kind.bits()) | lengths, number, use_of, 0]);
+    into.extend([u64::from(kind as u8) | lengths, number, use_of, 0]);
     into.resize(first + record_words(key.len(), value.len()), 0);
     let (head, body) = into[first..].split_at_mut(HEAD_WORDS);
     let (key_bytes, rest) = body.as_mut_bytes().split_at_mut(key.len());

@@ -16,7 +16,7 @@ use super::model::{Choice, CostModel, Offload, OffloadWork};
 use super::range::LEAVES_MAX;
 use super::wire::{OffloadReply, OffloadRequest, Operation, REPLY_BYTES, Status};
 use crate::dex::DexOptions;
-use crate::dex::cache::{FrameState, IoMark, Mapping, PageCache};
+use crate::dex::cache::{FrameState, IoMark, Mapping, PageCache, share_of};
 use crate::dex::stats::Stats;
 use crate::dex::tree::LeafChange;
 
@@ -176,7 +176,7 @@ impl Offloads {
         if !model.is_open(now_ns) {
             return false;
         }
-        let random = || (session.endpoint().random() >> 11) as f64 / (1_u64 << 53) as f64;
+        let random = || share_of(session.endpoint().random());
         let choice = match mode {
             Offload::Never => Choice { offload: false, explores: false },
             Offload::Always => Choice { offload: true, explores: false },

@@ -7,6 +7,7 @@
 //! it reverses one in a hundred decisions, so that neither side's figures go stale. It counts RPCs of
 //! scans by themselves, because each does more work.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
 
@@ -73,25 +74,20 @@ impl FromStr for Offload {
     }
 }
 
-/// The last samples of something, the oldest first from `next` on once it is full.
+/// The last samples of something, each with its time, the oldest first.
 #[derive(Debug, Default)]
-struct Window {
-    samples: Vec<(u64, u64)>,
-    next: usize,
-}
+struct Window(VecDeque<(u64, u64)>);
 
 impl Window {
     fn add(&mut self, now_ns: u64, ns: u64) {
-        if self.samples.len() < WINDOW {
-            self.samples.push((now_ns, ns));
-            return;
+        if self.0.len() == WINDOW {
+            self.0.pop_front();
         }
-        self.samples[self.next] = (now_ns, ns);
-        self.next = (self.next + 1) % WINDOW;
+        self.0.push_back((now_ns, ns));
     }
 
     fn mean(&self, now_ns: u64) -> Option<f64> {
-        let fresh = self.samples.iter().filter(|(at, _)| now_ns.saturating_sub(*at) <= EXPIRY_NS);
+        let fresh = self.0.iter().filter(|(at, _)| now_ns.saturating_sub(*at) <= EXPIRY_NS);
         let (count, sum) = fresh
             .fold((0_u64, 0_u64), |(count, sum), (_, ns)| (count + 1, sum.saturating_add(*ns)));
         (count > 0).then(|| sum as f64 / count as f64)

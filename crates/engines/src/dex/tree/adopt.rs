@@ -85,7 +85,7 @@ impl DexTree {
             return None;
         }
         let (addr, range) = self.range_of(frame)?;
-        let is_own = !self.crosses_bounds(range.low.as_deref(), range.high.as_deref());
+        let is_own = !self.ownership.crosses(range.low.as_deref(), range.high.as_deref());
         is_own.then_some(addr)
     }
 
@@ -98,10 +98,7 @@ impl DexTree {
         // No task of this compute server changes it now (INV-DEX-SHARED-5), and no other compute server
         // may any more. Nobody is waited for, who could be waiting for the turn.
         let ctl = self.pages.frames.ctl(frame);
-        let Some(sx) = ctl.latch.sample().and_then(|version| self.pages.try_sx(frame, version))
-        else {
-            return Ok(Looked::Busy);
-        };
+        let Some(sx) = self.pages.sx_now(frame) else { return Ok(Looked::Busy) };
         if self.adoptable(frame) != Some(addr) {
             return Ok(Looked::Done);
         }
@@ -110,11 +107,8 @@ impl DexTree {
         }
         let node = self.pages.frames.node(self.layout(), frame);
         debug_assert_eq!(node.kind(), Kind::Inner, "no leaf is shared");
-        let children = (0..=node.count()).filter_map(|at| node.child(at));
-        if children
-            .filter_map(|pointer| self.pages.frames.unswizzle(pointer))
-            .any(|child| self.pages.frames.ctl(child).is_shared())
-        {
+        let frames = &self.pages.frames;
+        if frames.children(node).any(|(_, child)| frames.ctl(child).is_shared()) {
             return Ok(Looked::Busy);
         }
         if !Canary::AdoptUnchecked.is_armed() && !self.is_as_remote(session, frame).await? {

@@ -142,7 +142,7 @@ impl DexTree {
         new.keep();
         let (addr, level) = new.root();
         let published = self.publish_root(session, addr, level).await;
-        self.must_succeed(published)?;
+        self.ownership.must_succeed(published)?;
         // Compute servers with old copies of shared nodes are led to dead nodes, and then to the root word.
         for (addr, mut image) in old {
             let version = Node::new(self.layout(), image.words()).version() + 1;
@@ -150,9 +150,9 @@ impl DexTree {
             dead.mark_dead();
             dead.seal(version);
             let written = self.write_page(session, addr, image, 8).await;
-            self.must_succeed(written)?;
+            self.ownership.must_succeed(written)?;
             let forgotten = self.log.forget_images(session, addr).await;
-            self.must_succeed(forgotten)?;
+            self.ownership.must_succeed(forgotten)?;
         }
         retiring.into_iter().for_each(|retiring| session.retire(retiring));
         Ok(())

@@ -21,7 +21,7 @@ use farleaf_index::{Decision, IndexError, Outcome};
 
 use super::DexTree;
 use super::context::DexFail;
-use super::ops::{LeafAttempt, LeafChange, OwnedLeafChange, apply_at, decide};
+use super::ops::{LeafAttempt, LeafChange, OwnedLeafChange, apply_at};
 use crate::dex::cache::PageCache;
 
 /// The outcome of a change that a latch holder executed, and whether it changed anything.
@@ -42,7 +42,7 @@ impl Others {
 
     /// Returns whether one of them has removed something.
     pub(crate) fn remove(&self) -> bool {
-        self.changes().any(|change| change.value().is_none())
+        self.changes().any(|change| change.borrowed().value.is_none())
     }
 
     /// Answers them as done, before the latch is released.
@@ -73,7 +73,6 @@ impl DexTree {
     pub(crate) async fn leave_to_holder(
         &self,
         frame: u32,
-        key: &[u8],
         change: &LeafChange<'_>,
     ) -> Result<LeafAttempt, DexFail> {
         if self.options.combine == 0 || change.expected.is_some() || change.record.is_some() {
@@ -81,7 +80,7 @@ impl DexTree {
             return Ok(LeafAttempt::Again);
         }
         let latch = self.pages.frames.latch(frame);
-        let mut left = self.combiner.leave(frame.into(), OwnedLeafChange::of(key, change));
+        let mut left = self.combiner.leave(frame.into(), OwnedLeafChange::of(change));
         loop {
             self.pages
                 .lot
@@ -124,20 +123,18 @@ fn combine_one<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     owned: &OwnedLeafChange,
 ) -> Option<(Outcome, bool)> {
-    let (key, change) = (owned.key.as_slice(), owned.borrowed());
+    let change = owned.borrowed();
     let node = leaf.as_node();
     // The frame may hold another leaf meanwhile.
-    if node.level() != 0 || node.covers(key) != Cover::Inside {
+    if node.level() != 0 || node.covers(change.key) != Cover::Inside {
         return None;
     }
-    let found = node.find(key);
+    let found = node.find(change.key);
     if found.is_ok_and(|index| node.record(index).is_some()) {
         return None;
     }
-    match decide(&change, found.is_ok(), None) {
+    match change.decide(found.is_ok(), None) {
         Decision::Leave(outcome) => Some((outcome, false)),
-        Decision::Apply(outcome) => {
-            apply_at(leaf, key, &change, found).ok().map(|()| (outcome, true))
-        }
+        Decision::Apply(outcome) => apply_at(leaf, &change, found).ok().map(|()| (outcome, true)),
     }
 }

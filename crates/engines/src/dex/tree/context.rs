@@ -1,9 +1,9 @@
 //! Operation context: counts the attempts of one operation and carries its wishes through them.
 
-use farleaf_fabric::{Endpoint, OpError};
+use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
 use farleaf_index::retry::backoff;
-use farleaf_pool::{PoolError, Session};
+use farleaf_pool::Session;
 
 use super::DexTree;
 use crate::dex::offload::Offloadable;
@@ -26,20 +26,8 @@ pub(crate) enum DexFail {
     Error(IndexError),
 }
 
-impl From<IndexError> for DexFail {
-    fn from(error: IndexError) -> Self {
-        DexFail::Error(error)
-    }
-}
-
-impl From<OpError> for DexFail {
-    fn from(error: OpError) -> Self {
-        DexFail::Error(error.into())
-    }
-}
-
-impl From<PoolError> for DexFail {
-    fn from(error: PoolError) -> Self {
+impl<E: Into<IndexError>> From<E> for DexFail {
+    fn from(error: E) -> Self {
         DexFail::Error(error.into())
     }
 }
@@ -49,8 +37,8 @@ impl From<PoolError> for DexFail {
 pub(crate) struct OpContext {
     restarts: u32,
     steps: u32,
-    /// The next leaf that the operation misses is cached.
-    pub(super) must_cache: bool,
+    /// The caller reads a missed leaf that is not to be cached. Else the leaf is cached.
+    pub(super) streams: bool,
     /// Every frame was in use, so a missed leaf is not cached.
     pub(super) no_frame: bool,
     /// The part of the operation that a memory server may execute.
@@ -66,34 +54,30 @@ pub(crate) struct OpContext {
 impl OpContext {
     /// Begins a change, which may be offloaded.
     pub(super) fn change(offloadable: Option<Offloadable>) -> Self {
-        OpContext { offloadable, ..OpContext::default() }
+        OpContext { offloadable, streams: true, ..OpContext::default() }
     }
 
     /// Begins a get.
     pub(super) fn get() -> Self {
-        OpContext { offloadable: Some(Offloadable::Get), joins: true, ..OpContext::default() }
+        OpContext { joins: true, ..OpContext::change(Some(Offloadable::Get)) }
     }
 
     /// Begins a step of a scan, which may read ahead, and may be offloaded.
     pub(super) fn scan(reads_ahead: bool, offloadable: Option<Offloadable>) -> Self {
-        OpContext { reads_ahead, offloadable, cause: Cause::Scan, ..OpContext::default() }
+        OpContext { reads_ahead, cause: Cause::Scan, ..OpContext::change(offloadable) }
     }
 
-    /// Ends offloading for the operation (`INV-DEX-OFF-6`).
-    fn fetch(&mut self) {
-        self.offloadable = None;
-    }
-
-    /// Ends offloading for the operation, because a memory server said so or could not be asked.
+    /// Ends offloading for the operation (`INV-DEX-OFF-6`), because a memory server said so or could not be
+    /// asked.
     pub(super) fn fall_back(&mut self) {
-        self.fetch();
+        self.offloadable = None;
         self.cause = Cause::Fallback;
     }
 
     /// Demands that the leaf is cached, as the next step needs it there.
-    pub(crate) fn must_cache(&mut self) {
-        self.must_cache = true;
-        self.fetch();
+    pub(super) fn must_cache(&mut self) {
+        self.streams = false;
+        self.offloadable = None;
     }
 
     /// Counts one step more.

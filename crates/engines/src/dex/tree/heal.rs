@@ -11,8 +11,9 @@ use farleaf_pool::Session;
 
 use super::shared::First;
 use super::split::Need;
-use super::walk::{Location, SearchEnd, Seek, UnfinishedSplit};
+use super::walk::{Seek, UnfinishedSplit};
 use super::{DexFail, DexTree, OpContext};
+use crate::dex::cache::Sx;
 
 /// A change that a crash has left half done, as an operation met it.
 #[derive(Debug)]
@@ -29,6 +30,16 @@ pub(super) enum Heal {
 }
 
 impl DexTree {
+    /// As [`DexTree::heal`]; runs to its end whatever becomes of the caller.
+    pub(super) async fn heal_detached(
+        self: &Arc<Self>,
+        session: &Session,
+        heal: Heal,
+    ) -> Result<(), DexFail> {
+        let healing = |tree: Arc<Self>, session| async move { tree.heal(&session, heal).await };
+        Box::pin(self.detach(session, healing)).await
+    }
+
     /// Finishes what a crash has left half done.
     pub(super) async fn heal(
         self: &Arc<Self>,
@@ -47,16 +58,8 @@ impl DexTree {
             Heal::Dead { level, low, image } => self.heal_dead(session, level, low, image).await,
             Heal::Absorbed { level, bound } => {
                 // The separator goes, and the child behind it, which is dead.
-                let location = self.find_inner(session, Seek::At(&bound), level).await?;
-                let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
-                    self.pages.wait_for_frame(location.frame).await;
-                    return Err(DexFail::Restart);
-                };
-                if self.pages.frames.ctl(location.frame).is_shared() {
-                    // It has become that meanwhile.
-                    return Err(DexFail::Restart);
-                }
-                let node = self.pages.frames.node(self.layout(), location.frame);
+                let sx = self.hold_inner(session, Seek::At(&bound), level).await?;
+                let node = self.pages.frames.node(self.layout(), sx.frame());
                 let index = node.child_for(&bound).0;
                 let next = node.child(index + 1).unwrap_or(0);
                 if self.pages.frames.unswizzle(next).is_some() || self.pages.map.get(next).is_some()
@@ -64,15 +67,7 @@ impl DexTree {
                     // Another task has just met it and handles it.
                     return Err(DexFail::Restart);
                 }
-                self.stats.merges_finished.add();
-                let frame = sx.into_x();
-                let removed =
-                    self.pages.frames.node_mut(self.layout(), frame).remove_separator(index);
-                self.pages.frames.ctl(frame).set_dirty(true);
-                self.pages.release_x(frame);
-                removed
-                    .map_err(|error| self.remote.damaged(self.pages.frames.addr(frame), error))?;
-                Ok(())
+                self.drop_dead(sx, index)
             }
         }
     }
@@ -87,17 +82,10 @@ impl DexTree {
         let mut context = OpContext::default();
         loop {
             // Boxed: finding a node may meet another such split on its way.
-            let found =
-                Box::pin(self.find(session, Seek::At(&separator), level, false, &mut context));
-            let location = match found.await? {
-                SearchEnd::Node(location) => location,
-                SearchEnd::Missing(_) | SearchEnd::Offload(_) | SearchEnd::Awaited(_) => {
-                    return Err(DexFail::Restart);
-                }
-                SearchEnd::TooLow => {
-                    self.grow_now(session, level).await?;
-                    continue;
-                }
+            let found = Box::pin(self.reach(session, Seek::At(&separator), level, &mut context));
+            let Some(location) = found.await? else {
+                self.grow_now(session, level).await?;
+                continue;
             };
             if !self.pages.frames.ctl(location.frame).latch.try_x(location.version) {
                 self.pages.wait_for_frame(location.frame).await;
@@ -126,19 +114,34 @@ impl DexTree {
         }
     }
 
-    /// A node of a level above the leaves.
-    async fn find_inner(
+    /// Takes SX of a node of a level above the leaves, if it is exclusive.
+    async fn hold_inner(
         self: &Arc<Self>,
         session: &Session,
         seek: Seek<'_>,
         level: u8,
-    ) -> Result<Location, DexFail> {
+    ) -> Result<Sx, DexFail> {
         let mut context = OpContext::default();
         // Boxed: finding a node may meet something else to heal on its way.
-        match Box::pin(self.find(session, seek, level, false, &mut context)).await? {
-            SearchEnd::Node(location) => Ok(location),
-            _ => Err(DexFail::Restart),
-        }
+        let found = Box::pin(self.reach(session, seek, level, &mut context)).await?;
+        let Some(location) = found else { return Err(DexFail::Restart) };
+        let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
+            self.pages.wait_for_frame(location.frame).await;
+            return Err(DexFail::Restart);
+        };
+        // It may have become shared meanwhile.
+        if sx.ctl().is_shared() { Err(DexFail::Restart) } else { Ok(sx) }
+    }
+
+    /// Removes separator `index` of a node, and the child behind it, which is dead.
+    fn drop_dead(&self, sx: Sx, index: usize) -> Result<(), DexFail> {
+        self.stats.merges_finished.add();
+        let frame = sx.into_x();
+        let removed = self.pages.frames.node_mut(self.layout(), frame).remove_separator(index);
+        self.pages.frames.ctl(frame).set_dirty(true);
+        self.pages.release_x(frame);
+        removed.map_err(|error| self.damaged(frame, error))?;
+        Ok(())
     }
 
     /// A child is dead, says `image`: removes it from its parent if its left neighbour covers its
@@ -156,15 +159,9 @@ impl DexTree {
         let (addr, version) = (dead.self_addr(), dead.version());
         // A first child is never merged away, so there is a left neighbour, and a fence to it.
         let Some(low) = low else { return Err(self.dead_child(addr)) };
-        let location = self.find_inner(session, Seek::After(&low), level).await?;
-        let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
-            self.pages.wait_for_frame(location.frame).await;
-            return Err(DexFail::Restart);
-        };
-        if self.pages.frames.ctl(location.frame).is_shared() {
-            return Err(DexFail::Restart);
-        }
-        let node = self.pages.frames.node(self.layout(), location.frame);
+        let sx = self.hold_inner(session, Seek::After(&low), level).await?;
+        let parent = self.pages.frames.addr(sx.frame());
+        let node = self.pages.frames.node(self.layout(), sx.frame());
         let index = match node.find_child(addr) {
             Some(0) => return Err(self.dead_child(addr)),
             Some(index) => index,
@@ -177,14 +174,14 @@ impl DexTree {
             // Its slot keeps it where it is, and its fences only change together with its parent.
             Some(frame) => self.pages.frames.node(self.layout(), frame).high_fence(&mut fence),
             None => {
-                let left = self.remote.pointer(left, self.pages.frames.addr(location.frame))?;
+                let left = self.remote.pointer(left, parent)?;
                 self.stats.reads_heal.add();
                 let image = self.read_node(session, left, level - 1).await?;
                 Node::new(self.layout(), image.words()).high_fence(&mut fence)
             }
         };
         if finite && fence == low {
-            let at = self.remote.pointer(addr, self.pages.frames.addr(location.frame))?;
+            let at = self.remote.pointer(addr, parent)?;
             let mut node = NodeMut::new(self.layout(), image.words_mut());
             node.mark_alive();
             node.seal(self.log.version(level - 1, version));
@@ -192,13 +189,7 @@ impl DexTree {
             self.stats.merges_undone.add();
             return Ok(());
         }
-        self.stats.merges_finished.add();
-        let frame = sx.into_x();
-        let removed = self.pages.frames.node_mut(self.layout(), frame).remove_separator(index - 1);
-        self.pages.frames.ctl(frame).set_dirty(true);
-        self.pages.release_x(frame);
-        removed.map_err(|error| self.remote.damaged(self.pages.frames.addr(frame), error))?;
-        Ok(())
+        self.drop_dead(sx, index - 1)
     }
 
     fn dead_child(&self, addr: u64) -> DexFail {

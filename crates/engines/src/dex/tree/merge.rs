@@ -32,11 +32,11 @@ impl DexTree {
     ///
     /// Its cost counts as maintenance: 4 WRITEs for one merge.
     pub(crate) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8]) {
-        let (tree, task_session, key) = (Arc::clone(self), session.clone(), key.to_vec());
+        let key = key.to_vec();
         let before = session.client().charge_to(OpKind::Maintenance);
-        self.detach(session, async move {
+        self.detach(session, |tree, session| async move {
             let mut level = 0;
-            while let Ok(true) = tree.merge_now(&task_session, &key, level).await {
+            while let Ok(true) = tree.merge_now(&session, &key, level).await {
                 level += 1;
             }
         })
@@ -51,7 +51,7 @@ impl DexTree {
         key: &[u8],
         level: u8,
     ) -> Result<bool, DexFail> {
-        if self.merges_rest() {
+        if self.ownership.is_moving() {
             return Ok(false);
         }
         let Some(location) = self.find_cached(Seek::At(key), level) else { return Ok(false) };
@@ -105,7 +105,7 @@ impl DexTree {
             .map_err(|error| self.remote.damaged(left_addr, error))?;
         NodeMut::new(layout, parent_words.as_mut_slice())
             .remove_separator(index)
-            .map_err(|error| self.remote.damaged(frames.addr(above.frame()), error))?;
+            .map_err(|error| self.damaged(above.frame(), error))?;
         let parent_sparse = self.is_sparse(&Node::new(layout, &parent_words));
         let retiring = session.prepare_retire(right_addr).await?;
         // The whole holds what both did (INV-DEX-LOG-2).
@@ -125,11 +125,11 @@ impl DexTree {
                 dead.seal(version);
             }
             let written = self.write_page(session, addr, image, 8).await;
-            self.must_succeed(written)?;
+            self.ownership.must_succeed(written)?;
         }
 
         let forgotten = self.log.forget_images(session, right_addr).await;
-        self.must_succeed(forgotten)?;
+        self.ownership.must_succeed(forgotten)?;
 
         // Remote memory has it. Now the cache, in one moment.
         let (parent, left, right) = (above.into_x(), left_sx.into_x(), right_sx.into_x());

@@ -7,9 +7,10 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_index::bnode::{Cover, Kind, Node, StoredValue};
+use farleaf_index::compute::ownership::Range;
 use farleaf_index::local::Ended;
 use farleaf_pool::Session;
 
@@ -18,7 +19,7 @@ use super::context::DexFail;
 use super::heal::Heal;
 use super::pages::has_swizzled;
 use super::walk::UnfinishedSplit;
-use crate::dex::cache::{FrameState, IoMark, Mapping, MissedChild, OwnedFrame, TOP};
+use crate::dex::cache::{IoMark, MissedChild, OwnedFrame, TOP};
 
 /// READs of one node whose checksum does not fit before it counts as damaged. Nobody writes an
 /// exclusive node while it is read, so only a crash makes a second READ necessary.
@@ -40,23 +41,25 @@ impl Arrival {
     /// # Errors
     /// `Corrupt` if no split or merge explains the difference.
     pub(super) fn of(mark: &IoMark, node: &Node<'_, u64>) -> Result<Arrival, IndexError> {
-        let bound = mark.high.as_deref();
-        if node.has_fences(mark.low.as_deref(), bound) {
+        let expected = &mark.range;
+        if node.has_fences(expected.low.as_deref(), expected.high.as_deref()) {
             return Ok(Arrival::Fits);
         }
-        let (mut low, mut high) = (Vec::new(), Vec::new());
-        let has_low = node.low_fence(&mut low);
-        let has_high = node.high_fence(&mut high);
-        let same_low = has_low.then_some(low.as_slice()) == mark.low.as_deref();
-        if same_low && has_high && node.right() != 0 && bound.is_none_or(|bound| *high < *bound) {
-            let (level, right) = (mark.level + 1, node.right());
-            return Ok(Arrival::Unfinished(UnfinishedSplit { level, separator: high, right }));
+        let Range { low, high } = Range::of_node(node);
+        let bound = expected.high.as_ref();
+        if let Some(high) = &high
+            && low == expected.low
+            && node.right() != 0
+            && bound.is_none_or(|bound| high < bound)
+        {
+            let (level, separator, right) = (mark.level + 1, high.clone(), node.right());
+            return Ok(Arrival::Unfinished(UnfinishedSplit { level, separator, right }));
         }
         if let Some(bound) = bound
-            && same_low
-            && (!has_high || *high > *bound)
+            && low == expected.low
+            && high.is_none_or(|high| high > *bound)
         {
-            return Ok(Arrival::Absorbed(bound.to_vec()));
+            return Ok(Arrival::Absorbed(bound.clone()));
         }
         Err(IndexError::Corrupt(format!(
             "node {} (level {}) does not cover the range that its parent gives it",
@@ -69,12 +72,7 @@ impl Arrival {
 impl DexTree {
     /// Marks a child that is not cached, for the caller to read.
     pub(super) fn mark(&self, child: MissedChild) -> Option<IoMark> {
-        IoMark::take(&self.pages, child, |low, high| self.crosses_bounds(low, high))
-    }
-
-    /// Returns whether the leaf at `addr`, which this operation has just missed, is to be cached.
-    pub(super) fn admits(&self, session: &Session, addr: u64) -> bool {
-        self.pages.admits(addr, || session.endpoint().random())
+        IoMark::take(&self.pages, child, |low, high| self.ownership.crosses(low, high))
     }
 
     /// Reads a marked node into a frame. Runs to its end whatever becomes of the caller.
@@ -85,8 +83,8 @@ impl DexTree {
         session: &Session,
         mark: IoMark,
     ) -> Result<(), DexFail> {
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        self.detach(session, async move { tree.load_now(&task_session, mark).await }).await
+        self.detach(session, |tree, session| async move { tree.load_now(&session, mark).await })
+            .await
     }
 
     async fn load_now(self: &Arc<Self>, session: &Session, mark: IoMark) -> Result<(), DexFail> {
@@ -159,7 +157,7 @@ impl DexTree {
         }
         let level = mark.level + 1;
         if node.kind() == Kind::Dead {
-            return Ok(Err(Heal::Dead { level, low: mark.low.clone(), image }));
+            return Ok(Err(Heal::Dead { level, low: mark.range.low.clone(), image }));
         }
         Ok(match Arrival::of(mark, &node)? {
             Arrival::Fits => Ok(image),
@@ -202,10 +200,8 @@ impl DexTree {
 
     /// Returns whether others may change a node, by its own fences.
     pub(crate) fn is_shared(&self, node: &Node<'_, u64>) -> bool {
-        let (mut low, mut high) = (Vec::new(), Vec::new());
-        let low = node.low_fence(&mut low).then_some(low.as_slice());
-        let high = node.high_fence(&mut high).then_some(high.as_slice());
-        self.crosses_bounds(low, high)
+        let range = Range::of_node(node);
+        self.ownership.crosses(range.low.as_deref(), range.high.as_deref())
     }
 
     /// Reads a marked leaf and does not cache it. Not a task of its own: if the caller ends meanwhile,
@@ -226,9 +222,7 @@ impl DexTree {
             }
             Err(heal) => {
                 drop(mark);
-                let (tree, task_session) = (Arc::clone(self), session.clone());
-                let healing = async move { tree.heal(&task_session, heal).await };
-                Box::pin(self.detach(session, healing)).await?;
+                self.heal_detached(session, heal).await?;
                 Err(DexFail::Restart)
             }
         }
@@ -287,8 +281,11 @@ impl DexTree {
     /// Cost: 1 READ of the root word, 1 READ of the root.
     pub(super) async fn load_root(self: &Arc<Self>, session: &Session) -> Result<(), DexFail> {
         let mark = self.mark_root().await?;
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        self.detach(session, async move { tree.load_root_now(&task_session, mark).await }).await
+        self.detach(
+            session,
+            |tree, session| async move { tree.load_root_now(&session, mark).await },
+        )
+        .await
     }
 
     /// Takes the right to cache the root, which one task has at a time. If another task has it, waits and
@@ -299,8 +296,8 @@ impl DexTree {
         let Some(version) = self.pages.frames.ctl(TOP).latch.sample() else {
             return Err(DexFail::Restart);
         };
-        let (low, high) = (None, None);
-        let child = MissedChild { addr, parent: TOP, version, level: 0, low, high };
+        let range = Range::default();
+        let child = MissedChild { addr, parent: TOP, version, level: 0, range };
         if let Some(mark) = self.mark(child) {
             return Ok(mark);
         }
@@ -323,8 +320,7 @@ impl DexTree {
         let Some(image) = self.remote.read_shared(session, addr, level).await? else {
             return Err(DexFail::Restart);
         };
-        let latch = &frames.ctl(TOP).latch;
-        if !latch.sample().is_some_and(|version| latch.try_x(version)) {
+        if !self.pages.x_now(TOP) {
             return Err(DexFail::Restart);
         }
         let frame = frame.take();
@@ -333,14 +329,10 @@ impl DexTree {
         // With a growth that is not finished, the root word names a node that may lie in one partition;
         // changes above it concern all. The view of now counts: a range may have begun to be given away
         // since the READ.
-        let view = self.view();
+        let view = self.ownership.view();
         let shared = view.map.count() > 1 || view.crosses(None, None);
         frames.ctl(frame).set_shared(shared);
-        frames.ctl(frame).set_state(FrameState::Hot);
-        let entered = self.pages.map.claim(addr.word(), Mapping::Resident(frame));
-        debug_assert_eq!(entered, Ok(()), "nobody knew of it");
-        frames.ctl(frame).latch.revive();
-        frames.set_root(frames.swizzle(frame));
+        frames.set_root(self.pages.enter(frame));
         self.pages.release_x(TOP);
         drop(mark);
         Ok(())

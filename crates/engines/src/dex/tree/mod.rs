@@ -43,7 +43,7 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
 use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
-use farleaf_index::bnode::Layout;
+use farleaf_index::bnode::{ChangeError, Layout};
 use farleaf_index::compute::ownership::Ownership;
 use farleaf_index::local::Combiner;
 use farleaf_index::retry::backoff;
@@ -61,7 +61,7 @@ pub(crate) use ops::{LeafChange, OwnedLeafChange};
 pub(crate) use placement::{check_level, check_placement, place_for, place_table};
 use shared::Posts;
 pub(crate) use split::Need;
-pub(crate) use walk::{SearchEnd, Seek, UnfinishedSplit};
+pub(crate) use walk::{Seek, UnfinishedSplit};
 
 /// One compute server's tree of a table, for all its threads.
 #[derive(Debug)]
@@ -137,6 +137,11 @@ impl DexTree {
             "the table at {} has lost its lowest level",
             self.remote.meta()
         ))
+    }
+
+    /// Returns the error that says that the node in a frame could not be changed as it must be.
+    pub(crate) fn damaged(&self, frame: u32, error: ChangeError) -> IndexError {
+        self.remote.damaged(self.pages.frames.addr(frame), error)
     }
 
     /// Waits until no task works on a child of a frame. The caller holds the frame's SX, so that no further

@@ -134,9 +134,10 @@ impl DexTree {
         mark: OffloadMark,
         question: Question,
     ) -> Result<Option<(OffloadReply, Vec<u8>)>, IndexError> {
-        let (tree, session_too) = (Arc::clone(self), session.clone());
         let reads = mark.reads();
-        let task = async move { tree.offload_now(&session_too, mark, question).await };
+        let task = |tree: Arc<Self>, session| async move {
+            tree.offload_now(&session, mark, question).await
+        };
         match self.detach_within(session, task).await {
             Some(done) => done,
             None if reads => TimedOut::timed_out(),
@@ -154,8 +155,10 @@ impl DexTree {
         if !mark.reads() && channel.is_none() {
             return Ok(None);
         }
-        let asked =
-            self.offloads.ask(session, &mark, &question, &self.view(), channel.as_ref()).await;
+        let asked = self
+            .offloads
+            .ask(session, &mark, &question, &self.ownership.view(), channel.as_ref())
+            .await;
         let (reply, value) = match asked {
             Asked::Answered(reply, value) => (reply, value),
             Asked::Fetch => return Ok(None),
@@ -182,7 +185,7 @@ impl DexTree {
         match reply.status {
             Status::Ok if !mark.reads() => {
                 // INV-DEX-OFF-5.
-                self.must_succeed(self.offloads.drop_copy(session, reply.leaf))?;
+                self.ownership.must_succeed(self.offloads.drop_copy(session, reply.leaf))?;
                 Ok(Some((reply, value)))
             }
             Status::Ok | Status::Absent | Status::Exists => Ok(Some((reply, value))),

@@ -6,11 +6,12 @@
 //! - `INV-DEX-REC` A change that takes a reference to a record out of a leaf is written through before
 //!   the record is retired, so that remote memory never refers to a record that is gone.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, StoredValue, Value};
-use farleaf_index::{Change, Decision, IndexError, Outcome};
+use farleaf_index::{Change, Decision, IndexError, Outcome, OwnedChange};
 use farleaf_pool::Session;
 
 use super::combine::Others;
@@ -23,27 +24,22 @@ use crate::dex::offload::Offloadable;
 /// A change of one key in its leaf.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeafChange<'a> {
-    /// The new value; `None` removes.
-    pub(crate) value: Option<&'a [u8]>,
-    /// The record that holds it, if it is too long for a leaf.
+    change: Change<'a>,
+    /// The record that holds the new value, if that is too long for a leaf.
     pub(crate) record: Option<RecordRef>,
-    /// May add an absent key.
-    pub(crate) adds: bool,
-    /// May change or remove a present one.
-    pub(crate) replaces: bool,
-    /// Only if it holds this.
-    pub(crate) expected: Option<Option<&'a [u8]>>,
+}
+
+impl<'a> Deref for LeafChange<'a> {
+    type Target = Change<'a>;
+
+    fn deref(&self) -> &Change<'a> {
+        &self.change
+    }
 }
 
 impl<'a> LeafChange<'a> {
-    /// Returns `change`, with its value in the leaf.
-    pub(crate) fn of(change: &Change<'a>) -> Self {
-        let Change { value, adds, replaces, expected, .. } = *change;
-        LeafChange { value, record: None, adds, replaces, expected }
-    }
-
     /// Returns the value to store in the leaf.
-    pub(crate) fn stored(&self) -> Option<Value<'a>> {
+    fn stored(&self) -> Option<Value<'a>> {
         match (self.record, self.value) {
             (Some(record), _) => Some(Value::Record(record)),
             (None, value) => value.map(Value::Inline),
@@ -55,49 +51,25 @@ impl<'a> LeafChange<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedLeafChange {
     pub(crate) key: Vec<u8>,
-    value: Option<Vec<u8>>,
+    /// The change; of a value in a record, which stands for the value, with an empty one.
+    change: OwnedChange,
     record: Option<RecordRef>,
-    adds: bool,
-    replaces: bool,
-    expected: Option<Option<Vec<u8>>>,
 }
 
 impl OwnedLeafChange {
-    /// Returns a change that a log recorded.
-    pub(crate) fn of_log(key: Vec<u8>, value: Option<Vec<u8>>) -> Self {
-        let (record, expected) = (None, None);
-        OwnedLeafChange { key, value, record, adds: true, replaces: true, expected }
+    /// Returns `change`, with its value in the leaf.
+    pub(crate) fn inline(change: &Change<'_>) -> Self {
+        Self::of(&LeafChange { change: *change, record: None })
     }
 
-    /// The value, if it is not in a record.
-    pub(crate) fn value(&self) -> Option<&[u8]> {
-        self.value.as_deref()
-    }
-
-    pub(crate) fn record(&self) -> Option<RecordRef> {
-        self.record
-    }
-
-    pub(crate) fn of(key: &[u8], change: &LeafChange<'_>) -> Self {
-        OwnedLeafChange {
-            key: key.to_vec(),
-            // A record stands for its value.
-            value: change.value.filter(|_| change.record.is_none()).map(<[u8]>::to_vec),
-            record: change.record,
-            adds: change.adds,
-            replaces: change.replaces,
-            expected: change.expected.map(|held| held.map(<[u8]>::to_vec)),
-        }
+    pub(crate) fn of(change: &LeafChange<'_>) -> Self {
+        let value = change.value.map(|value| if change.record.is_some() { &[] } else { value });
+        let owned = OwnedChange::of(&Change { value, ..**change });
+        OwnedLeafChange { key: change.key.to_vec(), change: owned, record: change.record }
     }
 
     pub(crate) fn borrowed(&self) -> LeafChange<'_> {
-        LeafChange {
-            value: self.value.as_deref(),
-            record: self.record,
-            adds: self.adds,
-            replaces: self.replaces,
-            expected: self.expected.as_ref().map(Option::as_deref),
-        }
+        LeafChange { change: self.change.of_key(&self.key), record: self.record }
     }
 }
 
@@ -116,41 +88,25 @@ pub(crate) fn unfinished_change() -> IndexError {
     IndexError::OutcomeUnknown("a memory server cannot be reached".into())
 }
 
-pub(crate) fn decide(change: &LeafChange<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
-    let outcome = Outcome { existed, differs: false };
-    if let Some(expected) = change.expected
-        && expected != holds
-    {
-        return Decision::Leave(Outcome { differs: true, ..outcome });
-    }
-    let allowed = if existed { change.replaces } else { change.adds };
-    if !allowed || (!existed && change.stored().is_none()) {
-        return Decision::Leave(outcome);
-    }
-    Decision::Apply(outcome)
-}
-
 /// Applies a change to a leaf.
 pub(crate) fn apply<I: Image>(
     leaf: &mut NodeMut<'_, I>,
-    key: &[u8],
     change: &LeafChange<'_>,
 ) -> Result<(), ChangeError> {
-    let found = leaf.as_node().find(key);
-    apply_at(leaf, key, change, found)
+    let found = leaf.as_node().find(change.key);
+    apply_at(leaf, change, found)
 }
 
 /// Applies a change at the key's index, or at the place where the key would be.
 #[inline]
 pub(crate) fn apply_at<I: Image>(
     leaf: &mut NodeMut<'_, I>,
-    key: &[u8],
     change: &LeafChange<'_>,
     found: Result<usize, usize>,
 ) -> Result<(), ChangeError> {
     match (change.stored(), found) {
         (Some(value), Ok(index)) => leaf.replace(index, value),
-        (Some(value), Err(_)) => leaf.insert(key, value).map(drop),
+        (Some(value), Err(_)) => leaf.insert(change.key, value).map(drop),
         (None, Ok(index)) => leaf.remove(index),
         (None, Err(_)) => Ok(()),
     }
@@ -165,7 +121,7 @@ impl DexTree {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<Option<bool>, IndexError> {
-        self.check_open()?;
+        self.ownership.check_open()?;
         Ok(match self.hit(key).and_then(|location| self.value_in(location, key, value)) {
             Some(Some(StoredValue::Inline)) => Some(true),
             Some(None) => {
@@ -203,7 +159,7 @@ impl DexTree {
     ) -> Result<bool, IndexError> {
         let mut context = OpContext::get();
         loop {
-            match self.find(session, Seek::At(key), 0, true, &mut context).await? {
+            match self.find(session, Seek::At(key), 0, &mut context).await? {
                 SearchEnd::Offload(mark) => {
                     if let Some(has) =
                         Box::pin(self.get_offloaded(session, mark, key, value)).await?
@@ -261,13 +217,13 @@ impl DexTree {
     ) -> Result<Outcome, IndexError> {
         self.check_change(change)?;
         let _pin = session.begin(change.kind).await?;
-        let (key, mut leaf_change) = (change.key, LeafChange::of(change));
+        let mut leaf_change = LeafChange { change: *change, record: None };
         if let Some(value) = leaf_change.value
             && self.remote.needs_record(value.len())
         {
             leaf_change.record = Some(self.remote.write_record(session, value).await?);
         }
-        let result = self.modify_with_record(session, key, &leaf_change, held).await;
+        let result = self.modify_with_record(session, &leaf_change, held).await;
         let published = matches!(result, Ok(LeafAttempt::Changed(..)));
         let unknown = matches!(result, Err(IndexError::OutcomeUnknown(_)));
         if let Some(record) = leaf_change.record
@@ -280,7 +236,7 @@ impl DexTree {
         match result? {
             LeafAttempt::Changed(outcome, sparse) => {
                 if sparse {
-                    Box::pin(self.merge(session, key)).await;
+                    Box::pin(self.merge(session, change.key)).await;
                 }
                 Ok(outcome)
             }
@@ -298,21 +254,20 @@ impl DexTree {
     async fn modify_with_record(
         self: &Arc<Self>,
         session: &Session,
-        key: &[u8],
         change: &LeafChange<'_>,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, IndexError> {
-        self.check_open()?;
+        self.ownership.check_open()?;
         let mut context = OpContext::change(Offloadable::of(change));
-        let mut hit = self.hit(key).map(SearchEnd::Node);
+        let mut hit = self.hit(change.key).map(SearchEnd::Node);
         loop {
             let found = match hit.take() {
                 Some(found) => found,
-                None => self.find(session, Seek::At(key), 0, true, &mut context).await?,
+                None => self.find(session, Seek::At(change.key), 0, &mut context).await?,
             };
             let attempt = match found {
                 SearchEnd::Offload(mark) => {
-                    let owned = OwnedLeafChange::of(key, change);
+                    let owned = OwnedLeafChange::of(change);
                     match Box::pin(self.change_offloaded(session, mark, owned)).await? {
                         Some((outcome, true)) => Ok(LeafAttempt::Changed(outcome, false)),
                         Some((outcome, false)) => Ok(LeafAttempt::Left(outcome)),
@@ -322,11 +277,9 @@ impl DexTree {
                         }
                     }
                 }
-                SearchEnd::Node(location) => {
-                    self.change(session, location, key, change, held).await
-                }
+                SearchEnd::Node(location) => self.change(session, location, change, held).await,
                 SearchEnd::Missing(mark) => {
-                    let change = OwnedLeafChange::of(key, change);
+                    let change = OwnedLeafChange::of(change);
                     Box::pin(self.change_streamed(session, mark, change, held)).await
                 }
                 SearchEnd::TooLow | SearchEnd::Awaited(_) => return Err(self.no_level()),
@@ -336,7 +289,7 @@ impl DexTree {
                 Ok(LeafAttempt::NoRoom) => {
                     // A split needs the leaf in the cache.
                     context.must_cache();
-                    let need = Need::Room(OwnedLeafChange::of(key, change));
+                    let need = Need::Room(OwnedLeafChange::of(change));
                     match Box::pin(self.split(session, need)).await {
                         Ok(()) => {}
                         Err(fail) => context.after(fail, self, session).await?,
@@ -353,13 +306,12 @@ impl DexTree {
         self: &Arc<Self>,
         session: &Session,
         location: Location,
-        key: &[u8],
         change: &LeafChange<'_>,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, DexFail> {
         let latch = &self.pages.frames.ctl(location.frame).latch;
         let node = self.pages.frames.node(self.layout(), location.frame);
-        let found = node.find(key);
+        let found = node.find(change.key);
         let old_record = found.ok().and_then(|index| node.record(index));
         let mut holds = false;
         if change.expected.is_some() {
@@ -376,7 +328,7 @@ impl DexTree {
         if !latch.validate(location.version) {
             return Ok(LeafAttempt::Again);
         }
-        let outcome = match decide(change, found.is_ok(), holds.then_some(held.as_slice())) {
+        let outcome = match change.decide(found.is_ok(), holds.then_some(held.as_slice())) {
             Decision::Leave(outcome) => return Ok(LeafAttempt::Left(outcome)),
             Decision::Apply(outcome) => outcome,
         };
@@ -386,21 +338,21 @@ impl DexTree {
                 None => None,
             };
             let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
-                return Box::pin(self.leave_to_holder(location.frame, key, change)).await;
+                return Box::pin(self.leave_to_holder(location.frame, change)).await;
             };
-            let change = OwnedLeafChange::of(key, change);
+            let change = OwnedLeafChange::of(change);
             return Box::pin(self.change_surely(session, sx, change, outcome, old_record)).await;
         }
         if !latch.try_x(location.version) {
             if latch.is_held() {
-                return Box::pin(self.leave_to_holder(location.frame, key, change)).await;
+                return Box::pin(self.leave_to_holder(location.frame, change)).await;
             }
             return Ok(LeafAttempt::Again);
         }
         // Nothing has changed since it was looked at, so it is still Hot.
         debug_assert_eq!(self.pages.frames.ctl(location.frame).state(), FrameState::Hot);
         let mut leaf = self.pages.frames.node_mut(self.layout(), location.frame);
-        let changed = apply_at(&mut leaf, key, change, found);
+        let changed = apply_at(&mut leaf, change, found);
         let mut shrinks = change.value.is_none();
         if changed.is_ok() {
             self.pages.frames.ctl(location.frame).set_dirty(true);
@@ -413,7 +365,7 @@ impl DexTree {
         let sparse = shrinks && self.is_sparse(&leaf.as_node());
         let changed = changed.map_err(|error| match error {
             ChangeError::NoRoom => Ok(LeafAttempt::NoRoom),
-            error => Err(self.remote.damaged(self.pages.frames.addr(location.frame), error).into()),
+            error => Err(self.damaged(location.frame, error).into()),
         });
         self.pages.release_x(location.frame);
         changed.map_or_else(|failed| failed, |()| Ok(LeafAttempt::Changed(outcome, sparse)))
@@ -433,34 +385,32 @@ impl DexTree {
         outcome: Outcome,
         old_record: Option<GlobalAddr>,
     ) -> Result<LeafAttempt, DexFail> {
-        let (tree, session_too) = (Arc::clone(self), session.clone());
         let done = self
-            .detach_within(session, async move {
-                let (frame, session) = (sx.frame(), session_too);
+            .detach_within(session, |tree, session| async move {
+                let frame = sx.frame();
                 let ctl = tree.pages.frames.ctl(frame);
                 let mut image = session.client().buf(tree.layout().node_bytes());
                 tree.pages.frames.copy(frame, image.words_mut());
                 let mut leaf = NodeMut::new(tree.layout(), image.words_mut());
-                match apply(&mut leaf, &change.key, &change.borrowed()) {
+                let borrowed = change.borrowed();
+                match apply(&mut leaf, &borrowed) {
                     Ok(()) => {}
                     Err(ChangeError::NoRoom) => return Ok(LeafAttempt::NoRoom),
                     Err(error) => {
-                        return Err(tree
-                            .remote
-                            .damaged(tree.pages.frames.addr(frame), error)
-                            .into());
+                        return Err(tree.damaged(frame, error).into());
                     }
                 }
-                let is_logged = old_record.is_none() && change.record().is_none();
+                let is_logged = old_record.is_none() && borrowed.record.is_none();
                 let others = is_logged.then(|| tree.combine(frame, &mut leaf));
-                let mut shrinks = old_record.is_some() || change.value().is_none();
+                let mut shrinks =
+                    old_record.is_some() || borrowed.record.is_some() || borrowed.value.is_none();
                 shrinks |= others.as_ref().is_some_and(Others::remove);
                 let sparse = shrinks && tree.is_sparse(&leaf.as_node());
                 let logged = match &others {
                     Some(others) if !tree.log.is_kept_full_by(ctl.oldest()) => {
                         let changes = std::iter::once(&change).chain(others.changes());
                         let appended = tree.log.append_changes(&session, &sx, changes).await;
-                        tree.must_succeed(appended)?
+                        tree.ownership.must_succeed(appended)?
                     }
                     _ => false,
                 };
@@ -512,7 +462,7 @@ impl DexTree {
             return Err(DexFail::Restart);
         }
         let mut leaf = self.pages.frames.node_mut(self.layout(), location.frame);
-        let changed = apply(&mut leaf, &change.key, &change.borrowed());
+        let changed = apply(&mut leaf, &change.borrowed());
         if changed.is_ok() {
             self.pages.frames.ctl(location.frame).set_dirty(true);
         }
@@ -535,12 +485,10 @@ impl DexTree {
         change: OwnedLeafChange,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, DexFail> {
-        let (tree, session_too) = (Arc::clone(self), session.clone());
         let mut found_there = std::mem::take(held);
         let done = self
-            .detach_within(session, async move {
-                let attempt =
-                    tree.change_marked(&session_too, mark, &change, &mut found_there).await;
+            .detach_within(session, |tree, session| async move {
+                let attempt = tree.change_marked(&session, mark, &change, &mut found_there).await;
                 (attempt, found_there)
             })
             .await;
@@ -567,9 +515,9 @@ impl DexTree {
             }
         };
         self.stats.leaves_streamed.add();
-        let (key, change) = (owned.key.as_slice(), owned.borrowed());
+        let change = owned.borrowed();
         let node = Node::new(self.layout(), image.words());
-        let found = node.find(key);
+        let found = node.find(change.key);
         if change.expected.is_some() {
             held.clear();
             if let Ok(index) = found {
@@ -577,14 +525,14 @@ impl DexTree {
             }
         }
         let holds = found.is_ok().then_some(held.as_slice());
-        let outcome = match decide(&change, found.is_ok(), holds) {
+        let outcome = match change.decide(found.is_ok(), holds) {
             Decision::Leave(outcome) => return Ok(LeafAttempt::Left(outcome)),
             Decision::Apply(outcome) => outcome,
         };
         let old_record = found.ok().and_then(|index| node.record(index));
         let version = self.log.version(0, node.version());
         let mut leaf = NodeMut::new(self.layout(), image.words_mut());
-        match apply(&mut leaf, key, &change) {
+        match apply(&mut leaf, &change) {
             Ok(()) => {}
             Err(ChangeError::NoRoom) => return Ok(LeafAttempt::NoRoom),
             Err(error) => return Err(self.remote.damaged(mark.addr(), error).into()),

@@ -35,24 +35,17 @@ pub(crate) struct Span {
     pub(crate) leaves: usize,
 }
 
-/// Images of leaves that a scan has read ahead, the nearest first.
-#[derive(Debug, Default)]
-pub(crate) struct Ahead(VecDeque<Buf>);
-
-impl Ahead {
-    /// Takes the image of the leaf that covers the place, if it is there. Images before it are of no use
-    /// any more; those behind may be, if the leaves in between are cached.
-    pub(crate) fn take(&mut self, layout: &Layout, seek: Seek<'_>) -> Option<Buf> {
-        let covers = |image: &Buf| seek.covered(&Node::new(layout, image.words())) == Cover::Inside;
-        let at = self.0.iter().position(covers)?;
-        self.0.drain(..at);
-        self.0.pop_front()
-    }
-
-    /// Replaces the images by those of the last READs; the old ones were passed by or are out of date.
-    pub(crate) fn refill(&mut self, images: VecDeque<Buf>) {
-        self.0 = images;
-    }
+/// Takes the image of the leaf that covers the place, if a scan has read it ahead: `images` has the nearest first.
+/// Images before it are of no use any more; those behind may be, if the leaves in between are cached.
+pub(crate) fn take_ahead(
+    images: &mut VecDeque<Buf>,
+    layout: &Layout,
+    seek: Seek<'_>,
+) -> Option<Buf> {
+    let covers = |image: &Buf| seek.covered(&Node::new(layout, image.words())) == Cover::Inside;
+    let at = images.iter().position(covers)?;
+    images.drain(..at);
+    images.pop_front()
 }
 
 impl DexTree {
@@ -82,8 +75,7 @@ impl DexTree {
             if node.separator(at.min(next), &mut fence) && passage.ends_before(&fence) {
                 break;
             }
-            let (Some(child), (low, high)) = (node.child(next), Self::child_range(&node, next))
-            else {
+            let (Some(child), range) = (node.child(next), Self::child_range(&node, next)) else {
                 break;
             };
             if !above.latch.validate(version) {
@@ -94,7 +86,7 @@ impl DexTree {
                 continue;
             }
             let parent = first.parent;
-            let child = MissedChild { addr: child, parent, version, level: 0, low, high };
+            let child = MissedChild { addr: child, parent, version, level: 0, range };
             if let Some(mut mark) = self.mark(child) {
                 mark.cause = Cause::Prefetch;
                 marks.push(mark);
@@ -115,9 +107,10 @@ impl DexTree {
         first: IoMark,
         behind: Vec<IoMark>,
     ) -> Result<VecDeque<Buf>, DexFail> {
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        let task = async move { tree.read_leaves_now(&task_session, first, behind).await };
-        self.detach(session, task).await
+        self.detach(session, |tree, session| async move {
+            tree.read_leaves_now(&session, first, behind).await
+        })
+        .await
     }
 
     async fn read_leaves_now(
@@ -150,7 +143,7 @@ impl DexTree {
         }
         let mut kept = Vec::new();
         for (at, mark) in marks.into_iter().enumerate() {
-            if self.admits(session, mark.addr) {
+            if self.pages.admits(session, mark.addr) {
                 kept.push((at, mark));
             } else {
                 self.stats.leaves_streamed.add();

@@ -12,17 +12,17 @@ use std::sync::Arc;
 
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::codec::Reader;
-use farleaf_index::IndexError;
 use farleaf_index::bnode::{Kind, Node};
-use farleaf_index::compute::ownership::{Ownership, Partitions, View, change_map_now};
+use farleaf_index::compute::ownership::{Ownership, Partitions, Range, View, change_map_now};
 use farleaf_index::detach::detach;
 use farleaf_index::retry::backoff;
+use farleaf_index::{Change, IndexError};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::context::{DexFail, OpContext};
 use super::pages::write_surely;
-use super::{DexTree, Need, OwnedLeafChange, SearchEnd, Seek};
+use super::{DexTree, Need, OwnedLeafChange, Seek};
 use crate::dex::log::{
     Durability, LogPlace, Record, RecordKind, read_log, read_ring, write_floors,
 };
@@ -193,9 +193,7 @@ impl DexTree {
                 continue;
             }
             if node.kind() == Kind::Dead {
-                let mut low = Vec::new();
-                let low = node.low_fence(&mut low).then_some(low);
-                merges.push((node.level(), low));
+                merges.push((node.level(), Range::of_node(&node).low));
             }
             let there = reliable.read(at, reliable.buf(image.len())).await?;
             let there = Node::new(self.layout(), there.words());
@@ -210,16 +208,14 @@ impl DexTree {
 
     /// Applies one change of the log, if the leaf does not hold it.
     async fn redo(self: &Arc<Self>, session: &Session, change: &Record) -> Result<(), IndexError> {
-        let value = (change.kind == RecordKind::Put).then(|| change.value.clone());
-        let leaf_change = OwnedLeafChange::of_log(change.key.clone(), value);
+        let leaf_change = OwnedLeafChange::inline(&match change.kind {
+            RecordKind::Put => Change::upsert(&change.key, &change.value),
+            _ => Change::remove(&change.key),
+        });
         let mut context = OpContext::default();
-        context.must_cache();
         loop {
-            let location =
-                match self.find(session, Seek::At(&change.key), 0, false, &mut context).await? {
-                    SearchEnd::Node(location) => location,
-                    _ => return Err(self.no_level()),
-                };
+            let found = self.reach(session, Seek::At(&change.key), 0, &mut context).await?;
+            let location = found.ok_or_else(|| self.no_level())?;
             let ctl = self.pages.frames.ctl(location.frame);
             if ctl.version() >= change.number && !Canary::ReplayOlder.is_armed() {
                 if ctl.latch.validate(location.version) {

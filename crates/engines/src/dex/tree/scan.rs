@@ -7,6 +7,7 @@
 //! With [`DexOptions::offload_scans`](crate::dex::DexOptions::offload_scans) a scan that misses an inner node may
 //! have the memory server go through the leaves below it, and goes on behind the last one in the same way.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,7 +17,7 @@ use farleaf_index::bnode::Node;
 use farleaf_index::{Entries, IndexError};
 use farleaf_pool::Session;
 
-use super::prefetch::{Ahead, Span};
+use super::prefetch::{Span, take_ahead};
 use super::walk::{SearchEnd, Seek};
 use super::{DexTree, OpContext};
 use crate::dex::offload::{Gathered, Offloadable};
@@ -56,7 +57,7 @@ impl DexTree {
     ) -> Result<Option<usize>, IndexError> {
         let _pin = session.begin(OpKind::Scan).await?;
         let mut image = session.client().buf(self.layout().node_bytes());
-        let mut ahead = Ahead::default();
+        let mut ahead = VecDeque::new();
         let reads_ahead = self.options.scan_prefetch > 0;
         let mut offloads = self.options.offload_scans;
         loop {
@@ -66,7 +67,7 @@ impl DexTree {
                 Ok(inside) => inside,
                 Err(number) => return Ok(Some(number)),
             };
-            image = match ahead.take(self.layout(), seek) {
+            image = match take_ahead(&mut ahead, self.layout(), seek) {
                 Some(image) => image,
                 None => {
                     let wanted = passage.wanted(out);
@@ -119,14 +120,14 @@ impl DexTree {
         session: &Session,
         seek: Seek<'_>,
         mut image: Buf,
-        (rest, ahead): (&mut ScanRest<'_, '_>, &mut Ahead),
+        (rest, ahead): (&mut ScanRest<'_, '_>, &mut VecDeque<Buf>),
     ) -> Result<ScanPart, IndexError> {
         let (passage, span) = (rest.passage, rest.span);
         let reads_ahead = span.missing > 0;
         let offloadable = rest.offloads.then_some(Offloadable::Scan(span.leaves));
         let mut context = OpContext::scan(reads_ahead, offloadable);
         loop {
-            match self.find(session, seek, 0, true, &mut context).await? {
+            match self.find(session, seek, 0, &mut context).await? {
                 SearchEnd::Node(location) => {
                     self.pages.frames.copy(location.frame, image.words_mut());
                     if self.pages.frames.ctl(location.frame).latch.validate(location.version) {
@@ -139,7 +140,8 @@ impl DexTree {
                     match self.read_leaves(session, mark, behind).await {
                         Ok(mut images) => {
                             let first = images.pop_front();
-                            ahead.refill(images);
+                            // The old ones were passed by or are out of date.
+                            *ahead = images;
                             if let Some(first) = first {
                                 return Ok(ScanPart::Leaf(first));
                             }

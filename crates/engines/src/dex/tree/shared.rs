@@ -48,7 +48,6 @@ use std::sync::Arc;
 
 use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
-use farleaf_index::bnode::Kind;
 use farleaf_index::sync::{Mutex, lock};
 use farleaf_pool::Session;
 
@@ -149,7 +148,6 @@ impl DexTree {
     async fn drop_shared(self: &Arc<Self>, session: &Session, sx: Sx) -> Result<(), DexFail> {
         let frame = sx.frame();
         let ctl = self.pages.frames.ctl(frame);
-        let addr = ctl.addr_word();
         if !self.drain_pins(session, frame).await {
             return Err(DexFail::Restart);
         }
@@ -158,21 +156,12 @@ impl DexTree {
         // Nothing is swizzled below it, and with its SX held nothing comes.
         for _ in 0..TRIES_MAX {
             let parent = ctl.parent();
-            let latch = &self.pages.frames.ctl(parent).latch;
-            if !latch.sample().is_some_and(|version| latch.try_x(version)) {
+            if !self.pages.x_now(parent) {
                 self.pages.wait_for_frame(parent).await;
                 session.endpoint().yield_now().await;
                 continue;
             }
-            let pointer = self.pages.frames.swizzle(frame);
-            if parent == TOP && self.pages.frames.root() == pointer {
-                self.pages.frames.set_root(0);
-            } else if let Some(index) = (parent != TOP && ctl.parent() == parent)
-                .then(|| self.pages.frames.node(self.layout(), parent).find_child(pointer))
-                .flatten()
-            {
-                self.pages.detach_child(parent, index, addr);
-            } else {
+            if !self.pages.unlink(parent, frame) {
                 self.pages.release_x(parent);
                 continue;
             }
@@ -227,14 +216,10 @@ impl DexTree {
         let frame = sx.frame();
         let ctl = self.pages.frames.ctl(frame);
         let node = self.pages.frames.node(self.layout(), frame);
-        if node.kind() != Kind::Inner || ctl.swizzled() == 0 {
+        if ctl.swizzled() == 0 {
             return Ok(());
         }
-        for index in 0..=node.count() {
-            let Some(child) = node.child(index).and_then(|it| self.pages.frames.unswizzle(it))
-            else {
-                continue;
-            };
+        for (index, child) in self.pages.frames.children(node) {
             let below = self.pages.frames.ctl(child);
             let addr = below.addr_word();
             // With the parent's SX held it stays its child, Hot.

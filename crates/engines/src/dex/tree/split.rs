@@ -17,13 +17,13 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_index::IndexError;
 use farleaf_index::bnode::{ChangeError, Head, NodeMut};
 use farleaf_pool::canary::Canary;
-use farleaf_pool::{Placement, Session};
+use farleaf_pool::{Placement, Session, Unlinked};
 
 use super::ops::{OwnedLeafChange, apply};
 use super::shared::First;
-use super::walk::{Location, SearchEnd, Seek};
+use super::walk::{Location, Seek};
 use super::{DexFail, DexTree, OpContext};
-use crate::dex::cache::{FrameState, Mapping, OwnedFrame, TOP};
+use crate::dex::cache::{OwnedFrame, TOP};
 
 /// The purpose of a split.
 #[derive(Clone, Debug)]
@@ -60,9 +60,7 @@ impl Need {
                 let mut high = Vec::new();
                 node.as_node().high_fence(&mut high) && high == *bound
             }
-            Need::Room(change) => {
-                apply(&mut node, &change.key, &change.borrowed()) != Err(ChangeError::NoRoom)
-            }
+            Need::Room(change) => apply(&mut node, &change.borrowed()) != Err(ChangeError::NoRoom),
             Need::Separator(separator, _) => {
                 // Any address does: where it leads is not looked at.
                 node.insert_separator(separator, 64) != Err(ChangeError::NoRoom)
@@ -71,14 +69,11 @@ impl Need {
     }
 }
 
-/// Remote memory for a new node. Dropping it frees the memory.
+/// Remote memory for a new node.
 struct NodeMemory {
-    session: Session,
-    addr: GlobalAddr,
+    object: Unlinked,
     /// The server that was asked first; `None`: any.
     near: Option<ServerId>,
-    bytes: usize,
-    armed: bool,
 }
 
 impl NodeMemory {
@@ -90,26 +85,15 @@ impl NodeMemory {
         level: u8,
     ) -> Result<Self, IndexError> {
         let place = near.map_or_else(|| session.place(), Placement::from);
-        let bytes = tree.layout().node_bytes();
-        let addr = session.alloc(place, bytes).await?;
-        let node = NodeMemory { session: session.clone(), addr, near, bytes, armed: true };
+        let object = session.alloc_unlinked(place, tree.layout().node_bytes()).await?;
         if near.is_some() {
-            tree.remote.note_place(session, level, place, addr).await?;
+            tree.remote.note_place(session, level, place, object.addr()).await?;
         }
-        Ok(node)
+        Ok(NodeMemory { object, near })
     }
 
-    /// Keeps the memory: something is about to point to it.
-    fn publish(&mut self) {
-        self.armed = false;
-    }
-}
-
-impl Drop for NodeMemory {
-    fn drop(&mut self) {
-        if self.armed {
-            self.session.free_unpublished(self.addr, self.bytes);
-        }
+    fn addr(&self) -> GlobalAddr {
+        self.object.addr()
     }
 }
 
@@ -125,8 +109,8 @@ impl DexTree {
         session: &Session,
         need: Need,
     ) -> Result<(), DexFail> {
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        self.detach(session, async move { tree.split_now(&task_session, need).await }).await
+        self.detach(session, |tree, session| async move { tree.split_now(&session, need).await })
+            .await
     }
 
     pub(crate) async fn split_now(
@@ -141,17 +125,11 @@ impl DexTree {
         let mut memory: Option<NodeMemory> = None;
         while let Some(need) = needs.last() {
             let level = need.level();
-            let location =
-                match self.find(session, Seek::At(need.key()), level, false, &mut context).await? {
-                    SearchEnd::Node(location) => location,
-                    SearchEnd::Missing(_) | SearchEnd::Offload(_) | SearchEnd::Awaited(_) => {
-                        return Err(DexFail::Restart);
-                    }
-                    SearchEnd::TooLow => {
-                        self.grow_now(session, level).await?;
-                        continue;
-                    }
-                };
+            let found = self.reach(session, Seek::At(need.key()), level, &mut context).await?;
+            let Some(location) = found else {
+                self.grow_now(session, level).await?;
+                continue;
+            };
             // All waits come before the latches.
             let on = self.server_beside(self.pages.frames.addr(location.frame), level);
             let does = |at: &NodeMemory| on.is_none_or(|server| at.near == Some(server));
@@ -172,7 +150,7 @@ impl DexTree {
                 self.grow_now(session, level + 1).await?;
                 continue;
             }
-            let Some(new) = memory.as_mut() else { continue };
+            let Some(new) = &memory else { continue };
             match self.split_at(session, location, need, new, &mut frame).await? {
                 SplitAttempt::Done => {
                     // A bound is met when the leaf ends there, which takes another look.
@@ -203,7 +181,7 @@ impl DexTree {
         session: &Session,
         location: Location,
         need: &Need,
-        new: &mut NodeMemory,
+        new: &NodeMemory,
         hand: &mut Option<OwnedFrame>,
     ) -> Result<SplitAttempt, DexFail> {
         // Parent before child.
@@ -236,18 +214,17 @@ impl DexTree {
         let mut left_node = NodeMut::new(layout, left.as_mut_slice());
         let split = match need {
             Need::Bound(bound) => {
-                match left_node.cut_leaf_at(bound, &mut right_node, new.addr.word()) {
+                match left_node.cut_leaf_at(bound, &mut right_node, new.addr().word()) {
                     // The new fences take more than the old ones: with fewer entries they fit.
                     Err(ChangeError::NoRoom) => {
-                        left_node.split_for(bound, &mut right_node, new.addr.word(), 0)
+                        left_node.split_for(bound, &mut right_node, new.addr().word(), 0)
                     }
                     cut => cut,
                 }
             }
-            _ => left_node.split_for(need.key(), &mut right_node, new.addr.word(), 0),
+            _ => left_node.split_for(need.key(), &mut right_node, new.addr().word(), 0),
         };
-        let split = split
-            .map_err(|error| self.remote.damaged(self.pages.frames.addr(location.frame), error))?;
+        let split = split.map_err(|error| self.damaged(location.frame, error))?;
         let shared = self.pages.frames.ctl(location.parent).is_shared();
         let mut parent = vec![0; layout.node_words()];
         self.pages.frames.copy(location.parent, &mut parent);
@@ -268,17 +245,17 @@ impl DexTree {
         if !Canary::SplitOldFirst.is_armed()
             && let Some(image) = right_image.take()
         {
-            self.write_page(session, new.addr, image, 0).await?;
+            self.write_page(session, new.addr(), image, 0).await?;
         }
         let mut image = client.buf(layout.node_bytes());
         image.words_mut().copy_from_slice(&left);
         let image = self.pages.remote_image(image, version);
-        new.publish();
+        new.object.keep();
         let written =
             self.write_page(session, self.pages.frames.addr(location.frame), image, 8).await;
-        self.must_succeed(written)?;
+        self.ownership.must_succeed(written)?;
         if let Some(image) = right_image {
-            self.write_page(session, new.addr, image, 0).await?;
+            self.write_page(session, new.addr(), image, 0).await?;
         }
         if shared {
             // Remote memory may have another parent meanwhile; the separator goes to the one that covers
@@ -286,7 +263,7 @@ impl DexTree {
             let level = need.level() + 1;
             let _turn = self.post_turn(false).await;
             let posted =
-                self.remote.post_separator(session, level, &split.separator, new.addr).await;
+                self.remote.post_separator(session, level, &split.separator, new.addr()).await;
             // A B-link tree does without the separator: an operation that is led right for want of it posts
             // it. So it does not matter that somebody held the parent's lock for too long.
             drop(posted);
@@ -300,19 +277,15 @@ impl DexTree {
         let pointer = match hand.take() {
             Some(hand) => {
                 let frame = hand.take();
-                self.pages.frames.fill(frame, &right, new.addr.word(), need.level(), version);
+                self.pages.frames.fill(frame, &right, new.addr().word(), need.level(), version);
                 self.pages.adopt_children(frame, &right);
                 self.pages.adopt_children(node, &left);
                 self.pages.frames.ctl(frame).set_parent(parent);
-                self.pages.frames.ctl(frame).set_state(FrameState::Hot);
-                let entered = self.pages.map.claim(new.addr.word(), Mapping::Resident(frame));
-                debug_assert_eq!(entered, Ok(()), "nobody knew of it");
-                self.pages.frames.ctl(frame).latch.revive();
                 let above = self.pages.frames.ctl(parent);
                 above.set_swizzled(above.swizzled() + 1);
-                self.pages.frames.swizzle(frame)
+                self.pages.enter(frame)
             }
-            None => new.addr.word(),
+            None => new.addr().word(),
         };
         let posted =
             self.pages.frames.node_mut(layout, parent).insert_separator(&split.separator, pointer);
@@ -338,10 +311,9 @@ impl DexTree {
         };
         let above = self.pages.frames.ctl(root).level() + 1;
         let on = self.server_beside(self.pages.frames.addr(root), above);
-        let mut new = NodeMemory::alloc(self, session, on, above).await?;
+        let new = NodeMemory::alloc(self, session, on, above).await?;
         let Some(hand) = self.take_frame(session).await? else { return Err(DexFail::NoFrame) };
-        let latch = &self.pages.frames.ctl(TOP).latch;
-        let Some(sx) = latch.sample().and_then(|version| self.pages.try_sx(TOP, version)) else {
+        let Some(sx) = self.pages.sx_now(TOP) else {
             self.pages.wait_for_frame(TOP).await;
             return Err(DexFail::Restart);
         };
@@ -362,24 +334,20 @@ impl DexTree {
             return Err(DexFail::Restart);
         }
         let mut image = session.client().buf(bytes);
-        let head = Head { addr: new.addr.word(), level: above, version: 1, ..Head::default() };
+        let head = Head { addr: new.addr().word(), level: above, version: 1, ..Head::default() };
         self.layout()
             .encode_inner(image.words_mut(), &head, &[child.word()], &[] as &[&[u8]])
             .map_err(|error| self.remote.damaged(child, error))?;
         let written = session.reliable().copy(&image);
-        self.write_page(session, new.addr, written, 0).await?;
-        new.publish();
-        let published = self.publish_root(session, new.addr, above).await;
-        self.must_succeed(published)?;
+        self.write_page(session, new.addr(), written, 0).await?;
+        new.object.keep();
+        let published = self.publish_root(session, new.addr(), above).await;
+        self.ownership.must_succeed(published)?;
         sx.into_x();
         let frame = hand.take();
-        self.pages.frames.fill(frame, image.words(), new.addr.word(), above, 1);
-        self.pages.frames.ctl(frame).set_state(FrameState::Hot);
+        self.pages.frames.fill(frame, image.words(), new.addr().word(), above, 1);
         self.pages.attach_child(frame, 0, root);
-        let entered = self.pages.map.claim(new.addr.word(), Mapping::Resident(frame));
-        debug_assert_eq!(entered, Ok(()), "nobody knew of it");
-        self.pages.frames.ctl(frame).latch.revive();
-        self.pages.frames.set_root(self.pages.frames.swizzle(frame));
+        self.pages.frames.set_root(self.pages.enter(frame));
         self.pages.release_x(TOP);
         Ok(())
     }

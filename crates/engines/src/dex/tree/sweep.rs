@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_index::IndexError;
-use farleaf_index::bnode::Kind;
 use farleaf_index::compute::MoveError;
 use farleaf_index::compute::ownership::Range;
 use farleaf_index::retry::backoff;
 use farleaf_pool::Session;
 
-use super::{DexTree, OpContext, SearchEnd, Seek};
+use super::{DexTree, OpContext, Seek};
 use crate::dex::cache::{FrameState, TOP};
 
 /// Passes over the frames while others go on; each but the last few has less to do than the one
@@ -35,11 +34,8 @@ impl DexTree {
         let ctl = self.pages.frames.ctl(frame);
         let version = ctl.latch.sample()?;
         let node = self.pages.frames.node(self.layout(), frame);
-        let (mut low, mut high) = (Vec::new(), Vec::new());
-        let low = node.low_fence(&mut low).then_some(low);
-        let high = node.high_fence(&mut high).then_some(high);
-        let addr = ctl.addr_word();
-        ctl.latch.validate(version).then_some((addr, Range { low, high }))
+        let held = (ctl.addr_word(), Range::of_node(&node));
+        ctl.latch.validate(version).then_some(held)
     }
 
     /// The frames that hold nodes of which `wanted` says so, from the leaves up.
@@ -143,7 +139,7 @@ impl DexTree {
     ) -> Result<(), MoveError> {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
         for pass in 0..PASSES_MAX {
-            let view = self.view();
+            let view = self.ownership.view();
             let is_cut = |frame: u32, held: &Range| {
                 let is_root = self.pages.frames.ctl(frame).parent() == TOP
                     && self.pages.frames.ctl(frame).state() == FrameState::Hot;
@@ -178,20 +174,16 @@ impl DexTree {
             return Ok(());
         }
         let parent = ctl.parent();
-        let sampled = |frame| self.pages.frames.ctl(frame).latch.sample();
         // Against a growth, which is about the top and the root.
         let top = if parent == TOP {
-            match sampled(TOP).and_then(|version| self.pages.try_sx(TOP, version)) {
+            match self.pages.sx_now(TOP) {
                 Some(top) => Some(top),
                 None => return Ok(()),
             }
         } else {
             None
         };
-        let Some(sx) = sampled(place.frame).and_then(|at| self.pages.try_sx(place.frame, at))
-        else {
-            return Ok(());
-        };
+        let Some(sx) = self.pages.sx_now(place.frame) else { return Ok(()) };
         let is_same = ctl.state() == FrameState::Hot && ctl.addr_word() == place.addr;
         let is_below_shared = match ctl.parent() {
             TOP => top.is_some(),
@@ -243,10 +235,7 @@ impl DexTree {
             self.pages.drop_cooling(addr, frame, session.id());
             return Ok(());
         }
-        let Some(sx) = ctl.latch.sample().and_then(|version| self.pages.try_sx(frame, version))
-        else {
-            return Ok(());
-        };
+        let Some(sx) = self.pages.sx_now(frame) else { return Ok(()) };
         let is_same = ctl.state() == FrameState::Hot && ctl.addr_word() == addr;
         if !is_same || ctl.pins() > 0 || ctl.swizzled() > 0 {
             return Ok(());
@@ -256,25 +245,11 @@ impl DexTree {
             self.stats.moved_nodes.add();
         }
         let parent = ctl.parent();
-        let latch = &self.pages.frames.ctl(parent).latch;
-        if !latch.sample().is_some_and(|version| latch.try_x(version)) {
+        if !self.pages.x_now(parent) {
             return Ok(());
         }
-        if parent == TOP {
-            // Everything is given away.
-            if self.pages.frames.root() == self.pages.frames.swizzle(frame) {
-                self.pages.frames.set_root(0);
-                sx.into_x();
-                self.pages.unmap(frame, session.id());
-            }
-            self.pages.release_x(TOP);
-            return Ok(());
-        }
-        let node = self.pages.frames.node(self.layout(), parent);
-        let is_parent = ctl.parent() == parent && node.kind() == Kind::Inner;
-        let slot = is_parent.then(|| node.find_child(self.pages.frames.swizzle(frame))).flatten();
-        if let Some(index) = slot {
-            self.pages.detach_child(parent, index, addr);
+        // The root goes where everything is given away.
+        if self.pages.unlink(parent, frame) {
             sx.into_x();
             self.pages.unmap(frame, session.id());
         }
@@ -296,27 +271,16 @@ impl DexTree {
         let mut level = 1;
         loop {
             let mut restarts = OpContext::default();
-            let found = self.find(session, Seek::At(bound), level, false, &mut restarts).await?;
-            let SearchEnd::Node(spot) = found else { return Ok(()) };
+            let found = self.reach(session, Seek::At(bound), level, &mut restarts).await?;
+            let Some(spot) = found else { return Ok(()) };
             let Some((_, range)) = self.range_of(spot.frame) else { continue };
-            let node = self.pages.frames.node(self.layout(), spot.frame);
-            let mut separators = Vec::new();
-            for index in 0..node.count() {
-                let mut separator = Vec::new();
-                if node.separator(index, &mut separator) {
-                    separators.push(separator);
-                }
-            }
-            if !self.pages.frames.ctl(spot.frame).latch.validate(spot.version) {
-                continue;
-            }
+            let Some(separators) = self.separators(spot) else { continue };
             let is_shared = self.pages.frames.ctl(spot.frame).is_shared();
             if !is_shared && range.high.as_deref() != Some(bound) {
-                let last = separators.last().cloned();
                 for separator in &separators {
                     self.visit(session, Seek::At(separator), level - 1).await?;
                 }
-                if let Some(last) = &last {
+                if let Some(last) = separators.last() {
                     self.visit(session, Seek::After(last), level - 1).await?;
                 }
             }
@@ -330,8 +294,6 @@ impl DexTree {
         seek: Seek<'_>,
         level: u8,
     ) -> Result<(), IndexError> {
-        let mut restarts = OpContext::default();
-        restarts.must_cache();
-        self.find(session, seek, level, false, &mut restarts).await.map(drop)
+        self.reach(session, seek, level, &mut OpContext::default()).await.map(drop)
     }
 }

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use farleaf_index::IndexError;
-use farleaf_index::compute::ownership::{OpGuard, RangeGuard, View};
-use farleaf_index::detach::TimedOut;
-use farleaf_index::detach::run_to_end;
+use farleaf_index::compute::ownership::{OpGuard, RangeGuard};
+use farleaf_index::detach::{TimedOut, run_to_end};
 use farleaf_pool::Session;
 
 use super::DexTree;
@@ -21,53 +19,24 @@ impl AsRef<RangeGuard> for Holder {
 }
 
 impl DexTree {
-    /// Returns the ownership map as it is known here.
-    pub(crate) fn view(&self) -> Arc<View> {
-        self.ownership.view()
-    }
-
-    /// Fails if the tree is closed or broken.
-    ///
-    /// # Errors
-    /// `Closed`.
-    #[inline]
-    pub(crate) fn check_open(&self) -> Result<(), IndexError> {
-        self.ownership.check_open()
-    }
-
-    /// Breaks the tree if a step failed that must not: a change of the tree's shape has begun in remote
-    /// memory, and cache and remote memory do not fit together if it stops half way.
-    pub(crate) fn must_succeed<T>(&self, done: Result<T, IndexError>) -> Result<T, IndexError> {
-        self.ownership.must_succeed(done)
-    }
-
-    /// Returns whether others may change a node of this range.
-    pub(crate) fn crosses_bounds(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
-        self.ownership.crosses(low, high)
-    }
-
-    /// Returns whether merges must rest, as a range is being given away.
-    pub(crate) fn merges_rest(&self) -> bool {
-        self.ownership.is_moving()
-    }
-
     /// As [`detach`](farleaf_index::detach::detach), for a task of an operation that is inside: so is the task.
-    pub(crate) fn detach<T: TimedOut + 'static>(
+    pub(crate) fn detach<T: TimedOut + 'static, F: Future<Output = T> + 'static>(
         self: &Arc<Self>,
         session: &Session,
-        task: impl Future<Output = T> + 'static,
+        task: impl FnOnce(Arc<Self>, Session) -> F,
     ) -> impl Future<Output = T> {
         let done = self.detach_within(session, task);
         async { done.await.unwrap_or_else(T::timed_out) }
     }
 
     /// As [`DexTree::detach`]; returns `None` if it goes on for longer than the caller waits.
-    pub(crate) fn detach_within<T: 'static>(
+    pub(crate) fn detach_within<T: 'static, F: Future<Output = T> + 'static>(
         self: &Arc<Self>,
         session: &Session,
-        task: impl Future<Output = T> + 'static,
+        task: impl FnOnce(Arc<Self>, Session) -> F,
     ) -> impl Future<Output = Option<T>> {
-        run_to_end(session, Box::pin(task), self.acquire_for_task(session))
+        let task = Box::pin(task(Arc::clone(self), session.clone()));
+        run_to_end(session, task, self.acquire_for_task(session))
     }
 
     /// Runs a task that nobody waits for, inside as [`DexTree::detach`]'s. It begins no operation, and has no

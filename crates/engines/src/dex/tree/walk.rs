@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use farleaf_index::IndexError;
 use farleaf_index::bnode::{Cover, Node, Word};
+use farleaf_index::compute::ownership::Range;
 use farleaf_index::local::Version;
 use farleaf_pool::Session;
 
@@ -86,7 +87,7 @@ pub(crate) enum SearchEnd {
 
 impl DexTree {
     /// Finds the Hot node of `level` that `seek` wants, reading the nodes on the way that are not cached. A leaf
-    /// that is missed and not to be cached is returned as such if `may_stream`.
+    /// that is missed and not to be cached is returned as such if the operation streams.
     ///
     /// Cost: 1 READ for each level that is not cached.
     pub(crate) async fn find(
@@ -94,11 +95,10 @@ impl DexTree {
         session: &Session,
         seek: Seek<'_>,
         level: u8,
-        may_stream: bool,
         context: &mut OpContext,
     ) -> Result<SearchEnd, IndexError> {
         loop {
-            self.check_open()?;
+            self.ownership.check_open()?;
             let failed = match self.walk(seek, level) {
                 Walk::At(location) => return Ok(SearchEnd::Node(location)),
                 Walk::TooLow => return Ok(SearchEnd::TooLow),
@@ -110,11 +110,11 @@ impl DexTree {
                     {
                         return Ok(SearchEnd::Offload(OffloadMark::of(mark, work.reads())));
                     }
-                    let streams = mark.level == 0 && may_stream && !context.must_cache;
-                    if streams
+                    if mark.level == 0
+                        && context.streams
                         && (context.reads_ahead
                             || context.no_frame
-                            || !self.admits(session, mark.addr))
+                            || !self.pages.admits(session, mark.addr))
                     {
                         return Ok(SearchEnd::Missing(mark));
                     }
@@ -147,11 +147,7 @@ impl DexTree {
                     Ok(())
                 }
                 Walk::Again => Err(DexFail::Restart),
-                Walk::Heal(heal) => {
-                    let (tree, task_session) = (Arc::clone(self), session.clone());
-                    let healing = async move { tree.heal(&task_session, heal).await };
-                    Box::pin(self.detach(session, healing)).await
-                }
+                Walk::Heal(heal) => self.heal_detached(session, heal).await,
                 Walk::Mismatch(addr) => {
                     return Err(IndexError::Corrupt(format!(
                         "the cached node at {addr:#x} of the table at {} does not cover what its \
@@ -164,6 +160,25 @@ impl DexTree {
                 Ok(()) => context.step()?,
                 Err(fail) => context.after(fail, self, session).await?,
             }
+        }
+    }
+
+    /// Finds the Hot node of `level` that `seek` wants, for work that needs it in the cache, and neither is
+    /// offloaded nor joins another task's READ. `None` if the tree has no such level.
+    ///
+    /// Cost: 1 READ for each level that is not cached.
+    pub(crate) async fn reach(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        level: u8,
+        context: &mut OpContext,
+    ) -> Result<Option<Location>, IndexError> {
+        debug_assert!(!context.streams && context.offloadable.is_none() && !context.joins);
+        match self.find(session, seek, level, context).await? {
+            SearchEnd::Node(location) => Ok(Some(location)),
+            SearchEnd::TooLow => Ok(None),
+            other => unreachable!("asked for the node itself, and got {other:?}"),
         }
     }
 
@@ -332,24 +347,32 @@ impl DexTree {
                 Some(Walk::Readers { addr, parent, version, level: level - 1 })
             }
             None => {
-                let (low, high) = Self::child_range(node, index);
-                let child = MissedChild { addr, parent, version, level: level - 1, low, high };
+                let range = Self::child_range(node, index);
+                let child = MissedChild { addr, parent, version, level: level - 1, range };
                 Some(self.mark(child).map_or_else(busy, Walk::Miss))
             }
         }
     }
 
+    /// Returns the separators of the inner node at `location`, if it has not changed since.
+    pub(crate) fn separators(&self, location: Location) -> Option<Vec<Vec<u8>>> {
+        let node = self.pages.frames.node(self.layout(), location.frame);
+        let separator = |index| {
+            let mut separator = Vec::new();
+            node.separator(index, &mut separator).then_some(separator)
+        };
+        let separators = (0..node.count()).map_while(separator).collect();
+        self.pages.frames.latch(location.frame).validate(location.version).then_some(separators)
+    }
+
     /// Returns the range that a node gives its child `index`.
-    pub(super) fn child_range<W: Word>(
-        node: &Node<'_, W>,
-        index: usize,
-    ) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+    pub(super) fn child_range<W: Word>(node: &Node<'_, W>, index: usize) -> Range {
         let (mut low, mut high) = (Vec::new(), Vec::new());
         let has_low = match index.checked_sub(1) {
             Some(before) => node.separator(before, &mut low),
             None => node.low_fence(&mut low),
         };
         let has_high = node.separator(index, &mut high) || node.high_fence(&mut high);
-        (has_low.then_some(low), has_high.then_some(high))
+        Range { low: has_low.then_some(low), high: has_high.then_some(high) }
     }
 }

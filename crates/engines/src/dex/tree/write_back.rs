@@ -9,7 +9,7 @@ use farleaf_index::detach::detach;
 use farleaf_pool::Session;
 
 use super::DexTree;
-use crate::dex::cache::{Backing, FrameState, OwnedFrame, Sx};
+use crate::dex::cache::{FrameState, OwnedFrame, Sx};
 use crate::dex::log::BATCH_MAX;
 
 /// Passes of a flush over the frames while others go on changing them.
@@ -18,26 +18,6 @@ const PASSES_MAX: u32 = 64;
 const TRIES_MAX: u32 = 1_000;
 /// Tasks that write back at a time to make room in the log: their nodes fill half of a journal.
 const ROOM_TASKS_MAX: u32 = 2;
-
-/// Remote memory for the page cache, through one session.
-struct RemoteBacking<'a> {
-    tree: &'a DexTree,
-    session: &'a Session,
-}
-
-impl Backing for RemoteBacking<'_> {
-    fn worker(&self) -> u32 {
-        self.session.id()
-    }
-
-    fn random(&self) -> u64 {
-        self.session.endpoint().random()
-    }
-
-    async fn write_back(&self, held: &Sx) -> Result<(), IndexError> {
-        self.tree.write_back(self.session, held).await
-    }
-}
 
 impl DexTree {
     /// Takes a free frame, or makes one free; `None` if every frame is in use. The calling task runs to its
@@ -48,7 +28,7 @@ impl DexTree {
         &self,
         session: &Session,
     ) -> Result<Option<OwnedFrame>, IndexError> {
-        self.pages.take_frame(&RemoteBacking { tree: self, session }).await
+        self.pages.take_frame(session, async |sx| self.write_back(session, sx).await).await
     }
 
     /// Writes the node of a frame whose SX is held. 1 WRITE, 2 with a journal.
@@ -124,7 +104,7 @@ impl DexTree {
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for &(_, frame) in frames {
             let ctl = self.pages.frames.ctl(frame);
-            match ctl.latch.sample().and_then(|version| self.pages.try_sx(frame, version)) {
+            match self.pages.sx_now(frame) {
                 Some(sx) if ctl.is_dirty() && ctl.state() == FrameState::Hot => held.push(sx),
                 Some(_) => {}
                 None => others.push(frame),
@@ -146,8 +126,7 @@ impl DexTree {
             if !ctl.is_dirty() {
                 return Ok(());
             }
-            let version = ctl.latch.sample();
-            if let Some(sx) = version.and_then(|version| self.pages.try_sx(frame, version)) {
+            if let Some(sx) = self.pages.sx_now(frame) {
                 if ctl.is_dirty() && ctl.state() == FrameState::Hot {
                     self.write_back(session, &sx).await?;
                     self.stats.flushed.add();
@@ -202,8 +181,7 @@ impl DexTree {
                 self.log.give_back(straggler, false);
             } else if held.iter().any(|sx| sx.frame() == frame) {
                 taken.push(straggler);
-            } else if let Some(version) = ctl.latch.sample()
-                && let Some(sx) = self.pages.try_sx(frame, version)
+            } else if let Some(sx) = self.pages.sx_now(frame)
                 && !is_clean()
                 && ctl.is_dirty()
                 && ctl.state() == FrameState::Hot

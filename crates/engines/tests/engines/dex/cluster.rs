@@ -10,8 +10,8 @@ use super::storm::{config, members, members_of, serve};
 use super::tables::{create, open};
 use crate::common::{Pairs, World, join, settle, start};
 use farleaf_engines::dex::{
-    Admission, Balance, BalanceOptions, Dex, DexOptions, JoinOptions, MoveError, MoveOptions, Take,
-    equal_width, sampled,
+    Admission, Balance, BalanceOptions, Dex, DexOptions, JoinOptions, MoveError, Take, equal_width,
+    sampled,
 };
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
@@ -251,7 +251,7 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
                 let options = DexOptions {
                     cache_bytes: mb << 20,
                     admission: Admission::EAGER,
-                    moves: MoveOptions { flush_tasks },
+                    flush_tasks,
                     ..DexOptions::default()
                 };
                 let join = JoinOptions { take: take[number], take_over: false, calls: true };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_engines::dex::{
-    Admission, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
+    Admission, Dex, DexOptions, Durability, JoinOptions, Take, equal_width,
 };
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{Sim, SimConfig};
@@ -146,7 +146,7 @@ pub fn members_of(
             let options = DexOptions {
                 cache_bytes: frames * layout.node_bytes() as u64,
                 admission: ADMISSIONS[number % 4],
-                moves: MoveOptions { flush_tasks: 1 + number % 3 },
+                flush_tasks: 1 + number % 3,
                 durability: [Durability::Logged, Durability::Volatile][number % 2],
                 log_bytes: 16 << 10,
                 offload: OFFLOADS[number % 4],

@@ -31,7 +31,7 @@ use crate::IndexError;
 use crate::blink::BlinkOptions;
 use crate::blink::lock::{Lock, lock_word_after};
 use crate::blink::remote::RemoteTree;
-use crate::bnode::{KeyFormat, Layout, Seek};
+use crate::bnode::{KeyFormat, Layout, Node, Seek, Word};
 use crate::detach::detach;
 use crate::index::ScanRange;
 use crate::retry::backoff;
@@ -87,6 +87,14 @@ pub struct Range {
 }
 
 impl Range {
+    /// The range of a node, by its fences.
+    pub fn of_node<W: Word>(node: &Node<'_, W>) -> Self {
+        let (mut low, mut high) = (Vec::new(), Vec::new());
+        let low = node.low_fence(&mut low).then_some(low);
+        let high = node.high_fence(&mut high).then_some(high);
+        Range { low, high }
+    }
+
     /// Returns whether it holds `key`, or the place just above it.
     pub fn holds(&self, key: &[u8], after: bool) -> bool {
         let above = |low: &Vec<u8>| if after { **low <= *key } else { **low < *key };
