@@ -52,8 +52,9 @@ impl Pool {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let shared = Path::new("/dev/shm");
         let parent = if shared.is_dir() { shared.to_owned() } else { env::temp_dir() };
+        // As long as every other: no folder's name begins another one's, by which a test finds processes.
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        Pool { folder: parent.join(format!("farleaf-cli-test-{}-{count}", process::id())) }
+        Pool { folder: parent.join(format!("farleaf-cli-test-{}-{count:04}", process::id())) }
     }
 
     /// A pool with an empty table `t`.
