@@ -61,8 +61,9 @@ correctness: setup ## Run the whole lab and write its figures into docs/correctn
 	$(CARGO) build --profile lab --locked -p farleaf-cli --features canary
 	scripts/lab.sh $(TARGET_DIR)/lab/farleaf docs/correctness.md
 
+# Of the tests' own build: without tests, cargo selects other features, and all would be built twice.
 bench-smoke: ## Run a small benchmark of every engine on every fabric, and README's commands (not for figures)
-	$(CARGO) build --profile test $(SELECT) --bin farleaf
+	$(CARGO) test $(SELECT) --test cli --no-run
 	scripts/bench-smoke.sh $(TARGET_DIR)/debug/farleaf
 	scripts/readme.sh $(TARGET_DIR)/debug/farleaf
 

@@ -1,8 +1,9 @@
 //! P-SMART: SMART whose ranges of keys are owned by compute servers, as DEX's paper compares itself with.
 //!
 //! Source: the baseline P-SMART of DEX, PVLDB 17(10), 2024, section 7.1: SMART (OSDI 2023) with DEX's logical
-//! partitioning. The tree is that of the engine [`smart`](crate::smart), and [`PSmart`] adds the owners. A compute server works on its own keys alone, so that its cache of inner nodes holds those of its
-//! ranges alone, and clients of different compute servers never meet at a leaf.
+//! partitioning. The tree is that of the engine [`smart`](crate::smart), and [`PSmart`] adds the owners. A compute
+//! server works on its own keys alone, so that its cache of inner nodes holds those of its ranges alone, and clients
+//! of different compute servers never meet at a leaf.
 //!
 //! `docs/design/smart.md` describes what ownership changes, `docs/papers/smart.md` what differs from the papers.
 
