@@ -26,7 +26,7 @@ macro_rules! canaries {
                 }
             }
 
-            /// What is done wrong, as a sentence.
+            /// Returns the wrong step, as a sentence.
             pub fn describe(self) -> &'static str {
                 match self {
                     $(Canary::$variant => $what,)+

@@ -47,7 +47,7 @@ impl<'a> LeafChange<'a> {
     }
 }
 
-/// An [`LeafChange`] for a task that may outlive its caller.
+/// A [`LeafChange`] for a task that may outlive its caller.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedLeafChange {
     pub(crate) key: Vec<u8>,
@@ -322,7 +322,8 @@ impl DexTree {
                 if !latch.validate(location.version) {
                     return Ok(LeafAttempt::Again);
                 }
-                self.remote.read_record(session, record, held).await?;
+                // Boxed, because this future is moved for each change, and few read a record.
+                Box::pin(self.remote.read_record(session, record, held)).await?;
             }
         }
         if !latch.validate(location.version) {
