@@ -135,7 +135,7 @@ fn on_threads(threads: usize, skew: f64, durability: Durability, combine: usize)
 fn in_simulator(skew: f64, durability: Durability, combine: usize) -> Figures {
     const CLIENTS: usize = 32;
     const STEPS: usize = 1_000;
-    let sim = Sim::new(SimConfig::default()).unwrap();
+    let sim = Sim::new(SimConfig { region_bytes: 256 << 20, ..SimConfig::default() }).unwrap();
     let first = sim.fabric(0).any_endpoint().unwrap();
     let (session, index) = sim.block_on(opened(first, combine, durability)).unwrap();
     let (took, span) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Cell::new((u64::MAX, 0))));

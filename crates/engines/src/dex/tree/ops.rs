@@ -83,6 +83,20 @@ pub(crate) enum LeafAttempt {
     Again,
 }
 
+/// How an attempt at a cached leaf ended, or what it has to wait for.
+enum ChangeStep {
+    Done(LeafAttempt),
+    /// The change expects a value, and the leaf holds a record at this index.
+    Compare(usize, RecordRef),
+    /// The change has to be in a memory server before it is seen; and the record that it gives up.
+    Surely(Sx, Outcome, Option<GlobalAddr>),
+    /// Another client holds the leaf's latch.
+    LeaveToHolder,
+}
+
+/// A cached leaf, and how the attempt at it went.
+type LeafHit = (Location, Result<ChangeStep, DexFail>);
+
 /// The error of a change with which a task goes on when the caller does not wait any longer.
 pub(crate) fn unfinished_change() -> IndexError {
     IndexError::OutcomeUnknown("a memory server cannot be reached".into())
@@ -223,7 +237,15 @@ impl DexTree {
         {
             leaf_change.record = Some(self.remote.write_record(session, value).await?);
         }
-        let result = self.modify_with_record(session, &leaf_change, held).await;
+        // Most changes end here, without the futures below, which would be moved for each of them.
+        let result = match self.change_hit(&leaf_change, held) {
+            Ok(Some((
+                _,
+                Ok(ChangeStep::Done(end @ (LeafAttempt::Changed(..) | LeafAttempt::Left(_)))),
+            ))) => Ok(end),
+            Ok(hit) => self.modify_with_record(session, &leaf_change, held, hit).await,
+            Err(error) => Err(error),
+        };
         let published = matches!(result, Ok(LeafAttempt::Changed(..)));
         let unknown = matches!(result, Err(IndexError::OutcomeUnknown(_)));
         if let Some(record) = leaf_change.record
@@ -251,38 +273,41 @@ impl DexTree {
         change.value.map_or(Ok(()), |value| self.remote.check_value(value))
     }
 
+    /// Goes on with a change, after the first attempt at the leaf if that is cached.
     async fn modify_with_record(
         self: &Arc<Self>,
         session: &Session,
         change: &LeafChange<'_>,
         held: &mut Vec<u8>,
+        mut hit: Option<LeafHit>,
     ) -> Result<LeafAttempt, IndexError> {
-        self.ownership.check_open()?;
         let mut context = OpContext::change(Offloadable::of(change));
-        let mut hit = self.hit(change.key).map(SearchEnd::Node);
         loop {
-            let found = match hit.take() {
-                Some(found) => found,
-                None => self.find(session, Seek::At(change.key), 0, &mut context).await?,
-            };
-            let attempt = match found {
-                SearchEnd::Offload(mark) => {
-                    let owned = OwnedLeafChange::of(change);
-                    match Box::pin(self.change_offloaded(session, mark, owned)).await? {
-                        Some((outcome, true)) => Ok(LeafAttempt::Changed(outcome, false)),
-                        Some((outcome, false)) => Ok(LeafAttempt::Left(outcome)),
-                        None => {
-                            context.fall_back();
-                            continue;
+            let attempt = if let Some((location, step)) = hit.take() {
+                self.finish_change(session, location, step, change, held).await
+            } else {
+                match self.find(session, Seek::At(change.key), 0, &mut context).await? {
+                    SearchEnd::Node(location) => {
+                        hit = Some((location, self.change_cached(location, change, held)));
+                        continue;
+                    }
+                    SearchEnd::Offload(mark) => {
+                        let owned = OwnedLeafChange::of(change);
+                        match Box::pin(self.change_offloaded(session, mark, owned)).await? {
+                            Some((outcome, true)) => Ok(LeafAttempt::Changed(outcome, false)),
+                            Some((outcome, false)) => Ok(LeafAttempt::Left(outcome)),
+                            None => {
+                                context.fall_back();
+                                continue;
+                            }
                         }
                     }
+                    SearchEnd::Missing(mark) => {
+                        let change = OwnedLeafChange::of(change);
+                        Box::pin(self.change_streamed(session, mark, change, held)).await
+                    }
+                    SearchEnd::TooLow | SearchEnd::Awaited(_) => return Err(self.no_level()),
                 }
-                SearchEnd::Node(location) => self.change(session, location, change, held).await,
-                SearchEnd::Missing(mark) => {
-                    let change = OwnedLeafChange::of(change);
-                    Box::pin(self.change_streamed(session, mark, change, held)).await
-                }
-                SearchEnd::TooLow | SearchEnd::Awaited(_) => return Err(self.no_level()),
             };
             match attempt {
                 Ok(LeafAttempt::Again) => context.again(self, session).await?,
@@ -301,36 +326,88 @@ impl DexTree {
         }
     }
 
-    /// One attempt at a leaf that is cached.
-    async fn change(
+    /// Makes the first attempt at a change if every node on the way to the leaf is cached; else `None`.
+    #[inline]
+    fn change_hit(
+        self: &Arc<Self>,
+        change: &LeafChange<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Option<LeafHit>, IndexError> {
+        self.ownership.check_open()?;
+        Ok(self
+            .hit(change.key)
+            .map(|location| (location, self.change_cached(location, change, held))))
+    }
+
+    /// Ends an attempt that may have to wait.
+    async fn finish_change(
         self: &Arc<Self>,
         session: &Session,
         location: Location,
+        mut step: Result<ChangeStep, DexFail>,
         change: &LeafChange<'_>,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, DexFail> {
-        let latch = &self.pages.frames.ctl(location.frame).latch;
-        let node = self.pages.frames.node(self.layout(), location.frame);
-        let found = node.find(change.key);
-        let old_record = found.ok().and_then(|index| node.record(index));
-        let mut holds = false;
-        if change.expected.is_some() {
-            held.clear();
-            let stored = found.ok().and_then(|index| node.value(index, held));
-            holds = stored.is_some();
-            if let Some(StoredValue::Record(record)) = stored {
-                if !latch.validate(location.version) {
-                    return Ok(LeafAttempt::Again);
+        loop {
+            match step? {
+                ChangeStep::Done(attempt) => return Ok(attempt),
+                ChangeStep::Compare(index, record) => {
+                    self.remote.read_record(session, record, held).await?;
+                    step = self.change_found(location, change, Ok(index), Some(held));
                 }
-                // Boxed, because this future is moved for each change, and few read a record.
-                Box::pin(self.remote.read_record(session, record, held)).await?;
+                ChangeStep::Surely(sx, outcome, old_record) => {
+                    let change = OwnedLeafChange::of(change);
+                    let done = self.change_surely(session, sx, change, outcome, old_record);
+                    return Box::pin(done).await;
+                }
+                ChangeStep::LeaveToHolder => {
+                    return Box::pin(self.leave_to_holder(location.frame, change)).await;
+                }
             }
         }
-        if !latch.validate(location.version) {
-            return Ok(LeafAttempt::Again);
+    }
+
+    /// One attempt at a leaf that is cached, as far as it goes without waiting.
+    #[inline]
+    fn change_cached(
+        self: &Arc<Self>,
+        location: Location,
+        change: &LeafChange<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<ChangeStep, DexFail> {
+        let node = self.pages.frames.node(self.layout(), location.frame);
+        let found = node.find(change.key);
+        if change.expected.is_none() {
+            return self.change_found(location, change, found, None);
         }
-        let outcome = match change.decide(found.is_ok(), holds.then_some(held.as_slice())) {
-            Decision::Leave(outcome) => return Ok(LeafAttempt::Left(outcome)),
+        held.clear();
+        let stored = found.ok().and_then(|index| node.value(index, held));
+        if let (Ok(index), Some(StoredValue::Record(record))) = (found, stored) {
+            let is_valid = self.pages.frames.latch(location.frame).validate(location.version);
+            return Ok(match is_valid {
+                true => ChangeStep::Compare(index, record),
+                false => ChangeStep::Done(LeafAttempt::Again),
+            });
+        }
+        self.change_found(location, change, found, stored.is_some().then_some(held))
+    }
+
+    /// Changes a cached leaf where its key was `found`, if it still `holds` what the change expects.
+    fn change_found(
+        self: &Arc<Self>,
+        location: Location,
+        change: &LeafChange<'_>,
+        found: Result<usize, usize>,
+        holds: Option<&[u8]>,
+    ) -> Result<ChangeStep, DexFail> {
+        let latch = &self.pages.frames.ctl(location.frame).latch;
+        let node = self.pages.frames.node(self.layout(), location.frame);
+        let old_record = found.ok().and_then(|index| node.record(index));
+        if !latch.validate(location.version) {
+            return Ok(ChangeStep::Done(LeafAttempt::Again));
+        }
+        let outcome = match change.decide(found.is_ok(), holds) {
+            Decision::Leave(outcome) => return Ok(ChangeStep::Done(LeafAttempt::Left(outcome))),
             Decision::Apply(outcome) => outcome,
         };
         if old_record.is_some() || self.log.logs_changes() {
@@ -338,17 +415,16 @@ impl DexTree {
                 Some(record) => Some(self.remote.record_place(record)?.0),
                 None => None,
             };
-            let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
-                return Box::pin(self.leave_to_holder(location.frame, change)).await;
-            };
-            let change = OwnedLeafChange::of(change);
-            return Box::pin(self.change_surely(session, sx, change, outcome, old_record)).await;
+            let sx = self.pages.try_sx(location.frame, location.version);
+            return Ok(sx.map_or(ChangeStep::LeaveToHolder, |sx| {
+                ChangeStep::Surely(sx, outcome, old_record)
+            }));
         }
         if !latch.try_x(location.version) {
             if latch.is_held() {
-                return Box::pin(self.leave_to_holder(location.frame, change)).await;
+                return Ok(ChangeStep::LeaveToHolder);
             }
-            return Ok(LeafAttempt::Again);
+            return Ok(ChangeStep::Done(LeafAttempt::Again));
         }
         // Nothing has changed since it was looked at, so it is still Hot.
         debug_assert_eq!(self.pages.frames.ctl(location.frame).state(), FrameState::Hot);
@@ -364,12 +440,13 @@ impl DexTree {
             }
         }
         let sparse = shrinks && self.is_sparse(&leaf.as_node());
-        let changed = changed.map_err(|error| match error {
-            ChangeError::NoRoom => Ok(LeafAttempt::NoRoom),
-            error => Err(self.damaged(location.frame, error).into()),
-        });
+        let step = match changed {
+            Ok(()) => Ok(ChangeStep::Done(LeafAttempt::Changed(outcome, sparse))),
+            Err(ChangeError::NoRoom) => Ok(ChangeStep::Done(LeafAttempt::NoRoom)),
+            Err(error) => Err(self.damaged(location.frame, error).into()),
+        };
         self.pages.release_x(location.frame);
-        changed.map_or_else(|failed| failed, |()| Ok(LeafAttempt::Changed(outcome, sparse)))
+        step
     }
 
     /// Changes a cached leaf such that the change is in a memory server before it is seen: logs it, or

@@ -20,9 +20,9 @@ impl DexTree {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
         let mut problems = Vec::new();
         if self.ownership.is_owned() {
-            let _pin = session.begin(OpKind::Other).await?;
             self.flush(session).await?;
             problems = self.pages.check();
             if problems.is_empty() {
