@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, Service, ServiceId};
+use farleaf_fabric::{GlobalAddr, OpKind, Service, ServiceId};
 use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
 use farleaf_index::bnode::Layout;
+use farleaf_index::compute::JoinOptions;
 use farleaf_index::compute::ownership::{
-    Ownership, View, check_unowned, claim, dead_holders, give_away, open_already, read_map,
+    Ownership, View, check_unowned, claim, dead_holders, give_away, read_map,
 };
-use farleaf_index::compute::{JoinOptions, Take};
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::units::Size;
 use farleaf_index::{IndexError, Knobs, OpenOptions, Settings, Stored, TableReport, Visitor};
@@ -45,26 +45,18 @@ impl Dex {
         if let Some(cache) = session.pool().kept::<DexTree>(meta) {
             return Ok(Dex(cache));
         }
-        let words = remote(meta, layout).map_words();
-        let (map, placement) = {
+        let placement = {
             let _pin = session.begin(OpKind::Other).await?;
-            let placement = session.reliable().word(RemoteTree::placement_word(meta)).await?;
-            (read_map(&words, session).await?, placement)
+            session.reliable().word(RemoteTree::placement_word(meta)).await?
         };
-        let me = session.endpoint().incarnation();
-        if map.owners.contains(&me.0) {
-            return Err(open_already(meta, me));
-        }
-        let ownership = Ownership::new(words, map, join);
+        let words = remote(meta, layout).map_words();
+        let ownership = Ownership::join(words, session, join).await?;
         let new = Dex::with(meta, layout, options, ownership)?;
         let placement = place_for(session, meta, placement, new.0.options.offload).await?;
         new.0.take_placement(placement);
         // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
         let dex = Dex(session.pool().keep(meta, new.0));
-        if let Take::Free(most @ 1..) = join.take {
-            let _pin = session.begin(OpKind::Maintenance).await?;
-            claim(&dex, session, most).await?;
-        }
+        claim(&dex, session, join.take).await?;
         Ok(dex)
     }
 

@@ -16,14 +16,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::bnode::{Layout, Seek};
 use farleaf_index::compute::ownership::{
     MapWords, OpGuard, Ownership, Range, RangeGuard, View, check_unowned, claim, close_whole,
-    create_map, dead_holders, forward_change, forward_get, give_away, open_already, read_map,
-    scan_all,
+    create_map, dead_holders, forward_change, forward_get, give_away, read_map, scan_all,
 };
-use farleaf_index::compute::{Guest, JoinOptions, Moving, OwnedTable, RangeOwner, Take};
+use farleaf_index::compute::{Guest, JoinOptions, Moving, OwnedTable, RangeOwner};
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::retry::backoff;
 use farleaf_index::{
@@ -170,23 +169,11 @@ impl Engine for PSmart {
             None => {
                 let settings = PSmartOptions::read(&options.settings)
                     .map_err(|error| IndexError::Invalid(format!("engine p-smart: {error}")))?;
-                let words = map_words(meta);
-                let map = {
-                    let _pin = session.begin(OpKind::Other).await?;
-                    read_map(&words, session).await?
-                };
-                let me = session.endpoint().incarnation();
-                if map.owners.contains(&me.0) {
-                    return Err(open_already(meta, me));
-                }
-                let ownership = Ownership::new(words, map, join);
+                let ownership = Ownership::join(map_words(meta), session, join).await?;
                 let new = PSmart::new(session, table, settings, ownership)?;
                 // Kept before it takes anything: what it has from then on is this one's, whatever fails.
                 let owned = PSmart(session.pool().keep(meta, new.0));
-                if let Take::Free(most @ 1..) = join.take {
-                    let _pin = session.begin(OpKind::Maintenance).await?;
-                    claim(&owned, session, most).await?;
-                }
+                claim(&owned, session, join.take).await?;
                 owned
             }
         };

@@ -142,14 +142,9 @@ impl RangeOwner for PSmart {
             return Err(MoveError::NotOwned);
         };
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
-        let middle = match self.tree().middle(session, range.as_scan()).await {
-            Ok(middle) => middle,
-            Err(Fail::Error(error)) => return Err(error.into()),
-            Err(Fail::Again) => {
-                let why = "the tree changes all the time: try again";
-                return Err(IndexError::Unavailable(why.into()).into());
-            }
-        };
+        let middle = self.tree().middle(session, range.as_scan()).await;
+        let middle =
+            middle.map_err(|fail| fail.or_unavailable("a walk lost its way: try again"))?;
         Ok(middle.filter(|key| {
             self.takes_key(key.len()) && range.holds(key, false) && range.high.as_ref() != Some(key)
         }))

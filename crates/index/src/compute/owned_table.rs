@@ -3,12 +3,12 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use farleaf_fabric::{GlobalAddr, Incarnation, OpKind};
+use farleaf_fabric::{GlobalAddr, Incarnation};
 use farleaf_pool::Session;
 
 use super::messages::{OpReply, Request};
 use super::ownership::{self, Ownership};
-use super::{HostedTable, RangeOwner};
+use super::{HostedTable, RangeOwner, Take};
 use crate::IndexError;
 
 /// Work that is boxed, so that a table of any engine can be asked for it. None of it is on an operation's way.
@@ -116,8 +116,7 @@ impl<T: RangeOwner> OwnedTable for T {
             ownership::refresh_map(self, session).await?;
             let is_free = self.ownership().view().map.owners.contains(&0);
             if is_free {
-                let _pin = session.begin(OpKind::Maintenance).await?;
-                ownership::claim(self, session, usize::MAX).await?;
+                ownership::claim(self, session, Take::Free(usize::MAX)).await?;
             }
             Ok(is_free)
         })

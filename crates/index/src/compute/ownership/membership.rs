@@ -62,20 +62,46 @@ impl Default for JoinOptions {
     }
 }
 
+impl Ownership {
+    /// The part of a compute server that opens a table and owns nothing of it yet.
+    ///
+    /// Cost: 3 READs.
+    ///
+    /// # Errors
+    /// `Unavailable` if the map names this compute server as an owner: it has the table open already.
+    pub async fn join(
+        words: MapWords,
+        session: &Session,
+        join: JoinOptions,
+    ) -> Result<Self, IndexError> {
+        let map = {
+            let _pin = session.begin(OpKind::Other).await?;
+            read_map(&words, session).await?
+        };
+        let me = session.endpoint().incarnation();
+        if map.owners.contains(&me.0) {
+            return Err(open_already(words.meta, me));
+        }
+        Ok(Ownership::new(words, map, join))
+    }
+}
+
 /// The error of a compute server that the map names as an owner, and that did not open the table.
-pub fn open_already(meta: GlobalAddr, me: Incarnation) -> IndexError {
+fn open_already(meta: GlobalAddr, me: Incarnation) -> IndexError {
     IndexError::Unavailable(format!(
         "compute server {me} has the table at {meta} open already, with another cache, or did not \
          close it: use that one"
     ))
 }
 
-/// Makes at most so many of the partitions that nobody has this compute server's. The caller has a pin.
+/// Makes partitions that nobody has this compute server's, as many as `take` says.
 pub async fn claim<T: RangeOwner>(
     table: &T,
     session: &Session,
-    most: usize,
+    take: Take,
 ) -> Result<(), IndexError> {
+    let Take::Free(most @ 1..) = take else { return Ok(()) };
+    let _pin = session.begin(OpKind::Maintenance).await?;
     let ownership = table.ownership();
     let me = session.endpoint().incarnation();
     let map = change_map(&ownership.words, session, async move |map| {
@@ -288,8 +314,7 @@ async fn own_all<T: RangeOwner>(table: &T, session: &Session) -> Result<(), Inde
         if owners().all(|(_, owner)| owner == me) {
             return Ok(());
         }
-        let _pin = session.begin(OpKind::Maintenance).await?;
-        claim(table, session, usize::MAX).await?;
+        claim(table, session, Take::Free(usize::MAX)).await?;
     }
     Err(IndexError::Unavailable("the table's partitions change owners all the time".into()))
 }

@@ -28,7 +28,7 @@ pub(crate) use load::Load;
 pub use map::{Intent, change_map, create_map, lock_map};
 pub use map::{MapWords, Partitions, Range, change_map_now, equal_width, read_map, sampled};
 pub use membership::{
-    JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away, open_already,
+    JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away,
 };
 pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free, take_over};
 pub(crate) use routing::ask;
@@ -93,7 +93,7 @@ impl AsRef<RangeGuard> for Ownership {
 
 impl Ownership {
     /// The part of a compute server that owns nothing by `map` yet.
-    pub fn new(words: MapWords, map: Partitions, join: JoinOptions) -> Self {
+    fn new(words: MapWords, map: Partitions, join: JoinOptions) -> Self {
         Ownership {
             words,
             guard: RangeGuard::new(map),
