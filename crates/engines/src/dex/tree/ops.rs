@@ -83,8 +83,8 @@ pub(crate) enum LeafAttempt {
     Again,
 }
 
-/// How an attempt at a cached leaf ended, or what it has to wait for.
-enum ChangeStep {
+/// End of an attempt at a cached leaf, or the reason to wait.
+enum LeafStep {
     Done(LeafAttempt),
     /// The change expects a value, and the leaf holds a record at this index.
     Compare(usize, RecordRef),
@@ -94,8 +94,8 @@ enum ChangeStep {
     LeaveToHolder,
 }
 
-/// A cached leaf, and how the attempt at it went.
-type LeafHit = (Location, Result<ChangeStep, DexFail>);
+/// A cached leaf, and the attempt at it.
+type LeafHit = (Location, Result<LeafStep, DexFail>);
 
 /// The error of a change with which a task goes on when the caller does not wait any longer.
 pub(crate) fn unfinished_change() -> IndexError {
@@ -241,7 +241,7 @@ impl DexTree {
         let result = match self.change_hit(&leaf_change, held) {
             Ok(Some((
                 _,
-                Ok(ChangeStep::Done(end @ (LeafAttempt::Changed(..) | LeafAttempt::Left(_)))),
+                Ok(LeafStep::Done(end @ (LeafAttempt::Changed(..) | LeafAttempt::Left(_)))),
             ))) => Ok(end),
             Ok(hit) => self.modify_with_record(session, &leaf_change, held, hit).await,
             Err(error) => Err(error),
@@ -344,23 +344,23 @@ impl DexTree {
         self: &Arc<Self>,
         session: &Session,
         location: Location,
-        mut step: Result<ChangeStep, DexFail>,
+        mut step: Result<LeafStep, DexFail>,
         change: &LeafChange<'_>,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, DexFail> {
         loop {
             match step? {
-                ChangeStep::Done(attempt) => return Ok(attempt),
-                ChangeStep::Compare(index, record) => {
+                LeafStep::Done(attempt) => return Ok(attempt),
+                LeafStep::Compare(index, record) => {
                     self.remote.read_record(session, record, held).await?;
                     step = self.change_found(location, change, Ok(index), Some(held));
                 }
-                ChangeStep::Surely(sx, outcome, old_record) => {
+                LeafStep::Surely(sx, outcome, old_record) => {
                     let change = OwnedLeafChange::of(change);
                     let done = self.change_surely(session, sx, change, outcome, old_record);
                     return Box::pin(done).await;
                 }
-                ChangeStep::LeaveToHolder => {
+                LeafStep::LeaveToHolder => {
                     return Box::pin(self.leave_to_holder(location.frame, change)).await;
                 }
             }
@@ -374,7 +374,7 @@ impl DexTree {
         location: Location,
         change: &LeafChange<'_>,
         held: &mut Vec<u8>,
-    ) -> Result<ChangeStep, DexFail> {
+    ) -> Result<LeafStep, DexFail> {
         let node = self.pages.frames.node(self.layout(), location.frame);
         let found = node.find(change.key);
         if change.expected.is_none() {
@@ -385,8 +385,8 @@ impl DexTree {
         if let (Ok(index), Some(StoredValue::Record(record))) = (found, stored) {
             let is_valid = self.pages.frames.latch(location.frame).validate(location.version);
             return Ok(match is_valid {
-                true => ChangeStep::Compare(index, record),
-                false => ChangeStep::Done(LeafAttempt::Again),
+                true => LeafStep::Compare(index, record),
+                false => LeafStep::Done(LeafAttempt::Again),
             });
         }
         self.change_found(location, change, found, stored.is_some().then_some(held))
@@ -399,15 +399,15 @@ impl DexTree {
         change: &LeafChange<'_>,
         found: Result<usize, usize>,
         holds: Option<&[u8]>,
-    ) -> Result<ChangeStep, DexFail> {
+    ) -> Result<LeafStep, DexFail> {
         let latch = &self.pages.frames.ctl(location.frame).latch;
         let node = self.pages.frames.node(self.layout(), location.frame);
         let old_record = found.ok().and_then(|index| node.record(index));
         if !latch.validate(location.version) {
-            return Ok(ChangeStep::Done(LeafAttempt::Again));
+            return Ok(LeafStep::Done(LeafAttempt::Again));
         }
         let outcome = match change.decide(found.is_ok(), holds) {
-            Decision::Leave(outcome) => return Ok(ChangeStep::Done(LeafAttempt::Left(outcome))),
+            Decision::Leave(outcome) => return Ok(LeafStep::Done(LeafAttempt::Left(outcome))),
             Decision::Apply(outcome) => outcome,
         };
         if old_record.is_some() || self.log.logs_changes() {
@@ -416,15 +416,15 @@ impl DexTree {
                 None => None,
             };
             let sx = self.pages.try_sx(location.frame, location.version);
-            return Ok(sx.map_or(ChangeStep::LeaveToHolder, |sx| {
-                ChangeStep::Surely(sx, outcome, old_record)
-            }));
+            return Ok(
+                sx.map_or(LeafStep::LeaveToHolder, |sx| LeafStep::Surely(sx, outcome, old_record))
+            );
         }
         if !latch.try_x(location.version) {
             if latch.is_held() {
-                return Ok(ChangeStep::LeaveToHolder);
+                return Ok(LeafStep::LeaveToHolder);
             }
-            return Ok(ChangeStep::Done(LeafAttempt::Again));
+            return Ok(LeafStep::Done(LeafAttempt::Again));
         }
         // Nothing has changed since it was looked at, so it is still Hot.
         debug_assert_eq!(self.pages.frames.ctl(location.frame).state(), FrameState::Hot);
@@ -441,8 +441,8 @@ impl DexTree {
         }
         let sparse = shrinks && self.is_sparse(&leaf.as_node());
         let step = match changed {
-            Ok(()) => Ok(ChangeStep::Done(LeafAttempt::Changed(outcome, sparse))),
-            Err(ChangeError::NoRoom) => Ok(ChangeStep::Done(LeafAttempt::NoRoom)),
+            Ok(()) => Ok(LeafStep::Done(LeafAttempt::Changed(outcome, sparse))),
+            Err(ChangeError::NoRoom) => Ok(LeafStep::Done(LeafAttempt::NoRoom)),
             Err(error) => Err(self.damaged(location.frame, error).into()),
         };
         self.pages.release_x(location.frame);
