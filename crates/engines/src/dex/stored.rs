@@ -30,7 +30,7 @@ impl Dex {
     /// Opens a table in this member of the pool: gives the cache that the member has of it, or a new one, which
     /// is empty.
     ///
-    /// Cost: 3 READs for a new cache, and a change of the map if it takes something.
+    /// Cost: 4 READs for a new cache, and a change of the map if it takes something.
     ///
     /// # Errors
     /// For a new cache: `Invalid` for one of fewer than 8 nodes and for options that make no sense, `Full` if
@@ -117,7 +117,7 @@ impl Engine for Dex {
         Dex::create(session, layout).await
     }
 
-    /// Cost: 3 READs the first time.
+    /// Cost: 4 READs the first time.
     async fn open(
         session: &Session,
         table: &Stored,
