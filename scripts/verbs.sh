@@ -61,7 +61,7 @@ with=()
 for program in "$fabric" "$no_alloc" "$engines" "$store" "$command" "$cli"; do with+=(--with "$program"); done
 # One machine for all: each takes 8 s to come up. The engines, the store and the command by one thread at a time:
 # Soft-RoCE tears words.
-there "${with[@]}" -- busybox sh -exc "
+there --time 3000 "${with[@]}" -- busybox sh -exc "
     '$fabric' ${alone[*]} verbs::
     '$no_alloc' verbs
     '$engines' verbs
