@@ -23,8 +23,6 @@ mod report;
 mod slices;
 mod smart;
 mod svg;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 use std::str::FromStr;

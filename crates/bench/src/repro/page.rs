@@ -194,31 +194,15 @@ fn escaped(text: &str) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+#[path = "../../tests/bench/well_formed.rs"]
+mod well_formed;
+
+#[cfg(test)]
+mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use super::*;
+    use super::{well_formed::check_well_formed, *};
     use crate::report::TimeKind;
-
-    /// Panics unless every element of a page is closed in order.
-    pub(in crate::repro) fn check_well_formed(page: &str) {
-        let mut open = Vec::new();
-        let mut rest = page;
-        while let Some(begin) = rest.find('<') {
-            let end = begin + rest[begin..].find('>').expect("a tag ends");
-            let tag = &rest[begin + 1..end];
-            assert!(!tag.contains('<'), "{tag}");
-            let name = tag.trim_start_matches('/').split([' ', '/', '\n']).next().unwrap();
-            if tag.starts_with('/') {
-                assert_eq!(open.pop(), Some(name), "</{name}>");
-            } else if !tag.starts_with('!') && !tag.ends_with('/') {
-                open.push(name);
-            }
-            rest = &rest[end + 1..];
-        }
-        assert!(open.is_empty(), "{open:?} are open");
-        assert!(!page.contains("<script") && !page.contains("http://") || page.contains("xmlns"));
-    }
 
     #[test]
     fn a_page_is_well_formed_and_tells_how_each_experiment_ended() {

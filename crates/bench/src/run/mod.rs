@@ -20,8 +20,6 @@ mod sim;
 pub(crate) mod sorted;
 pub(crate) mod table;
 pub(crate) mod tally;
-#[cfg(test)]
-mod tests;
 mod worker;
 
 use farleaf_engines::Engine;

@@ -17,8 +17,6 @@ mod outcome;
 mod record;
 mod steps;
 mod table;
-#[cfg(test)]
-mod tests;
 mod verdict;
 
 use std::any::Any;
@@ -27,6 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub(crate) use driver::threads;
 pub use outcome::{Failure, Outcome, RunStats};
+pub use verdict::judge;
 
 use crate::scenario::Scenario;
 use farleaf_fabric::sim::OpRecord;
@@ -55,7 +54,7 @@ pub fn run_with(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRecor
         let failure = Some(Failure::Panicked(why.to_owned()));
         (Outcome { failure, ..Outcome::default() }, Vec::new())
     });
-    verdict::judge(&mut outcome);
+    judge(&mut outcome);
     (outcome, records)
 }
 

@@ -6,8 +6,6 @@
 //! JSON object, for other tools.
 
 mod data;
-#[cfg(test)]
-mod tests;
 
 use std::io::{self, Write};
 

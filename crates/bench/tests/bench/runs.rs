@@ -1,6 +1,5 @@
+//! Run tests: what a run reports, on every fabric, with every kind of load, key and loop.
 #![allow(clippy::unwrap_used)]
-
-mod dex;
 
 use std::{
     net::SocketAddr,
@@ -11,18 +10,21 @@ use std::{
     time::Duration,
 };
 
-use farleaf_fabric::{Client, Fabric, tcp::TcpConfig};
+use farleaf_bench::{
+    BenchConfig, BenchError, CapabilityKind, Cluster, FabricKind, KeyOrder, KeySpec, KindReport,
+    LoadKind, LoopKind, NoProgress, OpKind, PerOp, Phase, Progress, Report, ReportKind, TimeKind,
+    Workload, YcsbProperties, region_bytes, run, units::Rate,
+};
+use farleaf_engines::Engine;
+use farleaf_fabric::{
+    Client, Fabric,
+    tcp::{Tcp, TcpConfig},
+};
 use farleaf_harness::LoopbackServers;
 use farleaf_pool::Pool;
 
-use super::*;
-use crate::{
-    Cluster, KeyOrder, KeySpec, LoadKind, OpKind, PerOp, ReportKind, Workload, YcsbProperties,
-    config::CapabilityKind, units::Rate,
-};
-
 /// A small run: two compute servers, two memory servers.
-fn small(fabric: FabricKind, workload: &str) -> BenchConfig {
+pub(crate) fn small(fabric: FabricKind, workload: &str) -> BenchConfig {
     BenchConfig {
         fabric,
         workload: workload.parse().unwrap(),
@@ -39,10 +41,10 @@ fn small(fabric: FabricKind, workload: &str) -> BenchConfig {
     }
 }
 
-const FABRICS: [FabricKind; 2] = [FabricKind::Mapped, FabricKind::Sim];
+pub(crate) const FABRICS: [FabricKind; 2] = [FabricKind::Mapped, FabricKind::Sim];
 
 /// Starts memory servers in this process for `config`; returns their addresses as well.
-fn serve(config: &BenchConfig) -> (LoopbackServers, Vec<SocketAddr>) {
+pub(crate) fn serve(config: &BenchConfig) -> (LoopbackServers, Vec<SocketAddr>) {
     let bytes = region_bytes(config).unwrap();
     let lease = LoopbackServers::LEASE_LONG;
     let servers = LoopbackServers::start(config.memory_servers, bytes, lease).unwrap();
@@ -94,14 +96,14 @@ fn a_run_leaves_other_tables_of_a_pool_as_they_were() {
     });
 }
 
-fn run_well(config: &BenchConfig) -> Report {
+pub(crate) fn run_well(config: &BenchConfig) -> Report {
     let report = run(config, &NoProgress).unwrap();
     assert_eq!(report.run.first_error, None, "{config:?}");
     assert_eq!((report.run.errors, report.run.phase.ops), (0, config.ops), "{config:?}");
     report
 }
 
-fn of(report: &Report, kind: OpKind) -> &crate::KindReport {
+pub(crate) fn of(report: &Report, kind: OpKind) -> &KindReport {
     &report.run.by_kind[&ReportKind::Op(kind)]
 }
 
@@ -212,12 +214,12 @@ fn costs_by_kind_add_up() {
     let both = of(&report, OpKind::ReadModifyWrite).per_op;
     assert!((both.reads - get.reads - update.reads).abs() < 1e-9);
     assert!((both.writes - get.writes - update.writes).abs() < 1e-9);
-    let sum = |cost: fn(&crate::PerOp) -> f64| {
+    let sum = |cost: fn(&PerOp) -> f64| {
         let kinds = report.run.by_kind.values();
         kinds.map(|kind| cost(&kind.per_op) * kind.ops as f64).sum::<f64>()
     };
     let ops = report.run.phase.ops as f64;
-    let costs: [fn(&crate::PerOp) -> f64; 4] =
+    let costs: [fn(&PerOp) -> f64; 4] =
         [|it| it.reads, |it| it.writes, |it| it.atomics, |it| it.bytes_written];
     for cost in costs {
         assert!((sum(cost) - cost(&report.run.per_op) * ops).abs() < 1e-3);
@@ -381,7 +383,7 @@ impl Progress for Counting {
 #[test]
 fn no_client_works_between_slices() {
     for fabric in FABRICS {
-        for engine in [farleaf_engines::Engine::BTree, farleaf_engines::Engine::Dex] {
+        for engine in [Engine::BTree, Engine::Dex] {
             let progress = Counting::default();
             let config = BenchConfig { engine, ops: 9000, slices: 7, ..small(fabric, "ycsb-a") };
             let report = run(&config, &progress).unwrap();
@@ -413,7 +415,7 @@ impl Progress for Resting {
 fn pauses_cost_nothing() {
     const REST: Duration = Duration::from_millis(500);
     let config = BenchConfig {
-        engine: farleaf_engines::Engine::Dex,
+        engine: Engine::Dex,
         clients: 2,
         compute_servers: 1,
         slices: 3,

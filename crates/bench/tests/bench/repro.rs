@@ -1,7 +1,19 @@
+//! Experiment tests: each figure at a small scale, and what must hold at any.
 #![allow(clippy::unwrap_used)]
 
-use super::*;
-use crate::NoProgress;
+use farleaf_bench::{
+    NoProgress,
+    repro::{
+        Experiment, Finding, Host, HostError, Hosts, ReproOptions, ReproReport, Scale, TOLERANCE,
+        page,
+    },
+};
+use farleaf_engines::Engine;
+
+use crate::well_formed::check_well_formed;
+
+/// The least scale of the experiments on radix trees.
+const SCALE_LEAST: f64 = 1.0 / 65_536.0;
 
 /// Hosts of experiments that need none.
 struct NoHosts;
@@ -149,6 +161,16 @@ fn names_are_read_and_listed() {
     }
 }
 
+#[test]
+fn every_experiment_has_its_scales() {
+    for experiment in Experiment::all() {
+        for scale in [Scale::Small, Scale::Usual, Scale::Full] {
+            assert!((0.0..=1.0).contains(&scale.of(experiment)), "{}", experiment.name());
+        }
+        assert!(experiment.small_scale() <= experiment.usual_scale());
+    }
+}
+
 /// Without a device the report compares costs with the programs', and no throughput.
 #[test]
 fn peers_are_compared_on_each_workload() {
@@ -176,7 +198,7 @@ fn check_reasons(report: &ReproReport) {
 /// Every figure of the radix trees' papers, at the least scale, on one page.
 #[test]
 fn every_figure_of_radix_trees_runs_at_a_tiny_scale() {
-    let options = ReproOptions { scale: driver::SCALE_MIN, ..ReproOptions::default() };
+    let options = ReproOptions { scale: SCALE_LEAST, ..ReproOptions::default() };
     let mut findings = Vec::new();
     for experiment in Experiment::figures() {
         let name = experiment.name();
@@ -194,7 +216,7 @@ fn every_figure_of_radix_trees_runs_at_a_tiny_scale() {
     }
     assert!(findings.iter().filter(|it| it.result.is_some()).count() >= 17);
     let text = page("figures", &findings).unwrap();
-    page::tests::check_well_formed(&text);
+    check_well_formed(&text);
     for finding in findings.iter().filter(|it| it.result.is_some()) {
         assert!(text.contains(&format!("farleaf repro {} ", finding.name)), "{}", finding.name);
     }
@@ -203,7 +225,7 @@ fn every_figure_of_radix_trees_runs_at_a_tiny_scale() {
 /// INV-REPRO-1, with a row for each engine.
 #[test]
 fn every_engine_runs_the_experiments_of_radix_trees() {
-    let options = ReproOptions { scale: driver::SCALE_MIN, ..ReproOptions::default() };
+    let options = ReproOptions { scale: SCALE_LEAST, ..ReproOptions::default() };
     for (experiment, quantity) in [
         ("dart-table2", "bytes /key beside keys and values"),
         ("smart-amplification", "bytes READ /byte, get"),
@@ -211,7 +233,7 @@ fn every_engine_runs_the_experiments_of_radix_trees() {
         let run = || named(experiment).run(&options, &NoHosts, &NoProgress).unwrap();
         let report = run();
         assert_eq!(report, run());
-        for engine in driver::engines() {
+        for engine in Engine::ALL.iter().filter(|engine| engine.name() != "example") {
             let mut rows = report.rows.iter().filter(|row| row.quantity == quantity);
             let row = rows.find(|row| row.case.ends_with(engine.name()));
             assert!(

@@ -1,7 +1,9 @@
+//! Run tests: runs repeat, and a wrong last look is found.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use super::*;
-use crate::scenario::Choices;
+use farleaf_check::history::Answer;
+use farleaf_check::run::{Failure, judge, run};
+use farleaf_check::scenario::{Choices, Scenario};
 
 #[test]
 fn the_same_scenario_is_the_same_run() {
@@ -35,8 +37,8 @@ fn a_wrong_last_look_is_found() {
     // The judge includes the last look, backwards and forwards.
     let scan = outcome.steps.iter().position(Option::is_none).unwrap();
     let answer = outcome.history.events[scan].answer.as_mut().unwrap();
-    answer.1 = crate::history::Answer::Pairs(vec![(b"nobody".to_vec(), b"wrote this".to_vec())]);
-    verdict::judge(&mut outcome);
+    answer.1 = Answer::Pairs(vec![(b"nobody".to_vec(), b"wrote this".to_vec())]);
+    judge(&mut outcome);
     let failure = outcome.failure.unwrap();
     assert!(matches!(&failure, Failure::NotLinearizable { .. }), "{failure}");
 }

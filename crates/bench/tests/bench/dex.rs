@@ -1,13 +1,16 @@
 //! DEX tests: several compute servers, partitions and offloaded operations.
 
+#![allow(clippy::unwrap_used)]
+
+use farleaf_bench::{
+    BenchConfig, BenchError, Boundaries, Cluster, CounterReport, FabricKind, LoadKind, NoProgress,
+    OpKind, Parts, Report, Routing, run, units::Rate,
+};
 use farleaf_engines::Engine;
 use farleaf_index::Settings;
+use serde_json::json;
 
-use super::*;
-use crate::{
-    CounterReport,
-    parts::{Boundaries, Parts, Routing},
-};
+use crate::runs::{FABRICS, of, run_well, serve, small};
 
 fn dex(fabric: FabricKind, workload: &str) -> BenchConfig {
     BenchConfig { engine: Engine::Dex, ..small(fabric, workload) }

@@ -1,11 +1,11 @@
+//! Trace tests: a run is drawn whole, and its data stay data.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use farleaf_check::history::{Answer, Event, Op};
+use farleaf_check::run::{Failure, Outcome, run_with};
+use farleaf_check::scenario::{Choices, Scenario};
+use farleaf_check::trace::write_html;
 use serde_json::Value;
-
-use super::*;
-use crate::history::{Answer, Event, Op};
-use crate::run::{Failure, run_with};
-use crate::scenario::Choices;
 
 /// The data of a page.
 fn data(page: &str) -> Value {
