@@ -26,8 +26,8 @@ use farleaf_index::compute::{Guest, JoinOptions, Moving, OwnedTable, RangeOwner}
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::retry::backoff;
 use farleaf_index::{
-    Change, Entries, Index, IndexError, Knobs, OpenOptions, Outcome, ScanRange, Settings,
-    SortedPairs, Stored, TableReport, Visitor, check_key,
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
+    ScanRange, Settings, SortedPairs, Stored, TableReport, Visitor, check_key,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
@@ -327,5 +327,13 @@ impl Index for PSmart {
 
     fn owned(&self) -> Option<&dyn OwnedTable> {
         Some(self)
+    }
+
+    fn cache(&self) -> Option<&dyn CacheControl> {
+        self.inner().cache()
+    }
+
+    fn counters(&self, counters: &mut CounterSet) {
+        self.inner().counters(counters);
     }
 }
