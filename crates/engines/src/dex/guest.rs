@@ -10,9 +10,7 @@
 
 use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
-use farleaf_index::compute::{Guest, ServesGuests};
-use farleaf_index::{Change, Entries, IndexError, Outcome, ScanRange};
-use farleaf_pool::Session;
+use farleaf_index::compute::Guest;
 
 use super::Dex;
 
@@ -26,11 +24,9 @@ pub(super) struct DexGuest {
 impl Dex {
     /// Makes this compute server a guest, for so many operations on keys that nobody owns.
     pub(super) fn be_guest(&self, operations: u64) {
-        let cache = &self.0;
-        // The second opening of a table in a member gets the first one's cache.
-        cache.ownership.set_guest();
         let (guest, remote) = (Guest::new(operations), self.shared_tree());
-        let _ = cache.guest.set(DexGuest { guest, remote });
+        // The second opening of a table in a member gets the first one's cache.
+        let _ = self.0.guest.set(DexGuest { guest, remote });
     }
 
     /// The remote tree by the protocol that is safe beside others.
@@ -41,37 +37,7 @@ impl Dex {
         remote
     }
 
-    fn guest_tree(&self) -> RemoteTree {
+    pub(super) fn guest_tree(&self) -> RemoteTree {
         self.0.guest.get().map_or_else(|| self.shared_tree(), |it| it.remote.clone())
-    }
-}
-
-impl ServesGuests for Dex {
-    async fn get_unowned(
-        &self,
-        session: &Session,
-        key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<bool, IndexError> {
-        self.guest_tree().get(session, key, value).await
-    }
-
-    async fn change_unowned(
-        &self,
-        session: &Session,
-        change: &Change<'_>,
-        held: &mut Vec<u8>,
-    ) -> Result<Outcome, IndexError> {
-        self.guest_tree().change(session, change, held).await
-    }
-
-    async fn scan_unowned(
-        &self,
-        session: &Session,
-        range: ScanRange<'_>,
-        limit: usize,
-        out: &mut Entries,
-    ) -> Result<(), IndexError> {
-        self.guest_tree().scan(session, range, limit, out).await
     }
 }

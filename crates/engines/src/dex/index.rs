@@ -10,7 +10,6 @@ use farleaf_index::{
 use farleaf_pool::{Audit, Session};
 
 use super::Dex;
-use super::guest::DexGuest;
 use super::tree::Seek;
 
 impl Index for Dex {
@@ -22,9 +21,6 @@ impl Index for Dex {
     ) -> Result<bool, IndexError> {
         self.0.remote.check_key(key)?;
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(key)).await? else {
-            if let Some(DexGuest { guest, .. }) = self.0.guest.get() {
-                return Box::pin(guest.get(self, session, key, value)).await;
-            }
             return Box::pin(forward_get(self, session, key, value)).await;
         };
         if let Some(found) = self.0.get_cached(key, value)? {
@@ -44,9 +40,6 @@ impl Index for Dex {
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(change.key)).await? else {
-            if let Some(DexGuest { guest, .. }) = self.0.guest.get() {
-                return Box::pin(guest.change(self, session, change, held)).await;
-            }
             return Box::pin(forward_change(self, session, change, held)).await;
         };
         let outcome = self.0.modify(session, change, held).await?;
@@ -61,12 +54,7 @@ impl Index for Dex {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        match self.0.guest.get() {
-            Some(DexGuest { guest, .. }) => {
-                Box::pin(guest.scan(self, session, range, limit, out)).await?
-            }
-            None => scan_all(self, session, range, limit, out).await?,
-        }
+        scan_all(self, session, range, limit, out).await?;
         Ok(session.vouch()?)
     }
 

@@ -11,8 +11,8 @@
 use farleaf_fabric::{Incarnation, OpKind};
 use farleaf_index::blink::remote::Passage;
 use farleaf_index::compute::ownership::{Ownership, Partitions, Range};
-use farleaf_index::compute::{MoveError, RangeOwner};
-use farleaf_index::{Change, Entries, IndexError, Outcome};
+use farleaf_index::compute::{Guest, MoveError, RangeOwner};
+use farleaf_index::{Change, Entries, IndexError, Outcome, ScanRange};
 use farleaf_pool::Session;
 
 use super::tree::Need;
@@ -58,6 +58,38 @@ impl RangeOwner for Dex {
         out: &mut Entries,
     ) -> Result<Option<usize>, IndexError> {
         self.0.scan_own(session, passage, out).await
+    }
+
+    fn guest(&self) -> Option<&Guest> {
+        self.0.guest.get().map(|it| &it.guest)
+    }
+
+    async fn get_unowned(
+        &self,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        self.guest_tree().get(session, key, value).await
+    }
+
+    async fn change_unowned(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.guest_tree().change(session, change, held).await
+    }
+
+    async fn scan_unowned(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        self.guest_tree().scan(session, range, limit, out).await
     }
 
     /// Splits the leaf that has `bound` so that it ends there (`INV-DEX-PART-1`).

@@ -26,8 +26,8 @@ use farleaf_index::compute::{Guest, JoinOptions, Moving, OwnedTable, RangeOwner}
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::retry::backoff;
 use farleaf_index::{
-    Change, Entries, Index, IndexError, Knobs, OpenOptions, Outcome, ScanRange, Settings,
-    SortedPairs, Stored, TableReport, Visitor, check_key,
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
+    ScanRange, Settings, SortedPairs, Stored, TableReport, Visitor, check_key,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
@@ -48,7 +48,7 @@ pub(super) struct Inner {
     pub(super) smart: Smart,
     pub(super) ownership: Arc<Ownership>,
     /// The right to work on keys that nobody owns, if it has one.
-    guest: OnceLock<Guest>,
+    pub(super) guest: OnceLock<Guest>,
 }
 
 /// The words of the meta object that hold the ownership map; 0 in a new table.
@@ -179,7 +179,6 @@ impl Engine for PSmart {
         };
         if is_guest {
             // The second opening of a table in a member gets the first one's state.
-            owned.0.ownership.set_guest();
             let _ = owned.0.guest.set(Guest::new(options.guest_operations));
         }
         Ok(owned)
@@ -247,10 +246,7 @@ impl Index for PSmart {
     ) -> Result<bool, IndexError> {
         check_key(self.0.smart.stored.layout(), key)?;
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(key)).await? else {
-            return match self.0.guest.get() {
-                Some(guest) => Box::pin(guest.get(self, session, key, value)).await,
-                None => Box::pin(forward_get(self, session, key, value)).await,
-            };
+            return Box::pin(forward_get(self, session, key, value)).await;
         };
         let found = self.get_own(session, key, value).await?;
         session.vouch()?;
@@ -264,10 +260,7 @@ impl Index for PSmart {
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(change.key)).await? else {
-            return match self.0.guest.get() {
-                Some(guest) => Box::pin(guest.change(self, session, change, held)).await,
-                None => Box::pin(forward_change(self, session, change, held)).await,
-            };
+            return Box::pin(forward_change(self, session, change, held)).await;
         };
         let outcome = self.change_own(session, change, held).await?;
         session.vouch()?;
@@ -281,10 +274,7 @@ impl Index for PSmart {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        match self.0.guest.get() {
-            Some(guest) => Box::pin(guest.scan(self, session, range, limit, out)).await?,
-            None => scan_all(self, session, range, limit, out).await?,
-        }
+        scan_all(self, session, range, limit, out).await?;
         Ok(session.vouch()?)
     }
 
@@ -327,5 +317,13 @@ impl Index for PSmart {
 
     fn owned(&self) -> Option<&dyn OwnedTable> {
         Some(self)
+    }
+
+    fn cache(&self) -> Option<&dyn CacheControl> {
+        self.inner().cache()
+    }
+
+    fn counters(&self, counters: &mut CounterSet) {
+        self.inner().counters(counters);
     }
 }

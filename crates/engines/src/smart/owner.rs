@@ -4,7 +4,7 @@ use farleaf_fabric::{Incarnation, OpKind};
 use farleaf_index::blink::remote::Passage;
 use farleaf_index::bnode::{KeyFormat, Seek};
 use farleaf_index::compute::ownership::{Ownership, Partitions, Range};
-use farleaf_index::compute::{MoveError, RangeOwner, ServesGuests};
+use farleaf_index::compute::{Guest, MoveError, RangeOwner};
 use farleaf_index::{Change, Entries, IndexError, Outcome, ScanRange};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
@@ -92,6 +92,53 @@ impl RangeOwner for PSmart {
         }
     }
 
+    fn guest(&self) -> Option<&Guest> {
+        self.0.guest.get()
+    }
+
+    async fn get_unowned(
+        &self,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        self.tree().get_delegated(session, key, value).await
+    }
+
+    async fn change_unowned(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.tree().change(session, change, held, None).await
+    }
+
+    async fn scan_unowned(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        self.tree().scan(session, range, limit, out).await
+    }
+
+    async fn clear_unowned(
+        &self,
+        session: &Session,
+        map: &Partitions,
+        is_last: bool,
+    ) -> Result<(), IndexError> {
+        if self.tree().is_unlinking_due(is_last) {
+            let is_unowned = |key: &[u8]| map.owners[map.of(key, false)] == 0;
+            for key in self.tree().take_removed(is_unowned) {
+                self.tree().unlink_whole(session, &key).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// No object of keys alone has bounds.
     async fn make_bound(&self, _session: &Session, _bound: &[u8]) -> Result<(), IndexError> {
         Ok(())
@@ -152,51 +199,6 @@ impl RangeOwner for PSmart {
 
     fn let_go(&self, session: &Session) {
         session.pool().let_go(self.0.ownership.words().meta, &self.0);
-    }
-}
-
-impl ServesGuests for PSmart {
-    async fn get_unowned(
-        &self,
-        session: &Session,
-        key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<bool, IndexError> {
-        self.tree().get_delegated(session, key, value).await
-    }
-
-    async fn change_unowned(
-        &self,
-        session: &Session,
-        change: &Change<'_>,
-        held: &mut Vec<u8>,
-    ) -> Result<Outcome, IndexError> {
-        self.tree().change(session, change, held, None).await
-    }
-
-    async fn scan_unowned(
-        &self,
-        session: &Session,
-        range: ScanRange<'_>,
-        limit: usize,
-        out: &mut Entries,
-    ) -> Result<(), IndexError> {
-        self.tree().scan(session, range, limit, out).await
-    }
-
-    async fn clear_unowned(
-        &self,
-        session: &Session,
-        map: &Partitions,
-        is_last: bool,
-    ) -> Result<(), IndexError> {
-        if self.tree().is_unlinking_due(is_last) {
-            let is_unowned = |key: &[u8]| map.owners[map.of(key, false)] == 0;
-            for key in self.tree().take_removed(is_unowned) {
-                self.tree().unlink_whole(session, &key).await?;
-            }
-        }
-        Ok(())
     }
 }
 

@@ -12,7 +12,7 @@ use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig, OpKind};
 use farleaf_index::bnode::ValueFormat;
 use farleaf_index::compute::{Host, MoveError, OwnedTable, RangeCalls, number_of};
-use farleaf_index::{Entries, Index, IndexError, OpenOptions, ScanRange, Settings};
+use farleaf_index::{CounterSet, Entries, Index, IndexError, OpenOptions, ScanRange, Settings};
 use farleaf_pool::Session;
 
 use crate::common::{
@@ -749,6 +749,31 @@ fn own_operations_cost(owner_writes: &'static str, denies: Cost, inserts: Cost, 
         let other = (21_u64 << 8 | 1 << 16 | 1).to_be_bytes();
         assert_eq!(index.get(&session, &other, &mut value).await, Ok(false));
         check(&session, &[&index]).await;
+    });
+}
+
+/// A table of P-SMART reports the cache and the counts of its tree, as a table of SMART does.
+#[test]
+fn p_smart_reports_its_cache_and_counts() {
+    World::default().on_mapped(|session| async move {
+        let format = TableFormat::fixed8(Engine::PSmart);
+        AnyIndex::create(&session, "t", &format).await.expect("create");
+        let index = open(&session, 2, 0).await;
+        for key in (0..100_u64).map(u64::to_be_bytes) {
+            assert_eq!(index.insert(&session, &key, &key).await, Ok(true));
+        }
+        let AnyIndex::PSmart(table) = &index else { panic!("{}", index.engine()) };
+        let (bytes, nodes) = table.inner().cached();
+        assert!(nodes > 0, "inserts leave nodes in the cache");
+        let cache = index.cache().expect("a table of a cached engine has a cache");
+        assert_eq!(cache.resident_bytes(), bytes);
+        let mut counters = CounterSet::default();
+        index.counters(&mut counters);
+        assert_eq!(
+            BTreeMap::from_iter(counters.iter()),
+            BTreeMap::from_iter(table.inner().counts())
+        );
+        assert!(counters.get("splits") > 0, "{counters:?}");
     });
 }
 

@@ -22,7 +22,7 @@ use farleaf_fabric::{GlobalAddr, ServerId, ServiceId};
 use farleaf_pool::Session;
 
 use crate::IndexError;
-pub use guest::{Guest, ServesGuests};
+pub use guest::Guest;
 pub use host::{Host, Leaving};
 use messages::{OpReply, Request};
 pub use migration::{

@@ -5,10 +5,12 @@
 use farleaf_fabric::Incarnation;
 use farleaf_pool::Session;
 
+use super::Guest;
 use super::migration::MoveError;
 use super::ownership::{Ownership, Partitions, Range};
 use crate::blink::remote::Passage;
 use crate::change::{Change, Outcome};
+use crate::index::ScanRange;
 use crate::{Entries, IndexError};
 
 /// An engine's open table whose ranges of keys have owners: the engine's side of ownership.
@@ -52,6 +54,47 @@ pub trait RangeOwner: Clone + 'static {
         passage: &mut Passage<'_>,
         out: &mut Entries,
     ) -> Result<Option<usize>, IndexError>;
+
+    /// This compute server's right to work on keys that nobody owns, if it has one. A bulk load of a guest takes over
+    /// from the dead, and nothing else does.
+    fn guest(&self) -> Option<&Guest>;
+
+    /// As [`crate::Index::get`], for a key that nobody owns, safe beside any other guest. The caller has a pin.
+    async fn get_unowned(
+        &self,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError>;
+
+    /// As [`crate::Index::change`], for a key that nobody owns, safe beside any other guest. The caller has a pin and
+    /// the lock of the ownership map, and waits without a deadline: an error is final then, and nothing is under way.
+    async fn change_unowned(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError>;
+
+    /// Clears what is left of removed keys, as far as nobody owns them by `map`: if it is due, or `is_last`. The
+    /// caller is that of [`RangeOwner::change_unowned`].
+    async fn clear_unowned(
+        &self,
+        _session: &Session,
+        _map: &Partitions,
+        _is_last: bool,
+    ) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    /// As [`crate::Index::scan`], for keys that nobody owns, safe beside any other guest. The caller has a pin.
+    async fn scan_unowned(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError>;
 
     /// Makes `bound` a boundary that no object of own keys alone crosses: the fence of a leaf in a B+-tree. The
     /// caller has a pin.

@@ -129,6 +129,17 @@ pub(crate) async fn take_over<T: RangeOwner>(
     Ok(taken)
 }
 
+/// Makes all nobody's that the map says is the dead compute server `dead`'s.
+pub(crate) async fn free_dead<T: RangeOwner>(
+    table: &T,
+    session: &Session,
+    dead: Incarnation,
+) -> Result<(), IndexError> {
+    let _pin = session.begin(OpKind::Maintenance).await?;
+    let (map, _) = give_away(table, session, dead, 0).await?;
+    install(table, session, map).await
+}
+
 /// Gives all that the map says is the dead compute server `dead`'s to `to` (0 is nobody), once it is
 /// cut off and its log has been replayed; the new map, and how many partitions that were. The
 /// caller has a pin.
@@ -298,7 +309,7 @@ async fn own_all<T: RangeOwner>(table: &T, session: &Session) -> Result<(), Inde
         let view = ownership.view();
         let owners = || view.map.owners.iter().copied().map(Incarnation).enumerate();
         if let Some((number, owner)) = owners().find(|(_, who)| who.0 != 0 && *who != me) {
-            if (ownership.take_over || ownership.is_guest())
+            if (ownership.take_over || table.guest().is_some())
                 && session.endpoint().is_dead(owner).await
             {
                 take_over(table, session, owner).await?;

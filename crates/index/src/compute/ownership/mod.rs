@@ -31,8 +31,8 @@ pub use membership::{
     JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away,
 };
 pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free, take_over};
-pub(crate) use routing::ask;
 pub use routing::{Owner, forward_change, forward_get, scan_all, serve};
+pub(crate) use routing::{ask, reply_of, scan_begin, seek_of};
 
 /// The table is open, and this compute server has owned no key of it yet.
 const UNOWNED: u8 = 0;
@@ -80,8 +80,6 @@ pub struct Ownership {
     /// See [`JoinOptions`].
     take_over: bool,
     calls: bool,
-    /// True if it works on keys that nobody owns without taking them.
-    is_guest: AtomicBool,
     counts: OwnershipCounts,
 }
 
@@ -103,7 +101,6 @@ impl Ownership {
             is_released: AtomicBool::new(false),
             take_over: join.take_over,
             calls: join.calls,
-            is_guest: AtomicBool::new(false),
             counts: OwnershipCounts::default(),
         }
     }
@@ -119,15 +116,6 @@ impl Ownership {
     /// The words that hold the map.
     pub fn words(&self) -> &MapWords {
         &self.words
-    }
-
-    /// Makes this compute server a guest: a bulk load takes over from the dead, and nothing else does.
-    pub fn set_guest(&self) {
-        self.is_guest.store(true, Ordering::Release);
-    }
-
-    fn is_guest(&self) -> bool {
-        self.is_guest.load(Ordering::Acquire)
     }
 
     /// The guard.

@@ -2,7 +2,8 @@
 //!
 //! An operation on a foreign key is never begun here. It is sent as a whole to the owner. A receiver that does
 //! not own the key says so and has done nothing; then the sender reads the map again and sends the operation
-//! where that leads, a bounded number of times. [`crate::compute`] carries the messages.
+//! where that leads, a bounded number of times. [`crate::compute`] carries the messages. If nobody owns the keys, a
+//! compute server that is a guest ([`Guest`](crate::compute::Guest)) does the operation in remote memory.
 //!
 //! `INV-COMPUTE-3` The receiver of a request is inside the guard for its key, as for an own operation. (At most
 //! once is `INV-COMPUTE-1`.)
@@ -14,14 +15,14 @@ use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::membership::take_free;
+use super::membership::{free_dead, take_free};
 use super::{Range, count, refresh_map, take_over};
 use crate::blink::remote::Passage;
 use crate::bnode::Seek;
 use crate::change::{Change, Outcome};
 use crate::compute::messages::{OpReply, Patience, Request, send};
 use crate::compute::migration::{give, own_load, share};
-use crate::compute::{OwnedTable, RangeOwner};
+use crate::compute::{OwnedTable, RangeOwner, guest};
 use crate::index::{Exchange, ScanRange};
 use crate::op::Op;
 use crate::retry::backoff;
@@ -60,8 +61,17 @@ fn adds_absent(kind: OpKind) -> bool {
     matches!(kind, OpKind::Insert | OpKind::Upsert)
 }
 
+/// The reply to a change of `kind`, whose key held `held`.
+pub(crate) fn reply_of(kind: OpKind, outcome: Outcome, held: Vec<u8>) -> OpReply {
+    if kind == OpKind::CompareExchange {
+        let exchange = if outcome.differs { Exchange::Differs } else { Exchange::Done };
+        return OpReply::Exchanged(exchange, outcome.existed.then_some(held));
+    }
+    OpReply::Done(outcome.existed != adds_absent(kind))
+}
+
 /// The place in the key order to which an operation belongs.
-fn seek_of(op: &Op) -> Seek<'_> {
+pub(crate) fn seek_of(op: &Op) -> Seek<'_> {
     match op {
         Op::Get { key }
         | Op::Insert { key, .. }
@@ -69,13 +79,22 @@ fn seek_of(op: &Op) -> Seek<'_> {
         | Op::Upsert { key, .. }
         | Op::Remove { key }
         | Op::CompareExchange { key, .. } => Seek::At(key),
-        Op::Scan { from, to, reverse, .. } => match (reverse, from, to) {
-            (false, Bound::Unbounded, _) => Seek::First,
-            (false, Bound::Included(key), _) => Seek::At(key),
-            (false, Bound::Excluded(key), _) => Seek::After(key),
-            (true, _, Bound::Unbounded) => Seek::Last,
-            (true, _, Bound::Included(key) | Bound::Excluded(key)) => Seek::At(key),
-        },
+        Op::Scan { from, to, reverse, .. } => scan_begin(from, to, *reverse),
+    }
+}
+
+/// The end of a range at which a scan of it begins.
+pub(crate) fn scan_begin<'a>(
+    from: &'a Bound<Vec<u8>>,
+    to: &'a Bound<Vec<u8>>,
+    reverse: bool,
+) -> Seek<'a> {
+    match (reverse, from, to) {
+        (false, Bound::Unbounded, _) => Seek::First,
+        (false, Bound::Included(key), _) => Seek::At(key),
+        (false, Bound::Excluded(key), _) => Seek::After(key),
+        (true, _, Bound::Unbounded) => Seek::Last,
+        (true, _, Bound::Included(key) | Bound::Excluded(key)) => Seek::At(key),
     }
 }
 
@@ -108,18 +127,14 @@ async fn serve_own<T: RangeOwner>(
     let Some(change) = op.change() else { return Ok(None) };
     let mut held = Vec::new();
     let outcome = table.change_own(session, &change, &mut held).await?;
-    Ok(Some(match change.kind {
-        OpKind::CompareExchange => {
-            let exchange = if outcome.differs { Exchange::Differs } else { Exchange::Done };
-            OpReply::Exchanged(exchange, outcome.existed.then_some(held))
-        }
-        kind => OpReply::Done(outcome.existed != adds_absent(kind)),
-    }))
+    Ok(Some(reply_of(change.kind, outcome, held)))
 }
 
-/// Passes an operation on keys that are not own on to their owner, wherever the map leads.
+/// Passes an operation on keys that are not own on to their owner, wherever the map leads, or to the guest that this
+/// compute server is, if nobody owns them.
 ///
-/// Cost: none here but reading the map anew, 2 READs, each time the keys are not where it was sent.
+/// Cost: none here but reading the map anew, 2 READs, each time the keys are not where it was sent, and that of the
+/// guest.
 ///
 /// # Errors
 /// `Unavailable` if nobody serves the key, or it cannot be reached; `OutcomeUnknown` if its owner
@@ -158,6 +173,13 @@ async fn route_within<T: RangeOwner>(
         let Err(number) = table.ownership().acquire(session, seek).await? else { continue };
         let to = table.ownership().owner_of(number);
         patience.tries += 1;
+        if let (None, Some(guest)) = (to.owner, table.guest()) {
+            if let Some(reply) = guest.serve(table, session, op).await? {
+                return Ok(Some(reply));
+            }
+            check_patience(session, to, patience)?;
+            continue;
+        }
         if let Some(owner) = to.owner
             && table.ownership().calls
         {
@@ -175,6 +197,7 @@ async fn route_within<T: RangeOwner>(
                 done => return done,
             }
         }
+        check_patience(session, to, patience)?;
         find_owner(table, session, seek, to, patience).await?;
     }
 }
@@ -197,8 +220,20 @@ pub(crate) async fn ask<T: OwnedTable + ?Sized>(
     send(session, table.meta(), who, &request, until_ns).await
 }
 
+/// # Errors
+/// `Unavailable` if an operation on the keys of `to` has been tried for long.
+fn check_patience(session: &Session, to: Owner, patience: Patience) -> Result<(), IndexError> {
+    if !patience.is_over(session.endpoint().now_ns()) {
+        return Ok(());
+    }
+    Err(IndexError::Unavailable(match patience.until_ns {
+        Some(_) => format!("{to} and which does not answer"),
+        None => format!("after {} tries: {to}", patience.tries),
+    }))
+}
+
 /// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
-/// or of none, if this compute server does so.
+/// or of none, if this compute server does so. A guest makes nobody's what was a dead owner's.
 async fn find_owner<T: RangeOwner>(
     table: &T,
     session: &Session,
@@ -207,13 +242,6 @@ async fn find_owner<T: RangeOwner>(
     patience: Patience,
 ) -> Result<(), IndexError> {
     let tries = patience.tries;
-    if patience.is_over(session.endpoint().now_ns()) {
-        let why = match patience.until_ns {
-            Some(_) => format!("{before} and which does not answer"),
-            None => format!("after {tries} tries: {before}"),
-        };
-        return Err(IndexError::Unavailable(why));
-    }
     if refresh_map(table, session).await? != before.epoch {
         // A way that has not been tried.
         return Ok(());
@@ -227,18 +255,21 @@ async fn find_owner<T: RangeOwner>(
             take_free(table, session, seek).await
         }
         Some(owner) if session.endpoint().is_dead(owner).await => {
-            if !takes_over {
-                return Err(IndexError::Unavailable(format!(
-                    "{before}, and is dead: take it over"
-                )));
-            }
-            match take_over(table, session, owner).await {
+            let given = if takes_over {
+                take_over(table, session, owner).await.map(drop)
+            } else if table.guest().is_some() {
+                free_dead(table, session, owner).await
+            } else {
+                let why = format!("{before}, and is dead: take it over");
+                return Err(IndexError::Unavailable(why));
+            };
+            match given {
                 // Somebody else is at it.
                 Err(IndexError::Unavailable(_)) => {
                     backoff(session, tries).await;
                     Ok(())
                 }
-                taken => taken.map(drop),
+                given => given,
             }
         }
         Some(_) if !table.ownership().calls => refused(),
@@ -343,7 +374,8 @@ async fn scan_until_cut<T: RangeOwner>(
         // and once the bounds are others it is cut anew.
         let (low, high) = view.map.range(number);
         let (from, to, limit) = passage.rest_in(low, high, out);
-        let asked = limit.min(PAIRS_ASKED_MAX);
+        let is_guests = table.guest().is_some() && view.map.owners[number] == 0;
+        let asked = limit.min(if is_guests { guest::PAIRS_MAX } else { PAIRS_ASKED_MAX });
         let scan = Request::Op(Op::Scan { from, to, reverse: range.reverse, limit: asked });
         let routed = route_within(table, session, &scan, Some(&view.map.bounds));
         let (pairs, is_part) = match Box::pin(routed).await? {
