@@ -5,7 +5,7 @@
 
 use farleaf_engines::Engine;
 use farleaf_index::Settings;
-use farleaf_index::knobs::{CACHE, DURABILITY, KnobError};
+use farleaf_index::knobs::{CACHE, DURABILITY};
 use serde::Deserialize;
 
 use super::{
@@ -207,12 +207,12 @@ pub(super) fn engines() -> impl Iterator<Item = Engine> {
     Engine::ALL.iter().copied().filter(|engine| engine.name() != "example")
 }
 
-/// Returns the engine of that name if this build has it.
+/// Returns the engine of that name, if there is one.
 pub(super) fn engine(name: &str) -> Option<Engine> {
     engines().find(|engine| engine.name() == name)
 }
 
-/// The reason for a row of an engine that this build lacks.
+/// The reason for a row of an engine that only the paper has.
 pub(super) fn no_engine(name: &str) -> String {
     format!("this build has no engine {name}")
 }
@@ -288,61 +288,17 @@ pub(super) fn maintenance(report: &Report) -> f64 {
 }
 
 /// A step of a ladder: an engine with settings by name.
-///
-/// A build may lack the engine or a setting. Then the step's row says so, and the ladder goes on.
 pub(super) struct Step {
     pub(super) name: &'static str,
-    pub(super) engine: &'static str,
+    pub(super) engine: Engine,
     /// Names and values.
     pub(super) set: &'static [(&'static str, &'static str)],
 }
 
 impl Step {
-    /// The engine and its settings. If this build lacks them, the report says so in place of a figure.
-    pub(super) fn find_or_report(
-        &self,
-        report: &mut ReproReport,
-        case: &str,
-        (quantity, _): Metric,
-    ) -> Option<(Engine, Settings)> {
-        self.find().map_err(|why| report.missing(case, quantity, None, &why)).ok()
-    }
-
-    /// The engine and its settings.
-    ///
-    /// # Errors
-    /// The part that this build lacks, in words.
-    pub(super) fn find(&self) -> Result<(Engine, Settings), String> {
-        let engine = engine(self.engine).ok_or_else(|| no_engine(self.engine))?;
-        let mut settings = Settings::default();
-        for (name, value) in self.set {
-            settings.set(name, value);
-        }
-        engine.split(&settings).map_err(|error| match error.error {
-            KnobError::Unknown { name, .. } => {
-                format!("{engine} of this build has no setting {name}")
-            }
-            error => format!("{engine} of this build: {error}"),
-        })?;
-        Ok((engine, settings))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-
-    #[test]
-    fn a_step_says_what_a_build_lacks() {
-        let step = |engine, set| Step { name: "x", engine, set };
-        assert!(step("no-such", &[]).find().unwrap_err().contains("no engine no-such"));
-        let lacks = step("btree", &[("no_such", "1")]).find().unwrap_err();
-        assert_eq!(lacks, "btree of this build has no setting no_such");
-        let value = step("dex", &[("offload", "often")]).find().unwrap_err();
-        assert!(value.contains("no value of offload"), "{value}");
-        let (engine, settings) = step("dex", &[("offload", "always")]).find().unwrap();
-        assert_eq!((engine.name(), settings.get("offload")), ("dex", Some("always")));
+    /// The run with the step's settings; [`BenchConfig::validate`] checks them.
+    pub(super) fn on(&self, mut config: BenchConfig) -> BenchConfig {
+        self.set.iter().for_each(|(name, text)| config.settings.set(name, text));
+        config
     }
 }

@@ -1,7 +1,9 @@
 //! Ablation: the gain of each technique, one after the other (Figure 8).
 
+use farleaf_engines::Engine;
+
 use super::{
-    ART, DART, Repro,
+    Repro,
     driver::{self, BYTES, Driver, MOPS, Step, TRIPS},
     error::ReproError,
     keys, papers,
@@ -11,30 +13,25 @@ use super::{
 const WORKLOADS: [&str; 2] = ["ycsb-a", "ycsb-c"];
 /// The engine that the paper begins from, and then the techniques one after the other.
 const STEPS: [Step; 5] = [
-    Step { name: "plain ART", engine: ART, set: &[("node_locks", "off"), ("cache", "0")] },
-    Step {
-        name: "whole nodes",
-        engine: DART,
-        set: &[("buckets", "false"), ("compound_pointers", "false"), ("est", "false")],
-    },
-    Step {
-        name: "+ hashed nodes",
-        engine: DART,
-        set: &[("buckets", "true"), ("compound_pointers", "false"), ("est", "false")],
-    },
-    Step {
-        name: "+ compound pointers",
-        engine: DART,
-        set: &[("buckets", "true"), ("est", "false")],
-    },
-    Step { name: "+ skip table", engine: DART, set: &[("buckets", "true"), ("est", "true")] },
+    Step { name: "plain ART", engine: Engine::Art, set: &[("node_locks", "off"), ("cache", "0")] },
+    dart("whole nodes", &[("buckets", "false"), ("compound_pointers", "false"), ("est", "false")]),
+    dart(
+        "+ hashed nodes",
+        &[("buckets", "true"), ("compound_pointers", "false"), ("est", "false")],
+    ),
+    dart("+ compound pointers", &[("buckets", "true"), ("est", "false")]),
+    dart("+ skip table", &[("buckets", "true"), ("est", "true")]),
 ];
 const HASHED: usize = 2;
 const POINTERS: usize = 3;
 const TABLE: usize = 4;
 
+/// A step of DART.
+const fn dart(name: &'static str, set: &'static [(&'static str, &'static str)]) -> Step {
+    Step { name, engine: Engine::Dart, set }
+}
+
 /// Throughput and costs of a step.
-#[derive(Clone, Copy)]
 struct Reached {
     mops: f64,
     trips: f64,
@@ -49,30 +46,19 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
         let title = format!("throughput by technique, {keys}");
         let mut chart = ReproChart::bars(&title, "technique", "Mops");
         for name in WORKLOADS {
-            let mut reached: [Option<Reached>; STEPS.len()] = [None; STEPS.len()];
-            for (step, reached) in STEPS.iter().zip(&mut reached) {
+            let mut reached = Vec::new();
+            for step in &STEPS {
                 chart.place(step.name);
                 let case = format!("{name}, {keys}, {}", step.name);
-                let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
-                    continue;
-                };
-                let mut config = driver.named(engine, &spec, name)?;
-                config.settings.set_all(&settings);
+                let config = step.on(driver.named(step.engine, &spec, name)?);
                 let measured = driver.record(report, &case, &config, &[MOPS, TRIPS, BYTES])?;
                 let mops = driver::mops(&measured);
                 let trips = measured.run.per_op.round_trips;
                 let bytes = driver::bytes(&measured);
                 chart.add(name, step.name, mops);
-                *reached = Some(Reached { mops, trips, bytes });
+                reached.push(Reached { mops, trips, bytes });
             }
-            let gain = |step: usize| {
-                let (before, after) = (reached[step - 1]?, reached[step]?);
-                Some([
-                    after.mops / before.mops,
-                    before.bytes / after.bytes,
-                    before.trips - after.trips,
-                ])
-            };
+            let around = |step: usize| (&reached[step - 1], &reached[step]);
             // The paper gives the most that a technique gains: pointers with writes, the others with gets.
             let writes = name == "ycsb-a";
             let told = &paper.ablation;
@@ -86,26 +72,22 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
                 (TABLE, (!writes).then_some(told.skip_table), table),
             ] {
                 let case = format!("{name}, {keys}, {}", STEPS[step].name);
-                let quantity = "gain over the step before";
-                match gain(step) {
-                    Some([mops, _, _]) => report.row(&case, quantity, told, mops, why),
-                    None => report.missing(&case, quantity, told, "the step before is missing"),
-                }
+                let (before, after) = around(step);
+                let gain = after.mops / before.mops;
+                report.row(&case, "gain over the step before", told, gain, why);
             }
             if writes {
                 continue;
             }
-            let told = &paper.ablation;
-            if let Some([_, bytes, _]) = gain(HASHED) {
-                let told = told.hashed_nodes_bytes.get(keys).map(|[low, high]| (low + high) / 2.0);
-                let case = format!("{name}, {keys}, {}", STEPS[HASHED].name);
-                report.row(&case, "bytes before over after", told, bytes, hashed);
-            }
-            if let Some([_, _, trips]) = gain(TABLE) {
-                let told = told.skip_table_trips.get(keys).copied();
-                let case = format!("{name}, {keys}, {}", STEPS[TABLE].name);
-                report.row(&case, "round trips saved", told, trips, table);
-            }
+            let bytes = told.hashed_nodes_bytes.get(keys).map(|[low, high]| (low + high) / 2.0);
+            let case = format!("{name}, {keys}, {}", STEPS[HASHED].name);
+            let (before, after) = around(HASHED);
+            let ratio = before.bytes / after.bytes;
+            report.row(&case, "bytes before over after", bytes, ratio, hashed);
+            let trips = told.skip_table_trips.get(keys).copied();
+            let case = format!("{name}, {keys}, {}", STEPS[TABLE].name);
+            let (before, after) = around(TABLE);
+            report.row(&case, "round trips saved", trips, before.trips - after.trips, table);
         }
         report.charts.push(chart);
     }

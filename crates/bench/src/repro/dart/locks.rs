@@ -1,5 +1,7 @@
 //! Locks: writes of plain ART with node locks and without (Table 1).
 
+use farleaf_engines::Engine;
+
 use super::{
     ART, Repro,
     driver::{self, Driver, Step, VERBS},
@@ -14,8 +16,8 @@ use crate::{
 
 /// The two variants of plain ART, without a cache as in the paper.
 const STEPS: [Step; 2] = [
-    Step { name: "locked", engine: ART, set: &[("node_locks", "path"), ("cache", "0")] },
-    Step { name: "lock-free", engine: ART, set: &[("node_locks", "off"), ("cache", "0")] },
+    Step { name: "locked", engine: Engine::Art, set: &[("node_locks", "path"), ("cache", "0")] },
+    Step { name: "lock-free", engine: Engine::Art, set: &[("node_locks", "off"), ("cache", "0")] },
 ];
 
 /// Table 1.
@@ -29,42 +31,20 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
     ] {
         let Some(told) = paper.locks.get(name) else { continue };
         let published = [(told.locked_mops, told.locked_us), (told.free_mops, told.free_us)];
-        let mut art = Vec::new();
-        for (step, (mops, us)) in STEPS.iter().zip(published) {
-            let case = format!("{name}, art {}", step.name);
-            let found = step.find().map(|(engine, settings)| {
-                let mut config = updates(&driver, engine, request)?;
-                config.settings.set_all(&settings);
-                measure(&driver, config)
-            });
-            match found {
-                Ok(measured) => {
-                    let (all, one) = measured?;
-                    add(report, &case, &all, &one);
-                    chart.add(&format!("art {}", step.name), name, driver::mops(&all));
-                    art.push((driver::mops(&all), one.run.latency_us.p50));
-                }
-                Err(why) => {
-                    report.missing(&case, "Mops", Some(mops), &why);
-                    report.missing(&case, "p50 of one client, us", Some(us), &why);
-                }
-            }
+        let mut art = [(0.0, 0.0); STEPS.len()];
+        for (step, reached) in STEPS.iter().zip(&mut art) {
+            let config = step.on(updates(&driver, step.engine, request)?);
+            let (all, one) = measure(&driver, config)?;
+            add(report, &format!("{name}, art {}", step.name), &all, &one);
+            chart.add(&format!("art {}", step.name), name, driver::mops(&all));
+            *reached = (driver::mops(&all), one.run.latency_us.p50);
         }
         let case = format!("{name}, art lock-free over locked");
-        let [locked, free] = published;
-        let paper = (free.0 / locked.0, locked.1 / free.1);
         let why = driver::PATH_LOCKS;
-        match art[..] {
-            [locked, free] => {
-                report.row(&case, "throughput, ratio", Some(paper.0), free.0 / locked.0, why);
-                report.row(&case, "latency, ratio", Some(paper.1), locked.1 / free.1, why);
-            }
-            _ => {
-                let why = "a variant is missing";
-                report.missing(&case, "throughput, ratio", Some(paper.0), why);
-                report.missing(&case, "latency, ratio", Some(paper.1), why);
-            }
-        }
+        let ratios = |[locked, free]: [(f64, f64); 2]| (free.0 / locked.0, locked.1 / free.1);
+        let (paper, ours) = (ratios(published), ratios(art));
+        report.row(&case, "throughput, ratio", Some(paper.0), ours.0, why);
+        report.row(&case, "latency, ratio", Some(paper.1), ours.1, why);
         for engine in driver::engines().filter(|engine| engine.name() != ART) {
             let (all, one) = measure(&driver, updates(&driver, engine, request)?)?;
             add(report, &format!("{name}, {engine}"), &all, &one);
@@ -77,7 +57,7 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
 
 fn updates(
     driver: &Driver<'_>,
-    engine: farleaf_engines::Engine,
+    engine: Engine,
     request: RequestDistribution,
 ) -> Result<BenchConfig, ReproError> {
     let workload = driver::mixed("updates", &[(OpKind::Update, 1.0)], request)?;

@@ -1,8 +1,10 @@
 //! Skip table: its upkeep beside inserts, and the adjustment of its prefix lengths (Figures 10 and 11).
 
+use farleaf_engines::Engine;
+
 use super::{
-    DART, Repro,
-    driver::{self, Driver, MOPS, P50, Step},
+    Repro,
+    driver::{self, Driver, P50, Step},
     error::ReproError,
     keys, papers,
     report::{ReproChart, ReproReport},
@@ -13,8 +15,8 @@ use crate::{
 };
 
 const UPKEEP: [Step; 2] = [
-    Step { name: "no upkeep", engine: DART, set: &[("est_maintenance", "false")] },
-    Step { name: "upkeep", engine: DART, set: &[("est_maintenance", "true")] },
+    Step { name: "no upkeep", engine: Engine::Dart, set: &[("est_maintenance", "false")] },
+    Step { name: "upkeep", engine: Engine::Dart, set: &[("est_maintenance", "true")] },
 ];
 
 /// Figure 10.
@@ -23,17 +25,13 @@ pub(super) fn upkeep(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), 
     let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     let mut chart = ReproChart::bars("gets and inserts half and half", "keys", "Mops");
     for (keys, spec) in keys() {
-        let mut reached = Vec::new();
-        for step in &UPKEEP {
+        let mut reached = [(0.0, 0.0, 0.0); UPKEEP.len()];
+        for (step, reached) in UPKEEP.iter().zip(&mut reached) {
             let case = format!("{keys}, {}", step.name);
-            let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
-                continue;
-            };
             let mix = [(OpKind::Get, 0.5), (OpKind::Insert, 0.5)];
             let latest = RequestDistribution::Latest { theta: 0.99 };
             let workload = driver::mixed("gets and inserts", &mix, latest)?;
-            let mut config = driver::inserts(driver.case(engine, &spec, workload));
-            config.settings.set_all(&settings);
+            let config = step.on(driver::inserts(driver.case(step.engine, &spec, workload)));
             let measured = driver.measure(&config)?;
             let [get, insert] =
                 [OpKind::Get, OpKind::Insert].map(|kind| driver::kind(&measured, kind));
@@ -46,20 +44,19 @@ pub(super) fn upkeep(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), 
             report.row(&case, "p50 of an insert, us", None, median(insert), "");
             report.row(&case, "maintenance, share of round trips", None, share, "");
             chart.add(step.name, keys, driver::mops(&measured));
-            reached.push((median(get), median(insert), share));
+            *reached = (median(get), median(insert), share);
         }
         let case = format!("{keys}, upkeep over none");
         let why = "gets here draw new keys most, of a table that has doubled; the paper does not say how many \
                    of its gets meet new nodes";
-        if let [(get_none, insert_none, share_none), (get, insert, share)] = reached[..] {
-            let told = (keys == "randint").then_some(paper.upkeep.search_gain);
-            report.row(&case, "gets, ratio of speed", told, get_none / get, why);
-            report.row(&case, "inserts, ratio of speed", Some(1.0), insert_none / insert, why);
-            let told = Some(paper.upkeep.trips_share);
-            let why = "the paper gives a bound; maintenance here runs beside the operations, and counts what it \
-                       does for the whole table";
-            report.row(&case, "further round trips, share", told, share - share_none, why);
-        }
+        let [(get_none, insert_none, share_none), (get, insert, share)] = reached;
+        let told = (keys == "randint").then_some(paper.upkeep.search_gain);
+        report.row(&case, "gets, ratio of speed", told, get_none / get, why);
+        report.row(&case, "inserts, ratio of speed", Some(1.0), insert_none / insert, why);
+        let told = Some(paper.upkeep.trips_share);
+        let why = "the paper gives a bound; maintenance here runs beside the operations, and counts what it does \
+                   for the whole table";
+        report.row(&case, "further round trips, share", told, share - share_none, why);
     }
     report.charts.push(chart);
     Ok(())
@@ -87,7 +84,7 @@ const MOMENTS: [Moment; 3] = [
     Moment {
         step: Step {
             name: "before",
-            engine: DART,
+            engine: Engine::Dart,
             set: &[("prefixes", POWERS), ("adjust_s", "0"), ("freq_sample", "8")],
         },
         before: 5,
@@ -95,7 +92,7 @@ const MOMENTS: [Moment; 3] = [
     Moment {
         step: Step {
             name: "during",
-            engine: DART,
+            engine: Engine::Dart,
             set: &[("prefixes", POWERS), ("adjust_s", "1"), ("freq_sample", "8")],
         },
         before: 9,
@@ -103,7 +100,7 @@ const MOMENTS: [Moment; 3] = [
     Moment {
         step: Step {
             name: "after",
-            engine: DART,
+            engine: Engine::Dart,
             set: &[("prefixes", POWERS), ("adjust_s", "1"), ("freq_sample", "8")],
         },
         before: 30,
@@ -118,13 +115,10 @@ pub(super) fn adjustment(repro: &Repro<'_>, report: &mut ReproReport) -> Result<
     report.set("clients", CLIENTS);
     let mut chart = ReproChart::lines("median latency of a get", "moment", "us");
     for (keys, spec) in keys() {
-        let mut reached = Vec::new();
-        for moment in &MOMENTS {
+        let mut reached = [0.0; MOMENTS.len()];
+        for (moment, reached) in MOMENTS.iter().zip(&mut reached) {
             let case = format!("{keys}, {}", moment.step.name);
-            let found = moment.step.find_or_report(report, &case, P50);
-            let Some((engine, settings)) = found else { continue };
-            let mut config = driver.named(engine, &spec, "ycsb-c")?;
-            config.settings.set_all(&settings);
+            let config = moment.step.on(driver.named(moment.step.engine, &spec, "ycsb-c")?);
             let measured = driver.measure(&BenchConfig {
                 clients: CLIENTS,
                 threads: CLIENTS,
@@ -139,24 +133,18 @@ pub(super) fn adjustment(repro: &Repro<'_>, report: &mut ReproReport) -> Result<
             report.row(&case, "bytes /op", None, cost.bytes_read, "");
             report.row(&case, P50.0, None, p50, "");
             chart.add(keys, moment.step.name, p50);
-            reached.push(p50);
+            *reached = p50;
         }
-        if let [before, during, after] = reached[..] {
-            let why = "lengths are chosen again where lookups have become deeper; at a small scale the default \
-                       list has the best length already";
-            let told = (keys == "randint").then_some(paper.adjustment.gain);
-            report.row(
-                &format!("{keys}, after over before"),
-                "speed, ratio",
-                told,
-                before / after,
-                why,
-            );
-            let cost = (1.0 - before / during).max(0.0);
-            let told = Some(paper.adjustment.cost);
-            let why = "the paper gives a bound";
-            report.row(&format!("{keys}, during"), "loss of speed, share", told, cost, why);
-        }
+        let [before, during, after] = reached;
+        let case = format!("{keys}, after over before");
+        let why = "lengths are chosen again where lookups have become deeper; at a small scale the default list \
+                   has the best length already";
+        let told = (keys == "randint").then_some(paper.adjustment.gain);
+        report.row(&case, "speed, ratio", told, before / after, why);
+        let cost = (1.0 - before / during).max(0.0);
+        let told = Some(paper.adjustment.cost);
+        let why = "the paper gives a bound";
+        report.row(&format!("{keys}, during"), "loss of speed, share", told, cost, why);
     }
     report.charts.push(chart);
     report.note(

@@ -1,5 +1,7 @@
 //! Sweeps: every engine over one parameter (Figures 9 and 12 to 15).
 
+use farleaf_engines::Engine;
+
 use super::{
     B_TREES, DART, Repro, SMALLER, SMART,
     driver::{self, BYTES, Driver, MOPS, PATH_BYTES, PaperCluster, Step},
@@ -14,10 +16,10 @@ use crate::{
 
 /// Sizes of a bucket, bytes.
 const BUCKETS: [Step; 4] = [
-    Step { name: "64", engine: DART, set: &[("bucket_bytes", "64")] },
-    Step { name: "128", engine: DART, set: &[("bucket_bytes", "128")] },
-    Step { name: "256", engine: DART, set: &[("bucket_bytes", "256")] },
-    Step { name: "512", engine: DART, set: &[("bucket_bytes", "512")] },
+    Step { name: "64", engine: Engine::Dart, set: &[("bucket_bytes", "64")] },
+    Step { name: "128", engine: Engine::Dart, set: &[("bucket_bytes", "128")] },
+    Step { name: "256", engine: Engine::Dart, set: &[("bucket_bytes", "256")] },
+    Step { name: "512", engine: Engine::Dart, set: &[("bucket_bytes", "512")] },
 ];
 const BUCKET_DEFAULT: &str = "128";
 
@@ -32,13 +34,8 @@ pub(super) fn buckets(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(),
         for step in &BUCKETS {
             mops.place(step.name);
             memory.place(step.name);
-            let case = format!("{keys}, {} bytes", step.name);
-            let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
-                continue;
-            };
             for name in ["ycsb-a", "ycsb-c"] {
-                let mut config = driver.named(engine, &spec, name)?;
-                config.settings.set_all(&settings);
+                let config = step.on(driver.named(step.engine, &spec, name)?);
                 let case = format!("{keys}, {name}, {} bytes", step.name);
                 let measured = driver.record(report, &case, &config, &[MOPS, BYTES])?;
                 mops.add(&format!("{keys}, {name}"), step.name, driver::mops(&measured));

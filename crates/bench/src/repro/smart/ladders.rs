@@ -1,7 +1,9 @@
 //! Ladders: the techniques one after the other, as settings by name (Figures 15 to 17).
 
+use farleaf_engines::Engine;
+
 use super::{
-    ART, Repro, SMART,
+    Repro, SMART,
     driver::{self, BYTES, Driver, LOAD, MOPS, Metric, P99, READS, Step, VERBS},
     error::ReproError,
     papers,
@@ -22,9 +24,14 @@ struct Factor {
     technique: Option<Pair>,
 }
 
+/// A step of SMART.
+const fn smart(name: &'static str, set: &'static [Pair]) -> Step {
+    Step { name, engine: Engine::Smart, set }
+}
+
 /// A step of SMART with a technique more.
 const fn with(name: &'static str, technique: Pair, set: &'static [Pair]) -> Factor {
-    Factor { step: Step { name, engine: SMART, set }, technique: Some(technique) }
+    Factor { step: smart(name, set), technique: Some(technique) }
 }
 
 const PATHS: Pair = ("node_locks", "path");
@@ -43,15 +50,11 @@ const HASHED: Pair = ("cache_index", "hash");
 const RADIX: Pair = ("cache_index", "radix");
 
 const FACTORS: [Factor; 7] = [
-    Factor { step: Step { name: "plain ART", engine: ART, set: &[PATHS] }, technique: None },
     Factor {
-        step: Step {
-            name: "all off",
-            engine: SMART,
-            set: &[PATHS, COARSE, REPLACED, ALONE, SINGLE],
-        },
+        step: Step { name: "plain ART", engine: Engine::Art, set: &[PATHS] },
         technique: None,
     },
+    Factor { step: smart("all off", &[PATHS, COARSE, REPLACED, ALONE, SINGLE]), technique: None },
     with("+ lock-free nodes", (LOCK_FREE, LOAD), &[FREE, FINE, REPLACED, ALONE, SINGLE]),
     with(
         "+ in-place leaves",
@@ -71,8 +74,8 @@ const FACTORS: [Factor; 7] = [
     ),
 ];
 
-/// The engine as it comes, whatever settings a build has.
-const DEFAULT: Step = Step { name: "by default", engine: SMART, set: &[] };
+/// The engine as it comes.
+const DEFAULT: Step = smart("by default", &[]);
 
 /// The technique that takes the node locks away.
 const LOCK_FREE: &str = "lock-free nodes";
@@ -92,27 +95,14 @@ pub(super) fn factors(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(),
             let case = format!("{name}, {}", step.name);
             let told = technique.filter(|(_, shown)| *shown == name);
             let told = told.and_then(|(technique, _)| paper.factors.get(technique)).copied();
-            let quantity = "gain over the step before";
-            let Some((engine, settings)) = step.find_or_report(report, &case, MOPS) else {
-                if let (Some(_), Err(why)) = (told, step.find()) {
-                    report.missing(&case, quantity, told, &why);
-                }
-                before = None;
-                continue;
-            };
-            let mut config = driver.named(engine, &KeySpec::Randint, name)?;
-            config.settings.set_all(&settings);
+            let config = step.on(driver.named(step.engine, &KeySpec::Randint, name)?);
             let metrics = [MOPS, VERBS, BYTES, P99];
             let mops = driver::mops(&driver.record(report, &case, &config, &metrics)?);
             chart.add(SMART, step.name, mops);
             let leaves_locks = technique.is_some_and(|(name, _)| name == LOCK_FREE);
             let why = if leaves_locks { driver::PATH_LOCKS } else { driver::LOCKS_DIFFER };
-            match (before, technique) {
-                (Some(before), Some(_)) => report.row(&case, quantity, told, mops / before, why),
-                (None, Some(_)) if told.is_some() => {
-                    report.missing(&case, quantity, told, "the step before is missing");
-                }
-                _ => {}
+            if let (Some(before), Some(_)) = (before, technique) {
+                report.row(&case, "gain over the step before", told, mops / before, why);
             }
             before = Some(mops);
         }
@@ -127,13 +117,9 @@ pub(super) fn factors(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(),
 
 /// The kinds of locks of Figure 16.
 const LOCKS: [Step; 3] = [
-    Step { name: "lock table (HOCL)", engine: SMART, set: &[IN_PLACE, TABLE, ALONE, SINGLE] },
-    Step { name: "rear lock (E-HOCL)", engine: SMART, set: &[IN_PLACE, REAR, ALONE, SINGLE] },
-    Step {
-        name: "rear lock, delegation and combining (RDWC)",
-        engine: SMART,
-        set: &[IN_PLACE, REAR, DELEGATED, COMBINED],
-    },
+    smart("lock table (HOCL)", &[IN_PLACE, TABLE, ALONE, SINGLE]),
+    smart("rear lock (E-HOCL)", &[IN_PLACE, REAR, ALONE, SINGLE]),
+    smart("rear lock, delegation and combining (RDWC)", &[IN_PLACE, REAR, DELEGATED, COMBINED]),
 ];
 
 const UPDATE_ATOMICS: Metric = ("atomics /update", |it| update(it).atomics);
@@ -150,11 +136,7 @@ pub(super) fn locks(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), R
     let mut chart = ReproChart::bars("throughput by lock", "lock", "Mops");
     for step in LOCKS.iter().chain([&DEFAULT]) {
         chart.place(step.name);
-        let Some((engine, settings)) = step.find_or_report(report, step.name, MOPS) else {
-            continue;
-        };
-        let mut config = driver.named(engine, &KeySpec::Randint, "ycsb-a")?;
-        config.settings.set_all(&settings);
+        let config = step.on(driver.named(step.engine, &KeySpec::Randint, "ycsb-a")?);
         let metrics = [MOPS, VERBS, UPDATE_ATOMICS, UPDATE_TRIPS, P99];
         let measured = driver.record(report, step.name, &config, &metrics)?;
         chart.add(SMART, step.name, driver::mops(&measured));
@@ -169,9 +151,9 @@ pub(super) fn locks(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), R
 
 /// The caches of Figure 17.
 const CACHES: [Step; 4] = [
-    Step { name: "base", engine: SMART, set: &[("types", "whole"), HASHED] },
-    Step { name: "+ homogeneous nodes", engine: SMART, set: &[FINE, HASHED] },
-    Step { name: "+ radix index", engine: SMART, set: &[FINE, RADIX] },
+    smart("base", &[("types", "whole"), HASHED]),
+    smart("+ homogeneous nodes", &[FINE, HASHED]),
+    smart("+ radix index", &[FINE, RADIX]),
     DEFAULT,
 ];
 /// Caches of each compute server, MiB at scale 1.
@@ -185,13 +167,9 @@ pub(super) fn caches(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), 
     let mut mops = chart("throughput, email", "Mops");
     let mut reads = chart("READs of a get, email", "READs");
     for step in &CACHES {
-        let Some((engine, settings)) = step.find_or_report(report, step.name, MOPS) else {
-            continue;
-        };
         for mib in CACHES_MIB {
             driver.cluster.cache_bytes = mib << 20;
-            let mut config = driver.named(engine, &KeySpec::Email, "ycsb-c")?;
-            config.settings.set_all(&settings);
+            let config = step.on(driver.named(step.engine, &KeySpec::Email, "ycsb-c")?);
             let (case, at) = (format!("{mib} MiB, {}", step.name), mib.to_string());
             let measured = driver.record(report, &case, &config, &[MOPS, READS, BYTES])?;
             mops.add(step.name, &at, driver::mops(&measured));

@@ -10,8 +10,6 @@ use super::{Repro, Spec, driver, error, papers, report};
 
 /// The paper's own engine.
 const SMART: &str = "smart";
-/// The radix tree that it begins from.
-const ART: &str = "art";
 /// The B+-tree that the paper compares itself with.
 const SHERMAN: &str = "sherman";
 /// Settings that the ladders choose.
