@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use farleaf_fabric::Incarnation;
+
 use crate::etcd::Etcd;
-use crate::record::{MemoryRecord, Name, PoolRecord, Snapshot, Way, number_text, parse};
+use crate::record::{MemoryRecord, PoolRecord, Snapshot, Way, number_text, parse};
 use crate::{ClusterAddress, ClusterError, EtcdAccess, Foreign};
 
 /// Prefix of all keys.
@@ -122,7 +124,7 @@ impl Directory {
     ///
     /// # Errors
     /// [`ClusterError::NoSuchServer`].
-    pub fn ask_to_leave(&self, who: Name) -> Result<(), ClusterError> {
+    pub fn ask_to_leave(&self, who: Incarnation) -> Result<(), ClusterError> {
         let found = self.etcd.get(&self.key(&format!("compute/{who}")))?;
         let gone =
             || ClusterError::NoSuchServer { name: self.name.clone(), server: who.to_string() };

@@ -36,5 +36,5 @@ pub use address::ClusterAddress;
 pub use directory::Directory;
 pub use error::ClusterError;
 pub use etcd::{Etcd, LeaseId, Pair};
-pub use record::{ComputeRecord, Foreign, MemoryRecord, Name, PoolRecord, Snapshot, Way};
+pub use record::{ComputeRecord, Foreign, MemoryRecord, PoolRecord, Snapshot, Way};
 pub use registration::{ComputeRegistration, LEASE, MemoryRegistration, View};

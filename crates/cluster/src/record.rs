@@ -3,44 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
-use std::str::FromStr;
 
-use serde::de::DeserializeOwned;
+use farleaf_fabric::Incarnation;
+use serde::de::{DeserializeOwned, Deserializer, Error};
+use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
 use crate::etcd::Pair;
 
-/// A compute server: one life of a process that has the pool open, its incarnation. 16 hexadecimal digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Name(pub u64);
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl From<Name> for String {
-    fn from(name: Name) -> String {
-        name.to_string()
-    }
-}
-
-impl FromStr for Name {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        digits(text, 16).map(|number| Name(number as u64))
-    }
-}
-
-impl TryFrom<String> for Name {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
+/// Parses the name of a compute server.
+fn incarnation(text: &str) -> Result<Incarnation, String> {
+    digits(text, 16).map(|number| Incarnation(number as u64))
 }
 
 /// Lower case, so that each number has one text.
@@ -169,7 +142,21 @@ pub struct ComputeRecord {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct CoordinatorRecord {
-    pub(crate) name: Name,
+    #[serde(with = "name")]
+    pub(crate) name: Incarnation,
+}
+
+/// The form of a compute server's name in a value.
+mod name {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(name: &Incarnation, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(name)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Incarnation, D::Error> {
+        incarnation(&String::deserialize(from)?).map_err(D::Error::custom)
+    }
 }
 
 /// A key that Farleaf does not write, or one with an invalid value.
@@ -189,11 +176,11 @@ pub struct Snapshot {
     /// Memory servers that are registered, by their numbers.
     pub memory: BTreeMap<u16, MemoryRecord>,
     /// Compute servers that are registered.
-    pub compute: BTreeMap<Name, ComputeRecord>,
+    pub compute: BTreeMap<Incarnation, ComputeRecord>,
     /// The compute server that recovers the dead, if there is one.
-    pub coordinator: Option<Name>,
+    pub coordinator: Option<Incarnation>,
     /// Compute servers that are asked to leave.
-    pub leaving: BTreeSet<Name>,
+    pub leaving: BTreeSet<Incarnation>,
     /// Keys that Farleaf has not written, and entries that make no sense.
     pub foreign: Vec<Foreign>,
 }
@@ -220,13 +207,13 @@ impl Snapshot {
                 self.memory.insert(record.server, record);
             }
             ("compute", name) => {
-                self.compute.insert(name.parse()?, parse(value)?);
+                self.compute.insert(incarnation(name)?, parse(value)?);
             }
             ("coordinator", "") => {
                 self.coordinator = Some(parse::<CoordinatorRecord>(value)?.name);
             }
             ("leave", name) => {
-                self.leaving.insert(name.parse()?);
+                self.leaving.insert(incarnation(name)?);
             }
             _ => return Err("it is none of Farleaf's keys".to_owned()),
         }
@@ -285,9 +272,9 @@ mod tests {
         assert_eq!(found.foreign, []);
         assert_eq!((found.pool, found.memory[&1]), (Some(pool), memory));
         assert_eq!((pool.id(), memory.pool()), (u128::MAX, Some(7)));
-        assert_eq!(found.compute[&Name(255)], compute);
-        assert_eq!(found.coordinator, Some(Name(255)));
-        assert!(found.leaving.contains(&Name(255)));
+        assert_eq!(found.compute[&Incarnation(255)], compute);
+        assert_eq!(found.coordinator, Some(Incarnation(255)));
+        assert!(found.leaving.contains(&Incarnation(255)));
     }
 
     #[test]

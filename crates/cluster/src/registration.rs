@@ -4,10 +4,12 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farleaf_fabric::Incarnation;
+
 use crate::directory::to_json;
 use crate::etcd::LeaseId;
 use crate::record::{CoordinatorRecord, Snapshot, parse};
-use crate::{ClusterError, ComputeRecord, Directory, MemoryRecord, Name};
+use crate::{ClusterError, ComputeRecord, Directory, MemoryRecord};
 
 /// Time after which etcd removes the entry of a silent holder. etcd takes up to a second more.
 pub const LEASE: Duration = Duration::from_secs(3);
@@ -109,7 +111,7 @@ impl Directory {
     /// See [`ClusterError`].
     pub fn register_compute(
         &self,
-        name: Name,
+        name: Incarnation,
         record: ComputeRecord,
     ) -> Result<ComputeRegistration, ClusterError> {
         let lease = Lease::new(self)?;
@@ -191,7 +193,7 @@ impl MemoryRegistration {
 #[derive(Debug)]
 pub struct ComputeRegistration {
     lease: Lease,
-    name: Name,
+    name: Incarnation,
     record: ComputeRecord,
     is_written: bool,
     registered_at: Instant,

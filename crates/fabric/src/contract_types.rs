@@ -1,10 +1,12 @@
 //! Contract types: small types that operations take and return.
 
 use std::fmt;
+use std::str::FromStr;
 
-use crate::Words;
+use crate::{FabricError, Words};
 
-/// One life of a compute server, as the fabric knows it: a number that is never used again.
+/// A compute server: one life of a process that has the memory servers open. Its number is never 0 and never
+/// used again; its text is 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
@@ -17,6 +19,20 @@ impl fmt::Display for Incarnation {
 impl fmt::Debug for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Incarnation({self})")
+    }
+}
+
+impl FromStr for Incarnation {
+    type Err = FabricError;
+
+    fn from_str(text: &str) -> Result<Self, FabricError> {
+        let is_whole = text.len() == 16 && !text.starts_with('+');
+        let number = u64::from_str_radix(text, 16).ok().filter(|number| is_whole && *number != 0);
+        number.map(Incarnation).ok_or_else(|| {
+            FabricError::Config(format!(
+                "{text:?} is no compute server: 16 hexadecimal digits name one"
+            ))
+        })
     }
 }
 

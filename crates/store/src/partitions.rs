@@ -1,11 +1,9 @@
 //! Partitions: show the owner of each range of a table, and move ranges between compute servers.
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::str::FromStr;
 
 use farleaf_engines::Engine;
-use farleaf_fabric::Incarnation;
+pub use farleaf_fabric::Incarnation as ServerName;
 use farleaf_index::Index;
 use farleaf_index::compute::{MoveError, OwnedTable, RangeCalls};
 use farleaf_pool::Member;
@@ -13,28 +11,6 @@ use farleaf_pool::Member;
 use crate::error::{Error, ErrorKind, Result};
 use crate::table::Table;
 use crate::thread_context::{Session, ThreadContext};
-
-/// A compute server: one life of a process that has the pool open. Its text is 16 hexadecimal digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServerName(Incarnation);
-
-impl fmt::Display for ServerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for ServerName {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let number = u64::from_str_radix(text, 16).ok().filter(|number| *number != 0);
-        let is_whole = text.len() == 16 && !text.starts_with('+');
-        number.filter(|_| is_whole).map(|number| ServerName(Incarnation(number))).ok_or_else(|| {
-            Error::invalid(format!("{text:?} is no compute server: 16 hexadecimal digits name one"))
-        })
-    }
-}
 
 /// A compute server of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +26,9 @@ pub struct ComputeServer {
 
 impl ComputeServer {
     /// A member of the pool, as the process `me` sees it.
-    pub(crate) fn of(member: Member, me: Incarnation) -> Self {
+    pub(crate) fn of(member: Member, me: ServerName) -> Self {
         let is_own = member.incarnation == me;
-        ComputeServer { name: ServerName(member.incarnation), address: member.address, is_own }
+        ComputeServer { name: member.incarnation, address: member.address, is_own }
     }
 }
 
@@ -96,7 +72,7 @@ impl Table {
                 partitions.push(Partition {
                     low: std::mem::replace(&mut low, high.clone()),
                     high,
-                    owner: (owner.0 != 0).then_some(ServerName(owner)),
+                    owner: (owner.0 != 0).then_some(owner),
                     operations: load.map(|load| load.ops),
                 });
             }
@@ -117,7 +93,7 @@ impl Table {
     ) -> Result<()> {
         self.with_owned(async |table, session| {
             check_there(session, to).await?;
-            table.move_range(session, low, high, to.0).await.map_err(Error::from)?;
+            table.move_range(session, low, high, to).await.map_err(Error::from)?;
             Ok(())
         })
     }
@@ -141,7 +117,7 @@ impl Table {
     pub fn give_share(&self, to: ServerName) -> Result<()> {
         self.with_owned(async |table, session| {
             check_there(session, to).await?;
-            table.scale_out(session, to.0).await.map_err(Error::from)?;
+            table.scale_out(session, to).await.map_err(Error::from)?;
             Ok(())
         })
     }
@@ -153,7 +129,7 @@ impl Table {
     pub fn drain(&self, who: ServerName) -> Result<usize> {
         self.with_owned(async |table, session| {
             check_there(session, who).await?;
-            table.scale_in(session, who.0).await.map_err(Error::from)
+            table.scale_in(session, who).await.map_err(Error::from)
         })
     }
 
@@ -203,7 +179,7 @@ fn engines_with_owners() -> String {
 /// Refuses a compute server that is no member of the pool.
 async fn check_there(session: &Session, who: ServerName) -> Result<()> {
     let members = session.members().await?;
-    if members.iter().any(|member| member.incarnation == who.0) {
+    if members.iter().any(|member| member.incarnation == who) {
         return Ok(());
     }
     let names = members.iter().map(|member| member.incarnation.to_string());

@@ -10,14 +10,13 @@
 //! - **INV-REG-1** No part of the pool waits for etcd: the thread alone talks to it, and no operation
 //!   waits for the thread. Closing does, for as long as one request to etcd may take.
 
-use std::collections::BTreeSet;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farleaf_cluster::{ComputeRecord, ComputeRegistration, Directory, Name, View};
-use farleaf_fabric::Endpoint;
+use farleaf_cluster::{ComputeRecord, ComputeRegistration, Directory, View};
+use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_index::sync::lock;
 
 use crate::core::Core;
@@ -62,8 +61,7 @@ impl Registered {
     ) -> Result<Registered> {
         let servers = core.pool.geometry().servers() as u16;
         directory.agree_on_pool(core.pool.id(), servers, is_new)?;
-        let me =
-            ThreadContext::run(core, async |context| Ok(Name(context.endpoint().incarnation().0)))?;
+        let me = ThreadContext::run(core, async |context| Ok(context.endpoint().incarnation()))?;
         let record = ComputeRecord {
             address: core.serving.address(),
             process: process(),
@@ -95,7 +93,7 @@ impl Registered {
 /// Keeps the entry, and does the coordinator's work, until it is stopped.
 fn attend(
     core: &Arc<Core>,
-    me: Name,
+    me: Incarnation,
     mut registration: ComputeRegistration,
     told: &Mutex<ClusterState>,
     stopped: &Receiver<()>,
@@ -122,19 +120,19 @@ fn attend(
 
 /// Recovers the pool from those who are dead, if any can be: who has just come into office looks in any case,
 /// since its predecessor may have died over it. What fails is tried again at the next look.
-fn look_after(core: &Arc<Core>, me: Name, view: &View, context: &mut Option<ThreadContext>) {
+fn look_after(core: &Arc<Core>, me: Incarnation, view: &View, context: &mut Option<ThreadContext>) {
     let is_new = context.is_none();
     if is_new {
         *context = ThreadContext::new(core).ok();
     }
     let Some(context) = context else { return };
-    let there: BTreeSet<Name> = view.snapshot.compute.keys().copied().chain([me]).collect();
     let looked: Result<()> = context.endpoint().executor().block_on(async {
         let session = context.upkeep_session().await?;
         let mut is_called_for = is_new || core.pool.needs_recovery();
         for member in session.members().await? {
-            let has_entry = there.contains(&Name(member.incarnation.0));
-            is_called_for |= !has_entry && context.endpoint().is_dead(member.incarnation).await;
+            let who = member.incarnation;
+            let has_entry = who == me || view.snapshot.compute.contains_key(&who);
+            is_called_for |= !has_entry && context.endpoint().is_dead(who).await;
         }
         if is_called_for {
             let recovered = farleaf_engines::recover(&session).await;

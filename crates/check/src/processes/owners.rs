@@ -72,8 +72,7 @@ pub(super) fn names(path: &Path) -> Vec<String> {
 
 /// The incarnations of these names, by which the process greets others.
 pub(super) fn incarnations(path: &Path) -> Vec<Incarnation> {
-    let number = |name: String| u64::from_str_radix(&name, 16).ok();
-    names(path).into_iter().filter_map(number).map(Incarnation).collect()
+    names(path).into_iter().filter_map(|name| name.parse().ok()).collect()
 }
 
 /// The address at which a client process listens.

@@ -54,7 +54,7 @@ fn seeded_bugs_are_found() {
     let named = std::env::var("FARLEAF_CANARIES").ok();
     let is_named = |name: &str| named.iter().any(|all| all.split(',').any(|one| one == name));
     let chosen: Vec<Canary> = match named {
-        Some(_) => Canary::ALL.iter().copied().filter(|it| is_named(it.name())).collect(),
+        Some(_) => Canary::ALL.iter().copied().filter(|it| is_named(&it.name())).collect(),
         None => QUICK.to_vec(),
     };
     // One engine each: `make check` hunts with all that list a bug.
@@ -65,18 +65,18 @@ fn seeded_bugs_are_found() {
         println!("{name}: {} seeds, {:?}, {by:?}: {replay:?}", done.seeds, done.elapsed);
     });
     let _ = std::panic::take_hook();
-    let missed: Vec<&str> = results
+    let missed: Vec<String> = results
         .iter()
         .filter(|result| result.found_by().is_none())
         .map(|result| result.canary.name())
         .collect();
-    assert_eq!(missed, Vec::<&str>::new(), "not found in 1500 seeds");
+    assert_eq!(missed, Vec::<String>::new(), "not found in 1500 seeds");
     assert_eq!(results.len(), chosen.len());
 }
 
 #[test]
 fn canaries_have_names_of_their_own() {
-    let mut names: Vec<&str> = Canary::ALL.iter().map(|canary| canary.name()).collect();
+    let mut names: Vec<String> = Canary::ALL.iter().map(|canary| canary.name()).collect();
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), Canary::ALL.len());

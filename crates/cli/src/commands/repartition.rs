@@ -1,6 +1,7 @@
 //! `farleaf repartition`: shows the owners of a table's ranges, and moves ranges while clients run.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 
 use clap::{Args, Subcommand};
 use farleaf::{ComputeServer, KeyFormat, Partition, ServerName, Table};
@@ -73,8 +74,8 @@ pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Resu
             };
             let (low, high) = (bound(above)?, bound(up_to)?);
             let to = server(&table, to)?;
-            table.move_range(low.as_deref(), high.as_deref(), to.name)?;
-            tell(console, "moved", &to)?;
+            table.move_range(low.as_deref(), high.as_deref(), to)?;
+            tell(console, "moved", to)?;
         }
         Some(RepartitionCommand::Boundary { number, key }) => {
             let key = key_of(&table, key, args.hex)?;
@@ -85,14 +86,14 @@ pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Resu
         }
         Some(RepartitionCommand::Add { to }) => {
             let to = server(&table, to)?;
-            table.give_share(to.name)?;
-            tell(console, "added", &to)?;
+            table.give_share(to)?;
+            tell(console, "added", to)?;
         }
         Some(RepartitionCommand::Drain { who }) => {
             let who = server(&table, who)?;
-            let ranges = table.drain(who.name)?;
+            let ranges = table.drain(who)?;
             console.detail(format_args!("{ranges} ranges have been given"));
-            tell(console, "drained", &who)?;
+            tell(console, "drained", who)?;
         }
     }
     drop(table);
@@ -100,9 +101,9 @@ pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Resu
     Ok(Exit::Done)
 }
 
-fn tell(console: &mut Console, what: &str, who: &ComputeServer) -> anyhow::Result<()> {
+fn tell(console: &mut Console, what: &str, who: ServerName) -> anyhow::Result<()> {
     if console.args.json {
-        console.json_line(&json!({ what: who.name.to_string() }))?;
+        console.json_line(&json!({ what: who.to_string() }))?;
     }
     Ok(())
 }
@@ -119,31 +120,38 @@ fn key_of(table: &Table, key: &OsString, hex: bool) -> Result<Vec<u8>, Failure> 
     }
 }
 
+/// The compute servers of the pool, without this command.
+fn others(table: &Table) -> anyhow::Result<Vec<ComputeServer>> {
+    let mut servers = table.compute_servers()?;
+    servers.retain(|server| !server.is_own);
+    Ok(servers)
+}
+
 /// The compute server of that name or address; not this command.
-fn server(table: &Table, text: &str) -> anyhow::Result<ComputeServer> {
-    let servers = table.compute_servers()?;
-    let others: Vec<&ComputeServer> = servers.iter().filter(|server| !server.is_own).collect();
-    let address_of = |server: &ComputeServer| server.address.map(|address| address.to_string());
-    let found = others.iter().find(|server| {
-        server.name.to_string() == text.to_ascii_lowercase()
-            || address_of(server).as_deref() == Some(text)
-    });
-    if let Some(server) = found {
-        return Ok(**server);
-    }
-    let mut names: Vec<String> = others.iter().map(|server| server.name.to_string()).collect();
-    names.extend(others.iter().filter_map(|server| address_of(server)));
-    let hint = suggest::hint(text, names.iter().map(String::as_str));
-    // A name that nobody has is no mistake of form: it may be of one that has gone.
-    let is_name = text.parse::<ServerName>().is_ok();
-    let what = if is_name { "no compute server of that name" } else { "no name or address" };
-    Err(Failure::new(
-        Exit::NoTable,
-        format!(
+fn server(table: &Table, text: &str) -> anyhow::Result<ServerName> {
+    let others = others(table)?.into_iter();
+    server_by(text, others.map(|server| (server.name, server.address))).map_err(|hint| {
+        // A name that nobody has is no mistake of form: it may be of one that has gone.
+        let is_name = text.parse::<ServerName>().is_ok();
+        let what = if is_name { "no compute server of that name" } else { "no name or address" };
+        let told = format!(
             "compute server \"{text}\": {what} in this pool{hint}; show prints those that there are"
-        ),
-    )
-    .into())
+        );
+        Failure::new(Exit::NoTable, told).into()
+    })
+}
+
+/// Finds the compute server that has the name or address `text`. Fails with the hint of a message that says so.
+pub(super) fn server_by(
+    text: &str,
+    servers: impl Iterator<Item = (ServerName, Option<SocketAddr>)> + Clone,
+) -> Result<ServerName, String> {
+    let names = servers.clone().map(|(name, _)| (name.to_string(), name));
+    let addresses = servers.filter_map(|(name, address)| Some((address?.to_string(), name)));
+    let known: Vec<(String, ServerName)> = names.chain(addresses).collect();
+    let found = known.iter().find(|(known, _)| known.eq_ignore_ascii_case(text));
+    let hint = || suggest::hint(text, known.iter().map(|(known, _)| known.as_str()));
+    found.map(|(_, name)| *name).ok_or_else(hint)
 }
 
 fn show(
@@ -152,8 +160,7 @@ fn show(
     hex: bool,
     console: &mut Console,
 ) -> anyhow::Result<()> {
-    let mut servers = table.compute_servers()?;
-    servers.retain(|server| !server.is_own);
+    let servers = others(table)?;
     if console.args.json {
         let partition = |partition: &Partition| {
             let mut object = Map::new();
@@ -171,8 +178,8 @@ fn show(
             Value::Object(object)
         };
         let server = |server: &ComputeServer| {
-            let address = server.address.map(|address| address.to_string());
-            json!({ "name": server.name.to_string(), "address": address })
+            let name = server.name.to_string();
+            json!({ "name": name, "address": server.address })
         };
         let partitions: Vec<Value> = partitions.iter().map(partition).collect();
         let servers: Vec<Value> = servers.iter().map(server).collect();

@@ -7,8 +7,9 @@ use std::time::Duration;
 use crate::authority::Authority;
 use crate::server::{Server, ServerTls, eventually};
 use farleaf_cluster::{
-    ClusterError, ComputeRecord, Directory, Etcd, EtcdAccess, EtcdTlsFiles, MemoryRecord, Name,
+    ClusterError, ComputeRecord, Directory, Etcd, EtcdAccess, EtcdTlsFiles, MemoryRecord,
 };
+use farleaf_fabric::Incarnation;
 
 /// Trusts this authority, and shows no certificate.
 fn trusting(authority: &Authority) -> EtcdTlsFiles {
@@ -73,11 +74,11 @@ fn use_directory(there: &Directory) {
         there.register_memory(MemoryRecord::new(address, (0, 1), 1 << 20, None)).unwrap();
     there.agree_on_pool(5, 1, false).unwrap();
     let record = ComputeRecord { address: None, process: "test:1".to_owned(), serves: true };
-    let mut compute = there.register_compute(Name(7), record).unwrap();
+    let mut compute = there.register_compute(Incarnation(7), record).unwrap();
     // Long enough for leases to be renewed.
     std::thread::sleep(Duration::from_millis(1100));
     memory.keep(Some(5)).unwrap();
-    there.ask_to_leave(Name(7)).unwrap();
+    there.ask_to_leave(Incarnation(7)).unwrap();
     assert!(compute.beat(None).unwrap().is_leaving);
     assert_eq!(there.memory_servers().unwrap().0, [address]);
     compute.leave().unwrap();

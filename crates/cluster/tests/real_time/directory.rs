@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::server::{Server, eventually};
 use farleaf_cluster::{
-    ClusterError, ComputeRecord, ComputeRegistration, Directory, EtcdAccess, MemoryRecord, Name,
-    View, Way,
+    ClusterError, ComputeRecord, ComputeRegistration, Directory, EtcdAccess, MemoryRecord, View,
+    Way,
 };
+use farleaf_fabric::Incarnation;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -26,7 +27,7 @@ fn memory(server: u16, servers: u16, port: u16) -> MemoryRecord {
 
 fn compute(directory: &Directory, name: u64) -> ComputeRegistration {
     let record = ComputeRecord { address: None, process: "test:1".to_owned(), serves: true };
-    directory.register_compute(Name(name), record).unwrap()
+    directory.register_compute(Incarnation(name), record).unwrap()
 }
 
 fn beat(registration: &mut ComputeRegistration) -> View {
@@ -237,7 +238,7 @@ fn entries_come_back_when_etcd_does() {
     assert!(there.look().unwrap().compute.is_empty());
     thread::sleep(Duration::from_secs(1));
     let view = one.beat(Some(at(9))).unwrap();
-    assert_eq!(view.snapshot.compute[&Name(1)].address, Some(at(9)));
+    assert_eq!(view.snapshot.compute[&Incarnation(1)].address, Some(at(9)));
     memory.keep(Some(3)).unwrap();
     assert_eq!(there.look().unwrap().memory[&0].pool(), Some(3));
     eventually(LONG, "it is elected, being alone", || beat(&mut one).is_coordinator);
@@ -250,11 +251,11 @@ fn a_compute_server_learns_that_it_should_leave() {
     };
     let there = directory(&etcd, "c");
     let (mut one, mut two) = (compute(&there, 1), compute(&there, 2));
-    there.ask_to_leave(Name(2)).unwrap();
+    there.ask_to_leave(Incarnation(2)).unwrap();
     assert!(!beat(&mut one).is_leaving);
     assert!(beat(&mut two).is_leaving);
     two.leave().unwrap();
     assert!(there.look().unwrap().leaving.is_empty(), "nothing is left of it");
-    let error = there.ask_to_leave(Name(2)).unwrap_err();
+    let error = there.ask_to_leave(Incarnation(2)).unwrap_err();
     assert!(error.to_string().contains("no compute server 0000000000000002"), "{error}");
 }

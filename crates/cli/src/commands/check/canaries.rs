@@ -14,8 +14,8 @@ use crate::progress::Meter;
 pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let mut canaries = Vec::new();
     for name in &args.names {
-        let Some(canary) = Canary::ALL.iter().find(|canary| canary.name() == name) else {
-            let known: Vec<&str> = Canary::ALL.iter().map(|canary| canary.name()).collect();
+        let Some(canary) = Canary::ALL.iter().find(|canary| canary.name() == *name) else {
+            let known: Vec<String> = Canary::ALL.iter().map(|canary| canary.name()).collect();
             return Err(Failure::usage(format!(
                 "there is no canary \"{name}\" (known: {})",
                 known.join(", ")
@@ -68,7 +68,7 @@ fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> 
     }
     let row = |result: &CanaryResult| {
         vec![
-            result.canary.name().to_owned(),
+            result.canary.name(),
             result.engine.map_or("any", |engine| engine.name()).to_owned(),
             result.seeds.to_string(),
             result.found_by().unwrap_or("NOT FOUND").to_owned(),

@@ -6,10 +6,11 @@ mod share;
 mod status;
 
 use clap::{Args, Subcommand};
+use farleaf::ServerName;
 use farleaf_bench::units::TimeSpan;
-use farleaf_cluster::{ClusterAddress, ComputeRecord, Directory, Name, Snapshot};
-use farleaf_index::suggest;
+use farleaf_cluster::{ClusterAddress, ComputeRecord, Directory, Snapshot};
 
+use super::repartition::server_by;
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 
@@ -87,23 +88,20 @@ impl ClusterOf {
 }
 
 /// The compute server of that name or address.
-fn find<'a>(snapshot: &'a Snapshot, text: &str) -> Result<(Name, &'a ComputeRecord), Failure> {
-    let address_of = |record: &ComputeRecord| record.address.map(|address| address.to_string());
-    let found = snapshot.compute.iter().find(|(name, record)| {
-        name.to_string() == text.to_ascii_lowercase() || address_of(record).as_deref() == Some(text)
-    });
-    if let Some((name, record)) = found {
-        return Ok((*name, record));
-    }
-    let is_memory = snapshot.memory.values().any(|record| record.address.to_string() == text);
-    if is_memory {
+fn find<'a>(
+    snapshot: &'a Snapshot,
+    text: &str,
+) -> Result<(ServerName, &'a ComputeRecord), Failure> {
+    let servers = snapshot.compute.iter().map(|(name, record)| (*name, record.address));
+    let hint = match server_by(text, servers) {
+        Ok(name) => return Ok((name, &snapshot.compute[&name])),
+        Err(hint) => hint,
+    };
+    if snapshot.memory.values().any(|record| record.address.to_string() == text) {
         return Err(Failure::usage(format!(
             "{text} is a memory server: these neither join nor leave a pool that is in use"
         )));
     }
-    let mut known: Vec<String> = snapshot.compute.keys().map(Name::to_string).collect();
-    known.extend(snapshot.compute.values().filter_map(address_of));
-    let hint = suggest::hint(text, known.iter().map(String::as_str));
     Err(Failure::new(
         Exit::NoTable,
         format!("no compute server \"{text}\" is registered{hint}; status prints those that are"),

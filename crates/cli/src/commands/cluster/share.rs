@@ -31,7 +31,6 @@ pub(super) fn run(
         ))
         .into());
     }
-    let to: ServerName = who.to_string().parse()?;
     let db = open(&cluster.uri, console)?;
     let names = match tables {
         [] => {
@@ -42,7 +41,7 @@ pub(super) fn run(
     };
     let mut given = Vec::new();
     for name in names {
-        if give(&db, &name, to)? {
+        if give(&db, &name, who)? {
             given.push(name);
         } else {
             console.detail(format_args!("it has a part of table \"{name}\" already"));

@@ -1,10 +1,9 @@
 //! `farleaf cluster status`: lists the members of a cluster by its directory and by its pool.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use farleaf::ComputeServer;
-use farleaf_cluster::{ComputeRecord, Directory, Name, Snapshot, Way};
+use farleaf::{ComputeServer, ServerName};
+use farleaf_cluster::{ComputeRecord, Directory, Snapshot, Way};
 use serde_json::{Value, json};
 
 use super::ClusterOf;
@@ -56,17 +55,15 @@ fn ask_pool(cluster: &ClusterOf, console: &Console) -> anyhow::Result<Vec<Comput
 impl Status {
     /// Members of the pool that have no entry.
     fn lapsed(&self) -> impl Iterator<Item = &ComputeServer> {
-        let known: BTreeSet<String> = self.snapshot.compute.keys().map(Name::to_string).collect();
-        self.members.iter().filter(move |member| !known.contains(&member.name.to_string()))
+        self.members.iter().filter(|member| !self.snapshot.compute.contains_key(&member.name))
     }
 
-    fn is_member(&self, name: &Name) -> bool {
-        self.trouble.is_some()
-            || self.members.iter().any(|member| member.name.to_string() == name.to_string())
+    fn is_member(&self, name: &ServerName) -> bool {
+        self.trouble.is_some() || self.members.iter().any(|member| member.name == *name)
     }
 
     /// Summary of a registered compute server, in a few words.
-    fn state(&self, name: &Name) -> Vec<&'static str> {
+    fn state(&self, name: &ServerName) -> Vec<&'static str> {
         let states = [
             (self.snapshot.coordinator == Some(*name), "coordinator"),
             (self.snapshot.leaving.contains(name), "leaving"),
@@ -136,17 +133,17 @@ impl Status {
             .map(|record| {
                 json!({
                     "server": record.server,
-                    "address": record.address.to_string(),
+                    "address": record.address,
                     "bytes": record.bytes,
-                    "fabric": record.fabric.to_string(),
+                    "fabric": record.fabric,
                     "pool": record.pool().map(|id| format!("{id:032x}")),
                 })
             })
             .collect();
-        let compute = |(name, record): (&Name, &ComputeRecord)| {
+        let compute = |(name, record): (&ServerName, &ComputeRecord)| {
             json!({
                 "name": name.to_string(),
-                "address": record.address.map(|address| address.to_string()),
+                "address": record.address,
                 "process": record.process,
                 "serves": record.serves,
                 "is_coordinator": snapshot.coordinator == Some(*name),
@@ -157,10 +154,7 @@ impl Status {
         let compute: Vec<Value> = snapshot.compute.iter().map(compute).collect();
         let without_entry: Vec<Value> = self
             .lapsed()
-            .map(|member| {
-                let address = member.address.map(|address| address.to_string());
-                json!({ "name": member.name.to_string(), "address": address })
-            })
+            .map(|member| json!({ "name": member.name.to_string(), "address": member.address }))
             .collect();
         let foreign: Vec<Value> =
             snapshot.foreign.iter().map(|it| json!({ "key": it.key, "why": it.why })).collect();
