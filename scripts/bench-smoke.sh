@@ -5,7 +5,8 @@
 #
 #   scripts/bench-smoke.sh [FARLEAF]     the binary; target/debug/farleaf if not given
 #
-# FARLEAF_ENGINES, FARLEAF_FABRICS: which ones.
+# FARLEAF_ENGINES, FARLEAF_FABRICS: which ones. As many run at a time as there are processors; their lines stand in
+# the order of the engines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,11 +14,15 @@ farleaf=${1:-${CARGO_TARGET_DIR:-target}/debug/farleaf}
 read -ra engines <<<"${FARLEAF_ENGINES:-$("$farleaf" engines | cut -f 1 | tr '\n' ' ')}"
 read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim tcp}"
 
-report=$(mktemp)
-trap 'rm -f "$report"' EXIT
+work=$(mktemp -d)
+# What is still at work ends with this script.
+trap 'for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done; wait; rm -rf "$work"' EXIT
+at_a_time=$(nproc 2>/dev/null || echo 2)
+pids=() logs=()
 
-# Prints round trips per operation as the report gives them.
+# check_report REPORT: prints round trips per operation as the report gives them.
 check_report() {
+    local report=$1
     if command -v python3 >/dev/null 2>&1; then
         python3 - "$report" <<'PY'
 import json
@@ -54,13 +59,13 @@ PY
     grep -Eo '"round_trips": *[0-9.]+' "$report" | head -n 1
 }
 
-# run NAME ENGINE FABRIC OPTIONS...
-run() {
-    local name=$1 engine=$2 fabric=$3
-    shift 3
+# row REPORT NAME ENGINE FABRIC OPTIONS...: runs one, and prints its line.
+row() {
+    local report=$1 name=$2 engine=$3 fabric=$4
+    shift 4
     local size=(--keys 5K --ops 10K)
     # It copies all of its keys for each operation.
-    [[ $engine != example ]] || size=(--keys 500 --ops 1K)
+    [[ $engine != example ]] || size=(--keys 200 --ops 500)
     local command=("$farleaf" bench --engine "$engine" --fabric "$fabric" --workload a
         "${size[@]}" --json "$@")
     printf '%-12s %-8s ' "$name" "$fabric"
@@ -68,11 +73,29 @@ run() {
         echo "failed: ${command[*]}" >&2
         exit 1
     fi
-    if ! check_report; then
+    if ! check_report "$report"; then
         echo "the report of: ${command[*]}" >&2
         head -c 4000 "$report" >&2
         exit 1
     fi
+}
+
+# finish: waits for the oldest that is at work, and prints what it has said.
+finish() {
+    local status=0
+    wait "${pids[0]}" || status=$?
+    cat "${logs[0]}"
+    pids=("${pids[@]:1}") logs=("${logs[@]:1}")
+    return "$status"
+}
+
+# run NAME ENGINE FABRIC OPTIONS...
+run() {
+    [ "${#pids[@]}" -lt "$at_a_time" ] || finish
+    local report
+    report=$(mktemp -p "$work")
+    row "$report" "$@" >"$report.log" 2>&1 &
+    pids+=($!) logs+=("$report.log")
 }
 
 for engine in "${engines[@]}"; do
@@ -86,3 +109,4 @@ for engine in "${engines[@]}"; do
         fi
     done
 done
+while [ "${#pids[@]}" -gt 0 ]; do finish; done

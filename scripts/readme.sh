@@ -49,7 +49,7 @@ sed -i "${edits[@]}" "$work/commands"
 cat >"$work/run" <<'END'
 set -eu
 PS4='+ ${SECONDS}s: '
-trap 'status=$?; set +x; for job in $(jobs -p); do kill "$job"; done; wait; exit $status' EXIT
+trap 'status=$?; set +x; for job in $(jobs -p); do kill "$job" 2>/dev/null || true; done; wait; exit $status' EXIT
 set -x
 END
 cat "$work/commands" >>"$work/run"
