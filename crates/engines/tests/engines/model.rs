@@ -1,5 +1,8 @@
 //! Model tests: every engine on every fabric against `BTreeMap`, one session, tiny nodes.
 
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use crate::common::model::Run;
 use crate::common::{World, create, engine_formats, grows};
 use farleaf_engines::{AnyIndex, TableFormat};
@@ -25,13 +28,30 @@ async fn bulk_then_random(session: Session, format: TableFormat, seed: u64) {
     }
 }
 
+/// The longest test of all: each processor takes the next format until there is none.
 #[test]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "each thread has pools of its own, which follow from their seeds"
+)]
 fn random_operations_on_mapped() {
-    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
-        println!("{name}");
-        World::default()
-            .on_mapped(|session| random_operations(session, format, seed as u64, STEPS_MAPPED));
-    }
+    let formats = engine_formats();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            let Some((name, format)) = formats.get(seed).cloned() else { return };
+            println!("{name}");
+            World::default()
+                .on_mapped(|session| random_operations(session, format, seed as u64, STEPS_MAPPED));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, NonZero::get) {
+            scope.spawn(work);
+        }
+    });
+    assert!(next.into_inner() > formats.len(), "every format has had its turn");
 }
 
 #[test]
