@@ -107,3 +107,21 @@ pub trait Service: Send + Sync {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_compute_servers_are_read_back() {
+        let name = Incarnation(0xFF);
+        assert_eq!(name.to_string(), "00000000000000ff");
+        for text in ["00000000000000ff", "00000000000000FF"] {
+            assert_eq!(text.parse::<Incarnation>().expect("a name"), name);
+        }
+        for wrong in ["", "ff", "0000000000000000", "+00000000000000f", "00000000000000fg"] {
+            let error = wrong.parse::<Incarnation>().expect_err(wrong).to_string();
+            assert!(error.contains(&format!("{wrong:?} is no compute server")), "{error}");
+        }
+    }
+}
