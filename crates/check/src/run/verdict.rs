@@ -6,8 +6,8 @@ use crate::linear::{Limits, Violation, check};
 /// Steps for one key, and for one history: a tenth of a second or so.
 const LIMITS: Limits = Limits { key_steps_max: 1_000_000, steps_max: 20_000_000 };
 
-/// Checks the history of `outcome`, and puts a violation into it. That tells more than a leak or damage, which follow from it. If the
-/// run did not end, the events so far are judged.
+/// Checks the history of `outcome`, and puts a violation into it. That tells more than a leak or damage, which
+/// follow from it. If the run did not end, the events so far are judged.
 pub fn judge(outcome: &mut Outcome) {
     let is_worse = matches!(
         outcome.failure,

@@ -51,7 +51,6 @@ fn random_operations_on_mapped() {
             scope.spawn(work);
         }
     });
-    assert!(next.into_inner() > formats.len(), "every format has had its turn");
 }
 
 #[test]
