@@ -39,7 +39,8 @@ use crate::on_drop::OnDrop;
 /// Time for which a session tries an operation that a caller waits for. Then it is `Unavailable`, or its
 /// outcome unknown.
 pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
-/// Factor by which waits are longer while no server fails: the machine is busy then.
+/// Factor by which waits are longer while no memory server fails: the machine is busy then, or a compute server
+/// that has just died is not known to be dead yet.
 const PATIENCE_WHILE_BUSY: u64 = 10;
 /// First and longest wait between two tries.
 const BACKOFF_NS: (u64, u64) = (2_000, 2_000_000);
@@ -58,7 +59,7 @@ pub(crate) struct Lines {
     trouble: Arc<ServerFailures>,
 }
 
-/// Failures of servers that a member has seen.
+/// Failures of memory servers that a member has seen.
 #[derive(Debug, Default)]
 struct ServerFailures {
     /// Time of the last failed operation.
@@ -77,7 +78,7 @@ impl ServerFailures {
         })
     }
 
-    /// Tells whether a server has failed the member since then.
+    /// Tells whether a memory server has failed the member since then.
     fn since(&self, begun_ns: u64) -> bool {
         self.settling.load(Ordering::SeqCst) > 0 || self.failed_ns.load(Ordering::SeqCst) > begun_ns
     }
@@ -221,13 +222,15 @@ impl<'a> Reliable<'a> {
             return Err(error);
         }
         let now_ns = self.endpoint().now_ns();
-        let _settling = self.lines.trouble.note(now_ns);
+        let is_compute = error.server.is_compute();
+        let _settling = (!is_compute).then(|| self.lines.trouble.note(now_ns));
         if trial.failures == 0 {
             trial.failing_since_ns = now_ns;
         }
         trial.failures += 1;
         if trial.failures > 2 {
-            if now_ns - trial.failing_since_ns >= self.patience_ns {
+            let limit_ns = if is_compute { self.busy_ns() } else { self.patience_ns };
+            if now_ns - trial.failing_since_ns >= limit_ns {
                 return Err(error);
             }
             self.back_off(trial.failures - 2).await;
@@ -580,8 +583,8 @@ impl<'a> Reliable<'a> {
         }
     }
 
-    /// Returns the result of `work`, unless that takes longer than the session's time limit. If no server
-    /// has failed this member meanwhile, the machine is busy, and the limit is ten times as long.
+    /// Returns the result of `work`, unless that takes longer than the session's time limit. If no memory
+    /// server has failed this member meanwhile, the limit is ten times as long.
     pub async fn within<T>(self, work: impl Future<Output = T>) -> Option<T> {
         if self.patience_ns == u64::MAX || !self.endpoint().is_lossy() {
             return Some(work.await);
@@ -606,9 +609,13 @@ impl<'a> Reliable<'a> {
     /// Tells whether a task that waits since then for another's work has waited for long enough.
     fn gives_up(self, begun_ns: u64) -> bool {
         let waited_ns = self.endpoint().now_ns() - begun_ns;
-        let busy_ns = self.patience_ns.saturating_mul(PATIENCE_WHILE_BUSY);
         waited_ns >= self.patience_ns
-            && (waited_ns >= busy_ns || self.lines.trouble.since(begun_ns))
+            && (waited_ns >= self.busy_ns() || self.lines.trouble.since(begun_ns))
+    }
+
+    /// The time limit while no memory server fails.
+    fn busy_ns(self) -> u64 {
+        self.patience_ns.saturating_mul(PATIENCE_WHILE_BUSY)
     }
 }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::sim::{AdversaryConfig, Direction, Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, Peer, ServerId};
 
 use super::SMALL;
 use crate::reliable::{Lines, PATIENCE_NS, Reliable};
@@ -377,6 +377,34 @@ fn work_is_waited_for_longer_while_no_server_fails() {
         });
         assert_eq!(waited(5.5).await, (false, 3.0));
         assert_eq!(waited(0.5).await, (true, 0.5));
+    })
+    .unwrap();
+}
+
+/// Compute servers may die one after the other: until the second is known to be dead, the first cannot be cut off from
+/// it. That is waited for, and is no failure of a memory server.
+#[test]
+fn a_compute_server_that_may_be_dead_is_waited_for() {
+    const LEASE_NS: u64 = 3 * PATIENCE_NS;
+    let config = SimConfig { compute_servers: 3, lease_ns: LEASE_NS, ..SimConfig::seeded(5) };
+    let sim = Sim::new(config).unwrap();
+    for number in 0..3 {
+        let server = ServerId(ServerId::COMPUTE_FIRST.0 + number as u16);
+        let incarnation = sim.fabric(number).incarnation();
+        sim.fabric(0).attach(Peer { server, incarnation, address: None }).unwrap();
+    }
+    let endpoint = sim.fabric(0).any_endpoint().unwrap();
+    let (client, lines) = (Client::new(endpoint.clone()), Lines::new(1));
+    sim.fabric(1).kill();
+    sim.fabric(2).stop();
+    sim.cut(0, 2);
+    let dead = sim.fabric(1).incarnation();
+    sim.block_on(async {
+        let reliable = Reliable::new(&client, &lines, PATIENCE_NS);
+        let since_ns = endpoint.now_ns();
+        assert_eq!(reliable.within(reliable.fence_everywhere(dead)).await, Some(Ok(())));
+        let waited_ns = endpoint.now_ns() - since_ns;
+        assert!((LEASE_NS..LEASE_NS + PATIENCE_NS).contains(&waited_ns), "{waited_ns}");
     })
     .unwrap();
 }
