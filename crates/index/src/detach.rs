@@ -12,8 +12,7 @@ use crate::IndexError;
 pub type Task<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Runs `task` on this thread to its end, and waits for it. `None` if it goes on for longer than the caller
-/// waits: then a memory server cannot be reached, and the session's next operation begins once the task is
-/// done. `kept` is dropped when it is done.
+/// waits; the session's next operation begins once the task is done. `kept` is dropped when it is done.
 pub async fn run_to_end<T: 'static>(
     session: &Session,
     task: Task<T>,
@@ -42,8 +41,7 @@ impl TimedOut for () {
 
 impl<T, E: From<IndexError>> TimedOut for Result<T, E> {
     fn timed_out() -> Self {
-        let text = "a memory server cannot be reached: try again";
-        Err(IndexError::Unavailable(text.into()).into())
+        Err(unfinished_work("the operation").into())
     }
 }
 
@@ -55,4 +53,20 @@ pub fn detach<T: TimedOut + 'static>(
 ) -> impl Future<Output = T> {
     let done = run_to_end(session, Box::pin(task), ());
     async { done.await.unwrap_or_else(T::timed_out) }
+}
+
+/// The error for work on which a task goes on when its caller waits no longer; it changes no key.
+pub fn unfinished_work(what: &str) -> IndexError {
+    IndexError::Unavailable(format!("{}: try again", takes_long(what)))
+}
+
+/// The error for a change of a key on which a task goes on when its caller waits no longer.
+pub fn unfinished_change(what: &str) -> IndexError {
+    IndexError::OutcomeUnknown(format!("{}; it goes on once it can", takes_long(what)))
+}
+
+fn takes_long(what: &str) -> String {
+    format!(
+        "{what} takes longer than it is waited for, as it does while a memory server cannot be reached"
+    )
 }

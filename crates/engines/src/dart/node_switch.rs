@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr, Ops};
 use farleaf_index::IndexError;
-use farleaf_index::detach::run_to_end;
+use farleaf_index::detach::{run_to_end, unfinished_change, unfinished_work};
 use farleaf_index::join::join;
 use farleaf_index::retry::Attempts;
 use farleaf_index::sync::{Mutex, lock};
@@ -172,12 +172,8 @@ impl DartTree {
             first.growth = Some(growth);
             tree.switch_all(first).await
         };
-        let ended = run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
-            Err(IndexError::OutcomeUnknown(format!(
-                "{}; the key may be in the table",
-                takes_long()
-            )))
-        });
+        let ended = run_to_end(session, Box::pin(task), ()).await;
+        let ended = ended.unwrap_or_else(|| Err(unfinished_change("replacing a node for the key")));
         let Some(growth) = ended? else { return Ok(Grown::Inserted) };
         Ok(if growth.is_below { Grown::Late(growth.leaf) } else { Grown::NotBelow(growth.leaf) })
     }
@@ -780,11 +776,7 @@ fn live(sealed: &[SlotWord]) -> Vec<SlotWord> {
 }
 
 fn takes_long() -> IndexError {
-    IndexError::Unavailable(
-        "replacing a node takes longer than it is waited for, as it does while a memory server cannot be reached: \
-         try again"
-            .into(),
-    )
+    unfinished_work("replacing a node")
 }
 
 fn no_node() -> IndexError {

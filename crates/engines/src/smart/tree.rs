@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
 use farleaf_index::bnode::Layout;
-use farleaf_index::detach::run_to_end;
+use farleaf_index::detach::{run_to_end, unfinished_change};
 use farleaf_index::sync::{Mutex, lock};
 use farleaf_pool::{LockToken, Session};
 
@@ -242,11 +242,9 @@ impl Tree {
         let patient = session.without_deadline();
         let inside = self.owner.as_ref().map(|owner| owner.enter_task(session));
         let task = Box::pin(async move { task(patient).await });
-        run_to_end(session, task, inside).await.unwrap_or_else(|| {
-            Err(IndexError::OutcomeUnknown(
-                "a memory server cannot be reached; the change goes on once it can".into(),
-            ))
-        })
+        run_to_end(session, task, inside)
+            .await
+            .unwrap_or_else(|| Err(unfinished_change("the change")))
     }
 }
 

@@ -191,11 +191,3 @@ impl BlinkTree {
         run_to_end(session, Box::pin(async move { task(patient).await }), ())
     }
 }
-
-/// The error for work that takes longer than its caller waits.
-fn unfinished_work(what: &str) -> IndexError {
-    IndexError::Unavailable(format!(
-        "{what} takes longer than it is waited for, as it does while a memory server cannot be reached: \
-         try again"
-    ))
-}

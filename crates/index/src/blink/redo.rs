@@ -32,9 +32,10 @@ use farleaf_pool::{LockToken, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::lock::{Lock, Locked};
-use super::{BlinkTree, DEAD, unfinished_work};
+use super::{BlinkTree, DEAD};
 use crate::IndexError;
 use crate::bnode::{Kind, Layout, Node, NodeMut};
+use crate::detach::unfinished_work;
 use crate::retry::LockWait;
 
 /// Most nodes of one record.

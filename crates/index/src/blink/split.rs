@@ -10,9 +10,10 @@ use farleaf_pool::{Placement, Session};
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
 use super::remote::RemoteTree;
-use super::{BlinkFail, BlinkTree, unfinished_work};
+use super::{BlinkFail, BlinkTree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
+use crate::detach::unfinished_work;
 
 impl BlinkTree {
     /// Divides a locked node so that there is room for `key`, unlocks it, and tells its parent.

@@ -24,7 +24,7 @@ use super::ownership::{
 };
 use crate::blink::lock::Lock;
 use crate::change::Outcome;
-use crate::detach::run_to_end;
+use crate::detach::{run_to_end, unfinished_change, unfinished_work};
 use crate::index::ScanRange;
 use crate::op::Op;
 use crate::{Entries, IndexError};
@@ -135,10 +135,8 @@ impl Guest {
             table.clear_unowned(&patient, &map, true).await?;
             lock.release().await
         };
-        run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
-            let why = "a memory server cannot be reached: close the table again";
-            Err(IndexError::Unavailable(why.into()))
-        })
+        let cleared = run_to_end(session, Box::pin(task), ()).await;
+        cleared.unwrap_or_else(|| Err(unfinished_work("closing the table")))
     }
 }
 
@@ -178,9 +176,7 @@ async fn change_unowned<T: RangeOwner>(
         refresh_map(table, session).await?;
         return Ok(None);
     };
-    let (outcome, held) = done.unwrap_or_else(|| {
-        Err(IndexError::OutcomeUnknown("a memory server cannot be reached".into()))
-    })?;
+    let (outcome, held) = done.unwrap_or_else(|| Err(unfinished_change("the change")))?;
     Ok(Some(reply_of(op.kind(), outcome, held)))
 }
 

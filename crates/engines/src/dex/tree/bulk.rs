@@ -12,12 +12,11 @@ use farleaf_index::blink::remote::NewTree;
 use farleaf_index::bnode::{Node, NodeMut};
 use farleaf_index::compute::ownership::{Range, close_whole};
 use farleaf_index::compute::{MoveError, Moving};
-use farleaf_index::detach::run_to_end;
+use farleaf_index::detach::{run_to_end, unfinished_change};
 use farleaf_index::{IndexError, SortedPairs};
 use farleaf_pool::Session;
 
 use super::DexTree;
-use super::ops::unfinished_change;
 use crate::dex::Dex;
 
 /// Most nodes of an empty table that another is built for: as many as a session can retire at a time,
@@ -71,7 +70,7 @@ impl DexTree {
             tree.replace_all(&task_session, old, &mut new).await
         };
         let placed = run_to_end(session, Box::pin(task), ()).await;
-        placed.unwrap_or_else(|| Err(unfinished_change()))?;
+        placed.unwrap_or_else(|| Err(unfinished_change("the change")))?;
         Ok(count)
     }
 

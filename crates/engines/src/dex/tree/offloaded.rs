@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use farleaf_index::blink::remote::Passage;
 use farleaf_index::bnode::{RecordRef, Seek};
-use farleaf_index::detach::TimedOut;
+use farleaf_index::detach::{TimedOut, unfinished_change};
 use farleaf_index::{IndexError, Outcome};
 use farleaf_pool::Session;
 
 use super::DexTree;
-use super::ops::{OwnedLeafChange, unfinished_change};
+use super::ops::OwnedLeafChange;
 use crate::dex::offload::{
     Asked, Channel, FOUND_BYTES, Gathered, OffloadMark, OffloadReply, Operation, Question,
     RECORD_BYTES, Status, Sweep, Target, key_bytes_max, u64_at,
@@ -141,7 +141,7 @@ impl DexTree {
         match self.detach_within(session, task).await {
             Some(done) => done,
             None if reads => TimedOut::timed_out(),
-            None => Err(unfinished_change()),
+            None => Err(unfinished_change("the change")),
         }
     }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, StoredValue, Value};
+use farleaf_index::detach::unfinished_change;
 use farleaf_index::{Change, Decision, IndexError, Outcome, OwnedChange};
 use farleaf_pool::Session;
 
@@ -96,11 +97,6 @@ enum LeafStep {
 
 /// A cached leaf, and the attempt at it.
 type LeafHit = (Location, Result<LeafStep, DexFail>);
-
-/// The error of a change with which a task goes on when the caller does not wait any longer.
-pub(crate) fn unfinished_change() -> IndexError {
-    IndexError::OutcomeUnknown("a memory server cannot be reached".into())
-}
 
 /// Applies a change to a leaf.
 pub(crate) fn apply<I: Image>(
@@ -527,7 +523,7 @@ impl DexTree {
                 Ok(LeafAttempt::Changed(outcome, sparse))
             })
             .await;
-        done.unwrap_or_else(|| Err(unfinished_change().into()))
+        done.unwrap_or_else(|| Err(unfinished_change("the change").into()))
     }
 
     /// Applies a change in the cache alone; `false` if the leaf has no room.
@@ -571,7 +567,7 @@ impl DexTree {
             })
             .await;
         let (attempt, found_there) =
-            done.unwrap_or_else(|| (Err(unfinished_change().into()), Vec::new()));
+            done.unwrap_or_else(|| (Err(unfinished_change("the change").into()), Vec::new()));
         *held = found_there;
         attempt
     }
