@@ -21,6 +21,7 @@ mod verify;
 mod walk;
 
 use std::ffi::OsStr;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +29,8 @@ use std::time::{Duration, Instant};
 use std::{process, thread};
 
 use anyhow::Context;
-use farleaf::{Builder, ErrorKind, Farleaf, Settings, Table, TableInfo, TableOptions};
+use farleaf::{Builder, ErrorKind, Farleaf, ServerName, Settings, Table, TableInfo, TableOptions};
+use farleaf_index::suggest;
 
 use crate::args::{Command, CreateArgs, NewTableArgs, TableArgs};
 use crate::config::Config;
@@ -293,6 +295,19 @@ fn bytes_of(text: &OsStr, hex: bool) -> Result<Vec<u8>, Failure> {
     from_hex(text.as_bytes()).map_err(|why| {
         Failure::usage(format!("\"{}\" is not hexadecimal: {why}", text.to_string_lossy()))
     })
+}
+
+/// Finds the compute server that has the name or address `text`. Fails with the hint of a message that says so.
+fn server_by(
+    text: &str,
+    servers: impl Iterator<Item = (ServerName, Option<SocketAddr>)> + Clone,
+) -> Result<ServerName, String> {
+    let names = servers.clone().map(|(name, _)| (name.to_string(), name));
+    let addresses = servers.filter_map(|(name, address)| Some((address?.to_string(), name)));
+    let known: Vec<(String, ServerName)> = names.chain(addresses).collect();
+    let found = known.iter().find(|(known, _)| known.eq_ignore_ascii_case(text));
+    let hint = || suggest::hint(text, known.iter().map(|(known, _)| known.as_str()));
+    found.map(|(_, name)| *name).ok_or_else(hint)
 }
 
 /// Leaves the pool in order.

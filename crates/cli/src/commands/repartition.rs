@@ -1,14 +1,12 @@
 //! `farleaf repartition`: shows the owners of a table's ranges, and moves ranges while clients run.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 
 use clap::{Args, Subcommand};
 use farleaf::{ComputeServer, KeyFormat, Partition, ServerName, Table};
-use farleaf_index::suggest;
 use serde_json::{Map, Value, json};
 
-use super::{bytes_of, close, open_table};
+use super::{bytes_of, close, open_table, server_by};
 use crate::args::TableArgs;
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, Look};
@@ -139,19 +137,6 @@ fn server(table: &Table, text: &str) -> anyhow::Result<ServerName> {
         );
         Failure::new(Exit::NoTable, told).into()
     })
-}
-
-/// Finds the compute server that has the name or address `text`. Fails with the hint of a message that says so.
-pub(super) fn server_by(
-    text: &str,
-    servers: impl Iterator<Item = (ServerName, Option<SocketAddr>)> + Clone,
-) -> Result<ServerName, String> {
-    let names = servers.clone().map(|(name, _)| (name.to_string(), name));
-    let addresses = servers.filter_map(|(name, address)| Some((address?.to_string(), name)));
-    let known: Vec<(String, ServerName)> = names.chain(addresses).collect();
-    let found = known.iter().find(|(known, _)| known.eq_ignore_ascii_case(text));
-    let hint = || suggest::hint(text, known.iter().map(|(known, _)| known.as_str()));
-    found.map(|(_, name)| *name).ok_or_else(hint)
 }
 
 fn show(

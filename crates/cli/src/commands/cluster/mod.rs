@@ -10,7 +10,7 @@ use farleaf::ServerName;
 use farleaf_bench::units::TimeSpan;
 use farleaf_cluster::{ClusterAddress, ComputeRecord, Directory, Snapshot};
 
-use super::repartition::server_by;
+use super::server_by;
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 
