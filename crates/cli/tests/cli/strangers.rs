@@ -6,7 +6,7 @@
 //! its length, and a greeting names the server that is meant.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStderr, ChildStdin};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -185,7 +185,8 @@ fn read_to_end(stream: &mut TcpStream) -> usize {
         match stream.read(&mut bytes) {
             Ok(0) => return count,
             Ok(more) => count += more,
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return count,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => panic!("it is not closed: {error}"),
         }
     }
