@@ -1,18 +1,19 @@
 //! Own leaves: an owner stores a leaf by WRITEs alone, without a CAS of its lock.
 //!
-//! - `INV-SMART-13` Of a leaf whose key has an owner, nobody else changes a word, but takers of dead clients' locks. An
-//!   owner WRITEs lock and content in one chain: only if a READ has shown the leaf whole, free and last stored by this
-//!   compute server in its present life, no own change of the leaf has begun or ended since before that READ, and none
-//!   is under way. Every other own change of the leaf waits until the chain has ended. Else the owner takes the lock by
-//!   CAS: so it does once with a leaf that another has stored. The words of a READ may be of different moments: while a
-//!   dead client's lock is taken over, it may show that client's lock and whole content, though the lock is the taker's.
-//! - `INV-SMART-14` A token of a session that was closed counts as a dead client's, too. So a taker asks first, and takes
-//!   the lock only if a READ that began later shows the leaf locked or torn by that token. An own leaf that is whole
-//!   stays whole until the owner's chain, whose lock word lands first.
+//! - `INV-SMART-13` Of a leaf whose key has an owner, only the owner and takers of dead clients' locks change a word. An
+//!   owner WRITEs lock and content in one chain only if a READ has shown the leaf whole, free and last stored by this
+//!   compute server in its present life. Also, no own change of the leaf has begun or ended since before that READ, and
+//!   none is under way. Every other own change of the leaf waits until the chain has ended. Else the owner takes the
+//!   lock by CAS, as it does once with a leaf that another compute server has stored. The words of a READ may be of
+//!   different moments. While a dead client's lock is taken over, a READ may show that lock and whole content, though
+//!   the taker holds the lock.
+//! - `INV-SMART-14` A token of a closed session counts as a dead client's. So a taker asks first, and takes the lock
+//!   only if a READ that began later shows the leaf locked or torn by that token. An own leaf that is whole stays whole
+//!   until the owner's chain, whose lock word lands first.
 //!
-//! An owner that dies leaves the leaf as a client does that has locked it by CAS: the lock lands in front of the content,
-//! and behind a redo record. A lost completion is answered by a READ of the leaf: if it is not whole by the own token,
-//! nobody has taken it, and the chain is posted again. `own_leaf.rs` of the model has both rules.
+//! If an owner dies, the leaf looks as if a client had locked it by CAS: the lock lands in front of the content, and
+//! behind a redo record. If a completion is lost, a READ of the leaf answers. If the leaf is not whole by the own token,
+//! no other client has taken it, and the chain is posted again. `own_leaf.rs` of the model has both rules.
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
