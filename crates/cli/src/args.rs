@@ -239,6 +239,9 @@ pub(crate) struct CreateArgs {
     /// Bytes of a block, the unit in which compute servers take memory: a power of two
     #[arg(long, value_name = "SIZE", requires = "create")]
     pub(crate) block_bytes: Option<Size>,
+    /// Let the files of a shm: pool take space only as it is used; a file system that is full then ends commands
+    #[arg(long, requires = "create")]
+    pub(crate) no_reserve: bool,
 }
 
 /// Options for making a table if there is none.

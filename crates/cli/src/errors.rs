@@ -191,7 +191,7 @@ fn exit_of_bench(error: &BenchError) -> Exit {
 fn exit_of_fabric(error: &FabricError) -> Exit {
     match error {
         FabricError::Config(_) => Exit::Usage,
-        FabricError::NoMemory { .. } => Exit::Full,
+        FabricError::NoMemory { .. } | FabricError::NoSpace { .. } => Exit::Full,
         FabricError::Damaged { .. } => Exit::Corrupt,
         _ => Exit::Unavailable,
     }

@@ -37,6 +37,11 @@ use crate::config::Config;
 use crate::errors::Exit;
 use crate::output::Console;
 
+/// The last words of a process whose memory file has no space, or no end, any more.
+const BUS_ERROR: &str = "error: a mapped file cannot be read or written: its file system is full (free some \
+                         space there; pools that are made without --no-reserve have all of theirs), or the \
+                         file was cut short\n";
+
 /// Runs the command that the arguments of this process name. Returns the exit code.
 ///
 /// A panic prints one line and ends the process with the code of an internal error.
@@ -45,6 +50,8 @@ pub fn main() -> ExitCode {
         let _ = writeln!(io::stderr(), "error: internal: {info}");
         process::exit(Exit::Internal as i32);
     }));
+
+    farleaf_fabric::exit_on_bus_error(BUS_ERROR, Exit::Full as u8);
 
     let arguments: Vec<OsString> = env::args_os().collect();
     let plain = Cli::command().color(color_choice(&arguments));

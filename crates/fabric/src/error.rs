@@ -179,6 +179,19 @@ pub enum FabricError {
     #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] crate::verbs::VerbsError),
+    /// A file system has too little space for the files of memory.
+    #[error(
+        "{bytes} bytes do not fit into {}, whose file system has {free} bytes free: ask for less, or free some space",
+        path.display()
+    )]
+    NoSpace {
+        /// The folder or file.
+        path: PathBuf,
+        /// Bytes that are to be reserved.
+        bytes: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
     /// Memory could not be had.
     #[error("cannot map {bytes} bytes of memory for memory server {server}")]
     NoMemory {

@@ -37,6 +37,7 @@ pub struct Builder {
     pool_bytes: u64,
     block_bytes: Option<u64>,
     create: bool,
+    reserve: bool,
     async_workers: usize,
     options: OpenOptions,
     linger_timeout: Option<Duration>,
@@ -55,6 +56,7 @@ impl Default for Builder {
             pool_bytes: 4 << 30,
             block_bytes: None,
             create: false,
+            reserve: true,
             async_workers: 1,
             options: OpenOptions::default(),
             linger_timeout: None,
@@ -76,8 +78,8 @@ impl Builder {
         self
     }
 
-    /// Bytes of a pool that is made, all memory servers together. The system commits memory as it
-    /// is used. On a network the servers have what they were started with. Default: 4 GiB.
+    /// Bytes of a pool that is made, all memory servers together. Of `mem:` the system commits memory as it
+    /// is used; of `shm:` it is reserved ([`Builder::reserve`]). On a network the servers have what they were started with. Default: 4 GiB.
     pub fn pool_bytes(mut self, bytes: u64) -> Self {
         self.pool_bytes = bytes;
         self
@@ -95,6 +97,14 @@ impl Builder {
     /// there is opened as it is. Default: no.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
+        self
+    }
+
+    /// Sets whether all space of a pool that is made in a folder (`shm:`) is reserved at once. Without that, its
+    /// files take space as it is used, and if their file system is full then, the system ends every process that
+    /// touches new space (SIGBUS). Default: yes.
+    pub fn reserve(mut self, reserve: bool) -> Self {
+        self.reserve = reserve;
         self
     }
 
@@ -332,7 +342,8 @@ impl Builder {
             Err(FabricError::NotAPool { .. }) => {}
             opened => return Ok(opened?),
         }
-        match Mapped::create(folder, self.memory_servers, self.region_bytes()?) {
+        let create = if self.reserve { Mapped::create } else { Mapped::create_unreserved };
+        match create(folder, self.memory_servers, self.region_bytes()?) {
             Ok((fabric, guard)) => {
                 self.format(&fabric)?;
                 guard.finish()?;

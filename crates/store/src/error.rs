@@ -96,7 +96,7 @@ impl From<FabricError> for Error {
             FabricError::NotAPool { .. } => ErrorKind::NoPool,
             FabricError::Damaged { .. } => ErrorKind::Corrupt,
             FabricError::Config(_) => ErrorKind::Invalid,
-            FabricError::NoMemory { .. } => ErrorKind::Full,
+            FabricError::NoMemory { .. } | FabricError::NoSpace { .. } => ErrorKind::Full,
             FabricError::Unreachable { .. } => ErrorKind::Unavailable,
             FabricError::Refused { reason, .. } => match reason {
                 Refusal::NoMemoryServer => ErrorKind::NoPool,

@@ -235,7 +235,7 @@ fn refused(error: FabricError) -> anyhow::Error {
             return Failure::unavailable(format!("cannot listen on {address}: {source}")).into();
         }
         FabricError::Verbs(_) => return farleaf::Error::from(error).into(),
-        FabricError::NoMemory { .. } => Exit::Full,
+        FabricError::NoMemory { .. } | FabricError::NoSpace { .. } => Exit::Full,
         FabricError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Exit::Full,
         FabricError::Damaged { .. } => Exit::Corrupt,
         _ => Exit::Unavailable,

@@ -157,18 +157,20 @@ fn open_or_create(
     console: &Console,
 ) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
-    let is_sized = create.pool_bytes.is_some() || create.memory_servers.is_some();
+    let is_sized =
+        create.pool_bytes.is_some() || create.memory_servers.is_some() || create.no_reserve;
     if is_sized && ["tcp:", "verbs:", "etcd:"].iter().any(|scheme| pool.trim().starts_with(scheme))
     {
         return Err(Failure::usage(
-            "--pool-bytes and --memory-servers are for pools on this machine: memory servers on a \
-             network have the size that they were started with, and the address names them",
+            "--pool-bytes, --memory-servers and --no-reserve are for pools on this machine: memory \
+             servers on a network have the size that they were started with, and the address names them",
         )
         .into());
     }
     let mut builder = builder(console)?
         .guest_operations(GUEST_OPERATIONS)
         .create(create.create)
+        .reserve(!create.no_reserve)
         .set_all(&settings.without_shape());
     if let Some(size) = create.pool_bytes {
         builder = builder.pool_bytes(size.0);

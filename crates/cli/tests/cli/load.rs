@@ -44,7 +44,7 @@ fn files_are_read_and_told_in_errors() {
 
 /// Loads with 200 threads, all of which are at work before the end of the input comes.
 fn load_with_many_threads(uri: &str, options: &[&str]) -> Run {
-    let words = ["load", uri, "t", "-", "--create", "--threads", "200", "--json"];
+    let words = ["load", uri, "t", "-", "--create", "--no-reserve", "--threads", "200", "--json"];
     let mut child = command(&[&words[..], options].concat()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     for part in 0..2 {

@@ -22,6 +22,7 @@ mod repro;
 #[path = "../../../cluster/tests/common/etcd.rs"]
 mod server;
 mod serving;
+mod space;
 mod strangers;
 mod usage;
 mod verbs;

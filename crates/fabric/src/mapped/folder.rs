@@ -3,6 +3,7 @@
 //! ```text
 //! <folder>/lock              locked while the pool is being made
 //! <folder>/making            there until the pool is made
+//! <folder>/unreserved        there if the pool's files take space only as it is used
 //! <folder>/region-00000      the memory of server 0; its length is the region's
 //! <folder>/members/<life>    locked by the process of that incarnation for as long as it lives
 //! <folder>/calls/<life>      the socket at which that process takes calls, if it does
@@ -18,6 +19,9 @@
 //!
 //! If `making` exists and `lock` is free, the maker died: the folder is no pool, and the next maker of
 //! a pool removes its rest.
+//!
+//! All space of the regions is reserved when they are made, and again when they are opened, since a copy of a
+//! folder may have holes. If `unreserved` exists, nothing is reserved.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -26,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::locked::Locked;
-use crate::{FabricError, Incarnation, Words};
+use crate::{FabricError, Incarnation, Words, space};
 
 /// Attempts to make the own file; each fails only if another process is just joining.
 const JOIN_TRIES: usize = 1000;
@@ -74,6 +78,7 @@ impl Folder {
         path: &Path,
         servers: usize,
         region_bytes: u64,
+        is_reserved: bool,
         incarnation: Incarnation,
     ) -> Result<(Folder, Vec<Words>, CreateGuard), FabricError> {
         if path.exists() && !path.is_dir() {
@@ -100,13 +105,21 @@ impl Folder {
                 if left.is_dir() { fs::remove_dir_all(&left) } else { fs::remove_file(&left) };
             gone.map_err(FabricError::io("remove", &left))?;
         }
-        check_space(path, servers as u64 * region_bytes)?;
+        space::check(path, servers as u64 * region_bytes)?;
+        if !is_reserved {
+            let mark = unreserved_path(path);
+            File::create(&mark).map_err(FabricError::io("make", &mark))?;
+            guard.made.push(mark);
+        }
         let mut regions = Vec::with_capacity(servers);
         for server in 0..servers {
             let region = region_path(path, server);
             let file = File::create_new(&region).map_err(FabricError::io("make", &region))?;
             guard.made.push(region.clone());
             file.set_len(region_bytes).map_err(FabricError::io("size", &region))?;
+            if is_reserved {
+                space::reserve(&file, &region, region_bytes)?;
+            }
             let words = Words::map(&file, (region_bytes / 8) as usize);
             regions.push(words.map_err(FabricError::io("map", &region))?);
         }
@@ -135,9 +148,11 @@ impl Folder {
         let _none_makes_it = Locked::wait_shared(open_lock(&lock_path)?)
             .map_err(FabricError::io("lock", &lock_path))?;
         if making_path(path).exists() {
-            let why = "whoever was making it died over it; make the pool again";
+            let why =
+                "the process that made this pool died before it was complete; make the pool again";
             return Err(not_a_pool(path, why));
         }
+        let is_reserved = !unreserved_path(path).exists();
         let mut regions = Vec::new();
         loop {
             let region = region_path(path, regions.len());
@@ -153,6 +168,9 @@ impl Folder {
             if bytes < super::REGION_BYTES_MIN || !bytes.is_multiple_of(4096) {
                 let why = format!("it has {bytes} bytes, which no region has: cut short?");
                 return Err(FabricError::Damaged { path: region, why });
+            }
+            if is_reserved {
+                space::reserve(&file, &region, bytes)?;
             }
             let words = Words::map(&file, (bytes / 8) as usize);
             regions.push(words.map_err(FabricError::io("map", &region))?);
@@ -238,6 +256,10 @@ fn making_path(path: &Path) -> PathBuf {
     path.join("making")
 }
 
+fn unreserved_path(path: &Path) -> PathBuf {
+    path.join("unreserved")
+}
+
 fn open_lock(path: &Path) -> Result<File, FabricError> {
     File::options()
         .read(true)
@@ -266,6 +288,7 @@ fn is_of_a_pool(name: &str) -> bool {
     name == "making"
         || name == "members"
         || name == "calls"
+        || name == "unreserved"
         || digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
@@ -275,20 +298,6 @@ fn left_of_a_pool(path: &Path) -> Result<Vec<PathBuf>, FabricError> {
     let is_left = |name: &str| name != "making" && is_of_a_pool(name);
     let left = entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_left));
     Ok(left.map(|entry| entry.path()).collect())
-}
-
-/// Memory files grow as they are touched; running out then would kill the process.
-pub(crate) fn check_space(path: &Path, bytes: u64) -> Result<(), FabricError> {
-    let space = rustix::fs::statvfs(path).map_err(FabricError::io("look at the space of", path))?;
-    let free = space.f_bavail * space.f_frsize;
-    if free < bytes {
-        return Err(FabricError::Config(format!(
-            "{bytes} bytes do not fit into {}, which has {free} bytes free: \
-             ask for a smaller one",
-            path.display()
-        )));
-    }
-    Ok(())
 }
 
 fn not_a_pool(path: &Path, why: impl Into<String>) -> FabricError {
@@ -338,6 +347,34 @@ mod tests {
             assert!(one_end.is_dead(gone).await);
             assert_eq!(one_end.fence(ServerId(0), gone).await, Ok(()));
         });
+    }
+
+    /// A process died of SIGBUS when the file system was full: files took space as they were touched.
+    #[test]
+    fn all_space_of_a_pool_is_reserved_unless_it_was_made_without() {
+        const BYTES: u64 = 1 << 20;
+        let scratch = Scratch::new("reserved");
+        let taken = || fs::metadata(region_path(&scratch.0, 1)).expect("there").blocks() * 512;
+        let (made, guard) = Mapped::create(&scratch.0, 2, BYTES).expect("create");
+        guard.finish().expect("finish");
+        assert!(taken() >= BYTES, "{} bytes", taken());
+        drop(made);
+        // A copy may have holes.
+        let file = File::options().write(true).open(region_path(&scratch.0, 1)).expect("open");
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, 0, BYTES).expect("a hole");
+        assert!(taken() < BYTES);
+        drop(Mapped::open(&scratch.0).expect("open"));
+        assert!(taken() >= BYTES, "{} bytes", taken());
+        let _ = fs::remove_dir_all(&scratch.0);
+        let (made, guard) = Mapped::create_unreserved(&scratch.0, 2, BYTES).expect("create");
+        guard.finish().expect("finish");
+        drop((made, Mapped::open(&scratch.0).expect("open")));
+        assert!(taken() < BYTES, "{} bytes", taken());
+        let _ = fs::remove_dir_all(&scratch.0);
+        let error = Mapped::create(&scratch.0, 2, 1 << 45).expect_err("too large");
+        assert!(matches!(error, FabricError::NoSpace { bytes, .. } if bytes == 1 << 46), "{error}");
+        assert!(!scratch.0.exists());
     }
 
     /// Killed processes leave their files; the next process to join removes them.

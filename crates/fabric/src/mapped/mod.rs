@@ -23,7 +23,6 @@ use calls::{MappedCalls, Receivers};
 pub use endpoint::MappedEndpoint;
 pub use folder::CreateGuard;
 use folder::Folder;
-pub(crate) use folder::check_space;
 
 use crate::calls::CallLink;
 use crate::sync::lock;
@@ -123,21 +122,47 @@ impl Mapped {
     /// Makes a pool folder with one file per memory server, for several processes on this machine.
     /// Nobody else can open it before the guard is dropped: format it first.
     ///
+    /// All space of the files is reserved, so that a file system that fills up does no harm later.
+    ///
     /// # Errors
-    /// [`FabricError`]: the folder is in use or not empty, there is too little space, or the system refuses.
-    /// The files made so far are removed again.
+    /// [`FabricError::NoSpace`] if there is too little space; others if the folder is in use or not empty, or the
+    /// system refuses. The files made so far are removed again.
     pub fn create(
         path: &Path,
         servers: usize,
         region_bytes: u64,
     ) -> Result<(Self, CreateGuard), FabricError> {
+        Self::create_in(path, servers, region_bytes, true)
+    }
+
+    /// As [`Mapped::create`], with files that take space only as it is used. If their file system is full then,
+    /// the system ends every process that touches new space, whether it reads or writes (SIGBUS).
+    ///
+    /// # Errors
+    /// As [`Mapped::create`].
+    pub fn create_unreserved(
+        path: &Path,
+        servers: usize,
+        region_bytes: u64,
+    ) -> Result<(Self, CreateGuard), FabricError> {
+        Self::create_in(path, servers, region_bytes, false)
+    }
+
+    fn create_in(
+        path: &Path,
+        servers: usize,
+        region_bytes: u64,
+        is_reserved: bool,
+    ) -> Result<(Self, CreateGuard), FabricError> {
         check_geometry(servers, region_bytes)?;
         let incarnation = Incarnation(new_number());
-        let (folder, regions, guard) = Folder::create(path, servers, region_bytes, incarnation)?;
+        let (folder, regions, guard) =
+            Folder::create(path, servers, region_bytes, is_reserved, incarnation)?;
         Ok((Self::over(regions, incarnation, Standing::Folder(folder), Services::default()), guard))
     }
 
-    /// Opens the pool folder at `path`, as one more process.
+    /// Opens the pool folder at `path`, as one more process. Reserves the space that its files lack, unless it
+    /// was made without.
     ///
     /// # Errors
     /// [`FabricError::NotAPool`] if it is no pool folder; [`FabricError::Damaged`] if a file is cut

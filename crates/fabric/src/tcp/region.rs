@@ -32,7 +32,7 @@ use super::dax::{Dax, SYS};
 use crate::locked::Locked;
 use crate::mapped::{check_geometry, new_number};
 use crate::sync::lock;
-use crate::{FabricError, Incarnation, ServerId, Words};
+use crate::{FabricError, Incarnation, ServerId, Words, space};
 
 /// `FARLEAFR`.
 const MAGIC: u64 = u64::from_le_bytes(*b"FARLEAFR");
@@ -154,7 +154,7 @@ impl Region {
             let why = format!("it has {length} bytes for a region of {of_bytes}: cut short?");
             return Err(FabricError::Damaged { path: path.to_path_buf(), why });
         }
-        reserve(&file, path, length)?;
+        space::reserve(&file, path, length)?;
         Region::of_file(file, path, record, of_bytes, id)
     }
 
@@ -214,12 +214,12 @@ impl Region {
             )));
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        crate::mapped::check_space(folder.unwrap_or(Path::new(".")), bytes + WORDS_AT)?;
+        space::check(folder.unwrap_or(Path::new(".")), bytes + WORDS_AT)?;
         let file = File::create_new(path).map_err(FabricError::io("make", path))?;
         let file = lock_file(file, path)?;
         let made = || -> Result<(Words, u64), FabricError> {
             file.set_len(WORDS_AT + bytes).map_err(FabricError::io("size", path))?;
-            reserve(&file, path, WORDS_AT + bytes)?;
+            space::reserve(&file, path, WORDS_AT + bytes)?;
             let record = map(&file, path, 0, WORDS_AT)?;
             let id = write_header(&record, bytes, (server, servers));
             Ok((record, id))
@@ -325,19 +325,6 @@ fn write_header(record: &Words, bytes: u64, (server, servers): (ServerId, usize)
     record.store(1, &[VERSION, server.0.into(), servers as u64, bytes, id]);
     record.as_slice()[0].store(MAGIC, Ordering::SeqCst);
     id
-}
-
-/// Reserves the file's space: a write to a page that a full file system cannot back would kill the server
-/// (SIGBUS).
-fn reserve(file: &File, path: &Path, bytes: u64) -> Result<(), FabricError> {
-    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
-        Err(rustix::io::Errno::OPNOTSUPP) => {
-            let path = path.display();
-            tracing::warn!(%path, "the file system cannot reserve space: if it fills up, the server dies");
-            Ok(())
-        }
-        reserved => reserved.map_err(FabricError::io("reserve space for", path)),
-    }
 }
 
 fn map(file: &File, path: &Path, from: u64, bytes: u64) -> Result<Words, FabricError> {
