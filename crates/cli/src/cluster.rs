@@ -93,6 +93,8 @@ impl Cluster {
         let (tls, card) = (config.tls.clone(), config.card.clone());
         let (compute, memory) = (Servers::default(), Servers::default());
         let mut cluster = Cluster { compute, memory, tls, card };
+        // Before the first is started.
+        port_of(config, config.servers.saturating_sub(1))?;
         for number in 0..config.servers {
             let server = start_memory(config, number)
                 .with_context(|| format!("memory server {number} does not start"))?;
@@ -194,15 +196,21 @@ impl Drop for Servers {
     }
 }
 
+/// The port of memory server `number`; 0 for any.
+fn port_of(config: &ClusterConfig, number: u16) -> Result<u16, Failure> {
+    let first = config.port;
+    if first == 0 {
+        return Ok(0);
+    }
+    first.checked_add(number).ok_or_else(|| {
+        Failure::usage(format!(
+            "--port {first}: port {first} + {number} is above 65535, the last one"
+        ))
+    })
+}
+
 fn start_memory(config: &ClusterConfig, number: u16) -> anyhow::Result<Server> {
-    let port = match config.port {
-        0 => 0,
-        first => first.checked_add(number).ok_or_else(|| {
-            Failure::usage(format!(
-                "--port {first}: port {first} + {number} is above 65535, the last one"
-            ))
-        })?,
-    };
+    let port = port_of(config, number)?;
     let mut words = ["memory", "--end-with-stdin"].map(OsString::from).to_vec();
     let mut option = |name: &str, value: OsString| words.extend([name.into(), value]);
     option("--server", number.to_string().into());

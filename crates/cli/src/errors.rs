@@ -21,7 +21,7 @@ pub(crate) enum Exit {
     Done = 0,
     /// a key was not found, a condition of put was not met, or verify or check found problems
     NotFound = 1,
-    /// the command line makes no sense
+    /// the command line is invalid
     Usage = 2,
     /// the pool is unavailable
     Unavailable = 3,
@@ -81,7 +81,7 @@ impl Failure {
         Failure { exit, message: message.into(), source: None }
     }
 
-    /// A command line that makes no sense.
+    /// An invalid command line.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Failure::new(Exit::Usage, message)
     }
@@ -90,7 +90,7 @@ impl Failure {
     pub(crate) fn of_process(status: ExitStatus) -> Self {
         // A signal, or the system, ended it.
         let exit = status.code().and_then(Exit::of_code).unwrap_or(Exit::Unavailable);
-        Failure::new(exit, format!("it said why, and ended with {status}"))
+        Failure::new(exit, format!("it has ended with {status}; its own message stands above"))
     }
 
     /// Input data that is malformed.

@@ -10,6 +10,7 @@ mod bench;
 mod card;
 mod cluster;
 mod commands;
+mod compressed;
 mod config;
 mod errors;
 mod etcd;
@@ -76,7 +77,7 @@ pub fn main() -> ExitCode {
             if let Some(variable) = config::blamed_variable(&error, &arguments) {
                 let _ = writeln!(io::stderr(), "{variable} is set in the environment");
             }
-            error.exit()
+            refuse(&error)
         });
 
     let mut console = Console::new(cli.global);
@@ -94,6 +95,23 @@ pub fn main() -> ExitCode {
             }
             errors::exit_of(&error).into()
         }
+    }
+}
+
+/// Prints what clap answers in place of a command: help, a version, or a complaint about the command line.
+fn refuse(error: &clap::Error) -> ! {
+    let plain = error.render().to_string();
+    // Colours are left out if the command line has control bytes, so that none reach the terminal.
+    let is_safe = output::printable(&plain) == plain;
+    let printed =
+        if is_safe { error.print() } else { write!(io::stderr(), "{}", output::printable(&plain)) };
+    let is_answer = !error.use_stderr();
+    match printed {
+        Err(error) if is_answer && error.kind() != io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: cannot write to standard output: {error}");
+            process::exit(Exit::Internal as i32)
+        }
+        _ => process::exit(error.exit_code()),
     }
 }
 

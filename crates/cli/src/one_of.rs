@@ -34,7 +34,7 @@ impl<T: ValueEnum + Clone + Send + Sync + 'static> TypedValueParser for OneOf<T>
         let known: Vec<PossibleValue> = self.possible_values().into_iter().flatten().collect();
         let names = || known.iter().map(PossibleValue::get_name);
         let message = format!(
-            "\"{word}\" is none of the values of {}{} (known: {})\n",
+            "\"{word}\" is not a value of {}{} (known: {})\n",
             option.map(ToString::to_string).unwrap_or_default(),
             hint(&word, names()),
             names().collect::<Vec<_>>().join(", ")

@@ -4,7 +4,10 @@
 //!   standard error.
 //! - INV-OUTPUT-2: a terminal shows keys and values in printable form: no byte of theirs can command
 //!   it, unless the caller gives `--raw`.
+//! - INV-OUTPUT-3: messages, cells of tables and JSON hold no control bytes but line ends, whatever names
+//!   from the command line or from the pool they quote.
 
+use std::borrow::Cow;
 use std::env;
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
@@ -24,7 +27,30 @@ pub(crate) struct Console {
     pub(crate) is_terminal: bool,
     color_out: bool,
     color_err: bool,
-    out: BufWriter<Stdout>,
+    out: BufWriter<StandardOutput>,
+}
+
+/// Standard output, whose errors say what cannot be written.
+struct StandardOutput(Stdout);
+
+impl StandardOutput {
+    fn named(error: io::Error) -> io::Error {
+        match error.kind() {
+            // A reader that has gone is no failure.
+            io::ErrorKind::BrokenPipe => error,
+            kind => io::Error::new(kind, format!("cannot write to standard output: {error}")),
+        }
+    }
+}
+
+impl Write for StandardOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(Self::named)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(Self::named)
+    }
 }
 
 /// Returns whether the terminal draws nothing and has no colours, as it says itself.
@@ -47,7 +73,7 @@ impl Console {
             is_terminal,
             color_out,
             color_err,
-            out: BufWriter::with_capacity(64 << 10, io::stdout()),
+            out: BufWriter::with_capacity(64 << 10, StandardOutput(io::stdout())),
         }
     }
 
@@ -97,8 +123,7 @@ impl Console {
 
     /// Prints one JSON value on a line of its own.
     pub(crate) fn json_line(&mut self, value: &Value) -> io::Result<()> {
-        serde_json::to_writer(&mut self.out, value)?;
-        self.out.write_all(b"\n")
+        writeln!(self.out, "{}", printable_json(&value.to_string()))
     }
 
     /// Prints names and values: a table on a terminal, tab-separated lines elsewhere.
@@ -112,6 +137,9 @@ impl Console {
         header: &[&str],
         rows: impl IntoIterator<Item = Vec<String>>,
     ) -> io::Result<()> {
+        let rows = rows
+            .into_iter()
+            .map(|row| row.iter().map(|cell| printable(cell).into_owned()).collect::<Vec<_>>());
         if !self.is_terminal {
             for row in rows {
                 writeln!(self.out, "{}", row.join("\t"))?;
@@ -146,27 +174,29 @@ impl Console {
     /// Says something about the work, unless told to be quiet.
     pub(crate) fn note(&self, message: impl Display) {
         if !self.args.quiet {
-            say(&format!("farleaf: {message}"));
+            say(&format!("farleaf: {}", printable(&message.to_string())));
         }
     }
 
     /// Says something about the work that only `--verbose` asks for.
     pub(crate) fn detail(&self, message: impl Display) {
         if self.args.verbose {
-            say(&format!("farleaf: {message}"));
+            say(&format!("farleaf: {}", printable(&message.to_string())));
         }
     }
 
     /// Warns, unless told to be quiet.
     pub(crate) fn warn(&self, message: impl Display) {
         if !self.args.quiet {
-            say(&format!("{} {message}", self.label("warning:", "\x1b[1;33m")));
+            let message = message.to_string();
+            say(&format!("{} {}", self.label("warning:", "\x1b[1;33m"), printable(&message)));
         }
     }
 
     /// Tells an error, with what caused it.
     pub(crate) fn error(&self, error: &anyhow::Error) {
-        say(&format!("{} {}", self.label("error:", "\x1b[1;31m"), errors::told(error)));
+        let told = errors::told(error);
+        say(&format!("{} {}", self.label("error:", "\x1b[1;31m"), printable(&told)));
     }
 
     fn label(&self, label: &str, color: &str) -> String {
@@ -236,6 +266,40 @@ pub(crate) fn escaped(bytes: &[u8]) -> String {
     text
 }
 
+/// `text` with control characters, but line ends, as `\xNN` for each byte: what it quotes cannot command a
+/// terminal (INV-OUTPUT-3). A text that was [`escaped`] stays as it is.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_unprintable) {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if is_unprintable(letter) {
+            escape_bytes(letter.encode_utf8(&mut [0; 4]).as_bytes(), &mut shown);
+        } else {
+            shown.push(letter);
+        }
+    }
+    shown.into()
+}
+
+/// JSON with such characters as JSON escapes them; it reads back as the same value.
+fn printable_json(json: &str) -> Cow<'_, str> {
+    if !json.contains(is_unprintable) {
+        return json.into();
+    }
+    // All of them are below 2^16, and stand in strings only.
+    let escape = |letter: char| match letter {
+        letter if is_unprintable(letter) => format!("\\u{:04x}", letter as u32),
+        letter => letter.to_string(),
+    };
+    json.chars().map(escape).collect()
+}
+
+fn is_unprintable(letter: char) -> bool {
+    letter != '\n' && letter.is_control() || is_format(letter)
+}
+
 /// Characters that reorder or hide the text around them.
 fn is_format(letter: char) -> bool {
     matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
@@ -257,7 +321,7 @@ pub(crate) fn from_hex(text: &[u8]) -> Result<Vec<u8>, String> {
     let digit = |byte: &u8| match char::from(*byte).to_digit(16) {
         // A digit is below 16.
         Some(digit) => Ok(digit as u8),
-        None => Err(format!("\"{}\" is no hexadecimal digit", escaped(&[*byte]))),
+        None => Err(format!("\"{}\" is not a hexadecimal digit", escaped(&[*byte]))),
     };
     let digits = text.iter().filter(|byte| !byte.is_ascii_whitespace()).map(digit);
     let digits: Vec<u8> = digits.collect::<Result<_, String>>()?;
@@ -280,6 +344,18 @@ mod tests {
         assert_eq!(escaped(b"ok\xff\xfeok\xc3"), "ok\\xff\\xfeok\\xc3");
         assert_eq!(escaped("\u{9b}31m".as_bytes()), "\\xc2\\x9b31m");
         assert_eq!(escaped("\u{202e}".as_bytes()), "\\xe2\\x80\\xae");
+    }
+
+    #[test]
+    fn messages_hold_no_control_bytes() {
+        assert_eq!(printable("table \"a\\b\u{f6}\"\nand"), "table \"a\\b\u{f6}\"\nand");
+        assert_eq!(printable("\x1b[2J\r\u{9b}x"), "\\x1b[2J\\x0d\\xc2\\x9bx");
+        let shown = escaped(b"\x1b\t");
+        assert_eq!(printable(&shown), shown);
+        let value = serde_json::json!({ "a": "\u{9b}\u{202e}\x1b" });
+        let told = printable_json(&value.to_string()).into_owned();
+        assert_eq!(told, r#"{"a":"\u009b\u202e\u001b"}"#);
+        assert_eq!(serde_json::from_str::<Value>(&told).ok(), Some(value));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::compressed::Decompressed;
 use crate::errors::Failure;
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -14,10 +15,11 @@ const BUFFER_BYTES: usize = 256 << 10;
 pub(crate) struct Source {
     /// For messages.
     pub(crate) name: String,
+    /// Its bytes, decompressed.
     pub(crate) input: Box<dyn BufRead + Send>,
     /// Bytes in all, if known.
     pub(crate) length: Option<u64>,
-    /// Bytes read so far.
+    /// Bytes read so far, before decompression.
     pub(crate) read: Arc<AtomicU64>,
 }
 
@@ -26,7 +28,7 @@ impl Source {
     pub(crate) fn open(path: Option<&Path>) -> Result<Source, Failure> {
         let read = Arc::new(AtomicU64::new(0));
         let Some(path) = path.filter(|path| *path != "-") else {
-            let input = Box::new(Counted::new(io::stdin(), &read));
+            let input = Box::new(Decompressed::new(Counted::new(io::stdin(), &read)));
             return Ok(Source { name: "standard input".to_owned(), input, length: None, read });
         };
         let unreadable = |error| Failure::unreadable(path.display(), error);
@@ -37,7 +39,7 @@ impl Source {
         }
         Ok(Source {
             name: path.display().to_string(),
-            input: Box::new(Counted::new(file, &read)),
+            input: Box::new(Decompressed::new(Counted::new(file, &read))),
             length: metadata.is_file().then_some(metadata.len()),
             read,
         })

@@ -150,9 +150,15 @@ fn answers_plainly(endpoint: &str) -> bool {
 }
 
 fn connect(endpoint: &str) -> io::Result<TcpStream> {
-    let nobody = || io::Error::from(io::ErrorKind::NotFound);
-    let address = endpoint.to_socket_addrs()?.next().ok_or_else(nobody)?;
-    let socket = TcpStream::connect_timeout(&address, CONNECT_TIME)?;
+    let mut connected = Err(io::Error::from(io::ErrorKind::NotFound));
+    // Each address of the host, in the order of the system's resolver.
+    for address in endpoint.to_socket_addrs()? {
+        connected = TcpStream::connect_timeout(&address, CONNECT_TIME);
+        if connected.is_ok() {
+            break;
+        }
+    }
+    let socket = connected?;
     socket.set_read_timeout(Some(ANSWER_TIME))?;
     socket.set_write_timeout(Some(ANSWER_TIME))?;
     Ok(socket)

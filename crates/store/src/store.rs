@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farleaf_engines::AnyIndex;
-use farleaf_fabric::{Endpoint, Fabric, Snapshot};
+use farleaf_fabric::{AnyFabric, Endpoint, Fabric, Snapshot};
 use farleaf_index::Settings;
 use farleaf_index::sync::lock;
 use farleaf_pool::{Audit, PoolError};
@@ -107,6 +107,16 @@ impl Farleaf {
         let thread = maintain::start(Arc::clone(db.core()))?;
         *lock(&db.handle.maintenance) = Some(thread);
         Ok(db)
+    }
+
+    /// Removes a pool in a folder (`shm:`) that this process has made, if it has no tables and no other process has
+    /// ever opened it; returns whether it has. For a program that fails before it has used a new pool.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if the system refuses.
+    pub fn remove_if_unused(&self) -> Result<bool> {
+        let AnyFabric::Mapped(mapped) = &self.core().fabric else { return Ok(false) };
+        Ok(self.tables()?.is_empty() && mapped.remove_if_unused()?)
     }
 
     /// Makes a table.

@@ -1,7 +1,10 @@
 //! Pool addresses: parse the address that a store is opened by.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[cfg(feature = "etcd")]
 use farleaf_cluster::{ClusterAddress, Directory, Way};
@@ -92,7 +95,7 @@ impl Uri {
 }
 
 pub(crate) fn not_on_a_network(uri: &str) -> Error {
-    let message = format!("\"{uri}\" is no address on a network, as \"tcp://host:7000\" is");
+    let message = format!("\"{uri}\" is not a network address: write tcp://host:7000");
     Error::invalid(message)
 }
 
@@ -104,10 +107,16 @@ fn servers(uri: &str, scheme: &str, rest: &str) -> Result<Vec<String>> {
     };
     let servers: Vec<&str> = list.trim_end_matches('/').split(',').collect();
     for server in &servers {
+        if server.contains(char::is_whitespace) {
+            let hint = format!(
+                "; \"{server}\" holds a blank: write the servers with commas alone between them"
+            );
+            return Err(complain(uri, &hint));
+        }
         let port = server.rsplit_once(':').filter(|(host, _)| !host.is_empty());
         if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
             let hint = format!(
-                "; \"{server}\" is no memory server: each is a host and a port, as in \
+                "; \"{server}\" is not a memory server: name each by host and port, as in \
                  \"{scheme}://127.0.0.1:7000,127.0.0.1:7001\""
             );
             return Err(complain(uri, &hint));
@@ -128,11 +137,12 @@ pub struct MemoryServers {
 }
 
 impl MemoryServers {
-    /// Those that `servers` names, each a host and a port. Of several addresses that a host has, the first of IP
-    /// version 4: that is what servers listen on unless they are told otherwise.
+    /// Those that `servers` names, each a host and a port. Of several addresses that a host has, this tries each in
+    /// the order of the system's resolver, and takes the first that accepts a connection.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] or [`ErrorKind::Unavailable`] for a host that is not found.
+    /// [`ErrorKind::Io`] for a host that is not found; [`ErrorKind::Unavailable`] if none of several addresses can be
+    /// reached.
     pub(crate) fn named(servers: &[String], card: Option<CardConfig>) -> Result<Self> {
         let addresses = servers.iter().map(|server| resolve(server)).collect::<Result<_>>()?;
         Ok(MemoryServers { addresses, card })
@@ -172,13 +182,45 @@ impl MemoryServers {
     }
 }
 
+/// The longest time for making a connection to one of several addresses of a host.
+const CONNECT_TIME: Duration = Duration::from_secs(2);
+
+/// The address of `server`, a host and a port. Of several that the host has, the first that takes connections, in the
+/// order of the system's resolver.
 fn resolve(server: &str) -> Result<SocketAddr> {
     let refused = |source| Error::io(format!("cannot find the memory server {server}"), source);
-    let found: Vec<SocketAddr> = server.to_socket_addrs().map_err(refused)?.collect();
-    let best = found.iter().find(|address| address.is_ipv4()).or(found.first());
-    best.copied().ok_or_else(|| {
-        Error::new(ErrorKind::Unavailable, format!("the memory server {server} has no address"))
-    })
+    let mut found: Vec<SocketAddr> = server.to_socket_addrs().map_err(refused)?.collect();
+    let mut seen = BTreeSet::new();
+    found.retain(|address| seen.insert(*address));
+    choose(server, &found, |address| TcpStream::connect_timeout(address, CONNECT_TIME).map(drop))
+}
+
+/// The first of `found` that `connect` reaches; a single one is not tried.
+fn choose(
+    server: &str,
+    found: &[SocketAddr],
+    connect: impl Fn(&SocketAddr) -> io::Result<()>,
+) -> Result<SocketAddr> {
+    let unavailable = |why| {
+        Error::new(
+            ErrorKind::Unavailable,
+            format!("cannot reach the memory server {server}: {why}"),
+        )
+    };
+    match found {
+        [] => Err(unavailable("the host has no address".to_owned())),
+        [only] => Ok(*only),
+        _ => {
+            let mut tried = Vec::new();
+            for address in found {
+                match connect(address) {
+                    Ok(()) => return Ok(*address),
+                    Err(error) => tried.push(format!("{address} ({error})")),
+                }
+            }
+            Err(unavailable(format!("tried {}", tried.join(", "))))
+        }
+    }
 }
 
 /// A hint for an address without a colon.
@@ -246,6 +288,32 @@ mod tests {
         assert_eq!(locate("tcp://127.0.0.1:7").card, None);
     }
 
+    /// A host with an IPv6 address before the one that a server listens at could not be reached, nor a server on
+    /// the IPv6 address of a host that has both.
+    #[test]
+    fn each_address_of_a_host_is_tried_in_its_order() {
+        let [first, second]: [SocketAddr; 2] =
+            ["[::1]:7", "127.0.0.1:7"].map(|address| address.parse().expect("an address"));
+        let reaches = |open: &[SocketAddr]| {
+            let connect = |address: &SocketAddr| match open.contains(address) {
+                true => Ok(()),
+                false => Err(io::Error::from(io::ErrorKind::ConnectionRefused)),
+            };
+            choose("host:7", &[first, second], connect)
+        };
+        assert_eq!(reaches(&[first, second]).expect("both"), first);
+        assert_eq!(reaches(&[second]).expect("the second"), second);
+        let error = reaches(&[]).expect_err("none");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let told = error.to_string();
+        assert!(
+            told.contains("host:7: tried [::1]:7 (connection refused), 127.0.0.1:7 ("),
+            "{told}"
+        );
+        let never = |_: &SocketAddr| panic!("a single address is not tried");
+        assert_eq!(choose("host:7", &[second], never).expect("one"), second);
+    }
+
     #[test]
     fn wrong_addresses_say_what_would_be_right() {
         for (uri, hint) in [
@@ -260,18 +328,20 @@ mod tests {
             ("/dev/shm/p", "did you mean \"shm:/dev/shm/p\"?"),
             ("tcp:host:1", "did you mean \"tcp://host:1\"?"),
             ("tpc://host:1", "did you mean \"tcp://host:1\"?"),
-            ("tcp://", "\"\" is no memory server"),
-            ("tcp://host", "\"host\" is no memory server"),
-            ("tcp://host:1,:2", "\":2\" is no memory server"),
-            ("tcp://host:1,host:70000", "\"host:70000\" is no memory server"),
+            ("tcp://", "\"\" is not a memory server"),
+            ("tcp://host:1, host:2", "\" host:2\" holds a blank"),
+            ("verbs://host:1 ,host:2", "\"host:1 \" holds a blank"),
+            ("tcp://host", "\"host\" is not a memory server"),
+            ("tcp://host:1,:2", "\":2\" is not a memory server"),
+            ("tcp://host:1,host:70000", "\"host:70000\" is not a memory server"),
             ("verbs:host:1", "did you mean \"verbs://host:1\"?"),
             ("verb://host:1", "did you mean \"verbs://host:1\"?"),
-            ("verbs://host", "\"host\" is no memory server"),
-            ("verbs://host:1?gid=x", "an index into the GID table"),
+            ("verbs://host", "\"host\" is not a memory server"),
+            ("verbs://host:1?gid=x", "takes an index into the GID table"),
             #[cfg(feature = "etcd")]
             ("etcd://host:1", "names no cluster behind the servers"),
             #[cfg(feature = "etcd")]
-            ("etcd://host:1/c?gid=x", "an index into the GID table"),
+            ("etcd://host:1/c?gid=x", "takes an index into the GID table"),
             #[cfg(not(feature = "etcd"))]
             ("etcd://host:1/c", "without the feature \"etcd\""),
             ("etdc://host:1/c", "did you mean \"etcd://host:1/c\"?"),

@@ -129,6 +129,12 @@ impl YcsbProperties {
         let workload = lookup.workload()?;
         let record_count = lookup.count("recordcount", 0)?;
         let operation_count = lookup.count("operationcount", 0)?;
+        for (name, count) in [("recordcount", record_count), ("operationcount", operation_count)] {
+            // Without one the run takes its default, which 0 does not ask for.
+            if count == 0 && lookup.text(name).is_some() {
+                return Err(lookup.wrong(name, "a whole number of at least 1"));
+            }
+        }
         lookup.one_of("fieldlengthdistribution", &["constant"])?;
         let field_count = lookup.count("fieldcount", 10)?;
         let value_bytes = field_count.checked_mul(lookup.count("fieldlength", 100)?);

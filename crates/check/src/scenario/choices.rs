@@ -154,7 +154,7 @@ fn read_yes_or_no(flag: &str, text: &str) -> Result<bool, ScenarioError> {
     [false, true]
         .into_iter()
         .find(|is| yes_or_no(*is) == text)
-        .ok_or_else(|| ScenarioError(format!("\"{text}\" is not for --{flag}: it takes yes or no")))
+        .ok_or_else(|| ScenarioError(format!("--{flag} takes yes or no, not \"{text}\"")))
 }
 
 /// Settings in the form that `--set` takes: `cache=48KiB,combine=0`, or `none`.
@@ -190,7 +190,5 @@ fn within<T: FromStr + PartialOrd + Display>(
     most: T,
 ) -> Result<T, ScenarioError> {
     let number = text.parse().ok().filter(|number| *number >= least && *number <= most);
-    number.ok_or_else(|| {
-        ScenarioError(format!("\"{text}\" is not for --{flag}: it takes {least} to {most}"))
-    })
+    number.ok_or_else(|| ScenarioError(format!("--{flag} takes {least} to {most}, not \"{text}\"")))
 }

@@ -29,7 +29,7 @@ const BYTES_DEFAULT: u64 = 4 << 30;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct MemoryArgs {
-    /// Bytes that it exposes [default: 4GiB, or what the file has]
+    /// Bytes that it exposes, in whole units of 4096 [default: 4GiB, or what the file has]
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Option<Size>,
     /// The file that its memory lies in, made if it is not there, or a device of memory (/dev/dax0.0, in a
@@ -166,7 +166,8 @@ impl Exposed for MemoryMetrics {
 }
 
 fn region(args: &MemoryArgs, config: &MemoryServerConfig) -> Result<Region, FabricError> {
-    let bytes = args.size.map(|size| size.0);
+    // As the sizes of pools are: 1GB is not a multiple.
+    let bytes = args.size.map(|size| size.0 / 4096 * 4096);
     match &args.file {
         Some(path) => {
             let bytes = bytes.or((!path.exists()).then_some(BYTES_DEFAULT));

@@ -194,8 +194,8 @@ fn open_or_create(
 fn refuse_mem(pool: &str) -> Result<(), Failure> {
     if pool.trim().starts_with("mem:") {
         return Err(Failure::usage(
-            "a mem: pool belongs to one process and is gone when it ends, so that it is always \
-             empty here; use a pool that outlives the command, as in shm:/dev/shm/mypool",
+            "a mem: pool exists only within one process, so a command always finds it empty: use \
+             a pool that outlives the command, such as shm:/dev/shm/mypool",
         ));
     }
     Ok(())
@@ -312,9 +312,18 @@ fn server_by(
     found.map(|(_, name)| *name).ok_or_else(hint)
 }
 
+const NOT_IN_ORDER: &str = "the work is done, but this process could not leave the pool cleanly; other processes recover what it held";
+
 /// Leaves the pool in order.
 fn close(db: Farleaf) -> anyhow::Result<()> {
-    db.close().context("all was done, but the pool could not be left in order")
+    db.close().context(NOT_IN_ORDER)
+}
+
+/// Removes the pool if this failed command has made it and nobody has used it: the next try may want another.
+fn discard(db: &Farleaf, console: &Console) {
+    if db.remove_if_unused().unwrap_or(false) {
+        console.note("the pool that was made for this is removed");
+    }
 }
 
 /// Has Ctrl-C set the flag that is returned; a second one ends the process at once.

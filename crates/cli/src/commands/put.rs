@@ -3,12 +3,14 @@
 use std::io::{self, Read};
 
 use anyhow::Context;
+use farleaf::{ErrorKind, KeyFormat, Table, ValueFormat};
 use farleaf_index::VALUE_BYTES_MAX;
 use serde_json::json;
 
-use super::{bytes_of, check_settings, close, open_or_create, open_with, table_or_create};
-use crate::args::PutArgs;
+use super::{bytes_of, check_settings, close, discard, open_or_create, open_with, table_or_create};
+use crate::args::{NewTableArgs, PutArgs};
 use crate::errors::{Exit, Failure};
+use crate::formats;
 use crate::output::{Console, escaped, from_hex};
 
 pub(super) fn run(args: &PutArgs, console: &mut Console) -> anyhow::Result<Exit> {
@@ -16,44 +18,71 @@ pub(super) fn run(args: &PutArgs, console: &mut Console) -> anyhow::Result<Exit>
     let value =
         if args.value == "-" { read_value(args.hex)? } else { bytes_of(&args.value, args.hex)? };
     let (wanted, settings) = (&args.new_table, args.set.settings());
-    let (db, table) = if args.create.create {
+    if args.create.create {
         let db = open_or_create(&args.table.pool, &args.create, &settings, console)?;
-        let (table, _) = table_or_create(&db, &args.table.table, wanted, &settings, console)?;
-        (db, table)
-    } else {
-        if let Some((option, _)) = wanted.given().iter().find(|(_, given)| given.is_some()) {
-            let message = format!("{option} says how a table is made: it needs --create");
-            return Err(Failure::usage(message).into());
-        }
-        let db = open_with(&args.table.pool, &settings, console)?;
-        let table = db.table(&args.table.table).map_err(|error| {
-            let is_missing = error.kind() == farleaf::ErrorKind::NotFound;
-            let error = anyhow::Error::from(error);
-            if is_missing {
-                error.context("nothing to put into (--create makes a table)")
-            } else {
-                error
+        let mut make = || {
+            let name = &args.table.table;
+            if db.table(name).is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+                // Before a table is made that would be empty.
+                check_pair(wanted, &key, &value)?;
             }
-        })?;
-        check_settings(&table, &settings)?;
-        (db, table)
-    };
+            let (table, _) = table_or_create(&db, name, wanted, &settings, console)?;
+            put(args, &table, &key, &value, console)
+        };
+        let exit = make().inspect_err(|_| discard(&db, console))?;
+        close(db)?;
+        return Ok(exit);
+    }
+    if let Some((option, _)) = wanted.given().iter().find(|(_, given)| given.is_some()) {
+        let message = format!("{option} says how a table is made: it needs --create");
+        return Err(Failure::usage(message).into());
+    }
+    let db = open_with(&args.table.pool, &settings, console)?;
+    let table = db.table(&args.table.table).map_err(|error| {
+        let is_missing = error.kind() == ErrorKind::NotFound;
+        let error = anyhow::Error::from(error);
+        if is_missing { error.context("cannot put: --create makes a missing table") } else { error }
+    })?;
+    check_settings(&table, &settings)?;
+    let exit = put(args, &table, &key, &value, console)?;
+    drop(table);
+    close(db)?;
+    Ok(exit)
+}
+
+/// Refuses a key and value that a table made as `wanted` would not take.
+fn check_pair(wanted: &NewTableArgs, key: &[u8], value: &[u8]) -> Result<(), Failure> {
+    let keys = wanted.key_format.unwrap_or(KeyFormat::Bytes { max: formats::KEY_BYTES_MAX });
+    formats::check_key(keys, key.len())
+        .and_then(|()| {
+            formats::check_value(wanted.value_format.unwrap_or(ValueFormat::Bytes), value.len())
+        })
+        .map_err(Failure::usage)
+}
+
+/// Stores the pair as the conditions say, and tells what came of it.
+fn put(
+    args: &PutArgs,
+    table: &Table,
+    key: &[u8],
+    value: &[u8],
+    console: &mut Console,
+) -> anyhow::Result<Exit> {
     let (done, refusal) = if args.if_absent {
-        (table.insert_new(&key, &value)?, "is there already")
+        (table.insert_new(key, value)?, "exists")
     } else if args.if_present {
-        (table.update(&key, &value)?, "is not there")
+        (table.update(key, value)?, "does not exist")
     } else {
-        let is_new = table.insert(&key, &value)?;
+        let is_new = table.insert(key, value)?;
         console.detail(if is_new { "added" } else { "changed" });
         (true, "")
     };
     if !done {
-        console.note(format_args!("nothing changed: key \"{}\" {refusal}", escaped(&key)));
+        console.note(format_args!("nothing changed: key \"{}\" {refusal}", escaped(key)));
     }
     if console.args.json {
         console.json_line(&json!({ "changed": done }))?;
     }
-    close(db)?;
     Ok(if done { Exit::Done } else { Exit::NotFound })
 }
 
@@ -73,7 +102,7 @@ fn read_value(is_hex: bool) -> anyhow::Result<Vec<u8>> {
     }
     if is_hex {
         value = from_hex(&value)
-            .map_err(|why| Failure::malformed(format!("it is not hexadecimal: {why}")))
+            .map_err(|why| Failure::malformed(format!("not hexadecimal: {why}")))
             .context("cannot use the value on standard input")?;
     }
     Ok(value)

@@ -131,7 +131,11 @@ fn server(table: &Table, text: &str) -> anyhow::Result<ServerName> {
     server_by(text, others.map(|server| (server.name, server.address))).map_err(|hint| {
         // A name that nobody has is no mistake of form: it may be of one that has gone.
         let is_name = text.parse::<ServerName>().is_ok();
-        let what = if is_name { "no compute server of that name" } else { "no name or address" };
+        let what = if is_name {
+            "no compute server has that name"
+        } else {
+            "no compute server has that name or address"
+        };
         let told = format!(
             "compute server \"{text}\": {what} in this pool{hint}; show prints those that there are"
         );

@@ -156,10 +156,17 @@ fn find(spec: &ColumnSpec, what: &'static str, first: &[&[u8]]) -> Result<usize,
             Err(Fault::NoColumn { what, column: *number, count: first.len() })
         }
         ColumnSpec::Name(name) => {
-            first.iter().position(|field| *field == name.as_bytes()).ok_or_else(|| {
+            let mut places = (0..first.len()).filter(|place| first[*place] == name.as_bytes());
+            let Some(place) = places.next() else {
                 let known = first.iter().map(|name| name.escape_ascii().to_string()).collect();
-                Fault::UnknownColumn { name: name.clone(), known }
-            })
+                return Err(Fault::UnknownColumn { name: name.clone(), known });
+            };
+            match places.next() {
+                Some(again) => {
+                    Err(Fault::SameColumn { name: name.clone(), columns: [place + 1, again + 1] })
+                }
+                None => Ok(place),
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct InputError {
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// The system refused to read on.
-    #[error("cannot read on")]
+    #[error("cannot read on: {0}")]
     Io(#[source] io::Error),
     /// The record is longer than any that makes sense.
     #[error("longer than {limit} bytes")]
@@ -58,6 +58,18 @@ pub enum Fault {
         name: String,
         /// The names there are.
         known: Vec<String>,
+    },
+    /// Several columns have that name.
+    #[error(
+        "columns {} and {} are both named \"{name}\": choose one by its number",
+        columns[0],
+        columns[1]
+    )]
+    SameColumn {
+        /// The name as it was given.
+        name: String,
+        /// The first two of them, from 1.
+        columns: [usize; 2],
     },
     /// A quoted field does not end.
     #[error("a quoted field does not end")]

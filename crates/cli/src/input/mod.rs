@@ -93,6 +93,54 @@ pub trait RecordReader: Send {
     }
 }
 
+/// A reader whose first record has been read.
+pub struct Peeked {
+    record: Record,
+    first: Option<Result<bool, InputError>>,
+    rest: Box<dyn RecordReader>,
+}
+
+impl Peeked {
+    /// Reads the first record of `rest`.
+    pub fn new(mut rest: Box<dyn RecordReader>) -> Self {
+        let mut record = Record::default();
+        let first = Some(rest.read(&mut record));
+        Peeked { record, first, rest }
+    }
+
+    /// The first record; `None` if the input is empty, or its first record is malformed.
+    pub fn first(&self) -> Option<&Record> {
+        matches!(self.first, Some(Ok(true))).then_some(&self.record)
+    }
+
+    /// Takes the error of the first record, if `takes` says so; the reader is of no use afterwards.
+    pub fn take_error(&mut self, takes: impl Fn(&InputError) -> bool) -> Option<InputError> {
+        match self.first.take() {
+            Some(Err(error)) if takes(&error) => Some(error),
+            first => {
+                self.first = first;
+                None
+            }
+        }
+    }
+}
+
+impl RecordReader for Peeked {
+    fn read(&mut self, record: &mut Record) -> Result<bool, InputError> {
+        match self.first.take() {
+            Some(first) => {
+                std::mem::swap(record, &mut self.record);
+                first
+            }
+            None => self.rest.read(record),
+        }
+    }
+
+    fn empty_lines(&self) -> u64 {
+        self.rest.empty_lines()
+    }
+}
+
 /// Opens a reader of `format`.
 pub fn open(
     format: InputFormat,

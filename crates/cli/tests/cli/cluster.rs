@@ -187,7 +187,7 @@ fn a_memory_server_that_makes_no_sense_does_not_start() {
     drop(listener);
     let foreign = folder.join("letter");
     std::fs::write(&foreign, "dear").unwrap();
-    refused(&["--file", foreign.to_str().unwrap()], 2, "no memory server's file");
+    refused(&["--file", foreign.to_str().unwrap()], 2, "not a memory server's file");
     let file = folder.join("memory");
     let file = file.to_str().unwrap();
     let server = Service::start(&["memory", "--file", file, "--size", "1MiB"]);
@@ -212,7 +212,7 @@ fn a_cluster_with_tls_lets_in_who_has_a_certificate() {
     let cluster = Service::up(&[&tls[..], &["--compute", "1"]].concat());
     let pool = cluster.pool();
     let put = ["put", pool, "t", "key", "value", "--create"];
-    farleaf(&put, b"").failed(3, "it speaks TLS alone");
+    farleaf(&put, b"").failed(3, "it accepts TLS only");
     farleaf(&[&put[..], &tls[..2]].concat(), b"").failed(2, "takes all of");
     farleaf(&[&put[..], &tls].concat(), b"").done();
     assert_eq!(

@@ -10,8 +10,8 @@ fn keys_are_put_got_and_deleted() {
     let put = |words: &[&str]| pool.run("put", words);
     put(&["t", "ada", "1815"]).done();
     put(&["t", "alan", "1912", "--if-absent"]).done();
-    put(&["t", "alan", "0", "--if-absent"]).failed(1, "key \"alan\" is there already");
-    put(&["t", "grace", "0", "--if-present"]).failed(1, "key \"grace\" is not there");
+    put(&["t", "alan", "0", "--if-absent"]).failed(1, "key \"alan\" exists");
+    put(&["t", "grace", "0", "--if-present"]).failed(1, "key \"grace\" does not exist");
     put(&["t", "ada", "1816", "--if-present"]).done();
 
     assert_eq!(pool.run("get", &["t", "ada"]).done().text(), "1816\n");

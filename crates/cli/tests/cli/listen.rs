@@ -108,8 +108,9 @@ fn where_nobody_can_listen_is_refused() {
     let held = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = held.local_addr().unwrap().to_string();
     let at_taken = ["--listen", &taken];
-    get(dex, &at_taken).failed(3, "somebody else listens there; port 0 takes a free one");
-    farleaf(&[&["compute", pool][..], &at_taken].concat(), b"").failed(3, "somebody else listens");
+    get(dex, &at_taken).failed(3, "another process listens there; port 0 takes a free one");
+    farleaf(&[&["compute", pool][..], &at_taken].concat(), b"")
+        .failed(3, "another process listens");
     // Nobody has keys of this table to himself.
     get(btree, &at_taken).done();
     drop(held);

@@ -12,6 +12,7 @@ mod config;
 mod engines;
 mod etcd;
 mod keys;
+mod leftovers;
 mod listen;
 mod load;
 mod orderly;

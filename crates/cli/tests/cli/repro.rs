@@ -39,8 +39,8 @@ fn figures_stand_beside_the_papers() {
 fn what_makes_no_sense_is_explained() {
     farleaf(&["repro"], b"").failed(2, "EXPERIMENT");
     farleaf(&["repro", "dex-tabel2"], b"").failed(2, "did you mean \"dex-table2\"?");
-    farleaf(&["repro", "dex-table2", "--scale", "2"], b"").failed(2, "makes no sense");
-    farleaf(&["repro", "dex-table2", "--scale", "-1"], b"").failed(2, "makes no sense");
+    farleaf(&["repro", "dex-table2", "--scale", "2"], b"").failed(2, "is invalid");
+    farleaf(&["repro", "dex-table2", "--scale", "-1"], b"").failed(2, "is invalid");
     farleaf(&["repro", "dex-table2", "--scale", "0.0001"], b"").failed(2, "give at least");
     farleaf(&["repro", "dex-table2", "--scael", "1"], b"").failed(2, "'--scale'");
     farleaf(&["repro", "dart-fig16"], b"").failed(2, "did you mean \"dart-fig6\"?");

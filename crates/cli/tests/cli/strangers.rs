@@ -261,7 +261,7 @@ fn who_has_no_certificate_or_that_of_others_is_refused_and_harms_nobody() {
     read_to_end(&mut server.knock(&hello(2, 7, 0, 1)));
     server.await_reasons("refused", "", 1);
     let uri = server.uri();
-    farleaf(&["tables", &uri], b"").failed(3, "it speaks TLS alone");
+    farleaf(&["tables", &uri], b"").failed(3, "it accepts TLS only");
     let refused = server.reasons("refused").len();
     farleaf(&[&["tables", &uri][..], &foreign].concat(), b"").failed(3, "ertificate");
     server.await_reasons("refused", "", refused + 1);

@@ -55,8 +55,8 @@ fn mistyped_words_are_corrected() {
 fn addresses_that_are_none_are_explained() {
     farleaf(&["tables", "/dev/shm/x"], b"").failed(2, "did you mean \"shm:/dev/shm/x\"?");
     farleaf(&["tables", "smh:/dev/shm/x"], b"").failed(2, "did you mean \"shm:/dev/shm/x\"?");
-    farleaf(&["tables", "tcp://host"], b"").failed(2, "\"host\" is no memory server");
-    farleaf(&["tables", "verbs://host"], b"").failed(2, "\"host\" is no memory server");
+    farleaf(&["tables", "tcp://host"], b"").failed(2, "\"host\" is not a memory server");
+    farleaf(&["tables", "verbs://host"], b"").failed(2, "\"host\" is not a memory server");
     farleaf(&["tables", "verbs://host:1?gdi=1"], b"").failed(2, "did you mean \"gid\"?");
     for words in [&["load", "mem:", "t"][..], &["get", "mem:", "t", "k"], &["stats", "mem:"]] {
         farleaf(words, b"").failed(2, "gone when it ends");

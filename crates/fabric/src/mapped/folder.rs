@@ -28,6 +28,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use crate::locked::Locked;
 use crate::{FabricError, Incarnation, Words, space};
@@ -40,6 +41,17 @@ pub(super) struct Folder {
     path: Arc<Path>,
     own: PathBuf,
     _own_lock: Locked,
+    /// Of the process that made the pool.
+    made: Option<Made>,
+}
+
+/// State of a folder after its pool was made.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    /// The moment at which its maker joined, when its members changed last.
+    joined: SystemTime,
+    /// The folder was made, too.
+    is_new: bool,
 }
 
 /// Keeps others out of a pool folder that is being made. Dropped without
@@ -126,7 +138,8 @@ impl Folder {
         let members = path.join("members");
         fs::create_dir(&members).map_err(FabricError::io("make folder", &members))?;
         guard.made.push(members);
-        let folder = Folder::join(path, incarnation)?;
+        let mut folder = Folder::join(path, incarnation)?;
+        folder.made = Some(Made { joined: folder.members_changed()?, is_new });
         Ok((folder, regions, guard))
     }
 
@@ -175,6 +188,9 @@ impl Folder {
             let words = Words::map(&file, (bytes / 8) as usize);
             regions.push(words.map_err(FabricError::io("map", &region))?);
         }
+        if regions.is_empty() {
+            return Err(not_a_pool(path, "its maker has just removed it; create the pool first"));
+        }
         let folder = Folder::join(path, incarnation)?;
         Ok((folder, regions))
     }
@@ -191,13 +207,47 @@ impl Folder {
             let lock = Locked::wait(open_lock(&own)?).map_err(FabricError::io("lock", &own))?;
             // Another process may have removed it, taking it for a dead one's, before it was locked.
             if is_at(&lock, &own) {
-                let folder = Folder { path: path.into(), own, _own_lock: lock };
+                let folder = Folder { path: path.into(), own, _own_lock: lock, made: None };
                 folder.remove_dead();
                 return Ok(folder);
             }
         }
         let source = io::Error::other("it is being removed by others");
         Err(FabricError::io("lock", &own)(source))
+    }
+
+    /// The moment at which a process joined or left last.
+    fn members_changed(&self) -> Result<SystemTime, FabricError> {
+        let members = self.path.join("members");
+        let told = fs::metadata(&members).and_then(|told| told.modified());
+        told.map_err(FabricError::io("look at", &members))
+    }
+
+    /// Removes the pool if this process has made it and no other has ever joined; returns whether it has. The
+    /// memory stays mapped here.
+    pub(super) fn remove_if_unused(&self) -> Result<bool, FabricError> {
+        let Some(made) = self.made else { return Ok(false) };
+        let lock_path = self.path.join("lock");
+        // A process that joins holds it until it has joined.
+        let Ok(_none_joins) = Locked::try_new(open_lock(&lock_path)?) else { return Ok(false) };
+        if self.members_changed()? != made.joined {
+            return Ok(false);
+        }
+        // From here on nobody can open it, should this process die.
+        let making = making_path(&self.path);
+        File::create(&making).map_err(FabricError::io("make", &making))?;
+        for left in left_of_a_pool(&self.path)? {
+            let gone =
+                if left.is_dir() { fs::remove_dir_all(&left) } else { fs::remove_file(&left) };
+            gone.map_err(FabricError::io("remove", &left))?;
+        }
+        fs::remove_file(&making).map_err(FabricError::io("remove", &making))?;
+        fs::remove_file(&lock_path).map_err(FabricError::io("remove", &lock_path))?;
+        if made.is_new {
+            // One in which somebody makes the next pool already is not empty, and stays.
+            let _ = fs::remove_dir(&self.path);
+        }
+        Ok(true)
     }
 
     /// Removes the files of lives that are gone. If a file cannot be removed now, the next caller tries

@@ -173,6 +173,18 @@ impl Mapped {
         Ok(Self::over(regions, incarnation, Standing::Folder(folder), Services::default()))
     }
 
+    /// Removes the pool's files if this process has made them and no other process has ever opened the pool;
+    /// returns whether it has. The pool can be used here until its end, and found by nobody.
+    ///
+    /// # Errors
+    /// [`FabricError::Io`] if the system refuses; some of the files may then be gone, and nobody can open the rest.
+    pub fn remove_if_unused(&self) -> Result<bool, FabricError> {
+        match &self.0.standing {
+            Standing::Folder(folder) => folder.remove_if_unused(),
+            Standing::Process(_) => Ok(false),
+        }
+    }
+
     fn alone(regions: Arc<[Words]>, process: Arc<Process>, services: Services) -> Self {
         let incarnation = Incarnation(new_number());
         lock(&process.alive).insert(incarnation);

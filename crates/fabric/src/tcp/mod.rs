@@ -385,11 +385,12 @@ fn greet_at(
     let mut bytes = [0; GREETING_BYTES];
     let greeted = link.write_all(&hello.encode()).and_then(|()| link.read_exact(&mut bytes));
     if let Err(error) = greeted {
+        let error = named_silence(error, config.connect_timeout);
         let why = distrust(&error, bytes[0], config.tls.is_some());
         return Err(why.map_or_else(|| failed(error), |why| refused(Refusal::NotTrusted, why)));
     }
     let Some(welcome) = Welcome::decode(&bytes) else {
-        let why = "what answers there is no memory server of Farleaf".to_owned();
+        let why = "the process that answers there is not a memory server of Farleaf".to_owned();
         return Err(refused(Refusal::NoMemoryServer, why));
     };
     let (reason, why) = match welcome.status {
@@ -414,7 +415,7 @@ fn greet_at(
             (Refusal::OtherServer, why)
         }
         GreetingStatus::Full => {
-            (Refusal::Full, "it has as many connections as it allows".to_owned())
+            (Refusal::Full, "it has reached its limit of connections".to_owned())
         }
         GreetingStatus::OtherWay => {
             let theirs = if purpose == Use::BesideCard { "by tcp" } else { "by verbs" };
@@ -438,18 +439,30 @@ fn distrust(error: &io::Error, first: u8, has_tls: bool) -> Option<String> {
         Some(rustls::Error::AlertReceived(alert)) => {
             Some(format!("it does not trust this side's certificate: it says {alert:?}"))
         }
-        Some(rustls::Error::InvalidMessage(_)) => Some(
-            "it does not speak TLS: start it with certificates, or do without them here".into(),
-        ),
+        Some(rustls::Error::InvalidMessage(_)) => {
+            Some("it does not use TLS: start it with certificates, or connect without them".into())
+        }
         Some(error) => Some(format!("this side does not trust it: {error}")),
         None if first == ALERT && !has_tls => {
-            Some("it speaks TLS alone: connect with certificates".into())
+            Some("it accepts TLS only: connect with certificates".into())
         }
         // A server without TLS does not answer a handshake.
         None if has_tls && is_closed(error) => Some(
-            "it ended the connection instead of answering: if it is there, it speaks no TLS".into(),
+            "it closed the connection instead of answering: it probably does not use TLS".into(),
         ),
         None => None,
+    }
+}
+
+/// Says of an answer that did not come within `limit` what that is: the system calls it a resource that is
+/// temporarily unavailable.
+fn named_silence(error: io::Error, limit: Duration) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            let why = format!("it accepts connections, and has not answered within {limit:?}");
+            io::Error::new(io::ErrorKind::TimedOut, why)
+        }
+        _ => error,
     }
 }
 
@@ -474,6 +487,7 @@ pub(crate) fn ask_once(
     let asked = stream
         .write_all(&[&request, question].concat())
         .and_then(|()| stream.read_exact(&mut head))
+        .map_err(|error| named_silence(error, config.connect_timeout))
         .map_err(FabricError::unreachable(server, config.servers[server.index()]));
     asked?;
     let (status, length) = decode_answer(&head).unwrap_or((Status::Skipped, 0));
@@ -501,7 +515,7 @@ fn greet_again(
             server,
             address: shared.config.servers[server.index()].to_string(),
             reason: Refusal::OtherMemory,
-            why: "it serves other memory than before: open the pool anew".to_owned(),
+            why: "it serves other memory than before: open the pool again".to_owned(),
         });
     }
     Ok((link, welcome))

@@ -221,6 +221,10 @@ fn check(config: &MemoryServerConfig) -> Result<(), FabricError> {
     if config.threads == 0 || config.threads > 1_024 {
         return Err(FabricError::Config(format!("{} threads: take 1 to 1024", config.threads)));
     }
+    if config.connections_max == 0 {
+        let why = "no connections at a time: a memory server that lets nobody in serves nobody";
+        return Err(FabricError::Config(why.to_owned()));
+    }
     config.pin.check()?;
     if config.servers == 0
         || config.servers > usize::from(u16::MAX)

@@ -90,7 +90,7 @@ pub(crate) struct CrashArgs {
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Begin no more points after this time, as in 90s
-    #[arg(long)]
+    #[arg(long, value_parser = some_time)]
     pub(crate) time: Option<TimeSpan>,
 }
 
@@ -108,6 +108,17 @@ pub(crate) struct CanariesArgs {
     pub(crate) threads: Option<u16>,
     #[command(flatten)]
     pub(crate) pins: PinArgs,
+}
+
+/// Reads a time in which something can be checked.
+pub(super) fn some_time(text: &str) -> Result<TimeSpan, String> {
+    match text.parse::<TimeSpan>() {
+        Ok(span) if span.duration().is_zero() => {
+            Err("nothing would be checked in no time".to_owned())
+        }
+        Ok(span) => Ok(span),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// As many threads as were asked for, or as the machine has.
@@ -130,7 +141,7 @@ pub(crate) struct SeedsArgs {
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// End after this time, as in 90s
-    #[arg(long)]
+    #[arg(long, value_parser = some_time)]
     time: Option<TimeSpan>,
     /// End after so many failures
     #[arg(long, value_name = "COUNT", default_value_t = 10,

@@ -45,7 +45,7 @@ pub(crate) fn enter(
     }
     if address.ip().is_unspecified() {
         return Err(Failure::usage(format!(
-            "nobody can reach a memory server at {address}: say by --advertise where it is reached"
+            "other machines cannot reach a memory server at {address}: give the address that they use with --advertise"
         ))
         .into());
     }

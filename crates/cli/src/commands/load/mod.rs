@@ -5,21 +5,26 @@ mod summary;
 
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use farleaf::{Farleaf, Table, ValueFormat};
+use farleaf::{ErrorKind, Farleaf, KeyFormat, Settings, Table, ValueFormat};
 use farleaf_index::VALUE_BYTES_MAX;
 
 use self::pipeline::{Job, Outcome};
 use self::summary::Summary;
-use super::{close, open_or_create, stop_on_interrupt, table_or_create};
-use crate::args::{LoadArgs, ValueFrom};
+use super::{NOT_IN_ORDER, discard, open_or_create, stop_on_interrupt, table_or_create};
+use crate::args::{LoadArgs, NewTableArgs, ValueFrom};
 use crate::bench::to_usize;
 use crate::errors::{Exit, Failure};
-use crate::input::{self, ColumnSpec, Columns, InputFormat, ValueSource};
+use crate::formats;
+use crate::input::{
+    self, ColumnSpec, Columns, Fault, InputError, InputFormat, Peeked, RecordReader, ValueSource,
+};
 use crate::output::{Console, counted};
 use crate::progress::Meter;
 use crate::source::Source;
@@ -29,14 +34,34 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     let source = Source::open(args.file.as_deref())?;
     let settings = args.set.settings();
     let db = open_or_create(&args.table.pool, &args.create, &settings, console)?;
-    let name = &args.table.table;
-    let (table, was_made) = table_or_create(&db, name, &args.new_table, &settings, console)?;
-    let bulk = args.sorted && may_bulk_load(&db, &table, args.skip_errors, console)?;
+    load(&args, source, &settings, &db, console).inspect_err(|_| discard(&db, console))
+}
 
+/// Loads from `source` into a pool that is open, and leaves it in order.
+fn load(
+    args: &LoadArgs,
+    source: Source,
+    settings: &Settings,
+    db: &Farleaf,
+    console: &mut Console,
+) -> anyhow::Result<Exit> {
     let stop = stop_on_interrupt()?;
-    let (name, length) = (source.name.clone(), source.length);
+    let (name, length, read_bytes) = (source.name, source.length, source.read);
+    let (keys, values) = formats_of(db, args)?;
+    // A table is made once the input has shown that it can be read, and what is in it fits.
+    let reader = input::open(args.format, source.input, columns(args, values));
+    let Some(mut reader) = peek(reader, &stop)? else {
+        db.clone().close().context(NOT_IN_ORDER)?;
+        console.note("interrupted before anything had been read; nothing was changed");
+        return Ok(Exit::Interrupted);
+    };
+    check_first(&mut reader, args, (keys, values), &name)?;
+    let (table, was_made) =
+        table_or_create(db, &args.table.table, &args.new_table, settings, console)?;
+    let bulk = args.sorted && may_bulk_load(db, &table, args.skip_errors, console)?;
+
     let job = Job {
-        reader: input::open(args.format, source.input, columns(&args, &table)),
+        reader: Box::new(reader),
         table: table.clone(),
         bulk,
         skip_errors: args.skip_errors,
@@ -48,7 +73,7 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     let progress = Meter::new(console.shows_progress(), length);
     let start = Instant::now();
     let mut outcome =
-        pipeline::run(job, |loaded| progress.show(loaded, source.read.load(Ordering::Relaxed)))?;
+        pipeline::run(job, |loaded| progress.show(loaded, read_bytes.load(Ordering::Relaxed)))?;
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
 
@@ -63,7 +88,8 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     let unit = if args.format == InputFormat::Binary { "record" } else { "line" };
     let certain = certain(&outcome, bulk, unit, &name);
     drop(table);
-    let ended = end(&mut outcome, &name, &certain, was_made && !args.sorted, console);
+    let ended = end(&mut outcome, bulk, &name, &certain, was_made && !args.sorted, console)
+        .and_then(|()| check_resumed(&outcome, args.resume_from, unit, &name));
     let is_complete = ended.is_ok() && !is_interrupted;
     let table = args.table.table.as_str();
     let summary = Summary { outcome: &outcome, table, was_made, bulk, seconds };
@@ -74,7 +100,7 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     }
     console.flush()?;
     ended?;
-    close(db)?;
+    db.clone().close().context(NOT_IN_ORDER)?;
     if is_interrupted {
         let loaded = counted(outcome.loaded, "record");
         console.note(format_args!("interrupted after {loaded} had been loaded; {certain}"));
@@ -86,7 +112,9 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
 /// Says what is certain about the table after a load that did not get to the end of its input.
 fn certain(outcome: &Outcome, bulk: bool, unit: &str, name: &str) -> String {
     match outcome.certain {
-        _ if bulk && outcome.store_error.is_some() => "the table is as empty as before".to_owned(),
+        _ if bulk && (outcome.store_error.is_some() || outcome.read.error.is_some()) => {
+            "the table is as empty as before".to_owned()
+        }
         0 => format!("some records of {name} may be in the table"),
         certain => format!(
             "all records of {name} up to {unit} {certain} are in the table, and some after it may be: \
@@ -98,6 +126,7 @@ fn certain(outcome: &Outcome, bulk: bool, unit: &str, name: &str) -> String {
 /// Returns the error of the load, which it takes out of `outcome`, if it met one.
 fn end(
     outcome: &mut Outcome,
+    bulk: bool,
     name: &str,
     certain: &str,
     may_hint: bool,
@@ -112,7 +141,10 @@ fn end(
     }
     if let Some(error) = outcome.read.error.take() {
         let loaded = counted(loaded, "record");
-        let context = format!("{name}: {error} ({loaded} loaded before it)");
+        let context = match bulk {
+            true => format!("{name}: {error} ({certain})"),
+            false => format!("{name}: {error} ({loaded} loaded before it)"),
+        };
         let source = match error.fault {
             input::Fault::Io(source) => return Err(Failure::unreadable(context, source).into()),
             _ => Failure::malformed(context),
@@ -125,6 +157,83 @@ fn end(
     Ok(())
 }
 
+/// Refuses a position to go on from that lies behind the end of the input.
+fn check_resumed(
+    outcome: &Outcome,
+    resume_from: u64,
+    unit: &str,
+    name: &str,
+) -> anyhow::Result<()> {
+    match outcome.read.end {
+        Some(end) if end < resume_from => Err(Failure::usage(format!(
+            "--resume-from {resume_from}: the last record of {name} is at {unit} {end}, so nothing was loaded: is it \
+             the input of the load that stopped?"
+        ))
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// The formats of the table: its own, or those that it is to be made with.
+fn formats_of(db: &Farleaf, args: &LoadArgs) -> anyhow::Result<(KeyFormat, ValueFormat)> {
+    match db.table(&args.table.table) {
+        Ok(table) => Ok((table.info().keys, table.info().values)),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let NewTableArgs { key_format, value_format, .. } = &args.new_table;
+            let keys = key_format.unwrap_or(KeyFormat::Bytes { max: formats::KEY_BYTES_MAX });
+            Ok((keys, value_format.unwrap_or(ValueFormat::Bytes)))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Reads the first record; `None` on an interrupt, which leaves the reader behind (INV-LOAD-3).
+fn peek(reader: Box<dyn RecordReader>, stop: &AtomicBool) -> anyhow::Result<Option<Peeked>> {
+    let (sender, read) = mpsc::channel();
+    let first = move || {
+        // Nobody listens only after an interrupt.
+        let _ = sender.send(Peeked::new(reader));
+    };
+    let named = thread::Builder::new().name("peek".to_owned());
+    named.spawn(first).context("cannot start a thread")?;
+    loop {
+        match read.recv_timeout(LOOK_EVERY) {
+            Ok(peeked) => return Ok(Some(peeked)),
+            Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the reader has ended"),
+        }
+    }
+}
+
+/// Refuses input whose first record ends the load: no table is made for it.
+fn check_first(
+    reader: &mut Peeked,
+    args: &LoadArgs,
+    (keys, values): (KeyFormat, ValueFormat),
+    name: &str,
+) -> Result<(), Failure> {
+    let ends = |error: &InputError| {
+        error.fatal || !args.skip_errors && error.position() > args.resume_from
+    };
+    let refused = reader.take_error(ends).or_else(|| {
+        let record =
+            reader.first().filter(|record| record.place().position() > args.resume_from)?;
+        let fits = formats::check_key(keys, record.key.len())
+            .and_then(|()| formats::check_value(values, record.value.len()));
+        fits.err().filter(|_| !args.skip_errors).map(|why| record.error(Fault::Refused(why)))
+    });
+    let Some(error) = refused else { return Ok(()) };
+    let context = format!("{name}: {error} (0 records loaded before it)");
+    Err(match error.fault {
+        Fault::Io(source) => Failure::unreadable(context, source),
+        _ => Failure::malformed(context),
+    })
+}
+
+/// Time between two looks for an interrupt.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
 /// Records from which on it is worth saying that they could have been loaded faster.
 const HINT_RECORDS_MIN: u64 = 100_000;
 
@@ -134,7 +243,7 @@ fn check(args: &LoadArgs) -> Result<(), Failure> {
     let has_columns = matches!(args.format, InputFormat::Tsv | InputFormat::Csv);
     let refuse = |option: &str, why: &str| {
         let format = format.get_name();
-        Err(Failure::usage(format!("{option} makes no sense with --format {format}: {why}")))
+        Err(Failure::usage(format!("{option} does not apply to --format {format}: {why}")))
     };
     for (option, is_given) in [
         ("--key-column", args.key_column.is_some()),
@@ -181,11 +290,11 @@ fn check(args: &LoadArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn columns(args: &LoadArgs, table: &Table) -> Columns {
+fn columns(args: &LoadArgs, values: ValueFormat) -> Columns {
     let value = if let Some(value) = &args.value {
         ValueSource::Constant(value.clone().into_vec())
     } else if let Some(ValueFrom::LineNumber) = args.value_from {
-        ValueSource::LineNumber { as_u64: table.info().values == ValueFormat::Fixed(8) }
+        ValueSource::LineNumber { as_u64: values == ValueFormat::Fixed(8) }
     } else if args.format == InputFormat::Lines {
         ValueSource::Constant(Vec::new())
     } else {

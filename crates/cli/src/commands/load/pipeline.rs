@@ -3,7 +3,7 @@
 //! - INV-LOAD-1: records with the same key are inserted by the same thread in their order, so that
 //!   the last one of the input stands.
 //! - INV-LOAD-2: every record before one that the reader refuses is in the table when [`run`] returns,
-//!   unless the load was interrupted or the store failed.
+//!   unless the load was interrupted or the store failed. After a bulk load none is.
 //! - INV-LOAD-3: a reader that waits for its input keeps nobody: on an interrupt it is left behind.
 //! - INV-LOAD-4: however the load ends, every record up to [`Outcome::certain`] is in the table or was
 //!   left out and told. A load of the rest of the input leaves the table as one load of all of it.
@@ -80,6 +80,8 @@ pub(super) struct Read {
     pub(super) empty_lines: u64,
     /// True if every key was larger than the one before.
     pub(super) is_sorted: bool,
+    /// The position of the last record, if the reader came to the end of the input.
+    pub(super) end: Option<u64>,
     /// The error that ended the input early.
     pub(super) error: Option<InputError>,
 }
@@ -180,6 +182,8 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
     let totals = Arc::new(Totals::new(threads, resume_from));
     // Set when a thread has failed, so that the others stop without an interrupt.
     let failed = Arc::new(AtomicBool::new(false));
+    // Set when the reader has failed, before it sends no more.
+    let is_cut = Arc::new(AtomicBool::new(false));
     let (events, happened) = mpsc::channel();
     let mut senders = Vec::new();
     for thread in 0..threads {
@@ -192,6 +196,7 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
             skip_errors,
             totals: Arc::clone(&totals),
             stops: [Arc::clone(&stop), Arc::clone(&failed)],
+            is_cut: Arc::clone(&is_cut),
         };
         let events = events.clone();
         spawn("insert", move || {
@@ -209,6 +214,7 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
         batches: senders.iter().map(|_| Batch::default()).collect(),
         senders,
         batch_records,
+        is_cut,
     };
     drop(table);
     spawn("read", move || read(reader, feed, &events))?;
@@ -263,6 +269,8 @@ struct Inserter {
     skip_errors: bool,
     totals: Arc<Totals>,
     stops: [Arc<AtomicBool>; 2],
+    /// The reader has failed: a bulk load leaves the table empty.
+    is_cut: Arc<AtomicBool>,
 }
 
 impl Inserter {
@@ -304,14 +312,22 @@ impl Inserter {
 
     fn bulk_load(self) -> Result<(), Stop> {
         let (mut bytes, mut count) = (0, 0);
-        let batches = std::iter::from_fn(|| self.next());
-        let pairs = batches
-            .inspect(|batch| {
+        let mut last = None;
+        let batches = std::iter::from_fn(|| match self.next() {
+            Some(batch) => {
                 bytes += batch.bytes as u64;
                 count += 1;
-            })
-            .flat_map(|batch| batch.pairs);
-        let loaded = self.table.bulk_load(pairs)?;
+                last = batch.pairs.last().cloned();
+                Some(batch.pairs)
+            }
+            // A key that is not larger than the one before undoes a bulk load.
+            None if self.is_cut.load(Ordering::Acquire) => last.take().map(|pair| vec![pair]),
+            None => None,
+        });
+        let loaded = match self.table.bulk_load(batches.flatten()) {
+            Err(_) if self.is_cut.load(Ordering::Acquire) => return Ok(()),
+            loaded => loaded?,
+        };
         self.totals.add(loaded, loaded, bytes);
         self.totals.end(self.thread, count);
         Ok(())
@@ -343,12 +359,15 @@ struct Feed {
     /// One for each sender.
     batches: Vec<Batch>,
     batch_records: usize,
+    /// See [`Inserter::is_cut`].
+    is_cut: Arc<AtomicBool>,
 }
 
 fn read(mut reader: Box<dyn RecordReader>, mut feed: Feed, events: &Sender<Event>) {
     let mut at_end = Read { is_sorted: true, ..Read::default() };
     let mut record = Record::default();
     let mut last: Option<Vec<u8>> = None;
+    let mut position = 0;
     loop {
         let is_larger = |record: &Record| last.as_ref().is_none_or(|last| record.key > *last);
         let read = reader.read(&mut record).and_then(|more| {
@@ -358,8 +377,16 @@ fn read(mut reader: Box<dyn RecordReader>, mut feed: Feed, events: &Sender<Event
             }
             Ok((more, is_left_out))
         });
+        match &read {
+            Ok((true, _)) => position = record.place().position(),
+            Ok((false, _)) => {}
+            Err(error) => position = error.position(),
+        }
         match read {
-            Ok((false, _)) => break,
+            Ok((false, _)) => {
+                at_end.end = Some(position);
+                break;
+            }
             Ok((true, true)) => {}
             Ok((true, false)) => {
                 at_end.is_sorted &= is_larger(&record);
@@ -383,7 +410,12 @@ fn read(mut reader: Box<dyn RecordReader>, mut feed: Feed, events: &Sender<Event
             }
         }
     }
-    feed.finish();
+    if feed.bulk && at_end.error.is_some() {
+        feed.is_cut.store(true, Ordering::Release);
+        drop(feed);
+    } else {
+        feed.finish();
+    }
     at_end.empty_lines = reader.empty_lines();
     let _ = events.send(Event::Read(at_end));
 }

@@ -8,6 +8,7 @@ use farleaf_bench::FabricKind;
 use farleaf_bench::units::{Count, Size, TimeSpan};
 use farleaf_check::processes::{Config, Network};
 
+use super::super::args::some_time;
 use crate::errors::Failure;
 use crate::formats;
 
@@ -24,7 +25,7 @@ pub(crate) struct ProcessesArgs {
     #[arg(short, long, default_value_t = FabricKind::Mapped)]
     fabric: FabricKind,
     /// Time to go on; the round that is under way is finished [default: 60s, over tcp 30s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
     time: Option<TimeSpan>,
     /// Time that clients run before their history is checked [default: 2s, over tcp 8s]
     #[arg(long, value_name = "TIME")]
