@@ -366,7 +366,7 @@ impl Etcd {
         let refused = if status == 200 { answer.get("error") } else { Some(&answer) };
         let Some(refused) = refused else {
             return T::deserialize(answer)
-                .map_err(|error| not_etcd(format!("its answer makes no sense: {error}")));
+                .map_err(|error| not_etcd(format!("its answer is malformed: {error}")));
         };
         let refusal = Refusal::deserialize(refused)
             .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;

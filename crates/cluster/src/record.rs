@@ -238,7 +238,7 @@ fn check_memory(number: &str, record: &MemoryRecord) -> Result<(), String> {
 }
 
 pub(crate) fn parse<T: DeserializeOwned>(value: &str) -> Result<T, String> {
-    serde_json::from_str(value).map_err(|error| format!("its value makes no sense: {error}"))
+    serde_json::from_str(value).map_err(|error| format!("its value is malformed: {error}"))
 }
 
 #[cfg(test)]
@@ -307,18 +307,18 @@ mod tests {
         };
         for (key, value, why) in [
             ("letter", "dear", "none of Farleaf's keys"),
-            ("pool", "{}", "its value makes no sense"),
+            ("pool", "{}", "its value is malformed"),
             ("pool", r#"{"id":"12","servers":1}"#, "32 hexadecimal digits"),
             ("pool/x", "{}", "none of Farleaf's keys"),
-            ("memory/00000", "\u{fffd}", "its value makes no sense"),
+            ("memory/00000", "\u{fffd}", "its value is malformed"),
             ("memory/00000", &memory(1, 2), "it is of memory server 1"),
             ("memory/0", &memory(0, 2), "it is of memory server 0"),
             ("memory/00002", &memory(2, 2), "no memory server 2 of 2"),
             ("compute/ff", "{}", "16 hexadecimal digits"),
             ("compute/00000000000000FF", "{}", "16 hexadecimal digits"),
             ("compute/0000000000000000", "{}", "16 hexadecimal digits"),
-            ("compute/00000000000000ff", "[]", "its value makes no sense"),
-            ("coordinator", "me", "its value makes no sense"),
+            ("compute/00000000000000ff", "[]", "its value is malformed"),
+            ("coordinator", "me", "its value is malformed"),
             ("leave/me", "", "16 hexadecimal digits"),
         ] {
             let found = snapshot(&[(key, value)]);

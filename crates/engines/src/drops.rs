@@ -170,7 +170,9 @@ pub(crate) async fn finish_drops(session: &Session) -> Result<Vec<String>, Index
         under_way.push(spawn(session, async move |session| {
             match session.adopt_drop(&of).await? {
                 Some(adopted) => Ok(adopted),
-                None => Err(IndexError::Unavailable("somebody else's".into())),
+                None => Err(IndexError::Unavailable(
+                    "another compute server completes this drop".into(),
+                )),
             }
         }));
     }

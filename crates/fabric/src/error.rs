@@ -137,7 +137,7 @@ pub enum FabricError {
         /// The fault.
         why: String,
     },
-    /// A configuration that makes no sense.
+    /// An invalid configuration.
     #[error("{0}")]
     Config(String),
     /// A memory server cannot be reached.
@@ -164,7 +164,7 @@ pub enum FabricError {
     },
     /// This compute server has been fenced and must join anew.
     #[error(
-        "memory server {server} has cut this compute server off, which was silent for its lease: open the pool again"
+        "memory server {server} has fenced this compute server, which gave no sign of life for a whole lease: open the pool again"
     )]
     CutOff {
         /// The server.
@@ -172,7 +172,7 @@ pub enum FabricError {
     },
     /// This compute server has given up a pool that it could not reach, and must join anew.
     #[error(
-        "this compute server has given the pool up, as it could not be reached: open the pool again"
+        "this compute server has left the pool, because it could not reach it: open the pool again"
     )]
     GivenUp,
     /// RDMA cannot be used.

@@ -72,7 +72,8 @@ impl FromStr for Processors {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| {
-            let wrong = || format!("\"{text}\" is no processor: name some as in 0,2-3");
+            let wrong =
+                || format!("\"{text}\" is not a processor: write numbers and ranges, as in 0,2-3");
             let number = text.trim().parse::<usize>().map_err(|_| wrong())?;
             if number >= CpuSet::MAX_CPU {
                 return Err(format!("there is no processor {number} anywhere"));
@@ -86,7 +87,9 @@ impl FromStr for Processors {
                 None => (number(part)?, number(part)?),
             };
             if first > last {
-                return Err(format!("\"{part}\" ends before it begins: name some as in 0,2-3"));
+                return Err(format!(
+                    "\"{part}\" ends before it begins: write numbers and ranges, as in 0,2-3"
+                ));
             }
             if let Some(twice) = (first..=last).find(|cpu| all.contains(cpu)) {
                 return Err(format!("processor {twice} is named twice"));

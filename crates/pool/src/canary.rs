@@ -45,7 +45,7 @@ canaries! {
     UnlockBeforeWrite: "a change unlocks its node before it writes it";
     AnswerBeforeWrite: "a change is acknowledged before it is written";
     LoseRedoRecord: "a change of many words leaves no redo record";
-    RedoOfAnyToken: "whoever takes over a lock also replays a redo record of another lock";
+    RedoOfAnyToken: "a taker of a lock also replays the redo record of another lock";
     PublishOldFirst: "a split writes the old node, which points to the new one, first";
     DropSibling: "a split forgets the right sibling of the new node";
     SeparatorUnchecked:
@@ -59,7 +59,7 @@ canaries! {
     ScanBack: "a scan takes all of a leaf that has taken in the one before it";
     StealLock: "a lock that is held for long is taken from a living holder";
     SkipFence: "the dead are not cut off before their locks are taken over";
-    ReuseEarly: "a retired object is reused whoever may still hold it";
+    ReuseEarly: "a retired object is reused while operations may hold it";
     SkipPin: "operations do not pin the epoch that they began in";
     SettleWithoutReconnect:
         "what became of a lost operation is looked at while it may still happen";
@@ -68,7 +68,7 @@ canaries! {
     CoolUnwritten: "a changed node leaves a cache without being written back";
     LoseLogRecord: "a change is acknowledged that was not logged";
     ReplayOlder: "a dead owner's log is gone through without a look at what the nodes hold";
-    ForwardUnchecked: "who is sent an operation does it whether the key is its own or not";
+    ForwardUnchecked: "a receiver executes an operation without checking that it owns the key";
     GiveUndrained: "a range is given away while operations on it are under way";
     AnswerAsZombie: "who was taken for dead answers from its cache";
     SplitOldFirst: "a cached node's split writes the old node, which points to the new one, first";

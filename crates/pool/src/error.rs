@@ -129,6 +129,6 @@ pub enum FormatFault {
         expected: u128,
     },
     /// The sizes in a superblock with a good checksum make no sense, or differ from server 0's.
-    #[error("has a superblock that makes no sense ({0}): format the pool anew")]
+    #[error("has an invalid superblock ({0}): format the pool again")]
     Geometry(String),
 }

@@ -172,7 +172,7 @@ impl Pool {
             }
             turns = failed;
         }
-        Err(PoolError::Corrupt("a block's bitmap never holds still".into()))
+        Err(PoolError::Corrupt("a block's bitmap changed during every read".into()))
     }
 
     /// Those of `turns` that have not happened, once none that was posted happens any more.

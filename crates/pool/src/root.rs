@@ -215,7 +215,7 @@ impl Session {
             }
             before = after;
         }
-        Err(PoolError::Corrupt(format!("entry {slot} of the root table never holds still")))
+        Err(PoolError::Corrupt(format!("entry {slot} of the root table changed during every read")))
     }
 
     async fn read_roots(&self) -> Result<Vec<u64>, PoolError> {

@@ -36,7 +36,7 @@ pub(crate) fn parse(query: &str) -> Result<CardConfig, String> {
 }
 
 fn number<N: FromStr>(name: &str, value: &str, what: &str) -> Result<N, String> {
-    value.parse().map_err(|_| format!("; {name} is {what}, and \"{value}\" is none"))
+    value.parse().map_err(|_| format!("; {name} takes {what}, not \"{value}\""))
 }
 
 /// The same, as an address says it: empty if nothing is asked for.
@@ -74,7 +74,7 @@ mod tests {
         for (query, hint) in [
             ("device=", "as in \"device=mlx5_0\""),
             ("port=one", "a port of the card"),
-            ("port=300", "and \"300\" is none"),
+            ("port=300", "not \"300\""),
             ("gid", "an index into the GID table"),
             ("mtu=big", "256, 512"),
             ("devise=x", "did you mean \"device\"?"),

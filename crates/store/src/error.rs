@@ -25,7 +25,7 @@ pub struct Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The request makes no sense: a key too large for the table, an address that is none.
+    /// The request is invalid: a key too large for the table, a malformed address.
     /// Nothing was done.
     Invalid,
     /// There is no such table or compute server. Nothing was done.
@@ -69,7 +69,7 @@ impl Error {
 
     #[cold]
     pub(crate) fn closed() -> Self {
-        Error::new(ErrorKind::Closed, "the store was closed: open it anew")
+        Error::new(ErrorKind::Closed, "the store is closed: open it again")
     }
 
     /// Puts in front what failed.

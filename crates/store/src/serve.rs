@@ -305,7 +305,7 @@ fn not_exposed(error: FabricError, listen: SocketAddr) -> Error {
             Error::invalid(format!("{told}: it is not an address of this machine"))
         }
         io::ErrorKind::AddrInUse => Error::io(
-            format!("{told}: somebody else listens there; port 0 takes a free one"),
+            format!("{told}: another process listens there; port 0 takes a free one"),
             source,
         ),
         _ => Error::io(told, source),

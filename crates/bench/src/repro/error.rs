@@ -27,7 +27,7 @@ pub enum ReproError {
     },
     /// The scale is no share of the paper's.
     #[error(
-        "a scale of {read} makes no sense: it is a share of the paper's sizes, above 0 and at most 1"
+        "a scale of {read} is invalid: it is a share of the paper's sizes, above 0 and at most 1"
     )]
     Scale {
         /// The scale that was given.

@@ -134,7 +134,7 @@ fn a_server_that_is_no_etcd_is_reported() {
     not_etcd(answering("404 Not Found", "no"), "it answers 404 to /v3/");
     not_etcd(answering("302 Found", ""), "it answers 302 to /v3/");
     not_etcd(answering("200 OK", "hello"), "it answers 200 to /v3/");
-    not_etcd(answering("200 OK", "7"), "its answer makes no sense");
+    not_etcd(answering("200 OK", "7"), "its answer is malformed");
     not_etcd(answering("200 OK", "{\"error\":1}"), "it answers 200 to /v3/");
     not_etcd(answering("200 OK", "{\"kvs\":[{\"key\":\"?\"}]}"), "base64");
     not_etcd(saying("+OK whatever\r\n\r\n".to_owned()), "etcd 3.4 or later");

@@ -195,7 +195,7 @@ impl DartTree {
 fn misplaced(visited: &VisitedLeaf, leaf: &LeafCopy) -> Option<String> {
     let key = leaf.key();
     if let Some((at, byte)) = visited.path.iter().find(|(at, byte)| key.get(*at) != Some(byte)) {
-        return Some(format!("its key {key:?} has not {byte:#x} at position {at}"));
+        return Some(format!("its key {key:?} has another byte than {byte:#x} at position {at}"));
     }
     let end = visited.end?;
     (key.len() != end).then(|| format!("its key {key:?} does not end at position {end}"))

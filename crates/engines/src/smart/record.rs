@@ -72,7 +72,7 @@ impl Tree {
         match addr {
             Some(addr) if class < CLASSES => Ok((addr, size_bytes(class))),
             _ => {
-                let what = format!("a leaf names the record {word:#018x}, which is no address");
+                let what = format!("a leaf names the record {word:#018x}, which is not an address");
                 Err(self.corrupt(self.meta, &what))
             }
         }

@@ -115,7 +115,7 @@ pub enum CallError {
     #[error("the request was not begun, and never will be")]
     NotBegun,
     /// The request may have been done, may be under way, or may not have been begun.
-    #[error("nobody knows whether the request was done: {0}")]
+    #[error("it is unknown whether the request was executed: {0}")]
     Unknown(OpErrorKind),
     /// The request has more than [`CALL_BYTES_MAX`] bytes. It was not sent.
     #[error("the request is longer than {CALL_BYTES_MAX} bytes")]

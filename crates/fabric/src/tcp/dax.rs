@@ -33,8 +33,7 @@ impl Dax {
         let folder = sys.join(format!("dev/char/{major}:{minor}"));
         let subsystem = fs::canonicalize(folder.join("subsystem")).ok();
         if subsystem.is_none_or(|subsystem| subsystem.file_name() != Some("dax".as_ref())) {
-            let why =
-                "it is a device, and none of memory (DAX): give a file, or one as /dev/dax0.0";
+            let why = "it is a device, but not a memory device (DAX): give a file, or a device such as /dev/dax0.0";
             return Err(not_a_region(path, why));
         }
         let number = |name: &str| {
@@ -44,7 +43,7 @@ impl Dax {
                 text.trim().parse::<u64>().map_err(|_| format!("it says \"{}\"", text.trim()))
             });
             read.map_err(|why| {
-                let why = format!("its {name} is not told by {}: {why}", file.display());
+                let why = format!("cannot read its {name} from {}: {why}", file.display());
                 not_a_region(path, why)
             })
         };
@@ -58,7 +57,8 @@ impl Dax {
     fn check(self, path: &Path) -> Result<Dax, FabricError> {
         let Dax { bytes, align } = self;
         if !align.is_power_of_two() || align < 4096 {
-            let why = format!("an alignment of {align} bytes is none that could be mapped");
+            let why =
+                format!("an alignment of {align} bytes is not a power of two of at least 4096");
             return Err(not_a_region(path, why));
         }
         let bytes = bytes / align * align;
@@ -166,13 +166,13 @@ mod tests {
         };
         let align = ("align", "2097152");
         let told = why("tty", &[("size", "4194304"), align]);
-        assert!(told.contains("none of memory (DAX)"), "{told}");
+        assert!(told.contains("not a memory device (DAX)"), "{told}");
         let told = why("dax", &[align]);
-        assert!(told.contains("its size is not told by"), "{told}");
+        assert!(told.contains("cannot read its size from"), "{told}");
         let told = why("dax", &[("size", "a lot"), align]);
         assert!(told.contains("it says \"a lot\""), "{told}");
         let told = why("dax", &[("size", "4194304")]);
-        assert!(told.contains("its align is not told by"), "{told}");
+        assert!(told.contains("cannot read its align from"), "{told}");
         let told = why("dax", &[("size", "4194304"), ("align", "3000000")]);
         assert!(told.contains("an alignment of 3000000 bytes"), "{told}");
         // An unconfigured device has no bytes, and one unit may be too small.
@@ -182,6 +182,6 @@ mod tests {
         }
         let nowhere = Path::new("/nowhere");
         let told = Dax::look(nowhere, Path::new("/dev/x"), rustix::fs::makedev(252, 1));
-        assert!(told.expect_err("no /sys").to_string().contains("none of memory"));
+        assert!(told.expect_err("no /sys").to_string().contains("not a memory device"));
     }
 }

@@ -144,7 +144,10 @@ impl Region {
         let file = lock_file(file, path)?;
         let length = told.len();
         if length < WORDS_AT {
-            return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
+            return Err(not_a_region(
+                path,
+                "it is not a memory server's file, or the process that made it died before it was complete",
+            ));
         }
         let record = map(&file, path, 0, WORDS_AT)?;
         let mut header = [0; HEADER_WORDS];
@@ -298,7 +301,10 @@ fn check_header(
 ) -> Result<(u64, u64), FabricError> {
     let [magic, version, of_server, of_servers, of_bytes, id] = header;
     if magic != MAGIC {
-        return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
+        return Err(not_a_region(
+            path,
+            "it is not a memory server's file, or the process that made it died before it was complete",
+        ));
     }
     if version != VERSION {
         let why = format!("it has version {version}, this program reads {VERSION}");
@@ -402,7 +408,7 @@ mod tests {
         assert!(why(Some(1 << 47)).contains("do not fit"));
         assert!(!scratch.0.exists());
         std::fs::write(&scratch.0, [1; 100]).expect("a file of somebody's");
-        assert!(why(None).contains("no memory server's file"));
+        assert!(why(None).contains("not a memory server's file"));
         assert_eq!(std::fs::read(&scratch.0).expect("still there"), [1; 100]);
         std::fs::remove_file(&scratch.0).expect("remove");
         drop(open(&scratch.0, Some(BYTES)).expect("make"));
@@ -528,7 +534,7 @@ mod tests {
     #[test]
     fn other_devices_are_refused_and_none_are_made() {
         let told = open(Path::new("/dev/null"), None).expect_err("no memory").to_string();
-        let why = if cfg!(feature = "dax") { "none of memory (DAX)" } else { "feature `dax`" };
+        let why = if cfg!(feature = "dax") { "not a memory device (DAX)" } else { "feature `dax`" };
         assert!(told.contains(why), "{told}");
         let told = open(Path::new("/dev/dax7.7"), Some(BYTES)).expect_err("not there").to_string();
         assert!(told.contains("no device /dev/dax7.7"), "{told}");

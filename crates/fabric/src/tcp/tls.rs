@@ -74,7 +74,7 @@ impl Tls {
             .map_err(own)?;
         let server_name = files.server_name.as_ref().map(|name| {
             ServerName::try_from(name.clone())
-                .map_err(|_| FabricError::Config(format!("\"{name}\" is no name of a server")))
+                .map_err(|_| FabricError::Config(format!("\"{name}\" is not a server name")))
         });
         Ok(Tls {
             client: Arc::new(client),

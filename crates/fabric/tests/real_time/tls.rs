@@ -105,7 +105,7 @@ fn an_untrusted_process_is_refused() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let server = serve(Some(ours.somebody("127.0.0.1")));
     let why = refusal(&server, None);
-    assert!(why.contains("speaks TLS alone"), "{why}");
+    assert!(why.contains("accepts TLS only"), "{why}");
     let why = refusal(&server, Some(theirs.somebody("client")));
     assert!(why.contains("this side does not trust it"), "{why}");
     // It trusts the server, which does not trust it.
@@ -115,7 +115,7 @@ fn an_untrusted_process_is_refused() {
     assert_eq!(server.connections(), 0);
     let plain = serve(None);
     let why = refusal(&plain, Some(ours.somebody("client")));
-    assert!(why.contains("speaks no TLS"), "{why}");
+    assert!(why.contains("does not use TLS"), "{why}");
     assert_eq!(plain.connections(), 0);
 }
 

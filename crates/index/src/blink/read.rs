@@ -319,7 +319,7 @@ impl BlinkTree {
         match GlobalAddr::from_word(word) {
             Some(addr) if word != 0 && word & LEVEL_MASK == 0 => Ok(addr),
             _ => Err(IndexError::Corrupt(format!(
-                "node {holder} of the table at {} points to {word:#018x}, which is no address",
+                "node {holder} of the table at {} points to {word:#018x}, which is not an address",
                 self.meta
             ))),
         }
@@ -337,6 +337,6 @@ impl Unfinished {
 fn root_parts(word: u64) -> Result<(GlobalAddr, u8), IndexError> {
     match GlobalAddr::from_word(word & !LEVEL_MASK) {
         Some(addr) if !addr.is_null() => Ok((addr, (word & LEVEL_MASK) as u8)),
-        _ => Err(IndexError::Corrupt(format!("the root word {word:#018x} is no address"))),
+        _ => Err(IndexError::Corrupt(format!("the root word {word:#018x} is not an address"))),
     }
 }

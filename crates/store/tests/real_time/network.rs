@@ -77,7 +77,7 @@ fn who_cannot_be_reached_or_refuses_is_told_in_kind() {
     let uri = answering(other_version);
     assert_eq!(kind(&uri, "speaks version 99"), ErrorKind::Corrupt);
     let uri = answering([b'H'; 64]);
-    assert_eq!(kind(&uri, "no memory server of Farleaf"), ErrorKind::NoPool);
+    assert_eq!(kind(&uri, "not a memory server of Farleaf"), ErrorKind::NoPool);
 
     let mut servers = crate::common::servers(2, REGION_BYTES);
     servers.0.reverse();

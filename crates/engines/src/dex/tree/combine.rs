@@ -60,7 +60,8 @@ impl Drop for Others {
             return;
         }
         for (taken, _) in self.done.drain(..) {
-            let error = IndexError::OutcomeUnknown("what it was done together with failed".into());
+            let error =
+                IndexError::OutcomeUnknown("another change of the same batch failed".into());
             self.tree.combiner.answer(self.frame.into(), &taken, Some(Err(error)));
         }
         self.tree.pages.lot.unpark(PageCache::frame_key(self.frame));

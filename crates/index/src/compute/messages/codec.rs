@@ -40,7 +40,7 @@ pub fn encode_reply(outcome: &Result<OpReply, IndexError>) -> Vec<u8> {
         return bytes;
     }
     let why =
-        format!("a reply of {} bytes: {CALL_BYTES_MAX} are the most that travel", bytes.len());
+        format!("a reply of {} bytes is too long: the limit is {CALL_BYTES_MAX}", bytes.len());
     encode(&Err(IndexError::OutcomeUnknown(why)))
 }
 

@@ -77,12 +77,12 @@ pub(crate) async fn send(
         CallEnded::Call(Ok(reply)) => match decode_reply(&reply) {
             Ok(outcome) => outcome.map(Some),
             Err(malformed) => {
-                unknown(format!("compute server {to} replied what is no reply: {malformed}"))
+                unknown(format!("compute server {to} sent a malformed reply: {malformed}"))
             }
         },
         CallEnded::Call(Err(CallError::NotBegun)) => Ok(None),
         CallEnded::Call(Err(CallError::TooLong)) => Err(IndexError::Invalid(format!(
-            "a message of {bytes} bytes: {CALL_BYTES_MAX} are the most that travel to another compute server"
+            "a message of {bytes} bytes to another compute server is too long: the limit is {CALL_BYTES_MAX}"
         ))),
         CallEnded::Call(Err(error)) => {
             unknown(format!("compute server {to}, which had the operation, did not reply: {error}"))

@@ -73,7 +73,7 @@ pub enum MoveError {
     #[error("compute server {0} is dead: take its partitions over")]
     DeadTarget(Incarnation),
     /// The range is not one owner's.
-    #[error("the range is not, or not as a whole, of the compute server that is to give it")]
+    #[error("the compute server does not own the whole range")]
     NotOwned,
     /// There is nobody who could take what is to be given up.
     #[error("no other compute server serves the table")]

@@ -70,7 +70,7 @@ impl MapWords {
         let addr = GlobalAddr::from_word(word).filter(|_| word != 0 && word.is_multiple_of(64));
         addr.ok_or_else(|| {
             IndexError::Corrupt(format!(
-                "the ownership map of the table at {} points to {word:#018x}, which is no address",
+                "the ownership map of the table at {} points to {word:#018x}, which is not an address",
                 self.meta
             ))
         })

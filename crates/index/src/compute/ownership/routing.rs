@@ -437,5 +437,5 @@ pub async fn serve<T: RangeOwner>(
 
 /// A reply to another request.
 pub(crate) fn unexpected(reply: &OpReply) -> IndexError {
-    IndexError::OutcomeUnknown(format!("the key's owner replied what was not asked: {reply:?}"))
+    IndexError::OutcomeUnknown(format!("the key's owner answered another request: {reply:?}"))
 }
