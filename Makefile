@@ -7,7 +7,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 SELECT := --workspace --all-features --locked
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check correctness threads fuzz tsan asan lint doc bench-smoke verbs verbs-rate peers miri ci
+.PHONY: help setup run test engine check correctness threads fuzz tsan asan lint doc bench-smoke verbs verbs-rate peers miri ci
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,10 @@ run: setup ## Build the release binary and run the demo on this machine's own fi
 
 test: setup ## Run all tests
 	@CARGO="$(CARGO)" scripts/test.sh $(SELECT)
+
+# E: an engine's name, as `farleaf engines` prints it.
+engine: ## Run one engine's tests: its own, the shared suites, 200 seeds and its crash points: make engine E=dart
+	@CARGO="$(CARGO)" scripts/engine.sh "$(E)" $(SELECT)
 
 # 2 to 3 minutes; `make test`, and so continuous integration, runs the same models, the random ones less
 # often.
