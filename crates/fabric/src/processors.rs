@@ -139,10 +139,10 @@ mod tests {
     #[test]
     fn an_invalid_list_is_refused() {
         for (text, what) in [
-            ("", "\"\" is no processor"),
-            ("a", "\"a\" is no processor"),
-            ("1,,2", "\"\" is no processor"),
-            ("-1", "\"\" is no processor"),
+            ("", "\"\" is not a processor"),
+            ("a", "\"a\" is not a processor"),
+            ("1,,2", "\"\" is not a processor"),
+            ("-1", "\"\" is not a processor"),
             ("3-2", "ends before it begins"),
             ("0-1,1", "processor 1 is named twice"),
             ("0-4000000000", "no processor 4000000000 anywhere"),

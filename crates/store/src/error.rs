@@ -44,7 +44,7 @@ pub enum ErrorKind {
     Full,
     /// The pool does not hold what it must.
     Corrupt,
-    /// The handle was closed, or this process was cut off from the pool: open it anew. Nothing
+    /// The handle was closed, or this process was cut off from the pool: open it again. Nothing
     /// was done.
     Closed,
     /// The operating system refused; [`std::error::Error::source`] is its error.

@@ -340,7 +340,7 @@ fn servers_keep_their_threads_on_processors() {
             farleaf(&[server, place, "--pin", pin, "--end-with-stdin"], b"").failed(2, what);
         };
         refused("1023", "no processor 1023 here");
-        refused("first", "\"first\" is no processor");
+        refused("first", "\"first\" is not a processor");
     }
     // Only one is for it.
     if all.count() > 1 && Command::new("taskset").arg("--version").output().is_ok() {

@@ -246,11 +246,11 @@ fn moves_that_make_no_sense_are_explained() {
     pool.run("compute", &["--table", "plain"]).failed(2, "which has no owners");
     pool.run("compute", &["--table", "none"]).failed(8, "there is no table");
     pool.run("compute", &["--listen", "0.0.0.0:0"]).failed(2, "--insecure-public");
-    farleaf(&["compute", "mem:"], b"").failed(2, "gone when it ends");
+    farleaf(&["compute", "mem:"], b"").failed(2, "exists only within one process");
     repartition(&uri, &["mvoe", "x"]).failed(2, "'move'");
     let slip = format!("{}{}", &name[..15], if name.ends_with('0') { '1' } else { '0' });
     repartition(&uri, &["add", &slip]).failed(8, &format!("did you mean \"{name}\"?"));
-    repartition(&uri, &["add", "nobody"]).failed(8, "no name or address");
+    repartition(&uri, &["add", "nobody"]).failed(8, "no compute server has that name or address");
     let out_of_order = ["move", &name, "--above", "b", "--up-to", "a"];
     repartition(&uri, &out_of_order).failed(2, "out of order");
     repartition(&uri, &["boundary", "7", "a"]).failed(2, "no boundary of number 7");

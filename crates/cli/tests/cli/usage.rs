@@ -59,7 +59,7 @@ fn addresses_that_are_none_are_explained() {
     farleaf(&["tables", "verbs://host"], b"").failed(2, "\"host\" is not a memory server");
     farleaf(&["tables", "verbs://host:1?gdi=1"], b"").failed(2, "did you mean \"gid\"?");
     for words in [&["load", "mem:", "t"][..], &["get", "mem:", "t", "k"], &["stats", "mem:"]] {
-        farleaf(words, b"").failed(2, "gone when it ends");
+        farleaf(words, b"").failed(2, "exists only within one process");
     }
     let missing = Pool::missing();
     missing.run("tables", &[]).failed(9, "there is no such folder");

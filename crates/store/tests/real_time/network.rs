@@ -69,7 +69,7 @@ fn who_cannot_be_reached_or_refuses_is_told_in_kind() {
     let uri = format!("tcp://{nobody}");
     assert_eq!(kind(&uri, "cannot reach memory server 0"), ErrorKind::Unavailable);
     assert_eq!(kind("tcp://no.such.host.invalid:7", "no.such.host"), ErrorKind::Io);
-    assert_eq!(kind("mem:", "no address on a network"), ErrorKind::Invalid);
+    assert_eq!(kind("mem:", "not a network address"), ErrorKind::Invalid);
     let mut other_version = [0; 64];
     other_version[..8].copy_from_slice(b"FarleafT");
     other_version[8] = 99;

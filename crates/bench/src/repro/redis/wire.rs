@@ -156,6 +156,14 @@ impl Wire {
 
 impl From<io::Error> for RedisError {
     fn from(source: io::Error) -> Self {
+        // The system calls silence a resource that is temporarily unavailable.
+        let source = match source.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                let why = format!("it has not answered within {} s", SILENCE_MAX.as_secs());
+                io::Error::new(ErrorKind::TimedOut, why)
+            }
+            _ => source,
+        };
         RedisError::Gone { source, log: String::new() }
     }
 }
