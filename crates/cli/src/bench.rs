@@ -330,7 +330,7 @@ impl BenchArgs {
         }
         if let Some(size) = self.node_bytes {
             let bytes = u32::try_from(size.0).ok().filter(|bytes| bytes.is_power_of_two());
-            let refusal = || Failure::usage(format!("--node-bytes {size} is no power of two"));
+            let refusal = || Failure::usage(format!("--node-bytes {size} is not a power of two"));
             config.node_bytes = Some(bytes.ok_or_else(refusal)?);
         }
         config.settings = self.set.settings();

@@ -43,7 +43,7 @@ impl EtcdArgs {
         let (certificate, key) = (&self.etcd_tls_cert, &self.etcd_tls_key);
         if certificate.is_some() != key.is_some() {
             return Err(Failure::usage(
-                "a certificate for etcd takes both --etcd-tls-cert and --etcd-tls-key (or \
+                "a certificate for etcd needs both --etcd-tls-cert and --etcd-tls-key (or \
                  FARLEAF_ETCD_TLS_CERT and so on)",
             ));
         }
@@ -55,7 +55,7 @@ impl EtcdArgs {
             (None, None) => {}
             (None, Some(_)) => {
                 return Err(Failure::usage(
-                    "TLS to etcd takes --etcd-tls-ca (or FARLEAF_ETCD_TLS_CA): whom to trust",
+                    "TLS to etcd needs --etcd-tls-ca (or FARLEAF_ETCD_TLS_CA), the authority to trust",
                 ));
             }
         }
@@ -67,9 +67,9 @@ impl EtcdArgs {
                 "the user \"{user}\" of etcd has a password: name a file with it \
                  (--etcd-password-file), or set {PASSWORD}"
             ))),
-            (None, Some(_)) => {
-                Err(Failure::usage("a password for etcd, and no user: name one (--etcd-user)"))
-            }
+            (None, Some(_)) => Err(Failure::usage(
+                "a password for etcd is given without a user: name one (--etcd-user)",
+            )),
         }
     }
 

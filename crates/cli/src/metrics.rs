@@ -86,7 +86,7 @@ impl MetricsServer {
             Failure::unavailable(format!("cannot listen on {listen} for metrics: {error}"))
         })?;
         let server = Arc::new(server);
-        let address = server.server_addr().to_ip().context("no address of the internet")?;
+        let address = server.server_addr().to_ip().context("not an IP address")?;
         let asked = Arc::clone(&server);
         let mut registry = Registry::default();
         let exposed = Arc::new(exposed);

@@ -157,7 +157,7 @@ fn nonsense_is_refused_with_a_sentence() {
         ("--fabric tcp --connect tcp://nowhere", "\"nowhere\" is no memory server"),
         ("--fabric tcp --connect tcp://127.0.0.1:7 --pool-bytes 1GiB", "cannot be used with"),
         ("--torn", "torn words are the simulator's"),
-        ("--node-bytes 1000", "no power of two"),
+        ("--node-bytes 1000", "not a power of two"),
         ("--keys many", "is not a count"),
         ("--pool-bytes 4G", "say GiB (1024) or GB (1000)"),
         ("--rate 0", "at least 1 per second"),

@@ -80,7 +80,7 @@ fn with_servers(
     }
     let servers = Cluster::start(&ClusterConfig {
         servers: u16::try_from(config.memory_servers)
-            .map_err(|_| Failure::usage("so many memory servers have no numbers"))?,
+            .map_err(|_| Failure::usage("too many memory servers to number"))?,
         region_bytes: Some(farleaf_bench::region_bytes(&config)?),
         threads: config.parts.memory_threads.unwrap_or(1),
         tls: console.args.tls.clone(),

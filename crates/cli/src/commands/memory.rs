@@ -248,7 +248,7 @@ fn refused(error: FabricError) -> anyhow::Error {
 pub(super) fn tell_sharing(threads: usize, pin: &Processors, console: &Console) {
     if pin.count() > 0 && threads > pin.count() {
         console.note(format_args!(
-            "{threads} threads on {}: some share one (--threads, --pin)",
+            "{threads} threads on {}: some threads share a processor (--threads, --pin)",
             counted(pin.count() as u64, "processor")
         ));
     }

@@ -92,7 +92,8 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     let bytes = human_bytes(pool_bytes);
     console.note(format_args!("{servers} with {bytes} are up; Ctrl-C ends them"));
     if console.args.listen.is_given() {
-        console.note("they listen on 127.0.0.1, whatever --listen and --advertise say");
+        console
+            .note("the servers listen on 127.0.0.1: --listen and --advertise have no effect here");
     }
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
         let changes = cluster.look()?;

@@ -334,7 +334,11 @@ fn servers_keep_their_threads_on_processors() {
         &["memory", "--size", "1MiB", "--threads", "3", "--pin", &one, "--end-with-stdin"],
         b"",
     );
-    assert!(run.err.contains("3 threads on 1 processor: some share one"), "{}", run.err);
+    assert!(
+        run.err.contains("3 threads on 1 processor: some threads share a processor"),
+        "{}",
+        run.err
+    );
     for (server, place) in [("memory", "--size=1MiB"), ("compute", uri.as_str())] {
         let refused = |pin: &str, what: &str| {
             farleaf(&[server, place, "--pin", pin, "--end-with-stdin"], b"").failed(2, what);

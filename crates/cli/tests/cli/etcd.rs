@@ -265,8 +265,8 @@ fn a_cluster_is_used_by_tls_and_as_a_user_of_etcd() {
     let other = ["get", &etcd.uri("d"), "t", "a"];
     farleaf(&[&other[..], &all].concat(), b"").failed(2, "does not let its user \"orders\" list");
     // Options that make no sense together.
-    refused(&tls[..4], 2, "takes both --etcd-tls-cert and --etcd-tls-key");
-    refused(&tls[2..], 2, "takes --etcd-tls-ca");
+    refused(&tls[..4], 2, "needs both --etcd-tls-cert and --etcd-tls-key");
+    refused(&tls[2..], 2, "needs --etcd-tls-ca");
     refused(&user[..2], 2, "--etcd-password-file");
     refused(&user[2..], 2, "name one (--etcd-user)");
     let gone = [&tls[..], &["--etcd-user", "orders", "--etcd-password-file", "/nowhere"]].concat();

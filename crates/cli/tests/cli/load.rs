@@ -154,7 +154,7 @@ fn errors_can_be_skipped_and_are_counted() {
     let run = pool.load("t", &options, &input).done();
     assert_eq!((&run.json()["skipped"], &run.json()["records"]), (&21.into(), &2.into()));
     assert!(run.err.contains("warning: standard input: line 2 (record 2)"), "{}", run.err);
-    assert!(run.err.contains("21 records left out in all"), "{}", run.err);
+    assert!(run.err.contains("21 records skipped in all"), "{}", run.err);
     assert_eq!(run.err.lines().count(), 11);
     assert_eq!(pool.scan("t"), "k1\tv1\nk2\tv2\n");
     let cut = pool.load("t", &["-f", "binary", "--skip-errors"], b"\x03\0\0\0ke");

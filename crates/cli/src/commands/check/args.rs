@@ -113,9 +113,7 @@ pub(crate) struct CanariesArgs {
 /// Reads a time in which something can be checked.
 pub(super) fn some_time(text: &str) -> Result<TimeSpan, String> {
     match text.parse::<TimeSpan>() {
-        Ok(span) if span.duration().is_zero() => {
-            Err("nothing would be checked in no time".to_owned())
-        }
+        Ok(span) if span.duration().is_zero() => Err("a time of 0 checks nothing".to_owned()),
         Ok(span) => Ok(span),
         Err(error) => Err(error.to_string()),
     }

@@ -78,11 +78,11 @@ fn load(
     progress.clear();
 
     for skipped in &outcome.skipped_first {
-        console.warn(format_args!("{name}: {skipped}; left out"));
+        console.warn(format_args!("{name}: {skipped}; skipped"));
     }
     let told = outcome.skipped_first.len() as u64;
     if outcome.skipped > told {
-        console.warn(format_args!("{} left out in all", counted(outcome.skipped, "record")));
+        console.warn(format_args!("{} skipped in all", counted(outcome.skipped, "record")));
     }
     let is_interrupted = stop.load(Ordering::Relaxed);
     let unit = if args.format == InputFormat::Binary { "record" } else { "line" };
