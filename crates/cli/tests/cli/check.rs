@@ -96,7 +96,7 @@ fn nonsense_is_refused() {
         (&["--event", "kil:1@5"], "did you mean \"kill\"?"),
         (&["--window", "x"], "no window"),
         (&["--only", "x"], "names no operations"),
-        (&["--clients", "0"], "it takes 1 to 64"),
+        (&["--clients", "0"], "--clients takes 1 to 64"),
         (&["--seeds", "0"], "takes 1 or more"),
         (&["--time", "5"], "--time"),
         (&["--threads", "0"], "--threads"),
