@@ -178,7 +178,7 @@ fn unusable_files_are_reported() {
     let said = why(TlsFiles { key: other.key, ..good.clone() });
     assert!(said.contains("no certificate and its key"), "{said}");
     let said = why(TlsFiles { server_name: Some("no name".to_owned()), ..good.clone() });
-    assert!(said.contains("\"no name\" is no name"), "{said}");
+    assert!(said.contains("\"no name\" is not a server name"), "{said}");
     let torn = authority.folder.join("torn.pem");
     let pem = fs::read(&good.certificate).unwrap();
     fs::write(&torn, &pem[..pem.len() / 2]).unwrap();
