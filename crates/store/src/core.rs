@@ -16,6 +16,7 @@ use crate::gate::{Activity, Gates};
 use crate::serve::{ServeOptions, Serving};
 use crate::table::TableCore;
 use crate::thread_context::{Session, ThreadContext};
+use crate::turns::Turns;
 
 /// One compute server's membership in a pool, and the tables that it has open.
 ///
@@ -40,6 +41,7 @@ pub(crate) struct Core {
     /// The part that answers other compute servers.
     pub(crate) serving: Serving,
     closed: AtomicBool,
+    pub(crate) turns: Turns,
     /// Those that this process has opened, by name.
     tables: Mutex<BTreeMap<String, Arc<TableCore>>>,
 }
@@ -74,6 +76,7 @@ impl Core {
             options,
             serving: Serving::new(serve),
             closed: AtomicBool::new(false),
+            turns: Turns::default(),
             tables: Mutex::default(),
         }))
     }
@@ -95,21 +98,32 @@ impl Core {
         settings: &Settings,
     ) -> Result<Arc<TableCore>> {
         let session = context.session().await?;
-        let opened = lock(&self.tables).get(name).cloned();
+        self.open_by(&session, name, settings).await
+    }
+
+    /// As [`Core::open_table`], by `session`.
+    pub(crate) async fn open_by(
+        self: &Arc<Self>,
+        session: &Session,
+        name: &str,
+        settings: &Settings,
+    ) -> Result<Arc<TableCore>> {
+        let _turn = self.turns.take(name).await;
         match session.open_root(name).await {
-            Ok(root) => self.open_root(&session, root, settings).await,
+            Ok(root) => self.open_root(session, root, settings).await,
             Err(PoolError::NoSuchTable(_)) => {
+                let opened = lock(&self.tables).get(name).cloned();
                 if let Some(opened) = opened {
-                    self.forget(&session, &opened).await;
+                    self.forget(session, &opened).await;
                 }
-                Err(no_such_table(&session, name).await)
+                Err(no_such_table(session, name).await)
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The table of that root, opened if need be.
-    pub(crate) async fn open_root(
+    /// The table of that root, opened if need be, in the name's turn.
+    async fn open_root(
         self: &Arc<Self>,
         session: &Session,
         root: Root,
@@ -130,10 +144,8 @@ impl Core {
         let table = Arc::new(TableCore::open(session, root, &options).await?);
         // INV-SERVE-1
         self.serving.serve(self, table.index());
-        let mut tables = lock(&self.tables);
-        // Another thread may have been quicker; it has opened the same.
-        let entry = tables.entry(table.info().name.clone());
-        Ok(Arc::clone(entry.or_insert(table)))
+        lock(&self.tables).insert(table.info().name.clone(), Arc::clone(&table));
+        Ok(table)
     }
 
     /// Takes a table out of the list of opened ones; from here on its handles fail. A newer one of

@@ -65,6 +65,7 @@ mod store;
 mod sync;
 mod table;
 mod thread_context;
+mod turns;
 mod uri;
 mod workers;
 

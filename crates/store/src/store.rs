@@ -209,6 +209,7 @@ impl Farleaf {
             let session = context.session().await?;
             core.close_table(&session, &table).await?;
             let dropped = AnyIndex::drop_table(&session, name).await;
+            let _turn = core.turns.take(name).await;
             core.forget(&session, &table).await;
             Ok(dropped?)
         })
@@ -327,10 +328,15 @@ impl Farleaf {
             let session = context.session().await?;
             let mut audit = Audit::new(&session).await?;
             let mut tables = Vec::new();
-            let roots = session.list_roots().await?;
-            for root in &roots {
-                let table = core.open_root(&session, root.clone(), &Settings::default()).await?;
+            let mut roots = Vec::new();
+            for root in session.list_roots().await? {
+                let table = match core.open_by(&session, &root.name, &Settings::default()).await {
+                    // Dropped meanwhile.
+                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                    table => table?,
+                };
                 tables.push(table.verify(&session, &mut audit).await?);
+                roots.push(table.root().clone());
             }
             farleaf_engines::mark_drops(&session, &mut audit, &roots).await?;
             let memory = audit.report(&session).await?;

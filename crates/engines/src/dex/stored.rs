@@ -50,7 +50,10 @@ impl Dex {
             session.reliable().word(RemoteTree::placement_word(meta)).await?
         };
         let words = remote(meta, layout).map_words();
-        let ownership = Ownership::join(words, session, join).await?;
+        let ownership = match Ownership::join_or_kept::<DexTree>(words, session, join).await? {
+            Ok(joined) => joined,
+            Err(cache) => return Ok(Dex(cache)),
+        };
         let new = Dex::with(meta, layout, options, ownership)?;
         let placement = place_for(session, meta, placement, new.0.options.offload).await?;
         new.0.take_placement(placement);

@@ -169,12 +169,17 @@ impl Engine for PSmart {
             None => {
                 let settings = PSmartOptions::read(&options.settings)
                     .map_err(|error| IndexError::Invalid(format!("engine p-smart: {error}")))?;
-                let ownership = Ownership::join(map_words(meta), session, join).await?;
-                let new = PSmart::new(session, table, settings, ownership)?;
-                // Kept before it takes anything: what it has from then on is this one's, whatever fails.
-                let owned = PSmart(session.pool().keep(meta, new.0));
-                claim(&owned, session, join.take).await?;
-                owned
+                let words = map_words(meta);
+                match Ownership::join_or_kept::<Inner>(words, session, join).await? {
+                    Ok(ownership) => {
+                        let new = PSmart::new(session, table, settings, ownership)?;
+                        // Kept before it takes anything: what it has from then on is this one's, whatever fails.
+                        let owned = PSmart(session.pool().keep(meta, new.0));
+                        claim(&owned, session, join.take).await?;
+                        owned
+                    }
+                    Err(kept) => PSmart(kept),
+                }
             }
         };
         if is_guest {

@@ -14,6 +14,8 @@ mod forward;
 mod futures;
 #[path = "../store/processes.rs"]
 mod processes;
+#[path = "../store/races.rs"]
+mod races;
 #[path = "../store/stores.rs"]
 mod stores;
 #[path = "../store/tables.rs"]

@@ -5,6 +5,7 @@ mod common;
 mod forward;
 mod futures;
 mod processes;
+mod races;
 mod stores;
 mod tables;
 

@@ -32,8 +32,9 @@ pub trait RangeCalls: OwnedTable {
             return Ok(None);
         }
         self.refresh_map(session).await?;
-        let standing = ownership.acquire(session, seek).await?;
-        Ok(standing.err().map(|number| ownership.owner_of(number)))
+        // Waits while it is closed.
+        drop(ownership.acquire(session, seek).await?);
+        Ok(ownership.other_owner(seek))
     }
 
     /// Gives the keys above `low` up to and including `high`, which one compute server must own, to

@@ -82,6 +82,14 @@ impl View {
         }
     }
 
+    /// The partition at `seek`, if it is another's.
+    pub(super) fn foreign_at(&self, seek: Seek<'_>) -> Option<usize> {
+        match self.standing(seek) {
+            Standing::Foreign(number) => Some(number),
+            Standing::Own | Standing::Closed => None,
+        }
+    }
+
     /// Returns whether `key` is this compute server's and not about to be another's.
     pub fn is_open(&self, key: &[u8]) -> bool {
         self.standing(Seek::At(key)) == Standing::Own

@@ -4,6 +4,7 @@
 //! begins to serve a range when the map names it as the owner. Before that, the former owner has
 //! written everything back and dropped it, or has been cut off (`INV-COMPUTE-MAP-1`).
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -83,6 +84,25 @@ impl Ownership {
             return Err(open_already(words.meta, me));
         }
         Ok(Ownership::new(words, map, join))
+    }
+
+    /// As [`Ownership::join`]; but if another thread of this member has opened the table meanwhile, and taken keys of
+    /// it, `Err` is what that thread keeps open. The caller has found nothing kept before.
+    ///
+    /// Cost: 3 READs.
+    ///
+    /// # Errors
+    /// As [`Ownership::join`].
+    pub async fn join_or_kept<K: Any + Send + Sync>(
+        words: MapWords,
+        session: &Session,
+        join: JoinOptions,
+    ) -> Result<Result<Self, Arc<K>>, IndexError> {
+        match Ownership::join(words, session, join).await {
+            Ok(joined) => Ok(Ok(joined)),
+            // A thread keeps what it opens before it takes keys.
+            Err(error) => session.pool().kept::<K>(words.meta).map(Err).ok_or(error),
+        }
     }
 }
 

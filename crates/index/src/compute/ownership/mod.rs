@@ -240,10 +240,53 @@ impl Ownership {
         }
     }
 
-    /// The compute server that serves `partition`, as far as it is known here, and the map's epoch.
-    pub(crate) fn owner_of(&self, partition: usize) -> Owner {
+    /// The compute server that serves the key at `seek`, as far as it is known here, and the map's epoch; `None`
+    /// if that is this one. All by one view: a partition's number means nothing in another.
+    pub(crate) fn other_owner(&self, seek: Seek<'_>) -> Option<Owner> {
         let view = self.view();
-        let owner = view.map.owners.get(partition).copied().filter(|owner| *owner != 0);
-        Owner { partition, owner: owner.map(Incarnation), epoch: view.map.epoch }
+        let partition = view.foreign_at(seek)?;
+        let owner = Some(view.map.owners[partition]).filter(|owner| *owner != 0);
+        Some(Owner { partition, owner: owner.map(Incarnation), epoch: view.map.epoch })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farleaf_fabric::GlobalAddr;
+
+    use super::*;
+
+    fn part(bounds: &[&str], owned: &[bool]) -> View {
+        let bounds: Vec<Vec<u8>> = bounds.iter().map(|bound| bound.as_bytes().to_vec()).collect();
+        let map = Partitions::cut(&bounds);
+        let map = Partitions {
+            owners: owned.iter().map(|own| if *own { 7 } else { 9 }).collect(),
+            ..map
+        };
+        View { owned: owned.to_vec(), ..View::new(map) }
+    }
+
+    /// A thread met a key of a partition that nobody had, or another. Before it looked the owner up by the partition's
+    /// number, another thread published the map in which the key was this compute server's: the operation was
+    /// refused, as if that were another.
+    #[test]
+    fn an_owner_is_looked_up_by_the_key_and_not_by_a_number_of_an_older_view() {
+        let nowhere = GlobalAddr::NULL;
+        let words = MapWords { meta: nowhere, map: nowhere, lock: nowhere, guests: None };
+        let ownership = Ownership::of_view(words, part(&["g"], &[true, false]));
+        let key = Seek::At(b"k");
+        let other = |partition| Owner { partition, owner: Some(Incarnation(9)), epoch: 0 };
+        let before = ownership.guard.try_acquire(0, key).err();
+        assert_eq!(before, Some(Standing::Foreign(1)));
+        assert_eq!(ownership.other_owner(key), Some(other(1)));
+        ownership.guard.change(|_| Some(part(&[], &[true])));
+        assert_eq!(ownership.other_owner(key), None, "it is own, and partition 1 is none");
+        ownership.guard.change(|_| Some(part(&["c", "g"], &[false, true, false])));
+        assert_eq!(ownership.other_owner(key), Some(other(2)), "partition 1 is own");
+        ownership
+            .guard
+            .change(|view| Some(View { closed: Some(Range::default()), ..view.clone() }));
+        assert_eq!(ownership.other_owner(Seek::At(b"d")), None, "own, and about to be another's");
+        assert_eq!(ownership.view().foreign_at(Seek::First), Some(0));
     }
 }

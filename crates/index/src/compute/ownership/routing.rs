@@ -170,8 +170,9 @@ async fn route_within<T: RangeOwner>(
             session.vouch()?;
             return Ok(Some(reply));
         }
-        let Err(number) = table.ownership().acquire(session, seek).await? else { continue };
-        let to = table.ownership().owner_of(number);
+        // The view may be a newer one, by which another thread has taken the key: then serves it. Each further turn
+        // takes one more view.
+        let Some(to) = table.ownership().other_owner(seek) else { continue };
         patience.tries += 1;
         if let (None, Some(guest)) = (to.owner, table.guest()) {
             if let Some(reply) = guest.serve(table, session, op).await? {
@@ -362,14 +363,13 @@ async fn scan_until_cut<T: RangeOwner>(
 ) -> Result<bool, IndexError> {
     let Some(mut passage) = Passage::begin(range, limit, out) else { return Ok(true) };
     loop {
-        let Some(number) = table.scan_own(session, &mut passage, out).await? else {
+        if table.scan_own(session, &mut passage, out).await?.is_none() {
             return Ok(true);
-        };
-        let view = table.ownership().view();
-        if number >= view.map.count() || view.owned[number] {
-            // The map has just changed.
-            continue;
         }
+        let view = table.ownership().view();
+        // By this view: the number that the scan met may be of an older one, and stand for other keys in this. If the
+        // keys have become this compute server's, it scans on. Each further turn takes one more view.
+        let Some(number) = view.foreign_at(passage.seek()) else { continue };
         // Of one partition as it is known here; its owner has all of it, or says that it has not,
         // and once the bounds are others it is cut anew.
         let (low, high) = view.map.range(number);
