@@ -26,7 +26,7 @@ pub mod translate;
 /// Named so for the modules that loom models: there, loom's stands in its place.
 use farleaf_index::sync;
 
-pub use drops::mark_drops;
+pub use drops::{continue_drops, mark_drops};
 pub use recovery::{recover, sweep};
 pub use registry::{AnyIndex, Engine, UnknownEngine};
 pub use settings::{KnobDefault, SettingError};

@@ -5,8 +5,8 @@ use farleaf_pool::{PoolError, Session};
 
 use crate::IndexError;
 
-/// Most waits for room in the retire pages before the caller is told.
-pub const WAITS_MAX: u32 = 20_000;
+/// Time of waits for room in the retire pages before the caller is told.
+pub const PATIENCE_NS: u64 = 2_000_000_000;
 /// Length of each wait.
 pub const WAIT_NS: u64 = 100_000;
 
@@ -16,20 +16,25 @@ pub const WAIT_NS: u64 = 100_000;
 ///
 /// Cost: what retiring costs, for each.
 pub async fn retire_all(session: &Session, mut objects: Vec<GlobalAddr>) -> Result<(), IndexError> {
-    let mut waits = 0;
+    let mut waits_since = None;
     while let Some(&addr) = objects.last() {
         let pin = session.begin(OpKind::Maintenance).await?;
         match session.prepare_retire(addr).await {
             Ok(retiring) => {
                 session.retire(retiring);
                 objects.pop();
-                waits = 0;
+                waits_since = None;
             }
-            Err(PoolError::RetireFull) if waits < WAITS_MAX => waits += 1,
+            Err(PoolError::RetireFull) => {
+                let now_ns = session.endpoint().now_ns();
+                if now_ns - *waits_since.get_or_insert(now_ns) >= PATIENCE_NS {
+                    return Err(PoolError::RetireFull.into());
+                }
+            }
             Err(error) => return Err(error.into()),
         }
         drop(pin);
-        if waits > 0 {
+        if waits_since.is_some() {
             session.tick().await?;
             session.endpoint().sleep(WAIT_NS).await;
         }

@@ -14,6 +14,9 @@ use crate::index::TableReport;
 
 /// Problems that a report holds in full.
 const PROBLEMS_MAX: usize = 100;
+/// Problems of objects after which a walk ends. If damage has led a pointer back to where the walk comes from, it meets
+/// the same objects again and again.
+const WALK_PROBLEMS_MAX: usize = 10_000;
 
 /// Receives the objects of a walk.
 pub trait Visitor {
@@ -76,7 +79,7 @@ impl<'a> Marker<'a> {
 
 impl Visitor for Marker<'_> {
     fn is_done(&self) -> bool {
-        self.left == Some(0)
+        self.left == Some(0) || self.problems.len() >= WALK_PROBLEMS_MAX
     }
 
     fn object(&mut self, kind: &'static str, addr: GlobalAddr, bytes: usize) {
@@ -94,13 +97,14 @@ impl Visitor for Marker<'_> {
 /// Collects the addresses of objects, the first `left` of them if that is given.
 pub struct Collector {
     objects: Vec<GlobalAddr>,
+    different: BTreeSet<GlobalAddr>,
     left: Option<u64>,
 }
 
 impl Collector {
     /// Collects the first `left` objects, or all.
     pub fn new(left: Option<u64>) -> Self {
-        Collector { objects: Vec::new(), left }
+        Collector { objects: Vec::new(), different: BTreeSet::new(), left }
     }
 
     /// The objects in the order of the walk.
@@ -108,22 +112,26 @@ impl Collector {
     /// # Errors
     /// `Corrupt` if there are fewer than should be left, or one is linked twice.
     pub fn finish(self) -> Result<Vec<GlobalAddr>, IndexError> {
-        let Collector { objects, left } = self;
+        if self.is_twisted() {
+            return Err(IndexError::Corrupt("an object is linked twice".into()));
+        }
+        let Collector { objects, left, .. } = self;
         if let Some(left) = left.filter(|left| *left != objects.len() as u64) {
             let found = objects.len();
             return Err(IndexError::Corrupt(format!("{found} of {left} objects are left")));
         }
-        let different: BTreeSet<GlobalAddr> = objects.iter().copied().collect();
-        if different.len() != objects.len() {
-            return Err(IndexError::Corrupt("an object is linked twice".into()));
-        }
         Ok(objects)
+    }
+
+    /// Returns whether an object was met twice. A walk that went on might never end.
+    fn is_twisted(&self) -> bool {
+        self.different.len() != self.objects.len()
     }
 }
 
 impl Visitor for Collector {
     fn is_done(&self) -> bool {
-        self.left.is_some_and(|left| self.objects.len() as u64 >= left)
+        self.is_twisted() || self.left.is_some_and(|left| self.objects.len() as u64 >= left)
     }
 
     fn wants_content(&self) -> bool {
@@ -133,6 +141,30 @@ impl Visitor for Collector {
     fn object(&mut self, _kind: &'static str, addr: GlobalAddr, _bytes: usize) {
         if !self.is_done() {
             self.objects.push(addr);
+            self.different.insert(addr);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pointer of a damaged table led back up: the walk of a drop went round for ever.
+    #[test]
+    fn a_walk_that_goes_in_a_circle_ends() {
+        let mut collector = Collector::new(None);
+        let circle = (1..=3_u64).cycle().map_while(|at| GlobalAddr::from_word(at * 64));
+        let mut steps = 0;
+        for addr in circle {
+            if collector.is_done() {
+                break;
+            }
+            collector.object("node", addr, 64);
+            steps += 1;
+        }
+        assert_eq!(steps, 4);
+        let told = IndexError::Corrupt("an object is linked twice".into());
+        assert_eq!(collector.finish(), Err(told));
     }
 }

@@ -10,16 +10,20 @@
 //! others' blocks, so that none is lost with it.
 //! INV-DROP-2: only the session of word 31 lowers the count and retires the objects. So recovery may free
 //! those that the dropper has announced and that are no longer reachable.
-//! INV-DROP-3: another session takes over a drop only after the entry of the member in word 31 is
+//! INV-DROP-3: another member's session takes over a drop only after the entry of the member in word 31 is
 //! clear, and with it that member's retire pages. Before that, an object could stand in two pages, and
 //! the older word could outlive its reuse.
+//! INV-DROP-4: a session that waits no longer for room leaves the drop to its member, having announced nothing that the
+//! count still covers. Another session of the member goes on, once it has put its own token into word 31.
+
+use std::sync::{Mutex, PoisonError};
 
 use farleaf_fabric::GlobalAddr;
 
 use crate::retire::Retiring;
 use crate::root::{DROPPING, FREE, LEFT_WORD, OWNER_WORD};
 use crate::words::{MemberState, MemberWord, owner_of};
-use crate::{PoolError, Root, Session};
+use crate::{Pool, PoolError, Root, Session};
 
 /// Words of a root entry that tell of a drop.
 pub(crate) const UNCOUNTED: u64 = u64::MAX;
@@ -35,6 +39,36 @@ pub struct Dropping {
     pub(crate) state: u64,
     /// Word 31.
     pub(crate) owner: u64,
+}
+
+/// A drop that its session has left to the member (INV-DROP-4).
+#[derive(Debug)]
+pub struct LeftDrop {
+    /// The drop.
+    pub of: Dropping,
+    /// The objects of the table that are left, in the order of the engine's walk.
+    pub objects: Vec<GlobalAddr>,
+}
+
+/// Drops that sessions of this member have left to it.
+#[derive(Debug, Default)]
+pub(crate) struct LeftDrops(Mutex<Vec<LeftDrop>>);
+
+impl Pool {
+    /// Leaves a drop to whichever session of this member takes it with [`Pool::take_left_drop`].
+    pub fn leave_drop(&self, left: LeftDrop) {
+        self.left_drops.0.lock().unwrap_or_else(PoisonError::into_inner).push(left);
+    }
+
+    /// Takes a drop that a session of this member has left. No remote operation.
+    pub fn take_left_drop(&self) -> Option<LeftDrop> {
+        self.left_drops.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    /// Returns whether there is such a drop.
+    pub fn has_left_drops(&self) -> bool {
+        !self.left_drops.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
 }
 
 impl Dropping {
@@ -57,6 +91,17 @@ impl Session {
         if !self.is_forgotten(of.owner).await? {
             return Ok(None);
         }
+        self.take_drop(of).await
+    }
+
+    /// Goes on with a drop that another session of this member has left ([`Pool::take_left_drop`]). `None` if it has
+    /// been ended, or taken over, meanwhile.
+    ///
+    /// Cost: 5 CAS, 2 READs.
+    ///
+    /// # Errors
+    /// As [`Session::adopt_drop`].
+    pub async fn take_drop(&self, of: &Dropping) -> Result<Option<Dropping>, PoolError> {
         self.under_root_lock(async || {
             let at = self.pool().geometry().root_addr(of.root.slot);
             if self.reliable().word(at).await? != of.state {

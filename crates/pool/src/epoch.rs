@@ -293,6 +293,13 @@ impl Pool {
         Ok(is_as_seen)
     }
 
+    /// Tells whether nobody waits for a tick of this member: it is announced idle, so that the epoch moves on without
+    /// it, and no session that has ended waits to be freed. No remote operation.
+    pub fn is_at_rest(&self) -> bool {
+        let is_live = self.epochs.announced_live.load(Ordering::SeqCst);
+        !is_live && !self.epochs.is_unknown() && self.closed().is_empty()
+    }
+
     /// Tells whether no operation has begun since the last announcement.
     pub(crate) fn is_quiet(&self) -> bool {
         self.epochs.begun_before.load(Ordering::Relaxed) == self.pins.begun()

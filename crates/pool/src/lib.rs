@@ -65,7 +65,7 @@ mod wraparound;
 
 pub use address::Member;
 pub use audit::{Audit, AuditReport, ClassReport, OwnerReport};
-pub use drops::Dropping;
+pub use drops::{Dropping, LeftDrop};
 pub use error::{FormatError, FormatFault, PoolError};
 pub use geometry::{Geometry, PoolOptions};
 pub use placement::Placement;

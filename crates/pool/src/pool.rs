@@ -10,6 +10,7 @@ use farleaf_fabric::{
 
 use crate::class::CLASS_COUNT;
 use crate::clients::ClosedClient;
+use crate::drops::LeftDrops;
 use crate::epoch::Epochs;
 use crate::geometry::BlockId;
 use crate::inbox::Inbox;
@@ -98,6 +99,7 @@ pub struct Pool {
     /// Reconnects of the threads that have had a session, by their counters.
     lines: Mutex<Vec<(Arc<Counters>, Arc<Lines>)>>,
     pub(crate) kept: Kept,
+    pub(crate) left_drops: LeftDrops,
 }
 
 impl Pool {
@@ -150,6 +152,7 @@ impl Pool {
             left: AtomicBool::new(false),
             lines: Mutex::new(vec![(Arc::clone(client.endpoint().counters()), Arc::clone(&lines))]),
             kept: Kept::default(),
+            left_drops: LeftDrops::default(),
             geometry,
             id,
         });

@@ -4,6 +4,8 @@
 //! removed pairs comes back, and recovers members that died. After a quiet time it sleeps until the
 //! next operation.
 //!
+//! - **INV-MAINTAIN-2** The thread sleeps only while its member is announced idle. Asleep as a live member, it would
+//!   keep the epoch where it is, and with it all memory that others have retired.
 //! - **INV-MAINTAIN-1** It opens the pool, looks after it and leaves it with one session: the one that
 //!   operations leave free for each member. So the pool can be opened, and the dead recovered, whatever
 //!   sessions operations have, and those of the dead.
@@ -18,8 +20,8 @@ use crate::thread_context::ThreadContext;
 
 /// Time between two ticks.
 const TICK: Duration = Duration::from_millis(10);
-/// Ticks without an operation before it sleeps. Enough of them that all retired memory of before
-/// is freed and the epochs stand still.
+/// Ticks without an operation before it sleeps, if this member holds no epoch then. Mostly enough of them that all
+/// retired memory of before is freed and the epochs stand still.
 const QUIET_TICKS: u32 = 20;
 /// Ticks that leaving waits for threads that are just ending.
 const LEAVE_WAITS: u32 = 10;
@@ -80,6 +82,10 @@ fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
             // A tick that fails changes nothing; the next one tries again, and the operations
             // report what is wrong.
             let _ = session.tick().await;
+            if core.pool.has_left_drops() {
+                // What cannot be done now is done after another tick.
+                let _ = farleaf_engines::continue_drops(&session).await;
+            }
             if core.pool.needs_recovery() && Instant::now() >= recover_after {
                 let recovered = farleaf_engines::recover(&session).await;
                 let is_done = recovered.is_ok_and(|done| done.is_none_or(|done| done.complete));
@@ -87,7 +93,9 @@ fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
                 recover_after = Instant::now() + pause;
             }
         });
-        if quiet_ticks < QUIET_TICKS {
+        // While this member holds the epoch, others wait for its next tick, with or without operations of its own.
+        let is_at_rest = core.pool.is_at_rest() && !core.pool.has_left_drops();
+        if quiet_ticks < QUIET_TICKS || !is_at_rest {
             thread::park_timeout(TICK);
             continue;
         }
@@ -134,6 +142,8 @@ pub(crate) fn leave(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use farleaf_fabric::{Endpoint, OpKind};
+
     use super::*;
     use crate::options::TableOptions;
     use crate::store::Farleaf;
@@ -151,5 +161,49 @@ mod tests {
                 thread::sleep(TICK);
             }
         }
+    }
+
+    /// A member fell asleep just when it had gone live to free the last that it had retired. Then nobody's retired
+    /// memory came back, and a drop in another member waited for that for ever.
+    #[test]
+    fn a_member_that_sleeps_holds_no_epoch() {
+        let folder = std::env::temp_dir().join(format!("farleaf-rest-{}", std::process::id()));
+        let uri = format!("shm:{}", folder.display());
+        let open = || Farleaf::builder().create(true).pool_bytes(64 << 20).open(&uri).unwrap();
+        let (other, db) = (open(), open());
+        let made = other.create_table("t", TableOptions::default()).unwrap();
+        let table = db.table("t").unwrap();
+        let big = [7; 4000];
+        for round in 0..12_u64 {
+            for number in 0..4_u8 {
+                made.insert([number], big).unwrap();
+            }
+            let idle = Instant::now() + Duration::from_secs(10);
+            // What it retires is of the other's blocks, and may be freed when the other ends its operation: at about
+            // the last tick before it sleeps.
+            let hold_ns = (100 + 10 * round) * 1_000_000;
+            thread::scope(|scope| {
+                let core = other.core();
+                let holder = scope.spawn(move || {
+                    ThreadContext::run(core, async |context| {
+                        let session = context.session().await?;
+                        let _pin = session.begin(OpKind::Other).await?;
+                        context.endpoint().sleep(hold_ns).await;
+                        Ok(())
+                    })
+                });
+                for number in 0..4_u8 {
+                    table.insert([number], [round as u8; 3000]).unwrap();
+                }
+                holder.join().unwrap().unwrap();
+            });
+            while !db.core().activity.is_idle() {
+                assert!(Instant::now() < idle, "it never sleeps");
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert!(db.core().pool.is_at_rest(), "round {round}");
+        }
+        drop((made, table, db, other));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

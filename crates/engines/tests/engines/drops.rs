@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use crate::common::{create, join, open, start};
-use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat, recover};
+use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat, continue_drops, recover};
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Endpoint, Fabric};
+use farleaf_fabric::{Endpoint, Fabric, OpKind};
 use farleaf_index::bnode::ValueFormat;
 use farleaf_index::{Index, IndexError};
 use farleaf_pool::{Audit, PoolOptions, Session};
@@ -240,4 +240,40 @@ fn a_caller_goes_away_and_the_drop_goes_on() {
         waited += usize::from(ended.expect("it ends") > 0);
     }
     assert!(waited > 0, "no caller went away in the middle");
+}
+
+/// A member keeps an operation under way, so that nothing that is retired may be reused, and the table has more objects
+/// than the retire pages hold: the drop once waited for ever. It says so in time, and the member goes on with it.
+#[test]
+fn a_drop_that_others_hold_up_is_told_of_and_goes_on() {
+    for seed in 0..4 {
+        let Stage { sim, keeper, dropper } = stage(seed, 3_000);
+        let ended = sim.block_on(async move {
+            while recover(&keeper).await.expect("recover").is_some() {}
+            let held = keeper.begin(OpKind::Other).await.expect("pin");
+            let before_ns = dropper.endpoint().now_ns();
+            let dropped = AnyIndex::drop_table(&dropper, NAME).await;
+            let took_ns = dropper.endpoint().now_ns() - before_ns;
+            assert!(matches!(dropped, Err(IndexError::Unavailable(_))), "seed {seed}: {dropped:?}");
+            assert!(took_ns < 3_000_000_000, "seed {seed}: {took_ns} ns");
+            assert!(dropper.pool().has_left_drops(), "seed {seed}");
+            assert!(keeper.open_root(NAME).await.is_err(), "seed {seed}: the name is free");
+            continue_drops(&dropper).await.expect("nothing is wrong");
+            assert!(dropper.pool().has_left_drops(), "seed {seed}: it is held up still");
+            drop(held);
+            for _ in 0..10_000 {
+                if !dropper.pool().has_left_drops() {
+                    break;
+                }
+                for session in [&keeper, &dropper] {
+                    session.tick().await.expect("tick");
+                }
+                continue_drops(&dropper).await.expect("nothing is wrong");
+            }
+            assert_eq!(keeper.list_drops().await.expect("drops"), [], "seed {seed}");
+            dropper.leave().await.expect("leave");
+            check(&keeper, seed).await;
+        });
+        ended.expect("it ends");
+    }
 }
