@@ -120,6 +120,8 @@ pub(crate) enum Command {
     Del(DelArgs),
     /// Print keys and values in order
     Scan(ScanArgs),
+    /// Count the keys of a table, or of a range of it
+    Count(CountArgs),
     /// List the tables of a pool
     Tables(PoolArgs),
     /// Remove a table and all that is in it
@@ -341,7 +343,30 @@ pub(crate) struct GetArgs {
     #[arg(required = true, value_name = "KEY")]
     pub(crate) keys: Vec<OsString>,
     #[command(flatten)]
+    pub(crate) near: NearArgs,
+    #[command(flatten)]
     pub(crate) bytes: BytesArgs,
+}
+
+/// The pair that is printed for a key; its own if none is set.
+#[derive(Clone, Copy, Debug, Args)]
+#[group(multiple = false)]
+pub(crate) struct NearArgs {
+    /// Print the largest key that is at most KEY, and its value
+    #[arg(long)]
+    pub(crate) floor: bool,
+    /// Print the smallest key that is at least KEY, and its value
+    #[arg(long)]
+    pub(crate) ceiling: bool,
+    /// Print the largest key below KEY, and its value
+    #[arg(long)]
+    pub(crate) lower: bool,
+    /// Print the smallest key above KEY, and its value
+    #[arg(long)]
+    pub(crate) higher: bool,
+    /// Print the longest key that KEY starts with, and its value
+    #[arg(long)]
+    pub(crate) longest_prefix: bool,
 }
 
 #[derive(Debug, Args)]
@@ -386,12 +411,9 @@ pub(crate) struct DelArgs {
     pub(crate) hex: bool,
 }
 
+/// The keys that a command works on; all if none is set.
 #[derive(Debug, Args)]
-pub(crate) struct ScanArgs {
-    #[command(flatten)]
-    pub(crate) table: TableArgs,
-    #[command(flatten)]
-    pub(crate) set: SetArgs,
+pub(crate) struct RangeArgs {
     /// Only keys that start with this
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
     pub(crate) prefix: Option<OsString>,
@@ -401,6 +423,16 @@ pub(crate) struct ScanArgs {
     /// Stop before this key
     #[arg(long, value_name = "KEY")]
     pub(crate) to: Option<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScanArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
+    #[command(flatten)]
+    pub(crate) range: RangeArgs,
     /// At most so many
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub(crate) limit: Option<Count>,
@@ -415,6 +447,19 @@ pub(crate) struct ScanArgs {
     pub(crate) count: bool,
     #[command(flatten)]
     pub(crate) bytes: BytesArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CountArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
+    #[command(flatten)]
+    pub(crate) range: RangeArgs,
+    /// Read the keys of the range in hexadecimal
+    #[arg(long)]
+    pub(crate) hex: bool,
 }
 
 #[derive(Debug, Args)]

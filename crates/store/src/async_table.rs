@@ -197,7 +197,10 @@ impl AsyncTable {
         self.run(async move |core, context| core.on_index(context, op).await)
     }
 
-    fn run<T, O>(&self, op: O) -> impl Future<Output = Result<T>> + Send + 'static + use<T, O>
+    pub(crate) fn run<T, O>(
+        &self,
+        op: O,
+    ) -> impl Future<Output = Result<T>> + Send + 'static + use<T, O>
     where
         T: Send + 'static,
         O: AsyncFnOnce(&TableCore, &ThreadContext) -> Result<T> + Send + 'static,
@@ -219,6 +222,6 @@ impl fmt::Debug for AsyncTable {
     }
 }
 
-fn own(bytes: impl AsRef<[u8]>) -> Vec<u8> {
+pub(crate) fn own(bytes: impl AsRef<[u8]>) -> Vec<u8> {
     bytes.as_ref().to_vec()
 }

@@ -50,8 +50,8 @@ impl Interval {
 
     /// The keys that start with `prefix`.
     pub(crate) fn prefix(prefix: Vec<u8>, format: KeyFormat) -> Interval {
-        let to = after_prefix(&prefix).map_or(Bound::Unbounded, Bound::Excluded);
-        Interval::of(Bound::Included(prefix), to, format)
+        let (from, to) = prefix_ends(prefix);
+        Interval::of(from, to, format)
     }
 
     /// Returns whether no key can lie in it.
@@ -75,6 +75,12 @@ impl Interval {
 /// The end with its own key.
 pub(crate) fn own<K: AsRef<[u8]>>(end: Bound<&K>) -> End {
     end.map(|key| key.as_ref().to_vec())
+}
+
+/// The ends of the keys that start with `prefix`.
+pub(crate) fn prefix_ends(prefix: Vec<u8>) -> (End, End) {
+    let to = after_prefix(&prefix).map_or(Bound::Unbounded, Bound::Excluded);
+    (Bound::Included(prefix), to)
 }
 
 /// The least byte string above all that start with `prefix`; none if that has no byte but 0xFF.

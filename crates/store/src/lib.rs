@@ -54,7 +54,9 @@ mod error;
 mod gate;
 mod maintain;
 mod many;
+mod operation;
 mod options;
+mod ordered;
 mod partitions;
 mod range;
 #[cfg(feature = "etcd")]
@@ -81,9 +83,10 @@ pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse, OwnerReport};
 pub use crate::async_table::AsyncTable;
 pub use crate::builder::Builder;
 pub use crate::error::{Error, ErrorKind, Result};
+pub use crate::operation::{Answer, Operation};
 pub use crate::options::{KeyFormat, TableInfo, TableOptions, ValueFormat};
 pub use crate::partitions::{ComputeServer, Partition, ServerName};
-pub use crate::range::{KeyRange, Range};
+pub use crate::range::{KeyRange, Prefix, Range};
 #[cfg(feature = "etcd")]
 pub use crate::registered::ClusterState;
 pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};

@@ -1,24 +1,25 @@
 //! Batches: run many operations of one thread at once.
 
 use std::cell::Cell;
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::task::Poll;
 
 use farleaf_fabric::Endpoint;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::error::Result;
 use crate::thread_context::{Session, ThreadContext};
 
 /// Operations of one call that are in flight at once, at most.
-const IN_FLIGHT_MAX: usize = 32;
+pub(crate) const IN_FLIGHT_MAX: usize = 32;
 
 /// Does `op` for every number below `count`, several at a time, each on a session of its own. Where
 /// operations wait, those that are in flight together are of numbers far apart: neighbours are often
 /// neighbours in the table, too, and would wait for each other's locks.
 ///
-/// After the first failure nothing more is begun; what is in flight ends, and the failure is
-/// returned. On a fabric where nothing waits this makes one future and uses one session.
+/// A wake-up polls the operation that it is for, and no other. After the first failure nothing more is
+/// begun; what is in flight ends, and the failure is returned. On a fabric where nothing waits this makes
+/// one future and uses one session.
 pub(crate) async fn for_each(
     context: &ThreadContext,
     count: usize,
@@ -50,30 +51,31 @@ pub(crate) async fn for_each(
         }
         Ok(())
     };
-    let mut clients: Vec<Pin<Box<_>>> = Vec::new();
+    let may_begin =
+        |clients: usize| clients < clients_most.get() && next.get() < count && !stop.get();
+    let mut clients = FuturesUnordered::new();
     let mut result = Ok(());
     poll_fn(|context| {
-        let mut at = 0;
         loop {
-            if at == clients.len() {
-                if at >= clients_most.get() || next.get() >= count || stop.get() {
-                    break;
-                }
-                clients.push(Box::pin(client()));
+            let begins = may_begin(clients.len());
+            if begins {
+                clients.push(client());
             }
-            match clients[at].as_mut().poll(context) {
-                Poll::Pending => at += 1,
-                Poll::Ready(ended) => {
-                    drop(clients.swap_remove(at));
+            match clients.poll_next_unpin(context) {
+                Poll::Ready(Some(ended)) => {
                     if ended.is_err() && !stop.replace(true) {
                         result = ended;
                     }
                 }
+                Poll::Ready(None) => return Poll::Ready(()),
+                // One client more may begin beside those that wait.
+                Poll::Pending if begins => {}
+                Poll::Pending => return Poll::Pending,
             }
         }
-        if clients.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
+    drop(clients);
     result
 }
 
@@ -134,6 +136,42 @@ mod tests {
                 assert!(apart.is_none_or(|apart| apart >= count / IN_FLIGHT_MAX), "{count}");
             }
         }
+    }
+
+    /// Every wake-up polled all operations in flight: 32 that ended one after the other took 500 polls.
+    #[test]
+    fn a_wake_up_polls_its_own_operation_alone() {
+        let polls = Cell::new(0);
+        let wakers = RefCell::new(std::collections::VecDeque::new());
+        let ended = Cell::new(0);
+        run(async |context| {
+            let all = for_each(context, IN_FLIGHT_MAX, async |_, _| {
+                let mut is_first = true;
+                poll_fn(|context| {
+                    polls.set(polls.get() + 1);
+                    if std::mem::take(&mut is_first) {
+                        wakers.borrow_mut().push_back(context.waker().clone());
+                        return Poll::Pending;
+                    }
+                    ended.set(ended.get() + 1);
+                    Poll::Ready(())
+                })
+                .await;
+                Ok(())
+            });
+            let wake_one_by_one = async {
+                while ended.get() < IN_FLIGHT_MAX {
+                    let first = wakers.borrow_mut().pop_front();
+                    if let Some(waker) = first {
+                        waker.wake();
+                    }
+                    yield_now().await;
+                }
+            };
+            futures_util::future::join(all, wake_one_by_one).await.0
+        })
+        .unwrap();
+        assert_eq!((polls.get(), ended.get()), (2 * IN_FLIGHT_MAX, IN_FLIGHT_MAX));
     }
 
     #[test]

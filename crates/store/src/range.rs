@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::table::Table;
 
 /// Entries that a side fetches first and at most; each fetch doubles the count.
-const CHUNK_FIRST: usize = 16;
+pub(crate) const CHUNK_FIRST: usize = 16;
 const CHUNK_MAX: usize = 512;
 /// A chunk is kept below this many bytes once the size of entries is known.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -82,12 +82,17 @@ impl Side {
         }
         table.scan(rest.scan(reverse), self.chunk, &mut self.entries)?;
         self.dry = self.entries.len() < self.chunk;
-        let bytes: usize = self.entries.iter().map(|(key, value)| key.len() + value.len()).sum();
-        let bytes_each = bytes / self.entries.len().max(1);
-        let fitting = CHUNK_BYTES / bytes_each.max(1);
-        self.chunk = (self.chunk * 2).min(CHUNK_MAX).min(fitting.max(1));
+        self.chunk = next_chunk(self.chunk, &self.entries);
         Ok(())
     }
+}
+
+/// The number of pairs to fetch after a chunk of `chunk` pairs that brought `entries`.
+pub(crate) fn next_chunk(chunk: usize, entries: &Entries) -> usize {
+    let bytes: usize = entries.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let bytes_each = bytes / entries.len().max(1);
+    let fitting = CHUNK_BYTES / bytes_each.max(1);
+    (chunk * 2).min(CHUNK_MAX).min(fitting.max(1))
 }
 
 impl Iterator for Range {
@@ -117,12 +122,26 @@ impl fmt::Debug for Range {
 }
 
 /// A range of keys: any of the standard library's ranges over anything that is bytes, `..`
-/// included, or a pair of [`Bound`]s. An end need not be a possible key of the table.
+/// included, a pair of [`Bound`]s, or a [`Prefix`]. An end need not be a possible key of the table.
 pub trait KeyRange: sealed::Sealed {
     /// Lower and upper end.
     #[doc(hidden)]
     fn ends(self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>);
 }
+
+/// The range of the keys that start with these bytes.
+///
+/// ```
+/// use farleaf::Prefix;
+///
+/// # let table = farleaf::Farleaf::open("mem:")?.create_table("t", Default::default())?;
+/// table.insert_many([("ant", "6"), ("ape", "2"), ("bee", "6")])?;
+/// assert_eq!(table.count(Prefix("a"))?, 2);
+/// assert_eq!(table.remove_range(Prefix("a"))?, 2);
+/// # Ok::<(), farleaf::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix<K>(pub K);
 
 mod sealed {
     #[allow(unnameable_types, reason = "keeps the trait closed")]
@@ -148,6 +167,7 @@ key_ranges! {
     RangeFrom<K> => |it| (included(&it.start), Bound::Unbounded);
     RangeTo<K> => |it| (Bound::Unbounded, excluded(&it.end));
     RangeToInclusive<K> => |it| (Bound::Unbounded, included(&it.end));
+    Prefix<K> => |it| bounds::prefix_ends(it.0.as_ref().to_vec());
     (Bound<K>, Bound<K>) => |it| (bounds::own(it.0.as_ref()), bounds::own(it.1.as_ref()));
 }
 
@@ -168,7 +188,7 @@ fn excluded(key: &impl AsRef<[u8]>) -> End {
 }
 
 /// Makes `end` exclude `key`, in the memory that it has.
-fn set_excluded(end: &mut End, key: &[u8]) {
+pub(crate) fn set_excluded(end: &mut End, key: &[u8]) {
     if let Bound::Excluded(old) = end {
         old.clear();
         old.extend_from_slice(key);

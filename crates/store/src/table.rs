@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use farleaf_engines::AnyIndex;
 use farleaf_index::{
-    CacheControl, CounterSet, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange,
-    SortedPairs,
+    CacheControl, CounterSet, Entries, Index, IndexError, OpenOptions, ScanRange, SortedPairs,
 };
 use farleaf_pool::{Audit, PoolError, Root};
 
@@ -325,7 +324,10 @@ impl Table {
         })
     }
 
-    fn run<T>(&self, op: impl AsyncFnOnce(&TableCore, &ThreadContext) -> Result<T>) -> Result<T> {
+    pub(crate) fn run<T>(
+        &self,
+        op: impl AsyncFnOnce(&TableCore, &ThreadContext) -> Result<T>,
+    ) -> Result<T> {
         let core = &self.core;
         ThreadContext::run(self.store.core(), async |context| {
             core.check_present()?;
@@ -383,13 +385,8 @@ impl TableCore {
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> Result<CompareExchange> {
-        let mut found = Vec::new();
         let session = context.session().await?;
-        let done = self.index.compare_exchange(&session, key, expected, new, &mut found).await;
-        Ok(match self.named(done)? {
-            (Exchange::Done, _) => CompareExchange::Exchanged,
-            (Exchange::Differs, present) => CompareExchange::Found(present.then_some(found)),
-        })
+        self.exchange(&session, key, expected, new).await
     }
 
     pub(crate) async fn get_many<K: AsRef<[u8]>>(
@@ -507,7 +504,7 @@ impl TableCore {
 
     /// Puts the table's name in front of an error.
     #[inline]
-    fn named<T>(&self, result: Result<T, IndexError>) -> Result<T> {
+    pub(crate) fn named<T>(&self, result: Result<T, IndexError>) -> Result<T> {
         result.map_err(|error| {
             Error::from(error).within(format_args!("table \"{}\"", self.info.name))
         })

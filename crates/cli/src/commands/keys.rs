@@ -8,7 +8,7 @@ use farleaf::Table;
 use serde_json::{Map, Value, json};
 
 use super::{bytes_of, close, open_table};
-use crate::args::{DelArgs, GetArgs};
+use crate::args::{DelArgs, GetArgs, NearArgs};
 use crate::errors::{Exit, Failure};
 use crate::formats;
 use crate::input::{self, ColumnSpec, Columns, Fault, InputFormat, Record, ValueSource};
@@ -18,6 +18,11 @@ use crate::source::Source;
 pub(super) fn get(args: &GetArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let keys = keys(&args.keys, args.bytes.hex)?;
     let (db, table) = open_table(&args.table, &args.set, console)?;
+    if let Some(near) = Near::of(args.near) {
+        let exit = get_near(near, &table, &keys, args, console)?;
+        close(db)?;
+        return Ok(exit);
+    }
     let values = table.get_many(&keys)?;
     let look = console.look(args.bytes);
     let mut exit = Exit::Done;
@@ -49,6 +54,89 @@ pub(super) fn get(args: &GetArgs, console: &mut Console) -> anyhow::Result<Exit>
     }
     console.flush()?;
     close(db)?;
+    Ok(exit)
+}
+
+/// Another pair than that of a key.
+#[derive(Clone, Copy)]
+enum Near {
+    Floor,
+    Ceiling,
+    Lower,
+    Higher,
+    LongestPrefix,
+}
+
+impl Near {
+    fn of(args: NearArgs) -> Option<Near> {
+        let asked = [
+            (args.floor, Near::Floor),
+            (args.ceiling, Near::Ceiling),
+            (args.lower, Near::Lower),
+            (args.higher, Near::Higher),
+            (args.longest_prefix, Near::LongestPrefix),
+        ];
+        asked.into_iter().find(|(is_asked, _)| *is_asked).map(|(_, near)| near)
+    }
+
+    /// The relation of the pair to the key.
+    fn name(self) -> &'static str {
+        match self {
+            Near::Floor => "at or below",
+            Near::Ceiling => "at or above",
+            Near::Lower => "below",
+            Near::Higher => "above",
+            Near::LongestPrefix => "that is a prefix of",
+        }
+    }
+
+    fn find(self, table: &Table, key: &[u8]) -> farleaf::Result<Option<(Vec<u8>, Vec<u8>)>> {
+        match self {
+            Near::Floor => table.floor(key),
+            Near::Ceiling => table.ceiling(key),
+            Near::Lower => table.lower(key),
+            Near::Higher => table.higher(key),
+            Near::LongestPrefix => table.longest_prefix(key),
+        }
+    }
+}
+
+/// Prints the pairs near the keys, with their own keys.
+fn get_near(
+    near: Near,
+    table: &Table,
+    keys: &[Vec<u8>],
+    args: &GetArgs,
+    console: &mut Console,
+) -> anyhow::Result<Exit> {
+    let look = console.look(args.bytes);
+    let mut exit = Exit::Done;
+    for key in keys {
+        let pair = near.find(table, key)?;
+        if pair.is_none() {
+            exit = Exit::NotFound;
+            console.note(format_args!("no key {} {}", near.name(), shown(key, args.bytes.hex)));
+        }
+        if console.args.json {
+            let mut object = Map::new();
+            look.put("asked", key, &mut object);
+            match pair {
+                Some((key, value)) => {
+                    look.put("key", &key, &mut object);
+                    look.put("value", &value, &mut object);
+                }
+                None => drop(object.insert("key".to_owned(), Value::Null)),
+            }
+            console.json_line(&object.into())?;
+        } else if let Some((key, value)) = pair {
+            let out = console.out();
+            look.write(&key, out)?;
+            out.write_all(b"\t")?;
+            look.write(&value, out)?;
+            out.write_all(b"\n")?;
+        }
+    }
+    console.flush()?;
     Ok(exit)
 }
 

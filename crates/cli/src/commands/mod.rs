@@ -55,6 +55,7 @@ pub(crate) fn run(
         Command::Put(args) => put::run(&args, console),
         Command::Del(args) => keys::del(&args, console),
         Command::Scan(args) => scan::run(&args, console),
+        Command::Count(args) => scan::count(&args, console),
         Command::Tables(args) => tables::list(&args, console),
         Command::Drop(args) => tables::drop_table(&args, console),
         Command::Stats(args) => stats::run(&args, console),

@@ -1,13 +1,13 @@
-//! `farleaf scan`: prints the pairs of a range of keys.
+//! `farleaf scan` and `farleaf count`: print the pairs of a range of keys, or how many there are.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::ops::Bound;
 
-use farleaf::Table;
+use farleaf::{Prefix, Table};
 use serde_json::{Map, json};
 
 use super::{bytes_of, close, open_table};
-use crate::args::ScanArgs;
+use crate::args::{CountArgs, RangeArgs, ScanArgs};
 use crate::bench::to_usize;
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
@@ -15,7 +15,7 @@ use crate::output::Console;
 type Pair = farleaf::Result<(Vec<u8>, Vec<u8>)>;
 
 pub(super) fn run(args: &ScanArgs, console: &mut Console) -> anyhow::Result<Exit> {
-    let range = Keys::of(args)?;
+    let range = Keys::of(&args.range, args.bytes.hex)?;
     let (db, table) = open_table(&args.table, &args.set, console)?;
     let limit = args.limit.map_or(usize::MAX, |limit| to_usize(limit.0));
     let pairs = range.of_table(&table, args.reverse).take(limit);
@@ -25,11 +25,7 @@ pub(super) fn run(args: &ScanArgs, console: &mut Console) -> anyhow::Result<Exit
             pair?;
             count += 1;
         }
-        if console.args.json {
-            console.json_line(&json!({ "count": count }))?;
-        } else {
-            writeln!(console.out(), "{count}")?;
-        }
+        print_count(count, console)?;
     } else {
         print(pairs, args, console)?;
     }
@@ -37,6 +33,27 @@ pub(super) fn run(args: &ScanArgs, console: &mut Console) -> anyhow::Result<Exit
     drop(table);
     close(db)?;
     Ok(Exit::Done)
+}
+
+pub(super) fn count(args: &CountArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let range = Keys::of(&args.range, args.hex)?;
+    let (db, table) = open_table(&args.table, &args.set, console)?;
+    let count = match range {
+        Keys::Prefix(prefix) => table.count(Prefix(prefix))?,
+        Keys::Between(from, to) => table.count((from, to))?,
+    };
+    print_count(count, console)?;
+    console.flush()?;
+    drop(table);
+    close(db)?;
+    Ok(Exit::Done)
+}
+
+fn print_count(count: u64, console: &mut Console) -> io::Result<()> {
+    if console.args.json {
+        return console.json_line(&json!({ "count": count }));
+    }
+    writeln!(console.out(), "{count}")
 }
 
 fn print(
@@ -74,8 +91,7 @@ enum Keys {
 }
 
 impl Keys {
-    fn of(args: &ScanArgs) -> Result<Keys, Failure> {
-        let hex = args.bytes.hex;
+    fn of(args: &RangeArgs, hex: bool) -> Result<Keys, Failure> {
         if let Some(prefix) = &args.prefix {
             return Ok(Keys::Prefix(bytes_of(prefix, hex)?));
         }

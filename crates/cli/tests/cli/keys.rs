@@ -100,6 +100,46 @@ fn scans_start_end_and_turn_where_asked() {
 }
 
 #[test]
+fn keys_near_a_key_are_printed_with_their_values() {
+    let pool = Pool::new();
+    pool.load("t", &["--format", "tsv"], b"/usr\t1\n/usr/lib\t2\n/usr/lib64\t3\n/var\t4\n").done();
+    let get = |words: &[&str]| pool.run("get", &[&["t"], words].concat());
+    let found = |words: &[&str]| get(words).done().text();
+    assert_eq!(found(&["--floor", "/usr/m"]), "/usr/lib64\t3\n");
+    assert_eq!(found(&["--floor", "/usr"]), "/usr\t1\n");
+    assert_eq!(found(&["--lower", "/usr/lib"]), "/usr\t1\n");
+    assert_eq!(found(&["--ceiling", "/usr/l"]), "/usr/lib\t2\n");
+    assert_eq!(found(&["--higher", "/usr/lib"]), "/usr/lib64\t3\n");
+    assert_eq!(found(&["--longest-prefix", "/usr/lib/x", "/usr/x"]), "/usr/lib\t2\n/usr\t1\n");
+    assert_eq!(found(&["--longest-prefix", "--hex", "2f7661722f78"]), "2f766172\t34\n");
+    get(&["--floor", "/"]).failed(1, "no key at or below \"/\"");
+    get(&["--higher", "/var"]).failed(1, "no key above \"/var\"");
+    let none = get(&["--longest-prefix", "/tmp", "--json"]);
+    let none = none.failed(1, "no key that is a prefix of \"/tmp\"").json();
+    assert_eq!(none, json!({ "asked": "/tmp", "key": null }));
+    let one = get(&["--longest-prefix", "/var/x", "--json"]).done().json();
+    assert_eq!(one, json!({ "asked": "/var/x", "key": "/var", "value": "4" }));
+    get(&["--floor", "--higher", "a"]).failed(2, "cannot be used with");
+    get(&["--floor"]).failed(2, "<KEY>");
+}
+
+#[test]
+fn keys_of_a_range_are_counted() {
+    let pool = Pool::new();
+    let lines: String = (0..3000).map(|number| format!("key {number}\n")).collect();
+    pool.load("t", &[], lines.as_bytes()).done();
+    let count = |words: &[&str]| pool.run("count", &[&["t"], words].concat()).done().text();
+    assert_eq!(count(&[]), "3000\n");
+    assert_eq!(count(&["--prefix", "key 29"]), "111\n");
+    // "key 29" and "key 290".
+    assert_eq!(count(&["--from", "key 29", "--to", "key 2900"]), "2\n");
+    assert_eq!(count(&["--from", "z", "--to", "a"]), "0\n");
+    assert_eq!(count(&["--hex", "--prefix", "6b", "--json"]), "{\"count\":3000}\n");
+    pool.run("count", &["t", "--prefix", "a", "--from", "b"]).failed(2, "cannot be used with");
+    pool.run("count", &["u"]).failed(8, "no table \"u\"");
+}
+
+#[test]
 fn json_is_one_object_a_line() {
     let pool = Pool::new();
     pool.load("t", &[], b"text\n\xff\xfe\n").done();

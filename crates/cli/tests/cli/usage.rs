@@ -23,6 +23,7 @@ fn no_arguments_print_help() {
         "put",
         "del",
         "scan",
+        "count",
         "tables",
         "drop",
         "stats",

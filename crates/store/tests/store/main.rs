@@ -4,6 +4,8 @@ mod common;
 
 mod forward;
 mod futures;
+mod operations;
+mod ordered;
 mod processes;
 mod races;
 mod stores;

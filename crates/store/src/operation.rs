@@ -1,0 +1,351 @@
+//! Batches of mixed operations, and changes that depend on what a key holds.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::Future;
+
+use farleaf_fabric::Endpoint;
+use farleaf_index::{Exchange, Index};
+
+use crate::async_table::{AsyncTable, own};
+use crate::error::{Error, ErrorKind, Result};
+use crate::many;
+use crate::table::{CompareExchange, Table, TableCore};
+use crate::thread_context::{Session, ThreadContext};
+
+/// An operation of [`Table::run_batch`]; each does what the method of its name does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation<B = Vec<u8>> {
+    /// [`Table::get`]: answers with [`Answer::Value`].
+    Get(B),
+    /// [`Table::insert`] of a key and a value: answers with [`Answer::Flag`].
+    Insert(B, B),
+    /// [`Table::insert_new`]: answers with [`Answer::Flag`].
+    InsertNew(B, B),
+    /// [`Table::update`]: answers with [`Answer::Flag`].
+    Update(B, B),
+    /// [`Table::remove`]: answers with [`Answer::Flag`].
+    Remove(B),
+    /// [`Table::compare_exchange`]: answers with [`Answer::Exchange`].
+    CompareExchange {
+        /// The key.
+        key: B,
+        /// The value that it must hold; `None`: is absent.
+        expected: Option<B>,
+        /// The value that it gets; `None`: is removed.
+        new: Option<B>,
+    },
+}
+
+/// The result of an [`Operation`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answer {
+    /// The value of the key, if it is present.
+    Value(Option<Vec<u8>>),
+    /// What the method of the operation's name returns: the key was absent (insert), was added, changed, removed.
+    Flag(bool),
+    /// The outcome of a compare-exchange.
+    Exchange(CompareExchange),
+}
+
+impl<B: AsRef<[u8]>> Operation<B> {
+    /// The key.
+    pub fn key(&self) -> &[u8] {
+        match self {
+            Operation::Get(key)
+            | Operation::Insert(key, _)
+            | Operation::InsertNew(key, _)
+            | Operation::Update(key, _)
+            | Operation::Remove(key)
+            | Operation::CompareExchange { key, .. } => key.as_ref(),
+        }
+    }
+
+    /// The same with bytes of its own.
+    fn into_owned(self) -> Operation {
+        match self {
+            Operation::Get(key) => Operation::Get(own(key)),
+            Operation::Insert(key, value) => Operation::Insert(own(key), own(value)),
+            Operation::InsertNew(key, value) => Operation::InsertNew(own(key), own(value)),
+            Operation::Update(key, value) => Operation::Update(own(key), own(value)),
+            Operation::Remove(key) => Operation::Remove(own(key)),
+            Operation::CompareExchange { key, expected, new } => Operation::CompareExchange {
+                key: own(key),
+                expected: expected.map(own),
+                new: new.map(own),
+            },
+        }
+    }
+}
+
+/// Attempts of [`Table::update_with`], at most.
+const ATTEMPTS_MAX: u32 = 1_000;
+/// Attempts that follow each other at once; later ones wait for a random time first.
+const ATTEMPTS_AT_ONCE: u32 = 2;
+/// Longest of these times.
+const BACKOFF_NS_MAX: u64 = 1_000_000;
+
+impl TableCore {
+    /// See [`Table::run_batch`].
+    async fn run_batch<B: AsRef<[u8]>>(
+        &self,
+        context: &ThreadContext,
+        operations: &[Operation<B>],
+    ) -> Result<Vec<Result<Answer>>> {
+        // Those of one key, in their order; the keys in the order in which they come first.
+        let mut chains: Vec<Vec<usize>> = Vec::with_capacity(operations.len());
+        let mut chain_of: HashMap<&[u8], usize> = HashMap::with_capacity(operations.len());
+        for (number, operation) in operations.iter().enumerate() {
+            let chain = *chain_of.entry(operation.key()).or_insert(chains.len());
+            match chains.get_mut(chain) {
+                Some(chain) => chain.push(number),
+                None => chains.push(vec![number]),
+            }
+        }
+        let answers: RefCell<Vec<Option<Result<Answer>>>> =
+            RefCell::new(operations.iter().map(|_| None).collect());
+        many::for_each(context, chains.len(), async |session, at| {
+            for number in &chains[at] {
+                let answer = self.run_operation(session, &operations[*number]).await;
+                answers.borrow_mut()[*number] = Some(answer);
+            }
+            Ok(())
+        })
+        .await?;
+        let mut all = Vec::with_capacity(operations.len());
+        for answer in answers.into_inner() {
+            let answer = answer.unwrap_or_else(|| {
+                Err(Error::new(ErrorKind::Internal, "an operation of a batch was left out"))
+            });
+            all.push(self.explain(context, answer).await);
+        }
+        Ok(all)
+    }
+
+    async fn run_operation<B: AsRef<[u8]>>(
+        &self,
+        session: &Session,
+        operation: &Operation<B>,
+    ) -> Result<Answer> {
+        let index = self.index();
+        let flag = match operation {
+            Operation::Get(key) => {
+                let mut value = Vec::new();
+                let is_there = self.named(index.get(session, key.as_ref(), &mut value).await)?;
+                return Ok(Answer::Value(is_there.then_some(value)));
+            }
+            Operation::CompareExchange { key, expected, new } => {
+                let (key, expected) = (key.as_ref(), expected.as_ref().map(B::as_ref));
+                let new = new.as_ref().map(B::as_ref);
+                let exchange = self.exchange(session, key, expected, new).await?;
+                return Ok(Answer::Exchange(exchange));
+            }
+            Operation::Insert(key, value) => {
+                index.upsert(session, key.as_ref(), value.as_ref()).await
+            }
+            Operation::InsertNew(key, value) => {
+                index.insert(session, key.as_ref(), value.as_ref()).await
+            }
+            Operation::Update(key, value) => {
+                index.update(session, key.as_ref(), value.as_ref()).await
+            }
+            Operation::Remove(key) => index.remove(session, key.as_ref()).await,
+        };
+        Ok(Answer::Flag(self.named(flag)?))
+    }
+
+    /// See [`Table::compare_exchange`].
+    pub(crate) async fn exchange(
+        &self,
+        session: &Session,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<CompareExchange> {
+        let mut found = Vec::new();
+        let done = self.index().compare_exchange(session, key, expected, new, &mut found).await;
+        Ok(match self.named(done)? {
+            (Exchange::Done, _) => CompareExchange::Exchanged,
+            (Exchange::Differs, present) => CompareExchange::Found(present.then_some(found)),
+        })
+    }
+
+    /// See [`Table::update_with`].
+    async fn update_with(
+        &self,
+        context: &ThreadContext,
+        key: &[u8],
+        mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
+    ) -> Result<Option<Vec<u8>>> {
+        let session = context.session().await?;
+        let mut value = Vec::new();
+        let is_there = self.named(self.index().get(&session, key, &mut value).await)?;
+        let mut held = is_there.then_some(value);
+        for attempt in 0..ATTEMPTS_MAX {
+            let new = change(held.as_deref());
+            if new == held {
+                return Ok(held);
+            }
+            match self.exchange(&session, key, held.as_deref(), new.as_deref()).await? {
+                CompareExchange::Exchanged => return Ok(held),
+                CompareExchange::Found(found) => held = found,
+            }
+            if attempt >= ATTEMPTS_AT_ONCE {
+                let most = (1_000_u64 << attempt.min(20)).min(BACKOFF_NS_MAX);
+                session.endpoint().sleep(session.endpoint().random() % most).await;
+            }
+        }
+        Err(Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "table \"{}\": others changed the key \"{}\" before each of {ATTEMPTS_MAX} attempts to change it: try \
+                 again",
+                self.info().name,
+                key.escape_ascii()
+            ),
+        ))
+    }
+
+    /// See [`Table::longest_run`].
+    async fn longest_run<K: AsRef<[u8]>>(
+        &self,
+        context: &ThreadContext,
+        keys: &[K],
+    ) -> Result<usize> {
+        let (mut from, mut part) = (0, many::IN_FLIGHT_MAX);
+        while from < keys.len() {
+            let to = keys.len().min(from + part);
+            let absent = Cell::new(to);
+            many::for_each(context, to - from, async |session, at| {
+                let at = from + at;
+                // Those behind an absent key do not count.
+                if at < absent.get()
+                    && !self.named(
+                        self.index().get(session, keys[at].as_ref(), &mut Vec::new()).await,
+                    )?
+                {
+                    absent.set(absent.get().min(at));
+                }
+                Ok(())
+            })
+            .await?;
+            if absent.get() < to {
+                return Ok(absent.get());
+            }
+            (from, part) = (to, part * 2);
+        }
+        Ok(keys.len())
+    }
+}
+
+/// Batches, and changes that depend on what a key holds.
+impl Table {
+    /// Runs operations of any kinds; returns their answers, in their order.
+    ///
+    /// Operations of one key take effect in their order. Those of different keys overlap, up to 32 at once, and take
+    /// effect in any order; this is no transaction. One that fails stops none of the others.
+    ///
+    /// ```
+    /// use farleaf::{Answer, Operation};
+    ///
+    /// # let table = farleaf::Farleaf::open("mem:")?.create_table("t", Default::default())?;
+    /// let answers = table.run_batch([
+    ///     Operation::Insert("ada", "1815"),
+    ///     Operation::Get("ada"),
+    ///     Operation::Remove("alan"),
+    /// ])?;
+    /// assert!(matches!(&answers[1], Ok(Answer::Value(Some(born))) if born == b"1815"));
+    /// assert!(matches!(answers[2], Ok(Answer::Flag(false))), "alan was not there");
+    /// # Ok::<(), farleaf::Error>(())
+    /// ```
+    ///
+    /// Cost: that of the operations; the waits of operations that overlap are shared.
+    ///
+    /// # Errors
+    /// See [`Table`], for all of them; nothing was done then. An operation's own error stands in its place.
+    pub fn run_batch<B: AsRef<[u8]>>(
+        &self,
+        operations: impl IntoIterator<Item = Operation<B>>,
+    ) -> Result<Vec<Result<Answer>>> {
+        let operations: Vec<_> = operations.into_iter().collect();
+        self.run(async |core, context| core.run_batch(context, &operations).await)
+    }
+
+    /// Gives `key` the value that `change` makes of what it holds (`None`: is absent, or is to be), as one step;
+    /// returns what it held before.
+    ///
+    /// ```
+    /// # let table = farleaf::Farleaf::open("mem:")?.create_table("t", Default::default())?;
+    /// let add_one = |held: Option<&[u8]>| {
+    ///     let count = held.map_or(0, |held| u64::from_le_bytes(held.try_into().unwrap_or_default()));
+    ///     Some((count + 1).to_le_bytes().to_vec())
+    /// };
+    /// assert_eq!(table.update_with("visits", add_one)?, None);
+    /// assert_eq!(table.update_with("visits", add_one)?, Some(1_u64.to_le_bytes().to_vec()));
+    /// # Ok::<(), farleaf::Error>(())
+    /// ```
+    ///
+    /// `change` runs once, and again each time that another client has changed the key meanwhile, up to 1,000 times. It
+    /// should do nothing else than compute the value. If it returns what the key holds, nothing is written.
+    ///
+    /// Cost: a get and a compare-exchange; a compare-exchange more for each change by another.
+    ///
+    /// # Errors
+    /// As [`Table::insert`]; `Unavailable` also after 1,000 attempts.
+    pub fn update_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
+    ) -> Result<Option<Vec<u8>>> {
+        let key = key.as_ref();
+        self.run(async |core, context| core.update_with(context, key, change).await)
+    }
+
+    /// Counts the `keys` that are present before the first one that is not, in their order.
+    ///
+    /// Cost: that of [`Table::get_many`] of 32 keys, then of twice as many, and so on up to the part with the first
+    /// absent key.
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn longest_run<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<usize> {
+        let keys: Vec<K> = keys.into_iter().collect();
+        self.run(async |core, context| core.longest_run(context, &keys).await)
+    }
+}
+
+/// The same as futures.
+impl AsyncTable {
+    /// See [`Table::run_batch`].
+    pub fn run_batch<B: AsRef<[u8]>, I: IntoIterator<Item = Operation<B>>>(
+        &self,
+        operations: I,
+    ) -> impl Future<Output = Result<Vec<Result<Answer>>>> + Send + 'static + use<B, I> {
+        let operations: Vec<_> = operations.into_iter().map(Operation::into_owned).collect();
+        self.run(async move |core, context| core.run_batch(context, &operations).await)
+    }
+
+    /// See [`Table::update_with`].
+    pub fn update_with<K: AsRef<[u8]>, F>(
+        &self,
+        key: K,
+        change: F,
+    ) -> impl Future<Output = Result<Option<Vec<u8>>>> + Send + 'static + use<K, F>
+    where
+        F: FnMut(Option<&[u8]>) -> Option<Vec<u8>> + Send + 'static,
+    {
+        let key = own(key);
+        self.run(async move |core, context| core.update_with(context, &key, change).await)
+    }
+
+    /// See [`Table::longest_run`].
+    pub fn longest_run<K: AsRef<[u8]>, I: IntoIterator<Item = K>>(
+        &self,
+        keys: I,
+    ) -> impl Future<Output = Result<usize>> + Send + 'static + use<K, I> {
+        let keys: Vec<_> = keys.into_iter().map(own).collect();
+        self.run(async move |core, context| core.longest_run(context, &keys).await)
+    }
+}
