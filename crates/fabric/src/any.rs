@@ -314,6 +314,10 @@ impl Endpoint for AnyEndpoint {
         on_endpoint!(self, it => it.holds_lease())
     }
 
+    fn may_meet_regions(&self) -> bool {
+        on_endpoint!(self, it => it.may_meet_regions())
+    }
+
     fn now_ns(&self) -> u64 {
         on_endpoint!(self, it => it.now_ns())
     }

@@ -1,4 +1,4 @@
-//! Canaries: seeded bugs of calls, which the conformance suite and the simulator's tests must find.
+//! Canaries: seeded bugs of calls and regions, which the conformance suite and the simulator's tests must find.
 //!
 //! Without the feature `canary` nobody can turn on a switch outside of this crate's unit tests, and the
 //! compiler removes the bugs. Code asks on the thread that armed one, so they are for the simulator and
@@ -82,6 +82,14 @@ pub enum Canary {
     BeginBehindFence,
     /// A reply leaves without a lease.
     ReplyAsZombie,
+    /// A new life keeps the words of the old region.
+    RegionOutlivesLife,
+    /// An operation for an old life lands in its successor's region.
+    NumberFollowsSlot,
+    /// A fence goes to memory servers alone.
+    FenceSkipsRegions,
+    /// The owner's CAS and FAA are done by its processor although `rmw_global` is off.
+    LoopbackByProcessor,
 }
 
 impl Canary {
@@ -92,6 +100,10 @@ impl Canary {
         Canary::StaleReply,
         Canary::BeginBehindFence,
         Canary::ReplyAsZombie,
+        Canary::RegionOutlivesLife,
+        Canary::NumberFollowsSlot,
+        Canary::FenceSkipsRegions,
+        Canary::LoopbackByProcessor,
     ];
 }
 

@@ -5,8 +5,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::{
-    AnyEndpoint, Buf, CallError, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpErrorKind,
-    OpKind, Ops, ServerId, ServiceId, Words,
+    AnyEndpoint, Buf, CallError, Canary, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError,
+    OpErrorKind, OpKind, Ops, ServerId, ServiceId, Words,
 };
 
 /// One coroutine's view of an endpoint: the same operations, counted per server and per kind of index
@@ -168,21 +168,47 @@ impl<E: Endpoint> Client<E> {
     ) -> Result<Vec<u8>, CallError> {
         let sent = request.len() as u64;
         let cost = Cost { calls: 1, round_trips: 1, bytes_written: sent, ..ZERO };
-        self.endpoint.counters().add_compute(self.kind.get(), to, cost);
+        self.endpoint.counters().add_elsewhere(self.kind.get(), to, false, cost);
         let reply = self.endpoint.call(to, service, request).await?;
         let cost = Cost { bytes_read: reply.len() as u64, ..ZERO };
-        self.endpoint.counters().add_compute(self.kind.get(), to, cost);
+        self.endpoint.counters().add_elsewhere(self.kind.get(), to, false, cost);
         Ok(reply)
     }
 
     /// Cuts off a dead compute server from every memory server and every attached compute server; see
     /// [`Endpoint::fence`]. A compute server that is dead itself, or detached, begins nobody's requests.
     ///
+    /// If regions hold locks that others take over, the caller goes in two steps instead (F11.8):
+    /// [`Client::fence_memory`], then it attaches every live member that exposes a region, then
+    /// [`Client::fence_peers`].
+    ///
     /// # Errors
     /// As [`Endpoint::fence`].
     pub async fn fence_everywhere(&self, who: Incarnation) -> Result<(), OpError> {
+        self.fence_memory(who).await?;
+        self.fence_peers(who).await
+    }
+
+    /// Cuts off a dead compute server from every memory server.
+    ///
+    /// # Errors
+    /// As [`Endpoint::fence`].
+    pub async fn fence_memory(&self, who: Incarnation) -> Result<(), OpError> {
         for server in 0..self.endpoint.server_count() {
             self.endpoint.fence(ServerId(server as u16), who).await?;
+        }
+        Ok(())
+    }
+
+    /// Cuts off a dead compute server from every attached compute server: from its region, and from the
+    /// calls that it takes in.
+    ///
+    /// # Errors
+    /// As [`Endpoint::fence`]. A region that is `Gone`, and one of a member that is dead itself, counts as
+    /// fenced.
+    pub async fn fence_peers(&self, who: Incarnation) -> Result<(), OpError> {
+        if Canary::FenceSkipsRegions.is_armed() {
+            return Ok(());
         }
         for peer in self.endpoint.peers() {
             if peer.incarnation == who || peer.incarnation == self.endpoint.incarnation() {
@@ -195,7 +221,11 @@ impl<E: Endpoint> Client<E> {
                 return Err(error);
             }
         }
-        Ok(())
+        // Others reach this one's own region, too.
+        match self.endpoint.own_region().map(|own| own.number) {
+            Some(own) => self.endpoint.fence(own, who).await,
+            None => Ok(()),
+        }
     }
 
     /// Ends doubt about this thread's posts to `server`; see [`Endpoint::reconnect`].
@@ -203,18 +233,28 @@ impl<E: Endpoint> Client<E> {
     /// # Errors
     /// As [`Endpoint::reconnect`].
     pub async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
-        let cost = Cost { round_trips: 1, ..ZERO };
-        if server.is_compute() {
-            self.endpoint.counters().add_compute(self.kind.get(), server, cost);
-        } else {
-            self.count(server, cost);
-        }
+        self.count(server, Cost { round_trips: 1, ..ZERO });
         self.endpoint.reconnect(server).await
+    }
+
+    /// The same operations, for posts that the present index operation does not wait for, or waits for
+    /// beside another one: they count no round trip. The view counts for the kind that is current at each post.
+    #[inline]
+    pub fn unawaited(&self) -> Unawaited<'_, E> {
+        Unawaited(self)
     }
 
     #[inline]
     fn count(&self, server: ServerId, cost: Cost) {
-        self.endpoint.counters().add(self.kind.get(), server, cost);
+        if !self.endpoint.counters().add(self.kind.get(), server, cost) {
+            self.count_elsewhere(server, cost);
+        }
+    }
+
+    #[cold]
+    fn count_elsewhere(&self, server: ServerId, cost: Cost) {
+        let is_own = self.endpoint.own_region().is_some_and(|own| own.number == server);
+        self.endpoint.counters().add_elsewhere(self.kind.get(), server, is_own, cost);
     }
 
     /// Counts a list's operations, each for its server; `extra` goes to the first one's.
@@ -235,6 +275,85 @@ impl<E: Endpoint> Client<E> {
             };
             self.count(op.addr().server(), cost);
         }
+    }
+}
+
+/// A [`Client`]'s operations without their round trips, see [`Client::unawaited`].
+#[derive(Debug)]
+pub struct Unawaited<'c, E>(&'c Client<E>);
+
+impl<'c, E: Endpoint> Unawaited<'c, E> {
+    /// READ; see [`Endpoint::read`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::read`].
+    pub fn read(
+        self,
+        from: GlobalAddr,
+        into: Buf,
+    ) -> impl Future<Output = Result<Buf, OpError>> + use<'c, E> {
+        let cost = Cost { round_trips: 0, bytes_read: into.window_len() as u64, ..READ };
+        self.0.count(from.server(), cost);
+        self.0.endpoint.read(from, into)
+    }
+
+    /// WRITE; see [`Endpoint::write`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::write`].
+    pub fn write(
+        self,
+        to: GlobalAddr,
+        from: Buf,
+    ) -> impl Future<Output = Result<Buf, OpError>> + use<'c, E> {
+        let cost = Cost { round_trips: 0, bytes_written: from.window_len() as u64, ..WRITE };
+        self.0.count(to.server(), cost);
+        self.0.endpoint.write(to, from)
+    }
+
+    /// CAS; see [`Endpoint::cas`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::cas`].
+    pub fn cas(
+        self,
+        at: GlobalAddr,
+        expected: u64,
+        new: u64,
+    ) -> impl Future<Output = Result<u64, OpError>> + use<'c, E> {
+        self.0.count(at.server(), Cost { round_trips: 0, ..CAS });
+        self.0.endpoint.cas(at, expected, new)
+    }
+
+    /// FAA; see [`Endpoint::faa`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::faa`].
+    pub fn faa(
+        self,
+        at: GlobalAddr,
+        add: u64,
+    ) -> impl Future<Output = Result<u64, OpError>> + use<'c, E> {
+        self.0.count(at.server(), Cost { round_trips: 0, ..FAA });
+        self.0.endpoint.faa(at, add)
+    }
+
+    /// Operations on one server in order; see [`Endpoint::chain`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::chain`].
+    pub fn chain(self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> + use<'c, E> {
+        self.0.count_list(&ops, Cost { chains: 1, ..ZERO });
+        self.0.endpoint.chain(ops)
+    }
+
+    /// Independent operations at once; see [`Endpoint::post_many`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_many`].
+    pub fn post_many(self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> + use<'c, E> {
+        self.0.count_list(&ops, ZERO);
+        self.0.endpoint.post_many(ops)
     }
 }
 

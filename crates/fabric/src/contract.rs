@@ -24,6 +24,36 @@
 //! - **F10** When [`Endpoint::reconnect`] has returned, no operation that this thread posted to
 //!   that server before takes effect there any more. One that was in flight may have, a WRITE in
 //!   part too (F6). So a thread that lost a completion can find out what became of it.
+//! - **F11** A compute server exposes memory to the others ([`Fabric::expose`]), its *region*:
+//!   1. A region belongs to one life: zeroed, without a superblock, bytes 0 to
+//!      [`Endpoint::region_bytes`]. It ends with that life. A restart is another life, which exposes an
+//!      empty region.
+//!   2. READ, WRITE, CAS, FAA, chains and batches reach it under F1 to F10, with the same errors. A batch
+//!      may mix both kinds of server and is one round trip. Regions answer no RPCs (`NoService`).
+//!   3. The owner's own operations on its region are operations like any other's (*loopback*). Lock words
+//!      change through the fabric alone, by their owner as well (F2).
+//!   4. The owner's processor may load words of its region ([`Endpoint::own_region`]) at any time. A word
+//!      is never torn. A completed WRITE of another compute server may not be visible yet, unless
+//!      [`Capabilities::cpu_visible`]. The owner's processor stores to words, or does atomics on them, only
+//!      where nobody else does, or with [`Capabilities::rmw_global`].
+//!   5. A number stands for one life at a time in a process. An operation goes to the life for which it was
+//!      posted, or nowhere. A later [`Endpoint::attach`] never leads it to a new life.
+//!   6. Once [`Endpoint::is_dead`] has told a poster's process that the life has ended, every operation on
+//!      it fails with `Gone`, in flight or new. Before that it fails with `Timeout` or `Unavailable`. `Gone`
+//!      is final: it needs no reconnect.
+//!   7. Success proves nothing after a death: where memory outlives its process (`mapped`), operations
+//!      succeed until the poster has been told.
+//!   8. [`Endpoint::fence`] cuts a life off from a region as from a memory server. Whoever takes over locks
+//!      of the dead fences at all memory servers first, *then* reads which members expose regions, attaches
+//!      those, and fences there. A life that is cut off from memory server 0 learns of no further region, so
+//!      those members are all that it can know. A region that is `Gone` counts as fenced.
+//!   9. A region does not ask who is dead. It refuses those that a fence has named to it.
+//!   10. A fenced life keeps its own region: no fence reaches loopback. So a server that answers from its
+//!       own memory asks [`Endpoint::holds_lease`] afterwards.
+//!   11. Costs have three kinds: on memory servers, on other compute servers, and on the own region
+//!       ([`crate::Snapshot`]). A mixed batch counts its round trip for its first operation's server.
+//!   12. [`Capabilities`] are what holds for both kinds of server. `native_atomics` and
+//!       `needs_target_progress` speak of memory servers alone.
 //! - **F12** Compute servers call each other ([`Endpoint::call`], [`Endpoint::next_call`]):
 //!   1. A call is one request and one reply. The receiver gets a request at most once, however often
 //!      the network repeats it, because it remembers the numbers of each connection.
@@ -53,8 +83,8 @@ use std::sync::Arc;
 
 use crate::{
     AnyEndpoint, Buf, CallError, Capabilities, Counters, Executor, Exposed, FabricError,
-    GlobalAddr, Incarnation, Incoming, ListenConfig, Local, OpError, Ops, Peer, ServerId, Service,
-    ServiceId, Words, calls,
+    GlobalAddr, Incarnation, Incoming, ListenConfig, Local, OpError, Ops, OwnRegion, Peer,
+    ServerId, Service, ServiceId, Words, calls,
 };
 
 /// A set of memory servers that this process can reach, and the maker of endpoints to them.
@@ -88,12 +118,15 @@ pub trait Fabric: Clone + 'static {
     /// The counters of every endpoint made so far, those of finished threads included.
     fn counters(&self) -> Vec<Arc<Counters>>;
 
-    /// Takes calls in under `number`, from now until this life ends. Once per life. `bytes` of zeroed
-    /// memory will be exposed with it; for now it takes 0. Returns its addresses, where there are some.
+    /// Takes calls in under `number`, and exposes `bytes` of zeroed memory there (F11; a multiple of 4,096,
+    /// 0 for none), from now until this life ends. Once per life. Memory is reserved, and committed as it is
+    /// touched. Returns its addresses, where there are some.
     ///
     /// # Errors
-    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], for `bytes` above 0, for a
-    /// second call, and for an address that may not or cannot be used; otherwise the system's error.
+    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], for `bytes` that no region
+    /// has or that do not fit, for a second call, and for an address that may not or cannot be used;
+    /// [`FabricError::NoMemory`] for memory that cannot be had; otherwise the system's error. After an error
+    /// nothing is exposed, and the call may be repeated, with 0 bytes for calls alone.
     fn expose(
         &self,
         number: ServerId,
@@ -136,9 +169,23 @@ pub trait Endpoint: Clone + 'static {
         self.local().pool.region_bytes.len()
     }
 
-    /// Bytes that `server` exposes; 0 if there is no such server.
+    /// Bytes that `server` exposes, a memory server, an attached compute server or this one; 0 if there is no
+    /// such server.
     fn region_bytes(&self, server: ServerId) -> u64 {
-        self.local().pool.region_bytes.get(server.index()).copied().unwrap_or(0)
+        if let Some(bytes) = self.local().pool.region_bytes.get(server.index()) {
+            return *bytes;
+        }
+        if let Some(own) = self.own_region().filter(|own| own.number == server) {
+            return own.words.bytes();
+        }
+        let peer = self.peers().into_iter().find(|peer| peer.server == server);
+        peer.map_or(0, |peer| peer.region_bytes)
+    }
+
+    /// This compute server's own exposed region, once it has one: its number, and its words for plain loads
+    /// (F11.4).
+    fn own_region(&self) -> Option<&OwnRegion> {
+        self.local().pool.own.get()
     }
 
     /// Returns the promises of this fabric beyond the contract.
@@ -348,6 +395,12 @@ pub trait Endpoint: Clone + 'static {
     ///
     /// If leases decide on deaths, two clocks may differ in rate by an eighth.
     fn holds_lease(&self) -> bool;
+
+    /// False if it is certain that no compute server of the pool has exposed memory up to this call. True is
+    /// always a legal answer. No remote operation.
+    fn may_meet_regions(&self) -> bool {
+        true
+    }
 
     /// Nanoseconds since some fixed moment; never goes back.
     fn now_ns(&self) -> u64 {

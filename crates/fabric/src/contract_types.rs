@@ -56,9 +56,9 @@ pub struct Capabilities {
     pub rmw_global: bool,
     /// A completed WRITE is visible to the server's RPC handlers without more.
     pub cpu_visible: bool,
-    /// CAS and FAA run without the server's CPU.
+    /// CAS and FAA run without the CPU of a memory server.
     pub native_atomics: bool,
-    /// Operations make progress only while the server's process runs.
+    /// Operations make progress only while the memory server's process runs.
     pub needs_target_progress: bool,
     /// A WRITE of at most so many bytes lands whole or not at all when its initiator dies.
     pub crash_atomic_bytes: u32,

@@ -160,7 +160,7 @@ const COMPUTE_MAX: usize = 64;
 #[derive(Debug)]
 pub struct Counters {
     cells: Vec<Cell>,
-    /// Of compute servers. Most threads never call one.
+    /// Of other compute servers, and behind them of this one's own region. Most threads use neither.
     compute: OnceLock<Vec<Cell>>,
     ops: [AtomicU64; OpKind::ALL.len()],
 }
@@ -172,18 +172,28 @@ impl Counters {
         Arc::new(Counters { cells, compute: OnceLock::new(), ops: Default::default() })
     }
 
-    /// Adds a cost. Servers beyond the table count for the last.
+    /// Adds a cost on a memory server. False, having added nothing, if there is no such memory server.
     #[inline]
-    pub(crate) fn add(&self, kind: OpKind, server: ServerId, cost: Cost) {
-        let at = server.index() * OpKind::ALL.len() + kind as usize;
-        self.cells[at.min(self.cells.len() - 1)].add(cost);
+    pub(crate) fn add(&self, kind: OpKind, server: ServerId, cost: Cost) -> bool {
+        match self.cells.get(server.index() * OpKind::ALL.len() + kind as usize) {
+            Some(cell) => cell.add(cost),
+            None => return false,
+        }
+        true
     }
 
-    /// Adds the cost of a message to a compute server.
-    pub(crate) fn add_compute(&self, kind: OpKind, server: ServerId, cost: Cost) {
-        let number = server.index().saturating_sub(ServerId::COMPUTE_FIRST.index());
-        let at = number.min(COMPUTE_MAX - 1) * OpKind::ALL.len() + kind as usize;
-        self.compute.get_or_init(|| cells(COMPUTE_MAX))[at].add(cost);
+    /// Adds a cost on a server that is no memory server: a compute server, this compute server's own region
+    /// if `is_own`, or one that does not exist, which counts for the last memory server.
+    #[cold]
+    pub(crate) fn add_elsewhere(&self, kind: OpKind, server: ServerId, is_own: bool, cost: Cost) {
+        if !server.is_compute() {
+            let servers = self.cells.len() / OpKind::ALL.len();
+            return self.cells[(servers - 1) * OpKind::ALL.len() + kind as usize].add(cost);
+        }
+        let number = server.index() - ServerId::COMPUTE_FIRST.index();
+        let at = if is_own { COMPUTE_MAX } else { number.min(COMPUTE_MAX - 1) };
+        let cells = self.compute.get_or_init(|| cells(COMPUTE_MAX + 1));
+        cells[at * OpKind::ALL.len() + kind as usize].add(cost);
     }
 
     /// Counts index operations of `kind`.
@@ -194,9 +204,12 @@ impl Counters {
 
     /// Returns the present counts. Other threads may be counting meanwhile.
     pub fn snapshot(&self) -> Snapshot {
+        let mut per_compute = self.compute.get().map_or_else(Vec::new, |cells| read(cells));
+        let own = if per_compute.is_empty() { None } else { per_compute.pop() };
         Snapshot {
             per_server: read(&self.cells),
-            per_compute: self.compute.get().map_or_else(Vec::new, |cells| read(cells)),
+            per_compute,
+            own: own.unwrap_or_default(),
             ops: std::array::from_fn(|kind| self.ops[kind].load(Ordering::Relaxed)),
         }
     }
@@ -218,8 +231,10 @@ type Kinds = [Cost; OpKind::ALL.len()];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     per_server: Vec<Kinds>,
-    /// Empty if nobody has called a compute server.
+    /// Empty if nobody has used a compute server.
     per_compute: Vec<Kinds>,
+    /// On own regions.
+    own: Kinds,
     ops: [u64; OpKind::ALL.len()],
 }
 
@@ -254,7 +269,8 @@ impl Snapshot {
     fn merge(&mut self, other: &Snapshot, cost: fn(&mut Cost, Cost), ops: fn(&mut u64, u64)) {
         let mine = self.per_server.iter_mut().zip(&other.per_server);
         let both = mine.chain(self.per_compute.iter_mut().zip(&other.per_compute));
-        for (mine, theirs) in both.flat_map(|(mine, theirs)| mine.iter_mut().zip(theirs)) {
+        let all = both.chain([(&mut self.own, &other.own)]);
+        for (mine, theirs) in all.flat_map(|(mine, theirs)| mine.iter_mut().zip(theirs)) {
             cost(mine, *theirs);
         }
         for (mine, theirs) in self.ops.iter_mut().zip(&other.ops) {
@@ -272,9 +288,14 @@ impl Snapshot {
         self.sum(self.per_server.iter().flatten())
     }
 
-    /// Returns the cost of calls to compute servers.
+    /// Returns the cost of calls to compute servers, and of operations on other compute servers' regions.
     pub fn compute(&self) -> Cost {
         self.sum(self.per_compute.iter().flatten())
+    }
+
+    /// Returns the cost of operations of compute servers on their own regions.
+    pub fn own(&self) -> Cost {
+        self.sum(self.own.iter())
     }
 
     /// Returns the cost of operations of `kind`.
@@ -283,6 +304,7 @@ impl Snapshot {
     }
 
     /// Returns the cost of operations on `server`. Compute servers from the 64th on share one entry.
+    /// Operations on an own region are not among them: [`Snapshot::own`] has those.
     pub fn server(&self, server: ServerId) -> Cost {
         let kinds = match server.index().checked_sub(ServerId::COMPUTE_FIRST.index()) {
             None => self.per_server.get(server.index()),
@@ -302,7 +324,7 @@ impl Snapshot {
     }
 
     fn all(&self) -> impl Iterator<Item = &Kinds> {
-        self.per_server.iter().chain(&self.per_compute)
+        self.per_server.iter().chain(&self.per_compute).chain([&self.own])
     }
 
     fn sum<'a>(&self, costs: impl Iterator<Item = &'a Cost>) -> Cost {

@@ -193,7 +193,10 @@ pub enum FabricError {
         free: u64,
     },
     /// Memory could not be had.
-    #[error("cannot map {bytes} bytes of memory for memory server {server}")]
+    #[error(
+        "cannot map {bytes} bytes of memory for {} {server}: ask for less, or raise the limit of address space",
+        if server.is_compute() { "compute server" } else { "memory server" }
+    )]
     NoMemory {
         /// Bytes asked for.
         bytes: u64,

@@ -54,11 +54,13 @@ mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
 pub use any::{AnyEndpoint, AnyFabric};
-pub use calls::{CALL_BYTES_MAX, CallError, Closed, Exposed, Incoming, ListenConfig, Peer};
+pub use calls::{
+    CALL_BYTES_MAX, CallError, Closed, Exposed, Incoming, ListenConfig, OwnRegion, Peer,
+};
 #[cfg(any(test, feature = "canary"))]
 pub use canary::ArmedCanary;
 pub use canary::Canary;
-pub use client::Client;
+pub use client::{Client, Unawaited};
 pub use contract::{Endpoint, Fabric};
 pub use contract_types::{Capabilities, Incarnation, Service, ServiceId, ServiceReply};
 pub use counters::{Cost, Counters, OpKind, Snapshot};

@@ -2,11 +2,15 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use crate::calls::PeerCalls;
+use crate::calls::{OwnRegion, PeerCalls};
 use crate::raw::SlabRef;
 use crate::{Capabilities, Counters, Executor, Incarnation};
+
+/// The region of one compute server. Its threads share the cell, since the server may expose memory after
+/// they have begun.
+pub(crate) type OwnRegionCell = Arc<OnceLock<OwnRegion>>;
 
 /// The parts of an endpoint that belong to its thread, see [`crate::Endpoint::local`].
 pub struct Local {
@@ -25,6 +29,8 @@ pub(crate) struct PoolFacts {
     pub(crate) capabilities: Capabilities,
     /// Bytes that each memory server exposes.
     pub(crate) region_bytes: Vec<u64>,
+    /// Memory that this compute server exposes.
+    pub(crate) own: OwnRegionCell,
 }
 
 struct RealTime {

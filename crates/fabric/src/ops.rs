@@ -109,7 +109,7 @@ impl Ops {
         self.push(Op::Faa { at, add, old: 0 })
     }
 
-    fn push(&mut self, op: Op) -> usize {
+    pub(crate) fn push(&mut self, op: Op) -> usize {
         self.list.push(op);
         self.list.len() - 1
     }

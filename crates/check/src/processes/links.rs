@@ -473,7 +473,7 @@ mod tests {
     /// A caller that has greeted; its greeting was answered if the link passes it.
     fn greeted(address: SocketAddr, from: u64, is_heard: bool) -> TcpStream {
         let server = ServerId::COMPUTE_FIRST;
-        let peer = Peer { server, incarnation: Incarnation(9), address: None };
+        let peer = Peer { server, incarnation: Incarnation(9), address: None, region_bytes: 0 };
         let hello = greeting(Incarnation(from), peer);
         assert_eq!(hello.len(), GREETING_BYTES);
         let mut stream = connect_to(address);

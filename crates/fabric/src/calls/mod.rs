@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::tcp::Tls;
-use crate::{FabricError, Incarnation, OpErrorKind, ServerId};
+use crate::{FabricError, GlobalAddr, Incarnation, OpErrorKind, ServerId, Words};
 
 pub(crate) use link::CallLink;
 pub(crate) use promise::{Answer, CallOutcome, promise};
@@ -35,6 +35,17 @@ pub struct Peer {
     pub incarnation: Incarnation,
     /// The address at which it listens. `None` if the life alone leads there (`mapped`, `sim`).
     pub address: Option<SocketAddr>,
+    /// Bytes of the region that it exposes (F11); 0 if it takes calls alone.
+    pub region_bytes: u64,
+}
+
+/// Memory that this compute server exposes under its number (F11).
+#[derive(Clone, Debug)]
+pub struct OwnRegion {
+    /// The number that leads to it.
+    pub number: ServerId,
+    /// Its words, for loads by this process (F11.4).
+    pub words: Arc<Words>,
 }
 
 /// The address at which a compute server listens for the others, and the peers that it lets in. Fabrics without a network
@@ -52,6 +63,8 @@ pub struct ListenConfig {
     pub insecure_public: bool,
     /// Most connections at a time.
     pub connections_max: usize,
+    /// Threads that serve connections, and so operations on the region where no card does.
+    pub threads: usize,
 }
 
 impl Default for ListenConfig {
@@ -62,6 +75,7 @@ impl Default for ListenConfig {
             tls: None,
             insecure_public: false,
             connections_max: 4_096,
+            threads: 1,
         }
     }
 }
@@ -207,22 +221,44 @@ pub(crate) trait PeerCalls {
     fn peer_of(&self, who: Incarnation) -> Option<Peer>;
 }
 
-/// The error for memory that nobody exposes yet.
-pub(crate) fn check_exposed(number: ServerId, bytes: u64) -> Result<(), FabricError> {
-    let refuse = |why: String| Err(FabricError::Config(why));
-    if !number.is_compute() {
-        return refuse(format!(
-            "compute servers have numbers from {} on, and {number} is a memory server's",
-            ServerId::COMPUTE_FIRST
-        ));
+/// Grain of a region's size: a page.
+const REGION_GRAIN: u64 = 4096;
+
+/// Refuses a number that no compute server has.
+pub(crate) fn check_number(number: ServerId) -> Result<(), FabricError> {
+    if number.is_compute() && number <= ServerId::MAX {
+        return Ok(());
     }
-    if bytes > 0 {
-        return refuse(format!(
-            "a compute server exposes no memory yet, and {bytes} bytes were asked for: pass 0 to take \
-             calls alone"
-        ));
+    Err(FabricError::Config(format!(
+        "compute servers have numbers from {} to {}, and {number} is none of them",
+        ServerId::COMPUTE_FIRST,
+        ServerId::MAX
+    )))
+}
+
+/// Refuses a number that no compute server has, and a size that no region has.
+pub(crate) fn check_exposed(number: ServerId, bytes: u64) -> Result<(), FabricError> {
+    check_number(number)?;
+    if !bytes.is_multiple_of(REGION_GRAIN) || bytes > GlobalAddr::OFFSET_MAX {
+        return Err(FabricError::Config(format!(
+            "a compute server's region of {bytes} bytes: it takes a multiple of {REGION_GRAIN} below \
+             2^{}, or 0 to take calls alone",
+            GlobalAddr::OFFSET_BITS
+        )));
     }
     Ok(())
+}
+
+/// Zeroed memory for the region that `number` stands for; `None` for 0 bytes.
+pub(crate) fn region_words(
+    number: ServerId,
+    bytes: u64,
+) -> Result<Option<Arc<Words>>, FabricError> {
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let words = Words::anonymous((bytes / 8) as usize);
+    words.map(|words| Some(Arc::new(words))).ok_or(FabricError::NoMemory { bytes, server: number })
 }
 
 /// The error for a compute server that exposes twice.

@@ -52,6 +52,11 @@ impl Requests {
         !state.has_left && !std::mem::replace(&mut state.is_open, true)
     }
 
+    /// Returns whether requests are taken in.
+    pub(crate) fn is_open(&self) -> bool {
+        lock(&self.0).is_open
+    }
+
     /// Adds a request. If the queue is not open, it drops the request.
     pub(crate) fn push(&self, service: ServiceId, queued: Queued) {
         let mut state = lock(&self.0);

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::tools::{ONE, OTHER, at, get, meet, ok, put, put_word, wait_for_word, word};
+use super::tools::{at, get, meet, ok, put, put_word, wait_for_word, word};
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr};
 
 /// Results, edge values and wrapping; the neighbouring words stay.
 pub(super) fn atomics_return_the_old_word<H: Harness>(harness: &H) {
-    let base = at(harness, ONE, 4096);
+    let base = at(harness, H::ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &[0xee; 24]).await;
         let at = base.plus(8);
@@ -32,7 +32,7 @@ pub(super) fn atomics_return_the_old_word<H: Harness>(harness: &H) {
 pub(super) fn every_addition_counts<H: Harness>(harness: &H) {
     const TASKS: u64 = 4;
     let rounds = harness.rounds(25_000);
-    let (at, barrier) = (at(harness, OTHER, 4096), at(harness, ONE, 64));
+    let (at, barrier) = (at(harness, H::OTHER, 4096), at(harness, H::ONE, 64));
     let numbers = Arc::new(Mutex::new(Vec::new()));
     let tasks = (0..TASKS).map(|_| {
         let numbers = Arc::clone(&numbers);
@@ -56,7 +56,7 @@ pub(super) fn every_addition_counts<H: Harness>(harness: &H) {
 pub(super) fn every_swap_is_won_once<H: Harness>(harness: &H) {
     const TASKS: u64 = 4;
     const VALUES: u64 = 1_000;
-    let (at, barrier) = (at(harness, ONE, 4096), at(harness, ONE, 64));
+    let (at, barrier) = (at(harness, H::ONE, 4096), at(harness, H::ONE, 64));
     let won = Arc::new(Mutex::new(Vec::new()));
     let tasks = (0..TASKS).map(|_| {
         let won = Arc::clone(&won);
@@ -97,7 +97,7 @@ fn twice(half: u64) -> u64 {
 pub(super) fn words_are_never_torn<H: Harness>(harness: &H) {
     let rounds = harness.rounds(8_000);
     const WORDS: usize = 96;
-    let (base, barrier) = (at(harness, OTHER, 4096), at(harness, ONE, 64));
+    let (base, barrier) = (at(harness, H::OTHER, 4096), at(harness, H::ONE, 64));
     let mut tasks = Vec::new();
     for writer in 0..2u64 {
         tasks.push(task(move |end: H::Endpoint| async move {
@@ -155,8 +155,8 @@ pub(super) fn words_are_never_torn<H: Harness>(harness: &H) {
 pub(super) fn a_lock_guards_a_counter<H: Harness>(harness: &H) {
     const TASKS: u64 = 3;
     const ROUNDS: u64 = 400;
-    let (lock, barrier) = (at(harness, ONE, 4096), at(harness, ONE, 64));
-    let counter = at(harness, OTHER, 4096);
+    let (lock, barrier) = (at(harness, H::ONE, 4096), at(harness, H::ONE, 64));
+    let counter = at(harness, H::OTHER, 4096);
     let tasks = (1..=TASKS).map(|me| {
         task(move |end: H::Endpoint| async move {
             meet(&end, barrier, TASKS, 1).await;

@@ -9,16 +9,16 @@ use std::task::Poll;
 use super::tools::{
     ONE, OTHER, at, ok, patterned, poll_once, put_word, same, wait_for_word, wait_until, word,
 };
-use super::{Harness, Role, task};
+use super::{Harness, REGION_BYTES, Role, task};
 use crate::{
     CALL_BYTES_MAX, CallError, Client, Cost, Endpoint, Fabric, GlobalAddr, Incarnation, Incoming,
     ListenConfig, OpKind, Peer, ServerId, ServiceId,
 };
 
-const ECHO: ServiceId = ServiceId(11);
+pub(super) const ECHO: ServiceId = ServiceId(11);
 const HELD: ServiceId = ServiceId(12);
 /// The number of a compute server that a case starts and kills.
-const PARTY: ServerId = ServerId(ServerId::COMPUTE_FIRST.0 + 60);
+pub(super) const PARTY: ServerId = ServerId(ServerId::COMPUTE_FIRST.0 + 60);
 /// Longer than any message takes that is not lost.
 const SETTLE_NS: u64 = 30_000_000;
 
@@ -27,16 +27,18 @@ async fn tell_peer<E: Endpoint>(end: &E, at: GlobalAddr, peer: Peer) {
     let port = peer.address.map_or(0, |address| u64::from(address.port()));
     put_word(end, at.plus(8), port).await;
     put_word(end, at.plus(16), u64::from(peer.server.0)).await;
+    put_word(end, at.plus(24), peer.region_bytes).await;
     put_word(end, at, peer.incarnation.0).await;
 }
 
 /// Reads the address that [`tell_peer`] has written.
-async fn learn_peer<E: Endpoint>(end: &E, at: GlobalAddr) -> Peer {
+pub(super) async fn learn_peer<E: Endpoint>(end: &E, at: GlobalAddr) -> Peer {
     let incarnation = Incarnation(wait_for_word(end, at, |who| who != 0).await);
     let port = word(end, at.plus(8)).await as u16;
     let server = ServerId(word(end, at.plus(16)).await as u16);
+    let region_bytes = word(end, at.plus(24)).await;
     let address = (port != 0).then(|| SocketAddr::from(([127, 0, 0, 1], port)));
-    Peer { server, incarnation, address }
+    Peer { server, incarnation, address, region_bytes }
 }
 
 /// Work of a compute server that the harness kills in the middle of a call. It stops at the first error.
@@ -54,13 +56,31 @@ pub async fn party<F: Fabric>(
         Role::Callee => {
             let exposed = fabric.expose(PARTY, 0, &listen).expect("exposed");
             let address = exposed.map(|exposed| exposed.address);
-            let me = Peer { server: PARTY, incarnation: end.incarnation(), address };
+            let me =
+                Peer { server: PARTY, incarnation: end.incarnation(), address, region_bytes: 0 };
             tell_peer(&end, at, me).await;
             let mut held = Vec::new();
             while let Some(mut incoming) = end.next_call(HELD).await {
                 assert!(incoming.begin());
                 held.push(incoming);
                 ok(end.faa(at.plus(64), 1).await);
+            }
+        }
+        Role::Owner | Role::StoppedOwner => {
+            // A refused size or number leaves the right to expose a region.
+            for (number, bytes) in [(PARTY, 100), (PARTY, 1 << 50), (ONE, REGION_BYTES)] {
+                assert!(fabric.expose(number, bytes, &listen).is_err(), "{bytes} bytes");
+            }
+            let exposed = fabric.expose(PARTY, REGION_BYTES, &listen).expect("exposed");
+            assert!(fabric.expose(PARTY, REGION_BYTES, &listen).is_err(), "twice");
+            let own = end.own_region().expect("an own region");
+            assert_eq!((own.number, own.words.bytes()), (PARTY, REGION_BYTES));
+            let address = exposed.map(|exposed| exposed.address);
+            let (server, incarnation) = (PARTY, end.incarnation());
+            let me = Peer { server, incarnation, address, region_bytes: REGION_BYTES };
+            tell_peer(&end, at, me).await;
+            loop {
+                end.sleep(1_000_000).await;
             }
         }
         Role::Caller => {

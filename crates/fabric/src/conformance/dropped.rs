@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use super::tools::{
-    ONE, OTHER, at, filled, get, ok, patterned, poll_once, put, put_word, same, wait_until, word,
+    at, filled, get, ok, patterned, poll_once, put, put_word, same, wait_until, word,
 };
 use super::{Harness, task};
 use crate::{Buf, Endpoint, GlobalAddr, ServiceId};
@@ -35,7 +35,7 @@ async fn settle<H: Harness>(end: &H::Endpoint, out: usize) {
 
 /// F8: a future that is dropped before its first poll has done nothing, and its buffers are home.
 pub(super) fn an_unpolled_future_does_nothing<H: Harness>(harness: &H) {
-    let base = at(harness, OTHER, 4096);
+    let base = at(harness, H::OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &patterned(0, LEN)).await;
         let out = H::buffers_out(&end);
@@ -50,7 +50,7 @@ pub(super) fn an_unpolled_future_does_nothing<H: Harness>(harness: &H) {
             ops.read(base, end.buf(LEN));
             if as_chain { drop(end.chain(ops)) } else { drop(end.post_many(ops)) }
         }
-        drop(end.rpc(OTHER, ServiceId(1), end.buf(8), end.buf(8)));
+        drop(end.rpc(H::OTHER, ServiceId(1), end.buf(8), end.buf(8)));
         assert_eq!(H::buffers_out(&end), out, "buffers are home at once");
         end.sleep(SETTLE_NS).await;
         same(&get(&end, base, LEN).await, &patterned(0, LEN), "memory");
@@ -60,7 +60,7 @@ pub(super) fn an_unpolled_future_does_nothing<H: Harness>(harness: &H) {
 /// F7: a begun WRITE lands with the bytes that it was given, although its future is gone and other buffers
 /// are filled meanwhile.
 pub(super) fn a_dropped_write_lands_unseen<H: Harness>(harness: &H) {
-    let base = at(harness, OTHER, 4096);
+    let base = at(harness, H::OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         let out = H::buffers_out(&end);
         for number in 1..=TRIES {
@@ -80,7 +80,7 @@ pub(super) fn a_dropped_write_lands_unseen<H: Harness>(harness: &H) {
 
 /// F7: a begun READ never lands in memory that has another holder.
 pub(super) fn a_dropped_read_keeps_its_buffer<H: Harness>(harness: &H) {
-    let base = at(harness, ONE, 4096);
+    let base = at(harness, H::ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &[0xdd; LEN]).await;
         let out = H::buffers_out(&end);
@@ -138,7 +138,7 @@ async fn drop_lists<H: Harness>(end: H::Endpoint, bases: &[GlobalAddr], as_chain
 
 /// F7 for chains.
 pub(super) fn a_dropped_chain_lands_unseen<H: Harness>(harness: &H) {
-    let base = at(harness, OTHER, 4096);
+    let base = at(harness, H::OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put_word(&end, base.plus(2056), 0).await;
         drop_lists::<H>(end, &[base], true).await;
@@ -147,7 +147,7 @@ pub(super) fn a_dropped_chain_lands_unseen<H: Harness>(harness: &H) {
 
 /// F7 for batches.
 pub(super) fn a_dropped_batch_lands_unseen<H: Harness>(harness: &H) {
-    let bases = [at(harness, ONE, 4096), at(harness, OTHER, 4096)];
+    let bases = [at(harness, H::ONE, 4096), at(harness, H::OTHER, 4096)];
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put_word(&end, bases[0].plus(2056), 0).await;
         drop_lists::<H>(end, &bases, false).await;
@@ -156,7 +156,7 @@ pub(super) fn a_dropped_batch_lands_unseen<H: Harness>(harness: &H) {
 
 /// F7 for atomics: begun and dropped, they happen, and once.
 pub(super) fn a_dropped_atomic_counts_once<H: Harness>(harness: &H) {
-    let base = at(harness, ONE, 4096);
+    let base = at(harness, H::ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         for number in 0..TRIES {
             let _ = poll_once(pin!(end.faa(base, 1))).await;

@@ -1,6 +1,6 @@
 //! Fencing: F6.
 
-use super::tools::{ONE, OTHER, at, get, ok, put, put_word, wait_for_word, word};
+use super::tools::{at, get, ok, put, put_word, wait_for_word, word};
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr, Incarnation, OpErrorKind, ServerId};
 
@@ -28,7 +28,7 @@ fn round_block(round: u64) -> Vec<u8> {
 
 /// A working life is not known to be dead, to itself or to others.
 pub(super) fn the_living_are_not_dead<H: Harness>(harness: &H) {
-    let places = [at(harness, ONE, 4096), at(harness, ONE, 4096 + 8)];
+    let places = [at(harness, H::ONE, 4096), at(harness, H::ONE, 4096 + 8)];
     let tasks = (0..2).map(|me| {
         task(move |end: H::Endpoint| async move {
             put_word(&end, places[me], end.incarnation().0).await;
@@ -46,7 +46,7 @@ pub(super) fn the_living_are_not_dead<H: Harness>(harness: &H) {
 /// F6: once a fence has returned, nothing of that life arrives any more at any server that took the fence. If
 /// a fabric can fence only the dead, it first refuses to fence the living.
 pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
-    let at = at(harness, OTHER, 4096);
+    let at = at(harness, H::OTHER, 4096);
     let shown = harness.run_beside_victim(
         at,
         Box::new(move |end: H::Endpoint, kill| {
@@ -55,7 +55,7 @@ pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
                 assert_ne!(who, end.incarnation());
                 let counted = word(&end, at.plus(8)).await;
                 wait_for_word(&end, at.plus(8), |count| count > counted + 10).await;
-                match end.fence(OTHER, who).await {
+                match end.fence(H::OTHER, who).await {
                     // This fabric can fence the living, and that alone must silence them.
                     Ok(()) => assert_silent(&end, at).await,
                     Err(error) => assert_eq!(error.kind, OpErrorKind::StillAlive),
@@ -64,9 +64,12 @@ pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
                 for server in 0..end.server_count() {
                     ok(end.fence(ServerId(server as u16), who).await);
                 }
+                for server in [H::ONE, H::OTHER] {
+                    ok(end.fence(server, who).await);
+                }
                 assert_silent(&end, at).await;
                 // Again is fine, and others work on.
-                ok(end.fence(OTHER, who).await);
+                ok(end.fence(H::OTHER, who).await);
                 put(&end, at.plus(64), &round_block(0)).await;
                 assert!(get(&end, at.plus(64), BLOCK).await.iter().all(|byte| *byte == 0));
             })

@@ -2,15 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::tools::{
-    ONE, OTHER, at, filled, get, ok, patterned, poll_once, put, put_word, same, word,
-};
+use super::tools::{at, filled, get, ok, patterned, poll_once, put, put_word, same, word};
 use super::{Harness, task};
 use crate::{Endpoint, Op, Ops};
 
 /// F3: later operations of a chain see the effects of earlier ones, READs in front of WRITEs included.
 pub(super) fn a_chain_sees_itself<H: Harness>(harness: &H) {
-    let base = at(harness, OTHER, 4096);
+    let base = at(harness, H::OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put_word(&end, base, 0).await;
         for round in 0..500 {
@@ -47,7 +45,7 @@ pub(super) fn a_chain_sees_itself<H: Harness>(harness: &H) {
 
 /// A CAS that finds another word stores nothing; operations behind it happen.
 pub(super) fn a_failed_swap_lets_the_chain_go_on<H: Harness>(harness: &H) {
-    let base = at(harness, ONE, 4096);
+    let base = at(harness, H::ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put_word(&end, base, 7).await;
         put_word(&end, base.plus(8), 0).await;
@@ -65,7 +63,7 @@ pub(super) fn a_failed_swap_lets_the_chain_go_on<H: Harness>(harness: &H) {
 
 /// Every result stands where its operation was added; buffers can be taken out.
 pub(super) fn results_stand_at_their_index<H: Harness>(harness: &H) {
-    let base = at(harness, ONE, 4096);
+    let base = at(harness, H::ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         let out = H::buffers_out(&end);
         for index in 0..40 {
@@ -82,7 +80,7 @@ pub(super) fn results_stand_at_their_index<H: Harness>(harness: &H) {
                 };
                 assert_eq!(added as u64, index);
             }
-            assert_eq!((ops.len(), ops.server()), (40, Some(ONE)));
+            assert_eq!((ops.len(), ops.server()), (40, Some(H::ONE)));
             let posted = if as_chain { end.chain(ops).await } else { end.post_many(ops).await };
             let mut ops = ok(posted);
             assert_eq!(ops.len(), 40);
@@ -107,7 +105,7 @@ fn is_read(op: &Op) -> bool {
 
 /// Operations on several servers posted together are all done at completion.
 pub(super) fn post_many_reaches_every_server<H: Harness>(harness: &H) {
-    let bases = [at(harness, ONE, 4096), at(harness, OTHER, 4096)];
+    let bases = [at(harness, H::ONE, 4096), at(harness, H::OTHER, 4096)];
     harness.run(vec![task(move |end: H::Endpoint| async move {
         for round in 1..=200 {
             for base in bases {
@@ -149,7 +147,7 @@ pub(super) fn an_empty_list_completes<H: Harness>(harness: &H) {
 
 /// A chain over two servers is a mistake of this program: it panics and does nothing.
 pub(super) fn a_chain_goes_to_one_server<H: Harness>(harness: &H) {
-    let (near, far) = (at(harness, ONE, 4096), at(harness, OTHER, 4096));
+    let (near, far) = (at(harness, H::ONE, 4096), at(harness, H::OTHER, 4096));
     harness.run(vec![task(move |end: H::Endpoint| async move {
         let mut ops = end.ops();
         ops.faa(near, 1);

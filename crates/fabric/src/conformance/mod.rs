@@ -27,6 +27,7 @@ mod lists;
 mod order;
 mod reconnect;
 mod refused;
+mod regions;
 mod rpc;
 mod tools;
 mod transfer;
@@ -36,10 +37,11 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::{Counters, Endpoint, GlobalAddr, Peer, Service, ServiceId};
+use crate::{Counters, Endpoint, GlobalAddr, Peer, ServerId, Service, ServiceId};
 
 pub use calls::party;
 pub use fenced::victim;
+pub use regions::OnRegions;
 
 /// Bytes of scratch memory that a harness has on every server.
 pub const SCRATCH_BYTES: u64 = 4 << 20;
@@ -58,14 +60,21 @@ pub type Kill = Box<dyn FnOnce()>;
 /// Work beside a victim.
 pub type Survivor<E> = Box<dyn FnOnce(E, Kill) -> LocalFuture + Send>;
 
-/// Role of a compute server that the harness kills in the middle of a call.
+/// Role of a compute server that the harness kills in the middle of something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Takes calls, begins them and never replies.
     Callee,
     /// Calls the compute server that the test names.
     Caller,
+    /// Exposes a region of [`REGION_BYTES`], and does nothing else.
+    Owner,
+    /// The same; the harness stops it instead of killing it, as by SIGSTOP, and kills it at the end.
+    StoppedOwner,
 }
+
+/// Bytes of the region of a compute server that the harness kills.
+pub const REGION_BYTES: u64 = 64 << 10;
 
 /// Attaches a peer to the survivor's compute server.
 pub type Attach = Box<dyn Fn(Peer)>;
@@ -77,6 +86,11 @@ pub type CallSurvivor<E> = Box<dyn FnOnce(E, Attach, Kill) -> LocalFuture + Send
 pub trait Harness: 'static {
     /// Endpoint that its tasks use.
     type Endpoint: Endpoint;
+
+    /// The two servers whose memory the cases use.
+    const ONE: ServerId = ServerId(0);
+    /// The second of them.
+    const OTHER: ServerId = ServerId(1);
 
     /// Runs all `tasks` concurrently to their end, each with an endpoint of its own (on its own
     /// thread or compute server), and everything that they spawned. A panic of a task must come out
@@ -120,6 +134,13 @@ pub trait Harness: 'static {
         Vec::new()
     }
 
+    /// As [`Harness::connect_peers`], and each exposes zeroed memory up to the end of
+    /// [`Harness::scratch`]. The first two have the numbers [`ServerId::COMPUTE_FIRST`] and the next one.
+    /// None if the fabric exposes nothing; then all cases about regions are skipped.
+    fn regions(&self) -> Vec<Peer> {
+        Vec::new()
+    }
+
     /// As [`Harness::run_beside_victim`], for [`party`] in that role. The survivor runs on the compute
     /// server of the first task.
     fn run_beside_party(
@@ -144,8 +165,26 @@ pub fn task<E, F: Future<Output = ()> + 'static>(
 pub struct Case<H> {
     /// Its name, a sentence about a fabric that keeps the contract.
     pub name: &'static str,
+    /// It is about memory, so that [`run_case_on_regions`] runs it as well.
+    pub is_of_memory: bool,
     /// Panics if the fabric does not.
     pub run: fn(&H),
+}
+
+/// Runs one case about memory by name, with regions of compute servers in place of memory servers. Returns
+/// whether the fabric exposes regions: otherwise the case has not run.
+///
+/// # Panics
+/// As [`run_case`].
+pub fn run_case_on_regions<H: Harness>(name: &str, harness: H) -> bool {
+    let exposes = !harness.regions().is_empty();
+    if exposes {
+        let cases = cases::<OnRegions<H>>();
+        let mut cases = cases.iter().filter(|case| case.is_of_memory);
+        let case = cases.find(|case| case.name == name).expect("a case of that name");
+        (case.run)(&OnRegions(harness));
+    }
+    exposes
 }
 
 /// Runs one case by name.
@@ -161,12 +200,20 @@ pub fn run_case<H: Harness>(name: &str, harness: H) {
     (case.run)(&harness);
 }
 
-/// The list of cases, once as functions and once as a macro that makes tests.
+/// The list of cases, once as functions and once as a macro that makes tests. Those in the first braces are
+/// about memory, and run on regions as well.
 macro_rules! cases {
-    ($d:tt $($module:ident: $($name:ident),+ ;)+) => {
+    (
+        $d:tt
+        { $($module:ident: $($name:ident),+ ;)+ }
+        { $($other_module:ident: $($other:ident),+ ;)+ }
+    ) => {
         /// Every case of the suite.
         pub fn cases<H: Harness>() -> Vec<Case<H>> {
-            vec![$($(Case { name: stringify!($name), run: $module::$name::<H> },)+)+]
+            vec![
+                $($(case(stringify!($name), true, $module::$name::<H>),)+)+
+                $($(case(stringify!($other), false, $other_module::$other::<H>),)+)+
+            ]
         }
 
         /// Makes a `#[test]` of every case of [`conformance`](crate::conformance); the argument
@@ -174,18 +221,44 @@ macro_rules! cases {
         #[macro_export]
         macro_rules! conformance_tests {
             ($d harness:expr) => {
+                fn fresh_harness() -> impl $d crate::conformance::Harness {
+                    $d harness
+                }
+
                 $($(
                     #[test]
                     fn $name() {
-                        $d crate::conformance::run_case(stringify!($name), $d harness);
+                        $d crate::conformance::run_case(stringify!($name), fresh_harness());
                     }
                 )+)+
+
+                $($(
+                    #[test]
+                    fn $other() {
+                        $d crate::conformance::run_case(stringify!($other), fresh_harness());
+                    }
+                )+)+
+
+                /// The cases about memory, on memory that compute servers expose.
+                mod on_regions {
+                    $($(
+                        #[test]
+                        fn $name() {
+                            let harness = super::fresh_harness();
+                            $d crate::conformance::run_case_on_regions(stringify!($name), harness);
+                        }
+                    )+)+
+                }
             };
         }
     };
 }
 
-cases! { $
+fn case<H>(name: &'static str, is_of_memory: bool, run: fn(&H)) -> Case<H> {
+    Case { name, is_of_memory, run }
+}
+
+cases! { $ {
     transfer: every_length_and_alignment_arrives, a_megabyte_arrives, an_operation_moves_its_window,
         frames_are_filled_where_asked, neighbours_keep_their_bytes;
     atomics: atomics_return_the_old_word, every_addition_counts, every_swap_is_won_once,
@@ -196,16 +269,19 @@ cases! { $
         post_many_reaches_every_server, an_empty_list_completes, a_chain_goes_to_one_server;
     refused: nothing_outside_is_touched, misaligned_atomics_do_nothing,
         unknown_servers_have_no_memory, a_chain_ends_at_its_error;
-    rpc: an_echo_comes_back_whole, a_reply_is_cut_to_the_written_bytes,
-        an_unknown_service_is_named, a_handler_works_on_its_servers_memory;
     dropped: an_unpolled_future_does_nothing, a_dropped_write_lands_unseen,
         a_dropped_read_keeps_its_buffer, a_dropped_chain_lands_unseen,
         a_dropped_batch_lands_unseen, a_dropped_atomic_counts_once;
     counted: every_operation_is_counted_exactly, finished_endpoints_stay_counted;
+    fenced: the_living_are_not_dead, a_fenced_victim_writes_no_more;
+    reconnect: nothing_older_lands_after_a_reconnect, a_reconnect_leaves_nobody_waiting,
+        a_reconnect_affects_one_thread;
+} {
+    rpc: an_echo_comes_back_whole, a_reply_is_cut_to_the_written_bytes,
+        an_unknown_service_is_named, a_handler_works_on_its_servers_memory;
     clock: time_never_goes_back, sleep_is_long_enough, sleepers_wake_in_order,
         a_spawned_task_outlives_its_parent, a_yield_lets_others_run,
         endpoints_draw_their_own_random_numbers;
-    fenced: the_living_are_not_dead, a_fenced_victim_writes_no_more;
     calls: a_call_comes_back_whole, calls_overtake_each_other, a_long_call_is_refused,
         a_call_to_nobody_is_not_begun,
         a_call_that_waits_is_not_begun_when_the_receiver_leaves,
@@ -213,6 +289,15 @@ cases! { $
         a_reply_does_not_answer_another_request, a_fenced_life_is_not_served,
         nothing_older_is_begun_after_a_reconnect, calls_are_bounded, calls_are_counted,
         a_request_is_taken_once;
-    reconnect: nothing_older_lands_after_a_reconnect, a_reconnect_leaves_nobody_waiting,
-        a_reconnect_affects_one_thread;
-}
+    regions: a_region_begins_zeroed, a_region_is_reached_by_all, the_owner_reaches_its_own,
+        a_lock_is_shared_by_owner_and_others, a_batch_reaches_both_kinds,
+        a_chain_stays_on_one_server, nothing_outside_a_region_is_touched,
+        an_unattached_number_is_out_of_bounds, a_dead_owners_region_is_gone,
+        what_was_in_flight_to_the_dead_fails, a_new_life_begins_empty,
+        old_operations_miss_the_new_life, a_fence_reaches_regions,
+        a_fenced_life_finds_no_region_later, a_fenced_owner_does_not_vouch,
+        own_loads_see_whole_words, own_loads_see_completed_writes_if_claimed,
+        a_reconnect_settles_a_region, operations_are_counted_by_kind,
+        a_stopped_owner_blocks_nobody_elsewhere, an_exposed_region_takes_calls_as_well,
+        expose_refuses_a_second_region;
+} }

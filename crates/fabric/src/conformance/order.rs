@@ -2,9 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::tools::{
-    ONE, OTHER, at, countable, get, meet, ok, put, put_word, wait_for_word, word, words,
-};
+use super::tools::{at, countable, get, meet, ok, put, put_word, wait_for_word, word, words};
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr};
 
@@ -12,8 +10,8 @@ use crate::{Endpoint, GlobalAddr};
 pub(super) fn completion_is_visible_to_all<H: Harness>(harness: &H) {
     const ROUNDS: u64 = 1_000;
     const LEN: usize = 520;
-    let (near, far) = (at(harness, ONE, 4096), at(harness, OTHER, 4096));
-    let (flag, answer) = (at(harness, ONE, 64), at(harness, OTHER, 64));
+    let (near, far) = (at(harness, H::ONE, 4096), at(harness, H::OTHER, 4096));
+    let (flag, answer) = (at(harness, H::ONE, 64), at(harness, H::OTHER, 64));
     let writer = task(move |end: H::Endpoint| async move {
         for round in 1..=ROUNDS {
             put(&end, near, &round.to_le_bytes().repeat(LEN / 8)).await;
@@ -48,8 +46,8 @@ pub(super) fn completion_is_visible_to_all<H: Harness>(harness: &H) {
 /// after the WRITE of `i`. Then the READ that follows the WRITE of `j + 1` must find at least `i`.
 pub(super) fn no_store_waits_behind_a_read<H: Harness>(harness: &H) {
     let rounds = harness.rounds(60_000);
-    let words = [at(harness, ONE, 4096), at(harness, OTHER, 4096)];
-    let barrier = at(harness, ONE, 64);
+    let words = [at(harness, H::ONE, 4096), at(harness, H::OTHER, 4096)];
+    let barrier = at(harness, H::ONE, 64);
     let seen: [Arc<Mutex<Vec<u64>>>; 2] = Default::default();
     let tasks = (0..2).map(|me| {
         let (mine, others, seen) = (words[me], words[1 - me], Arc::clone(&seen[me]));
@@ -96,7 +94,8 @@ struct Places {
 
 impl Places {
     fn new<H: Harness>(harness: &H) -> Places {
-        let [first, second, flag] = [4096, 8192 + 64, 4096 - 8].map(|at_| at(harness, OTHER, at_));
+        let [first, second, flag] =
+            [4096, 8192 + 64, 4096 - 8].map(|at_| at(harness, H::OTHER, at_));
         Places { first, second, flag }
     }
 

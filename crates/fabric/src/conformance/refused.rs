@@ -1,6 +1,6 @@
 //! Refusal cases: operations that must fail, and must have done nothing.
 
-use super::tools::{ONE, OTHER, at, get, ok, patterned, put, same, word};
+use super::tools::{at, get, ok, patterned, put, same, word};
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr, OpError, OpErrorKind, ServerId};
 
@@ -15,7 +15,7 @@ pub(super) fn nothing_outside_is_touched<H: Harness>(harness: &H) {
     let start = harness.scratch().start;
     harness.run(vec![task(move |end: H::Endpoint| async move {
         let out = H::buffers_out(&end);
-        for server in [ONE, OTHER] {
+        for server in [H::ONE, H::OTHER] {
             let region_bytes = end.region_bytes(server);
             let tail = GlobalAddr::new(server, region_bytes - 64);
             assert!(region_bytes >= start + super::SCRATCH_BYTES);
@@ -61,12 +61,12 @@ pub(super) fn nothing_outside_is_touched<H: Harness>(harness: &H) {
 
 /// Atomics at each of the seven other alignments.
 pub(super) fn misaligned_atomics_do_nothing<H: Harness>(harness: &H) {
-    let base = at(harness, ONE, 4096);
+    let base = at(harness, H::ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &[0; 16]).await;
         for shift in 1..8 {
             let at = base.plus(shift);
-            let wanted = OpError { server: ONE, kind: OpErrorKind::Misaligned { addr: at } };
+            let wanted = OpError { server: H::ONE, kind: OpErrorKind::Misaligned { addr: at } };
             assert_eq!(end.cas(at, 0, u64::MAX).await, Err(wanted));
             assert_eq!(end.faa(at, 1).await, Err(wanted));
             let mut ops = end.ops();
@@ -102,9 +102,9 @@ pub(super) fn unknown_servers_have_no_memory<H: Harness>(harness: &H) {
 /// An operation behind a refused one in a chain does not happen: it would have taken effect before one in
 /// front of it.
 pub(super) fn a_chain_ends_at_its_error<H: Harness>(harness: &H) {
-    let base = at(harness, OTHER, 4096);
+    let base = at(harness, H::OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
-        let outside = GlobalAddr::new(OTHER, end.region_bytes(OTHER));
+        let outside = GlobalAddr::new(H::OTHER, end.region_bytes(H::OTHER));
         let out = H::buffers_out(&end);
         let mut ops = end.ops();
         ops.read(base, end.buf(8));
@@ -112,7 +112,7 @@ pub(super) fn a_chain_ends_at_its_error<H: Harness>(harness: &H) {
         ops.write_word(base.plus(8), 1);
         ops.faa(base.plus(16), 1);
         ops.read(base, end.buf(64));
-        assert!(is_outside(&end.chain(ops).await, OTHER));
+        assert!(is_outside(&end.chain(ops).await, H::OTHER));
         assert_eq!(word(&end, base.plus(8)).await, 0, "a WRITE behind the error");
         assert_eq!(word(&end, base.plus(16)).await, 0, "an FAA behind the error");
         assert_eq!(H::buffers_out(&end), out);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::tools::{ONE, OTHER, at, filled, get, meet, ok, patterned, put, same};
+use super::tools::{at, filled, get, meet, ok, patterned, put, same};
 use super::{Harness, task};
 use crate::{Endpoint, Words};
 
@@ -10,7 +10,7 @@ use crate::{Endpoint, Words};
 /// range changes.
 pub(super) fn every_length_and_alignment_arrives<H: Harness>(harness: &H) {
     const AREA: usize = 4096;
-    let base = at(harness, ONE, 8192);
+    let base = at(harness, H::ONE, 8192);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         let mut shadow = patterned(0, AREA);
         put(&end, base, &shadow).await;
@@ -45,7 +45,7 @@ pub(super) fn every_length_and_alignment_arrives<H: Harness>(harness: &H) {
 /// 1 MiB at once, aligned and not.
 pub(super) fn a_megabyte_arrives<H: Harness>(harness: &H) {
     const LEN: usize = 1 << 20;
-    let base = at(harness, OTHER, 4096);
+    let base = at(harness, H::OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         for (number, offset) in [(1, 8), (2, 64), (3, 4093)] {
             put(&end, base, &[0x11; 8192]).await;
@@ -63,7 +63,7 @@ pub(super) fn a_megabyte_arrives<H: Harness>(harness: &H) {
 
 /// An operation moves the window, and the buffer that comes back has the window that it had.
 pub(super) fn an_operation_moves_its_window<H: Harness>(harness: &H) {
-    let base = at(harness, ONE, 0);
+    let base = at(harness, H::ONE, 0);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &[0; 128]).await;
         let buf = filled(&end, 1, 64);
@@ -87,7 +87,7 @@ pub(super) fn an_operation_moves_its_window<H: Harness>(harness: &H) {
 
 /// `read_frame` fills the words asked for and no others.
 pub(super) fn frames_are_filled_where_asked<H: Harness>(harness: &H) {
-    let base = at(harness, OTHER, 4096);
+    let base = at(harness, H::OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         let data = patterned(1, 2048);
         put(&end, base, &data).await;
@@ -107,7 +107,7 @@ pub(super) fn frames_are_filled_where_asked<H: Harness>(harness: &H) {
 
 /// Two writers of different bytes of the same words never undo each other.
 pub(super) fn neighbours_keep_their_bytes<H: Harness>(harness: &H) {
-    let (base, barrier) = (at(harness, ONE, 4096), at(harness, ONE, 64));
+    let (base, barrier) = (at(harness, H::ONE, 4096), at(harness, H::ONE, 64));
     let rounds = harness.rounds(2_000);
     // Bytes 0..5, 5..14 and 14..24 of three words: both borders lie inside a word.
     let tasks = [(0, 5), (5, 9), (14, 10)].map(|(offset, len)| {

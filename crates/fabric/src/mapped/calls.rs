@@ -1,4 +1,4 @@
-//! Calls on mapped memory: pass requests to the receiver's queue, or over Unix sockets to its process.
+//! Calls and regions on mapped memory: pass requests to the receiver's queue, or over Unix sockets to its process.
 //!
 //! Within one process a call goes straight into the receiver's queue. Between processes it goes over a
 //! Unix socket in the pool's folder.
@@ -11,7 +11,7 @@
 //! Each thread has a connection of its own to each peer that it calls. A connection has two threads at
 //! either end, which sleep while nothing comes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::net::Shutdown;
@@ -26,8 +26,10 @@ use std::time::Duration;
 
 use super::folder::is_dead;
 use crate::calls::{
-    Admission, CallLink, PeerCalls, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
+    Admission, CallLink, OwnRegion, PeerCalls, Replies, Reply, Requests, check_number,
+    exposed_twice, promise,
 };
+use crate::local::OwnRegionCell;
 use crate::sync::lock;
 use crate::tcp::wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, REQUEST_BYTES, Request, RequestKind,
@@ -36,7 +38,7 @@ use crate::tcp::wire::{
 use crate::wake::Notify;
 use crate::{
     CallError, FabricError, GlobalAddr, Incarnation, OpError, OpErrorKind, Peer, ServerId,
-    ServiceId, access,
+    ServiceId, Words, access,
 };
 
 /// Time within which a side has to greet.
@@ -48,19 +50,35 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// Longest path of a socket that the system takes.
 const SOCKET_PATH_MAX: usize = 100;
 
-/// The queues of the compute servers of one process.
-pub(super) type Receivers = Mutex<BTreeMap<Incarnation, Arc<Requests>>>;
+/// The compute servers of one process.
+pub(super) type Receivers = Mutex<BTreeMap<Incarnation, LocalPeer>>;
 
-/// One compute server's side of calls.
+/// A compute server of this process, as the others reach it.
+#[derive(Clone)]
+pub(super) struct LocalPeer {
+    /// Queues of its calls.
+    pub(super) requests: Arc<Requests>,
+    /// Memory that it exposes.
+    pub(super) region: Option<Arc<Words>>,
+}
+
+/// One compute server's side of calls and regions.
 #[derive(Default)]
 pub(super) struct MappedCalls {
     pub(super) requests: Arc<Requests>,
+    pub(super) own: OwnRegionCell,
     state: Mutex<CallsState>,
+    /// Changes with the peers, and with what is known of their deaths.
+    version: AtomicU64,
 }
 
 #[derive(Default)]
 struct CallsState {
     peers: BTreeMap<ServerId, Peer>,
+    /// Lives that this compute server was told are dead.
+    dead: BTreeSet<Incarnation>,
+    /// Regions of peers that this process has mapped.
+    regions: BTreeMap<Incarnation, Arc<Words>>,
     /// Of each thread.
     links: BTreeMap<(ServerId, u64), Arc<CallLink>>,
     /// The last connection of each thread to each life.
@@ -68,30 +86,93 @@ struct CallsState {
     listener: Option<CallListener>,
 }
 
+/// Memory that the number of a compute server stands for.
+#[derive(Clone)]
+pub(super) enum PeerRegion {
+    /// There is none.
+    None,
+    /// It cannot be reached, and nobody has said why.
+    Away,
+    /// Its life has ended.
+    Gone(Incarnation),
+    Words(Arc<Words>),
+}
+
 impl CallsState {
+    /// Lets go of the memory of lives that no number stands for.
+    fn forget_regions(&mut self) {
+        let peers = &self.peers;
+        self.regions.retain(|who, _| peers.values().any(|peer| peer.incarnation == *who));
+        self.dead.retain(|who| peers.values().any(|peer| peer.incarnation == *who));
+    }
+
     fn number(&mut self, peer: Peer, thread: u64) -> Arc<AtomicU64> {
         Arc::clone(self.numbers.entry((peer.incarnation, thread)).or_default())
     }
 }
 
 impl MappedCalls {
-    /// Takes requests in, over a socket if there is a folder.
+    /// Takes requests in, over a socket if there is a folder, and exposes `region`.
     pub(super) fn expose(
         &self,
         number: ServerId,
-        bytes: u64,
+        region: Option<Arc<Words>>,
         me: Incarnation,
         folder: Option<&Arc<Path>>,
     ) -> Result<(), FabricError> {
-        check_exposed(number, bytes)?;
+        if self.requests.is_open() {
+            return Err(exposed_twice());
+        }
+        let listener =
+            folder.map(|folder| CallListener::start(me, folder, &self.requests)).transpose()?;
         if !self.requests.open() {
             return Err(exposed_twice());
         }
-        if let Some(folder) = folder {
-            let listener = CallListener::start(me, folder, &self.requests)?;
-            lock(&self.state).listener = Some(listener);
+        lock(&self.state).listener = listener;
+        if let Some(words) = region {
+            let _ = self.own.set(OwnRegion { number, words });
+            self.version.fetch_add(1, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// See [`CallsState::peers`] and [`CallsState::dead`].
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// The memory that `server` stands for now. `map` maps that of a peer whose memory this process has not
+    /// used.
+    pub(super) fn region(
+        &self,
+        server: ServerId,
+        me: Incarnation,
+        map: impl FnOnce(Peer) -> Option<Arc<Words>>,
+    ) -> PeerRegion {
+        let own = self.own.get().filter(|own| own.number == server);
+        let mut state = lock(&self.state);
+        let peer = match state.peers.get(&server).copied() {
+            Some(peer) if peer.incarnation != me => peer,
+            _ => {
+                return own
+                    .map_or(PeerRegion::None, |own| PeerRegion::Words(Arc::clone(&own.words)));
+            }
+        };
+        let who = peer.incarnation;
+        if state.dead.contains(&who) {
+            return PeerRegion::Gone(who);
+        }
+        if peer.region_bytes == 0 {
+            return PeerRegion::None;
+        }
+        if let Some(words) = state.regions.get(&who) {
+            return PeerRegion::Words(Arc::clone(words));
+        }
+        let Some(words) = map(peer).filter(|words| words.bytes() == peer.region_bytes) else {
+            return PeerRegion::Away;
+        };
+        state.regions.insert(who, Arc::clone(&words));
+        PeerRegion::Words(words)
     }
 
     pub(super) fn peer(&self, server: ServerId) -> Result<Peer, OpError> {
@@ -114,9 +195,14 @@ impl MappedCalls {
     /// `who` is dead: no reply of it is taken any more (F12.6).
     pub(super) fn told_dead(&self, who: Incarnation) {
         let servers: Vec<_> = {
-            let state = lock(&self.state);
+            let mut state = lock(&self.state);
             let dead = state.peers.values().filter(|peer| peer.incarnation == who);
-            dead.map(|peer| peer.server).collect()
+            let servers: Vec<_> = dead.map(|peer| peer.server).collect();
+            if !servers.is_empty() && state.dead.insert(who) {
+                state.regions.remove(&who);
+                self.version.fetch_add(1, Ordering::Release);
+            }
+            servers
         };
         let links = servers.into_iter().flat_map(|server| self.take_links(server));
         links.for_each(|link| link.peer_died());
@@ -177,8 +263,14 @@ impl PeerCalls for MappedCalls {
     }
 
     fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        check_exposed(peer.server, 0)?;
-        let before = lock(&self.state).peers.insert(peer.server, peer);
+        check_number(peer.server)?;
+        let before = {
+            let mut state = lock(&self.state);
+            let before = state.peers.insert(peer.server, peer);
+            state.forget_regions();
+            before
+        };
+        self.version.fetch_add(1, Ordering::Release);
         if let Some(before) = before.filter(|before| before.incarnation != peer.incarnation) {
             self.end_links(before.server, before.incarnation);
         }
@@ -186,7 +278,13 @@ impl PeerCalls for MappedCalls {
     }
 
     fn detach(&self, server: ServerId) {
-        let before = lock(&self.state).peers.remove(&server);
+        let before = {
+            let mut state = lock(&self.state);
+            let before = state.peers.remove(&server);
+            state.forget_regions();
+            before
+        };
+        self.version.fetch_add(1, Ordering::Release);
         if let Some(before) = before {
             self.end_links(server, before.incarnation);
         }
@@ -269,9 +367,9 @@ impl CallListener {
     }
 }
 
-/// Removes the sockets of lives that are gone. If a socket cannot be removed now, the next caller tries
-/// again.
-fn remove_dead(folder: &Path, calls: &Path) {
+/// Removes the sockets, or other files, of lives that are gone. If one cannot be removed now, the next caller
+/// tries again.
+pub(super) fn remove_dead(folder: &Path, calls: &Path) {
     let Ok(entries) = fs::read_dir(calls) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();

@@ -1,12 +1,13 @@
 //! Mapped endpoint: does each operation in place, on memory of this process.
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 
-use super::calls::replace;
+use super::calls::{PeerRegion, replace};
 use super::{CAPABILITIES, MappedShared};
 use crate::local::PoolFacts;
 use crate::raw::SlabRef;
@@ -27,6 +28,21 @@ struct Thread {
     local: Local,
     /// Number among the compute server's threads, for its links to others.
     number: u64,
+    /// Memory of compute servers that this thread has used.
+    peers: RefCell<PeerRegions>,
+}
+
+/// Meanings of compute servers' numbers, at one version of what is known of them.
+#[derive(Default)]
+struct PeerRegions {
+    version: u64,
+    list: Vec<(ServerId, PeerRegion)>,
+}
+
+impl std::fmt::Debug for PeerRegions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} regions", self.list.len())
+    }
 }
 
 impl MappedEndpoint {
@@ -41,9 +57,12 @@ impl MappedEndpoint {
             incarnation: shared.incarnation,
             capabilities: CAPABILITIES,
             region_bytes: shared.regions.iter().map(Words::bytes).collect(),
+            own: Arc::clone(&shared.calls.own),
         };
         let local = Local::new(pool, counters, SlabRef::new(), seed, Executor::new(), calls);
-        MappedEndpoint { thread: Rc::new(Thread { shared, local, number }) }
+        MappedEndpoint {
+            thread: Rc::new(Thread { shared, local, number, peers: RefCell::default() }),
+        }
     }
 
     #[inline]
@@ -51,9 +70,57 @@ impl MappedEndpoint {
         Now { endpoint: self, work }
     }
 
-    #[inline]
-    fn region(&self, addr: GlobalAddr) -> Option<&Words> {
-        self.thread.shared.region(addr.server())
+    /// Does `work` on the memory in which `addr` lies, if it is there.
+    #[inline(always)]
+    fn on<T>(
+        &self,
+        addr: GlobalAddr,
+        work: impl FnOnce(Option<&Words>) -> Result<T, OpError>,
+    ) -> Result<T, OpError> {
+        match self.thread.shared.region(addr.server()) {
+            None => self.on_peer(addr.server(), work),
+            region => work(region),
+        }
+    }
+
+    fn is_own(&self, server: ServerId) -> bool {
+        self.thread.shared.calls.own.get().is_some_and(|own| own.number == server)
+    }
+
+    /// As [`MappedEndpoint::on`], for memory that compute servers expose.
+    #[cold]
+    #[inline(never)]
+    fn on_peer<T>(
+        &self,
+        server: ServerId,
+        work: impl FnOnce(Option<&Words>) -> Result<T, OpError>,
+    ) -> Result<T, OpError> {
+        let Thread { shared, peers, .. } = &*self.thread;
+        let region = {
+            let mut peers = peers.borrow_mut();
+            let version = shared.calls.version();
+            if peers.version != version {
+                peers.list.clear();
+                peers.version = version;
+            }
+            match peers.list.iter().find(|(number, _)| *number == server) {
+                Some((_, region)) => region.clone(),
+                None => {
+                    let region = shared.peer_region(server);
+                    // A region that is away may come.
+                    if !matches!(region, PeerRegion::Away) {
+                        peers.list.push((server, region.clone()));
+                    }
+                    region
+                }
+            }
+        };
+        match region {
+            PeerRegion::Words(words) => work(Some(&words)),
+            PeerRegion::None => work(None),
+            PeerRegion::Away => Err(OpError { server, kind: OpErrorKind::Unavailable }),
+            PeerRegion::Gone(who) => Err(OpError { server, kind: OpErrorKind::Gone { who } }),
+        }
     }
 }
 
@@ -96,7 +163,7 @@ impl MappedWork for Read {
     #[inline(always)]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Buf, OpError> {
         let mut into = self.into.take().expect(AGAIN);
-        access::read(endpoint.region(self.from), self.from, &mut into)?;
+        endpoint.on(self.from, |region| access::read(region, self.from, &mut into))?;
         Ok(into)
     }
 }
@@ -112,7 +179,7 @@ impl MappedWork for Write {
     #[inline(always)]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Buf, OpError> {
         let from = self.from.take().expect(AGAIN);
-        access::write(endpoint.region(self.to), self.to, &from)?;
+        endpoint.on(self.to, |region| access::write(region, self.to, &from))?;
         Ok(from)
     }
 }
@@ -128,8 +195,10 @@ impl<F: Fn(&Words, usize) -> u64> MappedWork for Atomic<F> {
 
     #[inline(always)]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<u64, OpError> {
-        let (region, word) = access::word(endpoint.region(self.at), self.at)?;
-        Ok((self.change)(region, word))
+        endpoint.on(self.at, |region| {
+            let (region, word) = access::word(region, self.at)?;
+            Ok((self.change)(region, word))
+        })
     }
 }
 
@@ -142,7 +211,8 @@ impl MappedWork for OpList {
     #[inline]
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Ops, OpError> {
         let mut ops = self.0.take().expect(AGAIN);
-        ops.iter_mut().try_for_each(|op| access::run(endpoint.region(op.addr()), op))?;
+        ops.iter_mut()
+            .try_for_each(|op| endpoint.on(op.addr(), |region| access::run(region, op)))?;
         Ok(ops)
     }
 }
@@ -172,7 +242,7 @@ impl Endpoint for MappedEndpoint {
         words: usize,
     ) -> Result<(), OpError> {
         let mut buf = self.buf(words * 8);
-        access::read(self.region(from), from, &mut buf)?;
+        self.on(from, |region| access::read(region, from, &mut buf))?;
         frame.store(first, &buf.words()[..words]);
         Ok(())
     }
@@ -216,6 +286,9 @@ impl Endpoint for MappedEndpoint {
         mut reply: Buf,
     ) -> Result<Buf, OpError> {
         let shared = &self.thread.shared;
+        if server.is_compute() {
+            return Err(OpError { server, kind: OpErrorKind::NoService { service: service.0 } });
+        }
         let region = shared.region(server);
         let memory = access::check(region, GlobalAddr::new(server, 0), 0)?;
         let services = shared.services.read().unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +321,12 @@ impl Endpoint for MappedEndpoint {
             return Err(OpError { server, kind: OpErrorKind::StillAlive });
         }
         if server.is_compute() {
-            shared.fence_at(shared.calls.peer(server)?, who);
+            match shared.calls.peer(server) {
+                Ok(peer) => shared.fence_at(peer, who),
+                // The dead store nothing, in the own region either.
+                Err(_) if self.is_own(server) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -259,7 +337,10 @@ impl Endpoint for MappedEndpoint {
             return Ok(());
         }
         let Thread { shared, number, .. } = &*self.thread;
-        let peer = shared.calls.peer(server)?;
+        let peer = match shared.calls.peer(server) {
+            Err(_) if self.is_own(server) => return Ok(()),
+            peer => peer?,
+        };
         let connection = shared.calls.give_up_link(peer, *number);
         let Some(folder) = shared.folder() else { return Ok(()) };
         let replaced = replace(folder, shared.incarnation, peer, connection).await;
@@ -276,6 +357,10 @@ impl Endpoint for MappedEndpoint {
             self.thread.shared.calls.told_dead(who);
         }
         is_dead
+    }
+
+    fn may_meet_regions(&self) -> bool {
+        self.thread.shared.may_meet_regions()
     }
 
     /// Only a process that has ended is dead.

@@ -7,6 +7,7 @@
 //! <folder>/region-00000      the memory of server 0; its length is the region's
 //! <folder>/members/<life>    locked by the process of that incarnation for as long as it lives
 //! <folder>/calls/<life>      the socket at which that process takes calls, if it does
+//! <folder>/exposed/<life>    the memory that that process exposes, if it does
 //! ```
 //!
 //! The kernel releases a lock when its process ends, however it ends, also across containers that share
@@ -339,6 +340,7 @@ fn is_of_a_pool(name: &str) -> bool {
         || name == "members"
         || name == "calls"
         || name == "unreserved"
+        || name == "exposed"
         || digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 

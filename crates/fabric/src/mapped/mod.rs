@@ -12,6 +12,7 @@
 mod calls;
 mod endpoint;
 mod folder;
+mod regions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -19,12 +20,12 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use calls::{MappedCalls, Receivers};
+use calls::{LocalPeer, MappedCalls, PeerRegion, Receivers};
 pub use endpoint::MappedEndpoint;
 pub use folder::CreateGuard;
 use folder::Folder;
 
-use crate::calls::CallLink;
+use crate::calls::{CallLink, check_exposed, exposed_twice, region_words};
 use crate::sync::lock;
 use crate::{
     Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
@@ -61,7 +62,7 @@ enum Standing {
 #[derive(Default)]
 struct Process {
     alive: Mutex<BTreeSet<Incarnation>>,
-    /// Their queues of calls.
+    /// Their queues of calls, and their regions.
     receivers: Receivers,
 }
 
@@ -190,7 +191,8 @@ impl Mapped {
         lock(&process.alive).insert(incarnation);
         let mapped = Self::over(regions, incarnation, Standing::Process(process), services);
         if let Standing::Process(process) = &mapped.0.standing {
-            lock(&process.receivers).insert(incarnation, Arc::clone(&mapped.0.calls.requests));
+            let requests = Arc::clone(&mapped.0.calls.requests);
+            lock(&process.receivers).insert(incarnation, LocalPeer { requests, region: None });
         }
         mapped
     }
@@ -230,16 +232,30 @@ impl Fabric for Mapped {
         lock(&self.0.counters).clone()
     }
 
-    /// Compute servers of one process reach each other's queues. Those of a folder also listen at a socket in
-    /// it.
+    /// Compute servers of one process reach each other's queues and memory. Those of a folder also listen at
+    /// a socket in it, and expose a file.
     fn expose(
         &self,
         number: ServerId,
         bytes: u64,
         _listen: &ListenConfig,
     ) -> Result<Option<Exposed>, FabricError> {
-        self.0.calls.expose(number, bytes, self.0.incarnation, self.0.folder())?;
-        Ok(None)
+        check_exposed(number, bytes)?;
+        let region = self.0.make_region(number, bytes)?;
+        let folder = self.0.folder();
+        let exposed = self.0.calls.expose(number, region.clone(), self.0.incarnation, folder);
+        match (&exposed, &self.0.standing) {
+            (Ok(()), Standing::Process(process)) => {
+                if let Some(peer) = lock(&process.receivers).get_mut(&self.0.incarnation) {
+                    peer.region = region;
+                }
+            }
+            (Err(_), Standing::Folder(folder)) if self.0.calls.own.get().is_none() => {
+                regions::remove(folder.path(), self.0.incarnation);
+            }
+            _ => {}
+        }
+        exposed.map(|()| None)
     }
 }
 
@@ -259,7 +275,7 @@ impl MappedShared {
                 calls::connect(folder.path(), self.incarnation, peer, number)
             }
             Standing::Process(process) => {
-                let receiver = lock(&process.receivers).get(&peer.incarnation).cloned()?;
+                let receiver = lock(&process.receivers).get(&peer.incarnation)?.requests.clone();
                 Some(CallLink::new(self.incarnation, peer.incarnation, Some(receiver)))
             }
         }
@@ -270,8 +286,42 @@ impl MappedShared {
         if let Standing::Process(process) = &self.standing
             && let Some(receiver) = lock(&process.receivers).get(&peer.incarnation)
         {
-            receiver.fence(who);
+            receiver.requests.fence(who);
         }
+    }
+
+    /// Memory for this compute server's region; `None` for 0 bytes.
+    fn make_region(&self, number: ServerId, bytes: u64) -> Result<Option<Arc<Words>>, FabricError> {
+        match &self.standing {
+            Standing::Folder(folder) if bytes > 0 => {
+                // A second call must leave the first one's file alone.
+                if self.calls.requests.is_open() || self.calls.own.get().is_some() {
+                    return Err(exposed_twice());
+                }
+                regions::create(folder.path(), self.incarnation, bytes).map(Some)
+            }
+            _ => region_words(number, bytes),
+        }
+    }
+
+    /// Returns whether any compute server may have exposed memory.
+    fn may_meet_regions(&self) -> bool {
+        match &self.standing {
+            Standing::Folder(folder) => regions::may_exist(folder.path()),
+            Standing::Process(process) => {
+                lock(&process.receivers).values().any(|peer| peer.region.is_some())
+            }
+        }
+    }
+
+    /// Memory that the number of a compute server stands for.
+    fn peer_region(&self, server: ServerId) -> PeerRegion {
+        self.calls.region(server, self.incarnation, |peer| match &self.standing {
+            Standing::Folder(folder) => regions::open(folder.path(), peer),
+            Standing::Process(process) => {
+                lock(&process.receivers).get(&peer.incarnation)?.region.clone()
+            }
+        })
     }
 
     fn region(&self, server: ServerId) -> Option<&Words> {
@@ -292,9 +342,15 @@ impl MappedShared {
 impl Drop for MappedShared {
     fn drop(&mut self) {
         self.calls.end();
-        if let Standing::Process(process) = &self.standing {
-            lock(&process.receivers).remove(&self.incarnation);
-            lock(&process.alive).remove(&self.incarnation);
+        match &self.standing {
+            Standing::Process(process) => {
+                lock(&process.receivers).remove(&self.incarnation);
+                lock(&process.alive).remove(&self.incarnation);
+            }
+            Standing::Folder(folder) if self.calls.own.get().is_some() => {
+                regions::remove(folder.path(), self.incarnation);
+            }
+            Standing::Folder(_) => {}
         }
     }
 }

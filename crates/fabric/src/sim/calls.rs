@@ -27,7 +27,7 @@ use super::machine::Machine;
 use super::nic::CardLoad;
 use super::slots::{Poster, SimPayload, SlotState, Wake};
 use super::{Sim, SimEndpoint, SimFabric, SimInner};
-use crate::calls::{CallOutcome, Responder, UNDER_WAY_MAX, check_exposed, exposed_twice};
+use crate::calls::{CallOutcome, Responder, UNDER_WAY_MAX, check_number, exposed_twice};
 use crate::{
     CALL_BYTES_MAX, CallError, Canary, Closed, FabricError, GlobalAddr, Incarnation, Incoming,
     OpError, OpErrorKind, Peer, ServerId, ServiceId, access,
@@ -129,6 +129,13 @@ struct SimPair {
     waiting: VecDeque<u32>,
 }
 
+/// A peer that a life has attached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attached {
+    pub life: u32,
+    pub region_bytes: u64,
+}
+
 /// All messages between compute servers.
 #[derive(Debug, Default)]
 pub(super) struct SimCalls {
@@ -136,7 +143,7 @@ pub(super) struct SimCalls {
     next: u32,
     receivers: BTreeMap<u32, SimReceiver>,
     /// The life that a number stands for, for each life.
-    peers: BTreeMap<(u32, ServerId), u32>,
+    peers: BTreeMap<(u32, ServerId), Attached>,
     /// Lives that left in order and have ended: they had answered all that they had begun.
     left: BTreeSet<u32>,
     /// Lives that were told that another one is dead.
@@ -150,6 +157,28 @@ pub(super) struct SimCalls {
     stale: u64,
     /// Wakers that have been called, to be dropped without holding the machine.
     spent: Vec<Wake>,
+}
+
+impl SimCalls {
+    /// The peer that `server` stands for at the life `me`.
+    pub(super) fn peer(&self, me: u32, server: ServerId) -> Option<Attached> {
+        self.peers.get(&(me, server)).copied()
+    }
+
+    /// Returns whether `me` was told that `who` is dead.
+    pub(super) fn was_told_dead(&self, me: u32, who: u32) -> bool {
+        self.told_dead.contains(&(me, who))
+    }
+
+    /// Returns whether the link from compute server `from` to `to` swallows what is sent.
+    pub(super) fn is_cut(&self, from: usize, to: usize) -> bool {
+        self.cut.contains(&(from, to))
+    }
+
+    /// Returns whether any link is cut.
+    pub(super) fn has_cuts(&self) -> bool {
+        !self.cut.is_empty()
+    }
 }
 
 /// Returns whether a post is a message to a compute server.
@@ -169,7 +198,6 @@ impl Machine {
     /// Sends off the message in slot `index`, which leaves its thread at `departs`.
     #[cold]
     pub(super) fn post_message(&mut self, index: u32, departs: u64) {
-        self.record_post(index);
         let slot = &mut self.slots[index];
         let (from, serial) = (slot.poster, slot.serial);
         let (server, what) = match &mut slot.payload {
@@ -182,7 +210,9 @@ impl Machine {
             _ => return,
         };
         let is_call = matches!(what, What::Call { .. });
-        let to = self.calls.peers.get(&(from.life, server)).copied();
+        let own = self.lives[from.life as usize].own.get().filter(|own| own.number == server);
+        let own = own.map(|_| from.life).filter(|_| !is_call);
+        let to = self.calls.peer(from.life, server).map(|peer| peer.life).or(own);
         let number = if is_call {
             let key = (from.life, from.thread, server);
             let count = self.calls.numbers.entry(key).or_default();
@@ -241,7 +271,7 @@ impl Machine {
         let (index, serial) = (message.slot, message.serial);
         let bytes = self.message_load(message).bytes;
         let compute = self.lives[message.from.life as usize].compute;
-        let transfer = self.client_nics[compute].outbound.transfer_ps(bytes);
+        let transfer = self.nics[self.memory_servers + compute].outbound.transfer_ps(bytes);
         let mut at = departs.saturating_add(transfer + self.wire());
         let mut fate = Fate::Plain;
         if self.adversary.harms {
@@ -300,7 +330,7 @@ impl Machine {
         match step {
             Step::Leave => {
                 let load = self.message_load(message);
-                let through = self.client_nics[from].outbound.pass(now, load);
+                let through = self.nics[self.memory_servers + from].outbound.pass(now, load);
                 self.next_step(id, Step::Reach, through);
             }
             Step::Reach => {
@@ -309,7 +339,7 @@ impl Machine {
                     self.strike_message_of(id, "request cut off");
                     return self.lose_message(id);
                 }
-                let through = self.client_nics[to].inbound.pass(now, load);
+                let through = self.nics[self.memory_servers + to].inbound.pass(now, load);
                 self.next_step(id, Step::Come, through);
             }
             Step::Come => self.come(id),
@@ -324,13 +354,13 @@ impl Machine {
                     self.strike_message_of(id, "reply cut off");
                     return self.lose_message(id);
                 }
-                let pipe = &mut self.client_nics[to].outbound;
+                let pipe = &mut self.nics[self.memory_servers + to].outbound;
                 let sent = pipe.pass(now + pipe.transfer_ps(answer.bytes), answer);
                 let at = sent + self.wire() + self.times.completion + late;
                 self.next_step(id, Step::Home, at);
             }
             Step::Home => {
-                let through = self.client_nics[from].inbound.pass(now, answer);
+                let through = self.nics[self.memory_servers + from].inbound.pass(now, answer);
                 self.next_step(id, Step::Done, through);
             }
             Step::Done => {
@@ -395,12 +425,17 @@ impl Machine {
                     && let Some(receiver) = self.calls.receivers.get_mut(&to)
                 {
                     receiver.fenced.insert(life as u32);
+                    // A fenced life keeps its own region (F11.10).
+                    if life as u32 != to {
+                        self.fence_at(self.place_of_life(to), life as u32);
+                    }
                 }
                 Ok(Vec::new())
             }
             What::Reconnect => {
                 let last = receiver.reconnected.entry((from.life, from.thread)).or_default();
                 *last = (*last).max(serial);
+                self.settle_at(self.place_of_life(to), from, serial);
                 Ok(Vec::new())
             }
         };
@@ -519,7 +554,7 @@ impl Machine {
     }
 
     /// The sender's post ends (MSG-1).
-    fn give_outcome(&mut self, index: u32, outcome: CallOutcome) {
+    pub(super) fn give_outcome(&mut self, index: u32, outcome: CallOutcome) {
         let slot = &mut self.slots[index];
         let server = slot.server(0).unwrap_or(ServerId(0));
         match &mut slot.payload {
@@ -533,6 +568,7 @@ impl Machine {
         }
         slot.missing = 0;
         let done = self.take_completion(index);
+        self.after_reconnect(index, true);
         self.resume_at(index, done);
     }
 
@@ -598,9 +634,13 @@ impl Machine {
 
     /// `me` was told that `who` is dead: it takes no reply of it any more (F12.6).
     pub(super) fn tell_dead(&mut self, me: u32, who: u32) {
-        let is_peer = self.calls.peers.iter().any(|((life, _), peer)| (*life, *peer) == (me, who));
-        if is_peer && self.calls.told_dead.insert((me, who)) && !self.calls.left.contains(&who) {
-            self.give_up(|one| one.from.life == me && one.to == who, gone(who));
+        let mut peers = self.calls.peers.iter();
+        let is_peer = peers.any(|((life, _), peer)| (*life, peer.life) == (me, who));
+        if is_peer && self.calls.told_dead.insert((me, who)) {
+            if !self.calls.left.contains(&who) {
+                self.give_up(|one| one.from.life == me && one.to == who, gone(who));
+            }
+            self.end_region_posts(me, who);
         }
     }
 
@@ -820,17 +860,6 @@ impl SimEndpoint {
 }
 
 impl SimFabric {
-    pub(super) fn expose_calls(&self, number: ServerId, bytes: u64) -> Result<(), FabricError> {
-        check_exposed(number, bytes)?;
-        let mut machine = self.inner().machine.borrow_mut();
-        let receiver = machine.calls.receivers.entry(self.life()).or_default();
-        if receiver.is_open || receiver.has_left {
-            return Err(exposed_twice());
-        }
-        receiver.is_open = true;
-        Ok(())
-    }
-
     /// Makes its card take `factor` times as long for everything from now on; 1 is as configured.
     ///
     /// # Panics
@@ -838,20 +867,33 @@ impl SimFabric {
     pub fn slow(&self, factor: impl Into<f64>) {
         let factor = factor.into();
         assert!((1.0..=1e6).contains(&factor), "a server that is {factor} times slower");
-        self.inner().machine.borrow_mut().client_nics[self.compute()].slow(factor);
+        let mut machine = self.inner().machine.borrow_mut();
+        let card = machine.memory_servers + self.compute();
+        machine.nics[card].slow(factor);
     }
 }
 
 impl Machine {
+    /// A life takes calls in from now on.
+    pub(super) fn open_receiver(&mut self, life: u32) -> Result<(), FabricError> {
+        let receiver = self.calls.receivers.entry(life).or_default();
+        if receiver.is_open || receiver.has_left {
+            return Err(exposed_twice());
+        }
+        receiver.is_open = true;
+        Ok(())
+    }
+
     /// Makes `peer.server` stand for that life at the life `me`.
     pub(super) fn attach_peer(&mut self, me: u32, peer: Peer) -> Result<(), FabricError> {
-        check_exposed(peer.server, 0)?;
+        check_number(peer.server)?;
         let Some(life) = self.life_of(peer.incarnation) else {
             return Err(FabricError::Config(format!("there is no life {}", peer.incarnation)));
         };
-        let before = self.calls.peers.insert((me, peer.server), life as u32);
-        if let Some(before) = before.filter(|before| *before != life as u32) {
-            self.give_up_peer(me, peer.server, before);
+        let attached = Attached { life: life as u32, region_bytes: peer.region_bytes };
+        let before = self.calls.peers.insert((me, peer.server), attached);
+        if let Some(before) = before.filter(|before| before.life != life as u32) {
+            self.give_up_peer(me, peer.server, before.life);
         }
         Ok(())
     }
@@ -859,13 +901,14 @@ impl Machine {
     /// Makes `server` stand for nobody at the life `me`.
     pub(super) fn detach_peer(&mut self, me: u32, server: ServerId) {
         if let Some(before) = self.calls.peers.remove(&(me, server)) {
-            self.give_up_peer(me, server, before);
+            self.give_up_peer(me, server, before.life);
         }
     }
 
     fn give_up_peer(&mut self, me: u32, server: ServerId, who: u32) {
         let theirs = |one: &Message| one.from.life == me && one.server == server && one.to == who;
         self.give_up(theirs, gone(who));
+        self.end_region_posts(me, who);
     }
 }
 
@@ -876,8 +919,9 @@ impl SimInner {
         let peers = machine.calls.peers.range((life, ServerId(0))..=(life, ServerId::MAX));
         let peers = peers.map(|((_, server), who)| Peer {
             server: *server,
-            incarnation: Incarnation(u64::from(*who) + 1),
+            incarnation: Incarnation(u64::from(who.life) + 1),
             address: None,
+            region_bytes: who.region_bytes,
         });
         peers.collect()
     }
@@ -892,12 +936,16 @@ impl Sim {
     pub fn cut(&self, from: usize, to: usize) {
         let computes = self.inner.config.compute_servers;
         assert!(from.max(to) < computes, "compute servers {from} and {to} of {computes}");
-        self.inner.machine.borrow_mut().calls.cut.insert((from, to));
+        let mut machine = self.inner.machine.borrow_mut();
+        machine.calls.cut.insert((from, to));
+        machine.look_for_ills();
     }
 
     /// Mends the link from compute server `from` to compute server `to`.
     pub fn heal(&self, from: usize, to: usize) {
-        self.inner.machine.borrow_mut().calls.cut.remove(&(from, to));
+        let mut machine = self.inner.machine.borrow_mut();
+        machine.calls.cut.remove(&(from, to));
+        machine.look_for_ills();
     }
 
     /// Answers to calls that came when their senders waited for them no more.

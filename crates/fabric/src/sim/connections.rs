@@ -1,4 +1,4 @@
-//! Simulated connections: one thread's send queue to one memory server, and its reconnects.
+//! Simulated connections: one thread's send queue to one memory server or region, and its reconnects.
 //!
 //! - **CONN-1** With a limit, a connection has in flight at most [`super::SimConfig::queue_depth`]
 //!   operations, or one longer chain; the rest waits in posted order.
@@ -10,11 +10,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::machine::Machine;
-use super::slots::{Poster, SimPayload, SlotState};
+use super::slots::{GivenUp, Poster, SimPayload, SlotState};
 use crate::ServerId;
 
-/// Life, thread and destination of a connection.
-pub(super) type Key = (u32, u32, ServerId);
+/// Life, thread and place of the destination of a connection.
+pub(super) type Key = (u32, u32, usize);
 
 #[derive(Debug)]
 pub(super) struct Connections {
@@ -57,12 +57,8 @@ impl SimConnection {
 impl Machine {
     fn key(&self, index: u32, part: u16) -> Option<Key> {
         let slot = &self.slots[index];
-        let server = slot.server(part)?;
-        (server.index() < self.servers.len()).then_some((
-            slot.poster.life,
-            slot.poster.thread,
-            server,
-        ))
+        let place = slot.place(part)?;
+        (place < self.servers.len()).then_some((slot.poster.life, slot.poster.thread, place))
     }
 
     /// Returns whether a message has to wait before it leaves (CONN-1, CONN-2); it leaves later.
@@ -86,6 +82,29 @@ impl Machine {
             connection.flying.push((serial, part, ops));
         }
         is_held
+    }
+
+    /// A post's messages never leave if they wait to.
+    pub(super) fn forget_waiting(&mut self, index: u32) {
+        if self.slots[index].held > 0
+            && let Some(key) = self.key(index, 0)
+            && let Some(connection) = self.connections.list.get_mut(&key)
+        {
+            connection.waiting.retain(|(waiting, _)| *waiting != index);
+            self.slots[index].held = 0;
+        }
+    }
+
+    /// Takes away what waits on connections of the life `me` to `place`; returns the posts.
+    pub(super) fn take_waiting(&mut self, me: u32, place: usize) -> Vec<u32> {
+        let mut taken = Vec::new();
+        for ((life, _, at), connection) in &mut self.connections.list {
+            if (*life, *at) == (me, place) {
+                taken.extend(connection.waiting.drain(..).map(|(index, _)| index));
+            }
+        }
+        taken.iter().for_each(|index| self.slots[*index].held -= 1);
+        taken
     }
 
     /// Begins a posted reconnect; false if it has to wait for another one to end.
@@ -215,11 +234,19 @@ impl Machine {
             if slot.state != SlotState::Free
                 && slot.is_by(poster)
                 && slot.serial < serial
-                && (0..slot.parts).any(|part| slot.server(part) == Some(server))
+                && (0..slot.parts).any(|part| slot.place(part) == Some(key.2))
             {
-                self.time_out(index, server);
+                self.time_out(index, GivenUp { server, gone: None });
             }
         }
+    }
+
+    /// Nothing that `poster`'s thread posted before `serial` takes effect at `place` any more.
+    pub(super) fn settle_at(&mut self, place: usize, poster: Poster, serial: u64) {
+        self.cut(place, |slot| slot.is_by(poster) && slot.serial < serial);
+        let key = (poster.life, poster.thread);
+        let last = self.servers[place].reconnected.entry(key).or_default();
+        *last = (*last).max(serial);
     }
 
     /// The reconnect in slot `index` has come to its server (CONN-3).
@@ -227,10 +254,7 @@ impl Machine {
         self.ops += 1;
         if !self.refused(index, 0) {
             let (poster, serial) = (self.slots[index].poster, self.slots[index].serial);
-            self.cut(server, |slot| slot.is_by(poster) && slot.serial < serial);
-            let key = (poster.life, poster.thread);
-            let last = self.servers[server.index()].reconnected.entry(key).or_default();
-            *last = (*last).max(serial);
+            self.settle_at(server.index(), poster, serial);
             self.record_effect(index, 0);
         }
         self.trace.add(u64::from(server.0));

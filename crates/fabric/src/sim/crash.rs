@@ -52,6 +52,12 @@ pub enum CrashWay {
     /// The operation is posted, with its list, and the life stops before it can learn of any
     /// completion.
     PauseAfter,
+    /// The operation is posted, with its list, and the compute server that it goes to dies at that moment.
+    /// For an operation on a memory server, it is the one whose region this life has used last; nobody
+    /// dies if there is none, or if it is this life.
+    OwnerDies,
+    /// As [`CrashWay::OwnerDies`], and this life ends with it, as by [`CrashWay::Before`].
+    BothDie,
 }
 
 /// Words of a WRITE that land.
@@ -82,8 +88,8 @@ pub struct CountedOp {
 #[derive(Debug, Default)]
 pub(super) struct Crashes {
     armed: Vec<Armed>,
-    /// A plan has just ended this life; its tasks are to be dropped.
-    ending: Option<u32>,
+    /// A plan has just ended these lives; their tasks are to be dropped.
+    ending: Vec<u32>,
     /// A plan has ended a life at one of its posts, so that posts may have a fate.
     cuts: bool,
 }
@@ -129,7 +135,7 @@ impl Crashes {
         let is_at = part == cut.part;
         match cut.way {
             _ if part < cut.part => PlannedFate::Happens,
-            CrashWay::Before | CrashWay::Skip if is_at => PlannedFate::Never,
+            CrashWay::Before | CrashWay::BothDie | CrashWay::Skip if is_at => PlannedFate::Never,
             CrashWay::After if is_at => PlannedFate::Happens,
             CrashWay::Within(landing) if is_at => PlannedFate::InPart(landing),
             CrashWay::Skip => PlannedFate::Happens,
@@ -204,13 +210,37 @@ impl Machine {
         match plan.way {
             CrashWay::PauseBefore => {}
             CrashWay::PauseAfter => self.lives[life as usize].stopped = true,
+            CrashWay::OwnerDies => {
+                let owner = self.owner_of(index, (plan.op - first) as u16);
+                self.crashes.ending.extend(owner);
+            }
             way => {
                 let part = (plan.op - first) as u16;
-                armed.cut = Some(Cut { serial: slot.serial, part, way });
+                let owner = self.owner_of(index, part).filter(|_| way == CrashWay::BothDie);
+                let Some(armed) =
+                    self.crashes.armed.iter_mut().find(|armed| {
+                        armed.fired && armed.life == life && armed.plan == Some(plan)
+                    })
+                else {
+                    return;
+                };
+                armed.cut = Some(Cut { serial: self.slots[index].serial, part, way });
                 self.crashes.cuts = true;
-                self.crashes.ending = Some(life);
+                self.crashes.ending.push(life);
+                self.crashes.ending.extend(owner);
             }
         }
+    }
+
+    /// The other life whose region the part of a post goes to, or else the one whose region its life has
+    /// used last.
+    fn owner_of(&self, index: u32, part: u16) -> Option<u32> {
+        let slot = &self.slots[index];
+        let me = slot.poster.life;
+        let message = slot.server(part).and_then(|server| self.calls.peer(me, server));
+        let place = slot.place(part).and_then(|place| self.servers.get(place));
+        let owner = place.and_then(|place| place.owner).or(message.map(|peer| peer.life));
+        owner.or(self.lives[me as usize].last_region).filter(|owner| *owner != me)
     }
 
     /// Returns whether a plan keeps this operation from taking effect in whole. If the plan lets a part land,
@@ -223,7 +253,8 @@ impl Machine {
             PlannedFate::InPart(landing) => Some(landing),
         };
         let Some(server) = slot.server(part) else { return true };
-        let is_fenced = self.servers[server.index()].fenced[slot.poster.life as usize];
+        let place = slot.place(part).and_then(|place| self.servers.get(place));
+        let is_fenced = place.is_none_or(|at| at.fenced[slot.poster.life as usize]);
         if let Some(landing) = landing
             && !is_fenced
         {
@@ -240,7 +271,10 @@ impl Machine {
         let slot = &self.slots[index];
         let capabilities = self.adversary.capabilities();
         let Some(op @ Op::Write { to, from }) = slot.payload.op(part) else { return };
-        let region = Some(&*self.servers[to.server().index()].words);
+        let Some(server) = slot.place(part).and_then(|place| self.servers.get(place)) else {
+            return;
+        };
+        let region = Some(&*server.words);
         let Ok(words) = access::check(region, *to, from.window_len()) else { return };
         let mask = match landing {
             Landing::Prefix(count) if count as usize >= words_of(op).len() => {
@@ -289,10 +323,11 @@ impl SimInner {
     /// Ends the life whose plan the last post has carried out.
     #[inline]
     pub(super) fn end_planned(&self) {
-        let ending = self.machine.borrow_mut().crashes.ending.take();
-        if let Some(life) = ending {
-            self.kill(life);
+        if self.machine.borrow().crashes.ending.is_empty() {
+            return;
         }
+        let ending = std::mem::take(&mut self.machine.borrow_mut().crashes.ending);
+        ending.into_iter().for_each(|life| self.kill(life));
     }
 }
 

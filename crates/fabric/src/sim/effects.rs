@@ -15,7 +15,7 @@ use super::machine::Machine;
 use super::nic::CardLoad;
 use super::slots::{Poster, SimPayload, SimSlot, SlotState};
 use super::trace::fold;
-use crate::{Buf, Incarnation, Op, OpError, OpErrorKind, ServerId, access};
+use crate::{Buf, Canary, Incarnation, Op, OpError, OpErrorKind, ServerId, access};
 
 impl Machine {
     /// The server's card has taken in the request, or the next operation of a chain is due.
@@ -32,7 +32,10 @@ impl Machine {
         }
         if matches!(self.slots[index].payload.op(part), Some(Op::Cas { .. } | Op::Faa { .. })) {
             let now = self.now;
-            let atomics = &mut self.server_of(index, part).nic.atomics;
+            if Canary::LoopbackByProcessor.is_armed() && self.is_loopback(index, part) {
+                return self.effect(index, part);
+            }
+            let atomics = &mut self.nic_of(index, part).atomics;
             let through = atomics.pass(now, CardLoad { ops: 1, bytes: 0 });
             if through > now {
                 self.calendar.push(through, Kind::Atomic, index, part);
@@ -64,14 +67,16 @@ impl Machine {
         if self.adversary.harms && self.stops_here(index, part) {
             return;
         }
+        let by_processor = Canary::LoopbackByProcessor.is_armed() && self.is_loopback(index, part);
         let slot = &mut self.slots[index];
+        let place = slot.place(part).unwrap_or(0);
         let (serial, is_last) = match &slot.payload {
             SimPayload::Chain(ops) => (slot.serial, usize::from(part) + 1 == ops.len()),
             _ => (slot.serial, true),
         };
         slot.begun = part + 1;
         let Some(op) = slot.payload.op_mut(part) else { return };
-        let server = &self.servers[op.addr().server().index()];
+        let server = &self.servers[place];
         let region = Some(&*server.words);
         let window = if is_last {
             self.times.service
@@ -79,8 +84,8 @@ impl Machine {
             self.times.chain_step.min(self.times.service)
         };
         // No other atomic of the word comes between, also if the server has become slow since it came.
-        let atomic_ps = server.nic.atomics.least_op_ps();
-        let later = if self.adversary.tears {
+        let atomic_ps = self.nics[server.card].atomics.least_op_ps();
+        let later = if self.adversary.tears && !by_processor {
             self.adversary.later(op, serial, part, window, atomic_ps)
         } else {
             Later::NONE
@@ -135,8 +140,9 @@ impl Machine {
             return;
         }
         let serial = slot.serial;
+        let place = slot.place(part).unwrap_or(0);
         let Some(op) = slot.payload.op_mut(part) else { return };
-        let words = &*self.servers[op.addr().server().index()].words;
+        let words = &*self.servers[place].words;
         let mask = self.adversary.mask(op, serial, part);
         let is_last = instant == mask.last() || !matches!(op, Op::Read { .. } | Op::Write { .. });
         match op {
@@ -174,7 +180,7 @@ impl Machine {
     fn refusal(&self, index: u32, part: u16) -> Option<OpError> {
         let slot = &self.slots[index];
         let server = slot.server(part)?;
-        let at = &self.servers[server.index()];
+        let at = self.servers.get(slot.place(part)?)?;
         let Poster { thread, life, .. } = slot.poster;
         let kind = if at.fenced[life as usize] {
             OpErrorKind::Fenced
@@ -250,10 +256,10 @@ impl Machine {
         }
         if !self.refused(index, 0) {
             let slot = &mut self.slots[index];
-            let Some(server) = slot.server(0) else { return };
+            let (Some(server), Some(place)) = (slot.server(0), slot.place(0)) else { return };
             let SimPayload::Rpc { service, reply_len, list } = &mut slot.payload else { return };
             if let Some(handler) = self.services.get(service) {
-                let memory = &self.servers[server.index()].words;
+                let memory = &self.servers[place].words;
                 let [Op::Write { from: request, .. }, Op::Read { into: reply, .. }] =
                     list.as_mut_slice()
                 else {
@@ -303,19 +309,25 @@ impl Machine {
         self.ops += 1;
         if !self.refused(index, 0)
             && let Some(life) = self.life_of(who)
-            && let Some(server) = self.slots[index].server(0)
-            && !self.servers[server.index()].fenced[life]
+            && let Some(place) = self.slots[index].place(0)
         {
-            self.cut(server, |slot| slot.poster.life == life as u32);
-            self.servers[server.index()].fenced[life] = true;
+            self.fence_at(place, life as u32);
         }
         self.trace.add(who.0);
         self.record_effect(index, 0);
         self.respond(index, 0);
     }
 
+    /// Nothing that `life` has posted takes effect at `place` from here on.
+    pub(super) fn fence_at(&mut self, place: usize, life: u32) {
+        if !self.servers[place].fenced[life as usize] {
+            self.cut(place, |slot| slot.poster.life == life);
+            self.servers[place].fenced[life as usize] = true;
+        }
+    }
+
     /// Lets some of the WRITEs that have not begun, of slots that are `theirs`, land in part, now or never.
-    pub(super) fn cut(&mut self, server: ServerId, theirs: impl Fn(&SimSlot) -> bool) {
+    pub(super) fn cut(&mut self, place: usize, theirs: impl Fn(&SimSlot) -> bool) {
         for index in 0..self.slots.end() {
             let slot = &self.slots[index];
             if slot.state == SlotState::Free
@@ -338,9 +350,9 @@ impl Machine {
             if usize::from(next) >= slot.payload.message_ops() {
                 continue;
             }
-            let Some(Op::Write { to, from }) = slot.payload.op(next) else { continue };
+            let Some(Op::Write { from, .. }) = slot.payload.op(next) else { continue };
             // An operation that an earlier reconnect cut lands no more, even if it is cut again.
-            if to.server() != server
+            if slot.place(next) != Some(place)
                 || self.refusal(index, next).is_some()
                 || !self.adversary.cuts(from, slot.serial, next)
             {
@@ -354,7 +366,10 @@ impl Machine {
     pub(super) fn land_in_part(&mut self, index: u32, part: u16, fault: &'static str) {
         let slot = &self.slots[index];
         let Some(op @ Op::Write { to, from }) = slot.payload.op(part) else { return };
-        let region = Some(&*self.servers[to.server().index()].words);
+        let Some(server) = slot.place(part).and_then(|place| self.servers.get(place)) else {
+            return;
+        };
+        let region = Some(&*server.words);
         if let Ok(words) = access::check(region, *to, from.window_len()) {
             let mask = self.adversary.mask(op, slot.serial, part);
             write_masked(words, *to, from, &mask, 0);

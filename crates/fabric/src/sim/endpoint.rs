@@ -41,6 +41,7 @@ impl SimEndpoint {
             incarnation: Incarnation(u64::from(poster.life) + 1),
             capabilities: inner.config.capabilities,
             region_bytes: vec![inner.config.region_bytes; inner.config.memory_servers],
+            own: Arc::clone(&inner.machine.borrow().lives[poster.life as usize].own),
         };
         let local = Local::simulated(pool, counters, SlabRef::new(), seed);
         let clock = Clock::new(&inner.config, poster.thread as usize / inner.config.threads);
@@ -212,6 +213,10 @@ impl Endpoint for SimEndpoint {
     fn holds_lease(&self) -> bool {
         let life = &self.thread.inner.machine.borrow().lives[self.thread.poster.life as usize];
         !life.dead && !life.expired
+    }
+
+    fn may_meet_regions(&self) -> bool {
+        self.thread.inner.machine.borrow().has_regions
     }
 
     fn now_ns(&self) -> u64 {

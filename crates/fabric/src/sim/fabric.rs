@@ -150,7 +150,7 @@ impl Fabric for SimFabric {
         bytes: u64,
         _listen: &ListenConfig,
     ) -> Result<Option<Exposed>, FabricError> {
-        self.expose_calls(number, bytes)?;
+        self.expose_region(number, bytes)?;
         Ok(None)
     }
 }

@@ -13,7 +13,7 @@ use super::calendar::Kind;
 use super::calls;
 use super::config::PS;
 use super::machine::Machine;
-use super::slots::{SimPayload, SlotState};
+use super::slots::{GivenUp, SimPayload, SlotState};
 use crate::{Op, ServerId};
 
 /// Fate of one message.
@@ -175,13 +175,14 @@ impl Machine {
                 return self.time_out_message(index);
             }
             let server = (0..slot.parts).find_map(|part| slot.server(part));
-            self.time_out(index, server.unwrap_or(ServerId(0)));
+            let server = server.unwrap_or(ServerId(0));
+            self.time_out(index, GivenUp { server, gone: None });
         }
     }
 
     /// The client gives up waiting, unless the answer is in.
     #[cold]
-    pub(super) fn time_out(&mut self, index: u32, server: ServerId) {
+    pub(super) fn time_out(&mut self, index: u32, given_up: GivenUp) {
         let slot = &mut self.slots[index];
         let is_answered = slot.missing == 0 && !slot.silent;
         if slot.state == SlotState::Abandoned && !is_answered {
@@ -191,7 +192,7 @@ impl Machine {
         if slot.state != SlotState::Flying || is_answered {
             return;
         }
-        slot.timed_out = Some(server);
+        slot.timed_out = Some(given_up);
         slot.state = if slot.missing == 0 { SlotState::Done } else { SlotState::TimedOut };
         let Self { slots, threads, .. } = self;
         let slot = &slots[index];

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use super::SimInner;
 use super::calendar::{Kind, LATER_INSTANTS};
-use super::machine::Machine;
+use super::machine::{Machine, SimMemoryServer};
 use crate::ServerId;
 
 /// A direction of the link between a compute server and a memory server.
@@ -30,10 +30,10 @@ pub struct SimServer {
     server: ServerId,
 }
 
-/// State of a memory server.
+/// State of a memory server, or of a region.
 #[derive(Debug)]
 pub(super) struct Health {
-    stopped: bool,
+    pub stopped: bool,
     /// Events that have come meanwhile.
     parked: VecDeque<(Kind, u32, u16)>,
     /// Compute servers whose requests, and those whose replies, do not get through.
@@ -71,7 +71,7 @@ impl SimServer {
         let factor = factor.into();
         assert!((1.0..=1e6).contains(&factor), "a server that is {factor} times slower");
         self.change(|health| health.slow = factor);
-        self.inner.machine.borrow_mut().servers[self.server.index()].nic.slow(factor);
+        self.inner.machine.borrow_mut().nics[self.server.index()].slow(factor);
     }
 
     /// Gives it `threads` threads for handlers from now on, in place of [`super::RpcConfig::threads`]. If
@@ -100,20 +100,7 @@ impl SimServer {
     /// Lets it go on. Waiting requests now take effect in order, also after their client's timeout, unless
     /// their life has been fenced or their thread has reconnected.
     pub fn resume(&self) {
-        self.change(|health| health.stopped = false);
-        let mut machine = self.inner.machine.borrow_mut();
-        let parked = std::mem::take(&mut machine.servers[self.server.index()].health.parked);
-        let now = machine.now;
-        for (kind, index, part) in parked {
-            match instant(kind) {
-                Some(instant) => {
-                    // At once: an answer may be due this very instant.
-                    machine.slots[index].parked -= 1;
-                    machine.instant(index, part, instant);
-                }
-                None => machine.calendar.push(now, kind, index, part),
-            }
-        }
+        self.inner.machine.borrow_mut().resume_place(self.server.index());
     }
 
     /// Breaks the link with compute server `compute` in one direction. Clients get `Timeout` after
@@ -141,7 +128,7 @@ impl SimServer {
     fn change(&self, change: impl FnOnce(&mut Health)) {
         let mut machine = self.inner.machine.borrow_mut();
         change(&mut machine.servers[self.server.index()].health);
-        machine.is_ill = machine.servers.iter().any(|server| !server.health.is_good());
+        machine.look_for_ills();
     }
 }
 
@@ -158,15 +145,50 @@ fn instant(kind: Kind) -> Option<u8> {
 }
 
 impl Machine {
+    /// Notes whether any server or link needs a look at each step.
+    pub(super) fn look_for_ills(&mut self) {
+        let is_ill = |server: &SimMemoryServer| server.gone || !server.health.is_good();
+        self.is_ill = self.servers.iter().any(is_ill) || self.calls.has_cuts();
+    }
+
+    /// Nothing takes effect at `place` until [`Machine::resume_place`].
+    pub(super) fn stop_place(&mut self, place: usize) {
+        self.servers[place].health.stopped = true;
+        self.look_for_ills();
+    }
+
+    /// Lets the requests that wait at a stopped server take effect, in order.
+    pub(super) fn resume_place(&mut self, place: usize) {
+        self.servers[place].health.stopped = false;
+        self.look_for_ills();
+        let parked = std::mem::take(&mut self.servers[place].health.parked);
+        let now = self.now;
+        for (kind, index, part) in parked {
+            match instant(kind) {
+                Some(instant) => {
+                    // At once: an answer may be due this very instant.
+                    self.slots[index].parked -= 1;
+                    self.instant(index, part, instant);
+                }
+                None => self.calendar.push(now, kind, index, part),
+            }
+        }
+    }
+
     /// Returns whether an event has to wait because its server is stopped (HEALTH-1).
     #[cold]
     pub(super) fn park(&mut self, kind: Kind, index: u32, part: u16) -> bool {
         let waits = match kind {
             Kind::Execute | Kind::Atomic | Kind::Handled => true,
             // An answer leaves after the last effect of its operation.
-            Kind::Complete | Kind::Vanish => self.slots[index].parked > 0,
+            Kind::Complete | Kind::Vanish => {
+                self.slots[index].parked > 0 || self.is_gone(index, part)
+            }
             _ => instant(kind).is_some(),
         };
+        if waits && self.is_gone(index, part) {
+            return self.goes_nowhere(kind, index, part);
+        }
         if !waits || !self.server_of(index, part).health.stopped {
             return false;
         }
@@ -183,10 +205,22 @@ impl Machine {
     #[cold]
     pub(super) fn swallows(&mut self, index: u32, part: u16, direction: Direction) -> bool {
         let compute = self.compute(index);
-        if !self.server_of(index, part).health.cut[direction as usize][compute] {
+        let is_cut = match self.server_of(index, part).owner {
+            None => self.server_of(index, part).health.cut[direction as usize][compute],
+            Some(owner) => {
+                let owner = self.lives[owner as usize].compute;
+                let (from, to) = match direction {
+                    Direction::Requests => (compute, owner),
+                    Direction::Replies => (owner, compute),
+                };
+                self.calls.is_cut(from, to) || self.is_gone(index, part)
+            }
+        };
+        if !is_cut {
             return false;
         }
         let name = match direction {
+            _ if self.is_gone(index, part) => "owner dead",
             Direction::Requests => "request cut off",
             Direction::Replies => "reply cut off",
         };

@@ -23,15 +23,22 @@ use super::nic::{CardLoad, Nic};
 use super::record::Recorder;
 use super::slots::{Failure, Poster, SimPayload, SlotState, Slots, Wake};
 use super::trace::{Trace, mix};
+use crate::local::OwnRegionCell;
 use crate::{
-    FabricError, GlobalAddr, Incarnation, Op, Ops, ServerId, Service, ServiceId, Words, access,
+    Canary, FabricError, GlobalAddr, Incarnation, Op, Ops, ServerId, Service, ServiceId, Words,
+    access,
 };
 
-/// A memory server.
+/// A memory server, or the region of a compute server's life.
 #[derive(Debug)]
 pub(super) struct SimMemoryServer {
     pub words: Arc<Words>,
-    pub nic: Nic,
+    /// Its card, among [`Machine::nics`].
+    pub card: usize,
+    /// The life whose region it is, if it is one.
+    pub owner: Option<u32>,
+    /// Its owner has died with it.
+    pub gone: bool,
     /// Lives that have been cut off.
     pub fenced: Vec<bool>,
     /// Lives and threads that have reconnected: their earlier posts do not count.
@@ -49,6 +56,10 @@ pub(super) struct SimMemoryServer {
 #[derive(Debug, Default)]
 pub(super) struct SimLife {
     pub compute: usize,
+    /// Memory that it exposes.
+    pub own: OwnRegionCell,
+    /// The life whose region it has used last.
+    pub last_region: Option<u32>,
     pub dead: bool,
     pub stopped: bool,
     /// True time at which it was stopped, for its lease.
@@ -66,6 +77,8 @@ pub(super) struct SimLife {
 pub(super) struct Times {
     /// One way, the least.
     pub wire: u64,
+    /// One way within a machine.
+    pub loopback: u64,
     pub jitter: u64,
     pub service: u64,
     pub chain_step: u64,
@@ -79,7 +92,11 @@ pub(super) struct Machine {
     pub now: u64,
     pub calendar: Calendar,
     pub slots: Slots,
+    /// The memory servers, and behind them a place for the region of each life.
     pub servers: Vec<SimMemoryServer>,
+    pub memory_servers: usize,
+    /// Some life has exposed memory.
+    pub has_regions: bool,
     pub lives: Vec<SimLife>,
     pub services: BTreeMap<ServiceId, Arc<dyn Service>>,
     /// Tasks to poll, in order.
@@ -89,6 +106,8 @@ pub(super) struct Machine {
     pub times: Times,
     pub crashes: Crashes,
     pub header_bytes: u64,
+    /// The memory of a life that exposes none.
+    no_words: Arc<Words>,
     /// Events so far.
     pub events: u64,
     /// Operations that have taken effect or been refused so far.
@@ -96,13 +115,15 @@ pub(super) struct Machine {
     pub connections: Connections,
     pub timers: PostTimers,
     pub recorder: Option<Recorder>,
-    /// Some memory server is slow, stopped or cut off.
+    /// Some server is slow, stopped, cut off or gone, or some link between compute servers is cut.
     pub is_ill: bool,
     /// Requests that wait at a memory server, for each of its threads, before its services are asked
     /// whether to turn them away.
     pub rpc_queue_max: usize,
     pub threads_each: usize,
-    pub client_nics: Vec<Nic>,
+    /// Cards of the memory servers, and behind them those of the compute servers.
+    pub nics: Vec<Nic>,
+    pub compute_servers: usize,
     /// Messages between compute servers.
     pub calls: SimCalls,
     /// Times at which the worker threads are free.
@@ -116,6 +137,23 @@ pub(super) struct Machine {
     shuffle: Option<fastrand::Rng>,
 }
 
+impl SimMemoryServer {
+    fn new(words: Arc<Words>, card: usize, compute_servers: usize) -> Self {
+        SimMemoryServer {
+            words,
+            card,
+            owner: None,
+            gone: false,
+            fenced: Vec::new(),
+            reconnected: BTreeMap::new(),
+            health: Health::new(compute_servers),
+            rpc_threads: 0,
+            rpc_busy: 0,
+            queue: VecDeque::new(),
+        }
+    }
+}
+
 impl Machine {
     pub(super) fn new(config: &SimConfig) -> Result<Self, FabricError> {
         let servers = (0..config.memory_servers)
@@ -123,18 +161,15 @@ impl Machine {
                 let (server, bytes) = (ServerId(server as u16), config.region_bytes);
                 let words = Words::anonymous((bytes / 8) as usize)
                     .ok_or(FabricError::NoMemory { bytes, server })?;
+                let card = server.index();
                 Ok(SimMemoryServer {
-                    words: Arc::new(words),
-                    nic: Nic::new(&config.memory_nic),
-                    fenced: Vec::new(),
-                    reconnected: BTreeMap::new(),
-                    health: Health::new(config.compute_servers),
                     rpc_threads: config.rpc.threads,
-                    rpc_busy: 0,
-                    queue: VecDeque::new(),
+                    ..SimMemoryServer::new(Arc::new(words), card, config.compute_servers)
                 })
             })
             .collect::<Result<_, FabricError>>()?;
+        let cards = std::iter::repeat_n(&config.memory_nic, config.memory_servers)
+            .chain(std::iter::repeat_n(&config.compute_nic, config.compute_servers));
         let (network, cpu) = (&config.network, &config.cpu);
         let wire = (network.rtt_ns - network.service_ns - network.jitter_ns) * PS / 2;
         let mut machine = Machine {
@@ -142,6 +177,8 @@ impl Machine {
             calendar: Calendar::new(),
             slots: Slots::default(),
             servers,
+            memory_servers: config.memory_servers,
+            has_regions: false,
             lives: Vec::new(),
             services: BTreeMap::new(),
             ready: VecDeque::new(),
@@ -149,6 +186,7 @@ impl Machine {
             trace: Trace::new(config.seed),
             times: Times {
                 wire,
+                loopback: network.loopback_ns.saturating_sub(network.service_ns) * PS / 2,
                 jitter: network.jitter_ns * PS,
                 service: network.service_ns * PS,
                 chain_step: network.chain_step_ns * PS,
@@ -159,6 +197,10 @@ impl Machine {
             },
             crashes: Crashes::default(),
             header_bytes: network.header_bytes,
+            no_words: Arc::new(
+                Words::anonymous(0)
+                    .ok_or(FabricError::NoMemory { bytes: 0, server: ServerId::COMPUTE_FIRST })?,
+            ),
             events: 0,
             ops: 0,
             connections: Connections::new(config.queue_depth),
@@ -167,9 +209,8 @@ impl Machine {
             is_ill: false,
             rpc_queue_max: config.rpc.queue_max,
             threads_each: config.threads,
-            client_nics: (0..config.compute_servers)
-                .map(|_| Nic::new(&config.compute_nic))
-                .collect(),
+            nics: cards.map(Nic::new).collect(),
+            compute_servers: config.compute_servers,
             calls: SimCalls::default(),
             threads: vec![0; config.compute_servers * config.threads],
             posts: 0,
@@ -187,8 +228,18 @@ impl Machine {
     /// A compute server starts; returns its life's number.
     pub(super) fn begin_life(&mut self, compute: usize) -> u32 {
         self.lives.push(SimLife { compute, ..SimLife::default() });
+        let card = self.memory_servers + compute;
+        self.servers.push(SimMemoryServer {
+            owner: Some((self.lives.len() - 1) as u32),
+            ..SimMemoryServer::new(Arc::clone(&self.no_words), card, self.compute_servers)
+        });
         self.servers.iter_mut().for_each(|server| server.fenced.resize(self.lives.len(), false));
         (self.lives.len() - 1) as u32
+    }
+
+    /// The memory of a life that exposes none.
+    pub(super) fn no_words(&self) -> Arc<Words> {
+        Arc::clone(&self.no_words)
     }
 
     /// Returns the life that an incarnation names, if it ever began.
@@ -209,7 +260,11 @@ impl Machine {
         self.posts += 1;
         let thread = poster.thread;
         let now = self.now;
+        let is_beyond = payload.is_beyond(self.memory_servers);
         let index = self.slots.insert(poster, self.posts, now, parts as u16, payload, wake);
+        if is_beyond {
+            self.find_places(index);
+        }
         self.count(index);
         match self.slots[index].payload {
             SimPayload::Sleep { ps } => {
@@ -226,7 +281,10 @@ impl Machine {
                 if calls::is_message(&self.slots[index].payload) =>
             {
                 let departs = self.occupy(thread, self.times.post);
-                self.post_message(index, departs);
+                self.record_post(index);
+                if !self.settles_region(index) || self.begin_reconnect(index) {
+                    self.post_message(index, departs);
+                }
                 return index;
             }
             _ => {}
@@ -252,33 +310,43 @@ impl Machine {
     /// As [`Machine::depart`], for rare calls.
     #[cold]
     pub(super) fn depart_now(&mut self, index: u32, part: u16, departs: u64) {
+        if calls::is_message(&self.slots[index].payload) {
+            return self.post_message(index, departs);
+        }
         self.depart(index, part, departs);
     }
 
     #[inline(always)]
     fn depart(&mut self, index: u32, part: u16, departs: u64) {
-        let server = self.slots[index].server(part).unwrap_or(ServerId(0));
-        if server.index() >= self.servers.len() {
-            // There is no such server.
-            let addr =
-                self.slots[index].payload.op(part).map_or(GlobalAddr::new(server, 0), Op::addr);
-            let bytes = self.slots[index].payload.op(part).map_or(0, Op::bytes);
-            self.slots[index].fail(access::out_of_bounds(None, addr, bytes));
-            let at = departs.saturating_add(self.times.completion.max(1));
-            self.calendar.push(at, Kind::Taken, index, part);
-            return;
+        let place = self.slots[index].place(part).unwrap_or(0);
+        let slot = &self.slots[index];
+        if place >= self.servers.len() || slot.has_place_of_life() && slot.error.is_some() {
+            return self.refuse_departure(index, part, departs);
         }
         if let Some(op @ Op::Read { from, .. }) = self.slots[index].payload.op(part) {
             // Real time only: the words are on their way while other events are handled.
-            self.servers[server.index()].words.prefetch((from.offset() / 8) as usize, op.bytes());
+            self.servers[place].words.prefetch((from.offset() / 8) as usize, op.bytes());
         }
         let bytes = self.request(index, part).bytes;
-        let transfer = self.client_nics[self.compute(index)].outbound.transfer_ps(bytes);
-        let mut at = departs.saturating_add(transfer + self.wire());
+        let transfer = self.client_nic(index).outbound.transfer_ps(bytes);
+        let mut at = departs.saturating_add(transfer + self.wire_to(index, part));
         if self.adversary.harms {
             at = at.saturating_add(self.meet_fate(index, part, departs));
         }
         self.calendar.push(at, Kind::Arrive, index, part);
+    }
+
+    /// A part that goes nowhere comes back at once: there is no such server, or its life has ended.
+    #[cold]
+    fn refuse_departure(&mut self, index: u32, part: u16, departs: u64) {
+        let slot = &self.slots[index];
+        let server = slot.server(part).unwrap_or(ServerId(0));
+        let addr = slot.payload.op(part).map_or(GlobalAddr::new(server, 0), Op::addr);
+        let bytes = slot.payload.op(part).map_or(0, Op::bytes);
+        // A failure that was found at the post stands.
+        self.slots[index].fail(access::out_of_bounds(None, addr, bytes));
+        let at = departs.saturating_add(self.times.completion.max(1));
+        self.calendar.push(at, Kind::Taken, index, part);
     }
 
     /// Occupies the thread; returns the end of that time.
@@ -294,6 +362,29 @@ impl Machine {
     pub(super) fn wire(&mut self) -> u64 {
         let jitter = self.times.jitter;
         self.times.wire + if jitter == 0 { 0 } else { self.rng.u64(0..=jitter) }
+    }
+
+    /// The latency of one message of an operation, which takes no wire within a machine.
+    #[inline(always)]
+    pub(super) fn wire_to(&mut self, index: u32, part: u16) -> u64 {
+        if !self.slots[index].places.is_empty() && self.is_loopback(index, part) {
+            return self.times.loopback;
+        }
+        self.wire()
+    }
+
+    /// Returns whether an operation goes to the region of the life that posts it.
+    pub(super) fn is_loopback(&self, index: u32, part: u16) -> bool {
+        let slot = &self.slots[index];
+        let server = slot.place(part).and_then(|place| self.servers.get(place));
+        server.is_some_and(|server| server.owner == Some(slot.poster.life))
+    }
+
+    /// The card of the compute server that posted something.
+    #[inline]
+    pub(super) fn client_nic(&mut self, index: u32) -> &mut Nic {
+        let compute = self.compute(index);
+        &mut self.nics[self.memory_servers + compute]
     }
 
     #[inline]
@@ -377,8 +468,8 @@ impl Machine {
     #[inline(always)]
     fn leave_client(&mut self, index: u32, part: u16) {
         let load = self.request(index, part);
-        let compute = self.compute(index);
-        let through = self.client_nics[compute].outbound.pass(self.now, load);
+        let now = self.now;
+        let through = self.client_nic(index).outbound.pass(now, load);
         if through > self.now {
             self.calendar.push(through, Kind::Reach, index, part);
         } else {
@@ -388,11 +479,14 @@ impl Machine {
 
     #[inline]
     fn reach_server(&mut self, index: u32, part: u16, load: CardLoad) {
+        if Canary::NumberFollowsSlot.is_armed() {
+            self.follow_slot(index, part);
+        }
         if self.is_ill && self.swallows(index, part, Direction::Requests) {
             return self.vanish(index);
         }
         let now = self.now;
-        let through = self.server_of(index, part).nic.inbound.pass(now, load);
+        let through = self.nic_of(index, part).inbound.pass(now, load);
         if through > self.now {
             self.calendar.push(through, Kind::Execute, index, part);
         } else if !self.is_ill || !self.park(Kind::Execute, index, part) {
@@ -420,17 +514,17 @@ impl Machine {
                 }
             }
         }
-        let pipe = &mut self.server_of(index, part).nic.outbound;
+        let pipe = &mut self.nic_of(index, part).outbound;
         let sent = pipe.pass(now + service + pipe.transfer_ps(load.bytes), load);
-        let at = sent + self.wire() + self.times.completion + late;
+        let at = sent + self.wire_to(index, part) + self.times.completion + late;
         self.calendar.push(at, Kind::Complete, index, part);
     }
 
     #[inline(always)]
     fn take_answer(&mut self, index: u32, part: u16) {
         let load = self.response(index, part);
-        let compute = self.compute(index);
-        let through = self.client_nics[compute].inbound.pass(self.now, load);
+        let now = self.now;
+        let through = self.client_nic(index).inbound.pass(now, load);
         if through > self.now {
             self.calendar.push(through, Kind::Taken, index, part);
         } else {
@@ -520,6 +614,8 @@ impl Machine {
         }
         if slot.missing > 0 && calls::is_message(&slot.payload) {
             // Its request goes on without it.
+            self.forget_waiting(index);
+            self.after_reconnect(index, false);
             return self.slots.remove(index);
         }
         if slot.silent && slot.missing == 0 {
@@ -533,8 +629,15 @@ impl Machine {
 
     #[inline]
     pub(super) fn server_of(&mut self, index: u32, part: u16) -> &mut SimMemoryServer {
-        let server = self.slots[index].server(part).unwrap_or(ServerId(0));
-        &mut self.servers[server.index()]
+        let place = self.slots[index].place(part).unwrap_or(0);
+        &mut self.servers[place]
+    }
+
+    /// The card of the server that an operation goes to.
+    #[inline]
+    pub(super) fn nic_of(&mut self, index: u32, part: u16) -> &mut Nic {
+        let place = self.slots[index].place(part).unwrap_or(0);
+        &mut self.nics[self.servers[place].card]
     }
 
     /// Returns the load of a request: a chain is one message, and its operations count.

@@ -38,6 +38,7 @@ mod machine;
 mod nic;
 mod post;
 mod record;
+mod regions;
 mod slots;
 mod tasks;
 #[cfg(test)]
@@ -57,6 +58,7 @@ pub use crash::{CountedOp, CrashPlan, CrashWay, Landing};
 pub use endpoint::SimEndpoint;
 pub use fabric::SimFabric;
 pub use health::{Direction, SimServer};
+pub use nic::{CardLoad, CardUse};
 pub use record::{OpRecord, Posted, Verb};
 
 use crate::{Counters, FabricError, ServerId, Words};
@@ -260,7 +262,8 @@ impl Sim {
     /// The memory of `server`, to read or fill without virtual time; `None` if there is no such server.
     pub fn memory(&self, server: ServerId) -> Option<Arc<Words>> {
         let machine = self.inner.machine.borrow();
-        machine.servers.get(server.index()).map(|server| Arc::clone(&server.words))
+        let servers = &machine.servers[..machine.memory_servers];
+        servers.get(server.index()).map(|server| Arc::clone(&server.words))
     }
 
     /// The counters of every endpoint of every compute server so far.
@@ -426,6 +429,7 @@ impl SimInner {
             let mut machine = self.machine.borrow_mut();
             machine.lives[life as usize].dead = true;
             machine.end_receiver(life);
+            machine.end_region(life);
         }
         let futures = self.tasks.borrow_mut().clear_all(Some(life));
         drop(futures);
@@ -444,6 +448,10 @@ impl SimInner {
         machine.lives[life as usize].stopped = false;
         machine.lives[life as usize].stopped_since = None;
         machine.release_replies(life);
+        let place = machine.place_of_life(life);
+        if machine.servers[place].health.stopped {
+            machine.resume_place(place);
+        }
         machine.ready.extend(self.tasks.borrow_mut().unpark(life));
     }
 }

@@ -12,20 +12,50 @@ pub(super) struct Pipe {
     byte_fs: u64,
     /// The configured values of both.
     base: (u64, u64),
+    /// Load that has passed so far.
+    used: CardLoad,
 }
 
-/// Load of a message on a card.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct CardLoad {
+/// Load of a message on a card, or of many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CardLoad {
+    /// Operations: each of a chain counts.
     pub ops: u64,
+    /// Bytes, headers included.
     pub bytes: u64,
+}
+
+/// Work of one card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CardUse {
+    /// Load that came in.
+    pub inbound: CardLoad,
+    /// Load that went out.
+    pub outbound: CardLoad,
+    /// CASes and FAAs that it carried out.
+    pub atomics: u64,
+}
+
+impl CardUse {
+    /// The work since `earlier`, an earlier value for the same card.
+    pub fn since(self, earlier: CardUse) -> CardUse {
+        let less = |now: CardLoad, before: CardLoad| CardLoad {
+            ops: now.ops - before.ops,
+            bytes: now.bytes - before.bytes,
+        };
+        CardUse {
+            inbound: less(self.inbound, earlier.inbound),
+            outbound: less(self.outbound, earlier.outbound),
+            atomics: self.atomics - earlier.atomics,
+        }
+    }
 }
 
 impl Pipe {
     fn new(ops_per_s: u64, bits_per_s: u64) -> Self {
         let op_ps = 1_000_000_000_000_u64.div_ceil(ops_per_s);
         let byte_fs = 8_000_000_000_000_000_u64.div_ceil(bits_per_s);
-        Pipe { free_at: 0, op_ps, byte_fs, base: (op_ps, byte_fs) }
+        Pipe { free_at: 0, op_ps, byte_fs, base: (op_ps, byte_fs), used: CardLoad::default() }
     }
 
     /// Everything takes `factor` times its configured time from now on.
@@ -56,6 +86,8 @@ impl Pipe {
     /// it is through.
     #[inline]
     pub(super) fn pass(&mut self, idle_done: u64, load: CardLoad) -> u64 {
+        self.used.ops += load.ops;
+        self.used.bytes += load.bytes;
         self.free_at = idle_done.max(self.free_at + self.cost_ps(load));
         self.free_at
     }
@@ -75,6 +107,15 @@ impl Nic {
             inbound: Pipe::new(config.in_ops_per_s, config.in_bits_per_s),
             outbound: Pipe::new(config.out_ops_per_s, config.out_bits_per_s),
             atomics: Pipe::new(config.atomics_per_s, u64::MAX),
+        }
+    }
+
+    /// Returns its work so far.
+    pub(super) fn used(&self) -> CardUse {
+        CardUse {
+            inbound: self.inbound.used,
+            outbound: self.outbound.used,
+            atomics: self.atomics.used.ops,
         }
     }
 

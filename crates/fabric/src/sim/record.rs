@@ -100,7 +100,7 @@ pub struct OpRecord {
     pub thread: usize,
     /// That server's life.
     pub life: Incarnation,
-    /// The memory server that it went to.
+    /// The server that it went to; from [`ServerId::COMPUTE_FIRST`] on a compute server.
     pub server: ServerId,
     /// Its kind.
     pub verb: Verb,
@@ -122,7 +122,7 @@ pub struct OpRecord {
     /// The word that a CAS or FAA found.
     pub old: Option<u64>,
     /// Faults that struck it, each once, in order: `"torn"`, `"split"`, `"late"`, `"lost: ..."`, `"cut"`,
-    /// `"held"`, `"repeated"`, `"server stopped"`, `"request cut off"`, `"reply cut off"`, `"refused"`.
+    /// `"held"`, `"repeated"`, `"server stopped"`, `"owner dead"`, `"request cut off"`, `"reply cut off"`, `"refused"`.
     pub faults: Vec<&'static str>,
     /// Error of its post, if the client received one.
     pub error: Option<OpErrorKind>,

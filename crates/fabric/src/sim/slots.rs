@@ -87,6 +87,22 @@ impl SimPayload {
         }
     }
 
+    /// Returns whether an operation of it goes to another server than the first `memory_servers`, or a
+    /// reconnect does.
+    #[inline]
+    pub(super) fn is_beyond(&self, memory_servers: usize) -> bool {
+        let is_beyond = |server: ServerId| server.index() >= memory_servers;
+        match self {
+            SimPayload::Op(op) => is_beyond(op.addr().server()),
+            SimPayload::Chain(ops) => ops.server().is_some_and(is_beyond),
+            SimPayload::Batch(ops) => ops.iter().any(|op| is_beyond(op.addr().server())),
+            SimPayload::Rpc { list, .. } => list.server().is_some_and(is_beyond),
+            SimPayload::Reconnect { server } => is_beyond(*server),
+            SimPayload::Fence { server, .. } => is_beyond(*server) && !server.is_compute(),
+            _ => false,
+        }
+    }
+
     /// Returns the number of operations of each of its messages: a chain is one.
     pub(super) fn message_ops(&self) -> usize {
         match self {
@@ -146,6 +162,17 @@ pub(super) enum SlotState {
     TimedOut,
 }
 
+/// A server that a client waits for no more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GivenUp {
+    pub server: ServerId,
+    /// Its life, if that has ended.
+    pub gone: Option<u32>,
+}
+
+/// The place of a server that does not exist.
+pub(super) const NOWHERE: u32 = u32::MAX;
+
 #[derive(Debug, Default)]
 pub(super) struct SimSlot {
     pub payload: SimPayload,
@@ -163,8 +190,11 @@ pub(super) struct SimSlot {
     pub parked: u16,
     /// A message of it has ended without an answer.
     pub silent: bool,
-    /// The client gives up: the server that did not answer.
-    pub timed_out: Option<ServerId>,
+    /// The client gives up: the server that did not answer, or whose life it was told has ended.
+    pub timed_out: Option<GivenUp>,
+    /// Places of the servers of a post to compute servers, one for each operation of a batch, otherwise one.
+    /// Empty for a post to memory servers alone, whose places are their numbers.
+    pub places: Vec<u32>,
     /// Number of its first record, if there are records.
     pub record: u64,
     /// Completions still to come.
@@ -189,6 +219,22 @@ impl SimSlot {
         }
     }
 
+    /// Returns the place of the destination of `part` among the machine's servers: a memory server's number,
+    /// or that of a life's region. It was settled at the post (F11.5).
+    #[inline]
+    pub(super) fn place(&self, part: u16) -> Option<usize> {
+        if self.places.is_empty() {
+            return self.server(part).map(ServerId::index);
+        }
+        let part = if self.places.len() == 1 { 0 } else { usize::from(part) };
+        Some(self.places[part] as usize)
+    }
+
+    /// Returns whether one of its parts may go to a region.
+    pub(super) fn has_place_of_life(&self) -> bool {
+        !self.places.is_empty()
+    }
+
     /// Returns whether the thread and life of `poster` posted it.
     pub(super) fn is_by(&self, poster: Poster) -> bool {
         (self.poster.thread, self.poster.life) == (poster.thread, poster.life)
@@ -196,8 +242,12 @@ impl SimSlot {
 
     /// Returns the error that the client receives.
     pub(super) fn failure(&self) -> Option<OpError> {
-        let timeout = |server| OpError { server, kind: OpErrorKind::Timeout };
-        self.timed_out.map(timeout).or_else(|| self.error.as_deref().copied())
+        let told = |given_up: GivenUp| {
+            let gone = |life| OpErrorKind::Gone { who: Incarnation(u64::from(life) + 1) };
+            let kind = given_up.gone.map_or(OpErrorKind::Timeout, gone);
+            OpError { server: given_up.server, kind }
+        };
+        self.timed_out.map(told).or_else(|| self.error.as_deref().copied())
     }
 
     /// Notes an error unless there is one already.
@@ -258,6 +308,9 @@ impl Slots {
         slot.error = None;
         slot.silent = false;
         slot.timed_out = None;
+        if !slot.places.is_empty() {
+            slot.places = Vec::new();
+        }
         let wake = std::mem::take(&mut slot.wake);
         self.free.push(index);
         wake

@@ -54,7 +54,8 @@ impl TcpEndpoint {
         transport.belongs_to(&executor);
         let calls = Arc::clone(&shared.calls) as _;
         let (incarnation, region_bytes) = (shared.incarnation, shared.region_bytes());
-        let pool = PoolFacts { incarnation, capabilities, region_bytes };
+        let own = Arc::clone(&shared.calls.own);
+        let pool = PoolFacts { incarnation, capabilities, region_bytes, own };
         let local = Local::new(pool, counters, slab, seed, executor, calls);
         TcpEndpoint { thread: Rc::new(Thread { shared, transport, local }) }
     }
@@ -179,6 +180,12 @@ impl Endpoint for TcpEndpoint {
                 // Memory server 0, which decides, must be reached.
                 _ => error,
             })?;
+        }
+        let Thread { shared, .. } = &*self.thread;
+        if shared.calls.own_region(server, shared.incarnation).is_some() {
+            // Nothing of it goes over a connection.
+            let fenced = shared.calls.fence_own(who);
+            return fenced.map_err(|_| OpError { server, kind: OpErrorKind::Unavailable });
         }
         self.post(Payload::Fence(server, who), nothing).await
     }

@@ -4,16 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::lives::{ConnectionGate, ConnectionGateState};
+use super::lives::{ConnectionGate, ConnectionGateState, Uncut};
 use super::{Lease, MemoryServer, MemoryServerConfig};
-use crate::calls::{Admission, PeerCalls, Requests, check_exposed, exposed_twice};
+use crate::calls::{
+    Admission, OwnRegion, PeerCalls, Requests, check_exposed, check_number, exposed_twice,
+    region_words,
+};
+use crate::local::OwnRegionCell;
 use crate::sync::lock;
-use crate::{Exposed, FabricError, Incarnation, ListenConfig, Peer, ServerId};
+use crate::{Exposed, FabricError, Incarnation, ListenConfig, Peer, ServerId, Words};
 
 /// State of calls that the threads of a compute server share.
 #[derive(Debug, Default)]
 pub(crate) struct TcpCalls {
     pub(crate) requests: Arc<Requests>,
+    /// Memory that this compute server exposes.
+    pub(crate) own: OwnRegionCell,
     state: Mutex<PeersState>,
     /// Changes with what stands in the state.
     version: AtomicU64,
@@ -27,6 +33,16 @@ struct PeersState {
     server: Option<MemoryServer>,
 }
 
+/// Meaning of a compute server's number.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Found {
+    /// Nothing is attached there.
+    Nobody,
+    /// This compute server was told that the life has ended.
+    Dead(Incarnation),
+    Peer(Peer),
+}
+
 /// Parts of a server that takes calls in.
 #[derive(Debug)]
 pub(crate) struct CallServer {
@@ -37,7 +53,7 @@ pub(crate) struct CallServer {
 }
 
 impl TcpCalls {
-    /// Listens, and takes calls in.
+    /// Listens, takes calls in, and serves a region of `bytes`.
     pub(super) fn expose(
         &self,
         number: ServerId,
@@ -52,18 +68,20 @@ impl TcpCalls {
         if state.server.is_some() {
             return Err(exposed_twice());
         }
+        let region = region_words(number, bytes)?;
         let config = MemoryServerConfig {
             listen: listen.listen,
             server: number,
             servers,
             connections_max: listen.connections_max,
+            threads: listen.threads,
             insecure_public: listen.insecure_public,
             tls: listen.tls.clone(),
             ..MemoryServerConfig::default()
         };
         let call_server =
             CallServer { requests: Arc::clone(&self.requests), me, lease: Arc::clone(lease) };
-        let server = MemoryServer::start_for_calls(config, call_server)?;
+        let server = MemoryServer::start_for_peers(config, call_server, region.clone())?;
         if !self.requests.open() {
             return Err(exposed_twice());
         }
@@ -73,14 +91,47 @@ impl TcpCalls {
             address.set_port(listens.port());
         }
         state.server = Some(server);
+        if let Some(words) = region {
+            let _ = self.own.set(OwnRegion { number, words });
+        }
+        drop(state);
+        self.version.fetch_add(1, Ordering::Release);
         Ok(Exposed { listens, address })
     }
 
     /// Returns the peer of a number, unless the peer is known to be dead.
     pub(super) fn peer(&self, server: ServerId) -> Option<Peer> {
+        match self.find(server) {
+            Found::Peer(peer) => Some(peer),
+            _ => None,
+        }
+    }
+
+    /// Returns what a number of a compute server stands for.
+    pub(super) fn find(&self, server: ServerId) -> Found {
         let state = lock(&self.state);
-        let peer = state.peers.get(&server).copied();
-        peer.filter(|peer| !state.dead.contains(&peer.incarnation))
+        match state.peers.get(&server).copied() {
+            Some(peer) if state.dead.contains(&peer.incarnation) => Found::Dead(peer.incarnation),
+            Some(peer) => Found::Peer(peer),
+            None => Found::Nobody,
+        }
+    }
+
+    /// The own region, if `server` is its number and stands for nobody else.
+    pub(super) fn own_region(&self, server: ServerId, me: Incarnation) -> Option<&Arc<Words>> {
+        let own = self.own.get().filter(|own| own.number == server)?;
+        let is_mine = match self.find(server) {
+            Found::Peer(peer) => peer.incarnation == me,
+            Found::Dead(_) => false,
+            Found::Nobody => true,
+        };
+        is_mine.then_some(&own.words)
+    }
+
+    /// Cuts `who` off from this compute server: from its region and its calls.
+    pub(super) fn fence_own(&self, who: Incarnation) -> Result<(), Uncut> {
+        let host = lock(&self.state).server.as_ref().map(MemoryServer::host);
+        host.map_or(Ok(()), |host| host.lives.fence(who, host.now_ms()))
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -104,7 +155,7 @@ impl PeerCalls for TcpCalls {
     }
 
     fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        check_exposed(peer.server, 0)?;
+        check_number(peer.server)?;
         if peer.address.is_none() {
             return Err(FabricError::Config(format!(
                 "compute server {} has no address",

@@ -106,15 +106,24 @@ impl MemoryServer {
         Self::start_with(config, Region::over(words), None, None)
     }
 
-    /// Listens for the calls of other compute servers.
-    pub(super) fn start_for_calls(
+    /// Listens for the calls of other compute servers, and for their operations on `region`.
+    pub(super) fn start_for_peers(
         config: MemoryServerConfig,
         call_server: CallServer,
+        region: Option<Arc<Words>>,
     ) -> Result<Self, FabricError> {
-        // No peer uses this memory yet.
-        let no_memory = FabricError::NoMemory { bytes: 8, server: config.server };
-        let words = Words::anonymous(1).ok_or(no_memory)?;
-        Self::start_with(config, Region::over(Arc::new(words)), None, Some(call_server))
+        let no_memory = FabricError::NoMemory { bytes: 0, server: config.server };
+        let words = match region {
+            Some(words) => words,
+            // Out of everybody's bounds.
+            None => Arc::new(Words::anonymous(0).ok_or(no_memory)?),
+        };
+        Self::start_with(config, Region::over(words), None, Some(call_server))
+    }
+
+    /// State that its connections share.
+    pub(super) fn host(&self) -> Arc<Host> {
+        Arc::clone(&self.shared.host)
     }
 
     /// Listens, and serves `region`. A server that is restarted over a region's file serves the same words.

@@ -323,6 +323,9 @@ impl Session {
                     continue;
                 }
                 let request = Request::decode(head).map_err(|_| Gone::Nonsense)?;
+                if host.call_server.is_some() && !request.verb.is_for_peers() {
+                    return Err(Gone::Nonsense);
+                }
                 let start = taken + REQUEST_BYTES;
                 let Some(operands) = input.get(start..start + request.operand_bytes()) else {
                     if request.verb == RequestKind::Call && guest.replies.is_none() {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::TcpShared;
 use super::connection::Connection;
 use super::inbox::{Sink, Waiting};
+use super::peers::Found;
 use super::socket_waiter::SocketWaiter;
 use super::wire::{Request, RequestKind, Status, word_at};
 use crate::exec::Driver;
@@ -19,7 +20,7 @@ use crate::posts::{self, Kept, Posts, Slot};
 use crate::wake::Notify;
 use crate::{
     Buf, CallError, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops,
-    ServerId, ServiceId, access,
+    Peer, ServerId, ServiceId, Words, access,
 };
 
 /// Drives after which the oldest requests' times are looked at.
@@ -102,6 +103,18 @@ pub(crate) struct TransportState {
     peers: Vec<Connection>,
     /// Of what is known of peers.
     peers_version: u64,
+    /// Numbers of compute servers that this thread has used, and what they stand for at that version.
+    known: Vec<(ServerId, Known)>,
+}
+
+/// Memory that a compute server's number leads to.
+#[derive(Clone)]
+enum Known {
+    Own(Arc<Words>),
+    /// Of a peer with a region of so many bytes.
+    Peer(u64),
+    Gone(Incarnation),
+    Nobody,
 }
 
 /// The connection to a server, if there is one.
@@ -149,6 +162,7 @@ impl Transport {
                 connections,
                 peers: Vec::new(),
                 peers_version: 0,
+                known: Vec::new(),
             }),
             waiter,
             other: OnceCell::new(),
@@ -199,9 +213,14 @@ impl Transport {
             return;
         }
         state.peers_version = version;
+        state.known.clear();
         let TransportState { table, peers, .. } = state;
         peers.retain_mut(|line| {
-            let stays = line.peer().is_some_and(|peer| calls.peer(peer.server) == Some(peer));
+            let stays = line.peer().is_some_and(|peer| {
+                // The size of its region is no matter of the connection.
+                let now = calls.peer(peer.server);
+                now.is_some_and(|now| Peer { region_bytes: peer.region_bytes, ..now } == peer)
+            });
             if !stays {
                 line.part(table);
             }
@@ -225,10 +244,114 @@ impl Transport {
         }
     }
 
+    /// Returns the present meaning of a compute server's number.
+    fn known(&self, state: &mut TransportState, server: ServerId) -> Known {
+        self.check_peers(state);
+        if let Some((_, known)) = state.known.iter().find(|(number, _)| *number == server) {
+            return known.clone();
+        }
+        let calls = &self.shared.calls;
+        let known = match (calls.own_region(server, self.shared.incarnation), calls.find(server)) {
+            (Some(words), _) => Known::Own(Arc::clone(words)),
+            (None, Found::Peer(peer)) => Known::Peer(peer.region_bytes),
+            (None, Found::Dead(who)) => Known::Gone(who),
+            (None, Found::Nobody) => Known::Nobody,
+        };
+        state.known.push((server, known.clone()));
+        known
+    }
+
+    /// Looks at a post's operations on regions before any is sent: finds out which are to be refused, begins
+    /// to connect, and does those on the own region, whose number it returns.
+    ///
+    /// # Errors
+    /// That of a post of which nothing may be sent.
+    #[cold]
+    fn prepare_regions(
+        &self,
+        state: &mut TransportState,
+        index: u32,
+    ) -> Result<Option<ServerId>, OpError> {
+        let servers: Vec<(GlobalAddr, usize)> = match &state.table.posts.slot(index).kept {
+            Payload::Op(op) => vec![(op.addr(), op.bytes())],
+            Payload::Chain(ops) | Payload::Batch(ops) => {
+                ops.iter().map(|op| (op.addr(), op.bytes())).collect()
+            }
+            Payload::Rpc { server, service, .. } => {
+                let kind = OpErrorKind::NoService { service: service.0 };
+                return Err(OpError { server: *server, kind });
+            }
+            _ => return Ok(None),
+        };
+        let mut own = None;
+        for (addr, bytes) in servers {
+            let server = addr.server();
+            if !server.is_compute() {
+                continue;
+            }
+            let region_bytes = match self.known(state, server) {
+                Known::Gone(who) => {
+                    return Err(OpError { server, kind: OpErrorKind::Gone { who } });
+                }
+                Known::Nobody => 0,
+                Known::Own(words) => {
+                    own = Some((server, words));
+                    continue;
+                }
+                Known::Peer(region_bytes) => region_bytes,
+            };
+            if addr.offset() + bytes as u64 > region_bytes {
+                let kind = OpErrorKind::OutOfBounds { addr, bytes: bytes as u64, region_bytes };
+                return Err(OpError { server, kind });
+            }
+            self.connect_peer(state, server);
+        }
+        let Some((server, words)) = own else { return Ok(None) };
+        // The processor's atomics are those of the threads that serve the region.
+        let run = |op: &mut Op| match op.addr().server() == server {
+            true => access::run(Some(&words), op),
+            false => Ok(()),
+        };
+        match &mut state.table.posts.slot(index).kept {
+            Payload::Op(op) => run(op)?,
+            Payload::Chain(ops) | Payload::Batch(ops) => ops.iter_mut().try_for_each(run)?,
+            _ => {}
+        }
+        Ok(Some(server))
+    }
+
+    /// Has a connection to an attached compute server, up or on its way.
+    fn connect_peer(&self, state: &mut TransportState, server: ServerId) {
+        let TransportState { connections, peers, .. } = state;
+        if let Some(line) = line(connections, peers, server) {
+            return line.connect(&self.shared, self.waiter.notify());
+        }
+        if let Some(peer) = self.shared.calls.peer(server) {
+            let mut line = Connection::to_peer(peer);
+            line.connect(&self.shared, self.waiter.notify());
+            peers.push(line);
+        }
+    }
+
     /// Has the connections send what stands in the slot.
     fn submit(&self, index: u32) {
         let mut state = self.state.borrow_mut();
         let given_up = self.shared.has_given_up();
+        // The number of the own region, where the operations have been done.
+        let mut own = None;
+        if is_for_regions(&state.table.posts.slot(index).kept) {
+            match self.prepare_regions(&mut state, index) {
+                Ok(number) => own = number,
+                Err(error) => {
+                    state.table.posts.posted(index, Some(error));
+                    if state.table.posts.wakes() {
+                        drop(state);
+                        posts::wake(&self.state);
+                    }
+                    return;
+                }
+            }
+        }
         if let Payload::Call(server, ..) | Payload::Fence(server, _) | Payload::Reconnect(server) =
             state.table.posts.slot(index).kept
             && server.is_compute()
@@ -255,10 +378,11 @@ impl Transport {
             match line(connections, peers, server) {
                 Some(_) if given_up => table.reconnected(index, Err(fenced(server))),
                 Some(line) => line.reconnect(index, &self.shared, self.waiter.notify(), table),
-                None => {
-                    let addr = GlobalAddr::new(server, 0);
-                    table.reconnected(index, Err(access::out_of_bounds(None, addr, 0)));
+                // Operations on the own region are done at once.
+                None if self.shared.calls.own_region(server, self.shared.incarnation).is_some() => {
+                    table.reconnected(index, Ok(()));
                 }
+                None => table.reconnected(index, Err(self.nobody(server, 0, 0))),
             }
         } else {
             let slot = table.posts.slot(index);
@@ -266,8 +390,14 @@ impl Transport {
             for_each_request(&slot.kept, |server, request, operands| {
                 let waiting = Waiting { slot: index, part };
                 part += 1;
+                if own == Some(server) {
+                    return;
+                }
                 let refusal = match line(connections, peers, server) {
-                    None => outside(server, &slot.kept, waiting.part as usize),
+                    None => {
+                        let (addr, bytes) = target(&slot.kept, waiting.part as usize);
+                        self.nobody(server, addr.offset(), bytes)
+                    }
                     Some(_) if given_up => fenced(server),
                     Some(connection) => match connection.refusal() {
                         Some(error) => error,
@@ -286,6 +416,15 @@ impl Transport {
         }
         drop(state);
         posts::wake(&self.state);
+    }
+
+    /// The error for a server that there is not, or whose life has ended.
+    #[cold]
+    fn nobody(&self, server: ServerId, offset: u64, bytes: usize) -> OpError {
+        match self.shared.calls.find(server) {
+            Found::Dead(who) => OpError { server, kind: OpErrorKind::Gone { who } },
+            _ => access::out_of_bounds(None, GlobalAddr::new(server, offset), bytes),
+        }
     }
 
     /// Gives up connections whose oldest request has waited for too long.
@@ -392,11 +531,13 @@ impl Driver for Transport {
     }
 
     fn may_hurry(&self) -> bool {
-        self.state.borrow().connections.iter().any(Connection::may_hurry)
+        let state = self.state.borrow();
+        state.connections.iter().chain(&state.peers).any(Connection::may_hurry)
     }
 
     fn hurry(&self) {
-        for connection in &mut self.state.borrow_mut().connections {
+        let TransportState { connections, peers, .. } = &mut *self.state.borrow_mut();
+        for connection in connections.iter_mut().chain(peers) {
             connection.hurry(|| self.now_ns());
         }
     }
@@ -571,11 +712,17 @@ fn fenced(server: ServerId) -> OpError {
     OpError { server, kind: OpErrorKind::Fenced }
 }
 
-/// The error for a server that there is not.
-#[cold]
-fn outside(server: ServerId, payload: &Payload, part: usize) -> OpError {
-    let (addr, bytes) = target(payload, part);
-    access::out_of_bounds(None, GlobalAddr::new(server, addr.offset()), bytes)
+/// Returns whether an operation of a post, or its RPC, goes to a compute server.
+#[inline]
+fn is_for_regions(payload: &Payload) -> bool {
+    let is_compute = |op: &Op| op.addr().server().is_compute();
+    match payload {
+        Payload::Op(op) => is_compute(op),
+        Payload::Chain(ops) => ops.server().is_some_and(ServerId::is_compute),
+        Payload::Batch(ops) => ops.iter().any(is_compute),
+        Payload::Rpc { server, .. } => server.is_compute(),
+        _ => false,
+    }
 }
 
 /// Returns the address of a part of a post, and the bytes that it moves.

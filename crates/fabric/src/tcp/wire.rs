@@ -76,6 +76,14 @@ impl RequestKind {
         ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
 
+    /// Returns whether compute servers take it from each other.
+    pub(crate) fn is_for_peers(self) -> bool {
+        !matches!(
+            self,
+            RequestKind::Rpc | RequestKind::IsDead | RequestKind::Beat | RequestKind::Bye
+        )
+    }
+
     /// Returns whether it is carried out without the connection's gate.
     #[inline]
     pub(crate) fn is_without_gate(self) -> bool {

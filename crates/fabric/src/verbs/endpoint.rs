@@ -1,9 +1,10 @@
 //! Verbs endpoint: runs one thread's operations on the memory servers by RDMA.
 
 use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use super::VerbsShared;
 use super::transport::Transport;
@@ -97,6 +98,66 @@ impl VerbsEndpoint {
         finish: fn(HeldLoad, Option<OpError>) -> T,
     ) -> Post<'_, Transport, T> {
         Post::new(&self.thread.transport, load, finish)
+    }
+}
+
+/// Route of an operation: by the card to memory servers, over a connection to compute servers.
+enum Route<C, T> {
+    Card(C),
+    Connection(T),
+}
+
+impl<C: Future + Unpin, T: Future<Output = C::Output> + Unpin> Future for Route<C, T> {
+    type Output = C::Output;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<C::Output> {
+        match self.get_mut() {
+            Route::Card(future) => Pin::new(future).poll(context),
+            Route::Connection(future) => Pin::new(future).poll(context),
+        }
+    }
+}
+
+impl VerbsEndpoint {
+    /// A batch to both kinds of server: each part goes its way, and both are under way at once.
+    async fn post_both_ways(&self, mut ops: Ops) -> Result<Ops, OpError> {
+        let (mut by_card, mut by_connection) = (self.ops(), self.ops());
+        let is_compute = |op: &Op| op.addr().server().is_compute();
+        let ways: Vec<bool> = ops.iter().map(is_compute).collect();
+        for op in ops.as_mut_slice() {
+            let list = if is_compute(op) { &mut by_connection } else { &mut by_card };
+            let nothing = Op::WriteWord { to: GlobalAddr::NULL, value: 0 };
+            list.push(std::mem::replace(op, nothing));
+        }
+        let mut card = pin!(self.post(HeldLoad::Batch(by_card), list));
+        let mut connection = pin!(self.thread.tcp.post_many(by_connection));
+        let (mut first, mut second) = (None, None);
+        poll_fn(|context| {
+            if first.is_none()
+                && let Poll::Ready(result) = card.as_mut().poll(context)
+            {
+                first = Some(result);
+            }
+            if second.is_none()
+                && let Poll::Ready(result) = connection.as_mut().poll(context)
+            {
+                second = Some(result);
+            }
+            if first.is_some() && second.is_some() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        let (Some(by_card), Some(by_connection)) = (first, second) else {
+            unreachable!("both are ready")
+        };
+        let (mut by_card, mut by_connection) = (by_card?, by_connection?);
+        let mut came = [by_card.as_mut_slice().iter_mut(), by_connection.as_mut_slice().iter_mut()];
+        for (op, is_compute) in ops.as_mut_slice().iter_mut().zip(ways) {
+            if let Some(done) = came[usize::from(is_compute)].next() {
+                std::mem::swap(op, done);
+            }
+        }
+        Ok(ops)
     }
 }
 
@@ -216,12 +277,18 @@ impl Endpoint for VerbsEndpoint {
 
     #[inline]
     fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Single::read(&*self.thread.transport, from, into)
+        match from.server().is_compute() {
+            false => Route::Card(Single::read(&*self.thread.transport, from, into)),
+            true => Route::Connection(self.thread.tcp.read(from, into)),
+        }
     }
 
     #[inline]
     fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Single::write(&*self.thread.transport, to, from)
+        match to.server().is_compute() {
+            false => Route::Card(Single::write(&*self.thread.transport, to, from)),
+            true => Route::Connection(self.thread.tcp.write(to, from)),
+        }
     }
 
     #[inline]
@@ -231,12 +298,21 @@ impl Endpoint for VerbsEndpoint {
         expected: u64,
         new: u64,
     ) -> impl Future<Output = Result<u64, OpError>> {
-        self.post(HeldLoad::One(Op::Cas { at, expected, new, old: 0 }), old_word)
+        match at.server().is_compute() {
+            false => {
+                let op = Op::Cas { at, expected, new, old: 0 };
+                Route::Card(self.post(HeldLoad::One(op), old_word))
+            }
+            true => Route::Connection(self.thread.tcp.cas(at, expected, new)),
+        }
     }
 
     #[inline]
     fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
-        self.post(HeldLoad::One(Op::Faa { at, add, old: 0 }), old_word)
+        match at.server().is_compute() {
+            false => Route::Card(self.post(HeldLoad::One(Op::Faa { at, add, old: 0 }), old_word)),
+            true => Route::Connection(self.thread.tcp.faa(at, add)),
+        }
     }
 
     /// Posted on one queue pair, in order, with the fence flag if a READ or an atomic has to end first. Such
@@ -244,12 +320,19 @@ impl Endpoint for VerbsEndpoint {
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
         ops.assert_chain();
-        self.post(HeldLoad::Chain(ops), list)
+        match ops.server().is_some_and(ServerId::is_compute) {
+            false => Route::Card(self.post(HeldLoad::Chain(ops), list)),
+            true => Route::Connection(self.thread.tcp.chain(ops)),
+        }
     }
 
     #[inline]
     fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        self.post(HeldLoad::Batch(ops), list)
+        let has_regions = ops.iter().any(|op| op.addr().server().is_compute());
+        match has_regions {
+            false => Route::Card(self.post(HeldLoad::Batch(ops), list)),
+            true => Route::Connection(Box::pin(self.post_both_ways(ops))),
+        }
     }
 
     /// By the card if request and room for the reply have at most 4 KiB each and the server grants that, else
@@ -261,7 +344,7 @@ impl Endpoint for VerbsEndpoint {
         request: Buf,
         reply: Buf,
     ) -> Result<Buf, OpError> {
-        let is_short = fits(request.window_len(), reply.window_len());
+        let is_short = !server.is_compute() && fits(request.window_len(), reply.window_len());
         if !is_short || !self.thread.transport.takes_calls(server) {
             return self.thread.tcp.rpc(server, service, request, reply).await;
         }

@@ -13,7 +13,7 @@ use crate::authority::Authority;
 use crate::common::real::{Hosts, REGION_BYTES, RealHarness};
 use crate::common::{die, list, listed};
 use farleaf_fabric::conformance::{
-    CallSurvivor, Harness, Role, SERVERS, Survivor, Task, party, victim,
+    CallSurvivor, Harness, Kill, Role, SERVERS, Survivor, Task, party, victim,
 };
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
@@ -30,7 +30,8 @@ impl Hosts for () {}
 fn anonymous() -> RealHarness<Mapped> {
     let mapped = Mapped::anonymous(SERVERS, REGION_BYTES).expect("memory");
     let other = mapped.beside().expect("another compute server");
-    RealHarness::new(vec![mapped, other], Box::new(()), None, 1)
+    let harness = RealHarness::new(vec![mapped, other], Box::new(()), None, 1);
+    RealHarness { exposes: true, ..harness }
 }
 
 /// Two compute servers that have opened the same files.
@@ -41,16 +42,17 @@ fn folder() -> RealHarness<Mapped> {
     let other = Mapped::open(&scratch.0).expect("open");
     let path = scratch.0.to_str().expect("a path in Unicode").to_owned();
     let victims = Some((path, Duration::ZERO));
-    RealHarness::new(vec![maker, other], Box::new(scratch), victims, 1)
+    let harness = RealHarness::new(vec![maker, other], Box::new(scratch), victims, 1);
+    RealHarness { exposes: true, ..harness }
 }
 
-/// The simulator: tasks in virtual time, on two compute servers in turn.
+/// The simulator: tasks in virtual time, on two compute servers in turn. The third one is there to die.
 struct SimHarness(Sim);
 
 fn sim(torn: f64) -> SimHarness {
     let mut config = SimConfig {
         memory_servers: SERVERS,
-        compute_servers: 2,
+        compute_servers: 3,
         region_bytes: REGION_BYTES,
         ..SimConfig::default()
     };
@@ -70,7 +72,7 @@ fn rough_sim(seed: u64) -> SimHarness {
     };
     let config = SimConfig {
         memory_servers: SERVERS,
-        compute_servers: 2,
+        compute_servers: 3,
         region_bytes: REGION_BYTES,
         queue_depth: 2,
         lease_ns: 1_000_000,
@@ -116,9 +118,12 @@ impl Harness for SimHarness {
     }
 
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<SimEndpoint>) -> bool {
-        let doomed = self.0.fabric(1);
+        let doomed = self.0.fabric(2);
+        if addr.server().is_compute() {
+            self.regions().iter().for_each(|peer| doomed.attach(*peer).expect("attached"));
+        }
         let endpoint = doomed.endpoint().expect("an endpoint");
-        self.0.spawn(1, async move { victim(endpoint, addr).await });
+        self.0.spawn(2, async move { victim(endpoint, addr).await });
         let endpoint = self.0.fabric(0).endpoint().expect("an endpoint");
         self.0.spawn(0, async move {
             survivor(endpoint, Box::new(move || doomed.kill())).await;
@@ -133,8 +138,9 @@ impl Harness for SimHarness {
                 let fabric = self.0.fabric(compute);
                 let server = ServerId(ServerId::COMPUTE_FIRST.0 + compute as u16);
                 // A case may ask twice.
-                let _ = fabric.expose(server, 0, &ListenConfig::default());
-                Peer { server, incarnation: fabric.incarnation(), address: None }
+                let _ = fabric.expose(server, REGION_BYTES, &ListenConfig::default());
+                let (incarnation, region_bytes) = (fabric.incarnation(), REGION_BYTES);
+                Peer { server, incarnation, address: None, region_bytes }
             })
             .collect();
         for compute in 0..2 {
@@ -144,24 +150,34 @@ impl Harness for SimHarness {
         peers
     }
 
+    fn regions(&self) -> Vec<Peer> {
+        self.connect_peers()
+    }
+
     fn run_beside_party(
         &self,
         role: Role,
         addr: GlobalAddr,
         survivor: CallSurvivor<SimEndpoint>,
     ) -> bool {
-        // Another life, which may expose itself under another number.
-        let doomed = self.0.fabric(1).restart();
+        // Another life, which exposes itself anew.
+        let doomed = self.0.fabric(2).restart();
         let endpoint = doomed.endpoint().expect("an endpoint");
         let fabric = doomed.clone();
-        self.0.spawn(1, async move {
+        self.0.spawn(2, async move {
             party(fabric, endpoint, role, addr, ListenConfig::default()).await
         });
         let home = self.0.fabric(0);
         let endpoint = home.endpoint().expect("an endpoint");
         let attach = Box::new(move |peer| home.attach(peer).expect("attached"));
         self.0.spawn(0, async move {
-            survivor(endpoint, attach, Box::new(move || doomed.kill())).await;
+            let own = doomed.clone();
+            let end: Kill = match role {
+                Role::StoppedOwner => Box::new(move || own.stop_with_region()),
+                _ => Box::new(move || own.kill()),
+            };
+            survivor(endpoint, attach, end).await;
+            doomed.kill();
         });
         self.0.run().expect("the survivor ends");
         true
@@ -208,7 +224,7 @@ fn tcp(threads: usize, authority: Option<Authority>) -> RealHarness<Tcp> {
     };
     let hosts = Box::new(Network(servers, authority));
     let victims = Some((pool, LEASE));
-    RealHarness { listen, ..RealHarness::new(computers, hosts, victims, 20) }
+    RealHarness { listen, exposes: true, ..RealHarness::new(computers, hosts, victims, 20) }
 }
 
 /// Writes to `addr` until this process is killed.

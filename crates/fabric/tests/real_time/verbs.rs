@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::real::{Hosts, REGION_BYTES, RealHarness};
 use crate::common::{die, list, listed};
-use farleaf_fabric::conformance::{SERVERS, cases, run_case};
+use farleaf_fabric::conformance::{SERVERS, cases, run_case, run_case_on_regions};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::verbs::{
     CardConfig, Verbs, VerbsConfig, VerbsEndpoint, VerbsError, VerbsServer, devices,
@@ -88,7 +88,8 @@ fn harness() -> RealHarness<Verbs> {
     let computers = (0..2).map(|_| Verbs::connect(config.clone()).unwrap()).collect();
     let pool = POOL.to_owned() + &list(servers.iter().map(VerbsServer::address));
     let victims = Some((pool, LEASE));
-    RealHarness::new(computers, Box::new(servers), victims, 100)
+    let harness = RealHarness::new(computers, Box::new(servers), victims, 100);
+    RealHarness { exposes: true, ..harness }
 }
 
 /// Prefix of the servers of a pool by RDMA, in the address that a process gets.
@@ -116,6 +117,12 @@ where
             let start = Instant::now();
             run_case(case.name, harness());
             eprintln!("{:>6} ms  {}", start.elapsed().as_millis(), case.name);
+            if case.is_of_memory {
+                let start = Instant::now();
+                assert!(run_case_on_regions(case.name, harness()), "it exposes regions");
+                let elapsed_ms = start.elapsed().as_millis();
+                eprintln!("{elapsed_ms:>6} ms  {} on regions", case.name);
+            }
         }
     }
 }

@@ -391,7 +391,7 @@ fn a_compute_server_that_may_be_dead_is_waited_for() {
     for number in 0..3 {
         let server = ServerId(ServerId::COMPUTE_FIRST.0 + number as u16);
         let incarnation = sim.fabric(number).incarnation();
-        sim.fabric(0).attach(Peer { server, incarnation, address: None }).unwrap();
+        sim.fabric(0).attach(Peer { server, incarnation, address: None, region_bytes: 0 }).unwrap();
     }
     let endpoint = sim.fabric(0).any_endpoint().unwrap();
     let (client, lines) = (Client::new(endpoint.clone()), Lines::new(1));

@@ -1,4 +1,4 @@
-//! ! Calls: faults that strike messages between compute servers, and the canaries of calls.
+//! ! Calls: faults that strike messages between compute servers, and all canaries.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +29,7 @@ fn connected(config: SimConfig) -> Sim {
         fabric.expose(number(compute), 0, &ListenConfig::default()).unwrap();
         for other in 0..3 {
             let incarnation = sim.fabric(other).incarnation();
-            let peer = Peer { server: number(other), incarnation, address: None };
+            let peer = Peer { server: number(other), incarnation, address: None, region_bytes: 0 };
             fabric.attach(peer).unwrap();
         }
     }
@@ -212,7 +212,7 @@ fn calls_of_a_killed_receiver_end() {
         let sum = serve_sums(&sim);
         assert_eq!(sim.block_on(add(&end, 1)).unwrap(), Err(CallError::NotBegun));
         let incarnation = next.incarnation();
-        let peer = Peer { server: number(1), incarnation, address: None };
+        let peer = Peer { server: number(1), incarnation, address: None, region_bytes: 0 };
         sim.fabric(0).attach(peer).unwrap();
         assert_eq!(sim.block_on(add(&end, 1)).unwrap(), Ok(1));
         assert_eq!(sum.get(), 1);
@@ -399,12 +399,13 @@ fn detached_peers_are_called_no_more() {
     assert_eq!(sim.block_on(add(&end, 1)).unwrap(), Err(CallError::NotBegun));
     let who = sim.fabric(1).incarnation();
     assert_eq!(outcome.get(), Some(Err(CallError::Unknown(OpErrorKind::Gone { who }))));
-    let unknown = Peer { server: number(1), incarnation: Incarnation(99), address: None };
+    let unknown =
+        Peer { server: number(1), incarnation: Incarnation(99), address: None, region_bytes: 0 };
     assert!(sim.fabric(0).attach(unknown).is_err());
     assert!(sim.fabric(0).expose(number(0), 0, &ListenConfig::default()).is_err(), "twice");
     let memory = sim.fabric(0).restart();
-    let bytes = memory.expose(number(0), 4096, &ListenConfig::default()).unwrap_err();
-    assert!(bytes.to_string().contains("4096 bytes"), "{bytes}");
+    let bytes = memory.expose(number(0), 4097, &ListenConfig::default()).unwrap_err();
+    assert!(bytes.to_string().contains("4097 bytes"), "{bytes}");
     assert!(memory.expose(ServerId(0), 0, &ListenConfig::default()).is_err());
 }
 
@@ -423,7 +424,7 @@ fn an_operation_kind_is_charged_for_calls() {
 
 /// The check of a rule finds the seeded bug that breaks it.
 #[test]
-fn canaries_of_calls_are_found() {
+fn canaries_are_found() {
     let finds: [(Canary, fn()); 5] = [
         (Canary::DeliverTwice, || {
             let adversary = AdversaryConfig { repeated: 0.5, ..Default::default() };
@@ -438,8 +439,10 @@ fn canaries_of_calls_are_found() {
         (Canary::BeginBehindFence, || fenced(1)),
         (Canary::ReplyAsZombie, || zombie(1)),
     ];
-    assert_eq!(finds.map(|(canary, _)| canary)[..], *Canary::ALL);
-    for (canary, find) in finds {
+    let of_regions = super::regions::FINDS;
+    let all = finds.into_iter().chain(of_regions).collect::<Vec<_>>();
+    assert!(all.iter().map(|(canary, _)| *canary).eq(Canary::ALL.iter().copied()));
+    for (canary, find) in all {
         find();
         let _armed = canary.arm();
         assert!(catch_unwind(AssertUnwindSafe(find)).is_err(), "{canary:?} was not found");

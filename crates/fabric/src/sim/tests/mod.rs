@@ -9,6 +9,7 @@ mod faults;
 mod links;
 mod order;
 mod records;
+mod regions;
 mod replay;
 mod tasks;
 mod timing;

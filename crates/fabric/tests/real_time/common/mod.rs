@@ -2,19 +2,43 @@
 
 pub(crate) mod real;
 
+use std::cell::RefCell;
 use std::env;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
 use farleaf_fabric::conformance::{Attach, CallSurvivor, Role, Survivor, party, victim};
 use farleaf_fabric::tcp::Tls;
-use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ListenConfig, ServerId};
+use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ListenConfig, Peer, ServerId};
 
 const VICTIM_POOL: &str = "FARLEAF_TEST_VICTIM_POOL";
 const VICTIM_ADDR: &str = "FARLEAF_TEST_VICTIM_ADDR";
 const VICTIM_ROLE: &str = "FARLEAF_TEST_VICTIM_ROLE";
+const VICTIM_PEERS: &str = "FARLEAF_TEST_VICTIM_PEERS";
+
+/// A peer, as one text.
+fn peer_text(peer: &Peer) -> String {
+    let Peer { server, incarnation, address, region_bytes } = peer;
+    let address = address.map_or("-".to_owned(), |address| address.to_string());
+    format!("{server},{incarnation},{address},{region_bytes}")
+}
+
+/// The peer of such a text.
+fn peer_of(text: &str) -> Peer {
+    let [server, incarnation, address, region_bytes] = text.split(',').collect::<Vec<_>>()[..]
+    else {
+        panic!("{text:?} is no peer");
+    };
+    Peer {
+        server: ServerId(server.parse().expect("a number")),
+        incarnation: incarnation.parse().expect("a life"),
+        address: address.parse().ok(),
+        region_bytes: region_bytes.parse().expect("a size"),
+    }
+}
 
 /// A child that does not outlive its parent's test.
 pub(crate) struct Reaped(Child);
@@ -22,18 +46,27 @@ pub(crate) struct Reaped(Child);
 impl Reaped {
     /// Starts this program's test `dies_when_asked_to` alone. It opens the pool and writes to `addr`, or
     /// plays a role in a call.
-    pub(crate) fn victim(pool: &str, addr: GlobalAddr, role: Option<Role>) -> Reaped {
+    /// It attaches `peers` first.
+    pub(crate) fn victim(
+        pool: &str,
+        addr: GlobalAddr,
+        role: Option<Role>,
+        peers: &[Peer],
+    ) -> Reaped {
         let role = match role {
             None => "writer",
             Some(Role::Callee) => "callee",
             Some(Role::Caller) => "caller",
+            Some(Role::Owner | Role::StoppedOwner) => "owner",
         };
+        let peers: Vec<String> = peers.iter().map(peer_text).collect();
         Reaped(
             Command::new(env::current_exe().expect("this test's path"))
                 .args(["--exact", "dies_when_asked_to", "--nocapture"])
                 .env(VICTIM_POOL, pool)
                 .env(VICTIM_ADDR, addr.word().to_string())
                 .env(VICTIM_ROLE, role)
+                .env(VICTIM_PEERS, peers.join(";"))
                 .stdout(Stdio::null())
                 .spawn()
                 .expect("a second process"),
@@ -56,17 +89,31 @@ impl Reaped {
 
     /// As [`Reaped::beside`], for a party to a call.
     pub(crate) async fn beside_party<E: Endpoint>(
-        mut self,
+        self,
         endpoint: E,
+        role: Role,
         attach: Attach,
         survivor: CallSurvivor<E>,
         lease: Duration,
     ) {
+        let child = Rc::new(RefCell::new(self));
+        let own = Rc::clone(&child);
         let kill = move || {
-            self.kill();
+            match role {
+                Role::StoppedOwner => own.borrow().stop(),
+                _ => own.borrow_mut().kill(),
+            }
             thread::sleep(2 * lease);
         };
         survivor(endpoint, attach, Box::new(kill)).await;
+        child.borrow_mut().kill();
+    }
+
+    /// Stops it, as a debugger does.
+    fn stop(&self) {
+        let pid = self.0.id().to_string();
+        let stopped = Command::new("kill").args(["-STOP", &pid]).status();
+        assert!(stopped.expect("kill").success(), "process {pid} is not stopped");
     }
 
     fn kill(&mut self) {
@@ -86,7 +133,6 @@ impl Drop for Reaped {
 pub(crate) fn asked_to_die() -> Option<(String, GlobalAddr)> {
     let addr = env::var(VICTIM_ADDR).ok()?.parse().expect("a number");
     let addr = GlobalAddr::from_word(addr).expect("an address");
-    assert_eq!(addr.server(), ServerId(1));
     Some((env::var(VICTIM_POOL).expect("a pool"), addr))
 }
 
@@ -101,7 +147,14 @@ pub(crate) async fn die<F: Fabric>(
     match env::var(VICTIM_ROLE).as_deref() {
         Ok("callee") => party(fabric, endpoint, Role::Callee, addr, listen).await,
         Ok("caller") => party(fabric, endpoint, Role::Caller, addr, listen).await,
-        _ => victim(endpoint, addr).await,
+        Ok("owner") => party(fabric, endpoint, Role::Owner, addr, listen).await,
+        _ => {
+            let peers = env::var(VICTIM_PEERS).unwrap_or_default();
+            for peer in peers.split(';').filter(|peer| !peer.is_empty()) {
+                endpoint.attach(peer_of(peer)).expect("attached");
+            }
+            victim(endpoint, addr).await
+        }
     }
 }
 

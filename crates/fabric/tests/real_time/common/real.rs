@@ -33,6 +33,8 @@ pub(crate) struct RealHarness<F> {
     pub(crate) peers: OnceLock<Vec<Peer>>,
     /// Settings with which they listen for calls.
     pub(crate) listen: ListenConfig,
+    /// They expose regions.
+    pub(crate) exposes: bool,
 }
 
 impl<F: Fabric> RealHarness<F> {
@@ -43,12 +45,12 @@ impl<F: Fabric> RealHarness<F> {
         slowness: u64,
     ) -> Self {
         let (peers, listen) = (OnceLock::new(), ListenConfig::default());
-        RealHarness { computers, hosts, victims, slowness, peers, listen }
+        RealHarness { computers, hosts, victims, slowness, peers, listen, exposes: false }
     }
 
     /// The same through another fabric.
     pub(crate) fn through<G: Fabric>(self, wrap: impl Fn(F) -> G) -> RealHarness<G> {
-        let RealHarness { computers, hosts, victims, slowness, peers, listen } = self;
+        let RealHarness { computers, hosts, victims, slowness, peers, listen, exposes } = self;
         RealHarness {
             computers: computers.into_iter().map(wrap).collect(),
             hosts,
@@ -56,6 +58,7 @@ impl<F: Fabric> RealHarness<F> {
             slowness,
             peers,
             listen,
+            exposes,
         }
     }
 }
@@ -104,7 +107,8 @@ impl<F: Fabric + Sync> Harness for RealHarness<F> {
 
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<F::Endpoint>) -> bool {
         let Some((pool, lease)) = &self.victims else { return false };
-        let child = Reaped::victim(pool, addr, None);
+        let peers = if addr.server().is_compute() { self.regions() } else { Vec::new() };
+        let child = Reaped::victim(pool, addr, None, &peers);
         let endpoint = self.computers[0].endpoint().expect("an endpoint");
         endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, *lease));
         true
@@ -116,10 +120,12 @@ impl<F: Fabric + Sync> Harness for RealHarness<F> {
                 .zip(&self.computers)
                 .map(|(number, computer)| {
                     let server = ServerId(number);
-                    let exposed = computer.expose(server, 0, &self.listen).expect("exposed");
-                    let address = exposed.map(|exposed| exposed.address);
+                    let region_bytes = if self.exposes { REGION_BYTES } else { 0 };
+                    let exposed = computer.expose(server, region_bytes, &self.listen);
+                    let address = exposed.expect("exposed").map(|exposed| exposed.address);
                     let endpoint = computer.endpoint().expect("an endpoint");
-                    Peer { server, incarnation: endpoint.incarnation(), address }
+                    let incarnation = endpoint.incarnation();
+                    Peer { server, incarnation, address, region_bytes }
                 })
                 .collect();
             for computer in &self.computers {
@@ -131,6 +137,10 @@ impl<F: Fabric + Sync> Harness for RealHarness<F> {
         self.peers.get_or_init(expose).clone()
     }
 
+    fn regions(&self) -> Vec<Peer> {
+        if self.exposes { self.connect_peers() } else { Vec::new() }
+    }
+
     fn run_beside_party(
         &self,
         role: Role,
@@ -138,11 +148,11 @@ impl<F: Fabric + Sync> Harness for RealHarness<F> {
         survivor: CallSurvivor<F::Endpoint>,
     ) -> bool {
         let Some((pool, lease)) = &self.victims else { return false };
-        let child = Reaped::victim(pool, addr, Some(role));
+        let child = Reaped::victim(pool, addr, Some(role), &[]);
         let endpoint = self.computers[0].endpoint().expect("an endpoint");
         let home = endpoint.clone();
         let attach = Box::new(move |peer| home.attach(peer).expect("attached"));
-        let run = child.beside_party(endpoint.clone(), attach, survivor, *lease);
+        let run = child.beside_party(endpoint.clone(), role, attach, survivor, *lease);
         endpoint.executor().block_on(run);
         true
     }

@@ -14,7 +14,7 @@ fn exposed(config: &TcpConfig, number: u16) -> (Tcp, Peer) {
     let server = ServerId(ServerId::COMPUTE_FIRST.0 + number);
     let exposed = tcp.expose(server, 0, &ListenConfig::default()).unwrap();
     let address = exposed.map(|exposed| exposed.address);
-    let peer = Peer { server, incarnation: tcp.incarnation(), address };
+    let peer = Peer { server, incarnation: tcp.incarnation(), address, region_bytes: 0 };
     (tcp, peer)
 }
 
@@ -100,6 +100,59 @@ fn more_calls_than_may_be_under_way_end_the_connection() {
     assert!(is_closed(&mut stream));
 }
 
+/// A region serves memory and calls under its own bounds. Whatever else a memory server serves ends the
+/// connection. A client does not believe that a region is larger than it is.
+#[test]
+fn a_region_serves_memory_and_calls_alone() {
+    const REGION: u64 = 64 << 10;
+    let (_pool, config) = pool(1, LONG);
+    let owner = Tcp::connect(config.clone()).unwrap();
+    let server = ServerId(ServerId::COMPUTE_FIRST.0 + 3);
+    let refused = |bytes| owner.expose(server, bytes, &ListenConfig::default()).unwrap_err();
+    assert!(refused(4097).to_string().contains("multiple of 4096"));
+    assert!(
+        refused(1 << 47).to_string().contains("compute server 16387"),
+        "memory that is not to be had"
+    );
+    let exposed = owner.expose(server, REGION, &ListenConfig::default()).unwrap().unwrap();
+    let (incarnation, address) = (owner.incarnation(), Some(exposed.address));
+    let peer = Peer { server, incarnation, address, region_bytes: REGION };
+    let enter = || entry(exposed.address, &hello_to(peer, 7, 1)).0;
+    let mut stream = enter();
+    stream.write_all(&request(FAA, 8, 8, &5_u64.to_le_bytes())).unwrap();
+    assert_eq!(answer(&mut stream), (0, vec![0; 8]));
+    stream.write_all(&request(READ, REGION - 8, 16, &[])).unwrap();
+    assert_eq!(answer(&mut stream).0, 1, "out of bounds");
+    stream.write_all(&request(READ, 8, 8, &[])).unwrap();
+    assert_eq!(answer(&mut stream), (0, 5_u64.to_le_bytes().to_vec()));
+    for (verb, operands) in [(5, vec![1; 8]), (7, vec![1; 8]), (8, Vec::new()), (BYE, Vec::new())] {
+        let mut stream = enter();
+        stream.write_all(&request(verb, 0, operands.len() as u32, &operands)).unwrap();
+        assert!(is_closed(&mut stream), "verb {verb}");
+    }
+    let tcp = Tcp::connect(config).unwrap();
+    let end = tcp.endpoint().unwrap();
+    end.attach(Peer { region_bytes: 2 * REGION, ..peer }).unwrap();
+    block_on(&end, async {
+        let there = |offset| GlobalAddr::new(server, offset);
+        assert_eq!(end.faa(there(8), 1).await, Ok(5));
+        let beyond = kind(end.read(there(REGION), end.buf(8)).await);
+        assert!(matches!(beyond, OpErrorKind::OutOfBounds { .. }), "{beyond:?}");
+        assert_eq!(end.faa(there(8), 1).await, Ok(6), "the connection goes on");
+        // Another life is meant: whoever answers there is not it.
+        end.attach(Peer { incarnation: Incarnation(9), ..peer }).unwrap();
+        assert_eq!(kind(end.faa(there(8), 1).await), OpErrorKind::Unavailable);
+        // Nobody answers.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Some(listener.local_addr().unwrap());
+        drop(listener);
+        end.attach(Peer { address, ..peer }).unwrap();
+        assert_eq!(kind(end.faa(there(8), 1).await), OpErrorKind::Unavailable);
+        end.attach(peer).unwrap();
+        assert_eq!(end.faa(there(8), 1).await, Ok(7));
+    });
+}
+
 #[test]
 fn an_address_that_may_not_be_told_is_refused() {
     let (_pool, config) = pool(1, LONG);
@@ -117,7 +170,8 @@ fn an_address_that_may_not_be_told_is_refused() {
     assert!(told.address.ip().is_loopback() && told.address.port() != 0);
     assert_eq!(told.listens.port(), told.address.port());
     assert!(why(ListenConfig::default()).contains("once in its life"));
-    let nowhere = Peer { server: number, incarnation: Incarnation(3), address: None };
+    let nowhere =
+        Peer { server: number, incarnation: Incarnation(3), address: None, region_bytes: 0 };
     assert!(tcp.endpoint().unwrap().attach(nowhere).is_err());
 }
 

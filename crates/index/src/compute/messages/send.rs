@@ -106,7 +106,7 @@ async fn attached(session: &Session, who: Incarnation) -> Result<Option<ServerId
     let member = members.into_iter().find(|member| member.incarnation == who);
     Ok(member.and_then(|member| {
         let server = number_of(member.slot);
-        let peer = Peer { server, incarnation: who, address: member.address };
+        let peer = Peer { server, incarnation: who, address: member.address, region_bytes: 0 };
         // One that has published no address takes no calls.
         endpoint.attach(peer).ok().map(|()| server)
     }))
