@@ -7,17 +7,24 @@
 
 /// Makes [`Canary`] of a table. A row has the variant and what is done wrong.
 macro_rules! canaries {
-    ($($variant:ident: $what:literal;)+) => {
+    (
+        { $($variant:ident: $what:literal;)+ }
+        { $($own:ident: $own_what:literal;)+ }
+    ) => {
         /// A seeded bug: what is done wrong.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Canary {
             $(#[doc = $what] $variant,)+
+            $(#[doc = $own_what] $own,)+
         }
 
         impl Canary {
             /// All that the lab is to find.
             pub const ALL: &[Canary] = &[$(Canary::$variant,)+];
+            /// Those of memory that compute servers expose. No engine uses it yet, so that this crate's own
+            /// tests find them.
+            pub const OF_REGIONS: &[Canary] = &[$(Canary::$own,)+];
 
             /// Returns its name on the command line: the variant's, in kebab case.
             pub fn name(self) -> String {
@@ -35,13 +42,14 @@ macro_rules! canaries {
             pub fn describe(self) -> &'static str {
                 match self {
                     $(Canary::$variant => $what,)+
+                    $(Canary::$own => $own_what,)+
                 }
             }
         }
     };
 }
 
-canaries! {
+canaries! { {
     UnlockBeforeWrite: "a change unlocks its node before it writes it";
     AnswerBeforeWrite: "a change is acknowledged before it is written";
     LoseRedoRecord: "a change of many words leaves no redo record";
@@ -113,7 +121,10 @@ canaries! {
     InsertUnproven: "an insert that began at an entry takes a slot without a proof";
     LostIsNotDone: "a publishing CAS whose completion was lost counts as not done";
     CollapseUnclaimed: "every client that may have unlinked a node retires it";
-}
+} {
+    MembersBeforeFence: "the member table is read before the fence at memory servers";
+    RegionUnsettled: "an operation on a region is posted again without a reconnect";
+} }
 
 farleaf_fabric::arm_canaries!(
     Canary, when feature = "canary", pub,

@@ -41,7 +41,7 @@ pub struct PoolOptions {
     pub block_bytes: u64,
     /// Most clients (sessions) at one time: 1 to 4096.
     pub clients_max: u32,
-    /// Most members (compute servers) at one time: 1 to 32768.
+    /// Most members (compute servers) at one time: 1 to 16384: the numbers of compute servers.
     pub members_max: u32,
     /// Most tables: 1 to 65536.
     pub tables_max: u32,
@@ -89,7 +89,7 @@ impl PoolOptions {
         }
         for (what, value, most) in [
             ("clients", self.clients_max, 4096),
-            ("members", self.members_max, 32768),
+            ("members", self.members_max, MEMBERS_MOST),
             ("tables", self.tables_max, 65536),
         ] {
             if !(1..=most).contains(&value) {
@@ -105,6 +105,9 @@ impl PoolOptions {
         Ok(())
     }
 }
+
+/// Most members: their slots are the numbers of compute servers ([`ServerId::COMPUTE_FIRST`]).
+const MEMBERS_MOST: u32 = (ServerId::MAX.0 - ServerId::COMPUTE_FIRST.0) as u32 + 1;
 
 /// A block of a memory server's region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,6 +1,6 @@
 //! Member table: lets compute servers join, and declares dead members dead.
 //!
-//! Words of an entry: 0 state ([`MemberWord`]), 1 incarnation, 2 announcement, 3 to 5 address
+//! Words of an entry: 0 state ([`MemberWord`]), 1 incarnation, 2 announcement, 3 to 5 address and 6 region
 //! (`address`).
 //!
 //! INV-MEM-1: the incarnation is set (by CAS from 0) before the state becomes live and cleared after it
@@ -16,12 +16,16 @@
 //! one slot, the winner is the one whose mark (recovering, by the slot itself and a drawn number)
 //! stands in the state. The winner then sets its incarnation, so that others can also prove a successor
 //! dead that died on the way.
+//! INV-MEM-4: a fence cuts the dead off from every memory server, *then* READs which members expose regions,
+//! attaches those, and fences there (F11.8). The dead learn of no further region after the first step, so
+//! that the table names all that they can know. In the other order a region that appears in between would
+//! keep letting them in.
 
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Endpoint, Incarnation, OpErrorKind};
+use farleaf_fabric::{Endpoint, Incarnation, OpError, OpErrorKind};
 
-use crate::address::ADDRESS_AT;
+use crate::address::{ADDRESS_AT, Published, read_members};
 use crate::canary::Canary;
 use crate::geometry::MEMBER_BYTES;
 use crate::reliable::{Reliable, Trial};
@@ -81,7 +85,7 @@ pub(crate) async fn join(client: Reliable<'_>, geometry: &Geometry) -> Result<Jo
         let at = geometry.member_addr(slot);
         if entry.incarnation.0 != 0 {
             // Died while joining or leaving: only the incarnation is left.
-            if !fence_if_dead(client, entry.incarnation).await? {
+            if !fence_if_dead(client, geometry, entry.incarnation).await? {
                 continue;
             }
             // What it had sent before may have arrived since the table was read, and have made it live.
@@ -169,8 +173,9 @@ async fn succeed_to(
     if client.cas(at.plus(8), before, own.0).await? != before {
         return Ok(None);
     }
-    let read = client.read(at, client.buf(32)).await?;
-    let (announced, address) = (AnnounceWord(read.words()[2]), read.words()[3]);
+    let read = client.read(at, client.buf(Published::bytes(client))).await?;
+    let announced = AnnounceWord(read.words()[2]);
+    let Published { address, region } = Published::of_entry(read.words());
     let (idle, generation) = (announced.next_idle(), seen.generation().wrapping_add(1));
     let live = MemberWord::new(MemberState::Live, generation);
     let (ops, again) = client
@@ -178,10 +183,11 @@ async fn succeed_to(
             ops.cas(at.plus(16), announced.0, idle.0);
             // INV-ADDR-1
             ops.cas(at.plus(ADDRESS_AT), address, 0);
+            Published { address: 0, region }.clear(at, ops);
             ops.cas(at, mark.0, live.0);
         })
         .await?;
-    let found = ops.old(2);
+    let found = ops.old(ops.len() - 1);
     if found == mark.0 || again && found == live.0 {
         return Ok(Some(Joined { slot, generation, announced: idle, inherits: true }));
     }
@@ -206,7 +212,7 @@ pub(crate) async fn is_left(
         MemberState::Dead => true,
         MemberState::Recovering if recoverer.0 == slot => {
             let successor = client.word(geometry.member_addr(slot).plus(8)).await?;
-            fence_if_dead(client, Incarnation(successor)).await?
+            fence_if_dead(client, geometry, Incarnation(successor)).await?
         }
         MemberState::Recovering => {
             Some(recoverer.0) == own || !is_there(table.iter().copied(), recoverer)
@@ -237,7 +243,7 @@ pub(crate) async fn leave(
     client: Reliable<'_>,
     geometry: &Geometry,
     (slot, generation): (u32, u32),
-    (own, address): (Incarnation, u64),
+    (own, published): (Incarnation, Published),
 ) -> Result<(), PoolError> {
     let at = geometry.member_addr(slot);
     let mut generation = generation;
@@ -245,10 +251,7 @@ pub(crate) async fn leave(
     loop {
         let mut ops = client.client().ops();
         let live = MemberWord::new(MemberState::Live, generation);
-        if address != 0 {
-            // INV-ADDR-1
-            ops.cas(at.plus(ADDRESS_AT), address, 0);
-        }
+        published.clear(at, &mut ops);
         ops.cas(at, live.0, MemberWord::new(MemberState::Free, generation).0);
         ops.cas(at.plus(8), own.0, 0);
         let posting = client.posting();
@@ -273,18 +276,82 @@ pub(crate) async fn leave(
     }
 }
 
+/// Cuts off a dead life from all memory (INV-MEM-4).
+///
+/// Cost: a fence per memory server and per attached compute server; 1 READ of the table if compute servers may
+/// expose memory.
+pub(crate) async fn fence(
+    client: Reliable<'_>,
+    geometry: &Geometry,
+    who: Incarnation,
+) -> Result<(), PoolError> {
+    let (mut trial, mut posting) = (Trial::default(), client.posting());
+    loop {
+        match fence_once(client, geometry, who).await {
+            // It needs no reconnect, since it may arrive twice.
+            Err(PoolError::Fabric(error)) if error.server.is_compute() => {
+                client.fence_again(&mut trial, error).await?;
+            }
+            Err(PoolError::Fabric(error)) => client.again(&mut trial, posting, error).await?,
+            ended => return ended,
+        }
+        posting = client.posting();
+    }
+}
+
+async fn fence_once(
+    client: Reliable<'_>,
+    geometry: &Geometry,
+    who: Incarnation,
+) -> Result<(), PoolError> {
+    let is_wrong_way_round = Canary::MembersBeforeFence.is_armed();
+    if is_wrong_way_round {
+        attach_regions(client, geometry).await?;
+    }
+    client.client().fence_memory(who).await?;
+    if !is_wrong_way_round {
+        attach_regions(client, geometry).await?;
+    }
+    Ok(client.client().fence_peers(who).await?)
+}
+
+/// Attaches every live member that exposes a region.
+async fn attach_regions(client: Reliable<'_>, geometry: &Geometry) -> Result<(), PoolError> {
+    let endpoint = client.endpoint();
+    if !endpoint.may_meet_regions() {
+        return Ok(());
+    }
+    for member in read_members(client, geometry).await? {
+        let peer = member.peer();
+        let is_own = peer.incarnation == endpoint.incarnation();
+        if peer.region_bytes == 0 || is_own || endpoint.peer_of(peer.incarnation) == Some(peer) {
+            continue;
+        }
+        // Nobody can go there without the address that is missing.
+        if endpoint.attach(peer).is_err() {
+            let error = OpError { server: peer.server, kind: OpErrorKind::Unavailable };
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
 /// Tells whether that life is dead; then it is fenced on every server.
-async fn fence_if_dead(client: Reliable<'_>, who: Incarnation) -> Result<bool, PoolError> {
+async fn fence_if_dead(
+    client: Reliable<'_>,
+    geometry: &Geometry,
+    who: Incarnation,
+) -> Result<bool, PoolError> {
     if who == client.endpoint().incarnation() || !client.endpoint().is_dead(who).await {
         return Ok(false);
     }
     if Canary::SkipFence.is_armed() {
         return Ok(true);
     }
-    match client.fence_everywhere(who).await {
+    match fence(client, geometry, who).await {
         Ok(()) => Ok(true),
-        Err(error) if error.kind == OpErrorKind::StillAlive => Ok(false),
-        Err(error) => Err(error.into()),
+        Err(PoolError::Fabric(error)) if error.kind == OpErrorKind::StillAlive => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -301,7 +368,7 @@ async fn mark_dead(
     // Read after `seen` was: it is the incarnation of that life, or a later one's, and then the
     // CAS fails. The one that was read together with `seen` may be of an earlier life.
     let incarnation = Incarnation(client.word(at.plus(8)).await?);
-    if incarnation.0 == 0 || !fence_if_dead(client, incarnation).await? {
+    if incarnation.0 == 0 || !fence_if_dead(client, geometry, incarnation).await? {
         return Ok(false);
     }
     let dead = MemberWord::new(MemberState::Dead, seen.generation());

@@ -62,6 +62,8 @@ pub struct Pool {
     pub(crate) incarnation: Incarnation,
     /// The first word of the address that it has published; 0 if it has none.
     pub(crate) address_word: AtomicU64,
+    /// The word of the region that it has published; 0 if it has none.
+    pub(crate) region_word: AtomicU64,
     pub(crate) epochs: Epochs,
     pub(crate) pins: Pins,
     pub(crate) inbox: Inbox,
@@ -125,6 +127,7 @@ impl Pool {
             generation: joined.generation,
             incarnation: client.endpoint().incarnation(),
             address_word: AtomicU64::new(0),
+            region_word: AtomicU64::new(0),
             epochs: Epochs::new(joined.announced, geometry.options().members_max),
             pins: Pins::new(clients),
             inbox: Inbox::default(),

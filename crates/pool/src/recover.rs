@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
-use crate::address::ADDRESS_AT;
+use crate::address::Published;
 use crate::block::{HEADER_WORDS, check_header};
 use crate::geometry::{BlockId, RETIRE_BYTES};
 use crate::member::{is_left, read_table};
@@ -543,18 +543,15 @@ impl Pool {
     /// Frees a recovered member's entry.
     async fn clear_member(&self, client: Reliable<'_>, dead: &Dead) -> Result<(), PoolError> {
         let at = self.geometry().member_addr(dead.slot);
-        let entry = client.read(at, client.buf(32)).await?;
+        let entry = client.read(at, client.buf(Published::bytes(client))).await?;
         let (incarnation, announced) = (entry.words()[1], AnnounceWord(entry.words()[2]));
-        let address = entry.words()[3];
+        let published = Published::of_entry(entry.words());
         let free = MemberWord::new(MemberState::Free, dead.word.generation());
         // Repeated, it does nothing to the entry's next user: no word comes back.
         client
             .chain(|ops| {
                 ops.cas(at.plus(16), announced.0, announced.next_idle().0);
-                if address != 0 {
-                    // INV-ADDR-1
-                    ops.cas(at.plus(ADDRESS_AT), address, 0);
-                }
+                published.clear(at, ops);
                 ops.cas(at, dead.word.0, free.0);
                 ops.cas(at.plus(8), incarnation, 0);
             })

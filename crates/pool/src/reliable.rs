@@ -22,10 +22,11 @@
 //! Reconnecting fails what the thread's other tasks have in flight. So that tasks do not chase one
 //! another, one reconnect serves all whose operations were posted before it began.
 
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use farleaf_fabric::{
@@ -55,6 +56,8 @@ pub(crate) struct Lines {
     /// Reconnects begun, to any server.
     begun: AtomicU64,
     servers: Box<[Line]>,
+    /// To compute servers whose regions have failed once.
+    peers: Mutex<BTreeMap<ServerId, Arc<Line>>>,
     /// The member's, over all of its threads.
     trouble: Arc<ServerFailures>,
 }
@@ -96,7 +99,14 @@ impl Lines {
     /// Those of a member's first thread.
     pub(crate) fn new(servers: usize) -> Self {
         let servers = (0..servers).map(|_| Line::default()).collect();
-        Lines { begun: AtomicU64::new(0), servers, trouble: Arc::default() }
+        let (begun, peers, trouble) = (AtomicU64::new(0), Mutex::default(), Arc::default());
+        Lines { begun, servers, peers, trouble }
+    }
+
+    /// The line to a compute server.
+    fn to_peer(&self, server: ServerId) -> Arc<Line> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(peers.entry(server).or_default())
     }
 
     /// Those of another thread of the same member.
@@ -229,17 +239,42 @@ impl<'a> Reliable<'a> {
         }
         trial.failures += 1;
         if trial.failures > 2 {
-            let limit_ns = if is_compute { self.busy_ns() } else { self.patience_ns };
-            if now_ns - trial.failing_since_ns >= limit_ns {
+            if now_ns - trial.failing_since_ns >= self.patience_ns {
                 return Err(error);
             }
             self.back_off(trial.failures - 2).await;
         }
-        // A fence at a compute server needs no reconnect: it may arrive twice.
-        for server in servers.iter().filter(|server| !server.is_compute()) {
-            if !Canary::SettleWithoutReconnect.is_armed() {
+        for server in servers {
+            let canary = match server.is_compute() {
+                true => Canary::RegionUnsettled,
+                false => Canary::SettleWithoutReconnect,
+            };
+            if !canary.is_armed() {
                 self.renew(*server, &posting, trial.failing_since_ns).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// As [`Reliable::again`] for a fence at a compute server. It needs no reconnect, since it may arrive twice.
+    pub(crate) async fn fence_again(
+        self,
+        trial: &mut Trial,
+        error: OpError,
+    ) -> Result<(), OpError> {
+        if !is_open(error) {
+            return Err(error);
+        }
+        let now_ns = self.endpoint().now_ns();
+        if trial.failures == 0 {
+            trial.failing_since_ns = now_ns;
+        }
+        trial.failures += 1;
+        if trial.failures > 2 {
+            if now_ns - trial.failing_since_ns >= self.busy_ns() {
+                return Err(error);
+            }
+            self.back_off(trial.failures - 2).await;
         }
         Ok(())
     }
@@ -251,7 +286,8 @@ impl<'a> Reliable<'a> {
         posting: &Posting,
         failing_since_ns: u64,
     ) -> Result<(), OpError> {
-        let line = &self.lines.servers[server.index()];
+        let peer = server.is_compute().then(|| self.lines.to_peer(server));
+        let line = peer.as_deref().unwrap_or_else(|| &self.lines.servers[server.index()]);
         let mut attempt = 0;
         let mut last = OpError { server, kind: OpErrorKind::Unavailable };
         while line.ended.load(Ordering::SeqCst) <= posting.0 {
@@ -539,7 +575,11 @@ impl<'a> Reliable<'a> {
     pub async fn fence_everywhere(self, who: Incarnation) -> Result<(), OpError> {
         let (mut trial, mut posting) = (Trial::default(), self.posting());
         while let Err(error) = self.client.fence_everywhere(who).await {
-            self.again(&mut trial, posting, error).await?;
+            if error.server.is_compute() {
+                self.fence_again(&mut trial, error).await?;
+            } else {
+                self.again(&mut trial, posting, error).await?;
+            }
             posting = self.posting();
         }
         Ok(())

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use farleaf_fabric::Endpoint;
 
+use crate::address::Published;
 use crate::clients::ClosedClient;
 use crate::epoch::Observation;
 use crate::on_drop::OnDrop;
@@ -202,8 +203,11 @@ impl Session {
         self.inner.tried_to_leave.set(true);
         pool.release_client(client, &closed).await?;
         let life = (pool.member, pool.generation);
-        let address = pool.address_word.load(Ordering::SeqCst);
-        member::leave(client, pool.geometry(), life, (pool.incarnation, address)).await?;
+        let published = Published {
+            address: pool.address_word.load(Ordering::SeqCst),
+            region: pool.region_word.load(Ordering::SeqCst),
+        };
+        member::leave(client, pool.geometry(), life, (pool.incarnation, published)).await?;
         pool.close();
         Ok(())
     }

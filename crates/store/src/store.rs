@@ -268,6 +268,7 @@ impl Farleaf {
                 slot: core.pool.member(),
                 incarnation: session.endpoint().incarnation(),
                 address,
+                region_bytes: session.endpoint().own_region().map_or(0, |own| own.words.bytes()),
             };
             Ok(ComputeServer::of(member, member.incarnation))
         })

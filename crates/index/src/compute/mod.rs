@@ -15,6 +15,7 @@ mod migration;
 mod owned_table;
 pub mod ownership;
 mod range_owner;
+pub mod regions;
 
 use std::future::Future;
 

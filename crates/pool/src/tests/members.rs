@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::{AnyEndpoint, Endpoint, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, GlobalAddr, ListenConfig, OpKind, ServerId};
 
 use super::{Mine, SMALL, Scratch, audit_of, endpoint, formatted, join, kill, member, tick};
-use crate::address::ADDRESS_AT;
+use crate::address::{ADDRESS_AT, REGION_AT};
 use crate::words::{BlockState, BlockWord};
 use crate::{Audit, AuditReport, LockToken, PoolError, PoolOptions, Recovered};
 
@@ -108,6 +108,41 @@ fn an_address_lasts_as_long_as_its_member() {
         next.leave().await.unwrap();
         assert_eq!(addresses(&survivor).await, [None]);
         assert_eq!(super::word(&survivor, address).await, 0);
+    });
+}
+
+#[test]
+fn a_region_lasts_as_long_as_its_member() {
+    const BYTES: u64 = 64 << 10;
+    let pair = Pair::new("region");
+    let listen = ListenConfig::default();
+    pair.fabric.expose(ServerId::COMPUTE_FIRST, 4096, &listen).unwrap();
+    pair.die_after(async |dead| {
+        dead.publish_region(BYTES).await.unwrap();
+        let own = dead.members().await.unwrap();
+        assert_eq!((own[0].slot, own[0].region_bytes, own[0].address), (0, BYTES, None));
+        let peer = own[0].peer();
+        assert_eq!((peer.server, peer.region_bytes), (ServerId::COMPUTE_FIRST, BYTES));
+        for bytes in [1, 4097, 1 << 44] {
+            let refused = dead.publish_region(bytes).await;
+            assert!(matches!(&refused, Err(PoolError::Invalid(why)) if why.contains("4096")));
+        }
+    });
+    pair.run(async |end| {
+        let survivor = member(end).await;
+        recover(&survivor, &[]).await;
+        let region = survivor.pool().geometry().member_addr(0).plus(REGION_AT);
+        assert_eq!(super::word(&survivor, region).await, 0, "recovery clears it");
+        let next = member(end).await;
+        assert_eq!(next.pool().member(), 0, "the dead member's slot");
+        next.publish_region(2 * BYTES).await.unwrap();
+        let bytes = async |session: &Mine| -> Vec<_> {
+            let members = session.members().await.unwrap();
+            members.into_iter().map(|member| member.region_bytes).collect()
+        };
+        assert_eq!(bytes(&survivor).await, [2 * BYTES, 0]);
+        next.leave().await.unwrap();
+        assert_eq!(super::word(&survivor, region).await, 0, "leaving clears it");
     });
 }
 

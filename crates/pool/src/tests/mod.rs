@@ -13,6 +13,7 @@ mod model;
 mod openers;
 mod pins;
 mod placement;
+mod regions;
 mod reuse;
 mod roots;
 mod simulated;

@@ -11,7 +11,7 @@ use crate::index::Exchange;
 use crate::op::Op;
 
 pub use codec::{decode_reply, decode_request, encode_reply, encode_request};
-pub(crate) use send::{Patience, forget, send, within};
+pub(crate) use send::{Patience, alive_check_ns, forget, send, within};
 
 /// A request to another compute server.
 #[derive(Clone, Debug, PartialEq, Eq)]

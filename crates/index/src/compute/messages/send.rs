@@ -5,13 +5,13 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 
 use farleaf_fabric::{
-    AnyEndpoint, CALL_BYTES_MAX, CallError, Endpoint, GlobalAddr, Incarnation, Peer, ServerId,
+    AnyEndpoint, CALL_BYTES_MAX, CallError, Endpoint, GlobalAddr, Incarnation, ServerId,
 };
 use farleaf_pool::Session;
 
 use super::{OpReply, Request, decode_reply, encode_request};
 use crate::IndexError;
-use crate::compute::{TABLE_SERVICE, number_of};
+use crate::compute::TABLE_SERVICE;
 
 /// Tries of an operation before it fails, in the simulator.
 const TRIES_MAX: u32 = 1_000;
@@ -24,6 +24,11 @@ const REAL_ALIVE_CHECK_NS: u64 = 20_000_000;
 
 fn is_real(endpoint: &AnyEndpoint) -> bool {
     !matches!(endpoint, AnyEndpoint::Sim(_))
+}
+
+/// Time that a task waits for another compute server before it looks whether that one lives.
+pub(crate) fn alive_check_ns(endpoint: &AnyEndpoint) -> u64 {
+    if is_real(endpoint) { REAL_ALIVE_CHECK_NS } else { ALIVE_CHECK_NS }
 }
 
 /// The limit on sending an operation from owner to owner.
@@ -105,10 +110,9 @@ async fn attached(session: &Session, who: Incarnation) -> Result<Option<ServerId
     let members = session.members().await?;
     let member = members.into_iter().find(|member| member.incarnation == who);
     Ok(member.and_then(|member| {
-        let server = number_of(member.slot);
-        let peer = Peer { server, incarnation: who, address: member.address, region_bytes: 0 };
+        let peer = member.peer();
         // One that has published no address takes no calls.
-        endpoint.attach(peer).ok().map(|()| server)
+        endpoint.attach(peer).ok().map(|()| peer.server)
     }))
 }
 
@@ -135,7 +139,7 @@ async fn call(
     until_ns: Option<u64>,
 ) -> CallEnded {
     let endpoint = session.endpoint();
-    let check_ns = if is_real(endpoint) { REAL_ALIVE_CHECK_NS } else { ALIVE_CHECK_NS };
+    let check_ns = alive_check_ns(endpoint);
     let mut call = pin!(session.client().call(number, TABLE_SERVICE, request));
     loop {
         if let Some(ended) = within(endpoint, call.as_mut(), check_ns).await {

@@ -143,7 +143,7 @@ async fn announce<T: RangeOwner>(
                 if who != session.endpoint().incarnation() && session.endpoint().is_dead(who).await
                 {
                     // Without it, nobody names the range as the taker's any more.
-                    session.reliable().fence_everywhere(who).await.map_err(IndexError::from)?;
+                    session.fence(who).await.map_err(IndexError::from)?;
                     let dead = who.0;
                     change_map(&words, session, async move |map| {
                         let mut new = map.clone();

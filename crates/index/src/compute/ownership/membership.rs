@@ -208,7 +208,7 @@ async fn cut_off(
             words.meta
         )));
     }
-    session.reliable().fence_everywhere(owner).await?;
+    session.fence(owner).await?;
     forget(session.endpoint(), owner);
     Ok(())
 }

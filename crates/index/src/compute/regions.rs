@@ -1,0 +1,150 @@
+//! Regions: operations on memory that other compute servers expose, which end soon after their owners.
+//!
+//! A fabric ends an operation on the region of a stopped owner after its own limit (seconds), and once it has
+//! been told that the owner is dead. So whoever waits asks for that news now and then, as for calls.
+
+use std::future::Future;
+use std::pin::pin;
+
+use farleaf_fabric::{Endpoint, Incarnation, OpError, OpErrorKind, ServerId};
+use farleaf_pool::Session;
+
+use super::messages::{alive_check_ns, within};
+use crate::IndexError;
+
+/// Outcome of an operation on a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionEnd<T> {
+    /// It has taken effect.
+    Done(T),
+    /// Its owner's life has ended, and the region with it.
+    Gone,
+    /// The owner is not known to be dead, and the operation failed; by its error it may have taken effect,
+    /// and may take effect until the thread has reconnected.
+    Unreachable(OpError),
+}
+
+/// The number under which this process reaches the region of the life `owner`; `None` if it is no member of
+/// the pool that exposes memory.
+///
+/// Cost: 1 READ the first time, nothing later.
+///
+/// # Errors
+/// Those of the READ.
+pub async fn attach_region(
+    session: &Session,
+    owner: Incarnation,
+) -> Result<Option<ServerId>, IndexError> {
+    let endpoint = session.endpoint();
+    if owner == endpoint.incarnation() {
+        return Ok(endpoint.own_region().map(|own| own.number));
+    }
+    // One that was attached for calls may have exposed memory since.
+    if let Some(peer) = endpoint.peer_of(owner).filter(|peer| peer.region_bytes > 0) {
+        return Ok(Some(peer.server));
+    }
+    let members = session.members().await?;
+    let member = members.into_iter().find(|member| member.incarnation == owner);
+    let peer = member.map(|member| member.peer()).filter(|peer| peer.region_bytes > 0);
+    // One that has published no address cannot be reached.
+    Ok(peer.filter(|peer| endpoint.attach(*peer).is_ok()).map(|peer| peer.server))
+}
+
+/// Waits for `posted`, an operation, chain or batch on the region of `owner`, and looks every so often whether
+/// the owner lives: every 20 ms, in the simulator every 2 ms.
+///
+/// Cost: that of the operation.
+pub async fn on_region<T>(
+    session: &Session,
+    owner: Incarnation,
+    posted: impl Future<Output = Result<T, OpError>>,
+) -> RegionEnd<T> {
+    let endpoint = session.endpoint();
+    let check_ns = alive_check_ns(endpoint);
+    let mut posted = pin!(posted);
+    let result = loop {
+        if let Some(result) = within(endpoint, posted.as_mut(), check_ns).await {
+            break result;
+        }
+        if endpoint.is_dead(owner).await {
+            // The fabric ends the operation now. If not, it has no effect that anybody will see.
+            match within(endpoint, posted.as_mut(), check_ns).await {
+                Some(result) => break result,
+                None => return RegionEnd::Gone,
+            }
+        }
+    };
+    match result {
+        Ok(value) => RegionEnd::Done(value),
+        Err(error) if matches!(error.kind, OpErrorKind::Gone { .. }) => RegionEnd::Gone,
+        Err(error) => RegionEnd::Unreachable(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farleaf_fabric::sim::{Sim, SimConfig};
+    use farleaf_fabric::{Client, Fabric, GlobalAddr, ListenConfig};
+    use farleaf_pool::{Pool, PoolOptions, format};
+
+    use super::*;
+
+    const BYTES: u64 = 64 << 10;
+    const LEASE_NS: u64 = 10_000_000;
+
+    fn session(sim: &Sim, compute: usize) -> Session {
+        let endpoint = sim.fabric(compute).any_endpoint().expect("an endpoint");
+        let joined = sim.block_on(async {
+            let pool = Pool::join(&Client::new(endpoint.clone())).await?;
+            pool.session(endpoint.clone()).await
+        });
+        joined.expect("no deadlock").expect("a session")
+    }
+
+    /// Done while the owner lives; `Unreachable` behind a cut link; `Gone` soon after a stopped owner's lease,
+    /// although the fabric's own limit is a second.
+    #[test]
+    fn an_operation_ends_soon_after_its_owner() {
+        let mut config = SimConfig {
+            compute_servers: 2,
+            region_bytes: 4 << 20,
+            lease_ns: LEASE_NS,
+            ..SimConfig::seeded(1)
+        };
+        config.adversary.timeout_ns = 1_000_000_000;
+        let sim = Sim::new(config).expect("a simulation");
+        let client = Client::new(sim.fabric(0).any_endpoint().expect("an endpoint"));
+        let options = PoolOptions { clients_max: 8, members_max: 4, ..PoolOptions::default() };
+        let options =
+            PoolOptions { block_bytes: 64 << 10, tables_max: 4, redo_bytes: 4096, ..options };
+        sim.block_on(format(&client, &options)).expect("no deadlock").expect("a pool");
+        let (mine, theirs) = (session(&sim, 0), session(&sim, 1));
+        let owner = sim.fabric(1);
+        let who = owner.incarnation();
+        let attached = || sim.block_on(attach_region(&mine, who)).expect("no deadlock");
+        assert_eq!(attached().expect("read"), None, "it exposes nothing yet");
+        let number = super::super::number_of(theirs.pool().member());
+        owner.expose(number, BYTES, &ListenConfig::default()).expect("exposed");
+        sim.block_on(theirs.publish_region(BYTES)).expect("no deadlock").expect("published");
+        assert_eq!(attached().expect("read"), Some(number));
+        let add = || {
+            let posted = mine.client().faa(GlobalAddr::new(number, 64), 1);
+            let since_ns = sim.now_ns();
+            let ended = sim.block_on(on_region(&mine, who, posted)).expect("no deadlock");
+            (ended, sim.now_ns() - since_ns)
+        };
+        assert_eq!(add().0, RegionEnd::Done(0));
+        sim.cut(0, 1);
+        let lost = OpError { server: number, kind: OpErrorKind::Timeout };
+        assert_eq!(add().0, RegionEnd::Unreachable(lost));
+        sim.heal(0, 1);
+        owner.stop_with_region();
+        let (ended, waited_ns) = add();
+        assert_eq!(ended, RegionEnd::Gone);
+        assert!((LEASE_NS..LEASE_NS + 6_000_000).contains(&waited_ns), "{waited_ns} ns");
+        let (ended, waited_ns) = add();
+        assert_eq!(ended, RegionEnd::Gone);
+        assert!(waited_ns < 10_000, "it is known: {waited_ns} ns");
+        owner.kill();
+    }
+}
