@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::run::{Failure, RunStats, run};
+use crate::run::{Failure, Outcome, RunStats, run};
 use crate::scenario::{Choices, Scenario};
 
 /// One in this many seeds is run twice: both runs must be the same.
@@ -78,11 +78,11 @@ impl Report {
 }
 
 /// Runs `plan`. `stop` ends it early. Calls `each` for every seed that was run, on the thread that
-/// ran it, with the failure if there is one.
+/// ran it, with the outcome, and the failure if there is one.
 pub fn check(
     plan: &Plan,
     stop: &AtomicBool,
-    each: &(dyn Fn(u64, Option<&Failed>) + Sync),
+    each: &(dyn Fn(u64, &Outcome, Option<&Failed>) + Sync),
 ) -> Report {
     let began = Instant::now();
     let next = AtomicU64::new(plan.seeds.start);
@@ -103,8 +103,8 @@ pub fn check(
             if is_twice {
                 outcome.failure = differs(outcome.trace_hash, run(&scenario).trace_hash);
             }
-            let failed = outcome.failure.map(|failure| Failed { scenario, failure });
-            each(seed, failed.as_ref());
+            let failed = outcome.failure.take().map(|failure| Failed { scenario, failure });
+            each(seed, &outcome, failed.as_ref());
             let mut report = lock(&report);
             report.seeds += 1;
             report.twice += u64::from(is_twice);

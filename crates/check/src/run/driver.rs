@@ -62,6 +62,7 @@ pub(super) fn run(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRec
     outcome.steps = shared.steps.take();
     outcome.marks = driver.marks.take();
     outcome.trace_hash = sim.trace_hash();
+    outcome.events = sim.events();
     outcome.stats = shared.stats.get();
     outcome.failure = shared.failure.take();
     (outcome, if is_recorded { sim.recorded() } else { Vec::new() })

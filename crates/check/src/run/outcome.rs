@@ -134,6 +134,8 @@ pub struct Outcome {
     pub marks: Vec<(u64, String)>,
     /// The simulator's hash over all that happened.
     pub trace_hash: u64,
+    /// Events of the simulator.
+    pub events: u64,
     /// Statistics.
     pub stats: RunStats,
     /// The first check that failed.

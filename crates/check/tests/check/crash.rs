@@ -2,6 +2,11 @@
 //!
 //! `FARLEAF_SOAK=1` goes through all cases; `FARLEAF_CRASH=records/remove` through those whose name
 //! contains that, or, with a `#`, through that one point. A failing point prints its name.
+//! `FARLEAF_POINTS=FILE` writes the list of all cases and their points instead, and runs none.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use farleaf_check::crash::{CrashOptions, CrashReport, by_name, cases, run_all};
 
@@ -41,8 +46,31 @@ fn go_through(filter: impl Fn(&str) -> bool) -> CrashReport {
     report
 }
 
+/// Writes a line for each case: name, remote operations, points, and a hash over the points' names.
+fn write_points(file: &Path) {
+    let (cases, next, lines) = (cases(), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let list = || {
+        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (points, ops) = (case.points().expect("points"), case.ops().expect("operations"));
+            let names = points.iter().map(|point| format!("{point} ")).collect::<String>();
+            let hash = names
+                .bytes()
+                .fold(7, |hash: u64, byte| hash.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte));
+            let line = format!("{} {ops} {} {hash:016x}", case.name(), points.len());
+            lines.lock().expect("lines").push(line);
+        }
+    };
+    std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(list))));
+    let mut lines = lines.into_inner().expect("lines");
+    lines.sort();
+    std::fs::write(file, lines.join("\n") + "\n").expect("the list is written");
+}
+
 #[test]
 fn a_death_at_any_operation_leaves_all_in_order() {
+    if let Some(file) = std::env::var_os("FARLEAF_POINTS") {
+        return write_points(Path::new(&file));
+    }
     let wanted = std::env::var("FARLEAF_CRASH").unwrap_or_default();
     if wanted.contains('#') {
         assert_eq!(by_name(&wanted), Ok(()));

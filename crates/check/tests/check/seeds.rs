@@ -1,6 +1,11 @@
 //! Seed tests: a small part of what `make check` runs, with all checks and every engine.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -14,23 +19,36 @@ fn soak() -> u64 {
     std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 
+/// `FARLEAF_TRACES=FILE` appends a line for each run: engine, seed, hash, virtual time, events. A change of form alone
+/// leaves every line as it was: `scripts/same-runs.sh`.
 #[test]
 fn seeds_pass_every_check() {
+    let traces = std::env::var_os("FARLEAF_TRACES").map(PathBuf::from);
     let only = std::env::var("FARLEAF_ENGINE").ok();
     let is_chosen = |it: &&Engine| only.as_deref().is_none_or(|name| it.name() == name);
     for engine in Engine::ALL.iter().filter(is_chosen) {
         let plan = Plan {
             seeds: 0..200 * soak(),
             choices: Choices { engine: Some(*engine), ..Choices::default() },
+            threads: if traces.is_some() { 2 } else { 1 },
             ..Plan::default()
         };
         let told = AtomicU64::new(0);
-        let report = check(&plan, &AtomicBool::new(false), &|_, failed| {
+        let lines = Mutex::new(BTreeMap::new());
+        let report = check(&plan, &AtomicBool::new(false), &|seed, ran, failed| {
             told.fetch_add(1, Ordering::Relaxed);
+            let (hash, now_ns, events) = (ran.trace_hash, ran.stats.virtual_ns, ran.events);
+            let line = format!("{engine} {seed} {hash:016x} {now_ns} {events}\n");
+            lines.lock().unwrap().insert(seed, line);
             if let Some(failed) = failed {
                 println!("{}\n    {}", failed.scenario, failed.failure);
             }
         });
+        if let Some(path) = &traces {
+            let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
+            let lines: String = lines.into_inner().unwrap().into_values().collect();
+            file.write_all(lines.as_bytes()).unwrap();
+        }
         assert_eq!(report.failures.len(), 0, "replay with the command lines above");
         assert!(report.is_complete);
         assert_eq!((report.seeds, told.into_inner()), (plan.seeds.end, plan.seeds.end));
@@ -84,14 +102,14 @@ fn counters_that_wrap_do_no_harm() {
 fn time_and_interrupts_end_a_run_early() {
     let plan = Plan { seeds: 0..u64::MAX, threads: 2, ..Plan::default() };
     let stop = AtomicBool::new(false);
-    let report = check(&plan, &stop, &|seed, _| {
+    let report = check(&plan, &stop, &|seed, _, _| {
         if seed >= 3 {
             stop.store(true, Ordering::Relaxed);
         }
     });
     assert!(!report.is_complete && (4..8).contains(&report.seeds), "{}", report.seeds);
     let plan = Plan { time: Some(Duration::from_millis(300)), ..plan };
-    let report = check(&plan, &AtomicBool::new(false), &|_, _| {});
+    let report = check(&plan, &AtomicBool::new(false), &|_, _, _| {});
     assert!(!report.is_complete && report.seeds > 0);
 }
 

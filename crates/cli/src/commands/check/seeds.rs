@@ -29,7 +29,7 @@ pub(super) fn run(args: &SeedsArgs, console: &mut Console) -> anyhow::Result<Exi
     let stop = stop_on_interrupt()?;
     let seeds = plan.seeds.end - plan.seeds.start;
     let meter = Meter::new(console.shows_progress(), Some(seeds));
-    let report = check(&plan, &stop, &|_, failed| {
+    let report = check(&plan, &stop, &|_, _, failed| {
         if let Some(failed) = failed {
             meter.tell(&format!("{}\n    {}", failed.scenario, first_line(failed)));
         }
