@@ -83,7 +83,7 @@ fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
             // report what is wrong.
             let _ = session.tick().await;
             if core.pool.has_left_drops() {
-                // What cannot be done now is done after another tick.
+                // A drop that cannot go on now goes on after another tick.
                 let _ = farleaf_engines::continue_drops(&session).await;
             }
             if core.pool.needs_recovery() && Instant::now() >= recover_after {
@@ -179,8 +179,8 @@ mod tests {
                 made.insert([number], big).unwrap();
             }
             let idle = Instant::now() + Duration::from_secs(10);
-            // What it retires is of the other's blocks, and may be freed when the other ends its operation: at about
-            // the last tick before it sleeps.
+            // The objects that it retires are of the other's blocks, and may be freed when the other ends its
+            // operation: at about the last tick before it sleeps.
             let hold_ns = (100 + 10 * round) * 1_000_000;
             thread::scope(|scope| {
                 let core = other.core();

@@ -44,7 +44,7 @@ pub enum Operation<B = Vec<u8>> {
 pub enum Answer {
     /// The value of the key, if it is present.
     Value(Option<Vec<u8>>),
-    /// What the method of the operation's name returns: the key was absent (insert), was added, changed, removed.
+    /// The answer of the method of the operation's name: the key was absent (insert), was added, changed, removed.
     Flag(bool),
     /// The outcome of a compare-exchange.
     Exchange(CompareExchange),

@@ -38,7 +38,7 @@ impl Near {
     }
 }
 
-/// What is left of a range that is met in chunks.
+/// The rest of a range that is met in chunks.
 struct Rest {
     range: Interval,
     /// Pairs to fetch next.

@@ -4,7 +4,7 @@
 //! <folder>/exposed/<life>    the memory that the compute server of that life exposes; its length is the region's
 //! ```
 //!
-//! The owner makes the file, sparse and zeroed, and removes it when its life ends. If it was killed, the
+//! The owner makes the file, zeroed and with its space reserved, and removes it when its life ends. If it was killed, the
 //! next compute server that exposes memory removes the file.
 
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::calls::remove_dead;
-use super::folder::check_space;
+use crate::space;
 use crate::{FabricError, Incarnation, Peer, Words};
 
 fn path_of(folder: &Path, who: Incarnation) -> PathBuf {
@@ -33,7 +33,6 @@ pub(super) fn create(
     let exposed = folder.join("exposed");
     fs::create_dir_all(&exposed).map_err(FabricError::io("make folder", &exposed))?;
     remove_dead(folder, &exposed);
-    check_space(folder, bytes)?;
     let path = path_of(folder, me);
     let make = || {
         let file = File::options()
@@ -43,6 +42,7 @@ pub(super) fn create(
             .open(&path)
             .map_err(FabricError::io("make", &path))?;
         file.set_len(bytes).map_err(FabricError::io("size", &path))?;
+        space::reserve(&file, &path, bytes)?;
         Words::map(&file, (bytes / 8) as usize).map_err(FabricError::io("map", &path))
     };
     let made = make();

@@ -19,7 +19,7 @@ impl Numbers {
     }
 }
 
-/// What a sorted map answers to an operation.
+/// The answer of a sorted map to an operation.
 fn of_model(model: &mut BTreeMap<Vec<u8>, Vec<u8>>, operation: &Operation) -> Answer {
     match operation.clone() {
         Operation::Get(key) => Answer::Value(model.get(&key).cloned()),
