@@ -81,6 +81,9 @@ impl PoolOptions {
         }
     }
 
+    /// Most members: their slots are the numbers of compute servers ([`ServerId::COMPUTE_FIRST`]).
+    pub const MEMBERS_MAX: u32 = (ServerId::MAX.0 - ServerId::COMPUTE_FIRST.0) as u32 + 1;
+
     fn check(&self) -> Result<(), PoolError> {
         let wrong = |what: String| Err(PoolError::Invalid(what));
         let block = self.block_bytes;
@@ -89,7 +92,7 @@ impl PoolOptions {
         }
         for (what, value, most) in [
             ("clients", self.clients_max, 4096),
-            ("members", self.members_max, MEMBERS_MOST),
+            ("members", self.members_max, Self::MEMBERS_MAX),
             ("tables", self.tables_max, 65536),
         ] {
             if !(1..=most).contains(&value) {
@@ -106,8 +109,6 @@ impl PoolOptions {
     }
 }
 
-/// Most members: their slots are the numbers of compute servers ([`ServerId::COMPUTE_FIRST`]).
-const MEMBERS_MOST: u32 = (ServerId::MAX.0 - ServerId::COMPUTE_FIRST.0) as u32 + 1;
 
 /// A block of a memory server's region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -154,7 +154,7 @@ fn nonsense_is_refused_with_a_sentence() {
         ("--fabric verbs --connect verbs://127.0.0.1:7?gid=all", "an index into the GID table"),
         ("--fabric verbs --connect verbs://127.0.0.1:7 --mtu 1024", "an address says it itself"),
         ("--fabric tcp --device rxe0", "need --fabric verbs"),
-        ("--fabric tcp --connect tcp://nowhere", "\"nowhere\" is no memory server"),
+        ("--fabric tcp --connect tcp://nowhere", "\"nowhere\" is not a memory server"),
         ("--fabric tcp --connect tcp://127.0.0.1:7 --pool-bytes 1GiB", "cannot be used with"),
         ("--torn", "torn words are the simulator's"),
         ("--node-bytes 1000", "not a power of two"),

@@ -22,7 +22,7 @@ use std::cmp::Ordering;
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_index::bnode::{KeyFormat, Layout};
 use farleaf_index::{IndexError, NodeRoom, PointerCheck};
-use farleaf_pool::Session;
+use farleaf_pool::{PoolOptions, Session};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of the meta object.
@@ -46,8 +46,8 @@ const EDGE: u64 = END | 0xff;
 const CLAIMED: u64 = 31 << 8;
 const SERVERS_MAX: usize = 256;
 const REGION_BYTES_MAX: u64 = 1 << 45;
-/// Members of a pool whose lock tokens leave bit 62 free.
-const MEMBERS_MAX: u32 = 1 << 14;
+// The lock tokens of so many members leave bit 62 free.
+const _: () = assert!(PoolOptions::MEMBERS_MAX <= 1 << 14);
 
 /// A place in a node: the next byte of a key, or its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -461,17 +461,16 @@ fn type_at(wide: bool) -> u32 {
     if wide { 16 } else { 8 }
 }
 
-/// Refuses pools whose addresses or lock tokens the words of this engine cannot hold.
+/// Refuses pools whose addresses the words of this engine cannot hold.
 ///
 /// # Errors
 /// `Invalid`.
 pub(super) fn check_pool(session: &Session) -> Result<(), IndexError> {
-    let (endpoint, options) = (session.endpoint(), session.pool().geometry().options());
-    let regions = (0..endpoint.server_count()).map(|it| endpoint.region_bytes(ServerId(it as u16)));
-    check_reach(regions, options.members_max)
+    let endpoint = session.endpoint();
+    check_reach((0..endpoint.server_count()).map(|it| endpoint.region_bytes(ServerId(it as u16))))
 }
 
-fn check_reach(regions: impl Iterator<Item = u64>, members: u32) -> Result<(), IndexError> {
+fn check_reach(regions: impl Iterator<Item = u64>) -> Result<(), IndexError> {
     let mut servers = 0;
     for bytes in regions {
         if bytes > REGION_BYTES_MAX {
@@ -486,11 +485,6 @@ fn check_reach(regions: impl Iterator<Item = u64>, members: u32) -> Result<(), I
         return Err(IndexError::Invalid(format!(
             "the pool has {servers} memory servers; tables of engine smart reach {SERVERS_MAX}: use another \
              engine"
-        )));
-    }
-    if members > MEMBERS_MAX {
-        return Err(IndexError::Invalid(format!(
-            "the pool has room for {members} members; engine smart works with at most {MEMBERS_MAX}"
         )));
     }
     Ok(())

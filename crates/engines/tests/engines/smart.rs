@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::common::{Pairs, World, check, cost_since, costs, create, settle};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
-use farleaf_fabric::{Cost, Fabric, OpKind};
+use farleaf_fabric::{Cost, OpKind};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{Entries, Index, IndexError, OpenOptions, ScanRange, Settings};
-use farleaf_pool::{PoolOptions, Session};
+use farleaf_pool::Session;
 
 fn number(key: u64) -> [u8; 8] {
     // The low byte differs first: nodes with few slots, far from the root.
@@ -252,20 +252,6 @@ fn a_loaded_table_is_small_and_whole() {
             assert_eq!(index.get(&session, key, &mut held).await, Ok(true));
             assert_eq!(&held, value);
         }
-    });
-}
-
-/// Pools out of the reach of the engine's words are refused.
-#[test]
-fn pools_with_too_many_members_are_refused() {
-    let options = PoolOptions { members_max: 20_000, ..World::default().pool_options() };
-    let fabric = farleaf_fabric::mapped::Mapped::anonymous(1, 64 << 20).expect("memory");
-    let endpoint = fabric.any_endpoint().expect("endpoint");
-    let executor = endpoint.executor().clone();
-    executor.block_on(async {
-        let session = crate::common::start(endpoint, &options).await;
-        let made = AnyIndex::create(&session, "t", &fixed8()).await;
-        assert!(matches!(made, Err(IndexError::Invalid(_))), "{made:?}");
     });
 }
 

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use crate::common::{eventually, key, small};
 use farleaf::{ErrorKind, Farleaf, OpKind, TableOptions};
 use farleaf_fabric::ServerId;
-use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
+use farleaf_fabric::tcp::{
+    HugePages, MemoryServer, MemoryServerConfig, Region, Tcp, TcpConfig,
+};
 use farleaf_harness::LoopbackServers;
 
 const REGION_BYTES: u64 = 32 << 20;
@@ -82,10 +84,11 @@ fn who_cannot_be_reached_or_refuses_is_told_in_kind() {
     let mut servers = crate::common::servers(2, REGION_BYTES);
     servers.0.reverse();
     assert_eq!(kind(&servers.uri(), "check the list of addresses"), ErrorKind::Invalid);
-    let config = MemoryServerConfig { connections_max: 0, ..Default::default() };
+    let config = MemoryServerConfig { connections_max: 1, ..Default::default() };
     let region = Region::anonymous(REGION_BYTES, HugePages::No).unwrap();
     let full = MemoryServer::start_over(config, region).unwrap();
     let uri = format!("tcp://{}", full.address());
+    let _holds_the_only_one = Tcp::connect(TcpConfig::to([full.address()])).unwrap();
     assert_eq!(kind(&uri, "as many connections"), ErrorKind::Full);
 }
 
