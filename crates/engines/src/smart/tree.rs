@@ -223,9 +223,14 @@ impl Tree {
 
     /// The type of a new node with so many slots.
     pub(super) fn holding(&self, slots: usize) -> NodeType {
-        match self.options.types {
-            NodeTypes::Whole => NodeType::TOP,
-            NodeTypes::Fine | NodeTypes::Art => self.shape.holding(slots),
+        match (self.shape.reserves, self.options.types) {
+            (_, NodeTypes::Whole) => NodeType::TOP,
+            (true, NodeTypes::Art) => NodeTypes::Art.reserved(slots),
+            // One that has room for one child more than `slots` - 1.
+            (false, NodeTypes::Art) => {
+                NodeTypes::Art.replacing(slots.saturating_sub(1), NodeType::SMALLEST)
+            }
+            (_, NodeTypes::Fine) => self.shape.holding(slots),
         }
     }
 

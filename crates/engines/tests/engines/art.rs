@@ -1,6 +1,6 @@
 //! Tests of plain ART and of the steps from it to SMART: the remote operations of each.
 
-use crate::common::{World, check, cost_since, costs};
+use crate::common::{Pairs, World, check, cost_since, costs};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Cost, OpKind};
 use farleaf_index::{Index, OpenOptions, Settings};
@@ -113,4 +113,30 @@ fn members_with_different_switches_share_a_table() {
         assert_eq!(index.get(&session, &number(7), &mut value).await, Ok(true));
         assert_eq!(value, number(3));
     });
+}
+
+/// Bytes that a get READs without a cache, after a bulk load of one node with `children` leaves.
+fn bytes_of_a_get(engine: Engine, children: u64) -> u64 {
+    let found = std::rc::Rc::new(std::cell::Cell::new(0));
+    let told = std::rc::Rc::clone(&found);
+    World::default().on_mapped(move |session| async move {
+        let index = open(&session, engine, &[("cache", "0")]).await;
+        let pairs: Vec<_> =
+            (0..children).map(|key| (number(key).to_vec(), number(1).to_vec())).collect();
+        assert_eq!(index.bulk_load(&session, &mut Pairs(pairs.iter())).await, Ok(children));
+        let before = costs(&session);
+        assert_eq!(index.get(&session, &number(1), &mut Vec::new()).await, Ok(true));
+        told.set(cost_since(&session, &before, OpKind::Get).bytes_read);
+        assert_eq!(check(&session, &[&index]).await.keys, children);
+    });
+    found.get()
+}
+
+/// A bulk load gave plain ART the node sizes of SMART, so that its gets READ too little.
+#[test]
+fn a_bulk_load_of_art_has_four_node_types() {
+    for (children, art, smart) in [(3, 6, 6), (10, 22, 14), (25, 54, 30), (100, 257, 110)] {
+        let more = bytes_of_a_get(Engine::Art, children) - bytes_of_a_get(Engine::Smart, children);
+        assert_eq!(more, 8 * (art - smart), "{children} children");
+    }
 }
