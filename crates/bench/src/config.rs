@@ -69,6 +69,8 @@ pub struct BenchConfig {
     pub pool_bytes: Option<u64>,
     /// True if the simulator's adversary tears and reorders words.
     pub torn: bool,
+    /// Time that an operation takes on its worker thread beside its waits, nanoseconds of the simulator's time.
+    pub local_ns: u64,
     /// Capabilities of the simulator beyond the contract.
     pub capabilities: CapabilityKind,
     /// True if the run walks and checks the table at the end.
@@ -124,6 +126,7 @@ impl Default for BenchConfig {
             parts: Parts::default(),
             pool_bytes: None,
             torn: false,
+            local_ns: 0,
             capabilities: CapabilityKind::None,
             verify: false,
             cluster: None,
@@ -255,6 +258,7 @@ impl BenchConfig {
             ("pool_bytes", json!(self.pool_bytes)),
             ("settings", settings_json(self.settings.iter())),
             ("torn", json!(self.torn)),
+            ("local_ns", json!(self.local_ns)),
             ("verify", json!(self.verify)),
             ("connect", json!(self.connect())),
         ];

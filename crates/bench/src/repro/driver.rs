@@ -11,6 +11,7 @@ use serde::Deserialize;
 use super::{
     Repro, ReproOptions,
     error::ReproError,
+    papers::DexSetup,
     report::{ReproChart, ReproReport},
 };
 use crate::{
@@ -25,9 +26,11 @@ use crate::{
 /// The least scale: clients of the largest experiment have two operations each.
 pub(super) const SCALE_MIN: f64 = 1.0 / 65_536.0;
 /// Bytes of cache that one client's path through a B+-tree takes, whatever the scale.
-pub(super) const PATH_BYTES: u64 = 9_362;
-/// The least cache that every engine takes: ten nodes of 4 KiB.
-const CACHE_MIN: u64 = 40 << 10;
+const PATH_BYTES: u64 = 9_362;
+/// Engines whose caches have to hold the path of each client, in nodes.
+const PATH_CACHES: [&str; 1] = ["dex"];
+/// The least cache of these engines: ten nodes of 4 KiB.
+const PATHS_MIN: u64 = 40 << 10;
 /// A reason: locks in the simulator.
 pub(super) const LOCKS_DIFFER: &str =
     "the simulator's locks cost round trips and waits, but no contention in a card's memory";
@@ -52,6 +55,22 @@ pub(super) struct PaperCluster {
     pub(super) cache_bytes: u64,
     pub(super) warmup_ops: u64,
     pub(super) ops: u64,
+}
+
+impl PaperCluster {
+    /// DEX's cluster, with as many measured operations as its warm-up has.
+    pub(super) fn of(setup: &DexSetup) -> Self {
+        PaperCluster {
+            keys: setup.keys,
+            value_bytes: setup.value_bytes as usize,
+            compute_servers: setup.compute_servers,
+            memory_servers: setup.memory_servers,
+            clients: setup.threads,
+            cache_bytes: setup.cache_bytes,
+            warmup_ops: setup.warmup_ops,
+            ops: setup.warmup_ops,
+        }
+    }
 }
 
 /// See the [module page](self).
@@ -83,22 +102,39 @@ impl<'a> Driver<'a> {
         report.set("clients", cluster.clients);
         report.set("compute_servers", cluster.compute_servers);
         report.set("memory_servers", cluster.memory_servers);
-        report.set("cache_bytes", driver.cache_bytes());
+        report.set("cache_bytes", driver.options.scaled(cluster.cache_bytes));
+        let raised = PATH_CACHES.iter().filter_map(|name| engine(name));
+        for engine in raised.filter(|it| driver.has_larger_cache(*it)) {
+            report.set(&format!("cache_bytes_{engine}"), driver.cache_bytes(engine));
+            report.note(format!(
+                "{engine} has a larger cache than the paper's share at this scale: it holds the path of each client."
+            ));
+        }
         driver
     }
 
-    /// The cluster's cache at the scale, and never less than the paths of a compute server's clients.
-    fn cache_bytes(&self) -> u64 {
+    /// The cluster's cache at the scale. Engines that cache paths never get less than those of a compute server's
+    /// clients.
+    fn cache_bytes(&self, engine: Engine) -> u64 {
         let PaperCluster { clients, compute_servers, cache_bytes, .. } = self.cluster;
+        let share = self.options.scaled(cache_bytes);
+        if !PATH_CACHES.contains(&engine.name()) {
+            return share;
+        }
         let each = clients.div_ceil(compute_servers) as u64;
-        self.options.scaled(cache_bytes).max(each * PATH_BYTES).max(CACHE_MIN)
+        share.max(each * PATH_BYTES).max(PATHS_MIN)
+    }
+
+    /// True if `engine` gets a larger cache than the paper's share.
+    pub(super) fn has_larger_cache(&self, engine: Engine) -> bool {
+        self.cache_bytes(engine) > self.options.scaled(self.cluster.cache_bytes)
     }
 
     /// A run of `workload` on the paper's cluster, with the engine's defaults but for the cache and for
     /// changes, which are volatile: no paper keeps changes that a dead compute server had not written.
     pub(super) fn case(&self, engine: Engine, keys: &KeySpec, workload: Workload) -> BenchConfig {
         let cluster = &self.cluster;
-        let cache = self.cache_bytes().to_string();
+        let cache = self.cache_bytes(engine).to_string();
         let volatile = Settings::default().with(DURABILITY, "volatile");
         let settings = volatile.and(&self.options.settings).with(CACHE, &cache);
         let weight = if workload.mix.share(OpKind::Scan) > 0.0 { SCAN_WEIGHT } else { 1 };

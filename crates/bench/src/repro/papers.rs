@@ -23,7 +23,7 @@ pub(super) struct Papers {
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct DartPaper {
     pub(super) source: String,
-    /// Section 6.1.
+    /// Section 5.1.
     pub(super) setup: PaperCluster,
     /// Gets of YCSB C, by keys and engine (section 2.2, Figure 7).
     pub(super) search: BTreeMap<String, BTreeMap<String, SearchCost>>,
@@ -114,6 +114,9 @@ pub(super) struct DexPaper {
     pub(super) table2: BTreeMap<String, Table2Row>,
     /// The same of other engines, by workload and engine.
     pub(super) table2_others: BTreeMap<String, BTreeMap<String, Table2Row>>,
+    /// Throughput over another system's, by workload and system (Figure 6, skewed, all threads).
+    pub(super) fig6: BTreeMap<String, BTreeMap<String, f64>>,
+    pub(super) fig7: DexFig7,
     pub(super) fig8: DexFig8,
     pub(super) fig9: DexFig9,
     pub(super) fig10: DexFig10,
@@ -122,7 +125,7 @@ pub(super) struct DexPaper {
     pub(super) local: DexLocal,
 }
 
-/// Section 7.1.
+/// Section 8.1.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct DexSetup {
     pub(super) keys: u64,
@@ -150,6 +153,15 @@ pub(super) struct Table2Row {
     pub(super) atomics: f64,
     pub(super) rpcs: f64,
     pub(super) bytes: f64,
+}
+
+/// Figure 7: uniform keys.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct DexFig7 {
+    /// Throughput over P-Sherman's: "about" the same.
+    pub(super) over_p_sherman: f64,
+    /// Gain of a cache of 512 MiB over one of 256.
+    pub(super) gain_of_512_mib: f64,
 }
 
 /// Figure 8: the factor by which each technique multiplies the throughput.

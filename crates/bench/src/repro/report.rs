@@ -13,8 +13,10 @@ use crate::{
 
 /// The ratio may be off by this much without a reason.
 pub const TOLERANCE: f64 = 0.25;
-/// The reason where none has been found.
-const UNEXPLAINED: &str = "not explained";
+/// A gain of the paper below this is compared by its part above 1.
+const GAIN_LARGE: f64 = 2.0;
+/// The reason where none has been found, or where one is likely and no run has tested it.
+const UNEXPLAINED: &str = "unexplained";
 
 /// Results of an experiment, beside the paper's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -62,7 +64,7 @@ pub struct ReproRow {
     pub paper: Option<f64>,
     /// Ours, if it could be measured.
     pub ours: Option<f64>,
-    /// Our figure divided by the paper's, if that is a number.
+    /// Our figure divided by the paper's, if that is a number. Of a gain below 2, the parts above 1 are divided.
     pub ratio: Option<f64>,
     /// The reason why our figure differs or is missing.
     pub reason: Option<String>,
@@ -245,11 +247,32 @@ impl ReproReport {
         ours: f64,
         reason: &str,
     ) {
-        let row = ReproRow::new(case, quantity, paper, Some(ours));
-        let differs = match (paper, row.ratio) {
+        self.judge(ReproRow::new(case, quantity, paper, Some(ours)), reason);
+    }
+
+    /// Adds a gain: throughput or the like over that of another case. A gain of the paper below [`GAIN_LARGE`] is
+    /// compared by its part above 1, so that no gain is no agreement with a small one.
+    pub(super) fn gain(
+        &mut self,
+        case: &str,
+        quantity: &str,
+        paper: Option<f64>,
+        ours: f64,
+        reason: &str,
+    ) {
+        let mut row = ReproRow::new(case, quantity, paper, Some(ours));
+        if let Some(told) = paper.filter(|told| 1.0 < *told && *told < GAIN_LARGE) {
+            row.ratio = Some((ours - 1.0) / (told - 1.0));
+        }
+        self.judge(row, reason);
+    }
+
+    /// Adds a row, with the reason if it differs from the paper's by more than [`TOLERANCE`].
+    fn judge(&mut self, row: ReproRow, reason: &str) {
+        let differs = match (row.paper, row.ratio) {
             (_, Some(ratio)) => (ratio - 1.0).abs() > TOLERANCE,
             // Nothing is a share of 0: any figure of ours is more.
-            (Some(_), None) => ours != 0.0,
+            (Some(_), None) => row.ours != Some(0.0),
             (None, None) => false,
         };
         let reason = if reason.is_empty() { UNEXPLAINED } else { reason };
@@ -331,6 +354,18 @@ mod tests {
         assert!(rows.iter().all(|row| row.len() == header.len()));
         assert_eq!(rows[1], ["a", "writes", "0.200", "0.100", "0.50", "because"]);
         assert_eq!(rows[5][3], "-");
+    }
+
+    #[test]
+    fn small_gains_are_compared_above_one() {
+        let mut report = ReproReport::new("x", "", TimeKind::Virtual);
+        for (paper, ours) in [(1.21, 1.0), (1.21, 1.2), (5.0, 4.0), (1.0, 0.9), (0.8, 0.7)] {
+            report.gain("a", "gain", Some(paper), ours, "");
+        }
+        let differ: Vec<_> = report.rows.iter().map(|row| row.reason.is_some()).collect();
+        assert_eq!(differ, [true, false, false, false, false]);
+        assert_eq!(report.rows[0].ratio, Some(0.0));
+        assert_eq!(report.rows[2].ratio, Some(0.8));
     }
 
     #[test]

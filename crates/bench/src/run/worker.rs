@@ -114,6 +114,7 @@ pub(super) async fn work(
         tally: Rc::default(),
         clients,
         yield_ops: duty.yield_ops,
+        local_ns: config.local_ns,
         leads: duty.leads,
         clients_of_all: config.clients,
         router: duty.router,
@@ -224,6 +225,7 @@ struct Crew<'a> {
     clients: Vec<Client>,
     tally: Rc<RefCell<Tally>>,
     yield_ops: u64,
+    local_ns: u64,
     leads: bool,
     clients_of_all: usize,
     router: Option<Arc<Router>>,
@@ -281,7 +283,7 @@ impl Crew<'_> {
                 tally: Rc::clone(&self.tally),
                 gather: gather.clone(),
                 yield_ops: self.yield_ops,
-                local_ns: 0,
+                local_ns: self.local_ns,
                 observer: None,
             };
             let job = job(client.number());

@@ -62,6 +62,7 @@ fn every_option_reaches_the_configuration() {
         settings: Settings::default(),
         parts: Parts::default(),
         pool_bytes: Some(1 << 30),
+        local_ns: 0,
         torn: true,
         capabilities: CapabilityKind::Mapped,
         verify: true,

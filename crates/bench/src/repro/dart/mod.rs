@@ -18,10 +18,10 @@ const DART: &str = "dart";
 const SMART: &str = "smart";
 /// The radix tree that it begins from.
 const ART: &str = "art";
+/// The systems that the paper compares itself with on random keys. Others stand in rows of their own.
+const PAPER_OTHERS: [&str; 4] = ["sherman", "chime", "dex", SMART];
 /// The paper's B+-trees, and ours without a cache.
 const B_TREES: [&str; 5] = ["btree", "dex", "sherman", "chime", "p-sherman"];
-
-const SMALLER: &str = "at this scale the cache holds more of the tree than the paper's";
 
 /// Kinds of keys, by the paper's names.
 fn keys() -> [(&'static str, KeySpec); 2] {

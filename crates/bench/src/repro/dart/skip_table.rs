@@ -47,16 +47,12 @@ pub(super) fn upkeep(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), 
             *reached = (median(get), median(insert), share);
         }
         let case = format!("{keys}, upkeep over none");
-        let why = "gets here draw new keys most, of a table that has doubled; the paper does not say how many \
-                   of its gets meet new nodes";
         let [(get_none, insert_none, share_none), (get, insert, share)] = reached;
         let told = (keys == "randint").then_some(paper.upkeep.search_gain);
-        report.row(&case, "gets, ratio of speed", told, get_none / get, why);
-        report.row(&case, "inserts, ratio of speed", Some(1.0), insert_none / insert, why);
+        report.gain(&case, "gets, ratio of speed", told, get_none / get, "");
+        report.row(&case, "inserts, ratio of speed", Some(1.0), insert_none / insert, "");
         let told = Some(paper.upkeep.trips_share);
-        let why = "the paper gives a bound; maintenance here runs beside the operations, and counts what it does \
-                   for the whole table";
-        report.row(&case, "further round trips, share", told, share - share_none, why);
+        report.row(&case, "further round trips, share", told, share - share_none, "");
     }
     report.charts.push(chart);
     Ok(())
@@ -137,10 +133,8 @@ pub(super) fn adjustment(repro: &Repro<'_>, report: &mut ReproReport) -> Result<
         }
         let [before, during, after] = reached;
         let case = format!("{keys}, after over before");
-        let why = "lengths are chosen again where lookups have become deeper; at a small scale the default list \
-                   has the best length already";
         let told = (keys == "randint").then_some(paper.adjustment.gain);
-        report.row(&case, "speed, ratio", told, before / after, why);
+        report.gain(&case, "speed, ratio", told, before / after, "");
         let cost = (1.0 - before / during).max(0.0);
         let told = Some(paper.adjustment.cost);
         let why = "the paper gives a bound";

@@ -77,14 +77,20 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
              which keep the upper levels cached, so that there is less left to gain; {SIM_THROUGHPUT}"
         );
         let gain = cached.mops() / cut.mops();
-        report.row(&format!("{name}, + cache"), "gain over the step before", published, gain, &why);
+        report.gain(
+            &format!("{name}, + cache"),
+            "gain over the step before",
+            published,
+            gain,
+            &why,
+        );
         let published = paper.fig8.offloading_gain.get(&request_name(request)).copied();
         let off = format!("{name}, + offloading");
         add_step(report, &off, &offloaded);
         report.row(&off, "RPCs /op", None, offloaded.per_op().rpcs, "");
         report.row(&off, "memory servers' threads busy", None, offloaded.handlers_busy, "");
         let gain = offloaded.mops() / cached.mops();
-        report.row(&off, "gain over the step before", published, gain, OFFLOADING);
+        report.gain(&off, "gain over the step before", published, gain, OFFLOADING);
     }
     let gain = few_cut.mops() / few.mops();
     let why = format!(
@@ -92,7 +98,7 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
          {SIM_THROUGHPUT}"
     );
     let published = Some(paper.fig8.partitioning_gain_2_threads);
-    report.row("4 clients, + partitioning", "gain over the step before", published, gain, &why);
+    report.gain("4 clients, + partitioning", "gain over the step before", published, gain, &why);
     world.record_hash(report);
     Ok(())
 }

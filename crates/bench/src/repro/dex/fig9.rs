@@ -81,12 +81,12 @@ fn simulated(
         let why = "in the simulator nobody waits for a lock between threads: what the map gains by \
                    being many locks is not seen, only that it costs no more remote operations";
         let gain = map.mops() / base.mops();
-        report.row(&format!("{mib} MiB, cooling map"), "gain", published, gain, why);
+        report.gain(&format!("{mib} MiB, cooling map"), "gain", published, gain, why);
         let published = paper.fig9.leaf_admission_gain.get(&key).copied();
         let why = "the gain here is that of fewer remote operations alone; the paper's includes the \
                    processors' work for admitting and evicting";
         let gain = both.mops() / map.mops();
-        report.row(&format!("{mib} MiB, admission 0.1"), "gain", published, gain, why);
+        report.gain(&format!("{mib} MiB, admission 0.1"), "gain", published, gain, why);
         let why = "the paper has no such rule: a leaf is kept that is missed again within as many misses \
                    as the cache has frames";
         let gain = again.mops() / map.mops();
@@ -142,11 +142,11 @@ fn mapped(repro: &Repro<'_>, report: &mut ReproReport, paper: &DexPaper) -> Resu
     let published = paper.fig9.cooling_map_gain.get(&key).copied();
     let why = "two threads on two processors hardly meet at one lock; the paper has 144";
     let case = format!("{THREADS} threads, cooling map");
-    report.row(&case, "gain", published, times.ratio(1, 0), why);
+    report.gain(&case, "gain", published, times.ratio(1, 0), why);
     let published = paper.fig9.leaf_admission_gain.get(&key).copied();
     let why = "a miss costs little more than a copy on mapped memory, so that keeping leaves out \
                saves the work of eviction and costs hits";
     let case = format!("{THREADS} threads, admission 0.1");
-    report.row(&case, "gain", published, times.ratio(2, 1), why);
+    report.gain(&case, "gain", published, times.ratio(2, 1), why);
     Ok(())
 }

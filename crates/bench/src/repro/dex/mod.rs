@@ -8,7 +8,9 @@ mod fig9;
 mod local;
 mod local_tree;
 mod setup;
+mod systems;
 mod table2;
+mod threads;
 mod watch;
 mod world;
 
@@ -38,6 +40,58 @@ pub(super) const SPECS: &[Spec] = &[
         chosen: &[CACHE],
         engines: Engine::ALL,
         run: table2::run,
+    },
+    Spec {
+        name: "dex-fig4",
+        about: "DEX, Figure 4: the cooling map and one queue over threads",
+        title: "the cooling map and one queue over threads, every leaf kept",
+        usual_scale: 0.02,
+        small_scale: 0.01,
+        least: (table2::SCALE_MIN, PATHS),
+        kind: Kind::Figure,
+        time: TimeKind::Virtual,
+        chosen: &[CACHE, "single_queue", "admission"],
+        engines: ENGINES,
+        run: threads::cooling,
+    },
+    Spec {
+        name: "dex-fig5",
+        about: "DEX, Figure 5: offloading never, by cost and always, over threads",
+        title: "offloading never, by cost and always, over threads, cache 1 %",
+        usual_scale: 0.02,
+        small_scale: 0.01,
+        least: (fig8::SCALE_MIN, SMALL),
+        kind: Kind::Figure,
+        time: TimeKind::Virtual,
+        chosen: &[CACHE, "offload"],
+        engines: ENGINES,
+        run: threads::offloading,
+    },
+    Spec {
+        name: "dex-fig6",
+        about: "DEX, Figure 6: five workloads over threads, skewed, beside the paper's systems",
+        title: "throughput of five workloads over threads, zipfian keys",
+        usual_scale: systems::SCALE,
+        small_scale: systems::SCALE,
+        least: (driver::SCALE_MIN, "clients have no operations"),
+        kind: Kind::Figure,
+        time: TimeKind::Virtual,
+        chosen: &[CACHE, "admission"],
+        engines: Engine::ALL,
+        run: systems::skewed,
+    },
+    Spec {
+        name: "dex-fig7",
+        about: "DEX, Figure 7: five workloads over threads, uniform, beside the paper's systems",
+        title: "throughput of five workloads over threads, uniform keys",
+        usual_scale: systems::SCALE,
+        small_scale: systems::SCALE,
+        least: (driver::SCALE_MIN, "clients have no operations"),
+        kind: Kind::Figure,
+        time: TimeKind::Virtual,
+        chosen: &[CACHE, "admission"],
+        engines: Engine::ALL,
+        run: systems::uniform,
     },
     Spec {
         name: "dex-fig8",

@@ -114,18 +114,7 @@ fn add_others(
     report: &mut ReproReport,
     paper: &DexPaper,
 ) -> Result<(), ReproError> {
-    let setup = &paper.setup;
-    let cluster = PaperCluster {
-        keys: setup.keys,
-        value_bytes: setup.value_bytes as usize,
-        compute_servers: setup.compute_servers,
-        memory_servers: setup.memory_servers,
-        clients: setup.threads,
-        cache_bytes: setup.cache_bytes,
-        warmup_ops: setup.warmup_ops,
-        ops: setup.warmup_ops,
-    };
-    let driver = Driver::new(repro, cluster);
+    let driver = Driver::new(repro, PaperCluster::of(&paper.setup));
     for (name, _) in &BARS {
         for (other, row) in paper.table2_others.get(*name).into_iter().flatten() {
             let case = format!("{name}, {other}");

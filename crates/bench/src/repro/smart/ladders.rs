@@ -102,7 +102,7 @@ pub(super) fn factors(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(),
             let leaves_locks = technique.is_some_and(|(name, _)| name == LOCK_FREE);
             let why = if leaves_locks { driver::PATH_LOCKS } else { driver::LOCKS_DIFFER };
             if let (Some(before), Some(_)) = (before, technique) {
-                report.row(&case, "gain over the step before", told, mops / before, why);
+                report.gain(&case, "gain over the step before", told, mops / before, why);
             }
             before = Some(mops);
         }

@@ -45,7 +45,7 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
             let told = paper.over_sherman.get(name).filter(|_| other == SHERMAN).copied();
             let why = driver::LOCKS_DIFFER;
             let case = format!("{name}, {SMART} over {other}");
-            report.row(&case, "throughput, ratio", told, gain, why);
+            report.gain(&case, "throughput, ratio", told, gain, why);
         }
         if let (None, Some(told)) = (driver::engine(SHERMAN), paper.over_sherman.get(name)) {
             let case = format!("{name}, {SMART} over {SHERMAN}");
