@@ -15,6 +15,7 @@ mod hosts;
 mod local_maps;
 mod maps;
 mod options;
+mod overview;
 mod page;
 mod papers;
 mod peers;
@@ -30,6 +31,7 @@ use std::str::FromStr;
 pub use error::ReproError;
 pub use hosts::{Host, HostError, Hosts};
 pub use options::{ReproOptions, Scale};
+pub use overview::{Agreement, FIGURES, PaperFigure, Repeated};
 pub use page::{Finding, page};
 pub use redis::RedisError;
 pub use report::{
