@@ -544,6 +544,6 @@ mod tests {
         assert_eq!(told["rate_ops_per_s"], Value::Null);
         assert_eq!(told["partitions"], Value::Null);
         assert_eq!(told["settings"], Value::Object(Map::new()));
-        assert_eq!(told.len(), 28);
+        assert_eq!(told.len(), 29);
     }
 }

@@ -109,7 +109,6 @@ impl PoolOptions {
     }
 }
 
-
 /// A block of a memory server's region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BlockId {

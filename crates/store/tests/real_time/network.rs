@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 use crate::common::{eventually, key, small};
 use farleaf::{ErrorKind, Farleaf, OpKind, TableOptions};
 use farleaf_fabric::ServerId;
-use farleaf_fabric::tcp::{
-    HugePages, MemoryServer, MemoryServerConfig, Region, Tcp, TcpConfig,
-};
+use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region, Tcp, TcpConfig};
 use farleaf_harness::LoopbackServers;
 
 const REGION_BYTES: u64 = 32 << 20;
@@ -89,7 +87,7 @@ fn who_cannot_be_reached_or_refuses_is_told_in_kind() {
     let full = MemoryServer::start_over(config, region).unwrap();
     let uri = format!("tcp://{}", full.address());
     let _holds_the_only_one = Tcp::connect(TcpConfig::to([full.address()])).unwrap();
-    assert_eq!(kind(&uri, "as many connections"), ErrorKind::Full);
+    assert_eq!(kind(&uri, "limit of connections"), ErrorKind::Full);
 }
 
 /// The address of something that greets so and says nothing more.
