@@ -27,7 +27,7 @@ pub mod translate;
 use farleaf_index::sync;
 
 pub use drops::{continue_drops, mark_drops};
-pub use recovery::{recover, sweep};
+pub use recovery::{recover, recover_within, sweep};
 pub use registry::{AnyIndex, Engine, UnknownEngine};
 pub use settings::{KnobDefault, SettingError};
 pub use stored::StoredTable;

@@ -213,7 +213,7 @@ impl Pool {
             suspects: Vec::new(),
             slots: self.member + 1,
         };
-        let mut needs_recovery = false;
+        let (mut needs_recovery, mut has_recoverer) = (false, false);
         let (mut is_calm, mut is_alone) = (true, true);
         let looks = self.epochs.looks.fetch_add(1, Ordering::Relaxed) + 1;
         // Idle members do not lag; they are asked after in turn.
@@ -235,6 +235,7 @@ impl Pool {
                 continue;
             }
             is_alone &= state == MemberState::Free;
+            has_recoverer |= entry.is_recoverer;
             if state != MemberState::Free {
                 seen.slots = seen.slots.max(slot + 1);
             }
@@ -266,6 +267,7 @@ impl Pool {
         self.epochs.is_calm.store(is_calm, Ordering::Relaxed);
         self.epochs.is_alone.store(is_alone, Ordering::Relaxed);
         self.needs_recovery.store(needs_recovery, Ordering::Relaxed);
+        self.has_recoverer.store(has_recoverer, Ordering::Relaxed);
         Ok(seen)
     }
 

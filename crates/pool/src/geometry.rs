@@ -17,6 +17,8 @@ pub(crate) const SUPERBLOCK_BYTES: u64 = 4096;
 pub(crate) const EPOCH_AT: u64 = 4096;
 /// The lock of the root table (server 0).
 pub(crate) const ROOT_LOCK_AT: u64 = 4096 + 64;
+/// The word that names the pool's recoverer (server 0). Zero in pools of before it had a meaning.
+pub(crate) const RECOVERER_AT: u64 = 4096 + 128;
 const MEMBERS_AT: u64 = 8192;
 pub(crate) const MEMBER_BYTES: u64 = 64;
 pub(crate) const CLIENT_BYTES: u64 = 64;
@@ -254,6 +256,11 @@ impl Geometry {
 
     pub(crate) fn epoch_addr(&self) -> GlobalAddr {
         GlobalAddr::new(ServerId(0), EPOCH_AT)
+    }
+
+    /// The word that names the recoverer.
+    pub(crate) fn recoverer_addr(&self) -> GlobalAddr {
+        GlobalAddr::new(ServerId(0), RECOVERER_AT)
     }
 
     pub(crate) fn member_addr(&self, slot: u32) -> GlobalAddr {

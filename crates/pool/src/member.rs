@@ -1,7 +1,7 @@
 //! Member table: lets compute servers join, and declares dead members dead.
 //!
 //! Words of an entry: 0 state ([`MemberWord`]), 1 incarnation, 2 announcement, 3 to 5 address and 6 region
-//! (`address`).
+//! (`address`), 7 duty: the generation of the life that recovers the dead, and bit 63.
 //!
 //! INV-MEM-1: the incarnation is set (by CAS from 0) before the state becomes live and cleared after it
 //! became free. So any member that meets the entry can prove a process dead that died while it joined
@@ -38,6 +38,21 @@ pub(crate) struct MemberEntry {
     pub(crate) word: MemberWord,
     pub(crate) incarnation: Incarnation,
     pub(crate) announced: AnnounceWord,
+    /// It lives, and recovers the dead as its duty ([`crate::Session::serve_recovery`]).
+    pub(crate) is_recoverer: bool,
+}
+
+/// Offset of the duty word in an entry.
+pub(crate) const DUTY_AT: u64 = 56;
+
+/// The duty word of a life that recovers the dead. One of another generation says nothing, so it is never cleared.
+pub(crate) fn duty_word(generation: u32) -> u64 {
+    1 << 63 | u64::from(generation)
+}
+
+/// The word of a claimed life that is dead as before.
+pub(crate) fn reverted(word: MemberWord) -> MemberWord {
+    MemberWord::new(MemberState::Dead, word.generation())
 }
 
 /// Result of joining.
@@ -56,6 +71,8 @@ pub(crate) fn entries(words: &[u64]) -> impl Iterator<Item = MemberEntry> + '_ {
         word: MemberWord(entry[0]),
         incarnation: Incarnation(entry[1]),
         announced: AnnounceWord(entry[2]),
+        is_recoverer: MemberWord(entry[0]).is(MemberState::Live)
+            && entry[7] == duty_word(MemberWord(entry[0]).generation()),
     })
 }
 
@@ -148,7 +165,7 @@ async fn succeed(client: Reliable<'_>, geometry: &Geometry) -> Result<Joined, Po
     }
     let table = read_table(client, geometry).await?;
     for (slot, entry) in (0..).zip(&table) {
-        let is_left = is_left(client, geometry, (slot, entry.word), &table, None).await?;
+        let is_left = is_left(client, geometry, (slot, entry.word), &table, false).await?;
         if is_left && let Some(joined) = succeed_to(client, geometry, slot, entry.word).await? {
             return Ok(joined);
         }
@@ -196,8 +213,8 @@ async fn succeed_to(
     Ok(None)
 }
 
-/// Tells whether the life in `slot` is dead, and nobody who lives recovers it or succeeds to it. The member `own`
-/// is none of those.
+/// Tells whether the life in `slot` is dead, and nobody who lives recovers it or succeeds to it. For the pool's
+/// recoverer nobody else recovers it (INV-REC-6).
 ///
 /// Cost: if the word is the mark of a successor, 1 READ, a look by the fabric and a fence per server.
 pub(crate) async fn is_left(
@@ -205,7 +222,7 @@ pub(crate) async fn is_left(
     geometry: &Geometry,
     (slot, word): (u32, MemberWord),
     table: &[MemberEntry],
-    own: Option<u32>,
+    is_recoverer: bool,
 ) -> Result<bool, PoolError> {
     let recoverer = word.recoverer();
     Ok(match word.state()? {
@@ -214,9 +231,7 @@ pub(crate) async fn is_left(
             let successor = client.word(geometry.member_addr(slot).plus(8)).await?;
             fence_if_dead(client, geometry, Incarnation(successor)).await?
         }
-        MemberState::Recovering => {
-            Some(recoverer.0) == own || !is_there(table.iter().copied(), recoverer)
-        }
+        MemberState::Recovering => is_recoverer || !is_there(table.iter().copied(), recoverer),
         MemberState::Free | MemberState::Live => false,
     })
 }

@@ -17,6 +17,7 @@ use crate::inbox::Inbox;
 use crate::open_tables::Kept;
 use crate::owned_blocks::Allocator;
 use crate::pins::Pins;
+use crate::recoverer::{Recoveries, RecoveryCounts};
 use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 use crate::retire::Retirement;
 use crate::words::{BlockState, BlockWord, MemberState, MemberWord, owner_of};
@@ -91,9 +92,16 @@ pub struct Pool {
     /// Time of the last tick of a session of this member.
     pub(crate) ticked_ns: AtomicU64,
     pub(crate) needs_recovery: AtomicBool,
+    /// A live member whose duty recovery is was there at the last look at all members.
+    pub(crate) has_recoverer: AtomicBool,
     /// A recovery of this member's is under way.
     pub(crate) recovering: AtomicBool,
-    /// One was dropped; what it had claimed is claimed still.
+    /// It has begun to clear what only it knows of, and must end.
+    pub(crate) ending_recovery: AtomicBool,
+    /// The pool's recoverer word while this member holds it; else 0.
+    pub(crate) recoverer: AtomicU64,
+    pub(crate) recoveries: Recoveries,
+    /// One was dropped that had claimed orphans, or has inherited: they are claimed still.
     pub(crate) recovery_unfinished: AtomicBool,
     /// The life that this slot had before is still to be recovered (INV-MEM-3).
     pub(crate) inherits: AtomicBool,
@@ -149,7 +157,11 @@ impl Pool {
             unused_ns: AtomicU64::new(client.endpoint().now_ns()),
             ticked_ns: AtomicU64::new(0),
             needs_recovery: AtomicBool::new(false),
+            has_recoverer: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
+            ending_recovery: AtomicBool::new(false),
+            recoverer: AtomicU64::new(0),
+            recoveries: Recoveries::default(),
             recovery_unfinished: AtomicBool::new(false),
             inherits: AtomicBool::new(false),
             left: AtomicBool::new(false),
@@ -280,6 +292,23 @@ impl Pool {
     pub fn needs_recovery(&self) -> bool {
         self.needs_recovery.load(Ordering::Relaxed)
             || self.recovery_unfinished.load(Ordering::Relaxed)
+    }
+
+    /// Tells whether the last look at all members found a live one whose duty it is to recover the dead
+    /// ([`Session::serve_recovery`]). Others leave the dead to it.
+    pub fn has_recoverer(&self) -> bool {
+        self.has_recoverer.load(Ordering::Relaxed)
+    }
+
+    /// Tells whether a recovery of this member's has begun to clear what only it knows of. It is not to be
+    /// dropped then; it waits for no other member any more.
+    pub fn is_ending_recovery(&self) -> bool {
+        self.ending_recovery.load(Ordering::SeqCst)
+    }
+
+    /// Counts this member's recoveries.
+    pub fn recovery_counts(&self) -> RecoveryCounts {
+        self.recoveries.counts()
     }
 
     /// Open sessions of this member.

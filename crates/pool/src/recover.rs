@@ -16,10 +16,10 @@
 //!   recoverer waits again, and only then reads the bitmaps: the bit is set. (Or the object came by the
 //!   inbox of the dead, which takes nothing more: INV-INBOX-1.)
 //!
-//! If members do not tick, that wait ends without success, and recovery frees nothing. The dead's
-//! blocks with lost objects, pages and entries stay claimed, and the caller begins recovery anew. If
-//! recovery released such a block, its adopter would own it, and nobody would search it for lost
-//! objects any more.
+//! While members do not tick, the recoverer waits and keeps what the walk has found. If the wait ends without
+//! success nevertheless, recovery frees nothing, and the dead stay dead with their blocks, pages and entries
+//! (INV-REC-7, [`crate::recoverer`]). If recovery released such a block, its adopter would own it, and nobody
+//! would search it for lost objects any more.
 //! INV-REC-3: in blocks that it has not claimed, recovery frees the objects that the dead had announced
 //! (INV-RETIRE-3), each once: it clears the dead's pages before. What they had unlinked and not announced is
 //! lost until a sweep of its block.
@@ -45,9 +45,12 @@ use crate::remote_free::BATCH;
 use crate::words::{AnnounceWord, BlockState, BlockWord, MemberState, MemberWord, owner_of};
 use crate::{Audit, Pool, PoolError, Session};
 
-/// Looks at the others' announcements before the wait is given up, and the longest time between.
-const GRACE_LOOKS: u32 = 200;
-const GRACE_WAIT_NS_MAX: u64 = 1_000_000;
+/// Time for which others may lag, unless the caller says otherwise: longer than any walk of theirs that holds an epoch.
+const PATIENCE_NS: u64 = 600_000_000_000;
+/// Time between looks at their announcements: at most so long, or this part of the wait until then, up to the last.
+const GRACE_WAIT_NS: u64 = 1_000_000;
+const GRACE_WAIT_PART: u64 = 64;
+const GRACE_WAIT_NS_MAX: u64 = 20_000_000;
 
 /// Dead members and orphan blocks that this member has taken in hand, until it is dropped or
 /// finished.
@@ -66,6 +69,10 @@ pub struct Recovery {
     /// Objects that the dead had announced.
     announced: Vec<GlobalAddr>,
     problems: Vec<String>,
+    patience_ns: u64,
+    is_begun: bool,
+    /// Has claimed orphans, which are this member's then.
+    has_orphans: bool,
     is_finished: bool,
 }
 
@@ -93,19 +100,21 @@ pub struct Recovered {
 
 impl Session {
     /// Finds out which members are dead, and claims them and their blocks, and notes all orphan blocks. `None`
-    /// if none is dead, nothing is left of an earlier recovery of this member's, or this member is
-    /// recovering already.
+    /// if none is dead and nothing is left of an earlier recovery of this member's, if another member that
+    /// lives recovers, or this member does already.
     ///
     /// Before the walk, or during it, the caller must finish or undo what the dead have left half
     /// done in the tables, announcing and retiring itself what that unlinks. The walk must mark every
     /// object that is reachable throughout. Until the recovery is finished or dropped, nothing in
     /// the pool is reclaimed.
     ///
-    /// Cost: 2 READs of the member table and 1 of the client table, a look by the fabric at each live
-    /// member, then 1 CAS per dead member and per block, and 1 READ per block and retire page.
+    /// Cost: a chain of 2 READs and 2 READs of the member table, a look by the fabric at each live member; if
+    /// somebody is dead, 1 READ and 1 CAS to become the recoverer, 1 READ of the client table, 1 CAS per dead
+    /// member and per block, and 1 READ per block and retire page.
     ///
     /// # Errors
-    /// `Fabric`, `Corrupt`: try again; what was claimed is this member's.
+    /// `Fabric`, `Corrupt`: try again, or call [`Session::recover_give_up`]; until then what was claimed is
+    /// this member's.
     pub async fn recover_begin(&self) -> Result<Option<Recovery>, PoolError> {
         self.begin_recovery(true).await
     }
@@ -134,8 +143,20 @@ impl Session {
             orphans: Vec::new(),
             announced: Vec::new(),
             problems: Vec::new(),
+            patience_ns: PATIENCE_NS,
+            is_begun: false,
+            has_orphans: false,
             is_finished: false,
         };
+        let is_left = pool.recovery_unfinished.load(Ordering::SeqCst);
+        if with_members && !pool.has_dead(client).await? && !is_left {
+            return Ok(None);
+        }
+        if !pool.take_recoverer(client).await? {
+            return Ok(None);
+        }
+        // A member that was idle knows an epoch of long ago: its pin would hold everybody back there.
+        pool.observe(client).await?;
         pin_at(&pool.pins.recovery, &pool.epochs.view);
         pool.ensure_live(client).await?;
         if with_members {
@@ -145,8 +166,8 @@ impl Session {
                 pool.close_inbox_of(client, dead.slot).await?;
             }
             recovery.inherits = pool.inherits.load(Ordering::SeqCst);
-            let is_left = pool.recovery_unfinished.load(Ordering::SeqCst);
             if recovery.members.is_empty() && !is_left {
+                pool.release_recoverer(client).await?;
                 return Ok(None);
             }
         }
@@ -161,7 +182,13 @@ impl Session {
         if is_empty && with_members {
             pool.recovery_unfinished.store(false, Ordering::SeqCst);
         }
-        Ok((!is_empty).then_some(recovery))
+        if is_empty {
+            pool.release_recoverer(client).await?;
+            return Ok(None);
+        }
+        pool.recoveries.begun.fetch_add(1, Ordering::Relaxed);
+        recovery.is_begun = true;
+        Ok(Some(recovery))
     }
 
     /// Forgets the marks of orphans that others have adopted since `recovery` began: what lies there is not this
@@ -191,8 +218,12 @@ impl Session {
 
     /// Frees what `audit`, marked in a walk since `recovery` began, shows to be lost, makes the
     /// blocks orphans or free, and clears the dead members' entries. Not within an operation: it
-    /// waits for everybody's pins. If that takes too long, it is not [`Recovered::complete`], and is
-    /// to be begun anew.
+    /// waits for everybody's pins, and keeps the audit meanwhile. If that takes longer than
+    /// [`Recovery::set_patience`] says, it is not [`Recovered::complete`], and is to be begun anew.
+    ///
+    /// Then it looks whether more have died. If not, or if it is not complete, this member is the pool's
+    /// recoverer no more, and what was claimed is left as it was found. Otherwise
+    /// [`Session::recover_begin`] goes on with them.
     ///
     /// Cost: 1 READ of the client table; per block 1 READ and a batch of CAS per 64 words with lost
     /// objects, and 1 CAS; per client and server 1 READ; per dead client and server 1 WRITE, and 1 READ and
@@ -218,7 +249,8 @@ impl Session {
         }
         pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
         // Until all that was unlinked before the walk ended is announced.
-        let is_announced = self.wait_for_others().await?;
+        let patience_ns = recovery.patience_ns;
+        let is_announced = self.wait_for_others(patience_ns).await?;
         let announced = pool.read_retired(client, recovery.clients.iter().copied()).await?;
         let others = pool.read_clients(client).await?.into_iter();
         let others = others.filter(|(_, owner)| !recovery.is_dead(*owner)).map(|(id, _)| id);
@@ -226,13 +258,14 @@ impl Session {
         let others: BTreeSet<GlobalAddr> = others.into_iter().map(|(_, addr)| addr).collect();
         let mut done = Recovered {
             members: recovery.members(),
-            complete: is_announced && self.wait_for_others().await?,
+            complete: is_announced && self.wait_for_others(patience_ns).await?,
             problems: recovery.problems.clone(),
             ..Recovered::default()
         };
         // From here on nobody else could finish it: what has been zeroed is known here alone.
         let client = client.without_deadline();
         if done.complete {
+            pool.ending_recovery.store(true, Ordering::SeqCst);
             // As one who clears words and frees must be, from the first to the last (INV-RETIRE-2): another
             // recoverer may have claimed the block of an object, and not see the word any more.
             pin_at(&pool.pins.recovery, &pool.epochs.view);
@@ -270,18 +303,28 @@ impl Session {
             recovery.is_finished = true;
             pool.inherits.store(false, Ordering::SeqCst);
             pool.recovery_unfinished.store(false, Ordering::SeqCst);
+            pool.recoveries.done.fetch_add(1, Ordering::Relaxed);
+            pool.recoveries.members.fetch_add(done.members as u64, Ordering::Relaxed);
+        }
+        let has_more = done.complete && pool.has_dead(client).await?;
+        drop(recovery);
+        if !done.complete {
+            self.recover_give_up().await?;
+        } else if !has_more {
+            pool.release_recoverer(client).await?;
         }
         Ok(done)
     }
 
     /// Waits until the global epoch has moved on, and every other member announces an epoch after the
-    /// current one, or idleness; whether that came about.
-    async fn wait_for_others(&self) -> Result<bool, PoolError> {
+    /// current one, or idleness; whether that came about in time.
+    async fn wait_for_others(&self, patience_ns: u64) -> Result<bool, PoolError> {
         let (pool, client) = (&**self.pool(), self.maintenance());
         let mut seen = pool.observe(client).await?;
         let from = seen.epoch;
+        let from_ns = self.endpoint().now_ns();
         let mut wait_ns = 1_000;
-        for _ in 0..GRACE_LOOKS {
+        loop {
             self.announce_pending(true, None).await?;
             pool.announce(client).await?;
             pool.advance(client, &seen, true).await?;
@@ -291,10 +334,14 @@ impl Session {
                 return Ok(true);
             }
             pool.ask_for_suspects(client, &seen).await?;
+            let waited_ns = self.endpoint().now_ns().saturating_sub(from_ns);
+            if waited_ns >= patience_ns {
+                return Ok(false);
+            }
             self.endpoint().sleep(wait_ns).await;
-            wait_ns = (wait_ns * 2).min(GRACE_WAIT_NS_MAX);
+            let longest_ns = (waited_ns / GRACE_WAIT_PART).clamp(GRACE_WAIT_NS, GRACE_WAIT_NS_MAX);
+            wait_ns = (wait_ns * 2).min(longest_ns);
         }
-        Ok(false)
     }
 }
 
@@ -304,6 +351,12 @@ impl Recovery {
     /// where nothing else goes on.)
     pub fn audit(&self) -> Audit {
         Audit::of(&self.pool, self.blocks.iter().chain(&self.orphans), &self.announced)
+    }
+
+    /// Sets the time for which others may lag, each of the two times that [`Session::recover_finish`] waits for
+    /// them. Default: 10 minutes.
+    pub fn set_patience(&mut self, ns: u64) {
+        self.patience_ns = ns;
     }
 
     /// Dead members that were claimed, and the dead one whose place this member has taken.
@@ -383,6 +436,7 @@ impl Recovery {
             let at = pool.geometry().block_word_addr(block);
             let next = word.next(BlockState::Recovering, word.class(), pool.member);
             if client.cas(at, word.0, next.0).await? == word.0 {
+                self.has_orphans = true;
                 self.blocks.push((block, next));
             }
         }
@@ -392,28 +446,46 @@ impl Recovery {
 
 impl Drop for Recovery {
     fn drop(&mut self) {
-        let has_claims = self.members() > 0 || !self.blocks.is_empty();
-        if has_claims && !self.is_finished {
+        if !self.is_finished && (self.inherits || self.has_orphans) {
             self.pool.recovery_unfinished.store(true, Ordering::SeqCst);
         }
+        if !self.is_finished && self.is_begun {
+            self.pool.recoveries.in_vain.fetch_add(1, Ordering::Relaxed);
+        }
+        if !self.is_finished && !self.members.is_empty() {
+            self.pool.needs_recovery.store(true, Ordering::Relaxed);
+        }
+        self.pool.ending_recovery.store(false, Ordering::SeqCst);
         self.pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
         self.pool.recovering.store(false, Ordering::SeqCst);
     }
 }
 
 impl Pool {
-    /// Finds the dead and makes them this member's to recover.
-    async fn claim_dead(&self, client: Reliable<'_>) -> Result<Vec<Dead>, PoolError> {
+    /// Asks after all members that are announced live; whether somebody is to be recovered.
+    ///
+    /// Cost: 1 READ of the member table, and of each live member's incarnation, and a look by the fabric at it.
+    async fn has_dead(&self, client: Reliable<'_>) -> Result<bool, PoolError> {
+        let mut has_dead = false;
         for (slot, entry) in (0..).zip(read_table(client, self.geometry()).await?) {
-            if slot != self.member && entry.word.state()? == MemberState::Live {
-                self.declare_dead(client, slot, entry.word).await?;
-            }
+            has_dead |= match entry.word.state()? {
+                _ if slot == self.member => false,
+                MemberState::Live => self.declare_dead(client, slot, entry.word).await?,
+                // If another recovers it, that one has the pool's recoverer word.
+                MemberState::Dead | MemberState::Recovering => true,
+                MemberState::Free => false,
+            };
         }
+        Ok(has_dead)
+    }
+
+    /// Makes the dead this member's to recover.
+    async fn claim_dead(&self, client: Reliable<'_>) -> Result<Vec<Dead>, PoolError> {
         let table = read_table(client, self.geometry()).await?;
         let mut dead = Vec::new();
         for (slot, entry) in (0..).zip(&table) {
-            let own = Some(self.member);
-            let is_mine = is_left(client, self.geometry(), (slot, entry.word), &table, own).await?;
+            let is_mine =
+                is_left(client, self.geometry(), (slot, entry.word), &table, true).await?;
             let word = entry.word.recovering(self.member, self.generation);
             let at = self.geometry().member_addr(slot);
             if is_mine && client.cas(at, entry.word.0, word.0).await? == entry.word.0 {

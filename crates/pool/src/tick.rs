@@ -80,6 +80,8 @@ impl Session {
             closed.finish(self, bound).await?;
         }
         pool.housekeep(client, inner.ticks.get()).await?;
+        // Of a recovery that was dropped.
+        self.recover_give_up().await?;
         match seen {
             Some(seen) => pool.ask_for_suspects(client, &seen).await,
             None => Ok(()),
@@ -189,11 +191,16 @@ impl Session {
         self.inner.retired.lock().len() > 0 || !self.pool().closed().is_empty()
     }
 
-    /// Frees the member's and the session's entries. If retired objects are left in the page, or
-    /// claims of a dropped recovery, the member stays, as dead, for recovery to see to them.
+    /// Frees the member's and the session's entries. If retired objects are left in the page, or the slot's life
+    /// before is not recovered (INV-MEM-3), the member stays, as dead, for recovery to see to them.
     async fn give_up_entries(&self) -> Result<(), PoolError> {
         let (pool, client) = (&**self.pool(), self.maintenance());
-        let left = self.has_retired() || pool.recovery_unfinished.load(Ordering::SeqCst);
+        self.recover_give_up().await?;
+        let inherits = pool.inherits.load(Ordering::SeqCst);
+        if !inherits && pool.recovery_unfinished.load(Ordering::SeqCst) {
+            pool.unclaim_orphans(client).await?;
+        }
+        let left = self.has_retired() || inherits;
         if left {
             pool.die(client).await?;
             pool.close();

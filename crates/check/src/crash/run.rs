@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_engines::{AnyIndex, recover};
+use farleaf_engines::{AnyIndex, recover, recover_within};
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimFabric};
 use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId};
 use farleaf_harness::{HarnessError, ensure, join, settle};
@@ -33,6 +33,8 @@ const ACTOR_CLIENT: u32 = 0;
 const THIRD_CLIENT: u32 = 9;
 /// Virtual time that everything after the death may take.
 const TAKEOVER_NS_MAX: u64 = 2_000_000_000;
+/// Virtual time that a recovery waits for the actor where that does not tick.
+const LAG_NS: u64 = 200_000_000;
 /// Virtual time that an action may take.
 const ACTION_NS_MAX: u64 = 1_000_000_000;
 
@@ -176,7 +178,7 @@ impl CaseRun {
         if state.setup == Setup::Unfinished {
             let (session, index) = (&self.survivors[0], &mut self.index);
             let (pairs, is_complete) = self.sim.block_on(async {
-                let recovered = recover(session).await?;
+                let recovered = recover_within(session, Some(LAG_NS)).await?;
                 let recovered = recovered
                     .ok_or_else(|| HarnessError("nobody is dead after the setup".to_string()))?;
                 settle(session).await?;
@@ -187,7 +189,7 @@ impl CaseRun {
             })??;
             self.model = pairs.into_iter().collect();
             self.pending = None;
-            // The actor does not tick meanwhile: the dead then stays claimed, for the next recovery.
+            // The actor does not tick meanwhile: the dead then stays dead, for the next recovery.
             self.members += usize::from(!is_complete);
         } else {
             self.members += 1;

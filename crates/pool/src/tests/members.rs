@@ -1,6 +1,8 @@
 //! Member tests: joining, tokens, death and recovery.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_fabric::mapped::Mapped;
@@ -445,6 +447,76 @@ fn a_stale_announcement_frees_nothing() {
     });
 }
 
+/// Two recoverers at once: each one's pin once kept the other's wait from ending, and both walked again and again.
+#[test]
+fn one_member_recovers_at_a_time() {
+    let pair = Pair::new("one-at-a-time");
+    let kept = pair.die_after(async |dead| dead.alloc(ONE, 64).await.unwrap());
+    pair.run(async |end| {
+        let (first, second) = (member(end).await, member(end).await);
+        let begun = first.recover_begin().await.unwrap().expect("somebody is dead");
+        assert!(second.recover_begin().await.unwrap().is_none(), "the first one does it");
+        assert!(second.sweep_begin().await.unwrap().is_none(), "a sweep walks as well");
+        // Dropped, it is the first one's until a tick of it.
+        drop(begun);
+        assert!(second.recover_begin().await.unwrap().is_none());
+        tick(&first, 1).await;
+        let done = recover(&second, &[(kept, 64)]).await;
+        assert!(done.complete && done.members == 1, "{done:?}");
+        assert!(first.recover_begin().await.unwrap().is_none(), "nobody is dead any more");
+        let counts = |session: &Mine| {
+            let counts = session.pool().recovery_counts();
+            (counts.begun, counts.done, counts.in_vain)
+        };
+        assert_eq!((counts(&first), counts(&second)), ((1, 0, 1), (1, 1, 0)));
+        assert!(audit_of(&second, &[(kept, 64)]).await.closes());
+    });
+}
+
+/// Members that could not end a recovery once left the pool as dead, and were the next to be recovered.
+#[test]
+fn who_drops_a_recovery_leaves_in_order() {
+    let pair = Pair::new("drops-and-leaves");
+    let kept = pair.die_after(async |dead| dead.alloc(ONE, 64).await.unwrap());
+    pair.run(async |end| {
+        let (survivor, leaver) = (member(end).await, member(end).await);
+        let slot = leaver.pool().member();
+        drop(leaver.recover_begin().await.unwrap().expect("somebody is dead"));
+        leaver.leave().await.unwrap();
+        assert_eq!(join(end).await.member(), slot, "its entry is free");
+        let done = recover(&survivor, &[(kept, 64)]).await;
+        assert!(done.complete && done.problems.is_empty(), "{done:?}");
+        assert_eq!((done.members, done.blocks), (1, 1), "the dead one alone");
+        assert!(audit_of(&survivor, &[(kept, 64)]).await.closes());
+    });
+}
+
+/// A recovery once gave up after 200 looks at a member that lagged, and the tables were walked anew.
+#[test]
+fn a_recovery_waits_for_a_laggard_and_keeps_its_audit() {
+    let pair = Pair::new("laggard");
+    pair.die_after(async |dead| dead.alloc(ONE, 64).await.unwrap());
+    pair.run(async |end| {
+        let (survivor, laggard) = (member(end).await, member(end).await);
+        let is_over = Rc::new(Cell::new(false));
+        let over = Rc::clone(&is_over);
+        end.executor().spawn(async move {
+            let reading = laggard.begin(OpKind::Get).await.unwrap();
+            laggard.endpoint().sleep(1_500_000_000).await;
+            over.set(true);
+            drop(reading);
+            tick(&laggard, 2).await;
+        });
+        // Until it reads.
+        survivor.endpoint().sleep(20_000_000).await;
+        let done = recover(&survivor, &[]).await;
+        assert!(is_over.get(), "it frees nothing while another may hold it");
+        assert!(done.complete && done.objects_freed > 0, "{done:?}");
+        let counts = survivor.pool().recovery_counts();
+        assert_eq!((counts.begun, counts.done, counts.in_vain), (1, 1, 0));
+    });
+}
+
 /// A third member that is announced live and does not tick: nothing is freed, a later recovery does.
 ///
 /// The dead's blocks once became orphans, and the dead was forgotten. Then a member adopted such a
@@ -457,8 +529,13 @@ fn without_the_others_ticks_recovery_frees_nothing_yet() {
     pair.run(async |end| {
         let (survivor, stuck) = (member(end).await, member(end).await);
         let reading = stuck.begin(OpKind::Get).await.unwrap();
-        let done = recover(&survivor, &[]).await;
+        let mut recovery = survivor.recover_begin().await.unwrap().expect("somebody is dead");
+        recovery.set_patience(300_000_000);
+        let audit = recovery.audit();
+        let done = survivor.recover_finish(recovery, &audit).await.unwrap();
         assert!(!done.complete && done.objects_freed == 0, "{done:?}");
+        let counts = survivor.pool().recovery_counts();
+        assert_eq!((counts.begun, counts.done, counts.in_vain), (1, 0, 1));
         let report = audit_of(&survivor, &[]).await;
         assert_eq!(report.blocks_orphan, 0, "nobody can adopt what holds lost objects");
         assert!(survivor.pool().needs_recovery());
@@ -562,7 +639,7 @@ fn a_larger_client_table_costs_what_it_says() {
     // There are fewer blocks, whose table it reads once.
     let fewer = (blocks[0] - blocks[1]) * 8;
     assert_eq!(recovery_large.bytes_read + fewer - recovery.bytes_read, 2 * (1024 - 256) * 64);
-    assert_eq!((recovery.verbs(), recovery.bytes_read + recovery.bytes_written), (53, 67_456));
+    assert_eq!((recovery.verbs(), recovery.bytes_read + recovery.bytes_written), (59, 68_000));
     // 64 entries, 128, and of the rest up to 256.
     assert_eq!((many.reads, many.bytes_read), (session.reads + 2, 256 * 64 + 32));
     assert_eq!((many_large.reads, many_large.bytes_read), (session.reads + 2, 448 * 64 + 32));
