@@ -43,6 +43,7 @@ pub struct Builder {
     linger_timeout: Option<Duration>,
     join_timeout: Duration,
     serve: ServeOptions,
+    recovers: bool,
     #[cfg(feature = "etcd")]
     etcd: EtcdAccess,
     #[cfg(feature = "etcd")]
@@ -62,6 +63,7 @@ impl Default for Builder {
             linger_timeout: None,
             join_timeout: Duration::from_secs(30),
             serve: ServeOptions::default(),
+            recovers: true,
             #[cfg(feature = "etcd")]
             etcd: EtcdAccess::default(),
             #[cfg(feature = "etcd")]
@@ -234,6 +236,14 @@ impl Builder {
         self
     }
 
+    /// Sets whether this process recovers compute servers that have died, as long as it has the pool open. One that
+    /// does not leaves the dead to those that do, and recovers only if none of those lives. Suits a process that
+    /// does a few operations and ends. Default: yes.
+    pub fn recovers(mut self, recovers: bool) -> Self {
+        self.recovers = recovers;
+        self
+    }
+
     /// Sets how etcd is reached for the directory of a cluster (`etcd://`), and as whom: by TLS, and as a user.
     /// Default: by plain HTTP, and as nobody.
     ///
@@ -298,7 +308,7 @@ impl Builder {
         let core = fabric
             .and_then(|fabric| {
                 let (options, serve) = (self.options.clone(), self.serve.clone());
-                Core::join(fabric, is_shared, self.join_timeout, options, serve)
+                Core::join(fabric, is_shared, self.recovers, self.join_timeout, options, serve)
             })
             .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))?;
         let started = Farleaf::start(core, self.async_workers);

@@ -27,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) fabric: AnyFabric,
     /// True if others may have the pool open.
     pub(crate) is_shared: bool,
+    /// Recovers the dead, whoever else does.
+    pub(crate) recovers: bool,
     /// See [`Stats::tears_words`](crate::Stats::tears_words).
     pub(crate) tears_words: bool,
     pub(crate) pool: Arc<Pool>,
@@ -53,6 +55,7 @@ impl Core {
     pub(crate) fn join(
         fabric: AnyFabric,
         is_shared: bool,
+        recovers: bool,
         patience: Duration,
         options: OpenOptions,
         serve: ServeOptions,
@@ -67,6 +70,7 @@ impl Core {
             number: STORES.fetch_add(1, Ordering::Relaxed),
             fabric,
             is_shared,
+            recovers: recovers && is_shared,
             tears_words,
             pool,
             patience_ns,

@@ -78,7 +78,7 @@ pub use farleaf_fabric::tcp::{Tls, TlsFiles};
 pub use farleaf_fabric::verbs::CardConfig;
 pub use farleaf_fabric::{Cost, OpKind, Processors, ServerId, Snapshot};
 pub use farleaf_index::{CounterSet, Knob, KnobError, KnobKind, Setting, Settings, Traits};
-pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse, OwnerReport};
+pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse, OwnerReport, RecoveryCounts};
 
 pub use crate::async_table::AsyncTable;
 pub use crate::builder::Builder;

@@ -4,19 +4,29 @@
 //! removed pairs comes back, and recovers members that died. After a quiet time it sleeps until the
 //! next operation.
 //!
+//! The thread's own work is short, so that it ticks on while a recovery walks all tables: a second thread does that. A
+//! store whose duty is not recovery ([`Builder::recovers`](crate::Builder::recovers)) recovers only if it knows of no
+//! other that has the duty.
+//!
 //! - **INV-MAINTAIN-2** The thread sleeps only while its member is announced idle. Asleep as a live member, it would
 //!   keep the epoch where it is, and with it all memory that others have retired.
 //! - **INV-MAINTAIN-1** It opens the pool, looks after it and leaves it with one session: the one that
 //!   operations leave free for each member. So the pool can be opened, and the dead recovered, whatever
-//!   sessions operations have, and those of the dead.
+//!   sessions operations have, and those of the dead. If there is no further session for the second thread, the
+//!   first one recovers.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::{Arc, mpsc};
+use std::task::Poll;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use farleaf_fabric::{AnyEndpoint, Endpoint};
+
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::thread_context::ThreadContext;
+use crate::thread_context::{Session, ThreadContext};
 
 /// Time between two ticks.
 const TICK: Duration = Duration::from_millis(10);
@@ -27,6 +37,12 @@ const QUIET_TICKS: u32 = 20;
 const LEAVE_WAITS: u32 = 10;
 /// Time before a recovery that could not be done is tried again.
 const RECOVERY_PAUSE: Duration = Duration::from_secs(1);
+/// Time before it looks again whether somebody is to be recovered.
+const RECOVERY_EVERY: Duration = Duration::from_millis(100);
+/// Time for which a store whose duty is recovery sleeps when nothing happens.
+const DUTY_SLEEP: Duration = Duration::from_millis(500);
+/// Time between looks whether the store closes, during a recovery.
+const CLOSE_LOOK_NS: u64 = 5_000_000;
 
 /// Starts the thread, and waits until it has cleared away what dead members left. It ends, and leaves the pool,
 /// once the store is closed and it is woken.
@@ -58,7 +74,14 @@ fn open(core: &Arc<Core>) -> Result<ThreadContext> {
     let context = ThreadContext::new(core)?;
     let recovered: Result<_> = context.endpoint().executor().clone().block_on(async {
         let session = context.upkeep_session().await?;
-        Ok(farleaf_engines::recover(&session).await?)
+        if core.recovers {
+            session.serve_recovery().await?;
+        }
+        // One that has died is not to be relied on, though nobody may have noticed yet.
+        if !session.find_recoverer().await? {
+            farleaf_engines::recover(&session).await?;
+        }
+        Ok(())
     });
     match recovered {
         // A table that is not whole must not keep others from the pool: `verify` tells of it.
@@ -71,7 +94,7 @@ fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
     let executor = context.endpoint().executor().clone();
     let mut seen_ops = None;
     let mut quiet_ticks = 0;
-    let mut recover_after = Instant::now();
+    let mut recovering = Recovering::default();
     while !core.is_closed() {
         let ops = core.gates.ops();
         let is_quiet = ops.is_some() && ops == seen_ops;
@@ -86,11 +109,9 @@ fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
                 // A drop that cannot go on now goes on after another tick.
                 let _ = farleaf_engines::continue_drops(&session).await;
             }
-            if core.pool.needs_recovery() && Instant::now() >= recover_after {
-                let recovered = farleaf_engines::recover(&session).await;
-                let is_done = recovered.is_ok_and(|done| done.is_none_or(|done| done.complete));
-                let pause = if is_done { Duration::ZERO } else { RECOVERY_PAUSE };
-                recover_after = Instant::now() + pause;
+            if recovering.is_due(core) && !recovering.start(core) {
+                let recovered = recover(core, &session).await;
+                recovering.note(Some(recovered));
             }
         });
         // While this member holds the epoch, others wait for its next tick, with or without operations of its own.
@@ -104,11 +125,112 @@ fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
             core.activity.wake();
         }
         while core.activity.is_idle() && !core.is_closed() {
+            if core.recovers {
+                thread::park_timeout(DUTY_SLEEP);
+                break;
+            }
             thread::park();
         }
-        quiet_ticks = 0;
+        // A store that only looks after others sleeps again after one tick.
+        quiet_ticks = if core.activity.is_idle() { quiet_ticks } else { 0 };
     }
+    recovering.end();
     leave(core, context)
+}
+
+/// Recovers the dead, unless the store closes meanwhile; whether all that was begun is done.
+async fn recover(core: &Core, session: &Session) -> bool {
+    match unless_closed(core, session.endpoint(), farleaf_engines::recover(session)).await {
+        Some(recovered) => recovered.is_ok_and(|done| done.is_none_or(|done| done.complete)),
+        None => {
+            // If that fails, the others find out when this store has left the pool.
+            let _ = session.recover_give_up().await;
+            false
+        }
+    }
+}
+
+/// The result of `work`, unless the store closes meanwhile. A recovery that is ending goes on to its end.
+async fn unless_closed<T>(
+    core: &Core,
+    endpoint: &AnyEndpoint,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut closing = pin!(async {
+        while !core.is_closed() || core.pool.is_ending_recovery() {
+            endpoint.sleep(CLOSE_LOOK_NS).await;
+        }
+    });
+    let mut work = pin!(work);
+    poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(result) => Poll::Ready(Some(result)),
+        Poll::Pending => closing.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}
+
+/// The recovery that a second thread does for the maintenance thread.
+#[derive(Default)]
+struct Recovering {
+    thread: Option<JoinHandle<Option<bool>>>,
+    /// Not before.
+    after: Option<Instant>,
+    /// There was no session for the second thread: this one recovers.
+    is_inline: bool,
+}
+
+impl Recovering {
+    /// Tells whether somebody is to be recovered by this store now.
+    fn is_due(&mut self, core: &Core) -> bool {
+        if let Some(ended) = self.thread.take_if(|thread| thread.is_finished()) {
+            // One that panicked has said so.
+            self.note(ended.join().unwrap_or(Some(false)));
+        }
+        self.thread.is_none()
+            && core.pool.needs_recovery()
+            && (core.recovers || !core.pool.has_recoverer())
+            && self.after.is_none_or(|after| Instant::now() >= after)
+    }
+
+    /// Starts the thread; `false` if the caller is to recover.
+    fn start(&mut self, core: &Arc<Core>) -> bool {
+        if self.is_inline {
+            return false;
+        }
+        let core = Arc::clone(core);
+        let work = move || {
+            let context = ThreadContext::new(&core).ok()?;
+            let executor = context.endpoint().executor().clone();
+            executor.block_on(async {
+                let session = context.upkeep_session();
+                let session = unless_closed(&core, context.endpoint(), session).await?.ok()?;
+                Some(recover(&core, &session).await)
+            })
+        };
+        let thread = thread::Builder::new().name("farleaf-recover".to_owned()).spawn(work).ok();
+        self.is_inline = thread.is_none();
+        self.thread = thread;
+        !self.is_inline
+    }
+
+    /// Notes how a recovery has ended; `None`: there was no session for it.
+    fn note(&mut self, ended: Option<bool>) {
+        self.is_inline = ended.is_none();
+        let pause = match ended {
+            Some(true) => RECOVERY_EVERY,
+            Some(false) => RECOVERY_PAUSE,
+            None => Duration::ZERO,
+        };
+        self.after = Some(Instant::now() + pause);
+    }
+
+    /// Waits for the thread, which ends soon once the store is closed.
+    fn end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // As above.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// Leaves the pool with the context's session. The last thing that a store does; no operation is under way.

@@ -1,7 +1,7 @@
 //! Store reports: counters of a store, and results of verification.
 
 use farleaf_fabric::Snapshot;
-use farleaf_pool::{AuditReport, MemoryUse};
+use farleaf_pool::{AuditReport, MemoryUse, RecoveryCounts};
 
 /// Numbers of a store, as this process sees them; made by [`Farleaf::stats`](crate::Farleaf::stats).
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub struct Stats {
     pub member: u32,
     /// Memory, as far as this compute server knows.
     pub memory: MemoryUse,
+    /// Recoveries of dead compute servers by this one.
+    pub recoveries: RecoveryCounts,
     /// Remote operations of this compute server so far, by server and by kind of index operation.
     pub counters: Snapshot,
 }

@@ -247,6 +247,7 @@ impl Farleaf {
             block_bytes: geometry.options().block_bytes,
             member: core.pool.member(),
             memory: core.pool.memory(),
+            recoveries: core.pool.recovery_counts(),
             counters: Snapshot::of(&core.fabric.counters()),
         })
     }

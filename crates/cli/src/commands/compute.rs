@@ -66,6 +66,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         .serve_threads(args.threads)
         .pin_serve_threads(pin)
         .take_partitions(usize::MAX)
+        .recovers(true)
         .leaves_when_asked(true);
     builder = builder.set_all(&settings(args)?);
     let db = super::open_waiting(builder, &args.pool, false, console)?;
@@ -209,6 +210,17 @@ impl Exposed for ComputeMetrics {
             ),
             Metric::gauge("retired_bytes", "Bytes not reclaimed yet", memory.retired_bytes),
         ]);
+        let recoveries = stats.recoveries;
+        all.push(
+            Metric::counter("recoveries", "Recoveries of dead compute servers by this one")
+                .with(&[("state", "begun")], recoveries.begun)
+                .with(&[("state", "done")], recoveries.done)
+                .with(&[("state", "in-vain")], recoveries.in_vain),
+        );
+        all.push(
+            Metric::counter("recovered_members", "Dead compute servers that it has recovered")
+                .with(&[], recoveries.members),
+        );
         let mut ops = Metric::counter("index_operations", "Index operations done");
         let mut remote =
             Metric::counter("remote_operations", "Remote operations, by what they were for");

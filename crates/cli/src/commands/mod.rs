@@ -74,11 +74,12 @@ pub(crate) fn run(
     }
 }
 
-/// Returns the builder with which every pool is opened.
+/// Returns the builder with which every pool is opened. Commands end soon: they leave the dead to compute servers.
 fn builder(console: &Console) -> Result<Builder, Failure> {
     let tls = console.args.tls.load()?;
     let mut builder = Farleaf::builder()
         .etcd(console.args.etcd.load()?)
+        .recovers(false)
         .listen(console.args.listen.address(tls.is_some())?)
         .insecure_public(console.args.listen.insecure_public);
     if let Some(address) = console.args.listen.advertise {
