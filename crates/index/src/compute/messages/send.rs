@@ -17,6 +17,8 @@ use crate::compute::TABLE_SERVICE;
 const TRIES_MAX: u32 = 1_000;
 /// Time that an operation is sent on, and waits for replies, before it fails, in real time.
 const PATIENCE_NS: u64 = 10_000_000_000;
+/// The same while one owner after the other dies with the key, or those die that take over from them.
+const DEATHS_PATIENCE_NS: u64 = 120_000_000_000;
 /// Time that a sender waits for a reply before it looks whether the receiver lives.
 const ALIVE_CHECK_NS: u64 = 2_000_000;
 /// The same in real time.
@@ -37,12 +39,21 @@ pub(crate) struct Patience {
     pub(crate) tries: u32,
     /// `None` for as long as the receiver lives.
     pub(crate) until_ns: Option<u64>,
+    from_ns: u64,
 }
 
 impl Patience {
     pub(crate) fn new(endpoint: &AnyEndpoint) -> Self {
         let until_ns = is_real(endpoint).then(|| endpoint.now_ns().saturating_add(PATIENCE_NS));
-        Patience { tries: 0, until_ns }
+        Patience { tries: 0, until_ns, from_ns: endpoint.now_ns() }
+    }
+
+    /// Begins anew: the owner that was tried is dead, or another has the key now, which has not been silent yet.
+    pub(crate) fn renew(&mut self, endpoint: &AnyEndpoint) {
+        if let Some(until_ns) = &mut self.until_ns {
+            let last_ns = self.from_ns.saturating_add(DEATHS_PATIENCE_NS);
+            *until_ns = endpoint.now_ns().saturating_add(PATIENCE_NS).min(last_ns);
+        }
     }
 
     pub(crate) fn is_over(self, now_ns: u64) -> bool {

@@ -160,6 +160,7 @@ async fn route_within<T: RangeOwner>(
     };
     let seek = seek_of(op);
     let mut patience = Patience::new(session.endpoint());
+    let mut tried = None;
     loop {
         let moved = |bounds: &[Vec<u8>]| table.ownership().view().map.bounds.as_slice() != bounds;
         if bounds.is_some_and(moved) {
@@ -173,6 +174,9 @@ async fn route_within<T: RangeOwner>(
         // The view may be a newer one, by which another thread has taken the key: then serves it. Each further turn
         // takes one more view.
         let Some(to) = table.ownership().other_owner(seek) else { continue };
+        if tried.replace(to.owner).is_some_and(|before| before != to.owner) {
+            patience.renew(session.endpoint());
+        }
         patience.tries += 1;
         if let (None, Some(guest)) = (to.owner, table.guest()) {
             if let Some(reply) = guest.serve(table, session, op).await? {
@@ -199,7 +203,9 @@ async fn route_within<T: RangeOwner>(
             }
         }
         check_patience(session, to, patience)?;
-        find_owner(table, session, seek, to, patience).await?;
+        if find_owner(table, session, seek, to, patience).await? {
+            patience.renew(session.endpoint());
+        }
     }
 }
 
@@ -234,18 +240,19 @@ fn check_patience(session: &Session, to: Owner, patience: Patience) -> Result<()
 }
 
 /// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
-/// or of none, if this compute server does so. A guest makes nobody's what was a dead owner's.
+/// or of none, if this compute server does so. A guest makes nobody's what was a dead owner's. Whether the owner is
+/// dead.
 async fn find_owner<T: RangeOwner>(
     table: &T,
     session: &Session,
     seek: Seek<'_>,
     before: Owner,
     patience: Patience,
-) -> Result<(), IndexError> {
+) -> Result<bool, IndexError> {
     let tries = patience.tries;
     if refresh_map(table, session).await? != before.epoch {
         // A way that has not been tried.
-        return Ok(());
+        return Ok(false);
     }
     let takes_over = table.ownership().take_over;
     let refused = || Err(IndexError::Unavailable(before.to_string()));
@@ -253,7 +260,7 @@ async fn find_owner<T: RangeOwner>(
         None if !takes_over => refused(),
         None => {
             let _pin = session.begin(OpKind::Maintenance).await?;
-            take_free(table, session, seek).await
+            take_free(table, session, seek).await.map(|()| false)
         }
         Some(owner) if session.endpoint().is_dead(owner).await => {
             let given = if takes_over {
@@ -268,9 +275,9 @@ async fn find_owner<T: RangeOwner>(
                 // Somebody else is at it.
                 Err(IndexError::Unavailable(_)) => {
                     backoff(session, tries).await;
-                    Ok(())
+                    Ok(true)
                 }
-                given => given,
+                given => given.map(|()| true),
             }
         }
         Some(_) if !table.ownership().calls => refused(),
@@ -281,7 +288,7 @@ async fn find_owner<T: RangeOwner>(
             } else {
                 backoff(session, tries).await;
             }
-            Ok(())
+            Ok(false)
         }
     }
 }
