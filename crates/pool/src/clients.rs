@@ -56,8 +56,7 @@ impl Pool {
         kept: u32,
     ) -> Result<ClaimedClient, PoolError> {
         let count = self.geometry().options().clients_max;
-        let number = self.session_number.fetch_add(1, Ordering::Relaxed);
-        let owner = owner_word(self.member, self.generation, number);
+        let owner = owner_word(self.member, self.generation, self.next_session_number());
         // By their places, not by how many are free: several ask at once.
         let open = count.saturating_sub(kept);
         let (mut from, mut looks) = (0, LOOK_CLIENTS);

@@ -41,7 +41,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{Endpoint, OpErrorKind};
 
-use crate::geometry::MEMBER_BYTES;
+use crate::geometry::{EPOCH_WORDS, MEMBER_BYTES};
 use crate::member;
 use crate::pins::UNPINNED;
 use crate::reliable::Reliable;
@@ -104,9 +104,20 @@ pub(crate) struct Observation {
     pub(crate) slots: u32,
 }
 
+/// # Errors
+/// `Corrupt` if it can be no global epoch.
+pub(crate) fn check(epoch: u64) -> Result<(), PoolError> {
+    if !(1..EPOCH_MAX - 1).contains(&epoch) {
+        return Err(PoolError::Corrupt(format!("the global epoch is {epoch:#x}")));
+    }
+    Ok(())
+}
+
 impl Epochs {
-    pub(crate) fn new(announced: AnnounceWord, members: u32) -> Self {
+    /// Of a member that has read the global epoch `view` before it joined.
+    pub(crate) fn new(announced: AnnounceWord, members: u32, view: u64) -> Self {
         Epochs {
+            view: AtomicU64::new(view),
             moment: AtomicU64::new(POOLS.fetch_add(1, Ordering::Relaxed) << MOMENT_BITS),
             announced: Mutex::new(Announced::Known(announced)),
             lag: Mutex::new(vec![0; members as usize]),
@@ -194,18 +205,21 @@ impl Pool {
         Err(PoolError::Corrupt("this member's announcement is changed by others".into()))
     }
 
-    /// READs the epoch and all members' announcements. 1 chain.
+    /// READs the epoch, the numbers of left clients beside it, and all members' announcements. 1 chain.
     pub(crate) async fn observe(&self, client: Reliable<'_>) -> Result<Observation, PoolError> {
         let geometry = self.geometry();
         let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
         let (ops, _) = client
             .chain(|ops| {
-                ops.read(geometry.epoch_addr(), client.buf(8));
+                ops.read(geometry.epoch_addr(), client.buf(EPOCH_WORDS * 8));
                 ops.read(geometry.member_addr(0), client.buf(bytes));
             })
             .await?;
-        let epoch = ops.buf(0).words()[0];
+        let &[epoch, left, adopted] = ops.buf(0).words() else {
+            unreachable!("the buffer has {EPOCH_WORDS} words")
+        };
         self.note_epoch(epoch)?;
+        self.has_left_clients.store(left != adopted, Ordering::Relaxed);
         let table = ops.buf(1).words();
         let mut seen = Observation {
             epoch,
@@ -395,9 +409,7 @@ impl Pool {
     }
 
     fn note_epoch(&self, epoch: u64) -> Result<(), PoolError> {
-        if !(1..EPOCH_MAX - 1).contains(&epoch) {
-            return Err(PoolError::Corrupt(format!("the global epoch is {epoch:#x}")));
-        }
+        check(epoch)?;
         if self.epochs.view.load(Ordering::SeqCst) < epoch {
             self.epochs.moment.fetch_add(1, Ordering::SeqCst);
             self.epochs.view.fetch_max(epoch, Ordering::SeqCst);

@@ -15,6 +15,11 @@ use crate::class::{BlockShape, CLASS_COUNT};
 pub(crate) const SUPERBLOCK_BYTES: u64 = 4096;
 /// The global epoch (server 0).
 pub(crate) const EPOCH_AT: u64 = 4096;
+/// Beside the global epoch, for one READ of both: times that clients were left, and how many of those are adopted
+/// (server 0; `left`). Zeros in pools of before they had a meaning.
+pub(crate) const LEFT_AT: u64 = EPOCH_AT + 8;
+/// Words from [`EPOCH_AT`] on that a look at the members READs.
+pub(crate) const EPOCH_WORDS: usize = 3;
 /// The lock of the root table (server 0).
 pub(crate) const ROOT_LOCK_AT: u64 = 4096 + 64;
 /// The word that names the pool's recoverer (server 0). Zero in pools of before it had a meaning.
@@ -256,6 +261,11 @@ impl Geometry {
 
     pub(crate) fn epoch_addr(&self) -> GlobalAddr {
         GlobalAddr::new(ServerId(0), EPOCH_AT)
+    }
+
+    /// How many times clients were left; in the next word, how many of these are adopted.
+    pub(crate) fn left_addr(&self) -> GlobalAddr {
+        GlobalAddr::new(ServerId(0), LEFT_AT)
     }
 
     /// The word that names the recoverer.

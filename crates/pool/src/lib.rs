@@ -42,6 +42,7 @@ mod epoch;
 mod error;
 mod geometry;
 mod inbox;
+mod left;
 mod member;
 mod on_drop;
 mod open_tables;

@@ -20,8 +20,8 @@ use crate::pins::Pins;
 use crate::recoverer::{Recoveries, RecoveryCounts};
 use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 use crate::retire::Retirement;
-use crate::words::{BlockState, BlockWord, MemberState, MemberWord, owner_of};
-use crate::{Geometry, PoolError, Session, member, superblock};
+use crate::words::{BlockState, BlockWord, MemberState, MemberWord, SESSION_LEFT, owner_of};
+use crate::{Geometry, PoolError, Session, epoch, member, superblock};
 
 /// A word of freed memory: no type, life, length or address of any engine.
 const POISON: u64 = u64::MAX;
@@ -94,6 +94,12 @@ pub struct Pool {
     pub(crate) needs_recovery: AtomicBool,
     /// A live member whose duty recovery is was there at the last look at all members.
     pub(crate) has_recoverer: AtomicBool,
+    /// Recovery is this member's duty.
+    pub(crate) has_duty: AtomicBool,
+    /// Clients that leaving members left were there at the last look (`left`).
+    pub(crate) has_left_clients: AtomicBool,
+    /// It is not known whether a left client has become this member's.
+    pub(crate) is_adopting: AtomicBool,
     /// A recovery of this member's is under way.
     pub(crate) recovering: AtomicBool,
     /// It has begun to clear what only it knows of, and must end.
@@ -118,7 +124,7 @@ impl Pool {
     /// If no slot is free, it succeeds to a dead member, whose recovery is then this one's to do
     /// ([`Pool::needs_recovery`]).
     ///
-    /// Cost: 1 READ per server, 2 READs, 3 CAS. If no slot is free besides 4 READs, 2 CAS, per member 1 READ
+    /// Cost: 1 READ per server, 3 READs, 3 CAS. If no slot is free besides 4 READs, 2 CAS, per member 1 READ
     /// and a look by the fabric, and 1 READ per 64 KiB of block table.
     ///
     /// # Errors
@@ -128,6 +134,9 @@ impl Pool {
         let lines = Arc::new(Lines::new(client.endpoint().server_count()));
         let reliable = Reliable::new(client, &lines, PATIENCE_NS);
         let (geometry, id) = superblock::open(reliable).await?;
+        // Before the first pin, which would hold the epoch of the pool's beginning.
+        let epoch = reliable.word(geometry.epoch_addr()).await?;
+        epoch::check(epoch)?;
         let joined = member::join(reliable, &geometry).await?;
         let clients = geometry.options().clients_max;
         let pool = Arc::new(Pool {
@@ -136,7 +145,7 @@ impl Pool {
             incarnation: client.endpoint().incarnation(),
             address_word: AtomicU64::new(0),
             region_word: AtomicU64::new(0),
-            epochs: Epochs::new(joined.announced, geometry.options().members_max),
+            epochs: Epochs::new(joined.announced, geometry.options().members_max, epoch),
             pins: Pins::new(clients),
             inbox: Inbox::default(),
             poisons: AtomicBool::new(false),
@@ -158,6 +167,9 @@ impl Pool {
             ticked_ns: AtomicU64::new(0),
             needs_recovery: AtomicBool::new(false),
             has_recoverer: AtomicBool::new(false),
+            has_duty: AtomicBool::new(false),
+            has_left_clients: AtomicBool::new(false),
+            is_adopting: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
             ending_recovery: AtomicBool::new(false),
             recoverer: AtomicU64::new(0),
@@ -309,6 +321,16 @@ impl Pool {
     /// Counts this member's recoveries.
     pub fn recovery_counts(&self) -> RecoveryCounts {
         self.recoveries.counts()
+    }
+
+    /// The number of the next session of this life.
+    pub(crate) fn next_session_number(&self) -> u16 {
+        loop {
+            let number = self.session_number.fetch_add(1, Ordering::Relaxed);
+            if number != SESSION_LEFT {
+                return number;
+            }
+        }
     }
 
     /// Open sessions of this member.

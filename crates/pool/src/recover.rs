@@ -109,7 +109,7 @@ impl Session {
     /// the pool is reclaimed.
     ///
     /// Cost: a chain of 2 READs and 2 READs of the member table, a look by the fabric at each live member; if
-    /// somebody is dead, 1 READ and 1 CAS to become the recoverer, 1 READ of the client table, 1 CAS per dead
+    /// somebody is dead, 2 READs and 1 CAS to become the recoverer, 1 READ of the client table, 1 CAS per dead
     /// member and per block, and 1 READ per block and retire page.
     ///
     /// # Errors
@@ -155,6 +155,7 @@ impl Session {
         if !pool.take_recoverer(client).await? {
             return Ok(None);
         }
+        pool.adopt_left_clients(client).await?;
         // A member that was idle knows an epoch of long ago: its pin would hold everybody back there.
         pool.observe(client).await?;
         pin_at(&pool.pins.recovery, &pool.epochs.view);

@@ -73,6 +73,7 @@ impl Session {
         let at = pool.geometry().member_addr(pool.member).plus(DUTY_AT);
         let duty = duty_word(pool.generation);
         self.maintenance().write_word(at, duty).await?;
+        pool.has_duty.store(true, Ordering::Relaxed);
         Ok(())
     }
 

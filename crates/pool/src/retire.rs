@@ -222,9 +222,19 @@ impl Pages {
         Some(PageWord { server: ServerId((chunk % servers) as u16), index: index as u16 })
     }
 
-    fn give(&mut self, word: PageWord) {
+    /// Counts a word that an earlier owner has taken.
+    fn adopt(&mut self, word: PageWord) {
+        let chunk = self.chunk_of(word);
+        self.used[chunk] += 1;
+    }
+
+    fn chunk_of(&self, word: PageWord) -> usize {
         let servers = self.used.len() / CHUNKS;
-        let chunk = usize::from(word.index) / CHUNK_WORDS * servers + word.server.index();
+        usize::from(word.index) / CHUNK_WORDS * servers + word.server.index()
+    }
+
+    fn give(&mut self, word: PageWord) {
+        let chunk = self.chunk_of(word);
         self.used[chunk] -= 1;
         if self.used[chunk] == 0 && self.filling.is_some_and(|(filling, _)| filling == chunk) {
             self.filling = None;
@@ -266,6 +276,12 @@ impl Retired {
     /// is much.
     fn is_due(&self, view: u64) -> bool {
         self.pending.len() >= PENDING_MANY || self.pending.iter().any(|object| object.pinned < view)
+    }
+
+    /// Tells whether all that waits is announced.
+    pub(crate) fn is_announced(&self) -> bool {
+        let waits = self.own.len() + self.pending.len() + self.announcing + self.freeing;
+        waits == 0
     }
 
     /// Returns the objects that wait in this member's memory alone.
@@ -565,6 +581,21 @@ impl Pool {
         client.post_many(ops).await?;
         self.give_home(client, &all).await?;
         outcome
+    }
+
+    /// Queues an object that a left client has announced by the word `index` of its page on `server`.
+    pub(crate) fn adopt_announced(
+        &self,
+        of: &Retirement,
+        addr: GlobalAddr,
+        server: ServerId,
+        index: u16,
+    ) {
+        let object = self.retired_object(addr);
+        let word = PageWord { server, index };
+        let mut retired = of.lock();
+        retired.pages.adopt(word);
+        retired.announced.push_back(Announced { object, word });
     }
 
     /// An object that is retired now. Its bytes count as waiting; 0 if its block is another's and nothing is known

@@ -82,6 +82,7 @@ impl Session {
         pool.housekeep(client, inner.ticks.get()).await?;
         // Of a recovery that was dropped.
         self.recover_give_up().await?;
+        self.adopt_left().await?;
         match seen {
             Some(seen) => pool.ask_for_suspects(client, &seen).await,
             None => Ok(()),
@@ -108,7 +109,8 @@ impl Session {
     /// This member leaves the pool: what it holds is given back, and every session of it ends.
     ///
     /// Cost: per own block 1 CAS and a batch per 64 words of its bitmap with free objects; some
-    /// ticks; a batch per 64 objects that are retired and cannot be freed in these.
+    /// ticks; a batch per 64 objects that are retired and cannot be freed in these, and 1 CAS for each client that has
+    /// some; what it takes to hand back the claims of a recovery that was dropped.
     ///
     /// # Errors
     /// `Invalid` if it has other sessions, or this one has a clone or a pin, or something is kept open
@@ -191,8 +193,9 @@ impl Session {
         self.inner.retired.lock().len() > 0 || !self.pool().closed().is_empty()
     }
 
-    /// Frees the member's and the session's entries. If retired objects are left in the page, or the slot's life
-    /// before is not recovered (INV-MEM-3), the member stays, as dead, for recovery to see to them.
+    /// Frees the member's and the session's entries. Clients with announced objects are left for another member to
+    /// adopt (INV-LEFT-1). If objects stand in no page, or the slot's life before is not recovered (INV-MEM-3), the
+    /// member stays, as dead, for recovery to see to them.
     async fn give_up_entries(&self) -> Result<(), PoolError> {
         let (pool, client) = (&**self.pool(), self.maintenance());
         self.recover_give_up().await?;
@@ -200,15 +203,22 @@ impl Session {
         if !inherits && pool.recovery_unfinished.load(Ordering::SeqCst) {
             pool.unclaim_orphans(client).await?;
         }
-        let left = self.has_retired() || inherits;
-        if left {
+        let is_announced = pool.all_retirements().iter().all(|of| of.lock().is_announced());
+        if !is_announced || inherits || pool.is_adopting.load(Ordering::SeqCst) {
             pool.die(client).await?;
             pool.close();
             return Ok(());
         }
         let closed = self.inner.closed();
         self.inner.tried_to_leave.set(true);
-        pool.release_client(client, &closed).await?;
+        if self.has_retired() {
+            let of = |it: &ClosedClient| (it.claimed.id, it.claimed.owner);
+            let mut all: Vec<_> = pool.closed().iter().map(of).collect();
+            all.push(of(&closed));
+            pool.leave_clients(client, &all).await?;
+        } else {
+            pool.release_client(client, &closed).await?;
+        }
         let life = (pool.member, pool.generation);
         let published = Published {
             address: pool.address_word.load(Ordering::SeqCst),

@@ -179,6 +179,14 @@ pub(crate) fn owner_word(member: u32, generation: u32, session: u16) -> u64 {
     1 << 63 | u64::from(member) << 48 | u64::from(generation) << 16 | u64::from(session)
 }
 
+/// Number of no session: the owner has left, and the client with what it has announced.
+pub(crate) const SESSION_LEFT: u16 = u16::MAX;
+
+/// Tells whether the owner that this word of a client names has left the pool without it.
+pub(crate) fn is_left_client(word: u64) -> bool {
+    owner_of(word).is_some() && word as u16 == SESSION_LEFT
+}
+
 /// Slot and generation of a client's owner; `None` if the client is free.
 pub(crate) fn owner_of(word: u64) -> Option<(u32, u32)> {
     (word >> 63 == 1).then_some(((word >> 48) as u32 & 0x7fff, (word >> 16) as u32))

@@ -8,6 +8,7 @@ mod damage;
 mod epochs;
 mod formatting;
 mod inbox;
+mod left;
 mod members;
 mod model;
 mod openers;
