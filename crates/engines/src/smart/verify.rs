@@ -1,7 +1,9 @@
 //! Verification: walks the whole remote structure and checks its invariants.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::{IndexError, TableReport, Visitor};
 use farleaf_pool::Session;
 
@@ -10,6 +12,9 @@ use super::layout::{Edge, Life, META_BYTES, META_LOCKS, NodeType, Slot};
 use super::leaf::NewValue;
 use super::lock_table::LOCKS_BYTES;
 use super::tree::{Fail, Tree};
+
+/// Leaves that are read at once.
+const BATCH: usize = 32;
 
 /// A child that is still to be visited.
 struct Todo {
@@ -25,7 +30,7 @@ impl Tree {
     ///
     /// Others may replace nodes meanwhile: it visits each object that was linked when its parent was read.
     ///
-    /// Cost: 1 READ for each node, leaf and record.
+    /// Cost: 1 READ for each node, leaf and record; up to 32 leaves of a node at once.
     pub(super) async fn walk(
         self: &Arc<Self>,
         session: &Session,
@@ -71,7 +76,7 @@ impl Tree {
         visitor.object("node", root.addr, NodeType::TOP.bytes());
         // Nodes by their distance from the root, then the leaves.
         let (mut nodes, mut leaves) = (Vec::new(), 0);
-        let mut todo = Vec::new();
+        let (mut todo, mut ahead) = (Vec::new(), VecDeque::new());
         self.check_gaps(session, &root, report).await?;
         self.enter(&root, Vec::new(), 0, &mut nodes, &mut todo, report);
         while let Some(next) = todo.pop() {
@@ -88,7 +93,8 @@ impl Tree {
                     break;
                 }
                 leaves += 1;
-                self.visit_leaf(session, &next, visitor, report).await?;
+                let image = self.read_ahead(session, &next, &todo, &mut ahead).await?;
+                self.visit_leaf(session, &next, image, visitor, report).await?;
             } else {
                 let held = match self.read_all_slots(session, &next).await {
                     Err(Fail::Again) if self.shape.points_back => {
@@ -186,15 +192,41 @@ impl Tree {
         }));
     }
 
+    /// READs a leaf, and with it those that follow at once; these wait in `ahead` for their turn.
+    async fn read_ahead(
+        &self,
+        session: &Session,
+        at: &Todo,
+        todo: &[Todo],
+        ahead: &mut VecDeque<(GlobalAddr, Buf)>,
+    ) -> Result<Buf, Fail> {
+        if let Some((addr, image)) = ahead.pop_front()
+            && addr == at.slot.addr()
+        {
+            return Ok(image);
+        }
+        let next = todo.iter().rev().take_while(|next| next.slot.is_leaf()).take(BATCH - 1);
+        let slots: Vec<Slot> = [at].into_iter().chain(next).map(|todo| todo.slot).collect();
+        let reliable = session.reliable();
+        let mut ops = session.client().ops();
+        for slot in &slots {
+            ops.read(slot.addr(), reliable.buf(slot.leaf_class().bytes()));
+        }
+        let mut ops = reliable.post_many(ops).await?;
+        let images = slots.iter().enumerate().skip(1);
+        *ahead = images.map(|(index, slot)| (slot.addr(), ops.take_buf(index))).collect();
+        Ok(ops.take_buf(0))
+    }
+
     async fn visit_leaf(
         self: &Arc<Self>,
         session: &Session,
         at: &Todo,
+        image: Buf,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), Fail> {
         let addr = at.slot.addr();
-        let image = self.read_leaf(session, at.slot).await?;
         let image = self.settle_leaf(session, addr, image).await?;
         let leaf = self.leaf(addr, &image);
         report.node_bytes += image.len() as u64;
