@@ -7,6 +7,7 @@ mod bad_input;
 mod concurrent;
 mod costs;
 mod dart;
+mod deaths;
 mod dex;
 mod drops;
 mod hot_key;

@@ -1,0 +1,380 @@
+//! Death tests: members come, go, stop and die at every instant, many at once, and those that stay recover them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::common::{Pairs, World, create, open, shared_engines, start};
+use farleaf_engines::{AnyIndex, TableFormat, recover, sweep};
+use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
+use farleaf_index::{Index, IndexError};
+use farleaf_pool::{Pool, PoolOptions};
+
+/// Members that stay and whose duty recovery is.
+const KEEPERS: usize = 2;
+/// Compute servers whose lives are short.
+const GUESTS: usize = 44;
+const MEMBERS: u32 = 64;
+/// In a storm; shorter than real ones, so that many deaths fit into it.
+const LEASE_NS: u64 = 20_000_000;
+/// The usual one.
+const LONG_LEASE_NS: u64 = 2_000_000_000;
+/// Time between two ticks of a keeper.
+const TICK_NS: u64 = 500_000;
+const KEYS: u64 = 2_000;
+
+fn key_of(number: u64) -> [u8; 8] {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()
+}
+
+/// The pairs of all keys, in order.
+fn pairs(keys: u64) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let pairs = (0..keys).map(|number| (key_of(number).to_vec(), 0_u64.to_le_bytes().to_vec()));
+    let mut pairs: Vec<_> = pairs.collect();
+    pairs.sort();
+    pairs
+}
+
+/// Members that stay, and a table.
+struct Stage {
+    sim: Sim,
+    keepers: Vec<(Arc<Pool>, AnyIndex)>,
+    stop: Rc<Cell<bool>>,
+    /// Tasks of the keepers that run.
+    running: Rc<Cell<usize>>,
+}
+
+impl Stage {
+    fn set(format: &TableFormat, (seed, lease_ns): (u64, u64), keys: u64, guests: usize) -> Stage {
+        let sim = Sim::new(SimConfig {
+            seed,
+            memory_servers: 2,
+            compute_servers: KEEPERS + guests,
+            lease_ns,
+            region_bytes: (keys * 200).next_multiple_of(1 << 26).max(1 << 27),
+            ..SimConfig::default()
+        });
+        let sim = sim.expect("sim");
+        let options = PoolOptions {
+            members_max: MEMBERS,
+            clients_max: 256,
+            ..World::default().pool_options()
+        };
+        let endpoints: Vec<AnyEndpoint> =
+            (0..KEEPERS).map(|at| sim.fabric(at).any_endpoint().expect("endpoint")).collect();
+        let sessions = sim.block_on(async {
+            let mut sessions = Vec::new();
+            for endpoint in endpoints {
+                let (session, index) = if sessions.is_empty() {
+                    let session = start(endpoint.clone(), &options).await;
+                    let index = create(&session, "t", format).await;
+                    let pairs = pairs(keys);
+                    index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("load");
+                    (session, index)
+                } else {
+                    let session = crate::common::join(endpoint.clone()).await;
+                    let index = open(&session, "t").await;
+                    (session, index)
+                };
+                session.serve_recovery().await.expect("its duty");
+                let other = session.pool().session(endpoint).await.expect("session");
+                sessions.push((session, other, index));
+            }
+            sessions
+        });
+        let stop = Rc::new(Cell::new(false));
+        let running = Rc::new(Cell::new(0));
+        let mut keepers = Vec::new();
+        for (at, (ticking, recovering, index)) in sessions.expect("set").into_iter().enumerate() {
+            keepers.push((Arc::clone(ticking.pool()), index));
+            running.set(running.get() + 2);
+            let (over, rest) = (Rc::clone(&stop), Rc::clone(&running));
+            sim.spawn(at, async move {
+                while !over.get() {
+                    ticking.tick().await.expect("tick");
+                    ticking.endpoint().sleep(TICK_NS).await;
+                }
+                rest.set(rest.get() - 1);
+            });
+            let (over, rest) = (Rc::clone(&stop), Rc::clone(&running));
+            sim.spawn(at, async move {
+                while !over.get() {
+                    if recovering.pool().needs_recovery() {
+                        recover(&recovering).await.expect("recovers");
+                    }
+                    recovering.endpoint().sleep(TICK_NS).await;
+                }
+                rest.set(rest.get() - 1);
+            });
+        }
+        Stage { sim, keepers, stop, running }
+    }
+
+    /// Recoveries of all keepers: under way, in vain, and members recovered.
+    fn recoveries(&self) -> (u64, u64, u64) {
+        let counts = self.keepers.iter().map(|(pool, _)| pool.recovery_counts());
+        counts.fold((0, 0, 0), |(now, vain, members), counts| {
+            let under_way = counts.begun - counts.done - counts.in_vain;
+            (now + under_way, vain + counts.in_vain, members + counts.members)
+        })
+    }
+
+    fn run(&self, ns: u64) {
+        self.sim.run_until(self.sim.now_ns() + ns).expect("runs");
+        let (under_way, in_vain, _) = self.recoveries();
+        assert!(under_way <= 1, "{under_way} recoveries at once");
+        assert_eq!(in_vain, 0, "recoveries in vain");
+    }
+
+    /// Runs until so many members are recovered; the time that it took.
+    fn run_until_recovered(&self, members: u64, most_ns: u64) -> u64 {
+        let from_ns = self.sim.now_ns();
+        while self.recoveries().2 < members {
+            assert!(
+                self.sim.now_ns() - from_ns < most_ns,
+                "{} of {members} members are recovered in {most_ns} ns",
+                self.recoveries().2
+            );
+            self.run(TICK_NS / 10);
+        }
+        self.sim.now_ns() - from_ns
+    }
+
+    /// Ends the keepers' tasks and verifies everything; values that must be there.
+    fn end(self, expected: &BTreeMap<u64, u64>) {
+        self.stop.set(true);
+        while self.running.get() > 0 {
+            self.run(TICK_NS);
+        }
+        let endpoints: Vec<AnyEndpoint> = (0..=KEEPERS)
+            .map(|at| {
+                (if at < KEEPERS { self.sim.fabric(at) } else { self.sim.fabric(at).restart() })
+                    .any_endpoint()
+                    .expect("endpoint")
+            })
+            .collect();
+        let done = self.sim.block_on(async {
+            for ((pool, index), endpoint) in self.keepers.into_iter().zip(&endpoints) {
+                let session = pool.session(endpoint.clone()).await.expect("session");
+                crate::common::settle(&session).await;
+                index.close(&session).await.expect("close");
+                drop(index);
+                session.leave().await.expect("leave");
+            }
+            let session = crate::common::join(endpoints[KEEPERS].clone()).await;
+            crate::common::settle(&session).await;
+            // What the dead had unlinked in others' blocks and not announced.
+            sweep(&session).await.expect("sweeps");
+            let index = open(&session, "t").await;
+            crate::common::check(&session, &[&index]).await;
+            let mut value = Vec::new();
+            for (number, least) in expected {
+                assert!(index.get(&session, &key_of(*number), &mut value).await.expect("get"));
+                let found = u64::from_le_bytes(value[..].try_into().expect("8 bytes"));
+                assert!(found >= *least, "key {number}: {found} after {least} was acknowledged");
+            }
+        });
+        done.expect("all is well");
+    }
+}
+
+/// What became of one life of a guest.
+#[derive(Default)]
+struct Fate {
+    has_left: Cell<bool>,
+    /// It was stopped for longer than a lease, and may be taken for dead.
+    was_stopped: Cell<bool>,
+}
+
+/// The values that guests were told to be there, by key: each guest writes keys of its own, ever higher numbers.
+type Acknowledged = Rc<RefCell<BTreeMap<u64, u64>>>;
+
+/// One life of a guest: it joins, does some operations and leaves.
+async fn visit(
+    endpoint: AnyEndpoint,
+    guest: u64,
+    seed: u64,
+    fate: Rc<Fate>,
+    acknowledged: Acknowledged,
+) -> Result<(), IndexError> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let pool = Pool::join_within(&Client::new(endpoint.clone()), 100 * LEASE_NS).await?;
+    pool.poison_freed();
+    let session = pool.session(endpoint.clone()).await?;
+    let index = open(&session, "t").await;
+    for _ in 0..rng.u32(1..6) {
+        let key = rng.u64(..KEYS / GUESTS as u64) * GUESTS as u64 + guest;
+        let number = 1 + acknowledged.borrow().get(&key).copied().unwrap_or(0) + rng.u64(..3);
+        if rng.u8(..4) == 0 {
+            index.get(&session, &key_of(key), &mut Vec::new()).await?;
+        } else {
+            index.upsert(&session, &key_of(key), &number.to_le_bytes()).await?;
+            acknowledged.borrow_mut().insert(key, number);
+        }
+        session.tick_if_due().await?;
+        endpoint.sleep(rng.u64(..1_000_000)).await;
+    }
+    index.close(&session).await?;
+    drop(index);
+    session.leave().await?;
+    fate.has_left.set(true);
+    Ok(())
+}
+
+/// Guests come and go, are killed and stopped, at moments that the seed chooses.
+fn storm(format: &TableFormat, seed: u64, rounds: usize) -> u64 {
+    let stage = Stage::set(format, (seed, LEASE_NS), KEYS, GUESTS);
+    let mut rng = fastrand::Rng::with_seed(seed ^ 0xdead);
+    let acknowledged = Acknowledged::default();
+    let mut lives: Vec<Option<(SimFabric, Rc<Fate>)>> = (0..GUESTS).map(|_| None).collect();
+    let mut stopped: Vec<(u64, SimFabric)> = Vec::new();
+    let (mut killed, mut condemned) = (0, 0);
+    for _ in 0..rounds {
+        stage.run(rng.u64(1..400_000));
+        let now_ns = stage.sim.now_ns();
+        for (_, fabric) in stopped.extract_if(.., |(until_ns, _)| *until_ns <= now_ns) {
+            fabric.resume();
+        }
+        let guest = rng.usize(..GUESTS);
+        let is_over = lives[guest].as_ref().is_none_or(|(_, fate)| fate.has_left.get());
+        match (&lives[guest], rng.u8(..8)) {
+            (_, 0..4) if is_over => {
+                let fabric = stage.sim.fabric(KEEPERS + guest).restart();
+                let endpoint = fabric.any_endpoint().expect("endpoint");
+                let fate = Rc::new(Fate::default());
+                let (told, seed) = (Rc::clone(&fate), rng.u64(..));
+                let visited =
+                    visit(endpoint, guest as u64, seed, Rc::clone(&fate), Rc::clone(&acknowledged));
+                stage.sim.spawn(KEEPERS + guest, async move {
+                    match visited.await {
+                        Ok(()) => {}
+                        // Fenced: it must not go on.
+                        Err(_) if told.was_stopped.get() => {}
+                        Err(error) => panic!("guest {guest}: {error}"),
+                    }
+                });
+                lives[guest] = Some((fabric, fate));
+            }
+            (Some((fabric, fate)), 4..6) if !is_over && !fate.was_stopped.get() => {
+                killed += 1;
+                fabric.kill();
+                lives[guest] = None;
+            }
+            (Some((fabric, fate)), 6) if !is_over && !fate.was_stopped.get() => {
+                fate.was_stopped.set(true);
+                condemned += 1;
+                fabric.stop();
+                stopped.push((now_ns + rng.u64(..3 * LEASE_NS), fabric.clone()));
+            }
+            _ => {}
+        }
+    }
+    for (_, fabric) in stopped {
+        fabric.resume();
+    }
+    // Those that go on leave, and the dead are recovered. Some were killed before they had joined.
+    stage.run(200 * TICK_NS + 3 * LEASE_NS);
+    let until_ns = stage.sim.now_ns() + 2 * LONG_LEASE_NS;
+    while stage.recoveries().0 > 0 {
+        assert!(stage.sim.now_ns() < until_ns, "a recovery does not end");
+        stage.run(TICK_NS);
+    }
+    let members = stage.recoveries().2;
+    assert!(
+        members <= killed + condemned,
+        "{members} recovered, {killed} killed, {condemned} stopped"
+    );
+    let endpoint = stage.sim.fabric(0).any_endpoint().expect("endpoint");
+    let pool = Arc::clone(&stage.keepers[0].0);
+    let rest = stage.sim.block_on(async {
+        let session = pool.session(endpoint).await.expect("session");
+        session.members().await.expect("members").len()
+    });
+    assert_eq!(rest.expect("asked"), KEEPERS, "members that are neither gone nor recovered");
+    let expected = acknowledged.borrow().clone();
+    stage.end(&expected);
+    members
+}
+
+#[test]
+fn members_come_go_stop_and_die_at_every_instant() {
+    for engine in shared_engines() {
+        let recovered: u64 =
+            (0..3).map(|seed| storm(&TableFormat::fixed8(engine), 40 + seed, 600)).sum();
+        assert!(recovered > 60, "{engine}: {recovered} members were recovered");
+    }
+}
+
+/// Times from the death of many members at one instant, in virtual nanoseconds.
+struct Times {
+    /// To the end of the longest operation of one that goes on.
+    answered: u64,
+    /// To the last freed entry.
+    freed: u64,
+}
+
+/// So many members die at one instant, each while it changes keys that another one, which lives on, changes as well.
+fn die_at_once(format: &TableFormat, keys: u64, deaths: usize) -> Times {
+    let stage = Stage::set(format, (7, LONG_LEASE_NS), keys, deaths + 1);
+    let mut dying = Vec::new();
+    let longest = Rc::new(Cell::new(0));
+    for guest in 0..=deaths {
+        let fabric = stage.sim.fabric(KEEPERS + guest);
+        let endpoint = fabric.any_endpoint().expect("endpoint");
+        let longest = (guest == deaths).then(|| Rc::clone(&longest));
+        stage.sim.spawn(KEEPERS + guest, async move {
+            let session = crate::common::join(endpoint.clone()).await;
+            let index = open(&session, "t").await;
+            let mut rng = fastrand::Rng::with_seed(guest as u64);
+            loop {
+                // Few keys, so that they meet.
+                let key = key_of(rng.u64(..40));
+                let from_ns = endpoint.now_ns();
+                index.upsert(&session, &key, &from_ns.to_le_bytes()).await.expect("upsert");
+                if let Some(longest) = &longest {
+                    longest.set(longest.get().max(endpoint.now_ns() - from_ns));
+                }
+                session.tick_if_due().await.expect("tick");
+            }
+        });
+        if guest < deaths {
+            dying.push(fabric);
+        }
+    }
+    stage.run(5_000_000);
+    longest.set(0);
+    for fabric in &dying {
+        fabric.kill();
+    }
+    let freed = stage.run_until_recovered(deaths as u64, 2 * LONG_LEASE_NS + 60_000_000_000);
+    stage.run(5_000_000);
+    Times { answered: longest.get(), freed }
+}
+
+/// `FARLEAF_DEATH_KEYS=10000000` says how it is with many keys.
+#[test]
+fn many_deaths_at_once_are_answered_and_cleared_in_time() {
+    let keys = std::env::var("FARLEAF_DEATH_KEYS").ok().map(|keys| keys.parse().expect("a number"));
+    for engine in shared_engines() {
+        for deaths in [1, 8, 32] {
+            let times = die_at_once(&TableFormat::fixed8(engine), keys.unwrap_or(10_000), deaths);
+            println!(
+                "{engine}: {deaths} deaths: answered in {} us, freed in {} us",
+                times.answered / 1_000,
+                times.freed / 1_000
+            );
+            assert!(
+                times.answered <= LONG_LEASE_NS,
+                "{engine}: {deaths} deaths: {}",
+                times.answered
+            );
+            assert!(
+                keys.is_some() || times.freed <= 2 * LONG_LEASE_NS,
+                "{engine}: {deaths} deaths: {}",
+                times.freed
+            );
+        }
+    }
+}
