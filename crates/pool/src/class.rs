@@ -2,14 +2,14 @@
 //!
 //! Classes are 64, 128, 192 and 256 bytes, then four to each doubling (320, 384, 448, 512, 640,
 //! ...) up to 1 MiB + 256 KiB: every power of two from 64 on is one, and above 256 bytes at most a
-//! fifth of an object is waste. One more, of 2,112 bytes, holds the largest node of a radix tree: 257
-//! slots of 8 bytes with a header, which would waste a sixth of 2,560.
+//! fifth of an object is waste. Two more stand between them. 2,112 bytes hold the largest node of a radix
+//! tree: 257 slots of 8 bytes with a header, which would waste a sixth of 2,560. 1,664 bytes hold a leaf of
+//! 32 slots of 48 bytes with a header of 128, which would waste 7 % of 1,792.
 
 /// Number of size classes.
-pub(crate) const CLASS_COUNT: usize = 54;
-/// Bytes and number of the class beside the doublings.
-const RADIX_BYTES: usize = 2112;
-const RADIX_CLASS: usize = 16;
+pub(crate) const CLASS_COUNT: usize = 55;
+/// Bytes and numbers of the classes beside the doublings, ascending.
+const EXTRA: [(usize, usize); 2] = [(1664, 14), (2112, 17)];
 /// Objects start at multiples of this.
 pub(crate) const OBJECT_ALIGN: u64 = 64;
 /// Bytes of a block's header, in front of its bitmaps.
@@ -18,10 +18,14 @@ pub(crate) const BLOCK_HEADER_BYTES: u64 = 64;
 /// Bytes of an object of `class`.
 pub(crate) fn class_bytes(class: usize) -> u64 {
     debug_assert!(class < CLASS_COUNT);
-    if class == RADIX_CLASS {
-        return RADIX_BYTES as u64;
+    let mut below = 0;
+    for (bytes, number) in EXTRA {
+        if class == number {
+            return bytes as u64;
+        }
+        below += usize::from(class > number);
     }
-    let class = (class - usize::from(class > RADIX_CLASS)) as u64;
+    let class = (class - below) as u64;
     if class < 4 {
         return 64 * (class + 1);
     }
@@ -38,7 +42,7 @@ pub(crate) fn class_of(bytes: usize) -> Option<usize> {
     let doubling = ((bytes - 1) / 256).ilog2() as usize;
     let base = 256_usize << doubling;
     let class = 4 + doubling * 4 + (bytes - base - 1) / (base / 4);
-    let class = class + usize::from(bytes > RADIX_BYTES);
+    let class = class + EXTRA.iter().filter(|(extra, _)| bytes > *extra).count();
     (class < CLASS_COUNT).then_some(class)
 }
 
@@ -119,6 +123,8 @@ mod tests {
         assert_eq!(class_of(0), Some(0));
         assert_eq!(class_of(2112).map(class_bytes), Some(2112));
         assert_eq!(class_of(2113).map(class_bytes), Some(2560));
+        assert_eq!(class_of(1537).map(class_bytes), Some(1664));
+        assert_eq!(class_of(1665).map(class_bytes), Some(1792));
     }
 
     #[test]

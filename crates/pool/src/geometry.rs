@@ -9,7 +9,7 @@ use std::fmt;
 use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::PoolError;
-use crate::class::{BlockShape, CLASS_COUNT};
+use crate::class::{BlockShape, CLASS_COUNT, class_of};
 
 /// Bytes of the superblock.
 pub(crate) const SUPERBLOCK_BYTES: u64 = 4096;
@@ -127,6 +127,15 @@ impl fmt::Display for BlockId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "block {} of memory server {}", self.number, self.server)
     }
+}
+
+/// The place of an object in the pool's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Number of its block among those of all servers, server 0's first.
+    pub block: u64,
+    /// Its index among the objects of its block.
+    pub index: u32,
 }
 
 /// One server's part of the geometry.
@@ -333,6 +342,23 @@ impl Geometry {
         )
     }
 
+    /// The place of the object of `bytes` that lies at `addr`, among all objects that its block has room for.
+    /// Distinct objects of one class in one block have distinct indices; `None` if no object of that size can lie
+    /// there. No remote operation.
+    pub fn place_of(&self, addr: GlobalAddr, bytes: usize) -> Option<Place> {
+        let (block, offset) = self.block_of(addr)?;
+        let index = self.shape(class_of(bytes)?).object_at(offset)?;
+        let before = &self.servers[..block.server.index()];
+        let block = before.iter().map(|server| u64::from(server.block_count)).sum::<u64>()
+            + u64::from(block.number);
+        Some(Place { block, index })
+    }
+
+    /// Number of blocks of all servers.
+    pub fn blocks_in_pool(&self) -> u64 {
+        self.servers.iter().map(|server| u64::from(server.block_count)).sum()
+    }
+
     /// The block that holds `addr`, and the offset in it; `None` outside of all blocks.
     pub(crate) fn block_of(&self, addr: GlobalAddr) -> Option<(BlockId, u64)> {
         let server = self.servers.get(addr.server().index())?;
@@ -407,6 +433,28 @@ mod tests {
     }
 
     #[test]
+    fn objects_have_places_of_their_own() {
+        let options = PoolOptions::fitting(8 << 20);
+        let geometry = Geometry::new(options, &[8 << 20, 8 << 20]).expect("fits");
+        let class = class_of(1664).expect("class");
+        let shape = *geometry.shape(class);
+        let mut seen = std::collections::BTreeSet::new();
+        for server in [0, 1].map(ServerId) {
+            for block in geometry.blocks(server) {
+                for index in 0..shape.count {
+                    let addr = geometry.block_addr(block).plus(shape.offset_of(index));
+                    let place = geometry.place_of(addr, 1664).expect("an object's place");
+                    assert!(place.block < geometry.blocks_in_pool());
+                    assert!(u64::from(place.index) < options.block_bytes / 1024);
+                    assert!(seen.insert(place), "{place:?} twice");
+                    assert_eq!(geometry.place_of(addr.plus(64), 1664), None);
+                }
+            }
+        }
+        assert_eq!(geometry.place_of(GlobalAddr::new(ServerId(0), 4096), 1664), None);
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         let good = PoolOptions::default();
         let refused =
@@ -417,6 +465,7 @@ mod tests {
         assert!(refused(PoolOptions { block_bytes: 1 << 30, ..good }));
         assert!(refused(PoolOptions { clients_max: 4097, ..good }));
         assert!(refused(PoolOptions { members_max: 0, ..good }));
+        assert!(refused(PoolOptions { members_max: 16385, ..good }));
         assert!(refused(PoolOptions { tables_max: u32::MAX, ..good }));
         assert!(refused(PoolOptions { redo_bytes: 100, ..good }));
         assert!(matches!(Geometry::new(good, &[1 << 20]), Err(PoolError::Invalid(_))));

@@ -69,7 +69,7 @@ pub use address::Member;
 pub use audit::{Audit, AuditReport, ClassReport, OwnerReport};
 pub use drops::{Dropping, LeftDrop};
 pub use error::{FormatError, FormatFault, PoolError};
-pub use geometry::{Geometry, PoolOptions};
+pub use geometry::{Geometry, Place, PoolOptions};
 pub use placement::Placement;
 pub use pool::{MemoryUse, Pool};
 pub use recover::{Recovered, Recovery};

@@ -26,7 +26,7 @@ use crate::{FormatError, FormatFault, PoolError, PoolOptions};
 
 /// `FARLEAF` and a line end.
 const MAGIC: u64 = u64::from_le_bytes(*b"FARLEAF\n");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// Words at the start of a memory server's region that say what it is part of.
 pub const SUPERBLOCK_WORDS: usize = 19;
 const WORDS: usize = SUPERBLOCK_WORDS;

@@ -48,7 +48,7 @@ fn every_kind_of_bad_superblock_is_refused_by_name() {
     assert_eq!(fault(opened(&fresh, None)), (0, FormatFault::NotFormatted));
     assert_eq!(refused((1, 0, 0)), (1, FormatFault::NotFormatted));
     assert_eq!(refused((1, 0, 77)), (1, FormatFault::Foreign));
-    assert_eq!(refused((0, 1, 9)), (0, FormatFault::Version { found: 9, supported: 2 }));
+    assert_eq!(refused((0, 1, 9)), (0, FormatFault::Version { found: 9, supported: 3 }));
     for word in 2..19 {
         assert_eq!(refused((1, word, u64::MAX)), (1, FormatFault::Checksum), "word {word}");
     }
