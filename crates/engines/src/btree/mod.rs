@@ -4,6 +4,8 @@
 //! protocol, costs and invariants are those of `crates/index/src/blink`.
 
 #[cfg(test)]
+mod edit_tests;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use farleaf_pool::{Audit, Pool, PoolOptions, Session, format};
 
 use super::BTree;
 
-const OPTIONS: PoolOptions = PoolOptions {
+pub(super) const OPTIONS: PoolOptions = PoolOptions {
     block_bytes: 64 << 10,
     clients_max: 16,
     members_max: 8,

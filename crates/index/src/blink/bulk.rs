@@ -9,7 +9,7 @@ use farleaf_pool::Session;
 use super::records::{fill_record, record_bytes};
 use super::{BlinkFail, BlinkTree};
 use crate::IndexError;
-use crate::bnode::{Head, Layout, LeafEntry, RecordRef, Value};
+use crate::bnode::{Head, Layout, LeafEntry, Node, RecordRef, Value};
 use crate::index::SortedPairs;
 use crate::limits::VALUE_BYTES_MAX;
 
@@ -28,11 +28,24 @@ impl BlinkTree {
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
+        self.replace_by(session, pairs, |leaf| leaf.count() == 0).await
+    }
+
+    /// As [`BlinkTree::bulk_load`], in place of a tree of one leaf that `gives_way`.
+    ///
+    /// # Errors
+    /// `Invalid` if it does not; others as [`BlinkTree::bulk_load`].
+    pub async fn replace_by(
+        self: &Arc<Self>,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+        gives_way: impl Fn(&Node<'_, u64>) -> bool + 'static,
+    ) -> Result<u64, IndexError> {
         self.read_root(session).await?;
         let NewTree { root, count, built } = self.build(session, pairs, &[]).await?;
         let tree = Arc::clone(self);
         let done = BlinkTree::detach(session, async move |session| {
-            tree.put_in_place(&session, root, built).await
+            tree.put_in_place(&session, root, built, gives_way).await
         });
         done.await.unwrap_or_else(|| {
             Err(IndexError::OutcomeUnknown("the new tree is still being put in place".into()))
@@ -40,12 +53,13 @@ impl BlinkTree {
         Ok(count)
     }
 
-    /// Makes the new tree the table's, if the old one is an empty leaf still.
+    /// Makes the new tree the table's, if the old one is still a leaf that `gives_way`.
     async fn put_in_place(
         self: &Arc<Self>,
         session: &Session,
         (root, level): (GlobalAddr, u8),
         mut built: BuiltNodes,
+        gives_way: impl Fn(&Node<'_, u64>) -> bool,
     ) -> Result<(), IndexError> {
         let lock = self.lock_root(session).await?;
         let (old, old_level) = self.read_root(session).await?;
@@ -57,7 +71,7 @@ impl BlinkTree {
                 return Err(not_empty());
             }
         };
-        if old_level > 0 || leaf.node().count() > 0 || leaf.node().right() != 0 {
+        if old_level > 0 || !gives_way(&leaf.node()) || leaf.node().right() != 0 {
             leaf.unlock().await?;
             lock.release().await?;
             return Err(not_empty());

@@ -9,20 +9,24 @@ use farleaf_pool::{Retiring, Session};
 use super::lock::{Lock, lock_word};
 use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT, META_ROOT_LOCK};
 use crate::IndexError;
-use crate::bnode::{Head, Layout, Node, NodeMut, Seek};
+use crate::bnode::{Head, Layout, LeafEntry, Node, Seek};
 
 /// First word of a meta object.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"FLbtree1");
 
-/// Makes an empty leaf and the meta object that names it as the root.
-pub(super) async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+/// Makes a leaf of `entries` and the meta object that names it as the root.
+pub(super) async fn create(
+    session: &Session,
+    layout: &Layout,
+    entries: &[LeafEntry<'_>],
+) -> Result<GlobalAddr, IndexError> {
     let client = session.client();
     let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
     let root = session.alloc_unlinked(session.place(), layout.node_bytes()).await?;
     let mut leaf = client.buf(layout.node_bytes());
     let head = Head { addr: root.addr().word(), version: 1, ..Head::default() };
-    NodeMut::new(layout, leaf.words_mut())
-        .init_leaf(&head)
+    layout
+        .encode_leaf(leaf.words_mut(), &head, entries)
         .map_err(|error| IndexError::Invalid(error.to_string()))?;
     root.write(leaf).await?;
     let mut object = client.buf(META_BYTES);

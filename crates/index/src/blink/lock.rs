@@ -63,8 +63,18 @@ impl Lock {
         }
     }
 
+    /// The token that its word holds.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Leaves the lock to the client that recovers this compute server, which has been cut off.
+    pub fn abandon(mut self) {
+        self.disarm();
+    }
+
     /// Makes its release wait as long as `session` does.
-    pub(crate) fn with_session(mut self, session: &Session) -> Self {
+    pub fn with_session(mut self, session: &Session) -> Self {
         self.session = session.clone();
         self
     }
@@ -261,6 +271,45 @@ pub(crate) async fn lock_word_after(
     }
 }
 
+/// Tries once to change the lock word from `expected` to `token`, and READs what it protects; the inner error is the
+/// word that was found. Both are on one server.
+///
+/// Cost: 1 CAS and 1 READ, 1 round trip.
+///
+/// # Errors
+/// As [`farleaf_pool::Reliable::cas`].
+pub async fn try_lock_reading(
+    session: &Session,
+    word: GlobalAddr,
+    expected: u64,
+    token: u64,
+    (from, bytes): (GlobalAddr, usize),
+) -> Result<Result<(Lock, Buf), u64>, OpError> {
+    let client = session.client();
+    let mut lock = Lock::about_to_take(session, word, token);
+    let mut trial = Trial::default();
+    let mut ops = loop {
+        let mut ops = client.ops();
+        ops.cas(word, expected, token);
+        ops.read(from, client.buf(bytes));
+        let posting = session.reliable().posting();
+        match client.chain(ops).await {
+            Ok(ops) => break ops,
+            Err(error) => {
+                lock.state = LockState::Doubtful;
+                session.reliable().again(&mut trial, posting, error).await?;
+            }
+        }
+    };
+    lock.state = LockState::Taken;
+    let found = ops.old(0);
+    if found != expected && !(trial.in_doubt() && found == token) {
+        lock.disarm();
+        return Ok(Err(found));
+    }
+    Ok(Ok((lock, ops.take_buf(1))))
+}
+
 /// A locked node and the private copy of its content.
 #[derive(Debug)]
 pub(super) struct Locked {
@@ -319,29 +368,11 @@ impl BlinkTree {
         level: u8,
         token: u64,
     ) -> Result<Result<Locked, u64>, BlinkFail> {
-        let client = session.client();
-        let mut lock = Lock::about_to_take(session, addr, token);
-        let mut trial = Trial::default();
-        let mut ops = loop {
-            let mut ops = client.ops();
-            ops.cas(addr, 0, token);
-            ops.read(addr, client.buf(self.layout.node_bytes()));
-            let posting = session.reliable().posting();
-            match client.chain(ops).await {
-                Ok(ops) => break ops,
-                Err(error) => {
-                    lock.state = LockState::Doubtful;
-                    session.reliable().again(&mut trial, posting, error).await?;
-                }
-            }
+        let what = (addr, self.layout.node_bytes());
+        let (lock, image) = match try_lock_reading(session, addr, 0, token, what).await? {
+            Ok(locked) => locked,
+            Err(found) => return Ok(Err(found)),
         };
-        lock.state = LockState::Taken;
-        let found = ops.old(0);
-        if found != 0 && !(trial.in_doubt() && found == token) {
-            lock.disarm();
-            return Ok(Err(found));
-        }
-        let image = ops.take_buf(1);
         if !self.is_current(&image, addr, level) {
             let node = Node::new(&self.layout, image.words());
             if node.sum_ok() || node.kind() == Kind::Invalid {

@@ -43,6 +43,7 @@
 
 mod age;
 mod bulk;
+mod edit;
 mod grow;
 pub mod lock;
 mod merge;
@@ -55,6 +56,9 @@ mod split;
 mod verify;
 mod write;
 
+pub use edit::{Edit, LeafPairs};
+pub use redo::{ENGINE_REDO_BYTES, redo_bytes};
+
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8};
@@ -62,7 +66,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8};
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
-use crate::bnode::Layout;
+use crate::bnode::{Layout, LeafEntry};
 use crate::detach::run_to_end;
 use crate::limits::{check_key, check_value};
 use crate::{IndexError, KnobKind};
@@ -134,8 +138,20 @@ impl BlinkTree {
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+        BlinkTree::create_with(session, layout, &[]).await
+    }
+
+    /// As [`BlinkTree::create`], of a tree that holds `entries`, which one leaf has room for.
+    ///
+    /// # Errors
+    /// As [`BlinkTree::create`].
+    pub async fn create_with(
+        session: &Session,
+        layout: &Layout,
+        entries: &[LeafEntry<'_>],
+    ) -> Result<GlobalAddr, IndexError> {
         redo::check_room(session, layout)?;
-        grow::create(session, layout).await
+        grow::create(session, layout, entries).await
     }
 
     /// The tree whose meta object is at `meta`. No remote operation.

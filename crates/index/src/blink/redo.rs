@@ -43,6 +43,15 @@ pub(super) const NODES_MAX: usize = 3;
 const HEADER_WORDS: usize = 8;
 const MAGIC: u64 = u64::from_le_bytes(*b"FLredo01");
 
+/// Bytes at the end of each redo area that records of nodes of at most 1 KiB leave free in every pool: an engine that
+/// keeps a B-link tree beside structures of its own has its records there.
+pub const ENGINE_REDO_BYTES: usize = 960;
+
+/// Bytes that the largest record of a tree of that layout takes, at the start of a redo area.
+pub fn redo_bytes(layout: &Layout) -> usize {
+    HEADER_WORDS * 8 + NODES_MAX * layout.node_bytes()
+}
+
 /// Tells whether a WRITE of a node can be cut short by the writer's death. If not, a change of one node
 /// needs no record.
 pub(super) fn is_needed(session: &Session, layout: &Layout) -> bool {
@@ -52,7 +61,7 @@ pub(super) fn is_needed(session: &Session, layout: &Layout) -> bool {
 
 /// Refuses a pool unless its redo areas hold a record of this layout's largest change.
 pub(super) fn check_room(session: &Session, layout: &Layout) -> Result<(), IndexError> {
-    let needs = HEADER_WORDS * 8 + NODES_MAX * layout.node_bytes();
+    let needs = redo_bytes(layout);
     let has = session.redo_bytes();
     if needs > has {
         return Err(IndexError::Invalid(format!(
@@ -163,7 +172,7 @@ impl BlinkTree {
         holder: u64,
     ) -> Result<(), IndexError> {
         let reliable = session.reliable();
-        let bytes = HEADER_WORDS * 8 + NODES_MAX * self.layout.node_bytes();
+        let bytes = redo_bytes(&self.layout);
         for server in 0..session.endpoint().server_count() {
             let area = session.redo_addr_of(ServerId(server as u16), holder)?;
             let record = reliable.read(area, reliable.buf(bytes)).await?;
@@ -345,7 +354,7 @@ impl BlinkTree {
             return Ok(None);
         }
         let reliable = session.reliable();
-        let bytes = HEADER_WORDS * 8 + NODES_MAX * self.layout.node_bytes();
+        let bytes = redo_bytes(&self.layout);
         for server in 0..session.endpoint().server_count() {
             let area = session.redo_addr_of(ServerId(server as u16), held)?;
             let record = reliable.read(area, reliable.buf(bytes)).await?;

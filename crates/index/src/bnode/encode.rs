@@ -138,7 +138,7 @@ impl Layout {
     /// starts with `above`, into `out`: the shortest there is, or when dense `below` itself.
     pub fn separator(&self, below: &[u8], above: &[u8], out: &mut Vec<u8>) {
         out.clear();
-        if self.dense {
+        if self.dense || self.exact_cuts {
             out.extend_from_slice(below);
         } else {
             shortest_separator(below, above, out);

@@ -153,6 +153,8 @@ pub struct Layout {
     pub(super) inline_value_max: usize,
     /// Bound into every checksum.
     pub(super) tree: u64,
+    /// Leaves are cut at a key of theirs, not at the shortest string between two.
+    pub(super) exact_cuts: bool,
 }
 
 impl Layout {
@@ -189,6 +191,7 @@ impl Layout {
             key_max,
             inline_value_max: 0,
             tree: 0,
+            exact_cuts: false,
         };
         match (key, value) {
             (KeyFormat::Fixed(key), ValueFormat::Fixed(value))
@@ -212,6 +215,13 @@ impl Layout {
     #[must_use]
     pub fn for_tree(self, tree: u64) -> Self {
         Layout { tree, ..self }
+    }
+
+    /// The same geometry, whose leaves end at the largest key that they held when they were cut. So what a leaf's
+    /// entries say of ranges of keys that end at theirs ends where the leaf does.
+    #[must_use]
+    pub fn with_exact_cuts(self) -> Self {
+        Layout { exact_cuts: true, ..self }
     }
 
     /// The number that its checksums are bound to; see [`Layout::for_tree`].
