@@ -1,0 +1,289 @@
+//! Strings: commands on single keys and values.
+
+use farleaf::{Operation, Table};
+
+use super::{Call, Command, Failure, NO_INTEGER, Plan, SYNTAX, Shape, integer, lower};
+use crate::resp::number;
+use crate::resp::replies::Replies;
+use crate::shared::Shared;
+
+const GROUP: &str = "string";
+const ONE: [i32; 3] = [1, 1, 1];
+const ALL: [i32; 3] = [1, -1, 1];
+const PAIRS: [i32; 3] = [1, -1, 2];
+const EACH: &str = "not atomic: each key by itself";
+
+/// Bytes of the largest value.
+const VALUE_BYTES_MAX: usize = 1 << 20;
+const TOO_LONG: &str = "ERR string exceeds maximum allowed size (1 MiB)";
+const NO_FLOAT: &str = "ERR value is not a valid float";
+const NO_EXPIRY: &str =
+    "ERR expiry is not supported: tables hold raw values, which have no time to live";
+
+pub(super) const COMMANDS: &[Command] = &[
+    Command::new("get", 2, GROUP, "Returns the value of a key.", get).reads(ONE),
+    Command::new("set", -3, GROUP, "Sets the value of a key.", set)
+        .writes(ONE)
+        .differs("without EX, PX, EXAT and PXAT: values do not expire"),
+    Command::new("setnx", 3, GROUP, "Sets the value of a key that is absent.", setnx).writes(ONE),
+    Command::new("getset", 3, GROUP, "Sets a value and returns the one before.", getset)
+        .writes(ONE),
+    Command::new("getdel", 2, GROUP, "Removes a key and returns its value.", getdel).writes(ONE),
+    Command::new("mget", -2, GROUP, "Returns the values of keys.", mget)
+        .reads(ALL)
+        .differs("not a snapshot of all keys"),
+    Command::new("mset", -3, GROUP, "Sets the values of keys.", mset).writes(PAIRS).differs(EACH),
+    Command::new("del", -2, "generic", "Removes keys.", del).writes(ALL).differs(EACH),
+    Command::new("unlink", -2, "generic", "Removes keys.", del).writes(ALL).differs(EACH),
+    Command::new("delifeq", 3, GROUP, "Removes a key that has this value.", delifeq).writes(ONE),
+    Command::new("exists", -2, "generic", "Counts the keys that are present.", exists).reads(ALL),
+    Command::new("touch", -2, "generic", "Counts the keys that are present.", exists).reads(ALL),
+    Command::new("type", 2, "generic", "Tells the type of a value.", kind).reads(ONE),
+    Command::new("strlen", 2, GROUP, "Returns the length of a value.", strlen).reads(ONE),
+    Command::new("getrange", 4, GROUP, "Returns a part of a value.", getrange).reads(ONE),
+    Command::new("substr", 4, GROUP, "Returns a part of a value.", getrange).reads(ONE),
+    Command::new("setrange", 4, GROUP, "Overwrites a part of a value.", setrange).writes(ONE),
+    Command::new("append", 3, GROUP, "Appends to a value.", append).writes(ONE),
+    Command::new("incr", 2, GROUP, "Adds one to a number.", |call| add(call, Ok(1))).writes(ONE),
+    Command::new("decr", 2, GROUP, "Takes one from a number.", |call| add(call, Ok(-1)))
+        .writes(ONE),
+    Command::new("incrby", 3, GROUP, "Adds to a number.", |call| add(call, integer(call.args[2])))
+        .writes(ONE),
+    Command::new("decrby", 3, GROUP, "Takes from a number.", decrby).writes(ONE),
+    Command::new("incrbyfloat", 3, GROUP, "Adds to a number with a fraction.", incrbyfloat)
+        .writes(ONE)
+        .differs("counts with 64 bits"),
+];
+
+fn get(call: &mut Call<'_>) -> Result<Plan, String> {
+    Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Value))
+}
+
+fn mget(call: &mut Call<'_>) -> Result<Plan, String> {
+    Ok(Plan::Reads(gets(call), Shape::Values))
+}
+
+fn exists(call: &mut Call<'_>) -> Result<Plan, String> {
+    Ok(Plan::Reads(gets(call), Shape::Count))
+}
+
+fn gets(call: &Call<'_>) -> Vec<Operation> {
+    call.rest().iter().map(|key| Operation::Get(key.to_vec())).collect()
+}
+
+fn kind(call: &mut Call<'_>) -> Result<Plan, String> {
+    Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Type))
+}
+
+fn strlen(call: &mut Call<'_>) -> Result<Plan, String> {
+    Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Length))
+}
+
+fn getrange(call: &mut Call<'_>) -> Result<Plan, String> {
+    let (from, to) = (integer(call.args[2])?, integer(call.args[3])?);
+    Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Part(from, to)))
+}
+
+/// The options of `SET`.
+#[derive(Default)]
+struct SetOptions {
+    is_new: bool,
+    is_there: bool,
+    equals: Option<Vec<u8>>,
+    returns: bool,
+}
+
+fn set(call: &mut Call<'_>) -> Result<Plan, String> {
+    let mut options = SetOptions::default();
+    let mut rest = call.args[3..].iter();
+    while let Some(word) = rest.next() {
+        match lower(word).as_str() {
+            "nx" => options.is_new = true,
+            "xx" => options.is_there = true,
+            "get" => options.returns = true,
+            "ifeq" => options.equals = Some(rest.next().ok_or(SYNTAX)?.to_vec()),
+            // Nothing expires, so all is kept.
+            "keepttl" => {}
+            "ex" | "px" | "exat" | "pxat" => return Err(NO_EXPIRY.to_owned()),
+            _ => return Err(SYNTAX.to_owned()),
+        }
+    }
+    let conditions = [options.is_new, options.is_there, options.equals.is_some()];
+    if conditions.iter().filter(|is_set| **is_set).count() > 1 {
+        return Err(SYNTAX.to_owned());
+    }
+    let (key, value) = (call.key(), call.args[2].to_vec());
+    if options.returns {
+        return Ok(set_and_get(key, value, options));
+    }
+    Ok(match options {
+        SetOptions { is_new: true, .. } => {
+            Plan::Writes(vec![Operation::InsertNew(key, value)], Shape::OkIfDone)
+        }
+        SetOptions { is_there: true, .. } => {
+            Plan::Writes(vec![Operation::Update(key, value)], Shape::OkIfDone)
+        }
+        SetOptions { equals: Some(expected), .. } => {
+            let change =
+                Operation::CompareExchange { key, expected: Some(expected), new: Some(value) };
+            Plan::Writes(vec![change], Shape::OkIfDone)
+        }
+        SetOptions { .. } => Plan::Writes(vec![Operation::Insert(key, value)], Shape::Ok),
+    })
+}
+
+/// `SET ... GET`: the value before, whatever the condition says.
+fn set_and_get(key: Vec<u8>, value: Vec<u8>, options: SetOptions) -> Plan {
+    alone(move |table, replies| {
+        let before = table.update_with(&key, |held| {
+            let is_met = match (&options, held) {
+                (SetOptions { is_new: true, .. }, held) => held.is_none(),
+                (SetOptions { is_there: true, .. }, held) => held.is_some(),
+                (SetOptions { equals: Some(expected), .. }, held) => {
+                    held == Some(expected.as_slice())
+                }
+                _ => true,
+            };
+            if is_met { Some(value.clone()) } else { held.map(<[u8]>::to_vec) }
+        })?;
+        replies.value(before.as_deref());
+        Ok(())
+    })
+}
+
+fn setnx(call: &mut Call<'_>) -> Result<Plan, String> {
+    let insert = Operation::InsertNew(call.key(), call.args[2].to_vec());
+    Ok(Plan::Writes(vec![insert], Shape::OneIfDone))
+}
+
+fn getset(call: &mut Call<'_>) -> Result<Plan, String> {
+    Ok(set_and_get(call.key(), call.args[2].to_vec(), SetOptions::default()))
+}
+
+fn getdel(call: &mut Call<'_>) -> Result<Plan, String> {
+    let key = call.key();
+    Ok(alone(move |table, replies| {
+        let before = table.update_with(&key, |_| None)?;
+        replies.value(before.as_deref());
+        Ok(())
+    }))
+}
+
+fn mset(call: &mut Call<'_>) -> Result<Plan, String> {
+    if !call.rest().len().is_multiple_of(2) {
+        return Err("ERR wrong number of arguments for 'mset' command".to_owned());
+    }
+    let pairs = call.rest().chunks_exact(2);
+    let inserts = pairs.map(|pair| Operation::Insert(pair[0].to_vec(), pair[1].to_vec()));
+    Ok(Plan::Writes(inserts.collect(), Shape::Ok))
+}
+
+fn del(call: &mut Call<'_>) -> Result<Plan, String> {
+    let removes = call.rest().iter().map(|key| Operation::Remove(key.to_vec()));
+    Ok(Plan::Writes(removes.collect(), Shape::CountDone))
+}
+
+fn delifeq(call: &mut Call<'_>) -> Result<Plan, String> {
+    let (key, expected) = (call.key(), Some(call.args[2].to_vec()));
+    let change = Operation::CompareExchange { key, expected, new: None };
+    Ok(Plan::Writes(vec![change], Shape::OneIfDone))
+}
+
+fn append(call: &mut Call<'_>) -> Result<Plan, String> {
+    let (key, more) = (call.key(), call.args[2].to_vec());
+    Ok(change(key, move |held| {
+        let value = [held.unwrap_or_default(), &more].concat();
+        let length = value.len() as i64;
+        Ok((value, length))
+    }))
+}
+
+fn setrange(call: &mut Call<'_>) -> Result<Plan, String> {
+    let at = integer(call.args[2])?;
+    let Ok(at) = usize::try_from(at) else {
+        return Err("ERR offset is out of range".to_owned());
+    };
+    let (key, part) = (call.key(), call.args[3].to_vec());
+    if part.is_empty() {
+        return Ok(Plan::Reads(vec![Operation::Get(key)], Shape::Length));
+    }
+    if at.saturating_add(part.len()) > VALUE_BYTES_MAX {
+        return Err(TOO_LONG.to_owned());
+    }
+    Ok(change(key, move |held| {
+        let mut value = held.unwrap_or_default().to_vec();
+        value.resize(value.len().max(at + part.len()), 0);
+        value[at..at + part.len()].copy_from_slice(&part);
+        let length = value.len() as i64;
+        Ok((value, length))
+    }))
+}
+
+fn add(call: &mut Call<'_>, by: Result<i64, String>) -> Result<Plan, String> {
+    let (key, by) = (call.key(), by?);
+    Ok(change(key, move |held| {
+        let number = held.map_or(Some(0), number).ok_or(NO_INTEGER)?;
+        let sum = number.checked_add(by).ok_or("ERR increment or decrement would overflow")?;
+        Ok((sum.to_string().into_bytes(), sum))
+    }))
+}
+
+fn decrby(call: &mut Call<'_>) -> Result<Plan, String> {
+    let by = integer(call.args[2])?;
+    let by = by.checked_neg().ok_or_else(|| "ERR decrement would overflow".to_owned());
+    add(call, by)
+}
+
+fn incrbyfloat(call: &mut Call<'_>) -> Result<Plan, String> {
+    let by = float(call.args[2])?;
+    let key = call.key();
+    Ok(alone(move |table, replies| {
+        let mut outcome = Err(String::new());
+        table.update_with(&key, |held| {
+            let sum = held.map_or(Ok(0.0), float).and_then(|number| {
+                let sum = number + by;
+                let refusal = "ERR increment would produce NaN or Infinity";
+                if sum.is_finite() { Ok(sum.to_string()) } else { Err(refusal.to_owned()) }
+            });
+            outcome = sum;
+            match &outcome {
+                Ok(text) => Some(text.clone().into_bytes()),
+                Err(_) => held.map(<[u8]>::to_vec),
+            }
+        })?;
+        replies.bulk(outcome.map_err(Failure::Text)?.as_bytes());
+        Ok(())
+    }))
+}
+
+fn float(text: &[u8]) -> Result<f64, String> {
+    let parsed = std::str::from_utf8(text).ok().filter(|text| !text.starts_with(' '));
+    let number = parsed.and_then(|text| text.parse::<f64>().ok()).filter(|number| !number.is_nan());
+    number.ok_or_else(|| NO_FLOAT.to_owned())
+}
+
+fn alone(work: impl FnOnce(&Table, &mut Replies) -> Result<(), Failure> + 'static) -> Plan {
+    Plan::Alone(Box::new(|table: &Table, _: &Shared, replies: &mut Replies| work(table, replies)))
+}
+
+/// A change of a value that answers with a number.
+fn change(
+    key: Vec<u8>,
+    change: impl Fn(Option<&[u8]>) -> Result<(Vec<u8>, i64), String> + 'static,
+) -> Plan {
+    alone(move |table, replies| {
+        let mut outcome = Ok(0);
+        table.update_with(&key, |held| match change(held) {
+            Ok((value, number)) => {
+                outcome = Ok(number);
+                Some(value)
+            }
+            Err(text) => {
+                outcome = Err(text);
+                held.map(<[u8]>::to_vec)
+            }
+        })?;
+        replies.integer(outcome.map_err(Failure::Text)?);
+        Ok(())
+    })
+}

@@ -1,0 +1,122 @@
+//! Limits: clients that send too much, take nothing, or are too many.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use farleaf::ErrorKind;
+use farleaf_gateway::{Gateway, GatewayError, GatewayOptions};
+
+use crate::common::{Resp, command, serve};
+
+#[test]
+fn bytes_that_are_no_commands_end_the_connection_with_a_word() {
+    let served = serve(|_| {});
+    for (bytes, text) in [
+        (&b"*1\r\n$x\r\n"[..], "-ERR Protocol error: invalid bulk length\r\n"),
+        (b"*65537\r\n", "-ERR Protocol error: too many arguments: 65537, limit 65536\r\n"),
+        (b"*2\r\n$3\r\nGET\r\n*1\r\n", "-ERR Protocol error: expected '$', got '*'\r\n"),
+    ] {
+        let mut resp = Resp::connect(served.gateway.address());
+        resp.send(bytes);
+        assert_eq!(String::from_utf8(resp.reply()).unwrap(), text);
+        assert!(resp.is_closed());
+    }
+    // Others do not notice.
+    assert_eq!(Resp::connect(served.gateway.address()).say("PING"), "+PONG\r\n");
+}
+
+#[test]
+fn keys_and_values_beyond_the_tables_limits_are_refused() {
+    let served = serve(|_| {});
+    let mut resp = Resp::connect(served.gateway.address());
+    let reply = resp.ask(&[b"SET", &[b'k'; 2_000], b"v"]);
+    assert!(reply.starts_with(b"-ERR ") && reply.windows(4).any(|it| it == b"1024"), "{reply:?}");
+    let reply = resp.ask(&[b"SET", b"k", &vec![b'v'; (1 << 20) + 1]]);
+    assert!(reply.starts_with(b"-ERR "), "{:?}", String::from_utf8_lossy(&reply));
+    let reply = resp.ask(&[b"SETRANGE", b"k", b"1048576", b"x"]);
+    assert!(
+        reply.starts_with(b"-ERR string exceeds maximum"),
+        "{:?}",
+        String::from_utf8_lossy(&reply)
+    );
+    assert_eq!(resp.ask(&[b"SET", b"k", &vec![b'v'; 1 << 20]]), b"+OK\r\n");
+    assert_eq!(resp.ask(&[b"STRLEN", b"k"]), b":1048576\r\n");
+    assert_eq!(resp.say("PING"), "+PONG\r\n");
+}
+
+/// A client that asks for much and reads nothing: the gateway stops at the limit and serves the others; once the client
+/// reads, it gets all.
+#[test]
+fn a_client_that_takes_nothing_holds_up_nobody_else() {
+    let served = serve(|_| {});
+    let mut slow = Resp::connect(served.gateway.address());
+    let value = vec![b'v'; 256 << 10];
+    assert_eq!(slow.ask(&[b"SET", b"k", &value]), b"+OK\r\n");
+    let gets = 200;
+    slow.send(&command(&[b"GET", b"k"]).repeat(gets));
+    let mut other = Resp::connect(served.gateway.address());
+    for _ in 0..100 {
+        let began = Instant::now();
+        assert_eq!(other.say("PING"), "+PONG\r\n");
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+    for _ in 0..gets {
+        assert_eq!(slow.reply().len(), value.len() + "$262144\r\n\r\n".len());
+    }
+}
+
+#[test]
+fn one_client_more_than_allowed_is_told() {
+    let served = serve(|options| options.connections_max = 2);
+    let mut held: Vec<_> = (0..2).map(|_| Resp::connect(served.gateway.address())).collect();
+    for resp in &mut held {
+        assert_eq!(resp.say("PING"), "+PONG\r\n");
+    }
+    let mut more = Resp::connect(served.gateway.address());
+    assert_eq!(more.reply(), b"-ERR max number of clients reached\r\n");
+    assert!(more.is_closed());
+    drop(held.pop());
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let mut again = Resp::connect(served.gateway.address());
+        again.send(&command(&[b"PING"]));
+        if again.reply() == b"+PONG\r\n" {
+            break;
+        }
+        assert!(Instant::now() < end, "a place is free again");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_is_served() {
+    let served = serve(|_| {});
+    let refusal = |change: fn(&mut GatewayOptions)| {
+        let mut options = GatewayOptions::new(vec!["t".to_owned()]);
+        change(&mut options);
+        Gateway::start(served.db.clone(), options).unwrap_err().to_string()
+    };
+    assert_eq!(refusal(|it| it.tables.clear()), "a gateway needs a table to serve");
+    assert_eq!(refusal(|it| it.threads = 0), "0 threads: a gateway has 1 to 64");
+    assert_eq!(refusal(|it| it.connections_max = 0), "no connections: give at least 1");
+    let mut taken = GatewayOptions::new(vec!["t".to_owned()]);
+    taken.listen = served.gateway.address();
+    let error = Gateway::start(served.db.clone(), taken).unwrap_err();
+    assert!(matches!(error, GatewayError::Listen { .. }), "{error}");
+}
+
+/// Ends while a client has commands under way: they are answered, and the store can be closed.
+#[test]
+fn stopping_answers_what_was_received() {
+    let served = serve(|_| {});
+    let mut resp = Resp::connect(served.gateway.address());
+    assert_eq!(resp.say("SET a 1"), "+OK\r\n");
+    let mut half = TcpStream::connect(served.gateway.address()).unwrap();
+    half.write_all(b"*2\r\n$3\r\nGET").unwrap();
+    served.gateway.stop();
+    assert!(resp.is_closed());
+    assert_eq!(served.db.table("db0").unwrap().get("a").unwrap().as_deref(), Some(&b"1"[..]));
+    let table = served.db.table("db0").unwrap();
+    served.db.close().unwrap();
+    assert_eq!(table.get("a").unwrap_err().kind(), ErrorKind::Closed);
+}
