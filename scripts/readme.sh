@@ -24,7 +24,7 @@ ln -s "$farleaf" "$work/bin/farleaf"
 # The blocks, without what builds.
 awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside' README.md |
     grep -Ev '^(make|cargo) ' >"$work/commands"
-for word in load get put del scan stats verify up repartition memory compute engines bench repro check; do
+for word in load get put del scan stats verify up repartition memory compute redis engines bench repro check; do
     grep -q "farleaf $word " "$work/commands" || { echo "readme: README.md has no farleaf $word" >&2; exit 1; }
 done
 
@@ -33,6 +33,16 @@ is_taken() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 port=7000
 while is_taken "$port" || is_taken "$((port + 1))"; do port=$((port + 2)); done
 edits=(-e "s/127\.0\.0\.1:7001/127.0.0.1:$((port + 1))/g" -e "s/:7000/:$port/g" -e "s/--port 7000/--port $port/")
+# The gateway's port, and time until it listens.
+redis_port=$((port + 2))
+while is_taken "$redis_port"; do redis_port=$((redis_port + 1)); done
+edits+=(-e "s/farleaf redis mem: --create/& --address 127.0.0.1:$redis_port/")
+if command -v redis-cli >/dev/null; then
+    edits+=(-e "s/^redis-cli ping/timeout 10 sh -c 'until redis-cli -p $redis_port ping 2>\/dev\/null; do sleep 0.1; done'/")
+else
+    echo "readme: left out: redis-cli is missing (scripts/setup.sh installs it)" >&2
+    edits+=(-e '/^redis-cli /d')
+fi
 # A folder of its own, in shared memory if that has room.
 folder=$work
 free_kib=$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $4 }')

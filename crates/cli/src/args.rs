@@ -15,6 +15,7 @@ use crate::commands::compute::ComputeArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::engines::EnginesArgs;
 use crate::commands::memory::MemoryArgs;
+use crate::commands::redis::RedisArgs;
 use crate::commands::repartition::RepartitionArgs;
 use crate::commands::repro::ReproArgs;
 use crate::commands::up::UpArgs;
@@ -161,6 +162,11 @@ pub(crate) enum Command {
     /// Takes the keys that nobody has, and answers the processes that use them. Prints where it listens,
     /// and its name. Ends in order: what it has is written back and free for others.
     Compute(ComputeArgs),
+    /// Serve tables to Redis's clients, until Ctrl-C
+    ///
+    /// Prints where it listens, and the tables that clients SELECT. Any number of gateways serve one pool. With
+    /// mem: the process is the whole store.
+    Redis(Box<RedisArgs>),
     /// Show the owners of a table's keys, for engines with owners, and move keys while clients run
     Repartition(RepartitionArgs),
     /// Show who belongs to a cluster that etcd knows, and change what compute servers have

@@ -11,6 +11,7 @@ mod keys;
 mod load;
 pub(crate) mod memory;
 mod put;
+pub(crate) mod redis;
 pub(crate) mod repartition;
 pub(crate) mod repro;
 mod scan;
@@ -66,6 +67,7 @@ pub(crate) fn run(
         Command::Check(args) => check::run(&args, console),
         Command::Memory(args) => memory::run(&args, console),
         Command::Compute(args) => compute::run(&args, console),
+        Command::Redis(args) => redis::run(&args, console),
         Command::Cluster(args) => cluster::run(&args, console),
         Command::Up(args) => up::run(&args, console),
         Command::Repartition(args) => repartition::run(&args, console),

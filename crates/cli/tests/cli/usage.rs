@@ -33,6 +33,7 @@ fn no_arguments_print_help() {
         "check",
         "memory",
         "compute",
+        "redis",
         "repartition",
         "up",
         "completions",
