@@ -172,7 +172,7 @@ fn a_dead_droppers_table_is_finished() {
         sim.spawn(DROPPER, async move {
             let _ = AnyIndex::drop_table(&dropper, NAME).await;
         });
-        sim.run_until(sim.now_ns() + 20_000 + seed * 31_000).expect("runs");
+        sim.run_until(sim.now_ns() + 20_000 + seed * 6_000).expect("runs");
         sim.fabric(DROPPER).kill();
         sim.run_until(sim.now_ns() + 50_000).expect("runs");
         let drops = sim
