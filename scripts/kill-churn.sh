@@ -95,7 +95,7 @@ work_through() {
             sleep "0.0$((RANDOM % 9 + 1))"
             kill -9 "$child" 2>/dev/null && now_ms >>"$work/kills"
         fi
-        wait "$child" 2>/dev/null || code=$?
+        { wait "$child"; } 2>/dev/null || code=$?
         printf '%s\t%s\t%s\t%s\n' "$from" "$(now_ms)" "$code" "$(tr '\n\t' '  ' <"$mine/err")" >>"$mine/commands"
         if [ $((round % 2)) -eq 1 ] && [ "$code" -eq 0 ]; then
             printf '%s\t%s\n' "$key" "$value" >>"$mine/acknowledged"
@@ -185,7 +185,7 @@ for engine in "${engines[@]}"; do
     read -r all slowest longest late failed unknown <"$work/judged"
     # The last acknowledged value of each key, unless a later change has an unknown outcome.
     cat "$work"/worker-*/acknowledged | awk -F '\t' '{ last[$1] = $2 } END { for (key in last) if (last[key] != "?") print key "\t" last[key] }' | sort >"$work/expected"
-    "$farleaf" scan "$pool" t --format tsv 2>"$work/scan-err" | sort >"$work/found"
+    "$farleaf" scan "$pool" t 2>"$work/scan-err" | sort >"$work/found"
     lost=$(comm -23 "$work/expected" "$work/found" | wc -l)
     echo "$engine: $all commands in $seconds s, $killed killed; slowest $slowest ms, $longest ms beyond the last death (at most $most), $late late, $failed failed, $unknown unknown; recoveries $finished done, $vain in vain, $at_once times two at once, $members members recovered; $lost values lost"
     if [ "$late" -gt 0 ] || [ "$failed" -gt 0 ] || [ "$vain" -gt 0 ] || [ "$at_once" -gt 0 ] || [ "$lost" -gt 0 ] || [ "$members" -gt "$killed" ]; then
