@@ -12,7 +12,7 @@ use farleaf::Operation;
 use mio::net::TcpStream;
 
 use crate::client::Client;
-use crate::commands::{self, Call, Plan, Shape, Work};
+use crate::commands::{self, Call, Command, Plan, Shape, Work};
 use crate::resp::replies::Replies;
 use crate::resp::request::{Limits, Parsed, Parser};
 use crate::shared::Shared;
@@ -184,14 +184,13 @@ impl Connection {
                 self.used += used;
                 continue;
             }
-            let command = shared.command(&String::from_utf8_lossy(args[0]).to_lowercase());
-            if !items.is_empty() && command.is_some_and(commands::Command::changes_client) {
+            let command = shared.command(args[0]);
+            if !items.is_empty() && command.is_some_and(Command::begins_a_part) {
                 break;
             }
             let mut call = Call { args: &args, client: &mut self.client, shared };
-            let (command, plan) = commands::plan(&mut call);
             let name = command.map_or("", |command| command.name);
-            match plan {
+            match commands::plan(command, &mut call) {
                 Err(text) => items.push(Item::Ready(error_reply(&text))),
                 Ok(Plan::Reply(bytes)) => items.push(Item::Ready(bytes)),
                 Ok(Plan::Reads(reads, shape)) => {

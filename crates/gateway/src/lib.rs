@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use farleaf::TableOptions;
 
 pub use commands::{Command, REFUSED, commands};
-pub use server::{Gateway, GatewayError};
+pub use server::{Gateway, GatewayCounts, GatewayError};
 
 /// Options of a gateway.
 #[derive(Clone, Debug)]

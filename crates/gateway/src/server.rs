@@ -62,6 +62,32 @@ pub struct Gateway {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Counts of a gateway.
+#[derive(Clone, Debug)]
+pub struct GatewayCounts(Arc<Shared>);
+
+impl GatewayCounts {
+    /// Connections now.
+    pub fn connections(&self) -> u64 {
+        self.0.connections.load(Ordering::Relaxed) as u64
+    }
+
+    /// Connections since it began.
+    pub fn connected(&self) -> u64 {
+        self.0.connected.load(Ordering::Relaxed)
+    }
+
+    /// Connections that it has refused, because there were too many.
+    pub fn refused(&self) -> u64 {
+        self.0.refused.load(Ordering::Relaxed)
+    }
+
+    /// Commands that it has done.
+    pub fn commands(&self) -> u64 {
+        self.0.commands_done.load(Ordering::Relaxed)
+    }
+}
+
 /// Connections that the first thread has accepted for another one.
 type Dealt = Arc<Mutex<VecDeque<TcpStream>>>;
 
@@ -118,6 +144,11 @@ impl Gateway {
     /// The address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Its counts, which go on while it serves.
+    pub fn counts(&self) -> GatewayCounts {
+        GatewayCounts(Arc::clone(&self.shared))
     }
 
     /// Accepts nothing more, answers what has been received, and ends: within 10 s.
@@ -194,7 +225,7 @@ impl EventLoop {
         let mut looked = Instant::now();
         let mut ends_at = None;
         loop {
-            // Who has more to read or to run is not waited for.
+            // Clients that have more to read or to run are not waited for.
             let wait = if active.is_empty() { LOOK_EVERY } else { Duration::ZERO };
             if let Err(error) = self.poll.poll(&mut events, Some(wait))
                 && error.kind() != io::ErrorKind::Interrupted
@@ -210,16 +241,14 @@ impl EventLoop {
                         if let Some(Some(connection)) = self.connections.get_mut(number) {
                             let is_over = event.is_read_closed() || event.is_error();
                             connection.wake(event.is_readable() || is_over, event.is_writable());
-                            if !active.contains(&number) {
-                                active.push(number);
-                            }
+                            active.push(number);
                         }
                     }
                 }
             }
             let stops = self.shared.stops.load(Ordering::SeqCst);
             if stops {
-                // What has been received is answered; nothing more is read.
+                // The gateway answers what it has received, and reads nothing more.
                 self.listens = None;
                 let ends_at = *ends_at.get_or_insert_with(|| Instant::now() + END_WITHIN);
                 active = (0..self.connections.len()).collect();
@@ -231,8 +260,11 @@ impl EventLoop {
                 thread::sleep(Duration::from_millis(1));
                 continue;
             }
-            self.accept(&mut active);
+            self.accept();
             self.take_dealt(&mut active);
+            // One event may follow another of the same connection, or of a turn before.
+            active.sort_unstable();
+            active.dedup();
             self.serve(&mut active, Some(&mut buffer));
             if looked.elapsed() >= LOOK_EVERY {
                 looked = Instant::now();
@@ -255,8 +287,10 @@ impl EventLoop {
             let mut goes_on = false;
             for number in active.iter() {
                 if let Some(Some(connection)) = self.connections.get_mut(*number) {
-                    goes_on |= connection.flush();
-                    if connection.is_done() {
+                    // One that goes on has commands that have not run, though all replies so far are sent.
+                    if connection.flush() {
+                        goes_on = true;
+                    } else if connection.is_done() {
                         self.close(*number);
                     }
                 }
@@ -330,22 +364,27 @@ impl EventLoop {
             0 => Ok(Vec::new()),
             _ => shared.table(database).and_then(|table| table.run_batch(batch.operations)),
         };
-        let mut answers = answers.unwrap_or_else(|error| vec![Err(error); count]);
+        let answers = answers.unwrap_or_else(|error| vec![Err(error); count]);
         if let Some(Err(error)) =
             answers.iter().find(|it| it.as_ref().is_err_and(|it| it.kind() == ErrorKind::NotFound))
         {
             shared.forget(database, error);
         }
+        let mut answers = answers.into_iter();
         for (number, operations, items) in batch.parts {
-            let mut own: VecDeque<farleaf::Result<Answer>> = answers.drain(..operations).collect();
-            let Some(Some(connection)) = self.connections.get_mut(number) else { continue };
+            let mut own = answers.by_ref().take(operations);
+            let Some(Some(connection)) = self.connections.get_mut(number) else {
+                own.for_each(drop);
+                continue;
+            };
             // Its first command may have changed it; those behind it are answered in the new one.
             connection.replies.protocol = connection.client.protocol;
             for item in items {
                 match item {
                     Item::Ready(bytes) => connection.replies.bytes.extend_from_slice(&bytes),
                     Item::Asked(Asked { name, shape, operations }) => {
-                        let own: Vec<_> = own.drain(..operations).collect();
+                        let own: Vec<farleaf::Result<Answer>> =
+                            own.by_ref().take(operations).collect();
                         shape.write(name, &own, &mut connection.replies);
                     }
                 }
@@ -354,22 +393,18 @@ impl EventLoop {
         }
     }
 
-    fn accept(&mut self, active: &mut Vec<usize>) {
+    fn accept(&mut self) {
         while self.accepts {
             let Some(listening) = &self.listens else { return };
             match listening.listener.accept() {
                 Ok((socket, _)) => {
-                    let own = self.next == 0;
                     let (dealt, waker) = &listening.deals[self.next];
-                    if !own {
-                        lock(dealt).push_back(socket);
+                    lock(dealt).push_back(socket);
+                    if self.next > 0 {
                         // Its thread looks once a second at least.
                         let _ = waker.wake();
-                    } else {
-                        lock(&self.dealt).push_back(socket);
                     }
                     self.next = (self.next + 1) % listening.deals.len();
-                    self.take_dealt(active);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accepts = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -399,8 +434,7 @@ impl EventLoop {
             let _ = io::Write::write(&mut socket, b"-ERR max number of clients reached\r\n");
             return;
         }
-        shared.count(&shared.connected);
-        let id = shared.connected.load(Ordering::Relaxed);
+        let id = shared.connected.fetch_add(1, Ordering::Relaxed) + 1;
         let address = socket.peer_addr().map(|it| it.to_string()).unwrap_or_default();
         // A small reply must not wait for another.
         let _ = socket.set_nodelay(true);

@@ -11,13 +11,17 @@ use crate::GatewayOptions;
 use crate::commands::{Command, commands};
 use crate::cursors::Cursors;
 
+/// Bytes of the longest name of a command.
+const NAME_BYTES_MAX: usize = 32;
+
 /// See the [module page](self).
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) db: Farleaf,
     pub(crate) options: GatewayOptions,
     tables: Vec<Mutex<Option<Table>>>,
-    commands: HashMap<&'static str, &'static Command>,
+    /// By their names.
+    commands: HashMap<&'static [u8], &'static Command>,
     cursors: Mutex<Cursors>,
     pub(crate) began: Instant,
     pub(crate) connections: AtomicUsize,
@@ -39,7 +43,7 @@ impl Shared {
         Shared {
             db,
             tables: options.tables.iter().map(|_| Mutex::default()).collect(),
-            commands: commands().map(|command| (command.name, command)).collect(),
+            commands: commands().map(|command| (command.name.as_bytes(), command)).collect(),
             // Enough to tell this gateway's cursors from those of one before it.
             cursors: Mutex::new(Cursors::new(
                 since.as_nanos() as u64 ^ u64::from(std::process::id()),
@@ -55,9 +59,13 @@ impl Shared {
         }
     }
 
-    /// The command of that name, in lower case.
-    pub(crate) fn command(&self, name: &str) -> Option<&'static Command> {
-        self.commands.get(name).copied()
+    /// The command of that name, however it is written. Nothing is allocated.
+    pub(crate) fn command(&self, name: &[u8]) -> Option<&'static Command> {
+        let mut lower = [0; NAME_BYTES_MAX];
+        let lower = lower.get_mut(..name.len())?;
+        lower.copy_from_slice(name);
+        lower.make_ascii_lowercase();
+        self.commands.get(&*lower).copied()
     }
 
     /// The number of tables that clients may select.

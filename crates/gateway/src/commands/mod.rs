@@ -74,9 +74,14 @@ impl Command {
         self
     }
 
-    /// Tells whether it may change what the client has chosen: it runs once all before it are answered.
-    pub(crate) fn changes_client(&self) -> bool {
+    /// Tells whether it may change what the client has chosen.
+    fn changes_client(&self) -> bool {
         self.group == "connection"
+    }
+
+    /// Tells whether it runs once all before it are answered, and not beside them.
+    pub(crate) fn begins_a_part(&self) -> bool {
+        self.changes_client() || self.flags == ["write"]
     }
 
     /// Tells whether Redis takes so many arguments, the name among them.
@@ -129,7 +134,7 @@ impl Call<'_> {
     }
 }
 
-/// What a command needs.
+/// The work that a command needs.
 pub(crate) enum Plan {
     /// These bytes answer it.
     Reply(Vec<u8>),
@@ -169,7 +174,7 @@ pub(crate) enum Shape {
     Length,
     /// A part of the value, from a byte to a byte, as `GETRANGE` counts.
     Part(i64, i64),
-    /// How many keys are there.
+    /// The number of keys that are there.
     Count,
     /// `string` or `none`.
     Type,
@@ -179,7 +184,7 @@ pub(crate) enum Shape {
     OkIfDone,
     /// 1 if it was done, else 0.
     OneIfDone,
-    /// How many were done.
+    /// The number of those that were done.
     CountDone,
 }
 
@@ -248,16 +253,13 @@ fn part(value: &[u8], from: i64, to: i64) -> &[u8] {
     if from > to { &[] } else { &value[from as usize..=to as usize] }
 }
 
-/// Finds the command that `args` name, and plans it.
-pub(crate) fn plan(call: &mut Call<'_>) -> (Option<&'static Command>, Result<Plan, String>) {
-    let name = lower(call.args[0]);
-    let Some(command) = call.shared.command(&name) else {
-        return (None, Err(refused::text(call.args)));
-    };
+/// Plans a call of `command`, or refuses one of none that there is.
+pub(crate) fn plan(command: Option<&Command>, call: &mut Call<'_>) -> Result<Plan, String> {
+    let command = command.ok_or_else(|| refused::text(call.args))?;
     if !command.takes(call.args.len()) {
-        return (Some(command), Err(wrong_arity(&name)));
+        return Err(wrong_arity(command.name));
     }
-    (Some(command), (command.plan)(call))
+    (command.plan)(call)
 }
 
 fn wrong_arity(name: &str) -> String {
@@ -291,7 +293,7 @@ pub(crate) fn error_text(name: &str, error: &farleaf::Error) -> String {
             format!("UNKNOWN outcome of {name}: it may or may not have happened: {error}")
         }
         ErrorKind::Full => format!("OOM {error}"),
-        ErrorKind::Closed => "LOADING farleaf is opening the pool".to_owned(),
+        ErrorKind::Closed => "LOADING the pool is lost, and this gateway ends with it".to_owned(),
         ErrorKind::Corrupt => format!("CORRUPT {error}"),
         ErrorKind::Internal => format!("ERR internal: {error}"),
         _ => format!("ERR {error}"),

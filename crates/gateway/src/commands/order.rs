@@ -77,6 +77,11 @@ struct WantedRange {
 }
 
 impl WantedRange {
+    /// All pairs between two bounds, in order.
+    fn all(min: &[u8], max: &[u8]) -> Self {
+        WantedRange { min: min.to_vec(), max: max.to_vec(), is_reverse: false, skip: 0, limit: -1 }
+    }
+
     /// Calls `take` with the range's pairs in their order, as far as the limit goes.
     fn each(&self, table: &Table, mut take: impl FnMut(Vec<u8>, Vec<u8>)) -> Result<(), Failure> {
         let text = || Failure::Text(NO_BOUND.to_owned());
@@ -114,13 +119,7 @@ fn check_name(call: &Call<'_>) -> Result<(), String> {
 }
 
 fn zrange(call: &mut Call<'_>) -> Result<Plan, String> {
-    let mut asked = WantedRange {
-        min: call.args[2].to_vec(),
-        max: call.args[3].to_vec(),
-        is_reverse: false,
-        skip: 0,
-        limit: -1,
-    };
+    let mut asked = WantedRange::all(call.args[2], call.args[3]);
     let mut is_by_lex = false;
     let mut rest = call.args[4..].iter();
     while let Some(word) = rest.next() {
@@ -148,13 +147,8 @@ fn zrange(call: &mut Call<'_>) -> Result<Plan, String> {
 }
 
 fn by_lex(call: &mut Call<'_>, is_reverse: bool) -> Result<Plan, String> {
-    let mut asked = WantedRange {
-        min: call.args[2].to_vec(),
-        max: call.args[3].to_vec(),
-        is_reverse,
-        skip: 0,
-        limit: -1,
-    };
+    let asked = WantedRange::all(call.args[2], call.args[3]);
+    let mut asked = WantedRange { is_reverse, ..asked };
     if is_reverse {
         std::mem::swap(&mut asked.min, &mut asked.max);
     }
@@ -208,13 +202,8 @@ const LIMIT: i64 = 1_000;
 const LIMIT_MAX: i64 = 100_000;
 
 fn own_range(call: &mut Call<'_>) -> Result<Plan, String> {
-    let mut asked = WantedRange {
-        min: call.args[1].to_vec(),
-        max: call.args[2].to_vec(),
-        is_reverse: false,
-        skip: 0,
-        limit: LIMIT,
-    };
+    let asked = WantedRange::all(call.args[1], call.args[2]);
+    let mut asked = WantedRange { limit: LIMIT, ..asked };
     let mut has_values = true;
     let mut rest = call.args[3..].iter();
     while let Some(word) = rest.next() {

@@ -112,7 +112,7 @@ fn command(call: &mut Call<'_>) -> Result<Plan, String> {
             };
             replies.array(names.len());
             for name in names {
-                match call.shared.command(name) {
+                match call.shared.command(name.as_bytes()) {
                     Some(command) => entry(replies, command),
                     None => replies.null(),
                 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Longest line: an inline command, or a length.
 const LINE_BYTES_MAX: usize = 64 << 10;
 
-/// What a client may send.
+/// Bounds of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Arguments of a command, its name among them.

@@ -1,7 +1,7 @@
 //! A gateway over memory of this process, and a client that reads whole replies.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use farleaf::{Farleaf, TableOptions};
@@ -37,6 +37,11 @@ impl Resp {
 
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.socket.get_mut().write_all(bytes).unwrap();
+    }
+
+    /// Sends nothing more.
+    pub(crate) fn end(&mut self) {
+        self.socket.get_mut().shutdown(Shutdown::Write).unwrap();
     }
 
     /// Sends a command and returns its reply, to the byte.

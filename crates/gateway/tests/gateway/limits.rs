@@ -66,6 +66,24 @@ fn a_client_that_takes_nothing_holds_up_nobody_else() {
     }
 }
 
+/// A client that has sent all that it wants, more than its replies may wait for, and says so.
+#[test]
+fn all_commands_run_for_a_client_that_sends_nothing_more() {
+    let served = serve(|_| {});
+    let mut resp = Resp::connect(served.gateway.address());
+    let value = vec![b'v'; 1 << 20];
+    assert_eq!(resp.ask(&[b"SET", b"k", &value]), b"+OK\r\n");
+    let gets = 24;
+    resp.send(&command(&[b"GET", b"k"]).repeat(gets));
+    resp.send(&command(&[b"SET", b"last", b"1"]));
+    resp.end();
+    for _ in 0..gets {
+        assert_eq!(resp.reply().len(), value.len() + "$1048576\r\n\r\n".len());
+    }
+    assert_eq!(resp.reply(), b"+OK\r\n");
+    assert!(resp.is_closed());
+}
+
 #[test]
 fn one_client_more_than_allowed_is_told() {
     let served = serve(|options| options.connections_max = 2);
