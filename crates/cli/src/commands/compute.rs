@@ -197,61 +197,63 @@ struct ComputeMetrics {
 impl Exposed for ComputeMetrics {
     fn metrics(&self) -> Vec<Metric> {
         let mut all = lock(&self.seen).table_metrics();
-        // A store that is being closed has nothing to tell any more.
-        let Ok(stats) = self.db.stats() else { return all };
-        let memory = stats.memory;
-        all.extend([
-            Metric::gauge("pool_bytes", "Bytes of all memory servers", memory.pool_bytes),
-            Metric::gauge("memory_servers", "Memory servers", stats.memory_servers as u64),
-            Metric::gauge(
-                "owned_bytes",
-                "Bytes of the blocks that it owns",
-                memory.block_bytes_owned,
-            ),
-            Metric::gauge("retired_bytes", "Bytes not reclaimed yet", memory.retired_bytes),
-        ]);
-        let recoveries = stats.recoveries;
-        all.push(
-            Metric::counter("recoveries", "Recoveries of dead compute servers by this one")
-                .with(&[("state", "begun")], recoveries.begun)
-                .with(&[("state", "done")], recoveries.done)
-                .with(&[("state", "in-vain")], recoveries.in_vain),
-        );
-        all.push(
-            Metric::counter("recovered_members", "Dead compute servers that it has recovered")
-                .with(&[], recoveries.members),
-        );
-        let mut ops = Metric::counter("index_operations", "Index operations done");
-        let mut remote =
-            Metric::counter("remote_operations", "Remote operations, by what they were for");
-        let mut bytes =
-            Metric::counter("network_bytes", "Bytes read from and written to memory servers");
-        let mut trips =
-            Metric::counter("round_trips", "Round trips that an index operation waited for");
-        for kind in OpKind::ALL {
-            let (name, cost) = (kind.name(), stats.counters.kind(kind));
-            ops = ops.with(&[("kind", name)], stats.counters.ops(kind));
-            for (verb, count) in [
-                ("read", cost.reads),
-                ("write", cost.writes),
-                ("atomic", cost.atomics()),
-                ("rpc", cost.rpcs),
-                ("call", cost.calls),
-            ] {
-                remote = remote.with(&[("kind", name), ("operation", verb)], count);
-            }
-            bytes = bytes
-                .with(&[("kind", name), ("direction", "in")], cost.bytes_read)
-                .with(&[("kind", name), ("direction", "out")], cost.bytes_written);
-            trips = trips.with(&[("kind", name)], cost.round_trips);
-        }
-        all.extend([ops, remote, bytes, trips]);
+        all.extend(store_metrics(&self.db));
         all
     }
 
     fn health(&self) -> Result<(), String> {
         lock(&self.seen).trouble.clone().map_or(Ok(()), Err)
     }
+}
+
+/// Memory, recoveries and remote operations of a process that has a pool open.
+pub(super) fn store_metrics(db: &Farleaf) -> Vec<Metric> {
+    // A store that is being closed has nothing to tell any more.
+    let Ok(stats) = db.stats() else { return Vec::new() };
+    let memory = stats.memory;
+    let mut all = vec![
+        Metric::gauge("pool_bytes", "Bytes of all memory servers", memory.pool_bytes),
+        Metric::gauge("memory_servers", "Memory servers", stats.memory_servers as u64),
+        Metric::gauge("owned_bytes", "Bytes of the blocks that it owns", memory.block_bytes_owned),
+        Metric::gauge("retired_bytes", "Bytes not reclaimed yet", memory.retired_bytes),
+    ];
+    let recoveries = stats.recoveries;
+    all.push(
+        Metric::counter("recoveries", "Recoveries of dead compute servers by this one")
+            .with(&[("state", "begun")], recoveries.begun)
+            .with(&[("state", "done")], recoveries.done)
+            .with(&[("state", "in-vain")], recoveries.in_vain),
+    );
+    all.push(
+        Metric::counter("recovered_members", "Dead compute servers that it has recovered")
+            .with(&[], recoveries.members),
+    );
+    let mut ops = Metric::counter("index_operations", "Index operations done");
+    let mut remote =
+        Metric::counter("remote_operations", "Remote operations, by what they were for");
+    let mut bytes =
+        Metric::counter("network_bytes", "Bytes read from and written to memory servers");
+    let mut trips =
+        Metric::counter("round_trips", "Round trips that an index operation waited for");
+    for kind in OpKind::ALL {
+        let (name, cost) = (kind.name(), stats.counters.kind(kind));
+        ops = ops.with(&[("kind", name)], stats.counters.ops(kind));
+        for (verb, count) in [
+            ("read", cost.reads),
+            ("write", cost.writes),
+            ("atomic", cost.atomics()),
+            ("rpc", cost.rpcs),
+            ("call", cost.calls),
+        ] {
+            remote = remote.with(&[("kind", name), ("operation", verb)], count);
+        }
+        bytes = bytes
+            .with(&[("kind", name), ("direction", "in")], cost.bytes_read)
+            .with(&[("kind", name), ("direction", "out")], cost.bytes_written);
+        trips = trips.with(&[("kind", name)], cost.round_trips);
+    }
+    all.extend([ops, remote, bytes, trips]);
+    all
 }
 
 /// Opens tables that are new, lets go of those that are gone, and takes keys that nobody has.

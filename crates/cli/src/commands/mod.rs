@@ -161,6 +161,18 @@ fn open_or_create(
     console: &Console,
 ) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
+    let builder = builder(console)?.guest_operations(GUEST_OPERATIONS);
+    open_as(builder, pool, create, settings, console)
+}
+
+/// As [`open_or_create`], as `builder` says besides; `mem:` pools, too.
+fn open_as(
+    builder: Builder,
+    pool: &str,
+    create: &CreateArgs,
+    settings: &Settings,
+    console: &Console,
+) -> anyhow::Result<Farleaf> {
     let is_sized =
         create.pool_bytes.is_some() || create.memory_servers.is_some() || create.no_reserve;
     if is_sized && ["tcp:", "verbs:", "etcd:"].iter().any(|scheme| pool.trim().starts_with(scheme))
@@ -171,8 +183,7 @@ fn open_or_create(
         )
         .into());
     }
-    let mut builder = builder(console)?
-        .guest_operations(GUEST_OPERATIONS)
+    let mut builder = builder
         .create(create.create)
         .reserve(!create.no_reserve)
         .set_all(&settings.without_shape());
@@ -240,6 +251,21 @@ fn table_or_create(
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         table => return Ok((check_table(table?, wanted, settings)?, false)),
     }
+    match db.create_table(name, table_options(wanted, settings)?) {
+        Ok(table) => {
+            console.detail(format_args!("made table \"{name}\" ({})", table.info().engine));
+            Ok((table, true))
+        }
+        // Somebody else was quicker.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            Ok((check_table(db.table(name)?, wanted, settings)?, false))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The options of a new table.
+fn table_options(wanted: &NewTableArgs, settings: &Settings) -> Result<TableOptions, Failure> {
     let mut options = TableOptions::default().set_all(settings);
     if let Some(engine) = wanted.engine {
         options = options.engine(engine);
@@ -255,17 +281,7 @@ fn table_or_create(
             .map_err(|_| Failure::usage(format!("a node of {size} is too large")))?;
         options = options.node_bytes(bytes);
     }
-    match db.create_table(name, options) {
-        Ok(table) => {
-            console.detail(format_args!("made table \"{name}\" ({})", table.info().engine));
-            Ok((table, true))
-        }
-        // Somebody else was quicker.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Ok((check_table(db.table(name)?, wanted, settings)?, false))
-        }
-        Err(error) => Err(error.into()),
-    }
+    Ok(options)
 }
 
 /// Refuses a table that is there and not as `wanted` says.

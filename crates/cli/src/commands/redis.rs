@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use farleaf::{Farleaf, TableOptions};
+use farleaf::Farleaf;
 use farleaf_bench::units::Size;
-use farleaf_gateway::{Gateway, GatewayError, GatewayOptions};
+use farleaf_gateway::{Gateway, GatewayCounts, GatewayError, GatewayOptions};
 use farleaf_index::knobs::CACHE;
 use serde_json::json;
 
+use super::compute::store_metrics;
 use super::memory::stop_signal;
-use super::{builder, close, discard, open_waiting, table_or_create};
+use super::{builder, close, discard, open_as, table_options, table_or_create};
 use crate::args::{CreateArgs, NewTableArgs};
 use crate::errors::{Exit, Failure};
+use crate::metrics::{Exposed, Metric};
 use crate::output::Console;
 use crate::serving::ServingArgs;
 use crate::settings::SetArgs;
@@ -55,32 +57,24 @@ pub(crate) struct RedisArgs {
     pub(crate) new_table: NewTableArgs,
     #[command(flatten)]
     pub(crate) serving: ServingArgs,
+    /// End with standard input, too: when whoever has started it is gone
+    #[arg(long, hide = true)]
+    pub(crate) end_with_stdin: bool,
 }
 
 pub(super) fn run(args: &RedisArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let listen = address(&args.address, console)?;
     // Before anything is served, so that no signal is lost.
-    let stop = stop_signal(false)?;
+    let stop = stop_signal(args.end_with_stdin)?;
     args.serving.start_log();
     let mut settings = args.set.settings();
     if let Some(size) = args.cache {
         settings.set(CACHE, &size.to_string());
     }
     let is_own = args.pool.trim().starts_with("mem:");
-    let mut builder = builder(console)?
-        .create(args.create.create)
-        .reserve(!args.create.no_reserve)
-        .set_all(&settings.without_shape());
-    if let Some(size) = args.create.pool_bytes {
-        builder = builder.pool_bytes(size.0);
-    }
-    if let Some(count) = args.create.memory_servers {
-        builder = builder.memory_servers(count as usize);
-    }
-    if let Some(size) = args.create.block_bytes {
-        builder = builder.block_bytes(size.0);
-    }
-    let db = open_waiting(builder, &args.pool, args.create.create, console)?;
+    // It stays, as a compute server does.
+    let builder = builder(console)?.recovers(true);
+    let db = open_as(builder, &args.pool, &args.create, &settings, console)?;
     let served = serve(args, is_own, &settings, listen, &db, console);
     let (gateway, tables) = match served {
         Ok(served) => served,
@@ -89,7 +83,17 @@ pub(super) fn run(args: &RedisArgs, console: &mut Console) -> anyhow::Result<Exi
             return Err(error);
         }
     };
-    tell(&gateway, &tables, console)?;
+    let exposed = GatewayMetrics { db: db.clone(), counts: gateway.counts() };
+    let metrics = match args.serving.expose(exposed) {
+        Ok(metrics) => metrics,
+        Err(error) => {
+            gateway.stop();
+            discard(&db, console);
+            return Err(error);
+        }
+    };
+    let metrics_at = metrics.as_ref().map(|metrics| metrics.address().to_string());
+    tell(&gateway, &tables, metrics_at, console)?;
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
         if let Err(error) = db.stats()
             && error.kind() == farleaf::ErrorKind::Closed
@@ -99,6 +103,7 @@ pub(super) fn run(args: &RedisArgs, console: &mut Console) -> anyhow::Result<Exi
         }
     }
     gateway.stop();
+    drop(metrics);
     close(db)?;
     Ok(Exit::Done)
 }
@@ -144,7 +149,7 @@ fn serve(
     let options = GatewayOptions {
         listen,
         tables: tables.iter().map(|(name, _)| name.clone()).collect(),
-        creates: creates.then(|| new_table(&args.new_table, settings)),
+        creates: creates.then(|| table_options(&args.new_table, settings)).transpose()?,
         threads: args.threads,
         connections_max: args.connections,
         allow_flush: args.allow_flush,
@@ -154,20 +159,6 @@ fn serve(
         error => error.into(),
     })?;
     Ok((gateway, tables))
-}
-
-fn new_table(wanted: &NewTableArgs, settings: &farleaf::Settings) -> TableOptions {
-    let mut options = TableOptions::default().set_all(settings);
-    if let Some(engine) = wanted.engine {
-        options = options.engine(engine);
-    }
-    if let Some(format) = wanted.key_format {
-        options = options.keys(format);
-    }
-    if let Some(format) = wanted.value_format {
-        options = options.values(format);
-    }
-    options
 }
 
 /// The address of an option. Without users, other machines reach the gateway only if that is asked for.
@@ -192,17 +183,51 @@ fn address(text: &str, console: &Console) -> anyhow::Result<SocketAddr> {
     Ok(address)
 }
 
-fn tell(gateway: &Gateway, tables: &[Served], console: &mut Console) -> anyhow::Result<()> {
+/// The source of its metrics over HTTP.
+struct GatewayMetrics {
+    db: Farleaf,
+    counts: GatewayCounts,
+}
+
+impl Exposed for GatewayMetrics {
+    fn metrics(&self) -> Vec<Metric> {
+        let counts = &self.counts;
+        let mut all = vec![
+            Metric::gauge("redis_connections", "Connections of clients", counts.connections()),
+            Metric::counter("redis_connections_made", "Connections that clients have made")
+                .with(&[], counts.connected()),
+            Metric::counter("redis_connections_refused", "Connections that were too many")
+                .with(&[], counts.refused()),
+            Metric::counter("redis_commands", "Commands of clients that were done")
+                .with(&[], counts.commands()),
+        ];
+        all.extend(store_metrics(&self.db));
+        all
+    }
+
+    fn health(&self) -> Result<(), String> {
+        self.db.stats().map(drop).map_err(|error| error.to_string())
+    }
+}
+
+fn tell(
+    gateway: &Gateway,
+    tables: &[Served],
+    metrics: Option<String>,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    let address = gateway.address().to_string();
     if console.args.json {
         let tables: Vec<_> = tables
             .iter()
             .enumerate()
             .map(|(number, (name, engine))| json!({ "database": number, "table": name, "engine": engine }))
             .collect();
-        console
-            .json_line(&json!({ "address": gateway.address().to_string(), "tables": tables }))?;
+        console.json_line(&json!({ "address": address, "tables": tables, "metrics": metrics }))?;
     } else {
-        console.fields(&[("redis", gateway.address().to_string())])?;
+        let mut fields = vec![("redis", address)];
+        fields.extend(metrics.map(|at| ("metrics", format!("http://{at}/metrics"))));
+        console.fields(&fields)?;
         let rows = tables.iter().enumerate().map(|(number, (name, engine))| {
             let engine = engine.clone().unwrap_or_else(|| "-".to_owned());
             vec![number.to_string(), crate::output::escaped(name.as_bytes()), engine]

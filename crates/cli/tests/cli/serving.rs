@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::cluster::Service;
 use crate::processes::{signal, wait_until};
-use crate::{command, farleaf, finish};
+use crate::{Pool, command, farleaf, finish};
 
 /// Status line and body.
 fn ask(address: &str, request: &str) -> (String, String) {
@@ -143,4 +143,34 @@ fn the_units_of_systemd_start_what_there_is() {
         count += 1;
     }
     assert_eq!(count, 2);
+}
+
+#[test]
+fn a_gateway_answers_for_its_metrics_and_makes_tables_as_asked() {
+    let pool = Pool::missing();
+    let shape = ["--engine", "btree", "--node-bytes", "4KiB"];
+    let options = ["--create", "--pool-bytes", "64MiB", "--address", "127.0.0.1:0"];
+    let words = [&["redis", &pool.uri()], &options[..], &shape, &["--metrics", "127.0.0.1:0"]];
+    let gateway = Service::start(&words.concat());
+    let mut client = TcpStream::connect(gateway.address()).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    client.write_all(b"SET a 1\r\nGET a\r\n").unwrap();
+    let expected = b"+OK\r\n$1\r\n1\r\n";
+    let mut told = vec![0; expected.len()];
+    client.read_exact(&mut told).unwrap();
+    assert_eq!(told, expected);
+    assert_eq!(metric(gateway.metrics(), "farleaf_redis_connections"), 1);
+    assert_eq!(metric(gateway.metrics(), "farleaf_redis_commands_total"), 2);
+    assert_eq!(metric(gateway.metrics(), "farleaf_redis_connections_refused_total"), 0);
+    assert_eq!(metric(gateway.metrics(), "farleaf_memory_servers"), 1);
+    metric(gateway.metrics(), "farleaf_recoveries_total{state=\"begun\"}");
+    assert_eq!(ask(gateway.metrics(), "GET /healthz").1, "ok\n");
+    // Made at its first use.
+    let tables = pool.run("tables", &["--json"]).done().json();
+    let tables = &tables["tables"];
+    assert_eq!((&tables[0]["table"], &tables[0]["node_bytes"]), (&"db0".into(), &4096.into()));
+    assert_eq!(pool.run("get", &["db0", "a"]).done().text(), "1\n");
+    assert_eq!(gateway.end(), Some(0));
+    farleaf(&["redis", "tcp://127.0.0.1:1", "--create", "--pool-bytes", "1GiB"], b"")
+        .failed(2, "have the size that they were started with");
 }
