@@ -14,6 +14,9 @@ use farleaf_pool::{Pool, Session, format};
 
 use super::tests::OPTIONS;
 
+/// Bytes of a key and of a value of which one pair takes more than half of a leaf of 512 bytes, beside its fences.
+const LONG: usize = 100;
+
 /// Ranges by their largest keys.
 type Ranges = BTreeMap<Vec<u8>, u64>;
 
@@ -150,5 +153,44 @@ fn a_load_replaces_a_leaf_that_gives_way() {
         assert_eq!(count, Ok(151));
         drop(pin);
         assert_ranges(&session, &tree, &loaded).await;
+    });
+}
+
+/// Two entries of a leaf grow, and a third comes between them: each takes a leaf of its own. The leaf is split by itself
+/// first; that was told as damage.
+#[test]
+fn an_edit_that_needs_three_leaves_splits_the_leaf_first() {
+    let fabric = Mapped::anonymous(1, 8 << 20).expect("memory");
+    let endpoint = fabric.any_endpoint().expect("endpoint");
+    endpoint.executor().clone().block_on(async {
+        format(&Client::new(endpoint.clone()), &OPTIONS).await.expect("format");
+        let pool = Pool::join(&Client::new(endpoint.clone())).await.expect("join");
+        let session = pool.session(endpoint).await.expect("session");
+        let options = LayoutOptions::new(512, KeyFormat::Bytes { max: LONG }, ValueFormat::Bytes);
+        let layout = Layout::new(options).expect("layout").for_tree(7).with_exact_cuts();
+        let [b, c, d] = [[b'b'; LONG], [b'c'; LONG], [b'd'; LONG]];
+        let entries = [&b, &d].map(|key| LeafEntry { key, value: Value::Inline(b"small") });
+        let meta = BlinkTree::create_with(&session, &layout, &entries).await.expect("create");
+        let tree = BlinkTree::open(meta, layout, BlinkOptions::default());
+        let large = vec![7; LONG];
+        let change = |pairs: &mut LeafPairs| {
+            pairs.iter_mut().for_each(|(_, value)| value.clone_from(&large));
+            let at = pairs.partition_point(|(key, _)| key.as_slice() < &c);
+            pairs.insert(at, (c.to_vec(), large.clone()));
+            true
+        };
+        let _pin = session.begin(OpKind::Other).await.expect("pin");
+        let edit = tree.begin_edit(&session, &d, change).await.expect("edit").expect("changes");
+        edit.publish(&tree, &session).await.expect("publish");
+        let mut found = Vec::new();
+        for key in [&b, &c, &d] {
+            let (_, image) = tree.leaf_image(&session, Seek::At(key)).await.expect("leaf");
+            let node = Node::new(tree.layout(), image.words());
+            let (mut held, mut value) = (Vec::new(), Vec::new());
+            let index = (0..node.count()).find(|index| node.key(*index, &mut held) && held == key);
+            node.value(index.expect("it is there"), &mut value).expect("a value");
+            found.push(value.len());
+        }
+        assert_eq!(found, [5, LONG, LONG], "the first key lies in a leaf that was not edited");
     });
 }

@@ -33,6 +33,14 @@ pub struct Edit {
     is_sparse: bool,
 }
 
+/// The end of an attempt to put entries into a leaf, or into two.
+enum Filled {
+    /// The right part, if the leaf is split.
+    Ready(Option<(Unlinked, Vec<u8>)>),
+    /// Two leaves have no room for them.
+    Crowded,
+}
+
 impl BlinkTree {
     /// The leaf that `seek` leads to: its address, and its image.
     ///
@@ -70,41 +78,55 @@ impl BlinkTree {
         change: impl Fn(&mut LeafPairs) -> bool,
     ) -> Result<Option<Edit>, IndexError> {
         let (mut restarts, mut unfinished) = (Restarts::default(), None);
-        let leaf = loop {
+        let (leaf, right) = loop {
             let addr = match self.way_to(session, key, 0, &mut unfinished).await {
                 Ok(addr) => self.lock_covering(session, addr, key, 0, &mut unfinished).await,
                 Err(fail) => Err(fail),
             };
-            match addr {
-                Ok(leaf) => break leaf,
-                Err(BlinkFail::Restart) => restarts.again(self, session).await?,
+            let mut leaf = match addr {
+                Ok(leaf) => leaf,
+                Err(BlinkFail::Restart) => {
+                    restarts.again(self, session).await?;
+                    continue;
+                }
                 Err(BlinkFail::Error(error)) => return Err(error),
-            }
-        };
-        let mut leaf = leaf;
-        let mut pairs = pairs_of(&leaf.node());
-        if !change(&mut pairs) {
-            leaf.unlock().await?;
-            return Ok(None);
-        }
-        let right = match self.fill(session, &mut leaf, &pairs).await {
-            Ok(right) => right,
-            Err(error) => {
+            };
+            let held = leaf.node().count();
+            let mut pairs = pairs_of(&leaf.node());
+            if !change(&mut pairs) {
                 leaf.unlock().await?;
-                return Err(error);
+                return Ok(None);
+            }
+            match self.fill(session, &mut leaf, &pairs).await {
+                Ok(Filled::Ready(right)) => break (leaf, right),
+                // Three long entries may need three leaves: one split by itself, with fewer entries beside the new one.
+                Ok(Filled::Crowded) if held > 1 => {
+                    self.split(session, leaf, key.to_vec()).await?;
+                    restarts.again(self, session).await?;
+                }
+                Ok(Filled::Crowded) => {
+                    let addr = leaf.addr;
+                    leaf.unlock().await?;
+                    return Err(self.damaged(addr, ChangeError::NothingToSplit));
+                }
+                Err(error) => {
+                    leaf.unlock().await?;
+                    return Err(error);
+                }
             }
         };
         let is_sparse = right.is_none() && self.is_sparse(&leaf.node());
         Ok(Some(Edit { leaf, right, unfinished, key: key.to_vec(), is_sparse }))
     }
 
-    /// Puts `pairs` into the private image of a locked leaf; the right part of a split is written.
+    /// Puts `pairs` into the private image of a locked leaf; the right part of a split is written. If two leaves have no
+    /// room for them, the image stays.
     async fn fill(
         &self,
         session: &Session,
         leaf: &mut Locked,
         pairs: &LeafPairs,
-    ) -> Result<Option<(Unlinked, Vec<u8>)>, IndexError> {
+    ) -> Result<Filled, IndexError> {
         let (addr, node) = (leaf.addr, leaf.node());
         let [mut low, mut high] = [Vec::new(), Vec::new()];
         let low = node.low_fence(&mut low).then_some(low);
@@ -126,7 +148,7 @@ impl BlinkTree {
             Ok(()) => {
                 image.words_mut()[0] = held;
                 leaf.image = image;
-                return Ok(None);
+                return Ok(Filled::Ready(None));
             }
             Err(ChangeError::NoRoom) => {}
             Err(error) => return Err(self.damaged(addr, error)),
@@ -162,13 +184,13 @@ impl BlinkTree {
                     object.write(right).await?;
                     image.words_mut()[0] = held;
                     leaf.image = image;
-                    return Ok(Some((object, separator)));
+                    return Ok(Filled::Ready(Some((object, separator))));
                 }
                 Err(ChangeError::NoRoom) => {}
                 Err(error) => return Err(self.damaged(addr, error)),
             }
         }
-        Err(self.damaged(addr, ChangeError::NothingToSplit))
+        Ok(Filled::Crowded)
     }
 }
 
