@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::common::{Pairs, World, create, open, shared_engines, start};
+use crate::common::{Pairs, World, create, open, shared_engines, start, try_open};
 use farleaf_engines::{AnyIndex, TableFormat, recover, sweep};
 use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
@@ -59,7 +59,8 @@ impl Stage {
         let sim = sim.expect("sim");
         let options = PoolOptions {
             members_max: MEMBERS,
-            clients_max: 256,
+            // A client that is left behind stands for up to three leases while others die, and one is left each 0.4 ms.
+            clients_max: 512,
             ..World::default().pool_options()
         };
         let endpoints: Vec<AnyEndpoint> =
@@ -165,7 +166,7 @@ impl Stage {
             }
             let session = crate::common::join(endpoints[KEEPERS].clone()).await;
             crate::common::settle(&session).await;
-            // What the dead had unlinked in others' blocks and not announced.
+            // The sweep frees objects that the dead had unlinked in others' blocks and not announced.
             sweep(&session).await.expect("sweeps");
             let index = open(&session, "t").await;
             crate::common::check(&session, &[&index]).await;
@@ -180,7 +181,7 @@ impl Stage {
     }
 }
 
-/// What became of one life of a guest.
+/// The end of one life of a guest.
 #[derive(Default)]
 struct Fate {
     has_left: Cell<bool>,
@@ -203,7 +204,7 @@ async fn visit(
     let pool = Pool::join_within(&Client::new(endpoint.clone()), 100 * LEASE_NS).await?;
     pool.poison_freed();
     let session = pool.session(endpoint.clone()).await?;
-    let index = open(&session, "t").await;
+    let index = try_open(&session, "t").await?;
     for _ in 0..rng.u32(1..6) {
         let key = rng.u64(..KEYS / GUESTS as u64) * GUESTS as u64 + guest;
         let number = 1 + acknowledged.borrow().get(&key).copied().unwrap_or(0) + rng.u64(..3);
@@ -302,8 +303,8 @@ fn storm(format: &TableFormat, seed: u64, rounds: usize) -> u64 {
 fn members_come_go_stop_and_die_at_every_instant() {
     for engine in shared_engines() {
         let recovered: u64 =
-            (0..3).map(|seed| storm(&TableFormat::fixed8(engine), 40 + seed, 600)).sum();
-        assert!(recovered > 30, "{engine}: {recovered} members were recovered");
+            (0..4).map(|seed| storm(&TableFormat::fixed8(engine), 40 + seed, 1_500)).sum();
+        assert!(recovered > 100, "{engine}: {recovered} members were recovered");
     }
 }
 

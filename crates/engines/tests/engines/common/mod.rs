@@ -10,7 +10,9 @@ use farleaf_engines::dex::offload::OffloadService;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, ServerId, Snapshot};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Index, NodeRoom, PointerCheck, Settings, SortedPairs, TableReport};
+use farleaf_index::{
+    Index, IndexError, NodeRoom, PointerCheck, Settings, SortedPairs, TableReport,
+};
 use farleaf_pool::{AuditReport, PoolOptions, Session};
 
 pub use farleaf_harness::World;
@@ -44,9 +46,12 @@ pub async fn create(session: &Session, name: &str, format: &TableFormat) -> AnyI
 
 /// Opens a table, with a cache that holds some of it.
 pub async fn open(session: &Session, name: &str) -> AnyIndex {
-    farleaf_harness::open_table(session, name, CACHE_NODES, &Settings::default())
-        .await
-        .expect("open")
+    try_open(session, name).await.expect("open")
+}
+
+/// As [`open`], for members that may be fenced meanwhile.
+pub async fn try_open(session: &Session, name: &str) -> Result<AnyIndex, IndexError> {
+    farleaf_harness::open_table(session, name, CACHE_NODES, &Settings::default()).await
 }
 
 /// Nodes that caches hold.
