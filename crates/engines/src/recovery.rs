@@ -15,7 +15,7 @@ use super::drops::{finish_drops, mark_drops};
 /// ([`Session::recover_finish`]); dropped meanwhile, it leaves the dead to others.
 ///
 /// Others may go on meanwhile. What a dead one had of a table to itself is nobody's then
-/// ([`StoredTable::release_dead`]). Cost: 1 READ for every node of every table, and what the pool's
+/// ([`StoredTable::release_dead`]). Cost: 1 or 2 READs for every node of every table, and what the pool's
 /// recovery needs; 1 READ of the root table if there is none.
 ///
 /// # Errors
@@ -75,7 +75,7 @@ async fn given_up_on_error<T, E: Into<IndexError>>(
 /// Looks for lost objects in blocks whose members have left, and frees them. `None` if there is no such
 /// block. Others may go on meanwhile.
 ///
-/// Cost: 1 READ for every node of every table, and what the pool's sweep needs.
+/// Cost: 1 or 2 READs for every node of every table, and what the pool's sweep needs.
 ///
 /// # Errors
 /// As [`recover`].

@@ -54,7 +54,7 @@ impl StoredTable {
     /// Checks what lies in the pool, and marks it in `audit`. What the owner of a part of a table has
     /// in its cache alone is not counted; [`crate::AnyIndex`]'s `verify` writes it back first.
     ///
-    /// Cost: 1 READ for each level of each node.
+    /// Cost: 1 or 2 READs for each node, many of a level or of a node in one round trip; the engine says more.
     ///
     /// # Errors
     /// As [`farleaf_index::Index::verify`].

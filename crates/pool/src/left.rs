@@ -30,8 +30,9 @@ impl Session {
     /// Adopts the clients that members have left behind with announced objects: later ticks free these. Nothing if
     /// another member is the recoverer, or knows it as its duty, or this one recovers, which does so itself.
     ///
-    /// Cost: nothing if the last look at all members found none; else 1 READ of 16 bytes. If some may have been left: 1 READ and 2 CAS for the place of the recoverer, 1 READ
-    /// of the client table, 1 WRITE, and for each left client 1 CAS and 1 READ per server.
+    /// Cost: nothing if the last look at all members found none; else 1 READ of 16 bytes. If some may have been left:
+    /// 1 READ and 2 CAS for the place of the recoverer, 1 READ of the client table, 1 WRITE, and for each left client 1
+    /// CAS and 1 READ per server.
     ///
     /// # Errors
     /// `Fabric`, `Corrupt`: try again.

@@ -91,7 +91,8 @@ fn fig8_grows_step_by_step() {
 /// The systems that this build has are compared, and those that it lacks are rows that say so.
 #[test]
 fn fig6_has_a_row_for_each_system_of_the_paper() {
-    let options = ReproOptions { scale: 0.0001, ..ReproOptions::default() };
+    // At 0.0001, 4 threads do a few scans each, whose rate swings by half with equal READs.
+    let options = ReproOptions { scale: 0.0005, ..ReproOptions::default() };
     let report = named("dex-fig6").run(&options, &NoHosts, &NoProgress).unwrap();
     for name in ["read-only", "read-intensive", "write-intensive", "scan-intensive"] {
         for other in ["sherman", "smart", "p-sherman", "p-smart"] {
@@ -103,8 +104,7 @@ fn fig6_has_a_row_for_each_system_of_the_paper() {
         }
         let few = figure(&report, &format!("{name}, 4 threads, dex"), "Mops");
         let many = figure(&report, &format!("{name}, 144 threads, dex"), "Mops");
-        // At this scale 4 threads do a few operations each, whose rate swings by half.
-        assert!(few * 4.0 < many, "{name}: {few}, {many}");
+        assert!(few * 8.0 < many, "{name}: {few}, {many}");
     }
     assert_eq!(report.charts.len(), 5);
 }

@@ -182,7 +182,8 @@ fn draw_offload(rng: &mut Rng) -> &'static str {
 
 /// Visits the meta object, the ownership map, the logs, then the tree. The caller has a pin.
 ///
-/// Cost: 1 READ for each level of each node, 1 more for inner nodes of a placed table, 3, and 1 for each log.
+/// Cost: that of [`farleaf_index::blink::BlinkTree::walk`], 1 READ more for inner nodes of a placed table, 3, and 1 for
+/// each log.
 async fn walk_stored(
     remote: &RemoteTree,
     session: &Session,

@@ -14,7 +14,7 @@ use crate::dex::cache::FrameState;
 impl DexTree {
     /// Writes everything back, checks the cache, then walks the tree in remote memory.
     ///
-    /// Cost: that of a flush, then a READ for each level of each node.
+    /// Cost: that of a flush, then that of [`farleaf_index::blink::BlinkTree::walk`].
     pub(crate) async fn verify(
         self: &Arc<Self>,
         session: &Session,
