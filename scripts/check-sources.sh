@@ -117,6 +117,37 @@ if foreign=$(git ls-files -z 'crates/engines/src/*/*.rs' | LC_ALL=C xargs -0 -r 
     bad=1
 fi
 
+# Arrows inside of crates. The fabric's contract knows no fabric. Trees know no compute servers and compute servers no trees, and the parts that
+# messages, maps and guards are made of know neither an open table nor an engine.
+#   arrow FILES NAMES: none of these files imports one of these modules or types of the crate.
+arrow() {
+    local files=$1 names=$2 hits
+    if hits=$(git ls-files -z "crates/$files" |
+        LC_ALL=C xargs -0 -r perl -0777 -ne '
+            # Each import as one line, its braces undone one level deep.
+            s{//[^\n]*}{}g;
+            while (/\buse\s+(crate|super(?:::super)*)::([^;]*);/g) {
+                my ($root, $path) = ($1, $2);
+                $path =~ s/\s+//g;
+                my @names = $path =~ /^\{(.*)\}$/s ? split(/,(?![^{]*\})/, $1) : ($path);
+                for (@names) { print "$ARGV: use ${root}::$_\n" if /^('"$names"')(::|$)/ }
+            }
+            while (/\bcrate::('"$names"')::/g) { print "$ARGV: crate::$1\n" }' | sort -u) && [ -n "$hits" ]; then
+        printf 'an import that points the wrong way (docs/design/interface.md):\n%s\n' "$hits" >&2
+        bad=1
+    fi
+}
+
+arrow 'fabric/src/contract.rs' 'any|mapped|sim|tcp|verbs|AnyEndpoint|AnyFabric'
+arrow 'index/src/compute/**' 'bnode|blink|BlinkOptions'
+arrow 'index/src/bnode/**' 'compute'
+arrow 'index/src/blink/**' 'compute'
+for file in messages/mod messages/codec owned_table ownership/mod ownership/guard ownership/partitions \
+    ownership/two_slots ownership/load ownership/op_counters; do
+    [ -f "crates/index/src/compute/$file.rs" ] || { echo "scripts/check-sources.sh: no $file.rs" >&2; bad=1; }
+    arrow "index/src/compute/$file.rs" 'index|engine|Index|Engine'
+done
+
 # Type names. One name stands for one thing in a crate, so that a search finds it. scripts/type-names-twice.txt
 # lists those that stand for more, each with its reason, and only shrinks. Modules built alike on purpose may repeat
 # theirs: each fabric's Endpoint. Types within a test module or a macro do not count.

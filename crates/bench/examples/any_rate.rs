@@ -13,7 +13,7 @@ use std::time::Instant;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{
-    AnyEndpoint, AnyFabric, Client, Endpoint, Executor, Fabric, GlobalAddr, ServerId,
+    AnyEndpoint, AnyFabric, Client, Endpoint, Executor, Fabric, GlobalAddr, ServerId, ToAny,
 };
 use farleaf_index::{Index, OpenOptions};
 use farleaf_pool::{Pool, PoolOptions, Session, format};

@@ -16,15 +16,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
+use all_keys::All;
 use farleaf_engines::dex::{Dex, DexOptions, Durability, JoinOptions};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, ToAny};
 use farleaf_index::Index;
 use farleaf_pool::{Pool, PoolOptions, Session, format};
-
-use all_keys::All;
 
 const KEYS: u64 = 50_000;
 const ROUNDS: usize = 5;

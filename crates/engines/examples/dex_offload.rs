@@ -13,15 +13,14 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use all_keys::All;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use farleaf_engines::dex::{Dex, DexOptions, JoinOptions};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{RpcConfig, Sim, SimConfig};
-use farleaf_fabric::{Client, Endpoint, Fabric};
+use farleaf_fabric::{Client, Endpoint, Fabric, ToAny};
 use farleaf_index::Index;
 use farleaf_pool::{Pool, PoolOptions, format};
-
-use all_keys::All;
 
 const KEYS: u64 = 200_000;
 const CLIENTS: usize = 32;

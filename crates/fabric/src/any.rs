@@ -45,6 +45,24 @@ pub enum AnyEndpoint {
     Sim(SimEndpoint),
 }
 
+/// A fabric whose endpoints are some of [`AnyEndpoint`]'s: each of this crate.
+pub trait ToAny {
+    /// As [`Fabric::endpoint`], as the type that everything above the fabric uses.
+    ///
+    /// # Errors
+    /// As [`Fabric::endpoint`].
+    fn any_endpoint(&self) -> Result<AnyEndpoint, FabricError>;
+}
+
+impl<F: Fabric> ToAny for F
+where
+    F::Endpoint: Into<AnyEndpoint>,
+{
+    fn any_endpoint(&self) -> Result<AnyEndpoint, FabricError> {
+        self.endpoint().map(Into::into)
+    }
+}
+
 impl From<MappedEndpoint> for AnyEndpoint {
     fn from(endpoint: MappedEndpoint) -> Self {
         AnyEndpoint::Mapped(endpoint)
@@ -201,6 +219,11 @@ impl Endpoint for AnyEndpoint {
     #[inline]
     fn local(&self) -> &Local {
         on_endpoint!(self, it => it.local())
+    }
+
+    #[inline]
+    fn waits_in_real_time(&self) -> bool {
+        on_endpoint!(self, it => it.waits_in_real_time())
     }
 
     #[inline]

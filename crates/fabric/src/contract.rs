@@ -82,9 +82,9 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::{
-    AnyEndpoint, Buf, CallError, Capabilities, Counters, Executor, Exposed, FabricError,
-    GlobalAddr, Incarnation, Incoming, ListenConfig, Local, OpError, Ops, OwnRegion, Peer,
-    ServerId, Service, ServiceId, Words, calls,
+    Buf, CallError, Capabilities, Counters, Executor, Exposed, FabricError, GlobalAddr,
+    Incarnation, Incoming, ListenConfig, Local, OpError, Ops, OwnRegion, Peer, ServerId, Service,
+    ServiceId, Words, calls,
 };
 
 /// A set of memory servers that this process can reach, and the maker of endpoints to them.
@@ -97,17 +97,6 @@ pub trait Fabric: Clone + 'static {
     /// # Errors
     /// [`FabricError`] if no connection or memory can be had.
     fn endpoint(&self) -> Result<Self::Endpoint, FabricError>;
-
-    /// As [`Fabric::endpoint`], as the type that everything above the fabric uses.
-    ///
-    /// # Errors
-    /// As [`Fabric::endpoint`].
-    fn any_endpoint(&self) -> Result<AnyEndpoint, FabricError>
-    where
-        Self::Endpoint: Into<AnyEndpoint>,
-    {
-        self.endpoint().map(Into::into)
-    }
 
     /// Name of the implementation, as in `mapped` or `sim`.
     fn name(&self) -> &'static str;
@@ -191,6 +180,11 @@ pub trait Endpoint: Clone + 'static {
     /// Returns the promises of this fabric beyond the contract.
     fn capabilities(&self) -> Capabilities {
         self.local().pool.capabilities
+    }
+
+    /// Returns whether sleeps and deadlines wait in real time; in the simulator, time is virtual.
+    fn waits_in_real_time(&self) -> bool {
+        true
     }
 
     /// Returns whether an operation may fail with `Timeout` or `Unavailable`. If none can, a caller need not

@@ -53,7 +53,7 @@ pub mod verbs;
 mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
-pub use any::{AnyEndpoint, AnyFabric};
+pub use any::{AnyEndpoint, AnyFabric, ToAny};
 pub use calls::{
     CALL_BYTES_MAX, CallError, Closed, Exposed, Incoming, ListenConfig, OwnRegion, Peer,
 };

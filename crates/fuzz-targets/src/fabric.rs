@@ -11,7 +11,7 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{
     AnyEndpoint, Client, Fabric, GlobalAddr, OpErrorKind, ServerId, Service, ServiceId,
-    ServiceReply, Words,
+    ServiceReply, ToAny, Words,
 };
 
 use crate::bytes::Bytes;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ServerId};
+use farleaf_fabric::{Endpoint, GlobalAddr, ServerId, ToAny};
 use farleaf_harness::make_pool;
 use farleaf_index::bnode::{KeyFormat, Layout, NodeMut, ValueFormat, verify_image};
 use farleaf_index::{Index, OpenOptions};

@@ -5,7 +5,7 @@
 
 use farleaf_engines::{AnyIndex, StoredTable, TableFormat, recover};
 use farleaf_fabric::sim::Sim;
-use farleaf_fabric::{Endpoint, Fabric, ServerId};
+use farleaf_fabric::{Endpoint, ServerId, ToAny};
 use farleaf_harness::join;
 use farleaf_index::{Entries, Index, IndexError, OpenOptions, ScanRange};
 use farleaf_pool::{Audit, PoolError, Session};

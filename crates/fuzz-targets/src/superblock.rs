@@ -5,7 +5,7 @@
 
 use farleaf_engines::recover;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Client, Fabric, ServerId};
+use farleaf_fabric::{Client, ServerId, ToAny};
 use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, format};
 
 use crate::bytes::Bytes;

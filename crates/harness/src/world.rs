@@ -4,7 +4,7 @@ use farleaf_engines::Engine;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::tcp::Tcp;
-use farleaf_fabric::{AnyEndpoint, Fabric, FabricError};
+use farleaf_fabric::{AnyEndpoint, Fabric, FabricError, ToAny};
 use farleaf_pool::{PoolOptions, Session};
 
 use crate::{HarnessError, LoopbackServers, make_pool};

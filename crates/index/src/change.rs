@@ -2,6 +2,15 @@
 
 use farleaf_fabric::OpKind;
 
+/// The result of a compare-exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// The key held what was expected and holds the new value now, or is gone if there is none.
+    Done,
+    /// The key held something else; nothing was changed.
+    Differs,
+}
+
 /// A change of one key: insert, update, upsert, remove and compare-exchange in one form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change<'a> {

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 
 use farleaf_pool::Session;
 
-use crate::IndexError;
-use crate::compute::Work;
+use crate::{IndexError, Work};
 
 /// Named counts of what one compute server has done with a table. They only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

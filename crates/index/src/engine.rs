@@ -10,9 +10,8 @@ use farleaf_pool::{Audit, Recovery, Session};
 use fastrand::Rng;
 
 use crate::bnode::Layout;
-use crate::index::{Index, TableReport};
 use crate::walk::Visitor;
-use crate::{IndexError, Knobs, OpenOptions, Settings, Stored};
+use crate::{Index, IndexError, Knobs, OpenOptions, Settings, Stored, TableReport};
 
 /// A design of index: how its tables are made, opened, walked and looked after.
 ///

@@ -1,5 +1,11 @@
 //! Entries: hold the pairs of a scan in order, in one piece of memory that scans reuse.
 
+/// Sorted pairs for a bulk load, lent one at a time.
+pub trait SortedPairs {
+    /// The next pair, with a key larger than all before; `None` at the end.
+    fn next(&mut self) -> Option<(&[u8], &[u8])>;
+}
+
 /// A list of key-value pairs. Cleared and filled again, it allocates nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entries {

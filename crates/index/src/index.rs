@@ -1,86 +1,16 @@
 //! Index trait: the operations that every engine's tables implement.
 
 use std::future::Future;
-use std::ops::Bound;
 
 use farleaf_pool::{Audit, Session};
 
-use crate::change::{Change, Outcome};
+use crate::change::{Change, Exchange, Outcome};
 use crate::compute::OwnedTable;
 use crate::counters::{CacheControl, CounterSet};
+use crate::entries::SortedPairs;
+use crate::scan_range::ScanRange;
+use crate::walk::TableReport;
 use crate::{Entries, IndexError};
-
-/// The result of a compare-exchange.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exchange {
-    /// The key held what was expected and holds the new value now, or is gone if there is none.
-    Done,
-    /// The key held something else; nothing was changed.
-    Differs,
-}
-
-/// The keys that a scan returns, and the end that it starts from.
-#[derive(Clone, Copy, Debug)]
-pub struct ScanRange<'a> {
-    /// Lower end.
-    pub from: Bound<&'a [u8]>,
-    /// Upper end.
-    pub to: Bound<&'a [u8]>,
-    /// From the largest key down.
-    pub reverse: bool,
-}
-
-impl ScanRange<'_> {
-    /// All keys, ascending.
-    pub const ALL: ScanRange<'static> =
-        ScanRange { from: Bound::Unbounded, to: Bound::Unbounded, reverse: false };
-
-    /// The range between two ends.
-    pub fn between<'a>(
-        from: &'a Bound<Vec<u8>>,
-        to: &'a Bound<Vec<u8>>,
-        reverse: bool,
-    ) -> ScanRange<'a> {
-        let (from, to) = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
-        ScanRange { from, to, reverse }
-    }
-
-    /// Tells whether `key` is in the range.
-    pub fn holds(&self, key: &[u8]) -> bool {
-        use std::ops::RangeBounds;
-        (self.from, self.to).contains(key)
-    }
-}
-
-/// Sorted pairs for a bulk load, lent one at a time.
-pub trait SortedPairs {
-    /// The next pair, with a key larger than all before; `None` at the end.
-    fn next(&mut self) -> Option<(&[u8], &[u8])>;
-}
-
-/// The findings of an engine's walk over its remote structure.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TableReport {
-    /// Keys present.
-    pub keys: u64,
-    /// Bytes of keys and values.
-    pub data_bytes: u64,
-    /// Bytes of nodes.
-    pub node_bytes: u64,
-    /// Bytes of inner nodes, of those, where an engine tells them apart.
-    pub inner_bytes: u64,
-    /// Bytes of inner nodes that are reserved for slots to come, of those.
-    pub reserved_bytes: u64,
-    /// Bytes of records outside of nodes.
-    pub record_bytes: u64,
-    /// Nodes per level, leaves first.
-    pub nodes_per_level: Vec<u64>,
-    /// Nodes that no parent knows yet: splits that nobody has finished. They are legal, and finished
-    /// by whoever meets them.
-    pub unfinished_splits: u64,
-    /// Violated invariants, each with its name, place and what was found. Empty if all is well.
-    pub problems: Vec<String>,
-}
 
 /// One table of one engine, as one compute server sees it. Shared by all sessions of the server.
 ///

@@ -3,11 +3,10 @@
 use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Session};
 
-use crate::IndexError;
 use crate::bnode::Layout;
 use crate::engine::Engine;
-use crate::index::TableReport;
 use crate::walk::{Collector, Marker, Visitor};
+use crate::{IndexError, TableReport};
 
 /// A table in the pool as its engine needs it, be it open or not.
 #[derive(Clone, Debug)]

@@ -10,13 +10,36 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Audit;
 
 use crate::IndexError;
-use crate::index::TableReport;
 
 /// Problems that a report holds in full.
 const PROBLEMS_MAX: usize = 100;
 /// Problems of objects after which a walk ends. If damage has led a pointer back to where the walk comes from, it meets
 /// the same objects again and again.
 const WALK_PROBLEMS_MAX: usize = 10_000;
+
+/// The findings of an engine's walk over its remote structure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableReport {
+    /// Keys present.
+    pub keys: u64,
+    /// Bytes of keys and values.
+    pub data_bytes: u64,
+    /// Bytes of nodes.
+    pub node_bytes: u64,
+    /// Bytes of inner nodes, of those, where an engine tells them apart.
+    pub inner_bytes: u64,
+    /// Bytes of inner nodes that are reserved for slots to come, of those.
+    pub reserved_bytes: u64,
+    /// Bytes of records outside of nodes.
+    pub record_bytes: u64,
+    /// Nodes per level, leaves first.
+    pub nodes_per_level: Vec<u64>,
+    /// Nodes that no parent knows yet: splits that nobody has finished. They are legal, and finished
+    /// by whoever meets them.
+    pub unfinished_splits: u64,
+    /// Violated invariants, each with its name, place and what was found. Empty if all is well.
+    pub problems: Vec<String>,
+}
 
 /// Receives the objects of a walk.
 pub trait Visitor {

@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use farleaf_fabric::mapped::Mapped;
-//! use farleaf_fabric::{Client, Fabric, OpKind};
+//! use farleaf_fabric::{Client, OpKind, ToAny};
 //! use farleaf_pool::{Pool, PoolOptions, format};
 //!
 //! let fabric = Mapped::anonymous(2, 8 << 20)?;

@@ -12,7 +12,8 @@ use crate::error::Result;
 use crate::options::TableInfo;
 use crate::range::KeyRange;
 use crate::store::Farleaf;
-use crate::table::{CompareExchange, TableCore};
+use crate::table::CompareExchange;
+use crate::table_core::TableCore;
 use crate::thread_context::{Session, ThreadContext};
 
 /// A table whose operations are futures, for programs with an async runtime (any).

@@ -10,7 +10,7 @@ use farleaf_engines::Engine;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
 use farleaf_fabric::verbs::{Verbs, VerbsConfig};
-use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, Processors, ServerId};
+use farleaf_fabric::{AnyFabric, Client, Endpoint, FabricError, Processors, ServerId, ToAny};
 use farleaf_index::knobs::CACHE;
 use farleaf_index::{OpenOptions, Settings};
 use farleaf_pool::PoolOptions;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farleaf_engines::StoredTable;
-use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric};
+use farleaf_fabric::{AnyFabric, Client, Endpoint, ToAny};
 use farleaf_index::sync::lock;
 use farleaf_index::{OpenOptions, Settings, suggest};
 use farleaf_pool::{Pool, PoolError, Root};
@@ -14,7 +14,7 @@ use farleaf_pool::{Pool, PoolError, Root};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::{Activity, Gates};
 use crate::serve::{ServeOptions, Serving};
-use crate::table::TableCore;
+use crate::table_core::TableCore;
 use crate::thread_context::{Session, ThreadContext};
 use crate::turns::Turns;
 

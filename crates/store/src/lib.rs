@@ -66,6 +66,7 @@ mod serve;
 mod store;
 mod sync;
 mod table;
+mod table_core;
 mod thread_context;
 mod turns;
 mod uri;

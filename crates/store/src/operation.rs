@@ -10,7 +10,8 @@ use farleaf_index::{Exchange, Index};
 use crate::async_table::{AsyncTable, own};
 use crate::error::{Error, ErrorKind, Result};
 use crate::many;
-use crate::table::{CompareExchange, Table, TableCore};
+use crate::table::{CompareExchange, Table};
+use crate::table_core::TableCore;
 use crate::thread_context::{Session, ThreadContext};
 
 /// An operation of [`Table::run_batch`]; each does what the method of its name does.

@@ -10,7 +10,8 @@ use crate::async_table::{AsyncTable, own};
 use crate::bounds::Interval;
 use crate::error::Result;
 use crate::range::{CHUNK_FIRST, KeyRange, next_chunk, set_excluded};
-use crate::table::{Table, TableCore};
+use crate::table::Table;
+use crate::table_core::TableCore;
 use crate::thread_context::ThreadContext;
 
 /// A key and its value.

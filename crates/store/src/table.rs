@@ -1,26 +1,21 @@
 //! Table: the blocking API of tables.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use farleaf_engines::AnyIndex;
-use farleaf_index::{
-    CacheControl, CounterSet, Entries, Index, IndexError, OpenOptions, ScanRange, SortedPairs,
-};
-use farleaf_pool::{Audit, PoolError, Root};
+use farleaf_index::{CacheControl, CounterSet, Entries, Index, IndexError, ScanRange, SortedPairs};
+use farleaf_pool::Audit;
 
 use crate::async_table::AsyncTable;
 use crate::bounds::Interval;
-use crate::error::{Error, ErrorKind, Result};
-use crate::many;
+use crate::error::Result;
 use crate::options::TableInfo;
 use crate::range::{KeyRange, Range};
 use crate::report::{TableReport, TableStats};
 use crate::store::Farleaf;
-use crate::thread_context::{Session, ThreadContext, UnderWay};
+use crate::table_core::TableCore;
+use crate::thread_context::{Session, ThreadContext};
 
 /// An ordered map from byte strings to byte strings, shared by everyone who has the pool open.
 ///
@@ -48,16 +43,6 @@ pub enum CompareExchange {
     Found(Option<Vec<u8>>),
 }
 
-/// A table as all handles of this process share it.
-pub(crate) struct TableCore {
-    index: AnyIndex,
-    root: Root,
-    info: TableInfo,
-    dropped: AtomicBool,
-    /// Operations of workers that are under way.
-    async_ops: AtomicUsize,
-}
-
 impl Table {
     pub(crate) fn new(store: Farleaf, core: Arc<TableCore>) -> Self {
         Table { store, core }
@@ -73,25 +58,25 @@ impl Table {
 
     /// The table's name.
     pub fn name(&self) -> &str {
-        &self.core.info.name
+        &self.core.info().name
     }
 
     /// Returns the table's name, engine and formats.
     pub fn info(&self) -> &TableInfo {
-        &self.core.info
+        self.core.info()
     }
 
     /// Returns the engine's own counts of what this process has done with the table, by name. The store's
     /// [`counters`](crate::Stats::counters) are those of remote operations.
     pub fn counters(&self) -> CounterSet {
         let mut counters = CounterSet::default();
-        self.core.index.counters(&mut counters);
+        self.core.index().counters(&mut counters);
         counters
     }
 
     /// Returns the bytes that this process's cache of the table takes now; `None` if the engine has none.
     pub fn cache_bytes(&self) -> Option<u64> {
-        self.core.index.cache().map(CacheControl::resident_bytes)
+        self.core.index().cache().map(CacheControl::resident_bytes)
     }
 
     /// The same table with `async` methods, which are done by worker threads of the store.
@@ -206,13 +191,13 @@ impl Table {
     /// ```
     pub fn range(&self, range: impl KeyRange) -> Range {
         let (from, to) = range.ends();
-        Range::new(self.clone(), Interval::of(from, to, self.core.info.keys))
+        Range::new(self.clone(), Interval::of(from, to, self.core.info().keys))
     }
 
     /// The pairs whose keys start with `prefix`, ascending.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Range {
         let prefix = prefix.as_ref().to_vec();
-        Range::new(self.clone(), Interval::prefix(prefix, self.core.info.keys))
+        Range::new(self.clone(), Interval::prefix(prefix, self.core.info().keys))
     }
 
     /// The pair with the smallest key.
@@ -338,176 +323,7 @@ impl Table {
 
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Table").field(&self.core.info).finish()
-    }
-}
-
-/// The operations, on a context of the calling thread.
-impl TableCore {
-    /// The table that `root` names.
-    pub(crate) async fn open(session: &Session, root: Root, options: &OpenOptions) -> Result<Self> {
-        let info = TableInfo::of(&root)?;
-        let index = AnyIndex::open(session, &root, options).await?;
-        Ok(TableCore { index, root, info, dropped: false.into(), async_ops: 0.into() })
-    }
-
-    /// Closes the engine's side of it; no operation is under way.
-    pub(crate) async fn close(&self, session: &Session) -> Result<()> {
-        self.named(self.index.close(session).await)
-    }
-
-    pub(crate) fn index(&self) -> &AnyIndex {
-        &self.index
-    }
-
-    pub(crate) fn root(&self) -> &Root {
-        &self.root
-    }
-
-    pub(crate) fn info(&self) -> &TableInfo {
-        &self.info
-    }
-
-    /// Does `op` on the index, with a session of `context`.
-    pub(crate) async fn on_index<T>(
-        &self,
-        context: &ThreadContext,
-        op: impl AsyncFnOnce(&AnyIndex, &Session) -> Result<T, IndexError>,
-    ) -> Result<T> {
-        let session = context.session().await?;
-        self.named(op(&self.index, &session).await)
-    }
-
-    pub(crate) async fn compare_exchange(
-        &self,
-        context: &ThreadContext,
-        key: &[u8],
-        expected: Option<&[u8]>,
-        new: Option<&[u8]>,
-    ) -> Result<CompareExchange> {
-        let session = context.session().await?;
-        self.exchange(&session, key, expected, new).await
-    }
-
-    pub(crate) async fn get_many<K: AsRef<[u8]>>(
-        &self,
-        context: &ThreadContext,
-        keys: &[K],
-    ) -> Result<Vec<Option<Vec<u8>>>> {
-        let values = RefCell::new(vec![None; keys.len()]);
-        many::for_each(context, keys.len(), async |session, at| {
-            let mut value = Vec::new();
-            if self.named(self.index.get(session, keys[at].as_ref(), &mut value).await)? {
-                values.borrow_mut()[at] = Some(value);
-            }
-            Ok(())
-        })
-        .await?;
-        Ok(values.into_inner())
-    }
-
-    pub(crate) async fn insert_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
-        &self,
-        context: &ThreadContext,
-        pairs: &[(K, V)],
-    ) -> Result<u64> {
-        // Two changes of one key must not be in flight together: the last of them stands for all.
-        let last: BTreeMap<&[u8], &[u8]> =
-            pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref())).collect();
-        let last: Vec<_> = last.into_iter().collect();
-        let new = Cell::new(0);
-        many::for_each(context, last.len(), async |session, at| {
-            let (key, value) = last[at];
-            let is_new = self.named(self.index.upsert(session, key, value).await)?;
-            new.set(new.get() + u64::from(is_new));
-            Ok(())
-        })
-        .await?;
-        Ok(new.get())
-    }
-
-    pub(crate) async fn remove_many<K: AsRef<[u8]>>(
-        &self,
-        context: &ThreadContext,
-        keys: &[K],
-    ) -> Result<u64> {
-        let removed = Cell::new(0);
-        many::for_each(context, keys.len(), async |session, at| {
-            let was_there = self.named(self.index.remove(session, keys[at].as_ref()).await)?;
-            removed.set(removed.get() + u64::from(was_there));
-            Ok(())
-        })
-        .await?;
-        Ok(removed.get())
-    }
-
-    pub(crate) async fn verify(&self, session: &Session, audit: &mut Audit) -> Result<TableReport> {
-        let walked = self.named(self.index.verify(session, audit).await)?;
-        Ok(TableReport::new(self.info.name.clone(), walked, self.index.parts()))
-    }
-
-    /// From here on operations fail; the caller waits for those that have begun. `false` if that was
-    /// so already.
-    pub(crate) fn set_dropped(&self) -> bool {
-        !self.dropped.swap(true, Ordering::SeqCst)
-    }
-
-    pub(crate) fn check_present(&self) -> Result<()> {
-        if self.dropped.load(Ordering::Relaxed) {
-            return Err(self.gone());
-        }
-        Ok(())
-    }
-
-    /// Passes a result on. If another process dropped the table, its operations meet nodes that
-    /// are not its own: says so instead.
-    #[inline]
-    pub(crate) async fn explain<T>(&self, context: &ThreadContext, result: Result<T>) -> Result<T> {
-        match result {
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unavailable) => {
-                let Ok(session) = context.session().await else { return Err(error) };
-                match session.open_root(&self.info.name).await {
-                    Err(PoolError::NoSuchTable(_)) => {}
-                    Ok(root) if root != self.root => {}
-                    _ => return Err(error),
-                }
-                self.set_dropped();
-                Err(self.gone())
-            }
-            result => result,
-        }
-    }
-
-    #[cold]
-    pub(crate) fn gone(&self) -> Error {
-        let message = format!("table \"{}\" was dropped", self.info.name);
-        Error::new(ErrorKind::NotFound, message)
-    }
-
-    /// Marks an operation of a worker as under way.
-    ///
-    /// # Errors
-    /// `NotFound` if the table was dropped.
-    pub(crate) fn begin_async(&self) -> Result<UnderWay<'_>> {
-        let under_way = UnderWay::begin(&self.async_ops);
-        // After the count: whoever drops the table sets the flag first and then looks at the count.
-        if self.dropped.load(Ordering::SeqCst) {
-            return Err(self.gone());
-        }
-        Ok(under_way)
-    }
-
-    /// Returns whether operations of workers are under way.
-    pub(crate) fn has_async_ops(&self) -> bool {
-        self.async_ops.load(Ordering::SeqCst) > 0
-    }
-
-    /// Puts the table's name in front of an error.
-    #[inline]
-    pub(crate) fn named<T>(&self, result: Result<T, IndexError>) -> Result<T> {
-        result.map_err(|error| {
-            Error::from(error).within(format_args!("table \"{}\"", self.info.name))
-        })
+        f.debug_tuple("Table").field(self.core.info()).finish()
     }
 }
 

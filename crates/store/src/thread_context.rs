@@ -16,7 +16,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
+use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny};
 use farleaf_pool::PoolError;
 
 use crate::core::Core;

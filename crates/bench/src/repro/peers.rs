@@ -9,7 +9,7 @@ use std::{
 
 use farleaf_engines::Engine;
 use farleaf_fabric::{
-    Endpoint, Fabric, FabricError, GlobalAddr, ServerId, Words,
+    Endpoint, FabricError, GlobalAddr, ServerId, ToAny, Words,
     tcp::MemoryServerConfig,
     verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer, devices},
 };

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use farleaf_fabric::{AnyEndpoint, Cost, Endpoint, Fabric, OpKind, Snapshot, mapped::Mapped};
+use farleaf_fabric::{AnyEndpoint, Cost, Endpoint, OpKind, Snapshot, ToAny, mapped::Mapped};
 use farleaf_harness::make_pool;
 use farleaf_index::Index;
 use farleaf_pool::{Pool, PoolOptions, Session};

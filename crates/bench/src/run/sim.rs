@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{
-    AnyEndpoint, Capabilities, Endpoint, Fabric, ListenConfig,
+    AnyEndpoint, Capabilities, Endpoint, Fabric, ListenConfig, ToAny,
     mapped::{Mapped, REGION_BYTES_MIN},
     sim::{AdversaryConfig, RpcConfig, SimConfig},
 };

@@ -201,7 +201,7 @@ fn bounds(context: &Context) -> Result<Vec<Vec<u8>>, BenchError> {
     if config.parts.boundaries == Some(Boundaries::Equal) {
         // Numbers have eight bytes, for any layout of the nodes.
         let layout = TableFormat::fixed8(config.engine).layout().map_err(BenchError::Table)?;
-        return Ok(equal_width(&layout, count).unwrap_or_default());
+        return Ok(equal_width(layout.options().key, count).unwrap_or_default());
     }
     if count == 1 {
         return Ok(Vec::new());

@@ -17,7 +17,7 @@ use farleaf_bench::{
 };
 use farleaf_engines::Engine;
 use farleaf_fabric::{
-    Client, Fabric,
+    Client, ToAny,
     tcp::{Tcp, TcpConfig},
 };
 use farleaf_harness::LoopbackServers;

@@ -146,7 +146,7 @@ impl CrashCase {
         let Case { name, start, prepared } = &*self.0;
         let prepared = prepared.get_or_init(|| {
             guarded(|| {
-                let found = state::find(start)?;
+                let found = state::find(start, run::TRIALS)?;
                 let ops = run::without_death(start, &found)?;
                 Ok(Prepared { found, ops })
             })

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use farleaf_engines::{AnyIndex, recover, recover_within};
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimFabric};
-use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId};
+use farleaf_fabric::{Client, Endpoint, OpKind, ServerId, ToAny};
 use farleaf_harness::{HarnessError, ensure, join, settle};
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, MemoryUse, Session};
@@ -19,7 +19,8 @@ use super::action::{Action, Actor, INITIAL, OTHER, TABLE, bulk_pairs, enter};
 use super::formats::Format;
 use super::point::CrashPoint;
 use super::state::{
-    CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, Setup, Start, TASKS_NS, apply, look,
+    CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, Setup, Start, TASKS_NS, TrialRuns, apply,
+    look,
 };
 use super::survivors::{self, EventLog, Survivor};
 use crate::history::{Answer, Event, History};
@@ -293,6 +294,9 @@ fn wait_for_end(
     };
     run_until(sim, 10_000, ACTION_NS_MAX, is_over, || "the action does not end".to_owned())
 }
+
+/// The runs for the search of states.
+pub(super) const TRIALS: TrialRuns = TrialRuns { without_death, unfinished_after };
 
 /// Runs the action to its end; returns the remote operations that it consists of.
 ///

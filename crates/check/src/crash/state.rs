@@ -13,7 +13,6 @@ use farleaf_pool::{Audit, Session};
 
 use super::action::{Action, INITIAL, TABLE};
 use super::formats::Format;
-use super::run;
 use crate::world::{create, small_world};
 
 /// Time after which an operation's tasks have ended, if nothing is held up.
@@ -253,8 +252,17 @@ pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableRep
     }
 }
 
+/// The runs of an action that the search asks the runner for.
+#[derive(Clone, Copy)]
+pub(super) struct TrialRuns {
+    /// Lists the remote operations of a run without a death.
+    pub(super) without_death: fn(&Start, &Found) -> Result<Vec<CountedOp>, HarnessError>,
+    /// Counts the splits that a death at a point leaves unfinished.
+    pub(super) unfinished_after: fn(&Start, &Found, CrashPlan) -> Result<u64, HarnessError>,
+}
+
 /// Finds the steps to a state and the action that makes the change.
-pub(super) fn find(start: &Start) -> Result<Found, HarnessError> {
+pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError> {
     let Start { format, state, .. } = start;
     let engine = format.table.engine;
     let (base, order, change, grows) = match state.script {
@@ -292,7 +300,7 @@ pub(super) fn find(start: &Start) -> Result<Found, HarnessError> {
             Setup::DiedIn(action) => action,
             _ => found.ok_or_else(missing)?,
         };
-        let plan = setup_plan(start, &result, before)?;
+        let plan = setup_plan(start, &result, before, runs)?;
         result.setup = Some((before, plan));
     }
     Ok(result)
@@ -333,12 +341,17 @@ fn hunt(
 }
 
 /// Finds the point at which the third compute server has to die.
-fn setup_plan(start: &Start, found: &Found, before: Action) -> Result<CrashPlan, HarnessError> {
+fn setup_plan(
+    start: &Start,
+    found: &Found,
+    before: Action,
+    runs: TrialRuns,
+) -> Result<CrashPlan, HarnessError> {
     let state = start.state;
     let alone = CrashState { setup: Setup::Nothing, by_actor: false, ..state };
     let alone = Start { state: alone, ..*start };
     let found = Found { action: before, ..found.clone() };
-    let ops = run::without_death(&alone, &found)?;
+    let ops = (runs.without_death)(&alone, &found)?;
     match state.setup {
         Setup::Nothing => Err(HarnessError("no setup".to_string())),
         Setup::Died(_) | Setup::DiedIn(_) => {
@@ -355,7 +368,7 @@ fn setup_plan(start: &Start, found: &Found, before: Action) -> Result<CrashPlan,
         Setup::Unfinished => {
             for op in (0..ops.len() as u64).rev() {
                 let plan = CrashPlan { op, way: CrashWay::Before };
-                if run::unfinished_after(&alone, &found, plan)? > 0 {
+                if (runs.unfinished_after)(&alone, &found, plan)? > 0 {
                     return Ok(plan);
                 }
             }

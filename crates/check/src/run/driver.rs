@@ -7,7 +7,7 @@ use farleaf_engines::{AnyIndex, StoredTable};
 use farleaf_fabric::sim::{
     AdversaryConfig, Direction, NetworkConfig, OpRecord, Sim, SimConfig, SimError,
 };
-use farleaf_fabric::{AnyEndpoint, Client as FabricClient, Endpoint, Fabric, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client as FabricClient, Endpoint, ServerId, ToAny};
 use farleaf_harness::{join, simulate};
 use farleaf_index::{Index, IndexError};
 use farleaf_pool::{Audit, PoolError, PoolOptions, Session, age, format};

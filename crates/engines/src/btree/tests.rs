@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, ToAny};
 use farleaf_index::blink::META_ROOT_LOCK;
 use farleaf_index::bnode::{KeyFormat, Layout, LayoutOptions, Node, NodeMut, ValueFormat};
 use farleaf_index::{BlinkOptions, Entries, Index, IndexError, ScanRange};

@@ -1,7 +1,7 @@
 //! Damage tests: objects that were overwritten and pools that are too large give typed errors, and lose nothing.
 
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::{AnyEndpoint, Client, Fabric, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client, GlobalAddr, OpKind, ServerId, ToAny};
 use farleaf_index::{
     Entries, Index, IndexError, OpenOptions, ScanRange, Settings, TableReport, Visitor,
 };

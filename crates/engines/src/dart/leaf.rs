@@ -208,7 +208,7 @@ pub(super) fn number_of(word: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use farleaf_fabric::mapped::Mapped;
-    use farleaf_fabric::{Endpoint, Fabric, ServerId};
+    use farleaf_fabric::{Endpoint, ServerId, ToAny};
 
     use super::*;
 

@@ -1,16 +1,15 @@
 //! Index of DEX: runs operations on own keys here, and forwards all others.
 
 use farleaf_fabric::OpKind;
+use farleaf_index::compute::OwnedTable;
 use farleaf_index::compute::ownership::{forward_change, forward_get, scan_all};
-use farleaf_index::compute::{OwnedTable, Work};
 use farleaf_index::{
-    CacheControl, Change, CounterSet, Entries, Index, IndexError, Outcome, ScanRange, SortedPairs,
-    TableReport,
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, Outcome, ScanRange, Seek,
+    SortedPairs, TableReport, Work,
 };
 use farleaf_pool::{Audit, Session};
 
 use super::Dex;
-use super::tree::Seek;
 
 impl Index for Dex {
     async fn get(

@@ -23,6 +23,7 @@
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
 mod cache;
+mod change;
 mod guest;
 mod index;
 mod log;
@@ -36,8 +37,7 @@ mod tree;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::blink::remote::RemoteTree;
-use farleaf_index::blink::{BlinkOptions, BlinkTree};
+use farleaf_index::blink::BlinkTree;
 use farleaf_index::bnode::Layout;
 use farleaf_index::compute::ownership::{Ownership, create_map};
 use farleaf_index::retire::retire_all;
@@ -78,9 +78,8 @@ impl Dex {
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
         let meta = BlinkTree::create(session, layout).await?;
-        let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
         let _pin = session.begin(OpKind::Maintenance).await?;
-        create_map(&remote.map_words(), session).await?;
+        create_map(&partition::map_words(meta), session).await?;
         Ok(meta)
     }
 
@@ -109,6 +108,11 @@ impl Dex {
         ownership: Ownership,
     ) -> Result<Self, IndexError> {
         Ok(Dex(Arc::new(DexTree::new(meta, layout, options, ownership)?)))
+    }
+
+    /// The table of a tree.
+    fn of(tree: &Arc<DexTree>) -> Self {
+        Dex(Arc::clone(tree))
     }
 
     /// Returns the address of its meta object.

@@ -8,16 +8,22 @@
 //! - `INV-DEX-PART-3` A node that was cached as shared is taken for exclusive only once its image
 //!   has been compared with remote memory, after the map gave all of its range to this compute server.
 
-use farleaf_fabric::{Incarnation, OpKind};
-use farleaf_index::blink::remote::Passage;
-use farleaf_index::compute::ownership::{Ownership, Partitions, Range};
+use farleaf_fabric::{GlobalAddr, Incarnation, OpKind};
+use farleaf_index::blink::BlinkOptions;
+use farleaf_index::blink::remote::RemoteTree;
+use farleaf_index::compute::ownership::{MapWords, Ownership, Partitions, Range};
 use farleaf_index::compute::{Guest, MoveError, RangeOwner};
-use farleaf_index::{Change, Entries, IndexError, Outcome, ScanRange};
+use farleaf_index::{Change, Entries, IndexError, Outcome, ScanCursor, ScanRange, Seek};
 use farleaf_pool::Session;
 
 use super::tree::Need;
-use super::tree::Seek;
 use super::{Dex, DexFail, OpContext};
+
+/// The words of the meta object that hold the ownership map.
+pub(super) fn map_words(meta: GlobalAddr) -> MapWords {
+    let [map, lock] = [0, 1].map(|number| RemoteTree::free_word(meta, number));
+    MapWords { meta, map, lock }
+}
 
 impl RangeOwner for Dex {
     fn ownership(&self) -> &Ownership {
@@ -54,10 +60,10 @@ impl RangeOwner for Dex {
     async fn scan_own(
         &self,
         session: &Session,
-        passage: &mut Passage<'_>,
+        cursor: &mut ScanCursor<'_>,
         out: &mut Entries,
     ) -> Result<Option<usize>, IndexError> {
-        self.0.scan_own(session, passage, out).await
+        self.0.scan_own(session, cursor, out).await
     }
 
     fn guest(&self) -> Option<&Guest> {
@@ -80,6 +86,12 @@ impl RangeOwner for Dex {
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
         self.guest_tree().change(session, change, held).await
+    }
+
+    /// By its redo record (`INV-DEX-GUEST-4`).
+    async fn finish_dead_guest(&self, session: &Session, dead: u64) -> Result<(), IndexError> {
+        let tree = RemoteTree::open(self.meta(), *self.layout(), BlinkOptions::default());
+        tree.finish_change_of(session, dead).await
     }
 
     async fn scan_unowned(

@@ -19,6 +19,7 @@ use fastrand::Rng;
 
 use super::log::read_log;
 use super::offload::{OFFLOAD_SERVICE, OffloadService};
+use super::partition::map_words;
 use super::tree::{check_placement, place_for};
 use super::{Dex, DexOptions, DexTree, Durability, FRAMES_MIN};
 
@@ -49,7 +50,7 @@ impl Dex {
             let _pin = session.begin(OpKind::Other).await?;
             session.reliable().word(RemoteTree::placement_word(meta)).await?
         };
-        let words = remote(meta, layout).map_words();
+        let words = map_words(meta);
         let ownership = match Ownership::join_or_kept::<DexTree>(words, session, join).await? {
             Ok(joined) => joined,
             Err(cache) => return Ok(Dex(cache)),
@@ -148,7 +149,7 @@ impl Engine for Dex {
 
     async fn check_unowned(session: &Session, table: &Stored) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
-        check_unowned(&remote(table.meta(), *table.layout()).map_words(), session).await
+        check_unowned(&map_words(table.meta()), session).await
     }
 
     fn draw(rng: &mut Rng, layout: &Layout) -> Settings {
@@ -194,8 +195,8 @@ async fn walk_stored(
     if visitor.is_done() {
         return Ok(());
     }
-    let map = read_map(&remote.map_words(), session).await?;
-    visitor.object("ownership map", map.addr, map.bytes);
+    let map = read_map(&map_words(remote.meta()), session).await?;
+    visitor.object("ownership map", map.place.addr, map.place.bytes);
     for (_, word) in map.logs {
         if visitor.is_done() {
             return Ok(());
@@ -219,7 +220,7 @@ async fn release_dead(
     layout: Layout,
 ) -> Result<usize, IndexError> {
     let _pin = session.begin(OpKind::Maintenance).await?;
-    let words = remote(meta, layout).map_words();
+    let words = map_words(meta);
     let (map, dead) = dead_holders(&words, session).await?;
     if dead.is_empty() {
         return Ok(0);

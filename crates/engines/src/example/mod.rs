@@ -15,10 +15,10 @@
 
 use farleaf_fabric::codec::{Reader, Writer};
 use farleaf_fabric::{Buf, GlobalAddr, OpKind};
-use farleaf_index::blink::lock::{Lock, lock_word};
 use farleaf_index::bnode::Layout;
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::knobs::NoOptions;
+use farleaf_index::remote_lock::{Lock, lock_word};
 use farleaf_index::{
     Change, Decision, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange, SortedPairs,
     Stored, TableReport, Visitor, check_key, check_value,

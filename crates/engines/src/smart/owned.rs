@@ -17,17 +17,18 @@
 use std::sync::{Arc, OnceLock};
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::bnode::{Layout, Seek};
+use farleaf_index::bnode::Layout;
 use farleaf_index::compute::ownership::{
     MapWords, OpGuard, Ownership, Range, RangeGuard, View, check_unowned, claim, close_whole,
-    create_map, dead_holders, forward_change, forward_get, give_away, read_map, scan_all,
+    create_map, dead_holders, forward_change, forward_get, give_away, read_map, release_once,
+    scan_all,
 };
 use farleaf_index::compute::{Guest, JoinOptions, Moving, OwnedTable, RangeOwner};
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::retry::backoff;
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
-    ScanRange, Settings, SortedPairs, Stored, TableReport, Visitor, check_key,
+    ScanRange, Seek, Settings, SortedPairs, Stored, TableReport, Visitor, check_key,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
@@ -54,7 +55,7 @@ pub(super) struct Inner {
 /// The words of the meta object that hold the ownership map; 0 in a new table.
 fn map_words(meta: GlobalAddr) -> MapWords {
     let [map, lock] = [META_MAP, META_MAP_LOCK].map(|offset| meta.plus(offset));
-    MapWords { meta, map, lock, guests: None }
+    MapWords { meta, map, lock }
 }
 
 impl PSmart {
@@ -201,7 +202,7 @@ impl Engine for PSmart {
             return Ok(());
         }
         let map = read_map(&map_words(table.meta()), session).await?;
-        visitor.object("ownership map", map.addr, map.bytes);
+        visitor.object("ownership map", map.place.addr, map.place.bytes);
         if visitor.is_done() {
             return Ok(());
         }
@@ -314,7 +315,7 @@ impl Index for PSmart {
         })?;
         {
             let _pin = session.begin(OpKind::Maintenance).await?;
-            ownership.release_once(session).await?;
+            release_once(self, session).await?;
         }
         self.let_go(session);
         Ok(())

@@ -1,11 +1,10 @@
 //! Owner: P-SMART's side of ownership, for its own ranges and for guests.
 
 use farleaf_fabric::{Incarnation, OpKind};
-use farleaf_index::blink::remote::Passage;
-use farleaf_index::bnode::{KeyFormat, Seek};
+use farleaf_index::bnode::KeyFormat;
 use farleaf_index::compute::ownership::{Ownership, Partitions, Range};
 use farleaf_index::compute::{Guest, MoveError, RangeOwner};
-use farleaf_index::{Change, Entries, IndexError, Outcome, ScanRange};
+use farleaf_index::{Change, Entries, IndexError, Outcome, ScanCursor, ScanRange, Seek};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -57,11 +56,11 @@ impl RangeOwner for PSmart {
     async fn scan_own(
         &self,
         session: &Session,
-        passage: &mut Passage<'_>,
+        cursor: &mut ScanCursor<'_>,
         out: &mut Entries,
     ) -> Result<Option<usize>, IndexError> {
         loop {
-            let seek = passage.seek();
+            let seek = cursor.seek();
             // For each part anew, so that a long scan does not keep a range from changing hands.
             let (_inside, part) = match self.acquire_part(session, seek).await? {
                 Ok(part) => part,
@@ -69,8 +68,8 @@ impl RangeOwner for PSmart {
             };
             self.0.ownership.check_open()?;
             let (low, high) = (part.low.as_deref(), part.high.as_deref());
-            let (from, to, wanted) = passage.rest_in(low, high, out);
-            let reverse = passage.is_reverse();
+            let (from, to, wanted) = cursor.rest_in(low, high, out);
+            let reverse = cursor.is_reverse();
             let range = ScanRange::between(&from, &to, reverse);
             let limit = wanted.min(PAIRS_INSIDE_MAX);
             let begun = out.len();
@@ -82,9 +81,9 @@ impl RangeOwner for PSmart {
             let goes_on = match out.last() {
                 Some((last, _)) if !is_whole => {
                     let last = last.to_vec();
-                    passage.go_on_behind(&last, out)
+                    cursor.go_on_behind(&last, out)
                 }
-                _ => passage.skip_to(if reverse { low } else { high }, out),
+                _ => cursor.skip_to(if reverse { low } else { high }, out),
             };
             if !goes_on {
                 return Ok(None);

@@ -4,16 +4,17 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use farleaf_engines::{AnyIndex, TableFormat, recover};
+use farleaf_fabric::sim::{Sim, SimConfig};
+use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny};
+use farleaf_index::{Index, IndexError};
+use farleaf_pool::Session;
+
 use crate::common::clients::{self, soak, sum_of_counters};
 use crate::common::{
     World, audit, create, formats_of, join, key, settle, shared_engines, shared_formats, start,
     value,
 };
-use farleaf_engines::{AnyIndex, TableFormat, recover};
-use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
-use farleaf_index::{Index, IndexError};
-use farleaf_pool::Session;
 
 const COMPUTES: usize = 3;
 

@@ -4,14 +4,15 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use crate::common::model::Run;
-use crate::common::{Pairs, World, check, cost_since, costs, create, join, open, settle};
 use farleaf_engines::dart::Dart;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Cost, Endpoint, Fabric, OpKind};
+use farleaf_fabric::{AnyEndpoint, Cost, Endpoint, OpKind, ToAny};
 use farleaf_index::{Index, IndexError, OpenOptions, Settings};
 use farleaf_pool::Session;
+
+use crate::common::model::Run;
+use crate::common::{Pairs, World, check, cost_since, costs, create, join, open, settle};
 
 async fn opened(session: &Session, format: &TableFormat, settings: &[(&str, &str)]) -> AnyIndex {
     opened_as(session, "t", format, settings).await

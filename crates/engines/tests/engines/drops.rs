@@ -6,13 +6,14 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use crate::common::{create, join, open, start};
 use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat, continue_drops, recover};
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Endpoint, Fabric, OpKind};
+use farleaf_fabric::{Endpoint, OpKind, ToAny};
 use farleaf_index::bnode::ValueFormat;
 use farleaf_index::{Index, IndexError};
 use farleaf_pool::{Audit, PoolOptions, Session};
+
+use crate::common::{create, join, open, start};
 
 const NAME: &str = "dropped";
 const KEEPER: usize = 0;

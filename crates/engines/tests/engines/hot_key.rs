@@ -4,12 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::common::{World, check, join, start};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
-use farleaf_fabric::{Cost, Endpoint, Fabric, OpKind, Snapshot};
+use farleaf_fabric::{Cost, Endpoint, OpKind, Snapshot, ToAny};
 use farleaf_index::{Index, OpenOptions, Settings};
 use farleaf_pool::{PoolOptions, Session};
+
+use crate::common::{World, check, join, start};
 
 const COMPUTES: usize = 4;
 const HOT: [u8; 8] = [7; 8];

@@ -3,10 +3,11 @@
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::common::model::Run;
-use crate::common::{World, create, engine_formats, grows};
 use farleaf_engines::{AnyIndex, TableFormat};
 use farleaf_pool::Session;
+
+use crate::common::model::Run;
+use crate::common::{World, create, engine_formats, grows};
 
 /// Of a new table.
 async fn run(session: Session, format: TableFormat, seed: u64, space: u64) -> Run<AnyIndex> {
@@ -102,7 +103,7 @@ fn random_operations_on_verbs() {
 
     use farleaf_fabric::tcp::MemoryServerConfig;
     use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer, devices};
-    use farleaf_fabric::{Fabric, ServerId, Words};
+    use farleaf_fabric::{ServerId, ToAny, Words};
 
     if !devices().is_ok_and(|names| !names.is_empty()) {
         eprintln!("random_operations_on_verbs: skipped: no RDMA device; `make verbs` runs it");

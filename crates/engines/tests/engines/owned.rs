@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig, OpKind};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig, OpKind, ToAny};
 use farleaf_index::bnode::ValueFormat;
 use farleaf_index::compute::{Host, MoveError, OwnedTable, RangeCalls, number_of};
 use farleaf_index::{CounterSet, Entries, Index, IndexError, OpenOptions, ScanRange, Settings};

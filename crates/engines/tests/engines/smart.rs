@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Pairs, World, check, cost_since, costs, create, settle};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Cost, OpKind};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{Entries, Index, IndexError, OpenOptions, ScanRange, Settings};
 use farleaf_pool::Session;
+
+use crate::common::{Pairs, World, check, cost_since, costs, create, settle};
 
 fn number(key: u64) -> [u8; 8] {
     // The low byte differs first: nodes with few slots, far from the root.

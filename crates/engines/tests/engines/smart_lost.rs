@@ -9,13 +9,14 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::task::Poll;
 
-use crate::common::{World, check, costs, join, settle, start};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
-use farleaf_fabric::{Endpoint, Fabric};
+use farleaf_fabric::{Endpoint, ToAny};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{Index, IndexError, NodeRoom, OpenOptions, PointerCheck, Settings};
 use farleaf_pool::Session;
+
+use crate::common::{World, check, costs, join, settle, start};
 
 /// A change, with the bytes of its value; `Close` unlinks what was removed.
 #[derive(Clone, Copy, Debug)]

@@ -4,12 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::common::World;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, OpKind, Snapshot};
+use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, Snapshot, ToAny};
 use farleaf_harness::{join, make_pool};
 use farleaf_index::{Index, OpenOptions, Settings};
+
+use crate::common::World;
 
 const COMPUTES: usize = 3;
 const KEYS: u64 = 3_000;

@@ -8,13 +8,14 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use crate::common::{World, create, join, open, start};
 use farleaf_engines::{AnyIndex, Engine, TableFormat, recover};
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimConfig, Verb};
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, OpKind, ServerId};
+use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, ServerId, ToAny};
 use farleaf_index::bnode::ValueFormat;
 use farleaf_index::{Index, IndexError};
 use farleaf_pool::{Audit, Session};
+
+use crate::common::{World, create, join, open, start};
 
 /// Verifies, and so takes over.
 const TAKER: usize = 0;

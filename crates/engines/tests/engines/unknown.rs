@@ -7,15 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 
-use crate::common::{
-    World, audit, create, formats_of, join, key, settle, shared_engines, start, value,
-};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Direction, Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ServerId};
+use farleaf_fabric::{AnyEndpoint, Endpoint, ServerId, ToAny};
 use farleaf_index::bnode::KeyFormat;
 use farleaf_index::{Entries, Exchange, Index, IndexError, ScanRange};
 use farleaf_pool::{Pool, PoolError, Session};
+
+use crate::common::{
+    World, audit, create, formats_of, join, key, settle, shared_engines, start, value,
+};
 
 const COMPUTES: usize = 3;
 const CLIENTS: usize = 6;

@@ -219,6 +219,10 @@ impl Endpoint for SimEndpoint {
         self.thread.inner.machine.borrow().has_regions
     }
 
+    fn waits_in_real_time(&self) -> bool {
+        false
+    }
+
     fn now_ns(&self) -> u64 {
         self.thread.clock.at(self.thread.inner.now_ps()) / PS
     }

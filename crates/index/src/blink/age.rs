@@ -7,10 +7,9 @@ use farleaf_pool::Session;
 
 use super::BlinkTree;
 use super::verify::NODE;
-use crate::IndexError;
 use crate::bnode::NodeMut;
-use crate::index::TableReport;
 use crate::walk::Visitor;
+use crate::{IndexError, TableReport};
 
 /// Changes that a node's version has left before it wraps.
 const LEFT: u64 = 2;

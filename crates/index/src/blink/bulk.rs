@@ -8,10 +8,9 @@ use farleaf_pool::Session;
 
 use super::records::{fill_record, record_bytes};
 use super::{BlinkFail, BlinkTree};
-use crate::IndexError;
 use crate::bnode::{Head, Layout, LeafEntry, Node, RecordRef, Value};
-use crate::index::SortedPairs;
 use crate::limits::VALUE_BYTES_MAX;
+use crate::{IndexError, SortedPairs};
 
 /// Nodes written at once.
 const BATCH_NODES: usize = 16;

@@ -15,8 +15,8 @@ use farleaf_pool::{Session, Unlinked};
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
 use super::{BlinkFail, BlinkTree};
-use crate::IndexError;
-use crate::bnode::{ChangeError, Head, LeafEntry, Node, Seek, Value};
+use crate::bnode::{ChangeError, Head, LeafEntry, Node, Value};
+use crate::{IndexError, Seek};
 
 /// Entries of a leaf, in the order of their keys.
 pub type LeafPairs = Vec<(Vec<u8>, Vec<u8>)>;

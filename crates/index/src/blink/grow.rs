@@ -6,10 +6,10 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session};
 
-use super::lock::{Lock, lock_word};
 use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT, META_ROOT_LOCK};
-use crate::IndexError;
-use crate::bnode::{Head, Layout, LeafEntry, Node, Seek};
+use crate::bnode::{Head, Layout, LeafEntry, Node};
+use crate::remote_lock::{Lock, lock_word};
+use crate::{IndexError, Seek};
 
 /// First word of a meta object.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"FLbtree1");

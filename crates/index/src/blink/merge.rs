@@ -19,8 +19,8 @@ use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::{BlinkFail, BlinkTree, redo};
-use crate::IndexError;
-use crate::bnode::{Cover, Seek};
+use crate::bnode::Cover;
+use crate::{IndexError, Seek};
 
 impl BlinkTree {
     /// Tries to merge the node below `parent_level` that covers `key` with a neighbour, and goes on

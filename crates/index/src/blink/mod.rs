@@ -45,7 +45,7 @@ mod age;
 mod bulk;
 mod edit;
 mod grow;
-pub mod lock;
+mod lock;
 mod merge;
 mod read;
 mod records;

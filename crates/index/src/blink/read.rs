@@ -8,9 +8,9 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 
 use super::{BlinkFail, BlinkTree, LEVEL_MASK, META_ROOT};
-use crate::IndexError;
-use crate::bnode::{Cover, Kind, Node, Seek};
+use crate::bnode::{Cover, Kind, Node};
 use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
+use crate::{IndexError, Seek};
 
 /// Attempts at one operation before it gives up.
 const RESTARTS_MAX: u32 = 20_000;
@@ -167,7 +167,7 @@ impl BlinkTree {
                 image = self.read_again(session, addr, at, image).await?;
             }
             let node = Node::new(&self.layout, image.words());
-            match seek.covered(&node) {
+            match node.covers_place(seek) {
                 Cover::Inside if at == level => {
                     // A leaf that is the root gives way to a loaded tree under its lock, and is dead only
                     // after that: in between its content is not the table's any more. If the lock was free
@@ -179,7 +179,7 @@ impl BlinkTree {
                     return Ok((addr, image));
                 }
                 Cover::Inside => {
-                    addr = self.pointer(seek.child(&node).1, addr)?;
+                    addr = self.pointer(node.child_at_place(seek).1, addr)?;
                     at -= 1;
                 }
                 Cover::Above => addr = self.pointer(node.right(), addr)?,

@@ -31,11 +31,12 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::lock::{Lock, Locked};
+use super::lock::Locked;
 use super::{BlinkTree, DEAD};
 use crate::IndexError;
 use crate::bnode::{Kind, Layout, Node, NodeMut};
 use crate::detach::unfinished_work;
+use crate::remote_lock::Lock;
 use crate::retry::LockWait;
 
 /// Most nodes of one record.
@@ -166,7 +167,7 @@ impl BlinkTree {
     /// of that word ([`super::remote::RemoteTree::change`]).
     ///
     /// Cost: 1 READ per memory server; if there is such a record, that of [`BlinkTree::recover`].
-    pub(crate) async fn finish_change_of(
+    pub async fn finish_change_of(
         self: &Arc<Self>,
         session: &Session,
         holder: u64,

@@ -12,12 +12,10 @@ use farleaf_pool::Session;
 
 pub use super::bulk::NewTree;
 use super::read::Unfinished;
-pub use super::scan::Passage;
 use super::{BlinkFail, BlinkOptions, BlinkTree, LEVEL_MASK, META_ROOT, read};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Layout, NodeMut, RecordRef};
 use crate::change::{Change, Outcome};
-use crate::compute::ownership::MapWords;
 use crate::retry::backoff;
 
 /// First word of the meta object that is free for the engine.
@@ -43,16 +41,15 @@ impl RemoteTree {
         RemoteTree(Arc::new(BlinkTree::with(meta, layout, options, true)))
     }
 
-    /// The words of the meta object that hold the ownership map of a table that has one.
-    pub fn map_words(&self) -> MapWords {
-        let meta = self.0.meta;
-        let [map, lock] = [8, 16].map(|offset| meta.plus(META_FREE + offset));
-        MapWords { meta, map, lock, guests: Some(*self.layout()) }
+    /// A word of the meta object that is the engine's: `number` is 0 to 2.
+    pub fn free_word(meta: GlobalAddr, number: u64) -> GlobalAddr {
+        debug_assert!(number < 3);
+        meta.plus(META_FREE + 8 * (number + 1))
     }
 
     /// The word of the meta object that says up to which level nodes lie on their children's server.
     pub fn placement_word(meta: GlobalAddr) -> GlobalAddr {
-        meta.plus(META_FREE + 24)
+        Self::free_word(meta, 2)
     }
 
     /// The bit of that word that says that some nodes do not: their server was full, or they are older.

@@ -9,11 +9,10 @@ use farleaf_pool::{LockToken, Session};
 use super::read::Restarts;
 use super::records::record_bytes;
 use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT_LOCK, grow};
-use crate::IndexError;
-use crate::bnode::{Cover, Kind, Node, Seek, StoredValue, verify_image};
-use crate::index::TableReport;
+use crate::bnode::{Cover, Kind, Node, StoredValue, verify_image};
 use crate::retry::LockWait;
 use crate::walk::Visitor;
+use crate::{IndexError, Seek, TableReport};
 
 /// Kind of the objects that are nodes.
 pub(super) const NODE: &str = "node";
@@ -226,7 +225,7 @@ impl BlinkTree {
         }
         let (addr, image) = (GlobalAddr::from_word(next)?, ahead.read.remove(&next)?);
         let is_it = self.is_current(&image, addr, level)
-            && seek.covered(&Node::new(&self.layout, image.words())) == Cover::Inside;
+            && Node::new(&self.layout, image.words()).covers_place(seek) == Cover::Inside;
         is_it.then_some((addr, image))
     }
 
@@ -309,7 +308,7 @@ impl BlinkTree {
             let (lock, image) = (ops.buf(0).words()[0], ops.take_buf(1));
             let node = Node::new(&self.layout, image.words());
             let is_it =
-                self.is_current(&image, addr, level) && seek.covered(&node) == Cover::Inside;
+                self.is_current(&image, addr, level) && node.covers_place(seek) == Cover::Inside;
             if lock == 0 && is_it {
                 return Ok(Some((addr, image)));
             }
@@ -365,7 +364,7 @@ impl BlinkTree {
         let Some((_, image)) = self.find(session, seek, level + 1).await? else {
             return Ok(false);
         };
-        Ok(seek.child(&Node::new(&self.layout, image.words())).1 == addr)
+        Ok(Node::new(&self.layout, image.words()).child_at_place(seek).1 == addr)
     }
 
     async fn check_meta(

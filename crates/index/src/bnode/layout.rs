@@ -2,6 +2,7 @@
 
 use super::words::HEAD_WORDS;
 use crate::shape::{NodeRoom, PointerCheck};
+use crate::spec::{KeyFormat, ValueFormat};
 
 /// Longest key in bytes, in any layout.
 pub const KEY_BYTES_MAX: usize = 1024;
@@ -23,27 +24,6 @@ const DENSE_KEY_MAX: usize = 64;
 const DENSE_VALUE_MAX: usize = 256;
 /// Fewest entries or separators that a capacity may allow.
 const CAP_MIN: usize = 2;
-
-/// The byte strings that a table takes as keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeyFormat {
-    /// Exactly this many bytes.
-    Fixed(usize),
-    /// Up to `max` bytes, the empty key included.
-    Bytes {
-        /// Longest key in bytes.
-        max: usize,
-    },
-}
-
-/// The byte strings that a table takes as values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ValueFormat {
-    /// Exactly this many bytes.
-    Fixed(usize),
-    /// Any length; beyond [`Layout::inline_value_max`] the leaf holds a reference to a record.
-    Bytes,
-}
 
 /// The parts that a [`Layout`] is made from. Every node of a tree has the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -62,7 +62,6 @@ mod edit;
 mod encode;
 mod header;
 mod layout;
-mod seek;
 mod slotted;
 mod split;
 mod strings;
@@ -73,14 +72,14 @@ mod words;
 #[cfg(test)]
 mod tests;
 
+pub use crate::spec::{KeyFormat, ValueFormat};
 pub use edit::{ChangeError, NodeMut, Posted};
 pub use encode::LeafEntry;
 pub use header::{Head, Kind};
 pub use layout::{
-    BUCKET_BYTES_MAX, BUCKET_BYTES_MIN, KEY_BYTES_MAX, KeyFormat, Layout, LayoutError,
-    LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN, ValueFormat,
+    BUCKET_BYTES_MAX, BUCKET_BYTES_MIN, KEY_BYTES_MAX, Layout, LayoutError, LayoutOptions,
+    NODE_BYTES_MAX, NODE_BYTES_MIN,
 };
-pub use seek::Seek;
 pub use split::Split;
 pub use strings::{common_prefix, shortest_separator};
 pub use verify::{NodeError, verify_image};

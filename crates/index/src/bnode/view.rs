@@ -3,6 +3,7 @@
 use super::header::{Kind, Meta, RIGHT_WORD, SELF_WORD, VERSION_WORD, meta};
 use super::layout::Layout;
 use super::words::{SUM_WORD, Word, sum, word};
+use crate::Seek;
 
 /// A value too long for a leaf: where it is and how long it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,6 +189,18 @@ impl<'a, W: Word> Node<'a, W> {
         self.covers_at(key, true)
     }
 
+    /// Returns whether the node covers a place in the order of keys, by its fences.
+    #[inline]
+    pub fn covers_place(&self, place: Seek<'_>) -> Cover {
+        match place {
+            Seek::At(key) => self.covers(key),
+            Seek::After(key) => self.covers_after(key),
+            Seek::First => Cover::Inside,
+            Seek::Last if self.right() != 0 => Cover::Above,
+            Seek::Last => Cover::Inside,
+        }
+    }
+
     #[inline(always)]
     fn covers_at(&self, key: &[u8], after: bool) -> Cover {
         if self.layout.dense {
@@ -219,6 +232,17 @@ impl<'a, W: Word> Node<'a, W> {
     #[inline]
     pub fn child_after(&self, key: &[u8]) -> (usize, u64) {
         self.child_at(key, true)
+    }
+
+    /// Inner: index and address of the child that covers a place in the order of keys.
+    #[inline]
+    pub fn child_at_place(&self, place: Seek<'_>) -> (usize, u64) {
+        match place {
+            Seek::At(key) => self.child_for(key),
+            Seek::After(key) => self.child_after(key),
+            Seek::First => (0, self.child(0).unwrap_or(0)),
+            Seek::Last => (self.count(), self.child(self.count()).unwrap_or(0)),
+        }
     }
 
     #[inline(always)]

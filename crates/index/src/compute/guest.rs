@@ -22,12 +22,11 @@ use super::messages::{OpReply, Patience};
 use super::ownership::{
     Partitions, lock_map, read_map, refresh_map, reply_of, scan_begin, seek_of, take_free,
 };
-use crate::blink::lock::Lock;
 use crate::change::Outcome;
 use crate::detach::{run_to_end, unfinished_change, unfinished_work};
-use crate::index::ScanRange;
 use crate::op::Op;
-use crate::{Entries, IndexError};
+use crate::remote_lock::Lock;
+use crate::{Entries, IndexError, ScanRange};
 
 /// Pairs that a guest reads between two looks at the map.
 pub(crate) const PAIRS_MAX: usize = 1024;
@@ -127,7 +126,7 @@ impl Guest {
         session: &Session,
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
-        let lock = lock_map(table.ownership().words(), session).await?;
+        let lock = lock_map(table, session).await?;
         let map = read_map(table.ownership().words(), session).await?;
         let patient = session.without_deadline();
         let (table, lock) = (table.clone(), lock.with_session(&patient));
@@ -159,7 +158,7 @@ async fn change_unowned<T: RangeOwner>(
 ) -> Result<Option<OpReply>, IndexError> {
     let done = {
         let _pin = session.begin(op.kind()).await?;
-        let lock = lock_map(table.ownership().words(), session).await?;
+        let lock = lock_map(table, session).await?;
         let map = read_map(table.ownership().words(), session).await?;
         if is_unowned(&map, op) {
             let patient = session.without_deadline();

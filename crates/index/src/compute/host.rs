@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use farleaf_fabric::{AnyEndpoint, Endpoint, GlobalAddr, Incoming};
+use farleaf_fabric::{Endpoint, GlobalAddr, Incoming};
 use farleaf_pool::Session;
 
 use super::messages::{decode_request, encode_reply, within};
@@ -94,7 +94,7 @@ impl<T: HostedTable> Host<T> {
     /// does what one could not do.
     pub async fn serve(self: Arc<Self>, session: Session) -> Result<(), IndexError> {
         let endpoint = session.endpoint().clone();
-        let is_real = !matches!(endpoint, AnyEndpoint::Sim(_));
+        let is_real = endpoint.waits_in_real_time();
         let tick_ns = if is_real { REAL_TICK_NS } else { TICK_NS };
         let mut ticked_ns = endpoint.now_ns();
         let mut quiet_ticks = 0;

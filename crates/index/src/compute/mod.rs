@@ -29,7 +29,7 @@ use messages::{OpReply, Request};
 pub use migration::{
     Balance, BalanceOptions, Balancer, MoveError, Moving, PartLoad, RangeCalls, RangeMove,
 };
-pub use owned_table::{OwnedTable, Work};
+pub use owned_table::OwnedTable;
 pub use ownership::{JoinOptions, Owner, Take, equal_width, sampled};
 pub use range_owner::RangeOwner;
 

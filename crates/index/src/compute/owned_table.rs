@@ -1,18 +1,12 @@
 //! Owned table: the calls on an open table whose ranges of keys have owners, for every such engine.
 
-use std::future::Future;
-use std::pin::Pin;
-
 use farleaf_fabric::{GlobalAddr, Incarnation};
 use farleaf_pool::Session;
 
 use super::messages::{OpReply, Request};
 use super::ownership::{self, Ownership};
 use super::{HostedTable, RangeOwner, Take};
-use crate::IndexError;
-
-/// Work that is boxed, so that a table of any engine can be asked for it. None of it is on an operation's way.
-pub type Work<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+use crate::{IndexError, Work};
 
 /// An open table whose ranges of keys have owners. [`RangeCalls`](super::RangeCalls) are further calls on it.
 pub trait OwnedTable {

@@ -8,10 +8,8 @@ use farleaf_pool::Session;
 use super::Guest;
 use super::migration::MoveError;
 use super::ownership::{Ownership, Partitions, Range};
-use crate::blink::remote::Passage;
 use crate::change::{Change, Outcome};
-use crate::index::ScanRange;
-use crate::{Entries, IndexError};
+use crate::{Entries, IndexError, ScanCursor, ScanRange};
 
 /// An engine's open table whose ranges of keys have owners: the engine's side of ownership.
 ///
@@ -46,12 +44,12 @@ pub trait RangeOwner: Clone + 'static {
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError>;
 
-    /// Appends the pairs that `passage` still wants to `out`, as far as its places are own keys: the partition
+    /// Appends the pairs that `cursor` still wants to `out`, as far as its places are own keys: the partition
     /// of the first that is not, `None` if all is done. It acquires the guard itself, as often as it likes.
     async fn scan_own(
         &self,
         session: &Session,
-        passage: &mut Passage<'_>,
+        cursor: &mut ScanCursor<'_>,
         out: &mut Entries,
     ) -> Result<Option<usize>, IndexError>;
 
@@ -84,6 +82,15 @@ pub trait RangeOwner: Clone + 'static {
         _map: &Partitions,
         _is_last: bool,
     ) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    /// Finishes what the dead client that `dead` stands for was changing under the map's lock as a guest. Several takers
+    /// of that lock may call it at once.
+    ///
+    /// # Errors
+    /// Those of a change; the lock is not taken over then.
+    async fn finish_dead_guest(&self, _session: &Session, _dead: u64) -> Result<(), IndexError> {
         Ok(())
     }
 

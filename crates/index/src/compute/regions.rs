@@ -84,7 +84,7 @@ pub async fn on_region<T>(
 #[cfg(test)]
 mod tests {
     use farleaf_fabric::sim::{Sim, SimConfig};
-    use farleaf_fabric::{Client, Fabric, GlobalAddr, ListenConfig};
+    use farleaf_fabric::{Client, Fabric, GlobalAddr, ListenConfig, ToAny};
     use farleaf_pool::{Pool, PoolOptions, format};
 
     use super::*;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, OpKind, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, OpKind, ServerId, ToAny};
 
 use super::simulated::{Shared, Table, maintained_pool, recover};
 use super::{Mine, SMALL, audit_of, endpoint, formatted, member, tick};

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, Snapshot};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, Snapshot, ToAny};
 
 use crate::{Pool, PoolOptions, Session, format};
 

@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, ToAny};
 
 use crate::{Audit, AuditReport, Pool, PoolOptions, Session, format};
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, ToAny};
 
 use super::simulated::{Shared, maintained_pool};
 use super::{SMALL, join};

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig};
 use farleaf_fabric::{
     AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, ListenConfig, OpErrorKind, Peer, ServerId,
+    ToAny,
 };
 
 use super::{Mine, SMALL, member};

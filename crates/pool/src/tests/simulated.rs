@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ServerId, ToAny};
 
 use super::{SMALL, member};
 use crate::member::read_table;

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Fabric, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client, GlobalAddr, OpKind, ServerId, ToAny};
 
 use super::SMALL;
 use crate::member::read_table;

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::sim::{AdversaryConfig, Direction, Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, Peer, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, Peer, ServerId, ToAny};
 
 use super::SMALL;
 use crate::reliable::{Lines, PATIENCE_NS, Reliable};

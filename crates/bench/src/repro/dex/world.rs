@@ -256,7 +256,9 @@ impl<'a> World<'a> {
     /// # Errors
     /// The engine's.
     pub(super) fn partition(&self) -> Result<(), ReproError> {
-        self.cut(equal_width(&self.layout, self.config.compute_servers).unwrap_or_default())
+        self.cut(
+            equal_width(self.layout.options().key, self.config.compute_servers).unwrap_or_default(),
+        )
     }
 
     /// Cuts the tree at `bounds`. Cannot be undone.

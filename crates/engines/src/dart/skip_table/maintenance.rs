@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::IndexError;
-use farleaf_index::blink::lock::lock_word;
+use farleaf_index::remote_lock::lock_word;
 use farleaf_pool::{Session, Trial, Unlinked, is_open};
 
 use super::begin_quietly;

@@ -29,6 +29,7 @@ use farleaf_pool::Session;
 use super::log_object::IMAGES_MAX;
 use super::ring::{Appended, LogEntry, RecordKind, Ring};
 use super::{Log, OpenLog};
+use crate::dex::tree::range_of;
 
 /// The most images that one record batch holds. A segment has room for them.
 pub(crate) const BATCH_MAX: usize = 8;
@@ -130,7 +131,7 @@ impl Log {
                 // already.
                 continue;
             }
-            let held = Range::of_node(&node);
+            let held = range_of(&node);
             if range.contains(held.low.as_deref(), held.high.as_deref()) {
                 self.forget_images(session, at).await?;
             }

@@ -40,8 +40,8 @@ use farleaf_pool::canary::Canary;
 
 use crate::dex::DexOptions;
 use crate::dex::cache::{PageCache, Sx};
+use crate::dex::change::OwnedLeafChange;
 use crate::dex::stats::Stats;
-use crate::dex::tree::OwnedLeafChange;
 pub(crate) use journal::BATCH_MAX;
 pub(crate) use log_object::{LogPlace, read_log};
 pub(crate) use recover::{read_ring, write_floors};

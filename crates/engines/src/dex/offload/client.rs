@@ -17,8 +17,8 @@ use super::range::LEAVES_MAX;
 use super::wire::{OffloadReply, OffloadRequest, Operation, REPLY_BYTES, Status};
 use crate::dex::DexOptions;
 use crate::dex::cache::{FrameState, IoMark, Mapping, PageCache, share_of};
+use crate::dex::change::LeafChange;
 use crate::dex::stats::Stats;
-use crate::dex::tree::LeafChange;
 
 /// Sessions that one operation may be granted before it fetches.
 const GRANTS_MAX: u32 = 3;

@@ -6,13 +6,13 @@
 //! A node that fails ends the way there. If that is before the first leaf, the sender fetches.
 
 use farleaf_fabric::{GlobalAddr, Words};
+use farleaf_index::Seek;
 use farleaf_index::bnode::{Cover, Node};
 
 use super::handler::{arrive, child_there, is_within};
 use super::wire::{
     FOUND_BYTES, Gathered, OffloadReply, OffloadRequest, Status, Sweep, key_bytes_max,
 };
-use crate::dex::tree::Seek;
 
 /// Leaves of one request.
 pub(super) const LEAVES_MAX: u8 = 64;
@@ -84,7 +84,7 @@ fn leaves(
         let node = Node::new(layout, &image[..]);
         let mut fence = Vec::new();
         let begins = !matches!(place.seek(), Seek::First) || !node.low_fence(&mut fence);
-        if !begins || place.seek().covered(&node) != Cover::Inside {
+        if !begins || node.covers_place(place.seek()) != Cover::Inside {
             return Err(Status::WrongFence);
         }
         way.push(image);
@@ -96,7 +96,7 @@ fn leaves(
     }
     while found.leaves < LEAVES_MAX {
         let covers = |image: &Vec<u64>| {
-            place.seek().covered(&Node::new(layout, &image[..])) == Cover::Inside
+            Node::new(layout, &image[..]).covers_place(place.seek()) == Cover::Inside
         };
         while way.last().is_some_and(|image| !covers(image)) {
             way.pop();
@@ -104,7 +104,7 @@ fn leaves(
         while let Some(image) = way.last()
             && way.len() <= usize::from(ask.level)
         {
-            let (_, child) = place.seek().child(&Node::new(layout, &image[..]));
+            let (_, child) = Node::new(layout, &image[..]).child_at_place(place.seek());
             let child = child_there(child, top.server())?;
             step(&mut way, child, &place).map_err(|status| match status {
                 Status::Refused => Status::WrongFence,

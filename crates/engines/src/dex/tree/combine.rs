@@ -21,8 +21,9 @@ use farleaf_index::{Decision, IndexError, Outcome};
 
 use super::DexTree;
 use super::context::DexFail;
-use super::ops::{LeafAttempt, LeafChange, OwnedLeafChange, apply_at};
+use super::ops::{LeafAttempt, apply_at};
 use crate::dex::cache::PageCache;
+use crate::dex::change::{LeafChange, OwnedLeafChange};
 
 /// The outcome of a change that a latch holder executed, and whether it changed anything.
 pub(crate) type Combined = Result<(Outcome, bool), IndexError>;

@@ -5,13 +5,13 @@
 use std::sync::Arc;
 
 use farleaf_fabric::Buf;
-use farleaf_index::IndexError;
 use farleaf_index::bnode::{ChangeError, Node, NodeMut};
+use farleaf_index::{IndexError, Seek};
 use farleaf_pool::Session;
 
 use super::shared::First;
 use super::split::Need;
-use super::walk::{Seek, UnfinishedSplit};
+use super::walk::UnfinishedSplit;
 use super::{DexFail, DexTree, OpContext};
 use crate::dex::cache::Sx;
 

@@ -13,10 +13,10 @@
 use std::sync::Arc;
 
 use farleaf_fabric::OpKind;
+use farleaf_index::Seek;
 use farleaf_index::bnode::{Node, NodeMut, Word};
 use farleaf_pool::Session;
 
-use super::walk::Seek;
 use super::{DexFail, DexTree};
 use crate::dex::cache::{FrameState, TOP};
 

@@ -20,6 +20,7 @@ use super::heal::Heal;
 use super::pages::has_swizzled;
 use super::walk::UnfinishedSplit;
 use crate::dex::cache::{IoMark, MissedChild, OwnedFrame, TOP};
+use crate::dex::tree::range_of;
 
 /// READs of one node whose checksum does not fit before it counts as damaged. Nobody writes an
 /// exclusive node while it is read, so only a crash makes a second READ necessary.
@@ -45,7 +46,7 @@ impl Arrival {
         if node.has_fences(expected.low.as_deref(), expected.high.as_deref()) {
             return Ok(Arrival::Fits);
         }
-        let Range { low, high } = Range::of_node(node);
+        let Range { low, high } = range_of(node);
         let bound = expected.high.as_ref();
         if let Some(high) = &high
             && low == expected.low
@@ -200,7 +201,7 @@ impl DexTree {
 
     /// Returns whether others may change a node, by its own fences.
     pub(crate) fn is_shared(&self, node: &Node<'_, u64>) -> bool {
-        let range = Range::of_node(node);
+        let range = range_of(node);
         self.ownership.crosses(range.low.as_deref(), range.high.as_deref())
     }
 

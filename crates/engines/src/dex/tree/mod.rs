@@ -43,13 +43,14 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
 use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
-use farleaf_index::bnode::{ChangeError, Layout};
-use farleaf_index::compute::ownership::Ownership;
+use farleaf_index::bnode::{ChangeError, Layout, Node, Word};
+use farleaf_index::compute::ownership::{Ownership, Range};
 use farleaf_index::local::Combiner;
 use farleaf_index::retry::backoff;
 use farleaf_pool::Session;
 
 use crate::dex::cache::PageCache;
+use crate::dex::change::OwnedLeafChange;
 use crate::dex::guest::DexGuest;
 use crate::dex::log::Log;
 use crate::dex::offload::Offloads;
@@ -57,11 +58,18 @@ use crate::dex::stats::Stats;
 use crate::dex::{DexOptions, FRAMES_MAX};
 use combine::Combined;
 pub(crate) use context::{DexFail, OpContext};
-pub(crate) use ops::{LeafChange, OwnedLeafChange};
 pub(crate) use placement::{check_level, check_placement, place_for, place_table};
 use shared::Posts;
 pub(crate) use split::Need;
-pub(crate) use walk::{Seek, UnfinishedSplit};
+pub(crate) use walk::UnfinishedSplit;
+
+/// Returns the range of a node's keys, by its fences.
+pub(crate) fn range_of<W: Word>(node: &Node<'_, W>) -> Range {
+    let (mut low, mut high) = (Vec::new(), Vec::new());
+    let low = node.low_fence(&mut low).then_some(low);
+    let high = node.high_fence(&mut high).then_some(high);
+    Range { low, high }
+}
 
 /// One compute server's tree of a table, for all its threads.
 #[derive(Debug)]

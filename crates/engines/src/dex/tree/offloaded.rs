@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use farleaf_index::blink::remote::Passage;
-use farleaf_index::bnode::{RecordRef, Seek};
+use farleaf_index::bnode::RecordRef;
 use farleaf_index::detach::{TimedOut, unfinished_change};
-use farleaf_index::{IndexError, Outcome};
+use farleaf_index::{IndexError, Outcome, ScanCursor, Seek};
 use farleaf_pool::Session;
 
 use super::DexTree;
-use super::ops::OwnedLeafChange;
+use crate::dex::change::OwnedLeafChange;
 use crate::dex::offload::{
     Asked, Channel, FOUND_BYTES, Gathered, OffloadMark, OffloadReply, Operation, Question,
     RECORD_BYTES, Status, Sweep, Target, key_bytes_max, u64_at,
@@ -54,7 +53,7 @@ impl DexTree {
         }
     }
 
-    /// Returns the pairs that `passage` wants next from their memory server, and the fence that ends them;
+    /// Returns the pairs that `cursor` wants next from their memory server, and the fence that ends them;
     /// `None` if the caller is to fetch.
     ///
     /// Cost: 1 RPC.
@@ -62,19 +61,19 @@ impl DexTree {
         self: &Arc<Self>,
         session: &Session,
         mark: OffloadMark,
-        passage: &Passage<'_>,
+        cursor: &ScanCursor<'_>,
         wanted: usize,
     ) -> Result<Option<Gathered>, IndexError> {
-        let reverse = passage.is_reverse();
-        let (key, excluded, partition) = match passage.seek() {
+        let reverse = cursor.is_reverse();
+        let (key, excluded, partition) = match cursor.seek() {
             Seek::First => (None, false, Target::First),
             Seek::Last => (None, false, Target::Last),
             // The key that a descending scan goes on at may be the end of its range, and not in it.
-            Seek::At(key) => (Some(key), reverse && passage.leaves_out(key), Target::Key),
+            Seek::At(key) => (Some(key), reverse && cursor.leaves_out(key), Target::Key),
             Seek::After(key) => (Some(key), true, Target::Above),
         };
         let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
-        let (from_end, far) = (key.is_none(), passage.far_end());
+        let (from_end, far) = (key.is_none(), cursor.far_end());
         let sweep = Sweep { reverse, excluded, from_end, wanted, far };
         if !sweep.fits(self.layout(), key.map_or(0, <[u8]>::len)) {
             return Ok(None);

@@ -13,12 +13,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use farleaf_fabric::Buf;
-use farleaf_index::blink::remote::Passage;
 use farleaf_index::bnode::{Cover, Layout, Node};
+use farleaf_index::{ScanCursor, Seek};
 use farleaf_pool::Session;
 
 use super::miss::Arrival;
-use super::walk::Seek;
 use super::{DexFail, DexTree};
 use crate::dex::cache::{IoMark, MissedChild};
 use crate::dex::stats::Cause;
@@ -42,7 +41,7 @@ pub(crate) fn take_ahead(
     layout: &Layout,
     seek: Seek<'_>,
 ) -> Option<Buf> {
-    let covers = |image: &Buf| seek.covered(&Node::new(layout, image.words())) == Cover::Inside;
+    let covers = |image: &Buf| Node::new(layout, image.words()).covers_place(seek) == Cover::Inside;
     let at = images.iter().position(covers)?;
     images.drain(..at);
     images.pop_front()
@@ -54,7 +53,7 @@ impl DexTree {
     pub(crate) fn mark_behind(
         self: &Arc<Self>,
         first: &IoMark,
-        passage: &Passage<'_>,
+        cursor: &ScanCursor<'_>,
         span: Span,
     ) -> Vec<IoMark> {
         let mut marks = Vec::new();
@@ -64,7 +63,7 @@ impl DexTree {
         };
         let node = self.pages.frames.node(self.layout(), first.parent);
         let Some(mut at) = node.find_child(first.addr) else { return marks };
-        let reverse = passage.is_reverse();
+        let reverse = cursor.is_reverse();
         let mut fence = Vec::new();
         for _ in 0..span.leaves {
             if marks.len() == span.missing.min(AHEAD_MAX) {
@@ -72,7 +71,7 @@ impl DexTree {
             }
             let next = if reverse { at.checked_sub(1) } else { Some(at + 1) };
             let Some(next) = next else { break };
-            if node.separator(at.min(next), &mut fence) && passage.ends_before(&fence) {
+            if node.separator(at.min(next), &mut fence) && cursor.ends_before(&fence) {
                 break;
             }
             let (Some(child), range) = (node.child(next), Self::child_range(&node, next)) else {

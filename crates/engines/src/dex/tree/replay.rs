@@ -13,20 +13,21 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::codec::Reader;
 use farleaf_index::bnode::{Kind, Node};
-use farleaf_index::compute::ownership::{Ownership, Partitions, Range, View, change_map_now};
+use farleaf_index::compute::ownership::{Ownership, Partitions, View, change_map_now};
 use farleaf_index::detach::detach;
 use farleaf_index::retry::backoff;
-use farleaf_index::{Change, IndexError};
+use farleaf_index::{Change, IndexError, Seek};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::context::{DexFail, OpContext};
 use super::pages::write_surely;
-use super::{DexTree, Need, OwnedLeafChange, Seek};
+use super::{DexTree, Need, range_of};
+use crate::dex::change::OwnedLeafChange;
 use crate::dex::log::{
     Durability, LogPlace, Record, RecordKind, read_log, read_ring, write_floors,
 };
-use crate::dex::{DexOptions, FRAMES_MIN};
+use crate::dex::{Dex, DexOptions, FRAMES_MIN};
 
 /// Least and most frames of the cache that replays a log.
 const REPLAY_FRAMES: (u64, u64) = (64, 4096);
@@ -51,7 +52,7 @@ impl DexTree {
                 return Ok(map);
             };
             let word = object.addr().word();
-            let map = change_map_now(tree.ownership.words(), &task_session, async |map| {
+            let map = change_map_now(&Dex::of(&tree), &task_session, async |map| {
                 let mut new = map.clone();
                 // Another task of this tree may have been quicker.
                 if new.logs.iter().all(|(owner, _)| *owner != me) {
@@ -193,7 +194,7 @@ impl DexTree {
                 continue;
             }
             if node.kind() == Kind::Dead {
-                merges.push((node.level(), Range::of_node(&node).low));
+                merges.push((node.level(), range_of(&node).low));
             }
             let there = reliable.read(at, reliable.buf(image.len())).await?;
             let there = Node::new(self.layout(), there.words());

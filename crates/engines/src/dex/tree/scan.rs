@@ -12,13 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Buf, OpKind};
-use farleaf_index::blink::remote::Passage;
 use farleaf_index::bnode::Node;
-use farleaf_index::{Entries, IndexError};
+use farleaf_index::{Entries, IndexError, ScanCursor, Seek};
 use farleaf_pool::Session;
 
 use super::prefetch::{Span, take_ahead};
-use super::walk::{SearchEnd, Seek};
+use super::walk::SearchEnd;
 use super::{DexTree, OpContext};
 use crate::dex::offload::{Gathered, Offloadable};
 
@@ -27,7 +26,7 @@ const LEAF_ENTRIES: usize = 64;
 
 /// The part of a scan that is still to do.
 struct ScanRest<'p, 'r> {
-    passage: &'p Passage<'r>,
+    cursor: &'p ScanCursor<'r>,
     /// Pairs.
     wanted: usize,
     span: Span,
@@ -43,7 +42,7 @@ enum ScanPart {
 }
 
 impl DexTree {
-    /// Appends the pairs that `passage` still wants to `out`, as far as this compute server owns their
+    /// Appends the pairs that `cursor` still wants to `out`, as far as this compute server owns their
     /// places. Returns the partition of the first foreign place, `None` if all is done.
     ///
     /// Cost: 1 READ for each leaf that is not cached, one after the other, or together with up to
@@ -52,7 +51,7 @@ impl DexTree {
     pub(crate) async fn scan_own(
         self: &Arc<Self>,
         session: &Session,
-        passage: &mut Passage<'_>,
+        cursor: &mut ScanCursor<'_>,
         out: &mut Entries,
     ) -> Result<Option<usize>, IndexError> {
         let _pin = session.begin(OpKind::Scan).await?;
@@ -61,7 +60,7 @@ impl DexTree {
         let reads_ahead = self.options.scan_prefetch > 0;
         let mut offloads = self.options.offload_scans;
         loop {
-            let seek = passage.seek();
+            let seek = cursor.seek();
             // For each leaf anew, so that a long scan does not keep a range from changing hands.
             let _inside = match self.ownership.acquire(session, seek).await? {
                 Ok(inside) => inside,
@@ -70,8 +69,8 @@ impl DexTree {
             image = match take_ahead(&mut ahead, self.layout(), seek) {
                 Some(image) => image,
                 None => {
-                    let wanted = passage.wanted(out);
-                    let mut rest = ScanRest { passage, wanted, span: self.span(wanted), offloads };
+                    let wanted = cursor.wanted(out);
+                    let mut rest = ScanRest { cursor, wanted, span: self.span(wanted), offloads };
                     let got =
                         self.leaf_image(session, seek, image, (&mut rest, &mut ahead)).await?;
                     offloads = rest.offloads;
@@ -83,7 +82,7 @@ impl DexTree {
                             self.leaf_entries.store(entries, Ordering::Relaxed);
                             let (pairs, fence) = (found.pairs(self.layout()), found.fence());
                             let remote = &self.remote;
-                            if passage.pass_pairs(remote, session, pairs, fence, out).await? {
+                            if remote.take_pairs_until(session, pairs, fence, cursor, out).await? {
                                 continue;
                             }
                             return Ok(None);
@@ -95,7 +94,7 @@ impl DexTree {
             if reads_ahead || offloads {
                 self.leaf_entries.store(leaf.count(), Ordering::Relaxed);
             }
-            if !passage.pass(&self.remote, session, &leaf, out).await? {
+            if !self.remote.take_leaf(session, &leaf, cursor, out).await? {
                 return Ok(None);
             }
         }
@@ -122,7 +121,7 @@ impl DexTree {
         mut image: Buf,
         (rest, ahead): (&mut ScanRest<'_, '_>, &mut VecDeque<Buf>),
     ) -> Result<ScanPart, IndexError> {
-        let (passage, span) = (rest.passage, rest.span);
+        let (cursor, span) = (rest.cursor, rest.span);
         let reads_ahead = span.missing > 0;
         let offloadable = rest.offloads.then_some(Offloadable::Scan(span.leaves));
         let mut context = OpContext::scan(reads_ahead, offloadable);
@@ -136,7 +135,7 @@ impl DexTree {
                     context.again(self, session).await?;
                 }
                 SearchEnd::Missing(mark) if reads_ahead => {
-                    let behind = self.mark_behind(&mark, passage, span);
+                    let behind = self.mark_behind(&mark, cursor, span);
                     match self.read_leaves(session, mark, behind).await {
                         Ok(mut images) => {
                             let first = images.pop_front();
@@ -154,7 +153,7 @@ impl DexTree {
                     Err(fail) => context.after(fail, self, session).await?,
                 },
                 SearchEnd::Offload(mark) => {
-                    let asked = self.scan_offloaded(session, mark, passage, rest.wanted);
+                    let asked = self.scan_offloaded(session, mark, cursor, rest.wanted);
                     if let Some(pairs) = Box::pin(asked).await? {
                         return Ok(ScanPart::Pairs(image, pairs));
                     }

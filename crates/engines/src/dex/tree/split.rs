@@ -14,16 +14,17 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, ServerId};
-use farleaf_index::IndexError;
 use farleaf_index::bnode::{ChangeError, Head, NodeMut};
+use farleaf_index::{IndexError, Seek};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Placement, Session, Unlinked};
 
-use super::ops::{OwnedLeafChange, apply};
+use super::ops::apply;
 use super::shared::First;
-use super::walk::{Location, Seek};
+use super::walk::Location;
 use super::{DexFail, DexTree, OpContext};
 use crate::dex::cache::{OwnedFrame, TOP};
+use crate::dex::change::OwnedLeafChange;
 
 /// The purpose of a split.
 #[derive(Clone, Debug)]

@@ -5,13 +5,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, OpKind};
-use farleaf_index::IndexError;
 use farleaf_index::compute::MoveError;
 use farleaf_index::compute::ownership::Range;
 use farleaf_index::retry::backoff;
+use farleaf_index::{IndexError, Seek};
 use farleaf_pool::Session;
 
-use super::{DexTree, OpContext, Seek};
+use super::{DexTree, OpContext, range_of};
 use crate::dex::cache::{FrameState, TOP};
 
 /// Passes over the frames while others go on; each but the last few has less to do than the one
@@ -34,7 +34,7 @@ impl DexTree {
         let ctl = self.pages.frames.ctl(frame);
         let version = ctl.latch.sample()?;
         let node = self.pages.frames.node(self.layout(), frame);
-        let held = (ctl.addr_word(), Range::of_node(&node));
+        let held = (ctl.addr_word(), range_of(&node));
         ctl.latch.validate(version).then_some(held)
     }
 

@@ -9,10 +9,10 @@
 
 use std::sync::Arc;
 
-use farleaf_index::IndexError;
 use farleaf_index::bnode::{Cover, Node, Word};
 use farleaf_index::compute::ownership::Range;
 use farleaf_index::local::Version;
+use farleaf_index::{IndexError, Seek};
 use farleaf_pool::Session;
 
 use super::DexTree;
@@ -20,7 +20,6 @@ use super::context::{DexFail, OpContext};
 use super::heal::Heal;
 use crate::dex::cache::{IoMark, Mapping, MissedChild, TOP};
 use crate::dex::offload::{Offload, OffloadMark};
-pub(crate) use farleaf_index::bnode::Seek;
 
 /// Levels that a walk goes down before it must have met inconsistent content.
 const LEVELS_MAX: u32 = 64;
@@ -206,7 +205,7 @@ impl DexTree {
             let ctl = frames.ctl(frame);
             let node = frames.node(self.layout(), frame);
             let at = node.level();
-            let cover = seek.covered(&node);
+            let cover = node.covers_place(seek);
             if at <= level || cover != Cover::Inside {
                 let right = node.right();
                 let mut separator = Vec::new();
@@ -238,7 +237,7 @@ impl DexTree {
                     },
                 };
             }
-            let (index, pointer) = seek.child(&node);
+            let (index, pointer) = node.child_at_place(seek);
             if !ctl.latch.validate(version) {
                 return Walk::Again;
             }

@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering;
 
 use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
+use farleaf_index::compute::ownership::release_once;
 use farleaf_index::detach::detach;
 use farleaf_pool::Session;
 
 use super::DexTree;
+use crate::dex::Dex;
 use crate::dex::cache::{FrameState, OwnedFrame, Sx};
 use crate::dex::log::BATCH_MAX;
 
@@ -145,12 +147,12 @@ impl DexTree {
     /// Cost: that of a flush, and a change of the map.
     pub(crate) async fn close(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         if self.ownership.is_closed() {
-            return self.ownership.release_once(session).await;
+            return release_once(&Dex::of(self), session).await;
         }
         self.offloads.check_settled()?;
         self.flush(session).await?;
         self.ownership.set_closed();
-        self.ownership.release_once(session).await
+        release_once(&Dex::of(self), session).await
     }
 
     /// Starts a task that writes back the frames which keep the log's oldest part, if that is in the way.

@@ -5,18 +5,19 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::rc::Rc;
 
-use super::hosts::Hosts;
-use super::storm::{config, members};
-use super::tables::{check, create, open};
-use crate::common::{Pairs, World, formats, key, start, value};
 use farleaf_engines::btree::BTree;
 use farleaf_engines::dex::{Dex, DexOptions, Durability, JoinOptions};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
-use farleaf_fabric::{Endpoint, Fabric};
+use farleaf_fabric::{Endpoint, ToAny};
 use farleaf_index::compute::{OwnedTable, RangeCalls};
 use farleaf_index::{Entries, Index, IndexError, ScanRange};
 use farleaf_pool::Session;
+
+use super::hosts::Hosts;
+use super::storm::{config, members};
+use super::tables::{check, create, open};
+use crate::common::{Pairs, World, formats, key, start, value};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 

@@ -5,10 +5,6 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::hosts::Hosts;
-use super::storm::{config, members, members_of, serve};
-use super::tables::{create, open};
-use crate::common::{Pairs, World, join, settle, start};
 use farleaf_engines::dex::{
     Admission, Balance, BalanceOptions, Dex, DexOptions, JoinOptions, MoveError, Take, equal_width,
     sampled,
@@ -16,9 +12,14 @@ use farleaf_engines::dex::{
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig};
+use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig, ToAny};
 use farleaf_index::compute::{Host, OwnedTable, RangeCalls, number_of};
 use farleaf_index::{Entries, Index, IndexError, ScanRange};
+
+use super::hosts::Hosts;
+use super::storm::{config, members, members_of, serve};
+use super::tables::{create, open};
+use crate::common::{Pairs, World, join, settle, start};
 
 fn fixed8() -> TableFormat {
     TableFormat::fixed8(Engine::BTree)
@@ -33,7 +34,7 @@ fn moves_that_cannot_be_are_refused() {
     let sim = Sim::new(config(5, 3)).expect("sim");
     let cluster = Hosts::of(&sim);
     let layout = fixed8().layout().expect("layout");
-    let cut = equal_width(&layout, 2).expect("fixed");
+    let cut = equal_width(layout.options().key, 2).expect("fixed");
     let servers = members(&sim, &fixed8(), &cut, 64);
     for (compute, server) in servers.iter().enumerate() {
         serve(&sim, compute, server, &cluster);
@@ -166,7 +167,7 @@ fn the_keys_of_the_dead_are_taken_over_by_whoever_meets_them() {
     let sim = Sim::new(config(8, 4)).expect("sim");
     let cluster = Hosts::of(&sim);
     let layout = fixed8().layout().expect("layout");
-    let cut = equal_width(&layout, 3).expect("fixed");
+    let cut = equal_width(layout.options().key, 3).expect("fixed");
     let servers = members(&sim, &fixed8(), &cut, 100);
     for (compute, server) in servers.iter().enumerate() {
         serve(&sim, compute, server, &cluster);
@@ -498,7 +499,7 @@ fn threads_forward_to_each_other() {
     let endpoint = first.any_endpoint().expect("endpoint");
     let executor = endpoint.executor().clone();
     let layout = fixed8().layout().expect("layout");
-    let cut = equal_width(&layout, COUNT).expect("fixed");
+    let cut = equal_width(layout.options().key, COUNT).expect("fixed");
     let (meta, layout) = executor.block_on(async {
         let session = start(endpoint, &world.pool_options()).await;
         let made = create(&session, &fixed8()).await;

@@ -7,18 +7,19 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::task::Poll;
 
-use super::tables::{check, create, open, some_durability};
-use crate::common::clients::{self, soak, sum_of_counters};
-use crate::common::{World, formats, key, offload_service, settle, start, value};
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_engines::dex::{Admission, Dex, DexOptions, DexStats};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Endpoint, Fabric};
+use farleaf_fabric::{Endpoint, Fabric, ToAny};
 use farleaf_harness::simulate;
 use farleaf_index::{Entries, Index, IndexError, ScanRange};
 use farleaf_pool::{Pool, Session};
+
+use super::tables::{check, create, open, some_durability};
+use crate::common::clients::{self, soak, sum_of_counters};
+use crate::common::{World, formats, key, offload_service, settle, start, value};
 
 fn config(seed: u64) -> SimConfig {
     let mut config = World { seed, ..World::default() }.sim_config();

@@ -6,18 +6,19 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use super::tables::{create, open};
-use crate::common::clients::soak;
-use crate::common::{World, formats, key, settle, start, value};
 use farleaf_engines::TableFormat;
 use farleaf_engines::btree::BTree;
 use farleaf_engines::dex::offload::Offload;
 use farleaf_engines::dex::{Admission, DexOptions, DexStats, Durability};
-use farleaf_fabric::Fabric;
+use farleaf_fabric::ToAny;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_harness::simulate;
 use farleaf_index::{Entries, Index, ScanRange};
 use farleaf_pool::Session;
+
+use super::tables::{create, open};
+use crate::common::clients::soak;
+use crate::common::{World, formats, key, settle, start, value};
 
 /// What each key has held since the flush, or, if changes are logged, may hold now; the value `None` is
 /// its absence.

@@ -8,15 +8,15 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use super::log::{Model, content, key, logged, sim_config, tiny, world};
-use super::tables::{create, open};
-use crate::common::{Pairs, join, settle};
 use farleaf_engines::dex::{Dex, DexOptions};
-use farleaf_fabric::AnyEndpoint;
-use farleaf_fabric::{Endpoint, Fabric};
+use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny};
 use farleaf_index::Index;
 use farleaf_index::compute::OwnedTable;
 use farleaf_pool::{Audit, Session};
+
+use super::log::{Model, content, key, logged, sim_config, tiny, world};
+use super::tables::{create, open};
+use crate::common::{Pairs, join, settle};
 
 /// How the first operations are put.
 #[derive(Clone, Copy, Debug)]

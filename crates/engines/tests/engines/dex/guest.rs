@@ -9,7 +9,7 @@ use std::sync::Arc;
 use farleaf_engines::dex::Dex;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimFabric};
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig, ToAny};
 use farleaf_index::compute::{Host, OwnedTable, number_of};
 use farleaf_index::knobs::CACHE;
 use farleaf_index::{Entries, Index, OpenOptions, ScanRange, Settings};

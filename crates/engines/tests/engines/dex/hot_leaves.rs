@@ -3,14 +3,15 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::log::{key, logged, sim_config, world};
-use super::tables::{check, create, open};
-use crate::common::{Pairs, World, costs, start};
 use farleaf_engines::dex::{Admission, DexOptions, Durability};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::{Endpoint, Fabric};
+use farleaf_fabric::{Endpoint, ToAny};
 use farleaf_index::Index;
+
+use super::log::{key, logged, sim_config, world};
+use super::tables::{check, create, open};
+use crate::common::{Pairs, World, costs, start};
 
 /// Sixteen changes of one leaf at a time: one round trip each, or two for all.
 #[test]

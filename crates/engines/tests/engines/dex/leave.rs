@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::storm::{config, members, serve};
-use crate::common::{join, settle};
 use farleaf_engines::dex::{Dex, DexOptions, JoinOptions, Take};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimFabric};
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig, ToAny};
 use farleaf_index::Index;
 use farleaf_index::compute::{Host, RangeCalls, number_of};
 
 use super::hosts::Hosts;
+use super::storm::{config, members, serve};
+use crate::common::{join, settle};
 
 const KEYS: u64 = 300;
 /// Visits of guests.

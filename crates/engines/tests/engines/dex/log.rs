@@ -8,17 +8,18 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::tables::{check, create, open};
-use crate::common::clients::soak;
-use crate::common::{World, cost_since, costs, join, settle, start};
 use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions, Take};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ToAny};
 use farleaf_index::bnode::Layout;
 use farleaf_index::compute::OwnedTable;
 use farleaf_index::{Entries, Exchange, Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, ClassReport, Pool, Session};
+
+use super::tables::{check, create, open};
+use crate::common::clients::soak;
+use crate::common::{World, cost_since, costs, join, settle, start};
 
 pub(crate) type Key = Vec<u8>;
 pub(crate) type Model = BTreeMap<Key, Vec<u8>>;

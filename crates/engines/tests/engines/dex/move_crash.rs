@@ -7,16 +7,17 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use farleaf_engines::TableFormat;
+use farleaf_engines::dex::{Dex, DexOptions, JoinOptions, MoveError, Take};
+use farleaf_fabric::ToAny;
+use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim};
+use farleaf_index::compute::{OwnedTable, RangeCalls};
+use farleaf_index::{Entries, Index, IndexError, ScanRange};
+
 use super::hosts::Hosts;
 use super::storm::{config, members, serve};
 use crate::common::clients::soak;
 use crate::common::{formats, join, settle};
-use farleaf_engines::TableFormat;
-use farleaf_engines::dex::{Dex, DexOptions, JoinOptions, MoveError, Take};
-use farleaf_fabric::Fabric;
-use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim};
-use farleaf_index::compute::{OwnedTable, RangeCalls};
-use farleaf_index::{Entries, Index, IndexError, ScanRange};
 
 const KEYS: u64 = 160;
 /// Between the two partitions, and of the range that moves.

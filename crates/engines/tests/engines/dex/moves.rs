@@ -4,17 +4,18 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::hosts::Hosts;
-use super::storm::{bounds, config, finish, members, serve};
-use crate::common::clients::{Model, count_up, one_step, soak};
-use crate::common::{formats, key};
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::{Dex, MoveError};
-use farleaf_fabric::Fabric;
+use farleaf_fabric::ToAny;
 use farleaf_fabric::sim::Sim;
 use farleaf_index::compute::{OwnedTable, RangeCalls};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
+
+use super::hosts::Hosts;
+use super::storm::{bounds, config, finish, members, serve};
+use crate::common::clients::{Model, count_up, one_step, soak};
+use crate::common::{formats, key};
 
 /// What a storm came to.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]

@@ -8,8 +8,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::tables::{SUBTREE_LEVEL, check, open, placed};
-use crate::common::{Pairs, World, costs, formats, offload_service, settle, start};
 use farleaf_engines::btree::BTree;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use farleaf_engines::dex::{Admission, Dex, DexOptions};
@@ -17,11 +15,14 @@ use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{Direction, RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{
     Cost, Endpoint, Fabric, GlobalAddr, Incarnation, ServerId, Service, ServiceId, ServiceReply,
-    Words,
+    ToAny, Words,
 };
 use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
 use farleaf_index::{Entries, Index, IndexError, ScanRange};
 use farleaf_pool::Session;
+
+use super::tables::{SUBTREE_LEVEL, check, open, placed};
+use crate::common::{Pairs, World, costs, formats, offload_service, settle, start};
 
 type Made = (GlobalAddr, Layout);
 

@@ -4,18 +4,18 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use farleaf_engines::dex::{Dex, DexOptions, JoinOptions, Owner, Take};
+use farleaf_engines::{Engine, TableFormat};
+use farleaf_fabric::ToAny;
+use farleaf_fabric::sim::Sim;
+use farleaf_index::compute::messages::{OpReply, Request};
+use farleaf_index::compute::{OwnedTable, RangeCalls};
+use farleaf_index::{Entries, Index, IndexError, Op, ScanRange};
+
 use super::storm::{Server, bounds, cluster, config, finish, serve};
 use super::tables::{create, open};
 use crate::common::clients::{Model, count_up, one_step, soak};
 use crate::common::{Pairs, World, formats, key, start, value};
-use farleaf_engines::dex::{Dex, DexOptions, JoinOptions, Owner, Take};
-use farleaf_engines::{Engine, TableFormat};
-use farleaf_fabric::Fabric;
-use farleaf_fabric::sim::Sim;
-use farleaf_index::Op;
-use farleaf_index::compute::messages::{OpReply, Request};
-use farleaf_index::compute::{OwnedTable, RangeCalls};
-use farleaf_index::{Entries, Index, IndexError, ScanRange};
 
 /// Clients on all compute servers use all keys; each owns those that end in its number.
 fn storm(seed: u64, format: TableFormat, count: usize, frames: u64, steps: usize) -> (u64, u64) {

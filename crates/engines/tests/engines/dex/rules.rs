@@ -6,17 +6,18 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use farleaf_engines::dex::{Admission, DexOptions, Durability, equal_width};
+use farleaf_engines::{Engine, TableFormat};
+use farleaf_fabric::sim::Sim;
+use farleaf_fabric::{Endpoint, ToAny};
+use farleaf_index::{Index, IndexError};
+use farleaf_pool::Session;
+
 use super::hosts::Hosts;
 use super::storm::{bounds, config, finish, members_of, serve};
 use super::tables::{check, create, open, try_open};
 use crate::common::clients::one_step;
 use crate::common::{Pairs, World, formats, start};
-use farleaf_engines::dex::{Admission, DexOptions, Durability, equal_width};
-use farleaf_engines::{Engine, TableFormat};
-use farleaf_fabric::sim::Sim;
-use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::{Index, IndexError};
-use farleaf_pool::Session;
 
 fn number(key: u64) -> [u8; 8] {
     key.to_be_bytes()
@@ -206,7 +207,7 @@ fn the_smallest_cache_is_enough_for_one_and_for_eight() {
         let cut = if servers == 1 {
             Vec::new()
         } else {
-            let cut = equal_width(&layout, servers).expect("fixed");
+            let cut = equal_width(layout.options().key, servers).expect("fixed");
             assert_eq!(cut, bounds(&format, servers));
             cut
         };

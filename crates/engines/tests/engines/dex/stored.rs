@@ -1,13 +1,14 @@
 //! Table tests: make, open, close, drop and recover tables of `dex` by name.
 
-use super::hosts::Hosts;
-use crate::common::{World, create, join, open, settle, start};
 use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat, recover};
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Endpoint, Fabric, OpKind};
+use farleaf_fabric::{Endpoint, OpKind, ToAny};
 use farleaf_index::bnode::ValueFormat;
 use farleaf_index::{Index, IndexError, OpenOptions, Settings};
 use farleaf_pool::{Audit, PoolOptions, Session};
+
+use super::hosts::Hosts;
+use crate::common::{World, create, join, open, settle, start};
 
 const FORMAT: TableFormat = TableFormat {
     engine: Engine::Dex,

@@ -10,8 +10,8 @@ use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_engines::dex::{
     Admission, Dex, DexOptions, Durability, JoinOptions, Take, equal_width,
 };
-use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{Sim, SimConfig};
+use farleaf_fabric::{Fabric, ToAny};
 use farleaf_index::bnode::KeyFormat;
 use farleaf_index::compute::OwnedTable;
 use farleaf_index::{Entries, Index, ScanRange};
@@ -42,7 +42,7 @@ pub fn config(seed: u64, computes: usize) -> SimConfig {
 pub fn bounds(format: &TableFormat, count: usize) -> Vec<Vec<u8>> {
     let layout = format.layout().expect("layout");
     match format.key {
-        KeyFormat::Fixed(8..) => equal_width(&layout, count).expect("fixed"),
+        KeyFormat::Fixed(8..) => equal_width(layout.options().key, count).expect("fixed"),
         KeyFormat::Fixed(len) => (1..count).map(|at| vec![(at * 256 / count) as u8; len]).collect(),
         KeyFormat::Bytes { .. } => {
             let all = [&b"3"[..], b"ppp", b"user:000050/name"];

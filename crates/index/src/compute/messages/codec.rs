@@ -11,9 +11,8 @@ use farleaf_fabric::{CALL_BYTES_MAX, GlobalAddr, Incarnation};
 
 use super::{OpReply, Request};
 use crate::compute::migration::{MoveError, PartLoad};
-use crate::index::Exchange;
 use crate::op::Op;
-use crate::{Entries, IndexError};
+use crate::{Entries, Exchange, IndexError};
 
 /// Bytes of pairs after which a scan's reply is cut off.
 const PAIRS_BYTES: usize = 4 << 20;

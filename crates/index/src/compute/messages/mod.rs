@@ -6,9 +6,8 @@ mod send;
 use farleaf_fabric::{Incarnation, OpKind};
 
 use super::migration::{MoveError, PartLoad};
-use crate::Entries;
-use crate::index::Exchange;
 use crate::op::Op;
+use crate::{Entries, Exchange};
 
 pub use codec::{decode_reply, decode_request, encode_reply, encode_request};
 pub(crate) use send::{Patience, alive_check_ns, forget, send, within};

@@ -24,13 +24,9 @@ const ALIVE_CHECK_NS: u64 = 2_000_000;
 /// The same in real time.
 const REAL_ALIVE_CHECK_NS: u64 = 20_000_000;
 
-fn is_real(endpoint: &AnyEndpoint) -> bool {
-    !matches!(endpoint, AnyEndpoint::Sim(_))
-}
-
 /// Time that a task waits for another compute server before it looks whether that one lives.
 pub(crate) fn alive_check_ns(endpoint: &AnyEndpoint) -> u64 {
-    if is_real(endpoint) { REAL_ALIVE_CHECK_NS } else { ALIVE_CHECK_NS }
+    if endpoint.waits_in_real_time() { REAL_ALIVE_CHECK_NS } else { ALIVE_CHECK_NS }
 }
 
 /// The limit on sending an operation from owner to owner.
@@ -44,7 +40,8 @@ pub(crate) struct Patience {
 
 impl Patience {
     pub(crate) fn new(endpoint: &AnyEndpoint) -> Self {
-        let until_ns = is_real(endpoint).then(|| endpoint.now_ns().saturating_add(PATIENCE_NS));
+        let until_ns =
+            endpoint.waits_in_real_time().then(|| endpoint.now_ns().saturating_add(PATIENCE_NS));
         Patience { tries: 0, until_ns, from_ns: endpoint.now_ns() }
     }
 

@@ -6,11 +6,10 @@ use farleaf_pool::Session;
 use super::balance::{own_load, quantile};
 use super::source::give;
 use super::{Balance, BalanceOptions, Balancer, MoveError, PartLoad, RangeMove};
-use crate::IndexError;
-use crate::bnode::Seek;
 use crate::compute::messages::{OpReply, Request};
 use crate::compute::ownership::{Owner, Partitions, Range, ask};
 use crate::compute::{OwnedTable, RangeOwner};
+use crate::{IndexError, Seek};
 
 /// The calls on ranges of keys that need nothing of a table but its map and its messages.
 #[allow(async_fn_in_trait, reason = "a session and all its tasks stay on one thread")]

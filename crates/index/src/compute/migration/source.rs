@@ -145,7 +145,7 @@ async fn announce<T: RangeOwner>(
                     // Without it, nobody names the range as the taker's any more.
                     session.fence(who).await.map_err(IndexError::from)?;
                     let dead = who.0;
-                    change_map(&words, session, async move |map| {
+                    change_map(table, session, async move |map| {
                         let mut new = map.clone();
                         forget_intent(&mut new, dead);
                         Ok::<_, MoveError>(new)
@@ -155,7 +155,7 @@ async fn announce<T: RangeOwner>(
             }
         }
         let wanted = intent.clone();
-        let map = change_map(&words, session, async move |map| {
+        let map = change_map(table, session, async move |map| {
             if map.intent.is_some() {
                 return Err(MoveError::Busy);
             }
@@ -180,14 +180,13 @@ async fn commit<T: RangeOwner>(
     session: &Session,
     intent: &Intent,
 ) -> Result<Partitions, MoveError> {
-    let words = *table.ownership().words();
     let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
     let to = Incarnation(intent.to);
     if session.endpoint().is_dead(to).await {
         return Err(MoveError::DeadTarget(to));
     }
     let wanted = intent.clone();
-    change_map(&words, session, async move |map| {
+    change_map(table, session, async move |map| {
         if map.intent.as_ref() != Some(&wanted) {
             // INV-COMPUTE-MOVE-3
             return Err(MoveError::CalledOff);
@@ -202,10 +201,9 @@ async fn commit<T: RangeOwner>(
 
 /// Takes the intent back, as far as that can be done.
 async fn call_off<T: RangeOwner>(table: &T, session: &Session, intent: &Intent) {
-    let words = *table.ownership().words();
     let Ok(_pin) = session.begin(OpKind::Maintenance).await else { return };
     let wanted = intent.clone();
-    let map = change_map(&words, session, async move |map| {
+    let map = change_map(table, session, async move |map| {
         if map.intent.as_ref() != Some(&wanted) {
             return Err(MoveError::CalledOff);
         }

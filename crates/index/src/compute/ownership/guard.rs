@@ -25,9 +25,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farleaf_pool::Session;
 
 use super::load::{Load, Meter};
-use super::map::{Partitions, Range};
 use super::op_counters::{CounterEntry, OpCounters};
-use crate::bnode::Seek;
+use super::partitions::{Partitions, Range};
+use crate::Seek;
 use crate::retry::backoff;
 use crate::sync::{Mutex, lock};
 

@@ -1,7 +1,7 @@
 //! Load: counts operations on own keys, with decay, and samples their keys.
 
 use super::op_counters::LINES;
-use crate::bnode::Seek;
+use crate::Seek;
 use crate::sync::{Mutex, lock};
 
 /// One operation in so many leaves its key in the sample.

@@ -11,15 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
-use super::map::{
-    MapWords, PARTITIONS_MAX, Partitions, Range, change_map, change_map_now, read_map,
-};
+use super::map::{change_map, change_map_now, read_map};
+use super::partitions::{PARTITIONS_MAX, Partitions, Range};
+use super::two_slots::MapWords;
 use super::{Ownership, View, count};
-use crate::bnode::Seek;
 use crate::compute::messages::forget;
 use crate::compute::{Moving, RangeOwner};
 use crate::detach::detach;
-use crate::{IndexError, OpenOptions};
+use crate::{IndexError, OpenOptions, Seek};
 
 /// Tries at having all partitions.
 const TRIES_MAX: u32 = 1_000;
@@ -124,7 +123,7 @@ pub async fn claim<T: RangeOwner>(
     let _pin = session.begin(OpKind::Maintenance).await?;
     let ownership = table.ownership();
     let me = session.endpoint().incarnation();
-    let map = change_map(&ownership.words, session, async move |map| {
+    let map = change_map(table, session, async move |map| {
         let mut new = map.clone();
         let free = new.owners.iter_mut().filter(|owner| **owner == 0);
         free.take(most).for_each(|owner| *owner = me.0);
@@ -174,7 +173,7 @@ pub async fn give_away<T: RangeOwner>(
     let (replaying, task_session) = (table.clone(), session.clone());
     let taken = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&taken);
-    let map = change_map(&words, session, async move |map| {
+    let map = change_map(table, session, async move |map| {
         replaying.replay(&task_session, map, dead).await?;
         let mut new = map.clone();
         for owner in new.owners.iter_mut().filter(|owner| **owner == dead.0) {
@@ -231,7 +230,7 @@ pub(crate) async fn take_free<T: RangeOwner>(
         Seek::First => (None, false),
         Seek::Last => (None, true),
     };
-    let map = change_map(&table.ownership().words, session, async move |map| {
+    let map = change_map(table, session, async move |map| {
         let mut new = map.clone();
         let number = number(map, key, last);
         if new.owners[number] == 0 {
@@ -380,7 +379,7 @@ pub(crate) async fn cut<T: RangeOwner>(
         let _moving = moving;
         cutting.flush(&task_session).await?;
         let ownership = cutting.ownership();
-        change_map_now(&ownership.words, &task_session, async |map| {
+        change_map_now(&cutting, &task_session, async |map| {
             // All of it is this compute server's, and given up with the cut.
             if map.owners != [me] {
                 return Err(IndexError::Invalid("the table is partitioned already".into()));
@@ -398,38 +397,37 @@ pub(crate) async fn cut<T: RangeOwner>(
     Ok(())
 }
 
-impl Ownership {
-    /// Gives everything up that the map says is this compute server's, or is about to be, once the table is
-    /// closed: also what it has come to have and could not begin to serve, for want of room. Does nothing the
-    /// second time. The caller has a pin.
-    pub async fn release_once(&self, session: &Session) -> Result<(), IndexError> {
-        if self.is_released.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let me = session.endpoint().incarnation();
-        // Not before it is closed: a giver asks whether it is open once its intent stands in the map.
-        let map = read_map(&self.words, session).await?;
-        if map.holders().contains(&me) {
-            self.release_all(session).await?;
-        }
-        self.is_released.store(true, Ordering::Release);
-        Ok(())
+/// Gives everything up that the map says is this compute server's, or is about to be, once the table is
+/// closed: also what it has come to have and could not begin to serve, for want of room. Does nothing the
+/// second time. The caller has a pin.
+pub async fn release_once<T: RangeOwner>(table: &T, session: &Session) -> Result<(), IndexError> {
+    let ownership = table.ownership();
+    if ownership.is_released.load(Ordering::Acquire) {
+        return Ok(());
     }
+    let me = session.endpoint().incarnation();
+    // Not before it is closed: a giver asks whether it is open once its intent stands in the map.
+    let map = read_map(&ownership.words, session).await?;
+    if map.holders().contains(&me) {
+        release_all(table, session).await?;
+    }
+    ownership.is_released.store(true, Ordering::Release);
+    Ok(())
+}
 
-    /// Gives everything up that the map says is this compute server's.
-    async fn release_all(&self, session: &Session) -> Result<(), IndexError> {
-        let me = session.endpoint().incarnation().0;
-        change_map(&self.words, session, async move |map| {
-            let mut new = map.clone();
-            new.owners.iter_mut().filter(|owner| **owner == me).for_each(|owner| *owner = 0);
-            forget_intent(&mut new, me);
-            forget_log(&mut new, me);
-            Ok::<_, IndexError>(new)
-        })
-        .await?;
-        debug_assert!(self.is_closed());
-        Ok(())
-    }
+/// Gives everything up that the map says is this compute server's.
+async fn release_all<T: RangeOwner>(table: &T, session: &Session) -> Result<(), IndexError> {
+    let me = session.endpoint().incarnation().0;
+    change_map(table, session, async move |map| {
+        let mut new = map.clone();
+        new.owners.iter_mut().filter(|owner| **owner == me).for_each(|owner| *owner = 0);
+        forget_intent(&mut new, me);
+        forget_log(&mut new, me);
+        Ok::<_, IndexError>(new)
+    })
+    .await?;
+    debug_assert!(table.ownership().is_closed());
+    Ok(())
 }
 
 /// A move that `who` gives or takes in does not come about.

@@ -10,29 +10,31 @@ mod load;
 mod map;
 mod membership;
 mod op_counters;
+mod partitions;
 mod routing;
+mod two_slots;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use farleaf_fabric::Incarnation;
 use farleaf_pool::Session;
+use guard::Standing;
 
-use crate::IndexError;
-use crate::bnode::Seek;
 use crate::local::ParkingLot;
 use crate::sync::{Mutex, lock};
-use guard::Standing;
+use crate::{IndexError, Seek};
 pub use guard::{OpGuard, RangeGuard, View};
 pub(crate) use load::Load;
-pub use map::{Intent, change_map, create_map, lock_map};
-pub use map::{MapWords, Partitions, Range, change_map_now, equal_width, read_map, sampled};
+pub use map::{change_map, change_map_now, create_map, lock_map, read_map};
 pub use membership::{
-    JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away,
+    JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away, release_once,
 };
 pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free, take_over};
+pub use partitions::{Intent, Partitions, Range, equal_width, sampled};
 pub use routing::{Owner, forward_change, forward_get, scan_all, serve};
 pub(crate) use routing::{ask, reply_of, scan_begin, seek_of};
+pub use two_slots::{MapWords, SlotPlace, lock_slots, read_slot};
 
 /// The table is open, and this compute server has owned no key of it yet.
 const UNOWNED: u8 = 0;
@@ -272,7 +274,7 @@ mod tests {
     #[test]
     fn an_owner_is_looked_up_by_the_key_and_not_by_a_number_of_an_older_view() {
         let nowhere = GlobalAddr::NULL;
-        let words = MapWords { meta: nowhere, map: nowhere, lock: nowhere, guests: None };
+        let words = MapWords { meta: nowhere, map: nowhere, lock: nowhere };
         let ownership = Ownership::of_view(words, part(&["g"], &[true, false]));
         let key = Seek::At(b"k");
         let other = |partition| Owner { partition, owner: Some(Incarnation(9)), epoch: 0 };

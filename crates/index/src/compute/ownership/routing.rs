@@ -17,16 +17,13 @@ use farleaf_pool::canary::Canary;
 
 use super::membership::{free_dead, take_free};
 use super::{Range, count, refresh_map, take_over};
-use crate::blink::remote::Passage;
-use crate::bnode::Seek;
 use crate::change::{Change, Outcome};
 use crate::compute::messages::{OpReply, Patience, Request, send};
 use crate::compute::migration::{give, own_load, share};
 use crate::compute::{OwnedTable, RangeOwner, guest};
-use crate::index::{Exchange, ScanRange};
 use crate::op::Op;
 use crate::retry::backoff;
-use crate::{Entries, IndexError};
+use crate::{Entries, Exchange, IndexError, ScanCursor, ScanRange, Seek};
 
 /// Pairs that an owner is asked for at a time.
 const PAIRS_ASKED_MAX: usize = 512;
@@ -108,8 +105,8 @@ async fn serve_own<T: RangeOwner>(
     if let Op::Scan { from, to, reverse, limit } = op {
         let range = ScanRange::between(from, to, *reverse);
         let mut out = Entries::new();
-        if let Some(mut passage) = Passage::begin(range, *limit, &out)
-            && table.scan_own(session, &mut passage, &mut out).await?.is_some()
+        if let Some(mut cursor) = ScanCursor::begin(range, *limit, &out)
+            && table.scan_own(session, &mut cursor, &mut out).await?.is_some()
         {
             return Ok(None);
         }
@@ -368,19 +365,19 @@ async fn scan_until_cut<T: RangeOwner>(
     limit: usize,
     out: &mut Entries,
 ) -> Result<bool, IndexError> {
-    let Some(mut passage) = Passage::begin(range, limit, out) else { return Ok(true) };
+    let Some(mut cursor) = ScanCursor::begin(range, limit, out) else { return Ok(true) };
     loop {
-        if table.scan_own(session, &mut passage, out).await?.is_none() {
+        if table.scan_own(session, &mut cursor, out).await?.is_none() {
             return Ok(true);
         }
         let view = table.ownership().view();
         // By this view: the number that the scan met may be of an older one, and stand for other keys in this. If the
         // keys have become this compute server's, it scans on. Each further turn takes one more view.
-        let Some(number) = view.foreign_at(passage.seek()) else { continue };
+        let Some(number) = view.foreign_at(cursor.seek()) else { continue };
         // Of one partition as it is known here; its owner has all of it, or says that it has not,
         // and once the bounds are others it is cut anew.
         let (low, high) = view.map.range(number);
-        let (from, to, limit) = passage.rest_in(low, high, out);
+        let (from, to, limit) = cursor.rest_in(low, high, out);
         let is_guests = table.guest().is_some() && view.map.owners[number] == 0;
         let asked = limit.min(if is_guests { guest::PAIRS_MAX } else { PAIRS_ASKED_MAX });
         let scan = Request::Op(Op::Scan { from, to, reverse: range.reverse, limit: asked });
@@ -398,7 +395,7 @@ async fn scan_until_cut<T: RangeOwner>(
         if is_part {
             return Ok(false);
         }
-        if !passage.skip_to(if range.reverse { low } else { high }, out) {
+        if !cursor.skip_to(if range.reverse { low } else { high }, out) {
             return Ok(true);
         }
     }

@@ -1,0 +1,317 @@
+//! Remote lock: a word of remote memory that names its holder, taken by a CAS and given back whatever becomes of the taker.
+
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use farleaf_pool::canary::Canary;
+use farleaf_pool::{Retiring, Session, Trial, is_open};
+
+use crate::IndexError;
+use crate::oneshot::{Receiver, channel};
+use crate::retry::LockWait;
+
+/// A lock word that holds this client's token, given back when dropped.
+#[derive(Debug)]
+pub struct Lock {
+    session: Session,
+    word: GlobalAddr,
+    token: u64,
+    state: LockState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LockState {
+    /// The only CAS for it may be under way; or it is held.
+    Taken,
+    /// Asked for again, as the outcome of the first CAS is not known: it may be held by that one while the
+    /// next is under way.
+    Doubtful,
+    /// The operation that gives it back may be under way.
+    Releasing,
+    /// Not this one's to give back.
+    Gone,
+}
+
+impl Lock {
+    /// A lock that is about to be asked for: dropped from here on, it is given back.
+    pub(crate) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
+        Lock { session: session.clone(), word, token, state: LockState::Taken }
+    }
+
+    /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.
+    ///
+    /// # Errors
+    /// As [`farleaf_pool::Reliable::cas`].
+    pub(crate) async fn take(&mut self, expected: u64) -> Result<u64, OpError> {
+        let session = self.session.clone();
+        let mut trial = Trial::default();
+        loop {
+            let posting = session.reliable().posting();
+            match session.client().cas(self.word, expected, self.token).await {
+                Ok(found) => {
+                    self.set_taken();
+                    let was_first = trial.in_doubt() && found == self.token;
+                    return Ok(if was_first { expected } else { found });
+                }
+                Err(error) => {
+                    self.doubt();
+                    session.reliable().again(&mut trial, posting, error).await?;
+                }
+            }
+        }
+    }
+
+    /// The token by which the word names this client.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// The outcome of the CAS for it is not known, and another is about to be posted.
+    pub(crate) fn doubt(&mut self) {
+        self.state = LockState::Doubtful;
+    }
+
+    /// The only CAS for it has come back.
+    pub(crate) fn set_taken(&mut self) {
+        self.state = LockState::Taken;
+    }
+
+    /// Leaves the lock to the client that recovers this compute server, which has been cut off.
+    pub fn abandon(mut self) {
+        self.disarm();
+    }
+
+    /// Makes its release wait as long as `session` does.
+    pub fn with_session(mut self, session: &Session) -> Self {
+        self.session = session.clone();
+        self
+    }
+
+    /// The lock was not taken, or is left to whoever recovers this compute server.
+    pub(crate) fn disarm(&mut self) {
+        self.state = LockState::Gone;
+    }
+
+    /// Adds the release to `ops`, leaving `word` in the lock word.
+    ///
+    /// Without `write_vs_rmw` a WRITE could be lost against another's CAS, so it is a CAS there.
+    fn release_in(&self, ops: &mut Ops, word: u64) {
+        if self.session.endpoint().capabilities().write_vs_rmw {
+            ops.write_word(self.word, word);
+        } else {
+            ops.cas(self.word, self.token, word);
+        }
+    }
+
+    /// Gives it back; by a task, if the outcome is lost. 1 round trip.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub async fn release(mut self) -> Result<(), IndexError> {
+        let client = self.session.client();
+        let mut ops = client.ops();
+        self.release_in(&mut ops, 0);
+        self.state = LockState::Releasing;
+        match self.session.client().chain(ops).await {
+            Ok(_) => self.disarm(),
+            Err(error) if is_open(error) => {}
+            Err(error) => {
+                self.disarm();
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts `ops`, all WRITEs to what the lock protects or to this client's own areas on the lock's
+    /// server, and leaves `word` in the lock word, in one chain; `retiring` is retired then. Whatever
+    /// becomes of the caller and of the completion, it is done to its end (`INV-BT-8`).
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` if it takes longer than the caller waits; it will happen once the server can
+    /// be reached.
+    pub async fn finish(
+        mut self,
+        mut ops: Ops,
+        word: u64,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
+        let session = self.session.clone();
+        let spare = session.reliable().spare_ops(&ops);
+        self.release_in(&mut ops, word);
+        self.disarm();
+        let (lock, token) = (self.word, self.token);
+        let mut posted = PostedChain { session: &session, spare, lock, token, word, retiring };
+        match session.client().chain(ops).await {
+            Ok(_) => {
+                posted.spare = None;
+                if let Some(retiring) = posted.retiring.take() {
+                    session.retire(retiring);
+                }
+                Ok(())
+            }
+            Err(error) if is_open(error) => {
+                let unknown = || IndexError::OutcomeUnknown(error.to_string());
+                let done = posted.settle().ok_or_else(unknown)?;
+                let done = session.reliable().within(done).await;
+                done.and_then(Result::ok).ok_or_else(unknown)
+            }
+            Err(error) => {
+                posted.spare = None;
+                Err(IndexError::OutcomeUnknown(error.to_string()))
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    /// The taker was dropped, or failed, between taking and releasing, or the release's outcome was
+    /// lost. The token is unique, so that giving it back can never release somebody else's lock.
+    fn drop(&mut self) {
+        if self.state == LockState::Gone {
+            return;
+        }
+        let is_lossy = self.session.endpoint().is_lossy();
+        let (word, token, state) = (self.word, self.token, self.state);
+        if state == LockState::Releasing && !is_lossy {
+            return;
+        }
+        self.session.spawn(async move |session| {
+            let reliable = session.maintenance();
+            if state == LockState::Taken {
+                let found = reliable.client().cas(word, token, 0).await;
+                if found == Ok(token) || !is_lossy {
+                    return;
+                }
+            }
+            // A CAS for the lock, or a release by WRITE, may be under way still.
+            if reliable.settle(word.server()).await.is_ok() {
+                // An error is final: this compute server has been cut off.
+                let _ = reliable.cas_release(word, token, 0).await;
+            }
+        });
+    }
+}
+
+/// A chain that has been posted and must be done to its end. Dropped, a task sees to that.
+struct PostedChain<'a> {
+    session: &'a Session,
+    /// The WRITEs; `None` once they are done, or where no completion is ever lost.
+    spare: Option<Ops>,
+    lock: GlobalAddr,
+    token: u64,
+    /// The value that stays in the lock word.
+    word: u64,
+    retiring: Option<Retiring>,
+}
+
+impl PostedChain<'_> {
+    /// Has it done by a task; a receiver that hears of the end. `None` if nothing is to be done.
+    fn settle(&mut self) -> Option<Receiver<Result<(), OpError>>> {
+        let spare = self.spare.take()?;
+        let (sender, receiver) = channel();
+        let hold = self.session.hold();
+        let (lock, token, word, retiring) =
+            (self.lock, self.token, self.word, self.retiring.take());
+        self.session.spawn(async move |session| {
+            let reliable = session.maintenance();
+            let done = async {
+                reliable.settle(lock.server()).await?;
+                if reliable.word(lock).await? != token && !Canary::ResendBlindly.is_armed() {
+                    return Ok(());
+                }
+                let chain = |ops: &mut Ops| {
+                    reliable.copy_into(&spare, ops);
+                    ops.cas(lock, token, word);
+                };
+                reliable.release(lock, token, chain).await
+            };
+            let done: Result<(), OpError> = done.await;
+            if let (Ok(()), Some(retiring)) = (done, retiring) {
+                session.retire(retiring);
+            }
+            drop(hold);
+            sender.send(done);
+        });
+        Some(receiver)
+    }
+}
+
+impl Drop for PostedChain<'_> {
+    fn drop(&mut self) {
+        let _ = self.settle();
+    }
+}
+
+/// Locks a word that is a lock and nothing else. A dead holder's lock is taken over, so what the lock
+/// protects is in order whenever its holder dies.
+///
+/// Cost: 1 CAS, more if another holds the lock.
+///
+/// # Errors
+/// `Unavailable` if one holder keeps it too long.
+pub async fn lock_word(session: &Session, word: GlobalAddr) -> Result<Lock, IndexError> {
+    lock_word_after(session, word, async |_| Ok(())).await
+}
+
+/// As [`lock_word`], where the holder may have been changing something else under the lock: `finish` finishes
+/// that before the lock of a dead holder, whose token it gets, is taken over. Several takers may call it at once.
+pub(crate) async fn lock_word_after(
+    session: &Session,
+    word: GlobalAddr,
+    finish: impl AsyncFn(u64) -> Result<(), IndexError>,
+) -> Result<Lock, IndexError> {
+    let mut wait = LockWait::default();
+    let mut expected = 0;
+    loop {
+        let token = session.lock_token();
+        let mut lock = Lock::about_to_take(session, word, token);
+        let holder = lock.take(expected).await?;
+        if holder == expected {
+            return Ok(lock);
+        }
+        lock.disarm();
+        let is_dead = holder != 0 && wait.again(session, ("node", word), holder).await?;
+        if is_dead {
+            finish(holder).await?;
+        }
+        expected = if is_dead { holder } else { 0 };
+    }
+}
+
+/// Tries once to change the lock word from `expected` to `token`, and READs what it protects; the inner error is the
+/// word that was found. Both are on one server.
+///
+/// Cost: 1 CAS and 1 READ, 1 round trip.
+///
+/// # Errors
+/// As [`farleaf_pool::Reliable::cas`].
+pub async fn try_lock_reading(
+    session: &Session,
+    word: GlobalAddr,
+    expected: u64,
+    token: u64,
+    (from, bytes): (GlobalAddr, usize),
+) -> Result<Result<(Lock, Buf), u64>, OpError> {
+    let client = session.client();
+    let mut lock = Lock::about_to_take(session, word, token);
+    let mut trial = Trial::default();
+    let mut ops = loop {
+        let mut ops = client.ops();
+        ops.cas(word, expected, token);
+        ops.read(from, client.buf(bytes));
+        let posting = session.reliable().posting();
+        match client.chain(ops).await {
+            Ok(ops) => break ops,
+            Err(error) => {
+                lock.doubt();
+                session.reliable().again(&mut trial, posting, error).await?;
+            }
+        }
+    };
+    lock.set_taken();
+    let found = ops.old(0);
+    if found != expected && !(trial.in_doubt() && found == token) {
+        lock.disarm();
+        return Ok(Err(found));
+    }
+    Ok(Ok((lock, ops.take_buf(1))))
+}
