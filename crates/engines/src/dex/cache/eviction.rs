@@ -34,6 +34,11 @@ pub(crate) struct OwnedFrame {
 }
 
 impl OwnedFrame {
+    /// Its number.
+    pub(crate) fn number(&self) -> u32 {
+        self.frame
+    }
+
     /// Returns the frame, which the caller makes Hot or Cooling.
     pub(crate) fn take(mut self) -> u32 {
         self.armed = false;

@@ -25,6 +25,8 @@ pub(super) enum Heal {
     /// The copy of the shared node at `addr` that `frame` holds is out of date; perhaps because of
     /// a split that nobody has finished.
     Stale { frame: u32, addr: u64, unfinished: Option<UnfinishedSplit> },
+    /// The copy of the shared node at `addr` that `frame` holds is of an earlier ownership map.
+    Unproven { frame: u32, addr: u64 },
     /// The node of `level` has a separator at `bound`, and the child below it covers the next one's range as well.
     Absorbed { level: u8, bound: Vec<u8> },
 }
@@ -55,6 +57,7 @@ impl DexTree {
                 let first = unfinished.map_or(First::Nothing, First::Post);
                 self.refresh(session, frame, addr, first).await
             }
+            Heal::Unproven { frame, addr } => self.prove(session, frame, addr).await,
             Heal::Dead { level, low, image } => self.heal_dead(session, level, low, image).await,
             Heal::Absorbed { level, bound } => {
                 // The separator goes, and the child behind it, which is dead.

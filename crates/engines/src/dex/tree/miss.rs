@@ -90,6 +90,7 @@ impl DexTree {
 
     async fn load_now(self: &Arc<Self>, session: &Session, mark: IoMark) -> Result<(), DexFail> {
         let Some(frame) = self.take_frame(session).await? else { return Err(DexFail::NoFrame) };
+        let epoch = self.map_epoch();
         let image = match self.read_marked(session, &mark).await? {
             Ok(image) => image,
             Err(unfinished) => {
@@ -99,6 +100,9 @@ impl DexTree {
                 return Err(DexFail::Restart);
             }
         };
+        if mark.shared_parent {
+            self.note_proven(frame.number(), mark.addr, epoch);
+        }
         self.admit(mark, frame, &image, session.id());
         Ok(())
     }
@@ -316,6 +320,7 @@ impl DexTree {
             return Ok(());
         }
         let Some(frame) = self.take_frame(session).await? else { return Err(DexFail::NoFrame) };
+        let epoch = self.map_epoch();
         let (addr, level) = self.remote.read_root(session).await?;
         self.stats.reads_root.add();
         let Some(image) = self.remote.read_shared(session, addr, level).await? else {
@@ -333,6 +338,7 @@ impl DexTree {
         let view = self.ownership.view();
         let shared = view.map.count() > 1 || view.crosses(None, None);
         frames.ctl(frame).set_shared(shared);
+        self.note_proven(frame, addr.word(), epoch);
         frames.set_root(self.pages.enter(frame));
         self.pages.release_x(TOP);
         drop(mark);

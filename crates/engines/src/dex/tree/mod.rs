@@ -59,7 +59,7 @@ use crate::dex::{DexOptions, FRAMES_MAX};
 use combine::Combined;
 pub(crate) use context::{DexFail, OpContext};
 pub(crate) use placement::{check_level, check_placement, place_for, place_table};
-use shared::Posts;
+use shared::{Posts, Proofs};
 pub(crate) use split::Need;
 pub(crate) use walk::UnfinishedSplit;
 
@@ -78,6 +78,7 @@ pub(crate) struct DexTree {
     /// The keys that it serves.
     pub(crate) ownership: Ownership,
     posts: Posts,
+    proofs: Proofs,
     pub(crate) options: DexOptions,
     pub(crate) pages: Arc<PageCache>,
     pub(crate) log: Log,
@@ -130,6 +131,7 @@ impl DexTree {
             remote: RemoteTree::open(meta, layout, remote_options),
             ownership,
             posts: Posts::default(),
+            proofs: Proofs::default(),
             guest: OnceLock::new(),
             options,
         })

@@ -30,20 +30,24 @@
 //!   separator be in a node that has been another's alone since, and there in the cache only: in remote
 //!   memory it would be added, or the node split for it, behind its owner's back.
 //!
+//! - `INV-DEX-SHARED-7` An operation that misses a child of a shared copy goes by the address in it only if the copy was
+//!   read, or found to equal remote memory, under the ownership map that is known now. So the operation's key has been
+//!   this compute server's since.
+//!
 //! Addresses in cached nodes outlive the pins of the operations that read them, so the pool's epochs do
 //! not keep them from being reused. Those in an exclusive node lead to nodes that this compute server
 //! alone retires, and forgets before. Those in a shared copy lead, for keys that have been this compute
-//! server's since the copy was read, to nodes that live: they are its own, or shared. For keys that it
-//! has been given since, they lead to nodes of then, which live as well if the node has been shared all
-//! the time, as nothing is merged below a shared node. If it was exclusive in between, which takes two
-//! changes of bounds of which this compute server saw only the last, a child may be gone and its memory
-//! be another node's: the arrival shows that by the fences, unless a dead owner wrote a right half there
-//! that begins and ends just where the old child did, and never linked it. That is not excluded.
+//! server's since the copy was read, to nodes that live: they are its own, or shared. For keys that it has been given
+//! since, they may lead to nodes that are gone, if the node has been exclusive to another in between; the memory may
+//! be another node's, with the same fences even, such as a right half that a dead owner never linked. So a copy of an
+//! earlier map is compared with remote memory before it leads anywhere (`INV-DEX-SHARED-7`): 1 READ for each shared copy
+//! and each change of the map, if something below it is missed.
 //!
 //! A copy that has turned out to be out of date is dropped with all that is cached below it, and read
 //! again. That happens about once for each split of a shared node, of which there are as many as levels
 //! for each bound. (The paper's refresh in place keeps what is below.)
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use farleaf_fabric::Endpoint;
@@ -244,6 +248,56 @@ impl DexTree {
             }
         }
         Ok(())
+    }
+}
+
+/// Maps under which shared copies were read, or found to equal remote memory (`INV-DEX-SHARED-7`): address and epoch
+/// by frame. A copy that is not in it was exclusive when it was read.
+#[derive(Debug, Default)]
+pub(super) struct Proofs(Mutex<BTreeMap<u32, (u64, u64)>>);
+
+impl DexTree {
+    /// The epoch of the ownership map that is known now.
+    pub(super) fn map_epoch(&self) -> u64 {
+        self.ownership.guard().with_current(|view| view.map.epoch)
+    }
+
+    /// The shared node at `addr` in `frame` is as remote memory had it under the map of `epoch`, or later.
+    pub(super) fn note_proven(&self, frame: u32, addr: u64, epoch: u64) {
+        lock(&self.proofs.0).insert(frame, (addr, epoch));
+    }
+
+    /// Returns whether the shared node in `frame` may lead to children that are not cached (`INV-DEX-SHARED-7`).
+    pub(super) fn is_proven(&self, frame: u32) -> bool {
+        let addr = self.pages.frames.ctl(frame).addr_word();
+        let epoch = self.map_epoch();
+        lock(&self.proofs.0).get(&frame) == Some(&(addr, epoch))
+    }
+
+    /// Compares the shared node at `addr` in `frame` with remote memory; drops it, with all below it, if they differ.
+    ///
+    /// Cost: 1 READ; if they differ, as [`DexTree::refresh`].
+    pub(super) async fn prove(
+        self: &Arc<Self>,
+        session: &Session,
+        frame: u32,
+        addr: u64,
+    ) -> Result<(), DexFail> {
+        let _turn = self.turn_to_refresh().await;
+        if self.is_proven(frame) {
+            return Ok(());
+        }
+        let Some(sx) = self.sx_of(session, frame, addr).await? else { return Ok(()) };
+        if !self.pages.frames.ctl(frame).is_shared() {
+            return Ok(());
+        }
+        let epoch = self.map_epoch();
+        if self.is_as_remote(session, frame).await? {
+            self.note_proven(frame, addr, epoch);
+            return Ok(());
+        }
+        self.stats.refreshes.add();
+        self.drop_shared(session, sx).await
     }
 }
 

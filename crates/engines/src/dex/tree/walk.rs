@@ -101,6 +101,12 @@ impl DexTree {
             let failed = match self.walk(seek, level) {
                 Walk::At(location) => return Ok(SearchEnd::Node(location)),
                 Walk::TooLow => return Ok(SearchEnd::TooLow),
+                Walk::Miss(mark) if mark.shared_parent && !self.is_proven(mark.parent) => {
+                    let (frame, addr) =
+                        (mark.parent, self.pages.frames.ctl(mark.parent).addr_word());
+                    drop(mark);
+                    self.heal_detached(session, Heal::Unproven { frame, addr }).await
+                }
                 Walk::Miss(mut mark) => {
                     mark.cause = context.cause;
                     if self.options.offload != Offload::Never
@@ -130,7 +136,10 @@ impl DexTree {
                     Ok(())
                 }
                 Walk::Readers { addr, parent, version, level } => {
-                    if context.offloadable.is_some_and(|work| work.joins(level))
+                    let is_proven =
+                        !self.pages.frames.ctl(parent).is_shared() || self.is_proven(parent);
+                    if is_proven
+                        && context.offloadable.is_some_and(|work| work.joins(level))
                         && let Some(mark) =
                             OffloadMark::join(&self.pages, addr, parent, version, level)
                     {

@@ -4,11 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use farleaf_engines::TableFormat;
 use farleaf_engines::dex::{Dex, MoveError};
-use farleaf_fabric::ToAny;
+use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
+use farleaf_fabric::{Endpoint, GlobalAddr, ToAny};
+use farleaf_index::bnode::{Cover, Kind, Node};
 use farleaf_index::compute::{OwnedTable, RangeCalls};
+use farleaf_index::{Index, Stored};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -200,4 +202,84 @@ fn a_stale_copy_that_is_adopted_blindly_is_found_out() {
     println!("found with seed {seed}");
     // And without the bug nothing is.
     storm(9_100 + seed, tiny[seed as usize % tiny.len()], (3, 3), 1_000, 130);
+}
+
+/// The leaf of `key` in remote memory: its address and its words.
+async fn leaf_of(session: &Session, index: &Dex, key: &[u8]) -> (GlobalAddr, Vec<u64>) {
+    let (layout, meta) = (*index.layout(), index.meta());
+    let all = Stored::new(layout, meta).collect::<Dex>(session, None).await.expect("a walk");
+    for addr in all.into_iter().filter(|addr| *addr != meta) {
+        let buf = session.client().buf(layout.node_bytes());
+        let image = session.reliable().read(addr, buf).await.expect("a READ");
+        let node = Node::new(&layout, image.words());
+        if node.kind() == Kind::Leaf
+            && node.self_addr() == addr.word()
+            && node.covers(key) == Cover::Inside
+        {
+            return (addr, image.words().to_vec());
+        }
+    }
+    panic!("no leaf has {key:?}");
+}
+
+/// A compute server gives its keys away, and gets them back later. Meanwhile the node above them, of which it has a
+/// copy, was exclusive to the other, which merged the leaves away. Where the copy leads to a leaf of then, there is one
+/// with the very same fences again (a right half that was never linked): nothing but the copy's age tells.
+#[test]
+fn a_copy_of_an_earlier_map_leads_nowhere() {
+    let format = TableFormat {
+        node_bytes: Some(1024),
+        cap_leaf: Some(4),
+        cap_inner: Some(40),
+        ..TableFormat::fixed8(Engine::BTree)
+    };
+    let sim = Sim::new(config(1, 2)).expect("sim");
+    let cluster = Hosts::of(&sim);
+    let number = |number: u64| number.to_be_bytes();
+    let servers = members(&sim, &format, &[number(60).to_vec()], 200);
+    for (compute, server) in servers.iter().enumerate() {
+        serve(&sim, compute, server, &cluster);
+    }
+    let [one, two] =
+        [0, 1].map(|at: usize| (servers[at].session.clone(), servers[at].index.clone()));
+    let done = Rc::new(Cell::new(false));
+    let (told, hosts) = (done.clone(), cluster.clone());
+    sim.spawn(0, async move {
+        let [(one_session, one), (two_session, two)] = [one, two];
+        let [one_name, two_name] =
+            [&one_session, &two_session].map(|session| session.endpoint().incarnation());
+        for at in 0..60 {
+            assert_eq!(one.insert(&one_session, &number(at), &[1; 8]).await, Ok(true));
+        }
+        for at in 61..80 {
+            assert_eq!(two.insert(&two_session, &number(at), &[1; 8]).await, Ok(true));
+        }
+        one.flush(&one_session).await.expect("flush");
+        two.flush(&two_session).await.expect("flush");
+        let (before, words) = leaf_of(&one_session, &one, &number(30)).await;
+        let to = Some(&number(60)[..]);
+        one.move_range(&one_session, None, to, two_name).await.expect("moved");
+        for at in 0..60 {
+            assert_eq!(two.remove(&two_session, &number(at)).await, Ok(true));
+        }
+        for at in 0..60 {
+            assert_eq!(two.insert(&two_session, &number(at), &[2; 8]).await, Ok(true));
+        }
+        two.flush(&two_session).await.expect("flush");
+        let (after, _) = leaf_of(&two_session, &two, &number(30)).await;
+        assert_ne!(before, after, "the leaf was merged away");
+        let mut image = two_session.client().buf(words.len() * 8);
+        image.words_mut().copy_from_slice(&words);
+        two_session.reliable().write(before, image).await.expect("a WRITE");
+        two.move_range(&two_session, None, to, one_name).await.expect("moved back");
+        for at in 0..60 {
+            let mut value = Vec::new();
+            assert_eq!(one.get(&one_session, &number(at), &mut value).await, Ok(true));
+            assert_eq!(value, [2; 8], "key {at}");
+        }
+        hosts.members().into_iter().for_each(|who| hosts.leave(who));
+        told.set(true);
+    });
+    sim.run().expect("the simulation ends");
+    assert!(done.get());
 }
