@@ -10,6 +10,7 @@ macro_rules! canaries {
     (
         { $($variant:ident: $what:literal;)+ }
         { $($own:ident: $own_what:literal;)+ }
+        { $($directed:ident: $directed_what:literal;)+ }
     ) => {
         /// A seeded bug: what is done wrong.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +18,7 @@ macro_rules! canaries {
         pub enum Canary {
             $(#[doc = $what] $variant,)+
             $(#[doc = $own_what] $own,)+
+            $(#[doc = $directed_what] $directed,)+
         }
 
         impl Canary {
@@ -25,6 +27,8 @@ macro_rules! canaries {
             /// Those of memory that compute servers expose. No engine uses it yet, so that this crate's own
             /// tests find them.
             pub const OF_REGIONS: &[Canary] = &[$(Canary::$own,)+];
+            /// Those that hardly any seed of the lab meets, each of which a directed test of its engine finds.
+            pub const DIRECTED: &[Canary] = &[$(Canary::$directed,)+];
 
             /// Returns its name on the command line: the variant's, in kebab case.
             pub fn name(self) -> String {
@@ -43,6 +47,7 @@ macro_rules! canaries {
                 match self {
                     $(Canary::$variant => $what,)+
                     $(Canary::$own => $own_what,)+
+                    $(Canary::$directed => $directed_what,)+
                 }
             }
         }
@@ -124,6 +129,8 @@ canaries! { {
 } {
     MembersBeforeFence: "the member table is read before the fence at memory servers";
     RegionUnsettled: "an operation on a region is posted again without a reconnect";
+} {
+    TrustOldCopy: "a shared copy of an earlier map leads to a child without a look whether it is current";
 } }
 
 farleaf_fabric::arm_canaries!(
