@@ -5,6 +5,7 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, is_open};
 
 use crate::IndexError;
+use crate::local::QueuePlace;
 use crate::oneshot::{Receiver, channel};
 use crate::retry::LockWait;
 
@@ -15,6 +16,8 @@ pub struct Lock {
     word: GlobalAddr,
     token: u64,
     state: LockState,
+    /// The task's place among those of this compute server that want it.
+    pub(crate) place: Option<QueuePlace>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +36,7 @@ enum LockState {
 impl Lock {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
     pub(crate) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
-        Lock { session: session.clone(), word, token, state: LockState::Taken }
+        Lock { session: session.clone(), word, token, state: LockState::Taken, place: None }
     }
 
     /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.

@@ -1,10 +1,15 @@
 //! Retries: spaces out attempts, and waits for locks that others hold.
 
+use std::pin::pin;
+use std::sync::Arc;
+
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 
 use crate::IndexError;
+use crate::compute::messages::within;
+use crate::local::{LockQueue, QueuePlace};
 
 /// Attempts at one operation before it gives up.
 const ATTEMPTS_MAX: u32 = 20_000;
@@ -114,6 +119,16 @@ impl LockWait {
         self.tries += 1;
         Ok(false)
     }
+}
+
+/// Waits for the place in the queue of `key`, behind the other tasks of this compute server that came before; `None` if
+/// they take as long as the session or one that wants a lock waits: then the caller goes on without. No remote operation.
+pub async fn queue_for(session: &Session, queue: &Arc<LockQueue>, key: u64) -> Option<QueuePlace> {
+    if let Some(place) = queue.try_place(key) {
+        return Some(place);
+    }
+    let place = session.reliable().within(queue.place(key));
+    within(session.endpoint(), pin!(place), LOCK_WAIT_MAX_NS).await.flatten()
 }
 
 /// The error for a lock of the `what` at `addr` that `token` has held for too long.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::IndexError;
+use farleaf_index::local::QueuePlace;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Placement, Session, Trial, Unlinked};
 
@@ -163,7 +164,7 @@ impl Tree {
     }
 
     /// Links `new` where the way to `key` ends. If that has changed, or there is no room, gives it back with the
-    /// way.
+    /// way. The operation's `turn` ends once `new` is linked.
     pub(super) async fn insert(
         self: &Arc<Self>,
         session: &Session,
@@ -171,6 +172,7 @@ impl Tree {
         mut path: Path,
         other: Option<LeafImage>,
         new: NewLeaf,
+        turn: &mut Option<QueuePlace>,
     ) -> Result<Result<(), (NewLeaf, Path)>, Fail> {
         let at = path.last().node(self).dispatch();
         let edge = Edge::of(key, at).ok_or(Fail::Again)?;
@@ -220,13 +222,18 @@ impl Tree {
         });
         let locks = self.slot_locks(&path.nodes);
         let Some(held) = path.nodes.pop() else { return Err(Fail::Again) };
-        let (tree, own_key) = (Arc::clone(self), key.to_vec());
+        let (tree, own_key, own_turn) = (Arc::clone(self), key.to_vec(), turn.take());
         let linked = self.finish(session, async move |session| {
             let place = Place { held, index, expected, moved };
-            let link = async |_| tree.link_new(&session, &own_key, place, slot, nodes, new).await;
+            let link = async |_| {
+                let linked = tree.link_new(&session, &own_key, place, slot, nodes, new).await?;
+                let kept = own_turn.filter(|_| linked.0.is_err());
+                Ok((linked, kept))
+            };
             tree.under(&session, locks, link).await
         });
-        let (result, held) = linked.await?;
+        let ((result, held), kept) = linked.await?;
+        *turn = kept;
         path.nodes.push(held);
         if let (Ok(()), Some(moved), Landing::Differs { child, .. }) =
             (&result, moved, &mut path.landing)

@@ -7,10 +7,16 @@
 //!
 //! The first member that needs the lock table makes it; the meta object names it. A lock word is 0, or the holder's
 //! token. An operation takes its locks in the order of their words, so that no two wait for each other.
+//!
+//! Operations of one compute server wait for each other in its own memory ([`LockQueue`]), in the order of their
+//! arrival. One that is to change a slot takes its *turn* at the node in which the cached way to its key ends before it
+//! READs anything: what it READs is then not out of date when it has the locks. The turn ends when the slot is changed,
+//! so the locks are given back while the next operation READs.
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
-use farleaf_index::retry::LockWait;
+use farleaf_index::local::QueuePlace;
+use farleaf_index::retry::{LockWait, queue_for};
 use farleaf_index::sync::lock;
 use farleaf_pool::Session;
 
@@ -23,6 +29,8 @@ use super::tree::{Tree, count};
 const LOCKS: u64 = 1_024;
 /// Bytes of the lock table.
 pub(super) const LOCKS_BYTES: usize = LOCKS as usize * 8;
+/// Nodes at which an operation waits for its turn before it does without: each wait saw the tree grow.
+const TURNS_MAX: usize = 64;
 
 /// The locks that one operation takes, in the order in which it takes them.
 #[derive(Debug, Default)]
@@ -77,10 +85,15 @@ impl Tree {
         }
         let (table, token) = (self.lock_table(session).await?, session.lock_token());
         let (mut held, mut has_waited) = (Vec::with_capacity(locks.0.len()), false);
+        // Given up after the locks, so that the next task finds its lock free.
+        let mut places = Vec::with_capacity(locks.0.len());
         for index in locks.0 {
             let at = table.plus(index * 8);
             match self.take_lock(session, at, token).await {
-                Ok(waited) => has_waited |= waited,
+                Ok((place, waited)) => {
+                    has_waited |= waited;
+                    places.extend(place);
+                }
                 Err(error) => {
                     self.give_back(session, &held, token).await?;
                     return Err(error);
@@ -90,33 +103,63 @@ impl Tree {
         }
         let done = work(has_waited).await;
         let given_back = self.give_back(session, &held, token).await;
+        drop(places);
         let done = done?;
         // The work is done, and nobody may take it for undone.
         given_back.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
         Ok(done)
     }
 
-    /// Takes a lock; returns whether another has had it.
+    /// Takes a lock, after the tasks of this compute server that came before; returns the place in front of it, and
+    /// whether another has had the lock.
     async fn take_lock(
         &self,
         session: &Session,
         at: GlobalAddr,
         token: u64,
-    ) -> Result<bool, IndexError> {
+    ) -> Result<(Option<QueuePlace>, bool), IndexError> {
         let (reliable, mut wait) = (session.reliable(), LockWait::default());
-        let mut has_waited = false;
+        let mut has_waited = self.lock_queue.is_taken(at.word());
+        let place = queue_for(session, &self.lock_queue, at.word()).await;
         loop {
             let found = reliable.cas(at, 0, token).await?;
             if found == 0 {
-                return Ok(has_waited);
+                return Ok((place, has_waited));
             }
             has_waited = true;
             count(&self.counts.table_lock_lost);
             let is_dead = wait.again(session, ("the lock at", at), found).await?;
             if is_dead && reliable.cas(at, found, token).await? == found {
-                return Ok(true);
+                return Ok((place, true));
             }
         }
+    }
+
+    /// Waits for the turn among the operations of this compute server that are to change a slot of the node in which
+    /// the cached way to `key` ends. `None` if they lock no nodes, or it takes too long. No remote operation.
+    pub(super) async fn slot_turn(&self, session: &Session, key: &[u8]) -> Option<QueuePlace> {
+        if self.options.node_locks == NodeLocks::Off {
+            return None;
+        }
+        let end = || match self.guess(key) {
+            // Each that locks its path locks the root.
+            None => (self.options.node_locks == NodeLocks::Path).then_some(self.meta),
+            Some(guess) => match guess.slot.filter(|slot| !slot.is_leaf()) {
+                Some(slot) => Some(slot.addr()),
+                None => Some(guess.entry.addr()),
+            },
+        };
+        let mut at = end()?;
+        for _ in 0..TURNS_MAX {
+            let place = queue_for(session, &self.lock_queue, at.word()).await?;
+            let now = end()?;
+            if now == at {
+                return Some(place);
+            }
+            // The tree has grown meanwhile.
+            at = now;
+        }
+        None
     }
 
     async fn give_back(

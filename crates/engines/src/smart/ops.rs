@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_index::local::QueuePlace;
 use farleaf_index::retry::{Attempts, LockWait};
 use farleaf_index::{Change, Decision, IndexError, Outcome, check_key, check_value};
 use farleaf_pool::canary::Canary;
@@ -14,6 +15,7 @@ use super::insert::NewLeaf;
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
 use super::locked::{Content, LeafImage, Stored};
+use super::relocate::Helped;
 use super::switches::{LeafUpdate, NodeLocks};
 use super::tree::{Fail, LEAF, Tree, count, owner};
 
@@ -69,6 +71,8 @@ struct ChangeState<'a> {
     lead: Option<ChangeLead>,
     /// Members of the lead's queue that joined before the attempt began.
     mark: u64,
+    /// Its turn at the node in which its way ends, if it locks nodes.
+    turn: Option<QueuePlace>,
 }
 
 impl Tree {
@@ -208,12 +212,14 @@ impl Tree {
     ) -> Result<Outcome, IndexError> {
         let leads = lead.is_some();
         let (wait, dead, leaf, record) = (LockWait::of_leader(leads), None, None, None);
-        let mut op = ChangeState { change, held, wait, dead, leaf, record, lead, mark: 0 };
+        let (mark, turn) = (0, None);
+        let mut op = ChangeState { change, held, wait, dead, leaf, record, lead, mark, turn };
         let mut attempts = Attempts::of_leader(leads);
         // A leaf is replaced from the slot of its node, which the way from the root reads.
         let replaces = self.options.leaf == LeafUpdate::Replaced && change.value.is_some();
         let mut by = if replaces && !change.adds { By::Root } else { By::Cache };
         loop {
+            op.turn = self.slot_turn(session, change.key).await;
             op.mark = op.lead.as_ref().map_or(0, ChangeLead::mark);
             by = match self.attempt(session, &mut op, by).await {
                 Ok(Step::Done(outcome)) => return Ok(outcome),
@@ -224,6 +230,7 @@ impl Tree {
             if let Some(lead) = &mut op.lead {
                 lead.give_up_gets();
             }
+            op.turn = None;
             attempts.again(session).await?;
         }
     }
@@ -387,6 +394,7 @@ impl Tree {
             Ok(()) => Ok(Step::Done(outcome)),
             Err(new) => {
                 op.leaf = Some(new);
+                // Another task's new node is in the cache, but a leaf is replaced by the way from the root.
                 self.help(session, path, change.key).await?;
                 Ok(Step::Again(By::Root))
             }
@@ -413,7 +421,9 @@ impl Tree {
         };
         self.prepare(session, op, Some(path.last().addr)).await?;
         let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
-        let Err((new, path)) = self.insert(session, op.change.key, path, other, new).await? else {
+        let Err((new, path)) =
+            self.insert(session, op.change.key, path, other, new, &mut op.turn).await?
+        else {
             return Ok(Step::Done(outcome));
         };
         op.leaf = Some(new);
@@ -422,10 +432,11 @@ impl Tree {
             return Ok(Step::Again(By::Node));
         }
         let key = op.change.key;
-        let copy = self.help(session, path, key).await?;
-        // The nodes above it would have to be locked as well.
-        let Some(copy) = copy.filter(|_| self.options.node_locks != NodeLocks::Path) else {
-            return Ok(Step::Again(By::Root));
+        let copy = match self.help(session, path, key).await? {
+            // The nodes above it would have to be locked as well.
+            Helped::Linked(copy) if self.options.node_locks != NodeLocks::Path => copy,
+            Helped::Linked(_) | Helped::No => return Ok(Step::Again(By::Root)),
+            Helped::ByAnother => return Ok(Step::Again(By::Cache)),
         };
         // The node that has room now, as this operation has linked it: the key is absent there.
         let path = self.descend(session, copy, key).await?;
@@ -433,7 +444,7 @@ impl Tree {
             return Ok(Step::Again(By::Root));
         }
         let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
-        match self.insert(session, key, path, None, new).await? {
+        match self.insert(session, key, path, None, new, &mut op.turn).await? {
             Ok(()) => Ok(Step::Done(outcome)),
             Err((new, _)) => {
                 op.leaf = Some(new);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::IndexError;
+use farleaf_index::retry::queue_for;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, Unlinked};
 
@@ -17,6 +18,7 @@ use super::insert::{NewLeaf, copy};
 use super::layout::{Edge, META_ROOT, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, MOVING, NewValue};
 use super::locked::LeafImage;
+use super::switches::NodeLocks;
 use super::tree::{Fail, Tree, count};
 
 /// CASes of one chain.
@@ -45,29 +47,47 @@ impl Dying {
     }
 }
 
+/// The end of a try to make room for a key.
+pub(super) enum Helped {
+    /// This client has linked the node that has room.
+    Linked(Held),
+    /// It has linked none.
+    No,
+    /// Another task of this compute server has replaced the node meanwhile, and its cache knows the new one.
+    ByAnother,
+}
+
 impl Tree {
-    /// Makes room for `key` on its way: replaces the first node that is dying, or the last if it is full. Returns the
-    /// node that has taken its place, as this client has linked it; `None` if it has linked none. 1 READ if the way
-    /// begins with the node that is replaced.
+    /// Makes room for `key` on its way: replaces the first node that is dying, or the last if it is full. One task of
+    /// this compute server does; the others wait for it. 1 READ if the way begins with the node that is replaced.
     pub(super) async fn help(
         self: &Arc<Self>,
         session: &Session,
         mut path: Path,
         key: &[u8],
-    ) -> Result<Option<Held>, Fail> {
+    ) -> Result<Helped, Fail> {
         let dying = path.nodes.iter().position(|held| held.node(self).life().is_dead());
         let is_full = matches!(path.landing, Landing::None)
             && path.last().node(self).first_empty().is_none()
             && !self.shape.reserves;
         let last = path.nodes.len() - 1;
-        let Some(at) = dying.or(is_full.then_some(last)) else { return Ok(None) };
+        let Some(at) = dying.or(is_full.then_some(last)) else { return Ok(Helped::No) };
         let mut held = path.nodes.swap_remove(at);
+        // An operation that locks nodes has its turn at this one.
+        let mut place = None;
+        if self.options.node_locks == NodeLocks::Off {
+            place = self.lock_queue.try_place(held.addr.word());
+            if place.is_none() {
+                drop(queue_for(session, &self.lock_queue, held.addr.word()).await);
+                return Ok(Helped::ByAnother);
+            }
+        }
         let parent = match at {
             0 if held.up.is_none() => self.read_parent(session, &mut held, key).await?,
             0 => None,
             _ => Some(path.nodes.swap_remove(at - 1)),
         };
-        let Some(dying) = Dying::of(&held) else { return Ok(None) };
+        let Some(dying) = Dying::of(&held) else { return Ok(Helped::No) };
         let copy = self.relocate(session, dying, key).await?;
         if let Some((copy, up)) = copy.as_ref().and_then(|copy| Some((copy, copy.up?))) {
             self.remember(copy, key);
@@ -75,7 +95,8 @@ impl Tree {
                 self.remember_slot(&mut parent, up.index(), Slot(up.word), key);
             }
         }
-        Ok(copy)
+        drop(place);
+        Ok(copy.map_or(Helped::No, Helped::Linked))
     }
 
     /// The parent of a node that the cache has led to: 1 READ, none if its entry is exact. `None` if the cache does not

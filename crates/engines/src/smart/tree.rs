@@ -7,6 +7,7 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
 use farleaf_index::bnode::Layout;
 use farleaf_index::detach::{run_to_end, unfinished_change};
+use farleaf_index::local::LockQueue;
 use farleaf_index::sync::{Mutex, lock};
 use farleaf_pool::{LockToken, Session};
 
@@ -65,6 +66,9 @@ pub(super) struct Tree {
     root: Mutex<Option<(GlobalAddr, Life)>>,
     /// The lock table, once this compute server has used it.
     pub(super) lock_table: Mutex<Option<GlobalAddr>>,
+    /// Tasks of this compute server that want a lock of the lock table, by its address, or change the slots of a locked
+    /// node, by the node's.
+    pub(super) lock_queue: Arc<LockQueue>,
     /// Keys that this compute server has removed and whose leaves are still linked.
     pub(super) removed: Mutex<Vec<Vec<u8>>>,
     /// A task is unlinking.
@@ -169,6 +173,7 @@ impl Tree {
             owner,
             root: Mutex::default(),
             lock_table: Mutex::default(),
+            lock_queue: Arc::default(),
             removed: Mutex::default(),
             unlinking: AtomicBool::new(false),
             correcting: Arc::default(),

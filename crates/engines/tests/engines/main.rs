@@ -4,6 +4,7 @@ mod common;
 
 mod art;
 mod bad_input;
+mod batches;
 mod concurrent;
 mod costs;
 mod dart;

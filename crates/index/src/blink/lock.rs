@@ -10,7 +10,7 @@ use super::{BlinkFail, BlinkTree, DEAD, redo};
 use crate::IndexError;
 use crate::bnode::{Kind, Node, NodeMut};
 use crate::remote_lock::{Lock, try_lock_reading};
-use crate::retry::LockWait;
+use crate::retry::{LockWait, queue_for};
 
 /// A locked node and the private copy of its content.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Locked {
 
 impl BlinkTree {
     /// Locks the node of `level` at `addr` and reads it: 1 CAS and 1 READ in one round trip, more
-    /// if it has to wait.
+    /// if another compute server has it locked. Waits for the tasks of this one without remote operations.
     pub(super) async fn lock(
         self: &Arc<Self>,
         session: &Session,
@@ -32,10 +32,14 @@ impl BlinkTree {
         level: u8,
     ) -> Result<Locked, BlinkFail> {
         let mut wait = LockWait::default();
+        let place = queue_for(session, &self.lock_queue, addr.word()).await;
         loop {
             let token = session.lock_token();
             let holder = match self.try_lock(session, addr, level, token).await? {
-                Ok(locked) => return Ok(locked),
+                Ok(mut locked) => {
+                    locked.lock.place = place;
+                    return Ok(locked);
+                }
                 Err(DEAD) => return Err(BlinkFail::Restart),
                 Err(holder) => holder,
             };

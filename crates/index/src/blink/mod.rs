@@ -69,6 +69,7 @@ use farleaf_pool::Session;
 use crate::bnode::{Layout, LeafEntry};
 use crate::detach::run_to_end;
 use crate::limits::{check_key, check_value};
+use crate::local::LockQueue;
 use crate::{IndexError, KnobKind};
 
 /// Bytes of the meta object: four lines, so that no two words share one.
@@ -113,6 +114,8 @@ pub struct BlinkTree {
     has_owners: bool,
     /// The meta object says that some nodes lie elsewhere.
     is_loose: AtomicBool,
+    /// Tasks of this compute server that want the lock of one node, by its address.
+    lock_queue: Arc<LockQueue>,
 }
 
 /// Why an attempt did not come to an end.
@@ -160,8 +163,8 @@ impl BlinkTree {
     }
 
     fn with(meta: GlobalAddr, layout: Layout, options: BlinkOptions, has_owners: bool) -> Self {
-        let (root, placed, is_loose) = Default::default();
-        BlinkTree { layout, options, meta, root, placed, has_owners, is_loose }
+        let (root, placed, is_loose, lock_queue) = Default::default();
+        BlinkTree { layout, options, meta, root, placed, has_owners, is_loose, lock_queue }
     }
 
     /// The address of the meta object.

@@ -1,11 +1,13 @@
-//! Local synchronization: latches, parking lot, combiner and delegation for the threads of one compute server.
+//! Local synchronization: latches, parking lot, lock queue, combiner and delegation for the threads of one compute server.
 
 pub mod combiner;
 pub mod delegation;
 pub mod latch;
+pub mod lock_queue;
 pub mod parking_lot;
 
 pub use combiner::{Combiner, Ended, Taken};
 pub use delegation::{Delegation, Lead, Turn};
 pub use latch::{Latch, Version};
+pub use lock_queue::{LockQueue, QueuePlace, Queued};
 pub use parking_lot::ParkingLot;
