@@ -1,8 +1,10 @@
-//! Join: runs two futures of one task together.
+//! Join: runs futures of one task together, or one for a time.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
+
+use farleaf_fabric::{AnyEndpoint, Endpoint};
 
 /// Polls both futures until both have ended; so they post their remote operations side by side.
 pub async fn join<A, B>(first: impl Future<Output = A>, second: impl Future<Output = B>) -> (A, B) {
@@ -26,6 +28,20 @@ pub async fn join<A, B>(first: impl Future<Output = A>, second: impl Future<Outp
                 Poll::Pending
             }
         }
+    })
+    .await
+}
+
+/// The outcome of `work`, if that comes within `ns`.
+pub(crate) async fn within<F: Future>(
+    endpoint: &AnyEndpoint,
+    mut work: Pin<&mut F>,
+    ns: u64,
+) -> Option<F::Output> {
+    let mut pause = pin!(endpoint.sleep(ns));
+    poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+        Poll::Pending => pause.as_mut().poll(context).map(|()| None),
     })
     .await
 }

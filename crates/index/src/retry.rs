@@ -8,7 +8,7 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 
 use crate::IndexError;
-use crate::compute::messages::within;
+use crate::join::within;
 use crate::local::{LockQueue, QueuePlace};
 
 /// Attempts at one operation before it gives up.

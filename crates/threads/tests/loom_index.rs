@@ -424,7 +424,7 @@ fn a_free_frame_comes_out_once() {
     // A worker in vain looks into all 64 lists.
     model.preemption_bound = Some(2);
     model.check(|| {
-        let free = Arc::new(FreeFrames::new(1));
+        let free = Arc::new(FreeFrames::new(1, 0));
         let other = {
             let free = Arc::clone(&free);
             thread::spawn(move || {

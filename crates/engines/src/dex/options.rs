@@ -12,7 +12,8 @@ knobs! {
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub struct DexOptions {
         /// Bytes of cached nodes for each table, at least 8 nodes. Each frame takes about 93 bytes beside its
-        /// node. An operation needs the height of the tree and 2 more frames at a time.
+        /// node. An operation needs the height of the tree and 2 more frames at a time. A cache of fewer than 48
+        /// nodes has the others in reserve, for one operation at a time that finds no room for its path.
         "cache" => cache_bytes: u64 = 256 << 20, KnobKind::Bytes { min: 1, max: u64::MAX }, paper "256 MB (section 7.1)";
         /// The failures that an acknowledged change survives. volatile: not the death of this compute
         /// server. logged: its death, because a change is in a log or in its node in the pool before it is

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::common::{Pairs, World, create, open, shared_engines, start, try_open};
 use farleaf_engines::{AnyIndex, TableFormat, recover, sweep};
 use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, ToAny};
 use farleaf_index::{Index, IndexError};
 use farleaf_pool::{Pool, PoolOptions};
 

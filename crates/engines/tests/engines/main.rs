@@ -15,6 +15,7 @@ mod hot_key;
 mod model;
 mod owned;
 mod placement;
+mod small_caches;
 mod smart;
 mod smart_damage;
 mod smart_lost;

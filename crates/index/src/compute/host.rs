@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use farleaf_fabric::{Endpoint, GlobalAddr, Incoming};
 use farleaf_pool::Session;
 
-use super::messages::{decode_request, encode_reply, within};
+use super::messages::{decode_request, encode_reply};
 use super::{HostedTable, TABLE_SERVICE};
 use crate::IndexError;
+use crate::join::within;
 use crate::sync::{Mutex, lock};
 
 /// Time between two ticks of a serving task's session.

@@ -9,8 +9,9 @@ use std::pin::pin;
 use farleaf_fabric::{Endpoint, Incarnation, OpError, OpErrorKind, ServerId};
 use farleaf_pool::Session;
 
-use super::messages::{alive_check_ns, within};
+use super::messages::alive_check_ns;
 use crate::IndexError;
+use crate::join::within;
 
 /// Outcome of an operation on a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Sim, SimConfig};
-use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::{Client, Endpoint, GlobalAddr, OpKind, ServerId, ToAny};
 
 use super::{Mine, SMALL, audit_of, member};
 use crate::format;

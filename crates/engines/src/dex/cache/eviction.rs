@@ -19,8 +19,9 @@ use super::PageCache;
 use super::frames::{FrameRef, FrameState, TOP};
 use super::mapping_table::Mapping;
 
-/// Rounds of looking for a frame before giving up.
+/// Rounds of looking for a frame before giving up; before the reserve is used.
 const ROUNDS_MAX: u32 = 64;
+const ROUNDS_BEFORE_RESERVE: u32 = 4;
 /// Samples of which the best is the victim.
 const LOOKS_MAX: u32 = 4;
 
@@ -109,19 +110,24 @@ impl PageCache {
         latch.sample().is_some_and(|version| latch.try_x(version))
     }
 
-    /// Takes a free frame: from the lists, else from a cooling bucket, else by cooling victims. `None` if
-    /// every frame is in use. `write_back` writes the node of a dirty victim to remote memory, and marks its
+    /// Takes a free frame: from the lists, else from a cooling bucket, else by cooling victims; from the reserve, if
+    /// the caller `may_reserve`. `None` if every frame is in use. `write_back` writes the node of a dirty victim to remote memory, and marks its
     /// frame clean. The calling task runs to its end.
     ///
     /// Cost: none, or 1 WRITE for each dirty victim.
     pub(crate) async fn take_frame(
         self: &Arc<Self>,
         session: &Session,
+        may_reserve: bool,
         write_back: impl AsyncFn(&Sx) -> Result<(), IndexError>,
     ) -> Result<Option<OwnedFrame>, IndexError> {
         let worker = session.id();
-        for _ in 0..ROUNDS_MAX {
-            if let Some(frame) = self.free.pop(worker) {
+        for round in 0..ROUNDS_MAX {
+            let reserved = || match may_reserve && round >= ROUNDS_BEFORE_RESERVE {
+                true => self.free.pop_reserve(),
+                false => None,
+            };
+            if let Some(frame) = self.free.pop(worker).or_else(reserved) {
                 let pages = Arc::clone(self);
                 return Ok(Some(OwnedFrame { pages, worker, frame, armed: true }));
             }
@@ -224,7 +230,8 @@ impl PageCache {
     /// none.
     fn sample(&self, session: &Session) -> Option<(u32, Version)> {
         let random = session.endpoint().random();
-        let mut frame = (random % self.frames.count() as u64) as u32;
+        let count = self.free.bound(self.frames.count());
+        let mut frame = (random % count as u64) as u32;
         let mut choice = (random >> 32) as usize;
         // At most one step for each level.
         for _ in 0..64 {

@@ -1,4 +1,4 @@
-//! Free frames: a short list of empty frames for each worker, and one for all.
+//! Free frames: a short list of empty frames for each worker, one for all, and the reserve.
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 
@@ -17,24 +17,43 @@ pub(crate) struct FreeFrames {
     /// Frames from here on were never used.
     fresh: AtomicUsize,
     frames: usize,
+    /// Free frames beyond these, for the one operation that may take them.
+    reserve: Mutex<Vec<u32>>,
+    /// Frames of the reserve that are in use.
+    reserve_used: AtomicUsize,
 }
 
 impl FreeFrames {
-    /// Makes the lists of `frames` frames that were never used.
-    pub(crate) fn new(frames: usize) -> Self {
+    /// Makes the lists of `frames` frames that were never used, and of `reserve` more.
+    pub(crate) fn new(frames: usize, reserve: usize) -> Self {
         FreeFrames {
             local: (0..LOCAL_LISTS).map(|_| Mutex::new(Vec::new())).collect(),
             global: Mutex::new(Vec::new()),
             listed: AtomicUsize::new(0),
             fresh: AtomicUsize::new(0),
             frames,
+            reserve: Mutex::new((frames as u32..(frames + reserve) as u32).rev().collect()),
+            reserve_used: AtomicUsize::new(0),
         }
     }
 
     /// Returns the number of frames in use at about this moment.
     pub(crate) fn used_count(&self) -> usize {
         let fresh = self.fresh.load(Ordering::Relaxed).min(self.frames);
-        fresh.saturating_sub(self.listed.load(Ordering::Relaxed))
+        let reserve = self.reserve_used.load(Ordering::Relaxed);
+        fresh.saturating_sub(self.listed.load(Ordering::Relaxed)) + reserve
+    }
+
+    /// Returns the number of frames that may be in use: without the reserve, if nothing of it is.
+    pub(crate) fn bound(&self, all: usize) -> usize {
+        if self.reserve_used.load(Ordering::Relaxed) == 0 { self.frames } else { all }
+    }
+
+    /// Takes a frame of the reserve.
+    pub(crate) fn pop_reserve(&self) -> Option<u32> {
+        let frame = lock(&self.reserve).pop();
+        self.reserve_used.fetch_add(frame.is_some().into(), Ordering::Relaxed);
+        frame
     }
 
     /// Returns whether there are frames that were never used.
@@ -72,6 +91,11 @@ impl FreeFrames {
 
     /// Takes back a frame that `worker` has freed.
     pub(crate) fn push(&self, worker: u32, frame: u32) {
+        if frame as usize >= self.frames {
+            lock(&self.reserve).push(frame);
+            self.reserve_used.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
         self.listed.fetch_add(1, Ordering::Relaxed);
         let mut local = lock(&self.local[worker as usize % LOCAL_LISTS]);
         if local.len() < LOCAL_CAP {
@@ -87,6 +111,7 @@ impl FreeFrames {
         let fresh = self.fresh.load(Ordering::Relaxed).min(self.frames);
         let mut frames: Vec<u32> = (fresh as u32..self.frames as u32).collect();
         frames.extend_from_slice(&lock(&self.global));
+        frames.extend_from_slice(&lock(&self.reserve));
         for list in &self.local {
             frames.extend_from_slice(&lock(list));
         }
@@ -100,7 +125,7 @@ mod tests {
 
     #[test]
     fn every_frame_comes_out_once_and_goes_back() {
-        let free = FreeFrames::new(40);
+        let free = FreeFrames::new(40, 2);
         let mut taken: Vec<u32> = (0..40).map(|_| free.pop(1).expect("free")).collect();
         assert_eq!((free.pop(1), free.pop(2), free.has_fresh()), (None, None, false));
         taken.sort_unstable();
@@ -112,5 +137,11 @@ mod tests {
         let mut others: Vec<u32> = std::iter::from_fn(|| free.pop(2)).collect();
         others.sort_unstable();
         assert_eq!(others, taken, "also those of the first one's own list");
+        assert_eq!((free.used_count(), free.bound(42)), (40, 40));
+        let reserve = [(); 3].map(|()| free.pop_reserve());
+        assert_eq!(reserve, [Some(40), Some(41), None]);
+        assert_eq!((free.used_count(), free.bound(42)), (42, 42));
+        (40..42).for_each(|frame| free.push(2, frame));
+        assert_eq!((free.pop(2), free.used_count(), free.bound(42)), (None, 40, 40));
     }
 }

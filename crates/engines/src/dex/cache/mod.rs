@@ -45,6 +45,10 @@ use free_frames::FreeFrames;
 pub(crate) use io_mark::{IoMark, MissedChild};
 pub(crate) use mapping_table::{Mapping, MappingTable};
 
+/// Frames that one operation needs at most: a path in the tallest tree that fits in a pool, whose nodes have two children
+/// each, and what a split of each level takes.
+const PATH_FRAMES: usize = 48;
+
 /// The cached nodes of one table on one compute server. All threads share it.
 #[derive(Debug)]
 pub(crate) struct PageCache {
@@ -66,7 +70,7 @@ pub(crate) struct PageCache {
 }
 
 impl PageCache {
-    /// Makes `count` free frames for nodes of `layout`.
+    /// Makes `count` free frames for nodes of `layout`, and the reserve.
     ///
     /// # Errors
     /// `Full` if this compute server has no memory for them.
@@ -77,13 +81,14 @@ impl PageCache {
         stats: Arc<Stats>,
     ) -> Result<Self, IndexError> {
         let counts_misses = options.admission == Admission::Again;
+        let reserve = PATH_FRAMES.saturating_sub(count);
         Ok(PageCache {
             layout,
-            frames: Frames::new(&layout, count)?,
+            frames: Frames::new(&layout, count + reserve)?,
             map: MappingTable::new(count),
             lot: ParkingLot::new(64),
             cooling: CoolingMap::new(count, options.cooling_ratio, options.single_queue),
-            free: FreeFrames::new(count),
+            free: FreeFrames::new(count, reserve),
             admission: options.admission,
             ghosts: counts_misses.then(|| Ghosts::new(count)),
             sample_count: options.sample_count,

@@ -6,6 +6,7 @@ use farleaf_index::retry::backoff;
 use farleaf_pool::Session;
 
 use super::DexTree;
+use super::crowd::CrowdTurn;
 use crate::dex::offload::Offloadable;
 use crate::dex::stats::Cause;
 
@@ -49,6 +50,12 @@ pub(crate) struct OpContext {
     pub(super) joins: bool,
     /// The purpose of the READs.
     pub(super) cause: Cause,
+    /// The caller has a frame in hand, and must give it up before it waits for others (`INV-DEX-CROWD-1`).
+    pub(super) has_hand: bool,
+    /// It has let others go first before the step under way.
+    pub(super) has_passed: bool,
+    /// Its turn, if it has found every frame in use.
+    turn: Option<CrowdTurn>,
 }
 
 impl OpContext {
@@ -112,6 +119,14 @@ impl OpContext {
         Ok(())
     }
 
+    /// Waits for the turn, unless the session has it. The caller holds nothing that others wait for.
+    pub(super) async fn take_turn(&mut self, tree: &DexTree, session: &Session) {
+        debug_assert!(!self.has_hand, "INV-DEX-CROWD-1");
+        if self.turn.is_none() && !tree.crowd.has_turn(session) {
+            self.turn = Some(Box::pin(tree.crowd.turn(session)).await);
+        }
+    }
+
     /// Prepares one more attempt after `fail`, if that is nothing final.
     pub(crate) async fn after(
         &mut self,
@@ -123,6 +138,7 @@ impl OpContext {
             DexFail::Restart => self.again(tree, session).await,
             DexFail::NoFrame => {
                 self.no_frame = true;
+                self.take_turn(tree, session).await;
                 // Others have to finish first.
                 self.restarts = self.restarts.max(RESTARTS_YIELDING);
                 self.again(tree, session).await

@@ -12,12 +12,13 @@
 //! | `placement` | memory servers of new nodes |
 //! | `verify` | checks of the cache and of remote memory |
 //! | `shared`, `sweep`, `adopt` | inner nodes that cross bounds; nodes of a range that changes owners |
-//! | `context`, `tasks` | attempts of one operation; steps that run to their end |
+//! | `context`, `crowd`, `tasks` | attempts of one operation; turns of those that find no frame; steps that run to their end |
 
 mod adopt;
 mod bulk;
 mod combine;
 mod context;
+mod crowd;
 mod heal;
 mod merge;
 mod miss;
@@ -58,6 +59,7 @@ use crate::dex::stats::Stats;
 use crate::dex::{DexOptions, FRAMES_MAX};
 use combine::Combined;
 pub(crate) use context::{DexFail, OpContext};
+use crowd::Crowd;
 pub(crate) use placement::{check_level, check_placement, place_for, place_table};
 use shared::{Posts, Proofs};
 pub(crate) use split::Need;
@@ -79,6 +81,7 @@ pub(crate) struct DexTree {
     pub(crate) ownership: Ownership,
     posts: Posts,
     proofs: Proofs,
+    crowd: Arc<Crowd>,
     pub(crate) options: DexOptions,
     pub(crate) pages: Arc<PageCache>,
     pub(crate) log: Log,
@@ -132,6 +135,7 @@ impl DexTree {
             ownership,
             posts: Posts::default(),
             proofs: Proofs::default(),
+            crowd: Arc::default(),
             guest: OnceLock::new(),
             options,
         })

@@ -161,7 +161,7 @@ impl DexTree {
                     }
                     context.step()?;
                 }
-                SearchEnd::TooLow => return Err(self.no_level()),
+                SearchEnd::TooLow | SearchEnd::Crowded => return Err(self.no_level()),
             }
         }
     }
@@ -250,7 +250,9 @@ impl DexTree {
                         let change = OwnedLeafChange::of(change);
                         Box::pin(self.change_streamed(session, mark, change, held)).await
                     }
-                    SearchEnd::TooLow | SearchEnd::Awaited(_) => return Err(self.no_level()),
+                    SearchEnd::TooLow | SearchEnd::Awaited(_) | SearchEnd::Crowded => {
+                        return Err(self.no_level());
+                    }
                 }
             };
             match attempt {

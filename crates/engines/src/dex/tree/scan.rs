@@ -160,7 +160,9 @@ impl DexTree {
                     rest.offloads = false;
                     context.fall_back();
                 }
-                SearchEnd::TooLow | SearchEnd::Awaited(_) => return Err(self.no_level()),
+                SearchEnd::TooLow | SearchEnd::Awaited(_) | SearchEnd::Crowded => {
+                    return Err(self.no_level());
+                }
             }
         }
     }

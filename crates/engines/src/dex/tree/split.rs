@@ -21,7 +21,7 @@ use farleaf_pool::{Placement, Session, Unlinked};
 
 use super::ops::apply;
 use super::shared::First;
-use super::walk::Location;
+use super::walk::{Location, SearchEnd};
 use super::{DexFail, DexTree, OpContext};
 use crate::dex::cache::{OwnedFrame, TOP};
 use crate::dex::change::OwnedLeafChange;
@@ -126,10 +126,21 @@ impl DexTree {
         let mut memory: Option<NodeMemory> = None;
         while let Some(need) = needs.last() {
             let level = need.level();
-            let found = self.reach(session, Seek::At(need.key()), level, &mut context).await?;
-            let Some(location) = found else {
-                self.grow_now(session, level).await?;
-                continue;
+            context.has_hand = frame.is_some();
+            let found = self.find(session, Seek::At(need.key()), level, &mut context).await?;
+            context.has_hand = false;
+            let location = match found {
+                SearchEnd::Node(location) => location,
+                SearchEnd::TooLow => {
+                    self.grow_now(session, level).await?;
+                    continue;
+                }
+                SearchEnd::Crowded => {
+                    frame = None;
+                    context.take_turn(self, session).await;
+                    continue;
+                }
+                other => unreachable!("asked for the node itself, and got {other:?}"),
             };
             // All waits come before the latches.
             let on = self.server_beside(self.pages.frames.addr(location.frame), level);
@@ -142,7 +153,10 @@ impl DexTree {
                 frame = self.take_frame(session).await?;
                 match frame {
                     // An inner node's children could not stay swizzled.
-                    None if level > 0 => context.again(self, session).await?,
+                    None if level > 0 => {
+                        context.after(DexFail::NoFrame, self, session).await?;
+                        continue;
+                    }
                     None => {}
                     Some(_) => continue,
                 }

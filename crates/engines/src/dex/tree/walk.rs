@@ -82,6 +82,8 @@ pub(crate) enum SearchEnd {
     Awaited(u64),
     /// The tree has no such level.
     TooLow,
+    /// The caller has a frame in hand that others wait for.
+    Crowded,
 }
 
 impl DexTree {
@@ -101,6 +103,15 @@ impl DexTree {
             let failed = match self.walk(seek, level) {
                 Walk::At(location) => return Ok(SearchEnd::Node(location)),
                 Walk::TooLow => return Ok(SearchEnd::TooLow),
+                Walk::Miss(mark) if self.crowd.holds_back(session) && !context.has_passed => {
+                    drop(mark);
+                    if context.has_hand {
+                        return Ok(SearchEnd::Crowded);
+                    }
+                    Box::pin(self.crowd.pass(session)).await;
+                    context.has_passed = true;
+                    Ok(())
+                }
                 Walk::Miss(mark) if mark.shared_parent && !self.is_proven(mark.parent) => {
                     let (frame, addr) =
                         (mark.parent, self.pages.frames.ctl(mark.parent).addr_word());
@@ -109,6 +120,7 @@ impl DexTree {
                 }
                 Walk::Miss(mut mark) => {
                     mark.cause = context.cause;
+                    context.has_passed = false;
                     if self.options.offload != Offload::Never
                         && let Some(work) = context.offloadable
                         && self.offloads.chooses(session, &mark, work, self.remote.subtree_level())
@@ -166,6 +178,7 @@ impl DexTree {
             };
             match failed {
                 Ok(()) => context.step()?,
+                Err(DexFail::NoFrame) if context.has_hand => return Ok(SearchEnd::Crowded),
                 Err(fail) => context.after(fail, self, session).await?,
             }
         }

@@ -23,14 +23,16 @@ const ROOM_TASKS_MAX: u32 = 2;
 
 impl DexTree {
     /// Takes a free frame, or makes one free; `None` if every frame is in use. The calling task runs to its
-    /// end.
+    /// end. The operation that has the turn may take one of the reserve.
     ///
     /// Cost: none, or 1 WRITE for each dirty node that has to go.
     pub(crate) async fn take_frame(
         &self,
         session: &Session,
     ) -> Result<Option<OwnedFrame>, IndexError> {
-        self.pages.take_frame(session, async |sx| self.write_back(session, sx).await).await
+        let may_reserve = self.crowd.has_turn(session);
+        let write_back = async |sx: &Sx| self.write_back(session, sx).await;
+        self.pages.take_frame(session, may_reserve, write_back).await
     }
 
     /// Writes the node of a frame whose SX is held. 1 WRITE, 2 with a journal.

@@ -10,7 +10,7 @@ use crate::op::Op;
 use crate::{Entries, Exchange};
 
 pub use codec::{decode_reply, decode_request, encode_reply, encode_request};
-pub(crate) use send::{Patience, alive_check_ns, forget, send, within};
+pub(crate) use send::{Patience, alive_check_ns, forget, send};
 
 /// A request to another compute server.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,8 +1,6 @@
 //! Sender: sends a request to another compute server and interprets how the call ends.
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::pin::pin;
 
 use farleaf_fabric::{
     AnyEndpoint, CALL_BYTES_MAX, CallError, Endpoint, GlobalAddr, Incarnation, ServerId,
@@ -12,6 +10,7 @@ use farleaf_pool::Session;
 use super::{OpReply, Request, decode_reply, encode_request};
 use crate::IndexError;
 use crate::compute::TABLE_SERVICE;
+use crate::join::within;
 
 /// Tries of an operation before it fails, in the simulator.
 const TRIES_MAX: u32 = 1_000;
@@ -162,18 +161,4 @@ async fn call(
             return CallEnded::Silent;
         }
     }
-}
-
-/// The outcome of `work`, if that comes within `ns`.
-pub(crate) async fn within<F: Future>(
-    endpoint: &AnyEndpoint,
-    mut work: Pin<&mut F>,
-    ns: u64,
-) -> Option<F::Output> {
-    let mut pause = pin!(endpoint.sleep(ns));
-    poll_fn(|context| match work.as_mut().poll(context) {
-        Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
-        Poll::Pending => pause.as_mut().poll(context).map(|()| None),
-    })
-    .await
 }
