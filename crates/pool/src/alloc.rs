@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::audit::{SCAN_WORDS, block_words};
-use crate::class::{CLASS_COUNT, class_of};
+use crate::block::{check_front, pairs_in};
+use crate::class::{class_of, group_of};
 use crate::geometry::BlockId;
 use crate::on_drop::OnDrop;
+use crate::pages::{Run, longest_stretch};
 use crate::placement::{Placement, UseUp};
 use crate::reliable::Reliable;
 use crate::words::{BlockState, BlockWord};
@@ -18,9 +20,9 @@ use crate::{Pool, PoolError, Session};
 /// time, up to about 1 ms: its thread may not be running at the moment.
 const WAIT_NS: u64 = 1_000;
 const WAIT_DOUBLINGS: usize = 10;
-/// Own blocks that are harvested before another block is taken.
-const HARVEST_BLOCKS: usize = 8;
-/// Ticks that reclaim retired objects before the pool counts as full.
+/// Own runs that are harvested before another block is taken.
+const HARVEST_RUNS: usize = 8;
+/// Ticks that reclaim retired objects before others are asked for memory.
 const FULL_TICKS: usize = 6;
 /// Between those ticks, so that other members come to theirs.
 const FULL_WAIT_NS: u64 = 20_000;
@@ -34,10 +36,34 @@ const PEEKS: usize = 16;
 /// The places that a refill searches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effort {
-    /// Own bitmaps, some; orphans of the class; free blocks.
+    /// Own pages; own bitmaps, some; orphans that say that they have room; free blocks.
     Usual,
-    /// All own bitmaps, spare blocks of other classes, full orphans, and wholly free ones of other classes.
+    /// All own bitmaps, and orphans whatever they say; runs as short as they may be.
     Hard,
+}
+
+/// What a refill has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refilled {
+    /// The server has objects of the class.
+    Found(ServerId),
+    /// There is nothing.
+    Nothing,
+    /// Another session is taking a block, which may have room.
+    Wait,
+}
+
+/// An orphan, and what its bitmaps and page map show.
+#[derive(Clone, Copy, Debug)]
+struct Peeked {
+    block: BlockId,
+    word: BlockWord,
+    /// The longest stretch of pages without an object in use.
+    stretch: u32,
+    /// Free objects of the class that is looked for.
+    objects: u32,
+    /// Bytes of free objects, and of pages in no run.
+    free_bytes: u64,
 }
 
 impl Session {
@@ -51,7 +77,7 @@ impl Session {
         let pool = self.pool();
         pool.check_open()?;
         let geometry = pool.geometry();
-        let class = class_of(bytes).filter(|class| geometry.shape(*class).count > 0);
+        let class = class_of(bytes).filter(|class| geometry.shape().run_pages(*class) > 0);
         let asked = match place {
             Placement::Near(server) | Placement::Beside(server) => Some(server),
             Placement::Spread => None,
@@ -91,11 +117,19 @@ impl Session {
                 self.endpoint().sleep(WAIT_NS << round.min(WAIT_DOUBLINGS)).await;
                 continue;
             };
-            if let Some(found) = self.refill(server, class, place, is_strict).await? {
-                if let Some(addr) = pool.alloc().take(found, class) {
-                    return Ok(addr);
+            match self.refill(server, class, place, is_strict).await? {
+                Refilled::Found(found) => {
+                    if let Some(addr) = pool.alloc().take(found, class) {
+                        return Ok(addr);
+                    }
+                    continue;
                 }
-                continue;
+                Refilled::Wait => {
+                    drop(refilling);
+                    self.endpoint().sleep(WAIT_NS << round.min(WAIT_DOUBLINGS)).await;
+                    continue;
+                }
+                Refilled::Nothing => {}
             }
             drop(refilling);
             if ticks == FULL_TICKS {
@@ -110,18 +144,18 @@ impl Session {
         if let Placement::Near(near) = place {
             server = near;
         }
-        Err(PoolError::Full { server, bytes })
+        let found = pool.fullness(self.reliable(), is_strict.then_some(server)).await?;
+        Err(PoolError::Full { server, bytes, found: Box::new(found) })
     }
 
-    /// Looks for objects of the class, on `server` first; the server that has some now. Called by the one
-    /// that refills the class there.
+    /// Looks for objects of the class, on `server` first. Called by the one that refills the class there.
     async fn refill(
         &self,
         server: ServerId,
         class: usize,
         place: Placement,
         is_strict: bool,
-    ) -> Result<Option<ServerId>, PoolError> {
+    ) -> Result<Refilled, PoolError> {
         let pool = self.pool();
         let is_spread = place == Placement::Spread;
         self.take_from_inbox().await?;
@@ -130,7 +164,18 @@ impl Session {
             let now_ns = || self.endpoint().now_ns();
             let best = if is_spread { alloc.choose(class, now_ns) } else { server };
             if alloc.has_free(best, class) {
-                return Ok(Some(best));
+                return Ok(Refilled::Found(best));
+            }
+        }
+        let others = match is_strict {
+            true => vec![server],
+            false => pool.alloc().servers_from(class, server, is_spread),
+        };
+        // INV-PLACE-2
+        let anywhere = is_spread && pool.alloc().takes_little(class);
+        for at in others.iter().copied().filter(|at| anywhere || *at == server) {
+            if self.carve_run(at, class, false).await? {
+                return Ok(Refilled::Found(at));
             }
         }
         for effort in [Effort::Usual, Effort::Hard] {
@@ -138,85 +183,99 @@ impl Session {
             if effort == Effort::Usual && pool.alloc().is_empty(server, class, now_ns) {
                 continue;
             }
-            if effort == Effort::Usual && self.harvest_some(server, class, HARVEST_BLOCKS).await? {
-                return Ok(Some(server));
+            if effort == Effort::Usual && self.harvest_some(server, class, HARVEST_RUNS).await? {
+                return Ok(Refilled::Found(server));
             }
             let mut tables = BTreeMap::new();
             if effort == Effort::Usual && is_spread && pool.geometry().servers() > 1 {
+                let Some(_taking) = begin_taking(pool, server) else { return Ok(Refilled::Wait) };
                 tables = pool.read_block_tables(self.reliable()).await?;
                 if let Some(found) = self.adopt_any(server, class, &tables).await? {
-                    return Ok(Some(found));
+                    return Ok(Refilled::Found(found));
                 }
             }
-            let others = match is_strict {
-                true => vec![server],
-                false => pool.alloc().servers_from(class, server, is_spread),
-            };
-            for other in others {
+            for other in others.iter().copied() {
                 let is_target = other == server;
                 if !is_target && pool.alloc().has_free(other, class) {
-                    return Ok(Some(other));
+                    return Ok(Refilled::Found(other));
                 }
                 let refilling = begin_refill(pool, other, class);
                 if refilling.is_none() && !is_target {
                     continue;
                 }
-                if self.refill_on(other, class, effort, tables.remove(&other)).await? {
-                    return Ok(Some(other));
+                match self.refill_on(other, class, effort, tables.remove(&other)).await? {
+                    Refilled::Nothing => {}
+                    found => return Ok(found),
                 }
             }
         }
-        Ok(None)
+        Ok(Refilled::Nothing)
     }
 
-    /// Adopts an orphan of the class with free objects, of any of these servers, of which `server` is preferred. If it
-    /// is not there, the next objects come from it until it is used up (INV-PLACE-2).
+    /// Adopts an orphan of any of these servers, of which `server` is preferred: one with free objects of the class, or
+    /// with pages for a run of it. If it is not there, the next objects come from it until it is used up
+    /// (INV-PLACE-2).
     ///
-    /// Cost: 1 READ for each of up to 16 such orphans, together; 1 CAS, 1 READ, 1 batch of CAS for one.
+    /// Cost: 1 READ for each of up to 16 such orphans, together; what adopting costs for one, and perhaps 1 WRITE.
     async fn adopt_any(
         &self,
         server: ServerId,
         class: usize,
         tables: &BTreeMap<ServerId, Vec<(BlockId, BlockWord)>>,
     ) -> Result<Option<ServerId>, PoolError> {
-        let (pool, client) = (self.pool(), self.reliable());
+        let pool = self.pool();
         let (order, use_up) = {
             let alloc = pool.alloc();
             (alloc.servers_from(class, server, false), alloc.use_up(class))
         };
-        let is_of_use = |word: &BlockWord| word.class() == class && word.free_hint() > 0;
+        let fewest = pool.geometry().shape().run_pages(class);
+        let is_of_use =
+            |word: &BlockWord| word.has_group(group_of(class)) || word.stretch() >= fewest;
         let in_order = order.iter().filter_map(|at| tables.get(at)).flatten();
         let mut orphans: Vec<(BlockId, BlockWord)> =
             orphans_of(in_order).filter(|(_, word)| is_of_use(word)).collect();
         let turn = |at: ServerId| order.iter().position(|other| *other == at);
-        let key = |(at, word): &(BlockId, BlockWord), free: u32| match use_up {
+        let key = |at: BlockId, word: BlockWord, free: u64| match use_up {
             UseUp::FullestOfAll => (None, free, at.server, word.0),
             UseUp::Fullest => (turn(at.server), free, at.server, word.0),
-            UseUp::Emptiest => (turn(at.server), u32::MAX - free, at.server, word.0),
+            UseUp::Emptiest => (turn(at.server), u64::MAX - free, at.server, word.0),
         };
-        orphans.sort_by_key(|orphan| key(orphan, orphan.1.free_hint()));
-        if orphans.len() > 1 {
-            // Others may have freed objects since the word was written.
-            orphans.truncate(PEEKS);
-            let seen = pool.peek(client, &orphans).await?;
-            let mut seen: Vec<_> = seen.into_iter().filter(|(_, free)| *free > 0).collect();
-            seen.sort_by_key(|(orphan, free)| key(orphan, *free));
-            orphans = seen.into_iter().map(|(orphan, _)| orphan).collect();
-        }
-        for (at, word) in orphans {
-            let Some(held) = pool.adopt(client, at, word).await? else { continue };
-            let found = pool.harvest(client, &held).await?;
-            if found > 0 {
-                if at.server != server {
-                    pool.alloc().of_class_mut(at.server, class).turns = found;
+        orphans.sort_by_key(|(at, word)| key(*at, *word, word.stretch().into()));
+        orphans.truncate(PEEKS);
+        let mut seen = pool.peek(self.reliable(), class, &orphans).await?;
+        seen.retain(|seen| seen.objects > 0 || seen.stretch >= fewest);
+        seen.sort_by_key(|seen| key(seen.block, seen.word, seen.free_bytes));
+        for orphan in seen {
+            if let Some(found) = self.adopt_for(class, orphan).await? {
+                if orphan.block.server != server {
+                    let at = orphan.block.server;
+                    pool.alloc().of_class_mut(at, class).turns = found;
                 }
-                return Ok(Some(at.server));
+                return Ok(Some(orphan.block.server));
             }
         }
         Ok(None)
     }
 
-    /// Takes what others have freed in up to `most` of the member's own blocks; whether there is anything.
+    /// Adopts an orphan for the class; how many objects it has then.
+    async fn adopt_for(&self, class: usize, orphan: Peeked) -> Result<Option<u32>, PoolError> {
+        let (pool, server) = (self.pool(), orphan.block.server);
+        let held = pool.adopt(self.reliable(), orphan.block, orphan.word).await?;
+        if held.is_none() {
+            return Ok(None);
+        }
+        drop(held);
+        // At most what it may have come with: in the hands of others by now, perhaps.
+        if pool.alloc().has_free(server, class) {
+            return Ok(Some(orphan.objects.max(1)));
+        }
+        // Runs of other classes that came with it may be wholly free.
+        pool.alloc().drop_free_runs(server);
+        let is_carved = self.carve_run(server, class, true).await?;
+        Ok(is_carved.then_some(1))
+    }
+
+    /// Takes what others have freed in up to `most` of the member's own runs; whether there is anything.
     async fn harvest_some(
         &self,
         server: ServerId,
@@ -224,53 +283,69 @@ impl Session {
         most: usize,
     ) -> Result<bool, PoolError> {
         let pool = self.pool();
-        let blocks = pool.alloc().harvest_round(server, class, most);
-        for block in blocks {
+        let runs = pool.alloc().harvest_round(server, class, most);
+        for (block, page) in runs {
             let Some(held) = pool.hold(block) else { continue };
-            if pool.harvest(self.reliable(), &held).await? > 0 {
+            if pool.harvest(self.reliable(), &held, page).await? > 0 {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Looks for objects of the class on one server and makes them this member's; whether there is any now.
-    /// `table`: the server's block table, if it was read just now and its orphans are of no use.
+    /// Takes what others have freed in all of the member's blocks on the server.
+    async fn harvest_server(&self, server: ServerId) -> Result<(), PoolError> {
+        let pool = self.pool();
+        let blocks = pool.alloc().owned_on(server);
+        for block in blocks {
+            let Some(held) = pool.hold(block) else { continue };
+            pool.harvest_all(self.reliable(), &held).await?;
+        }
+        pool.alloc().drop_free_runs(server);
+        Ok(())
+    }
+
+    /// Looks for objects of the class on one server and makes them this member's. `table`: the server's block table,
+    /// if it was read just now and its orphans are of no use.
     async fn refill_on(
         &self,
         server: ServerId,
         class: usize,
         effort: Effort,
         table: Option<Vec<(BlockId, BlockWord)>>,
-    ) -> Result<bool, PoolError> {
-        let (pool, client) = (self.pool(), self.reliable());
+    ) -> Result<Refilled, PoolError> {
+        let pool = self.pool();
         let now_ns = self.endpoint().now_ns();
         if effort == Effort::Usual && pool.alloc().is_empty(server, class, now_ns) {
-            return Ok(false);
-        }
-        let most = if effort == Effort::Hard { usize::MAX } else { HARVEST_BLOCKS };
-        if self.harvest_some(server, class, most).await? {
-            return Ok(true);
+            return Ok(Refilled::Nothing);
         }
         if effort == Effort::Hard {
-            loop {
-                // Not in the loop's head: the lock must not be held across the release.
-                let spare = pool.alloc().take_spare(server);
-                let Some((block, word)) = spare else { break };
-                pool.release(client, block, word).await?;
+            self.harvest_server(server).await?;
+            if pool.alloc().has_free(server, class) {
+                return Ok(Refilled::Found(server));
             }
+        } else if self.harvest_some(server, class, HARVEST_RUNS).await? {
+            return Ok(Refilled::Found(server));
+        } else {
+            pool.alloc().drop_free_runs(server);
         }
+        if self.carve_run(server, class, effort == Effort::Hard).await? {
+            return Ok(Refilled::Found(server));
+        }
+        // One session at a time: the next one may find room in the block that this one takes.
+        let Some(_taking) = begin_taking(pool, server) else { return Ok(Refilled::Wait) };
         let found = match table {
             Some(table) => self.carve_any(class, &table).await?,
             None => self.find_block(server, class, effort).await?,
         };
-        if !found {
-            pool.alloc().of_class_mut(server, class).empty_until_ns = now_ns + EMPTY_NS;
+        if found {
+            return Ok(Refilled::Found(server));
         }
-        Ok(found)
+        pool.alloc().of_class_mut(server, class).empty_until_ns = now_ns + EMPTY_NS;
+        Ok(Refilled::Nothing)
     }
 
-    /// Adopts an orphan of the class with free objects, or carves a free block.
+    /// Adopts an orphan with room for the class, or carves a free block.
     async fn find_block(
         &self,
         server: ServerId,
@@ -285,18 +360,26 @@ impl Session {
             return Ok(true);
         }
         let table = &tables[&server];
+        if self.carve_any(class, table).await? {
+            return Ok(true);
+        }
         if effort == Effort::Hard {
+            let fewest = pool.geometry().shape().run_pages(class);
             let orphans: Vec<(BlockId, BlockWord)> = orphans_of(table).collect();
             for some in orphans.chunks(PEEKS) {
-                if self.adopt_by_bitmap(class, some).await? {
-                    return Ok(true);
+                let mut seen = pool.peek(client, class, some).await?;
+                seen.retain(|seen| seen.objects > 0 || seen.stretch >= fewest);
+                for orphan in seen {
+                    if self.adopt_for(class, orphan).await?.is_some() {
+                        return Ok(true);
+                    }
                 }
             }
         }
-        self.carve_any(class, table).await
+        Ok(false)
     }
 
-    /// Carves a free block for the class.
+    /// Carves a free block, with a run of the class.
     async fn carve_any(
         &self,
         class: usize,
@@ -304,31 +387,6 @@ impl Session {
     ) -> Result<bool, PoolError> {
         for (block, word) in table.iter().filter(|(_, word)| word.is(BlockState::Free)) {
             if self.carve(*block, *word, class).await? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Adopts one of these orphans whose bitmap shows that it is of use: of the class, with a free object, or
-    /// of another and wholly free, which is carved anew.
-    ///
-    /// Cost: 1 READ for each, together; for the first that is of use what adopting costs.
-    async fn adopt_by_bitmap(
-        &self,
-        class: usize,
-        orphans: &[(BlockId, BlockWord)],
-    ) -> Result<bool, PoolError> {
-        let (pool, client) = (self.pool(), self.reliable());
-        for ((block, word), free) in pool.peek(client, orphans).await? {
-            if word.class() == class && free > 0 {
-                let Some(held) = pool.adopt(client, block, word).await? else { continue };
-                if pool.harvest(client, &held).await? > 0 {
-                    return Ok(true);
-                }
-            } else if let Some(free) = pool.free_orphan(client, block, word, free).await?
-                && self.carve(block, free, class).await?
-            {
                 return Ok(true);
             }
         }
@@ -366,51 +424,62 @@ impl Pool {
         Ok(tables)
     }
 
-    /// Counts the free objects that orphans' bitmaps show. 1 READ for each, together.
+    /// Finds out what of orphans is free, for a class. Damaged ones are left out. 1 READ for each, together.
     async fn peek(
         &self,
         client: Reliable<'_>,
+        class: usize,
         orphans: &[(BlockId, BlockWord)],
-    ) -> Result<Vec<((BlockId, BlockWord), u32)>, PoolError> {
-        let orphans = orphans.iter().filter(|(_, word)| word.class() < CLASS_COUNT);
-        let orphans: Vec<(BlockId, BlockWord)> = orphans.copied().collect();
-        let words = |word: BlockWord| self.geometry().shape(word.class()).bitmap_words();
+    ) -> Result<Vec<Peeked>, PoolError> {
+        let shape = self.geometry().shape();
         let mut ops = client.client().ops();
-        for (block, word) in &orphans {
-            ops.read(self.given_addr(*block, 0), client.buf(words(*word) * 16));
+        for (block, _) in orphans {
+            let front = client.buf(shape.front_bytes() as usize);
+            ops.read(self.geometry().block_addr(*block), front);
         }
         if ops.is_empty() {
             return Ok(Vec::new());
         }
-        let bitmaps = client.post_many(ops).await?;
-        let free = orphans.into_iter().enumerate().map(|(index, orphan)| {
-            let (given, taken) = bitmaps.buf(index).words().split_at(words(orphan.1));
-            let free = given.iter().zip(taken).map(|(given, taken)| (given ^ taken).count_ones());
-            (orphan, free.sum())
+        let fronts = client.post_many(ops).await?;
+        let all = orphans.iter().enumerate().filter_map(|(index, (block, word))| {
+            let front = fronts.buf(index).words();
+            let runs = check_front(shape, front).ok()?;
+            let free = |run: &Run| -> u32 {
+                let pairs = pairs_in(shape, front, run).chunks_exact(2).enumerate();
+                pairs
+                    .map(|(at, pair)| (pair[0] ^ pair[1]) & run.valid_bits(at))
+                    .map(u64::count_ones)
+                    .sum()
+            };
+            let frees: Vec<u32> = runs.iter().map(free).collect();
+            let (mut objects, mut free_bytes) = (0, shape.usable_bytes());
+            let mut is_used = vec![false; shape.pages as usize];
+            for (run, free) in runs.iter().zip(frees) {
+                objects += if run.class == class { free } else { 0 };
+                free_bytes -= u64::from(run.pages) * shape.page_bytes;
+                free_bytes += u64::from(free) * run.object_bytes();
+                is_used[run.page as usize..run.end() as usize].fill(free < run.count);
+            }
+            let stretch = longest_stretch(shape, |page| !is_used[page as usize]);
+            Some(Peeked { block: *block, word: *word, stretch, objects, free_bytes })
         });
-        Ok(free.collect())
+        Ok(all.collect())
     }
 
-    /// Frees an orphan that has shown `free` free objects, if those are all; gives its word then.
+    /// Frees an orphan if it has shown that all of it is free.
     ///
-    /// Cost: none if they are not all; else 3 CAS, 2 READs.
-    async fn free_orphan(
-        &self,
-        client: Reliable<'_>,
-        block: BlockId,
-        word: BlockWord,
-        free: u32,
-    ) -> Result<Option<BlockWord>, PoolError> {
-        if free < self.geometry().shape(word.class()).count {
-            return Ok(None);
+    /// Cost: none if it is not; else 2 CAS and a READ, and a batch of CAS per 64 words of its bitmaps.
+    async fn free_orphan(&self, client: Reliable<'_>, orphan: Peeked) -> Result<(), PoolError> {
+        if orphan.stretch < self.geometry().shape().usable_pages() {
+            return Ok(());
         }
-        let Some(held) = self.adopt(client, block, word).await? else { return Ok(None) };
-        self.harvest(client, &held).await?;
+        let Some(held) = self.adopt(client, orphan.block, orphan.word).await? else {
+            return Ok(());
+        };
         drop(held);
-        let freed = self.alloc().remove_if_free(block);
-        let Some(word) = freed else { return Ok(None) };
-        self.release(client, block, word).await?;
-        Ok(Some(word.next(BlockState::Free, 0, 0)))
+        let freed = self.alloc().remove_if_free(orphan.block);
+        let Some(word) = freed else { return Ok(()) };
+        self.release(client, orphan.block, word).await
     }
 
     /// Frees wholly free orphans, of which each call looks at some.
@@ -424,14 +493,14 @@ impl Pool {
             let table = self.read_block_words(client, server).await?;
             self.note_free_blocks(server, &table);
             let mut orphans: Vec<(BlockId, BlockWord)> =
-                orphans_of(&table).filter(|(_, word)| word.free_hint() > 0).collect();
+                orphans_of(&table).filter(|(_, word)| word.has_room()).collect();
             if orphans.len() > PEEKS {
                 let from = client.endpoint().random() as usize % orphans.len();
                 orphans.rotate_left(from);
                 orphans.truncate(PEEKS);
             }
-            for ((block, word), free) in self.peek(client, &orphans).await? {
-                self.free_orphan(client, block, word, free).await?;
+            for orphan in self.peek(client, 0, &orphans).await? {
+                self.free_orphan(client, orphan).await?;
             }
         }
         Ok(())
@@ -450,4 +519,15 @@ fn begin_refill(pool: &Pool, server: ServerId, class: usize) -> Option<OnDrop<im
     let begun = pool.alloc().begin_refill(server, class);
     // Made only if it is the first: dropping one ends it.
     begun.then(|| OnDrop(move || pool.alloc().of_class_mut(server, class).refilling = false))
+}
+
+/// Begins to take another block of the server, until what this returns is dropped; `None` if a session does already.
+fn begin_taking(pool: &Pool, server: ServerId) -> Option<OnDrop<impl FnMut()>> {
+    let taking = |to: bool| std::mem::replace(&mut pool.alloc().servers[server.index()].taking, to);
+    // Made only if it is the first: dropping one ends it.
+    (!taking(true)).then(|| {
+        OnDrop(move || {
+            pool.alloc().servers[server.index()].taking = false;
+        })
+    })
 }

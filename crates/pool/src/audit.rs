@@ -4,6 +4,7 @@
 //! where no other member runs, every object of a carved block is live (marked), free (in its block's
 //! bitmap, or with the caller's own member), or retired. Any other object is lost.
 
+mod blocks;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -11,10 +12,13 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
-use crate::block::{HEADER_WORDS, check_header};
+use self::blocks::AuditBlock;
+pub(crate) use self::blocks::{mark_word, object_at};
+use crate::block::{CARVED_AT, check_front};
 use crate::class::{CLASS_COUNT, class_bytes, class_of};
 use crate::geometry::{BlockId, RETIRE_BYTES};
 use crate::member::read_table;
+use crate::pages::Run;
 use crate::reliable::Reliable;
 use crate::words::{BlockState, BlockWord, MemberState};
 use crate::{Pool, PoolError, Session};
@@ -39,33 +43,16 @@ pub struct Audit {
     problems: Vec<String>,
 }
 
-#[derive(Debug)]
-struct AuditBlock {
-    word: BlockWord,
-    marks: Box<[u64]>,
-}
-
-/// The known states of the objects of one block.
-#[derive(Default)]
-struct Found {
-    sums: ClassReport,
-    problems: Vec<String>,
-}
-
-impl Found {
-    fn adds_up(&self) -> bool {
-        self.problems.is_empty() && self.sums.leaked == 0
-    }
-}
-
 /// Objects of one size class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassReport {
     /// Bytes of an object.
     pub bytes: u64,
-    /// Blocks carved for the class.
-    pub blocks: u64,
-    /// Objects in those blocks.
+    /// Runs of pages that are carved for the class.
+    pub runs: u64,
+    /// Bytes of those runs.
+    pub run_bytes: u64,
+    /// Objects in those runs.
     pub handed_out: u64,
     /// Marked objects.
     pub live: u64,
@@ -83,8 +70,19 @@ pub struct ClassReport {
 impl ClassReport {
     /// Adds one block's.
     fn add(&mut self, other: &ClassReport) {
-        let ClassReport { bytes: _, blocks, handed_out, live, free, retired, held, leaked } = other;
-        self.blocks += blocks;
+        let ClassReport {
+            bytes: _,
+            runs,
+            run_bytes,
+            handed_out,
+            live,
+            free,
+            retired,
+            held,
+            leaked,
+        } = other;
+        self.runs += runs;
+        self.run_bytes += run_bytes;
         self.handed_out += handed_out;
         self.live += live;
         self.free += free;
@@ -105,7 +103,7 @@ pub struct OwnerReport {
     pub blocks: u64,
     /// Bytes of their marked objects.
     pub live_bytes: u64,
-    /// Bytes of their objects that are known to be free.
+    /// Bytes of their objects that are known to be free, and of their pages in no run.
     pub free_bytes: u64,
 }
 
@@ -118,7 +116,7 @@ pub struct AuditReport {
     pub blocks_owned: u64,
     /// Blocks left by members that are gone.
     pub blocks_orphan: u64,
-    /// Per size class, ascending; classes without a block are left out.
+    /// Per size class, ascending; classes without a run are left out.
     pub classes: Vec<ClassReport>,
     /// Carved blocks per memory server and owner, ascending; those without an owner come first.
     pub owners: Vec<OwnerReport>,
@@ -170,11 +168,13 @@ impl Audit {
     pub(crate) fn of<'a>(
         pool: &Arc<Pool>,
         blocks: impl Iterator<Item = &'a (BlockId, BlockWord)>,
+        runs: &BTreeMap<BlockId, Vec<Run>>,
         watched: &[GlobalAddr],
     ) -> Audit {
+        let shape = pool.geometry().shape();
         let blocks = blocks.map(|(block, word)| {
-            let words = pool.geometry().shape(word.class()).bitmap_words();
-            (*block, AuditBlock { word: *word, marks: vec![0; words].into() })
+            let runs = runs.get(block).cloned().unwrap_or_default();
+            (*block, AuditBlock::new(shape, *word, 0, runs))
         });
         Audit {
             pool: Arc::clone(pool),
@@ -208,15 +208,14 @@ impl Audit {
         // Adopted since, it may even have been carved anew (INV-REC-5).
         let lenient = lenient && block.word.is(BlockState::Orphan);
         let ignored = |why: String| if lenient { Ok(()) } else { Err(why) };
-        let shape = self.pool.geometry().shape(block.word.class());
-        let Some(index) = shape.object_at(offset) else {
+        let Some((run, index)) = block.object_at(offset) else {
             return ignored(format!("no object starts at {addr}, where {bytes} bytes should be"));
         };
-        if class_of(bytes) != Some(block.word.class()) {
-            let of = shape.object_bytes;
-            return ignored(format!("{bytes} bytes at {addr} are in a block for objects of {of}"));
+        if class_of(bytes) != Some(run.class) {
+            let of = run.object_bytes();
+            return ignored(format!("{bytes} bytes at {addr} are in a run of objects of {of}"));
         }
-        let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
+        let (word, bit) = (mark_word(self.pool.geometry().shape(), run, index), 1 << (index % 64));
         if block.marks[word] & bit != 0 {
             return Err(format!("the object at {addr} is linked twice"));
         }
@@ -253,8 +252,8 @@ impl Audit {
             let mut word = block.word;
             let found = loop {
                 let of_block = retired.get(at).map_or(&[][..], Vec::as_slice);
-                let found = self.account(session, *at, (word, block), of_block, others_run).await?;
-                if found.adds_up() && found.sums.held > 0 {
+                let found = block.account(session, *at, word, of_block, others_run).await?;
+                if found.adds_up() && found.sum(|sums| sums.held) > 0 {
                     // Its owner may have been recovered since it was read.
                     let now = read_word(session, *at).await?;
                     if now != word && looks > 0 {
@@ -272,37 +271,38 @@ impl Audit {
                 word = read_word(session, *at).await?;
                 retired = self.retired(session, &mut Vec::new()).await?;
             };
-            classes[block.word.class()].add(&found.sums);
+            found.sums.iter().for_each(|(class, sums)| classes[*class].add(sums));
             let member = (!block.word.is(BlockState::Orphan)).then(|| block.word.owner());
             let first = || OwnerReport { server: at.server.0, member, ..OwnerReport::default() };
             let owner = owners.entry((at.server, member)).or_insert_with(first);
-            let bytes = class_bytes(block.word.class());
+            let in_runs = found.sum(|sums| sums.run_bytes);
             owner.blocks += 1;
-            owner.live_bytes += found.sums.live * bytes;
-            owner.free_bytes += found.sums.free * bytes;
+            owner.live_bytes += found.bytes(|sums| sums.live);
+            owner.free_bytes += found.bytes(|sums| sums.free);
+            owner.free_bytes += self.pool.geometry().shape().usable_bytes() - in_runs;
             report.problems.extend(found.problems);
         }
         for (class, sums) in classes.iter_mut().enumerate() {
             sums.bytes = class_bytes(class);
         }
-        classes.retain(|sums| sums.blocks > 0);
+        classes.retain(|sums| sums.runs > 0);
         report.classes = classes;
         report.owners = owners.into_values().collect();
         Ok(report)
     }
 
-    /// The objects in retire pages, and those that this member has retired without, by block.
+    /// The objects in retire pages, and those that this member has retired without, by block: their offsets.
     async fn retired(
         &self,
         session: &Session,
         problems: &mut Vec<String>,
-    ) -> Result<BTreeMap<BlockId, Vec<u32>>, PoolError> {
-        let mut retired: BTreeMap<BlockId, Vec<u32>> = BTreeMap::new();
+    ) -> Result<BTreeMap<BlockId, Vec<u64>>, PoolError> {
+        let mut retired: BTreeMap<BlockId, Vec<u64>> = BTreeMap::new();
         let (pool, client) = (session.pool(), session.reliable());
         let clients = pool.read_clients(client).await?.into_iter().map(|(id, _)| id);
         for (client, addr) in pool.read_retired(client, clients).await? {
             match self.locate(addr) {
-                Some((at, index)) => retired.entry(at).or_default().push(index),
+                Some((at, offset)) => retired.entry(at).or_default().push(offset),
                 None => problems.push(format!(
                     "INV-RETIRE-1: client {client} has retired {addr}, where no object starts"
                 )),
@@ -310,10 +310,10 @@ impl Audit {
         }
         // After the pages: what is announced meanwhile is in both, and seen once.
         for addr in pool.unannounced() {
-            if let Some((at, index)) = self.locate(addr) {
+            if let Some((at, offset)) = self.locate(addr) {
                 let of_block = retired.entry(at).or_default();
-                if !of_block.contains(&index) {
-                    of_block.push(index);
+                if !of_block.contains(&offset) {
+                    of_block.push(offset);
                 }
             }
         }
@@ -327,103 +327,6 @@ impl Audit {
             let is_live = entry.word.is(MemberState::Live);
             slot != self.pool.member && is_live && entry.announced.epoch().is_some()
         }))
-    }
-
-    /// Sums up the objects of a block that has `word` now. `retired` was read before.
-    async fn account(
-        &self,
-        session: &Session,
-        at: BlockId,
-        (block_word, block): (BlockWord, &AuditBlock),
-        retired: &[u32],
-        others_run: bool,
-    ) -> Result<Found, PoolError> {
-        let mut found = Found::default();
-        let Found { sums, problems } = &mut found;
-        let BlockId { server, number } = at;
-        let pool = session.pool();
-        let shape = pool.geometry().shape(block.word.class());
-        let words = shape.bitmap_words();
-        if block_word.is(BlockState::Free) || block_word.class() != block.word.class() {
-            // A recovery has found nothing in it, or its member, and let it go.
-            sums.blocks += 1;
-            sums.handed_out += u64::from(shape.count);
-            sums.live += block.marks.iter().map(|marks| u64::from(marks.count_ones())).sum::<u64>();
-            sums.free += u64::from(shape.count) - sums.live;
-            if sums.live > 0 {
-                problems.push(format!(
-                    "INV-BLOCK-2: block {number} of server {server} was let go with {} live objects",
-                    sums.live
-                ));
-            }
-            return Ok(found);
-        }
-        let bitmaps = session.reliable().buf(words * 16);
-        let bitmaps = session.reliable().read(pool.given_addr(at, 0), bitmaps).await?;
-        let (given, taken) = bitmaps.words().split_at(words);
-        let free: Vec<u64> = given.iter().zip(taken).map(|(given, taken)| given ^ taken).collect();
-        let alloc = pool.alloc();
-        let local = alloc.block(at);
-        let is_others = local.is_none() && !block_word.is(BlockState::Orphan);
-        // Its own member gives it back at this moment, as a store's maintenance does: it is all free.
-        let is_going = is_others && block_word.owner() == pool.member();
-        sums.blocks += 1;
-        let mut retirement = vec![false; shape.count as usize];
-        for index in retired {
-            if std::mem::replace(&mut retirement[*index as usize], true) {
-                let at = shape.offset_of(*index);
-                problems.push(format!(
-                    "INV-RETIRE-3: block {number} of server {server}: the object at {at:#x} is \
-                     retired twice"
-                ));
-            }
-        }
-        for (index, is_retired) in (0..shape.count).zip(retirement) {
-            let (word, bit) = ((index / 64) as usize, index % 64);
-            let is_marked = block.marks[word] >> bit & 1 == 1;
-            let in_bitmap = free[word] >> bit & 1 == 1;
-            let is_local = local.is_some_and(|local| local.is_free(index));
-            let claims = [
-                (is_marked, "live"),
-                (in_bitmap, "free in the bitmap"),
-                (is_local, "free at its owner"),
-                (is_retired, "retired"),
-            ];
-            sums.handed_out += 1;
-            if claims.iter().filter(|(holds, _)| *holds).count() > 1 {
-                let what: Vec<&str> =
-                    claims.iter().filter(|(holds, _)| *holds).map(|(_, what)| *what).collect();
-                let invariant = if is_retired { "INV-RETIRE-3" } else { "INV-ALLOC-1" };
-                problems.push(format!(
-                    "{invariant}: block {number} of server {server}: the object at {:#x} is {}",
-                    shape.offset_of(index),
-                    what.join(" and ")
-                ));
-            }
-            if is_marked {
-                sums.live += 1;
-            } else if in_bitmap || is_local {
-                sums.free += 1;
-            } else if is_retired {
-                sums.retired += 1;
-            } else if is_going {
-                sums.free += 1;
-            } else if is_others || others_run {
-                sums.held += 1;
-            } else {
-                sums.leaked += 1;
-            }
-        }
-        for (word, free) in free.iter().enumerate() {
-            let beyond = free & !shape.valid_bits(word);
-            if beyond != 0 {
-                problems.push(format!(
-                    "INV-ALLOC-1: block {number} of server {server}: its bitmap has bits beyond its \
-                     objects"
-                ));
-            }
-        }
-        Ok(found)
     }
 
     async fn add_block(
@@ -453,22 +356,29 @@ impl Audit {
             return Ok(());
         }
         let pool = session.pool();
-        let front = session.reliable().buf(HEADER_WORDS * 8);
+        let shape = pool.geometry().shape();
+        let front = session.reliable().buf(shape.map_end() as usize);
         let front = session.reliable().read(pool.geometry().block_addr(at), front).await?;
-        if let Err(why) = check_header(pool.geometry(), word, front.words()) {
-            problem(format!("INV-BLOCK-1: {why}"));
-            return Ok(());
+        let mut runs = match check_front(shape, front.words()) {
+            Ok(runs) => runs,
+            Err(why) => {
+                problem(format!("INV-BLOCK-1: {why}"));
+                return Ok(());
+            }
+        };
+        if let Some(local) = pool.alloc().block(at) {
+            runs = local.runs().iter().map(|run| run.run).collect();
         }
-        let words = pool.geometry().shape(word.class()).bitmap_words();
-        self.blocks.insert(at, AuditBlock { word, marks: vec![0; words].into() });
+        let carved = front.words()[(CARVED_AT / 8) as usize];
+        self.blocks.insert(at, AuditBlock::new(shape, word, carved, runs));
         Ok(())
     }
 
-    /// The block and the number of the object at `addr`, if one of a known block starts there.
-    fn locate(&self, addr: GlobalAddr) -> Option<(BlockId, u32)> {
+    /// The block of the object at `addr`, and the offset there, if one of a known block starts there.
+    fn locate(&self, addr: GlobalAddr) -> Option<(BlockId, u64)> {
         let (at, offset) = self.pool.geometry().block_of(addr)?;
-        let shape = self.pool.geometry().shape(self.blocks.get(&at)?.word.class());
-        Some((at, shape.object_at(offset)?))
+        self.blocks.get(&at)?.object_at(offset)?;
+        Some((at, offset))
     }
 
     /// Tells whether the object at `addr` was marked. `None` if nothing can be said: no object starts
@@ -479,9 +389,10 @@ impl Audit {
         if let Some(reached) = self.watched.as_ref().and_then(|watched| watched.get(&addr)) {
             return Some(*reached);
         }
-        let (at, index) = self.locate(addr)?;
-        let marks = &self.blocks.get(&at)?.marks;
-        Some(marks[(index / 64) as usize] >> (index % 64) & 1 == 1)
+        let (at, offset) = self.pool.geometry().block_of(addr)?;
+        let block = self.blocks.get(&at)?;
+        let (run, index) = block.object_at(offset)?;
+        Some(block.marked(self.pool.geometry().shape(), run, index))
     }
 
     /// Forgets blocks that are not a recovery's to search.
@@ -491,10 +402,10 @@ impl Audit {
         });
     }
 
-    /// The marks of a block's objects, if the block was carved alike when the audit began.
-    pub(crate) fn marks(&self, at: BlockId, word: BlockWord) -> Option<&[u64]> {
+    /// The marks of a block's objects ([`mark_word`]), if the block had these runs when the audit began.
+    pub(crate) fn marks(&self, at: BlockId, runs: Option<&Vec<Run>>) -> Option<&[u64]> {
         let block = self.blocks.get(&at)?;
-        (block.word.class() == word.class()).then_some(&block.marks)
+        (Some(&block.runs) == runs).then_some(&block.marks)
     }
 }
 

@@ -1,49 +1,53 @@
-//! Blocks: hold objects of one size class; carving, adopting, harvesting and giving up.
+//! Blocks: belong to one member each, which carves runs in them; carving, adopting, harvesting and giving up.
 //!
-//! Words of a block's header: 0 tag, 1 object bytes, 2 number of objects, 3 offset of the first
-//! object, 4 version of the block's word when it was carved, 5 checksum (xxh3-64 of words 0 to 4).
-//! The bitmaps *given* and *taken* (see `local`) follow at byte 64.
+//! Words of a block's header: 0 tag, 1 page bytes, 2 number of pages, 3 pages of the front, 4 version of the
+//! block's word when it was carved, 5 checksum (xxh3-64 of words 0 to 4). Page map and bitmaps follow
+//! ([`crate::pages`]).
 //!
-//! INV-BLOCK-1: a block is owned, orphan or recovering only with a whole header of the class in its
-//! word: a member carves it in state carving.
+//! INV-BLOCK-1: a block is owned, orphan or recovering only with a whole header: a member carves it in state
+//! carving.
 //! INV-BLOCK-2: a block becomes free only when none of its objects is in use or retired.
 //! INV-BLOCK-3: only the carver of a block WRITEs its header and bitmaps, and it leaves state carving
-//! only after that WRITE has ended.
-//! INV-BLOCK-4: an orphan's word says how many of its objects were free when it was given up, and the first
-//! object that is given back to a full orphan turns 0 into 1. So a member that needs memory does not adopt
-//! blocks in vain; a lost change of the hint costs no more than that look.
+//! only after that WRITE has ended. A run's words are as well written before the run is used (INV-RUN-1). Tasks do
+//! both: a WRITE that came after its caller had gone away could come into a block of another owner.
+//! INV-BLOCK-4: an orphan's word says what was free when it was given up: the longest stretch of pages in no run,
+//! and the groups of classes with a free object. A member that gives an object of another group back adds that
+//! group. So a member that needs memory does not adopt blocks in vain; a lost change of the hint costs no more than
+//! that look.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use farleaf_fabric::Endpoint;
 use farleaf_fabric::codec::Writer;
+use farleaf_fabric::{Endpoint, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::class::{BLOCK_HEADER_BYTES, CLASS_COUNT};
+use crate::canary::Canary;
+use crate::class::{GROUP_COUNT, group_of};
 use crate::geometry::BlockId;
-use crate::owned_blocks::{Left, Limbo};
+use crate::local_block::{Carving, Left, LeftRun, LocalBlock};
+use crate::owned_blocks::Limbo;
+use crate::pages::{BlockShape, Run};
 use crate::reliable::{Cas, Reliable, wait_until};
 use crate::remote_free::BATCH;
 use crate::words::{BlockState, BlockWord};
-use crate::{Geometry, Pool, PoolError, Session};
+use crate::{Pool, PoolError, Session};
 
-const TAG: u64 = u64::from_le_bytes(*b"FLBLOCK1");
+const TAG: u64 = u64::from_le_bytes(*b"FLBLOCK2");
 pub(crate) const HEADER_WORDS: usize = 6;
 /// Word of a header that holds the version of the block's word at its carving.
 pub(crate) const CARVED_AT: u64 = 4 * 8;
 /// Tries at a word of *taken*, which only an own lost harvest can have changed.
 const TELL_ATTEMPTS: usize = 4;
-/// First wait between looks whether a block is carved.
-const CARVE_WAIT_NS: u64 = 500;
+/// First wait between looks whether a task is done.
+const TASK_WAIT_NS: u64 = 500;
 /// Time to wait for another session that tries for a block.
 const CHANGING_WAIT_NS: u64 = 2_000;
 
 /// The header of a block whose word, when it was carved, had `version`.
-fn header(geometry: &Geometry, class: usize, version: u64) -> [u64; HEADER_WORDS] {
-    let shape = geometry.shape(class);
-    let mut words =
-        [TAG, shape.object_bytes, shape.count.into(), shape.first_object.into(), version, 0];
+fn header(shape: &BlockShape, version: u64) -> [u64; HEADER_WORDS] {
+    let (pages, front) = (shape.pages.into(), shape.front_pages.into());
+    let mut words = [TAG, shape.page_bytes, pages, front, version, 0];
     words[HEADER_WORDS - 1] = checksum(&words);
     words
 }
@@ -52,36 +56,41 @@ fn checksum(words: &[u64; HEADER_WORDS]) -> u64 {
     xxh3_64(&Writer::bytes_of(&words[..HEADER_WORDS - 1]))
 }
 
-/// Finds the fault of a block's header, given the block's word.
-pub(crate) fn check_header(
-    geometry: &Geometry,
-    word: BlockWord,
-    found: &[u64],
-) -> Result<(), String> {
-    let found: [u64; HEADER_WORDS] = found
+/// The runs of a block whose front begins with these words: header and page map.
+///
+/// # Errors
+/// The fault, if there is one.
+pub(crate) fn check_front(shape: &BlockShape, front: &[u64]) -> Result<Vec<Run>, String> {
+    let found: [u64; HEADER_WORDS] = front
         .get(..HEADER_WORDS)
         .and_then(|words| words.try_into().ok())
         .ok_or("it is cut short")?;
-    if word.class() >= CLASS_COUNT || geometry.shape(word.class()).count == 0 {
-        return Err(format!("the block table gives it class {}", word.class()));
-    }
+    let map = map_in(shape, front).ok_or("its page map is cut short")?;
     if found[0] != TAG {
         return Err(format!("its tag is {:#x}", found[0]));
     }
     if found[HEADER_WORDS - 1] != checksum(&found) {
         return Err("its checksum does not match".into());
     }
-    if found != header(geometry, word.class(), found[4]) {
-        return Err(format!("it says {} bytes, the block table class {}", found[1], word.class()));
+    if found != header(shape, found[4]) {
+        return Err(format!("it says {} pages of {} bytes", found[2], found[1]));
     }
-    Ok(())
+    shape.runs(map)
+}
+
+/// The page map among the words of a front.
+pub(crate) fn map_in<'a>(shape: &BlockShape, front: &'a [u64]) -> Option<&'a [u64]> {
+    front.get(shape.map_at(0) as usize / 8..shape.map_end() as usize / 8)
+}
+
+/// The pairs of a run among the words of a front.
+pub(crate) fn pairs_in<'a>(shape: &BlockShape, front: &'a [u64], run: &Run) -> &'a [u64] {
+    let first = shape.pairs_at(run.page) as usize / 8;
+    &front[first..first + run.words() * 2]
 }
 
 impl Session {
-    /// Takes a free block with that word and carves it; `false` if another was quicker.
-    ///
-    /// By a task (INV-BLOCK-3): a header that came after its caller had gone away could come into a block that
-    /// was given up since, and carved by another.
+    /// Takes a free block with that word and carves it, with a run of the class; `false` if another was quicker.
     ///
     /// Cost: 1 CAS and 1 chain.
     ///
@@ -93,15 +102,50 @@ impl Session {
         free: BlockWord,
         class: usize,
     ) -> Result<bool, PoolError> {
-        let carved = Rc::new(RefCell::new(None));
-        let done = Rc::clone(&carved);
+        self.in_task(async move |session| {
+            session.pool().carve(session.reliable(), block, free, class).await
+        })
+        .await
+    }
+
+    /// Carves a run of the class in an own block of the server, if one has the room.
+    ///
+    /// Cost: 1 WRITE.
+    ///
+    /// # Errors
+    /// As [`Session::carve`].
+    pub(crate) async fn carve_run(
+        &self,
+        server: ServerId,
+        class: usize,
+        is_hard: bool,
+    ) -> Result<bool, PoolError> {
+        // Bound to a name of its own, so that the lock is free again before the WRITE.
+        let begun = self.pool().alloc().carve(server, class, is_hard);
+        let Some((block, carving)) = begun else { return Ok(false) };
+        self.in_task(async move |session| {
+            session.pool().write_run(session.reliable(), block, carving).await.map(|()| true)
+        })
+        .await
+    }
+
+    /// Runs a task to its end, and waits for it: if the caller goes away, or has no patience any more, it
+    /// goes on.
+    ///
+    /// # Errors
+    /// The task's; `Unsettled` if it takes too long.
+    pub(crate) async fn in_task<T: 'static>(
+        &self,
+        task: impl AsyncFnOnce(&Session) -> Result<T, PoolError> + 'static,
+    ) -> Result<T, PoolError> {
+        let result = Rc::new(RefCell::new(None));
+        let done = Rc::clone(&result);
         self.spawn(async move |session| {
-            let pool = session.pool();
-            let result = pool.carve(session.reliable(), block, free, class).await;
-            *done.borrow_mut() = Some(result);
+            let outcome = task(&session).await;
+            *done.borrow_mut() = Some(outcome);
         });
-        wait_until(self.reliable(), CARVE_WAIT_NS, || carved.borrow().is_some()).await;
-        carved.take().unwrap_or(Err(PoolError::Unsettled))
+        wait_until(self.reliable(), TASK_WAIT_NS, || result.borrow().is_some()).await;
+        result.take().unwrap_or(Err(PoolError::Unsettled))
     }
 }
 
@@ -114,9 +158,9 @@ impl Pool {
         free: BlockWord,
         class: usize,
     ) -> Result<bool, PoolError> {
-        let geometry = self.geometry();
+        let (geometry, shape) = (self.geometry(), self.geometry().shape());
         let at = geometry.block_word_addr(block);
-        let carving = free.next(BlockState::Carving, class, self.member);
+        let carving = free.next(BlockState::Carving, self.member);
         let Some(mut limbo) = Changing::of_none(self, block, true) else {
             return Ok(false);
         };
@@ -124,13 +168,21 @@ impl Pool {
             limbo.settled();
             return Ok(false);
         }
-        let owned = carving.next(BlockState::Owned, class, self.member);
-        let words = header(geometry, class, carving.version());
+        let owned = carving.next(BlockState::Owned, self.member);
+        let words = header(shape, carving.version());
+        let pages = self.alloc().next_run_pages(block.server, class);
+        let run = shape.run(class, shape.front_pages, pages);
+        let map = vec![0; shape.pages as usize];
+        let mut local = LocalBlock::new(shape, owned, map.into(), &[], Box::default());
+        let written = local.carve(shape, run);
         let (ops, again) = client
             .chain(|ops| {
-                let mut front = client.buf(geometry.shape(class).first_object as usize);
+                let mut front = client.buf(shape.front_bytes() as usize);
                 front.words_mut().fill(0);
                 front.words_mut()[..HEADER_WORDS].copy_from_slice(&words);
+                let first = shape.map_at(written.from) as usize / 8;
+                front.words_mut()[first..first + written.words.len()]
+                    .copy_from_slice(&written.words);
                 ops.write(geometry.block_addr(block), front);
                 ops.cas(at, carving.0, owned.0);
             })
@@ -140,23 +192,45 @@ impl Pool {
             return Err(self.stolen(block, found));
         }
         limbo.settled();
-        self.alloc().install(block, owned, None);
+        let mut alloc = self.alloc();
+        alloc.install(block, local);
+        alloc.carved(block, run);
+        alloc.let_go(block);
         Ok(true)
     }
 
-    /// Takes an orphan with that word; `None` if another was quicker or it is damaged. Its free
-    /// objects are still to be harvested.
+    /// Writes a run's words, and makes its objects free. Not to be dropped.
+    async fn write_run(
+        &self,
+        client: Reliable<'_>,
+        block: BlockId,
+        Carving { run, from, words }: Carving,
+    ) -> Result<(), PoolError> {
+        let mut content = client.buf(words.len() * 8);
+        content.words_mut().copy_from_slice(&words);
+        // INV-RUN-1
+        if !Canary::LoseRun.is_armed() {
+            client.write(self.map_addr(block, from), content).await?;
+        }
+        let mut alloc = self.alloc();
+        alloc.carved(block, run);
+        alloc.let_go(block);
+        Ok(())
+    }
+
+    /// Takes an orphan with that word, and what is free of its objects; `None` if another was quicker or it is
+    /// damaged.
     ///
-    /// Cost: 1 CAS and 1 READ.
+    /// Cost: 1 CAS and 1 READ, and a batch of CAS per 64 words of its bitmaps with a free object.
     pub(crate) async fn adopt(
         &self,
         client: Reliable<'_>,
         block: BlockId,
         orphan: BlockWord,
     ) -> Result<Option<Held<'_>>, PoolError> {
-        let geometry = self.geometry();
+        let (geometry, shape) = (self.geometry(), self.geometry().shape());
         let at = geometry.block_word_addr(block);
-        let owned = orphan.next(BlockState::Owned, orphan.class(), self.member);
+        let owned = orphan.next(BlockState::Owned, self.member);
         let Some(mut limbo) = Changing::of_none(self, block, false) else {
             return Ok(None);
         };
@@ -164,65 +238,130 @@ impl Pool {
             limbo.settled();
             return Ok(None);
         }
-        let shape = geometry.shape(owned.class());
-        let front = client.buf((shape.first_object as usize).max(HEADER_WORDS * 8));
+        let front = client.buf(shape.front_bytes() as usize);
         let front = client.read(geometry.block_addr(block), front).await?;
-        if check_header(geometry, owned, front.words()).is_err() {
-            let damaged = owned.next(BlockState::Damaged, owned.class(), self.member);
+        let front = front.words();
+        let Ok(runs) = check_front(shape, front) else {
+            let damaged = owned.next(BlockState::Damaged, self.member);
             client.cas_release(at, owned.0, damaged.0).await?;
             limbo.settled();
             return Ok(None);
-        }
+        };
         limbo.settled();
-        let first = BLOCK_HEADER_BYTES as usize / 8 + shape.bitmap_words();
-        let taken = front.words()[first..first + shape.bitmap_words()].into();
-        self.alloc().install(block, owned, Some(taken));
-        Ok(Some(Held { pool: self, block }))
+        let map = map_in(shape, front).unwrap_or_default().into();
+        let pairs = &front[shape.pairs_at(0) as usize / 8..];
+        let taken = pairs.chunks_exact(2).map(|pair| pair[1]).collect();
+        self.alloc().install(block, LocalBlock::new(shape, owned, map, &runs, taken));
+        let held = Held { pool: self, block };
+        self.begin_harvest(client, &held, &runs).await?;
+        let pairs = runs.iter().map(|run| (*run, pairs_in(shape, front, run)));
+        self.take_given(client, &held, &pairs.collect::<Vec<_>>()).await?;
+        Ok(Some(held))
     }
 
-    /// Moves free objects from an own block's bitmaps to this member; how many.
+    /// Moves free objects from the bitmaps of an own block's run to this member; how many.
     ///
     /// Cost: 1 READ, and a batch of CAS per 64 words with a free object.
     pub(crate) async fn harvest(
         &self,
         client: Reliable<'_>,
         held: &Held<'_>,
+        page: u32,
     ) -> Result<u32, PoolError> {
-        let geometry = self.geometry();
-        let block = held.block;
-        let Some(class) = self.alloc().class_at(block) else { return Ok(0) };
-        if self.alloc().harvest_begins(block) {
-            client.settle(block.server).await?;
+        let run = self.alloc().block(held.block).and_then(|block| Some(block.run_at(page)?.run));
+        let Some(run) = run else { return Ok(0) };
+        self.begin_harvest(client, held, &[run]).await?;
+        let pairs = client.buf(run.words() * 16);
+        let pairs = client.read(self.pair_addr(held.block, page, 0), pairs).await?;
+        self.take_given(client, held, &[(run, pairs.words())]).await
+    }
+
+    /// The same from all runs of the block.
+    ///
+    /// Cost: 1 READ, and a batch of CAS per 64 words with a free object.
+    pub(crate) async fn harvest_all(
+        &self,
+        client: Reliable<'_>,
+        held: &Held<'_>,
+    ) -> Result<u32, PoolError> {
+        let shape = self.geometry().shape();
+        let runs: Vec<Run> = {
+            let alloc = self.alloc();
+            let Some(block) = alloc.block(held.block) else { return Ok(0) };
+            block.runs().iter().map(|run| run.run).collect()
+        };
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return Ok(0) };
+        self.begin_harvest(client, held, &runs).await?;
+        let from = shape.pairs_at(first.page);
+        let bytes = shape.pairs_at(last.page) + last.words() as u64 * 16 - from;
+        let at = self.geometry().block_addr(held.block).plus(from);
+        let pairs = client.read(at, client.buf(bytes as usize)).await?;
+        let of_run = |run: &Run| {
+            let first = (shape.pairs_at(run.page) - from) as usize / 8;
+            (*run, &pairs.words()[first..first + run.words() * 2])
+        };
+        self.take_given(client, held, &runs.iter().map(of_run).collect::<Vec<_>>()).await
+    }
+
+    /// Notes that *taken* words of these runs are about to be read and changed. If an earlier harvest has not ended,
+    /// nothing of it takes effect after this.
+    async fn begin_harvest(
+        &self,
+        client: Reliable<'_>,
+        held: &Held<'_>,
+        runs: &[Run],
+    ) -> Result<(), PoolError> {
+        let in_doubt = {
+            let mut alloc = self.alloc();
+            let begin = |run: &Run| alloc.harvest_begins(held.block, run.page);
+            runs.iter().map(begin).filter(|in_doubt| *in_doubt).count() > 0
+        };
+        if in_doubt {
+            client.settle(held.block.server).await?;
         }
-        let shape = geometry.shape(class);
-        let words = shape.bitmap_words();
-        let bitmaps = client.buf(words * 16);
-        let bitmaps = client.read(self.given_addr(block, 0), bitmaps).await?;
-        let (given, taken) = bitmaps.words().split_at(words);
+        Ok(())
+    }
+
+    /// Takes what is free in these pairs, as they were read since the block was taken in hand.
+    async fn take_given(
+        &self,
+        client: Reliable<'_>,
+        held: &Held<'_>,
+        runs: &[(Run, &[u64])],
+    ) -> Result<u32, PoolError> {
+        let block = held.block;
         let (mut found, mut outcome) = (0, Ok(()));
-        let mut note = |word: usize, value: u64| match self.alloc().note_taken(block, word, value) {
+        let mut note = |page: u32, word: usize, value: u64| match self
+            .alloc()
+            .note_taken(block, page, word, value)
+        {
             Ok(added) => found += added,
             Err(error) => outcome = Err(error),
         };
-        let mut list = Vec::new();
-        let mut at = Vec::new();
-        for word in 0..words {
-            // What a harvest whose outcome was lost has taken.
-            note(word, taken[word]);
-            let free = (given[word] ^ taken[word]) & shape.valid_bits(word);
-            if free != 0 {
-                let (expected, new) = (taken[word], taken[word] ^ free);
-                list.push(Cas { at: self.taken_addr(block, words, word), expected, new });
-                at.push(word);
+        let mut list: Vec<(u32, usize, Cas)> = Vec::new();
+        for (run, pairs) in runs {
+            for (word, pair) in pairs.chunks_exact(2).enumerate() {
+                let (given, taken) = (pair[0], pair[1]);
+                // What a harvest whose outcome was lost has taken.
+                note(run.page, word, taken);
+                let free = (given ^ taken) & run.valid_bits(word);
+                if free != 0 {
+                    let at = self.pair_addr(block, run.page, word).plus(8);
+                    let cas = Cas { at, expected: taken, new: taken ^ free };
+                    list.push((run.page, word, cas));
+                }
             }
         }
-        for (list, at) in list.chunks(BATCH).zip(at.chunks(BATCH)) {
-            let olds = client.cas_many(list).await?;
-            for ((cas, word), old) in list.iter().zip(at).zip(olds) {
-                note(*word, if old == cas.expected { cas.new } else { old });
+        for some in list.chunks(BATCH) {
+            let cases: Vec<Cas> = some.iter().map(|(.., cas)| *cas).collect();
+            let olds = client.cas_many(&cases).await?;
+            for ((page, word, cas), old) in some.iter().zip(olds) {
+                note(*page, *word, if old == cas.expected { cas.new } else { old });
             }
         }
-        self.alloc().harvest_ends(block);
+        let mut alloc = self.alloc();
+        runs.iter().for_each(|(run, _)| alloc.harvest_ends(block, run.page));
+        drop(alloc);
         self.inbox.note_returned(found);
         outcome.map(|()| found)
     }
@@ -242,12 +381,13 @@ impl Pool {
         word: BlockWord,
     ) -> Result<(), PoolError> {
         let limbo = Changing::of_own(self, client, block, true).await;
-        self.swap_word(client, limbo, block, word, word.next(BlockState::Free, 0, 0)).await
+        self.swap_word(client, limbo, block, word, word.next(BlockState::Free, 0)).await
     }
 
     /// Gives a block up with objects in use: its free ones go to its bitmaps, and it is an orphan.
     ///
-    /// Cost: a batch of CAS per 64 words of the bitmap with a free object, and 1 CAS.
+    /// Cost: a batch of CAS per 64 words of its bitmaps with a free object, 1 CAS, and 1 WRITE if runs of it were
+    /// dropped.
     pub(crate) async fn abandon(
         &self,
         client: Reliable<'_>,
@@ -259,39 +399,44 @@ impl Pool {
         if let Some(limbo) = &mut limbo.limbo {
             limbo.left = Some(left.clone());
         }
-        let free = left.free_count();
-        self.tell_taken(client, block, left).await?;
-        self.swap_word(client, limbo, block, word, word.orphan(word.class(), free)).await
+        let next = left.orphan(word);
+        self.tell_left(client, block, left).await?;
+        self.swap_word(client, limbo, block, word, next).await
     }
 
-    /// Makes what is free of a block that is given up free in its bitmaps. May be done again.
-    async fn tell_taken(
+    /// Makes what is free of a block that is given up free in its bitmaps and its page map. May be done again.
+    async fn tell_left(
         &self,
         client: Reliable<'_>,
         block: BlockId,
         left: Left,
     ) -> Result<(), PoolError> {
-        let words = left.free.len();
-        let Left { mut free, mut taken } = left;
-        let mut to_do: Vec<usize> = (0..words).filter(|word| free[*word] != 0).collect();
+        if let Some(map) = left.map {
+            let mut content = client.buf(map.len() * 8);
+            content.words_mut().copy_from_slice(&map);
+            client.write(self.map_addr(block, 0), content).await?;
+        }
+        let mut runs = left.runs;
+        let words = |(at, run): (usize, &LeftRun)| (0..run.free.len()).map(move |word| (at, word));
+        let all = runs.iter().enumerate().flat_map(words);
+        let mut to_do: Vec<(usize, usize)> =
+            all.filter(|(at, word)| runs[*at].free[*word] != 0).collect();
         for _ in 0..TELL_ATTEMPTS {
             let mut failed = Vec::new();
-            for words_now in to_do.chunks(BATCH) {
-                let list: Vec<Cas> = words_now
-                    .iter()
-                    .map(|&word| Cas {
-                        at: self.taken_addr(block, words, word),
-                        expected: taken[word],
-                        new: taken[word] ^ free[word],
-                    })
-                    .collect();
+            for now in to_do.chunks(BATCH) {
+                let cas = |(at, word): &(usize, usize)| {
+                    let LeftRun { run, free, taken } = &runs[*at];
+                    let (expected, new) = (taken[*word], taken[*word] ^ free[*word]);
+                    Cas { at: self.pair_addr(block, run.page, *word).plus(8), expected, new }
+                };
+                let list: Vec<Cas> = now.iter().map(cas).collect();
                 let olds = client.cas_many(&list).await?;
-                for ((cas, &word), old) in list.iter().zip(words_now).zip(olds) {
+                for ((cas, &(at, word)), old) in list.iter().zip(now).zip(olds) {
                     if old != cas.expected && old != cas.new {
                         // A harvest whose outcome was lost: what it took is free, too.
-                        free[word] |= old ^ taken[word];
-                        taken[word] = old;
-                        failed.push(word);
+                        runs[at].free[word] |= old ^ runs[at].taken[word];
+                        runs[at].taken[word] = old;
+                        failed.push((at, word));
                     }
                 }
             }
@@ -320,11 +465,12 @@ impl Pool {
 
     /// Finds out about one block whose change had no known outcome, and finishes it.
     ///
-    /// Cost: 1 READ and 1 CAS.
+    /// Cost: 1 READ and 1 CAS, and what giving it up costs.
     pub(crate) async fn settle(&self, client: Reliable<'_>) -> Result<(), PoolError> {
         let Some(limbo) = self.alloc().limbo.pop() else { return Ok(()) };
         let Limbo { block, to_free, .. } = limbo;
         let left = limbo.left.clone();
+        let is_written = left.as_ref().is_some_and(|left| left.map.is_some());
         let mut again = Changing { pool: self, limbo: Some(limbo) };
         let at = self.geometry().block_word_addr(block);
         let word = BlockWord(client.word(at).await?);
@@ -335,13 +481,17 @@ impl Pool {
         let next = match word.state()? {
             BlockState::Free | BlockState::Orphan => word.0.wrapping_add(1 << 27),
             _ if mine && (to_free || word.is(BlockState::Carving)) => {
-                word.next(BlockState::Free, 0, 0).0
+                word.next(BlockState::Free, 0).0
             }
-            _ if mine => word.orphan(word.class(), left.as_ref().map_or(1, Left::free_count)).0,
+            _ if mine => left.as_ref().map_or_else(|| unknown(word), |left| left.orphan(word)).0,
             _ => word.0,
         };
         if let (true, Some(left)) = (mine, left) {
-            self.tell_taken(client, block, left).await?;
+            if is_written {
+                // So that an earlier WRITE of the page map does not come later.
+                client.settle(block.server).await?;
+            }
+            self.tell_left(client, block, left).await?;
         }
         // What was on its way may have come in between: then it is looked at once more, some other time.
         if next == word.0 || client.cas(at, word.0, next).await? == word.0 {
@@ -356,6 +506,20 @@ impl Pool {
             "{block} was member {}'s and its word is {found:#x}",
             self.member
         ))
+    }
+}
+
+/// The word of an orphan of which nothing is known.
+fn unknown(word: BlockWord) -> BlockWord {
+    word.orphan(u32::MAX, (1 << GROUP_COUNT) - 1)
+}
+
+impl Left {
+    /// The word of the orphan that a block with `word` becomes.
+    fn orphan(&self, word: BlockWord) -> BlockWord {
+        let with_free = self.runs.iter().filter(|run| run.free.iter().any(|free| *free != 0));
+        let groups = with_free.fold(0, |groups, run| groups | 1 << group_of(run.run.class));
+        word.orphan(self.stretch, groups)
     }
 }
 

@@ -125,6 +125,7 @@ canaries! { {
     AbsentUnproven: "a lookup that began at an entry answers that a key is absent without a proof";
     InsertUnproven: "an insert that began at an entry takes a slot without a proof";
     LostIsNotDone: "a publishing CAS whose completion was lost counts as not done";
+    LoseRun: "a run of a block is used without its words in the page map";
     CollapseUnclaimed: "every client that may have unlinked a node retires it";
 } {
     MembersBeforeFence: "the member table is read before the fence at memory servers";

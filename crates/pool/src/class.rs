@@ -1,102 +1,71 @@
-//! Size classes: round object sizes up, and lay out a block of one class.
+//! Size classes: round object sizes up.
 //!
 //! Classes are 64, 128, 192 and 256 bytes, then four to each doubling (320, 384, 448, 512, 640,
 //! ...) up to 1 MiB + 256 KiB: every power of two from 64 on is one, and above 256 bytes at most a
-//! fifth of an object is waste. Two more stand between them. 2,112 bytes hold the largest node of a radix
-//! tree: 257 slots of 8 bytes with a header, which would waste a sixth of 2,560. 1,664 bytes hold a leaf of
-//! 32 slots of 48 bytes with a header of 128, which would waste 7 % of 1,792.
+//! fifth of an object is waste. [`BESIDE`] lists further ones.
+//!
+//! Remote memory names a class by its bytes, never by its number. So a class may be added without a new
+//! version of the format.
 
+/// Sizes beside the doublings, ascending: multiples of 64 that a design needs often, where the next class would
+/// waste much. 2,112 bytes hold the largest node of a radix tree: 257 slots of 8 bytes with a header, which would
+/// waste a sixth of 2,560. 1,664 bytes hold a leaf of 32 slots of 48 bytes with a header of 128, which would waste 7 % of
+/// 1,792.
+const BESIDE: [u32; 2] = [1664, 2112];
+/// Classes of the doublings: 4 up to 256 bytes, four to each of 12 doublings, and the largest.
+const DOUBLING_COUNT: usize = 53;
 /// Number of size classes.
-pub(crate) const CLASS_COUNT: usize = 55;
-/// Bytes and numbers of the classes beside the doublings, ascending.
-const EXTRA: [(usize, usize); 2] = [(1664, 14), (2112, 17)];
-/// Objects start at multiples of this.
+pub(crate) const CLASS_COUNT: usize = DOUBLING_COUNT + BESIDE.len();
+/// Objects start at multiples of this, and sizes are multiples of it.
 pub(crate) const OBJECT_ALIGN: u64 = 64;
-/// Bytes of a block's header, in front of its bitmaps.
-pub(crate) const BLOCK_HEADER_BYTES: u64 = 64;
+/// Groups of classes: one for each doubling.
+pub(crate) const GROUP_COUNT: u32 = 15;
+
+const SIZES: [u32; CLASS_COUNT] = sizes();
+
+const fn sizes() -> [u32; CLASS_COUNT] {
+    let (mut sizes, mut class, mut doubling, mut beside) = ([0; CLASS_COUNT], 0, 0, 0);
+    while class < CLASS_COUNT {
+        let next = doubling_bytes(doubling);
+        sizes[class] = if beside < BESIDE.len() && BESIDE[beside] < next {
+            beside += 1;
+            BESIDE[beside - 1]
+        } else {
+            doubling += 1;
+            next
+        };
+        class += 1;
+    }
+    sizes
+}
+
+const fn doubling_bytes(number: usize) -> u32 {
+    if number < 4 {
+        return 64 * (number as u32 + 1);
+    }
+    let base = 256 << ((number - 4) / 4);
+    base + base / 4 * ((number as u32 - 4) % 4 + 1)
+}
 
 /// Bytes of an object of `class`.
 pub(crate) fn class_bytes(class: usize) -> u64 {
-    debug_assert!(class < CLASS_COUNT);
-    let mut below = 0;
-    for (bytes, number) in EXTRA {
-        if class == number {
-            return bytes as u64;
-        }
-        below += usize::from(class > number);
-    }
-    let class = (class - below) as u64;
-    if class < 4 {
-        return 64 * (class + 1);
-    }
-    let base = 256_u64 << ((class - 4) / 4);
-    base + base / 4 * ((class - 4) % 4 + 1)
+    u64::from(SIZES[class])
 }
 
 /// The smallest class whose objects hold `bytes`; `None` if none is large enough.
 pub(crate) fn class_of(bytes: usize) -> Option<usize> {
-    let bytes = bytes.max(1);
-    if bytes <= 256 {
-        return Some((bytes - 1) / 64);
-    }
-    let doubling = ((bytes - 1) / 256).ilog2() as usize;
-    let base = 256_usize << doubling;
-    let class = 4 + doubling * 4 + (bytes - base - 1) / (base / 4);
-    let class = class + EXTRA.iter().filter(|(extra, _)| bytes > *extra).count();
+    let class = SIZES.partition_point(|size| (*size as usize) < bytes);
     (class < CLASS_COUNT).then_some(class)
 }
 
-/// Division of a block for one class: header, bitmaps, objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlockShape {
-    pub(crate) object_bytes: u64,
-    /// Objects; 0 if the block is too small for one.
-    pub(crate) count: u32,
-    /// Offset of the first object in the block.
-    pub(crate) first_object: u32,
+/// The class of objects of exactly so many bytes.
+pub(crate) fn class_of_size(bytes: u64) -> Option<usize> {
+    SIZES.binary_search(&u32::try_from(bytes).ok()?).ok()
 }
 
-impl BlockShape {
-    pub(crate) fn new(block_bytes: u64, class: usize) -> Self {
-        let object_bytes = class_bytes(class);
-        let mut count = (block_bytes - BLOCK_HEADER_BYTES) / object_bytes;
-        while count > 0 && first_object(count) + count * object_bytes > block_bytes {
-            count -= 1;
-        }
-        let first_object = first_object(count) as u32;
-        BlockShape { object_bytes, count: count as u32, first_object }
-    }
-
-    /// Words of each of the two bitmaps.
-    pub(crate) fn bitmap_words(&self) -> usize {
-        self.count.div_ceil(64) as usize
-    }
-
-    /// The object that starts at `offset` of the block.
-    pub(crate) fn object_at(&self, offset: u64) -> Option<u32> {
-        let from_first = offset.checked_sub(u64::from(self.first_object))?;
-        let index = from_first / self.object_bytes;
-        (from_first % self.object_bytes == 0 && index < u64::from(self.count))
-            .then_some(index as u32)
-    }
-
-    /// Offset in the block of the object `index`.
-    pub(crate) fn offset_of(&self, index: u32) -> u64 {
-        u64::from(self.first_object) + u64::from(index) * self.object_bytes
-    }
-
-    /// The bits of word `word` of the bitmap that stand for objects.
-    pub(crate) fn valid_bits(&self, word: usize) -> u64 {
-        match u64::from(self.count).saturating_sub(word as u64 * 64) {
-            0 => 0,
-            left @ 1..=63 => (1 << left) - 1,
-            _ => u64::MAX,
-        }
-    }
-}
-
-fn first_object(count: u64) -> u64 {
-    BLOCK_HEADER_BYTES + (count.div_ceil(64) * 16).next_multiple_of(OBJECT_ALIGN)
+/// The group of a class: below [`GROUP_COUNT`].
+pub(crate) fn group_of(class: usize) -> u32 {
+    (class_bytes(class) / OBJECT_ALIGN).ilog2()
 }
 
 #[cfg(test)]
@@ -109,6 +78,9 @@ mod tests {
             let bytes = class_bytes(class) as usize;
             assert_eq!(class_of(bytes), Some(class), "{bytes}");
             assert_eq!(class_of(bytes + 1), (class + 1 < CLASS_COUNT).then_some(class + 1));
+            assert_eq!(class_of_size(bytes as u64), Some(class));
+            assert_eq!(class_of_size(bytes as u64 + 1), None);
+            assert!(group_of(class) < GROUP_COUNT);
             assert_eq!(bytes % 64, 0);
             if class > 4 {
                 let before = class_bytes(class - 1) as usize;
@@ -125,27 +97,5 @@ mod tests {
         assert_eq!(class_of(2113).map(class_bytes), Some(2560));
         assert_eq!(class_of(1537).map(class_bytes), Some(1664));
         assert_eq!(class_of(1665).map(class_bytes), Some(1792));
-    }
-
-    #[test]
-    fn objects_fit_their_block_and_fill_it() {
-        for block_bytes in [64 << 10, 1 << 20, 16 << 20, 1 << 30_u64] {
-            for class in 0..CLASS_COUNT {
-                let shape = BlockShape::new(block_bytes, class);
-                let end = shape.offset_of(shape.count);
-                assert!(end <= block_bytes, "{block_bytes} {class}");
-                assert!(block_bytes - end < shape.object_bytes + 192, "{block_bytes} {class}");
-                if shape.count > 0 {
-                    let last = shape.count - 1;
-                    assert_eq!(shape.object_at(shape.offset_of(last)), Some(last));
-                    assert_eq!(shape.object_at(shape.offset_of(last) + 1), None);
-                    assert_eq!(shape.object_at(end), None);
-                    let bits: u32 = (0..shape.bitmap_words())
-                        .map(|word| shape.valid_bits(word).count_ones())
-                        .sum();
-                    assert_eq!(bits, shape.count);
-                }
-            }
-        }
     }
 }

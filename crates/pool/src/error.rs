@@ -2,6 +2,8 @@
 
 use farleaf_fabric::{OpError, ServerId};
 
+use crate::Fullness;
+
 /// A failed operation of the pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -11,12 +13,14 @@ pub enum PoolError {
     Fabric(#[from] OpError),
     /// No memory left for an object of that size, on any server or on the one that the caller insisted on.
     /// Nothing was lost; freeing objects, or ending operations that hold retired ones back, makes room.
-    #[error("no memory server has room for {bytes} bytes: delete data or add memory")]
+    #[error("no memory server has room for {bytes} bytes: {found}")]
     Full {
         /// The server that was asked first.
         server: ServerId,
         /// Bytes asked for.
         bytes: usize,
+        /// Memory in use, and free memory in the blocks of others.
+        found: Box<Fullness>,
     },
     /// Remote memory does not hold what it must.
     #[error("{0}")]

@@ -9,7 +9,8 @@ use std::fmt;
 use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::PoolError;
-use crate::class::{BlockShape, CLASS_COUNT, class_of};
+use crate::class::{CLASS_COUNT, OBJECT_ALIGN, class_bytes, class_of};
+use crate::pages::BlockShape;
 
 /// Bytes of the superblock.
 pub(crate) const SUPERBLOCK_BYTES: u64 = 4096;
@@ -157,7 +158,7 @@ pub struct Geometry {
     inboxes_at: u64,
     inboxes: u32,
     pub(crate) block_table_at: u64,
-    shapes: Vec<BlockShape>,
+    shape: BlockShape,
 }
 
 impl Geometry {
@@ -210,8 +211,6 @@ impl Geometry {
                 block_count: count as u32,
             });
         }
-        let shapes =
-            (0..CLASS_COUNT).map(|class| BlockShape::new(options.block_bytes, class)).collect();
         Ok(Geometry {
             options,
             servers,
@@ -221,7 +220,7 @@ impl Geometry {
             inboxes_at,
             inboxes,
             block_table_at,
-            shapes,
+            shape: BlockShape::new(options.block_bytes),
         })
     }
 
@@ -252,8 +251,8 @@ impl Geometry {
 
     /// Bytes of the largest object that the pool can hold.
     pub fn object_bytes_max(&self) -> usize {
-        let largest = self.shapes.iter().rev().find(|shape| shape.count > 0);
-        largest.map_or(0, |shape| shape.object_bytes as usize)
+        let largest = (0..CLASS_COUNT).rfind(|class| self.shape.run_pages(*class) > 0);
+        largest.map_or(0, |class| class_bytes(class) as usize)
     }
 
     pub(crate) fn server_ids(&self) -> impl Iterator<Item = ServerId> + Clone + use<> {
@@ -264,8 +263,9 @@ impl Geometry {
         &self.servers[server.index()]
     }
 
-    pub(crate) fn shape(&self, class: usize) -> &BlockShape {
-        &self.shapes[class]
+    /// Division of each block.
+    pub(crate) fn shape(&self) -> &BlockShape {
+        &self.shape
     }
 
     pub(crate) fn epoch_addr(&self) -> GlobalAddr {
@@ -342,12 +342,16 @@ impl Geometry {
         )
     }
 
-    /// The place of the object of `bytes` that lies at `addr`, among all objects that its block has room for.
-    /// Distinct objects of one class in one block have distinct indices; `None` if no object of that size can lie
-    /// there. No remote operation.
+    /// The place of the object of `bytes` that lies at `addr`, among all that its block has room for. Distinct
+    /// objects of one class in one block have distinct indices, because they begin at least an object apart; all are below
+    /// the block's bytes / the object's, rounded up. `None` if no object can begin there. No remote operation.
     pub fn place_of(&self, addr: GlobalAddr, bytes: usize) -> Option<Place> {
         let (block, offset) = self.block_of(addr)?;
-        let index = self.shape(class_of(bytes)?).object_at(offset)?;
+        let bytes = class_bytes(class_of(bytes)?);
+        if !offset.is_multiple_of(OBJECT_ALIGN) {
+            return None;
+        }
+        let index = u32::try_from(offset / bytes).ok()?;
         let before = &self.servers[..block.server.index()];
         let block = before.iter().map(|server| u64::from(server.block_count)).sum::<u64>()
             + u64::from(block.number);
@@ -436,18 +440,20 @@ mod tests {
     fn objects_have_places_of_their_own() {
         let options = PoolOptions::fitting(8 << 20);
         let geometry = Geometry::new(options, &[8 << 20, 8 << 20]).expect("fits");
-        let class = class_of(1664).expect("class");
-        let shape = *geometry.shape(class);
         let mut seen = std::collections::BTreeSet::new();
         for server in [0, 1].map(ServerId) {
             for block in geometry.blocks(server) {
-                for index in 0..shape.count {
-                    let addr = geometry.block_addr(block).plus(shape.offset_of(index));
-                    let place = geometry.place_of(addr, 1664).expect("an object's place");
-                    assert!(place.block < geometry.blocks_in_pool());
-                    assert!(u64::from(place.index) < options.block_bytes / 1024);
-                    assert!(seen.insert(place), "{place:?} twice");
-                    assert_eq!(geometry.place_of(addr.plus(64), 1664), None);
+                // Runs begin anywhere.
+                for from in [0, 4096, 5 * 4096 + 64] {
+                    seen.retain(|place: &Place| place.block == u64::MAX);
+                    for index in 0..options.block_bytes / 1664 - 16 {
+                        let addr = geometry.block_addr(block).plus(from + index * 1664);
+                        let place = geometry.place_of(addr, 1600).expect("an object's place");
+                        assert!(place.block < geometry.blocks_in_pool());
+                        assert!(u64::from(place.index) < options.block_bytes.div_ceil(1664));
+                        assert!(seen.insert(place), "{place:?} twice");
+                        assert_eq!(geometry.place_of(addr.plus(8), 1600), None);
+                    }
                 }
             }
         }

@@ -27,9 +27,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
 
-use crate::class::CLASS_COUNT;
 use crate::epoch::Observation;
 use crate::geometry::{BlockId, RING_BYTES, RING_WORDS};
+use crate::pages::MapWord;
 use crate::pins::{PinGuard, pin_at};
 use crate::reliable::{Reliable, wait_until};
 use crate::words::{BlockState, BlockWord};
@@ -43,6 +43,8 @@ const QUIET_LOOK_TICKS: u32 = 16;
 const OPENS_AFTER: u64 = 64;
 /// Objects that are sent by what is known of their block before its owner is looked up anew.
 const USES: u32 = 64;
+/// Pages of others' blocks whose objects' sizes are remembered.
+const SIZES_MAX: usize = 1 << 16;
 /// Between looks whether a task is done.
 const TASK_WAIT_NS: u64 = 500;
 /// Looks at the others, and waits between, of an owner that has closed its inbox and leaves.
@@ -89,6 +91,8 @@ enum Phase {
 struct Others {
     rings: BTreeMap<u32, Ring>,
     blocks: BTreeMap<BlockId, Known>,
+    /// Bytes of objects by block and page, as they were once: for estimates alone.
+    sizes: BTreeMap<(BlockId, u32), u64>,
 }
 
 /// The ring of this member in another's inbox.
@@ -141,10 +145,9 @@ impl Inbox {
         self.own().returned += u64::from(count);
     }
 
-    /// The class of another's block, as far as it is known.
-    pub(crate) fn class_of(&self, block: BlockId) -> Option<usize> {
-        let class = self.others().blocks.get(&block)?.word.class();
-        (class < CLASS_COUNT).then_some(class)
+    /// Bytes of an object in a page of another's block; 0 if that is not known.
+    pub(crate) fn bytes_at(&self, block: BlockId, page: u32) -> u64 {
+        self.others().sizes.get(&(block, page)).copied().unwrap_or(0)
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -386,7 +389,7 @@ impl Pool {
     /// Frees objects of any blocks: own ones here, others by their owners' inboxes or their bitmaps. As for
     /// [`Pool::give_back`], the member is announced live and pinned, and this must not be dropped.
     ///
-    /// Cost: 1 READ for each owner, now and then 1 of a block's word, and 1 or 2 WRITEs for each owner; for
+    /// Cost: 1 READ for each owner, now and then 1 of a block's word, once 1 of each page's, and 1 or 2 WRITEs for each owner; for
     /// objects without a ring what `give_back` costs.
     ///
     /// # Errors
@@ -401,13 +404,17 @@ impl Pool {
             // Adopted since it was retired, it is an own one.
             match self.alloc().free(*addr) {
                 Ok(true) => {}
-                Ok(false) => foreign.push((*addr, self.block_of(*addr)?.0)),
+                Ok(false) => {
+                    let (block, page, _) = self.page_of(*addr)?;
+                    foreign.push((*addr, block, page));
+                }
                 Err(error) => outcome = Err(error),
             }
         }
-        self.look_up(client, foreign.iter().map(|(_, block)| *block).collect()).await?;
+        let places = foreign.iter().map(|(_, block, page)| (*block, *page));
+        self.look_up(client, places.collect()).await?;
         let mut by_owner: BTreeMap<u32, Vec<GlobalAddr>> = BTreeMap::new();
-        for (addr, block) in foreign {
+        for (addr, block, _) in foreign {
             let owner = self.inbox.others().owner(block);
             let has_ring = self.member < self.geometry().inboxes();
             let owner = owner.filter(|owner| has_ring && *owner < self.geometry().inboxes());
@@ -455,23 +462,32 @@ impl Pool {
         outcome
     }
 
-    /// READs the words of blocks that are not known, or have been trusted for long.
+    /// READs the words of blocks that are not known, or have been trusted for long, and of pages that are not.
     async fn look_up(
         &self,
         client: Reliable<'_>,
-        mut blocks: BTreeSet<BlockId>,
+        mut pages: BTreeSet<(BlockId, u32)>,
     ) -> Result<(), PoolError> {
+        let mut blocks: BTreeSet<BlockId> = pages.iter().map(|(block, _)| *block).collect();
         {
             let others = self.inbox.others();
             blocks.retain(|at| !others.is_known(*at));
+            pages.retain(|at| !others.sizes.contains_key(at));
         }
-        let at = blocks.iter().map(|block| self.geometry().block_word_addr(*block));
-        let words = client.words(at).await?;
+        let of_blocks = blocks.iter().map(|block| self.geometry().block_word_addr(*block));
+        let of_pages = pages.iter().map(|(block, page)| self.map_addr(*block, *page));
+        let words = client.words(of_blocks.chain(of_pages)).await?;
+        let (of_blocks, of_pages) = words.split_at(blocks.len());
         let mut others = self.inbox.others();
-        for (at, word) in blocks.into_iter().zip(words) {
-            let word = BlockWord(word);
-            others.blocks.insert(at, Known { word, uses: 0 });
+        for (at, word) in blocks.into_iter().zip(of_blocks) {
+            others.blocks.insert(at, Known { word: BlockWord(*word), uses: 0 });
         }
+        if others.sizes.len() + of_pages.len() > SIZES_MAX {
+            others.sizes.clear();
+        }
+        others.sizes.extend(
+            pages.into_iter().zip(of_pages).map(|(at, word)| (at, MapWord(*word).object_bytes())),
+        );
         Ok(())
     }
 

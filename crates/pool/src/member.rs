@@ -416,10 +416,8 @@ impl Pool {
         for server in self.geometry().server_ids() {
             for (block, word) in self.read_block_words(client, server).await? {
                 let next = match word.state()? {
-                    BlockState::Owned => {
-                        word.next(BlockState::Recovering, word.class(), self.member)
-                    }
-                    BlockState::Carving => word.next(BlockState::Free, 0, 0),
+                    BlockState::Owned => word.next(BlockState::Recovering, self.member),
+                    BlockState::Carving => word.next(BlockState::Free, 0),
                     _ => continue,
                 };
                 if word.owner() == self.member {

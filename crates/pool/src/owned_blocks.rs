@@ -1,7 +1,7 @@
-//! Owned blocks: track the free objects of the blocks that this member owns.
+//! Owned blocks: track the free objects and pages of the blocks that this member owns.
 //!
-//! A block has two bitmaps in the pool: *given* and *taken*. An object whose bits differ is free for
-//! the owner to take.
+//! Each pair of bitmap words in a block's front consists of a word of *given* and one of *taken*. An object
+//! whose bits differ is free for the owner to take.
 //!
 //! INV-ALLOC-1: either the block's owner knows that an object is free (a set bit here), or the block's
 //! bitmaps in the pool show it (two bits that differ). Never both, and nobody else knows.
@@ -11,6 +11,8 @@
 //! up the object by that. As long as that pin holds, nobody can turn it again: the object would have to
 //! be retired and reclaimed in between. So a member that lost the outcome finds it in the bit. (With a
 //! single bitmap, a clear bit may have been set, and taken since.)
+//! INV-ALLOC-4: a class keeps one run without an object in use on each server, and a server one such block;
+//! others are dropped, and given back. Any class takes a kept run's pages before the member takes a block.
 //!
 //! No operation here waits or goes over the fabric; the pool keeps all of it in one mutex.
 
@@ -20,8 +22,14 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::class::CLASS_COUNT;
 use crate::geometry::BlockId;
+use crate::local_block::{Carving, Left, LocalBlock, LocalRun, no_object};
+use crate::pages::Run;
 use crate::words::BlockWord;
 use crate::{Geometry, PoolError};
+
+/// A run that is not as long as wanted is carved if it has this part of it; for less, the member looks elsewhere
+/// first.
+const SHORT_PART: u32 = 8;
 
 /// The blocks of one member.
 #[derive(Debug)]
@@ -29,17 +37,18 @@ pub(crate) struct Allocator {
     /// The pool's.
     pub(crate) geometry: Geometry,
     pub(crate) servers: Vec<ServerBlocks>,
-    /// Blocks that became wholly free while their class had a spare: to be given back.
-    surplus: Vec<BlockId>,
+    /// Blocks that became wholly free: to be given back, but for one.
+    surplus: BTreeSet<BlockId>,
     /// Blocks whose change of state may or may not have happened; see [`Limbo`].
     pub(crate) limbo: Vec<Limbo>,
     /// Those, and those whose state a session is changing.
     pub(crate) changing: BTreeSet<BlockId>,
     /// The server at which this member begins (INV-PLACE-3).
     pub(crate) first_server: usize,
+    /// Bytes of objects in use.
+    used_bytes: u64,
+    /// Bytes of free objects.
     free_bytes: u64,
-    owned_bytes: u64,
-    carved_bytes: u64,
 }
 
 /// A block whose word was to be changed by a CAS of unknown outcome, and what it is to become if
@@ -49,77 +58,65 @@ pub(crate) struct Limbo {
     pub(crate) block: BlockId,
     /// To be free; otherwise to be an orphan.
     pub(crate) to_free: bool,
-    /// Changes that an orphan's bitmaps still lack.
+    /// Changes that an orphan's bitmaps and page map still lack.
     pub(crate) left: Option<Left>,
-}
-
-/// The known objects of a block that has left the accounts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Left {
-    /// Free at the owner.
-    pub(crate) free: Box<[u64]>,
-    /// Words of *taken* as last seen.
-    pub(crate) taken: Box<[u64]>,
-}
-
-impl Left {
-    /// Number of objects that the owner knows to be free.
-    pub(crate) fn free_count(&self) -> u32 {
-        self.free.iter().map(|word| word.count_ones()).sum()
-    }
 }
 
 #[derive(Debug)]
 pub(crate) struct ServerBlocks {
     blocks: Vec<Option<Box<LocalBlock>>>,
-    classes: Vec<ClassBlocks>,
+    /// Numbers of the owned ones, in the order in which they came.
+    owned: Vec<u32>,
+    classes: Vec<ClassRuns>,
     /// Groups of objects that were begun here: [`Allocator::next_server`].
     pub(crate) groups: u64,
     /// Blocks that were free when this member last read the block table.
     pub(crate) free_blocks: u32,
+    /// A session takes another block.
+    pub(crate) taking: bool,
+    /// Objects were taken since the last [`Allocator::unused`].
+    is_used: bool,
 }
 
+/// The place of a run on a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RunAt {
+    number: u32,
+    page: u32,
+}
+
+/// The runs of one class on one server.
 #[derive(Debug, Default)]
-pub(crate) struct ClassBlocks {
-    /// All blocks of the class, in the order in which they came.
-    owned: Vec<u32>,
+pub(crate) struct ClassRuns {
+    /// All of them, in the order in which they came.
+    owned: Vec<RunAt>,
     /// Those with a free object; the last is used first.
-    available: Vec<u32>,
+    available: Vec<RunAt>,
     /// Those without an object in use.
     wholly_free: u32,
+    /// Their pages.
+    pages: u32,
     /// Somebody is looking for more objects.
     pub(crate) refilling: bool,
     /// Start of the next round of harvesting.
     harvest_next: usize,
     /// Until then, a look for objects need not be repeated: there were none.
     pub(crate) empty_until_ns: u64,
-    /// Objects were taken since the last [`Allocator::unused`].
-    is_used: bool,
     /// Objects that this member has ever taken.
     taken_count: u64,
     /// So many further objects come from here before another server's turn: the free ones of an orphan.
     pub(crate) turns: u32,
 }
 
-/// One owned block.
-#[derive(Debug, Default)]
-pub(crate) struct LocalBlock {
-    pub(crate) class: usize,
-    /// Its word of the block table.
-    pub(crate) word: BlockWord,
-    free: Box<[u64]>,
-    free_count: u32,
-    hint: usize,
-    /// Somebody harvests it or decides about it: it must not be taken out.
-    busy: bool,
-    /// Words of *taken* as last seen.
-    taken: Box<[u64]>,
-    /// A harvest was begun and has not ended: its CASes may be under way.
-    pub(crate) harvesting: bool,
-    /// Objects that are retired, or about to be, and not announced (INV-RETIRE-4).
-    retired: u32,
-    /// Objects that were taken from it since it became this member's.
-    taken_count: u32,
+/// Free memory of owned blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bytes {
+    /// Of owned blocks.
+    pub(crate) owned: u64,
+    /// Of objects in use.
+    pub(crate) used: u64,
+    /// Of free objects and of pages in no run.
+    pub(crate) free: u64,
 }
 
 impl Allocator {
@@ -128,53 +125,57 @@ impl Allocator {
             .server_ids()
             .map(|server| ServerBlocks {
                 blocks: (0..geometry.block_count(server)).map(|_| None).collect(),
-                classes: (0..CLASS_COUNT).map(|_| ClassBlocks::default()).collect(),
+                owned: Vec::new(),
+                classes: (0..CLASS_COUNT).map(|_| ClassRuns::default()).collect(),
                 groups: 0,
                 free_blocks: geometry.block_count(server),
+                taking: false,
+                is_used: false,
             })
             .collect();
         let first_server = first_server % servers.len().max(1);
         Allocator {
             geometry: geometry.clone(),
             servers,
-            surplus: Vec::new(),
+            surplus: BTreeSet::new(),
             limbo: Vec::new(),
             changing: BTreeSet::new(),
             first_server,
+            used_bytes: 0,
             free_bytes: 0,
-            owned_bytes: 0,
-            carved_bytes: 0,
         }
     }
 
-    /// Bytes of owned blocks, of objects in use, of free objects.
-    pub(crate) fn bytes(&self) -> (u64, u64, u64) {
-        (self.owned_bytes, self.carved_bytes - self.free_bytes, self.free_bytes)
+    pub(crate) fn bytes(&self) -> Bytes {
+        let blocks = self.servers.iter().flat_map(|server| server.blocks.iter().flatten());
+        let pages: u64 = blocks.map(|block| u64::from(block.free_pages)).sum();
+        let owned: u64 = self.servers.iter().map(|server| server.owned.len() as u64).sum();
+        Bytes {
+            owned: owned * self.geometry.options().block_bytes,
+            used: self.used_bytes,
+            free: self.free_bytes + pages * self.geometry.shape().page_bytes,
+        }
     }
 
     /// A free object of `class`; it is in use now.
     pub(crate) fn take(&mut self, server: ServerId, class: usize) -> Option<GlobalAddr> {
         let blocks = &mut self.servers[server.index()];
         let of_class = &mut blocks.classes[class];
-        let number = *of_class.available.last()?;
+        let RunAt { number, page } = *of_class.available.last()?;
         let block = blocks.blocks[number as usize].as_mut()?;
-        of_class.is_used = true;
-        block.taken_count = block.taken_count.saturating_add(1);
-        of_class.taken_count += 1;
-        of_class.turns = of_class.turns.saturating_sub(1);
-        let shape = self.geometry.shape(class);
-        if block.free_count == shape.count {
-            of_class.wholly_free -= 1;
-        }
-        let word = block.next_free_word()?;
-        let bit = block.free[word].trailing_zeros();
-        block.free[word] &= block.free[word] - 1;
-        block.free_count -= 1;
-        if block.free_count == 0 {
+        let was_free = block.run_at(page)?.is_wholly_free();
+        let offset = block.take(page)?;
+        let run = block.run_at(page)?;
+        of_class.wholly_free -= u32::from(was_free);
+        if run.free_count == 0 {
             of_class.available.pop();
         }
-        self.free_bytes -= shape.object_bytes;
-        let offset = shape.offset_of(word as u32 * 64 + bit);
+        of_class.taken_count += 1;
+        of_class.turns = of_class.turns.saturating_sub(1);
+        blocks.is_used = true;
+        let bytes = run.run.object_bytes();
+        self.free_bytes -= bytes;
+        self.used_bytes += bytes;
         Some(self.geometry.block_addr(BlockId { server, number }).plus(offset))
     }
 
@@ -186,18 +187,13 @@ impl Allocator {
         let Some((at, offset)) = self.geometry.block_of(addr) else {
             return Err(PoolError::Corrupt(format!("{addr} is in no block")));
         };
-        let blocks = &mut self.servers[at.server.index()].blocks;
-        let Some(block) = blocks[at.number as usize].as_mut() else {
-            return Ok(false);
-        };
-        let Some(index) = self.geometry.shape(block.class).object_at(offset) else {
-            return Err(PoolError::Corrupt(format!("no object starts at {addr}")));
-        };
-        let added = block.add((index / 64) as usize, 1 << (index % 64));
-        if added == 0 {
+        let Some(block) = self.block(at) else { return Ok(false) };
+        let run = block.run_at(self.geometry.shape().page_of(offset)).map(|run| run.run);
+        let index = run.and_then(|run| run.object_at(offset));
+        let (Some(run), Some(index)) = (run, index) else { return Err(no_object(addr)) };
+        if self.add(at, run, (index / 64) as usize, 1 << (index % 64)) == 0 {
             return Err(PoolError::Corrupt(format!("the object at {addr} is freed twice")));
         }
-        self.note_added(at, 1);
         Ok(true)
     }
 
@@ -227,62 +223,142 @@ impl Allocator {
         self.block_mut(at)
     }
 
-    /// Class of the block if this member owns it.
-    pub(crate) fn class_at(&self, at: BlockId) -> Option<usize> {
-        self.block(at).map(|block| block.class)
+    /// Class of an object in an owned block.
+    pub(crate) fn class_at(&self, addr: GlobalAddr) -> Option<usize> {
+        let (at, offset) = self.geometry.block_of(addr)?;
+        let run = self.block(at)?.run_at(self.geometry.shape().page_of(offset))?;
+        Some(run.run.class)
     }
 
     pub(crate) fn block(&self, at: BlockId) -> Option<&LocalBlock> {
         self.servers.get(at.server.index())?.blocks.get(at.number as usize)?.as_deref()
     }
 
-    fn block_mut(&mut self, at: BlockId) -> Option<&mut LocalBlock> {
+    pub(crate) fn block_mut(&mut self, at: BlockId) -> Option<&mut LocalBlock> {
         self.servers[at.server.index()].blocks[at.number as usize].as_deref_mut()
     }
 
-    pub(crate) fn of_class(&self, server: ServerId, class: usize) -> &ClassBlocks {
+    pub(crate) fn of_class(&self, server: ServerId, class: usize) -> &ClassRuns {
         &self.servers[server.index()].classes[class]
     }
 
-    pub(crate) fn of_class_mut(&mut self, server: ServerId, class: usize) -> &mut ClassBlocks {
+    pub(crate) fn of_class_mut(&mut self, server: ServerId, class: usize) -> &mut ClassRuns {
         &mut self.servers[server.index()].classes[class]
     }
 
-    /// Takes in a block that became this member's: with all of its objects free, or none and
-    /// `taken` as it was found.
-    pub(crate) fn install(&mut self, at: BlockId, word: BlockWord, taken: Option<Box<[u64]>>) {
-        let all_free = taken.is_none();
-        // An adopted block is in the hands of its adopter until the bitmap has been looked at.
-        let busy = !all_free;
-        let class = word.class();
-        let shape = self.geometry.shape(class);
-        let free = (0..shape.bitmap_words())
-            .map(|word| if all_free { shape.valid_bits(word) } else { 0 })
-            .collect();
-        let block = LocalBlock {
-            class,
-            word,
-            free,
-            free_count: if all_free { shape.count } else { 0 },
-            busy,
-            taken: taken.unwrap_or_else(|| vec![0; shape.bitmap_words()].into()),
-            ..LocalBlock::default()
-        };
+    /// Takes in a block that became this member's. It is in the caller's hands until [`Allocator::let_go`].
+    pub(crate) fn install(&mut self, at: BlockId, mut block: LocalBlock) {
+        block.busy = true;
+        let runs: Vec<Run> = block.runs().iter().map(|run| run.run).collect();
         let blocks = &mut self.servers[at.server.index()];
         blocks.blocks[at.number as usize] = Some(Box::new(block));
-        let of_class = &mut blocks.classes[class];
-        of_class.owned.push(at.number);
-        // Room for all blocks of the class, so that freeing never allocates.
+        blocks.owned.push(at.number);
+        runs.iter().for_each(|run| self.note_run(at, *run));
+    }
+
+    /// A run is there, of which no object is free.
+    fn note_run(&mut self, at: BlockId, run: Run) {
+        let of_class = self.of_class_mut(at.server, run.class);
+        of_class.owned.push(RunAt { number: at.number, page: run.page });
+        of_class.pages += run.pages;
+        // Room for all runs of the class, so that freeing never allocates.
         let missing = of_class.owned.len().saturating_sub(of_class.available.len());
         of_class.available.reserve(missing);
-        if all_free {
-            of_class.available.push(at.number);
-            of_class.wholly_free += 1;
+        self.used_bytes += u64::from(run.count) * run.object_bytes();
+    }
+
+    /// A run is not there any more; all that is known of its objects.
+    fn forget_run(&mut self, at: BlockId, run: Run, free_count: u32) {
+        let of_class = self.of_class_mut(at.server, run.class);
+        let at = RunAt { number: at.number, page: run.page };
+        of_class.owned.retain(|other| *other != at);
+        of_class.available.retain(|other| *other != at);
+        of_class.wholly_free -= u32::from(free_count == run.count);
+        of_class.pages -= run.pages;
+        self.free_bytes -= u64::from(free_count) * run.object_bytes();
+        self.used_bytes -= u64::from(run.count - free_count) * run.object_bytes();
+    }
+
+    /// Drops a run without an object in use, if nobody has it in hand.
+    fn drop_run(&mut self, at: BlockId, page: u32) {
+        let Some(block) = self.servers[at.server.index()].blocks[at.number as usize].as_deref_mut()
+        else {
+            return;
+        };
+        let run = block.run_at(page).map(|run| run.run);
+        let (true, Some(run)) = (block.can_drop(page), run) else { return };
+        block.drop_run(self.geometry.shape(), page);
+        self.forget_run(at, run, run.count);
+    }
+
+    /// Drops all runs of the server without an object in use.
+    pub(crate) fn drop_free_runs(&mut self, server: ServerId) {
+        let of_server = &self.servers[server.index()];
+        let with_free = of_server.classes.iter().filter(|of_class| of_class.wholly_free > 0);
+        let runs: Vec<RunAt> =
+            with_free.flat_map(|of_class| of_class.available.iter().copied()).collect();
+        for RunAt { number, page } in runs {
+            self.drop_run(BlockId { server, number }, page);
         }
-        let bytes = u64::from(shape.count) * shape.object_bytes;
-        self.carved_bytes += bytes;
-        self.free_bytes += if all_free { bytes } else { 0 };
-        self.owned_bytes += self.geometry.options().block_bytes;
+    }
+
+    /// Begins to carve a run of the class in an owned block, which is in the caller's hands until
+    /// [`Allocator::let_go`]. `None` if none has the room: for a good part of what suits, or if `is_hard` for the
+    /// fewest pages that a run may have.
+    pub(crate) fn carve(
+        &mut self,
+        server: ServerId,
+        class: usize,
+        is_hard: bool,
+    ) -> Option<(BlockId, Carving)> {
+        let shape = self.geometry.shape();
+        let fewest = shape.run_pages(class);
+        let wanted = self.next_run_pages(server, class);
+        let least = if is_hard { fewest } else { fewest.max(wanted / SHORT_PART) };
+        let of_server = &mut self.servers[server.index()];
+        let mut best: Option<((u32, u32), u32, Run)> = None;
+        for number in &of_server.owned {
+            let block = of_server.blocks[*number as usize].as_deref();
+            let Some(block) = block.filter(|block| !block.busy) else { continue };
+            let Some((page, pages)) = block.place(shape, wanted, fewest) else { continue };
+            // The longest that suits, in the fullest block, so that others may become empty.
+            let key = (u32::MAX - pages, block.free_pages);
+            if pages >= least && best.is_none_or(|(other, ..)| key < other) {
+                best = Some((key, *number, shape.run(class, page, pages)));
+            }
+        }
+        let (_, number, run) = best?;
+        let block = of_server.blocks[number as usize].as_deref_mut()?;
+        block.busy = true;
+        let carving = block.carve(shape, run);
+        let at = BlockId { server, number };
+        self.note_run(at, run);
+        Some((at, carving))
+    }
+
+    /// Pages of the next run of the class on the server.
+    pub(crate) fn next_run_pages(&self, server: ServerId, class: usize) -> u32 {
+        let owned = self.of_class(server, class).pages;
+        self.geometry.shape().next_run_pages(class, owned, self.is_tight())
+    }
+
+    /// Tells whether few of the pool's blocks were free when this member last looked: a quarter or less.
+    pub(crate) fn is_tight(&self) -> bool {
+        let all: u32 = self.geometry.server_ids().map(|at| self.geometry.block_count(at)).sum();
+        let free: u32 = self.servers.iter().map(|server| server.free_blocks).sum();
+        free <= all / 4
+    }
+
+    /// The words of a carved run are in the pool.
+    pub(crate) fn carved(&mut self, at: BlockId, run: Run) {
+        let Some(block) = self.block_mut(at) else { return };
+        block.carved(run.page);
+        let of_class = self.of_class_mut(at.server, run.class);
+        of_class.available.push(RunAt { number: at.number, page: run.page });
+        of_class.wholly_free += 1;
+        let bytes = u64::from(run.count) * run.object_bytes();
+        self.free_bytes += bytes;
+        self.used_bytes -= bytes;
     }
 
     /// Takes a block out, whatever its objects' state; its word and what is known of its objects. `None` also
@@ -290,31 +366,28 @@ impl Allocator {
     pub(crate) fn remove(&mut self, at: BlockId) -> Option<(BlockWord, Left)> {
         let blocks = &mut self.servers[at.server.index()];
         let block = blocks.blocks[at.number as usize].take_if(|block| block.retired == 0)?;
-        let shape = self.geometry.shape(block.class);
-        let of_class = &mut blocks.classes[block.class];
-        of_class.owned.retain(|other| *other != at.number);
-        of_class.available.retain(|other| *other != at.number);
-        of_class.wholly_free -= u32::from(block.free_count == shape.count);
-        self.carved_bytes -= u64::from(shape.count) * shape.object_bytes;
-        self.free_bytes -= u64::from(block.free_count) * shape.object_bytes;
-        self.owned_bytes -= self.geometry.options().block_bytes;
-        Some((block.word, Left { free: block.free, taken: block.taken }))
+        blocks.owned.retain(|other| *other != at.number);
+        for run in block.runs() {
+            self.forget_run(at, run.run, run.free_count);
+        }
+        Some(block.into_left(self.geometry.shape()))
     }
 
     /// As [`Allocator::remove`], but only if no object is in use.
     pub(crate) fn remove_if_free(&mut self, at: BlockId) -> Option<BlockWord> {
-        let block = self.block(at)?;
-        let is_free = block.free_count == self.geometry.shape(block.class).count;
-        (is_free && !block.busy && !block.harvesting)
-            .then(|| self.remove(at))?
-            .map(|(word, _)| word)
+        let is_free = self.block(at)?.is_free();
+        is_free.then(|| self.remove(at))?.map(|(word, _)| word)
     }
 
-    /// A wholly free block beyond the spare that its class keeps, taken out.
+    /// As [`Allocator::remove`], unless somebody has the block in hand or a harvest of it has not ended.
+    pub(crate) fn remove_idle(&mut self, at: BlockId) -> Option<(BlockWord, Left)> {
+        self.block(at)?.is_idle().then(|| self.remove(at))?
+    }
+
+    /// A wholly free block beyond the one that each server keeps, taken out.
     pub(crate) fn take_surplus(&mut self) -> Option<(BlockId, BlockWord)> {
-        while let Some(at) = self.surplus.pop() {
-            let Some(class) = self.class_at(at) else { continue };
-            if self.of_class(at.server, class).wholly_free > 1
+        while let Some(at) = self.surplus.pop_first() {
+            if self.free_of(at.server).len() > 1
                 && let Some(word) = self.remove_if_free(at)
             {
                 return Some((at, word));
@@ -323,24 +396,20 @@ impl Allocator {
         None
     }
 
-    /// A block of each class that has a wholly free one and that nothing was taken of since the last call; now
-    /// every class counts as unused.
+    /// The wholly free blocks of a server.
+    fn free_of(&self, server: ServerId) -> Vec<BlockId> {
+        let numbers = self.servers[server.index()].owned.iter();
+        let all = numbers.map(|number| BlockId { server, number: *number });
+        all.filter(|at| self.block(*at).is_some_and(LocalBlock::is_free)).collect()
+    }
+
+    /// The wholly free blocks of servers on which nothing was taken since the last call; now every server counts
+    /// as unused.
     pub(crate) fn unused(&mut self) -> Vec<BlockId> {
         let mut all = Vec::new();
         for server in self.geometry.server_ids() {
-            let blocks = &mut self.servers[server.index()];
-            for (class, of_class) in blocks.classes.iter_mut().enumerate() {
-                let is_used = std::mem::take(&mut of_class.is_used);
-                if is_used || of_class.wholly_free == 0 {
-                    continue;
-                }
-                let count = self.geometry.shape(class).count;
-                let is_free = |number: &u32| {
-                    let block = blocks.blocks[*number as usize].as_ref();
-                    block.is_some_and(|block| block.free_count == count)
-                };
-                let number = of_class.owned.iter().copied().find(is_free);
-                all.extend(number.map(|number| BlockId { server, number }));
+            if !std::mem::take(&mut self.servers[server.index()].is_used) {
+                all.append(&mut self.free_of(server));
             }
         }
         all
@@ -349,9 +418,8 @@ impl Allocator {
     /// Takes a block out of which this member has taken one object alone, and that is linked. `None` if it has
     /// taken others, or the block is in use in another way.
     pub(crate) fn remove_handed_on(&mut self, at: BlockId) -> Option<(BlockWord, Left)> {
-        let block = self.block(at)?;
-        let is_alone = block.taken_count == 1 && !block.busy && !block.harvesting;
-        is_alone.then(|| self.remove(at))?
+        let is_alone = self.block(at)?.taken_count == 1;
+        is_alone.then(|| self.remove_idle(at))?
     }
 
     /// Objects of the class that this member has ever taken on the server.
@@ -368,22 +436,15 @@ impl Allocator {
         now_ns < self.of_class(server, class).empty_until_ns
     }
 
-    /// Any wholly free block of the server, taken out.
-    pub(crate) fn take_spare(&mut self, server: ServerId) -> Option<(BlockId, BlockWord)> {
-        let blocks: Vec<BlockId> = self.servers[server.index()]
-            .classes
-            .iter()
-            .filter(|of_class| of_class.wholly_free > 0)
-            .flat_map(|of_class| of_class.owned.iter())
-            .map(|number| BlockId { server, number: *number })
-            .collect();
-        blocks.into_iter().find_map(|at| self.remove_if_free(at).map(|word| (at, word)))
+    /// Every owned block, by server and in the order in which they came.
+    pub(crate) fn owned(&self) -> Vec<BlockId> {
+        self.geometry.server_ids().flat_map(|server| self.owned_on(server)).collect()
     }
 
-    /// Every owned block, by server and number.
-    pub(crate) fn owned(&self) -> Vec<BlockId> {
-        let all = self.geometry.server_ids().flat_map(|server| self.geometry.blocks(server));
-        all.filter(|at| self.block(*at).is_some()).collect()
+    /// Every owned block of the server.
+    pub(crate) fn owned_on(&self, server: ServerId) -> Vec<BlockId> {
+        let numbers = self.servers[server.index()].owned.iter();
+        numbers.map(|number| BlockId { server, number: *number }).collect()
     }
 
     /// Tells whether an object of the class is free.
@@ -396,21 +457,21 @@ impl Allocator {
         !std::mem::replace(&mut self.of_class_mut(server, class).refilling, true)
     }
 
-    /// The next `most` blocks of the class to harvest, round robin.
+    /// The next `most` runs of the class to harvest, round robin: block, and first page.
     pub(crate) fn harvest_round(
         &mut self,
         server: ServerId,
         class: usize,
         most: usize,
-    ) -> Vec<BlockId> {
+    ) -> Vec<(BlockId, u32)> {
         let of_class = self.of_class_mut(server, class);
         let count = of_class.owned.len();
         let most = most.min(count);
-        // Blocks may have gone since.
+        // Runs may have gone since.
         let start = if of_class.harvest_next < count { of_class.harvest_next } else { 0 };
         of_class.harvest_next = start + most;
-        let numbers = (0..most).map(|at| of_class.owned[(start + at) % count]);
-        numbers.map(|number| BlockId { server, number }).collect()
+        let runs = (0..most).map(|at| of_class.owned[(start + at) % count]);
+        runs.map(|at| (BlockId { server, number: at.number }, at.page)).collect()
     }
 
     /// Takes a block in hand, so that nobody else harvests it or takes it out; `false` if somebody
@@ -426,20 +487,24 @@ impl Allocator {
         }
     }
 
-    /// Notes that the block's *taken* words are about to be changed; whether an earlier harvest
-    /// has not ended.
-    pub(crate) fn harvest_begins(&mut self, at: BlockId) -> bool {
-        let block = self.block_mut(at);
-        block.is_some_and(|block| std::mem::replace(&mut block.harvesting, true))
+    /// Notes that the run's *taken* words are about to be changed; whether an earlier harvest has not
+    /// ended.
+    pub(crate) fn harvest_begins(&mut self, at: BlockId, page: u32) -> bool {
+        let run = self.run_mut(at, page);
+        run.is_some_and(|run| std::mem::replace(&mut run.harvesting, true))
     }
 
-    pub(crate) fn harvest_ends(&mut self, at: BlockId) {
-        if let Some(block) = self.block_mut(at) {
-            block.harvesting = false;
+    pub(crate) fn harvest_ends(&mut self, at: BlockId, page: u32) {
+        if let Some(run) = self.run_mut(at, page) {
+            run.harvesting = false;
         }
     }
 
-    /// A word of the block's *taken* holds `value`: objects whose bit has changed are this member's
+    fn run_mut(&mut self, at: BlockId, page: u32) -> Option<&mut LocalRun> {
+        self.block_mut(at)?.run_at_mut(page)
+    }
+
+    /// A word of the run's *taken* holds `value`: objects whose bit has changed are this member's
     /// now. How many.
     ///
     /// # Errors
@@ -447,68 +512,51 @@ impl Allocator {
     pub(crate) fn note_taken(
         &mut self,
         at: BlockId,
+        page: u32,
         word: usize,
         value: u64,
     ) -> Result<u32, PoolError> {
-        let blocks = &mut self.servers[at.server.index()].blocks;
-        let Some(block) = blocks[at.number as usize].as_mut() else {
-            return Ok(0);
-        };
-        let bits = std::mem::replace(&mut block.taken[word], value) ^ value;
+        let Some(run) = self.run_mut(at, page) else { return Ok(0) };
+        let bits = run.note_taken(word, value);
         if bits == 0 {
             return Ok(0);
         }
-        let added = block.add(word, bits & self.geometry.shape(block.class).valid_bits(word));
-        if added > 0 {
-            self.note_added(at, added);
-        }
+        let run = run.run;
+        let added = self.add(at, run, word, bits & run.valid_bits(word));
         if added != bits.count_ones() {
             return Err(PoolError::Corrupt(format!(
-                "{at}: objects of bitmap word {word} were freed twice ({bits:#x})"
+                "{at}: objects of bitmap word {word} of page {page} were freed twice ({bits:#x})"
             )));
         }
         Ok(added)
     }
 
-    /// Accounts for objects of a block that have just become free.
-    fn note_added(&mut self, at: BlockId, added: u32) {
+    /// Makes objects of a run free; how many were not.
+    fn add(&mut self, at: BlockId, run: Run, word: usize, bits: u64) -> u32 {
         let blocks = &mut self.servers[at.server.index()];
-        let Some(block) = blocks.blocks[at.number as usize].as_ref() else { return };
-        let shape = self.geometry.shape(block.class);
-        let of_class = &mut blocks.classes[block.class];
-        if block.free_count == added {
-            of_class.available.push(at.number);
+        let Some(block) = blocks.blocks[at.number as usize].as_deref_mut() else { return 0 };
+        let added = block.add(run.page, word, bits);
+        let Some(free_count) = block.run_at(run.page).map(|run| run.free_count) else { return 0 };
+        if added == 0 {
+            return 0;
         }
-        if block.free_count == shape.count {
-            of_class.wholly_free += 1;
-            if of_class.wholly_free > 1 {
-                self.surplus.push(at);
-            }
+        let (is_free, can_drop) = (block.in_use() == 0, block.can_drop(run.page));
+        let of_class = &mut blocks.classes[run.class];
+        if free_count == added {
+            of_class.available.push(RunAt { number: at.number, page: run.page });
         }
-        self.free_bytes += u64::from(added) * shape.object_bytes;
-    }
-}
-
-impl LocalBlock {
-    /// Tells whether the object is free here.
-    pub(crate) fn is_free(&self, index: u32) -> bool {
-        self.free[(index / 64) as usize] >> (index % 64) & 1 == 1
-    }
-
-    /// The first word from the hint on, around, with a free object.
-    fn next_free_word(&mut self) -> Option<usize> {
-        let words = self.free.len();
-        if self.free.get(self.hint).is_none_or(|word| *word == 0) {
-            self.hint = (self.hint + 1..words).chain(0..words).find(|at| self.free[*at] != 0)?;
+        let is_wholly_free = free_count == run.count;
+        of_class.wholly_free += u32::from(is_wholly_free);
+        let is_one_more = is_wholly_free && of_class.wholly_free > 1;
+        let bytes = u64::from(added) * run.object_bytes();
+        self.free_bytes += bytes;
+        self.used_bytes -= bytes;
+        if is_one_more && can_drop {
+            self.drop_run(at, run.page);
         }
-        Some(self.hint)
-    }
-
-    /// Makes objects free; how many were not.
-    fn add(&mut self, word: usize, bits: u64) -> u32 {
-        let new = bits & !self.free[word];
-        self.free[word] |= new;
-        self.free_count += new.count_ones();
-        new.count_ones()
+        if is_free {
+            self.surplus.insert(at);
+        }
+        added
     }
 }

@@ -14,6 +14,7 @@
 use farleaf_fabric::ServerId;
 
 use crate::Session;
+use crate::class::class_bytes;
 use crate::owned_blocks::Allocator;
 
 /// One of so many parts of a block: a member that has taken less of a class takes little (INV-PLACE-2).
@@ -139,7 +140,7 @@ impl Allocator {
     }
 
     /// Tells whether this member has taken less than a 16th of a block of the class.
-    fn takes_little(&self, class: usize) -> bool {
+    pub(crate) fn takes_little(&self, class: usize) -> bool {
         self.bytes_taken(class) < self.geometry.options().block_bytes / LITTLE_PART
     }
 
@@ -156,7 +157,7 @@ impl Allocator {
 
     fn bytes_taken(&self, class: usize) -> u64 {
         let taken: u64 = self.geometry.server_ids().map(|at| self.taken_count(at, class)).sum();
-        taken.saturating_mul(self.geometry.shape(class).object_bytes)
+        taken.saturating_mul(class_bytes(class))
     }
 
     /// The server of these on which this member has taken the fewest objects of the class for each block.

@@ -8,14 +8,16 @@ use farleaf_fabric::{
     AnyEndpoint, Client, Counters, Endpoint, GlobalAddr, Incarnation, OpKind, ServerId,
 };
 
-use crate::class::CLASS_COUNT;
+use crate::class::class_bytes;
 use crate::clients::ClosedClient;
 use crate::drops::LeftDrops;
 use crate::epoch::Epochs;
+use crate::fullness::LastFullness;
 use crate::geometry::BlockId;
 use crate::inbox::Inbox;
 use crate::open_tables::Kept;
-use crate::owned_blocks::Allocator;
+use crate::owned_blocks::{Allocator, Bytes};
+use crate::pages::MapWord;
 use crate::pins::Pins;
 use crate::recoverer::{Recoveries, RecoveryCounts};
 use crate::reliable::{Lines, PATIENCE_NS, Reliable};
@@ -43,7 +45,8 @@ pub struct MemoryUse {
     /// Bytes of objects of those blocks that are in use, or free in a way that is not known here:
     /// retired, or given back by others and not harvested yet.
     pub live_bytes: u64,
-    /// Bytes of objects of those blocks that are free for this member to hand out.
+    /// Bytes of those blocks that are free for this member to hand out: of objects, and of pages of which each size
+    /// may have some.
     pub free_bytes: u64,
     /// Bytes of objects of those blocks that this member's sessions have retired and that are not
     /// reclaimed yet. Part of `live_bytes`.
@@ -68,6 +71,7 @@ pub struct Pool {
     pub(crate) epochs: Epochs,
     pub(crate) pins: Pins,
     pub(crate) inbox: Inbox,
+    pub(crate) last_fullness: LastFullness,
     /// What is freed is overwritten first; see [`Pool::poison_freed`].
     poisons: AtomicBool,
     alloc: Mutex<Allocator>,
@@ -148,6 +152,7 @@ impl Pool {
             epochs: Epochs::new(joined.announced, geometry.options().members_max, epoch),
             pins: Pins::new(clients),
             inbox: Inbox::default(),
+            last_fullness: LastFullness::default(),
             poisons: AtomicBool::new(false),
             alloc: Mutex::new(Allocator::new(
                 &geometry,
@@ -283,12 +288,12 @@ impl Pool {
 
     /// Returns this member's view of the pool's memory. No remote operation.
     pub fn memory(&self) -> MemoryUse {
-        let (block_bytes_owned, live_bytes, free_bytes) = self.alloc().bytes();
+        let Bytes { owned, used, free } = self.alloc().bytes();
         MemoryUse {
             pool_bytes: self.geometry.pool_bytes(),
-            block_bytes_owned,
-            live_bytes,
-            free_bytes,
+            block_bytes_owned: owned,
+            live_bytes: used,
+            free_bytes: free,
             retired_bytes: self.retired_bytes.load(Ordering::Relaxed),
             retired_objects: self.all_retirements().iter().map(|of| of.lock().len() as u64).sum(),
         }
@@ -396,12 +401,10 @@ impl Pool {
         }
         let mut ops = client.client().ops();
         for addr in objects {
-            let (block, _) = self.block_of(*addr)?;
-            let at = self.geometry().block_word_addr(block);
-            let word = BlockWord(client.word(at).await?);
-            if word.class() < CLASS_COUNT {
-                let bytes = self.geometry().shape(word.class()).object_bytes as usize;
-                let mut content = client.buf(bytes);
+            let (block, page, _) = self.page_of(*addr)?;
+            let word = MapWord(client.word(self.map_addr(block, page)).await?);
+            if let Some((class, _)) = word.run_at(page, self.geometry().shape()) {
+                let mut content = client.buf(class_bytes(class) as usize);
                 content.words_mut().fill(POISON);
                 ops.write(*addr, content);
             }

@@ -36,9 +36,12 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::address::Published;
-use crate::block::{HEADER_WORDS, check_header};
+use crate::audit::{mark_word, object_at};
+use crate::block::{check_front, pairs_in};
+use crate::class::group_of;
 use crate::geometry::{BlockId, RETIRE_BYTES};
 use crate::member::{is_left, read_table};
+use crate::pages::{PAIR_BYTES, Run, longest_stretch};
 use crate::pins::{UNPINNED, pin_at};
 use crate::reliable::{Cas, Reliable};
 use crate::remote_free::BATCH;
@@ -66,6 +69,8 @@ pub struct Recovery {
     blocks: Vec<(BlockId, BlockWord)>,
     /// Orphans with whole headers that are not claimed yet (INV-REC-5).
     orphans: Vec<(BlockId, BlockWord)>,
+    /// The runs of both: nobody changes the page map of a block of the dead, or of an orphan.
+    runs: BTreeMap<BlockId, Vec<Run>>,
     /// Objects that the dead had announced.
     announced: Vec<GlobalAddr>,
     problems: Vec<String>,
@@ -141,6 +146,7 @@ impl Session {
             inherits: false,
             blocks: Vec::new(),
             orphans: Vec::new(),
+            runs: BTreeMap::new(),
             announced: Vec::new(),
             problems: Vec::new(),
             patience_ns: PATIENCE_NS,
@@ -242,7 +248,7 @@ impl Session {
             .blocks
             .iter()
             .chain(&recovery.orphans)
-            .find(|(block, word)| audit.marks(*block, *word).is_none());
+            .find(|(block, _)| audit.marks(*block, recovery.runs.get(block)).is_none());
         if let Some((block, _)) = missing {
             return Err(PoolError::Invalid(format!(
                 "the audit does not know {block}: begin it after the recovery"
@@ -279,8 +285,9 @@ impl Session {
         }
         done.blocks = recovery.blocks.len();
         for (block, word) in &recovery.blocks {
-            let Some(marks) = audit.marks(*block, *word) else { continue };
-            pool.rebuild(client, (*block, *word), marks, &others, &mut done).await?;
+            let Some(runs) = recovery.runs.get(block) else { continue };
+            let Some(marks) = audit.marks(*block, Some(runs)) else { continue };
+            pool.rebuild(client, (*block, *word), (runs, marks), &others, &mut done).await?;
         }
         let claimed: BTreeSet<BlockId> = recovery.blocks.iter().map(|(block, _)| *block).collect();
         let mut lost: Vec<GlobalAddr> = announced.into_iter().map(|(_, addr)| addr).collect();
@@ -351,7 +358,8 @@ impl Recovery {
     /// others are changing meanwhile: marks elsewhere are ignored. ([`Audit::new`] serves as well
     /// where nothing else goes on.)
     pub fn audit(&self) -> Audit {
-        Audit::of(&self.pool, self.blocks.iter().chain(&self.orphans), &self.announced)
+        let blocks = self.blocks.iter().chain(&self.orphans);
+        Audit::of(&self.pool, blocks, &self.runs, &self.announced)
     }
 
     /// Sets the time for which others may lag, each of the two times that [`Session::recover_finish`] waits for
@@ -395,13 +403,13 @@ impl Recovery {
                 let at = pool.geometry().block_word_addr(block);
                 let next = match state {
                     BlockState::Owned | BlockState::Recovering if of_dead => {
-                        word.next(BlockState::Recovering, word.class(), word.owner())
+                        word.next(BlockState::Recovering, word.owner())
                     }
-                    BlockState::Carving if of_dead => word.next(BlockState::Free, 0, 0),
+                    BlockState::Carving if of_dead => word.next(BlockState::Free, 0),
                     BlockState::Orphan => word,
                     // Left over from a recovery of this member's that was dropped.
                     BlockState::Recovering if word.owner() == pool.member => {
-                        word.next(BlockState::Recovering, word.class(), pool.member)
+                        word.next(BlockState::Recovering, pool.member)
                     }
                     _ => continue,
                 };
@@ -412,17 +420,23 @@ impl Recovery {
                 if !is_orphan && !next.is(BlockState::Recovering) {
                     continue;
                 }
-                let front = client.buf(HEADER_WORDS * 8);
+                let shape = pool.geometry().shape();
+                let front = client.buf(shape.map_end() as usize);
                 let front = client.read(pool.geometry().block_addr(block), front).await?;
-                if let Err(why) = check_header(pool.geometry(), next, front.words()) {
-                    let damaged = next.next(BlockState::Damaged, next.class(), 0);
-                    // An orphan may have been adopted, given up and carved anew meanwhile.
-                    if client.cas_release(at, next.0, damaged.0).await? == next.0 || !is_orphan {
-                        let BlockId { server, number } = block;
-                        self.problems.push(format!("block {number} of server {server}: {why}"));
+                let runs = match check_front(shape, front.words()) {
+                    Ok(runs) => runs,
+                    Err(why) => {
+                        let damaged = next.next(BlockState::Damaged, 0);
+                        // An orphan may have been adopted, given up and carved anew meanwhile.
+                        if client.cas_release(at, next.0, damaged.0).await? == next.0 || !is_orphan
+                        {
+                            let BlockId { server, number } = block;
+                            self.problems.push(format!("block {number} of server {server}: {why}"));
+                        }
+                        continue;
                     }
-                    continue;
-                }
+                };
+                self.runs.insert(block, runs);
                 let list = if is_orphan { &mut self.orphans } else { &mut self.blocks };
                 list.push((block, next));
             }
@@ -435,7 +449,7 @@ impl Recovery {
         let pool = Arc::clone(&self.pool);
         for (block, word) in std::mem::take(&mut self.orphans) {
             let at = pool.geometry().block_word_addr(block);
-            let next = word.next(BlockState::Recovering, word.class(), pool.member);
+            let next = word.next(BlockState::Recovering, pool.member);
             if client.cas(at, word.0, next.0).await? == word.0 {
                 self.has_orphans = true;
                 self.blocks.push((block, next));
@@ -502,48 +516,57 @@ impl Pool {
         &self,
         client: Reliable<'_>,
         (block, word): (BlockId, BlockWord),
-        marks: &[u64],
+        (runs, marks): (&[Run], &[u64]),
         retired: &BTreeSet<GlobalAddr>,
         done: &mut Recovered,
     ) -> Result<(), PoolError> {
-        let shape = self.geometry().shape(word.class());
-        let words = shape.bitmap_words();
-        let bitmaps = client.read(self.given_addr(block, 0), client.buf(words * 16)).await?;
-        let (given, taken) = bitmaps.words().split_at(words);
+        let shape = self.geometry().shape();
+        let front = client.buf(shape.front_bytes() as usize);
         let start = self.geometry().block_addr(block);
+        let front = client.read(start, front).await?;
         let end = start.plus(self.geometry().options().block_bytes - 1);
         let mut kept = marks.to_vec();
         for addr in retired.range(start..=end) {
-            match shape.object_at(addr.offset() - start.offset()) {
-                Some(index) => kept[(index / 64) as usize] |= 1 << (index % 64),
+            match object_at(runs, addr.offset() - start.offset()) {
+                Some((run, index)) => kept[mark_word(shape, run, index)] |= 1 << (index % 64),
                 None => done.problems.push(format!("{addr} is retired, where no object starts")),
             }
         }
         let mut list = Vec::new();
         let mut found = Vec::new();
-        let (mut in_use, mut free) = (false, 0);
-        for (at, kept) in kept.iter().enumerate() {
-            // What is marked and free now has been removed since the walk.
-            let lost = shape.valid_bits(at) & !kept & !(given[at] ^ taken[at]);
-            if lost != 0 && done.complete {
-                done.objects_freed += u64::from(lost.count_ones());
-                let bits = (0..64).filter(|bit| lost >> bit & 1 == 1);
-                found.extend(bits.map(|bit| start.plus(shape.offset_of(at as u32 * 64 + bit))));
-                list.push(Cas {
-                    at: self.taken_addr(block, words, at),
-                    expected: taken[at],
-                    new: taken[at] ^ lost,
-                });
-            }
-            if lost != 0 && !done.complete {
-                if word.owner() != self.member || self.inherits.load(Ordering::SeqCst) {
-                    return Ok(());
+        let mut in_use = false;
+        // Pages of runs with an object in use, and groups with a free object.
+        let (mut is_used, mut groups) = (vec![false; shape.pages as usize], 0);
+        for run in runs {
+            let pairs = pairs_in(shape, front.words(), run).chunks_exact(2).enumerate();
+            let mut free_count = 0;
+            for (at, pair) in pairs {
+                let (given, taken) = (pair[0], pair[1]);
+                let kept = kept[mark_word(shape, run, at as u32 * 64)];
+                // What is marked and free now has been removed since the walk.
+                let lost = run.valid_bits(at) & !kept & !(given ^ taken);
+                if lost != 0 && done.complete {
+                    done.objects_freed += u64::from(lost.count_ones());
+                    let bits = (0..64).filter(|bit| lost >> bit & 1 == 1);
+                    found.extend(bits.map(|bit| start.plus(run.offset_of(at as u32 * 64 + bit))));
+                    list.push(Cas {
+                        at: self.pair_addr(block, run.page, at).plus(PAIR_BYTES / 2),
+                        expected: taken,
+                        new: taken ^ lost,
+                    });
                 }
-                in_use = true;
+                if lost != 0 && !done.complete {
+                    if word.owner() != self.member || self.inherits.load(Ordering::SeqCst) {
+                        return Ok(());
+                    }
+                    in_use = true;
+                }
+                in_use |= kept & run.valid_bits(at) != 0;
+                let lost = if done.complete { lost } else { 0 };
+                free_count += ((given ^ taken) & run.valid_bits(at) | lost).count_ones();
             }
-            in_use |= kept & shape.valid_bits(at) != 0;
-            let lost = if done.complete { lost } else { 0 };
-            free += ((given[at] ^ taken[at]) & shape.valid_bits(at) | lost).count_ones();
+            is_used[run.page as usize..run.end() as usize].fill(free_count < run.count);
+            groups |= u32::from(free_count > 0) << group_of(run.class);
         }
         self.poison(client, &found).await?;
         // Free only if nothing else is in it: then nobody has an object left to give back.
@@ -554,8 +577,8 @@ impl Pool {
         }
         let at = self.geometry().block_word_addr(block);
         let next = match in_use {
-            true => word.orphan(word.class(), free),
-            false => word.next(BlockState::Free, 0, 0),
+            true => word.orphan(longest_stretch(shape, |page| !is_used[page as usize]), groups),
+            false => word.next(BlockState::Free, 0),
         };
         let found = client.cas_release(at, word.0, next.0).await?;
         if found != word.0 {

@@ -7,11 +7,15 @@
 //! The word may then belong to other objects and hold the expected content. So the member first checks
 //! that the block is still of the same carving; only then does the bit tell.
 
+use std::collections::BTreeMap;
+
 use farleaf_fabric::GlobalAddr;
 
 use crate::block::CARVED_AT;
-use crate::class::BLOCK_HEADER_BYTES;
+use crate::class::group_of;
 use crate::geometry::BlockId;
+use crate::local_block::no_object;
+use crate::pages::{MapWord, PAIR_BYTES};
 use crate::reliable::{Cas, Reliable, Trial, servers_of};
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError};
@@ -28,18 +32,27 @@ struct Turn {
     bits: u64,
     /// The expected content of the word, with unchanged `bits`.
     expected: u64,
-    /// The block's word while the objects were in use.
-    block: BlockWord,
+    home: Home,
+}
+
+/// The block and the run of an object that is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Home {
+    block: BlockId,
+    page: u32,
+    /// Their words.
+    word: BlockWord,
+    map: MapWord,
 }
 
 /// The place of an object's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bit {
-    pub(crate) given: GlobalAddr,
-    pub(crate) taken: GlobalAddr,
-    pub(crate) bit: u64,
-    /// The block's word that this is by.
-    block: BlockWord,
+struct Bit {
+    /// The pair of words: *given*, then *taken*.
+    pair: GlobalAddr,
+    bit: u64,
+    class: usize,
+    home: Home,
 }
 
 impl Pool {
@@ -47,7 +60,7 @@ impl Pool {
     /// an epoch from before they were last seen in use, until this has returned; and it must not be
     /// dropped.
     ///
-    /// Cost: per 64 objects 2 batches of READs and 1 of CAS, plus 1 for those that meet another's, 1 for full
+    /// Cost: per 64 objects 2 batches of READs (3 each) and 1 of CAS, plus 1 for those that meet another's, 1 for
     /// orphans among their blocks, and 3 batches of READs for a batch whose outcome was lost.
     ///
     /// # Errors
@@ -62,44 +75,55 @@ impl Pool {
         for objects in objects.chunks(BATCH) {
             let mut in_blocks = Vec::with_capacity(objects.len());
             for addr in objects {
-                match self.block_of(*addr) {
-                    Ok((block, _)) => in_blocks.push((*addr, block)),
+                match self.page_of(*addr) {
+                    Ok(place) => in_blocks.push((*addr, place)),
                     Err(error) => outcome = Err(error),
                 }
             }
-            let at = in_blocks.iter().map(|(_, block)| self.geometry().block_word_addr(*block));
+            let at = in_blocks.iter().flat_map(|(_, (block, page, _))| {
+                [self.geometry().block_word_addr(*block), self.map_addr(*block, *page)]
+            });
             let words = client.words(at).await?;
             let mut bits = Vec::with_capacity(objects.len());
-            for ((addr, _), word) in in_blocks.into_iter().zip(words) {
-                match self.bit_of(addr, BlockWord(word)) {
-                    Ok(bit) => bits.push(bit),
+            for ((addr, (block, page, offset)), pair) in
+                in_blocks.into_iter().zip(words.chunks_exact(2))
+            {
+                let (word, map) = (BlockWord(pair[0]), MapWord(pair[1]));
+                match self.bit_of(Home { block, page, word, map }, offset) {
+                    Ok(Some(bit)) => bits.push(bit),
+                    Ok(None) => outcome = Err(no_object(addr)),
                     Err(error) => outcome = Err(error),
                 }
             }
             if bits.is_empty() {
                 continue;
             }
-            let found = client.words(bits.iter().flat_map(|bit| [bit.given, bit.taken])).await?;
+            let mut pairs = client.client().ops();
+            for bit in &bits {
+                pairs.read(bit.pair, client.buf(PAIR_BYTES as usize));
+            }
+            let pairs = client.post_many(pairs).await?;
             let mut turns: Vec<Turn> = Vec::with_capacity(objects.len());
-            for (bit, pair) in bits.iter().zip(found.chunks_exact(2)) {
+            for (index, bit) in bits.iter().enumerate() {
+                let pair = pairs.buf(index).words();
                 let (given, taken) = (pair[0], pair[1]);
                 // The object's two bits cannot change but by this.
                 if (given ^ taken) & bit.bit != 0 {
-                    outcome = Err(freed_twice(bit.bit, bit.given));
+                    outcome = Err(freed_twice(bit.bit, bit.pair));
                     continue;
                 }
-                match turns.iter_mut().find(|other| other.at == bit.given) {
+                match turns.iter_mut().find(|other| other.at == bit.pair) {
                     Some(other) if other.bits & bit.bit == 0 => {
                         // Of this bit, the expected word holds what this READ saw.
                         other.expected = other.expected & !bit.bit | given & bit.bit;
                         other.bits |= bit.bit;
                     }
-                    Some(_) => outcome = Err(freed_twice(bit.bit, bit.given)),
+                    Some(_) => outcome = Err(freed_twice(bit.bit, bit.pair)),
                     None => turns.push(Turn {
-                        at: bit.given,
+                        at: bit.pair,
                         bits: bit.bit,
                         expected: given,
-                        block: bit.block,
+                        home: bit.home,
                     }),
                 }
             }
@@ -111,22 +135,26 @@ impl Pool {
         outcome
     }
 
-    /// Marks full orphans that have been given objects (INV-BLOCK-4). 1 CAS for each. The objects are free whether
-    /// the marks arrive or not, so a mark that fails is no failure of the caller's.
+    /// Adds to the words of orphans the groups of objects that they have been given (INV-BLOCK-4). 1 CAS for each. The
+    /// objects are free whether the marks arrive or not, so a mark that fails is no failure of the caller's.
     async fn note_given(&self, client: Reliable<'_>, bits: &[Bit]) {
-        let mut list: Vec<Cas> = Vec::new();
-        for Bit { given, block: word, .. } in bits {
-            let Ok((block, _)) = self.block_of(*given) else { continue };
-            if word.is(BlockState::Orphan) && word.free_hint() == 0 {
-                let at = self.geometry().block_word_addr(block);
-                if list.iter().all(|cas| cas.at != at) {
-                    list.push(Cas { at, expected: word.0, new: word.orphan(word.class(), 1).0 });
-                }
+        let mut marks: BTreeMap<BlockId, (BlockWord, u32)> = BTreeMap::new();
+        for Bit { class, home, .. } in bits {
+            let group = group_of(*class);
+            if home.word.is(BlockState::Orphan) && !home.word.has_group(group) {
+                marks.entry(home.block).or_insert((home.word, 0)).1 |= 1 << group;
             }
         }
-        if !list.is_empty() {
-            let _ = client.cas_many(&list).await;
+        if marks.is_empty() {
+            return;
         }
+        let mark = |(block, (word, groups)): (&BlockId, &(BlockWord, u32))| Cas {
+            at: self.geometry().block_word_addr(*block),
+            expected: word.0,
+            new: word.with_groups(*groups).0,
+        };
+        let list: Vec<Cas> = marks.iter().map(mark).collect();
+        let _ = client.cas_many(&list).await;
     }
 
     /// Turns bits; the inner error tells of some that somebody else has turned.
@@ -179,28 +207,28 @@ impl Pool {
     ///
     /// Cost: 3 batches of READs.
     async fn undone(&self, client: Reliable<'_>, turns: Vec<Turn>) -> Result<Vec<Turn>, PoolError> {
-        // In this order: a header that is of the old carving still, once the block is seen not to be being
-        // carved, was so when the bits were read.
+        // In this order: a header and a page's word that are of the old carving still, once the block is seen not to
+        // be being carved, were so when the bits were read.
         let given = client.words(turns.iter().map(|turn| turn.at)).await?;
-        let mut places = Vec::with_capacity(turns.len());
-        for turn in &turns {
-            places.push(self.block_of(turn.at)?.0);
-        }
         let geometry = self.geometry();
-        let at = places.iter().map(|block| geometry.block_word_addr(*block));
+        let at = turns.iter().map(|turn| geometry.block_word_addr(turn.home.block));
         let words = client.words(at).await?;
-        let at = places.iter().map(|block| geometry.block_addr(*block).plus(CARVED_AT));
+        let at = turns.iter().flat_map(|Turn { home, .. }| {
+            let header = geometry.block_addr(home.block);
+            [header.plus(CARVED_AT), self.map_addr(home.block, home.page)]
+        });
         let carved = client.words(at).await?;
         let mut undone = Vec::new();
         for (index, mut turn) in turns.into_iter().enumerate() {
-            // Only a block without objects in use becomes free.
+            let (carved, map) = (carved[index * 2], carved[index * 2 + 1]);
+            // Only a block without objects in use becomes free, and only such a run is carved anew.
             let is_over = match BlockWord(words[index]).state()? {
                 BlockState::Free | BlockState::Carving => true,
                 BlockState::Owned | BlockState::Orphan | BlockState::Recovering => {
-                    turn.block.is_before(carved[index])
+                    turn.home.word.is_before(carved) || turn.home.map.0 != map
                 }
                 BlockState::Damaged => {
-                    return Err(PoolError::Corrupt(format!("{} is damaged", places[index])));
+                    return Err(PoolError::Corrupt(format!("{} is damaged", turn.home.block)));
                 }
             };
             let turned = (given[index] ^ turn.expected) & turn.bits;
@@ -222,32 +250,39 @@ impl Pool {
         self.geometry().block_of(addr).ok_or_else(outside)
     }
 
-    /// The bits of an object in a block with that word.
-    pub(crate) fn bit_of(&self, addr: GlobalAddr, word: BlockWord) -> Result<Bit, PoolError> {
+    /// The block of an address, the page there, and the offset in the block.
+    pub(crate) fn page_of(&self, addr: GlobalAddr) -> Result<(BlockId, u32, u64), PoolError> {
         let (block, offset) = self.block_of(addr)?;
-        let nowhere = || PoolError::Corrupt(format!("no object starts at {addr}"));
-        if !word.state()?.is_carved() || word.class() >= crate::class::CLASS_COUNT {
-            return Err(nowhere());
+        Ok((block, self.geometry().shape().page_of(offset), offset))
+    }
+
+    /// The bits of the object at an offset of a block; `None` if no object starts there.
+    fn bit_of(&self, home: Home, offset: u64) -> Result<Option<Bit>, PoolError> {
+        if !home.word.state()?.is_carved() {
+            return Ok(None);
         }
-        let shape = self.geometry().shape(word.class());
-        let index = shape.object_at(offset).ok_or_else(nowhere)?;
-        let at = (index / 64) as usize;
-        Ok(Bit {
-            given: self.given_addr(block, at),
-            taken: self.taken_addr(block, shape.bitmap_words(), at),
+        let shape = self.geometry().shape();
+        let Some((class, first)) = home.map.run_at(home.page, shape) else { return Ok(None) };
+        // The run's length is not known here; it reaches behind this page at least.
+        let run = shape.run(class, first, shape.pages - first);
+        let bit = run.object_at(offset).map(|index| Bit {
+            pair: self.pair_addr(home.block, first, (index / 64) as usize),
             bit: 1 << (index % 64),
-            block: word,
-        })
+            class,
+            home,
+        });
+        Ok(bit)
     }
 
-    /// The address of a word of a block's *given*.
-    pub(crate) fn given_addr(&self, block: BlockId, word: usize) -> GlobalAddr {
-        self.geometry().block_addr(block).plus(BLOCK_HEADER_BYTES + word as u64 * 8)
+    /// The address of a page's word of a block's page map.
+    pub(crate) fn map_addr(&self, block: BlockId, page: u32) -> GlobalAddr {
+        self.geometry().block_addr(block).plus(self.geometry().shape().map_at(page))
     }
 
-    /// The address of a word of the *taken* of a block whose bitmaps have `words` words each.
-    pub(crate) fn taken_addr(&self, block: BlockId, words: usize, word: usize) -> GlobalAddr {
-        self.given_addr(block, words + word)
+    /// The address of a pair of bitmap words of the run that begins at a page: *given*, then *taken*.
+    pub(crate) fn pair_addr(&self, block: BlockId, page: u32, word: usize) -> GlobalAddr {
+        let at = self.geometry().shape().pairs_at(page) + word as u64 * PAIR_BYTES;
+        self.geometry().block_addr(block).plus(at)
     }
 }
 

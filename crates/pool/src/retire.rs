@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::canary::Canary;
+use crate::class::class_bytes;
 use crate::geometry::RETIRE_WORDS;
 use crate::pins::{PinGuard, UNPINNED, pin_at};
 use crate::reliable::wait_until;
@@ -599,14 +600,14 @@ impl Pool {
     }
 
     /// An object that is retired now. Its bytes count as waiting; 0 if its block is another's and nothing is known
-    /// of it.
+    /// of its page.
     fn retired_object(&self, addr: GlobalAddr) -> RetiredObject {
         let epoch = self.epochs.view.load(Ordering::SeqCst);
-        let class = self.geometry().block_of(addr).and_then(|(block, _)| {
-            let own = self.alloc().class_at(block);
-            own.or_else(|| self.inbox.class_of(block))
+        let own = self.alloc().class_at(addr).map(class_bytes);
+        let bytes = own.unwrap_or_else(|| {
+            let page = self.page_of(addr);
+            page.map_or(0, |(block, page, _)| self.inbox.bytes_at(block, page))
         });
-        let bytes = class.map_or(0, |class| self.geometry().shape(class).object_bytes);
         self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
         RetiredObject { epoch, addr, bytes: bytes as u32 }
     }

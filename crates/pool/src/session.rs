@@ -329,11 +329,11 @@ impl Session {
     /// aligned to 64 bytes, content arbitrary. It is this session's until it is linked or freed;
     /// lost if the process dies before, until its block is swept.
     ///
-    /// Cost: nothing in the steady state. Otherwise the member reads a block's bitmap, or takes another block
-    /// (1 READ, 1 READ for each server together, 1 CAS, 1 chain).
+    /// Cost: nothing in the steady state. Otherwise the member carves a run in an own block (1 WRITE), reads a run's
+    /// bitmap, or takes another block (1 READ, 1 READ for each server together, 1 CAS, 1 chain).
     ///
     /// # Errors
-    /// `Full`: no memory on any server, also after trying to reclaim; the object that this operation's own pin
+    /// `Full`: no memory on any server, also after trying to reclaim, and who has it; the object that this operation's own pin
     /// holds back may be had after it. `Invalid` (no such server or too large), `Fabric`, `Corrupt`.
     pub async fn alloc(
         &self,
@@ -351,9 +351,8 @@ impl Session {
         self.alloc_object(on.into(), true, bytes).await
     }
 
-    /// Gives the block of a linked object to whichever member next needs memory of its class, if this member
-    /// has taken nothing else from it: for an object that stays the only one of its class for long. A task
-    /// does it.
+    /// Gives the block of a linked object to whichever member next needs memory, if this member has taken nothing
+    /// else from it: for an object that stays the only one for long. A task does it.
     ///
     /// Cost: a batch of CAS per 64 words of the block's bitmap, and 1 CAS.
     pub fn hand_on(&self, addr: GlobalAddr) {

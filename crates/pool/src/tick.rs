@@ -161,9 +161,9 @@ impl Session {
                 continue;
             }
             // What a harvest whose outcome was lost has taken, must be known first.
-            let lost = pool.alloc().block(block).is_some_and(|block| block.harvesting);
+            let lost = pool.alloc().block(block).is_some_and(|block| !block.is_idle());
             if let (true, Some(held)) = (lost, pool.hold(block)) {
-                pool.harvest(client, &held).await?;
+                pool.harvest_all(client, &held).await?;
             }
             let removed = pool.alloc().remove(block);
             if let Some((word, left)) = removed {
@@ -241,7 +241,7 @@ impl Pool {
             if let Some(block) = owned.get(tick as usize / 16 % owned.len().max(1))
                 && let Some(held) = self.hold(*block)
             {
-                self.harvest(client, &held).await?;
+                self.harvest_all(client, &held).await?;
             }
         }
         // Bound to a name of its own, so that the lock is free again before the release.

@@ -31,8 +31,9 @@ impl BlockState {
     }
 }
 
-/// Bits 0 to 3 state, 4 to 11 class, 12 to 26 owner's slot, 27 to 63 version. An orphan has in the owner's
-/// place how many of its objects were free when it was given up (INV-BLOCK-4).
+/// Bits 0 to 3 state, 12 to 26 owner's slot, 27 to 63 version. An orphan's word says what was free when the block
+/// was given up (INV-BLOCK-4): 4 to 11 the longest stretch of pages in no run, and in the owner's place a bit for each
+/// group of classes with a free object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlockWord(pub(crate) u64);
 
@@ -53,10 +54,6 @@ impl BlockWord {
         self.0 & 15 == state as u64
     }
 
-    pub(crate) fn class(self) -> usize {
-        (self.0 >> 4) as usize & 0xff
-    }
-
     pub(crate) fn owner(self) -> u32 {
         (self.0 >> 12) as u32 & 0x7fff
     }
@@ -71,20 +68,35 @@ impl BlockWord {
         later != 0 && later <= 1 << 63
     }
 
-    /// Free objects of an orphan, at least; a hint.
-    pub(crate) fn free_hint(self) -> u32 {
-        self.owner()
+    /// The longest stretch of an orphan's pages in no run.
+    pub(crate) fn stretch(self) -> u32 {
+        (self.0 >> 4) as u32 & 0xff
     }
 
-    /// The word after this one, of an orphan with so many free objects.
-    pub(crate) fn orphan(self, class: usize, free: u32) -> BlockWord {
-        self.next(BlockState::Orphan, class, free.min(0x7fff))
+    /// Tells whether an orphan has a free object of the group of classes, as far as the word says.
+    pub(crate) fn has_group(self, group: u32) -> bool {
+        self.owner() >> group & 1 == 1
+    }
+
+    /// Tells whether anything of an orphan is free, as far as the word says.
+    pub(crate) fn has_room(self) -> bool {
+        self.stretch() > 0 || self.owner() != 0
+    }
+
+    /// The word after this one, of an orphan.
+    pub(crate) fn orphan(self, stretch: u32, groups: u32) -> BlockWord {
+        BlockWord(self.next(BlockState::Orphan, groups).0 | u64::from(stretch.min(0xff)) << 4)
+    }
+
+    /// The word after this one, of an orphan with a free object of these groups as well.
+    pub(crate) fn with_groups(self, groups: u32) -> BlockWord {
+        self.orphan(self.stretch(), self.owner() | groups)
     }
 
     /// The word after this one.
-    pub(crate) fn next(self, state: BlockState, class: usize, owner: u32) -> BlockWord {
+    pub(crate) fn next(self, state: BlockState, owner: u32) -> BlockWord {
         let version = self.version().wrapping_add(1) << 27;
-        BlockWord(version | u64::from(owner) << 12 | (class as u64) << 4 | state as u64)
+        BlockWord(version | u64::from(owner) << 12 | state as u64)
     }
 }
 
@@ -198,14 +210,22 @@ mod tests {
 
     #[test]
     fn block_words_keep_their_parts() {
-        let word = BlockWord(0).next(BlockState::Owned, 52, 0x7fff);
+        let word = BlockWord(0).next(BlockState::Owned, 0x7fff);
         assert_eq!(word.state(), Ok(BlockState::Owned));
-        assert_eq!((word.class(), word.owner(), word.version()), (52, 0x7fff, 1));
-        let next = word.next(BlockState::Free, 0, 0);
+        assert_eq!((word.owner(), word.version()), (0x7fff, 1));
+        let next = word.next(BlockState::Free, 0);
         assert_eq!((next.state(), next.version()), (Ok(BlockState::Free), 2));
         assert!(BlockWord(15).state().is_err());
-        let last = BlockWord(u64::MAX).next(BlockState::Orphan, 1, 2);
-        assert_eq!((last.version(), last.class(), last.owner()), (0, 1, 2));
+        let last = BlockWord(u64::MAX).orphan(300, 1 << 14);
+        assert_eq!((last.version(), last.stretch()), (0, 255));
+        let more = last.with_groups(1 | 1 << 3);
+        assert_eq!(
+            (more.version(), more.stretch(), more.state()),
+            (1, 255, Ok(BlockState::Orphan))
+        );
+        let groups = (0..15).filter(|group| more.has_group(*group));
+        assert_eq!(groups.collect::<Vec<_>>(), [0, 3, 14]);
+        assert!(more.has_room() && !BlockWord(0).orphan(0, 0).has_room());
     }
 
     #[test]

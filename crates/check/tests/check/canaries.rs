@@ -39,6 +39,7 @@ const QUICK: &[Canary] = &[
     Canary::CopyUnfrozen,
     Canary::TrustDeadNode,
     Canary::GrowUnhelped,
+    Canary::LoseRun,
 ];
 
 #[test]

@@ -152,9 +152,9 @@ fn memory_json(blocks: &AuditReport, block_bytes: u64) -> Value {
         let used = class.live * class.bytes;
         json!({
             "object_bytes": class.bytes,
-            "blocks": class.blocks,
+            "runs": class.runs,
             "used_bytes": used,
-            "reserved_bytes": (class.blocks * block_bytes).saturating_sub(used),
+            "reserved_bytes": class.run_bytes.saturating_sub(used),
             "reserved_free_bytes": class.free * class.bytes,
             "retired_bytes": class.retired * class.bytes,
             "held_bytes": class.held * class.bytes,
@@ -174,10 +174,12 @@ fn print_memory(
     block_bytes: u64,
     console: &mut Console,
 ) -> anyhow::Result<()> {
+    let line = |of: String, blocks: String, [taken, used, free]: [u64; 3]| {
+        let sizes = [used, taken.saturating_sub(used), free].map(|bytes| console.size(bytes));
+        [of, blocks].into_iter().chain(sizes).collect()
+    };
     let row = |of: String, blocks: u64, used: u64, free: u64| {
-        let reserved = (blocks * block_bytes).saturating_sub(used);
-        let sizes = [used, reserved, free].map(|bytes| console.size(bytes));
-        [of, console.count(blocks)].into_iter().chain(sizes).collect()
+        line(of, console.count(blocks), [blocks * block_bytes, used, free])
     };
     let servers = (0..).zip(&blocks.free_by_server).map(|(server, free)| {
         let owners = blocks.owners.iter().filter(|owner| u64::from(owner.server) == server);
@@ -194,7 +196,8 @@ fn print_memory(
     });
     let classes = blocks.classes.iter().map(|class| {
         let of = format!("objects of {} bytes", class.bytes);
-        row(of, class.blocks, class.live * class.bytes, 0)
+        // Blocks have runs of several sizes.
+        line(of, String::new(), [class.run_bytes, class.live * class.bytes, 0])
     });
     let rows: Vec<_> = servers.chain(owners).chain(classes).collect();
     console.gap()?;

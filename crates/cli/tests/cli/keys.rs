@@ -207,7 +207,7 @@ fn stats_and_verify_tell_what_is_there() {
     assert!(bytes("used_bytes") >= table["nodes_bytes"].as_u64().unwrap(), "{stats}");
     assert_eq!(stats["used_by"], 0);
 
-    // By server, by owner and by class the same bytes.
+    // By owner the same bytes; by class without what is in no run.
     let told = pool.run("stats", &["--json", "--memory"]).done().json();
     for part in ["owners", "classes"] {
         let sum = |name: &str| -> u64 {
@@ -215,7 +215,9 @@ fn stats_and_verify_tell_what_is_there() {
             rows.iter().map(|row| row[name].as_u64().unwrap()).sum()
         };
         assert_eq!(sum("used_bytes"), bytes("used_bytes"), "{part}: {told}");
-        assert_eq!(sum("reserved_bytes"), bytes("reserved_bytes"), "{part}: {told}");
+        let reserved = sum("reserved_bytes");
+        assert!(reserved <= bytes("reserved_bytes"), "{part}: {told}");
+        assert!(part == "classes" || reserved == bytes("reserved_bytes"), "{part}: {told}");
     }
     assert_eq!(told["memory"]["servers"][0]["free_bytes"], stats["free_bytes"]);
     let lines = pool.run("stats", &["--memory"]).done().text();

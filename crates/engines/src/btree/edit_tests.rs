@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::{Client, Fabric, OpKind};
+use farleaf_fabric::{Client, OpKind, ToAny};
 use farleaf_index::SortedPairs;
 use farleaf_index::blink::{BlinkTree, LeafPairs};
 use farleaf_index::bnode::{

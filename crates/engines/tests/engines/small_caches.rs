@@ -9,7 +9,7 @@ use crate::common::clients::soak;
 use crate::common::{World, check, growing_engines, settle};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
+use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny};
 use farleaf_harness::{make_pool, simulate_pool};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::knobs::CACHE;

@@ -8,7 +8,7 @@ use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, OpKind, ServerId, ToAny};
 
 use super::simulated::{Shared, Table, maintained_pool, recover};
-use super::{Mine, SMALL, audit_of, endpoint, formatted, member, tick};
+use super::{Mine, SMALL, audit_of, endpoint, formatted, member, objects_of_block, tick};
 use crate::{Audit, AuditReport, Pool, PoolError, PoolOptions, format};
 
 const ONE: ServerId = ServerId(0);
@@ -18,10 +18,10 @@ const COMERS: usize = 4;
 const OPTIONS: PoolOptions =
     PoolOptions { block_bytes: 256 << 10, clients_max: 256, members_max: 8, ..SMALL };
 
-/// Blocks that the live objects fill, each class by itself.
-fn filled(report: &AuditReport) -> u64 {
-    let classes = report.classes.iter();
-    classes.map(|class| class.live.div_ceil((class.handed_out / class.blocks).max(1))).sum()
+/// Blocks that the live objects fill, all classes together.
+fn filled(session: &Mine, report: &AuditReport) -> u64 {
+    let bytes: u64 = report.classes.iter().map(|class| class.live * class.bytes).sum();
+    bytes.div_ceil(session.pool().geometry().shape().usable_bytes())
 }
 
 fn taken(report: &AuditReport) -> u64 {
@@ -135,7 +135,7 @@ fn churn(seed: u64, pace: Pace, deaths: usize) -> (usize, [(u64, u64); 2]) {
             report
         });
         let report = report.unwrap();
-        (taken(&report), filled(&report))
+        (taken(&report), filled(&keeper, &report))
     };
     let rest_ns = 50_000_000 + 20 * pace.life_gap_ns;
     churn.comers.set(0);
@@ -192,11 +192,10 @@ fn orphans_are_adopted_during_a_recovery() {
     let fabric = formatted(1, 4 << 20, SMALL);
     let end = endpoint(&fabric);
     end.executor().block_on(async {
-        let (survivor, left) = (member(&end).await, member(&end).await);
+        let (survivor, left, dead) = (member(&end).await, member(&end).await, member(&end).await);
         let kept = left.alloc(ONE, 64).await.unwrap();
-        left.leave().await.unwrap();
-        let dead = member(&end).await;
         let lost = dead.alloc(ONE, 1024).await.unwrap();
+        left.leave().await.unwrap();
         dead.leave_as_dead().await.unwrap();
         let mut recovery = survivor.recover_begin().await.unwrap().expect("somebody is dead");
         let mut audit = recovery.audit();
@@ -228,7 +227,7 @@ fn a_full_orphan_is_found_once_something_is_free_there() {
     end.executor().block_on(async {
         let (first, second) = (member(&end).await, member(&end).await);
         let mut objects = Vec::new();
-        for _ in 0..first.pool().geometry().shape(class(8192)).count {
+        for _ in 0..objects_of_block(&first, 8192) {
             objects.push(first.alloc(ONE, 8192).await.unwrap());
         }
         first.leave().await.unwrap();
@@ -245,10 +244,6 @@ fn a_full_orphan_is_found_once_something_is_free_there() {
         let third = member(&end).await;
         assert_eq!(third.alloc(ONE, 8192).await.unwrap(), objects[0]);
     });
-}
-
-fn class(bytes: usize) -> usize {
-    crate::class::class_of(bytes).unwrap()
 }
 
 /// Members with one long-lived large object each share a block.
@@ -281,7 +276,7 @@ fn blocks_that_are_handed_on_are_shared() {
     });
 }
 
-/// A member gives back its empty blocks of classes that it does not use any more.
+/// A member gives back an empty block that it does not use any more.
 #[test]
 fn an_empty_block_is_given_back_after_a_second() {
     let sim = Sim::new(SimConfig { region_bytes: 4 << 20, ..SimConfig::seeded(1) }).unwrap();
@@ -295,13 +290,20 @@ fn an_empty_block_is_given_back_after_a_second() {
         }
         let blocks = || session.pool().memory().block_bytes_owned / SMALL.block_bytes;
         tick(&session, 4).await;
-        assert_eq!(blocks(), 3);
+        assert_eq!(blocks(), 1);
         end.sleep(1_100_000_000).await;
         tick(&session, 1).await;
         let addr = session.alloc(ONE, 64).await.unwrap();
         end.sleep(1_100_000_000).await;
         tick(&session, 1).await;
         assert_eq!(blocks(), 1, "the one in use");
+        session.free_unpublished(addr, 64);
+        for _ in 0..2 {
+            end.sleep(1_100_000_000).await;
+            tick(&session, 1).await;
+        }
+        assert_eq!(blocks(), 0);
+        let addr = session.alloc(ONE, 64).await.unwrap();
         session.free_unpublished(addr, 64);
     })
     .unwrap();

@@ -2,7 +2,7 @@
 
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
 
-use super::{Mine, Scratch, audit_of, endpoint, formatted, join, kill, member, tick};
+use super::{Mine, Scratch, audit_of, endpoint, formatted, join, kill, member, run_of, tick};
 use crate::PoolError;
 use crate::geometry::RETIRE_WORDS;
 
@@ -21,11 +21,8 @@ async fn retire_one(session: &Mine) -> GlobalAddr {
 
 /// Tells whether the object can be had again; leaves it in use if so.
 fn is_free(session: &Mine, addr: GlobalAddr) -> bool {
-    let pool = session.pool();
-    let (block, offset) = pool.geometry().block_of(addr).unwrap();
-    let alloc = pool.alloc();
-    let block = alloc.block(block).unwrap();
-    block.is_free(pool.geometry().shape(block.class).object_at(offset).unwrap())
+    let (block, run, index) = run_of(session, addr);
+    session.pool().alloc().block(block).unwrap().run_at(run.page).unwrap().is_free(index)
 }
 
 #[test]

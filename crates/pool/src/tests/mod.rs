@@ -17,6 +17,7 @@ mod placement;
 mod regions;
 mod reuse;
 mod roots;
+mod runs;
 mod simulated;
 mod succession;
 mod tasks;
@@ -30,6 +31,8 @@ use std::sync::Arc;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, ToAny};
 
+use crate::geometry::BlockId;
+use crate::pages::Run;
 use crate::{Audit, AuditReport, Pool, PoolOptions, Session, format};
 
 pub(super) type Mine = Session;
@@ -68,6 +71,24 @@ pub(super) async fn audit_of(session: &Mine, live: &[(GlobalAddr, usize)]) -> Au
         audit.mark(*addr, *bytes).unwrap();
     }
     audit.report(session).await.unwrap()
+}
+
+/// Objects of so many bytes that a block holds if all of it is of their class, in runs as small as may be.
+pub(super) fn objects_of_block(session: &Mine, bytes: usize) -> u64 {
+    let shape = session.pool().geometry().shape();
+    let class = crate::class::class_of(bytes).unwrap();
+    let pages = shape.run_pages(class);
+    let run = shape.run(class, shape.front_pages, pages);
+    u64::from(shape.usable_pages() / pages) * u64::from(run.count)
+}
+
+/// The run of the object at `addr` in an own block, its block, and its number in the run.
+pub(super) fn run_of(session: &Mine, addr: GlobalAddr) -> (BlockId, Run, u32) {
+    let geometry = session.pool().geometry();
+    let (block, offset) = geometry.block_of(addr).unwrap();
+    let page = geometry.shape().page_of(offset);
+    let run = session.pool().alloc().block(block).unwrap().run_at(page).unwrap().run;
+    (block, run, run.object_at(offset).unwrap())
 }
 
 /// READs one word.

@@ -19,6 +19,8 @@ use crate::{Audit, Pool, PoolError, PoolOptions, Session, format, is_open};
 type Mine = Session;
 
 const SLOTS: usize = 96;
+/// Bytes of the largest object.
+const BYTES_MAX: usize = (64 + 48) << 5;
 const COMPUTE: usize = 4;
 const SESSIONS: usize = 2;
 
@@ -63,7 +65,7 @@ impl Table {
         let client = session.client();
         let found = client.read(self.slot(key), client.buf(8)).await?.words()[0];
         if found == 0 {
-            let bytes = [64, 200, 900, 3000][(random >> 32) as usize % 4];
+            let bytes = any_bytes(random >> 32);
             let addr = session.alloc(session.place(), bytes).await?;
             let mut content = client.buf(bytes);
             content.words_mut().fill(random << 8 | key as u64);
@@ -107,10 +109,16 @@ impl Table {
     }
 }
 
+/// A size of any class up to `BYTES_MAX`, with the same number of objects of each.
+fn any_bytes(random: u64) -> usize {
+    let [quarters, doublings] = [random % 4, random / 4 % 6].map(|part| part as usize);
+    (64 + 16 * quarters) << doublings
+}
+
 async fn length(session: &Mine, addr: GlobalAddr) -> Result<usize, PoolError> {
     let head = session.reliable().read(addr, session.client().buf(16)).await?;
     let bytes = head.words()[1] as usize;
-    assert!((64..=3000).contains(&bytes), "reused under a reader's pin: {bytes}");
+    assert!((64..=BYTES_MAX).contains(&bytes), "reused under a reader's pin: {bytes}");
     Ok(bytes)
 }
 

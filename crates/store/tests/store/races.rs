@@ -134,3 +134,32 @@ fn drop_beside_inserts(engine: Engine, round: u32) {
         assert_eq!(ended, Ok(()), "{engine}, round {round}: somebody waits for {CALL_MAX:?}");
     }
 }
+
+/// Three handles and four threads replaced the values of five keys. Each compute server kept blocks for itself for each
+/// size of objects, so a pool of which a hundredth was in use refused values.
+#[test]
+fn handles_that_replace_values_of_all_sizes_share_a_small_pool() {
+    const VALUE_BYTES_MAX: u32 = 70_000;
+    let pool = SharedPool::new("sizes");
+    let handles: Vec<Farleaf> = (0..3).map(|_| pool.open()).collect();
+    for engine in Engine::ALL.iter().copied().filter(|engine| !engine.traits().owned) {
+        handles[0].create_table("t", TableOptions::default().engine(engine)).unwrap();
+        let tables: Vec<Table> = handles.iter().map(|db| db.table("t").unwrap()).collect();
+        at_once(|thread| {
+            let table = &tables[thread as usize % tables.len()];
+            for round in 0..pool.rounds(150) {
+                let mixed = (thread * 7919 + round).wrapping_mul(2_654_435_761) >> 8;
+                let value = vec![thread as u8; (mixed % VALUE_BYTES_MAX) as usize];
+                table.insert(key(round % 5), &value).unwrap_or_else(|error| {
+                    panic!(
+                        "{engine}: thread {thread}, round {round}, {} bytes: {error}",
+                        value.len()
+                    )
+                });
+            }
+        });
+        assert_eq!(tables[0].range(..).count(), 5.min(pool.rounds(150) as usize), "{engine}");
+        drop(tables);
+        handles[0].drop_table("t").unwrap();
+    }
+}
