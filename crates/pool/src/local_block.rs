@@ -192,8 +192,10 @@ impl LocalBlock {
         let all = || stretches(shape, |page| self.firsts[page as usize] == 0);
         let fitting = all().filter(|(_, pages)| *pages >= wanted).min_by_key(|(_, pages)| *pages);
         let longest = || all().max_by_key(|(_, pages)| *pages);
-        let (page, pages) = fitting.or_else(longest)?;
-        let pages = pages.min(wanted) / fewest * fewest;
+        let (first, found) = fitting.or_else(longest)?;
+        let pages = found.min(wanted) / fewest * fewest;
+        // So that runs of few pages, which come and go, do not cut up what long ones need.
+        let page = if shape.is_long(pages) { first + found - pages } else { first };
         (pages > 0).then_some((page, pages))
     }
 
@@ -321,4 +323,66 @@ impl LocalRun {
 /// The error for an address where no object starts.
 pub(crate) fn no_object(addr: GlobalAddr) -> PoolError {
     PoolError::Corrupt(format!("no object starts at {addr}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::class::class_of;
+
+    fn run_of(shape: &BlockShape, bytes: usize, page: u32, pages: u32) -> Run {
+        shape.run(class_of(bytes).unwrap_or_default(), page, pages)
+    }
+
+    /// INV-RUN-3: whichever words of a carving have come when the owner dies, each page is in one run at most, and
+    /// runs with objects in use are as they were.
+    #[test]
+    fn a_carving_that_came_in_part_leaves_whole_runs() {
+        let shape = BlockShape::new(64 << 10);
+        let no_taken = || vec![0; shape.pair_of(shape.pages)].into_boxed_slice();
+        let word = BlockWord(0);
+        let mut before = vec![0; shape.pages as usize];
+        let mut local = LocalBlock::new(&shape, word, before.clone().into(), &[], no_taken());
+        // In use: before, between and behind the runs that are dropped.
+        let kept = [(64, 2, 1), (4096, 7, 4), (960, 16, 2)]
+            .map(|(bytes, page, pages)| run_of(&shape, bytes, page, pages));
+        let dropped = [(2560, 3, 4), (128, 11, 3)]
+            .map(|(bytes, page, pages)| run_of(&shape, bytes, page, pages));
+        for run in kept.iter().chain(&dropped) {
+            let carving = local.carve(&shape, *run);
+            let at = carving.from as usize;
+            before[at..at + carving.words.len()].copy_from_slice(&carving.words);
+            local.carved(run.page);
+        }
+        for run in &kept {
+            assert!(local.take(run.page).is_some());
+        }
+        dropped.iter().for_each(|run| local.drop_run(&shape, run.page));
+        assert_eq!(local.place(&shape, 2, 1), Some((3, 2)), "the shortest stretch that suits");
+        assert_eq!(local.place(&shape, 5, 1), Some((11, 5)), "the next one");
+        assert_eq!(local.place(&shape, 20, 10), Some((44, 20)), "a long one at the end");
+        // Over the end of one dropped run and free pages behind it; over the midst of the other.
+        for (bytes, page, pages) in [(1024, 12, 4), (320, 4, 1), (512, 3, 2), (2048, 12, 2)] {
+            let new = run_of(&shape, bytes, page, pages);
+            let mut local = LocalBlock::new(&shape, word, before.clone().into(), &kept, no_taken());
+            let carving = local.carve(&shape, new);
+            let count = carving.words.len();
+            for landed in 0..1_u32 << count {
+                let mut map = before.clone();
+                for (at, word) in carving.words.iter().enumerate() {
+                    if landed >> at & 1 == 1 {
+                        map[carving.from as usize + at] = *word;
+                    }
+                }
+                let found = shape.runs(&map).expect("no word is nonsense");
+                assert!(kept.iter().all(|run| found.contains(run)), "{landed:#b}");
+                let is_known =
+                    |run: &Run| kept.contains(run) || dropped.contains(run) || *run == new;
+                assert!(found.iter().all(is_known), "{landed:#b}: {found:?}");
+                let are_apart = found.windows(2).all(|pair| pair[0].end() <= pair[1].page);
+                assert!(are_apart, "{landed:#b}: {found:?}");
+                assert!(landed + 1 < 1 << count || found.contains(&new), "{found:?}");
+            }
+        }
+    }
 }

@@ -11,8 +11,8 @@
 //! up the object by that. As long as that pin holds, nobody can turn it again: the object would have to
 //! be retired and reclaimed in between. So a member that lost the outcome finds it in the bit. (With a
 //! single bitmap, a clear bit may have been set, and taken since.)
-//! INV-ALLOC-4: a class keeps one run without an object in use on each server, and a server one such block;
-//! others are dropped, and given back. Any class takes a kept run's pages before the member takes a block.
+//! INV-ALLOC-4: a server keeps one block without an object in use; others are given back. A class keeps its runs
+//! without an object in use until the member lacks pages: then all of them are dropped before it takes a block.
 //!
 //! No operation here waits or goes over the fabric; the pool keeps all of it in one mutex.
 
@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 
 use farleaf_fabric::{GlobalAddr, ServerId};
 
-use crate::class::CLASS_COUNT;
+use crate::class::{CLASS_COUNT, class_bytes};
 use crate::geometry::BlockId;
 use crate::local_block::{Carving, Left, LocalBlock, LocalRun, no_object};
 use crate::pages::Run;
@@ -49,6 +49,8 @@ pub(crate) struct Allocator {
     used_bytes: u64,
     /// Bytes of free objects.
     free_bytes: u64,
+    /// Objects that were to be handed on, in blocks that hold others of this member as well.
+    handed_on: Vec<GlobalAddr>,
 }
 
 /// A block whose word was to be changed by a CAS of unknown outcome, and what it is to become if
@@ -143,6 +145,7 @@ impl Allocator {
             first_server,
             used_bytes: 0,
             free_bytes: 0,
+            handed_on: Vec::new(),
         }
     }
 
@@ -152,9 +155,20 @@ impl Allocator {
         let owned: u64 = self.servers.iter().map(|server| server.owned.len() as u64).sum();
         Bytes {
             owned: owned * self.geometry.options().block_bytes,
-            used: self.used_bytes,
+            used: self.used_bytes
+                - self.handed_on.iter().map(|addr| self.in_use_at(*addr)).sum::<u64>(),
             free: self.free_bytes + pages * self.geometry.shape().page_bytes,
         }
+    }
+
+    /// Bytes of the object at `addr` if it is in use in a block of this member.
+    fn in_use_at(&self, addr: GlobalAddr) -> u64 {
+        let run = self.geometry.block_of(addr).and_then(|(at, offset)| {
+            let run = self.block(at)?.run_at(self.geometry.shape().page_of(offset))?;
+            let index = run.run.object_at(offset)?;
+            (!run.is_free(index)).then(|| class_bytes(run.run.class))
+        });
+        run.unwrap_or(0)
     }
 
     /// A free object of `class`; it is in use now.
@@ -199,6 +213,7 @@ impl Allocator {
 
     /// Notes that the object is about to be retired; `false` if its block is not this member's.
     pub(crate) fn hold_retired(&mut self, addr: GlobalAddr) -> bool {
+        self.handed_on.retain(|other| *other != addr);
         self.block_with(addr).map(|block| block.retired += 1).is_some()
     }
 
@@ -422,6 +437,15 @@ impl Allocator {
         is_alone.then(|| self.remove_idle(at))?
     }
 
+    /// The object at `addr` is not counted as this member's any more, though its block is.
+    pub(crate) fn note_handed_on(&mut self, addr: GlobalAddr) {
+        let handed_on = std::mem::take(&mut self.handed_on);
+        self.handed_on = handed_on.into_iter().filter(|addr| self.in_use_at(*addr) > 0).collect();
+        if self.in_use_at(addr) > 0 && !self.handed_on.contains(&addr) {
+            self.handed_on.push(addr);
+        }
+    }
+
     /// Objects of the class that this member has ever taken on the server.
     pub(crate) fn taken_count(&self, server: ServerId, class: usize) -> u64 {
         self.of_class(server, class).taken_count
@@ -540,20 +564,16 @@ impl Allocator {
         if added == 0 {
             return 0;
         }
-        let (is_free, can_drop) = (block.in_use() == 0, block.can_drop(run.page));
+        let is_free = block.in_use() == 0;
         let of_class = &mut blocks.classes[run.class];
         if free_count == added {
             of_class.available.push(RunAt { number: at.number, page: run.page });
         }
         let is_wholly_free = free_count == run.count;
         of_class.wholly_free += u32::from(is_wholly_free);
-        let is_one_more = is_wholly_free && of_class.wholly_free > 1;
         let bytes = u64::from(added) * run.object_bytes();
         self.free_bytes += bytes;
         self.used_bytes -= bytes;
-        if is_one_more && can_drop {
-            self.drop_run(at, run.page);
-        }
         if is_free {
             self.surplus.insert(at);
         }

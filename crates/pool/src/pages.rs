@@ -27,8 +27,10 @@ const PAGES_MAX: u64 = 256;
 const PAGE_BYTES_MIN: u64 = 1024;
 /// A run's pages waste at most this part of them, if there is such a number of pages.
 const WASTE_PART: u64 = 8;
-/// A run has at least this part of a block's pages, while the pool has room.
-const FIRST_RUN_PART: u32 = 64;
+/// Objects of so many bytes, and of a page or more, have runs of the fewest pages.
+const LARGE_BYTES: u64 = 32 << 10;
+/// A long run has at least this part of a block's pages.
+const LONG_RUN_PART: u32 = 16;
 
 /// Division of all blocks of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,11 +165,21 @@ impl BlockShape {
     }
 
     /// Pages of a member's next run of a class of which it has `owned` pages: as many again, so that runs are few. In
-    /// a pool that is nearly full, no more than an eighth of them.
+    /// a pool that is nearly full, no more than an eighth of them. For large objects, the fewest: a WRITE of page words
+    /// is little beside theirs, and their pages come back one by one.
     pub(crate) fn next_run_pages(&self, class: usize, owned: u32, is_tight: bool) -> u32 {
         let fewest = self.run_pages(class);
-        let wanted = if is_tight { owned / 8 } else { owned.max(self.pages / FIRST_RUN_PART) };
+        let wanted = match class_bytes(class) >= self.page_bytes.max(LARGE_BYTES) {
+            true => fewest,
+            false if is_tight => owned / 8,
+            false => owned,
+        };
         (wanted.min(self.usable_pages()) / fewest * fewest).max(fewest)
+    }
+
+    /// Tells whether a run of so many pages is long: it is carved at the other end of a stretch than short ones.
+    pub(crate) fn is_long(&self, pages: u32) -> bool {
+        pages >= self.pages / LONG_RUN_PART
     }
 
     pub(crate) fn run(&self, class: usize, page: u32, pages: u32) -> Run {

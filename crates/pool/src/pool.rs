@@ -43,7 +43,8 @@ pub struct MemoryUse {
     /// Bytes of the blocks that this member owns.
     pub block_bytes_owned: u64,
     /// Bytes of objects of those blocks that are in use, or free in a way that is not known here:
-    /// retired, or given back by others and not harvested yet.
+    /// retired, or given back by others and not harvested yet. Not of those that it has handed on
+    /// ([`Session::hand_on`]).
     pub live_bytes: u64,
     /// Bytes of those blocks that are free for this member to hand out: of objects, and of pages of which each size
     /// may have some.

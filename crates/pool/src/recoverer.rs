@@ -197,7 +197,7 @@ impl Pool {
                 if word.state()? == BlockState::Recovering && word.owner() == self.member {
                     // No room is promised: an adopter would keep what is lost in it from being found.
                     let at = self.geometry().block_word_addr(block);
-                    client.cas(at, word.0, word.orphan(word.class(), 0).0).await?;
+                    client.cas(at, word.0, word.orphan(0, 0).0).await?;
                 }
             }
         }

@@ -358,7 +358,10 @@ impl Session {
     pub fn hand_on(&self, addr: GlobalAddr) {
         let Some((block, _)) = self.pool().geometry().block_of(addr) else { return };
         let removed = self.pool().alloc().remove_handed_on(block);
-        let Some((word, left)) = removed else { return };
+        let Some((word, left)) = removed else {
+            self.pool().alloc().note_handed_on(addr);
+            return;
+        };
         self.spawn(async move |session| {
             // If that fails, the block is in limbo, and a later tick gives it up.
             let _ = session.pool().abandon(session.maintenance(), block, word, left).await;

@@ -194,7 +194,7 @@ fn several_compute_servers_leave_other_tables_as_they_were() {
     let cluster = Some(Cluster::Shared(addresses));
     let config = BenchConfig { cluster, ..config };
     run_well(&config);
-    let tiny = settings(&["cache=1%"]);
+    let tiny = settings(&["cache=0.1%"]);
     let refused = run(&BenchConfig { settings: tiny, ..config.clone() }, &NoProgress);
     assert!(matches!(refused, Err(BenchError::SmallShare { .. })), "{refused:?}");
     run_well(&config);

@@ -493,7 +493,7 @@ fn pool_options(scenario: &Scenario) -> PoolOptions {
     let is_small = scenario.region_kib < 4 << 10;
     PoolOptions {
         block_bytes: if has_large_logs(scenario) { 256 << 10 } else { 64 << 10 },
-        clients_max: if is_small { 32 } else { 128 },
+        clients_max: if is_small { 48 } else { 128 },
         members_max: 32,
         tables_max: 4,
         redo_bytes: 16 << 10,

@@ -88,7 +88,7 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         let mut rng = rng(seed, "region");
         // The smallest have room for a few blocks only, and run full. A large load does not fit.
         if rng.u8(..8) == 0 && drawn.preload <= SMALL_PRELOAD {
-            rng.u64(17..32) * 64
+            rng.u64(17..25) * 64
         } else {
             8 << 10
         }

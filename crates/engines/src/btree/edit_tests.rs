@@ -4,12 +4,9 @@ use std::collections::BTreeMap;
 
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{Client, OpKind, ToAny};
-use farleaf_index::SortedPairs;
 use farleaf_index::blink::{BlinkTree, LeafPairs};
-use farleaf_index::bnode::{
-    KeyFormat, Layout, LayoutOptions, LeafEntry, Node, Seek, Value, ValueFormat,
-};
-use farleaf_index::{BlinkOptions, IndexError, TableReport};
+use farleaf_index::bnode::{KeyFormat, Layout, LayoutOptions, LeafEntry, Node, Value, ValueFormat};
+use farleaf_index::{BlinkOptions, IndexError, Seek, SortedPairs, TableReport};
 use farleaf_pool::{Pool, Session, format};
 
 use super::tests::OPTIONS;

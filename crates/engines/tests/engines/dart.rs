@@ -414,8 +414,8 @@ async fn grows_on_its_way(
         assert_eq!(index.insert(&session, &key, &[2; 8]).await, Ok(true));
         let insert = cost_since(&session, &before, OpKind::Insert);
         assert_eq!(counter(&index, "switch_started") - started, 1);
-        // It took a block of the pool for the new node.
-        if insert.chains > 0 {
+        // It took a block of the pool for the new node, or pages of one: one WRITE more.
+        if insert.chains > 0 || insert.writes == 3 {
             blocks += 1;
             continue;
         }
@@ -430,7 +430,7 @@ async fn grows_on_its_way(
         let after = cost_since(&session, &before, OpKind::Get);
         assert_eq!(after.round_trips, get.round_trips, "an entry leads to the new node: {after:?}");
     }
-    assert!(grown > 150 && blocks < 10, "{grown} nodes grew, {blocks} took a block");
+    assert!(grown > 150 && blocks < 15, "{grown} nodes grew, {blocks} took a block or pages");
     check(&session, &[&index]).await;
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Pairs, World, check, cost_since, costs, settle};
+use crate::common::{Pairs, World, check, cost_since, costs, settle, stock};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Cost, OpKind};
 use farleaf_index::{Index, IndexError, NodeRoom, OpenOptions, Settings};
@@ -114,6 +114,7 @@ fn a_node_grows_where_it_stands() {
 fn a_leaf_of_a_cached_node_is_split_by_one_read() {
     World::default().on_mapped(|session| async move {
         let [warm, cold] = warm_and_cold(&session).await;
+        stock(&session, &[64, NODE as usize], 20).await;
         insert(&session, &warm, 0).await;
         insert(&session, &warm, 1).await;
         assert_eq!(verbs(insert(&session, &warm, 2).await), [1, 1, 1, 2]);

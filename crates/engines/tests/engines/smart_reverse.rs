@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Pairs, World, check, cost_since, costs, settle};
+use crate::common::{Pairs, World, check, cost_since, costs, settle, stock};
 use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind, ServerId};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
@@ -56,6 +56,7 @@ fn counts(index: &AnyIndex) -> BTreeMap<&'static str, u64> {
 #[test]
 fn a_split_costs_the_pointers_back() {
     World::default().on_mapped(|session| async move {
+        stock(&session, &[64, 128, 2_072, 2_080], 20).await;
         let (mut found, mut tables) = (Vec::new(), Vec::new());
         for (name, check) in [("birth", PointerCheck::Birth), ("reverse", PointerCheck::Reverse)] {
             let index = create(&session, name, &format(check), "64MiB").await;

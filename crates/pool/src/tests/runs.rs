@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig, Verb};
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ServerId, ToAny};
 
 use super::{Mine, SMALL, audit_of, endpoint, formatted, member, tick};
 use crate::class::{CLASS_COUNT, class_bytes, class_of};
@@ -88,22 +88,24 @@ fn filled_at_refusal(
 /// because each kept a block for each class.
 #[test]
 fn members_at_once_with_objects_of_all_classes_fill_the_pool() {
-    for (members, most_bytes, churn, least) in [
-        (4, 1 << 20, false, 60),
-        (16, 1 << 20, false, 60),
-        (16, 70_000, false, 60),
-        // What is retired waits for others, and what comes back lies scattered.
-        (16, 1 << 20, true, 50),
+    for (members, servers, most_bytes, churn) in [
+        (4, 1, 1 << 20, false),
+        (16, 1, 1 << 20, false),
+        (16, 1, 1 << 20, true),
+        (16, 2, 1 << 20, true),
+        (16, 1, 70_000, false),
+        (16, 1, 70_000, true),
     ] {
-        let (part, full) = filled_at_refusal(members, 1, most_bytes, churn);
-        let of = format!("{members} members, churn {churn}: {part} %: {full}");
+        let (part, full) = filled_at_refusal(members, servers, most_bytes, churn);
+        let of = format!("{members} members, {servers} servers, churn {churn}: {part} %: {full}");
         println!("{of}");
-        assert!(part >= least, "{of}");
+        // With churn, what is free lies in others' blocks in the end.
+        assert!(part >= if churn { 55 } else { 60 }, "{of}");
         assert!(full.contains(", member ") && full.contains("delete data"), "{of}");
     }
 }
 
-/// One member with an object of each class has two blocks, and every class has its run there.
+/// One member with an object of each class has one block, and every class has its run there.
 #[test]
 fn a_block_holds_objects_of_every_class() {
     let options = PoolOptions { block_bytes: 16 << 20, ..SMALL };
@@ -117,24 +119,24 @@ fn a_block_holds_objects_of_every_class() {
             let bytes = class_bytes(class) as usize;
             live.push((session.alloc(ONE, bytes).await.unwrap(), bytes));
         }
-        // A WRITE for each run, and for a block its table, a CAS, and a chain of 2.
-        assert!(verbs() - before <= CLASS_COUNT as u64 + 2 * 4, "{} operations", verbs() - before);
+        // A WRITE for each run but the first, and for the block its table, a CAS, and a chain of 2.
+        assert!(verbs() - before <= CLASS_COUNT as u64 + 3, "{} operations", verbs() - before);
         let report = audit_of(&session, &live).await;
         assert!(report.closes(), "{report:?}");
-        assert_eq!((report.classes.len(), report.blocks_owned), (CLASS_COUNT, 2), "{report:?}");
+        assert_eq!((report.classes.len(), report.blocks_owned), (CLASS_COUNT, 1), "{report:?}");
         session.leave().await.unwrap();
         let next = member(&end).await;
         let report = audit_of(&next, &live).await;
         assert!(report.closes(), "{report:?}");
-        assert_eq!(report.blocks_orphan, 2);
-        // The next member takes objects of every class from the orphans.
+        assert_eq!(report.blocks_orphan, 1);
+        // The next member takes objects of every class from the orphan.
         for class in 0..CLASS_COUNT - 8 {
             let bytes = class_bytes(class) as usize;
             live.push((next.alloc(ONE, bytes).await.unwrap(), bytes));
         }
         let report = audit_of(&next, &live).await;
         assert!(report.closes(), "{report:?}");
-        assert_eq!((report.blocks_owned, report.blocks_free), (2, 2), "{report:?}");
+        assert_eq!((report.blocks_owned, report.blocks_free), (1, 3), "{report:?}");
     });
 }
 
@@ -250,7 +252,7 @@ async fn live_and_leave(
     }
     step.set(2);
     // Over the pages of runs that are wholly free now.
-    for at in 0..6 {
+    for at in 0..12 {
         slots.link(&session, 80 + at, [14_000, 7_000, 448][at % 3]).await?;
     }
     for at in 0..4 {

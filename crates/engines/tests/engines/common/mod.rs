@@ -54,6 +54,20 @@ pub async fn try_open(session: &Session, name: &str) -> Result<AnyIndex, IndexEr
     farleaf_harness::open_table(session, name, CACHE_NODES, &Settings::default()).await
 }
 
+/// Lets the member have so many free objects of each of these bytes on each server: operations that are looked at take no
+/// pages then.
+pub async fn stock(session: &Session, sizes: &[usize], count: usize) {
+    for server in (0..session.pool().geometry().servers() as u16).map(ServerId) {
+        for bytes in sizes {
+            let mut taken = Vec::new();
+            for _ in 0..count {
+                taken.push(session.alloc_on(server, *bytes).await.expect("memory"));
+            }
+            taken.into_iter().for_each(|addr| session.free_unpublished(addr, *bytes));
+        }
+    }
+}
+
 /// Nodes that caches hold.
 const CACHE_NODES: u64 = 96;
 
