@@ -36,7 +36,7 @@
 //! 6, which is another moment; they look at `L` first and then at the pins, so that they see the pin of
 //! an operation that still found `m`.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{Endpoint, OpErrorKind};
@@ -78,6 +78,8 @@ pub(crate) struct Epochs {
     /// There was no other member when it was last looked.
     is_alone: AtomicBool,
     looks: AtomicU64,
+    /// Slot of the idle member that was asked after last.
+    idle_asked: AtomicU32,
 }
 
 /// Known state of the own announcement.
@@ -230,12 +232,10 @@ impl Pool {
         let (mut needs_recovery, mut has_recoverer) = (false, false);
         let (mut is_calm, mut is_alone) = (true, true);
         let looks = self.epochs.looks.fetch_add(1, Ordering::Relaxed) + 1;
-        // Idle members do not lag; they are asked after in turn.
-        let members = geometry.options().members_max;
-        let mut idle_from = looks
-            .is_multiple_of(IDLE_LOOKS)
-            .then(|| (looks / IDLE_LOOKS % u64::from(members)) as u32);
-        let mut first_idle = None;
+        // Idle members do not lag; they are asked after one by one: the next of them, or the first again.
+        let asks_idle = looks.is_multiple_of(IDLE_LOOKS);
+        let asked = self.epochs.idle_asked.load(Ordering::Relaxed);
+        let (mut first_idle, mut next_idle) = (None, None);
         let mut lag = self.epochs.lag.lock().unwrap_or_else(PoisonError::into_inner);
         for (slot, (entry, lag)) in member::entries(table).zip(lag.iter_mut()).enumerate() {
             let slot = slot as u32;
@@ -262,13 +262,10 @@ impl Pool {
             };
             let announced = entry.announced.epoch().filter(|_| state == MemberState::Live);
             seen.least_of_others = seen.least_of_others.min(announced.unwrap_or(UNPINNED));
-            if state == MemberState::Live && announced.is_none() && idle_from.is_some() {
-                first_idle = first_idle.or(Some((slot, entry.word)));
-                if idle_from.is_some_and(|from| slot >= from) {
-                    seen.suspects.push((slot, entry.word));
-                    idle_from = None;
-                    first_idle = None;
-                }
+            if asks_idle && state == MemberState::Live && announced.is_none() {
+                let idle = Some((slot, entry.word));
+                first_idle = first_idle.or(idle);
+                next_idle = next_idle.or(idle.filter(|_| slot > asked));
             }
             *lag = if announced.is_some_and(|at| at < epoch) { *lag + 1 } else { 0 };
             is_calm &= *lag == 0;
@@ -277,7 +274,10 @@ impl Pool {
                 seen.suspects.push((slot, entry.word));
             }
         }
-        seen.suspects.extend(first_idle);
+        if let Some(idle) = next_idle.or(first_idle) {
+            self.epochs.idle_asked.store(idle.0, Ordering::Relaxed);
+            seen.suspects.push(idle);
+        }
         self.epochs.is_calm.store(is_calm, Ordering::Relaxed);
         self.epochs.is_alone.store(is_alone, Ordering::Relaxed);
         self.needs_recovery.store(needs_recovery, Ordering::Relaxed);

@@ -291,9 +291,10 @@ fn storm(format: &TableFormat, seed: u64, rounds: usize) -> u64 {
     let pool = Arc::clone(&stage.keepers[0].0);
     let rest = stage.sim.block_on(async {
         let session = pool.session(endpoint).await.expect("session");
-        session.members().await.expect("members").len()
+        session.members().await.expect("members")
     });
-    assert_eq!(rest.expect("asked"), KEEPERS, "members that are neither gone nor recovered");
+    let rest = rest.expect("asked");
+    assert_eq!(rest.len(), KEEPERS, "members that are neither gone nor recovered: {rest:?}");
     let expected = acknowledged.borrow().clone();
     stage.end(&expected);
     members
