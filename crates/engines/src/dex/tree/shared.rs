@@ -128,7 +128,8 @@ impl DexTree {
         self.is_as_remote(session, frame).await
     }
 
-    /// Returns whether the shared node in `frame`, whose SX is held, is as remote memory has it.
+    /// Returns whether the shared node in `frame`, whose SX is held, is as remote memory has it. It may have been freed
+    /// there, so what is read tells nothing but this; `false` as well while somebody changes it.
     ///
     /// Cost: 1 READ.
     pub(super) async fn is_as_remote(
@@ -142,9 +143,10 @@ impl DexTree {
         let cached = self.pages.remote_image(cached, ctl.version());
         let at = self.pages.frames.addr(frame);
         self.stats.reads_compared.add();
-        let remote = self.remote.read_shared(session, at, ctl.level()).await?;
+        let remote = session.reliable();
+        let remote = remote.read(at, remote.buf(self.layout().node_bytes())).await?;
         // All but the lock word.
-        Ok(remote.is_some_and(|remote| cached.words()[1..] == remote.words()[1..]))
+        Ok(cached.words()[1..] == remote.words()[1..])
     }
 
     /// Drops the shared node whose SX is held and everything below it.
