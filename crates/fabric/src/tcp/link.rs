@@ -12,13 +12,16 @@ use super::tls::Tls;
 
 /// A socket of type `S`, with TLS above it if there is any.
 #[derive(Debug)]
-pub(super) enum Link<S> {
+pub struct Link<S>(LinkKind<S>);
+
+#[derive(Debug)]
+enum LinkKind<S> {
     Plain(S),
     Sealed(Box<Sealed<S>>),
 }
 
 #[derive(Debug)]
-pub(super) struct Sealed<S> {
+struct Sealed<S> {
     socket: S,
     tls: rustls::Connection,
 }
@@ -36,31 +39,42 @@ impl<S> Link<S> {
 
     fn over(socket: S, tls: Option<Result<rustls::Connection, rustls::Error>>) -> io::Result<Self> {
         match tls.transpose().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))? {
-            None => Ok(Link::Plain(socket)),
-            Some(tls) => Ok(Link::Sealed(Box::new(Sealed { socket, tls }))),
+            None => Ok(Link::plain(socket)),
+            Some(tls) => Ok(Link::sealed(socket, tls)),
         }
+    }
+
+    /// Bytes as they are.
+    pub fn plain(socket: S) -> Self {
+        Link(LinkKind::Plain(socket))
+    }
+
+    /// Bytes that `tls` encrypts.
+    pub fn sealed(socket: S, tls: rustls::Connection) -> Self {
+        Link(LinkKind::Sealed(Box::new(Sealed { socket, tls })))
     }
 
     pub(super) fn socket_ref(&self) -> &S {
-        match self {
-            Link::Plain(socket) => socket,
-            Link::Sealed(sealed) => &sealed.socket,
+        match &self.0 {
+            LinkKind::Plain(socket) => socket,
+            LinkKind::Sealed(sealed) => &sealed.socket,
         }
     }
 
-    pub(super) fn socket(&mut self) -> &mut S {
-        match self {
-            Link::Plain(socket) => socket,
-            Link::Sealed(sealed) => &mut sealed.socket,
+    /// The socket, to watch it. Its bytes go through the link.
+    pub fn socket(&mut self) -> &mut S {
+        match &mut self.0 {
+            LinkKind::Plain(socket) => socket,
+            LinkKind::Sealed(sealed) => &mut sealed.socket,
         }
     }
 
     /// Returns whether some written bytes have not been put on the socket (TCP-10).
     #[inline]
-    pub(super) fn is_pending(&self) -> bool {
-        match self {
-            Link::Plain(_) => false,
-            Link::Sealed(sealed) => sealed.tls.wants_write(),
+    pub fn is_pending(&self) -> bool {
+        match &self.0 {
+            LinkKind::Plain(_) => false,
+            LinkKind::Sealed(sealed) => sealed.tls.wants_write(),
         }
     }
 }
@@ -70,7 +84,7 @@ impl<S: Read + Write> Link<S> {
     /// (TCP-11).
     #[inline]
     pub(super) fn fill(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        let Link::Sealed(sealed) = self else { return self.read(room) };
+        let LinkKind::Sealed(sealed) = &mut self.0 else { return self.read(room) };
         let mut filled = 0;
         while filled < room.len() {
             match sealed.read(&mut room[filled..]) {
@@ -142,9 +156,9 @@ impl<S: Read + Write> Sealed<S> {
 impl<S: Read + Write> Read for Link<S> {
     #[inline]
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Link::Plain(socket) => socket.read(room),
-            Link::Sealed(sealed) => sealed.read(room),
+        match &mut self.0 {
+            LinkKind::Plain(socket) => socket.read(room),
+            LinkKind::Sealed(sealed) => sealed.read(room),
         }
     }
 }
@@ -152,17 +166,17 @@ impl<S: Read + Write> Read for Link<S> {
 impl<S: Read + Write> Write for Link<S> {
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Link::Plain(socket) => socket.write(bytes),
-            Link::Sealed(sealed) => sealed.write(bytes),
+        match &mut self.0 {
+            LinkKind::Plain(socket) => socket.write(bytes),
+            LinkKind::Sealed(sealed) => sealed.write(bytes),
         }
     }
 
     /// Puts pending bytes on the socket.
     fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Link::Plain(socket) => socket.flush(),
-            Link::Sealed(sealed) => match sealed.put()? {
+        match &mut self.0 {
+            LinkKind::Plain(socket) => socket.flush(),
+            LinkKind::Sealed(sealed) => match sealed.put()? {
                 true => Ok(()),
                 false => Err(ErrorKind::WouldBlock.into()),
             },

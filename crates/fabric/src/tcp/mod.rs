@@ -73,6 +73,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use endpoint::TcpEndpoint;
+pub use link::Link;
 pub use region::{HugePages, Region};
 pub use served::Served;
 pub use server::{MemoryServer, MemoryServerConfig};
@@ -86,7 +87,6 @@ use crate::{
     Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId,
     Service, ServiceId,
 };
-use link::Link;
 use peers::TcpCalls;
 use wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, Request, RequestKind, Status, VERSION,
