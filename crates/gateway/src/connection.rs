@@ -2,35 +2,41 @@
 //!
 //! - INV-CONNECTION-1: replies are written in the order of their commands.
 //! - INV-CONNECTION-2: commands take effect in their order, but for reads that stand next to each other: these run
-//!   together. A write begins once all before it are answered, and all behind it begin once it is answered.
+//!   together. A write begins once all before it are answered, and all behind it begin once it is answered
+//!   ([`Overlap`] has the other choices).
 //! - INV-CONNECTION-3: a client whose replies wait is neither read nor served until it has taken most of them.
+//! - INV-CONNECTION-4: a connection that waits for its client holds no buffer, and a part of a command no more than
+//!   twice its bytes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::time::Instant;
 
-use farleaf::Operation;
+use farleaf::{Answer, Operation};
+use farleaf_fabric::tcp::Link;
 use mio::net::TcpStream;
 
 use crate::client::Client;
 use crate::commands::{self, Call, Command, Plan, Shape, Work};
+use crate::long::Long;
+use crate::queue::Queue;
 use crate::resp::replies::Replies;
 use crate::resp::request::{Limits, Parsed, Parser};
 use crate::shared::Shared;
+use crate::{Multi, Overlap};
 
-/// Bytes that a turn reads of a connection, at most.
+/// Bytes that a turn reads of a connection, at most; and before `AUTH`.
 const READ_BYTES: usize = 256 << 10;
-/// Reads that run together.
-const READS_MAX: usize = 64;
-/// Waiting replies with which a connection stops, and with which it goes on.
+const READ_BYTES_BEFORE_AUTH: usize = 4 << 10;
+/// Waiting replies with which a connection stops, and with which it goes on; and those with which one ends that has
+/// not said who it is.
 const WAITING_MAX: usize = 1 << 20;
 const WAITING_LEAST: usize = 256 << 10;
-/// A buffer that is empty keeps so many bytes.
-const KEPT_BYTES: usize = 4 << 10;
+const WAITING_BEFORE_AUTH: usize = 4 << 10;
 
 /// See the [module page](self).
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) socket: TcpStream,
+    link: Link<TcpStream>,
     pub(crate) client: Client,
     input: Vec<u8>,
     /// Bytes of the input that are done.
@@ -39,16 +45,29 @@ pub(crate) struct Connection {
     pub(crate) replies: Replies,
     /// Bytes of the replies that are sent.
     sent: usize,
+    /// The command under way, if it has more operations than run together.
+    long: Option<Box<Long>>,
+    /// Commands behind `MULTI`.
+    queue: Option<Box<Queue>>,
     /// The socket may have bytes to read, and may take some.
-    pub(crate) is_readable: bool,
+    is_readable: bool,
     is_writable: bool,
     /// INV-CONNECTION-3.
     is_held: bool,
+    /// Memory for clients is short, and this one has much of it.
+    pub(crate) is_paused: bool,
     /// The client sends nothing more.
     has_ended: bool,
     /// The socket is broken.
-    pub(crate) is_broken: bool,
-    /// The last moment at which the client took bytes while some waited.
+    is_broken: bool,
+    /// It stands in the event loop's list.
+    pub(crate) is_active: bool,
+    /// Bytes that are counted for it.
+    pub(crate) charged: usize,
+    /// Bytes of the largest value of its last operations.
+    pub(crate) value_bytes: usize,
+    /// The last moments at which the client sent bytes, and took bytes while some waited.
+    pub(crate) heard: Instant,
     pub(crate) taken: Instant,
 }
 
@@ -62,7 +81,7 @@ pub(crate) struct Asked {
 
 /// The commands of a connection that run in a round.
 pub(crate) enum Part {
-    /// None that needs the table.
+    /// None now.
     Nothing,
     /// Operations of commands that run together, and a reply for each command.
     Batch(Vec<Operation>, Vec<Item>),
@@ -74,48 +93,69 @@ pub(crate) enum Part {
 pub(crate) enum Item {
     Ready(Vec<u8>),
     Asked(Asked),
+    /// Some operations of the long command.
+    Long(usize),
 }
 
 impl Connection {
-    pub(crate) fn new(socket: TcpStream, client: Client) -> Self {
+    pub(crate) fn new(link: Link<TcpStream>, client: Client) -> Self {
+        let now = Instant::now();
         Connection {
-            socket,
+            link,
             client,
             input: Vec::new(),
             used: 0,
             parser: Parser::default(),
             replies: Replies::default(),
             sent: 0,
+            long: None,
+            queue: None,
             is_readable: true,
             is_writable: true,
             is_held: false,
+            is_paused: false,
             has_ended: false,
             is_broken: false,
-            taken: Instant::now(),
+            is_active: false,
+            charged: 0,
+            value_bytes: 0,
+            heard: now,
+            taken: now,
         }
     }
 
-    fn waiting(&self) -> usize {
+    pub(crate) fn socket(&mut self) -> &mut TcpStream {
+        self.link.socket()
+    }
+
+    /// Bytes of replies that the client has not taken.
+    pub(crate) fn waiting(&self) -> usize {
         self.replies.bytes.len() - self.sent
     }
 
     /// Tells whether replies wait for the client.
     pub(crate) fn waits(&self) -> bool {
-        self.waiting() > 0
+        self.waiting() > 0 || self.link.is_pending()
+    }
+
+    /// Bytes of its own buffers.
+    pub(crate) fn private_bytes(&self) -> usize {
+        let queued = self.queue.as_ref().map_or(0, |queue| queue.capacity());
+        self.input.capacity() + self.replies.bytes.capacity() + queued
     }
 
     /// Tells whether the connection is to be closed.
     pub(crate) fn is_done(&self) -> bool {
-        let is_answered = !self.waits();
+        let is_answered = !self.waits() && self.long.is_none();
         self.is_broken
             || self.client.ends && is_answered
             // All whole commands have run by then; the rest is a part of one.
-            || self.has_ended && is_answered
+            || self.has_ended && is_answered && !self.is_held
     }
 
     /// Tells whether it has something to do without waiting for its socket.
     pub(crate) fn has_work(&self) -> bool {
-        self.is_readable && !self.is_held && !self.client.ends
+        self.is_readable && !self.is_held && !self.is_paused && !self.client.ends
     }
 
     /// The socket is ready for this.
@@ -124,56 +164,115 @@ impl Connection {
         self.is_writable |= writable;
     }
 
-    /// Reads what the client has sent, through the thread's `buffer`; true if something came.
-    pub(crate) fn read(&mut self, buffer: &mut [u8]) -> bool {
-        if self.is_held || self.client.ends || self.has_ended {
-            return false;
+    /// Reads what the client has sent, through the thread's `buffer`.
+    ///
+    /// If memory is short, `share` are the bytes of its own that it may have.
+    pub(crate) fn read(&mut self, buffer: &mut [u8], shared: &Shared, share: Option<usize>) {
+        if self.is_held || self.is_paused || self.client.ends || self.has_ended {
+            return;
         }
+        let is_known = shared.knows(&self.client);
+        let mut most = if is_known { READ_BYTES } else { READ_BYTES_BEFORE_AUTH };
+        if let Some(share) = share {
+            most = most.min(share.saturating_sub(self.private_bytes()));
+        }
+        let room = buffer.len().min(most);
         let mut all = 0;
-        while self.is_readable && all < READ_BYTES {
-            match self.socket.read(buffer) {
+        while self.is_readable && all < most {
+            match self.link.read(&mut buffer[..room]) {
                 Ok(0) => {
                     self.has_ended = true;
                     self.is_readable = false;
                 }
                 Ok(count) => {
-                    self.compact();
-                    self.input.extend_from_slice(&buffer[..count]);
+                    self.append(&buffer[..count]);
                     all += count;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => {
+                Err(error) => {
+                    if error.kind() == ErrorKind::InvalidData {
+                        let address = &self.client.card.address;
+                        tracing::warn!(%address, %error, "refuses a client: TLS");
+                    }
                     self.is_broken = true;
                     self.is_readable = false;
                 }
             }
         }
-        all > 0
+        if all > 0 {
+            self.heard = Instant::now();
+        }
+    }
+
+    /// Adds bytes to the input, whose memory at most doubles until the command is whole.
+    fn append(&mut self, bytes: &[u8]) {
+        self.compact();
+        let least = self.input.len() + bytes.len();
+        if least > self.input.capacity() {
+            let wanted = self.parser.needs().clamp(least, least.max(2 * self.input.capacity()));
+            self.input.reserve_exact(wanted - self.input.len());
+        }
+        self.input.extend_from_slice(bytes);
     }
 
     fn compact(&mut self) {
         if self.used == self.input.len() {
             self.input.clear();
             self.used = 0;
-            self.input.shrink_to(KEPT_BYTES);
         } else if self.used > self.input.len() / 2 {
             self.input.drain(..self.used);
             self.used = 0;
         }
     }
 
-    /// The next commands that may run together (INV-CONNECTION-2).
-    pub(crate) fn next_part(&mut self, shared: &Shared) -> Part {
+    /// Gives memory back that an idle connection does not need (INV-CONNECTION-4).
+    pub(crate) fn release(&mut self) {
+        self.compact();
+        if self.input.is_empty() {
+            self.input = Vec::new();
+            self.parser.release();
+        } else if self.input.capacity() > 2 * self.input.len() {
+            self.input.shrink_to_fit();
+        }
+        if !self.waits() {
+            self.replies.bytes = Vec::new();
+            self.sent = 0;
+        } else if self.sent > self.replies.bytes.len() / 2 {
+            self.replies.bytes.drain(..self.sent);
+            self.sent = 0;
+            self.replies.bytes.shrink_to(2 * self.replies.bytes.len());
+        }
+    }
+
+    /// Makes room for replies of so many bytes, without the reserve of a vector that grows.
+    pub(crate) fn reserve(&mut self, bytes: usize) {
+        self.replies.bytes.reserve_exact(bytes);
+    }
+
+    /// The next commands that may run together (INV-CONNECTION-2), of at most `most` operations if they have several.
+    pub(crate) fn next_part(&mut self, shared: &Shared, most: usize) -> Part {
+        if self.is_held || self.is_broken {
+            return Part::Nothing;
+        }
+        if let Some(long) = &mut self.long {
+            let operations = long.next(most);
+            let count = operations.len();
+            return Part::Batch(operations, vec![Item::Long(count)]);
+        }
         let (mut operations, mut items) = (Vec::new(), Vec::new());
-        let mut is_write = false;
-        while !self.is_held && !self.client.ends && !is_write && operations.len() < READS_MAX {
+        let mut is_over = false;
+        while !self.client.ends && !is_over && operations.len() < most {
+            let limits =
+                if shared.knows(&self.client) { Limits::OPEN } else { Limits::BEFORE_AUTH };
             let input = &self.input[self.used..];
-            let used = match self.parser.parse(input, Limits::OPEN) {
+            let used = match self.parser.parse(input, limits) {
                 Ok(Parsed::Incomplete) => break,
                 Ok(Parsed::Command(used)) => used,
                 Err(error) => {
                     self.client.ends = true;
+                    let address = &self.client.card.address;
+                    tracing::warn!(%address, %error, "ends a connection");
                     items.push(Item::Ready(error_reply(&error.to_string())));
                     break;
                 }
@@ -185,54 +284,113 @@ impl Connection {
                 continue;
             }
             let command = shared.command(args[0]);
-            if !items.is_empty() && command.is_some_and(Command::begins_a_part) {
+            let mut call = Call { args: &args, client: &mut self.client, shared };
+            if shared.options.multi == Multi::Sequence
+                && let Some(step) = Queue::step(&mut self.queue, &call, command, &input[..used])
+            {
+                self.used += used;
+                shared.count(&shared.commands_done);
+                items.push(Item::Ready(step.reply));
+                if !step.runs.is_empty() {
+                    self.input.splice(..self.used, step.runs);
+                    self.used = 0;
+                }
+                continue;
+            }
+            let begins = |command: &Command| command.begins_a_part(shared.options.overlap);
+            if !items.is_empty() && command.is_some_and(begins) {
                 break;
             }
-            let mut call = Call { args: &args, client: &mut self.client, shared };
+            let plan = match commands::plan(&mut call, command) {
+                Ok(Plan::Reads(..) | Plan::Writes(..)) if shared.is_lost() => {
+                    Err(commands::LOADING.to_owned())
+                }
+                plan => plan,
+            };
             let name = command.map_or("", |command| command.name);
-            match commands::plan(command, &mut call) {
-                Err(text) => items.push(Item::Ready(error_reply(&text))),
-                Ok(Plan::Reply(bytes)) => items.push(Item::Ready(bytes)),
-                Ok(Plan::Reads(reads, shape)) => {
-                    items.push(Item::Asked(Asked { name, shape, operations: reads.len() }));
-                    operations.extend(reads);
-                }
-                Ok(Plan::Writes(..) | Plan::Alone(_)) if !items.is_empty() => break,
-                Ok(Plan::Writes(writes, shape)) => {
-                    is_write = true;
-                    items.push(Item::Asked(Asked { name, shape, operations: writes.len() }));
-                    operations.extend(writes);
-                }
+            let is_first = items.is_empty();
+            let (own, shape, is_write) = match plan {
+                Ok(Plan::Alone(_)) if !is_first => break,
                 Ok(Plan::Alone(work)) => {
                     self.used += used;
                     shared.count(&shared.commands_done);
                     return Part::Alone(name, work);
                 }
+                Ok(Plan::Reads(own, shape)) => (own, shape, false),
+                Ok(Plan::Writes(own, shape)) => (own, shape, true),
+                ready => {
+                    items.push(Item::Ready(match ready {
+                        Ok(Plan::Reply(bytes)) => bytes,
+                        Err(text) => error_reply(&text),
+                        Ok(_) => Vec::new(),
+                    }));
+                    self.used += used;
+                    shared.count(&shared.commands_done);
+                    continue;
+                }
+            };
+            let is_alone = match shared.options.overlap {
+                Overlap::Reads => is_write,
+                Overlap::Nothing => true,
+                Overlap::All => false,
+            };
+            if !is_first && (is_alone || own.len() > most - operations.len()) {
+                break;
+            }
+            is_over = is_alone;
+            if own.len() > most {
+                let mut long = Box::new(Long::new(name, shape, own));
+                operations = long.next(most);
+                items.push(Item::Long(operations.len()));
+                self.long = Some(long);
+                is_over = true;
+            } else {
+                items.push(Item::Asked(Asked { name, shape, operations: own.len() }));
+                operations.extend(own);
             }
             self.used += used;
             shared.count(&shared.commands_done);
         }
-        self.compact();
         if items.is_empty() { Part::Nothing } else { Part::Batch(operations, items) }
     }
 
+    /// Takes the answers of some operations of the long command; writes its reply, or as much as there is of it.
+    pub(crate) fn answer_long(
+        &mut self,
+        operations: &[Operation],
+        answers: &[farleaf::Result<Answer>],
+    ) {
+        if let Some(long) = &mut self.long
+            && long.answer(operations, answers, &mut self.replies)
+        {
+            self.long = None;
+        }
+    }
+
     /// Answers a command that ran alone.
-    pub(crate) fn answer(&mut self, replies: Vec<u8>) {
-        self.replies.bytes.extend_from_slice(&replies);
-        self.hold();
+    pub(crate) fn answer(&mut self, replies: &[u8]) {
+        self.replies.bytes.extend_from_slice(replies);
     }
 
     /// Stops if too many replies wait.
-    pub(crate) fn hold(&mut self) {
-        self.replies.protocol = self.client.protocol;
+    pub(crate) fn hold(&mut self, shared: &Shared) {
         self.is_held |= self.waiting() > WAITING_MAX;
+        if self.waiting() > WAITING_BEFORE_AUTH && !shared.knows(&self.client) {
+            let address = &self.client.card.address;
+            tracing::warn!(%address, "ends a connection that takes no replies before AUTH");
+            self.is_broken = true;
+        }
     }
 
     /// Sends what the client takes; true if commands that had to wait for that may run now.
     pub(crate) fn flush(&mut self) -> bool {
         let was_held = self.is_held;
-        while self.is_writable && self.waits() && !self.is_broken {
-            match self.socket.write(&self.replies.bytes[self.sent..]) {
+        while self.is_writable && !self.is_broken && self.waits() {
+            let sent = match self.waiting() {
+                0 => self.link.flush().map(|()| 0),
+                _ => self.link.write(&self.replies.bytes[self.sent..]),
+            };
+            match sent {
                 Ok(count) => {
                     self.sent += count;
                     self.taken = Instant::now();
@@ -242,10 +400,11 @@ impl Connection {
                 Err(_) => self.is_broken = true,
             }
         }
-        if !self.waits() {
+        if self.waiting() == 0 {
             self.replies.bytes.clear();
-            self.replies.bytes.shrink_to(KEPT_BYTES);
             self.sent = 0;
+        }
+        if !self.waits() {
             self.taken = Instant::now();
         }
         if self.waiting() < WAITING_LEAST {

@@ -1,6 +1,7 @@
 //! `farleaf redis`: a gateway, which serves tables to Redis's clients.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use farleaf::Farleaf;
 use farleaf_bench::units::Size;
-use farleaf_gateway::{Gateway, GatewayCounts, GatewayError, GatewayOptions};
+use farleaf_gateway::{Gateway, GatewayError, GatewayOptions};
 use farleaf_index::knobs::CACHE;
 use serde_json::json;
 
@@ -83,11 +84,12 @@ pub(super) fn run(args: &RedisArgs, console: &mut Console) -> anyhow::Result<Exi
             return Err(error);
         }
     };
-    let exposed = GatewayMetrics { db: db.clone(), counts: gateway.counts() };
+    let gateway = Arc::new(gateway);
+    let exposed = GatewayMetrics { db: db.clone(), gateway: Arc::clone(&gateway) };
     let metrics = match args.serving.expose(exposed) {
         Ok(metrics) => metrics,
         Err(error) => {
-            gateway.stop();
+            drop(gateway);
             discard(&db, console);
             return Err(error);
         }
@@ -102,8 +104,9 @@ pub(super) fn run(args: &RedisArgs, console: &mut Console) -> anyhow::Result<Exi
             return Err(error).context("the pool was lost: start the gateway again");
         }
     }
-    gateway.stop();
     drop(metrics);
+    // The last of its handles, which stops it.
+    drop(gateway);
     close(db)?;
     Ok(Exit::Done)
 }
@@ -153,6 +156,7 @@ fn serve(
         threads: args.threads,
         connections_max: args.connections,
         allow_flush: args.allow_flush,
+        ..GatewayOptions::new(Vec::new())
     };
     let gateway = Gateway::start(db.clone(), options).map_err(|error| match error {
         GatewayError::Options(text) => anyhow::Error::from(Failure::usage(text)),
@@ -186,20 +190,27 @@ fn address(text: &str, console: &Console) -> anyhow::Result<SocketAddr> {
 /// The source of its metrics over HTTP.
 struct GatewayMetrics {
     db: Farleaf,
-    counts: GatewayCounts,
+    gateway: Arc<Gateway>,
 }
 
 impl Exposed for GatewayMetrics {
     fn metrics(&self) -> Vec<Metric> {
-        let counts = &self.counts;
+        let counts = self.gateway.counts();
         let mut all = vec![
-            Metric::gauge("redis_connections", "Connections of clients", counts.connections()),
+            Metric::gauge("redis_connections", "Connections of clients", counts.connections),
+            Metric::gauge(
+                "redis_client_bytes",
+                "Bytes of clients' own buffers",
+                counts.client_bytes,
+            ),
             Metric::counter("redis_connections_made", "Connections that clients have made")
-                .with(&[], counts.connected()),
+                .with(&[], counts.connected),
             Metric::counter("redis_connections_refused", "Connections that were too many")
-                .with(&[], counts.refused()),
+                .with(&[], counts.refused),
+            Metric::counter("redis_connections_closed", "Connections whose clients broke a limit")
+                .with(&[], counts.closed),
             Metric::counter("redis_commands", "Commands of clients that were done")
-                .with(&[], counts.commands()),
+                .with(&[], counts.commands),
         ];
         all.extend(store_metrics(&self.db));
         all

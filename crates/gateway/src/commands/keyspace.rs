@@ -4,7 +4,7 @@ use std::ops::Bound;
 
 use farleaf::Table;
 
-use super::{Call, Command, Failure, Plan, SYNTAX, integer, lower};
+use super::{Call, Command, Failure, Plan, SYNTAX, check_reply, integer, lower};
 use crate::pattern::{self, PATTERN_BYTES_MAX};
 use crate::resp::replies::Replies;
 use crate::shared::Shared;
@@ -25,7 +25,7 @@ pub(super) const COMMANDS: &[Command] = &[
         .differs("at most 1,000,000 keys"),
     Command::new("dbsize", 1, "server", "Counts the keys.", dbsize)
         .reads([0, 0, 0])
-        .differs("walks the table"),
+        .differs("a walk of the table; of more than 10,000 keys, one of the last minute"),
     Command::new("flushdb", -1, "server", "Removes all keys.", flush)
         .writes([0, 0, 0])
         .differs("with --allow-flush alone; each key by itself"),
@@ -49,11 +49,11 @@ fn scan(call: &mut Call<'_>) -> Result<Plan, String> {
         return Err(SYNTAX.to_owned());
     }
     let count = count.min(COUNT_MAX) as usize;
-    let database = call.client.database as u64;
+    let place = call.client.table;
     Ok(Plan::Alone(Box::new(move |table: &Table, shared: &Shared, replies: &mut Replies| {
         let after = match cursor {
             0 => None,
-            cursor => Some(shared.cursor(database, cursor).ok_or_else(|| {
+            cursor => Some(shared.cursor(place, cursor).ok_or_else(|| {
                 Failure::Text(format!(
                     "ERR cursor {cursor} is not known here any more: start again with 0"
                 ))
@@ -81,7 +81,7 @@ fn scan(call: &mut Call<'_>) -> Result<Plan, String> {
             }
         }
         let last = last.filter(|_| looked == count);
-        let next = last.map_or(0, |last| shared.new_cursor(database, last));
+        let next = last.map_or(0, |last| shared.new_cursor(place, last));
         replies.array(2);
         replies.bulk(next.to_string().as_bytes());
         replies.array(found.len());
@@ -101,7 +101,7 @@ fn checked(pattern: &[u8]) -> Result<Vec<u8>, String> {
 fn keys(call: &mut Call<'_>) -> Result<Plan, String> {
     let wanted = checked(call.args[1])?;
     Ok(Plan::Alone(Box::new(move |table: &Table, _: &Shared, replies: &mut Replies| {
-        let mut found = Vec::new();
+        let (mut found, mut bytes) = (Vec::new(), 0);
         for pair in table.prefix(pattern::prefix(&wanted)) {
             let (key, _) = pair?;
             if pattern::matches(&wanted, &key) {
@@ -110,6 +110,7 @@ fn keys(call: &mut Call<'_>) -> Result<Plan, String> {
                         "ERR more than {KEYS_MAX} keys match: use SCAN"
                     )));
                 }
+                bytes = check_reply(bytes + key.len(), "use SCAN")?;
                 found.push(key);
             }
         }
@@ -119,9 +120,10 @@ fn keys(call: &mut Call<'_>) -> Result<Plan, String> {
     })))
 }
 
-fn dbsize(_: &mut Call<'_>) -> Result<Plan, String> {
-    Ok(Plan::Alone(Box::new(|table: &Table, _: &Shared, replies: &mut Replies| {
-        replies.integer(table.count(..)? as i64);
+fn dbsize(call: &mut Call<'_>) -> Result<Plan, String> {
+    let place = call.client.table;
+    Ok(Plan::Alone(Box::new(move |table: &Table, shared: &Shared, replies: &mut Replies| {
+        replies.integer(shared.count_keys(place, table)? as i64);
         Ok(())
     })))
 }

@@ -14,9 +14,11 @@ use farleaf::{Answer, Operation, Table};
 
 pub use refused::REFUSED;
 
+use crate::Overlap;
 use crate::client::Client;
 use crate::resp::replies::Replies;
 use crate::shared::Shared;
+use crate::users::{Rights, User};
 
 /// A command that clients may send.
 #[derive(Debug)]
@@ -80,8 +82,22 @@ impl Command {
     }
 
     /// Tells whether it runs once all before it are answered, and not beside them.
-    pub(crate) fn begins_a_part(&self) -> bool {
-        self.changes_client() || self.flags == ["write"]
+    pub(crate) fn begins_a_part(&self, overlap: Overlap) -> bool {
+        self.changes_client()
+            || match overlap {
+                Overlap::Nothing => true,
+                Overlap::Reads => self.flags == ["write"],
+                Overlap::All => false,
+            }
+    }
+
+    /// The rights that it takes of a user.
+    fn rights(&self) -> Rights {
+        match self.flags {
+            _ if ADMIN.contains(&self.name) => Rights::Admin,
+            ["write"] => Rights::Write,
+            _ => Rights::Read,
+        }
     }
 
     /// Tells whether Redis takes so many arguments, the name among them.
@@ -90,6 +106,9 @@ impl Command {
         if self.arity < 0 { args >= arity } else { args == arity }
     }
 }
+
+/// Commands that take the rights `admin`.
+const ADMIN: [&str; 3] = ["flushdb", "flushall", "slowlog"];
 
 /// Every command, by group.
 pub fn commands() -> impl Iterator<Item = &'static Command> {
@@ -193,12 +212,14 @@ impl Shape {
     pub(crate) fn write(
         self,
         name: &str,
+        operations: &[Operation],
         answers: &[farleaf::Result<Answer>],
         replies: &mut Replies,
     ) {
-        if let Some(Err(error)) = answers.iter().find(|answer| answer.is_err()) {
+        let failed = answers.iter().position(Result::is_err);
+        if let Some((Err(error), at)) = failed.map(|at| (&answers[at], at)) {
             let done = answers.iter().filter(|answer| answer.is_ok()).count();
-            let text = error_text(name, error);
+            let text = error_text(name, Some(operations[at].key()), error);
             return match answers.len() {
                 1 => replies.error(&text),
                 all => replies.error(&format!("{text} ({done} of {all} keys were done)")),
@@ -214,12 +235,7 @@ impl Shape {
             Shape::Value => replies.value(first()),
             Shape::Values => {
                 replies.array(answers().count());
-                for answer in answers() {
-                    match answer {
-                        Answer::Value(value) => replies.value(value.as_deref()),
-                        _ => replies.null(),
-                    }
-                }
+                answers().for_each(|answer| write_value(answer, replies));
             }
             Shape::Length => replies.integer(first().map_or(0, |value| value.len() as i64)),
             Shape::Part(from, to) => replies.bulk(part(first().unwrap_or_default(), from, to)),
@@ -233,12 +249,20 @@ impl Shape {
     }
 }
 
-fn is_done(answer: &Answer) -> bool {
+pub(crate) fn is_done(answer: &Answer) -> bool {
     match answer {
         Answer::Value(value) => value.is_some(),
         Answer::Flag(flag) => *flag,
         Answer::Exchange(farleaf::CompareExchange::Exchanged) => true,
         _ => false,
+    }
+}
+
+/// Writes the value of an answer, or null.
+pub(crate) fn write_value(answer: &Answer, replies: &mut Replies) {
+    match answer {
+        Answer::Value(value) => replies.value(value.as_deref()),
+        _ => replies.null(),
     }
 }
 
@@ -253,23 +277,83 @@ fn part(value: &[u8], from: i64, to: i64) -> &[u8] {
     if from > to { &[] } else { &value[from as usize..=to as usize] }
 }
 
-/// Plans a call of `command`, or refuses one of none that there is.
-pub(crate) fn plan(command: Option<&Command>, call: &mut Call<'_>) -> Result<Plan, String> {
-    let command = command.ok_or_else(|| refused::text(call.args))?;
+/// Plans the command that `call` names.
+pub(crate) fn plan(call: &mut Call<'_>, command: Option<&'static Command>) -> Result<Plan, String> {
+    let command = check(call, command)?;
+    (command.plan)(call)
+}
+
+/// Checks that there is such a command, that it takes so many arguments, and that the client may use it.
+pub(crate) fn check(
+    call: &Call<'_>,
+    command: Option<&'static Command>,
+) -> Result<&'static Command, String> {
+    if !call.shared.knows(call.client)
+        && !command.is_some_and(|command| BEFORE_AUTH.contains(&command.name))
+    {
+        return Err("NOAUTH Authentication required.".to_owned());
+    }
+    let Some(command) = command else { return Err(refused::text(call.args)) };
     if !command.takes(call.args.len()) {
         return Err(wrong_arity(command.name));
     }
-    (command.plan)(call)
+    if let Some(user) = &call.client.user
+        && user.rights < command.rights()
+    {
+        return Err(not_allowed(call, user, command));
+    }
+    Ok(command)
+}
+
+/// Commands of clients that have not said who they are.
+const BEFORE_AUTH: [&str; 4] = ["auth", "hello", "quit", "reset"];
+
+fn not_allowed(call: &Call<'_>, user: &User, command: &Command) -> String {
+    let name = &user.name;
+    match command.rights() {
+        Rights::Admin => {
+            let command = command.name.to_uppercase();
+            format!("NOPERM user \"{name}\" may not {command}: that takes the rights \"admin\"")
+        }
+        _ => {
+            let table = call.shared.table_name(call.client.table);
+            format!("NOPERM user \"{name}\" may not write table \"{table}\"")
+        }
+    }
+}
+
+/// Refuses a subcommand that takes the rights `admin`.
+fn check_admin(call: &Call<'_>, what: &str) -> Result<(), String> {
+    match &call.client.user {
+        Some(user) if user.rights < Rights::Admin => Err(format!(
+            "NOPERM user \"{}\" may not {what}: that takes the rights \"admin\"",
+            user.name
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn wrong_arity(name: &str) -> String {
     format!("ERR wrong number of arguments for '{name}' command")
 }
 
+/// Bytes of a reply whose length is known only once all of it is there.
+const REPLY_BYTES_MAX: usize = 64 << 20;
+
+/// Returns `bytes`, those of a reply so far, unless they are too many.
+fn check_reply(bytes: usize, remedy: &str) -> Result<usize, Failure> {
+    if bytes > REPLY_BYTES_MAX {
+        return Err(Failure::Text(format!(
+            "ERR the reply takes more than {REPLY_BYTES_MAX} bytes: {remedy}"
+        )));
+    }
+    Ok(bytes)
+}
+
 const SYNTAX: &str = "ERR syntax error";
 const NO_INTEGER: &str = "ERR value is not an integer or out of range";
 
-fn lower(word: &[u8]) -> String {
+pub(crate) fn lower(word: &[u8]) -> String {
     String::from_utf8_lossy(word).to_lowercase()
 }
 
@@ -283,17 +367,32 @@ fn unknown_subcommand(call: &Call<'_>) -> String {
     format!("ERR unknown subcommand '{}'. Try {name} HELP.", sub.unwrap_or_default())
 }
 
+/// The reply to commands while the pool is lost. Clients send them again by themselves.
+pub(crate) const LOADING: &str = "LOADING farleaf is opening the pool";
+
+/// Tells whether the command is a change: over a loss of the pool it may have happened.
+fn may_have_happened(name: &str) -> bool {
+    commands().any(|command| command.name == name && command.flags == ["write"])
+}
+
 /// The error reply of a failure of the library: its first word tells clients what they may do.
-pub(crate) fn error_text(name: &str, error: &farleaf::Error) -> String {
+pub(crate) fn error_text(name: &str, key: Option<&[u8]>, error: &farleaf::Error) -> String {
     use farleaf::ErrorKind;
     match error.kind() {
         ErrorKind::Unavailable => format!("TRYAGAIN {error}"),
         ErrorKind::OutcomeUnknown => {
             let name = name.to_uppercase();
-            format!("UNKNOWN outcome of {name}: it may or may not have happened: {error}")
+            let key = key.map(|key| format!(" \"{}\"", key.escape_ascii())).unwrap_or_default();
+            format!("UNKNOWN outcome of {name}{key}: it may or may not have happened: {error}")
         }
-        ErrorKind::Full => format!("OOM {error}"),
-        ErrorKind::Closed => "LOADING the pool is lost, and this gateway ends with it".to_owned(),
+        ErrorKind::Full => format!("OOM the pool has no memory left: {error}"),
+        ErrorKind::Closed if may_have_happened(name) => {
+            let name = name.to_uppercase();
+            format!(
+                "UNKNOWN outcome of {name}: the pool was lost over it, and it may or may not have happened"
+            )
+        }
+        ErrorKind::Closed => LOADING.to_owned(),
         ErrorKind::Corrupt => format!("CORRUPT {error}"),
         ErrorKind::Internal => format!("ERR internal: {error}"),
         _ => format!("ERR {error}"),

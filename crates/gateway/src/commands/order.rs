@@ -7,7 +7,7 @@ use std::ops::Bound;
 
 use farleaf::Table;
 
-use super::{Call, Command, Failure, NO_INTEGER, Plan, SYNTAX, integer, lower};
+use super::{Call, Command, Failure, NO_INTEGER, Plan, SYNTAX, check_reply, integer, lower};
 use crate::lex::{Ends, LexBound, NO_BOUND, range};
 use crate::resp::replies::Replies;
 use crate::shared::Shared;
@@ -83,7 +83,11 @@ impl WantedRange {
     }
 
     /// Calls `take` with the range's pairs in their order, as far as the limit goes.
-    fn each(&self, table: &Table, mut take: impl FnMut(Vec<u8>, Vec<u8>)) -> Result<(), Failure> {
+    fn each(
+        &self,
+        table: &Table,
+        mut take: impl FnMut(Vec<u8>, Vec<u8>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let text = || Failure::Text(NO_BOUND.to_owned());
         let min = LexBound::parse(&self.min).ok_or_else(text)?;
         let max = LexBound::parse(&self.max).ok_or_else(text)?;
@@ -94,7 +98,7 @@ impl WantedRange {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         let pairs = table.range(owned(from, to));
         let mut put = |pair: farleaf::Result<(Vec<u8>, Vec<u8>)>| {
-            pair.map(|(key, value)| take(key, value)).map_err(Failure::from)
+            pair.map_err(Failure::from).and_then(|(key, value)| take(key, value))
         };
         match self.is_reverse {
             true => pairs.rev().skip(self.skip as usize).take(limit).try_for_each(&mut put),
@@ -109,7 +113,7 @@ fn owned(from: Bound<&[u8]>, to: Bound<&[u8]>) -> Ends<Vec<u8>> {
 
 /// Refuses a key that is not the name of the selected table.
 fn check_name(call: &Call<'_>) -> Result<(), String> {
-    let name = call.shared.table_name(call.client.database);
+    let name = call.shared.table_name(call.client.table);
     if call.args[1] == name.as_bytes() {
         return Ok(());
     }
@@ -166,8 +170,12 @@ fn by_lex(call: &mut Call<'_>, is_reverse: bool) -> Result<Plan, String> {
 /// Answers with the keys of a range.
 fn keys(asked: WantedRange) -> Result<Plan, String> {
     Ok(Plan::Alone(Box::new(move |table: &Table, _: &Shared, replies: &mut Replies| {
-        let mut found = Vec::new();
-        asked.each(table, |key, _| found.push(key))?;
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        asked.each(table, |key, _| {
+            bytes = check_reply(bytes + key.len(), "give a smaller LIMIT")?;
+            found.push(key);
+            Ok(())
+        })?;
         replies.array(found.len());
         found.iter().for_each(|key| replies.bulk(key));
         Ok(())
@@ -220,8 +228,13 @@ fn own_range(call: &mut Call<'_>) -> Result<Plan, String> {
         }
     }
     Ok(Plan::Alone(Box::new(move |table: &Table, _: &Shared, replies: &mut Replies| {
-        let mut found = Vec::new();
-        asked.each(table, |key, value| found.push((key, value)))?;
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        asked.each(table, |key, value| {
+            let value = if has_values { value } else { Vec::new() };
+            bytes = check_reply(bytes + key.len() + value.len(), "give a smaller LIMIT")?;
+            found.push((key, value));
+            Ok(())
+        })?;
         replies.array(if has_values { 2 * found.len() } else { found.len() });
         for (key, value) in &found {
             replies.bulk(key);

@@ -230,7 +230,8 @@ pub const REFUSED: &[(&[&str], &str)] = &[
     (&["flushall"], "a gateway removes the keys of one table at a time: use FLUSHDB"),
     (
         &["multi", "exec", "discard", "watch", "unwatch"],
-        "there are no transactions: use a pipeline without one (redis-py: pipeline(transaction=False))",
+        "there are no transactions. Use a pipeline without one (redis-py: pipeline(transaction=False)) or start the \
+         gateway with --multi sequence",
     ),
 ];
 

@@ -64,8 +64,13 @@ fn info(call: &mut Call<'_>) -> Result<Plan, String> {
     );
     let clients = shared.connections.load(Ordering::Relaxed).to_string();
     let most = shared.options.connections_max.to_string();
-    section("Clients", &[("connected_clients", clients), ("maxclients", most)]);
-    section("Persistence", &[("loading", "0".to_owned())]);
+    let bytes = shared.client_bytes.load(Ordering::Relaxed).to_string();
+    section(
+        "Clients",
+        &[("connected_clients", clients), ("maxclients", most), ("clients_bytes", bytes)],
+    );
+    let loading = u8::from(shared.is_lost()).to_string();
+    section("Persistence", &[("loading", loading)]);
     let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed).to_string();
     section(
         "Stats",
@@ -73,18 +78,21 @@ fn info(call: &mut Call<'_>) -> Result<Plan, String> {
             ("total_connections_received", of(&shared.connected)),
             ("total_commands_processed", of(&shared.commands_done)),
             ("rejected_connections", of(&shared.refused)),
+            ("client_connections_closed_by_limits", of(&shared.closed)),
         ],
     );
     section("Replication", &[("role", "master".to_owned()), ("connected_slaves", "0".to_owned())]);
     section("Cluster", &[("cluster_enabled", "0".to_owned())]);
-    let tables: Vec<(String, String)> = (0..shared.databases())
-        .map(|number| (number, shared.engine(number)))
-        .filter(|(_, engine)| !engine.is_empty())
-        .map(|(number, engine)| {
-            (
-                format!("table{number}"),
-                format!("name={},engine={engine}", shared.table_name(number)),
-            )
+    let user = call.client.user.as_deref();
+    let tables: Vec<(String, String)> = (0..shared.databases(call.client))
+        .filter_map(|number| {
+            let place = shared.place(user, number)?;
+            let (engine, counted) = shared.known(place)?;
+            let name = shared.table_name(place);
+            let keys = counted.map_or(String::new(), |(keys, at)| {
+                format!(",keys={keys},keys_age_seconds={}", at.elapsed().as_secs())
+            });
+            Some((format!("table{number}"), format!("name={name},engine={engine}{keys}")))
         })
         .collect();
     let tables: Vec<(&str, String)> =
@@ -161,7 +169,7 @@ fn config(call: &mut Call<'_>) -> Result<Plan, String> {
         "get" if call.args.len() > 2 => {
             let mut all: Vec<(&str, String)> =
                 SETTINGS.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-            all.push(("databases", call.shared.databases().to_string()));
+            all.push(("databases", call.shared.databases(call.client).to_string()));
             all.push(("maxclients", call.shared.options.connections_max.to_string()));
             let patterns: Vec<String> = call.args[2..].iter().map(|it| lower(it)).collect();
             all.retain(|(name, _)| {
@@ -256,7 +264,10 @@ fn module(call: &mut Call<'_>) -> Result<Plan, String> {
 
 fn acl(call: &mut Call<'_>) -> Result<Plan, String> {
     match call.word().as_str() {
-        "whoami" => call.reply(|replies| replies.bulk(b"default")),
+        "whoami" => {
+            let name = call.client.user.as_ref().map_or("default", |user| user.name.as_str());
+            call.reply(|replies| replies.bulk(name.as_bytes()))
+        }
         _ => Err(unknown_subcommand(call)),
     }
 }

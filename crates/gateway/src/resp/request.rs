@@ -145,6 +145,13 @@ impl Parser {
         self.at + self.bulk.map_or(0, |bytes| bytes + 2)
     }
 
+    /// Gives back memory between commands.
+    pub fn release(&mut self) {
+        if self.at == 0 && self.left.is_none() {
+            (self.args, self.inline) = (Vec::new(), Vec::new());
+        }
+    }
+
     fn done(&mut self) -> Parsed {
         let used = std::mem::take(&mut self.at);
         (self.left, self.bulk, self.seen) = (None, None, 0);

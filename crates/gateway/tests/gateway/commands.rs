@@ -2,6 +2,9 @@
 
 use std::thread;
 
+use farleaf::Farleaf;
+use farleaf_gateway::{Multi, Overlap};
+
 use crate::common::{Resp, command, serve};
 
 #[test]
@@ -233,4 +236,126 @@ fn a_dropped_table_comes_back_empty() {
     assert!(told.starts_with("-ERR ") && told.contains("db0"), "{told}");
     assert_eq!(resp.say("GET a"), "$-1\r\n");
     assert_eq!(resp.say("SET a 2"), "+OK\r\n");
+}
+
+/// Clients are told that the pool is being opened, and go on once it is.
+#[test]
+fn a_lost_pool_is_loading_until_it_is_open_again() {
+    let served = serve(|_| {});
+    let mut resp = Resp::connect(served.gateway.address());
+    assert_eq!(resp.say("SET a 1"), "+OK\r\n");
+    served.db.clone().close().unwrap();
+    for line in ["GET a", "SET a 1", "INCR a", "SCAN 0", "MGET a b"] {
+        assert_eq!(resp.say(line), "-LOADING farleaf is opening the pool\r\n", "{line}");
+    }
+    assert!(served.gateway.is_lost());
+    assert!(resp.say("INFO").contains("loading:1\r\n"));
+    let again = Farleaf::builder().pool_bytes(128 << 20).open("mem:").unwrap();
+    served.gateway.reopen(again);
+    assert_eq!(resp.say("GET a"), "$-1\r\n");
+    assert!(resp.say("INFO").contains("loading:0\r\n"));
+    assert!(!served.gateway.is_lost());
+}
+
+/// Of a gateway that takes `MULTI` for a sequence: its replies are redis-server's.
+#[test]
+fn a_sequence_runs_at_exec() {
+    let served = serve(|options| options.multi = Multi::Sequence);
+    let mut resp = Resp::connect(served.gateway.address());
+    let mut other = Resp::connect(served.gateway.address());
+    assert_eq!(resp.say("EXEC"), "-ERR EXEC without MULTI\r\n");
+    assert_eq!(resp.say("MULTI"), "+OK\r\n");
+    assert_eq!(resp.say("MULTI"), "-ERR MULTI calls can not be nested\r\n");
+    assert_eq!(resp.say("WATCH a"), "-ERR WATCH inside MULTI is not allowed\r\n");
+    for line in ["SET a 1", "INCR a", "INCR b x", "GET a"] {
+        let expected = if line == "INCR b x" {
+            "-ERR wrong number of arguments for 'incr' command\r\n"
+        } else {
+            "+QUEUED\r\n"
+        };
+        assert_eq!(resp.say(line), expected);
+    }
+    assert_eq!(other.say("GET a"), "$-1\r\n", "nothing has run");
+    assert_eq!(
+        resp.say("EXEC"),
+        "-EXECABORT Transaction discarded because of previous errors.\r\n"
+    );
+    assert_eq!(other.say("GET a"), "$-1\r\n");
+    // In one packet, with a failure in the middle and commands behind it.
+    let lines =
+        ["MULTI", "SET a x", "INCR a", "GET a", "EXEC", "GET a", "MULTI", "DISCARD", "PING"];
+    let all: Vec<u8> = lines
+        .iter()
+        .flat_map(|line| command(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>()))
+        .collect();
+    resp.send(&all);
+    for reply in ["+OK", "+QUEUED", "+QUEUED", "+QUEUED"] {
+        assert_eq!(resp.reply(), format!("{reply}\r\n").into_bytes());
+    }
+    assert_eq!(
+        String::from_utf8(resp.reply()).unwrap(),
+        "*3\r\n+OK\r\n-ERR value is not an integer or out of range\r\n$1\r\nx\r\n"
+    );
+    for reply in ["$1\r\nx", "+OK", "+OK", "+PONG"] {
+        assert_eq!(resp.reply(), format!("{reply}\r\n").into_bytes());
+    }
+    assert!(resp.say("WATCH a").starts_with("-ERR WATCH is not supported"));
+}
+
+/// Commands of more keys than run together answer as those of few.
+#[test]
+fn commands_of_many_keys_run_in_parts() {
+    let served = serve(|_| {});
+    let mut resp = Resp::connect(served.gateway.address());
+    let names: Vec<String> = (0..1_000).map(|number| format!("k{number}")).collect();
+    let with = |word: &'static str, has_values: bool| {
+        let mut args: Vec<&[u8]> = vec![word.as_bytes()];
+        for name in &names {
+            args.push(name.as_bytes());
+            if has_values {
+                args.push(name.as_bytes());
+            }
+        }
+        command(&args)
+    };
+    // A read in front and one behind keep their places.
+    let mut all = command(&[b"GET", b"k7"]);
+    all.extend(with("MSET", true));
+    all.extend(command(&[b"GET", b"k7"]));
+    all.extend(with("MGET", false));
+    all.extend(with("EXISTS", false));
+    all.extend(with("DEL", false));
+    all.extend(with("EXISTS", false));
+    resp.send(&all);
+    assert_eq!(resp.reply(), b"$-1\r\n");
+    assert_eq!(resp.reply(), b"+OK\r\n");
+    assert_eq!(resp.reply(), b"$2\r\nk7\r\n");
+    let values: String =
+        names.iter().map(|name| format!("${}\r\n{name}\r\n", name.len())).collect();
+    assert_eq!(String::from_utf8(resp.reply()).unwrap(), format!("*1000\r\n{values}"));
+    assert_eq!(resp.reply(), b":1000\r\n");
+    assert_eq!(resp.reply(), b":1000\r\n");
+    assert_eq!(resp.reply(), b":0\r\n");
+}
+
+/// Whatever runs together, a connection sees its own changes in their order.
+#[test]
+fn pipelines_keep_the_order_of_each_key_however_they_overlap() {
+    for overlap in [Overlap::Nothing, Overlap::Reads, Overlap::All] {
+        let served = serve(|options| options.overlap = overlap);
+        let mut resp = Resp::connect(served.gateway.address());
+        let mut all = Vec::new();
+        for number in 0..300 {
+            let (key, value) = (format!("k{}", number % 3), number.to_string());
+            all.extend(command(&[b"SET", key.as_bytes(), value.as_bytes()]));
+            all.extend(command(&[b"GET", key.as_bytes()]));
+        }
+        resp.send(&all);
+        for number in 0..300 {
+            assert_eq!(resp.reply(), b"+OK\r\n", "{overlap:?}");
+            let value = number.to_string();
+            let expected = format!("${}\r\n{value}\r\n", value.len());
+            assert_eq!(String::from_utf8(resp.reply()).unwrap(), expected, "{overlap:?}");
+        }
+    }
 }

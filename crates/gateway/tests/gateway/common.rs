@@ -44,6 +44,13 @@ impl Resp {
         self.socket.get_mut().shutdown(Shutdown::Write).unwrap();
     }
 
+    /// As [`Resp::send`], to a connection that the other side may have ended.
+    pub(crate) fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        let socket = self.socket.get_mut();
+        socket.set_write_timeout(Some(Duration::from_secs(20)))?;
+        socket.write_all(bytes)
+    }
+
     /// Sends a command and returns its reply, to the byte.
     pub(crate) fn ask(&mut self, args: &[&[u8]]) -> Vec<u8> {
         self.send(&command(args));
@@ -61,6 +68,11 @@ impl Resp {
         let mut all = Vec::new();
         self.read_reply(&mut all);
         all
+    }
+
+    /// Reads so many bytes of a reply.
+    pub(crate) fn skip(&mut self, bytes: usize) {
+        self.socket.read_exact(&mut vec![0; bytes]).unwrap();
     }
 
     fn read_reply(&mut self, all: &mut Vec<u8>) {
@@ -86,6 +98,11 @@ impl Resp {
             b'%' => (0..2 * number()).for_each(|_| self.read_reply(all)),
             other => panic!("a reply begins with {other}"),
         }
+    }
+
+    /// Reads what there is up to the end of the connection; true if it comes.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.socket.read_to_end(&mut Vec::new()).is_ok()
     }
 
     /// True if the other side has closed the connection.

@@ -45,25 +45,100 @@ fn keys_and_values_beyond_the_tables_limits_are_refused() {
     assert_eq!(resp.say("PING"), "+PONG\r\n");
 }
 
-/// A client that asks for much and reads nothing: the gateway stops at the limit and serves the others; once the client
-/// reads, it gets all.
+/// A client that asks for 1 GiB and reads nothing, and one that asks for it in one command: the gateway keeps little of
+/// that and serves the others; once the clients read, they get all.
 #[test]
 fn a_client_that_takes_nothing_holds_up_nobody_else() {
+    const VALUE_BYTES: usize = 1 << 20;
     let served = serve(|_| {});
-    let mut slow = Resp::connect(served.gateway.address());
-    let value = vec![b'v'; 256 << 10];
-    assert_eq!(slow.ask(&[b"SET", b"k", &value]), b"+OK\r\n");
-    let gets = 200;
-    slow.send(&command(&[b"GET", b"k"]).repeat(gets));
+    let mut slow =
+        [Resp::connect(served.gateway.address()), Resp::connect(served.gateway.address())];
+    let value = vec![b'v'; VALUE_BYTES];
+    assert_eq!(slow[0].ask(&[b"SET", b"k", &value]), b"+OK\r\n");
+    slow[0].send(&command(&[b"GET", b"k"]).repeat(1_024));
+    let mut mget: Vec<&[u8]> = vec![b"MGET"];
+    mget.resize(1_025, b"k");
+    slow[1].send(&command(&mget));
     let mut other = Resp::connect(served.gateway.address());
-    for _ in 0..100 {
+    let mut most = 0;
+    for _ in 0..1_000 {
         let began = Instant::now();
         assert_eq!(other.say("PING"), "+PONG\r\n");
         assert!(began.elapsed() < Duration::from_secs(5));
+        most = most.max(served.gateway.counts().client_bytes);
     }
-    for _ in 0..gets {
-        assert_eq!(slow.reply().len(), value.len() + "$262144\r\n\r\n".len());
+    // A part of commands whose values are larger than those of before, at most.
+    assert!(most < 200 << 20, "{most} bytes");
+    for _ in 0..64 {
+        assert_eq!(slow[0].reply().len(), VALUE_BYTES + "$1048576\r\n\r\n".len());
     }
+    slow[1].skip("*1024\r\n".len());
+    for _ in 0..64 {
+        slow[1].skip(VALUE_BYTES + "$1048576\r\n\r\n".len());
+    }
+    // Parts are small by now, once the last replies are counted out.
+    let end = Instant::now() + Duration::from_secs(20);
+    while served.gateway.counts().client_bytes >= 16 << 20 {
+        assert!(Instant::now() < end, "{:?}", served.gateway.counts());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Clients that take nothing for long, send nothing for long, or do not say who they are, are closed.
+#[test]
+fn clients_that_stand_still_are_closed() {
+    let served = serve(|options| {
+        options.slow_client = Duration::from_secs(1);
+        options.idle = Some(Duration::from_secs(2));
+    });
+    let mut slow = Resp::connect(served.gateway.address());
+    let value = vec![b'v'; 1 << 20];
+    assert_eq!(slow.ask(&[b"SET", b"k", &value]), b"+OK\r\n");
+    slow.send(&command(&[b"GET", b"k"]).repeat(64));
+    let mut idle = Resp::connect(served.gateway.address());
+    assert_eq!(idle.say("PING"), "+PONG\r\n");
+    let end = Instant::now() + Duration::from_secs(20);
+    while served.gateway.counts().closed < 2 {
+        assert!(Instant::now() < end, "{:?}", served.gateway.counts());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(idle.is_closed());
+    assert_eq!(served.gateway.counts().client_bytes, 0);
+}
+
+/// 1,000 clients that send half a command each: their bytes stay below the limit, and others are served.
+#[test]
+fn half_commands_take_no_more_than_their_share() {
+    const MEMORY: usize = 8 << 20;
+    let served = serve(|options| options.client_memory = MEMORY);
+    let mut other = Resp::connect(served.gateway.address());
+    let half = [&b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$100000\r\n"[..], &[b'v'; 30_000]].concat();
+    let mut all = Vec::new();
+    let mut most = 0;
+    for number in 0..1_000 {
+        let mut resp = Resp::connect(served.gateway.address());
+        resp.send(&half);
+        all.push(resp);
+        if number % 50 == 0 {
+            let began = Instant::now();
+            assert_eq!(other.say("SET other 1"), "+OK\r\n");
+            assert!(began.elapsed() < Duration::from_secs(5));
+            most = most.max(served.gateway.counts().client_bytes);
+        }
+    }
+    assert_eq!(other.say("GET other"), "$1\r\n1\r\n");
+    most = most.max(served.gateway.counts().client_bytes);
+    assert!(most <= 2 * MEMORY as u64 + (1 << 20), "{most} bytes");
+    // Those that end give their bytes back.
+    drop(all);
+    let end = Instant::now() + Duration::from_secs(20);
+    while served.gateway.counts().connections > 1 {
+        assert!(Instant::now() < end, "{:?}", served.gateway.counts());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(other.say("GET other"), "$1\r\n1\r\n");
+    let mut large = Resp::connect(served.gateway.address());
+    assert_eq!(large.ask(&[b"SET", b"k", &vec![b'v'; 1 << 20]]), b"+OK\r\n");
 }
 
 /// A client that has sent all that it wants, more than its replies may wait for, and says so.
