@@ -50,6 +50,10 @@ pub(crate) struct ClusterConfig {
 /// this process ends in any way: each waits for the end of its standard input.
 #[derive(Debug)]
 pub(crate) struct Cluster {
+    /// A gateway for Redis's clients, if there is one.
+    gateway: Servers,
+    /// Its port.
+    gateway_port: u16,
     compute: Servers,
     memory: Servers,
     tls: TlsArgs,
@@ -85,14 +89,18 @@ pub(crate) enum Change {
     ComputeLost(u16, ExitStatus, Duration),
     /// A compute server that was started in place of another listens there.
     ComputeBack(u16, SocketAddr),
+    /// The same of the gateway for Redis's clients.
+    GatewayLost(ExitStatus, Duration),
+    /// The same.
+    GatewayBack(SocketAddr),
 }
 
 impl Cluster {
     /// Starts them all, and waits until they listen.
     pub(crate) fn start(config: &ClusterConfig) -> anyhow::Result<Cluster> {
         let (tls, card) = (config.tls.clone(), config.card.clone());
-        let (compute, memory) = (Servers::default(), Servers::default());
-        let mut cluster = Cluster { compute, memory, tls, card };
+        let (gateway, compute, memory) = Default::default();
+        let mut cluster = Cluster { gateway, gateway_port: 0, compute, memory, tls, card };
         // Before the first is started.
         port_of(config, config.servers.saturating_sub(1))?;
         for number in 0..config.servers {
@@ -106,16 +114,32 @@ impl Cluster {
     /// Starts compute servers on the pool, which is made, and waits until they listen.
     pub(crate) fn start_compute(&mut self, count: u16) -> anyhow::Result<()> {
         for number in 0..count {
-            let server = self.spawn_compute().and_then(Server::wait);
+            let server = spawn_compute(&self.uri(), &self.tls).and_then(Server::wait);
             let what = || format!("compute server {number} does not start");
             self.compute.0.push(server.with_context(what)?);
         }
         Ok(())
     }
 
-    fn spawn_compute(&self) -> anyhow::Result<Server> {
-        let words = ["compute", &self.uri(), "--end-with-stdin"].map(OsString::from);
-        Server::spawn(words.to_vec(), &self.tls, None)
+    /// Starts a gateway for Redis's clients, and waits until it listens.
+    pub(crate) fn start_gateway(&mut self, port: u16) -> anyhow::Result<SocketAddr> {
+        self.gateway_port = port;
+        let started = spawn_gateway(&self.uri(), &self.tls, port).and_then(Server::wait);
+        let server = started.context("the gateway for Redis's clients does not start")?;
+        let address = server.address.context("it has printed no address")?;
+        self.gateway_port = address.port();
+        self.gateway.0.push(server);
+        Ok(address)
+    }
+
+    /// Starts a gateway by the words of `redis`, at a free port, and waits until it listens. It is not replaced.
+    pub(crate) fn add_gateway(&mut self, words: &[&str]) -> anyhow::Result<SocketAddr> {
+        let all = [&["redis"], words, &["--address", "127.0.0.1:0", "--end-with-stdin"]].concat();
+        let words = all.iter().map(OsString::from).collect();
+        let server = Server::spawn(words, &self.tls, None)?.wait()?;
+        let address = server.address.context("it has printed no address")?;
+        self.gateway.0.push(server);
+        Ok(address)
     }
 
     /// The addresses at which compute servers listen.
@@ -145,28 +169,43 @@ impl Cluster {
                 changes.push(Change::MemoryLost(number, status));
             }
         }
-        for at in 0..self.compute.0.len() {
-            let (number, server) = (at as u16, &mut self.compute.0[at]);
-            if let Some(restart_at) = server.restart_at {
-                if restart_at <= Instant::now() {
-                    let pause = (server.pause * 2).clamp(PAUSE_FIRST, PAUSE_LONGEST);
-                    self.compute.0[at] = Server { pause, ..self.spawn_compute()? };
-                }
-            } else if let Some(status) =
-                server.process.try_wait().context("cannot look after it")?
-            {
-                if server.start.elapsed() > PAUSE_LONGEST {
-                    server.pause = Duration::ZERO;
-                }
-                server.restart_at = Some(Instant::now() + server.pause);
-                changes.push(Change::ComputeLost(number, status, server.pause));
-            } else if server.address.is_none() && server.has_told() {
-                let address = server.address;
-                changes.extend(address.map(|address| Change::ComputeBack(number, address)));
-            }
+        let (uri, tls, port) = (self.uri(), &self.tls, self.gateway_port);
+        for (number, server) in (0..).zip(&mut self.compute.0) {
+            changes.extend(match server.look(|| spawn_compute(&uri, tls))? {
+                Watched::Same => None,
+                Watched::Lost(status, pause) => Some(Change::ComputeLost(number, status, pause)),
+                Watched::Back(address) => Some(Change::ComputeBack(number, address)),
+            });
+        }
+        for server in &mut self.gateway.0 {
+            changes.extend(match server.look(|| spawn_gateway(&uri, tls, port))? {
+                Watched::Same => None,
+                Watched::Lost(status, pause) => Some(Change::GatewayLost(status, pause)),
+                Watched::Back(address) => Some(Change::GatewayBack(address)),
+            });
         }
         Ok(changes)
     }
+}
+
+fn spawn_compute(pool: &str, tls: &TlsArgs) -> anyhow::Result<Server> {
+    let words = ["compute", pool, "--end-with-stdin"].map(OsString::from);
+    Server::spawn(words.to_vec(), tls, None)
+}
+
+fn spawn_gateway(pool: &str, tls: &TlsArgs, port: u16) -> anyhow::Result<Server> {
+    let address = format!("127.0.0.1:{port}");
+    let words = ["redis", pool, "--create", "--address", &address, "--end-with-stdin"];
+    Server::spawn(words.map(OsString::from).to_vec(), tls, None)
+}
+
+/// The outcome of a look at a server that is replaced if it ends.
+enum Watched {
+    Same,
+    /// It has ended in this way, and is to be replaced after this pause.
+    Lost(ExitStatus, Duration),
+    /// It was started in place of another, and listens there.
+    Back(SocketAddr),
 }
 
 impl Servers {
@@ -269,6 +308,25 @@ impl Server {
             .context("cannot start a thread")?;
         let (start, pause) = (Instant::now(), Duration::ZERO);
         Ok(Server { process, address: None, first_line, stdin, start, pause, restart_at: None })
+    }
+
+    /// Looks after it: starts another in its place if its time has come.
+    fn look(&mut self, spawn: impl FnOnce() -> anyhow::Result<Server>) -> anyhow::Result<Watched> {
+        if let Some(restart_at) = self.restart_at {
+            if restart_at <= Instant::now() {
+                let pause = (self.pause * 2).clamp(PAUSE_FIRST, PAUSE_LONGEST);
+                *self = Server { pause, ..spawn()? };
+            }
+        } else if let Some(status) = self.process.try_wait().context("cannot look after it")? {
+            if self.start.elapsed() > PAUSE_LONGEST {
+                self.pause = Duration::ZERO;
+            }
+            self.restart_at = Some(Instant::now() + self.pause);
+            return Ok(Watched::Lost(status, self.pause));
+        } else if self.address.is_none() && self.has_told() {
+            return Ok(self.address.map_or(Watched::Same, Watched::Back));
+        }
+        Ok(Watched::Same)
     }
 
     /// Waits until it says where it listens.

@@ -392,7 +392,8 @@ fn place(path: &Path, text: &str, at: usize) -> String {
 /// Returns the environment of servers that this program starts as parts of its own: what is set for servers
 /// that stand alone is not for them, nor where this process listens. `None` removes a variable.
 pub(crate) fn environment_of_parts() -> Vec<(OsString, Option<OsString>)> {
-    let prefixes = ["memory", "compute"].map(|command| variable_of(&[command.to_owned()], ""));
+    let prefixes =
+        ["memory", "compute", "redis"].map(|command| variable_of(&[command.to_owned()], ""));
     let is_set = |name: &OsStr| {
         let Some(name) = name.to_str() else { return false };
         let says_where =

@@ -127,15 +127,19 @@ fn open_waiting(
             Ok(db) => return Ok(db),
             Err(error) => error,
         };
-        let may_come = match error.kind() {
-            ErrorKind::Unavailable => true,
-            ErrorKind::NoPool => !creates,
-            _ => false,
-        };
-        if !may_come || Instant::now() >= end {
+        if !may_come(&error, creates) || Instant::now() >= end {
             return Err(error);
         }
         thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Returns whether a pool that could not be opened may be there later: its servers start, or others make it.
+fn may_come(error: &farleaf::Error, creates: bool) -> bool {
+    match error.kind() {
+        ErrorKind::Unavailable => true,
+        ErrorKind::NoPool => !creates,
+        _ => false,
     }
 }
 
@@ -173,6 +177,23 @@ fn open_as(
     settings: &Settings,
     console: &Console,
 ) -> anyhow::Result<Farleaf> {
+    let builder = made_as(builder, pool, create, settings)?;
+    let db = open_waiting(builder, pool, create.create, console)
+        .map_err(|error| not_opened(error, create))?;
+    tell_opened(&db, pool, console)?;
+    Ok(db)
+}
+
+/// Has `builder` open `pool`, or make it as `create` says.
+///
+/// # Errors
+/// [`Exit::Usage`] for sizes of a pool whose memory servers have theirs.
+fn made_as(
+    builder: Builder,
+    pool: &str,
+    create: &CreateArgs,
+    settings: &Settings,
+) -> Result<Builder, Failure> {
     let is_sized =
         create.pool_bytes.is_some() || create.memory_servers.is_some() || create.no_reserve;
     if is_sized && ["tcp:", "verbs:", "etcd:"].iter().any(|scheme| pool.trim().starts_with(scheme))
@@ -180,8 +201,7 @@ fn open_as(
         return Err(Failure::usage(
             "--pool-bytes, --memory-servers and --no-reserve are for pools on this machine: memory \
              servers on a network have the size that they were started with, and the address names them",
-        )
-        .into());
+        ));
     }
     let mut builder = builder
         .create(create.create)
@@ -196,13 +216,14 @@ fn open_as(
     if let Some(size) = create.block_bytes {
         builder = builder.block_bytes(size.0);
     }
-    let db = open_waiting(builder, pool, create.create, console).map_err(|error| {
-        let is_missing = error.kind() == ErrorKind::NoPool && !create.create;
-        let error = anyhow::Error::from(error);
-        if is_missing { error.context("there is no pool yet: --create makes one") } else { error }
-    })?;
-    tell_opened(&db, pool, console)?;
-    Ok(db)
+    Ok(builder)
+}
+
+/// The error of an opening, with advice if there is no pool.
+fn not_opened(error: farleaf::Error, create: &CreateArgs) -> anyhow::Error {
+    let is_missing = error.kind() == ErrorKind::NoPool && !create.create;
+    let error = anyhow::Error::from(error);
+    if is_missing { error.context("there is no pool yet: --create makes one") } else { error }
 }
 
 /// A pool that vanishes with this very process is of no use to any command on a pool.
@@ -264,7 +285,10 @@ fn table_or_create(
     }
 }
 
-/// The options of a new table.
+/// The options of a table that is made as `wanted` says.
+///
+/// # Errors
+/// [`Exit::Usage`] for nodes of more bytes than can be counted.
 fn table_options(wanted: &NewTableArgs, settings: &Settings) -> Result<TableOptions, Failure> {
     let mut options = TableOptions::default().set_all(settings);
     if let Some(engine) = wanted.engine {

@@ -44,6 +44,10 @@ pub(crate) struct UpArgs {
     pub(crate) threads: usize,
     #[command(flatten)]
     pub(crate) network: NetworkArgs,
+    /// Start a gateway for Redis's clients as well, on this port of 127.0.0.1, 0 for a free one [default: 6379];
+    /// another is started in place of one that ends
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "6379")]
+    pub(crate) redis: Option<u16>,
     /// End with standard input, too
     #[arg(long, hide = true)]
     pub(crate) end_with_stdin: bool,
@@ -72,6 +76,7 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     let pool_bytes = db.stats()?.memory.pool_bytes;
     db.close()?;
     cluster.start_compute(args.compute)?;
+    let redis = args.redis.map(|port| cluster.start_gateway(port)).transpose()?;
     if console.args.json {
         let compute = cluster.compute_addresses();
         let compute: Vec<String> = compute.iter().map(ToString::to_string).collect();
@@ -80,9 +85,11 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
             "compute_servers": compute,
             "memory_servers": args.memory_servers,
             "pool_bytes": pool_bytes,
+            "redis": redis.map(|address| address.to_string()),
         }))?;
     } else {
-        console.fields(&[("pool", uri)])?;
+        let redis = redis.map(|address| ("redis", address.to_string()));
+        console.fields(&[("pool", uri)].into_iter().chain(redis).collect::<Vec<_>>())?;
     }
     console.flush()?;
     let mut servers = counted(args.memory_servers.into(), "memory server");
@@ -110,6 +117,10 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     Ok(Exit::Done)
 }
 
+fn in_time(pause: Duration) -> String {
+    if pause.is_zero() { "now".to_owned() } else { format!("in {} s", pause.as_secs()) }
+}
+
 /// Says what has become of a server.
 ///
 /// # Errors
@@ -129,8 +140,15 @@ fn tell(change: Change, args: &UpArgs, console: &Console) -> Result<(), Failure>
         }
         Change::ComputeLost(number, status, pause) => console.warn(format_args!(
             "compute server {number} has ended ({status}): others serve its keys, and another starts {}",
-            if pause.is_zero() { "now".to_owned() } else { format!("in {} s", pause.as_secs()) }
+            in_time(pause)
         )),
+        Change::GatewayLost(status, pause) => console.warn(format_args!(
+            "the gateway for Redis's clients has ended ({status}): another starts {}",
+            in_time(pause)
+        )),
+        Change::GatewayBack(address) => {
+            console.note(format_args!("another gateway for Redis's clients listens at {address}"));
+        }
         Change::ComputeBack(number, address) => {
             console.note(format_args!("another compute server {number} listens at {address}"));
         }

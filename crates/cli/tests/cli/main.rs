@@ -11,6 +11,7 @@ mod compute;
 mod config;
 mod engines;
 mod etcd;
+mod gateway;
 mod keys;
 mod leftovers;
 mod listen;
@@ -132,7 +133,7 @@ fn command(words: &[&str]) -> Command {
     command.env_remove("NO_COLOR");
     // Independent of this machine's settings.
     command.env("FARLEAF_CONFIG", "");
-    for server in ["MEMORY", "COMPUTE"] {
+    for server in ["MEMORY", "COMPUTE", "REDIS"] {
         command.env(format!("FARLEAF_{server}_LOG_LEVEL"), "warn");
     }
     command

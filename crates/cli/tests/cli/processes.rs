@@ -26,7 +26,7 @@ pub(crate) fn at_work_in(folder: &Path) -> usize {
     lines.filter(|line| line.windows(name.len()).any(|part| part == name)).count()
 }
 
-pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so() {
         assert!(Instant::now() < end, "not within 20 s: {what}");
