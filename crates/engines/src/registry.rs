@@ -312,6 +312,15 @@ impl Index for AnyIndex {
         on_table!(self, index => index.scan(session, range, limit, out).await)
     }
 
+    async fn longest_prefix(
+        &self,
+        session: &Session,
+        key: &[u8],
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        on_table!(self, index => index.longest_prefix(session, key, out).await)
+    }
+
     async fn bulk_load(
         &self,
         session: &Session,

@@ -107,6 +107,19 @@ pub trait Index: Send + Sync + 'static {
         out: &mut Entries,
     ) -> impl Future<Output = Result<(), IndexError>>;
 
+    /// Appends the pair with the longest key that `key` begins with to `out`, if there is one; `key` itself counts.
+    /// The pair was there at a moment of the call, and no longer prefix was present throughout it.
+    ///
+    /// Here by [`longest_prefix_by_floors`].
+    async fn longest_prefix(
+        &self,
+        session: &Session,
+        key: &[u8],
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        longest_prefix_by_floors(self, session, key, out).await
+    }
+
     /// Fills an empty table from sorted pairs; returns how many. `Invalid` for an unsorted or
     /// repeated key (says which) or a table that is not empty; the table is then still empty.
     fn bulk_load(
@@ -152,4 +165,44 @@ pub trait Index: Send + Sync + 'static {
     fn parts(&self) -> Vec<String> {
         Vec::new()
     }
+}
+
+/// Finds the longest key that `key` begins with by scans of one pair, and appends its pair to `out`.
+///
+/// Every key between a prefix of `key` and `key` begins with that prefix. So no prefix is longer than what the last
+/// key up to `key` has in common with it.
+///
+/// Cost: a scan of one pair for each step; at most one step for each byte of `key`, one to three as a rule.
+///
+/// # Errors
+/// As [`Index::scan`].
+pub async fn longest_prefix_by_floors<I: Index + ?Sized>(
+    index: &I,
+    session: &Session,
+    key: &[u8],
+    out: &mut Entries,
+) -> Result<(), IndexError> {
+    let mut probe = key;
+    let mut floor = Entries::new();
+    loop {
+        floor.clear();
+        let range = ScanRange { to: Bound::Included(probe), reverse: true, ..ScanRange::ALL };
+        index.scan(session, range, 1, &mut floor).await?;
+        let Some((found, value)) = floor.get(0) else { return Ok(()) };
+        let common = common_bytes(probe, found);
+        if common == found.len() {
+            out.push(found, value);
+            return Ok(());
+        }
+        if probe.is_empty() {
+            return Ok(());
+        }
+        // It leaves the probe before its end, or it would be above it: each step shortens the probe.
+        probe = &probe[..common.min(probe.len() - 1)];
+    }
+}
+
+/// The number of bytes that both begin with.
+pub fn common_bytes(one: &[u8], other: &[u8]) -> usize {
+    one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }

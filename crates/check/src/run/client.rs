@@ -9,7 +9,7 @@ use std::task::Poll;
 use farleaf_engines::AnyIndex;
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::Endpoint;
-use farleaf_index::IndexError;
+use farleaf_index::{Entries, Index, IndexError};
 use farleaf_pool::{PoolError, Session};
 
 use super::outcome::Failure;
@@ -75,6 +75,7 @@ impl Client {
                 self.run(at, Op::CompareExchange { key, expected, new }).await.map(drop)
             }
             Step::Count(key) => self.count(at, &steps, key).await,
+            Step::LongestPrefix(key) => self.longest_prefix(at, &steps, &key).await,
         }
     }
 
@@ -95,6 +96,35 @@ impl Client {
                 _ => return Ok(()),
             }
             self.session.endpoint().sleep(1).await;
+        }
+        Ok(())
+    }
+
+    /// Looks for the longest key that `key` begins with. Into the history go the looks that its answer stands for: the
+    /// key that it found had that value, each longer prefix was absent.
+    async fn longest_prefix(
+        &self,
+        at: Option<(usize, u32)>,
+        steps: &Steps<'_>,
+        key: &[u8],
+    ) -> Result<(), CutOff> {
+        let (shared, from_ns) = (&self.shared, self.shared.now_ns());
+        let mut found = Entries::new();
+        if let Err(error) = self.index.longest_prefix(&self.session, key, &mut found).await {
+            let call = Op::Get { key: key.to_vec() };
+            return self.failed(&call, error).map(drop);
+        }
+        let found = found.get(0);
+        if let Some((prefix, _)) = found.filter(|(prefix, _)| !key.starts_with(prefix)) {
+            let (key, prefix) = (key.escape_ascii(), prefix.escape_ascii());
+            shared.fail(Failure::Corrupt(format!("\"{prefix}\" is no prefix of \"{key}\"")));
+        }
+        if let Some((prefix, value)) = found {
+            shared.looked(at, prefix, from_ns, Some(value.to_vec()));
+        }
+        let longer = |it: &Vec<u8>| found.is_none_or(|(prefix, _)| it.len() > prefix.len());
+        for absent in steps.keys().iter().filter(|it| key.starts_with(it) && longer(it)) {
+            shared.looked(at, absent, from_ns, None);
         }
         Ok(())
     }

@@ -80,6 +80,20 @@ impl RunShared {
         self.history.borrow_mut().events[place].answer = Some((now_ns, answer));
     }
 
+    /// Records that an operation which began at `from_ns` and ends now has found `value` at `key`: as a get by a client
+    /// of its own, because it may overlap with others of the same operation.
+    pub(super) fn looked(
+        &self,
+        step: Option<(usize, u32)>,
+        key: &[u8],
+        from_ns: u64,
+        value: Option<Vec<u8>>,
+    ) {
+        let place = self.call(self.new_client(), step, Op::Get { key: key.to_vec() });
+        self.history.borrow_mut().events[place].from_ns = from_ns;
+        self.answer(place, Answer::Value(value));
+    }
+
     /// Records a failure; the first one stays.
     pub(super) fn fail(&self, failure: Failure) {
         self.failure.borrow_mut().get_or_insert(failure);

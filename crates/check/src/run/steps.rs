@@ -18,6 +18,8 @@ pub(super) enum Step {
     Exchange { key: Vec<u8>, of_absent: bool, new: Option<Vec<u8>> },
     /// Adds one to a number by compare-exchange.
     Count(Vec<u8>),
+    /// Looks for the longest key that this begins with.
+    LongestPrefix(Vec<u8>),
 }
 
 /// Draws steps.
@@ -72,6 +74,9 @@ impl<'a> Steps<'a> {
             taken
         };
         if takes(weights.get) {
+            if scenario.workload == Workload::Prefixes && rng.u8(..4) > 0 {
+                return Step::LongestPrefix(self.longer(&mut rng, key));
+            }
             Step::Do(Op::Get { key })
         } else if takes(weights.insert) {
             Step::Do(Op::Insert { key, value: value(&mut rng) })
@@ -90,6 +95,17 @@ impl<'a> Steps<'a> {
         } else {
             Step::Do(self.scan(&mut rng, key))
         }
+    }
+
+    /// A key that begins with `key`, or `key`.
+    fn longer(&self, rng: &mut Rng, mut key: Vec<u8>) -> Vec<u8> {
+        if let KeyFormat::Bytes { max } = self.table.key
+            && rng.bool()
+        {
+            key.extend(self.key(rng.u64(..self.scenario.keys)));
+            key.truncate(max);
+        }
+        key
     }
 
     fn scan(&self, rng: &mut Rng, key: Vec<u8>) -> Op {
@@ -128,10 +144,10 @@ impl<'a> Steps<'a> {
         match self.table.key {
             KeyFormat::Fixed(bytes) => fixed_key(bytes, number, self.scenario.keys, is_dense),
             KeyFormat::Bytes { max } => {
-                let mut key = if is_dense {
-                    format!("log/{number:08}").into_bytes()
-                } else {
-                    odd_key(number, max)
+                let mut key = match self.scenario.workload {
+                    Workload::Ascending => format!("log/{number:08}").into_bytes(),
+                    Workload::Prefixes => nested_key(number),
+                    _ => odd_key(number, max),
                 };
                 key.truncate(max);
                 key
@@ -197,6 +213,16 @@ fn fixed_key(bytes: usize, number: u64, keys: u64, is_dense: bool) -> Vec<u8> {
         key = key[from..from + bytes].to_vec();
     }
     key.resize(bytes, if number % 3 == 1 { 0xff } else { 0 });
+    key
+}
+
+/// Keys of which many begin with others, by short steps and by long ones.
+fn nested_key(number: u64) -> Vec<u8> {
+    let (mut key, mut rest) = (Vec::new(), number);
+    while rest > 0 {
+        key.extend_from_slice([&b"a"[..], b"b/", b"c/and/more/bytes"][(rest % 3) as usize]);
+        rest /= 3;
+    }
     key
 }
 

@@ -37,9 +37,9 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
             .compute_servers
             .unwrap_or_else(|| rng(seed, "compute").usize(1..=3)),
         clients: 1,
-        workload: choices
-            .workload
-            .unwrap_or_else(|| pick(&mut rng(seed, "workload"), &Workload::all())),
+        workload: choices.workload.unwrap_or_else(|| {
+            pick(&mut rng(seed, "workload"), &Vec::from_iter(Workload::drawn()))
+        }),
         ops: 1,
         keys: 1,
         preload: 0,

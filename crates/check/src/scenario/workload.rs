@@ -22,6 +22,8 @@ pub enum Workload {
     Reads,
     /// Large values.
     Large,
+    /// Keys that begin with each other, and looks for the longest prefix of a key. No seed draws it.
+    Prefixes,
 }
 
 /// Weights of the operations, of 100; the rest are scans.
@@ -39,7 +41,7 @@ pub(crate) struct Weights {
 /// A workload, its name in flags, and its weights: get, insert, update, upsert, remove, exchange, count, scan.
 type Line = (Workload, &'static str, [u32; 8]);
 
-const TABLE: [Line; 8] = [
+const TABLE: [Line; 9] = [
     (Workload::Mixed, "mixed", [20, 15, 10, 20, 15, 10, 0, 10]),
     (Workload::Hot, "hot", [20, 15, 10, 15, 20, 10, 5, 5]),
     (Workload::Ascending, "ascending", [15, 50, 0, 15, 5, 0, 0, 15]),
@@ -48,12 +50,18 @@ const TABLE: [Line; 8] = [
     (Workload::Counters, "counters", [15, 0, 0, 0, 5, 5, 70, 5]),
     (Workload::Reads, "reads", [55, 5, 5, 5, 5, 0, 0, 25]),
     (Workload::Large, "large", [20, 15, 10, 20, 15, 10, 0, 10]),
+    (Workload::Prefixes, "prefixes", [45, 10, 5, 10, 25, 0, 0, 5]),
 ];
 
 impl Workload {
     /// Every workload.
     pub fn all() -> [Workload; TABLE.len()] {
         TABLE.map(|(workload, ..)| workload)
+    }
+
+    /// Those that seeds draw. Others would give every seed another scenario.
+    pub fn drawn() -> impl Iterator<Item = Workload> {
+        Workload::all().into_iter().filter(|workload| *workload != Workload::Prefixes)
     }
 
     /// The name in flags.

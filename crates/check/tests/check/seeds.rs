@@ -12,7 +12,7 @@ use std::time::Duration;
 use farleaf_check::linear::{Limits, check as check_history};
 use farleaf_check::report::{Plan, check};
 use farleaf_check::run::{Failure, run};
-use farleaf_check::scenario::{Choices, Scenario, Workload};
+use farleaf_check::scenario::{Choices, FormatName, Scenario, Workload};
 use farleaf_engines::Engine;
 
 fn soak() -> u64 {
@@ -84,6 +84,32 @@ fn histories_are_worth_checking() {
             _ => Answer::Value(None),
         };
         assert!(check_history(&history, &Limits::default()).is_err(), "{scenario}");
+    }
+}
+
+/// The longest prefix of a key, beside writers, faults and deaths: by the radix trees' own descents, and by floors.
+#[test]
+fn longest_prefixes_are_linearizable() {
+    let only = std::env::var("FARLEAF_ENGINE").ok();
+    for name in ["smart", "p-smart", "art", "dart", "btree"] {
+        if only.as_deref().is_some_and(|only| only != name) {
+            continue;
+        }
+        let mut looks = 0;
+        for seed in 0..60 * soak() {
+            let format = [FormatName::Bytes, FormatName::ShortTiny][seed as usize % 2];
+            let scenario = Choices {
+                engine: name.parse().ok(),
+                workload: Some(Workload::Prefixes),
+                format: Some(format),
+                ..Choices::default()
+            }
+            .scenario(seed);
+            let outcome = run(&scenario);
+            assert_eq!(outcome.failure, None, "{scenario}");
+            looks += outcome.history.events.len();
+        }
+        assert!(looks > 5_000, "{name}: {looks}");
     }
 }
 

@@ -205,7 +205,7 @@ impl Tree {
     }
 
     /// A guess that proves nothing.
-    fn guess_in(&self, entry: Entry, slot: Option<Slot>, index: Option<usize>) -> Guess {
+    pub(super) fn guess_in(&self, entry: Entry, slot: Option<Slot>, index: Option<usize>) -> Guess {
         let index = || index.unwrap_or_else(|| entry.children());
         let at = self.shape.points_back.then(|| slot_addr(entry.addr(), index()));
         Guess { entry, slot, at, proof: Proof::Hint }

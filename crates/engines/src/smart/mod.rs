@@ -13,6 +13,7 @@
 //! | insert into a node with room | max(n, 1) | 1 | 1 | max(n, 1) + 1 |
 //! | insert beside the leaf of another key | max(n, 1) + 1 | 2 | 1 | max(n, 1) + 3 |
 //! | remove | n + 1 | 1 | 1 | n + 3 |
+//! | longest prefix, *d* nodes on the way, *e* leaves where one may end | d + e | 0 | 0 | n + 1 |
 //! | get or change that another on its key does (`delegation.rs`) | 0 | 0 | 0 | 0 |
 //!
 //! - `INV-SMART-1` A slot's edge (key byte or end) is set once in a node's life, and no slot becomes unused again.
@@ -46,6 +47,7 @@ mod layout;
 mod leaf;
 mod lock_table;
 mod locked;
+mod longest_prefix;
 #[cfg(test)]
 mod model;
 mod ops;
@@ -244,6 +246,16 @@ impl Index for Smart {
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Scan).await?;
         self.tree.scan(session, range, limit, out).await
+    }
+
+    async fn longest_prefix(
+        &self,
+        session: &Session,
+        key: &[u8],
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Get).await?;
+        self.tree.longest_prefix(session, key, out).await
     }
 
     async fn bulk_load(

@@ -179,7 +179,7 @@ impl Tree {
         self.settle_leaf(session, slot.addr(), image).await
     }
 
-    async fn value_of(
+    pub(super) async fn value_of(
         &self,
         session: &Session,
         content: NewValue<'_>,

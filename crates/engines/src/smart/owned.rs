@@ -28,7 +28,8 @@ use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::retry::backoff;
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
-    ScanRange, Seek, Settings, SortedPairs, Stored, TableReport, Visitor, check_key,
+    ScanRange, Seek, Settings, SortedPairs, Stored, TableReport, Visitor, check_key, common_bytes,
+    longest_prefix_by_floors,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
@@ -281,6 +282,37 @@ impl Index for PSmart {
         out: &mut Entries,
     ) -> Result<(), IndexError> {
         scan_all(self, session, range, limit, out).await?;
+        Ok(session.vouch()?)
+    }
+
+    /// One descent if the key is own, and so is the longest prefix. A prefix of another's is found by floors.
+    async fn longest_prefix(
+        &self,
+        session: &Session,
+        key: &[u8],
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        let mut probe = key;
+        if let Ok((_inside, part)) = self.acquire_part(session, Seek::At(key)).await? {
+            self.0.ownership.check_open()?;
+            let mut found = Entries::new();
+            {
+                let _pin = session.begin(OpKind::Get).await?;
+                self.tree().longest_prefix(session, key, &mut found).await?;
+            }
+            session.vouch()?;
+            let low = part.low.as_deref();
+            if let Some((prefix, value)) = found.get(0)
+                && low.is_none_or(|low| prefix > low)
+            {
+                out.push(prefix, value);
+                return Ok(());
+            }
+            // Every key between a prefix and the key begins with the prefix, and so does the bound between the two.
+            let Some(low) = low else { return Ok(()) };
+            probe = &key[..common_bytes(key, low)];
+        }
+        longest_prefix_by_floors(self, session, probe, out).await?;
         Ok(session.vouch()?)
     }
 
