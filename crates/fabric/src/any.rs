@@ -168,6 +168,19 @@ fn poll_apart<F: Future + Unpin>(future: &mut F, context: &mut Context<'_>) -> P
     Pin::new(future).poll(context)
 }
 
+impl AnyFabric {
+    /// As [`Fabric::any_endpoint`], for a thread that waits for other descriptors as well ([`Executor::watch`]).
+    ///
+    /// # Errors
+    /// As [`Fabric::endpoint`].
+    pub fn watching_endpoint(&self) -> Result<AnyEndpoint, FabricError> {
+        match self {
+            AnyFabric::Mapped(mapped) => mapped.watching_endpoint().map(Into::into),
+            other => other.any_endpoint(),
+        }
+    }
+}
+
 impl Fabric for AnyFabric {
     type Endpoint = AnyEndpoint;
 

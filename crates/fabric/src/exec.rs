@@ -3,7 +3,9 @@
 
 use std::cell::Cell;
 use std::future::Future;
+use std::io;
 use std::num::NonZero;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::OnceLock;
@@ -50,6 +52,11 @@ pub(crate) trait Driver {
 
     /// The root has ended, and tasks have kept its caller for this time. Called before a wait.
     fn linger(&self, _kept: Duration) {}
+
+    /// Makes waits end when there is something to read at another descriptor as well.
+    fn watch(&self, _other: BorrowedFd<'_>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Ends a wait from any thread; the next one, if nothing waits (INV-WAKE-1).
     fn notifier(&self) -> Notify;
@@ -215,8 +222,67 @@ impl Executor {
                     let kept_ns = now_ns - *ended_ns.get_or_insert(now_ns);
                     driver.linger(Duration::from_nanos(kept_ns));
                 }
-                self.idle(result.is_none());
+                self.idle(result.is_none(), None);
             }
+        }
+    }
+
+    /// Runs the tasks that are ready, once each, sends their posts, and takes completions; waits for nothing. Returns
+    /// the nanoseconds until a task is ready by itself: 0 if one is ready now, `None` if none waits for a time.
+    ///
+    /// With [`Executor::wait`] a thread runs its tasks beside work of its own, in place of [`Executor::block_on`].
+    ///
+    /// # Panics
+    /// If called from inside itself or `block_on`.
+    pub fn turn(&self) -> Option<u64> {
+        assert!(!self.0.running.replace(true), "a turn inside block_on, or inside a turn");
+        let _running = RunningRoot(&self.0);
+        {
+            let _entered = self.0.tasks.enter();
+            let mut parts = Parts::default();
+            self.0.tasks.run(|ran, count| parts.before(self, ran, count));
+            self.0.timers.fire(|| self.now_ns());
+            self.drive();
+        }
+        if self.0.tasks.are_ready() {
+            return Some(0);
+        }
+        self.0.timers.next_ns().map(|at_ns| at_ns.saturating_sub(self.look()))
+    }
+
+    /// Waits until [`Executor::turn`] has something to do, one of the watched descriptors can be read, or `at_most` has
+    /// passed. May end earlier.
+    ///
+    /// # Panics
+    /// As [`Executor::turn`].
+    pub fn wait(&self, at_most: Option<Duration>) {
+        assert!(!self.0.running.replace(true), "a wait inside block_on, or inside a turn");
+        let _running = RunningRoot(&self.0);
+        let at_most_ns = at_most.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let until_ns = at_most_ns.map(|ns| self.now_ns().saturating_add(ns));
+        loop {
+            if self.0.tasks.are_ready() || self.drive() {
+                return;
+            }
+            let ends_ns = [self.0.timers.next_ns(), until_ns].into_iter().flatten().min();
+            if ends_ns.is_some_and(|ends_ns| ends_ns <= self.look()) {
+                return;
+            }
+            if self.idle(false, until_ns) {
+                return;
+            }
+        }
+    }
+
+    /// Makes [`Executor::wait`] end when there is something to read at `other`, for as long as this executor lives.
+    ///
+    /// # Errors
+    /// The system's; `Unsupported` if this executor cannot wait for descriptors: see
+    /// [`AnyFabric::watching_endpoint`](crate::AnyFabric::watching_endpoint).
+    pub fn watch(&self, other: &impl AsFd) -> io::Result<()> {
+        match &self.0.driver {
+            Some(driver) => driver.watch(other.as_fd()),
+            None => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -248,16 +314,18 @@ impl Executor {
         came
     }
 
-    /// Nothing is ready: lets other threads run, or sleeps until a timer or a wake-up.
-    fn idle(&self, root_waits: bool) {
+    /// Nothing is ready: lets other threads run, or sleeps until a timer, `until_ns` or a wake-up. Returns whether it
+    /// slept.
+    fn idle(&self, root_waits: bool, until_ns: Option<u64>) -> bool {
         if root_waits && self.0.tasks.is_root_woken() {
             // The root only yielded; it may wait for other threads on this core.
             thread::yield_now();
-            return;
+            return false;
         }
-        let next_ns = self.0.timers.next_ns();
+        let next_ns = [self.0.timers.next_ns(), until_ns].into_iter().flatten().min();
         if next_ns.is_none() && self.0.driver.is_none() {
-            return thread::park();
+            thread::park();
+            return true;
         }
         let now_ns = self.look();
         let wait_ns = next_ns.map(|at_ns| at_ns.saturating_sub(now_ns));
@@ -268,18 +336,24 @@ impl Executor {
             let is_near = wait_ns.is_some_and(|wait_ns| wait_ns < SPIN_NS);
             let spins = driver.is_busy() && now_ns - self.0.driven_ns.get() < SPIN_NS;
             if (is_near || spins) && self.0.may_spin() {
-                return thread::yield_now();
+                thread::yield_now();
+                return false;
             }
             self.0.stop_spinning();
             // A wait of zero would not wait.
             let wait_ns = wait_ns.map(|wait_ns| wait_ns.saturating_sub(SPIN_NS / 2).max(1));
-            return driver.wait(wait_ns.map(Duration::from_nanos));
+            driver.wait(wait_ns.map(Duration::from_nanos));
+            return true;
         }
         match wait_ns {
-            Some(wait_ns) if wait_ns < SPIN_NS => thread::yield_now(),
+            Some(wait_ns) if wait_ns < SPIN_NS => {
+                thread::yield_now();
+                return false;
+            }
             Some(wait_ns) => thread::park_timeout(Duration::from_nanos(wait_ns - SPIN_NS / 2)),
             None => thread::park(),
         }
+        true
     }
 }
 

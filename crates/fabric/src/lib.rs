@@ -43,6 +43,7 @@ mod processors;
 mod raw;
 pub mod sim;
 mod single;
+mod socket_waiter;
 mod space;
 mod sync;
 mod tasks;

@@ -250,6 +250,11 @@ impl Tasks {
         by_own || by_others
     }
 
+    /// Returns whether the next [`Tasks::run`] has tasks to run.
+    pub(crate) fn are_ready(&self) -> bool {
+        self.ready.has_any() || !self.ready.queue.is_empty()
+    }
+
     /// Returns whether the next [`Tasks::take_root`] will return true.
     pub(crate) fn is_root_woken(&self) -> bool {
         self.ready.root.get() || self.root.flag.is_raised()
@@ -281,6 +286,14 @@ impl Ready {
     #[inline(always)]
     pub(crate) fn push(&self, number: u32) {
         self.lists.borrow_mut().push(number);
+    }
+
+    /// Returns whether a round would have tasks.
+    fn has_any(&self) -> bool {
+        let left = self.left.take();
+        let is_left = !left.is_empty();
+        self.left.set(left);
+        is_left || !self.lists.borrow().next.is_empty()
     }
 
     /// Begins a round. Tasks that a panicked round left over come first.

@@ -51,6 +51,7 @@ impl MappedEndpoint {
         counters: Arc<Counters>,
         seed: u64,
         number: u64,
+        executor: Executor,
     ) -> Self {
         let calls = Arc::clone(&shared.calls) as _;
         let pool = PoolFacts {
@@ -59,7 +60,7 @@ impl MappedEndpoint {
             region_bytes: shared.regions.iter().map(Words::bytes).collect(),
             own: Arc::clone(&shared.calls.own),
         };
-        let local = Local::new(pool, counters, SlabRef::new(), seed, Executor::new(), calls);
+        let local = Local::new(pool, counters, SlabRef::new(), seed, executor, calls);
         MappedEndpoint {
             thread: Rc::new(Thread { shared, local, number, peers: RefCell::default() }),
         }

@@ -13,10 +13,12 @@ mod calls;
 mod endpoint;
 mod folder;
 mod regions;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -24,12 +26,13 @@ use calls::{LocalPeer, MappedCalls, PeerRegion, Receivers};
 pub use endpoint::MappedEndpoint;
 pub use folder::CreateGuard;
 use folder::Folder;
+use waits::DescriptorWait;
 
 use crate::calls::{CallLink, check_exposed, exposed_twice, region_words};
 use crate::sync::lock;
 use crate::{
-    Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
-    ServerId, Service, ServiceId, Words,
+    Capabilities, Counters, Executor, Exposed, Fabric, FabricError, Incarnation, ListenConfig,
+    Peer, ServerId, Service, ServiceId, Words,
 };
 
 /// Least bytes of a region.
@@ -208,16 +211,33 @@ impl Mapped {
     }
 }
 
-impl Fabric for Mapped {
-    type Endpoint = MappedEndpoint;
+impl Mapped {
+    /// As [`Fabric::endpoint`], for a thread that waits for descriptors as well ([`Executor::watch`]). Two descriptors
+    /// more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn watching_endpoint(&self) -> Result<MappedEndpoint, FabricError> {
+        let failed = FabricError::io("wait for sockets of", Path::new("this thread"));
+        let waits = DescriptorWait::new().map_err(failed)?;
+        Ok(self.endpoint_on(Executor::with_driver(Rc::new(waits))))
+    }
 
-    fn endpoint(&self) -> Result<MappedEndpoint, FabricError> {
+    fn endpoint_on(&self, executor: Executor) -> MappedEndpoint {
         let counters = Counters::new(self.0.regions.len());
         let mut all = lock(&self.0.counters);
         let seed = self.0.incarnation.0 ^ (all.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let number = all.len() as u64;
         all.push(Arc::clone(&counters));
-        Ok(MappedEndpoint::new(Arc::clone(&self.0), counters, seed, number))
+        MappedEndpoint::new(Arc::clone(&self.0), counters, seed, number, executor)
+    }
+}
+
+impl Fabric for Mapped {
+    type Endpoint = MappedEndpoint;
+
+    fn endpoint(&self) -> Result<MappedEndpoint, FabricError> {
+        Ok(self.endpoint_on(Executor::new()))
     }
 
     fn name(&self) -> &'static str {

@@ -59,7 +59,6 @@ mod region;
 mod served;
 mod server;
 mod session;
-mod socket_waiter;
 mod tls;
 mod transport;
 pub(crate) mod wire;

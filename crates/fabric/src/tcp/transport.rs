@@ -1,8 +1,8 @@
 //! TCP transport: holds one thread's posts and its connections.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::task::Context;
@@ -12,11 +12,11 @@ use super::TcpShared;
 use super::connection::Connection;
 use super::inbox::{Sink, Waiting};
 use super::peers::Found;
-use super::socket_waiter::SocketWaiter;
 use super::wire::{Request, RequestKind, Status, word_at};
 use crate::exec::Driver;
 use crate::post::{Carrier, Load};
 use crate::posts::{self, Kept, Posts, Slot};
+use crate::socket_waiter::SocketWaiter;
 use crate::wake::Notify;
 use crate::{
     Buf, CallError, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops,
@@ -134,8 +134,8 @@ pub(crate) struct Transport {
     shared: Arc<TcpShared>,
     state: RefCell<TransportState>,
     waiter: SocketWaiter,
-    /// Another descriptor to wait for.
-    other: OnceCell<OwnedFd>,
+    /// Other descriptors to wait for.
+    others: RefCell<Vec<OwnedFd>>,
     drives: Cell<u32>,
     start: Instant,
 }
@@ -165,7 +165,7 @@ impl Transport {
                 known: Vec::new(),
             }),
             waiter,
-            other: OnceCell::new(),
+            others: RefCell::default(),
             drives: Cell::new(0),
             start: Instant::now(),
         })
@@ -178,14 +178,6 @@ impl Transport {
 
     fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
-    }
-
-    /// Makes [`Driver::wait`] end when there is something to read at `other`, too.
-    #[cfg(feature = "verbs")]
-    pub(crate) fn watch(&self, other: &impl AsFd) -> io::Result<()> {
-        let other = other.as_fd().try_clone_to_owned()?;
-        self.other.get_or_init(|| other);
-        Ok(())
     }
 
     /// Returns whether this compute server has given the pool up.
@@ -557,8 +549,9 @@ impl Driver for Transport {
         let state = self.state.borrow();
         let lines = state.connections.iter().chain(&state.peers);
         let sockets = lines.filter_map(Connection::awaited);
-        let other = self.other.get().map(|other| (other.as_fd(), false));
-        let waited = self.waiter.wait(sockets.chain(other), at_most);
+        let others = self.others.borrow();
+        let others = others.iter().map(|other| (other.as_fd(), false));
+        let waited = self.waiter.wait(sockets.chain(others), at_most);
         drop(state);
         if let Err(error) = waited
             && error.kind() != io::ErrorKind::Interrupted
@@ -568,6 +561,11 @@ impl Driver for Transport {
         }
         self.check_time();
         posts::wake(&self.state);
+    }
+
+    fn watch(&self, other: BorrowedFd<'_>) -> io::Result<()> {
+        self.others.borrow_mut().push(other.try_clone_to_owned()?);
+        Ok(())
     }
 
     /// An operation on an unreachable server may keep the caller.

@@ -7,6 +7,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -92,7 +94,7 @@ impl Transport {
         list_max: usize,
     ) -> Result<Self, FabricError> {
         let failed = FabricError::io("watch completions of", Path::new("this thread"));
-        tcp.watch(&*completions).map_err(failed)?;
+        tcp.watch(completions.as_fd()).map_err(failed)?;
         let queues = region_bytes.iter().map(|_| ServerQueue::default()).collect();
         let state = TransportState { queues, ..TransportState::default() };
         Ok(Transport {
@@ -531,6 +533,10 @@ impl Driver for Transport {
         self.completions.take_events();
         self.check_time();
         posts::wake(&self.state);
+    }
+
+    fn watch(&self, other: BorrowedFd<'_>) -> io::Result<()> {
+        self.tcp.watch(other)
     }
 
     /// The card may be cut off from a server whose connection is up.

@@ -1,7 +1,8 @@
-//! Socket wait: lets a client's thread wait for its sockets, and lets other threads end the wait.
+//! Socket wait: lets a thread wait for its sockets, and lets other threads end the wait.
 //!
 //! Each wait names its sockets; no socket is registered beforehand. A registration would cost the
 //! sender at every message, and a busy thread seldom waits.
+#![allow(clippy::disallowed_methods, reason = "part of the executor of real threads")]
 
 use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;
@@ -17,13 +18,13 @@ use crate::wake::Notify;
 const FEW: usize = 16;
 
 /// Ends a thread's waits (INV-WAKE-1).
-pub(super) struct SocketWaiter {
+pub(crate) struct SocketWaiter {
     notified: UnixStream,
     notify: Notify,
 }
 
 impl SocketWaiter {
-    pub(super) fn new() -> io::Result<SocketWaiter> {
+    pub(crate) fn new() -> io::Result<SocketWaiter> {
         let (notified, notifier) = UnixStream::pair()?;
         notified.set_nonblocking(true)?;
         notifier.set_nonblocking(true)?;
@@ -34,13 +35,13 @@ impl SocketWaiter {
     }
 
     /// Function that ends the wait, from any thread.
-    pub(super) fn notify(&self) -> &Notify {
+    pub(crate) fn notify(&self) -> &Notify {
         &self.notify
     }
 
     /// Waits until one of `sockets` can be read, or written if that is asked for, the notifier is called, or
     /// `at_most` has passed.
-    pub(super) fn wait<'a>(
+    pub(crate) fn wait<'a>(
         &self,
         sockets: impl Iterator<Item = (BorrowedFd<'a>, bool)>,
         at_most: Option<Duration>,
