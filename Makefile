@@ -31,8 +31,8 @@ engine: ## Run one engine's tests: its own, the shared suites, 200 seeds and its
 threads: ## Run the models of what threads share (loom, shuttle) for longer
 	FARLEAF_SOAK=40 $(CARGO) test --locked -p farleaf-threads
 
-# TARGET: one of crates/fuzz-targets' (node, superblock, pool, table, fabric, records, keys, ycsb,
-# text, wire, history); TIME: seconds.
+# TARGET: one of crates/fuzz-targets' (node, superblock, pool, table, fabric, records, values, keys,
+# ycsb, text, wire, history); TIME: seconds.
 fuzz: ## Fuzz one target: make fuzz TARGET=node TIME=60 (needs nightly)
 	@scripts/fuzz.sh "$(TARGET)" "$(or $(TIME),60)"
 

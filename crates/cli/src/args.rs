@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
-use farleaf::{Engine, KeyFormat, ValueFormat};
+use farleaf::{Content, Engine, KeyFormat, ValueFormat};
 use farleaf_bench::units::{Count, Size, TimeSpan};
 
 use crate::bench::BenchArgs;
@@ -268,16 +268,20 @@ pub(crate) struct NewTableArgs {
     /// Bytes of a node: a power of two [default: what suits the formats]
     #[arg(long, value_name = "SIZE")]
     pub(crate) node_bytes: Option<Size>,
+    /// Meaning of its values: raw, or records, which may expire and be small hashes [default: raw]
+    #[arg(long, value_name = "CONTENT")]
+    pub(crate) content: Option<Content>,
 }
 
 impl NewTableArgs {
     /// The options by their names, with what was given for each.
-    pub(crate) fn given(&self) -> [(&'static str, Option<String>); 4] {
+    pub(crate) fn given(&self) -> [(&'static str, Option<String>); 5] {
         [
             ("--engine", self.engine.map(|engine| engine.to_string())),
             ("--key-format", self.key_format.map(formats::key_format)),
             ("--value-format", self.value_format.map(formats::value_format)),
             ("--node-bytes", self.node_bytes.map(|size| size.0.to_string())),
+            ("--content", self.content.map(|content| content.to_string())),
         ]
     }
 }

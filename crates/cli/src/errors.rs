@@ -143,7 +143,7 @@ fn exit_of_kind(kind: ErrorKind) -> Exit {
     match kind {
         ErrorKind::NotFound => Exit::NoTable,
         ErrorKind::NoPool => Exit::NoPool,
-        ErrorKind::Invalid | ErrorKind::AlreadyExists => Exit::Usage,
+        ErrorKind::Invalid | ErrorKind::AlreadyExists | ErrorKind::WrongType => Exit::Usage,
         ErrorKind::Unavailable | ErrorKind::Closed | ErrorKind::Io => Exit::Unavailable,
         ErrorKind::Full => Exit::Full,
         ErrorKind::Corrupt => Exit::Corrupt,

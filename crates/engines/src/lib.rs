@@ -31,4 +31,4 @@ pub use recovery::{recover, recover_within, sweep};
 pub use registry::{AnyIndex, Engine, UnknownEngine};
 pub use settings::{KnobDefault, SettingError};
 pub use stored::StoredTable;
-pub use table_format::TableFormat;
+pub use table_format::{Content, TableFormat};

@@ -1,11 +1,58 @@
 //! Table format: engine, formats and geometry of a table, as its root keeps them.
 
+use std::fmt;
+use std::str::FromStr;
+
 use farleaf_fabric::codec::Writer;
 use farleaf_index::bnode::{KeyFormat, Layout, LayoutOptions, ValueFormat};
-use farleaf_index::{IndexError, NodeRoom, PointerCheck};
+use farleaf_index::{IndexError, NodeRoom, PointerCheck, suggest};
 use farleaf_pool::Root;
 
 use super::{Engine, UnknownEngine};
+
+/// The meaning of a table's values. Engines know nothing of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Content {
+    /// Byte strings, as they were given.
+    #[default]
+    Raw,
+    /// Records: byte strings that may expire, and small hashes (`farleaf-records`).
+    Records,
+}
+
+impl Content {
+    /// Every content.
+    pub const ALL: [Content; 2] = [Content::Raw, Content::Records];
+
+    /// Its name in flags and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Content::Raw => "raw",
+            Content::Records => "records",
+        }
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Content {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Content::ALL.into_iter().find(|content| content.name() == text).ok_or_else(|| {
+            let names = Content::ALL.map(Content::name);
+            format!(
+                "no content of a table is named \"{text}\"{} (known: {})",
+                suggest::hint(text, names),
+                names.join(", ")
+            )
+        })
+    }
+}
 
 /// A table's specification: engine, formats and geometry. Fixed when it is made, kept in its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +76,8 @@ pub struct TableFormat {
     pub nodes: NodeRoom,
     /// The proof of cached pointers in a radix tree.
     pub check: PointerCheck,
+    /// The meaning of its values.
+    pub content: Content,
 }
 
 impl Default for TableFormat {
@@ -43,6 +92,7 @@ impl Default for TableFormat {
             bucket_bytes: None,
             nodes: NodeRoom::Relocate,
             check: PointerCheck::Birth,
+            content: Content::Raw,
         }
     }
 }
@@ -77,6 +127,11 @@ impl TableFormat {
             )));
         }
         self.check_reverse()?;
+        if let (Content::Records, ValueFormat::Fixed(_)) = (self.content, self.value) {
+            let why =
+                "records have no fixed length: take values of any length, or a table of raw values";
+            return Err(IndexError::Invalid(why.to_owned()));
+        }
         let options = LayoutOptions {
             cap_leaf: self.cap_leaf,
             cap_inner: self.cap_inner,
@@ -115,7 +170,8 @@ impl TableFormat {
     }
 
     /// As it stands in a root's parameters: words of version, key format, value format, node
-    /// bytes, capacities, bucket bytes, the room of nodes and the check of pointers, and the tree's own number.
+    /// bytes, capacities, bucket bytes, the room of nodes and the check of pointers, the tree's own number, and the
+    /// content. Tables of raw values have the version of before there were others, so that older programs use them.
     pub(crate) fn to_params(self, tree: u64) -> [u8; 64] {
         let key = match self.key {
             KeyFormat::Fixed(bytes) => 1 << 32 | bytes as u64,
@@ -133,7 +189,11 @@ impl TableFormat {
             | number(self.cap_inner);
         let node_bytes = self.node_bytes().into();
         let mut params = Writer::default();
-        params.words(&[PARAMS_VERSION, key, value, node_bytes, caps, tree]).padded()
+        let (version, content) = match self.content {
+            Content::Raw => (PARAMS_VERSION_RAW, 0),
+            Content::Records => (PARAMS_VERSION, CONTENT_RECORDS),
+        };
+        params.words(&[version, key, value, node_bytes, caps, tree, content]).padded()
     }
 
     /// The format and the tree's own number.
@@ -144,13 +204,21 @@ impl TableFormat {
         for (word, bytes) in words.iter_mut().zip(root.params.chunks_exact(8)) {
             *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         }
-        let [version, key, value, node_bytes, caps, tree, ..] = words;
-        if version != PARAMS_VERSION {
-            return Err(IndexError::Invalid(format!(
-                "table {:?} has format {version}, this program reads {PARAMS_VERSION}",
-                root.name
-            )));
-        }
+        let [version, key, value, node_bytes, caps, tree, content, _] = words;
+        let content = match (version, content) {
+            (PARAMS_VERSION_RAW, 0) => Content::Raw,
+            (PARAMS_VERSION, CONTENT_RECORDS) => Content::Records,
+            (PARAMS_VERSION_RAW | PARAMS_VERSION, _) => {
+                return Err(corrupt("has no legal content"));
+            }
+            _ => {
+                return Err(IndexError::Invalid(format!(
+                    "table {:?} has format {version}, this program reads {PARAMS_VERSION_RAW} and \
+                     {PARAMS_VERSION}",
+                    root.name
+                )));
+            }
+        };
         let engine = root.engine.parse().map_err(|error: UnknownEngine| {
             IndexError::Invalid(format!("table {:?}: {error}", root.name))
         })?;
@@ -182,9 +250,13 @@ impl TableFormat {
                 _ => return Err(corrupt("has no legal room of nodes or check of pointers")),
             },
             check: if caps >> 49 == 0 { PointerCheck::Birth } else { PointerCheck::Reverse },
+            content,
         };
         Ok((format, tree))
     }
 }
 
-const PARAMS_VERSION: u64 = 1;
+/// Version of the parameters of a table of raw values, and of any other.
+const PARAMS_VERSION_RAW: u64 = 1;
+const PARAMS_VERSION: u64 = 2;
+const CONTENT_RECORDS: u64 = 1;

@@ -13,6 +13,7 @@ fn main() {
     regions(&corpus);
     fabric(&corpus);
     records(&corpus);
+    values(&corpus);
     texts(&corpus);
     wire(&corpus);
     history(&corpus);
@@ -106,6 +107,17 @@ fn records(corpus: &Path) {
         };
         write(corpus, "records", name, &[&front, file].concat());
     }
+}
+
+/// A string and a hash, with and without expiry; a record of a later version.
+fn values(corpus: &Path) {
+    write(corpus, "values", "string", b"\x001815");
+    write(corpus, "values", "string-expires", b"\x10\x08\x07\x06\x05\x04\x03\x02\x01x");
+    write(corpus, "values", "hash", b"\x01\x02\x01a\x00\x01b\x0222");
+    write(corpus, "values", "hash-expires", b"\x11\x01\0\0\0\0\0\0\0\x01\x00\x01v");
+    let long = [&b"\x01\x01\x01f\xac\x02"[..], &[b'v'; 300]].concat();
+    write(corpus, "values", "hash-long", &long);
+    write(corpus, "values", "later", b"\x42 later");
 }
 
 fn texts(corpus: &Path) {

@@ -23,6 +23,7 @@ mod records;
 mod region;
 mod superblock;
 mod text;
+mod values;
 mod wire;
 mod ycsb;
 
@@ -64,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target { name: "fabric", run: fabric::run, input_bytes_max: 1024, memory_bytes_max: 32 << 20 },
     Target { name: "records", run: records::run, input_bytes_max: 4096, memory_bytes_max: 4 << 20 },
+    Target { name: "values", run: values::run, input_bytes_max: 4096, memory_bytes_max: 1 << 20 },
     Target { name: "keys", run: keys::run, input_bytes_max: 4096, memory_bytes_max: 4 << 20 },
     Target { name: "ycsb", run: ycsb::run, input_bytes_max: 2048, memory_bytes_max: 4 << 20 },
     Target { name: "text", run: text::run, input_bytes_max: 256, memory_bytes_max: 4 << 20 },

@@ -4,8 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use farleaf_engines::AnyIndex;
-use farleaf_index::{Entries, Index, IndexError};
+use farleaf_index::Entries;
 
 use crate::bounds::Interval;
 use crate::error::Result;
@@ -73,10 +72,7 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<Option<Vec<u8>>>> + Send + 'static + use<K> {
         let key = own(key);
-        self.on_index(async move |index, session| {
-            let mut value = Vec::new();
-            Ok(index.get(session, &key, &mut value).await?.then_some(value))
-        })
+        self.by_session(async move |core, session| core.value(session, &key).await)
     }
 
     /// See [`Table::contains_key`](crate::Table::contains_key).
@@ -85,7 +81,7 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K> {
         let key = own(key);
-        self.on_index(async move |index, session| index.get(session, &key, &mut Vec::new()).await)
+        self.by_session(async move |core, session| core.get(session, &key, &mut Vec::new()).await)
     }
 
     /// See [`Table::insert`](crate::Table::insert).
@@ -95,7 +91,7 @@ impl AsyncTable {
         value: V,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K, V> {
         let (key, value) = (own(key), own(value));
-        self.on_index(async move |index, session| index.upsert(session, &key, &value).await)
+        self.by_session(async move |core, session| core.upsert(session, &key, &value).await)
     }
 
     /// See [`Table::insert_new`](crate::Table::insert_new).
@@ -105,7 +101,7 @@ impl AsyncTable {
         value: V,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K, V> {
         let (key, value) = (own(key), own(value));
-        self.on_index(async move |index, session| index.insert(session, &key, &value).await)
+        self.by_session(async move |core, session| core.insert(session, &key, &value).await)
     }
 
     /// See [`Table::update`](crate::Table::update).
@@ -115,7 +111,7 @@ impl AsyncTable {
         value: V,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K, V> {
         let (key, value) = (own(key), own(value));
-        self.on_index(async move |index, session| index.update(session, &key, &value).await)
+        self.by_session(async move |core, session| core.update(session, &key, &value).await)
     }
 
     /// See [`Table::remove`](crate::Table::remove).
@@ -124,7 +120,7 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K> {
         let key = own(key);
-        self.on_index(async move |index, session| index.remove(session, &key).await)
+        self.by_session(async move |core, session| core.remove(session, &key).await)
     }
 
     /// See [`Table::compare_exchange`](crate::Table::compare_exchange).
@@ -151,13 +147,10 @@ impl AsyncTable {
     ) -> impl Future<Output = Result<Vec<(Vec<u8>, Vec<u8>)>>> + Send + 'static + use<R> {
         let (from, to) = range.ends();
         let range = Interval::of(from, to, self.core.info().keys);
-        self.run(async move |core, context| {
+        self.by_session(async move |core, session| {
             let mut entries = Entries::new();
             if !range.is_empty() && limit > 0 {
-                let scan = async |index: &AnyIndex, session: &Session| {
-                    index.scan(session, range.scan(false), limit, &mut entries).await
-                };
-                core.on_index(context, scan).await?;
+                core.scan(session, range.scan(false), limit, &mut entries).await?;
             }
             Ok(entries.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
         })
@@ -190,12 +183,15 @@ impl AsyncTable {
         self.run(async move |core, context| core.remove_many(context, &keys).await)
     }
 
-    fn on_index<T, O>(&self, op: O) -> impl Future<Output = Result<T>> + Send + 'static + use<T, O>
+    pub(crate) fn by_session<T, O>(
+        &self,
+        op: O,
+    ) -> impl Future<Output = Result<T>> + Send + 'static + use<T, O>
     where
         T: Send + 'static,
-        O: AsyncFnOnce(&AnyIndex, &Session) -> Result<T, IndexError> + Send + 'static,
+        O: AsyncFnOnce(&TableCore, &Session) -> Result<T> + Send + 'static,
     {
-        self.run(async move |core, context| core.on_index(context, op).await)
+        self.run(async move |core, context| op(core, &*context.session().await?).await)
     }
 
     pub(crate) fn run<T, O>(

@@ -36,6 +36,8 @@ pub(crate) struct Core {
     pub(crate) patience_ns: u64,
     pub(crate) gates: Gates,
     pub(crate) activity: Activity,
+    /// Operations of [`Local`](crate::Local)s that are under way.
+    pub(crate) local_ops: AtomicUsize,
     /// Sessions that are being made beside others of the same call.
     pub(crate) making: AtomicUsize,
     /// Options for opening tables.
@@ -76,6 +78,7 @@ impl Core {
             patience_ns,
             gates: Gates::default(),
             activity: Activity::default(),
+            local_ops: AtomicUsize::new(0),
             making: AtomicUsize::new(0),
             options,
             serving: Serving::new(serve),

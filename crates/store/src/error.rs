@@ -8,6 +8,7 @@ use farleaf_fabric::verbs::VerbsError;
 use farleaf_fabric::{FabricError, OpErrorKind, Refusal};
 use farleaf_index::IndexError;
 use farleaf_pool::{FormatFault, PoolError};
+use farleaf_records::RecordError;
 
 /// The result of this library's functions.
 pub type Result<T, AnyEndpoint = Error> = std::result::Result<T, AnyEndpoint>;
@@ -28,6 +29,9 @@ pub enum ErrorKind {
     /// The request is invalid: a key too large for the table, a malformed address.
     /// Nothing was done.
     Invalid,
+    /// The key of a table of records holds a value of another kind than the call is for: a hash, or a string.
+    /// Nothing was done.
+    WrongType,
     /// There is no such table or compute server. Nothing was done.
     NotFound,
     /// There is no pool at the address, and none can be made there. Nothing was done.
@@ -82,6 +86,22 @@ impl Error {
     /// The system refused `what`.
     pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
         Error { kind: ErrorKind::Io, message: what.into(), source: Some(Arc::new(source)) }
+    }
+}
+
+impl From<RecordError> for Error {
+    #[cold]
+    fn from(error: RecordError) -> Self {
+        let kind = match &error {
+            RecordError::Index(_) => None,
+            RecordError::WrongKind { .. } => Some(ErrorKind::WrongType),
+            RecordError::Format { .. } => Some(ErrorKind::Corrupt),
+            _ => Some(ErrorKind::Invalid),
+        };
+        match (kind, error) {
+            (_, RecordError::Index(error)) => error.into(),
+            (kind, error) => Error::new(kind.unwrap_or(ErrorKind::Invalid), error.to_string()),
+        }
     }
 }
 

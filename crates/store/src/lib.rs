@@ -52,6 +52,7 @@ mod card;
 mod core;
 mod error;
 mod gate;
+mod local;
 mod maintain;
 mod many;
 mod operation;
@@ -59,6 +60,7 @@ mod options;
 mod ordered;
 mod partitions;
 mod range;
+mod record_table;
 #[cfg(feature = "etcd")]
 mod registered;
 mod report;
@@ -74,20 +76,25 @@ mod workers;
 
 #[cfg(feature = "etcd")]
 pub use farleaf_cluster::{EtcdAccess, EtcdTlsFiles};
-pub use farleaf_engines::{Engine, KnobDefault, SettingError, UnknownEngine};
+pub use farleaf_engines::{Content, Engine, KnobDefault, SettingError, UnknownEngine};
 pub use farleaf_fabric::tcp::{Tls, TlsFiles};
 pub use farleaf_fabric::verbs::CardConfig;
 pub use farleaf_fabric::{Cost, OpKind, Processors, ServerId, Snapshot};
 pub use farleaf_index::{CounterSet, Knob, KnobError, KnobKind, Setting, Settings, Traits};
 pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse, OwnerReport, RecoveryCounts};
+pub use farleaf_records::{
+    Expiry, Hash, Record, RecordChange, RecordError, RecordValue, RecordView, Swept, ValueView,
+};
 
 pub use crate::async_table::AsyncTable;
 pub use crate::builder::Builder;
 pub use crate::error::{Error, ErrorKind, Result};
+pub use crate::local::{Local, LocalTable};
 pub use crate::operation::{Answer, Operation};
 pub use crate::options::{KeyFormat, TableInfo, TableOptions, ValueFormat};
 pub use crate::partitions::{ComputeServer, Partition, ServerName};
 pub use crate::range::{KeyRange, Prefix, Range};
+pub use crate::record_table::RecordRange;
 #[cfg(feature = "etcd")]
 pub use crate::registered::ClusterState;
 pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};

@@ -17,6 +17,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::thread::{self, JoinHandle};
@@ -35,6 +36,8 @@ const TICK: Duration = Duration::from_millis(10);
 const QUIET_TICKS: u32 = 20;
 /// Ticks that leaving waits for threads that are just ending.
 const LEAVE_WAITS: u32 = 10;
+/// Time that leaving waits for operations of other threads' [`Local`](crate::Local)s.
+const LOCAL_WAIT: Duration = Duration::from_secs(1);
 /// Time before a recovery that could not be done is tried again.
 const RECOVERY_PAUSE: Duration = Duration::from_secs(1);
 /// Time before it looks again whether somebody is to be recovered.
@@ -240,6 +243,11 @@ pub(crate) fn leave(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
         return Ok(());
     }
     core.serving.stop();
+    let local_until = Instant::now() + LOCAL_WAIT;
+    while core.local_ops.load(Ordering::SeqCst) > 0 && Instant::now() < local_until {
+        thread::sleep(TICK);
+    }
+    let has_local_ops = core.local_ops.load(Ordering::SeqCst) > 0;
     // Threads that are just ending still have sessions.
     for _ in 0..LEAVE_WAITS {
         if core.pool.sessions() <= context.idle_sessions() {
@@ -250,6 +258,11 @@ pub(crate) fn leave(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
     let executor = context.endpoint().executor().clone();
     executor.block_on(async {
         let session = context.upkeep_session().await?;
+        if has_local_ops {
+            // Their thread does not run them: what they hold is cleared up by others.
+            session.leave_as_dead().await?;
+            return Ok(());
+        }
         let closed = core.close_tables(&session).await;
         if core.pool.sessions() == 1 && closed.is_ok() {
             session.leave().await?;

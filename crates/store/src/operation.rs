@@ -4,8 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
 
-use farleaf_fabric::Endpoint;
-use farleaf_index::{Exchange, Index};
+use farleaf_index::{Exchange, Index, IndexError, Update, update_with};
 
 use crate::async_table::{AsyncTable, own};
 use crate::error::{Error, ErrorKind, Result};
@@ -81,16 +80,9 @@ impl<B: AsRef<[u8]>> Operation<B> {
     }
 }
 
-/// Attempts of [`Table::update_with`], at most.
-const ATTEMPTS_MAX: u32 = 1_000;
-/// Attempts that follow each other at once; later ones wait for a random time first.
-const ATTEMPTS_AT_ONCE: u32 = 2;
-/// Longest of these times.
-const BACKOFF_NS_MAX: u64 = 1_000_000;
-
 impl TableCore {
     /// See [`Table::run_batch`].
-    async fn run_batch<B: AsRef<[u8]>>(
+    pub(crate) async fn run_batch<B: AsRef<[u8]>>(
         &self,
         context: &ThreadContext,
         operations: &[Operation<B>],
@@ -130,12 +122,9 @@ impl TableCore {
         session: &Session,
         operation: &Operation<B>,
     ) -> Result<Answer> {
-        let index = self.index();
         let flag = match operation {
             Operation::Get(key) => {
-                let mut value = Vec::new();
-                let is_there = self.named(index.get(session, key.as_ref(), &mut value).await)?;
-                return Ok(Answer::Value(is_there.then_some(value)));
+                return Ok(Answer::Value(self.value(session, key.as_ref()).await?));
             }
             Operation::CompareExchange { key, expected, new } => {
                 let (key, expected) = (key.as_ref(), expected.as_ref().map(B::as_ref));
@@ -144,17 +133,17 @@ impl TableCore {
                 return Ok(Answer::Exchange(exchange));
             }
             Operation::Insert(key, value) => {
-                index.upsert(session, key.as_ref(), value.as_ref()).await
+                self.upsert(session, key.as_ref(), value.as_ref()).await
             }
             Operation::InsertNew(key, value) => {
-                index.insert(session, key.as_ref(), value.as_ref()).await
+                self.insert(session, key.as_ref(), value.as_ref()).await
             }
             Operation::Update(key, value) => {
-                index.update(session, key.as_ref(), value.as_ref()).await
+                self.update(session, key.as_ref(), value.as_ref()).await
             }
-            Operation::Remove(key) => index.remove(session, key.as_ref()).await,
+            Operation::Remove(key) => self.remove(session, key.as_ref()).await,
         };
-        Ok(Answer::Flag(self.named(flag)?))
+        Ok(Answer::Flag(flag?))
     }
 
     /// See [`Table::compare_exchange`].
@@ -165,6 +154,10 @@ impl TableCore {
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> Result<CompareExchange> {
+        if let Some(records) = self.records(session) {
+            let exchanged = self.named(records.compare_exchange(key, expected, new).await)?;
+            return Ok(exchanged.map_or(CompareExchange::Exchanged, CompareExchange::Found));
+        }
         let mut found = Vec::new();
         let done = self.index().compare_exchange(session, key, expected, new, &mut found).await;
         Ok(match self.named(done)? {
@@ -174,39 +167,20 @@ impl TableCore {
     }
 
     /// See [`Table::update_with`].
-    async fn update_with(
+    pub(crate) async fn update_with(
         &self,
         context: &ThreadContext,
         key: &[u8],
         mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
     ) -> Result<Option<Vec<u8>>> {
         let session = context.session().await?;
-        let mut value = Vec::new();
-        let is_there = self.named(self.index().get(&session, key, &mut value).await)?;
-        let mut held = is_there.then_some(value);
-        for attempt in 0..ATTEMPTS_MAX {
-            let new = change(held.as_deref());
-            if new == held {
-                return Ok(held);
-            }
-            match self.exchange(&session, key, held.as_deref(), new.as_deref()).await? {
-                CompareExchange::Exchanged => return Ok(held),
-                CompareExchange::Found(found) => held = found,
-            }
-            if attempt >= ATTEMPTS_AT_ONCE {
-                let most = (1_000_u64 << attempt.min(20)).min(BACKOFF_NS_MAX);
-                session.endpoint().sleep(session.endpoint().random() % most).await;
-            }
+        if let Some(records) = self.records(&session) {
+            return self.named(records.update_string(key, change).await);
         }
-        Err(Error::new(
-            ErrorKind::Unavailable,
-            format!(
-                "table \"{}\": others changed the key \"{}\" before each of {ATTEMPTS_MAX} attempts to change it: try \
-                 again",
-                self.info().name,
-                key.escape_ascii()
-            ),
-        ))
+        let new = |held: Option<&[u8]>| -> Result<Update, IndexError> {
+            Ok(change(held).map_or(Update::Remove, Update::Put))
+        };
+        self.named(update_with(self.index(), &session, key, new).await)
     }
 
     /// See [`Table::longest_run`].
@@ -223,9 +197,7 @@ impl TableCore {
                 let at = from + at;
                 // Those behind an absent key do not count.
                 if at < absent.get()
-                    && !self.named(
-                        self.index().get(session, keys[at].as_ref(), &mut Vec::new()).await,
-                    )?
+                    && !self.get(session, keys[at].as_ref(), &mut Vec::new()).await?
                 {
                     absent.set(absent.get().min(at));
                 }
@@ -289,7 +261,8 @@ impl Table {
     /// ```
     ///
     /// `change` runs once, and again each time that another client has changed the key meanwhile, up to 1,000 times. It
-    /// should do nothing else than compute the value. If it returns what the key holds, nothing is written.
+    /// should do nothing else than compute the value. If it returns what the key holds, nothing is written. In a table
+    /// of records the new value expires when the old one would have.
     ///
     /// Cost: a get and a compare-exchange; a compare-exchange more for each change by another.
     ///

@@ -1,6 +1,6 @@
 //! Table options: describe a table that a store makes.
 
-use farleaf_engines::{Engine, SettingError, StoredTable, TableFormat};
+use farleaf_engines::{Content, Engine, SettingError, StoredTable, TableFormat};
 use farleaf_index::Settings;
 pub use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_pool::Root;
@@ -44,6 +44,13 @@ impl TableOptions {
     /// Sets the values that the table takes. Default: any.
     pub fn values(mut self, values: ValueFormat) -> Self {
         self.format.value = values;
+        self
+    }
+
+    /// Sets the meaning of values. Strings that expire, and hashes, need [`Content::Records`], which takes values of any
+    /// length alone. Default: [`Content::Raw`].
+    pub fn content(mut self, content: Content) -> Self {
+        self.format.content = content;
         self
     }
 
@@ -110,6 +117,8 @@ pub struct TableInfo {
     pub values: ValueFormat,
     /// Bytes of a node.
     pub node_bytes: u32,
+    /// The meaning of its values.
+    pub content: Content,
 }
 
 impl TableInfo {
@@ -123,6 +132,7 @@ impl TableInfo {
             keys: format.key,
             values: format.value,
             node_bytes: format.node_bytes(),
+            content: format.content,
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::ops::Bound;
 
-use farleaf_index::{Entries, Index};
+use farleaf_index::Entries;
 
 use crate::KeyFormat;
 use crate::async_table::{AsyncTable, own};
@@ -58,11 +58,8 @@ impl Rest {
     /// Fetches the next chunk and takes it off the range.
     async fn fetch(&mut self, core: &TableCore, context: &ThreadContext) -> Result<Entries> {
         let mut entries = Entries::new();
-        let (range, limit) = (self.range.scan(false), self.chunk);
-        core.on_index(context, async |index, session| {
-            index.scan(session, range, limit, &mut entries).await
-        })
-        .await?;
+        let session = context.session().await?;
+        core.scan_keys(&session, self.range.scan(false), self.chunk, &mut entries).await?;
         if let Some((key, _)) = entries.iter().last() {
             set_excluded(&mut self.range.from, key);
         }
@@ -96,17 +93,12 @@ impl TableCore {
             return Ok(None);
         }
         let mut entries = Entries::new();
-        self.on_index(context, async |index, session| {
-            index.scan(session, range.scan(reverse), 1, &mut entries).await
-        })
-        .await?;
+        let session = context.session().await?;
+        self.scan(&session, range.scan(reverse), 1, &mut entries).await?;
         Ok(first(&entries))
     }
 
     /// See [`Table::longest_prefix`].
-    ///
-    /// Every key between a prefix of `key` and `key` begins with that prefix. So no prefix is longer than what the
-    /// floor has in common with `key`, and each step looks for the floor of that common part.
     async fn longest_prefix(&self, context: &ThreadContext, key: &[u8]) -> Result<Option<Pair>> {
         let session = context.session().await?;
         let most = match self.info().keys {
@@ -114,28 +106,14 @@ impl TableCore {
             KeyFormat::Fixed(len) => {
                 // Only one length can be a prefix.
                 let Some(prefix) = key.get(..len) else { return Ok(None) };
-                let mut value = Vec::new();
-                let is_there = self.named(self.index().get(&session, prefix, &mut value).await)?;
-                return Ok(is_there.then(|| (prefix.to_vec(), value)));
+                let value = self.value(&session, prefix).await?;
+                return Ok(value.map(|value| (prefix.to_vec(), value)));
             }
         };
-        let mut probe = &key[..key.len().min(most)];
-        loop {
-            let mut entries = Entries::new();
-            let range = Interval { from: Bound::Unbounded, to: Bound::Included(probe.to_vec()) };
-            let scanned = self.index().scan(&session, range.scan(true), 1, &mut entries).await;
-            self.named(scanned)?;
-            let Some((found, value)) = first(&entries) else { return Ok(None) };
-            let common = probe.iter().zip(&found).take_while(|(a, b)| a == b).count();
-            if common == found.len() {
-                return Ok(Some((found, value)));
-            }
-            if probe.is_empty() {
-                return Ok(None);
-            }
-            // A floor that is no prefix leaves the probe before its end; each step shortens it.
-            probe = &probe[..common.min(probe.len() - 1)];
-        }
+        let mut entries = Entries::new();
+        let key = &key[..key.len().min(most)];
+        self.prefix_of(&session, key, &mut entries).await?;
+        Ok(first(&entries))
     }
 }
 
@@ -206,8 +184,9 @@ impl Table {
     /// While others write, the pair was in the table at a moment of the call, and no longer prefix was present
     /// throughout it.
     ///
-    /// Cost: [`Table::floor`] once, and once more for each time that the floor of what is left of `key` is no prefix
-    /// of it: at most once for each byte of `key`, one to three times as a rule. A get if keys have a fixed length.
+    /// Cost: the round trips of a get on `smart`, `art` and, for own keys, `p-smart`, and everywhere if keys have a fixed length. Elsewhere
+    /// [`Table::floor`] once, and once more for each time that the floor of what is left of `key` is no prefix of it:
+    /// at most once for each byte of `key`, one to three times as a rule.
     ///
     /// # Errors
     /// See [`Table`].

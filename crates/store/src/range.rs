@@ -28,6 +28,8 @@ pub struct Range {
     front: Side,
     back: Side,
     done: bool,
+    /// Fetches the bytes of records, not their strings.
+    of_records: bool,
 }
 
 /// Pairs that one end has fetched and not yet yielded.
@@ -44,7 +46,11 @@ impl Range {
     pub(crate) fn new(table: Table, rest: Interval) -> Self {
         let side = || Side { entries: Entries::new(), at: 0, chunk: CHUNK_FIRST, dry: false };
         let done = rest.is_empty();
-        Range { table, rest, front: side(), back: side(), done }
+        Range { table, rest, front: side(), back: side(), done, of_records: false }
+    }
+
+    pub(crate) fn of_records(table: Table, rest: Interval) -> Self {
+        Range { of_records: true, ..Range::new(table, rest) }
     }
 
     fn step(&mut self, reverse: bool) -> Option<Result<(Vec<u8>, Vec<u8>)>> {
@@ -53,7 +59,7 @@ impl Range {
         }
         let side = if reverse { &mut self.back } else { &mut self.front };
         if side.at == side.entries.len()
-            && let Err(error) = side.fetch(&self.table, &self.rest, reverse)
+            && let Err(error) = side.fetch(&self.table, &self.rest, reverse, self.of_records)
         {
             self.done = true;
             return Some(Err(error));
@@ -74,13 +80,23 @@ impl Range {
 
 impl Side {
     /// Fetches the next chunk, none after the last.
-    fn fetch(&mut self, table: &Table, rest: &Interval, reverse: bool) -> Result<()> {
+    fn fetch(
+        &mut self,
+        table: &Table,
+        rest: &Interval,
+        reverse: bool,
+        of_records: bool,
+    ) -> Result<()> {
         self.entries.clear();
         self.at = 0;
         if self.dry || rest.is_empty() {
             return Ok(());
         }
-        table.scan(rest.scan(reverse), self.chunk, &mut self.entries)?;
+        let (range, out) = (rest.scan(reverse), &mut self.entries);
+        match of_records {
+            true => table.scan_records(range, self.chunk, out)?,
+            false => table.scan(range, self.chunk, out)?,
+        }
         self.dry = self.entries.len() < self.chunk;
         self.chunk = next_chunk(self.chunk, &self.entries);
         Ok(())

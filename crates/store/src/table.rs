@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use farleaf_engines::AnyIndex;
-use farleaf_index::{CacheControl, CounterSet, Entries, Index, IndexError, ScanRange, SortedPairs};
+use farleaf_index::{CacheControl, CounterSet, Entries, Index, ScanRange, SortedPairs};
 use farleaf_pool::Audit;
 
 use crate::async_table::AsyncTable;
@@ -56,6 +56,10 @@ impl Table {
         &self.core
     }
 
+    pub(crate) fn shared_core(&self) -> Arc<TableCore> {
+        Arc::clone(&self.core)
+    }
+
     /// The table's name.
     pub fn name(&self) -> &str {
         &self.core.info().name
@@ -100,7 +104,7 @@ impl Table {
     /// As [`Table::get`]; `value` is then arbitrary.
     pub fn get_into(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
         let key = key.as_ref();
-        self.on_index(async |index, session| index.get(session, key, value).await)
+        self.by_session(async |core, session| core.get(session, key, value).await)
     }
 
     /// Returns whether `key` is present. Costs what [`Table::get`] does.
@@ -111,13 +115,14 @@ impl Table {
         self.get_into(key, &mut Vec::new())
     }
 
-    /// Adds or changes `key`; `true` if it was absent.
+    /// Adds or changes `key`; `true` if it was absent. In a table of records, a record that has expired and is still
+    /// stored counts as present: to tell would cost a get.
     ///
     /// # Errors
     /// See [`Table`]; `Invalid` for a key or value that the table does not take.
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
-        self.on_index(async |index, session| index.upsert(session, key, value).await)
+        self.by_session(async |core, session| core.upsert(session, key, value).await)
     }
 
     /// Adds `key`; `false` if it is present, and then nothing is changed.
@@ -126,7 +131,7 @@ impl Table {
     /// As [`Table::insert`].
     pub fn insert_new(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
-        self.on_index(async |index, session| index.insert(session, key, value).await)
+        self.by_session(async |core, session| core.insert(session, key, value).await)
     }
 
     /// Changes `key`; `false` if it is absent, and then nothing is changed.
@@ -135,7 +140,7 @@ impl Table {
     /// As [`Table::insert`].
     pub fn update(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
-        self.on_index(async |index, session| index.update(session, key, value).await)
+        self.by_session(async |core, session| core.update(session, key, value).await)
     }
 
     /// Removes `key`; `false` if it was absent.
@@ -144,7 +149,7 @@ impl Table {
     /// See [`Table`]; `Invalid` for a key that the table does not take.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let key = key.as_ref();
-        self.on_index(async |index, session| index.remove(session, key).await)
+        self.by_session(async |core, session| core.remove(session, key).await)
     }
 
     /// Gives `key` the value `new` (`None`: removes it) if it holds `expected` (`None`: is
@@ -269,7 +274,7 @@ impl Table {
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Result<u64> {
         let mut pairs = Pairs { rest: pairs.into_iter(), lent: None };
-        self.on_index(async |index, session| index.bulk_load(session, &mut pairs).await)
+        self.by_session(async |core, session| core.bulk_load(session, &mut pairs).await)
     }
 
     /// Counts of keys, bytes and nodes. Walks the whole table: 1 round trip for every node.
@@ -295,18 +300,14 @@ impl Table {
 
     /// Appends at most `limit` pairs of `range`, whose ends are possible keys, to `out`.
     pub(crate) fn scan(&self, range: ScanRange<'_>, limit: usize, out: &mut Entries) -> Result<()> {
-        self.on_index(async |index, session| index.scan(session, range, limit, out).await)
+        self.by_session(async |core, session| core.scan(session, range, limit, out).await)
     }
 
-    fn on_index<T>(
+    pub(crate) fn by_session<T>(
         &self,
-        op: impl AsyncFnOnce(&AnyIndex, &Session) -> Result<T, IndexError>,
+        op: impl AsyncFnOnce(&TableCore, &Session) -> Result<T>,
     ) -> Result<T> {
-        let core = &self.core;
-        ThreadContext::run(self.store.core(), async |context| {
-            core.check_present()?;
-            core.explain(context, core.on_index(context, op).await).await
-        })
+        self.run(async |core, context| op(core, &*context.session().await?).await)
     }
 
     pub(crate) fn run<T>(

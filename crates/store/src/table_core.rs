@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use farleaf_engines::AnyIndex;
-use farleaf_index::{Index, IndexError, OpenOptions};
+use farleaf_index::{Index, OpenOptions};
 use farleaf_pool::{Audit, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -51,16 +51,6 @@ impl TableCore {
         &self.info
     }
 
-    /// Does `op` on the index, with a session of `context`.
-    pub(crate) async fn on_index<T>(
-        &self,
-        context: &ThreadContext,
-        op: impl AsyncFnOnce(&AnyIndex, &Session) -> Result<T, IndexError>,
-    ) -> Result<T> {
-        let session = context.session().await?;
-        self.named(op(&self.index, &session).await)
-    }
-
     pub(crate) async fn compare_exchange(
         &self,
         context: &ThreadContext,
@@ -72,6 +62,12 @@ impl TableCore {
         self.exchange(&session, key, expected, new).await
     }
 
+    /// The value of `key`.
+    pub(crate) async fn value(&self, session: &Session, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut value = Vec::new();
+        Ok(self.get(session, key, &mut value).await?.then_some(value))
+    }
+
     pub(crate) async fn get_many<K: AsRef<[u8]>>(
         &self,
         context: &ThreadContext,
@@ -79,10 +75,8 @@ impl TableCore {
     ) -> Result<Vec<Option<Vec<u8>>>> {
         let values = RefCell::new(vec![None; keys.len()]);
         many::for_each(context, keys.len(), async |session, at| {
-            let mut value = Vec::new();
-            if self.named(self.index.get(session, keys[at].as_ref(), &mut value).await)? {
-                values.borrow_mut()[at] = Some(value);
-            }
+            let value = self.value(session, keys[at].as_ref()).await?;
+            values.borrow_mut()[at] = value;
             Ok(())
         })
         .await?;
@@ -101,7 +95,7 @@ impl TableCore {
         let new = Cell::new(0);
         many::for_each(context, last.len(), async |session, at| {
             let (key, value) = last[at];
-            let is_new = self.named(self.index.upsert(session, key, value).await)?;
+            let is_new = self.upsert(session, key, value).await?;
             new.set(new.get() + u64::from(is_new));
             Ok(())
         })
@@ -116,7 +110,7 @@ impl TableCore {
     ) -> Result<u64> {
         let removed = Cell::new(0);
         many::for_each(context, keys.len(), async |session, at| {
-            let was_there = self.named(self.index.remove(session, keys[at].as_ref()).await)?;
+            let was_there = self.remove(session, keys[at].as_ref()).await?;
             removed.set(removed.get() + u64::from(was_there));
             Ok(())
         })
@@ -187,9 +181,7 @@ impl TableCore {
 
     /// Puts the table's name in front of an error.
     #[inline]
-    pub(crate) fn named<T>(&self, result: Result<T, IndexError>) -> Result<T> {
-        result.map_err(|error| {
-            Error::from(error).within(format_args!("table \"{}\"", self.info.name))
-        })
+    pub(crate) fn named<T>(&self, result: Result<T, impl Into<Error>>) -> Result<T> {
+        result.map_err(|error| error.into().within(format_args!("table \"{}\"", self.info.name)))
     }
 }

@@ -57,10 +57,18 @@ struct Counted {
 impl ThreadContext {
     /// A new context for the calling thread.
     pub(crate) fn new(core: &Arc<Core>) -> Result<ThreadContext> {
+        Ok(ThreadContext::on(core, core.fabric.any_endpoint()?))
+    }
+
+    /// A new context for the calling thread, which waits for other descriptors as well.
+    pub(crate) fn watching(core: &Arc<Core>) -> Result<ThreadContext> {
+        Ok(ThreadContext::on(core, core.fabric.watching_endpoint()?))
+    }
+
+    fn on(core: &Arc<Core>, endpoint: AnyEndpoint) -> ThreadContext {
         let gate = Arc::new(Gate::default());
         core.gates.add(&gate);
-        let endpoint = core.fabric.any_endpoint()?;
-        Ok(ThreadContext { core: Arc::clone(core), endpoint, idle: RefCell::default(), gate })
+        ThreadContext { core: Arc::clone(core), endpoint, idle: RefCell::default(), gate }
     }
 
     /// Runs `op` on the calling thread to its end.
@@ -119,7 +127,7 @@ impl ThreadContext {
     }
 
     /// Sessions that this store takes for overlapping operations.
-    fn sessions_most(&self) -> usize {
+    pub(crate) fn sessions_most(&self) -> usize {
         self.core.pool.geometry().options().clients_max as usize / SPARE_PART
     }
 
@@ -323,13 +331,7 @@ impl Borrowed {
         }
         let context = Some(ThreadContext::new(core)?);
         // Without the list the context lives for this one operation.
-        let _ = PLACES.try_with(|places| {
-            let places = &mut places.borrow_mut().places;
-            match places.iter_mut().find(|place| place.store == core.number) {
-                Some(place) => place.out += 1,
-                None => places.push(Place { store: core.number, idle: Vec::new(), out: 1 }),
-            }
-        });
+        note_inside(core);
         Ok(Borrowed { context })
     }
 }
@@ -361,6 +363,43 @@ impl Drop for Borrowed {
         });
         // The ones that did not go back are dropped here, outside of the list's borrow.
         drop(context);
+    }
+}
+
+/// Counts an operation that begins on the calling thread, if that has its list still.
+fn note_inside(core: &Core) {
+    let _ = PLACES.try_with(|places| {
+        let places = &mut places.borrow_mut().places;
+        match places.iter_mut().find(|place| place.store == core.number) {
+            Some(place) => place.out += 1,
+            None => places.push(Place { store: core.number, idle: Vec::new(), out: 1 }),
+        }
+    });
+}
+
+/// An operation of a [`Local`](crate::Local) that is under way on the calling thread.
+pub(crate) struct Inside {
+    core: Arc<Core>,
+}
+
+impl Inside {
+    pub(crate) fn begin(core: &Arc<Core>) -> Inside {
+        core.local_ops.fetch_add(1, Ordering::SeqCst);
+        note_inside(core);
+        Inside { core: Arc::clone(core) }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let store = self.core.number;
+        let _ = PLACES.try_with(|places| {
+            let places = &mut places.borrow_mut().places;
+            if let Some(place) = places.iter_mut().find(|place| place.store == store) {
+                place.out -= 1;
+            }
+        });
+        self.core.local_ops.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -305,6 +305,9 @@ fn table_options(wanted: &NewTableArgs, settings: &Settings) -> Result<TableOpti
             .map_err(|_| Failure::usage(format!("a node of {size} is too large")))?;
         options = options.node_bytes(bytes);
     }
+    if let Some(content) = wanted.content {
+        options = options.content(content);
+    }
     Ok(options)
 }
 
@@ -317,6 +320,7 @@ fn check_table(table: Table, wanted: &NewTableArgs, settings: &Settings) -> Resu
         formats::key_format(info.keys),
         formats::value_format(info.values),
         info.node_bytes.to_string(),
+        info.content.to_string(),
     ];
     for ((option, wanted), is) in wanted.given().into_iter().zip(made) {
         if let Some(wanted) = wanted.filter(|wanted| *wanted != is) {

@@ -1,6 +1,6 @@
 //! `farleaf tables` and `farleaf drop`: list tables, and drop one.
 
-use farleaf::{Farleaf, TableInfo};
+use farleaf::{Content, Farleaf, TableInfo};
 use serde_json::{Value, json};
 
 use super::{close, open};
@@ -23,7 +23,10 @@ pub(super) fn list(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exi
                 escaped(table.name.as_bytes()),
                 table.engine.to_string(),
                 key_format(table.keys),
-                value_format(table.values),
+                match table.content {
+                    Content::Raw => value_format(table.values),
+                    content => content.to_string(),
+                },
                 table.node_bytes.to_string(),
             ]
         };
@@ -63,6 +66,7 @@ pub(super) fn to_json(table: &TableInfo) -> Value {
         "engine": table.engine.name(),
         "key_format": key_format(table.keys),
         "value_format": value_format(table.values),
+        "content": table.content.name(),
         "node_bytes": table.node_bytes,
     })
 }

@@ -12,6 +12,8 @@ mod verbs;
 mod forward;
 #[path = "../store/futures.rs"]
 mod futures;
+#[path = "../store/local.rs"]
+mod local;
 #[path = "../store/processes.rs"]
 mod processes;
 #[path = "../store/races.rs"]

@@ -4,10 +4,12 @@ mod common;
 
 mod forward;
 mod futures;
+mod local;
 mod operations;
 mod ordered;
 mod processes;
 mod races;
+mod records;
 mod stores;
 mod tables;
 

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::OVER_NETWORK;
-use crate::common::{block_on, key, small};
-use farleaf::{Cost, Engine, ErrorKind, Farleaf, KeyFormat, OpKind, Prefix, Table, TableOptions};
+use crate::common::{block_on, key, small, small_with};
+use farleaf::{
+    Cost, Engine, ErrorKind, Farleaf, KeyFormat, OpKind, Prefix, Settings, Table, TableOptions,
+};
 
 type Pair = Option<(Vec<u8>, Vec<u8>)>;
 
@@ -202,6 +204,48 @@ fn a_longest_prefix_costs_a_floor_for_each_step() {
     assert_eq!(cost_of(&db, || table.longest_prefix(&longer).unwrap()), floor);
     let found = || assert_eq!(table.longest_prefix("key-0000100x").unwrap().unwrap().0, b"key-0");
     assert_eq!(cost_of(&db, found), three);
+}
+
+/// On the radix trees a longest prefix takes the round trips of a get that goes as deep, whether its last leaf is that
+/// of another key, the way ends without one, or the prefix ends in a node far above.
+#[test]
+fn a_longest_prefix_costs_the_round_trips_of_a_get_on_radix_trees() {
+    for engine in ["smart", "p-smart", "art"] {
+        for cache in ["0", "16MiB"] {
+            let settings = Settings::default().with("cache", cache);
+            let db = small_with(Farleaf::builder().set_all(&settings));
+            let options = TableOptions::default().engine(engine.parse().unwrap());
+            let table = db.create_table("t", options).unwrap();
+            let keys =
+                ["/", "/usr/lib", "/usr/lib/x1", "/usr/lib/y1", "/usr/local", "/var", "/var/z"];
+            table.insert_many(keys.map(|key| (key, key))).unwrap();
+            for key in keys.iter().chain(&keys) {
+                assert_eq!(table.get(key).unwrap(), Some(key.as_bytes().to_vec()));
+            }
+            let round_trips = |asked: &str, prefix: &str| {
+                let find = || {
+                    assert_eq!(table.longest_prefix(asked).unwrap().unwrap().1, prefix.as_bytes())
+                };
+                cost_of(&db, find).round_trips
+            };
+            for (asked, prefix, as_deep) in [
+                ("/usr/lib/x1", "/usr/lib/x1", "/usr/lib/x1"),
+                ("/usr/lib/x1/2", "/usr/lib/x1", "/usr/lib/x1"),
+                ("/usr/lib/x2", "/usr/lib", "/usr/lib/x1"),
+                ("/usr/lib/z", "/usr/lib", "/usr/lib/x1"),
+                ("/usr/locale", "/", "/usr/local"),
+                ("/var", "/var", "/var"),
+            ] {
+                let get =
+                    cost_of(&db, || assert!(table.contains_key(as_deep).unwrap())).round_trips;
+                if cache == "16MiB" {
+                    assert_eq!(get, 1, "{engine} {as_deep}");
+                }
+                let what = format!("{engine}, cache {cache}: {asked}");
+                assert_eq!(round_trips(asked, prefix), get, "{what}");
+            }
+        }
+    }
 }
 
 /// Keys come and go around two prefixes that stay, so that nodes split and merge on the way to them.

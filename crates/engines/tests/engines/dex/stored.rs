@@ -20,6 +20,7 @@ const FORMAT: TableFormat = TableFormat {
     bucket_bytes: None,
     nodes: farleaf_index::NodeRoom::Relocate,
     check: farleaf_index::PointerCheck::Birth,
+    content: farleaf_engines::Content::Raw,
 };
 
 fn key(number: u64) -> [u8; 8] {
