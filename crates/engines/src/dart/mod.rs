@@ -35,6 +35,7 @@ mod descent;
 mod hashed_node;
 mod lab;
 mod leaf;
+mod longest_prefix;
 mod meta;
 mod node_split;
 mod node_switch;
@@ -336,6 +337,15 @@ impl Index for Dart {
         out: &mut Entries,
     ) -> Result<(), IndexError> {
         self.0.scan(session, range, limit, out).await
+    }
+
+    async fn longest_prefix(
+        &self,
+        session: &Session,
+        key: &[u8],
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        self.0.longest_prefix(session, key, out).await
     }
 
     async fn bulk_load(

@@ -211,7 +211,7 @@ fn a_longest_prefix_costs_a_floor_for_each_step() {
 #[test]
 fn a_longest_prefix_costs_the_round_trips_of_a_get_on_radix_trees() {
     for engine in ["smart", "p-smart", "art"] {
-        for cache in ["0", "16MiB"] {
+        for cache in ["1", "16MiB"] {
             let settings = Settings::default().with("cache", cache);
             let db = small_with(Farleaf::builder().set_all(&settings));
             let options = TableOptions::default().engine(engine.parse().unwrap());
@@ -233,7 +233,7 @@ fn a_longest_prefix_costs_the_round_trips_of_a_get_on_radix_trees() {
                 ("/usr/lib/x1/2", "/usr/lib/x1", "/usr/lib/x1"),
                 ("/usr/lib/x2", "/usr/lib", "/usr/lib/x1"),
                 ("/usr/lib/z", "/usr/lib", "/usr/lib/x1"),
-                ("/usr/locale", "/", "/usr/local"),
+                ("/usr/lock", "/", "/usr/local"),
                 ("/var", "/var", "/var"),
             ] {
                 let get =
@@ -244,6 +244,60 @@ fn a_longest_prefix_costs_the_round_trips_of_a_get_on_radix_trees() {
                 let what = format!("{engine}, cache {cache}: {asked}");
                 assert_eq!(round_trips(asked, prefix), get, "{what}");
             }
+        }
+    }
+}
+
+/// On the hashed nodes of `dart` a longest prefix takes the round trips of a get from the root that goes as deep.
+#[test]
+fn a_longest_prefix_costs_the_round_trips_of_a_get_from_the_root_on_hashed_nodes() {
+    let settings = Settings::default().with("est", "false");
+    let db = small_with(Farleaf::builder().set_all(&settings));
+    let table =
+        db.create_table("t", TableOptions::default().engine("dart".parse().unwrap())).unwrap();
+    let keys = ["/", "/usr/lib", "/usr/lib/x1", "/usr/lib/y1", "/usr/local", "/var", "/var/z"];
+    table.insert_many(keys.map(|key| (key, key))).unwrap();
+    for key in keys.iter().chain(&keys) {
+        assert!(table.contains_key(key).unwrap());
+    }
+    for (asked, prefix, as_deep) in [
+        ("/usr/lib/x1/2", "/usr/lib/x1", "/usr/lib/x1"),
+        ("/usr/lib/z", "/usr/lib", "/usr/lib/x1"),
+        ("/usr/lock", "/", "/usr/local"),
+        ("/var", "/var", "/var"),
+    ] {
+        let get = cost_of(&db, || assert!(table.contains_key(as_deep).unwrap())).round_trips;
+        let find =
+            || assert_eq!(table.longest_prefix(asked).unwrap().unwrap().1, prefix.as_bytes());
+        assert_eq!(cost_of(&db, find).round_trips, get, "{asked}");
+    }
+    assert_eq!(table.longest_prefix("usr").unwrap(), None);
+    // Through the skip table: those of a get, if the prefix ends where it leads to, and else those from the root as well.
+    let with_skip_table = small();
+    let options = TableOptions::default().engine("dart".parse().unwrap());
+    let entered = with_skip_table.create_table("t", options).unwrap();
+    entered.insert_many(keys.map(|key| (key, key))).unwrap();
+    for key in keys.iter().chain(&keys) {
+        assert!(entered.contains_key(key).unwrap());
+    }
+    for (asked, prefix) in [
+        ("/usr/lib/x1", "/usr/lib/x1"),
+        ("/usr/lib/x1/2", "/usr/lib/x1"),
+        ("/usr/lib/z", "/usr/lib"),
+        ("/usr/lock", "/"),
+    ] {
+        let get = |db: &Farleaf, table: &Table| {
+            cost_of(db, || assert!(table.contains_key(prefix).unwrap())).round_trips
+        };
+        let (by_table, by_root) = (get(&with_skip_table, &entered), get(&db, &table));
+        let find = || {
+            assert_eq!(entered.longest_prefix(asked).unwrap().unwrap().1, prefix.as_bytes());
+        };
+        let round_trips = cost_of(&with_skip_table, find).round_trips;
+        println!("{asked}: {round_trips}, a get {by_table}, from the root {by_root}");
+        match asked == prefix {
+            true => assert_eq!(round_trips, by_table, "{asked}"),
+            false => assert!(round_trips <= by_table + by_root + 1, "{asked}: {round_trips}"),
         }
     }
 }
