@@ -7,7 +7,7 @@
 //! | bits 5, 6, 7 | 0 |
 //!
 //! - `INV-RECORD-1` A kind or a bit that is not in the table is that of a later version: the reader refuses the record,
-//!   and no operation of this version changes it, except to remove it.
+//!   and no operation of this version changes it, except to remove it or to put another in its place.
 //! - `INV-RECORD-2` A hash is the number of its fields and then, by ascending name and each once, the length of a name,
 //!   the name, the length of its value, the value. A hash has at least one field. Numbers are in base 128, the least
 //!   digits first, bit 7 set in all bytes but the last, in as few bytes as can be.

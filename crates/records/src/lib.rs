@@ -17,4 +17,4 @@ pub use expiry::Expiry;
 pub use format::{
     FormatFault, HEADER_BYTES_MAX, Hash, HashView, Record, RecordValue, RecordView, ValueView,
 };
-pub use ops::{RecordChange, Records, Swept};
+pub use ops::{RecordChange, Records, Swept, string_of, string_to_store};

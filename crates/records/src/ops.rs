@@ -1,12 +1,13 @@
 //! Operations of a table of records: strings, expiry, and the removal of what has expired.
 //!
-//! - `INV-RECORD-3` A record whose moment is not after the reader's clock is absent for that reader. Who meets one
-//!   removes it by a compare-exchange with its bytes, which no newer record has. A removal that fails changes nothing
+//! - `INV-RECORD-3` A record whose moment is not after the reader's clock is absent for that reader. A reader that meets
+//!   one removes it by a compare-exchange with its bytes, which no newer record has. A removal that fails changes nothing
 //!   for anybody, so that no operation fails by it.
 //! - `INV-RECORD-4` A change that depends on a record compares all of its bytes, the moment of expiry included. So each
 //!   change takes effect at one moment, and a hash is seen as a whole.
 
 use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use farleaf_index::{
     Entries, Exchange, Index, IndexError, ScanRange, SortedPairs, UPDATE_ATTEMPTS_MAX, Update,
@@ -24,6 +25,8 @@ pub struct Records<'a, I, C> {
     pub(crate) index: &'a I,
     pub(crate) session: &'a Session,
     pub(crate) now_ms: C,
+    /// Counts the expired records that were removed.
+    pub(crate) removed: Option<&'a AtomicU64>,
 }
 
 /// The change that [`Records::update`] is to make.
@@ -52,7 +55,14 @@ impl<'a, I: Index, C: Fn() -> u64> Records<'a, I, C> {
     /// The operations on `index` by `session`.
     #[inline]
     pub fn new(index: &'a I, session: &'a Session, now_ms: C) -> Self {
-        Records { index, session, now_ms }
+        Records { index, session, now_ms, removed: None }
+    }
+
+    /// The same, which counts in `removed` the expired records that it meets and removes.
+    #[inline]
+    #[must_use]
+    pub fn counting(self, removed: &'a AtomicU64) -> Self {
+        Records { removed: Some(removed), ..self }
     }
 
     /// Copies the string at `key` into `value`, whose content is replaced; `false` if there is none.
@@ -75,6 +85,16 @@ impl<'a, I: Index, C: Fn() -> u64> Records<'a, I, C> {
         let header = value.len() - string(key, &record)?.len();
         value.drain(..header);
         Ok(true)
+    }
+
+    /// Returns whether `key` holds a record, whatever it is.
+    ///
+    /// Cost: that of [`Records::get`].
+    ///
+    /// # Errors
+    /// As [`Index::get`].
+    pub async fn contains(&self, key: &[u8]) -> Result<bool, RecordError> {
+        Ok(self.with_record(key, |_| Ok(())).await?.is_some())
     }
 
     /// The record at `key`.
@@ -440,19 +460,15 @@ impl<'a, I: Index, C: Fn() -> u64> Records<'a, I, C> {
         let mut found = Vec::new();
         let removed =
             self.index.compare_exchange(self.session, key, Some(bytes), None, &mut found).await;
-        matches!(removed, Ok((Exchange::Done, _)))
+        let is_removed = matches!(removed, Ok((Exchange::Done, _)));
+        if let Some(count) = self.removed.filter(|_| is_removed) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        is_removed
     }
 
-    /// The bytes to store for a string; `None` if it expires at once.
     fn bytes_to_store(&self, value: &[u8], expiry: Expiry) -> Result<Option<Vec<u8>>, RecordError> {
-        let expires_ms = match expiry {
-            Expiry::Never => None,
-            expiry => expiry.at_ms((self.now_ms)(), None),
-        };
-        let bytes = string_bytes(value, expires_ms);
-        check_length("string", bytes.len())?;
-        let is_over = expires_ms.is_some_and(|at_ms| at_ms <= (self.now_ms)());
-        Ok((!is_over).then_some(bytes))
+        string_to_store(value, expiry, &self.now_ms)
     }
 
     /// The change that puts a record.
@@ -469,6 +485,43 @@ impl<'a, I: Index, C: Fn() -> u64> Records<'a, I, C> {
         check_length(what, bytes.len())?;
         Ok(Update::Put(bytes))
     }
+}
+
+/// The bytes to store for a string; `None` if it expires at once. [`Expiry::Keep`] counts as [`Expiry::Never`].
+///
+/// # Errors
+/// `TooLong`.
+pub fn string_to_store(
+    value: &[u8],
+    expiry: Expiry,
+    now_ms: impl Fn() -> u64,
+) -> Result<Option<Vec<u8>>, RecordError> {
+    let expires_ms = match expiry {
+        Expiry::Never => None,
+        expiry => expiry.at_ms(now_ms(), None),
+    };
+    let bytes = string_bytes(value, expires_ms);
+    check_length("string", bytes.len())?;
+    let is_over = expires_ms.is_some_and(|at_ms| at_ms <= now_ms());
+    Ok((!is_over).then_some(bytes))
+}
+
+/// The string of the record that `bytes` are, in their memory; `None` if it has expired.
+///
+/// # Errors
+/// `WrongKind` for a hash, `Format`.
+pub fn string_of(
+    key: &[u8],
+    mut bytes: Vec<u8>,
+    now_ms: impl FnOnce() -> u64,
+) -> Result<Option<Vec<u8>>, RecordError> {
+    let record = read(key, &bytes)?;
+    if record.has_expired(now_ms) {
+        return Ok(None);
+    }
+    let header = bytes.len() - string(key, &record)?.len();
+    bytes.drain(..header);
+    Ok(Some(bytes))
 }
 
 fn check_length(what: &'static str, bytes: usize) -> Result<(), RecordError> {

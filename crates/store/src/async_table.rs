@@ -81,7 +81,7 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K> {
         let key = own(key);
-        self.by_session(async move |core, session| core.get(session, &key, &mut Vec::new()).await)
+        self.by_session(async move |core, session| core.contains(session, &key).await)
     }
 
     /// See [`Table::insert`](crate::Table::insert).

@@ -58,6 +58,7 @@ mod many;
 mod operation;
 mod options;
 mod ordered;
+mod owners;
 mod partitions;
 mod range;
 mod record_table;

@@ -233,6 +233,11 @@ impl LocalTable {
         self.by_session(async |core, session| core.get(session, key.as_ref(), value).await).await
     }
 
+    /// See [`Table::contains_key`].
+    pub async fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        self.by_session(async |core, session| core.contains(session, key.as_ref()).await).await
+    }
+
     /// See [`Table::insert`].
     pub async fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
@@ -290,6 +295,24 @@ impl LocalTable {
     /// See [`Table::get_many`].
     pub async fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>> {
         self.run(async |core, context| core.get_many(context, keys).await).await
+    }
+
+    /// See [`Table::insert_many`].
+    pub async fn insert_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &self,
+        pairs: &[(K, V)],
+    ) -> Result<u64> {
+        self.run(async |core, context| core.insert_many(context, pairs).await).await
+    }
+
+    /// See [`Table::remove_many`].
+    pub async fn remove_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<u64> {
+        self.run(async |core, context| core.remove_many(context, keys).await).await
+    }
+
+    /// See [`Table::longest_run`].
+    pub async fn longest_run<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
+        self.run(async |core, context| core.longest_run(context, keys).await).await
     }
 
     /// See [`Table::run_batch`].
@@ -353,7 +376,7 @@ impl LocalTable {
         self.run(async |core, context| op(core, &*context.session().await?).await).await
     }
 
-    async fn run<T>(
+    pub(crate) async fn run<T>(
         &self,
         op: impl AsyncFnOnce(&TableCore, &ThreadContext) -> Result<T>,
     ) -> Result<T> {

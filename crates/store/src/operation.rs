@@ -4,7 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
 
-use farleaf_index::{Exchange, Index, IndexError, Update, update_with};
+use farleaf_engines::Content;
+use farleaf_index::compute::messages::OpReply;
+use farleaf_index::{Exchange, Index, IndexError, Op, Update, update_with};
+use farleaf_records::{Expiry, Record};
 
 use crate::async_table::{AsyncTable, own};
 use crate::error::{Error, ErrorKind, Result};
@@ -27,6 +30,10 @@ pub enum Operation<B = Vec<u8>> {
     Update(B, B),
     /// [`Table::remove`]: answers with [`Answer::Flag`].
     Remove(B),
+    /// [`Table::record`]: answers with [`Answer::Record`].
+    Record(B),
+    /// [`Table::insert_with`] of a key, a string and its expiry: answers with [`Answer::Flag`].
+    InsertWith(B, B, Expiry),
     /// [`Table::compare_exchange`]: answers with [`Answer::Exchange`].
     CompareExchange {
         /// The key.
@@ -48,6 +55,8 @@ pub enum Answer {
     Flag(bool),
     /// The outcome of a compare-exchange.
     Exchange(CompareExchange),
+    /// The record of the key, if it is present.
+    Record(Option<Record>),
 }
 
 impl<B: AsRef<[u8]>> Operation<B> {
@@ -59,6 +68,8 @@ impl<B: AsRef<[u8]>> Operation<B> {
             | Operation::InsertNew(key, _)
             | Operation::Update(key, _)
             | Operation::Remove(key)
+            | Operation::Record(key)
+            | Operation::InsertWith(key, ..)
             | Operation::CompareExchange { key, .. } => key.as_ref(),
         }
     }
@@ -71,6 +82,10 @@ impl<B: AsRef<[u8]>> Operation<B> {
             Operation::InsertNew(key, value) => Operation::InsertNew(own(key), own(value)),
             Operation::Update(key, value) => Operation::Update(own(key), own(value)),
             Operation::Remove(key) => Operation::Remove(own(key)),
+            Operation::Record(key) => Operation::Record(own(key)),
+            Operation::InsertWith(key, value, expiry) => {
+                Operation::InsertWith(own(key), own(value), expiry)
+            }
             Operation::CompareExchange { key, expected, new } => Operation::CompareExchange {
                 key: own(key),
                 expected: expected.map(own),
@@ -99,13 +114,30 @@ impl TableCore {
         }
         let answers: RefCell<Vec<Option<Result<Answer>>>> =
             RefCell::new(operations.iter().map(|_| None).collect());
-        many::for_each(context, chains.len(), async |session, at| {
-            for number in &chains[at] {
-                let answer = self.run_operation(session, &operations[*number]).await;
-                answers.borrow_mut()[*number] = Some(answer);
-            }
-            Ok(())
-        })
+        let answer = |number: usize, answer: Result<Answer>| {
+            answers.borrow_mut()[number] = Some(answer);
+        };
+        self.for_each_key(
+            context,
+            chains.len(),
+            |at| operations[chains[at][0]].key(),
+            |at| match &chains[at][..] {
+                [number] => self.op_of(&operations[*number]),
+                // The first may be left undone and the second not.
+                _ => None,
+            },
+            |at, told| {
+                let number = chains[at][0];
+                answer(number, self.answer_of(&operations[number], told));
+                Ok(())
+            },
+            async |session, at| {
+                for number in &chains[at] {
+                    answer(*number, self.run_operation(session, &operations[*number]).await);
+                }
+                Ok(())
+            },
+        )
         .await?;
         let mut all = Vec::with_capacity(operations.len());
         for answer in answers.into_inner() {
@@ -115,6 +147,62 @@ impl TableCore {
             all.push(self.explain(context, answer).await);
         }
         Ok(all)
+    }
+
+    /// The operation on what is stored that does the same; `None` if none does by itself.
+    fn op_of<B: AsRef<[u8]>>(&self, operation: &Operation<B>) -> Option<Op> {
+        let key = operation.key();
+        let bytes = |value: &B| value.as_ref().to_vec();
+        match (operation, self.info().content) {
+            (Operation::Get(_), _) | (Operation::Record(_), Content::Records) => {
+                Some(Op::Get { key: key.to_vec() })
+            }
+            (Operation::Insert(_, value), _) => self.upsert_op(key, value.as_ref(), Expiry::Never),
+            (Operation::InsertWith(_, value, expiry), Content::Records) => {
+                self.upsert_op(key, value.as_ref(), *expiry)
+            }
+            (Operation::InsertNew(_, value), Content::Raw) => {
+                Some(Op::Insert { key: key.to_vec(), value: bytes(value) })
+            }
+            (Operation::Update(_, value), Content::Raw) => {
+                Some(Op::Update { key: key.to_vec(), value: bytes(value) })
+            }
+            (Operation::Remove(_), Content::Raw) => Some(Op::Remove { key: key.to_vec() }),
+            (Operation::CompareExchange { expected, new, .. }, Content::Raw) => {
+                Some(Op::CompareExchange {
+                    key: key.to_vec(),
+                    expected: expected.as_ref().map(bytes),
+                    new: new.as_ref().map(bytes),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The answer to an operation, of the owner's reply to the one of [`TableCore::op_of`].
+    fn answer_of<B: AsRef<[u8]>>(
+        &self,
+        operation: &Operation<B>,
+        told: std::result::Result<OpReply, IndexError>,
+    ) -> Result<Answer> {
+        let key = operation.key();
+        Ok(match (self.named(told)?, operation) {
+            (OpReply::Value(bytes), Operation::Record(_)) => {
+                Answer::Record(self.record_of(key, bytes)?)
+            }
+            (OpReply::Value(bytes), _) => Answer::Value(self.content_of(key, bytes)?),
+            (OpReply::Done(done), _) => Answer::Flag(done),
+            (OpReply::Exchanged(Exchange::Done, _), _) => {
+                Answer::Exchange(CompareExchange::Exchanged)
+            }
+            (OpReply::Exchanged(Exchange::Differs, found), _) => {
+                Answer::Exchange(CompareExchange::Found(found))
+            }
+            _ => {
+                let why = "an owner answered another operation than it was sent";
+                return Err(Error::new(ErrorKind::Internal, why));
+            }
+        })
     }
 
     async fn run_operation<B: AsRef<[u8]>>(
@@ -131,6 +219,14 @@ impl TableCore {
                 let new = new.as_ref().map(B::as_ref);
                 let exchange = self.exchange(session, key, expected, new).await?;
                 return Ok(Answer::Exchange(exchange));
+            }
+            Operation::Record(key) => {
+                let record = self.records_of(session)?.record(key.as_ref()).await;
+                return Ok(Answer::Record(self.named(record)?));
+            }
+            Operation::InsertWith(key, value, expiry) => {
+                let records = self.records_of(session)?;
+                self.named(records.insert(key.as_ref(), value.as_ref(), *expiry).await)
             }
             Operation::Insert(key, value) => {
                 self.upsert(session, key.as_ref(), value.as_ref()).await
@@ -184,7 +280,7 @@ impl TableCore {
     }
 
     /// See [`Table::longest_run`].
-    async fn longest_run<K: AsRef<[u8]>>(
+    pub(crate) async fn longest_run<K: AsRef<[u8]>>(
         &self,
         context: &ThreadContext,
         keys: &[K],
@@ -196,9 +292,7 @@ impl TableCore {
             many::for_each(context, to - from, async |session, at| {
                 let at = from + at;
                 // Those behind an absent key do not count.
-                if at < absent.get()
-                    && !self.get(session, keys[at].as_ref(), &mut Vec::new()).await?
-                {
+                if at < absent.get() && !self.contains(session, keys[at].as_ref()).await? {
                     absent.set(absent.get().min(at));
                 }
                 Ok(())
@@ -234,7 +328,8 @@ impl Table {
     /// # Ok::<(), farleaf::Error>(())
     /// ```
     ///
-    /// Cost: that of the operations; the waits of operations that overlap are shared.
+    /// Cost: that of the operations; the waits of operations that overlap are shared. In a table whose keys have owners,
+    /// each of the other compute servers gets one message for all operations on keys that come once.
     ///
     /// # Errors
     /// See [`Table`], for all of them; nothing was done then. An operation's own error stands in its place.

@@ -9,6 +9,7 @@ use crate::KeyFormat;
 use crate::async_table::{AsyncTable, own};
 use crate::bounds::Interval;
 use crate::error::Result;
+use crate::local::LocalTable;
 use crate::range::{CHUNK_FIRST, KeyRange, next_chunk, set_excluded};
 use crate::table::Table;
 use crate::table_core::TableCore;
@@ -184,9 +185,10 @@ impl Table {
     /// While others write, the pair was in the table at a moment of the call, and no longer prefix was present
     /// throughout it.
     ///
-    /// Cost: the round trips of a get on `smart`, `art` and, for own keys, `p-smart`, and everywhere if keys have a fixed length. Elsewhere
-    /// [`Table::floor`] once, and once more for each time that the floor of what is left of `key` is no prefix of it:
-    /// at most once for each byte of `key`, one to three times as a rule.
+    /// Cost: the round trips of a get on `smart`, `art` and, for own keys, `p-smart`; on `dart` those of a get, if the prefix
+    /// ends at or below the node that the skip table leads to, and else those of a get from the root as well. A get if keys
+    /// have a fixed length. Elsewhere [`Table::floor`] once, and once more for each time that the floor of what is left of
+    /// `key` is no prefix of it: at most once for each byte of `key`, one to three times as a rule.
     ///
     /// # Errors
     /// See [`Table`].
@@ -326,5 +328,63 @@ impl AsyncTable {
         key: Vec<u8>,
     ) -> impl Future<Output = Result<Option<Pair>>> + Send + 'static + use<> {
         self.run(async move |core, context| core.near(context, near, key).await)
+    }
+}
+
+/// The same on this thread's own executor.
+impl LocalTable {
+    /// See [`Table::lower`].
+    ///
+    /// # Errors
+    /// As there, here and in the methods below.
+    pub async fn lower(&self, key: impl AsRef<[u8]>) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.near(Near::Lower, own(key)).await
+    }
+
+    /// See [`Table::floor`].
+    pub async fn floor(&self, key: impl AsRef<[u8]>) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.near(Near::Floor, own(key)).await
+    }
+
+    /// See [`Table::ceiling`].
+    pub async fn ceiling(&self, key: impl AsRef<[u8]>) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.near(Near::Ceiling, own(key)).await
+    }
+
+    /// See [`Table::higher`].
+    pub async fn higher(&self, key: impl AsRef<[u8]>) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.near(Near::Higher, own(key)).await
+    }
+
+    /// See [`Table::longest_prefix`].
+    pub async fn longest_prefix(
+        &self,
+        key: impl AsRef<[u8]>,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        let key = key.as_ref();
+        self.run(async |core, context| core.longest_prefix(context, key).await).await
+    }
+
+    /// See [`Table::count`].
+    pub async fn count(&self, range: impl KeyRange) -> Result<u64> {
+        let (mut rest, mut count) = (Rest::new(range, self.info().keys), 0);
+        while !rest.is_over {
+            count += self.run(async |core, context| rest.count(core, context).await).await?;
+        }
+        Ok(count)
+    }
+
+    /// See [`Table::remove_range`].
+    pub async fn remove_range(&self, range: impl KeyRange) -> Result<u64> {
+        let (mut rest, mut removed) = (Rest::new(range, self.info().keys), 0);
+        while !rest.is_over {
+            let chunk = self.run(async |core, context| rest.remove(core, context).await).await;
+            removed += chunk.map_err(|error| error.within(after(removed)))?;
+        }
+        Ok(removed)
+    }
+
+    async fn near(&self, near: Near, key: Vec<u8>) -> Result<Option<Pair>> {
+        self.run(async |core, context| core.near(context, near, key).await).await
     }
 }

@@ -6,9 +6,10 @@ use std::iter::FusedIterator;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farleaf_engines::{AnyIndex, Content};
-use farleaf_index::{Entries, Index, ScanRange, SortedPairs};
+use farleaf_index::{Entries, Index, Op, ScanRange, SortedPairs};
 use farleaf_records::{
-    Expiry, Hash, Record, RecordChange, RecordError, RecordView, Records, Swept,
+    Expiry, Hash, Record, RecordChange, RecordError, RecordView, Records, Swept, string_of,
+    string_to_store,
 };
 
 use crate::async_table::{AsyncTable, own};
@@ -36,7 +37,8 @@ impl TableCore {
     /// The operations on records; `None` in a table of raw values.
     #[inline]
     pub(crate) fn records<'a>(&'a self, session: &'a Session) -> Option<TableRecords<'a>> {
-        let of = || Records::new(self.index(), session, now_ms as fn() -> u64);
+        let of =
+            || Records::new(self.index(), session, now_ms as fn() -> u64).counting(&self.expired);
         (self.info().content == Content::Records).then(of)
     }
 
@@ -65,6 +67,43 @@ impl TableCore {
             None => self.named(self.index().get(session, key, value).await),
             Some(records) => self.named(records.get(key, value).await),
         }
+    }
+
+    /// Returns whether `key` is present; a hash is.
+    pub(crate) async fn contains(&self, session: &Session, key: &[u8]) -> Result<bool> {
+        match self.records(session) {
+            None => self.named(self.index().get(session, key, &mut Vec::new()).await),
+            Some(records) => self.named(records.contains(key).await),
+        }
+    }
+
+    /// The value that a call finds where `bytes` are stored. Without a session nothing that has expired is removed.
+    pub(crate) fn content_of(&self, key: &[u8], bytes: Option<Vec<u8>>) -> Result<Option<Vec<u8>>> {
+        match (self.info().content, bytes) {
+            (Content::Records, Some(bytes)) => self.named(string_of(key, bytes, now_ms)),
+            (_, bytes) => Ok(bytes),
+        }
+    }
+
+    /// The record that a call finds where `bytes` are stored, likewise.
+    pub(crate) fn record_of(&self, key: &[u8], bytes: Option<Vec<u8>>) -> Result<Option<Record>> {
+        let Some(bytes) = bytes else { return Ok(None) };
+        let record = RecordView::read(&bytes).map_err(|fault| {
+            let key = key.to_vec();
+            RecordError::Format { key, fault }
+        });
+        let record = self.named(record)?;
+        Ok((!record.has_expired(now_ms)).then(|| record.to_record()))
+    }
+
+    /// The operation on what is stored that gives `key` a string; `None` if none does by itself.
+    pub(crate) fn upsert_op(&self, key: &[u8], value: &[u8], expiry: Expiry) -> Option<Op> {
+        let value = match (self.info().content, expiry) {
+            (Content::Raw, Expiry::Never) => value.to_vec(),
+            (Content::Raw, _) | (_, Expiry::Keep) => return None,
+            (Content::Records, expiry) => string_to_store(value, expiry, now_ms).ok()??,
+        };
+        Some(Op::Upsert { key: key.to_vec(), value })
     }
 
     pub(crate) async fn upsert(&self, session: &Session, key: &[u8], value: &[u8]) -> Result<bool> {
@@ -167,7 +206,7 @@ macro_rules! record_calls {
         /// [`Content::Records`](crate::Content::Records); in a table of raw values each of these calls is `Invalid`.
         ///
         /// A record that has expired is absent from the moment at which the reader's clock has passed its time, and is
-        /// removed by whoever meets it. So the clocks of compute servers must agree within what users accept.
+        /// removed by the first reader that meets it. So the clocks of compute servers must agree within what users accept.
         ///
         /// All other methods of a table of records read and write its strings. They find
         /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType) where a key holds a hash.

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use farleaf_engines::AnyIndex;
+use farleaf_engines::{AnyIndex, Content};
 use farleaf_index::{CacheControl, CounterSet, Entries, Index, ScanRange, SortedPairs};
 use farleaf_pool::Audit;
 
@@ -70,11 +71,15 @@ impl Table {
         self.core.info()
     }
 
-    /// Returns the engine's own counts of what this process has done with the table, by name. The store's
-    /// [`counters`](crate::Stats::counters) are those of remote operations.
+    /// Returns the engine's own counts of what this process has done with the table, by name; in a table of records also
+    /// `expired_records`, those that it has removed. The store's [`counters`](crate::Stats::counters) are those of remote
+    /// operations.
     pub fn counters(&self) -> CounterSet {
         let mut counters = CounterSet::default();
         self.core.index().counters(&mut counters);
+        if self.core.info().content == Content::Records {
+            counters.add("expired_records", self.core.expired.load(Ordering::Relaxed));
+        }
         counters
     }
 
@@ -107,12 +112,13 @@ impl Table {
         self.by_session(async |core, session| core.get(session, key, value).await)
     }
 
-    /// Returns whether `key` is present. Costs what [`Table::get`] does.
+    /// Returns whether `key` is present, in a table of records also if it holds a hash. Costs what [`Table::get`] does.
     ///
     /// # Errors
     /// As [`Table::get`].
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.get_into(key, &mut Vec::new())
+        let key = key.as_ref();
+        self.by_session(async |core, session| core.contains(session, key).await)
     }
 
     /// Adds or changes `key`; `true` if it was absent. In a table of records, a record that has expired and is still
@@ -227,7 +233,8 @@ impl Table {
         Ok(entries.get(0).map(|(key, value)| (key.to_vec(), value.to_vec())))
     }
 
-    /// The values of `keys`, in their order. Up to 32 reads are in flight at once.
+    /// The values of `keys`, in their order. Up to 32 reads are in flight at once. In a table whose keys have owners, each
+    /// of the other compute servers gets one message for all of its keys, here and in the two methods below.
     ///
     /// # Errors
     /// As [`Table::get`].

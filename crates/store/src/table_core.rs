@@ -2,14 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use farleaf_engines::AnyIndex;
-use farleaf_index::{Index, OpenOptions};
+use farleaf_engines::{AnyIndex, Content};
+use farleaf_index::compute::messages::OpReply;
+use farleaf_index::{Index, IndexError, Op, OpenOptions};
 use farleaf_pool::{Audit, PoolError, Root};
+use farleaf_records::Expiry;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::many;
 use crate::options::TableInfo;
 use crate::report::TableReport;
 use crate::table::CompareExchange;
@@ -23,6 +24,8 @@ pub(crate) struct TableCore {
     dropped: AtomicBool,
     /// Operations of workers that are under way.
     async_ops: AtomicUsize,
+    /// Expired records that operations of this process have removed.
+    pub(crate) expired: AtomicU64,
 }
 
 /// The operations, on a context of the calling thread.
@@ -31,7 +34,14 @@ impl TableCore {
     pub(crate) async fn open(session: &Session, root: Root, options: &OpenOptions) -> Result<Self> {
         let info = TableInfo::of(&root)?;
         let index = AnyIndex::open(session, &root, options).await?;
-        Ok(TableCore { index, root, info, dropped: false.into(), async_ops: 0.into() })
+        Ok(TableCore {
+            index,
+            root,
+            info,
+            dropped: false.into(),
+            async_ops: 0.into(),
+            expired: 0.into(),
+        })
     }
 
     /// Closes the engine's side of it; no operation is under way.
@@ -74,11 +84,24 @@ impl TableCore {
         keys: &[K],
     ) -> Result<Vec<Option<Vec<u8>>>> {
         let values = RefCell::new(vec![None; keys.len()]);
-        many::for_each(context, keys.len(), async |session, at| {
-            let value = self.value(session, keys[at].as_ref()).await?;
-            values.borrow_mut()[at] = value;
-            Ok(())
-        })
+        let key_of = |at: usize| keys[at].as_ref();
+        self.for_each_key(
+            context,
+            keys.len(),
+            key_of,
+            |at| Some(Op::Get { key: key_of(at).to_vec() }),
+            |at, told| {
+                if let OpReply::Value(value) = self.named(told)? {
+                    values.borrow_mut()[at] = self.content_of(key_of(at), value)?;
+                }
+                Ok(())
+            },
+            async |session, at| {
+                let value = self.value(session, key_of(at)).await?;
+                values.borrow_mut()[at] = value;
+                Ok(())
+            },
+        )
         .await?;
         Ok(values.into_inner())
     }
@@ -93,13 +116,18 @@ impl TableCore {
             pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref())).collect();
         let last: Vec<_> = last.into_iter().collect();
         let new = Cell::new(0);
-        many::for_each(context, last.len(), async |session, at| {
+        let count = |is_new: bool| new.set(new.get() + u64::from(is_new));
+        let single = async |session: &Session, at: usize| {
             let (key, value) = last[at];
-            let is_new = self.upsert(session, key, value).await?;
-            new.set(new.get() + u64::from(is_new));
+            count(self.upsert(session, key, value).await?);
             Ok(())
-        })
-        .await?;
+        };
+        let upsert = |at: usize| self.upsert_op(last[at].0, last[at].1, Expiry::Never);
+        let told = |_: usize, told: std::result::Result<OpReply, IndexError>| {
+            count(matches!(self.named(told)?, OpReply::Done(true)));
+            Ok(())
+        };
+        self.for_each_key(context, last.len(), |at| last[at].0, upsert, told, single).await?;
         Ok(new.get())
     }
 
@@ -109,12 +137,19 @@ impl TableCore {
         keys: &[K],
     ) -> Result<u64> {
         let removed = Cell::new(0);
-        many::for_each(context, keys.len(), async |session, at| {
-            let was_there = self.remove(session, keys[at].as_ref()).await?;
-            removed.set(removed.get() + u64::from(was_there));
+        let count = |was_there: bool| removed.set(removed.get() + u64::from(was_there));
+        let single = async |session: &Session, at: usize| {
+            count(self.remove(session, keys[at].as_ref()).await?);
             Ok(())
-        })
-        .await?;
+        };
+        let key_of = |at: usize| keys[at].as_ref();
+        let is_raw = self.info.content == Content::Raw;
+        let remove = |at: usize| is_raw.then(|| Op::Remove { key: key_of(at).to_vec() });
+        let told = |_: usize, told: std::result::Result<OpReply, IndexError>| {
+            count(matches!(self.named(told)?, OpReply::Done(true)));
+            Ok(())
+        };
+        self.for_each_key(context, keys.len(), key_of, remove, told, single).await?;
         Ok(removed.get())
     }
 

@@ -76,6 +76,7 @@ impl Client {
             }
             Step::Count(key) => self.count(at, &steps, key).await,
             Step::LongestPrefix(key) => self.longest_prefix(at, &steps, &key).await,
+            Step::Batch(calls) => self.batch(at, calls).await,
         }
     }
 
@@ -168,7 +169,7 @@ impl Client {
     }
 
     /// The answer that an error stands for; `None` if the outcome is unknown.
-    fn failed(&self, call: &Op, error: IndexError) -> Result<Option<Answer>, CutOff> {
+    pub(super) fn failed(&self, call: &Op, error: IndexError) -> Result<Option<Answer>, CutOff> {
         let shared = &self.shared;
         *shared.refusal.borrow_mut() = error.to_string();
         match error {
@@ -209,7 +210,12 @@ impl Client {
         self.known.insert(key.clone(), value);
     }
 
-    fn forget(&mut self, call: &Op) {
+    /// Lets a moment pass.
+    pub(super) async fn pause(&self) {
+        self.session.endpoint().sleep(1).await;
+    }
+
+    pub(super) fn forget(&mut self, call: &Op) {
         if let Some(change) = call.change() {
             self.known.remove(change.key);
         }

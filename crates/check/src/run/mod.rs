@@ -10,6 +10,7 @@
 //!
 //! One more compute server, the observer, makes the table, ticks, and does the last checks.
 
+mod batches;
 mod client;
 mod driver;
 mod life;

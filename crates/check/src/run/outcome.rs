@@ -80,6 +80,8 @@ pub struct RunStats {
     pub ops: u64,
     /// Operations of these that are scans.
     pub scans: u64,
+    /// Operations of these that an owner answered in one message with others.
+    pub batched: u64,
     /// Operations of these without an answer: unknown outcomes, given up, or their client died.
     pub unknown: u64,
     /// Operations of these refused for lack of memory.
@@ -109,6 +111,7 @@ impl RunStats {
     pub fn add(&mut self, other: &RunStats) {
         self.ops += other.ops;
         self.scans += other.scans;
+        self.batched += other.batched;
         self.unknown += other.unknown;
         self.full += other.full;
         self.unavailable += other.unavailable;

@@ -20,6 +20,8 @@ pub(super) enum Step {
     Count(Vec<u8>),
     /// Looks for the longest key that this begins with.
     LongestPrefix(Vec<u8>),
+    /// Operations that are done together, each of a key.
+    Batch(Vec<Op>),
 }
 
 /// Draws steps.
@@ -65,6 +67,9 @@ impl<'a> Steps<'a> {
         let mut rng =
             Rng::with_seed(mix(mix(scenario.seed, 0x57e9 + client as u64), u64::from(index)));
         let weights = scenario.workload.weights();
+        if scenario.workload == Workload::Batches && rng.u8(..3) > 0 {
+            return Step::Batch(self.batch(&mut rng, client, index));
+        }
         let key = self.key(self.number(&mut rng, client, index));
         let value = |rng: &mut Rng| self.value(rng, client as u8, index);
         let mut left = rng.u32(..100);
@@ -95,6 +100,23 @@ impl<'a> Steps<'a> {
         } else {
             Step::Do(self.scan(&mut rng, key))
         }
+    }
+
+    fn batch(&self, rng: &mut Rng, client: usize, index: u32) -> Vec<Op> {
+        let mut calls = Vec::new();
+        for _ in 0..rng.usize(2..9) {
+            let key = self.key(rng.u64(..self.scenario.keys));
+            let value = self.value(rng, client as u8, index);
+            calls.push(match rng.u8(..8) {
+                0..=2 => Op::Get { key },
+                3 => Op::Insert { key, value },
+                4 => Op::Update { key, value },
+                5 => Op::Upsert { key, value },
+                6 => Op::CompareExchange { key, expected: None, new: Some(value) },
+                _ => Op::Remove { key },
+            });
+        }
+        calls
     }
 
     /// A key that begins with `key`, or `key`.

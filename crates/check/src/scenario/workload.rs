@@ -24,6 +24,8 @@ pub enum Workload {
     Large,
     /// Keys that begin with each other, and looks for the longest prefix of a key. No seed draws it.
     Prefixes,
+    /// Operations on several keys at once, which go to the owners of the keys together. No seed draws it.
+    Batches,
 }
 
 /// Weights of the operations, of 100; the rest are scans.
@@ -41,7 +43,7 @@ pub(crate) struct Weights {
 /// A workload, its name in flags, and its weights: get, insert, update, upsert, remove, exchange, count, scan.
 type Line = (Workload, &'static str, [u32; 8]);
 
-const TABLE: [Line; 9] = [
+const TABLE: [Line; 10] = [
     (Workload::Mixed, "mixed", [20, 15, 10, 20, 15, 10, 0, 10]),
     (Workload::Hot, "hot", [20, 15, 10, 15, 20, 10, 5, 5]),
     (Workload::Ascending, "ascending", [15, 50, 0, 15, 5, 0, 0, 15]),
@@ -51,6 +53,7 @@ const TABLE: [Line; 9] = [
     (Workload::Reads, "reads", [55, 5, 5, 5, 5, 0, 0, 25]),
     (Workload::Large, "large", [20, 15, 10, 20, 15, 10, 0, 10]),
     (Workload::Prefixes, "prefixes", [45, 10, 5, 10, 25, 0, 0, 5]),
+    (Workload::Batches, "batches", [25, 15, 10, 15, 15, 10, 0, 10]),
 ];
 
 impl Workload {
@@ -61,7 +64,8 @@ impl Workload {
 
     /// Those that seeds draw. Others would give every seed another scenario.
     pub fn drawn() -> impl Iterator<Item = Workload> {
-        Workload::all().into_iter().filter(|workload| *workload != Workload::Prefixes)
+        let is_drawn = |it: &Workload| !matches!(it, Workload::Prefixes | Workload::Batches);
+        Workload::all().into_iter().filter(is_drawn)
     }
 
     /// The name in flags.

@@ -113,6 +113,32 @@ fn longest_prefixes_are_linearizable() {
     }
 }
 
+/// Batches to the owners of keys, beside writers, faults, moves of ranges and deaths.
+#[test]
+fn batches_are_linearizable() {
+    let only = std::env::var("FARLEAF_ENGINE").ok();
+    for name in ["dex", "p-smart"] {
+        if only.as_deref().is_some_and(|only| only != name) {
+            continue;
+        }
+        let (mut batched, mut killed) = (0, 0);
+        for seed in 0..60 * soak() {
+            let scenario = Choices {
+                engine: name.parse().ok(),
+                workload: Some(Workload::Batches),
+                compute_servers: Some(3),
+                ..Choices::default()
+            }
+            .scenario(seed);
+            let outcome = run(&scenario);
+            assert_eq!(outcome.failure, None, "{scenario}");
+            batched += outcome.stats.batched;
+            killed += outcome.stats.killed;
+        }
+        assert!(batched > 500 && killed > 5, "{name}: {batched} in batches, {killed} deaths");
+    }
+}
+
 /// Counters that start just before they wrap give another run, which passes as well.
 #[test]
 fn counters_that_wrap_do_no_harm() {

@@ -4,8 +4,9 @@ use farleaf_fabric::{GlobalAddr, Incarnation};
 use farleaf_pool::Session;
 
 use super::messages::{OpReply, Request};
-use super::ownership::{self, Ownership};
+use super::ownership::{self, BatchAnswers, Ownership};
 use super::{HostedTable, RangeOwner, Take};
+use crate::op::Op;
 use crate::{IndexError, Work};
 
 /// An open table whose ranges of keys have owners. [`RangeCalls`](super::RangeCalls) are further calls on it.
@@ -38,6 +39,23 @@ pub trait OwnedTable {
         session: &'a Session,
         request: Request,
     ) -> Work<'a, Result<OpReply, IndexError>>;
+
+    /// The compute server that owns `key`, if that is another one, is known and takes calls. No remote operation.
+    fn owner_to_call(&self, key: &[u8]) -> Option<Incarnation> {
+        let part = self.part();
+        part.other_owner(Seek::At(key))?.owner.filter(|_| part.takes_calls())
+    }
+
+    /// Sends operations on keys of the compute server `owner`, none of them a scan, in one message; `None` for one that
+    /// is to be done by itself, because it was not done there. Those of one key are done in their order.
+    ///
+    /// Cost: 1 call, and what the owner does.
+    fn run_at<'a>(
+        &'a self,
+        session: &'a Session,
+        owner: Incarnation,
+        ops: Vec<Op>,
+    ) -> Work<'a, BatchAnswers>;
 
     /// Reads the ownership map and serves what it gives to this compute server; its epoch. Operations
     /// do so by themselves when they are told that a key has gone elsewhere.
@@ -99,6 +117,23 @@ impl<T: RangeOwner> OwnedTable for T {
         request: Request,
     ) -> Work<'a, Result<OpReply, IndexError>> {
         Box::pin(ownership::serve(self, session, request))
+    }
+
+    fn run_at<'a>(
+        &'a self,
+        session: &'a Session,
+        owner: Incarnation,
+        ops: Vec<Op>,
+    ) -> Work<'a, BatchAnswers> {
+        Box::pin(async move {
+            let is_refused =
+                |op: &Op| op.change().is_some_and(|change| self.check_change(&change).is_err());
+            if ops.iter().any(is_refused) {
+                // By itself, it gets its error.
+                return ops.iter().map(|_| None).collect();
+            }
+            ownership::run_at(self, session, owner, ops).await
+        })
     }
 
     fn refresh_map<'a>(&'a self, session: &'a Session) -> Work<'a, Result<u64, IndexError>> {

@@ -230,6 +230,47 @@ fn any_process_answers_any_key_and_scans_cross_owners() {
     assert!(report.closes(), "{report:?}");
 }
 
+/// A call on many keys sends each owner one message, and costs the waits of one key.
+#[test]
+fn an_owner_gets_one_message_for_a_batch() {
+    let (pool, db, table) = pool("forward-batch");
+    fill(&table, 0..1000);
+    let (mut second, mut third) = (Peer::start(&pool), Peer::start(&pool));
+    let names = [second.name(), third.name()];
+    table.move_range(Some(&key(400)), None, names[0]).unwrap();
+    table.move_range(Some(&key(700)), None, names[1]).unwrap();
+    assert_eq!(check(&table, 1000), "as it should be");
+    let calls = |work: &dyn Fn()| {
+        let before = db.stats().unwrap().counters.total().calls;
+        work();
+        db.stats().unwrap().counters.total().calls - before
+    };
+    let of = |numbers: Range<u32>| numbers.map(key).collect::<Vec<_>>();
+    let values = |numbers: Range<u32>| numbers.map(|number| Some(key(number))).collect::<Vec<_>>();
+    assert_eq!(calls(&|| assert_eq!(table.get(key(500)).unwrap(), Some(key(500)))), 1);
+    let get = |numbers: Range<u32>| {
+        assert_eq!(table.get_many(of(numbers.clone())).unwrap(), values(numbers));
+    };
+    assert_eq!(calls(&|| get(500..532)), 1);
+    assert_eq!(calls(&|| get(684..716)), 2, "of two owners");
+    assert_eq!(calls(&|| get(384..416)), 1, "half of them are own");
+    assert_eq!(calls(&|| get(0..32)), 0);
+    let pairs = || of(600..632).into_iter().map(|key| (key.clone(), key));
+    assert_eq!(calls(&|| assert_eq!(table.insert_many(pairs()).unwrap(), 0)), 1);
+    let new: Vec<_> = (900..932).map(|number| [key(number), b"+".to_vec()].concat()).collect();
+    let pairs = || new.iter().map(|key| (key, key));
+    assert_eq!(calls(&|| assert_eq!(table.insert_many(pairs()).unwrap(), 32)), 1);
+    assert_eq!(calls(&|| assert_eq!(table.remove_many(&new).unwrap(), 32)), 1);
+    assert_eq!(calls(&|| assert_eq!(table.remove_many(&new).unwrap(), 0)), 1);
+    // A key that the table does not take fails by itself.
+    let long = [key(500), vec![b'x'; 5000]];
+    assert_eq!(table.get_many(long).unwrap_err().kind(), ErrorKind::Invalid);
+    // An owner that is gone: others take its keys.
+    second.kill();
+    get(500..532);
+    assert_eq!(third.ask("check 1000"), "as it should be");
+}
+
 /// Threads that write until they are told to end, and what each has written at least.
 fn under_load(table: &Table, threads: u32, act: impl FnOnce(&dyn Fn(u32))) -> BTreeMap<u32, u32> {
     let stop = AtomicBool::new(false);

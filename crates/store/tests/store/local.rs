@@ -52,11 +52,24 @@ fn operations_of_many_tasks_run_on_this_thread() {
         let operations = [Operation::Remove(keys[0]), Operation::Get(keys[0])];
         let answers = batch.run_batch(&operations).await.unwrap();
         let pairs = batch.scan(.., 5, true).await.unwrap();
+        assert_eq!(batch.higher(keys[1]).await.unwrap().unwrap().0, keys[2]);
+        assert_eq!(batch.floor([&keys[3][..], b"x"].concat()).await.unwrap().unwrap().0, keys[3]);
+        assert_eq!(batch.lower(keys[1]).await.unwrap(), None);
+        assert_eq!(batch.ceiling(keys[0]).await.unwrap().unwrap().0, keys[1]);
+        let prefix = batch.longest_prefix([&keys[3][..], b"x"].concat()).await.unwrap();
+        assert_eq!(prefix.unwrap().0, keys[3]);
+        assert_eq!(batch.longest_run(&keys[1..]).await.unwrap(), 63);
+        assert!(!batch.contains_key(keys[0]).await.unwrap());
+        assert_eq!(batch.insert_many(&[(keys[0], b"again")]).await.unwrap(), 1);
+        assert_eq!(batch.remove_many(&keys[..1]).await.unwrap(), 1);
+        let last = 290_u32.to_be_bytes().to_vec();
+        assert_eq!(batch.remove_range(last..).await.unwrap(), 10);
+        assert_eq!(batch.count(..).await.unwrap(), 289);
         *result.borrow_mut() = Some((many, answers.len(), pairs.len()));
     });
     finish(&local);
     assert_eq!(ended.take(), Some((vec![Some(b"new".to_vec()); 64], 2, 5)));
-    assert_eq!(table.count(..).unwrap(), 299);
+    assert_eq!(table.count(..).unwrap(), 289);
 }
 
 /// A wait ends when a watched descriptor can be read, when a task can go on, and in time.

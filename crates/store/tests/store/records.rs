@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use crate::common::{block_on, small};
 use crate::ordered::cost_of;
 use farleaf::{
-    Content, Engine, ErrorKind, Expiry, Farleaf, KeyFormat, RecordChange, RecordValue, Table,
-    TableOptions, ValueFormat,
+    Answer, Content, Engine, ErrorKind, Expiry, Farleaf, KeyFormat, Operation, RecordChange,
+    RecordValue, Table, TableOptions, ValueFormat,
 };
 
 const SHORT: Expiry = Expiry::In(Duration::from_millis(40));
@@ -128,6 +128,8 @@ fn hashes_and_strings_are_told_apart() {
         assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
         assert!(error.to_string().starts_with("table \"t\": the key \""), "{error}");
     }
+    assert!(table.contains_key("h").unwrap() && table.contains_key("s").unwrap());
+    assert_eq!(table.longest_run(["h", "s", "absent", "h"]).unwrap(), 2);
     let kinds: Vec<bool> = table
         .range_records(..)
         .map(|pair| matches!(pair.unwrap().1.value, RecordValue::Hash(_)))
@@ -195,6 +197,30 @@ fn a_table_keeps_its_content() {
     let short = db.create_table("v", keys).unwrap();
     short.bulk_load([("ab", "1"), ("cd", "2")]).unwrap();
     assert_eq!(short.get("cd").unwrap(), Some(b"2".to_vec()));
+}
+
+#[test]
+fn a_batch_mixes_records_with_all_else() {
+    let db = small();
+    let table = table(&db, "t", Engine::default());
+    table.hash_set("h", fields(&[("a", "1")])).unwrap();
+    let answers = table.run_batch([
+        Operation::InsertWith("k", "v", Expiry::In(Duration::from_secs(100))),
+        Operation::Record("k"),
+        Operation::Record("h"),
+        Operation::Get("h"),
+        Operation::Record("absent"),
+    ]);
+    let answers = answers.unwrap();
+    assert_eq!(answers[0].as_ref().unwrap(), &Answer::Flag(true));
+    let of = |at: usize| match &answers[at] {
+        Ok(Answer::Record(record)) => record.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert!(of(1).is_some_and(|record| record.expires_ms.is_some()));
+    assert!(matches!(of(2).unwrap().value, RecordValue::Hash(hash) if hash.len() == 1));
+    assert_eq!(answers[3].as_ref().unwrap_err().kind(), ErrorKind::WrongType);
+    assert_eq!(of(4), None);
 }
 
 #[test]

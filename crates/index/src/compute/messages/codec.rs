@@ -16,6 +16,8 @@ use crate::{Entries, Exchange, IndexError};
 
 /// Bytes of pairs after which a scan's reply is cut off.
 const PAIRS_BYTES: usize = 4 << 20;
+/// The kind of a scan.
+const SCAN: u8 = 7;
 /// Most bytes of an error's text.
 const TEXT_MAX: usize = 4 << 10;
 
@@ -51,18 +53,27 @@ fn put_bound<'w>(out: &'w mut Writer, bound: &Bound<Vec<u8>>) -> &'w mut Writer 
     }
 }
 
-fn put_request(out: &mut Writer, request: &Request) {
-    match request {
-        Request::Op(Op::Get { key }) => out.u8(1).sized(key),
-        Request::Op(Op::Insert { key, value }) => out.u8(2).sized(key).sized(value),
-        Request::Op(Op::Update { key, value }) => out.u8(3).sized(key).sized(value),
-        Request::Op(Op::Upsert { key, value }) => out.u8(4).sized(key).sized(value),
-        Request::Op(Op::Remove { key }) => out.u8(5).sized(key),
-        Request::Op(Op::CompareExchange { key, expected, new }) => {
+fn put_op(out: &mut Writer, op: &Op) {
+    match op {
+        Op::Get { key } => out.u8(1).sized(key),
+        Op::Insert { key, value } => out.u8(2).sized(key).sized(value),
+        Op::Update { key, value } => out.u8(3).sized(key).sized(value),
+        Op::Upsert { key, value } => out.u8(4).sized(key).sized(value),
+        Op::Remove { key } => out.u8(5).sized(key),
+        Op::CompareExchange { key, expected, new } => {
             out.u8(6).sized(key).optional(expected.as_deref()).optional(new.as_deref())
         }
-        Request::Op(Op::Scan { from, to, reverse, limit }) => {
+        Op::Scan { from, to, reverse, limit } => {
             put_bound(put_bound(out.u8(7), from), to).flag(*reverse).u64(*limit as u64)
+        }
+    };
+}
+
+fn put_request(out: &mut Writer, request: &Request) {
+    match request {
+        Request::Op(op) => {
+            put_op(out, op);
+            out
         }
         Request::Hello => out.u8(8),
         Request::Learn { epoch } => out.u8(9).u64(*epoch),
@@ -71,6 +82,11 @@ fn put_request(out: &mut Writer, request: &Request) {
         }
         Request::Share { to } => out.u8(11).u64(to.0),
         Request::Load { decay } => out.u8(12).flag(*decay),
+        Request::Batch(ops) => {
+            out.u8(13);
+            ops.iter().for_each(|op| put_op(out, op));
+            out
+        }
     };
 }
 
@@ -92,6 +108,9 @@ fn put_outcome<'w>(out: &'w mut Writer, outcome: &Result<OpReply, IndexError>) -
             load.keys.iter().fold(out, |out, key| out.sized(key))
         }),
         Err(error) => put_error(out.u8(10), error),
+        Ok(OpReply::Batch(replies)) => {
+            replies.iter().fold(out.u8(11), |out, reply| put_outcome(out, reply))
+        }
     }
 }
 
@@ -154,6 +173,7 @@ pub fn decode_request(content: &[u8]) -> Result<(GlobalAddr, Request), DecodeErr
             },
             11 => Request::Share { to: Incarnation(input.u64()?) },
             12 => Request::Load { decay: input.flag()? },
+            13 => Request::Batch(batch(input)?),
             kind => Request::Op(op(input, kind)?),
         };
         Ok((table, request))
@@ -167,22 +187,48 @@ pub fn decode_request(content: &[u8]) -> Result<(GlobalAddr, Request), DecodeErr
 pub fn decode_reply(content: &[u8]) -> Result<Result<OpReply, IndexError>, DecodeError> {
     Reader::whole(content, |input| {
         Ok(Ok(match input.u8()? {
-            1 => OpReply::Value(input.optional()?.map(Vec::from)),
-            2 => OpReply::Done(input.flag()?),
-            3 => {
-                let exchange = if input.flag()? { Exchange::Done } else { Exchange::Differs };
-                OpReply::Exchanged(exchange, input.optional()?.map(Vec::from))
-            }
             4 => OpReply::Pairs(pairs(input)?),
             5 => OpReply::Part(pairs(input)?),
-            6 => OpReply::WrongOwner { epoch: input.u64()? },
             7 => OpReply::Moved(Ok(input.u64()?)),
             8 => OpReply::Moved(Err(move_error(input)?)),
             9 => OpReply::Load(loads(input)?),
-            10 => return error(input).map(Err),
-            _ => return Err(input.expected("the kind of a reply")),
+            11 => {
+                let mut replies = Vec::new();
+                while !input.is_empty() {
+                    let kind = input.u8()?;
+                    replies.push(outcome(input, kind)?);
+                }
+                OpReply::Batch(replies)
+            }
+            kind => return outcome(input, kind),
         }))
     })
+}
+
+/// The outcome of an operation on a key.
+fn outcome(input: &mut Reader<'_>, kind: u8) -> Result<Result<OpReply, IndexError>, DecodeError> {
+    Ok(Ok(match kind {
+        1 => OpReply::Value(input.optional()?.map(Vec::from)),
+        2 => OpReply::Done(input.flag()?),
+        3 => {
+            let exchange = if input.flag()? { Exchange::Done } else { Exchange::Differs };
+            OpReply::Exchanged(exchange, input.optional()?.map(Vec::from))
+        }
+        6 => OpReply::WrongOwner { epoch: input.u64()? },
+        10 => return error(input).map(Err),
+        _ => return Err(input.expected("the kind of a reply")),
+    }))
+}
+
+/// Operations up to the end.
+fn batch(input: &mut Reader<'_>) -> Result<Vec<Op>, DecodeError> {
+    let mut ops = Vec::new();
+    while !input.is_empty() {
+        let kind = input.u8()?;
+        input.ensure(kind != SCAN, "a batch without scans")?;
+        ops.push(op(input, kind)?);
+    }
+    Ok(ops)
 }
 
 fn op(input: &mut Reader<'_>, kind: u8) -> Result<Op, DecodeError> {
@@ -305,6 +351,8 @@ mod tests {
             Request::Share { to: Incarnation(6) },
             Request::Load { decay: true },
         ];
+        let some = [Op::Get { key: key() }, Op::Remove { key: value() }];
+        let others = others.into_iter().chain([Request::Batch(some.to_vec())]);
         ops.map(Request::Op).into_iter().chain(others).collect()
     }
 
@@ -355,6 +403,13 @@ mod tests {
             Ok(OpReply::Moved(Ok(8))),
             Ok(OpReply::Load(vec![load.clone(), load])),
             Ok(OpReply::Load(vec![])),
+            Ok(OpReply::Batch(vec![
+                Ok(OpReply::Value(Some(vec![1]))),
+                Ok(OpReply::Done(false)),
+                Ok(OpReply::WrongOwner { epoch: 4 }),
+                Err(IndexError::Full(text())),
+                Ok(OpReply::Exchanged(Exchange::Done, None)),
+            ])),
         ];
         outcomes.extend(moves.map(|error| Ok(OpReply::Moved(Err(error)))));
         outcomes.extend(errors.map(Err));
@@ -366,8 +421,13 @@ mod tests {
         let table = GlobalAddr::new(ServerId(3), 4_096);
         for request in requests() {
             let bytes = encode_request(table, &request);
-            assert_eq!(decode_request(&bytes), Ok((table, request)));
-            assert!((0..bytes.len()).all(|end| decode_request(&bytes[..end]).is_err()));
+            assert_eq!(decode_request(&bytes), Ok((table, request.clone())));
+            // A batch goes on to the end of its message.
+            let may_end = |end| match (decode_request(&bytes[..end]), &request) {
+                (Ok((_, Request::Batch(part))), Request::Batch(ops)) => part == ops[..part.len()],
+                (cut, _) => cut.is_err(),
+            };
+            assert!((0..bytes.len()).all(may_end));
             assert!(decode_request(&[&bytes[..], &[0]].concat()).is_err());
         }
         for outcome in outcomes() {

@@ -7,7 +7,7 @@ use farleaf_fabric::{Incarnation, OpKind};
 
 use super::migration::{MoveError, PartLoad};
 use crate::op::Op;
-use crate::{Entries, Exchange};
+use crate::{Entries, Exchange, IndexError};
 
 pub use codec::{decode_reply, decode_request, encode_reply, encode_request};
 pub(crate) use send::{Patience, alive_check_ns, forget, send};
@@ -17,6 +17,8 @@ pub(crate) use send::{Patience, alive_check_ns, forget, send};
 pub enum Request {
     /// An operation for its key's owner.
     Op(Op),
+    /// Operations on keys of the receiver's, none of them a scan, to be done in their order.
+    Batch(Vec<Op>),
     /// Asks whether the receiver serves the table.
     Hello,
     /// The map has this epoch; it may give the receiver a range.
@@ -50,6 +52,7 @@ impl Request {
     pub fn is_read(&self) -> bool {
         match self {
             Request::Op(op) => op.is_read(),
+            Request::Batch(ops) => ops.iter().all(Op::is_read),
             Request::Hello | Request::Learn { .. } | Request::Load { .. } => true,
             Request::Give { .. } | Request::Share { .. } => false,
         }
@@ -64,6 +67,7 @@ impl Request {
     pub(crate) fn kind(&self) -> OpKind {
         match self {
             Request::Op(op) => op.kind(),
+            Request::Batch(ops) => ops.first().map_or(OpKind::Maintenance, Op::kind),
             _ => OpKind::Maintenance,
         }
     }
@@ -82,6 +86,8 @@ pub enum OpReply {
     Pairs(Entries),
     /// The first pairs of a scan, at least one; there may be more.
     Part(Entries),
+    /// Of a batch, for each of its operations in their order; [`OpReply::WrongOwner`] for those that were not done.
+    Batch(Vec<Result<OpReply, IndexError>>),
     /// Nothing was done: the key is not here, by the map of this epoch.
     WrongOwner {
         /// The epoch.

@@ -5,6 +5,7 @@
 //! An operation on another's key is sent to the owner (`routing`). Joining, learning newer maps and
 //! taking over from the dead is `membership`.
 
+mod batch;
 mod guard;
 mod load;
 mod map;
@@ -24,6 +25,8 @@ use guard::Standing;
 use crate::local::ParkingLot;
 use crate::sync::{Mutex, lock};
 use crate::{IndexError, Seek};
+pub use batch::BatchAnswers;
+pub(crate) use batch::run_at;
 pub use guard::{OpGuard, RangeGuard, View};
 pub(crate) use load::Load;
 pub use map::{change_map, change_map_now, create_map, lock_map, read_map};
@@ -240,6 +243,11 @@ impl Ownership {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Returns whether it may call other compute servers.
+    pub(crate) fn takes_calls(&self) -> bool {
+        self.calls
     }
 
     /// The compute server that serves the key at `seek`, as far as it is known here, and the map's epoch; `None`

@@ -15,6 +15,7 @@ use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
+use super::batch::serve_batch;
 use super::membership::{free_dead, take_free};
 use super::{Range, count, refresh_map, take_over};
 use crate::change::{Change, Outcome};
@@ -97,7 +98,7 @@ pub(crate) fn scan_begin<'a>(
 
 /// Does what is asked if the key is this compute server's; `None` if it is not, and nothing was
 /// done.
-async fn serve_own<T: RangeOwner>(
+pub(super) async fn serve_own<T: RangeOwner>(
     table: &T,
     session: &Session,
     op: &Op,
@@ -413,6 +414,7 @@ pub async fn serve<T: RangeOwner>(
 ) -> Result<OpReply, IndexError> {
     let op = match request {
         Request::Op(op) => op,
+        Request::Batch(ops) => return serve_batch(table, session, &ops).await,
         Request::Hello => {
             table.ownership().check_open()?;
             return Ok(OpReply::Done(true));
