@@ -7,6 +7,7 @@ mod common;
 mod etcd;
 mod network;
 mod verbs;
+mod waits;
 
 #[path = "../store/forward.rs"]
 mod forward;
