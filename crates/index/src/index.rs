@@ -1,5 +1,7 @@
 //! Index trait: the operations that every engine's tables implement.
 
+use std::ops::Bound;
+
 use std::future::Future;
 
 use farleaf_pool::{Audit, Session};

@@ -4,7 +4,8 @@ use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
 use crate::IndexError;
-use crate::index::{Exchange, Index};
+use crate::change::Exchange;
+use crate::index::Index;
 
 /// Attempts of [`update_with`], at most.
 pub const UPDATE_ATTEMPTS_MAX: u32 = 1_000;

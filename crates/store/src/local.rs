@@ -20,7 +20,8 @@ use crate::operation::{Answer, Operation};
 use crate::options::TableInfo;
 use crate::range::KeyRange;
 use crate::store::Farleaf;
-use crate::table::{CompareExchange, Table, TableCore};
+use crate::table::{CompareExchange, Table};
+use crate::table_core::TableCore;
 use crate::thread_context::{Inside, Session, ThreadContext};
 
 /// The calling thread's own executor and sessions of a store, for a program with an event loop: operations run on this

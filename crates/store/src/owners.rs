@@ -10,7 +10,7 @@ use farleaf_index::{Index, IndexError, Op};
 
 use crate::error::Result;
 use crate::many;
-use crate::table::TableCore;
+use crate::table_core::TableCore;
 use crate::thread_context::{Session, ThreadContext};
 
 /// Operations of one call that travel in one message, at most.

@@ -16,7 +16,8 @@ use crate::async_table::{AsyncTable, own};
 use crate::bounds::Interval;
 use crate::error::{Error, Result};
 use crate::range::{KeyRange, Range};
-use crate::table::{Table, TableCore};
+use crate::table::Table;
+use crate::table_core::TableCore;
 use crate::thread_context::Session;
 
 /// The time by this machine's clock, in milliseconds since 1970.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_engines::{AnyIndex, Content};
+use farleaf_engines::Content;
 use farleaf_index::{CacheControl, CounterSet, Entries, Index, ScanRange, SortedPairs};
 use farleaf_pool::Audit;
 

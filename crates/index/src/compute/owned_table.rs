@@ -7,7 +7,7 @@ use super::messages::{OpReply, Request};
 use super::ownership::{self, BatchAnswers, Ownership};
 use super::{HostedTable, RangeOwner, Take};
 use crate::op::Op;
-use crate::{IndexError, Work};
+use crate::{IndexError, Seek, Work};
 
 /// An open table whose ranges of keys have owners. [`RangeCalls`](super::RangeCalls) are further calls on it.
 pub trait OwnedTable {
