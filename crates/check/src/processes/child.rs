@@ -27,6 +27,10 @@ pub(super) enum ChildKind {
     /// A command that makes a pool in a folder.
     Creation(PathBuf),
     Judge,
+    /// A gateway for Redis's clients, by its place.
+    Gateway(usize),
+    /// A client of gateways.
+    Resp,
     /// A memory server.
     Memory,
     /// A process that looks up the owners of the keys.
@@ -145,7 +149,9 @@ impl Child {
             Some(0) => Ended::Done,
             None if self.may_die() && status.signal() == Some(9) => Ended::Killed,
             code if code == unavailable => Ended::NotStarted,
-            Some(4 | 6) if !matches!(self.kind, ChildKind::Client | ChildKind::Judge) => {
+            Some(4 | 6)
+                if !matches!(self.kind, ChildKind::Client | ChildKind::Resp | ChildKind::Judge) =>
+            {
                 Ended::NotStarted
             }
             _ => Ended::Badly(status),

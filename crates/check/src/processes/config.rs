@@ -15,6 +15,8 @@ use super::times::NetworkReport;
 const THREADS_MAX: u32 = 64;
 const KEYS_MAX: u32 = 9999;
 const RATE_MAX: f64 = 1000.0;
+/// Gateways of a run, at most.
+const GATEWAYS_MAX: u32 = 16;
 /// Memory servers of a run, at most.
 const MEMORY_SERVERS_MAX: u16 = 16;
 /// The shortest lease: with less, processes of a busy machine would all count as dead.
@@ -51,6 +53,8 @@ pub struct Config {
     pub pool_bytes: u64,
     /// The pool is one of memory servers, which the run starts; `None`: in shared memory.
     pub network: Option<Network>,
+    /// Gateways for Redis's clients, and as many processes of such clients.
+    pub gateways: u32,
     /// Folder for pool and histories: new or empty. Default: a folder of its own in `/dev/shm`, or
     /// where temporary files go.
     pub folder: Option<PathBuf>,
@@ -73,6 +77,7 @@ impl Default for Config {
             engine: Engine::default(),
             pool_bytes: 256 << 20,
             network: None,
+            gateways: 0,
             folder: None,
             keep: false,
         }
@@ -172,6 +177,9 @@ impl Config {
     pub(super) fn check(&self) -> Result<(), ProcessesError> {
         let refuse = |why: String| Err(ProcessesError::Config(why));
         let threads = self.processes.saturating_mul(self.threads);
+        if self.gateways > GATEWAYS_MAX {
+            return refuse(format!("{} gateways: it takes 0 to {GATEWAYS_MAX}", self.gateways));
+        }
         if threads == 0 || threads > THREADS_MAX {
             let (processes, each) = (self.processes, self.threads);
             return refuse(format!(
@@ -242,6 +250,10 @@ pub struct Counts {
     pub kills_loads: u64,
     /// Processes killed while they opened the pool and recovered what others had left.
     pub kills_openers: u64,
+    /// Killed gateways for Redis's clients.
+    pub kills_gateways: u64,
+    /// Killed clients of gateways.
+    pub kills_resp: u64,
     /// Processes killed while they made another pool.
     pub kills_creations: u64,
     /// Processes stopped, and continued unless they were killed first.
@@ -261,6 +273,8 @@ impl Counts {
             + self.kills_tables
             + self.kills_loads
             + self.kills_openers
+            + self.kills_gateways
+            + self.kills_resp
             + self.kills_creations
     }
 }

@@ -30,6 +30,9 @@
 //! - **INV-PROC-4** Judge and recovery begin when every memory server runs again and every dead
 //!   process counts as dead. Nothing else may be needed for the pool to be whole.
 //!
+//! With gateways, Redis's clients work beside the others: children that send commands to gateways, `farleaf redis`
+//! processes that are killed and stopped as all are. A command whose connection broke has no answer.
+//!
 //! The seed decides the actions; real processes do not replay exactly.
 
 mod calls;
@@ -43,6 +46,7 @@ mod loads;
 mod log;
 mod memory;
 mod owners;
+mod resp;
 mod round;
 mod spec;
 mod tables;
@@ -147,7 +151,9 @@ fn play(
         apart: 0,
         client: 0,
         child: 0,
+        gateways: Vec::new(),
     };
+    run.find_ports().map_err(|source| io_error("find ports for gateways of", folder, source))?;
     let mut contents: BTreeMap<&str, Content> = BTreeMap::new();
     while report.rounds == 0 || begin.elapsed() < config.time {
         report.rounds += 1;

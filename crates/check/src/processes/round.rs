@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,7 +15,7 @@ use super::judge;
 use super::links::Links;
 use super::memory::Memory;
 use super::owners;
-use super::spec::{ClientSpec, JudgeSpec, LoadSpec, Role, TablesSpec};
+use super::spec::{ClientSpec, JudgeSpec, LoadSpec, RespSpec, Role, TablesSpec};
 use super::values::Shape;
 
 /// Time for a process to end by itself: longer than operations wait for a lock.
@@ -62,6 +63,21 @@ pub(super) struct Run<'a> {
     pub(super) client: u32,
     /// The next number of a child.
     pub(super) child: u32,
+    /// Addresses of the gateways.
+    pub(super) gateways: Vec<SocketAddr>,
+}
+
+impl Run<'_> {
+    /// Finds free ports for the gateways, which each of them keeps for the run.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(super) fn find_ports(&mut self) -> io::Result<()> {
+        let listen = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        let all: Vec<_> = (0..self.config.gateways).map(listen).collect::<io::Result<_>>()?;
+        self.gateways = all.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
+        Ok(())
+    }
 }
 
 pub(super) struct Round<'a, 'b> {
@@ -116,6 +132,10 @@ impl<'a, 'b> Round<'a, 'b> {
             self.start_client()?;
         }
         if !self.is_apart {
+            for place in 0..self.run.gateways.len() {
+                self.start_gateway(place)?;
+                self.start_resp()?;
+            }
             self.start_tables()?;
             self.start_load()?;
         }
@@ -286,11 +306,15 @@ impl<'a, 'b> Round<'a, 'b> {
         }
         let is_done = ended == Ended::Done;
         match &child.kind {
-            ChildKind::Client | ChildKind::Tables if is_done && renew => {
+            ChildKind::Client | ChildKind::Resp | ChildKind::Gateway(_) | ChildKind::Tables
+                if is_done && renew =>
+            {
                 let name = &child.name;
                 Err(Trouble::Found(format!("process {name} ended, although nobody told it to")))
             }
             ChildKind::Client if renew => self.start_client(),
+            ChildKind::Resp if renew => self.start_resp(),
+            ChildKind::Gateway(place) if renew => self.start_gateway(*place),
             ChildKind::Tables if renew => self.start_tables(),
             ChildKind::Load(number) => {
                 self.counts.loads += u64::from(is_done);
@@ -336,6 +360,38 @@ impl<'a, 'b> Round<'a, 'b> {
         self.run.client += self.run.config.clients_each();
         self.counts.clients += 1;
         self.start(name, ChildKind::Client, role, links)
+    }
+
+    /// A gateway at the address of that place.
+    fn start_gateway(&mut self, place: usize) -> Result<(), Trouble> {
+        let name = self.name("gateway");
+        let (pool, links) = self.way()?;
+        let address = self.run.gateways[place].to_string();
+        let words = ["redis", &pool, "--table", table_name(self.shape), "--address", &address];
+        let options = ["--end-with-stdin", "--quiet", "--log-level", "warn", "--json"];
+        let words = words.into_iter().chain(options).map(str::to_owned).collect();
+        self.start(name, ChildKind::Gateway(place), Role::Command(words), links)
+    }
+
+    /// A client of the gateways.
+    fn start_resp(&mut self) -> Result<(), Trouble> {
+        let name = self.name("resp");
+        let threads = self.run.config.threads;
+        let logs = (0..threads).map(|thread| self.folder.join(format!("{name}-{thread}.jsonl")));
+        let logs: Vec<PathBuf> = logs.collect();
+        self.logs.extend(logs.iter().cloned());
+        let role = Role::Resp(RespSpec {
+            gateways: self.run.gateways.clone(),
+            shape: self.shape,
+            keys: self.run.config.keys,
+            logs,
+            client: self.run.client,
+            seed: self.run.rng.u64(..),
+            work_time_max: self.run.config.round_time + STALL_TIME_MAX,
+        });
+        self.run.client += self.run.config.clients_each();
+        self.counts.clients += 1;
+        self.start(name, ChildKind::Resp, role, None)
     }
 
     pub(super) fn start_tables(&mut self) -> Result<(), Trouble> {
@@ -437,7 +493,8 @@ impl<'a, 'b> Round<'a, 'b> {
     fn end_all(&mut self) -> Result<(), Trouble> {
         for child in &mut self.children {
             let may_die =
-                matches!(child.kind, ChildKind::Client | ChildKind::Tables | ChildKind::Load(_));
+                matches!(child.kind, ChildKind::Client | ChildKind::Tables | ChildKind::Load(_))
+                    || matches!(child.kind, ChildKind::Resp | ChildKind::Gateway(_));
             if may_die && !child.is_killed() && self.run.rng.u32(..3) == 0 {
                 child.kill();
                 count_kill(self.counts, &child.kind);
@@ -518,6 +575,8 @@ pub(super) fn count_kill(counts: &mut Counts, kind: &ChildKind) {
         ChildKind::Load(_) => counts.kills_loads += 1,
         ChildKind::Opener => counts.kills_openers += 1,
         ChildKind::Creation(_) => counts.kills_creations += 1,
+        ChildKind::Gateway(_) => counts.kills_gateways += 1,
+        ChildKind::Resp => counts.kills_resp += 1,
         ChildKind::Dying | ChildKind::Judge | ChildKind::Memory | ChildKind::Owners => {}
     }
 }

@@ -17,7 +17,7 @@ use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_
 use serde::{Deserialize, Serialize};
 
 use super::values::Shape;
-use super::{client, judge, owners, tables};
+use super::{client, judge, owners, resp, tables};
 use crate::history::HistoryError;
 
 /// A child's task.
@@ -32,6 +32,8 @@ pub(super) struct Spec {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Role {
     Client(ClientSpec),
+    /// Works through gateways.
+    Resp(RespSpec),
     Tables(TablesSpec),
     Judge(JudgeSpec),
     /// Looks up the owners of a table's keys.
@@ -62,6 +64,20 @@ pub(super) struct ClientSpec {
     pub(super) advertise: Option<SocketAddr>,
     /// It stops work after this time, also if the driver stalls and never tells it to end: its history files
     /// would grow until the disk is full.
+    pub(super) work_time_max: Duration,
+}
+
+/// Threads that do random operations on a table through gateways until standard input ends.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct RespSpec {
+    /// The gateways, of which any may be away for a while.
+    pub(super) gateways: Vec<SocketAddr>,
+    pub(super) shape: Shape,
+    pub(super) keys: u32,
+    /// As of [`ClientSpec`].
+    pub(super) logs: Vec<PathBuf>,
+    pub(super) client: u32,
+    pub(super) seed: u64,
     pub(super) work_time_max: Duration,
 }
 
@@ -218,6 +234,13 @@ fn try_run(spec: &str) -> Result<(), ChildFailed> {
             stop_after(spec.work_time_max, &stop);
             client::run(&spec, &stop)?;
             // A client ends when the driver says so: the driver reports one that ends before.
+            let _ = input.join();
+            Ok(())
+        }
+        Role::Resp(spec) => {
+            let (stop, input) = until_end_of_input();
+            stop_after(spec.work_time_max, &stop);
+            resp::run(&spec, &stop)?;
             let _ = input.join();
             Ok(())
         }

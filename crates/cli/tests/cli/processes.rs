@@ -56,6 +56,22 @@ fn scratch() -> (Pool, PathBuf) {
     (pool, folder)
 }
 
+/// Redis's clients beside the others, through gateways that are killed and stopped as all are.
+#[test]
+fn gateways_that_are_killed_lose_and_repeat_nothing() {
+    for engine in ["btree", "dex"] {
+        let (_pool, folder) = scratch();
+        let time = format!("{}s", 5 * soak());
+        let options = ["--pool", folder.to_str().unwrap(), "--time", &time, "--json"];
+        let more = ["--redis", "--engine", engine, "--kills-per-second", "10"];
+        let report = farleaf(&words(&[&options[..], &more].concat()), b"").done().json();
+        assert!(report["failure"].is_null(), "{report}");
+        let count = |name: &str| report["counts"][name].as_u64().unwrap();
+        assert!(count("kills_gateways") > 0 && count("kills_resp") > 0, "{report}");
+        assert!(count("operations") > 500, "{report}");
+    }
+}
+
 #[test]
 fn processes_that_are_killed_and_stopped_leave_a_table_that_is_right() {
     let (_pool, folder) = scratch();

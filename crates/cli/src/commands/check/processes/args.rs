@@ -65,6 +65,10 @@ pub(crate) struct ProcessesArgs {
     /// [default: only tell]
     #[arg(long, value_name = "LEASES")]
     recovery_within: Option<f64>,
+    /// Gateways for Redis's clients, and as many processes of such clients, beside the others [default: none; 2 if the
+    /// option has no number]
+    #[arg(long, value_name = "COUNT", num_args = 0..=1, default_missing_value = "2")]
+    redis: Option<u32>,
     /// Seed of all that is random in the driver and its clients; processes do not replay exactly
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
@@ -123,6 +127,7 @@ impl ProcessesArgs {
             engine: self.engine,
             pool_bytes: self.pool_bytes.0,
             network: self.network(usual.network)?,
+            gateways: self.redis.unwrap_or_default(),
             folder: self.pool.clone(),
             keep: self.keep,
         })
@@ -177,6 +182,7 @@ impl ProcessesArgs {
             ("--kills-per-second", text(self.kills_per_second)),
             ("--stops-per-second", text(self.stops_per_second)),
             ("--stop-time-max", text(self.stop_time_max)),
+            ("--redis", text(self.redis)),
         ];
         for (name, given) in given.into_iter().chain(self.given_of_network()) {
             line.extend(given.map(|given| format!(" {name} {given}")));

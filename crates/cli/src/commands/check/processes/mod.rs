@@ -92,6 +92,8 @@ fn print(report: &ProcessesReport, console: &mut Console) -> std::io::Result<()>
         ("loads done", counts.loads.to_string()),
         ("killed over recovery", counts.kills_openers.to_string()),
         ("killed over a new pool", counts.kills_creations.to_string()),
+        ("gateways killed", counts.kills_gateways.to_string()),
+        ("clients of gateways killed", counts.kills_resp.to_string()),
         ("stopped", counts.stops.to_string()),
         ("could not start", counts.not_started.to_string()),
         ("tables left behind", counts.tables_left.to_string()),
