@@ -160,6 +160,19 @@ const PROGRAMS: &[Spec] = &[
         engines: &[Engine::Dex, Engine::BTree],
         run: redis::run,
     },
+    Spec {
+        name: "gateway",
+        about: "a gateway beside redis-server, by redis-benchmark (real time)",
+        title: "redis-benchmark on a gateway of one thread and on redis-server, on the same processor",
+        usual_scale: 1.0,
+        small_scale: 0.02,
+        least: (redis::SCALE_MIN, "there are too few keys"),
+        kind: Kind::Program,
+        time: TimeKind::Real,
+        chosen: &[CACHE],
+        engines: &[],
+        run: redis::gateway::run,
+    },
 ];
 
 impl Experiment {

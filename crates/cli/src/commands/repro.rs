@@ -223,7 +223,7 @@ fn warn_of_checks(report: &ReproReport, console: &Console) -> Exit {
     exit
 }
 
-/// Memory servers as processes of this very program, reached in the open.
+/// Servers as processes of this very program, reached in the open.
 struct Processes;
 
 impl Hosts for Processes {
@@ -235,6 +235,12 @@ impl Hosts for Processes {
             ..ClusterConfig::default()
         })?;
         let address = servers.addresses().first().copied().ok_or("it has no address")?;
+        Ok(Box::new(Process { address, _servers: servers }))
+    }
+
+    fn gateway(&self, words: &[&str]) -> Result<Box<dyn Host>, HostError> {
+        let mut servers = Cluster::start(&ClusterConfig::default())?;
+        let address = servers.add_gateway(words)?;
         Ok(Box::new(Process { address, _servers: servers }))
     }
 }

@@ -32,6 +32,24 @@ fn a_table_has_all_sides() {
     }
 }
 
+/// Every case of the gateway's comparison runs; at this scale no bar counts.
+#[test]
+fn the_gateways_comparison_has_all_cases() {
+    let run = crate::farleaf(&["repro", "gateway", "--scale", "0.001", "--json"], b"");
+    if run.err.contains("there is no redis-server here") {
+        assert_eq!(run.code, 3);
+        eprintln!("the_gateways_comparison_has_all_cases: skipped: no redis-server here");
+        return;
+    }
+    let told = run.done().json();
+    let rows = told["tables"][0]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 8);
+    for row in rows {
+        assert!(row["K commands/s"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert_eq!(told["checks"].as_array().unwrap().len(), 6);
+}
+
 #[test]
 fn what_is_missing_or_too_old_is_said() {
     let folder = Pool::missing().folder.clone();

@@ -1,11 +1,13 @@
 //! redis-benchmark: runs Redis's own bench, and reads the figures of its gets.
 
+use std::process::Output;
+
 use super::{error::RedisError, server::RedisServer, systems::SystemResult};
 
-const PROGRAM: &str = "redis-benchmark";
+pub(super) const PROGRAM: &str = "redis-benchmark";
 /// The least number of gets. The program counts its time by the millisecond: fewer may take none,
 /// and it prints a rate of `inf`.
-const OPS_MIN: u64 = 20_000;
+pub(super) const OPS_MIN: u64 = 20_000;
 
 /// A call of redis-benchmark.
 #[derive(Clone, Copy, Debug)]
@@ -35,21 +37,28 @@ impl Gets {
              --csv --precision 3"
         );
         let words: Vec<&str> = words.split(' ').collect();
-        let output = server.output(PROGRAM, &words)?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        if !output.status.success() {
-            let errors = String::from_utf8_lossy(&output.stderr);
-            let last = errors.trim().lines().chain(said.trim().lines()).next().unwrap_or_default();
-            let (status, said) = (output.status.to_string(), last.to_owned());
-            return Err(RedisError::Benchmark { status, said });
-        }
-        figures(&said)
+        result(&server.output(PROGRAM, &words)?)
     }
 
     /// The call, for people.
     pub(super) fn name(&self) -> String {
         format!("{PROGRAM} -c {} -P {}", self.clients, self.depth)
     }
+}
+
+/// Reads the figures of a run's output.
+///
+/// # Errors
+/// `Benchmark`, `Figures`.
+pub(super) fn result(output: &Output) -> Result<SystemResult, RedisError> {
+    let said = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let last = errors.trim().lines().chain(said.trim().lines()).next().unwrap_or_default();
+        let (status, said) = (output.status.to_string(), last.to_owned());
+        return Err(RedisError::Benchmark { status, said });
+    }
+    figures(&said)
 }
 
 /// Parses the table that the program prints: a line of names, a line of figures, all in quotes.

@@ -8,6 +8,7 @@
 
 mod benchmark;
 mod error;
+pub(super) mod gateway;
 mod play;
 mod server;
 mod systems;

@@ -50,10 +50,18 @@ impl RedisServer {
     /// # Errors
     /// `Missing`, `TooOld`, `NoVersion`, `Run`, `Prepare`, `NoStart`.
     pub(super) fn start() -> Result<RedisServer, RedisError> {
+        RedisServer::start_with(&[])
+    }
+
+    /// The same with more options.
+    ///
+    /// # Errors
+    /// As [`RedisServer::start`].
+    pub(super) fn start_with(options: &[&str]) -> Result<RedisServer, RedisError> {
         let version = version()?;
         let mut attempt = 1;
         loop {
-            let mut server = RedisServer::spawn(version.clone())?;
+            let mut server = RedisServer::spawn(version.clone(), options)?;
             match server.wait() {
                 Ok(()) => return Ok(server),
                 Err(_)
@@ -66,7 +74,7 @@ impl RedisServer {
         }
     }
 
-    fn spawn(version: String) -> Result<RedisServer, RedisError> {
+    fn spawn(version: String, options: &[&str]) -> Result<RedisServer, RedisError> {
         let folder = folder().map_err(RedisError::Prepare)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(RedisError::Prepare)?;
         let address = listener.local_addr().map_err(RedisError::Prepare)?;
@@ -77,6 +85,7 @@ impl RedisServer {
             .arg(&folder)
             .args([SERVER, "--port", &port, "--bind", "127.0.0.1", "--databases", "1"])
             .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+            .args(options)
             .args([OsStr::new("--dir"), folder.as_ref()])
             .args([OsStr::new("--logfile"), folder.join("log").as_ref()])
             .stdin(Stdio::piped())
@@ -116,9 +125,6 @@ impl RedisServer {
 
     /// Runs a program that talks to this server, to its end.
     ///
-    /// Such a program may try for ever to reach a server that has ended. So this checks the server
-    /// by a connection a second, and kills the program once the server refuses one.
-    ///
     /// # Errors
     /// `Gone`, `Missing`, `Run`.
     pub(super) fn output(
@@ -126,31 +132,7 @@ impl RedisServer {
         program: &'static str,
         words: &[&str],
     ) -> Result<Output, RedisError> {
-        drop(self.connect()?);
-        let mut command = command(program, words);
-        let failed = |source| cannot_run(program, source);
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
-        let mut look = Instant::now() + LOOK_EVERY;
-        while child.try_wait().map_err(failed)?.is_none() {
-            thread::sleep(Duration::from_millis(5));
-            if Instant::now() < look {
-                continue;
-            }
-            if let Err(error) = self.connect() {
-                // It may have ended by itself, and then this fails.
-                let _ = child.kill();
-                child.wait().map_err(failed)?;
-                return Err(error);
-            }
-            look = Instant::now() + LOOK_EVERY;
-        }
-        let output = child.wait_with_output().map_err(failed)?;
-        if !output.status.success() {
-            // If the server is gone, that is the cause to report.
-            drop(self.connect()?);
-        }
-        Ok(output)
+        output_of(program, words, || self.connect().map(drop))
     }
 
     /// Adds the last lines of the server's log to an error.
@@ -185,6 +167,45 @@ impl Drop for RedisServer {
         // Usually the server's own shell has done this.
         let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+/// Runs a program that talks to a server, to its end.
+///
+/// Such a program may try for ever to reach a server that has ended. So this asks `is_there` once a second, and kills the
+/// program once the server is not.
+///
+/// # Errors
+/// `Missing`, `Run`; those of `is_there`.
+pub(super) fn output_of(
+    program: &'static str,
+    words: &[&str],
+    is_there: impl Fn() -> Result<(), RedisError>,
+) -> Result<Output, RedisError> {
+    is_there()?;
+    let mut command = command(program, words);
+    let failed = |source| cannot_run(program, source);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
+    let mut look = Instant::now() + LOOK_EVERY;
+    while child.try_wait().map_err(failed)?.is_none() {
+        thread::sleep(Duration::from_millis(5));
+        if Instant::now() < look {
+            continue;
+        }
+        if let Err(error) = is_there() {
+            // It may have ended by itself, and then this fails.
+            let _ = child.kill();
+            child.wait().map_err(failed)?;
+            return Err(error);
+        }
+        look = Instant::now() + LOOK_EVERY;
+    }
+    let output = child.wait_with_output().map_err(failed)?;
+    if !output.status.success() {
+        // If the server is gone, that is the cause to report.
+        is_there()?;
+    }
+    Ok(output)
 }
 
 /// Makes a new folder that no other user can read.
