@@ -17,6 +17,7 @@ fn main() {
     texts(&corpus);
     wire(&corpus);
     history(&corpus);
+    resp(&corpus);
     offload(&corpus);
     messages(&corpus);
 }
@@ -25,6 +26,16 @@ fn write(corpus: &Path, target: &str, name: &str, bytes: &[u8]) {
     let folder = corpus.join(target);
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join(format!("seed-{name}")), bytes).unwrap();
+}
+
+/// Commands of Redis's clients, whole, inline and broken.
+fn resp(corpus: &Path) {
+    let array =
+        b"\x02*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$4\r\n\r\n\0x\r\n*1\r\n$4\r\nPING\r\n*0\r\n*-1\r\n";
+    write(corpus, "resp", "array", array);
+    write(corpus, "resp", "inline", b"\x04set \"a b\\n\\x41\" 'c\\'d' \"\"\r\nPING\n");
+    write(corpus, "resp", "auth", b"\x03*2\r\n$4\r\nAUTH\r\n$5\r\ntoken\r\n*17\r\n");
+    write(corpus, "resp", "broken", b"\x06*2\r\n$3\r\nGET\r\n$-1\r\n");
 }
 
 /// Each layout, as a leaf and as an inner node, sealed, with a changed word.

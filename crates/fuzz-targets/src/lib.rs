@@ -21,6 +21,7 @@ mod node;
 mod offload;
 mod records;
 mod region;
+mod resp;
 mod superblock;
 mod text;
 mod values;
@@ -77,6 +78,7 @@ pub const TARGETS: &[Target] = &[
         memory_bytes_max: 1 << 20,
     },
     Target { name: "wire", run: wire::run, input_bytes_max: 4096, memory_bytes_max: 16 << 20 },
+    Target { name: "resp", run: resp::run, input_bytes_max: 4096, memory_bytes_max: 4 << 20 },
     Target { name: "history", run: history::run, input_bytes_max: 4096, memory_bytes_max: 8 << 20 },
 ];
 

@@ -108,5 +108,5 @@ macro_rules! smoke {
 
 smoke!(
     node, superblock, pool, table, fabric, records, keys, ycsb, text, offload, messages, wire,
-    history
+    resp, history
 );
