@@ -4,16 +4,19 @@
 #
 #   scripts/setup.sh            install what is missing
 #   scripts/setup.sh --check    only say what is missing; exit 1 if anything is
+#   scripts/setup.sh --clients  instead, Redis's clients for scripts/clients.sh, as far as they can be had, in
+#                               target/clients
 #   scripts/setup.sh --verbs    instead, what `make verbs` takes: a virtual machine and its kernel
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-check_only=false verbs=false
+check_only=false verbs=false clients=false
 case "${1:-}" in
     "") ;;
     --check) check_only=true ;;
     --verbs) verbs=true ;;
-    *) echo "usage: scripts/setup.sh [--check | --verbs]" >&2; exit 2 ;;
+    --clients) clients=true ;;
+    *) echo "usage: scripts/setup.sh [--check | --clients | --verbs]" >&2; exit 2 ;;
 esac
 
 missing=0
@@ -180,6 +183,57 @@ setup_verbs() {
     ok "virtual machine with Soft-RoCE"
 }
 
+# Redis's clients from their languages' registries. One that cannot be had is left out, by its name: nothing but
+# scripts/clients.sh needs it.
+setup_clients() {
+    local folder=${FARLEAF_CLIENTS:-target/clients} sources=$PWD/scripts/clients
+    mkdir -p "$folder"
+    folder=$(realpath "$folder")
+    client() { # NAME COMMAND...
+        local name=$1
+        shift
+        if ( set -e; "$@" ) >"$folder/log" 2>&1; then
+            ok "$name"
+        else
+            echo "  note     $name cannot be had here: $(tail -n 1 "$folder/log")"
+        fi
+    }
+    python_clients() {
+        [ -x "$folder/venv/bin/python" ] || python3 -m venv "$folder/venv"
+        "$folder/venv/bin/pip" install -q redis==8.1.0 valkey==6.2.0
+    }
+    node_clients() {
+        mkdir -p "$folder/node"
+        cd "$folder/node"
+        npm install --no-audit --no-fund --prefix . ioredis@6.0.0 redis@6.3.1
+    }
+    go_clients() {
+        mkdir -p "$folder/go"
+        cp "$sources/go/main.go" "$folder/go/"
+        cd "$folder/go"
+        [ -f go.mod ] || go mod init clients
+        go get github.com/redis/go-redis/v9@v9.23.0 github.com/redis/rueidis@v1.0.79
+        go build -o clients .
+    }
+    java_clients() {
+        mkdir -p "$folder/java"
+        cp "$sources/java/pom.xml" "$folder/java/"
+        cd "$folder/java"
+        mvn -q -B dependency:copy-dependencies -DoutputDirectory=lib
+        javac -cp 'lib/*' -d . "$sources/java/Clients.java"
+    }
+    echo "Redis's clients for scripts/clients.sh, in $folder"
+    client "redis-py, valkey-py" python_clients
+    client "ioredis, node-redis" node_clients
+    client "go-redis, rueidis" go_clients
+    client "jedis, lettuce" java_clients
+}
+
+if $clients; then
+    setup_redis
+    setup_clients
+    exit
+fi
 if $verbs; then
     setup_verbs
     exit
