@@ -185,8 +185,8 @@ impl Table {
     /// While others write, the pair was in the table at a moment of the call, and no longer prefix was present
     /// throughout it.
     ///
-    /// Cost: the round trips of a get on `smart`, `art` and, for own keys, `p-smart`; on `dart` those of a get, if the prefix
-    /// ends at or below the node that the skip table leads to, and else those of a get from the root as well. A get if keys
+    /// Cost: on radix trees the round trips of a get, for own keys where keys have owners; with a skip table those of a get
+    /// if the prefix ends at or below the node that it leads to, and else those of a get from the root as well. A get if keys
     /// have a fixed length. Elsewhere [`Table::floor`] once, and once more for each time that the floor of what is left of
     /// `key` is no prefix of it: at most once for each byte of `key`, one to three times as a rule.
     ///

@@ -23,8 +23,8 @@ use super::word::{SlotContent, SlotWord, Step};
 /// Leaves that are READ at once.
 const WINDOW: usize = 8;
 
-/// What a slot or a way holds for a reader.
-enum Seen<T> {
+/// The content of a slot or the end of a way, as far as a reader may believe it.
+enum Belief<T> {
     Known(T),
     /// Sealed words, which this start may not believe.
     Stale,
@@ -53,8 +53,8 @@ impl DartTree {
         loop {
             let is_root = matches!(start, Start::Root(_));
             let leaves = self.leaves_on_way(io, key, start).await?;
-            let is_stale = matches!(leaves, Seen::Stale);
-            if let Seen::Known(leaves) = leaves
+            let is_stale = matches!(leaves, Belief::Stale);
+            if let Belief::Known(leaves) = leaves
                 && (self.push_first(io, key, &leaves, out).await? || is_root)
             {
                 return Ok(());
@@ -75,7 +75,7 @@ impl DartTree {
         io: Reliable<'_>,
         key: &[u8],
         start: Start,
-    ) -> Result<Seen<Vec<SlotWord>>, IndexError> {
+    ) -> Result<Belief<Vec<SlotWord>>, IndexError> {
         let mut leaves = Vec::new();
         let (mut is_fresh, mut on_lasting_root, mut next) = match start {
             Start::Express(node) => (false, false, Some(node)),
@@ -88,15 +88,15 @@ impl DartTree {
         while let Some(node) = next.take_if(|node| node.plen <= key.len()) {
             let step = Step::at(key, node.plen);
             let (bucket, ends) = self.read_step_and_end(io, node, step).await?;
-            let Seen::Known(word) = look(bucket.words(), step, is_fresh) else {
-                return Ok(Seen::Stale);
+            let Belief::Known(word) = look(bucket.words(), step, is_fresh) else {
+                return Ok(Belief::Stale);
             };
             // It was in the tree just now.
             is_fresh |= std::mem::take(&mut on_lasting_root);
             if step != Step::End {
                 let ends = ends.as_ref().unwrap_or(&bucket);
-                let Seen::Known(end) = look(ends.words(), Step::End, is_fresh) else {
-                    return Ok(Seen::Stale);
+                let Belief::Known(end) = look(ends.words(), Step::End, is_fresh) else {
+                    return Ok(Belief::Stale);
                 };
                 leaves.extend(end.and_then(leaf_in));
             }
@@ -108,7 +108,7 @@ impl DartTree {
             }
         }
         leaves.reverse();
-        Ok(Seen::Known(leaves))
+        Ok(Belief::Known(leaves))
     }
 
     /// READs the buckets of a node that own `step` and the end of a key, the latter if it is another: 1 round trip.
@@ -171,14 +171,14 @@ fn leaf_in(word: SlotWord) -> Option<SlotWord> {
 }
 
 /// The word of a step in its bucket, if it has one.
-fn look(words: &[u64], step: Step, is_fresh: bool) -> Seen<Option<SlotWord>> {
+fn look(words: &[u64], step: Step, is_fresh: bool) -> Belief<Option<SlotWord>> {
     let (word, is_sealed) = match find(words, step) {
         BucketPlace::At(_, word) => (Some(word), word.is_sealed()),
         BucketPlace::Empty(_, word) => (None, word.is_sealed()),
         BucketPlace::Full => (None, words.iter().all(|word| SlotWord::from_raw(*word).is_sealed())),
     };
     match is_sealed && !is_fresh {
-        true => Seen::Stale,
-        false => Seen::Known(word),
+        true => Belief::Stale,
+        false => Belief::Known(word),
     }
 }

@@ -25,7 +25,7 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::leaf::{Leaf, NewValue};
-use super::locked::Content;
+use super::locked::LeafContent;
 use super::switches::ReadDelegation;
 use super::tree::{Tree, count, count_many};
 
@@ -63,13 +63,13 @@ impl ChangeLead {
     }
 
     /// The WRITE has completed: gives the changes that were taken their answers, and the gets `content`.
-    pub(super) fn acknowledge(mut self, content: &Content) {
+    pub(super) fn acknowledge(mut self, content: &LeafContent) {
         self.changes.acknowledge();
         let found = match content {
-            Content::Absent => None,
-            Content::Inline(value) => Some(value),
+            LeafContent::Absent => None,
+            LeafContent::Inline(value) => Some(value),
             // They READ the record.
-            Content::Record(_) => return,
+            LeafContent::Record(_) => return,
         };
         if let Some(gets) = &mut self.gets {
             gets.answer(|| Ok(found.cloned()));
@@ -178,14 +178,14 @@ impl Tree {
         &self,
         inline_max: usize,
         old: Leaf<'_>,
-        content: Content,
+        content: LeafContent,
         lead: Option<&mut ChangeLead>,
-    ) -> Content {
+    ) -> LeafContent {
         let Some(lead) = lead else { return content };
         let mut value = match (old.content(), content) {
-            (NewValue::Record(_), content) | (_, content @ Content::Record(_)) => return content,
-            (_, Content::Absent) => None,
-            (_, Content::Inline(value)) => Some(value),
+            (NewValue::Record(_), content) | (_, content @ LeafContent::Record(_)) => return content,
+            (_, LeafContent::Absent) => None,
+            (_, LeafContent::Inline(value)) => Some(value),
         };
         let mut applied = 0;
         let members = lead.changes.seal(lost, |change| {
@@ -208,7 +208,7 @@ impl Tree {
             count(&self.counts.batches);
             count_many(&self.counts.collapsed, applied);
         }
-        value.map_or(Content::Absent, Content::Inline)
+        value.map_or(LeafContent::Absent, LeafContent::Inline)
     }
 
     /// The leader has found that its change leaves things as they are: so do those of members that joined before it

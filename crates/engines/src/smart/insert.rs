@@ -11,7 +11,7 @@ use farleaf_pool::{Placement, Session, Trial, Unlinked};
 use super::descent::{Held, Landing, NodeRead, Path};
 use super::layout::{Edge, LeafClass, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, class_for, fill_leaf};
-use super::locked::{Content, LeafImage, lock_addr};
+use super::locked::{LeafContent, LeafImage, lock_addr};
 use super::outcome::Linking;
 use super::reverse::Moved;
 use super::tree::{Fail, Tree, count};
@@ -27,7 +27,7 @@ pub(super) struct NewLeaf {
     class: LeafClass,
     token: u64,
     words: Vec<u64>,
-    content: Content,
+    content: LeafContent,
     /// Its words are in the pool.
     pub(super) is_written: bool,
 }
@@ -95,7 +95,7 @@ impl NewLeaf {
     }
 
     /// Gives up the leaf, but not what it was to hold.
-    pub(super) fn into_content(self) -> Content {
+    pub(super) fn into_content(self) -> LeafContent {
         self.content
     }
 
@@ -132,7 +132,7 @@ impl Tree {
         session: &Session,
         on: Placement,
         key: &[u8],
-        content: Content,
+        content: LeafContent,
     ) -> Result<NewLeaf, IndexError> {
         let class = class_for(self.shape.lead(), key.len(), content.as_new().bytes());
         let class = class.ok_or_else(|| {

@@ -40,31 +40,31 @@ pub(super) fn lock_addr(addr: GlobalAddr, bytes: usize) -> GlobalAddr {
 
 /// The new content of a leaf, owned by the task that stores it.
 #[derive(Debug)]
-pub(super) enum Content {
+pub(super) enum LeafContent {
     Absent,
     Inline(Vec<u8>),
     Record(NewRecord),
 }
 
-impl Content {
+impl LeafContent {
     pub(super) fn as_new(&self) -> NewValue<'_> {
         match self {
-            Content::Absent => NewValue::Absent,
-            Content::Inline(value) => NewValue::Inline(value),
-            Content::Record(record) => NewValue::Record(record.word()),
+            LeafContent::Absent => NewValue::Absent,
+            LeafContent::Inline(value) => NewValue::Inline(value),
+            LeafContent::Record(record) => NewValue::Record(record.word()),
         }
     }
 
     /// The leaf that holds it is about to be linked or written, by an operation that will be finished.
     pub(super) fn keep(&self) {
-        if let Content::Record(record) = self {
+        if let LeafContent::Record(record) = self {
             record.keep();
         }
     }
 
     /// The leaf that was to hold it has not come to hold it, and never will.
     pub(super) fn unkeep(&self) {
-        if let Content::Record(record) = self {
+        if let LeafContent::Record(record) = self {
             record.unkeep();
         }
     }
@@ -87,7 +87,7 @@ pub(super) enum Stored {
     /// It has the new content. `is_removed`: its key is absent now.
     Done { is_removed: bool },
     /// Another had the lock.
-    Lost { content: Content, lead: Option<ChangeLead> },
+    Lost { content: LeafContent, lead: Option<ChangeLead> },
 }
 
 impl Tree {
@@ -102,7 +102,7 @@ impl Tree {
         self: &Arc<Self>,
         session: &Session,
         (leaf, stamp): (LeafImage, Option<u64>),
-        (content, is_blind): (Content, bool),
+        (content, is_blind): (LeafContent, bool),
         lead: Option<ChangeLead>,
     ) -> Result<Stored, IndexError> {
         let tree = Arc::clone(self);
@@ -125,7 +125,7 @@ impl Tree {
         &self,
         session: &Session,
         leaf: &mut LeafImage,
-        content: &Content,
+        content: &LeafContent,
     ) -> Result<(), IndexError> {
         let now = self.read_locked(session, leaf).await?;
         let [old, new] = [&*leaf, &now].map(|it| Leaf::new(self.shape.table, it.addr, &it.words));
@@ -145,7 +145,7 @@ impl Tree {
         &self,
         session: &Session,
         (leaf, stamp): (LeafImage, Option<u64>),
-        content: Content,
+        content: LeafContent,
         mut lead: Option<ChangeLead>,
     ) -> Result<Stored, IndexError> {
         let old = Leaf::new(self.shape.table, leaf.addr, &leaf.words);
@@ -186,13 +186,13 @@ impl Tree {
             session.retire(retiring);
         }
         if let (true, NewValue::Inline(value)) = (Canary::SealLate.is_armed(), content.as_new()) {
-            let written = Content::Inline(value.to_vec());
+            let written = LeafContent::Inline(value.to_vec());
             self.combine(self.inline_max(session), old, written, lead.as_mut());
         }
         if let Some(lead) = lead {
             lead.acknowledge(&content);
         }
-        Ok(Stored::Done { is_removed: matches!(content, Content::Absent) })
+        Ok(Stored::Done { is_removed: matches!(content, LeafContent::Absent) })
     }
 
     /// Writes `new` over the words of a leaf that this client has locked, or has alone.

@@ -26,11 +26,11 @@ use super::tree::{Fail, Tree};
 const WINDOW: usize = 8;
 
 /// A slot of a node that was READ, and its address.
-type Place = (GlobalAddr, Slot);
+type ReadSlot = (GlobalAddr, Slot);
 
-/// What one READ of the cached part of a way has brought.
+/// The nodes and leaves that one READ of the cached part of a way has brought.
 #[derive(Default)]
-struct Seen {
+struct WayRead {
     /// The nodes from the root on that are live, each led to by the one before.
     nodes: Vec<Held>,
     /// Leaves that a cached slot led to, and that are proven.
@@ -76,7 +76,7 @@ impl Tree {
         };
         let mut nodes = seen.nodes;
         nodes.extend(path.nodes);
-        let mut places: VecDeque<Place> = landing.into_iter().collect();
+        let mut places: VecDeque<ReadSlot> = landing.into_iter().collect();
         for held in nodes.iter_mut().rev() {
             let mut found = held.node(self).find(Edge::END);
             if found.is_none() && held.node(self).is_short() {
@@ -90,7 +90,7 @@ impl Tree {
             }
         }
         while !places.is_empty() {
-            let window: Vec<Place> = places.drain(..places.len().min(WINDOW)).collect();
+            let window: Vec<ReadSlot> = places.drain(..places.len().min(WINDOW)).collect();
             let images = self.read_leaves(session, &window, &mut seen.leaves).await?;
             for ((_, slot), image) in window.into_iter().zip(images) {
                 let leaf = self.leaf(slot.addr(), &image);
@@ -108,10 +108,10 @@ impl Tree {
 
     /// READs the cached nodes on the way to `key`, and the leaves in which they say that prefixes of it end: 1 round
     /// trip, none if nothing is cached.
-    async fn read_cached_way(&self, session: &Session, key: &[u8]) -> Result<Seen, Fail> {
+    async fn read_cached_way(&self, session: &Session, key: &[u8]) -> Result<WayRead, Fail> {
         let way = self.cached_way(key);
         if way.is_empty() {
-            return Ok(Seen::default());
+            return Ok(WayRead::default());
         }
         let (mut ops, reliable) = (session.client().ops(), session.reliable());
         let c = session.epoch();
@@ -135,7 +135,7 @@ impl Tree {
             }
         }
         let mut ops = reliable.post_many(ops).await?;
-        let mut seen = Seen::default();
+        let mut seen = WayRead::default();
         let is_proven = |(number, slot, guess): (usize, Slot, Guess)| {
             let image = ops.take_buf(number);
             self.is_proven(&guess, slot, &image).then_some((slot.thawed(), image))
@@ -190,7 +190,7 @@ impl Tree {
     async fn read_leaves(
         self: &Arc<Self>,
         session: &Session,
-        places: &[Place],
+        places: &[ReadSlot],
         proven: &mut Vec<(Slot, Buf)>,
     ) -> Result<Vec<Buf>, Fail> {
         let (mut ops, reliable) = (session.client().ops(), session.reliable());

@@ -14,7 +14,7 @@ use super::descent::{Guess, Landing, Path, Proof};
 use super::insert::NewLeaf;
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
-use super::locked::{Content, LeafImage, Stored};
+use super::locked::{LeafContent, LeafImage, Stored};
 use super::relocate::Helped;
 use super::switches::{LeafUpdate, NodeLocks};
 use super::tree::{Fail, LEAF, Tree, count, owner};
@@ -66,7 +66,7 @@ struct ChangeState<'a> {
     /// The leaf that is to be linked if the key is absent.
     leaf: Option<NewLeaf>,
     /// The new value, if it is in a record and no leaf names it yet.
-    record: Option<Content>,
+    record: Option<LeafContent>,
     /// The lead among the changes of the key.
     lead: Option<ChangeLead>,
     /// Members of the lead's queue that joined before the attempt began.
@@ -353,10 +353,10 @@ impl Tree {
             return Ok(Step::Again(by));
         }
         let content = match change.value {
-            None => Content::Absent,
+            None => LeafContent::Absent,
             Some(value) => self.content(session, op, value).await?,
         };
-        let stays = self.options.leaf == LeafUpdate::InPlace || matches!(content, Content::Absent);
+        let stays = self.options.leaf == LeafUpdate::InPlace || matches!(content, LeafContent::Absent);
         let same = match (leaf.content(), content.as_new()) {
             (NewValue::Absent, _) | (_, NewValue::Absent) => true,
             (NewValue::Record(_), new) => matches!(new, NewValue::Record(_)),
@@ -459,22 +459,22 @@ impl Tree {
         session: &Session,
         op: &mut ChangeState<'_>,
         value: &[u8],
-    ) -> Result<Content, Fail> {
+    ) -> Result<LeafContent, Fail> {
         if let Some(record) = op.record.take() {
             return Ok(record);
         }
         if let Some(leaf) = op.leaf.take() {
             // One that was made for an absent key.
             let content = leaf.into_content();
-            if matches!(content, Content::Record(_)) {
+            if matches!(content, LeafContent::Record(_)) {
                 return Ok(content);
             }
         }
         let fits = class_for(self.shape.lead(), op.change.key.len(), value.len()).is_some();
         if fits && value.len() <= self.inline_max(session) {
-            return Ok(Content::Inline(value.to_vec()));
+            return Ok(LeafContent::Inline(value.to_vec()));
         }
-        Ok(Content::Record(self.write_record(session, value).await?))
+        Ok(LeafContent::Record(self.write_record(session, value).await?))
     }
 
     /// Makes the leaf that is to be linked, unless there is one. An owner has it beside its node.
@@ -496,8 +496,8 @@ impl Tree {
 
 impl ChangeState<'_> {
     /// Keeps a record for the next attempt.
-    fn give_back(&mut self, content: Content) {
-        if matches!(content, Content::Record(_)) {
+    fn give_back(&mut self, content: LeafContent) {
+        if matches!(content, LeafContent::Record(_)) {
             self.record = Some(content);
         }
     }

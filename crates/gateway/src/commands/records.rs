@@ -1,6 +1,5 @@
 //! Records: what commands on hashes and on moments of expiry share, and the pairs of a table whatever its content.
 
-use std::ops::Bound;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farleaf::{
@@ -9,6 +8,7 @@ use farleaf::{
 };
 
 use super::{Call, Failure, Plan, integer, lower};
+use crate::lex::Ends;
 use crate::pattern;
 use crate::resp::replies::Replies;
 use crate::shared::Shared;
@@ -274,11 +274,8 @@ pub(super) fn held(table: &Table, key: &[u8]) -> farleaf::Result<Option<Held>> {
     }))
 }
 
-/// The ends of a range of keys.
-type Ends = (Bound<Vec<u8>>, Bound<Vec<u8>>);
-
 /// A key and its string; `None` for a hash.
-type Pair = farleaf::Result<(Vec<u8>, Option<Vec<u8>>)>;
+type FieldPair = farleaf::Result<(Vec<u8>, Option<Vec<u8>>)>;
 
 /// The pairs of a range of a table, whatever its content.
 pub(super) enum Pairs {
@@ -287,7 +284,7 @@ pub(super) enum Pairs {
 }
 
 impl Pairs {
-    pub(super) fn of(table: &Table, range: Ends) -> Pairs {
+    pub(super) fn of(table: &Table, range: Ends<Vec<u8>>) -> Pairs {
         match table.info().content {
             Content::Raw => Pairs::Raw(table.range(range)),
             Content::Records => Pairs::Records(table.range_records(range)),
@@ -295,11 +292,11 @@ impl Pairs {
     }
 }
 
-fn raw(pair: farleaf::Result<(Vec<u8>, Vec<u8>)>) -> Pair {
+fn raw(pair: farleaf::Result<(Vec<u8>, Vec<u8>)>) -> FieldPair {
     pair.map(|(key, value)| (key, Some(value)))
 }
 
-fn of_record(pair: farleaf::Result<(Vec<u8>, Record)>) -> Pair {
+fn of_record(pair: farleaf::Result<(Vec<u8>, Record)>) -> FieldPair {
     pair.map(|(key, record)| match record.value {
         RecordValue::String(string) => (key, Some(string)),
         _ => (key, None),
@@ -307,9 +304,9 @@ fn of_record(pair: farleaf::Result<(Vec<u8>, Record)>) -> Pair {
 }
 
 impl Iterator for Pairs {
-    type Item = Pair;
+    type Item = FieldPair;
 
-    fn next(&mut self) -> Option<Pair> {
+    fn next(&mut self) -> Option<FieldPair> {
         match self {
             Pairs::Raw(range) => range.next().map(raw),
             Pairs::Records(range) => range.next().map(of_record),
@@ -318,7 +315,7 @@ impl Iterator for Pairs {
 }
 
 impl DoubleEndedIterator for Pairs {
-    fn next_back(&mut self) -> Option<Pair> {
+    fn next_back(&mut self) -> Option<FieldPair> {
         match self {
             Pairs::Raw(range) => range.next_back().map(raw),
             Pairs::Records(range) => range.next_back().map(of_record),
