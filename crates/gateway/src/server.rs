@@ -13,7 +13,6 @@ use mio::{Poll, Waker};
 use crate::GatewayOptions;
 use crate::event_loop::{Dealt, EventLoop, Listening, WAKER};
 use crate::shared::Shared;
-use crate::sweeper;
 use crate::users::{Users, UsersError};
 
 /// A failure to start a gateway.
@@ -80,12 +79,6 @@ impl Gateway {
                 GatewayOptions::THREADS_MAX
             )));
         }
-        if options.sweep_percent > 100 {
-            let percent = options.sweep_percent;
-            return Err(GatewayError::Options(format!(
-                "a sweep of {percent} % a second: at most 100"
-            )));
-        }
         if options.connections_max == 0 {
             return Err(GatewayError::Options("no connections: give at least 1".to_owned()));
         }
@@ -121,12 +114,6 @@ impl Gateway {
                 pin.pin(number);
                 event_loop.run();
             });
-            gateway.threads.push(thread.map_err(GatewayError::Start)?);
-        }
-        if gateway.shared.options.sweep_percent > 0 {
-            let shared = Arc::clone(&gateway.shared);
-            let thread = thread::Builder::new().name("farleaf-redis-sweep".to_owned());
-            let thread = thread.spawn(move || sweeper::run(&shared));
             gateway.threads.push(thread.map_err(GatewayError::Start)?);
         }
         Ok(gateway)
@@ -185,8 +172,6 @@ impl Gateway {
         self.shared.stops.store(true, Ordering::SeqCst);
         self.shared.wake_all();
         for thread in self.threads.drain(..) {
-            // The sweeper sleeps.
-            thread.thread().unpark();
             // A panic has been reported where it happened.
             let _ = thread.join();
         }

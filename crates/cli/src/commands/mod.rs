@@ -30,9 +30,7 @@ use std::time::{Duration, Instant};
 use std::{process, thread};
 
 use anyhow::Context;
-use farleaf::{
-    Builder, Content, ErrorKind, Farleaf, ServerName, Settings, Table, TableInfo, TableOptions,
-};
+use farleaf::{Builder, ErrorKind, Farleaf, ServerName, Settings, Table, TableInfo, TableOptions};
 use farleaf_index::suggest;
 
 use crate::args::{Command, CreateArgs, NewTableArgs, TableArgs};
@@ -270,23 +268,11 @@ fn table_or_create(
     settings: &Settings,
     console: &Console,
 ) -> anyhow::Result<(Table, bool)> {
-    table_or_create_with(db, name, wanted, settings, Content::Raw, console)
-}
-
-/// The same with the content of a new table for which none is `wanted`.
-fn table_or_create_with(
-    db: &Farleaf,
-    name: &str,
-    wanted: &NewTableArgs,
-    settings: &Settings,
-    content: Content,
-    console: &Console,
-) -> anyhow::Result<(Table, bool)> {
     match db.table(name) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         table => return Ok((check_table(table?, wanted, settings)?, false)),
     }
-    match db.create_table(name, table_options(wanted, settings, content)?) {
+    match db.create_table(name, table_options(wanted, settings)?) {
         Ok(table) => {
             console.detail(format_args!("made table \"{name}\" ({})", table.info().engine));
             Ok((table, true))
@@ -299,17 +285,12 @@ fn table_or_create_with(
     }
 }
 
-/// The options of a table that is made as `wanted` says, with the content that it has if none is wanted.
+/// The options of a table that is made as `wanted` says.
 ///
 /// # Errors
 /// [`Exit::Usage`] for nodes of more bytes than can be counted.
-fn table_options(
-    wanted: &NewTableArgs,
-    settings: &Settings,
-    content: Content,
-) -> Result<TableOptions, Failure> {
-    let content = wanted.content.unwrap_or(content);
-    let mut options = TableOptions::default().set_all(settings).content(content);
+fn table_options(wanted: &NewTableArgs, settings: &Settings) -> Result<TableOptions, Failure> {
+    let mut options = TableOptions::default().set_all(settings);
     if let Some(engine) = wanted.engine {
         options = options.engine(engine);
     }
@@ -323,6 +304,9 @@ fn table_options(
         let bytes = u32::try_from(size.0)
             .map_err(|_| Failure::usage(format!("a node of {size} is too large")))?;
         options = options.node_bytes(bytes);
+    }
+    if let Some(content) = wanted.content {
+        options = options.content(content);
     }
     Ok(options)
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Args, ValueEnum, ValueHint};
-use farleaf::{Builder, Content, ErrorKind, Farleaf, Processors, Settings, ValueFormat};
+use farleaf::{Builder, ErrorKind, Farleaf, Processors, Settings};
 use farleaf_bench::units::{Size, TimeSpan};
 use farleaf_gateway::{
     Gateway, GatewayError, GatewayOptions, GatewayTls, Multi, Overlap, Users, new_token,
@@ -23,7 +23,7 @@ use super::compute::store_metrics;
 use super::memory::{stop_signal, tell_sharing};
 use super::{
     builder, check_settings, close, discard, made_as, may_come, not_opened, table_options,
-    table_or_create_with, tell_opened,
+    table_or_create, tell_opened,
 };
 use crate::args::{CreateArgs, NewTableArgs};
 use crate::errors::{Exit, Failure};
@@ -66,10 +66,6 @@ pub(crate) struct RedisArgs {
     /// Processors on which these threads stay, as in 0,2-3: one on each in turn [default: any]
     #[arg(long, value_name = "CPUS")]
     pub(crate) pin: Option<Processors>,
-    /// Percent of a table's keys to look at each second for records that have expired; 0 removes those alone that a
-    /// client meets
-    #[arg(long, value_name = "PERCENT", default_value_t = 1)]
-    pub(crate) sweep: u32,
     /// Let clients remove all keys of a table by FLUSHDB
     #[arg(long)]
     pub(crate) allow_flush: bool,
@@ -173,7 +169,6 @@ pub(super) fn run(args: &RedisArgs, console: &mut Console) -> anyhow::Result<Exi
         pin,
         connections_max: connections,
         allow_flush: args.allow_flush,
-        sweep_percent: args.sweep,
         users: users.as_ref().map(|file| file.users.clone()),
         tls,
         overlap: match args.pipeline {
@@ -372,13 +367,7 @@ fn serve(
             return Err(Failure::usage(format!("--table {name} is given twice")).into());
         }
         let engine = match creates {
-            true => {
-                let content = content(&args.new_table);
-                let wanted = &args.new_table;
-                let (table, _) =
-                    table_or_create_with(db, name, wanted, settings, content, console)?;
-                table.info().engine
-            }
+            true => table_or_create(db, name, &args.new_table, settings, console)?.0.info().engine,
             false => {
                 let table = db.table(name)?;
                 check_settings(&table, settings)?;
@@ -407,7 +396,7 @@ fn serve(
     }
     options.tables = tables.iter().map(|(name, _)| name.clone()).collect();
     options.creates = match creates {
-        true => Some(table_options(&args.new_table, settings, content(&args.new_table))?),
+        true => Some(table_options(&args.new_table, settings)?),
         false => None,
     };
     let gateway = Gateway::start(db.clone(), options).map_err(|error| match error {
@@ -421,15 +410,6 @@ fn serve(
         error => Failure::unavailable(error.to_string()).into(),
     })?;
     Ok((gateway, tables))
-}
-
-/// The content of a new table. Values of one length are raw.
-fn content(wanted: &NewTableArgs) -> Content {
-    match (wanted.content, wanted.value_format) {
-        (Some(content), _) => content,
-        (None, Some(ValueFormat::Fixed(_))) => Content::Raw,
-        (None, _) => Content::Records,
-    }
 }
 
 /// The address of an option. Other machines reach the gateway only with users and TLS, or if that is asked for.

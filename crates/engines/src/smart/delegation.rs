@@ -183,7 +183,9 @@ impl Tree {
     ) -> LeafContent {
         let Some(lead) = lead else { return content };
         let mut value = match (old.content(), content) {
-            (NewValue::Record(_), content) | (_, content @ LeafContent::Record(_)) => return content,
+            (NewValue::Record(_), content) | (_, content @ LeafContent::Record(_)) => {
+                return content;
+            }
             (_, LeafContent::Absent) => None,
             (_, LeafContent::Inline(value)) => Some(value),
         };

@@ -356,7 +356,8 @@ impl Tree {
             None => LeafContent::Absent,
             Some(value) => self.content(session, op, value).await?,
         };
-        let stays = self.options.leaf == LeafUpdate::InPlace || matches!(content, LeafContent::Absent);
+        let stays =
+            self.options.leaf == LeafUpdate::InPlace || matches!(content, LeafContent::Absent);
         let same = match (leaf.content(), content.as_new()) {
             (NewValue::Absent, _) | (_, NewValue::Absent) => true,
             (NewValue::Record(_), new) => matches!(new, NewValue::Record(_)),

@@ -107,6 +107,6 @@ macro_rules! smoke {
 }
 
 smoke!(
-    node, superblock, pool, table, fabric, records, keys, ycsb, text, offload, messages, wire,
-    resp, history
+    node, superblock, pool, table, fabric, records, values, keys, ycsb, text, offload, messages,
+    wire, resp, history
 );

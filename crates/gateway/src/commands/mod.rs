@@ -4,20 +4,16 @@
 //! connection runs reads that stand next to each other as one batch; a write waits for what came before it.
 
 mod connection;
-mod expiry;
-mod hashes;
 mod keyspace;
 mod order;
-mod records;
 mod refused;
 mod server;
 mod strings;
 
-use farleaf::{Answer, ErrorKind, Operation, Table};
+use farleaf::{Answer, Operation, Table};
 
 pub use refused::REFUSED;
 
-use self::records::{RecordReply, WRONG_TYPE};
 use crate::Overlap;
 use crate::client::Client;
 use crate::resp::replies::Replies;
@@ -80,16 +76,6 @@ impl Command {
         self
     }
 
-    /// It is for tables of records.
-    const fn needs_records(self) -> Self {
-        self.differs("in tables of records")
-    }
-
-    /// The same, and Redis has another order of fields.
-    const fn orders_by_name(self) -> Self {
-        self.differs("in tables of records; fields in the order of their names")
-    }
-
     /// Tells whether it may change what the client has chosen.
     fn changes_client(&self) -> bool {
         self.group == "connection"
@@ -126,10 +112,8 @@ const ADMIN: [&str; 3] = ["flushdb", "flushall", "slowlog"];
 
 /// Every command, by group.
 pub fn commands() -> impl Iterator<Item = &'static Command> {
-    let all: [&[Command]; 7] = [
+    let all: [&[Command]; 5] = [
         strings::COMMANDS,
-        expiry::COMMANDS,
-        hashes::COMMANDS,
         order::COMMANDS,
         keyspace::COMMANDS,
         connection::COMMANDS,
@@ -199,7 +183,7 @@ impl From<farleaf::Error> for Failure {
 }
 
 /// The reply that follows from the answers of a plan's operations.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// The value, or null.
     Value,
@@ -211,7 +195,7 @@ pub(crate) enum Shape {
     Part(i64, i64),
     /// The number of keys that are there.
     Count,
-    /// `string`, `hash` or `none`.
+    /// `string` or `none`.
     Type,
     /// `OK`.
     Ok,
@@ -221,16 +205,9 @@ pub(crate) enum Shape {
     OneIfDone,
     /// The number of those that were done.
     CountDone,
-    /// What follows from a record.
-    Record(RecordReply),
 }
 
 impl Shape {
-    /// Tells whether a hash counts as a key that is there, where strings are asked for.
-    pub(crate) fn takes_hashes(&self) -> bool {
-        matches!(self, Shape::Count | Shape::Type | Shape::Values)
-    }
-
     /// Writes the reply. The first error of the operations is the reply if there is one.
     pub(crate) fn write(
         self,
@@ -239,10 +216,7 @@ impl Shape {
         answers: &[farleaf::Result<Answer>],
         replies: &mut Replies,
     ) {
-        // A hash is there, and is no string.
-        let takes_hashes = self.takes_hashes();
-        let fails = |error: &farleaf::Error| !(takes_hashes && is_hash(error));
-        let failed = answers.iter().position(|answer| answer.as_ref().is_err_and(fails));
+        let failed = answers.iter().position(Result::is_err);
         if let Some((Err(error), at)) = failed.map(|at| (&answers[at], at)) {
             let done = answers.iter().filter(|answer| answer.is_ok()).count();
             let text = error_text(name, Some(operations[at].key()), error);
@@ -251,48 +225,34 @@ impl Shape {
                 all => replies.error(&format!("{text} ({done} of {all} keys were done)")),
             };
         }
-        let first = || match answers.first() {
-            Some(Ok(Answer::Value(value))) => value.as_deref(),
+        let answers = || answers.iter().flatten();
+        let first = || match answers().next() {
+            Some(Answer::Value(value)) => value.as_deref(),
             _ => None,
         };
-        let done = answers.iter().filter(|answer| answer.as_ref().map_or(true, is_done)).count();
+        let done = answers().filter(|answer| is_done(answer)).count();
         match self {
             Shape::Value => replies.value(first()),
             Shape::Values => {
-                replies.array(answers.len());
-                for answer in answers {
-                    match answer {
-                        Ok(answer) => write_value(answer, replies),
-                        Err(_) => replies.null(),
-                    }
-                }
+                replies.array(answers().count());
+                answers().for_each(|answer| write_value(answer, replies));
             }
             Shape::Length => replies.integer(first().map_or(0, |value| value.len() as i64)),
             Shape::Part(from, to) => replies.bulk(part(first().unwrap_or_default(), from, to)),
             Shape::Count | Shape::CountDone => replies.integer(done as i64),
-            Shape::Type if answers.iter().any(Result::is_err) => replies.simple("hash"),
             Shape::Type => replies.simple(if first().is_some() { "string" } else { "none" }),
             Shape::Ok => replies.simple("OK"),
             Shape::OkIfDone if done > 0 => replies.simple("OK"),
             Shape::OkIfDone => replies.null(),
             Shape::OneIfDone => replies.integer((done > 0).into()),
-            Shape::Record(reply) => {
-                reply.write(answers.first().and_then(|answer| answer.as_ref().ok()), replies);
-            }
         }
     }
-}
-
-/// Tells whether the key holds a hash where a string was asked for.
-pub(crate) fn is_hash(error: &farleaf::Error) -> bool {
-    error.kind() == ErrorKind::WrongType
 }
 
 pub(crate) fn is_done(answer: &Answer) -> bool {
     match answer {
         Answer::Value(value) => value.is_some(),
         Answer::Flag(flag) => *flag,
-        Answer::Record(record) => record.is_some(),
         Answer::Exchange(farleaf::CompareExchange::Exchanged) => true,
         _ => false,
     }
@@ -417,8 +377,8 @@ fn may_have_happened(name: &str) -> bool {
 
 /// The error reply of a failure of the library: its first word tells clients what they may do.
 pub(crate) fn error_text(name: &str, key: Option<&[u8]>, error: &farleaf::Error) -> String {
+    use farleaf::ErrorKind;
     match error.kind() {
-        ErrorKind::WrongType => WRONG_TYPE.to_owned(),
         ErrorKind::Unavailable => format!("TRYAGAIN {error}"),
         ErrorKind::OutcomeUnknown => {
             let name = name.to_uppercase();

@@ -7,7 +7,6 @@ use std::ops::Bound;
 
 use farleaf::Table;
 
-use super::records::Pairs;
 use super::{Call, Command, Failure, NO_INTEGER, Plan, SYNTAX, check_reply, integer, lower};
 use crate::lex::{Ends, LexBound, NO_BOUND, range};
 use crate::resp::replies::Replies;
@@ -83,11 +82,11 @@ impl WantedRange {
         WantedRange { min: min.to_vec(), max: max.to_vec(), is_reverse: false, skip: 0, limit: -1 }
     }
 
-    /// Calls `take` with the range's pairs in their order, as far as the limit goes; a hash has no value.
+    /// Calls `take` with the range's pairs in their order, as far as the limit goes.
     fn each(
         &self,
         table: &Table,
-        mut take: impl FnMut(Vec<u8>, Option<Vec<u8>>) -> Result<(), Failure>,
+        mut take: impl FnMut(Vec<u8>, Vec<u8>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let text = || Failure::Text(NO_BOUND.to_owned());
         let min = LexBound::parse(&self.min).ok_or_else(text)?;
@@ -97,8 +96,8 @@ impl WantedRange {
             return Ok(());
         }
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        let pairs = Pairs::of(table, owned(from, to));
-        let mut put = |pair: farleaf::Result<(Vec<u8>, Option<Vec<u8>>)>| {
+        let pairs = table.range(owned(from, to));
+        let mut put = |pair: farleaf::Result<(Vec<u8>, Vec<u8>)>| {
             pair.map_err(Failure::from).and_then(|(key, value)| take(key, value))
         };
         match self.is_reverse {
@@ -231,9 +230,8 @@ fn own_range(call: &mut Call<'_>) -> Result<Plan, String> {
     Ok(Plan::Alone(Box::new(move |table: &Table, _: &Shared, replies: &mut Replies| {
         let (mut found, mut bytes) = (Vec::new(), 0);
         asked.each(table, |key, value| {
-            let value = value.filter(|_| has_values);
-            let value_bytes = value.as_ref().map_or(0, Vec::len);
-            bytes = check_reply(bytes + key.len() + value_bytes, "give a smaller LIMIT")?;
+            let value = if has_values { value } else { Vec::new() };
+            bytes = check_reply(bytes + key.len() + value.len(), "give a smaller LIMIT")?;
             found.push((key, value));
             Ok(())
         })?;
@@ -241,7 +239,7 @@ fn own_range(call: &mut Call<'_>) -> Result<Plan, String> {
         for (key, value) in &found {
             replies.bulk(key);
             if has_values {
-                replies.value(value.as_deref());
+                replies.bulk(value);
             }
         }
         Ok(())

@@ -4,9 +4,10 @@ use std::fmt::Write;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use farleaf::Operation;
+
 use super::connection::REDIS_VERSION;
-use super::records::{Held, held};
-use super::{Call, Command, Plan, SYNTAX, commands, integer, lower, unknown_subcommand};
+use super::{Call, Command, Failure, Plan, SYNTAX, commands, integer, lower, unknown_subcommand};
 use crate::pattern;
 use crate::resp::replies::Replies;
 
@@ -24,7 +25,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command::new("memory", -2, GROUP, "Tells the bytes of a pair.", memory)
         .differs("USAGE alone: bytes of key and value"),
     Command::new("object", -2, "generic", "Tells how a value is kept.", object)
-        .differs("ENCODING alone: raw, or listpack for a hash"),
+        .differs("ENCODING alone: always raw"),
     Command::new("module", -2, GROUP, "Tells of modules: there are none.", module),
     Command::new("acl", -2, GROUP, "Tells who the client is.", acl).differs("WHOAMI alone"),
     Command::new("latency", -2, GROUP, "Tells of latencies.", latency).differs("always empty"),
@@ -78,7 +79,6 @@ fn info(call: &mut Call<'_>) -> Result<Plan, String> {
             ("total_commands_processed", of(&shared.commands_done)),
             ("rejected_connections", of(&shared.refused)),
             ("client_connections_closed_by_limits", of(&shared.closed)),
-            ("expired_keys", shared.expired().to_string()),
         ],
     );
     section("Replication", &[("role", "master".to_owned()), ("connected_slaves", "0".to_owned())]);
@@ -231,12 +231,8 @@ fn memory(call: &mut Call<'_>) -> Result<Plan, String> {
     }
     let key = call.args[2].to_vec();
     Ok(Plan::Alone(Box::new(move |table, _, replies| {
-        let bytes = |hash: farleaf::Hash| -> usize {
-            hash.iter().map(|(name, value)| name.len() + value.len()).sum()
-        };
-        match held(table, &key)? {
-            Some(Held::String(value)) => replies.integer((key.len() + value.len()) as i64),
-            Some(Held::Hash(hash)) => replies.integer((key.len() + bytes(hash)) as i64),
+        match table.get(&key)? {
+            Some(value) => replies.integer((key.len() + value.len()) as i64),
             None => replies.null(),
         }
         Ok(())
@@ -249,10 +245,11 @@ fn object(call: &mut Call<'_>) -> Result<Plan, String> {
     }
     let key = call.args[2].to_vec();
     Ok(Plan::Alone(Box::new(move |table, _, replies| {
-        match held(table, &key)? {
-            Some(Held::String(_)) => replies.bulk(b"raw"),
-            Some(Held::Hash(_)) => replies.bulk(b"listpack"),
-            None => replies.null(),
+        let answers = table.run_batch([Operation::Get(key)])?;
+        match answers.into_iter().next() {
+            Some(Ok(farleaf::Answer::Value(Some(_)))) => replies.bulk(b"raw"),
+            Some(Err(error)) => return Err(Failure::from(error)),
+            _ => replies.null(),
         }
         Ok(())
     })))

@@ -46,8 +46,7 @@ fn strings_answer_as_redis_does() {
         ("DELIFEQ a 1", ":1\r\n"),
         (
             "SET a 1 EX 5",
-            "-ERR SET with an expiry needs a table of records: \"db0\" holds raw values (make it with --content \
-             records)\r\n",
+            "-ERR expiry is not supported: tables hold raw values, which have no time to live\r\n",
         ),
         ("GET", "-ERR wrong number of arguments for 'get' command\r\n"),
         ("SET a", "-ERR wrong number of arguments for 'set' command\r\n"),

@@ -9,6 +9,5 @@ mod common;
 mod costs;
 mod limits;
 mod pages;
-mod records;
 mod tls;
 mod users;
