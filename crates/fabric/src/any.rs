@@ -169,7 +169,7 @@ fn poll_apart<F: Future + Unpin>(future: &mut F, context: &mut Context<'_>) -> P
 }
 
 impl AnyFabric {
-    /// As [`Fabric::any_endpoint`], for a thread that waits for other descriptors as well ([`Executor::watch`]).
+    /// As [`ToAny::any_endpoint`], for a thread that waits for other descriptors as well ([`Executor::watch`]).
     ///
     /// # Errors
     /// As [`Fabric::endpoint`].

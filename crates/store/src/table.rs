@@ -25,10 +25,11 @@ use crate::thread_context::{Session, ThreadContext};
 /// from one that runs an async runtime (see [`Table::to_async`] if a call there must not wait).
 ///
 /// # Errors
-/// All methods fail with [`ErrorKind::Closed`] after [`Farleaf::close`], with
-/// [`ErrorKind::NotFound`] once the table was dropped, and with [`ErrorKind::Unavailable`] if
-/// somebody holds a lock for too long; changes fail with [`ErrorKind::Full`] if the pool has no
-/// memory left. Unless it is [`ErrorKind::OutcomeUnknown`], nothing was done.
+/// All methods fail with [`Closed`](crate::ErrorKind::Closed) after [`Farleaf::close`], with
+/// [`NotFound`](crate::ErrorKind::NotFound) once the table was dropped, and with
+/// [`Unavailable`](crate::ErrorKind::Unavailable) if somebody holds a lock for too long; changes fail with
+/// [`Full`](crate::ErrorKind::Full) if the pool has no memory left. Unless it is
+/// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown), nothing was done.
 #[derive(Clone)]
 pub struct Table {
     store: Farleaf,

@@ -166,7 +166,7 @@ impl BlinkTree {
     /// for whoever is at it. The caller has fenced that client, which changed keys that nobody owns under the lock
     /// of that word ([`super::remote::RemoteTree::change`]).
     ///
-    /// Cost: 1 READ per memory server; if there is such a record, that of [`BlinkTree::recover`].
+    /// Cost: 1 READ per memory server; if there is such a record, that of a recovery of the node.
     pub async fn finish_change_of(
         self: &Arc<Self>,
         session: &Session,
