@@ -18,11 +18,11 @@ use std::time::Instant;
 
 use all_keys::All;
 use farleaf_engines::dex::{Dex, DexOptions, Durability, JoinOptions};
-use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, ToAny};
-use farleaf_index::Index;
+use farleaf_index::bnode::BnodeShape;
+use farleaf_index::{Index, Spec};
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 
 const KEYS: u64 = 50_000;
@@ -50,7 +50,7 @@ async fn opened(endpoint: AnyEndpoint, combine: usize, durability: Durability) -
     format(&client, &PoolOptions::default()).await.unwrap();
     let pool = Pool::join(&client).await.unwrap();
     let session = pool.session(endpoint).await.unwrap();
-    let layout = TableFormat::fixed8(Engine::BTree).layout().unwrap().for_tree(1);
+    let layout = BnodeShape::default().layout(&Spec::FIXED8).unwrap().for_tree(1);
     let meta = Dex::create(&session, &layout).await.unwrap();
     let cache_bytes = KEYS / 30 * 1024;
     let options = DexOptions { cache_bytes, combine, durability, ..DexOptions::default() };

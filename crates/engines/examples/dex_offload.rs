@@ -16,10 +16,10 @@ use std::sync::Arc;
 use all_keys::All;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use farleaf_engines::dex::{Dex, DexOptions, JoinOptions};
-use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, ToAny};
-use farleaf_index::Index;
+use farleaf_index::bnode::BnodeShape;
+use farleaf_index::{Index, Spec};
 use farleaf_pool::{Pool, PoolOptions, format};
 
 const KEYS: u64 = 200_000;
@@ -40,7 +40,7 @@ fn run(offload: Offload, threads: usize, cache_percent: u64) {
             format(&client, &PoolOptions::default()).await.unwrap();
             let pool = Pool::join(&client).await.unwrap();
             let session = pool.session(first).await.unwrap();
-            let layout = TableFormat::fixed8(Engine::BTree).layout().unwrap().for_tree(1);
+            let layout = BnodeShape::default().layout(&Spec::FIXED8).unwrap().for_tree(1);
             let meta = Dex::create_placed(&session, &layout, 1).await.unwrap();
             let nodes = KEYS / 42;
             let cache_bytes = (nodes * cache_percent / 100).max(150) * 1024;

@@ -12,6 +12,7 @@ pub mod dex;
 mod drops;
 #[cfg(feature = "example")]
 pub mod example;
+pub mod fptree;
 pub mod p_smart;
 mod recovery;
 mod registry;

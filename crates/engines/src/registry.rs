@@ -9,8 +9,8 @@ use farleaf_index::compute::messages::{OpReply, Request};
 use farleaf_index::compute::{HostedTable, OwnedTable};
 use farleaf_index::engine::Engine as Design;
 use farleaf_index::{
-    CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
-    Settings, SortedPairs, Stored, TableReport,
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
+    ScanRange, Settings, SortedPairs, TableReport,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Root, Session};
@@ -56,7 +56,7 @@ macro_rules! engines {
             ) -> Result<AnyIndex, IndexError> {
                 Ok(match table.format().engine {
                     $($(#[cfg($cfg)])? Engine::$variant => {
-                        AnyIndex::$variant(<$design as Design>::open(session, &table.stored, options).await?)
+                        AnyIndex::$variant(open::<$design>(session, table, options).await?)
                     })+
                 })
             }
@@ -113,6 +113,8 @@ engines! {
     Dart: crate::dart::Dart,
     /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
     Dex: crate::dex::Dex,
+    /// The B-link tree whose leaves have fingerprint tables; see [`crate::fptree`].
+    FpTree: crate::fptree::FpTree,
     /// The adaptive radix tree with leaves changed in place; see [`crate::smart`].
     Smart: crate::smart::Smart,
     /// The radix tree with owned ranges; see [`crate::p_smart`].
@@ -120,6 +122,16 @@ engines! {
     /// The example engine, for tests only; see [`crate::example`].
     #[cfg(feature = "example")]
     Example: crate::example::Example,
+}
+
+async fn open<D: Design>(
+    session: &Session,
+    table: &StoredTable,
+    join: &OpenOptions,
+) -> Result<D::Table, IndexError> {
+    let options = <D::Options as Knobs>::read(&join.settings)
+        .map_err(|error| IndexError::Invalid(format!("engine {}: {error}", D::NAME)))?;
+    D::open(session, &table.of_engine::<D>()?, options, join).await
 }
 
 #[allow(
@@ -157,8 +169,8 @@ impl Engine {
     /// # Errors
     /// `Invalid` for a format that the engine cannot use.
     pub fn draw(self, rng: &mut Rng, format: &TableFormat) -> Result<Settings, IndexError> {
-        let layout = format.layout()?;
-        Ok(on_engine!(self, D => <D as Design>::draw(rng, &layout)))
+        format.complete()?;
+        Ok(on_engine!(self, D => <D as Design>::draw(rng, &format.table::<D>(0)?)))
     }
 
     /// Names of the work that the engine does by itself while operations run.
@@ -209,19 +221,19 @@ impl AnyIndex {
         name: &str,
         format: &TableFormat,
     ) -> Result<Root, IndexError> {
-        let tree = session.endpoint().random();
-        let layout = format.layout()?.for_tree(tree);
+        let number = session.endpoint().random();
+        let format = format.complete()?;
+        format.check_pool(session)?;
         let meta = on_engine!(format.engine, D => {
-            <D as Design>::create(session, &layout).await?
+            <D as Design>::create(session, &format.table::<D>(number)?).await?
         });
-        let (engine, params) = (format.engine.name(), format.to_params(tree));
+        let (engine, params) = (format.engine.name(), format.to_params(number));
         // From here on it is not given up half way.
         let session = session.without_deadline();
         match session.create_root(name, engine, &params, meta).await {
             Ok(root) => Ok(root),
             Err(error) => {
-                let table = StoredTable::new(*format, Stored::new(layout, meta));
-                table.destroy(&session).await?;
+                StoredTable::new(format, number, meta).destroy(&session).await?;
                 Err(error.into())
             }
         }

@@ -2,7 +2,7 @@
 
 use farleaf_index::engine::{Engine as Design, Traits};
 use farleaf_index::knobs::{Knob, KnobError, Knobs, Settings};
-use farleaf_index::{IndexError, Shape};
+use farleaf_index::{IndexError, Spec};
 
 use super::registry::on_engine;
 use super::{Engine, TableFormat};
@@ -43,23 +43,15 @@ impl Engine {
 
     /// Settings that are fixed when a table is made.
     pub fn shape(self) -> Vec<KnobDefault> {
-        let mut all = defaults::<Shape>();
-        all.retain(|it| self.shape_names().any(|name| name == it.knob.name));
-        all
+        on_engine!(self, D => defaults::<<D as Design>::Shape>())
     }
 
-    /// Returns whether the engine's tables can have nodes that reserve their room, and grow in place.
-    pub fn can_reserve(self) -> bool {
-        self.shape_names().any(|name| name == "nodes")
+    fn has_shape(self, name: &str) -> bool {
+        on_engine!(self, D => names::<<D as Design>::Shape>().any(|it| it == name))
     }
 
-    /// Returns whether the objects of the engine's tables can point back to the slots that lead to them.
-    pub fn can_point_back(self) -> bool {
-        self.shape_names().any(|name| name == "check")
-    }
-
-    fn shape_names(self) -> impl Iterator<Item = &'static str> + Clone {
-        on_engine!(self, D => <D as Design>::SHAPE).iter().copied()
+    fn has_option(self, name: &str) -> bool {
+        on_engine!(self, D => names::<<D as Design>::Options>().any(|it| it == name))
     }
 
     /// Settings by which one compute server opens a table.
@@ -73,13 +65,11 @@ impl Engine {
     /// The first that the engine does not take.
     pub fn check(self, settings: &Settings) -> Result<(), SettingError> {
         let (shape, options) = self.split(settings)?;
-        match shape.iter().find_map(|(name, _)| names::<Shape>().find(|it| *it == name)) {
-            Some(name) => Err(SettingError { engine: self, error: KnobError::Fixed(name) }),
-            None => {
-                debug_assert_eq!(&options, settings);
-                Ok(())
-            }
+        if let Some(name) = shape.iter().find_map(|(name, _)| shape_name(&[self], name)) {
+            return Err(SettingError { engine: self, error: KnobError::Fixed(name) });
         }
+        debug_assert_eq!(&options, settings);
+        Ok(())
     }
 
     /// Checks settings by which a table is to be made and opened, and splits them: into what is fixed when
@@ -92,20 +82,30 @@ impl Engine {
         split.map_err(|error| SettingError { engine: self, error })
     }
 
+    /// The settings of a shape among `settings`, in the words of [`TableFormat::shape`]: those that differ from the
+    /// engine's defaults.
+    ///
+    /// # Errors
+    /// The first that the engine does not take.
+    pub fn shape_among(self, settings: &Settings) -> Result<Settings, SettingError> {
+        let (shape, _) = self.split(settings)?;
+        let shaped = TableFormat::new(self, Spec::ANY).shaped(&shape);
+        Ok(shaped.map_err(|error| SettingError { engine: self, error })?.shape())
+    }
+
     /// Those of `settings` whose names the engine has, for settings that are meant for several engines.
     pub fn known(self, settings: &Settings) -> Settings {
-        on_engine!(self, D => {
-            settings.filtered(|name| {
-                names::<<D as Design>::Options>().chain(self.shape_names()).any(|it| it == name)
-            })
-        })
+        settings.filtered(|name| self.has_option(name) || self.has_shape(name))
     }
 
     /// Those of `settings` that the engine has and by which a table is opened.
     pub fn options_of(self, settings: &Settings) -> Settings {
-        on_engine!(self, D => {
-            settings.filtered(|name| names::<<D as Design>::Options>().any(|it| it == name))
-        })
+        settings.filtered(|name| self.has_option(name))
+    }
+
+    /// Those of `settings` that open tables of some engine: all but those that are fixed when a table is made.
+    pub fn without_shape(settings: &Settings) -> Settings {
+        settings.filtered(|name| shape_name(Engine::ALL, name).is_none())
     }
 
     /// Checks settings by which tables of several engines are to be opened: each engine takes those that
@@ -116,7 +116,7 @@ impl Engine {
     /// for what is fixed when a table is made.
     pub fn check_some(engines: &[Engine], settings: &Settings) -> Result<(), KnobError> {
         Engine::check_some_shaped(engines, settings)?;
-        let fixed = settings.iter().find_map(|(name, _)| names::<Shape>().find(|it| *it == name));
+        let fixed = settings.iter().find_map(|(name, _)| shape_name(engines, name));
         fixed.map_or(Ok(()), |name| Err(KnobError::Fixed(name)))
     }
 
@@ -147,16 +147,25 @@ impl Engine {
     }
 }
 
+/// The setting of that name, if it is fixed when a table of one of these engines is made and opens none.
+fn shape_name(engines: &[Engine], name: &str) -> Option<&'static str> {
+    if engines.iter().any(|it| it.has_option(name)) {
+        return None;
+    }
+    let shapes = engines.iter().flat_map(|it| it.shape());
+    shapes.map(|it| it.knob.name).find(|it| *it == name)
+}
+
 fn split<D: Design>(settings: &Settings) -> Result<(Settings, Settings), KnobError> {
-    let (mut shape, mut options) = (Shape::default(), D::Options::default());
-    let is_shape = |name: &str| D::SHAPE.contains(&name);
+    let (mut shape, mut options) = (D::Shape::default(), D::Options::default());
+    let is_shape = |name: &str| names::<D::Shape>().any(|it| it == name);
     for (name, text) in settings.iter() {
         if names::<D::Options>().any(|it| it == name) {
             options.set(name, text)?;
         } else if is_shape(name) {
             shape.set(name, text)?;
         } else {
-            let known = names::<D::Options>().chain(D::SHAPE.iter().copied());
+            let known = names::<D::Options>().chain(names::<D::Shape>());
             return Err(KnobError::unknown(name, known));
         }
     }
@@ -174,28 +183,8 @@ impl TableFormat {
         on_engine!(self.engine, D => {
             let options = <<D as Design>::Options as Knobs>::read(settings);
             let options = options.map_err(|error| invalid(SettingError { engine: self.engine, error }))?;
-            <D as Design>::check_options(&options, &self.layout()?)
+            <D as Design>::check_options(&options, &self.complete()?.table::<D>(0)?)
         })
-    }
-
-    /// The same with the settings of its shape in place of what it has.
-    ///
-    /// # Errors
-    /// The first that is no setting of a shape.
-    pub fn shaped(self, settings: &Settings) -> Result<Self, KnobError> {
-        let mut shape = Shape {
-            node_bytes: self.node_bytes,
-            cap_leaf: self.cap_leaf,
-            cap_inner: self.cap_inner,
-            bucket_bytes: self.bucket_bytes,
-            nodes: self.nodes,
-            check: self.check,
-        };
-        for (name, text) in settings.iter() {
-            shape.set(name, text)?;
-        }
-        let Shape { node_bytes, cap_leaf, cap_inner, bucket_bytes, nodes, check } = shape;
-        Ok(TableFormat { node_bytes, cap_leaf, cap_inner, bucket_bytes, nodes, check, ..self })
     }
 }
 
@@ -207,6 +196,19 @@ mod tests {
 
     fn settings(pairs: &[&str]) -> Settings {
         pairs.iter().map(|pair| pair.parse().unwrap()).collect()
+    }
+
+    /// `--set` names a knob without its engine: each engine that has the name takes the value.
+    #[test]
+    fn knobs_of_one_name_take_values_of_one_kind() {
+        let mut kinds = std::collections::BTreeMap::new();
+        for engine in Engine::ALL {
+            for KnobDefault { knob, .. } in [engine.shape(), engine.options()].concat() {
+                let kind = std::mem::discriminant(&knob.kind);
+                let (other, first) = *kinds.entry(knob.name).or_insert((engine, kind));
+                assert_eq!(kind, first, "{} of {engine} and of {other}", knob.name);
+            }
+        }
     }
 
     #[test]
@@ -252,6 +254,7 @@ mod tests {
         Engine::check_some(Engine::ALL, &all).unwrap();
         let shape = settings(&["cap_leaf=4"]);
         Engine::check_some_shaped(Engine::ALL, &shape).unwrap();
+        assert_eq!(Engine::without_shape(&all.clone().and(&shape)), all);
         assert_eq!(Engine::check_some(Engine::ALL, &shape), Err(KnobError::Fixed("cap_leaf")));
         assert_eq!(Engine::BTree.known(&all), settings(&["bulk_fill=0.5"]));
         assert_eq!(Engine::Dex.known(&all), all);
@@ -266,8 +269,14 @@ mod tests {
         let (shape, options) = Engine::Dex.split(&all).unwrap();
         assert_eq!(options, settings(&["cache=1MiB"]));
         let format = TableFormat::fixed8(Engine::Dex).shaped(&shape).unwrap();
-        assert_eq!((format.node_bytes, format.cap_leaf), (Some(4096), Some(8)));
-        assert_eq!(format.shaped(&settings(&["node_bytes=auto"])).unwrap().node_bytes, None);
+        assert_eq!(format.shape(), settings(&["node_bytes=4KiB", "cap_leaf=8"]));
+        assert_eq!((format.node_bytes(), format.redo_bytes()), (4096, 3 * 4096 + 64));
+        let auto = format.shaped(&settings(&["node_bytes=auto"])).unwrap();
+        assert_eq!(auto.shape(), settings(&["cap_leaf=8"]));
+        let given = settings(&["cache=1MiB", "node_bytes=4096", "cap_leaf=auto"]);
+        assert_eq!(Engine::Dex.shape_among(&given).unwrap(), settings(&["node_bytes=4KiB"]));
+        let told = format.shaped(&settings(&["bucket_bytes=64"])).unwrap_err().to_string();
+        assert!(told.contains("no setting is named \"bucket_bytes\""), "{told}");
     }
 
     #[test]
@@ -276,8 +285,8 @@ mod tests {
         let (shape, options) = Engine::Dart.split(&bucket).unwrap();
         assert_eq!((&shape, options), (&bucket, Settings::default()));
         let format = TableFormat::fixed8(Engine::Dart).shaped(&shape).unwrap();
-        assert_eq!(format.bucket_bytes, Some(64));
-        assert!(format.layout().is_ok());
+        assert_eq!(format.shape(), bucket);
+        assert_eq!(format.complete(), Ok(format));
         let text =
             |engine: Engine, pair: &str| engine.split(&settings(&[pair])).unwrap_err().to_string();
         assert!(text(Engine::Dex, "bucket_bytes=64").contains("no setting is named"));
@@ -286,8 +295,7 @@ mod tests {
             let told = text(Engine::Dart, &format!("bucket_bytes={bytes}"));
             assert!(told.contains("expected bytes, as in 4096 or 64MiB, 32 to 512"), "{told}");
         }
-        let odd = TableFormat { bucket_bytes: Some(96), ..format };
-        let told = odd.layout().unwrap_err();
+        let told = format.shaped(&settings(&["bucket_bytes=96"])).unwrap().complete().unwrap_err();
         assert!(matches!(told, IndexError::Invalid(_)), "{told:?}");
         assert!(told.to_string().contains("bucket size 96 is not a power of two from 32 to 512"));
     }

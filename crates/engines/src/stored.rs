@@ -1,7 +1,6 @@
 //! Stored table: a table of any engine in the pool that is not open, for recovery, dropping and checks.
 
 use farleaf_fabric::GlobalAddr;
-use farleaf_index::bnode::Layout;
 use farleaf_index::engine::Engine;
 use farleaf_index::retire::retire_all;
 use farleaf_index::{IndexError, Stored, TableReport};
@@ -15,7 +14,8 @@ use super::registry::on_engine;
 #[derive(Clone, Debug)]
 pub struct StoredTable {
     format: TableFormat,
-    pub(crate) stored: Stored,
+    number: u64,
+    meta: GlobalAddr,
 }
 
 impl StoredTable {
@@ -24,31 +24,34 @@ impl StoredTable {
     /// # Errors
     /// `Invalid` for an engine or a version that this program does not have, `Corrupt`.
     pub fn of(root: &Root) -> Result<Self, IndexError> {
-        let (format, tree) = TableFormat::from_root(root)?;
-        let layout = format.layout().map_err(|error| {
+        let (format, number) = TableFormat::from_root(root)?;
+        let format = format.complete().map_err(|error| {
             IndexError::Corrupt(format!("the root of table {:?}: {error}", root.name))
         })?;
-        Ok(StoredTable::new(format, Stored::new(layout.for_tree(tree), root.addr)))
+        Ok(StoredTable::new(format, number, root.addr))
     }
 
-    /// The table of that format.
-    pub(crate) fn new(format: TableFormat, stored: Stored) -> Self {
-        StoredTable { format, stored }
+    /// The table of that format, which is complete.
+    pub(crate) fn new(format: TableFormat, number: u64, meta: GlobalAddr) -> Self {
+        StoredTable { format, number, meta }
     }
 
-    /// Engine, formats and geometry.
+    /// The table as its engine `D` reads it.
+    ///
+    /// # Errors
+    /// `Corrupt` if it is a table of another engine with a shape that `D` does not have.
+    pub fn of_engine<D: Engine>(&self) -> Result<Stored<D::Shape>, IndexError> {
+        Ok(Stored { table: self.format.table::<D>(self.number)?, meta: self.meta })
+    }
+
+    /// Engine, formats and shape.
     pub fn format(&self) -> &TableFormat {
         &self.format
     }
 
-    /// Geometry of the nodes.
-    pub fn layout(&self) -> &Layout {
-        self.stored.layout()
-    }
-
     /// The address of its meta object.
     pub fn meta(&self) -> GlobalAddr {
-        self.stored.meta()
+        self.meta
     }
 
     /// Checks what lies in the pool, and marks it in `audit`. What the owner of a part of a table has
@@ -75,7 +78,7 @@ impl StoredTable {
     /// # Errors
     /// `Unavailable` if another takes over at the same time: try again. `Corrupt`.
     pub async fn release_dead(&self, session: &Session) -> Result<usize, IndexError> {
-        on_engine!(self.format.engine, Design => Design::release_dead(session, &self.stored).await)
+        on_engine!(self.format.engine, Design => Design::release_dead(session, &self.of_engine::<Design>()?).await)
     }
 
     /// See [`Engine::redo_dead`].
@@ -84,7 +87,7 @@ impl StoredTable {
         session: &Session,
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
-        on_engine!(self.format.engine, Design => Design::redo_dead(session, &self.stored, recovery).await)
+        on_engine!(self.format.engine, Design => Design::redo_dead(session, &self.of_engine::<Design>()?, recovery).await)
     }
 
     /// See [`Engine::before_free`].
@@ -93,12 +96,12 @@ impl StoredTable {
         session: &Session,
         marks: &Audit,
     ) -> Result<(), IndexError> {
-        on_engine!(self.format.engine, Design => Design::before_free(session, &self.stored, marks).await)
+        on_engine!(self.format.engine, Design => Design::before_free(session, &self.of_engine::<Design>()?, marks).await)
     }
 
     /// Refuses a table of which some compute server owns a part.
     pub(crate) async fn check_unowned(&self, session: &Session) -> Result<(), IndexError> {
-        on_engine!(self.format.engine, Design => Design::check_unowned(session, &self.stored).await)
+        on_engine!(self.format.engine, Design => Design::check_unowned(session, &self.of_engine::<Design>()?).await)
     }
 
     /// The first `left` of the objects that it consists of, or all, in the order of [`Engine::walk`].
@@ -109,7 +112,7 @@ impl StoredTable {
         session: &Session,
         left: Option<u64>,
     ) -> Result<Vec<GlobalAddr>, IndexError> {
-        on_engine!(self.format.engine, Design => self.stored.collect::<Design>(session, left).await)
+        on_engine!(self.format.engine, Design => self.of_engine::<Design>()?.collect::<Design>(session, left).await)
     }
 
     /// Marks the first `left` of the objects of [`StoredTable::collect`], or all; reports what is wrong.
@@ -121,7 +124,7 @@ impl StoredTable {
         audit: &mut Audit,
         left: Option<u64>,
     ) -> Result<TableReport, IndexError> {
-        on_engine!(self.format.engine, Design => self.stored.mark::<Design>(session, audit, left).await)
+        on_engine!(self.format.engine, Design => self.of_engine::<Design>()?.mark::<Design>(session, audit, left).await)
     }
 
     /// Frees all that it consists of. Nobody may have come to know of it.
@@ -138,6 +141,6 @@ impl StoredTable {
     /// # Errors
     /// As [`farleaf_index::Index::verify`].
     pub async fn age(&self, session: &Session) -> Result<(), IndexError> {
-        on_engine!(self.format.engine, Design => Design::age(session, &self.stored).await)
+        on_engine!(self.format.engine, Design => Design::age(session, &self.of_engine::<Design>()?).await)
     }
 }

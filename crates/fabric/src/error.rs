@@ -1,7 +1,9 @@
 //! Fabric errors: report a failed operation, or a fabric that cannot be opened.
 
+use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::{GlobalAddr, Incarnation, ServerId};
@@ -104,7 +106,7 @@ pub enum Refusal {
 #[non_exhaustive]
 pub enum FabricError {
     /// The operating system refused.
-    #[error("cannot {what} {}: {source}", path.display())]
+    #[error("cannot {what} {}{}: {source}", path.display(), missing_rights(path, source))]
     Io {
         /// The operation that failed.
         what: &'static str,
@@ -181,8 +183,8 @@ pub enum FabricError {
     Verbs(#[from] crate::verbs::VerbsError),
     /// A file system has too little space for the files of memory.
     #[error(
-        "{bytes} bytes do not fit into {}, whose file system has {free} bytes free: ask for less, or free some space",
-        path.display()
+        "{bytes} bytes do not fit into {}, whose file system has {free} bytes free: ask for less, or free some space{}",
+        path.display(), more_shared_memory(path, *bytes)
     )]
     NoSpace {
         /// The folder or file.
@@ -220,5 +222,72 @@ impl FabricError {
         address: SocketAddr,
     ) -> impl Fn(io::Error) -> FabricError {
         move |source| FabricError::Unreachable { server, address: address.to_string(), source }
+    }
+}
+
+/// Names the user and the owner if `source` says that this process may not use `path`, and the remedy; else empty.
+///
+/// For messages, behind the path.
+pub fn missing_rights(path: &Path, source: &io::Error) -> String {
+    if source.kind() != io::ErrorKind::PermissionDenied {
+        return String::new();
+    }
+    let user = rustix::process::geteuid().as_raw();
+    // The nearest that is there: the folder in which a file was to be made.
+    let there = path.ancestors().find_map(|at| Some((at, fs::metadata(at).ok()?)));
+    let Some((at, found)) = there.filter(|(at, _)| !at.as_os_str().is_empty()) else {
+        return format!(" (this process is user {user})");
+    };
+    let (at, owner) = (at.display(), found.uid());
+    match owner == user {
+        true => format!(" (the mode of {at} is {:03o}: chmod u+rwX {at})", found.mode() & 0o777),
+        false => format!(
+            " (this process is user {user}, and {at} belongs to user {owner}: chown {user} {at}, or run as that user)"
+        ),
+    }
+}
+
+/// The remedy for a container, whose shared memory is 64 MiB unless it is told otherwise; empty elsewhere.
+fn more_shared_memory(path: &Path, bytes: u64) -> String {
+    if !path.starts_with("/dev/shm") {
+        return String::new();
+    }
+    let size = bytes.div_ceil(1 << 20) + 64;
+    format!(
+        "; a container has more of it by docker run --shm-size={size}m (shm_size in a compose file)"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_dev_shm_says_how_a_container_has_more() {
+        let told = |path: &str| {
+            FabricError::NoSpace { path: path.into(), bytes: 1 << 30, free: 64 << 20 }.to_string()
+        };
+        assert!(told("/dev/shm/pool").ends_with("--shm-size=1088m (shm_size in a compose file)"));
+        assert!(told("/data/pool").ends_with("free some space"));
+    }
+
+    #[test]
+    fn a_refusal_names_the_user_and_the_owner() {
+        let user = rustix::process::geteuid().as_raw();
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let other =
+            if user == 0 { Path::new("/nonexistent-folder/memory") } else { Path::new("/") };
+        let told = missing_rights(other, &denied);
+        let expected = match user {
+            0 => "the mode of / is".to_owned(),
+            _ => format!("this process is user {user}, and / belongs to user 0: chown {user} /"),
+        };
+        assert!(told.contains(&expected), "{told}");
+        assert_eq!(missing_rights(other, &io::Error::from(io::ErrorKind::NotFound)), "");
+        let error = FabricError::io("make", Path::new("memory"))(denied).to_string();
+        assert_eq!(
+            error,
+            format!("cannot make memory (this process is user {user}): permission denied")
+        );
     }
 }

@@ -65,7 +65,7 @@ pub use client::{Client, Unawaited};
 pub use contract::{Endpoint, Fabric};
 pub use contract_types::{Capabilities, Incarnation, Service, ServiceId, ServiceReply};
 pub use counters::{Cost, Counters, OpKind, Snapshot};
-pub use error::{FabricError, OpError, OpErrorKind, Refusal};
+pub use error::{FabricError, OpError, OpErrorKind, Refusal, missing_rights};
 pub use exec::{Executor, yield_now};
 pub use local::Local;
 pub use ops::{Op, Ops};

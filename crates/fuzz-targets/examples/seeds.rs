@@ -11,6 +11,7 @@ fn main() {
     node(&corpus);
     superblock(&corpus);
     regions(&corpus);
+    leaves(&corpus);
     fabric(&corpus);
     records(&corpus);
     values(&corpus);
@@ -85,6 +86,20 @@ fn regions(corpus: &Path) {
         let all: Vec<u8> = (0..12).flat_map(|what| [what + 4, 30]).collect();
         write(corpus, target, "whole", &[&[0, 0][..], &all].concat());
         write(corpus, target, "whole-dead", &[1, 0, 1, 0, 0, 0, 2, 0, 3, 0, 8, 14, 12, 3, 7, 0]);
+    }
+}
+
+/// Changes of words of leaves and lines, then every operation.
+fn leaves(corpus: &Path) {
+    for part in 0..4_u8 {
+        for place in [1_u8, 17, 51, 120] {
+            let change = [part, 7, place, place % 8, 3];
+            let ops: Vec<u8> = (0..16).step_by(2).flat_map(|what| [what | part << 4, 9]).collect();
+            let alive = [&[0xfe, 1][..], &change, &ops].concat();
+            write(corpus, "leaves", &format!("alive-{part}-{place:03}"), &alive);
+            let dead = [&[0xff, 1][..], &change, &[1, 0, 0, 0, 12, 9, 15, 20, 5, 0, 2, 0]].concat();
+            write(corpus, "leaves", &format!("dead-{part}-{place:03}"), &dead);
+        }
     }
 }
 

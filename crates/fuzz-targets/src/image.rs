@@ -8,8 +8,8 @@ use std::rc::Rc;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId, ToAny};
-use farleaf_harness::make_pool;
-use farleaf_index::bnode::{KeyFormat, Layout, NodeMut, ValueFormat, verify_image};
+use farleaf_harness::{bnode_layout, lab_table, make_pool, with_shape};
+use farleaf_index::bnode::{Layout, NodeMut, verify_image};
 use farleaf_index::{Index, OpenOptions};
 use farleaf_pool::PoolOptions;
 use xxhash_rust::xxh3::xxh3_64;
@@ -24,7 +24,7 @@ const ROOT_WORDS: usize = 32;
 
 pub(crate) const TABLES: [&str; 3] = ["fixed", "bytes", "long"];
 
-/// The image, and where its parts are, in words.
+/// The image of one engine's tables, and where its parts are, in words.
 pub(crate) struct Image {
     pub(crate) words: Vec<u64>,
     pub(crate) areas: Areas,
@@ -70,22 +70,30 @@ fn options() -> PoolOptions {
     }
 }
 
-/// The image, made once per thread: the same in every process.
+/// The image of tables that consist of nodes alone, made once per thread: the same in every process.
 pub(crate) fn image() -> Rc<Image> {
     thread_local! {
         static IMAGE: OnceCell<Rc<Image>> = const { OnceCell::new() };
     }
-    IMAGE.with(|image| Rc::clone(image.get_or_init(|| Rc::new(make()))))
+    IMAGE.with(|image| Rc::clone(image.get_or_init(|| Rc::new(make(Engine::BTree)))))
 }
 
-fn make() -> Image {
+/// That of tables whose leaves have lines and hang below a tree of records.
+pub(crate) fn leaves_image() -> Rc<Image> {
+    thread_local! {
+        static IMAGE: OnceCell<Rc<Image>> = const { OnceCell::new() };
+    }
+    IMAGE.with(|image| Rc::clone(image.get_or_init(|| Rc::new(make(Engine::FpTree)))))
+}
+
+fn make(engine: Engine) -> Image {
     let sim = Sim::new(config()).expect("a simulator");
     let endpoint = sim.fabric(MAKER).any_endpoint().expect("an endpoint");
     let layouts = sim
         .block_on(async move {
             let session = make_pool(endpoint.clone(), &options()).await.expect("a pool");
             let mut tables = Vec::new();
-            for (name, format) in TABLES.into_iter().zip(formats()) {
+            for (name, format) in TABLES.into_iter().zip(formats(engine)) {
                 let root = AnyIndex::create(&session, name, &format).await.expect("create");
                 let options = OpenOptions::default();
                 let table = AnyIndex::open(&session, &root, &options).await.expect("open");
@@ -101,8 +109,8 @@ fn make() -> Image {
                 for number in 20..35_u64 {
                     table.remove(&session, &key(number * 7)).await.expect("remove");
                 }
-                let tree = root.params[40..48].try_into().map_or(0, u64::from_le_bytes);
-                tables.push((format.layout().expect("layout").for_tree(tree), root.addr));
+                let number = TableFormat::number_of(&root);
+                tables.push((bnode_layout(&format).for_tree(number), root.addr));
             }
             // Tasks that splits and merges spawned come to their end.
             endpoint.sleep(1_000_000).await;
@@ -127,20 +135,10 @@ fn make() -> Image {
     Image { words, areas, tables }
 }
 
-fn formats() -> [TableFormat; 3] {
-    let tiny = TableFormat {
-        cap_leaf: Some(4),
-        cap_inner: Some(3),
-        node_bytes: Some(256),
-        ..TableFormat::fixed8(Engine::BTree)
-    };
-    let bytes = TableFormat {
-        key: KeyFormat::Bytes { max: 40 },
-        value: ValueFormat::Bytes,
-        node_bytes: Some(512),
-        ..tiny
-    };
-    [tiny, TableFormat { cap_leaf: None, cap_inner: None, ..bytes }, bytes]
+fn formats(engine: Engine) -> [TableFormat; 3] {
+    let bytes = with_shape(lab_table(engine, "short-tiny"), &[("node_bytes", "512")]);
+    let whole = with_shape(bytes, &[("cap_leaf", "auto"), ("cap_inner", "auto")]);
+    [lab_table(engine, "u64-tiny"), whole, bytes]
 }
 
 pub(crate) fn key(number: u64) -> [u8; 8] {
@@ -162,6 +160,13 @@ impl Areas {
 }
 
 impl Image {
+    /// Words that hold something: of all objects, and of the areas of clients.
+    pub(crate) fn filled(&self) -> Vec<usize> {
+        let holds = |at: &usize| self.words[*at] != 0;
+        let of_clients = self.areas.client_areas..self.areas.block_table;
+        of_clients.chain(self.areas.blocks..self.words.len()).filter(holds).collect()
+    }
+
     /// First words of the blocks that are carved.
     pub(crate) fn carved(&self) -> Vec<usize> {
         let Areas { block_table, blocks, block_words, block_count, .. } = self.areas;

@@ -64,6 +64,12 @@ pub const TARGETS: &[Target] = &[
         input_bytes_max: 1024,
         memory_bytes_max: 32 << 20,
     },
+    Target {
+        name: "leaves",
+        run: region::run_leaves,
+        input_bytes_max: 1024,
+        memory_bytes_max: 32 << 20,
+    },
     Target { name: "fabric", run: fabric::run, input_bytes_max: 1024, memory_bytes_max: 32 << 20 },
     Target { name: "records", run: records::run, input_bytes_max: 4096, memory_bytes_max: 4 << 20 },
     Target { name: "values", run: values::run, input_bytes_max: 4096, memory_bytes_max: 1 << 20 },

@@ -5,9 +5,9 @@
 use std::sync::atomic::AtomicU64;
 
 use farleaf_index::bnode::{
-    Head, KeyFormat, Layout, LayoutOptions, Node, NodeMut, RecordRef, Value, ValueFormat, Word,
-    verify_image,
+    Head, Layout, LayoutOptions, Node, NodeMut, RecordRef, Value, Word, verify_image,
 };
+use farleaf_index::{KeyFormat, ValueFormat};
 
 use crate::bytes::Bytes;
 

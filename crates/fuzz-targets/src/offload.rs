@@ -11,9 +11,8 @@ use std::sync::Arc;
 
 use farleaf_engines::dex::offload::OffloadService;
 use farleaf_fabric::{Service, Words};
-use farleaf_index::bnode::{
-    Head, KeyFormat, Layout, LayoutOptions, LeafEntry, NodeMut, Value, ValueFormat, verify_image,
-};
+use farleaf_index::bnode::{Head, Layout, LayoutOptions, LeafEntry, NodeMut, Value, verify_image};
+use farleaf_index::{KeyFormat, ValueFormat};
 
 use crate::bytes::Bytes;
 

@@ -12,7 +12,8 @@ use farleaf_pool::{Audit, PoolError, Session};
 
 use crate::bytes::Bytes;
 use crate::image::{
-    Image, MAKER, TABLES, config, image, key, seal_block, seal_node, seal_root, seal_superblock,
+    Image, MAKER, TABLES, config, image, key, leaves_image, seal_block, seal_node, seal_root,
+    seal_superblock,
 };
 
 const CHANGES_MAX: usize = 12;
@@ -55,6 +56,18 @@ pub(crate) fn run_table(input: &[u8]) {
             3 => table.meta + offset % 32,
             _ => areas.client_areas + offset % (areas.block_table - areas.client_areas),
         }
+    });
+}
+
+/// Damages what tables of leaves with lines consist of: leaves, lines, directories, records, meta objects, redo records.
+pub(crate) fn run_leaves(input: &[u8]) {
+    let image = leaves_image();
+    let (areas, filled) = (image.areas, image.filled());
+    run(input, &image, |selector, offset| match selector % 4 {
+        0 => image.tables[offset % image.tables.len()].meta + offset / 4 % 32,
+        1 => areas.client_areas + offset % (areas.block_table - areas.client_areas),
+        // More words than an offset tells apart.
+        part => filled[(offset * 2 + usize::from(part)) % filled.len()],
     });
 }
 

@@ -1,7 +1,7 @@
 //! Harness: clusters and pools for tests, the lab and the bench, made in one way for all.
 //!
 //! [`simulate`] makes a simulated cluster, [`LoopbackServers`] starts servers in this process, and [`World`] runs a
-//! test on any fabric. [`make_pool`] and [`join`] open a session. [`open_table`] opens a table with a small cache;
+//! test on any fabric. [`make_pool`] and [`join`] open a session. [`lab_table`] names formats of tables, [`open_table`] opens a table with a small cache;
 //! [`settle`], [`audit`] and [`check_all`] judge a pool whose clients have finished.
 //!
 //! ```
@@ -24,5 +24,5 @@ pub use checks::{audit, check_all, settle};
 pub use error::{HarnessError, ensure};
 pub use servers::LoopbackServers;
 pub use sessions::{join, make_pool};
-pub use tables::{create_table, open_table};
+pub use tables::{bnode_layout, create_table, lab_table, open_table, try_shape, with_shape};
 pub use world::{World, simulate, simulate_pool};

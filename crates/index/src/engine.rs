@@ -9,9 +9,10 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
 use fastrand::Rng;
 
-use crate::bnode::Layout;
 use crate::walk::Visitor;
-use crate::{Index, IndexError, Knobs, OpenOptions, Settings, Stored, TableReport};
+use crate::{
+    Index, IndexError, Knobs, OpenOptions, Settings, Shape, Spec, Stored, TableReport, TableSpec,
+};
 
 /// A design of index: how its tables are made, opened, walked and looked after.
 ///
@@ -24,43 +25,65 @@ pub trait Engine: Sized + 'static {
     /// Its traits.
     const TRAITS: Traits;
 
-    /// The settings of a table's shape that the engine takes, by name.
-    const SHAPE: &'static [&'static str] = &["node_bytes", "cap_leaf", "cap_inner"];
-
     /// Seeded bugs that the lab hunts with this engine.
     const CANARIES: &'static [Canary] = &[];
 
-    /// Settings by which one compute server opens a table; [`Engine::open`] reads them from
-    /// [`OpenOptions::settings`].
+    /// Settings of a table that are fixed when it is made.
+    type Shape: Shape;
+    /// Settings by which one compute server opens a table.
     type Options: Knobs;
     /// An open table.
     type Table: Index + Clone + fmt::Debug;
 
+    /// Completes the shape of a table of such keys and values: the table's root keeps the result. Completing it again
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// `Invalid` if the engine has no such tables.
+    fn shape_for(_spec: &Spec, wanted: Self::Shape) -> Result<Self::Shape, IndexError> {
+        Ok(wanted)
+    }
+
+    /// The bytes of a usual node of such a table: the unit in which tests and the bench state the size of a cache.
+    fn node_bytes(_spec: &Spec, _shape: &Self::Shape) -> usize {
+        1024
+    }
+
+    /// Bytes that such a table needs of each redo area ([`Session::redo_addr`]). The kit's records lie at an area's
+    /// front, the engine's own at its end.
+    fn redo_bytes(_spec: &Spec, _shape: &Self::Shape) -> usize {
+        0
+    }
+
     /// Makes the remote structure of an empty table; returns the address of its meta object.
     ///
     /// # Errors
-    /// `Full` if the pool has no room; `Invalid` for a layout that the engine cannot use.
+    /// `Full` if the pool has no room; `Invalid` if the engine cannot use this pool for such a table.
     fn create(
         session: &Session,
-        layout: &Layout,
+        table: &TableSpec<Self::Shape>,
     ) -> impl Future<Output = Result<GlobalAddr, IndexError>>;
 
-    /// Opens a table in this member of the pool.
+    /// Opens a table in this member of the pool by `options`; of `join` it needs what owners need.
     ///
     /// # Errors
     /// `Invalid` for options that make no sense; `Unavailable` if another member of this compute server has
     /// the table open; `Corrupt`.
     fn open(
         session: &Session,
-        table: &Stored,
-        options: &OpenOptions,
+        table: &StoredOf<Self>,
+        options: Self::Options,
+        join: &OpenOptions,
     ) -> impl Future<Output = Result<Self::Table, IndexError>>;
 
-    /// Refuses options with which no table of that layout can be opened.
+    /// Refuses options with which no such table can be opened.
     ///
     /// # Errors
     /// `Invalid`.
-    fn check_options(_options: &Self::Options, _layout: &Layout) -> Result<(), IndexError> {
+    fn check_options(
+        _options: &Self::Options,
+        _table: &TableSpec<Self::Shape>,
+    ) -> Result<(), IndexError> {
         Ok(())
     }
 
@@ -75,7 +98,7 @@ pub trait Engine: Sized + 'static {
     /// `Corrupt` if the walk cannot go on; `report` has what was found before.
     fn walk(
         session: &Session,
-        table: &Stored,
+        table: &StoredOf<Self>,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> impl Future<Output = Result<(), IndexError>>;
@@ -87,7 +110,7 @@ pub trait Engine: Sized + 'static {
     /// `Unavailable` if another takes over at the same time, `Corrupt`.
     fn release_dead(
         _session: &Session,
-        _table: &Stored,
+        _table: &StoredOf<Self>,
     ) -> impl Future<Output = Result<usize, IndexError>> {
         async { Ok(0) }
     }
@@ -99,7 +122,7 @@ pub trait Engine: Sized + 'static {
     /// `Corrupt`, `Unavailable`: the recovery is given up, and begun anew later.
     fn redo_dead(
         _session: &Session,
-        _table: &Stored,
+        _table: &StoredOf<Self>,
         _recovery: &Recovery,
     ) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
@@ -113,7 +136,7 @@ pub trait Engine: Sized + 'static {
     /// As [`Engine::redo_dead`].
     fn before_free(
         _session: &Session,
-        _table: &Stored,
+        _table: &StoredOf<Self>,
         _marks: &Audit,
     ) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
@@ -125,7 +148,7 @@ pub trait Engine: Sized + 'static {
     /// `Invalid`, and says who.
     fn check_unowned(
         _session: &Session,
-        _table: &Stored,
+        _table: &StoredOf<Self>,
     ) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
@@ -135,13 +158,16 @@ pub trait Engine: Sized + 'static {
     ///
     /// # Errors
     /// As [`Engine::walk`].
-    fn age(_session: &Session, _table: &Stored) -> impl Future<Output = Result<(), IndexError>> {
+    fn age(
+        _session: &Session,
+        _table: &StoredOf<Self>,
+    ) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
 
-    /// Settings for one run of the lab on tables of that layout, drawn from `rng`: small ones, so that caches
+    /// Settings for one run of the lab on such tables, drawn from `rng`: small ones, so that caches
     /// run full and rare paths are taken. Names every setting that it draws. The dead must lose nothing.
-    fn draw(_rng: &mut Rng, _layout: &Layout) -> Settings {
+    fn draw(_rng: &mut Rng, _table: &TableSpec<Self::Shape>) -> Settings {
         Settings::default()
     }
 
@@ -168,6 +194,9 @@ pub trait Engine: Sized + 'static {
     }
 }
 
+/// A table of the engine `E` in the pool.
+pub type StoredOf<E> = Stored<<E as Engine>::Shape>;
+
 /// One of a list, drawn from `rng`.
 pub fn choose<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
     list[rng.usize(..list.len())]
@@ -192,6 +221,8 @@ pub struct Traits {
     pub merges: bool,
     /// The height of the structure falls again when keys are removed.
     pub shrinks: bool,
+    /// Leaves hang below a tree of records of its own: a table has two levels at least.
+    pub upper_tree: bool,
     /// Nodes are added one at a time where keys differ, and replaced by larger ones: a radix tree.
     pub radix: bool,
 }
@@ -207,13 +238,24 @@ impl Traits {
         splits: false,
         merges: false,
         shrinks: false,
+        upper_tree: false,
         radix: false,
     };
 
     /// The names of those that it has.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        let Traits { cached, owned, logged, offloads, exposes, splits, merges, shrinks, radix } =
-            *self;
+        let Traits {
+            cached,
+            owned,
+            logged,
+            offloads,
+            exposes,
+            splits,
+            merges,
+            shrinks,
+            upper_tree,
+            radix,
+        } = *self;
         [
             ("cached", cached),
             ("owned", owned),
@@ -223,6 +265,7 @@ impl Traits {
             ("splits", splits),
             ("merges", merges),
             ("shrinks", shrinks),
+            ("upper tree", upper_tree),
             ("radix", radix),
         ]
         .into_iter()

@@ -51,9 +51,10 @@ impl From<PoolError> for IndexError {
             },
             PoolError::Full { .. } | PoolError::NoSlot(..) => IndexError::Full(text),
             PoolError::Corrupt(_) | PoolError::Format(_) => IndexError::Corrupt(text),
-            PoolError::RetireFull | PoolError::Unsettled | PoolError::Busy(_) => {
-                IndexError::Unavailable(text)
-            }
+            PoolError::RetireFull
+            | PoolError::Unsettled
+            | PoolError::Searching
+            | PoolError::Busy(_) => IndexError::Unavailable(text),
             PoolError::Closed => IndexError::Closed(text),
             PoolError::NoSuchTable(_) => IndexError::NoTable(text),
             _ => IndexError::Invalid(text),

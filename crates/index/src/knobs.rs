@@ -8,7 +8,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::Shape;
 use crate::suggest::{did_you_mean, nearest};
 use crate::units::{Count, Share, Size};
 
@@ -375,6 +374,17 @@ macro_rules! words {
         }
 
         $crate::knob_words!($type);
+
+        /// Its place in the list of words.
+        impl $crate::shape::ShapeValue for $type {
+            fn to_bits(&self) -> u32 {
+                *self as u32
+            }
+
+            fn of_bits(bits: u32) -> Option<Self> {
+                [$($type::$variant),+].get(bits as usize).copied()
+            }
+        }
     };
 }
 
@@ -460,12 +470,6 @@ impl Settings {
     #[must_use]
     pub fn filtered(&self, keep: impl Fn(&str) -> bool) -> Settings {
         Settings(self.0.iter().filter(|it| keep(&it.name)).cloned().collect())
-    }
-
-    /// Those that are not fixed when a table is made.
-    #[must_use]
-    pub fn without_shape(&self) -> Settings {
-        self.filtered(|name| !Shape::list().iter().any(|it| it.knob.name == name))
     }
 }
 

@@ -1,36 +1,32 @@
-//! Stored tree: the geometry and the address of a table in the pool, for the engine that reads it.
+//! Stored table: the spec and the address of a table in the pool, for the engine that reads it.
+
+use std::ops::Deref;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Session};
 
-use crate::bnode::Layout;
 use crate::engine::Engine;
 use crate::walk::{Collector, Marker, Visitor};
-use crate::{IndexError, TableReport};
+use crate::{IndexError, Shape, TableReport, TableSpec};
 
 /// A table in the pool as its engine needs it, be it open or not.
-#[derive(Clone, Debug)]
-pub struct Stored {
-    layout: Layout,
-    meta: GlobalAddr,
+#[derive(Clone, Copy, Debug)]
+pub struct Stored<S> {
+    /// Keys, values and shape.
+    pub table: TableSpec<S>,
+    /// The address of its meta object.
+    pub meta: GlobalAddr,
 }
 
-impl Stored {
-    /// The table with the meta object at `meta`, whose nodes have that geometry.
-    pub fn new(layout: Layout, meta: GlobalAddr) -> Self {
-        Stored { layout, meta }
-    }
+impl<S> Deref for Stored<S> {
+    type Target = TableSpec<S>;
 
-    /// Geometry of the nodes.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
+    fn deref(&self) -> &TableSpec<S> {
+        &self.table
     }
+}
 
-    /// The address of its meta object.
-    pub fn meta(&self) -> GlobalAddr {
-        self.meta
-    }
-
+impl<S: Shape> Stored<S> {
     /// The first `left` of the objects that it consists of, or all, in the order of [`Engine::walk`] of its
     /// engine.
     ///
@@ -38,7 +34,7 @@ impl Stored {
     ///
     /// # Errors
     /// Those of the walk; `Corrupt` if there are fewer objects than `left`, or one is linked twice.
-    pub async fn collect<E: Engine>(
+    pub async fn collect<E: Engine<Shape = S>>(
         &self,
         session: &Session,
         left: Option<u64>,
@@ -54,7 +50,7 @@ impl Stored {
     ///
     /// # Errors
     /// Those of the walk.
-    pub async fn mark<E: Engine>(
+    pub async fn mark<E: Engine<Shape = S>>(
         &self,
         session: &Session,
         audit: &mut Audit,
@@ -65,7 +61,7 @@ impl Stored {
         marker.finish(walked, report)
     }
 
-    async fn walk<E: Engine>(
+    async fn walk<E: Engine<Shape = S>>(
         &self,
         session: &Session,
         visitor: &mut impl Visitor,

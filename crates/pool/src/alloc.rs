@@ -42,7 +42,7 @@ enum Effort {
     Hard,
 }
 
-/// What a refill has come to.
+/// The end of a refill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refilled {
     /// The server has objects of the class.
@@ -97,18 +97,18 @@ impl Session {
             _ => place,
         };
         let now_ns = || self.endpoint().now_ns();
-        let (mut ticks, mut server) = (0, ServerId(0));
+        let mut ticks = 0;
         for round in 0..ROUNDS_MAX {
-            let taken = {
+            let (server, taken) = {
                 let mut alloc = pool.alloc();
-                server = match place {
+                let server = match place {
                     Placement::Near(server) if is_strict => server,
                     Placement::Near(server) if !alloc.is_passed_over(server, class, now_ns) => {
                         server
                     }
                     _ => alloc.choose(class, now_ns),
                 };
-                alloc.take(server, class)
+                (server, alloc.take(server, class))
             };
             if let Some(addr) = taken {
                 return Ok(addr);
@@ -133,7 +133,9 @@ impl Session {
             }
             drop(refilling);
             if ticks == FULL_TICKS {
-                break;
+                let near = if let Placement::Near(near) = place { near } else { server };
+                let found = pool.fullness(self.reliable(), is_strict.then_some(near)).await?;
+                return Err(PoolError::Full { server: near, bytes, found: Box::new(found) });
             }
             ticks += 1;
             self.tick().await?;
@@ -141,11 +143,8 @@ impl Session {
                 self.endpoint().sleep(FULL_WAIT_NS).await;
             }
         }
-        if let Placement::Near(near) = place {
-            server = near;
-        }
-        let found = pool.fullness(self.reliable(), is_strict.then_some(server)).await?;
-        Err(PoolError::Full { server, bytes, found: Box::new(found) })
+        // Nobody knows whether there is memory.
+        Err(PoolError::Searching)
     }
 
     /// Looks for objects of the class, on `server` first. Called by the one that refills the class there.

@@ -342,7 +342,7 @@ impl Pool {
         for (run, pairs) in runs {
             for (word, pair) in pairs.chunks_exact(2).enumerate() {
                 let (given, taken) = (pair[0], pair[1]);
-                // What a harvest whose outcome was lost has taken.
+                // A harvest whose outcome was lost may have taken some.
                 note(run.page, word, taken);
                 let free = (given ^ taken) & run.valid_bits(word);
                 if free != 0 {

@@ -126,6 +126,15 @@ canaries! { {
     InsertUnproven: "an insert that began at an entry takes a slot without a proof";
     LostIsNotDone: "a publishing CAS whose completion was lost counts as not done";
     LoseRun: "a run of a block is used without its words in the page map";
+    UnlockNewLeafEarly: "a split unlocks the new leaf before the old one has its new version";
+    OldTableKeepsVersion: "the fingerprints of a leaf that was split keep its old version";
+    ClearedSlotsKeepVersion: "the slots that a split empties keep the leaf's old version";
+    BuildClearsTorn: "a slot that a dead client's update has torn is emptied";
+    BuildKeepsTorn: "a slot that a dead client's insert or remove has torn is kept";
+    MergeUnchecked: "a merge takes the right leaf for empty without a look under its lock";
+    FreeLeafUncleared: "a leaf leaves the tree with its pairs";
+    BelieveOldHeader: "a leaf's header counts whenever the leaf was born";
+    ScanStale: "a scan skips slots of another version than the leaf's";
     CollapseUnclaimed: "every client that may have unlinked a node retires it";
 } {
     MembersBeforeFence: "the member table is read before the fence at memory servers";

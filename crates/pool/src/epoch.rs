@@ -50,8 +50,8 @@ use crate::{Pool, PoolError};
 
 /// Time to wait for another session that is announcing.
 const WAIT_NS: u64 = 1_000;
-/// Looks at the members between questions whether an idle one lives.
-const IDLE_LOOKS: u64 = 64;
+/// Looks at the members between questions whether one that does not lag lives.
+const CALM_LOOKS: u64 = 64;
 /// Looks of which one is at all members if there is nothing to free.
 const LOOK_EVERY: u64 = 4;
 /// Ticks that a member may lag before the fabric is asked whether it lives, and between questions.
@@ -78,8 +78,8 @@ pub(crate) struct Epochs {
     /// There was no other member when it was last looked.
     is_alone: AtomicBool,
     looks: AtomicU64,
-    /// Slot of the idle member that was asked after last.
-    idle_asked: AtomicU32,
+    /// Slot of the member that was asked after last without lagging.
+    calm_asked: AtomicU32,
 }
 
 /// Known state of the own announcement.
@@ -99,7 +99,7 @@ pub(crate) struct Observation {
     pub(crate) epoch: u64,
     /// The least announcement of other live members; [`UNPINNED`] if none is announced live.
     pub(crate) least_of_others: u64,
-    /// Members that have lagged for a while, and now and then an idle one: the fabric is to be
+    /// Members that have lagged for a while, and now and then one that does not lag: the fabric is to be
     /// asked whether they live.
     pub(crate) suspects: Vec<(u32, MemberWord)>,
     /// Slots below this have members.
@@ -209,6 +209,15 @@ impl Pool {
 
     /// READs the epoch, the numbers of left clients beside it, and all members' announcements. 1 chain.
     pub(crate) async fn observe(&self, client: Reliable<'_>) -> Result<Observation, PoolError> {
+        self.observe_as(client, self.next_look()).await
+    }
+
+    /// As [`Self::observe`], with the number of the look.
+    pub(crate) async fn observe_as(
+        &self,
+        client: Reliable<'_>,
+        look: u64,
+    ) -> Result<Observation, PoolError> {
         let geometry = self.geometry();
         let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
         let (ops, _) = client
@@ -231,11 +240,11 @@ impl Pool {
         };
         let (mut needs_recovery, mut has_recoverer) = (false, false);
         let (mut is_calm, mut is_alone) = (true, true);
-        let looks = self.epochs.looks.fetch_add(1, Ordering::Relaxed) + 1;
-        // Idle members do not lag; they are asked after one by one: the next of them, or the first again.
-        let asks_idle = looks.is_multiple_of(IDLE_LOOKS);
-        let asked = self.epochs.idle_asked.load(Ordering::Relaxed);
-        let (mut first_idle, mut next_idle) = (None, None);
+        // Who is idle, or announced at an epoch that nobody moves on, does not lag. They are asked after one by one:
+        // the next of them, or the first again.
+        let asks_calm = look.is_multiple_of(CALM_LOOKS);
+        let asked = self.epochs.calm_asked.load(Ordering::Relaxed);
+        let (mut first_calm, mut next_calm) = (None, None);
         let mut lag = self.epochs.lag.lock().unwrap_or_else(PoisonError::into_inner);
         for (slot, (entry, lag)) in member::entries(table).zip(lag.iter_mut()).enumerate() {
             let slot = slot as u32;
@@ -262,21 +271,21 @@ impl Pool {
             };
             let announced = entry.announced.epoch().filter(|_| state == MemberState::Live);
             seen.least_of_others = seen.least_of_others.min(announced.unwrap_or(UNPINNED));
-            if asks_idle && state == MemberState::Live && announced.is_none() {
-                let idle = Some((slot, entry.word));
-                first_idle = first_idle.or(idle);
-                next_idle = next_idle.or(idle.filter(|_| slot > asked));
-            }
             *lag = if announced.is_some_and(|at| at < epoch) { *lag + 1 } else { 0 };
+            if asks_calm && state == MemberState::Live && *lag == 0 {
+                let calm = Some((slot, entry.word));
+                first_calm = first_calm.or(calm);
+                next_calm = next_calm.or(calm.filter(|_| slot > asked));
+            }
             is_calm &= *lag == 0;
             if *lag == LAG_TICKS {
                 *lag = 0;
                 seen.suspects.push((slot, entry.word));
             }
         }
-        if let Some(idle) = next_idle.or(first_idle) {
-            self.epochs.idle_asked.store(idle.0, Ordering::Relaxed);
-            seen.suspects.push(idle);
+        if let Some(calm) = next_calm.or(first_calm) {
+            self.epochs.calm_asked.store(calm.0, Ordering::Relaxed);
+            seen.suspects.push(calm);
         }
         self.epochs.is_calm.store(is_calm, Ordering::Relaxed);
         self.epochs.is_alone.store(is_alone, Ordering::Relaxed);
@@ -285,11 +294,16 @@ impl Pool {
         Ok(seen)
     }
 
-    /// Tells whether a member with nothing to free may skip a look at the members: three looks in four, unless
-    /// one lags or the next look is one for idle members.
-    pub(crate) fn may_glance(&self) -> bool {
-        let next = self.epochs.looks.load(Ordering::Relaxed) + 1;
-        let is_due = next.is_multiple_of(LOOK_EVERY) || next.is_multiple_of(IDLE_LOOKS);
+    /// The number of the member's next look or glance. Each has its own, as several sessions look at once: else the one
+    /// that asks after members that do not lag would fall to a glance.
+    pub(crate) fn next_look(&self) -> u64 {
+        self.epochs.looks.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Tells whether a member with nothing to free may skip the look of this number at the members: three looks in
+    /// four, unless one lags or the look is one that asks after those that do not.
+    pub(crate) fn may_glance(&self, look: u64) -> bool {
+        let is_due = look.is_multiple_of(LOOK_EVERY) || look.is_multiple_of(CALM_LOOKS);
         !is_due && self.epochs.is_calm.load(Ordering::Relaxed)
     }
 
@@ -302,11 +316,7 @@ impl Pool {
     /// 8 bytes.
     pub(crate) async fn glance(&self, client: Reliable<'_>) -> Result<bool, PoolError> {
         let epoch = client.word(self.geometry().epoch_addr()).await?;
-        let is_as_seen = epoch == self.epochs.view.load(Ordering::SeqCst);
-        if is_as_seen {
-            self.epochs.looks.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(is_as_seen)
+        Ok(epoch == self.epochs.view.load(Ordering::SeqCst))
     }
 
     /// Tells whether nobody waits for a tick of this member: it is announced idle, so that the epoch moves on without

@@ -45,6 +45,12 @@ pub enum PoolError {
     /// try again.
     #[error("{0} is locked by another compute server: try again")]
     Busy(&'static str),
+    /// Another session of this compute server searches the pool for memory, for longer than it should. Nothing was
+    /// done; try again.
+    #[error(
+        "another thread of this compute server has been searching for memory for long: try again"
+    )]
+    Searching,
     /// An earlier operation of this session has an outcome that is still to be found out, as a
     /// server cannot be reached. Nothing was done; try again.
     #[error("an earlier operation is still waiting for a memory server: try again")]

@@ -46,7 +46,7 @@ pub(crate) struct LocalRun {
     carving: bool,
 }
 
-/// What is known of a block that has left the accounts.
+/// The known objects and pages of a block that has left the accounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     pub(crate) runs: Vec<LeftRun>,
@@ -239,7 +239,7 @@ impl LocalBlock {
         longest_stretch(shape, |page| self.run_at(page).is_none_or(LocalRun::is_droppable))
     }
 
-    /// What others have to know once the block is nobody's.
+    /// Its word, and all that others have to know once the block is nobody's.
     pub(crate) fn into_left(mut self, shape: &BlockShape) -> (BlockWord, Left) {
         let dropped: Vec<u32> =
             self.runs.iter().filter(|run| run.is_droppable()).map(|run| run.run.page).collect();

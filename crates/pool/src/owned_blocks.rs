@@ -401,14 +401,22 @@ impl Allocator {
 
     /// A wholly free block beyond the one that each server keeps, taken out.
     pub(crate) fn take_surplus(&mut self) -> Option<(BlockId, BlockWord)> {
+        let (mut in_hand, mut taken) = (Vec::new(), None);
         while let Some(at) = self.surplus.pop_first() {
-            if self.free_of(at.server).len() > 1
+            let is_in_hand =
+                self.block(at).is_some_and(|block| block.in_use() == 0 && !block.is_idle());
+            if is_in_hand {
+                in_hand.push(at);
+            } else if self.free_of(at.server).len() > 1
                 && let Some(word) = self.remove_if_free(at)
             {
-                return Some((at, word));
+                taken = Some((at, word));
+                break;
             }
         }
-        None
+        // Their holders free nothing more in them: only this set knows them as surplus.
+        self.surplus.extend(in_hand);
+        taken
     }
 
     /// The wholly free blocks of a server.

@@ -543,7 +543,7 @@ impl Pool {
             for (at, pair) in pairs {
                 let (given, taken) = (pair[0], pair[1]);
                 let kept = kept[mark_word(shape, run, at as u32 * 64)];
-                // What is marked and free now has been removed since the walk.
+                // An object that is marked and free now has been removed since the walk.
                 let lost = run.valid_bits(at) & !kept & !(given ^ taken);
                 if lost != 0 && done.complete {
                     done.objects_freed += u64::from(lost.count_ones());

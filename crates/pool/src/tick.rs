@@ -56,10 +56,11 @@ impl Session {
         let wants_room = closed.is_some() || own.iter().chain(&other).any(Freeing::has_any);
         pool.ticked_ns.store(self.endpoint().now_ns(), Ordering::Relaxed);
         let is_quiet = !wants_room && !pool.has_retired();
-        let seen = if is_quiet && pool.may_glance() && pool.glance(client).await? {
+        let look = pool.next_look();
+        let seen = if is_quiet && pool.may_glance(look) && pool.glance(client).await? {
             None
         } else {
-            Some(pool.observe(client).await?)
+            Some(pool.observe_as(client, look).await?)
         };
         // Before what this member holds is announced: what is pending holds an epoch.
         let in_hand = closed.as_ref().and_then(Closed::retired);

@@ -9,15 +9,15 @@
 //! a compute server that dies with locks held leaves nothing half done that the protocol does not finish.
 
 use farleaf_fabric::GlobalAddr;
-use farleaf_index::bnode::Layout;
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::{
-    IndexError, KnobKind, Knobs, OpenOptions, Settings, Stored, TableReport, Visitor, knobs,
+    IndexError, KnobKind, OpenOptions, Settings, Spec, Stored, TableReport, TableSpec, Visitor,
+    knobs,
 };
 use farleaf_pool::{Recovery, Session};
 
 use crate::smart::{
-    LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation, Smart, SmartOptions,
+    LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation, Smart, SmartOptions, SmartShape,
 };
 
 /// The engine of plain ART; its tables are those of [`Smart`] with other settings.
@@ -64,28 +64,33 @@ impl Engine for Art {
     const ABOUT: &'static str =
         "plain adaptive radix tree with locked nodes, SMART's baseline; Leis et al., ICDE 2013";
     const TRAITS: Traits = Smart::TRAITS;
-    const SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
-
+    type Shape = SmartShape;
     type Options = ArtOptions;
     type Table = Smart;
 
-    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        Smart::create(session, layout).await
+    fn shape_for(spec: &Spec, wanted: SmartShape) -> Result<SmartShape, IndexError> {
+        wanted.complete_forward(spec, Self::NAME)
+    }
+
+    async fn create(
+        session: &Session,
+        table: &TableSpec<SmartShape>,
+    ) -> Result<GlobalAddr, IndexError> {
+        Smart::create(session, table).await
     }
 
     async fn open(
         session: &Session,
-        table: &Stored,
-        options: &OpenOptions,
+        table: &Stored<SmartShape>,
+        options: ArtOptions,
+        _join: &OpenOptions,
     ) -> Result<Smart, IndexError> {
-        let options = ArtOptions::read(&options.settings)
-            .map_err(|error| IndexError::Invalid(format!("engine art: {error}")))?;
         Smart::open_with(session, table, options.into())
     }
 
     async fn walk(
         session: &Session,
-        table: &Stored,
+        table: &Stored<SmartShape>,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
@@ -94,13 +99,13 @@ impl Engine for Art {
 
     async fn redo_dead(
         session: &Session,
-        table: &Stored,
+        table: &Stored<SmartShape>,
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
         Smart::redo_dead(session, table, recovery).await
     }
 
-    fn draw(rng: &mut fastrand::Rng, _layout: &Layout) -> Settings {
+    fn draw(rng: &mut fastrand::Rng, _table: &TableSpec<SmartShape>) -> Settings {
         Settings::default()
             .with("cache", choose(rng, &["0", "2KiB", "64KiB", "16MiB"]))
             .with("node_locks", choose(rng, NodeLocks::WORDS))

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{Client, OpKind, ToAny};
 use farleaf_index::blink::{BlinkTree, LeafPairs};
-use farleaf_index::bnode::{KeyFormat, Layout, LayoutOptions, LeafEntry, Node, Value, ValueFormat};
-use farleaf_index::{BlinkOptions, IndexError, Seek, SortedPairs, TableReport};
+use farleaf_index::bnode::{Layout, LayoutOptions, LeafEntry, Node, Value};
+use farleaf_index::{
+    BlinkOptions, IndexError, KeyFormat, Seek, SortedPairs, TableReport, ValueFormat,
+};
 use farleaf_pool::{Pool, Session, format};
 
 use super::tests::OPTIONS;

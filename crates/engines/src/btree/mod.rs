@@ -11,12 +11,12 @@ mod tests;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::blink::{BlinkOptions, BlinkTree};
-use farleaf_index::bnode::Layout;
+use farleaf_index::blink::{BlinkOptions, BlinkTree, redo_bytes};
+use farleaf_index::bnode::{BnodeShape, Layout};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
-    Change, Entries, Index, IndexError, Knobs, OpenOptions, Outcome, ScanRange, SortedPairs,
-    Stored, TableReport, Visitor,
+    Change, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange, SortedPairs, Spec, Stored,
+    TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
@@ -36,7 +36,7 @@ impl BTree {
     /// Cost: 2 WRITEs, 2 round trips.
     ///
     /// # Errors
-    /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
+    /// `Full` if the pool has no room.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
         BlinkTree::create(session, layout).await
     }
@@ -64,8 +64,8 @@ impl BTree {
         self.stored().collect::<BTree>(session, None).await
     }
 
-    fn stored(&self) -> Stored {
-        Stored::new(*self.layout(), self.0.meta())
+    fn stored(&self) -> Stored<BnodeShape> {
+        Stored { table: self.layout().table(), meta: self.0.meta() }
     }
 }
 
@@ -95,44 +95,59 @@ impl Engine for BTree {
         Canary::ResendBlindly,
     ];
 
+    type Shape = BnodeShape;
     type Options = BlinkOptions;
     type Table = BTree;
 
-    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        BlinkTree::create(session, layout).await
+    fn shape_for(spec: &Spec, wanted: BnodeShape) -> Result<BnodeShape, IndexError> {
+        wanted.complete(spec)
+    }
+
+    fn node_bytes(spec: &Spec, shape: &BnodeShape) -> usize {
+        shape.node_bytes(spec)
+    }
+
+    fn redo_bytes(spec: &Spec, shape: &BnodeShape) -> usize {
+        redo_bytes(shape.node_bytes(spec))
+    }
+
+    async fn create(
+        session: &Session,
+        table: &TableSpec<BnodeShape>,
+    ) -> Result<GlobalAddr, IndexError> {
+        BlinkTree::create(session, &Layout::of(table)?).await
     }
 
     /// Cost: none; the first operation reads the root word.
     async fn open(
         _session: &Session,
-        table: &Stored,
-        options: &OpenOptions,
+        table: &Stored<BnodeShape>,
+        options: BlinkOptions,
+        _join: &OpenOptions,
     ) -> Result<BTree, IndexError> {
-        let settings = BlinkOptions::read(&options.settings)
-            .map_err(|error| IndexError::Invalid(format!("engine btree: {error}")))?;
-        Ok(BTree::open(table.meta(), *table.layout(), settings))
+        Ok(BTree::open(table.meta, Layout::of(table)?, options))
     }
 
     /// Cost: 1 READ for each node.
     async fn walk(
         session: &Session,
-        table: &Stored,
+        table: &Stored<BnodeShape>,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
-        stored_tree(table).walk(session, visitor, report).await
+        stored_tree(table)?.walk(session, visitor, report).await
     }
 
     /// Seals every node with one of the last versions that there are.
     ///
     /// Cost: 2 READs and 1 WRITE for each node.
-    async fn age(session: &Session, table: &Stored) -> Result<(), IndexError> {
-        stored_tree(table).age(session).await
+    async fn age(session: &Session, table: &Stored<BnodeShape>) -> Result<(), IndexError> {
+        stored_tree(table)?.age(session).await
     }
 }
 
-fn stored_tree(table: &Stored) -> Arc<BlinkTree> {
-    BlinkTree::open(table.meta(), *table.layout(), BlinkOptions::default())
+fn stored_tree(table: &Stored<BnodeShape>) -> Result<Arc<BlinkTree>, IndexError> {
+    Ok(BlinkTree::open(table.meta, Layout::of(table)?, BlinkOptions::default()))
 }
 
 impl Index for BTree {

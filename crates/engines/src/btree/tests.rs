@@ -8,8 +8,8 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, ToAny};
 use farleaf_index::blink::META_ROOT_LOCK;
-use farleaf_index::bnode::{KeyFormat, Layout, LayoutOptions, Node, NodeMut, ValueFormat};
-use farleaf_index::{BlinkOptions, Entries, Index, IndexError, ScanRange};
+use farleaf_index::bnode::{Layout, LayoutOptions, Node, NodeMut};
+use farleaf_index::{BlinkOptions, Entries, Index, IndexError, KeyFormat, ScanRange, ValueFormat};
 use farleaf_pool::{Audit, Pool, PoolOptions, Session, format};
 
 use super::BTree;

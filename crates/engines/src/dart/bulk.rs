@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::OpKind;
-use farleaf_index::{IndexError, SortedPairs, check_key, check_value};
+use farleaf_index::{IndexError, SortedPairs};
 use farleaf_pool::{Session, Unlinked};
 
 use super::DartTree;
@@ -73,8 +73,8 @@ impl DartTree {
             written: 0,
         };
         while let Some((key, value)) = pairs.next() {
-            check_key(&self.layout, key)?;
-            check_value(&self.layout, value)?;
+            self.stored.spec.check_key(key)?;
+            self.stored.spec.check_value(value)?;
             builder.add(key, value).await?;
         }
         let Some(root) = builder.end().await? else { return Ok(0) };

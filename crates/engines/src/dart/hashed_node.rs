@@ -7,15 +7,13 @@
 use std::ops::Range;
 
 use farleaf_fabric::GlobalAddr;
-use farleaf_index::bnode::LayoutOptions;
 use farleaf_pool::canary::Canary;
 
+use super::options::DartShape;
 use super::word::{DartNodeType, SlotWord, Step};
 
 /// Slots of an N256: one for each byte, and END.
 const ARRAY_SLOTS: usize = 257;
-/// Bytes of a bucket of a table whose shape does not say otherwise.
-const BUCKET_BYTES: u16 = 128;
 
 /// The place of each byte: its bucket is the low bits.
 const PERMUTATION: [u8; 256] = permutation();
@@ -79,12 +77,9 @@ pub(super) struct NodeShape {
 }
 
 impl NodeShape {
-    /// That of a table with such a layout: buckets of `bucket_bytes`, and of fewer slots if `cap_inner` is below
-    /// that. At least 4 slots.
-    pub(super) fn new(layout: &LayoutOptions) -> NodeShape {
-        let fits = usize::from(layout.bucket_bytes.unwrap_or(BUCKET_BYTES)) / 8;
-        let most = layout.cap_inner.map_or(fits, |cap| usize::from(cap).next_power_of_two().max(4));
-        NodeShape { slots: fits.min(most) }
+    /// That of a table of such a shape.
+    pub(super) fn new(shape: DartShape) -> NodeShape {
+        NodeShape { slots: usize::from(shape.bucket_bytes()) / 8 }
     }
 
     fn buckets(&self, node: DartNodeType) -> usize {
@@ -209,7 +204,6 @@ mod tests {
     use farleaf_fabric::ServerId;
 
     use super::*;
-    use farleaf_index::bnode::{KeyFormat, ValueFormat};
 
     fn at() -> GlobalAddr {
         GlobalAddr::new(ServerId(0), 8192)
@@ -219,9 +213,8 @@ mod tests {
         SlotWord::leaf(step, 0, GlobalAddr::new(ServerId(0), 4096))
     }
 
-    fn shaped(bucket_bytes: Option<u16>, cap_inner: Option<u16>) -> NodeShape {
-        let options = LayoutOptions::new(1024, KeyFormat::Fixed(8), ValueFormat::Fixed(8));
-        NodeShape::new(&LayoutOptions { bucket_bytes, cap_inner, ..options })
+    fn shaped(bucket_bytes: Option<u16>) -> NodeShape {
+        NodeShape::new(DartShape { bucket_bytes })
     }
 
     fn bytes(count: usize) -> Vec<SlotWord> {
@@ -233,7 +226,7 @@ mod tests {
         let mut seen = [false; 256];
         PERMUTATION.iter().for_each(|place| seen[usize::from(*place)] = true);
         assert_eq!(seen, [true; 256]);
-        let shape = shaped(None, None);
+        let shape = shaped(None);
         for node in DartNodeType::all() {
             let mut owned = vec![0; shape.slots(node)];
             for byte in 0..=255 {
@@ -246,25 +239,24 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_paper() {
-        let shape = shaped(None, None);
+        let shape = shaped(None);
         let sizes: Vec<_> = DartNodeType::all().map(|node| shape.bytes(node)).collect();
         assert_eq!(sizes, [64, 128, 256, 512, 1024, 2056]);
-        let tiny = shaped(None, Some(3));
+        let tiny = shaped(Some(32));
         let sizes: Vec<_> = DartNodeType::all().map(|node| tiny.slots(node)).collect();
         assert_eq!(sizes, [2, 4, 8, 16, 32, 257]);
         for bytes in [32, 64, 128, 256, 512_u16] {
-            let shape = shaped(Some(bytes), None);
+            let shape = shaped(Some(bytes));
             let sizes: Vec<_> = DartNodeType::all().map(|node| shape.bytes(node)).collect();
             let own = usize::from(bytes);
             assert_eq!(sizes, [own / 2, own, 2 * own, 4 * own, 8 * own, 2056]);
             assert_eq!(shape.bucket(DartNodeType::of(4).expect("N64"), Step::End).len(), own / 8);
         }
-        assert_eq!(shaped(Some(64), Some(64)), shaped(Some(64), None), "a cap adds no slots");
     }
 
     #[test]
     fn nodes_grow_to_all_bytes_and_the_end() {
-        for shape in [shaped(None, None), shaped(None, Some(2)), shaped(Some(512), None)] {
+        for shape in [shaped(None), shaped(Some(32)), shaped(Some(512))] {
             let mut children = Vec::new();
             let mut last = DartNodeType::N8;
             for step in std::iter::once(Step::End).chain((0..=255).map(Step::Byte)) {
@@ -302,7 +294,7 @@ mod tests {
 
     #[test]
     fn misplaced_words_are_told() {
-        let shape = shaped(None, None);
+        let shape = shaped(None);
         let one = leaf(Step::Byte(1)).raw();
         assert!(shape.problem(DartNodeType::N8, at(), &[0, one, 0, 0, 0, 0, 0, 0]).is_some());
         assert!(shape.problem(DartNodeType::N8, at(), &[one, one, 0, 0, 0, 0, 0, 0]).is_some());
@@ -312,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_claim_of_an_unlinked_node_is_no_fault() {
-        let shape = shaped(None, None);
+        let shape = shaped(None);
         let only = leaf(Step::Byte(0)).sealed().raw();
         let free = SlotWord::EMPTY.sealed().raw();
         let mut words = [free; 8];

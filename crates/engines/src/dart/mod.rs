@@ -53,11 +53,10 @@ mod word;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::bnode::Layout;
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
-    CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
-    ScanRange, Settings, SortedPairs, Stored, TableReport, Visitor, check_key, check_value,
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
+    Settings, SortedPairs, Spec, Stored, TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
@@ -67,7 +66,7 @@ use self::counters::Counters;
 use self::hashed_node::NodeShape;
 use self::meta::RememberedLine;
 use self::node_switch::Claims;
-pub use self::options::DartOptions;
+pub use self::options::{DartOptions, DartShape};
 use self::skip_table::{AdjustClock, HitRates, KnownTables, Maintenance};
 pub use self::skip_table::{EntryReport, Lengths};
 
@@ -78,8 +77,8 @@ pub struct Dart(Arc<DartTree>);
 /// One tree as one compute server sees it.
 #[derive(Debug)]
 struct DartTree {
+    stored: Stored<DartShape>,
     meta: GlobalAddr,
-    layout: Layout,
     shape: NodeShape,
     /// The table's number, which its leaves carry.
     table: u32,
@@ -96,14 +95,13 @@ struct DartTree {
 }
 
 impl DartTree {
-    fn new(session: &Session, table: &Stored, options: DartOptions) -> Arc<DartTree> {
-        let layout = *table.layout();
+    fn new(session: &Session, table: &Stored<DartShape>, options: DartOptions) -> Arc<DartTree> {
         Arc::new(DartTree {
-            meta: table.meta(),
-            shape: NodeShape::new(layout.options()),
-            table: number_of(&layout),
+            stored: *table,
+            meta: table.meta,
+            shape: NodeShape::new(table.shape),
+            table: number_of(table),
             object_bytes_max: session.pool().geometry().object_bytes_max(),
-            layout,
             cache: EntryCache::new(options.cache_bytes),
             options,
             remembered: RememberedLine::default(),
@@ -117,9 +115,9 @@ impl DartTree {
     }
 
     fn check_pair(&self, key: &[u8], value: Option<&[u8]>) -> Result<(), IndexError> {
-        check_key(&self.layout, key)?;
+        self.stored.spec.check_key(key)?;
         let Some(value) = value else { return Ok(()) };
-        check_value(&self.layout, value)?;
+        self.stored.spec.check_value(value)?;
         let bytes = leaf::object_bytes(key.len(), value.len());
         if bytes > self.object_bytes_max {
             return Err(IndexError::Invalid(format!(
@@ -132,8 +130,8 @@ impl DartTree {
 }
 
 /// The number that tells a table's leaves from others'.
-fn number_of(layout: &Layout) -> u32 {
-    (layout.tree() ^ layout.tree() >> 32) as u32
+fn number_of(table: &TableSpec<DartShape>) -> u32 {
+    (table.number ^ table.number >> 32) as u32
 }
 
 impl Dart {
@@ -207,10 +205,9 @@ impl Engine for Dart {
         splits: false,
         merges: true,
         shrinks: false,
+        upper_tree: false,
         radix: true,
     };
-
-    const SHAPE: &'static [&'static str] = &["bucket_bytes"];
 
     const CANARIES: &'static [Canary] = &[
         Canary::EraseRemoved,
@@ -232,8 +229,13 @@ impl Engine for Dart {
 
     const BACKGROUND: &'static [&'static str] = lab::WORK;
 
+    type Shape = DartShape;
     type Options = DartOptions;
     type Table = Dart;
+
+    fn shape_for(_spec: &Spec, wanted: DartShape) -> Result<DartShape, IndexError> {
+        wanted.complete()
+    }
 
     async fn work_in_background(
         table: &Dart,
@@ -244,28 +246,30 @@ impl Engine for Dart {
     }
 
     /// Cost: 1 WRITE.
-    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+    async fn create(
+        session: &Session,
+        table: &TableSpec<DartShape>,
+    ) -> Result<GlobalAddr, IndexError> {
         word::check_reach(session)?;
-        meta::create(session, number_of(layout)).await
+        meta::create(session, number_of(table)).await
     }
 
     /// Cost: 1 READ.
     async fn open(
         session: &Session,
-        table: &Stored,
-        options: &OpenOptions,
+        table: &Stored<DartShape>,
+        options: DartOptions,
+        _join: &OpenOptions,
     ) -> Result<Dart, IndexError> {
         word::check_reach(session)?;
-        let options = DartOptions::read(&options.settings)
-            .map_err(|error| IndexError::Invalid(format!("engine dart: {error}")))?;
-        meta::check(session.reliable(), table.meta(), number_of(table.layout())).await?;
+        meta::check(session.reliable(), table.meta, number_of(table)).await?;
         Ok(Dart(DartTree::new(session, table, options)))
     }
 
     /// Cost: 1 READ for each node, and for each leaf if its content matters.
     async fn walk(
         session: &Session,
-        table: &Stored,
+        table: &Stored<DartShape>,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
@@ -277,7 +281,7 @@ impl Engine for Dart {
     /// Cost: 1 READ for each 16 KiB of the skip tables.
     async fn before_free(
         session: &Session,
-        table: &Stored,
+        table: &Stored<DartShape>,
         marks: &Audit,
     ) -> Result<(), IndexError> {
         if Canary::KeepEntriesOfFreed.is_armed() {
@@ -289,9 +293,9 @@ impl Engine for Dart {
             .await
     }
 
-    fn draw(rng: &mut fastrand::Rng, _layout: &Layout) -> Settings {
+    fn draw(rng: &mut fastrand::Rng, table: &TableSpec<DartShape>) -> Settings {
         let pick = |rng: &mut fastrand::Rng, list: &[&'static str]| list[rng.usize(..list.len())];
-        Settings::default()
+        let settings = Settings::default()
             .with("est_nodes", pick(rng, &["1", "4", "32", "100000"]))
             .with("print_bits", pick(rng, &["0", "1", "10"]))
             .with("prefixes", pick(rng, &["auto", "1+2+4+8+16+32", "1+2+3+4+5+6+7", "3", "7"]))
@@ -303,8 +307,12 @@ impl Engine for Dart {
             .with("est", pick(rng, &["true", "true", "true", "true", "false"]))
             .with("est_maintenance", pick(rng, &["true", "true", "true", "true", "false"]))
             .with("adjust_every", pick(rng, &["0", "0", "50", "300"]))
-            .with("freq_sample", pick(rng, &["0", "1", "64"]))
-            .with("bucket_bytes", pick(rng, &["32", "64", "128", "128", "256", "512"]))
+            .with("freq_sample", pick(rng, &["0", "1", "64"]));
+        let bucket_bytes = pick(rng, &["32", "64", "128", "128", "256", "512"]);
+        match table.shape.bucket_bytes {
+            None => settings.with("bucket_bytes", bucket_bytes),
+            Some(_) => settings,
+        }
     }
 }
 
@@ -315,7 +323,7 @@ impl Index for Dart {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        check_key(&self.0.layout, key)?;
+        self.0.stored.spec.check_key(key)?;
         self.0.get(session, key, value).await
     }
 
@@ -361,8 +369,7 @@ impl Index for Dart {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        let stored = Stored::new(self.0.layout, self.0.meta);
-        stored.mark::<Dart>(session, audit, None).await
+        self.0.stored.mark::<Dart>(session, audit, None).await
     }
 
     /// Waits for the maintenance of the skip table that this compute server has under way, which uses the table

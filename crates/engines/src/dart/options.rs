@@ -1,11 +1,47 @@
-//! Options: settings by which one compute server opens a table.
+//! Options: the shape of a table, and the settings by which one compute server opens it.
 
-use farleaf_index::KnobKind;
-use farleaf_index::knob_words;
+use farleaf_index::{IndexError, KnobKind, knob_words};
 
 use super::skip_table::Prefixes;
 
 knob_words!(Prefixes);
+
+/// Bytes of a bucket unless the table's shape says otherwise.
+const BUCKET_BYTES: u16 = 128;
+/// Smallest and largest bucket in bytes.
+const BUCKET_BYTES_MIN: u16 = 32;
+const BUCKET_BYTES_MAX: u16 = 512;
+
+farleaf_index::shape! {
+    /// The sizes of a table's nodes.
+    pub struct DartShape {
+        /// Bytes of a bucket of an inner node, a power of two. The sizes of nodes follow it: the smallest is half a
+        /// bucket, the largest has one slot for each byte. The engine takes 128.
+        "bucket_bytes" => bucket_bytes: Option<u16> = None,
+            KnobKind::Bytes { min: BUCKET_BYTES_MIN as u64, max: BUCKET_BYTES_MAX as u64 }, paper "128 (DART, Figure 9)";
+    }
+}
+
+impl DartShape {
+    /// Bytes of a bucket.
+    pub(super) fn bucket_bytes(self) -> u16 {
+        self.bucket_bytes.unwrap_or(BUCKET_BYTES)
+    }
+
+    /// Chooses the bucket.
+    ///
+    /// # Errors
+    /// `Invalid` for a bucket of another size than a power of two.
+    pub(super) fn complete(self) -> Result<Self, IndexError> {
+        let bytes = self.bucket_bytes();
+        if !bytes.is_power_of_two() || !(BUCKET_BYTES_MIN..=BUCKET_BYTES_MAX).contains(&bytes) {
+            return Err(IndexError::Invalid(format!(
+                "bucket size {bytes} is not a power of two from {BUCKET_BYTES_MIN} to {BUCKET_BYTES_MAX} bytes"
+            )));
+        }
+        Ok(DartShape { bucket_bytes: Some(bytes) })
+    }
+}
 
 farleaf_index::knobs! {
     /// Settings of an open table.

@@ -75,7 +75,7 @@ impl Dex {
     /// Cost: 1 CAS, 4 WRITEs, 5 round trips.
     ///
     /// # Errors
-    /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
+    /// `Full` if the pool has no room.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
         let meta = BlinkTree::create(session, layout).await?;
         let _pin = session.begin(OpKind::Maintenance).await?;
@@ -181,7 +181,7 @@ impl Dex {
             self.flush(session).await?;
         }
         self.0.ownership.set_closed();
-        let stored = Stored::new(*self.layout(), self.meta());
+        let stored = Stored { table: self.layout().table(), meta: self.meta() };
         let objects = stored.collect::<Dex>(session, None).await?;
         // Another table may come to lie there.
         session.pool().let_go(self.meta(), &self.0);

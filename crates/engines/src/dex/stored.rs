@@ -3,16 +3,18 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind, Service, ServiceId};
-use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
-use farleaf_index::bnode::Layout;
+use farleaf_index::blink::{BlinkOptions, redo_bytes};
+use farleaf_index::bnode::{BnodeShape, Layout};
 use farleaf_index::compute::JoinOptions;
 use farleaf_index::compute::ownership::{
     Ownership, View, check_unowned, claim, dead_holders, give_away, read_map,
 };
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::units::Size;
-use farleaf_index::{IndexError, Knobs, OpenOptions, Settings, Stored, TableReport, Visitor};
+use farleaf_index::{
+    IndexError, OpenOptions, Settings, Spec, Stored, TableReport, TableSpec, Visitor,
+};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 use fastrand::Rng;
@@ -69,14 +71,13 @@ impl Dex {
         session: &Session,
         meta: GlobalAddr,
         layout: Layout,
-        options: &OpenOptions,
+        options: DexOptions,
+        join: &OpenOptions,
     ) -> Result<Self, IndexError> {
-        let (join, is_guest) = JoinOptions::of(options);
-        let settings = DexOptions::read(&options.settings)
-            .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
-        let dex = Dex::open(session, meta, layout, settings, join).await?;
+        let (joins, is_guest) = JoinOptions::of(join);
+        let dex = Dex::open(session, meta, layout, options, joins).await?;
         if is_guest {
-            dex.be_guest(options.guest_operations);
+            dex.be_guest(join.guest_operations);
         }
         Ok(dex)
     }
@@ -96,6 +97,7 @@ impl Engine for Dex {
         splits: true,
         merges: true,
         shrinks: false,
+        upper_tree: false,
         radix: false,
     };
     const CANARIES: &'static [Canary] = &[
@@ -111,50 +113,76 @@ impl Engine for Dex {
         Canary::DeliverTwice,
     ];
 
+    type Shape = BnodeShape;
     type Options = DexOptions;
     type Table = Dex;
+
+    fn shape_for(spec: &Spec, wanted: BnodeShape) -> Result<BnodeShape, IndexError> {
+        wanted.complete(spec)
+    }
+
+    fn node_bytes(spec: &Spec, shape: &BnodeShape) -> usize {
+        shape.node_bytes(spec)
+    }
+
+    fn redo_bytes(spec: &Spec, shape: &BnodeShape) -> usize {
+        redo_bytes(shape.node_bytes(spec))
+    }
 
     /// The table has an ownership map of one partition that nobody owns.
     ///
     /// Cost: 1 CAS, 5 WRITEs.
-    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        Dex::create(session, layout).await
+    async fn create(
+        session: &Session,
+        table: &TableSpec<BnodeShape>,
+    ) -> Result<GlobalAddr, IndexError> {
+        Dex::create(session, &Layout::of(table)?).await
     }
 
     /// Cost: 4 READs the first time.
     async fn open(
         session: &Session,
-        table: &Stored,
-        options: &OpenOptions,
+        table: &Stored<BnodeShape>,
+        options: DexOptions,
+        join: &OpenOptions,
     ) -> Result<Dex, IndexError> {
-        Dex::open_kept(session, table.meta(), *table.layout(), options).await
+        Dex::open_kept(session, table.meta, Layout::of(table)?, options, join).await
     }
 
-    fn check_options(options: &DexOptions, layout: &Layout) -> Result<(), IndexError> {
-        options.check(layout)
+    fn check_options(
+        options: &DexOptions,
+        table: &TableSpec<BnodeShape>,
+    ) -> Result<(), IndexError> {
+        options.check(&Layout::of(table)?)
     }
 
     async fn walk(
         session: &Session,
-        table: &Stored,
+        table: &Stored<BnodeShape>,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
-        walk_stored(&remote(table.meta(), *table.layout()), session, visitor, report).await
+        walk_stored(&remote(table.meta, Layout::of(table)?), session, visitor, report).await
     }
 
-    async fn release_dead(session: &Session, table: &Stored) -> Result<usize, IndexError> {
-        release_dead(session, table.meta(), *table.layout()).await
+    async fn release_dead(
+        session: &Session,
+        table: &Stored<BnodeShape>,
+    ) -> Result<usize, IndexError> {
+        release_dead(session, table.meta, Layout::of(table)?).await
     }
 
-    async fn check_unowned(session: &Session, table: &Stored) -> Result<(), IndexError> {
+    async fn check_unowned(
+        session: &Session,
+        table: &Stored<BnodeShape>,
+    ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
-        check_unowned(&map_words(table.meta()), session).await
+        check_unowned(&map_words(table.meta), session).await
     }
 
-    fn draw(rng: &mut Rng, layout: &Layout) -> Settings {
+    fn draw(rng: &mut Rng, table: &TableSpec<BnodeShape>) -> Settings {
         let frames = choose(rng, &[48, 48, 96, 400]);
-        let cache = Size(frames * layout.node_bytes() as u64);
+        let cache = Size(frames * table.shape.node_bytes(&table.spec) as u64);
         Settings::default()
             .with("cache", &cache.to_string())
             .with("durability", "logged")

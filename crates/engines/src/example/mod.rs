@@ -15,13 +15,12 @@
 
 use farleaf_fabric::codec::{Reader, Writer};
 use farleaf_fabric::{Buf, GlobalAddr, OpKind};
-use farleaf_index::bnode::Layout;
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::knobs::NoOptions;
 use farleaf_index::remote_lock::{Lock, lock_word};
 use farleaf_index::{
-    Change, Decision, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange, SortedPairs,
-    Stored, TableReport, Visitor, check_key, check_value,
+    Change, Decision, Entries, Index, IndexError, NoShape, OpenOptions, Outcome, ScanRange,
+    SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::{Audit, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -37,7 +36,7 @@ const LIST_TAG: u64 = u64::from_le_bytes(*b"FLexlst1");
 
 /// A table of this engine.
 #[derive(Clone, Debug)]
-pub struct Example(Stored);
+pub struct Example(Stored<NoShape>);
 
 /// The pairs of a list, and the object that holds them.
 struct List {
@@ -49,8 +48,8 @@ impl Example {
     /// READs the list that the meta object names: 3 READs.
     async fn read(&self, session: &Session) -> Result<List, IndexError> {
         let reliable = session.reliable();
-        let corrupt = |what| IndexError::Corrupt(format!("the table at {}: {what}", self.0.meta()));
-        let meta = reliable.read(self.0.meta(), reliable.buf(META_BYTES)).await?;
+        let corrupt = |what| IndexError::Corrupt(format!("the table at {}: {what}", self.0.meta));
+        let meta = reliable.read(self.0.meta, reliable.buf(META_BYTES)).await?;
         if meta.words()[0] != META_TAG {
             return Err(corrupt("no meta object is there"));
         }
@@ -69,7 +68,7 @@ impl Example {
         let bytes = HEAD_BYTES + (len as usize).next_multiple_of(8);
         let list = reliable.read(addr, reliable.buf(bytes)).await?;
         let content = &list.bytes()[HEAD_BYTES..HEAD_BYTES + len as usize];
-        if sum != xxh3_64_with_seed(content, self.0.meta().word()) {
+        if sum != xxh3_64_with_seed(content, self.0.meta.word()) {
             return Err(corrupt("the checksum of its list does not fit"));
         }
         let pairs = decode(content).ok_or_else(|| corrupt("its list ends within a pair"))?;
@@ -92,14 +91,14 @@ impl Example {
             )));
         }
         let new = session.alloc_unlinked(session.place(), bytes).await?;
-        new.write(encode(session.client().buf(bytes), pairs, self.0.meta())).await?;
+        new.write(encode(session.client().buf(bytes), pairs, self.0.meta)).await?;
         let retiring = match old {
             Some(old) => Some(session.prepare_retire(old).await?),
             None => None,
         };
         new.keep();
         let mut ops = session.client().ops();
-        ops.write_word(self.0.meta().plus(META_LIST), new.addr().word());
+        ops.write_word(self.0.meta.plus(META_LIST), new.addr().word());
         lock.finish(ops, 0, retiring).await
     }
 }
@@ -136,11 +135,15 @@ impl Engine for Example {
 
     const TRAITS: Traits = Traits::NONE;
 
+    type Shape = NoShape;
     type Options = NoOptions;
     type Table = Example;
 
     /// Cost: 1 WRITE.
-    async fn create(session: &Session, _layout: &Layout) -> Result<GlobalAddr, IndexError> {
+    async fn create(
+        session: &Session,
+        _table: &TableSpec<NoShape>,
+    ) -> Result<GlobalAddr, IndexError> {
         let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
         let mut content = session.client().buf(META_BYTES);
         content.words_mut().fill(0);
@@ -152,24 +155,25 @@ impl Engine for Example {
 
     async fn open(
         _session: &Session,
-        table: &Stored,
-        _options: &OpenOptions,
+        table: &Stored<NoShape>,
+        _options: NoOptions,
+        _join: &OpenOptions,
     ) -> Result<Example, IndexError> {
-        Ok(Example(table.clone()))
+        Ok(Example(*table))
     }
 
     /// Cost: 3 READs.
     async fn walk(
         session: &Session,
-        table: &Stored,
+        table: &Stored<NoShape>,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
-        visitor.object("meta object", table.meta(), META_BYTES);
+        visitor.object("meta object", table.meta, META_BYTES);
         if visitor.is_done() {
             return Ok(());
         }
-        let list = Example(table.clone()).read(session).await?;
+        let list = Example(*table).read(session).await?;
         if let Some((addr, bytes)) = list.at {
             visitor.object("list", addr, bytes);
             report.node_bytes += bytes as u64;
@@ -191,7 +195,7 @@ impl Index for Example {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        check_key(self.0.layout(), key)?;
+        self.0.spec.check_key(key)?;
         let _pin = session.begin(OpKind::Get).await?;
         let list = self.read(session).await?;
         let found = list.pairs.binary_search_by(|pair| pair.0.as_slice().cmp(key));
@@ -206,10 +210,9 @@ impl Index for Example {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        check_key(self.0.layout(), change.key)?;
-        change.value.map_or(Ok(()), |value| check_value(self.0.layout(), value))?;
+        self.0.spec.check_change(change)?;
         let _pin = session.begin(change.kind).await?;
-        let lock = lock_word(session, self.0.meta().plus(META_LOCK)).await?;
+        let lock = lock_word(session, self.0.meta.plus(META_LOCK)).await?;
         let List { at, mut pairs } = self.read(session).await?;
         let found = pairs.binary_search_by(|pair| pair.0.as_slice().cmp(change.key));
         let holds = found.ok().map(|index| pairs[index].1.as_slice());
@@ -260,8 +263,8 @@ impl Index for Example {
     ) -> Result<u64, IndexError> {
         let mut list: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         while let Some((key, value)) = pairs.next() {
-            check_key(self.0.layout(), key)?;
-            check_value(self.0.layout(), value)?;
+            self.0.spec.check_key(key)?;
+            self.0.spec.check_value(value)?;
             if list.last().is_some_and(|(last, _)| last.as_slice() >= key) {
                 let what =
                     format!("key {} of a bulk load is not larger than the one before", list.len());
@@ -270,7 +273,7 @@ impl Index for Example {
             list.push((key.to_vec(), value.to_vec()));
         }
         let _pin = session.begin(OpKind::BulkLoad).await?;
-        let lock = lock_word(session, self.0.meta().plus(META_LOCK)).await?;
+        let lock = lock_word(session, self.0.meta.plus(META_LOCK)).await?;
         let old = self.read(session).await?;
         if !old.pairs.is_empty() {
             lock.release().await?;

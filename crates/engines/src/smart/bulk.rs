@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Ops, ServerId};
-use farleaf_index::{Change, Entries, IndexError, ScanRange, SortedPairs, check_key, check_value};
+use farleaf_index::{Change, Entries, IndexError, ScanRange, SortedPairs};
 use farleaf_pool::{Placement, Session, Unlinked};
 
 use super::layout::{Edge, NodeType, Slot, fill_node, slot_addr};
@@ -184,8 +184,8 @@ impl Tree {
         }
         let mut all = Entries::new();
         while let Some((key, value)) = pairs.next() {
-            check_key(&self.layout, key)?;
-            check_value(&self.layout, value)?;
+            self.spec.check_key(key)?;
+            self.spec.check_value(value)?;
             check_order(all.last().map(|(last, _)| last), key, all.len() as u64)?;
             all.push(key, value);
         }
@@ -198,8 +198,8 @@ impl Tree {
 
 impl Builder<'_> {
     async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
-        check_key(&self.tree.layout, key)?;
-        check_value(&self.tree.layout, value)?;
+        self.tree.spec.check_key(key)?;
+        self.tree.spec.check_value(value)?;
         check_order((self.count > 0).then_some(self.last.as_slice()), key, self.count)?;
         if self.count > 0 {
             let common = super::insert::common_bytes(&self.last, key);

@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::changes::{ChangeEnd, Changes, SHARDS, mix};
 use super::entry::Entry;
-use super::layout::{Shape, Slot};
+use super::layout::{NodeForm, Slot};
 use super::own_nodes::NodeResult;
 use super::switches::CacheIndex;
 
@@ -66,7 +66,7 @@ type Names = Box<[Mutex<BTreeMap<u64, u64>>]>;
 /// The cached nodes of a table.
 #[derive(Debug)]
 pub(super) struct Cache {
-    shape: Shape,
+    shape: NodeForm,
     shards: Box<[Mutex<Shard>]>,
     names: Option<Names>,
     /// Changes that wait for one that has its node alone.
@@ -98,7 +98,7 @@ struct Cached {
 
 impl Cache {
     /// An empty cache of at most `bytes`.
-    pub(super) fn new(shape: Shape, bytes: u64, index: CacheIndex) -> Cache {
+    pub(super) fn new(shape: NodeForm, bytes: u64, index: CacheIndex) -> Cache {
         let shards = if bytes / SHARDS as u64 >= SHARD_BYTES_MIN { SHARDS } else { 1 };
         let bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX) / shards;
         let is_hashed = index == CacheIndex::Hash;
@@ -392,7 +392,7 @@ mod tests {
     use super::super::layout::{Edge, LeafClass, Life, NodeType, fill_node};
     use super::*;
 
-    const SHAPE: Shape = Shape {
+    const SHAPE: NodeForm = NodeForm {
         table: 7,
         wide: false,
         first: NodeType::SMALLEST,

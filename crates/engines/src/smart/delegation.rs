@@ -1,7 +1,7 @@
 //! Read delegation and write combining of the operations on one key in this compute server.
 //!
 //! Gets that wait for another's READ cost none. Changes that wait for another's lock are written with its own: one
-//! READ, one CAS and one WRITE for all of them. [`farleaf_index::local::Delegation`] has the protocol.
+//! READ, one CAS and one WRITE for all of them. [`farleaf_index::local::key_queues`] has the protocol.
 //!
 //! A combined change is linearizable: its operation began before the leader took it, which is under the leaf's lock
 //! (`INV-SMART-5`). The lock proves the content that the changes are applied to, in the order in which they came. All
@@ -19,8 +19,8 @@
 
 use std::sync::Arc;
 
-use farleaf_index::local::{Delegation, Lead, Turn};
-use farleaf_index::{Change, Decision, IndexError, Outcome, OwnedChange};
+use farleaf_index::local::key_queues::{self, ChangeTurn, GetLead, collapse};
+use farleaf_index::{Change, Decision, IndexError, Outcome};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -29,19 +29,11 @@ use super::locked::LeafContent;
 use super::switches::ReadDelegation;
 use super::tree::{Tree, count, count_many};
 
-/// Lists that keys share.
-const STRIPES: usize = 64;
-
-/// The answer of a get: the value, if there is one.
-type Found = Result<Option<Vec<u8>>, IndexError>;
-/// The answer of a change: its outcome, and what the key held if the change asked for that.
-type Changed = Result<(Outcome, Vec<u8>), IndexError>;
-
 /// The lead among the changes of one key, and among its gets, unless a get has that.
 #[derive(Debug)]
 pub(super) struct ChangeLead {
-    changes: Lead<OwnedChange, Changed>,
-    gets: Option<Lead<(), Found>>,
+    changes: key_queues::ChangeLead,
+    gets: Option<GetLead>,
 }
 
 impl ChangeLead {
@@ -77,22 +69,6 @@ impl ChangeLead {
     }
 }
 
-/// Operations by the keys that they are under way on.
-#[derive(Debug)]
-pub(super) struct Queues {
-    gets: Arc<Delegation<(), Found>>,
-    changes: Arc<Delegation<OwnedChange, Changed>>,
-}
-
-impl Queues {
-    pub(super) fn new(batch_limit: usize) -> Queues {
-        Queues {
-            gets: Delegation::of_reads(STRIPES, batch_limit),
-            changes: Delegation::of_changes(STRIPES, batch_limit),
-        }
-    }
-}
-
 impl Tree {
     /// Copies the value of `key`: by an own READ, or that of another get that began after this one.
     pub(super) async fn get_delegated(
@@ -101,39 +77,17 @@ impl Tree {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        let gets = &self.queues.gets;
         let is_strict = match self.options.read_delegation {
             ReadDelegation::Off => return self.get(session, key, value).await,
             ReadDelegation::Strict => !Canary::JoinOpenRead.is_armed(),
             ReadDelegation::Lax => false,
         };
-        let mut lead = loop {
-            if let Some(lead) = gets.try_lead(key) {
-                break lead;
-            }
-            let mut joined = gets.join(key, ());
-            match session.reliable().within(&mut joined).await {
-                Some(Turn::Lead(lead)) => break lead,
-                Some(Turn::Back) => {}
-                Some(Turn::Done(found)) => {
-                    count(&self.counts.gets_joined);
-                    value.clear();
-                    let found = found?;
-                    value.extend_from_slice(found.as_deref().unwrap_or_default());
-                    return Ok(found.is_some());
-                }
-                None => return Err(waited("READ")),
-            }
-        };
-        if is_strict {
-            lead.close();
+        let read = async |value: &mut Vec<u8>| self.get(session, key, value).await;
+        let got = self.queues.get(session, key, value, is_strict, read).await?;
+        if got.joined {
+            count(&self.counts.gets_joined);
         }
-        let found = self.get(session, key, value).await;
-        if !is_strict {
-            lead.close();
-        }
-        lead.answer(|| found.clone().map(|is_there| is_there.then(|| value.clone())));
-        found
+        Ok(got.is_there)
     }
 
     /// Changes one key: by itself, or together with others that the key's leader does.
@@ -146,30 +100,17 @@ impl Tree {
         if !self.options.write_combining {
             return self.change(session, change, held, None).await;
         }
-        let changes = &self.queues.changes;
-        let changes = loop {
-            if let Some(lead) = changes.try_lead(change.key) {
-                break lead;
-            }
-            let mut joined = changes.join(change.key, OwnedChange::of(change));
-            match session.reliable().within(&mut joined).await {
-                Some(Turn::Lead(lead)) => break lead,
-                Some(Turn::Back) => {}
-                Some(Turn::Done(changed)) => {
-                    count(&self.counts.changes_joined);
-                    let (outcome, found) = changed?;
-                    if change.expected.is_some() {
-                        *held = found;
-                    }
-                    return Ok(outcome);
-                }
-                None => return Err(if joined.leave() { unknown() } else { waited("change") }),
+        let changes = match self.queues.change(session, change, held).await? {
+            ChangeTurn::Lead(lead) => lead,
+            ChangeTurn::Done(outcome) => {
+                count(&self.counts.changes_joined);
+                return Ok(outcome);
             }
         };
         let leads_gets = change.replaces
             && self.owner.is_some()
             && self.options.read_delegation != ReadDelegation::Off;
-        let gets = if leads_gets { self.queues.gets.try_lead(change.key) } else { None };
+        let gets = if leads_gets { self.queues.try_lead_gets(change.key) } else { None };
         self.change(session, change, held, Some(ChangeLead { changes, gets })).await
     }
 
@@ -189,26 +130,11 @@ impl Tree {
             (_, LeafContent::Absent) => None,
             (_, LeafContent::Inline(value)) => Some(value),
         };
-        let mut applied = 0;
-        let members = lead.changes.seal(lost, |change| {
-            let change = change.of_key(old.key());
-            let found = change.expected.and_then(|_| value.clone()).unwrap_or_default();
-            match change.decide(value.is_some(), value.as_deref()) {
-                Decision::Leave(outcome) => Some(Ok((outcome, found))),
-                Decision::Apply(outcome) => {
-                    let bytes = change.value.map_or(0, <[u8]>::len);
-                    if bytes > inline_max || !old.has_room(bytes) {
-                        return None;
-                    }
-                    value = change.value.map(<[u8]>::to_vec);
-                    applied += 1;
-                    Some(Ok((outcome, found)))
-                }
-            }
-        });
-        if members > 0 {
+        let fits = |bytes| bytes <= inline_max && old.has_room(bytes);
+        let collapsed = collapse(&mut lead.changes, old.key(), &mut value, fits);
+        if collapsed.members > 0 {
             count(&self.counts.batches);
-            count_many(&self.counts.collapsed, applied);
+            count_many(&self.counts.collapsed, collapsed.applied);
         }
         value.map_or(LeafContent::Absent, LeafContent::Inline)
     }
@@ -236,18 +162,4 @@ impl Tree {
             }
         });
     }
-}
-
-fn lost() -> Changed {
-    Err(unknown())
-}
-
-fn unknown() -> IndexError {
-    IndexError::OutcomeUnknown("it was written together with a change that has not ended".into())
-}
-
-fn waited(what: &str) -> IndexError {
-    IndexError::Unavailable(format!(
-        "another operation's {what} of the same key has not ended in time: try again"
-    ))
 }

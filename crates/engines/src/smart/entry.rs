@@ -15,7 +15,7 @@ use std::sync::Arc;
 use farleaf_fabric::GlobalAddr;
 use zerocopy::IntoBytes;
 
-use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
+use super::layout::{Edge, Life, Node, NodeForm, NodeType, Slot};
 
 /// The words in front of the bytes.
 const WORDS: usize = 5;
@@ -95,7 +95,7 @@ impl Entry {
     /// children in the order of their edges. If objects point back, in that of the node; if nodes are cached whole,
     /// every slot, in 8 bytes.
     pub(super) fn of(
-        shape: &Shape,
+        shape: &NodeForm,
         addr: GlobalAddr,
         c: u64,
         words: &[u64],
@@ -124,7 +124,7 @@ impl Entry {
     /// As [`Entry::of`], with the slots that have no child and the places of all: an entry that may be exact, or that
     /// tells the place of a slot in a node that never leaves the tree.
     pub(super) fn with_places_of(
-        shape: &Shape,
+        shape: &NodeForm,
         addr: GlobalAddr,
         c: u64,
         words: &[u64],
@@ -203,12 +203,12 @@ impl Entry {
         Life(self.0[2])
     }
 
-    pub(super) fn node_type(&self, shape: &Shape) -> Option<NodeType> {
+    pub(super) fn node_type(&self, shape: &NodeForm) -> Option<NodeType> {
         self.head(shape).node_type()
     }
 
     /// Its life word and header, as a node without slots.
-    pub(super) fn head(&self, shape: &Shape) -> Node<'_> {
+    pub(super) fn head(&self, shape: &NodeForm) -> Node<'_> {
         Node::new(shape, &self.0[2..4])
     }
 
@@ -232,13 +232,13 @@ impl Entry {
     }
 
     /// The bytes that all keys below the node begin with.
-    pub(super) fn whole_prefix(&self, shape: &Shape) -> Vec<u8> {
+    pub(super) fn whole_prefix(&self, shape: &NodeForm) -> Vec<u8> {
         let (bytes, len) = self.head(shape).compressed();
         [self.prefix(), &bytes[..len]].concat()
     }
 
     /// Returns whether the node is on the way to `key`, if it is linked.
-    pub(super) fn is_on_way(&self, shape: &Shape, key: &[u8]) -> bool {
+    pub(super) fn is_on_way(&self, shape: &NodeForm, key: &[u8]) -> bool {
         key.starts_with(self.prefix()) && self.head(shape).differs(key, 0).is_none()
     }
 
@@ -371,8 +371,8 @@ mod tests {
     use super::super::layout::{LeafClass, fill_node};
     use super::*;
 
-    fn shape() -> Shape {
-        Shape {
+    fn shape() -> NodeForm {
+        NodeForm {
             table: 7,
             wide: false,
             first: NodeType::SMALLEST,

@@ -20,10 +20,11 @@
 use std::cmp::Ordering;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
-use farleaf_index::bnode::{KeyFormat, Layout};
-use farleaf_index::{IndexError, NodeRoom, PointerCheck};
+use farleaf_index::{IndexError, TableSpec};
 use farleaf_pool::{PoolOptions, Session};
 use xxhash_rust::xxh3::xxh3_64;
+
+use super::options::{FirstSlots, NodeRoom, SmartShape};
 
 /// Bytes of the meta object.
 pub(super) const META_BYTES: usize = 256;
@@ -366,7 +367,7 @@ impl Life {
 
 /// Sizes and numbers that hold for all nodes of a table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct NodeForm {
     /// The table's own number.
     pub(super) table: u64,
     /// Keys may be longer than 240 bytes.
@@ -379,21 +380,19 @@ pub(super) struct Shape {
     pub(super) points_back: bool,
 }
 
-impl Shape {
-    pub(super) fn of(layout: &Layout) -> Shape {
-        let is_short = matches!(layout.options().key, KeyFormat::Fixed(bytes) if bytes <= 16);
-        let roomy = is_short && layout.options().cap_inner.is_none();
-        let reserves = layout.options().nodes == NodeRoom::Reserve;
-        Shape {
-            table: layout.tree(),
-            wide: layout.key_max() > 240,
-            first: match (reserves, roomy) {
-                (true, _) => NodeType::reserved(0),
-                (false, true) => NodeType::SECOND,
-                (false, false) => NodeType::SMALLEST,
+impl NodeForm {
+    pub(super) fn of(table: &TableSpec<SmartShape>) -> NodeForm {
+        let reserves = table.shape.nodes != NodeRoom::Relocate;
+        NodeForm {
+            table: table.number,
+            wide: table.spec.key_max() > 240,
+            first: match table.shape.first_slots(&table.spec) {
+                _ if reserves => NodeType::reserved(0),
+                FirstSlots::Fourteen => NodeType::SECOND,
+                FirstSlots::Six | FirstSlots::Auto => NodeType::SMALLEST,
             },
             reserves,
-            points_back: layout.options().check == PointerCheck::Reverse,
+            points_back: table.shape.nodes == NodeRoom::Reverse,
         }
     }
 
@@ -499,7 +498,7 @@ pub(super) struct Node<'a> {
 
 impl<'a> Node<'a> {
     /// A view of `words`: life, header and slots. With reserved room, of the slots that count (`INV-SMART-6`).
-    pub(super) fn new(shape: &Shape, words: &'a [u64]) -> Node<'a> {
+    pub(super) fn new(shape: &NodeForm, words: &'a [u64]) -> Node<'a> {
         let all = Node { words, wide: shape.wide };
         match all.node_type() {
             Some(of) if shape.reserves && words.len() > 2 + of.capacity() => {
@@ -588,7 +587,7 @@ impl<'a> Node<'a> {
 
     /// Returns whether the word of a node of this table that was made at `addr` is here, dead or alive. It was READ
     /// as `of`, which is its type, unless nodes reserve their room.
-    pub(super) fn is_of(self, shape: &Shape, addr: GlobalAddr, of: NodeType) -> bool {
+    pub(super) fn is_of(self, shape: &NodeForm, addr: GlobalAddr, of: NodeType) -> bool {
         let fits = match self.node_type() {
             Some(own) if shape.reserves => {
                 own.is_reserved() && self.capacity() == own.capacity().min(of.capacity())
@@ -610,7 +609,7 @@ pub(super) fn slot_addr(addr: GlobalAddr, index: usize) -> GlobalAddr {
 
 /// The words of a new node of type `of`, in an object for it.
 pub(super) fn fill_node(
-    shape: &Shape,
+    shape: &NodeForm,
     words: &mut [u64],
     life: Life,
     of: NodeType,

@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn shape(wide: bool) -> Shape {
-    Shape { table: 77, wide, first: NodeType::SMALLEST, reserves: false, points_back: false }
+fn shape(wide: bool) -> NodeForm {
+    NodeForm { table: 77, wide, first: NodeType::SMALLEST, reserves: false, points_back: false }
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn types_fill_objects() {
 
 #[test]
 fn reserved_types_say_what_counts() {
-    let shape = Shape { reserves: true, first: NodeType::reserved(0), ..shape(false) };
+    let shape = NodeForm { reserves: true, first: NodeType::reserved(0), ..shape(false) };
     let all = RESERVED.map(|of| (of.capacity(), of.bytes(), of.object_bytes()));
     let reads = [(4, 48), (8, 80), (16, 144), (32, 272), (64, 528), (128, 1_040), (257, 2_072)];
     assert_eq!(all, reads.map(|(slots, bytes)| (slots, bytes, 2_072)));

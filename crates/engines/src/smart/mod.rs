@@ -71,28 +71,27 @@ mod verify;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::bnode::Layout;
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
-    CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
-    ScanRange, Settings, SortedPairs, Stored, TableReport, Visitor, check_key,
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
+    Settings, SortedPairs, Spec, Stored, TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
 use fastrand::Rng;
 
-pub use options::SmartOptions;
+pub use options::{FirstSlots, NodeRoom, SmartOptions, SmartShape};
 pub use switches::{
     CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
 };
 
-use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_pool, fill_node};
+use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeForm, NodeType, check_pool, fill_node};
 use self::tree::Tree;
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Smart {
-    stored: Stored,
+    stored: Stored<SmartShape>,
     tree: Arc<Tree>,
 }
 
@@ -114,18 +113,17 @@ impl Smart {
     /// Opens a table of this engine, or of one that is a preset of it.
     pub(crate) fn open_with(
         session: &Session,
-        table: &Stored,
+        table: &Stored<SmartShape>,
         options: SmartOptions,
     ) -> Result<Smart, IndexError> {
         check_pool(session)?;
-        reverse::check_values(session, table.layout())?;
-        reverse::check_open(table.layout(), &options)?;
-        let tree = Tree::new(table.meta(), *table.layout(), options, None);
-        Ok(Smart { stored: table.clone(), tree })
+        reverse::check_values(session, table)?;
+        reverse::check_open(&table.shape, &options)?;
+        Ok(Smart { stored: *table, tree: Tree::new(table, options, None) })
     }
 
     /// As [`Index::verify`], with the walk of the engine that the table is of.
-    async fn verify_as<E: Engine>(
+    async fn verify_as<E: Engine<Shape = SmartShape>>(
         &self,
         session: &Session,
         audit: &mut Audit,
@@ -136,9 +134,9 @@ impl Smart {
 }
 
 /// The table without a cache, for walks.
-fn stored_tree(table: &Stored) -> Arc<Tree> {
+fn stored_tree(table: &Stored<SmartShape>) -> Arc<Tree> {
     let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
-    Tree::new(table.meta(), *table.layout(), options, None)
+    Tree::new(table, options, None)
 }
 
 impl Engine for Smart {
@@ -149,18 +147,31 @@ impl Engine for Smart {
     const TRAITS: Traits =
         Traits { cached: true, merges: true, shrinks: true, radix: true, ..Traits::NONE };
 
-    const SHAPE: &'static [&'static str] = &["cap_inner", "nodes", "check"];
-
     const CANARIES: &'static [Canary] = lab::CANARIES;
 
+    type Shape = SmartShape;
     type Options = SmartOptions;
     type Table = Smart;
 
+    fn shape_for(spec: &Spec, wanted: SmartShape) -> Result<SmartShape, IndexError> {
+        wanted.complete(spec)
+    }
+
+    fn check_options(
+        options: &SmartOptions,
+        table: &TableSpec<SmartShape>,
+    ) -> Result<(), IndexError> {
+        reverse::check_open(&table.shape, options)
+    }
+
     /// Cost: 2 WRITEs, 2 round trips.
-    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+    async fn create(
+        session: &Session,
+        table: &TableSpec<SmartShape>,
+    ) -> Result<GlobalAddr, IndexError> {
         check_pool(session)?;
-        reverse::check_values(session, layout)?;
-        let shape = Shape::of(layout);
+        reverse::check_values(session, table)?;
+        let shape = NodeForm::of(table);
         let root = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
         let mut buf = session.client().buf(NodeType::TOP.bytes());
         let place = (0, &b""[..]);
@@ -181,18 +192,17 @@ impl Engine for Smart {
     /// Cost: none; the first operation reads the meta object.
     async fn open(
         session: &Session,
-        table: &Stored,
-        options: &OpenOptions,
+        table: &Stored<SmartShape>,
+        options: SmartOptions,
+        _join: &OpenOptions,
     ) -> Result<Smart, IndexError> {
-        let options = SmartOptions::read(&options.settings)
-            .map_err(|error| IndexError::Invalid(format!("engine smart: {error}")))?;
         Smart::open_with(session, table, options)
     }
 
     /// Cost: 1 READ for each node, leaf and record.
     async fn walk(
         session: &Session,
-        table: &Stored,
+        table: &Stored<SmartShape>,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
@@ -201,16 +211,20 @@ impl Engine for Smart {
 
     async fn redo_dead(
         session: &Session,
-        table: &Stored,
+        table: &Stored<SmartShape>,
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
         stored_tree(table).redo_dead(session, recovery).await
     }
 
-    fn draw(rng: &mut Rng, layout: &Layout) -> Settings {
+    fn draw(rng: &mut Rng, table: &TableSpec<SmartShape>) -> Settings {
         let settings = lab::draw(rng);
-        if Shape::of(layout).points_back { settings.with("leaf", "in-place") } else { settings }
+        if table.shape.nodes == NodeRoom::Reverse {
+            settings.with("leaf", "in-place")
+        } else {
+            settings
+        }
     }
 }
 
@@ -221,7 +235,7 @@ impl Index for Smart {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        check_key(self.stored.layout(), key)?;
+        self.stored.spec.check_key(key)?;
         let _pin = session.begin(OpKind::Get).await?;
         self.tree.get_delegated(session, key, value).await
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::local::QueuePlace;
 use farleaf_index::retry::{Attempts, LockWait};
-use farleaf_index::{Change, Decision, IndexError, Outcome, check_key, check_value};
+use farleaf_index::{Change, Decision, IndexError, Outcome};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Placement, Session};
 
@@ -198,8 +198,7 @@ impl Tree {
 
     /// Refuses a change that the table does not take.
     pub(super) fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError> {
-        check_key(&self.layout, change.key)?;
-        change.value.map_or(Ok(()), |value| check_value(&self.layout, value))
+        self.spec.check_change(change)
     }
 
     /// Changes one key. What it held is left in `held` if the change has an expectation.
@@ -382,7 +381,7 @@ impl Tree {
             }
         }
         if self.shape.points_back {
-            let what = "INV-SMART-8: a leaf of a table with check=reverse has no room for a value";
+            let what = "INV-SMART-8: a leaf of a table with nodes=reverse has no room for a value";
             return Err(self.corrupt(slot.addr(), what).into());
         }
         op.give_back(content);

@@ -11,7 +11,7 @@
 //!   only if a READ that began later shows the leaf locked or torn by that token. An own leaf that is whole stays whole
 //!   until the owner's chain, whose lock word lands first.
 //!
-//! If an owner dies, the leaf looks as if a client had locked it by CAS: the lock lands in front of the content, and
+//! If an owner dies, the leaf looks as if a client had locked it by CAS. The lock lands in front of the content, and
 //! behind a redo record. If a completion is lost, a READ of the leaf answers. If the leaf is not whole by the own token,
 //! no other client has taken it, and the chain is posted again. `own_leaf.rs` of the model has both rules.
 

@@ -28,7 +28,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
-use farleaf_index::bnode::KeyFormat;
+use farleaf_index::KeyFormat;
 use farleaf_index::compute::ownership::{OpGuard, Ownership, RangeGuard};
 use farleaf_pool::Session;
 
@@ -124,7 +124,7 @@ impl Tree {
 
     /// Bytes of each key; `None` if they differ.
     fn key_bytes(&self) -> Option<usize> {
-        match self.layout.options().key {
+        match self.spec.key {
             KeyFormat::Fixed(bytes) => Some(bytes),
             KeyFormat::Bytes { .. } => None,
         }

@@ -17,7 +17,6 @@
 use std::sync::{Arc, OnceLock};
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::bnode::Layout;
 use farleaf_index::compute::ownership::{
     MapWords, OpGuard, Ownership, Range, RangeGuard, View, check_unowned, claim, close_whole,
     create_map, dead_holders, forward_change, forward_get, give_away, read_map, release_once,
@@ -27,8 +26,8 @@ use farleaf_index::compute::{Guest, JoinOptions, Moving, OwnedTable, RangeOwner}
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::retry::backoff;
 use farleaf_index::{
-    CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
-    ScanRange, Seek, Settings, SortedPairs, Stored, TableReport, Visitor, check_key, common_bytes,
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
+    Seek, Settings, SortedPairs, Spec, Stored, TableReport, TableSpec, Visitor, common_bytes,
     longest_prefix_by_floors,
 };
 use farleaf_pool::canary::Canary;
@@ -38,7 +37,7 @@ use fastrand::Rng;
 use super::layout::{META_MAP, META_MAP_LOCK, check_pool};
 use super::own_nodes::OwnRanges;
 use super::tree::Tree;
-use super::{Smart, lab, stored_tree};
+use super::{Smart, SmartShape, lab, stored_tree};
 use crate::p_smart::PSmartOptions;
 
 /// The engine P-SMART, and a table of it. Clones share the table's state.
@@ -62,15 +61,14 @@ fn map_words(meta: GlobalAddr) -> MapWords {
 impl PSmart {
     fn new(
         session: &Session,
-        table: &Stored,
+        table: &Stored<SmartShape>,
         options: PSmartOptions,
         ownership: Ownership,
     ) -> Result<Self, IndexError> {
         check_pool(session)?;
         let ownership = Arc::new(ownership);
         let owner = Some(OwnRanges::new(&ownership, options.owner_writes));
-        let tree = Tree::new(table.meta(), *table.layout(), options.into(), owner);
-        let smart = Smart { stored: table.clone(), tree };
+        let smart = Smart { stored: *table, tree: Tree::new(table, options.into(), owner) };
         Ok(PSmart(Arc::new(Inner { smart, ownership, guest: OnceLock::new() })))
     }
 
@@ -140,15 +138,22 @@ impl Engine for PSmart {
     const ABOUT: &'static str =
         "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
     const TRAITS: Traits = Traits { owned: true, ..Smart::TRAITS };
-    const SHAPE: &'static [&'static str] = &["cap_inner", "nodes"];
     const CANARIES: &'static [Canary] = lab::OWNED_CANARIES;
 
+    type Shape = SmartShape;
     type Options = PSmartOptions;
     type Table = Self;
 
+    fn shape_for(spec: &Spec, wanted: SmartShape) -> Result<SmartShape, IndexError> {
+        wanted.complete_forward(spec, Self::NAME)
+    }
+
     /// The table has an ownership map of one partition that nobody owns.
-    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        let meta = Smart::create(session, layout).await?;
+    async fn create(
+        session: &Session,
+        table: &TableSpec<SmartShape>,
+    ) -> Result<GlobalAddr, IndexError> {
+        let meta = Smart::create(session, table).await?;
         // An error leaves what nobody knows of, for the recovery to sweep.
         let _pin = session.begin(OpKind::Maintenance).await?;
         create_map(&map_words(meta), session).await?;
@@ -160,21 +165,19 @@ impl Engine for PSmart {
     /// Cost: 3 READs the first time, and a change of the map if it takes something.
     async fn open(
         session: &Session,
-        table: &Stored,
-        options: &OpenOptions,
+        table: &Stored<SmartShape>,
+        options: PSmartOptions,
+        join: &OpenOptions,
     ) -> Result<Self, IndexError> {
-        let meta = table.meta();
+        let (meta, guest_operations) = (table.meta, join.guest_operations);
         let kept = session.pool().kept::<Inner>(meta);
-        let (join, is_guest) = JoinOptions::of(options);
+        let (join, is_guest) = JoinOptions::of(join);
         let owned = match kept {
             Some(kept) => PSmart(kept),
             None => {
-                let settings = PSmartOptions::read(&options.settings)
-                    .map_err(|error| IndexError::Invalid(format!("engine p-smart: {error}")))?;
-                let words = map_words(meta);
-                match Ownership::join_or_kept::<Inner>(words, session, join).await? {
+                match Ownership::join_or_kept::<Inner>(map_words(meta), session, join).await? {
                     Ok(ownership) => {
-                        let new = PSmart::new(session, table, settings, ownership)?;
+                        let new = PSmart::new(session, table, options, ownership)?;
                         // Kept before it takes anything: what it has from then on is this one's, whatever fails.
                         let owned = PSmart(session.pool().keep(meta, new.0));
                         claim(&owned, session, join.take).await?;
@@ -186,14 +189,14 @@ impl Engine for PSmart {
         };
         if is_guest {
             // The second opening of a table in a member gets the first one's state.
-            let _ = owned.0.guest.set(Guest::new(options.guest_operations));
+            let _ = owned.0.guest.set(Guest::new(guest_operations));
         }
         Ok(owned)
     }
 
     async fn walk(
         session: &Session,
-        table: &Stored,
+        table: &Stored<SmartShape>,
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
@@ -202,7 +205,7 @@ impl Engine for PSmart {
         if visitor.is_done() {
             return Ok(());
         }
-        let map = read_map(&map_words(table.meta()), session).await?;
+        let map = read_map(&map_words(table.meta), session).await?;
         visitor.object("ownership map", map.place.addr, map.place.bytes);
         if visitor.is_done() {
             return Ok(());
@@ -210,9 +213,12 @@ impl Engine for PSmart {
         tree.walk_behind_meta(session, visitor, report).await
     }
 
-    async fn release_dead(session: &Session, table: &Stored) -> Result<usize, IndexError> {
+    async fn release_dead(
+        session: &Session,
+        table: &Stored<SmartShape>,
+    ) -> Result<usize, IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
-        let words = map_words(table.meta());
+        let words = map_words(table.meta);
         let (map, dead) = dead_holders(&words, session).await?;
         if dead.is_empty() {
             return Ok(0);
@@ -227,18 +233,21 @@ impl Engine for PSmart {
 
     async fn redo_dead(
         session: &Session,
-        table: &Stored,
+        table: &Stored<SmartShape>,
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
         Smart::redo_dead(session, table, recovery).await
     }
 
-    async fn check_unowned(session: &Session, table: &Stored) -> Result<(), IndexError> {
+    async fn check_unowned(
+        session: &Session,
+        table: &Stored<SmartShape>,
+    ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
-        check_unowned(&map_words(table.meta()), session).await
+        check_unowned(&map_words(table.meta), session).await
     }
 
-    fn draw(rng: &mut Rng, _layout: &Layout) -> Settings {
+    fn draw(rng: &mut Rng, _table: &TableSpec<SmartShape>) -> Settings {
         lab::draw_owned(rng)
             .with("owner_writes", choose(rng, &["exclusive", "exclusive", "exclusive", "shared"]))
     }
@@ -251,7 +260,7 @@ impl Index for PSmart {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        check_key(self.0.smart.stored.layout(), key)?;
+        self.0.smart.stored.spec.check_key(key)?;
         let Ok(_inside) = self.0.ownership.acquire(session, Seek::At(key)).await? else {
             return Box::pin(forward_get(self, session, key, value)).await;
         };

@@ -1,7 +1,7 @@
 //! Owner: P-SMART's side of ownership, for its own ranges and for guests.
 
 use farleaf_fabric::{Incarnation, OpKind};
-use farleaf_index::bnode::KeyFormat;
+use farleaf_index::KeyFormat;
 use farleaf_index::compute::ownership::{Ownership, Partitions, Range};
 use farleaf_index::compute::{Guest, MoveError, RangeOwner};
 use farleaf_index::{Change, Entries, IndexError, Outcome, ScanCursor, ScanRange, Seek};
@@ -23,7 +23,7 @@ impl RangeOwner for PSmart {
     }
 
     fn takes_key(&self, len: usize) -> bool {
-        self.0.smart.stored.layout().takes_key(len)
+        self.0.smart.stored.spec.takes_key(len)
     }
 
     fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError> {
@@ -233,7 +233,7 @@ impl Tree {
             return Ok(None);
         }
         let middle = prefixes.len() / 2;
-        Ok(match self.layout.options().key {
+        Ok(match self.spec.key {
             // The last key that the left one may hold.
             KeyFormat::Fixed(bytes) => {
                 let mut key = prefixes.swap_remove(middle - 1);

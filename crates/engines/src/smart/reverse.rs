@@ -1,4 +1,4 @@
-//! Pointers back: the paper's proof of a cached pointer, in tables with `check=reverse`.
+//! Pointers back: the paper's proof of a cached pointer, in tables with `nodes=reverse`.
 //!
 //! The first word of each node and leaf names the word that leads there: a slot of the parent, or the root word. A
 //! cached pointer counts if its object names the slot from which the pointer was cached. An insert that puts a node
@@ -18,17 +18,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::GlobalAddr;
-use farleaf_index::IndexError;
-use farleaf_index::bnode::ValueFormat;
+use farleaf_index::{IndexError, TableSpec, ValueFormat};
 use farleaf_pool::{Cas, Session};
 
 use super::descent::{Guess, Held};
 use super::grow::Correcting;
-use super::layout::{Life, Node, Shape, Slot};
+use super::layout::{Life, Node, NodeForm, Slot};
 use super::leaf::class_for;
+use super::options::{NodeRoom, SmartOptions, SmartShape};
 use super::switches::LeafUpdate;
 use super::tree::{Tree, count, inline_max};
-use super::{Layout, SmartOptions};
 
 /// A child that a new node has come in front of.
 #[derive(Clone, Copy, Debug)]
@@ -47,18 +46,21 @@ pub(super) struct Moved {
 ///
 /// # Errors
 /// `Invalid`.
-pub(super) fn check_values(session: &Session, layout: &Layout) -> Result<(), IndexError> {
-    let shape = Shape::of(layout);
-    let ValueFormat::Fixed(value) = layout.options().value else { return Ok(()) };
+pub(super) fn check_values(
+    session: &Session,
+    table: &TableSpec<SmartShape>,
+) -> Result<(), IndexError> {
+    let (shape, spec) = (NodeForm::of(table), table.spec);
+    let ValueFormat::Fixed(value) = spec.value else { return Ok(()) };
     let fits =
-        value <= inline_max(session) && class_for(shape.lead(), layout.key_max(), value).is_some();
+        value <= inline_max(session) && class_for(shape.lead(), spec.key_max(), value).is_some();
     if fits || !shape.points_back {
         return Ok(());
     }
     Err(IndexError::Invalid(format!(
-        "check=reverse keeps values in leaves, and keys of {} bytes with values of {value} are too long: take \
-         check=birth",
-        layout.key_max()
+        "nodes=reverse keeps values in leaves, and keys of {} bytes with values of {value} are too long: take \
+         nodes=reserve",
+        spec.key_max()
     )))
 }
 
@@ -66,10 +68,10 @@ pub(super) fn check_values(session: &Session, layout: &Layout) -> Result<(), Ind
 ///
 /// # Errors
 /// `Invalid`.
-pub(super) fn check_open(layout: &Layout, options: &SmartOptions) -> Result<(), IndexError> {
-    if Shape::of(layout).points_back && options.leaf == LeafUpdate::Replaced {
+pub(super) fn check_open(shape: &SmartShape, options: &SmartOptions) -> Result<(), IndexError> {
+    if shape.nodes == NodeRoom::Reverse && options.leaf == LeafUpdate::Replaced {
         return Err(IndexError::Invalid(
-            "leaf=replaced does not go with a table of check=reverse, where no address is used again: take \
+            "leaf=replaced does not go with a table of nodes=reverse, where no address is used again: take \
              leaf=in-place"
                 .into(),
         ));

@@ -17,7 +17,7 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Recovery, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::layout::{LeafClass, Shape};
+use super::layout::{LeafClass, NodeForm};
 use super::leaf::{Leaf, NewValue, seal, set_content};
 use super::locked::{LeafImage, Storing, lock_addr};
 use super::tree::{Fail, LEAF, Tree, count, is_owner_dead, owner};
@@ -68,7 +68,7 @@ struct Redo {
     value: Vec<u8>,
 }
 
-fn decode(buf: &Buf, shape: &Shape) -> Option<Redo> {
+fn decode(buf: &Buf, shape: &NodeForm) -> Option<Redo> {
     let [magic, token, addr, bytes, len, of, found] = *buf.words().first_chunk::<HEADER_WORDS>()?;
     let (bytes, len) = (usize::try_from(bytes).ok()?, usize::try_from(len).ok()?);
     let end = HEADER_BYTES + len.checked_next_multiple_of(8)?;

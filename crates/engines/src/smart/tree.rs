@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
-use farleaf_index::bnode::Layout;
 use farleaf_index::detach::{run_to_end, unfinished_change};
 use farleaf_index::local::LockQueue;
+use farleaf_index::local::key_queues::KeyQueues;
 use farleaf_index::sync::{Mutex, lock};
+use farleaf_index::{Spec, Stored};
 use farleaf_pool::{LockToken, Session};
 
 use super::cache::Cache;
 use super::changes::LeafChanges;
-use super::delegation::Queues;
-use super::layout::{Life, META_MAGIC, META_ROOT, NodeType, Shape};
+use super::layout::{Life, META_MAGIC, META_ROOT, NodeForm, NodeType};
 use super::leaf::MOVING;
-use super::options::SmartOptions;
+use super::options::{SmartOptions, SmartShape};
 use super::own_nodes::OwnRanges;
 use super::switches::NodeTypes;
 
@@ -54,8 +54,8 @@ impl<E: Into<IndexError>> From<E> for Fail {
 #[derive(Debug)]
 pub(super) struct Tree {
     pub(super) meta: GlobalAddr,
-    pub(super) layout: Layout,
-    pub(super) shape: Shape,
+    pub(super) spec: Spec,
+    pub(super) shape: NodeForm,
     pub(super) options: SmartOptions,
     pub(super) cache: Cache,
     /// Changes of leaves that are under way, if ranges have owners.
@@ -75,7 +75,7 @@ pub(super) struct Tree {
     pub(super) unlinking: AtomicBool,
     /// A task corrects hints or pointers back.
     pub(super) correcting: Arc<AtomicBool>,
-    pub(super) queues: Queues,
+    pub(super) queues: KeyQueues,
     pub(super) counts: Counts,
 }
 
@@ -157,15 +157,14 @@ pub(super) fn count_many(counter: &AtomicU64, more: u64) {
 
 impl Tree {
     pub(super) fn new(
-        meta: GlobalAddr,
-        layout: Layout,
+        table: &Stored<SmartShape>,
         options: SmartOptions,
         owner: Option<OwnRanges>,
     ) -> Arc<Tree> {
-        let shape = Shape::of(&layout);
+        let shape = NodeForm::of(table);
         Arc::new(Tree {
-            meta,
-            layout,
+            meta: table.meta,
+            spec: table.spec,
             shape,
             options,
             cache: Cache::new(shape, options.cache_bytes, options.cache_index),
@@ -177,7 +176,7 @@ impl Tree {
             removed: Mutex::default(),
             unlinking: AtomicBool::new(false),
             correcting: Arc::default(),
-            queues: Queues::new(options.batch_limit),
+            queues: KeyQueues::new(options.batch_limit),
             counts: Counts::default(),
         })
     }

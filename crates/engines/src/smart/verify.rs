@@ -243,7 +243,7 @@ impl Tree {
                 at.prefix
             ));
         }
-        if !self.layout.takes_key(leaf.key().len()) {
+        if !self.spec.takes_key(leaf.key().len()) {
             report.problems.push(format!("the table takes no key like that of the leaf at {addr}"));
         }
         let value_bytes = match leaf.content() {
@@ -261,7 +261,7 @@ impl Tree {
                 value.len()
             }
         };
-        if !self.layout.takes_value(value_bytes) {
+        if !self.spec.takes_value(value_bytes) {
             report
                 .problems
                 .push(format!("the table takes no value like that of the leaf at {addr}"));

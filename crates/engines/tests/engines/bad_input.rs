@@ -1,10 +1,9 @@
 //! Bad input tests: bad input and bad memory give typed errors, and lose nothing.
 
-use crate::common::{Pairs, World, check, create, settle};
+use crate::common::{Pairs, World, check, create, lab_table, settle, with_shape};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Entries, Index, IndexError, ScanRange};
+use farleaf_index::{Entries, Index, IndexError, KeyFormat, ScanRange};
 use farleaf_pool::Session;
 
 fn invalid<T: std::fmt::Debug>(result: Result<T, IndexError>, says: &str) {
@@ -57,13 +56,11 @@ fn impossible_formats_are_refused() {
             let session = session.clone();
             async move { AnyIndex::create(&session, "t", &format).await.map(drop) }
         };
-        let small = TableFormat { node_bytes: Some(1000), ..TableFormat::default() };
-        invalid(with(small).await, "power of two");
-        let tight = TableFormat { node_bytes: Some(1024), ..TableFormat::default() };
-        invalid(with(tight).await, "at least 4096");
-        let huge = TableFormat { node_bytes: Some(1 << 16), ..TableFormat::default() };
-        invalid(with(huge).await, "redo areas");
-        let key = TableFormat { key: KeyFormat::Fixed(5000), ..TableFormat::default() };
+        let nodes = |bytes| with_shape(TableFormat::default(), &[("node_bytes", bytes)]);
+        invalid(with(nodes("1000")).await, "power of two");
+        invalid(with(nodes("1024")).await, "at least 4096");
+        invalid(with(nodes("65536")).await, "redo areas");
+        let key = TableFormat::default().with_keys(KeyFormat::Fixed(5000));
         invalid(with(key).await, "1024");
         create(&session, "t", &TableFormat::default()).await;
         invalid(with(TableFormat::default()).await, "already");
@@ -132,12 +129,8 @@ fn a_full_pool_is_usable_after_deletes() {
 fn corrupt_nodes_are_told() {
     for fill in [0, u64::MAX, 0x0102_0304_0506_0708] {
         World::default().on_mapped(|session| async move {
-            let format = TableFormat {
-                key: KeyFormat::Bytes { max: 100 },
-                value: ValueFormat::Bytes,
-                node_bytes: Some(1024),
-                ..TableFormat::default()
-            };
+            let keys = TableFormat::default().with_keys(KeyFormat::Bytes { max: 100 });
+            let format = with_shape(keys, &[("node_bytes", "1024")]);
             let table = create(&session, "t", &format).await;
             for key in 0..200_u64 {
                 table.upsert(&session, &key.to_be_bytes(), b"value").await.expect("upsert");
@@ -184,7 +177,7 @@ async fn overwrite_leaves(session: &Session, fill: u64) {
 #[test]
 fn a_large_table_can_be_dropped() {
     World::default().on_mapped(|session| async move {
-        let format = TableFormat { node_bytes: Some(256), ..TableFormat::fixed8(Engine::BTree) };
+        let format = lab_table(Engine::BTree, "u64-small");
         let table = create(&session, "nodes", &format).await;
         let pairs: Vec<_> = (0..20_000_u64)
             .map(|key| (key.to_be_bytes().to_vec(), key.to_be_bytes().to_vec()))

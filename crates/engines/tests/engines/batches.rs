@@ -12,7 +12,7 @@ use farleaf_pool::PoolOptions;
 
 const KEYS: u64 = 480;
 
-/// What the inserts of a run took.
+/// Time and remote operations of the inserts of a run.
 #[derive(Clone, Copy, Debug)]
 struct Took {
     ns: u64,

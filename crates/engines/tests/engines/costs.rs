@@ -2,11 +2,10 @@
 
 use std::ops::Bound;
 
-use crate::common::{Pairs, World, cost_since, costs, create, stock};
+use crate::common::{Pairs, World, cost_since, costs, create, stock, with_shape};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Entries, Exchange, Index, ScanRange};
+use farleaf_index::{Entries, Exchange, Index, KeyFormat, ScanRange};
 use farleaf_pool::Session;
 
 /// Loads every other number below `2 * keys` and gives the height.
@@ -27,7 +26,8 @@ fn number(key: u64) -> [u8; 8] {
 
 /// A cold get of a tree of height h is h READs of whole nodes in h round trips, present or not.
 async fn get(session: Session, node_bytes: u32, keys: u64, height: u64) {
-    let format = TableFormat { node_bytes: Some(node_bytes), ..TableFormat::fixed8(Engine::BTree) };
+    let bytes = node_bytes.to_string();
+    let format = with_shape(TableFormat::fixed8(Engine::BTree), &[("node_bytes", &bytes)]);
     let index = create(&session, "t", &format).await;
     assert_eq!(load(&session, &index, keys).await, height);
     let mut value = Vec::new();
@@ -167,11 +167,7 @@ fn a_split_and_a_merge_cost_what_they_must() {
 
 /// A long value is one record: a READ more to get, a WRITE more to put, and none when it is replaced.
 async fn records(session: Session) {
-    let format = TableFormat {
-        key: KeyFormat::Bytes { max: 100 },
-        value: ValueFormat::Bytes,
-        ..TableFormat::default()
-    };
+    let format = TableFormat::default().with_keys(KeyFormat::Bytes { max: 100 });
     let index = create(&session, "t", &format).await;
     let long = vec![7; 100_000];
     assert_eq!(index.upsert(&session, b"k", &long).await, Ok(true));

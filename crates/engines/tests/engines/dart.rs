@@ -12,7 +12,9 @@ use farleaf_index::{Index, IndexError, OpenOptions, Settings};
 use farleaf_pool::Session;
 
 use crate::common::model::Run;
-use crate::common::{Pairs, World, check, cost_since, costs, create, join, open, settle};
+use crate::common::{
+    Pairs, World, check, cost_since, costs, create, join, lab_table, open, settle, with_shape,
+};
 
 async fn opened(session: &Session, format: &TableFormat, settings: &[(&str, &str)]) -> AnyIndex {
     opened_as(session, "t", format, settings).await
@@ -67,10 +69,7 @@ fn pairs_below_a_wide_node() -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 async fn costs_at_length_three(session: Session) {
-    let format = TableFormat {
-        value: farleaf_index::bnode::ValueFormat::Bytes,
-        ..TableFormat::fixed8(Engine::Dart)
-    };
+    let format = TableFormat::fixed8(Engine::Dart).with_values(farleaf_index::ValueFormat::Bytes);
     let index = opened(&session, &format, &[("prefixes", "3"), ("cache", "0")]).await;
     let pairs = pairs();
     let first_token = session.lock_token();
@@ -136,10 +135,7 @@ fn a_get_takes_three_round_trips_and_a_change_one_more() {
 }
 
 async fn costs_of_remembered_entries(session: Session) {
-    let format = TableFormat {
-        value: farleaf_index::bnode::ValueFormat::Bytes,
-        ..TableFormat::fixed8(Engine::Dart)
-    };
+    let format = TableFormat::fixed8(Engine::Dart).with_values(farleaf_index::ValueFormat::Bytes);
     let settings = [("prefixes", "3"), ("freq_sample", "0")];
     let index = opened(&session, &format, &settings).await;
     let pairs = pairs();
@@ -271,9 +267,8 @@ fn entries_of_replaced_nodes_are_forgotten() {
 #[test]
 fn every_combination_of_switches_is_right() {
     for set in 0..32_u32 {
-        let bucket_bytes = [32, 64, 128, 512][set as usize % 4];
-        let bucket_bytes = Some(bucket_bytes);
-        let format = TableFormat { bucket_bytes, ..TableFormat::fixed8(Engine::Dart) };
+        let bucket = ["32", "64", "128", "512"][set as usize % 4];
+        let format = with_shape(TableFormat::fixed8(Engine::Dart), &[("bucket_bytes", bucket)]);
         World::default().on_mapped(|session| async move {
             let names = ["buckets", "compound_pointers", "est", "est_maintenance", "absorb"];
             let flag = |bit: usize| if set >> bit & 1 == 1 { "true" } else { "false" };
@@ -457,8 +452,7 @@ fn clients_that_grow_one_node_at_once_lose_nothing() {
         let (session, index) = sim
             .block_on(async {
                 let session = crate::common::start(first, &world.pool_options()).await;
-                let format =
-                    TableFormat { cap_inner: Some(2), ..TableFormat::fixed8(Engine::Dart) };
+                let format = lab_table(Engine::Dart, "u64-tiny");
                 let index = opened(&session, &format, &[("prefixes", "2+3")]).await;
                 let pairs = pairs_below_a_wide_node();
                 index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("loaded");

@@ -1,16 +1,21 @@
 //! Death tests: members come, go, stop and die at every instant, many at once, and those that stay recover them.
+//!
+//! In an engine with owners, some of the members serve a range until they die, and the others send them operations.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::common::{Pairs, World, create, open, shared_engines, start, try_open};
-use farleaf_engines::{AnyIndex, TableFormat, recover, sweep};
+use crate::common::clients::soak;
+use crate::common::server::{Server, owned, serve, try_serve};
+use crate::common::{Pairs, World, create, growing_engines, join, open, start, try_open};
+use farleaf_engines::{AnyIndex, Engine, TableFormat, recover, sweep};
 use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, ToAny};
-use farleaf_index::{Index, IndexError};
-use farleaf_pool::{Pool, PoolOptions};
+use farleaf_index::compute::{MoveError, RangeCalls};
+use farleaf_index::{Index, IndexError, OpenOptions, Settings};
+use farleaf_pool::{Pool, PoolOptions, Session};
 
 /// Members that stay and whose duty recovery is.
 const KEEPERS: usize = 2;
@@ -37,10 +42,36 @@ fn pairs(keys: u64) -> Vec<(Vec<u8>, Vec<u8>)> {
     pairs
 }
 
+/// The part of a member in a table with owners.
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    /// It serves keys, and takes on those that nobody has.
+    Owner,
+    /// It sends operations to the owners.
+    Guest,
+}
+
+async fn open_as(session: &Session, role: Role) -> Result<AnyIndex, IndexError> {
+    let root = session.open_root("t").await?;
+    let engine = root.engine.parse::<Engine>().expect("engine");
+    let settings = engine.known(&Settings::default().with("cache", "64KiB"));
+    let guest_operations = if role == Role::Guest { u64::MAX } else { 0 };
+    let options = OpenOptions { settings, guest_operations, calls: true, ..OpenOptions::default() };
+    AnyIndex::open(session, &root, &options).await
+}
+
+/// A member that stays.
+struct Keeper {
+    pool: Arc<Pool>,
+    index: AnyIndex,
+    /// In a table with owners.
+    server: Option<Server>,
+}
+
 /// Members that stay, and a table.
 struct Stage {
     sim: Sim,
-    keepers: Vec<(Arc<Pool>, AnyIndex)>,
+    keepers: Vec<Keeper>,
     stop: Rc<Cell<bool>>,
     /// Tasks of the keepers that run.
     running: Rc<Cell<usize>>,
@@ -63,33 +94,47 @@ impl Stage {
             clients_max: 512,
             ..World::default().pool_options()
         };
-        let endpoints: Vec<AnyEndpoint> =
-            (0..KEEPERS).map(|at| sim.fabric(at).any_endpoint().expect("endpoint")).collect();
+        let is_owned = format.engine.traits().owned;
+        let fabrics: Vec<_> = (0..KEEPERS).map(|at| sim.fabric(at)).collect();
         let sessions = sim.block_on(async {
             let mut sessions = Vec::new();
-            for endpoint in endpoints {
-                let (session, index) = if sessions.is_empty() {
+            for fabric in fabrics {
+                let endpoint = fabric.any_endpoint().expect("endpoint");
+                let session = if sessions.is_empty() {
                     let session = start(endpoint.clone(), &options).await;
                     let index = create(&session, "t", format).await;
                     let pairs = pairs(keys);
                     index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("load");
-                    (session, index)
+                    if is_owned {
+                        index.close(&session).await.expect("close");
+                    }
+                    session
                 } else {
-                    let session = crate::common::join(endpoint.clone()).await;
-                    let index = open(&session, "t").await;
-                    (session, index)
+                    join(endpoint.clone()).await
                 };
                 session.serve_recovery().await.expect("its duty");
-                let other = session.pool().session(endpoint).await.expect("session");
-                sessions.push((session, other, index));
+                let [other, third] = [(); 2].map(|()| session.pool().session(endpoint.clone()));
+                let (other, third) = (other.await.expect("session"), third.await.expect("session"));
+                let pool = Arc::clone(session.pool());
+                let keeper = if is_owned {
+                    let index = open_as(&third, Role::Owner).await.expect("open");
+                    if sessions.is_empty() {
+                        owned(&index).take_all_free(&third).await.expect("takes");
+                    }
+                    let server = serve(fabric, third, index.clone()).await;
+                    Keeper { pool, index, server: Some(server) }
+                } else {
+                    Keeper { pool, index: open(&third, "t").await, server: None }
+                };
+                sessions.push((session, other, keeper));
             }
             sessions
         });
         let stop = Rc::new(Cell::new(false));
         let running = Rc::new(Cell::new(0));
         let mut keepers = Vec::new();
-        for (at, (ticking, recovering, index)) in sessions.expect("set").into_iter().enumerate() {
-            keepers.push((Arc::clone(ticking.pool()), index));
+        for (at, (ticking, recovering, keeper)) in sessions.expect("set").into_iter().enumerate() {
+            keepers.push(keeper);
             running.set(running.get() + 2);
             let (over, rest) = (Rc::clone(&stop), Rc::clone(&running));
             sim.spawn(at, async move {
@@ -115,7 +160,7 @@ impl Stage {
 
     /// Recoveries of all keepers: under way, in vain, and members recovered.
     fn recoveries(&self) -> (u64, u64, u64) {
-        let counts = self.keepers.iter().map(|(pool, _)| pool.recovery_counts());
+        let counts = self.keepers.iter().map(|keeper| keeper.pool.recovery_counts());
         counts.fold((0, 0, 0), |(now, vain, members), counts| {
             let under_way = counts.begun - counts.done - counts.in_vain;
             (now + under_way, vain + counts.in_vain, members + counts.members)
@@ -157,14 +202,20 @@ impl Stage {
             })
             .collect();
         let done = self.sim.block_on(async {
-            for ((pool, index), endpoint) in self.keepers.into_iter().zip(&endpoints) {
+            for (keeper, endpoint) in self.keepers.into_iter().zip(&endpoints) {
+                let Keeper { pool, index, server } = keeper;
+                if let Some(server) = server {
+                    drop(index);
+                    server.leave().await;
+                    continue;
+                }
                 let session = pool.session(endpoint.clone()).await.expect("session");
                 crate::common::settle(&session).await;
                 index.close(&session).await.expect("close");
                 drop(index);
                 session.leave().await.expect("leave");
             }
-            let session = crate::common::join(endpoints[KEEPERS].clone()).await;
+            let session = join(endpoints[KEEPERS].clone()).await;
             crate::common::settle(&session).await;
             // The sweep frees objects that the dead had unlinked in others' blocks and not announced.
             sweep(&session).await.expect("sweeps");
@@ -189,46 +240,122 @@ struct Fate {
     was_stopped: Cell<bool>,
 }
 
-/// The values that guests were told to be there, by key: each guest writes keys of its own, ever higher numbers.
-type Acknowledged = Rc<RefCell<BTreeMap<u64, u64>>>;
+/// The values of the keys: each guest writes keys of its own, ever higher numbers.
+#[derive(Default)]
+struct Told {
+    /// Those that guests were told to be there, by key.
+    acknowledged: BTreeMap<u64, u64>,
+    /// The highest that guests have tried to write, by key: those of the dead among them.
+    tried: BTreeMap<u64, u64>,
+    /// Changes that ended without a word on their outcome: the owner of the key had died.
+    unknown: u64,
+    /// Ranges that guests have taken.
+    taken: u64,
+}
+
+type SharedTold = Rc<RefCell<Told>>;
+
+/// Makes the compute server the owner of some keys, if nobody dies or moves them meanwhile.
+async fn take_some(
+    session: &Session,
+    index: &AnyIndex,
+    rng: &mut fastrand::Rng,
+    told: &SharedTold,
+) -> Result<(), IndexError> {
+    let own = session.endpoint().incarnation();
+    let low = rng.u64(..) >> 1;
+    let (low, high) = (low.to_be_bytes(), (low + (u64::MAX >> 8)).to_be_bytes());
+    match owned(index).move_range(session, Some(&low), Some(&high), own).await {
+        Ok(_) => told.borrow_mut().taken += 1,
+        // Of several owners, or of one that dies.
+        Err(
+            MoveError::NotOwned
+            | MoveError::Busy
+            | MoveError::DeadTarget(_)
+            | MoveError::UnknownServer(_)
+            | MoveError::CalledOff,
+        ) => {}
+        Err(MoveError::Index(error)) => return Err(error),
+        Err(error) => panic!("a move: {error}"),
+    }
+    Ok(())
+}
 
 /// One life of a guest: it joins, does some operations and leaves.
 async fn visit(
+    fabric: SimFabric,
     endpoint: AnyEndpoint,
     guest: u64,
     seed: u64,
     fate: Rc<Fate>,
-    acknowledged: Acknowledged,
+    told: SharedTold,
 ) -> Result<(), IndexError> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let pool = Pool::join_within(&Client::new(endpoint.clone()), 100 * LEASE_NS).await?;
     pool.poison_freed();
     let session = pool.session(endpoint.clone()).await?;
-    let index = try_open(&session, "t").await?;
+    let engine = session.open_root("t").await?.engine.parse::<Engine>().expect("engine");
+    let (index, server) = match (engine.traits().owned, rng.bool()) {
+        (true, true) => {
+            let index = open_as(&session, Role::Owner).await?;
+            let server = try_serve(fabric, session.clone(), index.clone()).await?;
+            take_some(&session, &index, &mut rng, &told).await?;
+            (index, Some(server))
+        }
+        (true, false) => (open_as(&session, Role::Guest).await?, None),
+        (false, _) => (try_open(&session, "t").await?, None),
+    };
     for _ in 0..rng.u32(1..6) {
         let key = rng.u64(..KEYS / GUESTS as u64) * GUESTS as u64 + guest;
-        let number = 1 + acknowledged.borrow().get(&key).copied().unwrap_or(0) + rng.u64(..3);
         if rng.u8(..4) == 0 {
             index.get(&session, &key_of(key), &mut Vec::new()).await?;
         } else {
-            index.upsert(&session, &key_of(key), &number.to_le_bytes()).await?;
-            acknowledged.borrow_mut().insert(key, number);
+            let number = {
+                let tried = &mut told.borrow_mut().tried;
+                let tried = tried.entry(key).or_default();
+                *tried += 1 + rng.u64(..3);
+                *tried
+            };
+            match index.upsert(&session, &key_of(key), &number.to_le_bytes()).await {
+                Ok(_) => drop(told.borrow_mut().acknowledged.insert(key, number)),
+                // The owner has died.
+                Err(IndexError::OutcomeUnknown(_)) if engine.traits().owned => {
+                    told.borrow_mut().unknown += 1;
+                }
+                Err(error) => return Err(error),
+            }
         }
         session.tick_if_due().await?;
         endpoint.sleep(rng.u64(..1_000_000)).await;
     }
-    index.close(&session).await?;
-    drop(index);
-    session.leave().await?;
+    if let Some(server) = server {
+        drop((index, session));
+        server.try_leave().await?;
+    } else {
+        index.close(&session).await?;
+        drop(index);
+        session.leave().await?;
+    }
     fate.has_left.set(true);
     Ok(())
 }
 
+/// Counts of a storm.
+#[derive(Debug, Default)]
+struct Storm {
+    /// Members recovered.
+    members: u64,
+    /// Ranges that guests took.
+    taken: u64,
+    /// Changes without a known outcome.
+    unknown: u64,
+}
+
 /// Guests come and go, are killed and stopped, at moments that the seed chooses.
-fn storm(format: &TableFormat, seed: u64, rounds: usize) -> u64 {
+fn storm(format: &TableFormat, seed: u64, rounds: usize) -> Storm {
     let stage = Stage::set(format, (seed, LEASE_NS), KEYS, GUESTS);
     let mut rng = fastrand::Rng::with_seed(seed ^ 0xdead);
-    let acknowledged = Acknowledged::default();
+    let told = SharedTold::default();
     let mut lives: Vec<Option<(SimFabric, Rc<Fate>)>> = (0..GUESTS).map(|_| None).collect();
     let mut stopped: Vec<(u64, SimFabric)> = Vec::new();
     let (mut killed, mut condemned) = (0, 0);
@@ -245,14 +372,14 @@ fn storm(format: &TableFormat, seed: u64, rounds: usize) -> u64 {
                 let fabric = stage.sim.fabric(KEEPERS + guest).restart();
                 let endpoint = fabric.any_endpoint().expect("endpoint");
                 let fate = Rc::new(Fate::default());
-                let (told, seed) = (Rc::clone(&fate), rng.u64(..));
-                let visited =
-                    visit(endpoint, guest as u64, seed, Rc::clone(&fate), Rc::clone(&acknowledged));
+                let (own, seed) = (Rc::clone(&fate), rng.u64(..));
+                let (number, told) = (guest as u64, Rc::clone(&told));
+                let visited = visit(fabric.clone(), endpoint, number, seed, Rc::clone(&fate), told);
                 stage.sim.spawn(KEEPERS + guest, async move {
                     match visited.await {
                         Ok(()) => {}
                         // Fenced: it must not go on.
-                        Err(_) if told.was_stopped.get() => {}
+                        Err(_) if own.was_stopped.get() => {}
                         Err(error) => panic!("guest {guest}: {error}"),
                     }
                 });
@@ -288,24 +415,36 @@ fn storm(format: &TableFormat, seed: u64, rounds: usize) -> u64 {
         "{members} recovered, {killed} killed, {condemned} stopped"
     );
     let endpoint = stage.sim.fabric(0).any_endpoint().expect("endpoint");
-    let pool = Arc::clone(&stage.keepers[0].0);
+    let pool = Arc::clone(&stage.keepers[0].pool);
     let rest = stage.sim.block_on(async {
         let session = pool.session(endpoint).await.expect("session");
         session.members().await.expect("members")
     });
     let rest = rest.expect("asked");
-    assert_eq!(rest.len(), KEEPERS, "members that are neither gone nor recovered: {rest:?}");
-    let expected = acknowledged.borrow().clone();
+    assert_eq!(
+        rest.len(),
+        KEEPERS,
+        "seed {seed}: members that are neither gone nor recovered: {rest:?}"
+    );
+    let expected = told.borrow().acknowledged.clone();
     stage.end(&expected);
-    members
+    let (taken, unknown) = (told.borrow().taken, told.borrow().unknown);
+    Storm { members, taken, unknown }
 }
 
 #[test]
 fn members_come_go_stop_and_die_at_every_instant() {
-    for engine in shared_engines() {
-        let recovered: u64 =
-            (0..4).map(|seed| storm(&TableFormat::fixed8(engine), 40 + seed, 1_500)).sum();
-        assert!(recovered > 100, "{engine}: {recovered} members were recovered");
+    for engine in growing_engines() {
+        let mut all = Storm::default();
+        for seed in (0..4 * soak()).chain([27]) {
+            let storm = storm(&TableFormat::fixed8(engine), 40 + seed, 1_500);
+            all.members += storm.members;
+            all.taken += storm.taken;
+            all.unknown += storm.unknown;
+        }
+        println!("{engine}: {all:?}");
+        assert!(all.members > 100, "{engine}: {all:?}");
+        assert!(!engine.traits().owned || all.taken > 20, "{engine}: {all:?}");
     }
 }
 
@@ -322,19 +461,47 @@ fn die_at_once(format: &TableFormat, keys: u64, deaths: usize) -> Times {
     let stage = Stage::set(format, (7, LONG_LEASE_NS), keys, deaths + 1);
     let mut dying = Vec::new();
     let longest = Rc::new(Cell::new(0));
+    let is_owned = format.engine.traits().owned;
+    // Few keys, so that they meet. Of a table with owners, each of those that die owns one.
+    let mut keys: Vec<_> = (0..40).map(key_of).collect();
+    keys.sort();
+    let taken = Rc::new(Cell::new(0));
     for guest in 0..=deaths {
         let fabric = stage.sim.fabric(KEEPERS + guest);
         let endpoint = fabric.any_endpoint().expect("endpoint");
         let longest = (guest == deaths).then(|| Rc::clone(&longest));
+        let (own, keys, taken) = (fabric.clone(), keys.clone(), Rc::clone(&taken));
         stage.sim.spawn(KEEPERS + guest, async move {
-            let session = crate::common::join(endpoint.clone()).await;
-            let index = open(&session, "t").await;
+            let session = join(endpoint.clone()).await;
+            let (index, _server) = match (is_owned, guest == deaths) {
+                (true, false) => {
+                    let index = open_as(&session, Role::Owner).await.expect("open");
+                    let server = serve(own, session.clone(), index.clone()).await;
+                    let (low, high) = (keys[guest].to_vec(), keys[guest + 1].to_vec());
+                    let to = endpoint.incarnation();
+                    // One after the other: only one range moves at a time.
+                    while taken.get() < guest {
+                        endpoint.sleep(TICK_NS / 10).await;
+                    }
+                    let moved =
+                        owned(&index).move_range(&session, Some(&low), Some(&high), to).await;
+                    moved.expect("moved");
+                    taken.set(taken.get() + 1);
+                    (index, Some(server))
+                }
+                (true, true) => (open_as(&session, Role::Guest).await.expect("open"), None),
+                (false, _) => (open(&session, "t").await, None),
+            };
             let mut rng = fastrand::Rng::with_seed(guest as u64);
             loop {
-                // Few keys, so that they meet.
-                let key = key_of(rng.u64(..40));
+                let key = keys[rng.usize(..keys.len())];
                 let from_ns = endpoint.now_ns();
-                index.upsert(&session, &key, &from_ns.to_le_bytes()).await.expect("upsert");
+                match index.upsert(&session, &key, &from_ns.to_le_bytes()).await {
+                    Ok(_) => {}
+                    // The owner has died under it.
+                    Err(IndexError::OutcomeUnknown(_)) if is_owned => {}
+                    Err(error) => panic!("guest {guest}: {error}"),
+                }
                 if let Some(longest) = &longest {
                     longest.set(longest.get().max(endpoint.now_ns() - from_ns));
                 }
@@ -344,6 +511,9 @@ fn die_at_once(format: &TableFormat, keys: u64, deaths: usize) -> Times {
         if guest < deaths {
             dying.push(fabric);
         }
+    }
+    while is_owned && taken.get() < deaths {
+        stage.run(TICK_NS);
     }
     stage.run(5_000_000);
     longest.set(0);
@@ -359,7 +529,7 @@ fn die_at_once(format: &TableFormat, keys: u64, deaths: usize) -> Times {
 #[test]
 fn many_deaths_at_once_are_answered_and_cleared_in_time() {
     let keys = std::env::var("FARLEAF_DEATH_KEYS").ok().map(|keys| keys.parse().expect("a number"));
-    for engine in shared_engines() {
+    for engine in growing_engines() {
         for deaths in [1, 8, 32] {
             let times = die_at_once(&TableFormat::fixed8(engine), keys.unwrap_or(10_000), deaths);
             println!(

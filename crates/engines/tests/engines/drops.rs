@@ -9,11 +9,10 @@ use std::task::Poll;
 use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat, continue_drops, recover};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, OpKind, ToAny};
-use farleaf_index::bnode::ValueFormat;
-use farleaf_index::{Index, IndexError};
+use farleaf_index::{Index, IndexError, ValueFormat};
 use farleaf_pool::{Audit, PoolOptions, Session};
 
-use crate::common::{create, join, open, start};
+use crate::common::{create, join, open, start, with_shape};
 
 const NAME: &str = "dropped";
 const KEEPER: usize = 0;
@@ -22,13 +21,8 @@ const DEAD: usize = 2;
 
 /// Short nodes, so that a table has many objects, and records.
 fn table_format() -> TableFormat {
-    TableFormat {
-        value: ValueFormat::Bytes,
-        node_bytes: Some(512),
-        cap_leaf: Some(4),
-        cap_inner: Some(4),
-        ..TableFormat::fixed8(Engine::BTree)
-    }
+    let fixed = TableFormat::fixed8(Engine::BTree).with_values(ValueFormat::Bytes);
+    with_shape(fixed, &[("node_bytes", "512"), ("cap_leaf", "4"), ("cap_inner", "4")])
 }
 
 struct Stage {

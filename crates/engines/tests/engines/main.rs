@@ -11,6 +11,7 @@ mod dart;
 mod deaths;
 mod dex;
 mod drops;
+mod fptree;
 mod hot_key;
 mod model;
 mod owned;

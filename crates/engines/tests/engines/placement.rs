@@ -2,9 +2,8 @@
 
 use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat};
 use farleaf_fabric::ServerId;
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::knobs::CACHE;
-use farleaf_index::{Index, IndexError, OpenOptions, Settings};
+use farleaf_index::{Index, IndexError, KeyFormat, OpenOptions, Settings, Spec};
 use farleaf_pool::{AuditReport, Session};
 
 use crate::common::{Pairs, World, audit, growing_engines, settle};
@@ -13,12 +12,7 @@ use crate::common::{Pairs, World, audit, growing_engines, settle};
 const VALUE_BYTES: usize = 3_000;
 
 fn long_values(engine: Engine) -> TableFormat {
-    TableFormat {
-        engine,
-        key: KeyFormat::Bytes { max: 32 },
-        value: ValueFormat::Bytes,
-        ..TableFormat::default()
-    }
+    TableFormat::new(engine, Spec::ANY).with_keys(KeyFormat::Bytes { max: 32 })
 }
 
 async fn create(session: &Session, format: &TableFormat, more: &[(&str, &str)]) -> AnyIndex {

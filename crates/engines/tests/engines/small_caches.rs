@@ -11,13 +11,9 @@ use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny};
 use farleaf_harness::{make_pool, simulate_pool};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::knobs::CACHE;
-use farleaf_index::{Index, OpenOptions, Settings};
+use farleaf_index::{Index, KEY_BYTES_MAX, OpenOptions, Settings, Spec};
 use farleaf_pool::{Pool, PoolOptions, Session};
-
-/// Longest key of any table.
-const KEY_BYTES_MAX: usize = 1_024;
 
 /// The shapes of a sweep's keys.
 #[derive(Clone, Copy, Debug)]
@@ -74,12 +70,7 @@ impl Case {
     }
 
     async fn make(self, session: &Session) -> AnyIndex {
-        let format = TableFormat {
-            engine: self.engine,
-            key: KeyFormat::Bytes { max: KEY_BYTES_MAX },
-            value: ValueFormat::Bytes,
-            ..TableFormat::default()
-        };
+        let format = TableFormat::new(self.engine, Spec::ANY);
         let root = AnyIndex::create(session, "t", &format).await.expect("create");
         let settings = Settings::default().with(CACHE, &self.cache.to_string());
         let settings = self.engine.options_of(&settings);
@@ -200,7 +191,7 @@ impl Case {
 fn cases(is_all: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     for engine in growing_engines() {
-        let node_bytes = u64::from(TableFormat { engine, ..TableFormat::default() }.node_bytes());
+        let node_bytes = TableFormat::new(engine, Spec::ANY).node_bytes() as u64;
         let mut keys = vec![Keys::Mixed, Keys::Random(KEY_BYTES_MAX)];
         if is_all {
             keys.extend([0, 8, 100, KEY_BYTES_MAX].map(Keys::Alike));

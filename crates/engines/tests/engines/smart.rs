@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Cost, OpKind};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Entries, Index, IndexError, OpenOptions, ScanRange, Settings};
+use farleaf_index::{
+    Entries, Index, IndexError, KeyFormat, OpenOptions, ScanRange, Settings, Spec, ValueFormat,
+};
 use farleaf_pool::Session;
 
 use crate::common::{Pairs, World, check, cost_since, costs, create, settle};
@@ -20,7 +21,7 @@ fn fixed8() -> TableFormat {
 }
 
 fn bytes() -> TableFormat {
-    TableFormat { engine: Engine::Smart, ..TableFormat::default() }
+    TableFormat::new(Engine::Smart, Spec::ANY)
 }
 
 /// A table with so many even keys, each of which was looked up once.
@@ -195,7 +196,7 @@ fn awkward_keys_live_side_by_side() {
     keys.dedup();
     for wide in [true, false] {
         let key = KeyFormat::Bytes { max: if wide { 1_024 } else { 240 } };
-        let format = TableFormat { key, ..bytes() };
+        let format = bytes().with_keys(key);
         let mut keys: Vec<Vec<u8>> =
             keys.iter().filter(|key| wide || key.len() <= 240).cloned().collect();
         fastrand::Rng::with_seed(5).shuffle(&mut keys);
@@ -259,7 +260,7 @@ fn a_loaded_table_is_small_and_whole() {
 /// Values that grow and shrink, in their leaf, to a larger one, to a record and back.
 #[test]
 fn values_of_all_sizes_change_into_each_other() {
-    let format = TableFormat { value: ValueFormat::Bytes, ..fixed8() };
+    let format = fixed8().with_values(ValueFormat::Bytes);
     World::default().on_sim(move |session| async move {
         let index = create(&session, "t", &format).await;
         let mut rng = fastrand::Rng::with_seed(11);

@@ -3,8 +3,9 @@
 use crate::common::World;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Entries, Index, IndexError, OpenOptions, ScanRange, Settings};
+use farleaf_index::{
+    Entries, Index, IndexError, KeyFormat, OpenOptions, ScanRange, Settings, Spec,
+};
 use farleaf_pool::{Audit, Session};
 
 /// Place of the root word in the meta object.
@@ -87,12 +88,8 @@ fn overwritten_objects_are_told_by_every_operation() {
         let all = if matches!(damage, Damage::Slots) { &of_slots[..] } else { &of_others[..] };
         for word in all.iter().copied() {
             World::default().on_sim(move |session| async move {
-                let format = TableFormat {
-                    engine: Engine::Smart,
-                    key: KeyFormat::Bytes { max: 100 },
-                    value: ValueFormat::Bytes,
-                    ..TableFormat::default()
-                };
+                let format = TableFormat::new(Engine::Smart, Spec::ANY)
+                    .with_keys(KeyFormat::Bytes { max: 100 });
                 let root = AnyIndex::create(&session, "t", &format).await.expect("create");
                 // Every operation goes through the nodes.
                 let settings = Settings::default().with("cache", "0");

@@ -12,11 +12,10 @@ use std::task::Poll;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, ToAny};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Index, IndexError, NodeRoom, OpenOptions, PointerCheck, Settings};
+use farleaf_index::{Index, IndexError, OpenOptions, Settings, ValueFormat};
 use farleaf_pool::Session;
 
-use crate::common::{World, check, costs, join, settle, start};
+use crate::common::{World, check, costs, join, lab_table, settle, start, with_shape};
 
 /// A change, with the bytes of its value; `Close` unlinks what was removed.
 #[derive(Clone, Copy, Debug)]
@@ -80,20 +79,15 @@ struct Case {
 }
 
 fn bytes() -> TableFormat {
-    TableFormat {
-        engine: Engine::Smart,
-        key: KeyFormat::Bytes { max: 40 },
-        cap_inner: Some(3),
-        ..TableFormat::default()
-    }
+    lab_table(Engine::Smart, "short-tiny")
 }
 
 fn reserved() -> TableFormat {
-    TableFormat { nodes: NodeRoom::Reserve, ..bytes() }
+    with_shape(bytes(), &[("nodes", "reserve")])
 }
 
 fn reverse() -> TableFormat {
-    TableFormat { value: ValueFormat::Fixed(8), check: PointerCheck::Reverse, ..reserved() }
+    with_shape(bytes().with_values(ValueFormat::Fixed(8)), &[("nodes", "reverse")])
 }
 
 const CASES: &[Case] = &[

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Pairs, World, check, cost_since, costs, settle, stock};
+use crate::common::{Pairs, World, check, cost_since, costs, settle, stock, with_shape};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Cost, OpKind};
-use farleaf_index::{Index, IndexError, NodeRoom, OpenOptions, Settings};
+use farleaf_index::{Index, OpenOptions, Settings};
 use farleaf_pool::Session;
 
 /// Bytes of a node.
 const NODE: u64 = 2_072;
 
 fn format() -> TableFormat {
-    TableFormat { nodes: NodeRoom::Reserve, ..TableFormat::fixed8(Engine::Smart) }
+    with_shape(TableFormat::fixed8(Engine::Smart), &[("nodes", "reserve")])
 }
 
 /// Key `number`; all but the last byte are the same for small numbers.
@@ -167,14 +167,13 @@ fn a_loaded_table_reserves_each_node() {
 #[test]
 fn engines_without_reserved_room_refuse_it() {
     World::default().on_mapped(|session| async move {
-        for engine in Engine::ALL.iter().copied().filter(|it| !it.can_reserve()) {
-            let format = TableFormat { engine, ..format() };
-            let made = AnyIndex::create(&session, "t", &format).await;
-            let Err(IndexError::Invalid(why)) = made else { panic!("{engine}: {made:?}") };
-            assert!(why.contains("nodes=reserve") && why.contains("smart"), "{why}");
+        for engine in [Engine::BTree, Engine::Dex, Engine::Dart] {
+            let shaped = TableFormat::fixed8(engine).shaped(&format().shape());
+            let why = shaped.expect_err("no such setting").to_string();
+            assert!(why.contains("no setting is named \"nodes\""), "{engine}: {why}");
         }
         let root = AnyIndex::create(&session, "t", &format()).await.expect("create");
         let stored = farleaf_engines::StoredTable::of(&root).expect("a table");
-        assert_eq!(stored.format().nodes, NodeRoom::Reserve);
+        assert_eq!(stored.format().shape().get("nodes"), Some("reserve"));
     });
 }

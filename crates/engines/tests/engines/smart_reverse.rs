@@ -2,18 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Pairs, World, check, cost_since, costs, settle, stock};
+use crate::common::{Pairs, World, check, cost_since, costs, settle, stock, with_shape};
 use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind, ServerId};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Index, IndexError, NodeRoom, OpenOptions, PointerCheck, Settings};
+use farleaf_index::{Index, IndexError, KeyFormat, OpenOptions, Settings, ValueFormat};
 use farleaf_pool::Session;
 
 /// Place of the root word in the meta object.
 const META_ROOT: u64 = 64;
 
-fn format(check: PointerCheck) -> TableFormat {
-    TableFormat { nodes: NodeRoom::Reserve, check, ..TableFormat::fixed8(Engine::Smart) }
+fn format(nodes: &str) -> TableFormat {
+    with_shape(TableFormat::fixed8(Engine::Smart), &[("nodes", nodes)])
 }
 
 async fn create(session: &Session, name: &str, format: &TableFormat, cache: &str) -> AnyIndex {
@@ -58,8 +57,8 @@ fn a_split_costs_the_pointers_back() {
     World::default().on_mapped(|session| async move {
         stock(&session, &[64, 128, 2_072, 2_080], 20).await;
         let (mut found, mut tables) = (Vec::new(), Vec::new());
-        for (name, check) in [("birth", PointerCheck::Birth), ("reverse", PointerCheck::Reverse)] {
-            let index = create(&session, name, &format(check), "64MiB").await;
+        for (name, nodes) in [("birth", "reserve"), ("reverse", "reverse")] {
+            let index = create(&session, name, &format(nodes), "64MiB").await;
             for key in 0..3 {
                 insert(&session, &index, key << 16).await;
             }
@@ -100,7 +99,7 @@ fn a_split_costs_the_pointers_back() {
 #[test]
 fn splits_leave_no_stale_pointers() {
     World::default().on_mapped(|session| async move {
-        let writer = create(&session, "t", &format(PointerCheck::Reverse), "64MiB").await;
+        let writer = create(&session, "t", &format("reverse"), "64MiB").await;
         let reader = open(&session, "t", "64MiB").await;
         let mut rng = fastrand::Rng::with_seed(4);
         let keys: Vec<u64> = (0..600).map(|_| rng.u64(..) & 0x00ff_000f_0f00_00ff).collect();
@@ -133,7 +132,7 @@ fn splits_leave_no_stale_pointers() {
 #[test]
 fn a_reader_corrects_a_stale_word() {
     World::default().on_mapped(|session| async move {
-        let index = create(&session, "t", &format(PointerCheck::Reverse), "64MiB").await;
+        let index = create(&session, "t", &format("reverse"), "64MiB").await;
         for key in 0..3 {
             insert(&session, &index, key).await;
         }
@@ -176,7 +175,7 @@ fn a_reader_corrects_a_stale_word() {
 fn a_loaded_table_points_back() {
     World::default().on_mapped(|session| async move {
         let key = KeyFormat::Bytes { max: 60 };
-        let format = TableFormat { key, ..format(PointerCheck::Reverse) };
+        let format = format("reverse").with_keys(key);
         let index = create(&session, "t", &format, "64MiB").await;
         let mut rng = fastrand::Rng::with_seed(9);
         let mut pairs: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
@@ -213,20 +212,21 @@ fn a_loaded_table_points_back() {
 #[test]
 fn what_would_use_an_address_again_is_refused() {
     World::default().on_mapped(|session| async move {
-        let reverse = format(PointerCheck::Reverse);
+        let reverse = format("reverse");
+        let of = |engine| with_shape(TableFormat::fixed8(engine), &[("nodes", "reverse")]);
         for (format, why) in [
-            (TableFormat { nodes: NodeRoom::Relocate, ..reverse }, "nodes=reserve"),
-            (TableFormat { value: ValueFormat::Bytes, ..reverse }, "values of one length"),
-            (TableFormat { value: ValueFormat::Fixed(1_500), ..reverse }, "too long"),
-            (TableFormat { engine: Engine::Art, ..reverse }, "tables of the engine smart"),
-            (TableFormat { engine: Engine::PSmart, ..reverse }, "tables of the engine smart"),
+            (reverse.with_values(ValueFormat::Bytes), "values of one length"),
+            (reverse.with_values(ValueFormat::Fixed(1_500)), "too long"),
+            (of(Engine::Art), "tables of the engine smart"),
+            (of(Engine::PSmart), "tables of the engine smart"),
         ] {
             let made = AnyIndex::create(&session, "t", &format).await;
             let Err(IndexError::Invalid(said)) = made else { panic!("{format:?}: {made:?}") };
             assert!(said.contains(why), "{said}");
         }
         let root = AnyIndex::create(&session, "t", &reverse).await.expect("create");
-        assert_eq!(StoredTable::of(&root).expect("a table").format().check, PointerCheck::Reverse);
+        let stored = StoredTable::of(&root).expect("a table");
+        assert_eq!(stored.format().shape().get("nodes"), Some("reverse"));
         let settings = Settings::default().with("leaf", "replaced");
         let options = OpenOptions { settings, ..OpenOptions::default() };
         let opened = AnyIndex::open(&session, &root, &options).await;

@@ -11,11 +11,10 @@ use std::task::Poll;
 use farleaf_engines::{AnyIndex, Engine, TableFormat, recover};
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimConfig, Verb};
 use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, ServerId, ToAny};
-use farleaf_index::bnode::ValueFormat;
-use farleaf_index::{Index, IndexError};
+use farleaf_index::{Index, IndexError, ValueFormat};
 use farleaf_pool::{Audit, Session};
 
-use crate::common::{World, create, join, open, start};
+use crate::common::{World, create, join, lab_table, open, start, with_shape};
 
 /// Verifies, and so takes over.
 const TAKER: usize = 0;
@@ -34,12 +33,7 @@ const LONG_PATIENCE_NS: u64 = 60_000_000;
 const WALKS: u64 = 1_024;
 
 fn tiny() -> TableFormat {
-    TableFormat {
-        cap_leaf: Some(4),
-        cap_inner: Some(4),
-        node_bytes: Some(256),
-        ..TableFormat::fixed8(Engine::BTree)
-    }
+    with_shape(lab_table(Engine::BTree, "u64-tiny"), &[("cap_inner", "4")])
 }
 
 struct Stage {
@@ -495,13 +489,7 @@ fn a_remembered_root_is_not_a_node_that_was_never_linked() {
 /// one's redo record links there, a record of a value, would be freed as lost.
 #[test]
 fn a_walk_sees_what_is_written_again_beside_it() {
-    let format = TableFormat {
-        value: ValueFormat::Bytes,
-        node_bytes: Some(512),
-        cap_leaf: Some(4),
-        cap_inner: Some(4),
-        ..TableFormat::fixed8(Engine::BTree)
-    };
+    let format = with_shape(tiny().with_values(ValueFormat::Bytes), &[("node_bytes", "512")]);
     // Values of one length: the leaf changes in three words alone.
     let [long, new] = [7, 8].map(|byte| vec![byte; 600]);
     let (mut met, mut redo_op) = (0, None);

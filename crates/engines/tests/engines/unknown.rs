@@ -10,8 +10,7 @@ use std::rc::Rc;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Direction, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, ServerId, ToAny};
-use farleaf_index::bnode::KeyFormat;
-use farleaf_index::{Entries, Exchange, Index, IndexError, ScanRange};
+use farleaf_index::{Entries, Exchange, Index, IndexError, KeyFormat, ScanRange};
 use farleaf_pool::{Pool, PoolError, Session};
 
 use crate::common::{
@@ -82,7 +81,7 @@ struct Client {
 impl Client {
     fn own_key(&mut self) -> Vec<u8> {
         let mut key = key(&self.format, &mut self.rng, 120);
-        match self.format.key {
+        match self.format.spec.key {
             KeyFormat::Fixed(bytes) => key[bytes - 1] = self.number as u8,
             KeyFormat::Bytes { max } => {
                 key.truncate(max - 1);

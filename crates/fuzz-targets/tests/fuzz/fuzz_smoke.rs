@@ -12,7 +12,7 @@ use farleaf_fuzz_targets::{TARGETS, Target, target};
 fn mutations(name: &str) -> u32 {
     let soak = std::env::var("FARLEAF_SOAK").ok().and_then(|soak| soak.parse().ok()).unwrap_or(1);
     let count: u32 = match name {
-        "superblock" | "pool" | "table" => 300,
+        "superblock" | "pool" | "table" | "leaves" => 300,
         "fabric" => 500,
         _ => 3_000,
     };
@@ -107,6 +107,6 @@ macro_rules! smoke {
 }
 
 smoke!(
-    node, superblock, pool, table, fabric, records, values, keys, ycsb, text, offload, messages,
-    wire, resp, history
+    node, superblock, pool, table, leaves, fabric, records, values, keys, ycsb, text, offload,
+    messages, wire, resp, history
 );

@@ -8,8 +8,8 @@ use farleaf_pool::Session;
 
 use super::records::{fill_record, record_bytes};
 use super::{BlinkFail, BlinkTree};
+use crate::VALUE_BYTES_MAX;
 use crate::bnode::{Head, Layout, LeafEntry, Node, RecordRef, Value};
-use crate::limits::VALUE_BYTES_MAX;
 use crate::{IndexError, SortedPairs};
 
 /// Nodes written at once.

@@ -68,7 +68,6 @@ use farleaf_pool::Session;
 
 use crate::bnode::{Layout, LeafEntry};
 use crate::detach::run_to_end;
-use crate::limits::{check_key, check_value};
 use crate::local::LockQueue;
 use crate::{IndexError, KnobKind};
 
@@ -139,7 +138,7 @@ impl BlinkTree {
     /// Cost: 2 WRITEs, 2 round trips.
     ///
     /// # Errors
-    /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
+    /// `Full` if the pool has no room.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
         BlinkTree::create_with(session, layout, &[]).await
     }
@@ -153,7 +152,6 @@ impl BlinkTree {
         layout: &Layout,
         entries: &[LeafEntry<'_>],
     ) -> Result<GlobalAddr, IndexError> {
-        redo::check_room(session, layout)?;
         grow::create(session, layout, entries).await
     }
 
@@ -190,7 +188,7 @@ impl BlinkTree {
     /// # Errors
     /// `Invalid`.
     pub fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
-        check_key(&self.layout, key)
+        self.layout.spec().check_key(key)
     }
 
     /// Refuses a value that the table's format does not take.
@@ -198,7 +196,7 @@ impl BlinkTree {
     /// # Errors
     /// `Invalid`.
     pub fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
-        check_value(&self.layout, value)
+        self.layout.spec().check_value(value)
     }
 
     /// [`run_to_end`] with a session that does not give up.

@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::BlinkTree;
 use crate::IndexError;
+use crate::VALUE_BYTES_MAX;
 use crate::bnode::{Node, RecordRef, StoredValue};
-use crate::limits::VALUE_BYTES_MAX;
 
 const HEADER_BYTES: usize = 24;
 const TAG: u64 = u64::from_le_bytes(*b"FLvalue1");

@@ -48,9 +48,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"FLredo01");
 /// keeps a B-link tree beside structures of its own has its records there.
 pub const ENGINE_REDO_BYTES: usize = 960;
 
-/// Bytes that the largest record of a tree of that layout takes, at the start of a redo area.
-pub fn redo_bytes(layout: &Layout) -> usize {
-    HEADER_WORDS * 8 + NODES_MAX * layout.node_bytes()
+/// Bytes that the largest record of a tree with such nodes takes, at the start of a redo area.
+pub fn redo_bytes(node_bytes: usize) -> usize {
+    HEADER_WORDS * 8 + NODES_MAX * node_bytes
 }
 
 /// Tells whether a WRITE of a node can be cut short by the writer's death. If not, a change of one node
@@ -58,21 +58,6 @@ pub fn redo_bytes(layout: &Layout) -> usize {
 pub(super) fn is_needed(session: &Session, layout: &Layout) -> bool {
     !Canary::LoseRedoRecord.is_armed()
         && (session.endpoint().capabilities().crash_atomic_bytes as usize) < layout.node_bytes()
-}
-
-/// Refuses a pool unless its redo areas hold a record of this layout's largest change.
-pub(super) fn check_room(session: &Session, layout: &Layout) -> Result<(), IndexError> {
-    let needs = redo_bytes(layout);
-    let has = session.redo_bytes();
-    if needs > has {
-        return Err(IndexError::Invalid(format!(
-            "nodes of {} bytes need redo areas of {needs} bytes, this pool's have {has}: \
-             take nodes of at most {} bytes",
-            layout.node_bytes(),
-            ((has - HEADER_WORDS * 8) / NODES_MAX + 1).next_power_of_two() / 2
-        )));
-    }
-    Ok(())
 }
 
 /// A record of the nodes' new contents, each with the token that its lock word holds.
@@ -173,7 +158,7 @@ impl BlinkTree {
         holder: u64,
     ) -> Result<(), IndexError> {
         let reliable = session.reliable();
-        let bytes = redo_bytes(&self.layout);
+        let bytes = redo_bytes(self.layout.node_bytes());
         for server in 0..session.endpoint().server_count() {
             let area = session.redo_addr_of(ServerId(server as u16), holder)?;
             let record = reliable.read(area, reliable.buf(bytes)).await?;
@@ -355,7 +340,7 @@ impl BlinkTree {
             return Ok(None);
         }
         let reliable = session.reliable();
-        let bytes = redo_bytes(&self.layout);
+        let bytes = redo_bytes(self.layout.node_bytes());
         for server in 0..session.endpoint().server_count() {
             let area = session.redo_addr_of(ServerId(server as u16), held)?;
             let record = reliable.read(area, reliable.buf(bytes)).await?;

@@ -15,8 +15,8 @@ use farleaf_pool::canary::Canary;
 
 use super::read::Restarts;
 use super::{BlinkFail, BlinkTree};
+use crate::VALUE_BYTES_MAX;
 use crate::bnode::{Cover, Node, RecordRef, StoredValue};
-use crate::limits::VALUE_BYTES_MAX;
 use crate::scan_cursor::CursorPlace;
 use crate::{Entries, IndexError, ScanCursor, ScanRange};
 

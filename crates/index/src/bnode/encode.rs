@@ -90,10 +90,9 @@ impl Layout {
         let mut fence = Vec::new();
         for (index, entry) in entries.iter().enumerate().take(most) {
             bytes += 8 + entry.key.len() + VALUE_HEAD_BYTES + value_bytes(&entry.value);
-            fence.clear();
             let high = match entries.get(index + 1) {
                 Some(next) => {
-                    shortest_separator(entry.key, next.key, &mut fence);
+                    self.separator(entry.key, next.key, &mut fence);
                     Some(&fence[..])
                 }
                 None => high,

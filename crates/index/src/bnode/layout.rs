@@ -1,19 +1,12 @@
 //! Node layout: sizes and capacities of nodes in both layouts.
 
 use super::words::HEAD_WORDS;
-use crate::shape::{NodeRoom, PointerCheck};
-use crate::spec::{KeyFormat, ValueFormat};
+use crate::spec::{KEY_BYTES_MAX, KeyFormat, Spec, ValueFormat};
 
-/// Longest key in bytes, in any layout.
-pub const KEY_BYTES_MAX: usize = 1024;
 /// Largest node in bytes.
 pub const NODE_BYTES_MAX: usize = 65536;
 /// Smallest node in bytes.
 pub const NODE_BYTES_MIN: usize = 256;
-/// Smallest bucket of a hashed node in bytes.
-pub const BUCKET_BYTES_MIN: u16 = 32;
-/// Largest bucket of a hashed node in bytes.
-pub const BUCKET_BYTES_MAX: u16 = 512;
 
 /// Bytes of a record reference in a slotted leaf: address and length.
 pub(super) const RECORD_BYTES: usize = 16;
@@ -38,28 +31,12 @@ pub struct LayoutOptions {
     pub cap_leaf: Option<u16>,
     /// Most separators in an inner node, if fewer than fit; at least 2.
     pub cap_inner: Option<u16>,
-    /// Bytes of a bucket of a hashed node: a power of two, [`BUCKET_BYTES_MIN`] to [`BUCKET_BYTES_MAX`]; `None`
-    /// takes the engine's default.
-    pub bucket_bytes: Option<u16>,
-    /// The room that each node of a radix tree has.
-    pub nodes: NodeRoom,
-    /// The proof of cached pointers in a radix tree.
-    pub check: PointerCheck,
 }
 
 impl LayoutOptions {
     /// Nodes of `node_bytes` with all the capacity that they have.
     pub fn new(node_bytes: usize, key: KeyFormat, value: ValueFormat) -> Self {
-        Self {
-            node_bytes,
-            key,
-            value,
-            cap_leaf: None,
-            cap_inner: None,
-            bucket_bytes: None,
-            nodes: NodeRoom::Relocate,
-            check: PointerCheck::Birth,
-        }
+        Self { node_bytes, key, value, cap_leaf: None, cap_inner: None }
     }
 }
 
@@ -105,11 +82,6 @@ pub enum LayoutError {
         /// The number that fits.
         fits: usize,
     },
-    /// The bucket size is no power of two or out of range.
-    #[error(
-        "bucket size {0} is not a power of two from {BUCKET_BYTES_MIN} to {BUCKET_BYTES_MAX} bytes"
-    )]
-    BucketBytes(u16),
 }
 
 /// Sizes and capacities of a tree's nodes, worked out once from [`LayoutOptions`].
@@ -148,11 +120,6 @@ impl Layout {
         if !node_bytes.is_power_of_two() || !(NODE_BYTES_MIN..=NODE_BYTES_MAX).contains(&node_bytes)
         {
             return Err(LayoutError::NodeBytes(node_bytes));
-        }
-        if let Some(bytes) = options.bucket_bytes
-            && !(bytes.is_power_of_two() && (BUCKET_BYTES_MIN..=BUCKET_BYTES_MAX).contains(&bytes))
-        {
-            return Err(LayoutError::BucketBytes(bytes));
         }
         let (KeyFormat::Fixed(key_max) | KeyFormat::Bytes { max: key_max }) = key;
         if key_max > KEY_BYTES_MAX {
@@ -260,6 +227,12 @@ impl Layout {
         &self.options
     }
 
+    /// The keys and values that the tree takes.
+    #[inline]
+    pub fn spec(&self) -> Spec {
+        Spec { key: self.options.key, value: self.options.value }
+    }
+
     /// Bytes of a node.
     pub fn node_bytes(&self) -> usize {
         self.node_words * 8
@@ -300,18 +273,12 @@ impl Layout {
 
     /// Tells whether a key of this length may be in a leaf.
     pub fn takes_key(&self, len: usize) -> bool {
-        match self.options.key {
-            KeyFormat::Fixed(fixed) => len == fixed,
-            KeyFormat::Bytes { max } => len <= max,
-        }
+        self.spec().takes_key(len)
     }
 
     /// Tells whether a value of this length belongs to the table at all.
     pub fn takes_value(&self, len: usize) -> bool {
-        match self.options.value {
-            ValueFormat::Fixed(fixed) => len == fixed,
-            ValueFormat::Bytes => true,
-        }
+        self.spec().takes_value(len)
     }
 
     /// Tells whether a string of this length may be a separator or a fence.

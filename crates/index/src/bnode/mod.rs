@@ -62,6 +62,7 @@ mod edit;
 mod encode;
 mod header;
 mod layout;
+mod shape;
 mod slotted;
 mod split;
 mod strings;
@@ -72,14 +73,11 @@ mod words;
 #[cfg(test)]
 mod tests;
 
-pub use crate::spec::{KeyFormat, ValueFormat};
 pub use edit::{ChangeError, NodeMut, Posted};
 pub use encode::LeafEntry;
 pub use header::{Head, Kind};
-pub use layout::{
-    BUCKET_BYTES_MAX, BUCKET_BYTES_MIN, KEY_BYTES_MAX, Layout, LayoutError, LayoutOptions,
-    NODE_BYTES_MAX, NODE_BYTES_MIN,
-};
+pub use layout::{Layout, LayoutError, LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN};
+pub use shape::BnodeShape;
 pub use split::Split;
 pub use strings::{common_prefix, shortest_separator};
 pub use verify::{NodeError, verify_image};

@@ -140,21 +140,10 @@ impl Drop for QueuePlace {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::atomic::AtomicU32;
-    use std::task::Wake;
-
     use super::*;
+    use crate::local::wakes::Wakes;
 
-    #[derive(Default)]
-    struct Count(AtomicU32);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    fn poll(queued: &mut Queued, count: &Arc<Count>) -> Option<QueuePlace> {
+    fn poll(queued: &mut Queued, count: &Arc<Wakes>) -> Option<QueuePlace> {
         let waker = Waker::from(Arc::clone(count));
         match Pin::new(queued).poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(place) => Some(place),
@@ -165,7 +154,7 @@ mod tests {
     #[test]
     fn places_go_by_arrival_and_those_who_go_away_hold_up_nobody() {
         let queue = Arc::new(LockQueue::default());
-        let counts: [Arc<Count>; 4] = std::array::from_fn(|_| Arc::default());
+        let counts: [Arc<Wakes>; 4] = std::array::from_fn(|_| Arc::default());
         let [mut first, mut gone, mut second, mut third] = [(); 4].map(|()| queue.place(7));
         let place = poll(&mut first, &counts[0]).expect("nobody is there");
         for (queued, count) in [&mut gone, &mut second, &mut third].into_iter().zip(&counts[1..]) {

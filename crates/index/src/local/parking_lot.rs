@@ -136,25 +136,15 @@ impl<F> Drop for Parked<'_, F> {
 mod tests {
     use std::cell::Cell;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicU32;
-    use std::task::Wake;
 
     use super::*;
-
-    #[derive(Default)]
-    struct Count(AtomicU32);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
+    use crate::local::wakes::Wakes;
 
     #[test]
     fn waiters_of_the_key_are_woken_and_no_others() {
         let lot = ParkingLot::new(1);
         let over = Cell::new(false);
-        let counts: Vec<_> = (0..3).map(|_| Arc::new(Count::default())).collect();
+        let counts: Vec<_> = (0..3).map(|_| Arc::new(Wakes::default())).collect();
         let mut parked: Vec<_> =
             [5, 5, 6].map(|key| Box::pin(lot.park(key, || over.get()))).into_iter().collect();
         for (parked, count) in parked.iter_mut().zip(&counts) {

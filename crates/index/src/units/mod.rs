@@ -13,10 +13,12 @@
 //!
 //! - INV-UNIT-1: what a type prints, it reads back as the same value.
 
+mod human;
 mod parse;
 
 use std::{fmt, str::FromStr, time::Duration};
 
+pub use human::{human_bytes, human_count, human_rate, human_us, us_from_ns};
 use parse::{Decimal, split};
 pub use parse::{UnitError, UnitFault};
 

@@ -3,10 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use farleaf_fabric::{OpKind, ServerId};
+use farleaf_fabric::sim::{Sim, SimConfig};
+use farleaf_fabric::{Client, OpKind, ServerId, ToAny};
 
 use super::{SMALL, audit_of, endpoint, formatted, join, member, tick};
 use crate::PoolError;
+use crate::class::class_of;
 use crate::words::{BlockState, BlockWord};
 
 const ONE: ServerId = ServerId(0);
@@ -93,6 +95,22 @@ fn a_full_pool_says_so_and_recovers() {
         assert!(small.len() as u64 * 64 > 600 << 10, "{} objects", small.len());
         assert!(audit_of(&session, &small).await.closes());
     });
+}
+
+#[test]
+fn a_search_of_another_session_that_lasts_is_not_taken_for_a_full_pool() {
+    let sim = Sim::new(SimConfig::seeded(1)).unwrap();
+    let end = sim.fabric(0).any_endpoint().unwrap();
+    let done = sim.block_on(async {
+        crate::format(&Client::new(end.clone()), &SMALL).await.unwrap();
+        let session = member(&end).await;
+        let class = class_of(64).unwrap();
+        assert!(session.pool().alloc().begin_refill(ONE, class), "it is the first");
+        assert!(matches!(session.alloc_on(ONE, 64).await, Err(PoolError::Searching)));
+        session.pool().alloc().of_class_mut(ONE, class).refilling = false;
+        session.alloc_on(ONE, 64).await.unwrap();
+    });
+    done.unwrap();
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Epoch tests: the pool reuses a retired object once no operation can hold it, and never before.
 
-use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
+use std::sync::Arc;
+
+use farleaf_fabric::sim::{Sim, SimConfig};
+use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId, ToAny};
 
 use super::{Mine, Scratch, audit_of, endpoint, formatted, join, kill, member, run_of, tick};
 use crate::PoolError;
@@ -193,6 +196,61 @@ fn a_member_that_dies_idle_is_found() {
         assert!(!one.pool().needs_recovery());
         drop(idle);
         one
+    });
+    kill(other, other_end, dead);
+    end.executor().block_on(async {
+        tick(&one, 300).await;
+        assert!(one.pool().needs_recovery());
+    });
+}
+
+/// As above, with sessions that tick in step: each look is one session's.
+#[test]
+fn a_member_that_dies_idle_is_found_by_sessions_that_tick_in_step() {
+    let sim = Sim::new(SimConfig { compute_servers: 2, ..SimConfig::seeded(1) }).unwrap();
+    let [own, other] = [0, 1].map(|at| sim.fabric(at).any_endpoint().unwrap());
+    let members = sim.block_on(async {
+        crate::format(&Client::new(own.clone()), &super::SMALL).await.unwrap();
+        (member(&own).await, member(&other).await)
+    });
+    let (one, idle) = members.unwrap();
+    let pool = Arc::clone(one.pool());
+    for _ in 0..2 {
+        let (pool, endpoint) = (Arc::clone(&pool), own.clone());
+        sim.spawn(0, async move {
+            let session = pool.session(endpoint).await.unwrap();
+            loop {
+                session.tick().await.unwrap();
+                session.endpoint().sleep(10_000).await;
+            }
+        });
+    }
+    sim.run_until(sim.now_ns() + 1_000_000).unwrap();
+    assert!(!pool.needs_recovery());
+    sim.fabric(1).kill();
+    drop(idle);
+    sim.run_until(sim.now_ns() + 10_000_000).unwrap();
+    assert!(pool.needs_recovery());
+}
+
+/// One that dies in an operation, announced at an epoch that nobody moves on, lags never either.
+#[test]
+fn a_member_that_dies_live_is_found_where_nothing_is_to_be_freed() {
+    let scratch = Scratch::new("calm");
+    let fabric = scratch.format(1, 4 << 20);
+    let end = endpoint(&fabric);
+    let other = farleaf_fabric::mapped::Mapped::open(&scratch.0).unwrap();
+    let other_end = endpoint(&other);
+    let one = end.executor().block_on(member(&end));
+    let dead = other_end.executor().block_on(async {
+        let dead = member(&other_end).await;
+        std::mem::forget(dead.begin(OpKind::Get).await.unwrap());
+        tick(&dead, 1).await;
+        dead
+    });
+    end.executor().block_on(async {
+        tick(&one, 300).await;
+        assert!(!one.pool().needs_recovery());
     });
     kill(other, other_end, dead);
     end.executor().block_on(async {

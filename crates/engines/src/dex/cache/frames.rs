@@ -402,7 +402,8 @@ impl Frames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farleaf_index::bnode::{Head, KeyFormat, LayoutOptions, ValueFormat};
+    use farleaf_index::bnode::{Head, LayoutOptions};
+    use farleaf_index::{KeyFormat, ValueFormat};
 
     /// An empty leaf at 640, of version 5.
     fn leaf() -> (Layout, Vec<u64>) {

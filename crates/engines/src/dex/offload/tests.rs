@@ -3,9 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Service, ServiceReply, Words};
-use farleaf_index::bnode::{
-    Head, KeyFormat, Layout, LayoutOptions, LeafEntry, NodeMut, Value, ValueFormat,
-};
+use farleaf_index::bnode::{Head, Layout, LayoutOptions, LeafEntry, NodeMut, Value};
+use farleaf_index::{KeyFormat, ValueFormat};
 
 use super::handler::{OffloadService, SESSIONS_MAX};
 use super::wire::{Gathered, OffloadReply, OffloadRequest, Operation, Status, Sweep};

@@ -60,8 +60,8 @@
 //! | 7 | 1 | leaves |
 //! | 8 | | fence, then the pairs: the key's length in 2 bytes if keys are of any length; the value's in 4 if values are, with bit 31 if it is a record's address and length; key; value |
 
-use farleaf_index::bnode::{KeyFormat, Layout, LayoutOptions, RecordRef, StoredValue, ValueFormat};
-use farleaf_index::{NodeRoom, PointerCheck};
+use farleaf_index::bnode::{Layout, LayoutOptions, RecordRef, StoredValue};
+use farleaf_index::{KeyFormat, ValueFormat};
 
 const REQUEST_TAG: [u8; 4] = *b"FDO1";
 const REPLY_TAG: [u8; 4] = *b"FDR1";
@@ -239,9 +239,6 @@ impl<'a> OffloadRequest<'a> {
             },
             cap_leaf: cap(58),
             cap_inner: cap(60),
-            bucket_bytes: None,
-            nodes: NodeRoom::Relocate,
-            check: PointerCheck::Birth,
         };
         let layout = Layout::new(options).ok()?.for_tree(u64_at(head, 16));
         let lens = [

@@ -30,7 +30,7 @@ impl DexTree {
             }
         }
         self.remote.forget_root();
-        let stored = Stored::new(*self.layout(), self.remote.meta());
+        let stored = Stored { table: self.layout().table(), meta: self.remote.meta() };
         let mut report = stored.mark::<Dex>(session, audit, None).await?;
         problems.append(&mut report.problems);
         report.problems = problems;

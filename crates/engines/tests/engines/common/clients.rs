@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use farleaf_engines::TableFormat;
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Entries, Exchange, Index, ScanRange};
+use farleaf_index::{Entries, Exchange, Index, KeyFormat, ScanRange, ValueFormat};
 use farleaf_pool::Session;
 
 use super::{key, value};
@@ -61,7 +60,7 @@ pub async fn one_step(
     step: usize,
 ) {
     let mut key = key(format, rng, 150);
-    match format.key {
+    match format.spec.key {
         KeyFormat::Fixed(bytes) => key[bytes - 1] = client as u8,
         KeyFormat::Bytes { max } => {
             key.truncate(max - 1);
@@ -124,7 +123,7 @@ pub async fn count_up(
     value_bytes: usize,
 ) {
     let key = counter_key(format, rng.u64(..COUNTERS));
-    let bytes = match format.value {
+    let bytes = match format.spec.value {
         ValueFormat::Fixed(bytes) => bytes,
         ValueFormat::Bytes => value_bytes,
     };
@@ -148,7 +147,7 @@ pub const COUNTERS: u64 = 4;
 
 /// A key that no client has: its last byte is none of their numbers.
 pub fn counter_key(format: &TableFormat, counter: u64) -> Vec<u8> {
-    match format.key {
+    match format.spec.key {
         KeyFormat::Fixed(bytes) => {
             let mut key = vec![(counter * 60) as u8; bytes];
             key[bytes - 1] = 0xcc;

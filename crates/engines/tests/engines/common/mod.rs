@@ -3,19 +3,19 @@
 
 pub mod clients;
 pub mod model;
+pub mod server;
 
 use std::sync::Arc;
 
 use farleaf_engines::dex::offload::OffloadService;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, ServerId, Snapshot};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{
-    Index, IndexError, NodeRoom, PointerCheck, Settings, SortedPairs, TableReport,
+    Index, IndexError, KeyFormat, Settings, SortedPairs, Spec, TableReport, ValueFormat,
 };
 use farleaf_pool::{AuditReport, PoolOptions, Session};
 
-pub use farleaf_harness::World;
+pub use farleaf_harness::{World, bnode_layout, lab_table, try_shape, with_shape};
 
 /// The service that memory servers run for the engine `dex`.
 pub fn offload_service() -> Arc<OffloadService> {
@@ -111,51 +111,25 @@ fn chosen(with: impl Fn(Engine) -> bool) -> Vec<Engine> {
 pub fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
     let mut formats = Vec::new();
     for engine in engines.iter().copied() {
-        let tiny = TableFormat {
-            cap_leaf: Some(4),
-            cap_inner: Some(3),
-            node_bytes: Some(256),
-            ..TableFormat::fixed8(engine)
-        };
-        let bytes = TableFormat { engine, ..TableFormat::default() };
+        let tiny = lab_table(engine, "u64-tiny");
+        let bytes = lab_table(engine, "bytes");
         formats.push(("u64 tiny", tiny));
-        formats.push(("u64 1 KiB", TableFormat::fixed8(engine)));
-        formats.push((
-            "16 to 24",
-            TableFormat {
-                key: KeyFormat::Fixed(16),
-                value: ValueFormat::Fixed(24),
-                node_bytes: Some(512),
-                ..tiny
-            },
-        ));
-        formats.push((
-            "short bytes tiny",
-            TableFormat {
-                key: KeyFormat::Bytes { max: 40 },
-                node_bytes: Some(256),
-                cap_leaf: Some(4),
-                cap_inner: Some(3),
-                ..bytes
-            },
-        ));
-        formats
-            .push(("bytes tiny", TableFormat { cap_leaf: Some(3), cap_inner: Some(2), ..bytes }));
+        formats.push(("u64 1 KiB", lab_table(engine, "u64")));
+        formats.push(("16 to 24", lab_table(engine, "wide-tiny")));
+        formats.push(("short bytes tiny", lab_table(engine, "short-tiny")));
+        formats.push(("bytes tiny", lab_table(engine, "bytes-tiny")));
         formats.push(("bytes", bytes));
-        formats.push((
-            "odd fixed",
-            TableFormat { key: KeyFormat::Fixed(5), value: ValueFormat::Fixed(3), ..bytes },
-        ));
-        if engine.can_reserve() {
-            let nodes = NodeRoom::Reserve;
-            formats.push(("u64 reserved", TableFormat { nodes, ..tiny }));
-            formats.push(("bytes reserved", TableFormat { nodes, ..bytes }));
-        }
-        if engine.can_point_back() {
-            let (nodes, check) = (NodeRoom::Reserve, PointerCheck::Reverse);
-            formats.push(("u64 reverse", TableFormat { nodes, check, ..tiny }));
-            let (key, value) = (KeyFormat::Bytes { max: 40 }, ValueFormat::Fixed(8));
-            formats.push(("bytes reverse", TableFormat { key, value, nodes, check, ..tiny }));
+        formats.push(("odd fixed", lab_table(engine, "odd")));
+        let (key, value) = (KeyFormat::Bytes { max: 40 }, ValueFormat::Fixed(8));
+        let short = tiny.with_spec(Spec { key, value });
+        let rooms = [
+            ("u64 reserved", tiny, "reserve"),
+            ("bytes reserved", bytes, "reserve"),
+            ("u64 reverse", tiny, "reverse"),
+            ("bytes reverse", short, "reverse"),
+        ];
+        for (name, format, nodes) in rooms {
+            formats.extend(try_shape(format, "nodes", nodes).map(|format| (name, format)));
         }
     }
     formats
@@ -163,7 +137,7 @@ pub fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
 
 /// A key that the format takes, of one of the awkward shapes.
 pub fn key(format: &TableFormat, rng: &mut fastrand::Rng, space: u64) -> Vec<u8> {
-    match format.key {
+    match format.spec.key {
         KeyFormat::Fixed(bytes) => {
             let number = match rng.u8(..8) {
                 0 => 0,
@@ -204,7 +178,7 @@ pub fn key(format: &TableFormat, rng: &mut fastrand::Rng, space: u64) -> Vec<u8>
 
 /// A value that the format takes; now and then one that is too long for a leaf.
 pub fn value(format: &TableFormat, rng: &mut fastrand::Rng) -> Vec<u8> {
-    let bytes = match format.value {
+    let bytes = match format.spec.value {
         ValueFormat::Fixed(bytes) => bytes,
         ValueFormat::Bytes => match rng.u8(..40) {
             0 => rng.usize(..20_000),

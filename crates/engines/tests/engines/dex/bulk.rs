@@ -17,12 +17,14 @@ use farleaf_pool::Session;
 use super::hosts::Hosts;
 use super::storm::{config, members};
 use super::tables::{check, create, open};
-use crate::common::{Pairs, World, formats, key, start, value};
+use crate::common::{
+    Pairs, World, bnode_layout, formats, key, lab_table, start, value, with_shape,
+};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn fixed8() -> TableFormat {
-    TableFormat { cap_leaf: Some(4), cap_inner: Some(3), ..TableFormat::fixed8(Engine::BTree) }
+    with_shape(lab_table(Engine::BTree, "u64-tiny"), &[("node_bytes", "auto")])
 }
 
 fn number(at: u64) -> Vec<u8> {
@@ -121,7 +123,7 @@ fn empty_tables_that_are_cut_are_loaded_as_the_model() {
 /// have enough of them lie on different ones.
 async fn placed(session: Session) {
     const LEVEL: u8 = 2;
-    let layout = fixed8().layout().expect("layout").for_tree(session.endpoint().random());
+    let layout = bnode_layout(&fixed8()).for_tree(session.endpoint().random());
     let meta = Dex::create_placed(&session, &layout, LEVEL).await.expect("create");
     let bounds: Vec<_> = [100, 200, 205].map(number).to_vec();
     let whole = open(&session, (meta, layout), 64, DexOptions::default()).await;

@@ -19,7 +19,7 @@ use farleaf_index::{Entries, Index, IndexError, ScanRange};
 use super::hosts::Hosts;
 use super::storm::{config, members, members_of, serve};
 use super::tables::{create, open};
-use crate::common::{Pairs, World, join, settle, start};
+use crate::common::{Pairs, World, bnode_layout, join, settle, start};
 
 fn fixed8() -> TableFormat {
     TableFormat::fixed8(Engine::BTree)
@@ -33,7 +33,7 @@ fn key_of(number: u64) -> [u8; 8] {
 fn moves_that_cannot_be_are_refused() {
     let sim = Sim::new(config(5, 3)).expect("sim");
     let cluster = Hosts::of(&sim);
-    let layout = fixed8().layout().expect("layout");
+    let layout = bnode_layout(&fixed8());
     let cut = equal_width(layout.options().key, 2).expect("fixed");
     let servers = members(&sim, &fixed8(), &cut, 64);
     for (compute, server) in servers.iter().enumerate() {
@@ -166,7 +166,7 @@ fn compute_servers_come_and_go() {
 fn the_keys_of_the_dead_are_taken_over_by_whoever_meets_them() {
     let sim = Sim::new(config(8, 4)).expect("sim");
     let cluster = Hosts::of(&sim);
-    let layout = fixed8().layout().expect("layout");
+    let layout = bnode_layout(&fixed8());
     let cut = equal_width(layout.options().key, 3).expect("fixed");
     let servers = members(&sim, &fixed8(), &cut, 100);
     for (compute, server) in servers.iter().enumerate() {
@@ -498,7 +498,7 @@ fn threads_forward_to_each_other() {
     let (first, guard) = Mapped::create(&path, world.servers, world.region_bytes).expect("folder");
     let endpoint = first.any_endpoint().expect("endpoint");
     let executor = endpoint.executor().clone();
-    let layout = fixed8().layout().expect("layout");
+    let layout = bnode_layout(&fixed8());
     let cut = equal_width(layout.options().key, COUNT).expect("fixed");
     let (meta, layout) = executor.block_on(async {
         let session = start(endpoint, &world.pool_options()).await;

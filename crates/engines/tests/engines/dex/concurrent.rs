@@ -19,7 +19,7 @@ use farleaf_pool::{Pool, Session};
 
 use super::tables::{check, create, open, some_durability};
 use crate::common::clients::{self, soak, sum_of_counters};
-use crate::common::{World, formats, key, offload_service, settle, start, value};
+use crate::common::{World, bnode_layout, formats, key, offload_service, settle, start, value};
 
 fn config(seed: u64) -> SimConfig {
     let mut config = World { seed, ..World::default() }.sim_config();
@@ -31,7 +31,7 @@ fn config(seed: u64) -> SimConfig {
 
 /// A height of the tree and 2 for each of so many operations at a time, and less.
 fn caches(format: &TableFormat) -> [u64; 3] {
-    let is_dense = format.layout().expect("layout").is_dense();
+    let is_dense = bnode_layout(format).is_dense();
     [if is_dense { 16 } else { 28 }, 80, 2_000]
 }
 

@@ -187,7 +187,8 @@ async fn valid_without_a_flush(session: Session, format: TableFormat, frames: u6
     let mut unfinished = 0;
     for step in 0..1_500 {
         session.tick().await.expect("tick");
-        let key = key(&format, &mut rng, if format.cap_leaf.is_some() { 40 } else { 200 });
+        let key =
+            key(&format, &mut rng, if format.shape().get("cap_leaf").is_some() { 40 } else { 200 });
         if rng.u8(..10) < if step / 250 % 2 == 0 { 8 } else { 3 } {
             let value = value(&format, &mut rng);
             index.upsert(&session, &key, &value).await.expect("upsert");

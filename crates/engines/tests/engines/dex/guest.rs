@@ -17,7 +17,7 @@ use farleaf_pool::Session;
 
 use super::storm::config;
 use super::tables;
-use crate::common::{World, formats_of, join, key, settle, start, value};
+use crate::common::{World, formats_of, join, key, lab_table, settle, start, value};
 
 const KEYS: u64 = 300;
 
@@ -26,12 +26,7 @@ fn key_of(number: u64) -> [u8; 8] {
 }
 
 fn tiny() -> TableFormat {
-    TableFormat {
-        cap_leaf: Some(4),
-        cap_inner: Some(3),
-        node_bytes: Some(256),
-        ..TableFormat::fixed8(Engine::Dex)
-    }
+    lab_table(Engine::Dex, "u64-tiny")
 }
 
 /// Opens the table `t`; for so many operations as a guest.

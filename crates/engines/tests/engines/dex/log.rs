@@ -19,7 +19,7 @@ use farleaf_pool::{Audit, ClassReport, Pool, Session};
 
 use super::tables::{check, create, open};
 use crate::common::clients::soak;
-use crate::common::{World, cost_since, costs, join, settle, start};
+use crate::common::{World, cost_since, costs, join, lab_table, settle, start};
 
 pub(crate) type Key = Vec<u8>;
 pub(crate) type Model = BTreeMap<Key, Vec<u8>>;
@@ -30,17 +30,12 @@ pub(crate) fn key(number: u64) -> Key {
 }
 
 pub(crate) fn tiny() -> TableFormat {
-    TableFormat {
-        cap_leaf: Some(4),
-        cap_inner: Some(3),
-        node_bytes: Some(256),
-        ..TableFormat::fixed8(Engine::BTree)
-    }
+    lab_table(Engine::BTree, "u64-tiny")
 }
 
 /// Keys and values of any length, with values in records.
 fn bytes() -> TableFormat {
-    TableFormat { cap_leaf: Some(3), cap_inner: Some(2), ..TableFormat::default() }
+    lab_table(Engine::BTree, "bytes-tiny")
 }
 
 pub(crate) fn logged() -> DexOptions {
@@ -293,7 +288,7 @@ const WAYS: [CrashWay; 5] = [
 
 /// Deaths at each operation of `count` steps, one after the other; how many there were.
 fn die_everywhere(format: TableFormat, frames: u64, options: DexOptions, seed: u64) -> [u64; 3] {
-    let long = format.key == TableFormat::default().key;
+    let long = format.spec.key == TableFormat::default().spec.key;
     let mut rng = fastrand::Rng::with_seed(seed);
     let steps = steps(&mut rng, 110, 60, long);
     let mut sums = [0; 3];
@@ -758,7 +753,7 @@ fn lost_completions_lose_no_change() {
                             assert_eq!(has.then_some(&found), acked.borrow().get(&key));
                         }
                         _ => {
-                            let long = format.key == bytes().key && rng.u8(..4) == 0;
+                            let long = format.spec.key == bytes().spec.key && rng.u8(..4) == 0;
                             let value = vec![rng.u8(..); if long { 700 } else { 8 }];
                             let new = index.upsert(&session, &key, &value).await.expect("upsert");
                             assert_eq!(new, !held);

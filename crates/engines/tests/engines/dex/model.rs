@@ -2,7 +2,7 @@
 
 use super::tables::{create, open, some_durability};
 use crate::common::model::Run;
-use crate::common::{World, formats};
+use crate::common::{World, bnode_layout, formats};
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::offload::Offload;
 use farleaf_engines::dex::{Admission, Dex, DexOptions};
@@ -56,7 +56,7 @@ async fn bulk_then_random(
 /// down and a split need the tree's height and 2 more frames; short separators and two of them to a
 /// node make high trees.
 fn caches(format: &TableFormat) -> [u64; 3] {
-    let is_dense = format.layout().expect("layout").is_dense();
+    let is_dense = bnode_layout(format).is_dense();
     [if is_dense { 8 } else { 16 }, 32, 2_000]
 }
 

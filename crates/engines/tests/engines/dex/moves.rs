@@ -17,7 +17,7 @@ use farleaf_pool::canary::Canary;
 use super::hosts::Hosts;
 use super::storm::{bounds, config, finish, members, serve};
 use crate::common::clients::{Model, count_up, one_step, soak};
-use crate::common::{formats, key};
+use crate::common::{formats, key, with_shape};
 
 /// What a storm came to.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -207,7 +207,8 @@ fn a_stale_copy_that_is_adopted_blindly_is_found_out() {
 /// The leaf of `key` in remote memory: its address and its words.
 async fn leaf_of(session: &Session, index: &Dex, key: &[u8]) -> (GlobalAddr, Vec<u64>) {
     let (layout, meta) = (*index.layout(), index.meta());
-    let all = Stored::new(layout, meta).collect::<Dex>(session, None).await.expect("a walk");
+    let stored = Stored { table: layout.table(), meta };
+    let all = stored.collect::<Dex>(session, None).await.expect("a walk");
     for addr in all.into_iter().filter(|addr| *addr != meta) {
         let buf = session.client().buf(layout.node_bytes());
         let image = session.reliable().read(addr, buf).await.expect("a READ");
@@ -240,12 +241,8 @@ fn read_by_an_old_copy() -> Result<(), u64> {
     /// Keys from here to the bound are removed and come back.
     const FROM: u64 = 40;
     // Three levels: a root is never exclusive again.
-    let format = TableFormat {
-        node_bytes: Some(1024),
-        cap_leaf: Some(4),
-        cap_inner: Some(12),
-        ..TableFormat::fixed8(Engine::BTree)
-    };
+    let shape = [("node_bytes", "1024"), ("cap_leaf", "4"), ("cap_inner", "12")];
+    let format = with_shape(TableFormat::fixed8(Engine::BTree), &shape);
     let sim = Sim::new(config(1, 2)).expect("sim");
     let cluster = Hosts::of(&sim);
     let number = |number: u64| number.to_be_bytes();
@@ -290,7 +287,7 @@ fn read_by_an_old_copy() -> Result<(), u64> {
             assert_eq!(two.insert(&two_session, &number(at), &[2; 8]).await, Ok(true));
         }
         two.flush(&two_session).await.expect("flush");
-        let stored = Stored::new(*two.layout(), two.meta());
+        let stored = Stored { table: two.layout().table(), meta: two.meta() };
         let all = stored.collect::<Dex>(&two_session, None).await.expect("a walk");
         // The leaves that were merged away, at addresses at which there is nothing else by now.
         before.retain(|(addr, _)| !all.contains(addr));

@@ -17,12 +17,15 @@ use farleaf_fabric::{
     Cost, Endpoint, Fabric, GlobalAddr, Incarnation, ServerId, Service, ServiceId, ServiceReply,
     ToAny, Words,
 };
-use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
-use farleaf_index::{Entries, Index, IndexError, ScanRange};
+use farleaf_index::bnode::Layout;
+use farleaf_index::{Entries, Index, IndexError, ScanRange, ValueFormat};
 use farleaf_pool::Session;
 
 use super::tables::{SUBTREE_LEVEL, check, open, placed};
-use crate::common::{Pairs, World, costs, formats, offload_service, settle, start};
+use crate::common::{
+    Pairs, World, bnode_layout, costs, formats, lab_table, offload_service, settle, start,
+    with_shape,
+};
 
 type Made = (GlobalAddr, Layout);
 
@@ -130,14 +133,8 @@ fn a_miss_at_any_level_is_one_rpc() {
 
 /// What would change the tree's shape, or give up a record, is told to fetch, once, and is done.
 async fn sent_back(session: Session) {
-    let format = TableFormat {
-        engine: Engine::BTree,
-        key: KeyFormat::Fixed(8),
-        value: ValueFormat::Bytes,
-        cap_leaf: Some(4),
-        cap_inner: Some(3),
-        ..TableFormat::default()
-    };
+    let tiny = lab_table(Engine::BTree, "u64-tiny").with_values(ValueFormat::Bytes);
+    let format = with_shape(tiny, &[("node_bytes", "auto")]);
     let made = placed(&session, &format, SUBTREE_LEVEL).await;
     let index = open(&session, made, 64, DexOptions::default()).await;
     let long = vec![7; 5_000];
@@ -260,7 +257,7 @@ async fn spread(session: Session, format: TableFormat, level: u8, bulk: bool) {
     // Others have nodes so large that a subtree holds all of it, or have grown from one subtree.
     let is_spread = bulk || level == 0;
     if is_spread
-        && format.cap_inner.is_some()
+        && format.shape().get("cap_inner").is_some()
         && report.nodes_per_level.len() > usize::from(level) + 1
     {
         assert!(servers.iter().all(|nodes| *nodes > 3), "{servers:?}");
@@ -281,7 +278,7 @@ fn subtrees_stay_on_one_server_and_are_spread() {
 /// The nodes that `btree` adds to a table lie on any server: operations that lead elsewhere come back.
 async fn not_placed(session: Session) {
     let (_, format) = formats()[0];
-    let layout = format.layout().expect("layout").for_tree(77);
+    let layout = bnode_layout(&format).for_tree(77);
     let meta = Dex::create_placed(&session, &layout, SUBTREE_LEVEL).await.expect("create");
     let tree = BTree::open(meta, layout, Default::default());
     for key in 0..1_000 {
@@ -500,8 +497,7 @@ fn the_cost_model_follows_the_handler() {
         let share = sim
             .block_on(async {
                 let session = start(endpoint, &World::default().pool_options()).await;
-                let format =
-                    TableFormat { cap_inner: Some(8), ..TableFormat::fixed8(Engine::BTree) };
+                let format = with_shape(TableFormat::fixed8(Engine::BTree), &[("cap_inner", "8")]);
                 let made =
                     loaded(&session, placed(&session, &format, SUBTREE_LEVEL).await, 5_000).await;
                 let options = DexOptions { offload: Offload::Adaptive, ..DexOptions::default() };

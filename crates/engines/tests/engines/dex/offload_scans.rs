@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::tables::{SUBTREE_LEVEL, check, open, placed};
-use crate::common::{Pairs, World, cost_since, costs};
+use crate::common::{Pairs, World, cost_since, costs, lab_table, with_shape};
 use farleaf_engines::dex::offload::Offload;
 use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind};
-use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
+use farleaf_index::bnode::Layout;
 use farleaf_index::{Entries, Index, ScanRange};
 use farleaf_pool::Session;
 
@@ -165,14 +165,7 @@ fn a_scan_sees_what_the_cache_has_newer() {
 
 /// Values in records come by address, and are read; of a leaf whose pairs do not fit a reply nothing comes.
 async fn records(session: Session) {
-    let format = TableFormat {
-        engine: Engine::BTree,
-        key: KeyFormat::Bytes { max: 40 },
-        value: ValueFormat::Bytes,
-        cap_leaf: Some(4),
-        cap_inner: Some(3),
-        ..TableFormat::default()
-    };
+    let format = with_shape(lab_table(Engine::BTree, "short-tiny"), &[("node_bytes", "auto")]);
     let made = placed(&session, &format, SUBTREE_LEVEL).await;
     let index = open(&session, made, 64, options(Offload::Never)).await;
     let value = |key: u64| vec![key as u8; if key.is_multiple_of(3) { 5_000 } else { 5 }];

@@ -17,7 +17,7 @@ use super::hosts::Hosts;
 use super::storm::{bounds, config, finish, members_of, serve};
 use super::tables::{check, create, open, try_open};
 use crate::common::clients::one_step;
-use crate::common::{Pairs, World, formats, start};
+use crate::common::{Pairs, World, bnode_layout, formats, start};
 
 fn number(key: u64) -> [u8; 8] {
     key.to_be_bytes()
@@ -203,7 +203,7 @@ fn the_smallest_cache_is_enough_for_one_and_for_eight() {
         (config.memory_servers, config.region_bytes) = (servers, world.region_bytes);
         let sim = Sim::new(config).expect("sim");
         let cluster = Hosts::of(&sim);
-        let layout = format.layout().expect("layout");
+        let layout = bnode_layout(&format);
         let cut = if servers == 1 {
             Vec::new()
         } else {

@@ -3,25 +3,15 @@
 use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat, recover};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, OpKind, ToAny};
-use farleaf_index::bnode::ValueFormat;
 use farleaf_index::{Index, IndexError, OpenOptions, Settings};
 use farleaf_pool::{Audit, PoolOptions, Session};
 
 use super::hosts::Hosts;
-use crate::common::{World, create, join, open, settle, start};
+use crate::common::{World, create, join, lab_table, open, settle, start};
 
-const FORMAT: TableFormat = TableFormat {
-    engine: Engine::Dex,
-    key: farleaf_index::bnode::KeyFormat::Fixed(8),
-    value: ValueFormat::Fixed(8),
-    node_bytes: Some(256),
-    cap_leaf: Some(4),
-    cap_inner: Some(3),
-    bucket_bytes: None,
-    nodes: farleaf_index::NodeRoom::Relocate,
-    check: farleaf_index::PointerCheck::Birth,
-    content: farleaf_engines::Content::Raw,
-};
+fn format() -> TableFormat {
+    lab_table(Engine::Dex, "u64-tiny")
+}
 
 fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()
@@ -51,7 +41,7 @@ fn a_table_is_open_once_in_a_member_and_by_one_owner_at_a_time() {
     let (config, options) = world();
     let (sim, [one, other]) = two(config, &options);
     sim.block_on(async {
-        let table = create(&one, "t", &FORMAT).await;
+        let table = create(&one, "t", &format()).await;
         assert_eq!(table.insert(&one, &key(1), &key(10)).await, Ok(true));
         // Opened again, it is the same, with what it has changed and not written back.
         let again = open(&one, "t").await;
@@ -93,7 +83,7 @@ fn recovery_gives_back_what_the_dead_had() {
         let (sim, [one, other]) = two(config, &options);
         let count = 20 + seed;
         sim.block_on(async {
-            AnyIndex::create(&one, "t", &FORMAT).await.expect("create");
+            AnyIndex::create(&one, "t", &format()).await.expect("create");
             let table = open(&other, "t").await;
             for number in 0..count {
                 assert_eq!(table.insert(&other, &key(number), &key(number)).await, Ok(true));
@@ -147,7 +137,7 @@ fn a_full_pool_keeps_nobody_from_what_the_dead_had() {
     let config = SimConfig { region_bytes: 4 << 20, ..config };
     let (sim, [one, other]) = two(config, &options);
     sim.block_on(async {
-        AnyIndex::create(&one, "t", &FORMAT).await.expect("create");
+        AnyIndex::create(&one, "t", &format()).await.expect("create");
         let table = open(&other, "t").await;
         assert_eq!(table.insert(&other, &key(1), &key(10)).await, Ok(true));
         exhaust(&one).await;
@@ -180,7 +170,7 @@ fn who_could_not_begin_gives_back_what_it_was_given() {
     let config = SimConfig { region_bytes: 4 << 20, ..config };
     let (sim, [one, other]) = two(config, &options);
     sim.block_on(async {
-        AnyIndex::create(&one, "t", &FORMAT).await.expect("create");
+        AnyIndex::create(&one, "t", &format()).await.expect("create");
         exhaust(&one).await;
         let table = open(&other, "t").await;
         let refused = table.insert(&other, &key(1), &key(10)).await;
@@ -203,7 +193,7 @@ fn who_was_taken_for_dead_answers_nothing_from_its_cache() {
     let (sim, [one, other]) = two(config, &options);
     let theirs = sim
         .block_on(async {
-            AnyIndex::create(&one, "t", &FORMAT).await.expect("create");
+            AnyIndex::create(&one, "t", &format()).await.expect("create");
             let theirs = open(&other, "t").await;
             assert_eq!(theirs.insert(&other, &key(1), &key(10)).await, Ok(true));
             theirs
@@ -235,7 +225,7 @@ fn a_host_serves_until_its_compute_server_leaves() {
     let (sim, [one, other]) = two(config, &options);
     let hosts = Hosts::of(&sim);
     sim.block_on(async {
-        AnyIndex::create(&one, "t", &FORMAT).await.expect("create");
+        AnyIndex::create(&one, "t", &format()).await.expect("create");
         let AnyIndex::Dex(dex) = open(&one, "t").await else {
             unreachable!("it is of this engine")
         };

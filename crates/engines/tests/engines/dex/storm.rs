@@ -12,7 +12,7 @@ use farleaf_engines::dex::{
 };
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Fabric, ToAny};
-use farleaf_index::bnode::KeyFormat;
+use farleaf_index::KeyFormat;
 use farleaf_index::compute::OwnedTable;
 use farleaf_index::{Entries, Index, ScanRange};
 use farleaf_pool::{Pool, Session};
@@ -20,7 +20,7 @@ use farleaf_pool::{Pool, Session};
 use super::hosts::Hosts;
 use super::tables::{create, open};
 use crate::common::clients::{COUNTERS, Model, counter_key, number_of};
-use crate::common::{World, join, offload_service, settle, start};
+use crate::common::{World, bnode_layout, join, offload_service, settle, start};
 
 /// A compute server with its partition.
 pub struct Server {
@@ -40,8 +40,8 @@ pub fn config(seed: u64, computes: usize) -> SimConfig {
 }
 
 pub fn bounds(format: &TableFormat, count: usize) -> Vec<Vec<u8>> {
-    let layout = format.layout().expect("layout");
-    match format.key {
+    let layout = bnode_layout(format);
+    match format.spec.key {
         KeyFormat::Fixed(8..) => equal_width(layout.options().key, count).expect("fixed"),
         KeyFormat::Fixed(len) => (1..count).map(|at| vec![(at * 256 / count) as u8; len]).collect(),
         KeyFormat::Bytes { .. } => {
@@ -178,7 +178,7 @@ pub fn serve(sim: &Sim, compute: usize, server: &Server, cluster: &Rc<Hosts>) {
 
 /// Some key of a partition: its upper bound, or the largest of all.
 pub fn own_key(format: &TableFormat, count: usize, number: usize) -> Vec<u8> {
-    let bytes = match format.key {
+    let bytes = match format.spec.key {
         KeyFormat::Fixed(bytes) => bytes,
         KeyFormat::Bytes { .. } => 20,
     };

@@ -8,11 +8,11 @@ use farleaf_index::bnode::Layout;
 use farleaf_index::{IndexError, TableReport};
 use farleaf_pool::Session;
 
-use crate::common::{self, settle};
+use crate::common::{self, bnode_layout, settle};
 
 /// The remote structure of a new table.
 pub async fn create(session: &Session, format: &TableFormat) -> (GlobalAddr, Layout) {
-    let layout = format.layout().expect("layout").for_tree(session.endpoint().random());
+    let layout = bnode_layout(format).for_tree(session.endpoint().random());
     (Dex::create(session, &layout).await.expect("create"), layout)
 }
 
@@ -21,7 +21,7 @@ pub const SUBTREE_LEVEL: u8 = 3;
 
 /// As [`create`], with subtrees of that level on one memory server each from the beginning.
 pub async fn placed(session: &Session, format: &TableFormat, level: u8) -> (GlobalAddr, Layout) {
-    let layout = format.layout().expect("layout").for_tree(session.endpoint().random());
+    let layout = bnode_layout(format).for_tree(session.endpoint().random());
     (Dex::create_placed(session, &layout, level).await.expect("create"), layout)
 }
 

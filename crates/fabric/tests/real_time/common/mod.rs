@@ -13,6 +13,7 @@ use std::time::Duration;
 use farleaf_fabric::conformance::{Attach, CallSurvivor, Role, Survivor, party, victim};
 use farleaf_fabric::tcp::Tls;
 use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ListenConfig, Peer, ServerId};
+use rustix::time::{ClockId, clock_gettime};
 
 const VICTIM_POOL: &str = "FARLEAF_TEST_VICTIM_POOL";
 const VICTIM_ADDR: &str = "FARLEAF_TEST_VICTIM_ADDR";
@@ -166,4 +167,23 @@ pub(crate) fn list(servers: impl Iterator<Item = SocketAddr>) -> String {
 /// The servers of such a text.
 pub(crate) fn listed(servers: &str) -> impl Iterator<Item = SocketAddr> {
     servers.split(',').map(|server| server.parse().expect("an address"))
+}
+
+/// Panics unless this process uses less than 10 ms of processor time in an idle second, which it returns.
+/// A busy machine adds to what little is used, so one such second among eight will do: what polls has none.
+pub(crate) fn assert_idle() -> Duration {
+    let used = || {
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    };
+    let mut least = Duration::MAX;
+    for _ in 0..8 {
+        let before = used();
+        thread::sleep(Duration::from_secs(1));
+        least = least.min(used() - before);
+        if least < Duration::from_millis(10) {
+            return least;
+        }
+    }
+    panic!("at least {least:?} in each of eight idle seconds");
 }

@@ -125,3 +125,22 @@ fn encoding_refuses_what_is_wrong() {
         assert_eq!(error, Err(ChangeError::Unsorted { index: 1 }));
     }
 }
+
+/// Leaves that are cut at keys end with a fence as long as a key, where the shortest string between two keys is short.
+#[test]
+fn pairs_of_a_leaf_that_is_cut_at_a_key_leave_room_for_its_fence() {
+    let layout =
+        layout(4096, KeyFormat::Bytes { max: 1024 }, ValueFormat::Fixed(16)).with_exact_cuts();
+    let keys: Vec<Vec<u8>> = (0..8_u8).map(|number| [&[number], &[9; 1023][..]].concat()).collect();
+    let value = Value::Inline(&[7; 16]);
+    let entries: Vec<_> = keys[1..].iter().map(|key| LeafEntry { key, value }).collect();
+    let low = Some(&keys[0][..]);
+    let count = layout.fit_leaf(low, None, &entries, 100);
+    assert_eq!(count, 1, "a low fence, a key, a high fence");
+    let mut high = Vec::new();
+    layout.separator(entries[count - 1].key, entries[count].key, &mut high);
+    assert_eq!(high, keys[1]);
+    let mut words = vec![0; layout.node_words()];
+    let head = Head { addr: 64, low, high: Some(&high), ..Head::default() };
+    assert_eq!(layout.encode_leaf(&mut words, &head, &entries[..count]), Ok(()));
+}

@@ -11,6 +11,7 @@ mod search;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::*;
+use crate::{KeyFormat, ValueFormat};
 
 /// Small seeded generator.
 pub(crate) struct Rng(u64);

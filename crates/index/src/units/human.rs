@@ -1,8 +1,4 @@
-//! Quantities: those of [`farleaf_index::units`], and how reports print them for people.
-//!
-//! For people they have three significant digits and a unit, and are not meant to be read back.
-
-pub use farleaf_index::units::*;
+//! Quantities for people: three significant digits and a unit, not meant to be read back.
 
 const DECIMAL_UNITS: &[&str] = &["", " K", " M", " G", " T", " P", " E"];
 const BINARY_UNITS: &[&str] = &[" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"];
