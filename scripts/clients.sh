@@ -21,9 +21,18 @@ while is_taken "$port"; do port=$((port + 1)); done
 redis-server --port "$port" --bind 127.0.0.1 --save '' --appendonly no >"$work/redis-server" 2>&1 &
 until is_taken "$port"; do sleep 0.05; done
 
-FARLEAF_CONFIG='' "$farleaf" redis mem: --create --allow-flush --address 127.0.0.1:0 --json >"$work/gateway" &
-until grep -q address "$work/gateway"; do sleep 0.05; done
-gateway=$(sed -E 's/.*"address":"[0-9.]+:([0-9]+)".*/\1/' "$work/gateway")
+# serve NAME OPTION...: starts a gateway; its port is in $gateway then.
+serve() {
+    local told=$work/$1
+    shift
+    : >"$told"
+    FARLEAF_CONFIG='' "$farleaf" redis mem: --create --allow-flush --address 127.0.0.1:0 --json "$@" >"$told" &
+    until grep -q address "$told"; do sleep 0.05; done
+    gateway=$(sed -E 's/.*"address":"[0-9.]+:([0-9]+)".*/\1/' "$told")
+}
+serve raw --content raw
+raw=$gateway
+serve gateway
 
 failed=0
 # run NAME COMMAND...: the command with each server's port behind it.
@@ -57,6 +66,16 @@ for client in ioredis node-redis; do
     fi
 done
 if [ -x "$folder/go/clients" ]; then run "go-redis and rueidis" "$folder/go/clients"; else skip "go-redis and rueidis"; fi
+if [ -x "$folder/ycsb/ycsb" ]; then
+    for workload in a b c d f; do
+        for kind in string hash; do
+            run "go-ycsb, workload $workload, type $kind" "$folder/ycsb/ycsb" "$workload" "$kind"
+        done
+        gateway=$raw run "go-ycsb, workload $workload on raw values" "$folder/ycsb/ycsb" "$workload" string
+    done
+else
+    skip "go-ycsb"
+fi
 if [ -e "$folder/java/Clients.class" ]; then
     run "jedis and lettuce" java -cp "$folder/java:$folder/java/lib/*" Clients
 else
@@ -84,7 +103,19 @@ says "redis-cli --pipe" 'errors: 0, replies: 500' sh -c "redis-cli -p $gateway -
 says "redis-cli --scan" '^500$' sh -c "redis-cli -p $gateway --scan --pattern 'bulk:*' | sort -u | wc -l"
 says "redis-cli --bigkeys" 'Sampled 500 keys' cli --bigkeys
 says "redis-cli --memkeys" 'Sampled 500 keys' cli --memkeys
-says "redis-cli --stat" '(+1)' timeout 3 stdbuf -oL redis-cli -p "$gateway" --stat
+# Keys, bytes, clients, blocked clients, requests and their growth, connections.
+# The gateway tells the last count of each table's keys; clients have counted others.
+cli dbsize >/dev/null
+says "redis-cli --stat" '^[1-9][0-9]*  *[0-9.]*[KMG]  *1  *0  *[0-9]* (+1)  *[0-9]*' \
+    timeout 3 stdbuf -oL redis-cli -p "$gateway" --stat
+if command -v script >/dev/null; then
+    # A terminal of known size: redis-cli asks for the commands, to complete them, and prints types before values. It
+    # throws away what is typed before its prompt.
+    says "redis-cli on a terminal" '(integer) 2' sh -c "for line in '' 'set terminal 1' 'incr terminal' quit; do
+        printf '%s\\r' \"\$line\"; sleep 0.5; done | timeout -k 1 10 script -qec 'stty cols 80 rows 24; redis-cli -p $gateway' /dev/null"
+else
+    echo "clients: left out: a terminal (script of util-linux)" >&2
+fi
 says "redis-cli -3" '^77$' cli -3 get bulk:77
 redis-benchmark -p "$gateway" -t get,set,incr,mset -P 16 -n 20000 -q >"$work/benchmark" 2>&1 || failed=1
 if grep -iE 'error|warning' "$work/benchmark" >&2; then failed=1; else echo "redis-benchmark passes on the gateway"; fi

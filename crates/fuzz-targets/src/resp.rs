@@ -1,6 +1,6 @@
 //! Requests of Redis's clients: whole and in pieces, beside the parser of `redis-protocol`.
 
-use farleaf_gateway::resp::request::{Limits, Parsed, Parser};
+use farleaf_resp::request::{Limits, Parsed, Parser};
 use redis_protocol::resp2::decode::decode_range;
 use redis_protocol::resp2::types::RangeFrame;
 

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crate::resp::replies::Protocol;
 use crate::shared::lock;
 use crate::users::User;
+use farleaf_resp::replies::Protocol;
 
 /// The state of a connection.
 #[derive(Debug)]

@@ -19,10 +19,10 @@ use crate::client::Client;
 use crate::commands::{self, Call, Command, Plan, Shape, Work};
 use crate::long::Long;
 use crate::queue::Queue;
-use crate::resp::replies::Replies;
-use crate::resp::request::{Limits, Parsed, Parser};
 use crate::shared::Shared;
 use crate::{Multi, Overlap};
+use farleaf_resp::replies::Replies;
+use farleaf_resp::request::{Limits, Parsed, Parser};
 
 /// Bytes that a turn reads of a connection, at most; and before `AUTH`.
 const READ_BYTES: usize = 256 << 10;
@@ -32,6 +32,8 @@ const READ_BYTES_BEFORE_AUTH: usize = 4 << 10;
 const WAITING_MAX: usize = 1 << 20;
 const WAITING_LEAST: usize = 256 << 10;
 const WAITING_BEFORE_AUTH: usize = 4 << 10;
+/// Bytes that the buffer of replies keeps when its connection runs commands again.
+const KEPT_MAX: usize = 4 << 20;
 
 /// See the [module page](self).
 #[derive(Debug)]
@@ -408,6 +410,13 @@ impl Connection {
             self.taken = Instant::now();
         }
         if self.waiting() < WAITING_LEAST {
+            if self.is_held {
+                // Replies to come go behind what still waits: else the buffer of a large part would stay as long as the
+                // client never takes all.
+                self.replies.bytes.drain(..self.sent);
+                self.sent = 0;
+                self.replies.bytes.shrink_to(KEPT_MAX);
+            }
             self.is_held = false;
         }
         was_held && !self.is_held

@@ -20,8 +20,8 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use crate::client::Client;
 use crate::commands::{Failure, LOADING, Work, error_text};
 use crate::connection::{Asked, Connection, Item, Part};
-use crate::resp::replies::Replies;
 use crate::shared::{Shared, lock};
+use farleaf_resp::replies::Replies;
 
 const LISTENER: Token = Token(usize::MAX);
 pub(crate) const WAKER: Token = Token(usize::MAX - 1);
@@ -348,7 +348,7 @@ impl EventLoop {
             _ => self
                 .shared
                 .table(place)
-                .and_then(|table| table.run_batch(operations.iter().map(borrowed))),
+                .and_then(|table| table.run_batch(operations.iter().map(Operation::borrowed))),
         };
         let answers =
             answers.unwrap_or_else(|error| operations.iter().map(|_| Err(error.clone())).collect());
@@ -557,10 +557,7 @@ fn charge(shared: &Shared, connection: &mut Connection, bytes: usize) {
 }
 
 fn value_bytes(answer: &farleaf::Result<Answer>) -> usize {
-    match answer {
-        Ok(Answer::Value(Some(value))) => value.len(),
-        _ => 0,
-    }
+    answer.as_ref().map_or(0, Answer::bytes)
 }
 
 /// Operations of several connections on one table.
@@ -569,19 +566,4 @@ struct Batch {
     operations: Vec<Operation>,
     /// Connection, number of operations, and replies.
     parts: Vec<(usize, usize, Vec<Item>)>,
-}
-
-/// The same operation on bytes of the other.
-fn borrowed(operation: &Operation) -> Operation<&[u8]> {
-    match operation {
-        Operation::Get(key) => Operation::Get(key),
-        Operation::Insert(key, value) => Operation::Insert(key, value),
-        Operation::InsertNew(key, value) => Operation::InsertNew(key, value),
-        Operation::Update(key, value) => Operation::Update(key, value),
-        Operation::CompareExchange { key, expected, new } => {
-            Operation::CompareExchange { key, expected: expected.as_deref(), new: new.as_deref() }
-        }
-        // The gateway makes no others.
-        other => Operation::Remove(other.key()),
-    }
 }

@@ -14,9 +14,9 @@ mod lex;
 mod long;
 mod pattern;
 mod queue;
-pub mod resp;
 mod server;
 mod shared;
+mod sweeper;
 mod tls;
 mod users;
 
@@ -47,6 +47,8 @@ pub struct GatewayOptions {
     pub connections_max: usize,
     /// True if clients may remove all keys of a table.
     pub allow_flush: bool,
+    /// The share of a table's keys that is looked at each second for records that have expired, in percent; 0: none.
+    pub sweep_percent: u32,
     /// The users, of whom each client has to be one; `None` lets all clients do everything.
     pub users: Option<Users>,
     /// Encrypts connections.
@@ -106,6 +108,7 @@ impl GatewayOptions {
             client_memory: 256 << 20,
             slow_client: Duration::from_secs(60),
             idle: None,
+            sweep_percent: 1,
         }
     }
 }

@@ -4,8 +4,8 @@ use std::vec;
 
 use farleaf::{Answer, Operation};
 
-use crate::commands::{Shape, error_text, is_done, write_value};
-use crate::resp::replies::Replies;
+use crate::commands::{Shape, error_text, is_done, is_hash, write_value};
+use farleaf_resp::replies::Replies;
 
 /// A command of many keys under way.
 #[derive(Debug)]
@@ -45,12 +45,20 @@ impl Long {
         }
         let mut failure = None;
         for (operation, answer) in operations.iter().zip(answers) {
-            match (answer, self.shape) {
+            match (answer, &self.shape) {
                 (Ok(answer), shape) => {
                     self.done += usize::from(is_done(answer));
                     self.answered += 1;
-                    if shape == Shape::Values {
+                    if *shape == Shape::Values {
                         write_value(answer, replies);
+                    }
+                }
+                // A hash is there, and is no string.
+                (Err(error), shape) if shape.takes_hashes() && is_hash(error) => {
+                    self.done += 1;
+                    self.answered += 1;
+                    if *shape == Shape::Values {
+                        replies.null();
                     }
                 }
                 (Err(error), Shape::Values) => {

@@ -4,8 +4,8 @@
 //! with [`Multi::Sequence`](crate::Multi::Sequence) only.
 
 use crate::commands::{self, Call, Command, lower};
-use crate::resp::replies::Replies;
-use crate::resp::request::Limits;
+use farleaf_resp::replies::Replies;
+use farleaf_resp::request::Limits;
 
 /// The commands that a client has queued.
 #[derive(Debug, Default)]

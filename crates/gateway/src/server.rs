@@ -13,7 +13,12 @@ use mio::{Poll, Waker};
 use crate::GatewayOptions;
 use crate::event_loop::{Dealt, EventLoop, Listening, WAKER};
 use crate::shared::Shared;
+use crate::sweeper;
 use crate::users::{Users, UsersError};
+
+/// Clients that the kernel connects before the gateway accepts them. Beyond `mio`'s 128 a client would try again after a
+/// second. The kernel takes its own limit (`net.core.somaxconn`) if that is less.
+const BACKLOG: i32 = 4_096;
 
 /// A failure to start a gateway.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +84,12 @@ impl Gateway {
                 GatewayOptions::THREADS_MAX
             )));
         }
+        if options.sweep_percent > 100 {
+            let percent = options.sweep_percent;
+            return Err(GatewayError::Options(format!(
+                "a sweep of {percent} % a second: at most 100"
+            )));
+        }
         if options.connections_max == 0 {
             return Err(GatewayError::Options("no connections: give at least 1".to_owned()));
         }
@@ -88,6 +99,7 @@ impl Gateway {
         let address = options.listen;
         let refused = |source| GatewayError::Listen { address, source };
         let listener = TcpListener::bind(address).map_err(refused)?;
+        rustix::net::listen(&listener, BACKLOG).map_err(|error| refused(error.into()))?;
         let address = listener.local_addr().map_err(refused)?;
         let mut listener = Some(listener);
         let shared = Arc::new(Shared::new(db, options));
@@ -114,6 +126,12 @@ impl Gateway {
                 pin.pin(number);
                 event_loop.run();
             });
+            gateway.threads.push(thread.map_err(GatewayError::Start)?);
+        }
+        if gateway.shared.options.sweep_percent > 0 {
+            let shared = Arc::clone(&gateway.shared);
+            let thread = thread::Builder::new().name("farleaf-redis-sweep".to_owned());
+            let thread = thread.spawn(move || sweeper::run(&shared));
             gateway.threads.push(thread.map_err(GatewayError::Start)?);
         }
         Ok(gateway)
@@ -172,6 +190,8 @@ impl Gateway {
         self.shared.stops.store(true, Ordering::SeqCst);
         self.shared.wake_all();
         for thread in self.threads.drain(..) {
+            // The sweeper sleeps.
+            thread.thread().unpark();
             // A panic has been reported where it happened.
             let _ = thread.join();
         }

@@ -187,6 +187,16 @@ impl Shared {
         }
     }
 
+    /// The tables that are open.
+    pub(crate) fn opened(&self) -> Vec<Table> {
+        self.tables.iter().filter_map(|place| lock(place).table.clone()).collect()
+    }
+
+    /// Expired records that this process has removed from the tables that are open.
+    pub(crate) fn expired(&self) -> u64 {
+        self.opened().iter().map(|table| table.counters().get("expired_records")).sum()
+    }
+
     /// The table's engine, if it is open, and the last count of its keys.
     pub(crate) fn known(&self, place: usize) -> Option<(String, Option<(u64, Instant)>)> {
         let held = lock(&self.tables[place]);

@@ -16,9 +16,9 @@ pub enum RecordError {
     WrongKind {
         /// The key.
         key: Vec<u8>,
-        /// What it holds: a string, or a hash.
+        /// The kind that it holds: a string, or a hash.
         holds: &'static str,
-        /// What the operation is for.
+        /// The kind that the operation is for.
         wanted: &'static str,
     },
     /// The value of the key is no record that this program reads.
@@ -30,7 +30,7 @@ pub enum RecordError {
         fault: FormatFault,
     },
     /// The record would be longer than any value.
-    #[error("a {what} of {bytes} bytes: at most {most}")]
+    #[error("a {what} of {bytes} bytes with its header: at most {most}")]
     TooLong {
         /// A string, or a hash.
         what: &'static str,

@@ -146,7 +146,7 @@ impl<'a> RecordView<'a> {
 }
 
 impl ValueView<'_> {
-    /// What it is, in errors.
+    /// Its kind, in errors.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             ValueView::String(_) => "string",
@@ -203,6 +203,14 @@ impl Record {
     /// A string that does not expire.
     pub fn string(string: impl Into<Vec<u8>>) -> Record {
         Record { value: RecordValue::String(string.into()), expires_ms: None }
+    }
+
+    /// About the length of its string, or of the names and values of its fields.
+    pub fn bytes(&self) -> usize {
+        match &self.value {
+            RecordValue::String(string) => string.len(),
+            RecordValue::Hash(hash) => hash_bytes(hash),
+        }
     }
 
     /// The bytes of the record, as they are stored.

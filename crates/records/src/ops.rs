@@ -107,7 +107,7 @@ impl<'a, I: Index, C: Fn() -> u64> Records<'a, I, C> {
         self.with_record(key, |record| Ok(record.to_record())).await
     }
 
-    /// What `look` makes of the record at `key`, if there is one.
+    /// The result of `look` at the record of `key`, if there is one.
     pub(crate) async fn with_record<T>(
         &self,
         key: &[u8],
@@ -279,7 +279,7 @@ impl<'a, I: Index, C: Fn() -> u64> Records<'a, I, C> {
                 held = (!record.has_expired(&self.now_ms)).then(|| record.to_record());
             }
             match change(held.as_ref())? {
-                // What has expired goes with the first change that meets it.
+                // The first change that meets an expired record removes it.
                 RecordChange::Leave if held.is_none() => Ok(Update::Remove),
                 RecordChange::Leave => Ok(Update::Leave),
                 RecordChange::Remove => Ok(Update::Remove),
@@ -392,7 +392,7 @@ impl<'a, I: Index, C: Fn() -> u64> Records<'a, I, C> {
                 return Ok(());
             }
             self.remove_expired(prefix, bytes).await;
-            // Whether or not it is gone: what is looked for is shorter.
+            // Gone or not, it is passed over: the prefix is shorter.
             let Some(shorter) = prefix.len().checked_sub(1) else { return Ok(()) };
             probe = &key[..shorter];
         }

@@ -145,12 +145,33 @@ impl AsyncTable {
         range: R,
         limit: usize,
     ) -> impl Future<Output = Result<Vec<(Vec<u8>, Vec<u8>)>>> + Send + 'static + use<R> {
+        self.scan_from(range, limit, false)
+    }
+
+    /// The last `limit` pairs of `range`, descending. To go on, end before the last key.
+    ///
+    /// # Errors
+    /// See [`Table`](crate::Table).
+    pub fn scan_rev<R: KeyRange>(
+        &self,
+        range: R,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<(Vec<u8>, Vec<u8>)>>> + Send + 'static + use<R> {
+        self.scan_from(range, limit, true)
+    }
+
+    fn scan_from<R: KeyRange>(
+        &self,
+        range: R,
+        limit: usize,
+        reverse: bool,
+    ) -> impl Future<Output = Result<Vec<(Vec<u8>, Vec<u8>)>>> + Send + 'static + use<R> {
         let (from, to) = range.ends();
         let range = Interval::of(from, to, self.core.info().keys);
         self.by_session(async move |core, session| {
             let mut entries = Entries::new();
             if !range.is_empty() && limit > 0 {
-                core.scan(session, range.scan(false), limit, &mut entries).await?;
+                core.scan(session, range.scan(reverse), limit, &mut entries).await?;
             }
             Ok(entries.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
         })

@@ -11,7 +11,7 @@ use farleaf_pool::{FormatFault, PoolError};
 use farleaf_records::RecordError;
 
 /// The result of this library's functions.
-pub type Result<T, AnyEndpoint = Error> = std::result::Result<T, AnyEndpoint>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A failed call. [`Error::kind`] says what a caller can do about it, the message says the rest.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -110,7 +110,8 @@ impl From<FabricError> for Error {
     fn from(error: FabricError) -> Self {
         let kind = match error {
             FabricError::Io { what, path, source } => {
-                return Error::io(format!("cannot {what} {}", path.display()), source);
+                let rights = farleaf_fabric::missing_rights(&path, &source);
+                return Error::io(format!("cannot {what} {}{rights}", path.display()), source);
             }
             FabricError::Verbs(error) => return error.into(),
             FabricError::NotAPool { .. } => ErrorKind::NoPool,
@@ -194,9 +195,10 @@ impl From<PoolError> for Error {
             PoolError::Corrupt(_) | PoolError::Format(_) => ErrorKind::Corrupt,
             PoolError::NoSuchTable(_) => ErrorKind::NotFound,
             PoolError::TableExists(_) => ErrorKind::AlreadyExists,
-            PoolError::RetireFull | PoolError::Unsettled | PoolError::Busy(_) => {
-                ErrorKind::Unavailable
-            }
+            PoolError::RetireFull
+            | PoolError::Unsettled
+            | PoolError::Searching
+            | PoolError::Busy(_) => ErrorKind::Unavailable,
             PoolError::Invalid(_) => ErrorKind::Invalid,
             PoolError::Closed => ErrorKind::Closed,
             _ => ErrorKind::Internal,

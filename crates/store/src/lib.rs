@@ -101,6 +101,7 @@ pub use crate::registered::ClusterState;
 pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};
 pub use crate::store::Farleaf;
 pub use crate::table::{CompareExchange, Table};
+pub use crate::thread_context::forget_after_fork;
 pub use crate::uri::MemoryServers;
 
 /// Compiles and runs the examples of the project's front page.

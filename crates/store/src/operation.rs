@@ -59,6 +59,19 @@ pub enum Answer {
     Record(Option<Record>),
 }
 
+impl Answer {
+    /// Bytes of the values in it; about so many if it is a hash.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Answer::Flag(_) | Answer::Exchange(CompareExchange::Exchanged) => 0,
+            Answer::Value(value) | Answer::Exchange(CompareExchange::Found(value)) => {
+                value.as_ref().map_or(0, Vec::len)
+            }
+            Answer::Record(record) => record.as_ref().map_or(0, Record::bytes),
+        }
+    }
+}
+
 impl<B: AsRef<[u8]>> Operation<B> {
     /// The key.
     pub fn key(&self) -> &[u8] {
@@ -71,6 +84,28 @@ impl<B: AsRef<[u8]>> Operation<B> {
             | Operation::Record(key)
             | Operation::InsertWith(key, ..)
             | Operation::CompareExchange { key, .. } => key.as_ref(),
+        }
+    }
+
+    /// The same operation on the bytes of this one.
+    ///
+    /// [`Table::run_batch`] takes operations by value; a caller who needs them afterwards hands in these.
+    pub fn borrowed(&self) -> Operation<&[u8]> {
+        match self {
+            Operation::Get(key) => Operation::Get(key.as_ref()),
+            Operation::Insert(key, value) => Operation::Insert(key.as_ref(), value.as_ref()),
+            Operation::InsertNew(key, value) => Operation::InsertNew(key.as_ref(), value.as_ref()),
+            Operation::Update(key, value) => Operation::Update(key.as_ref(), value.as_ref()),
+            Operation::Remove(key) => Operation::Remove(key.as_ref()),
+            Operation::Record(key) => Operation::Record(key.as_ref()),
+            Operation::InsertWith(key, value, expiry) => {
+                Operation::InsertWith(key.as_ref(), value.as_ref(), *expiry)
+            }
+            Operation::CompareExchange { key, expected, new } => Operation::CompareExchange {
+                key: key.as_ref(),
+                expected: expected.as_ref().map(B::as_ref),
+                new: new.as_ref().map(B::as_ref),
+            },
         }
     }
 

@@ -2,7 +2,7 @@
 
 use farleaf_engines::{Content, Engine, SettingError, StoredTable, TableFormat};
 use farleaf_index::Settings;
-pub use farleaf_index::bnode::{KeyFormat, ValueFormat};
+pub use farleaf_index::{KeyFormat, ValueFormat};
 use farleaf_pool::Root;
 
 use crate::error::Result;
@@ -37,13 +37,13 @@ impl TableOptions {
     /// integers with their most significant byte first, so that they sort as numbers. Default: up
     /// to 1024 bytes.
     pub fn keys(mut self, keys: KeyFormat) -> Self {
-        self.format.key = keys;
+        self.format.spec.key = keys;
         self
     }
 
     /// Sets the values that the table takes. Default: any.
     pub fn values(mut self, values: ValueFormat) -> Self {
-        self.format.value = values;
+        self.format.spec.value = values;
         self
     }
 
@@ -51,13 +51,6 @@ impl TableOptions {
     /// length alone. Default: [`Content::Raw`].
     pub fn content(mut self, content: Content) -> Self {
         self.format.content = content;
-        self
-    }
-
-    /// Bytes of a node: a power of two. Larger ones make shallower trees and dearer reads.
-    /// Default: the engine's choice for the formats.
-    pub fn node_bytes(mut self, bytes: u32) -> Self {
-        self.format.node_bytes = Some(bytes);
         self
     }
 
@@ -73,7 +66,7 @@ impl TableOptions {
     /// let engine = Engine::ALL.iter().find(|engine| engine.traits().logged).expect("there is one");
     /// let options = TableOptions::default().engine(*engine).keys(KeyFormat::Fixed(8));
     /// let table = db.create_table("t", options.clone().set("node_bytes", "2KiB").set("cache", "1MiB"))?;
-    /// assert_eq!(table.info().node_bytes, 2048);
+    /// assert_eq!(table.info().shape.get("node_bytes"), Some("2KiB"));
     /// let error = db.create_table("u", options.set("cahce", "1MiB")).unwrap_err();
     /// assert!(error.to_string().contains("no setting is named \"cahce\"; did you mean \"cache\"?"));
     /// # Ok::<(), farleaf::Error>(())
@@ -115,8 +108,8 @@ pub struct TableInfo {
     pub keys: KeyFormat,
     /// The values that it takes.
     pub values: ValueFormat,
-    /// Bytes of a node.
-    pub node_bytes: u32,
+    /// The settings of its shape that differ from the defaults, with what the engine chose.
+    pub shape: Settings,
     /// The meaning of its values.
     pub content: Content,
 }
@@ -129,9 +122,9 @@ impl TableInfo {
         Ok(TableInfo {
             name: root.name.clone(),
             engine: format.engine,
-            keys: format.key,
-            values: format.value,
-            node_bytes: format.node_bytes(),
+            keys: format.spec.key,
+            values: format.spec.value,
+            shape: format.shape(),
             content: format.content,
         })
     }

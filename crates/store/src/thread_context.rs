@@ -421,6 +421,29 @@ pub(crate) fn purge() -> u64 {
     closed
 }
 
+/// Forgets what the calling thread holds of stores, without giving it back: for the child of a `fork`.
+///
+/// The child has copies of its parent's endpoints and sessions, which the parent goes on using. A drop of them would wait
+/// forever for a lock that another thread of the parent held at the fork, and the last one would close connections in
+/// the parent's name. Call this in the child, on the thread that forked, before it uses a store or ends. The child must
+/// not use or drop handles of before the fork either ([`std::mem::forget`]), since that would leave the pool in the
+/// parent's name; it opens the pool by itself.
+///
+/// ```
+/// let db = farleaf::Farleaf::open("mem:")?;
+/// // In the child of a fork:
+/// farleaf::forget_after_fork();
+/// std::mem::forget(db);
+/// let own = farleaf::Farleaf::open("mem:")?;
+/// # Ok::<(), farleaf::Error>(())
+/// ```
+pub fn forget_after_fork() {
+    let forgotten = PLACES.try_with(RefCell::take);
+    if let Ok(places) = forgotten {
+        std::mem::forget(places);
+    }
+}
+
 /// Has every thread look for lanes of closed stores when it next calls one.
 pub(crate) fn note_closed() {
     CLOSED.fetch_add(1, Ordering::Relaxed);
@@ -500,6 +523,19 @@ mod tests {
             Ok(())
         })
         .unwrap();
+    }
+
+    /// In a fork's child, a drop would have given back the parent's session.
+    #[test]
+    fn forgotten_lanes_give_no_session_back() {
+        let db = small();
+        ThreadContext::run(db.core(), async |context| context.session().await.map(drop)).unwrap();
+        let sessions = db.core().pool.sessions();
+        assert!(sessions > 0);
+        forget_after_fork();
+        assert_eq!((lanes(&db), db.core().pool.sessions()), ((0, 0), sessions));
+        ThreadContext::run(db.core(), async |context| context.session().await.map(drop)).unwrap();
+        assert_eq!((lanes(&db).0, db.core().pool.sessions()), (1, sessions + 1));
     }
 
     #[test]

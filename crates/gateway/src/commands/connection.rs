@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use super::{Call, Command, Plan, SYNTAX, check_admin, integer, lower, unknown_subcommand};
 use crate::client::ClientCard;
-use crate::resp::replies::{Protocol, Replies};
 use crate::shared::lock;
+use farleaf_resp::replies::{Protocol, Replies};
 
 const GROUP: &str = "connection";
 /// The level of commands that clients look for.
@@ -65,7 +65,7 @@ fn hello(call: &mut Call<'_>) -> Result<Plan, String> {
     let mut rest = call.args[1..].iter();
     let mut protocol = call.client.protocol;
     if let Some(version) = rest.next() {
-        protocol = match crate::resp::number(version) {
+        protocol = match farleaf_resp::number(version) {
             Some(2) => Protocol::Resp2,
             Some(3) => Protocol::Resp3,
             Some(_) => return Err("NOPROTO unsupported protocol version".to_owned()),

@@ -4,10 +4,11 @@ use std::ops::Bound;
 
 use farleaf::Table;
 
+use super::records::Pairs;
 use super::{Call, Command, Failure, Plan, SYNTAX, check_reply, integer, lower};
 use crate::pattern::{self, PATTERN_BYTES_MAX};
-use crate::resp::replies::Replies;
 use crate::shared::Shared;
+use farleaf_resp::replies::Replies;
 
 const GROUP: &str = "generic";
 /// Keys that a call of `SCAN` looks at: without `COUNT`, and at most.
@@ -34,14 +35,14 @@ pub(super) const COMMANDS: &[Command] = &[
 fn scan(call: &mut Call<'_>) -> Result<Plan, String> {
     let cursor = std::str::from_utf8(call.args[1]).ok().and_then(|text| text.parse::<u64>().ok());
     let cursor = cursor.ok_or("ERR invalid cursor")?;
-    let (mut count, mut wanted, mut is_empty) = (COUNT, None, false);
+    let (mut count, mut wanted, mut kind) = (COUNT, None, None);
     let mut rest = call.args[2..].iter();
     while let Some(word) = rest.next() {
         let value = rest.next().ok_or(SYNTAX)?;
         match lower(word).as_str() {
             "match" => wanted = Some(checked(value)?),
             "count" => count = integer(value)?,
-            "type" => is_empty = lower(value) != "string",
+            "type" => kind = Some(lower(value)),
             _ => return Err(SYNTAX.to_owned()),
         }
     }
@@ -65,14 +66,17 @@ fn scan(call: &mut Call<'_>) -> Result<Plan, String> {
             None => Bound::Included(prefix.clone()),
         };
         let (mut found, mut last, mut looked) = (Vec::new(), None, 0);
-        for pair in table.range((from, Bound::<Vec<u8>>::Unbounded)) {
-            let (key, _) = pair?;
+        for pair in Pairs::of(table, (from, Bound::Unbounded)) {
+            let (key, string) = pair?;
             if !key.starts_with(&prefix) {
                 last = None;
                 break;
             }
             looked += 1;
-            if !is_empty && wanted.as_deref().is_none_or(|wanted| pattern::matches(wanted, &key)) {
+            let is = if string.is_some() { "string" } else { "hash" };
+            if kind.as_deref().is_none_or(|kind| kind == is)
+                && wanted.as_deref().is_none_or(|wanted| pattern::matches(wanted, &key))
+            {
                 found.push(key.clone());
             }
             last = Some(key);
@@ -102,8 +106,12 @@ fn keys(call: &mut Call<'_>) -> Result<Plan, String> {
     let wanted = checked(call.args[1])?;
     Ok(Plan::Alone(Box::new(move |table: &Table, _: &Shared, replies: &mut Replies| {
         let (mut found, mut bytes) = (Vec::new(), 0);
-        for pair in table.prefix(pattern::prefix(&wanted)) {
+        let prefix = pattern::prefix(&wanted);
+        for pair in Pairs::of(table, (Bound::Included(prefix.clone()), Bound::Unbounded)) {
             let (key, _) = pair?;
+            if !key.starts_with(&prefix) {
+                break;
+            }
             if pattern::matches(&wanted, &key) {
                 if found.len() == KEYS_MAX {
                     return Err(Failure::Text(format!(

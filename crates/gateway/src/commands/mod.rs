@@ -4,21 +4,25 @@
 //! connection runs reads that stand next to each other as one batch; a write waits for what came before it.
 
 mod connection;
+mod expiry;
+mod hashes;
 mod keyspace;
 mod order;
+mod records;
 mod refused;
 mod server;
 mod strings;
 
-use farleaf::{Answer, Operation, Table};
+use farleaf::{Answer, ErrorKind, Operation, Table};
 
 pub use refused::REFUSED;
 
+use self::records::{RecordReply, WRONG_TYPE};
 use crate::Overlap;
 use crate::client::Client;
-use crate::resp::replies::Replies;
 use crate::shared::Shared;
 use crate::users::{Rights, User};
+use farleaf_resp::replies::Replies;
 
 /// A command that clients may send.
 #[derive(Debug)]
@@ -76,6 +80,16 @@ impl Command {
         self
     }
 
+    /// It is for tables of records.
+    const fn needs_records(self) -> Self {
+        self.differs("in tables of records")
+    }
+
+    /// The same, and Redis has another order of fields.
+    const fn orders_by_name(self) -> Self {
+        self.differs("in tables of records; fields in the order of their names")
+    }
+
     /// Tells whether it may change what the client has chosen.
     fn changes_client(&self) -> bool {
         self.group == "connection"
@@ -112,8 +126,10 @@ const ADMIN: [&str; 3] = ["flushdb", "flushall", "slowlog"];
 
 /// Every command, by group.
 pub fn commands() -> impl Iterator<Item = &'static Command> {
-    let all: [&[Command]; 5] = [
+    let all: [&[Command]; 7] = [
         strings::COMMANDS,
+        expiry::COMMANDS,
+        hashes::COMMANDS,
         order::COMMANDS,
         keyspace::COMMANDS,
         connection::COMMANDS,
@@ -183,7 +199,7 @@ impl From<farleaf::Error> for Failure {
 }
 
 /// The reply that follows from the answers of a plan's operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// The value, or null.
     Value,
@@ -195,7 +211,7 @@ pub(crate) enum Shape {
     Part(i64, i64),
     /// The number of keys that are there.
     Count,
-    /// `string` or `none`.
+    /// `string`, `hash` or `none`.
     Type,
     /// `OK`.
     Ok,
@@ -205,9 +221,16 @@ pub(crate) enum Shape {
     OneIfDone,
     /// The number of those that were done.
     CountDone,
+    /// The reply that a command makes of a record.
+    Record(RecordReply),
 }
 
 impl Shape {
+    /// Tells whether a hash counts as a key that is there, where strings are asked for.
+    pub(crate) fn takes_hashes(&self) -> bool {
+        matches!(self, Shape::Count | Shape::Type | Shape::Values)
+    }
+
     /// Writes the reply. The first error of the operations is the reply if there is one.
     pub(crate) fn write(
         self,
@@ -216,7 +239,10 @@ impl Shape {
         answers: &[farleaf::Result<Answer>],
         replies: &mut Replies,
     ) {
-        let failed = answers.iter().position(Result::is_err);
+        // A hash is there, and is no string.
+        let takes_hashes = self.takes_hashes();
+        let fails = |error: &farleaf::Error| !(takes_hashes && is_hash(error));
+        let failed = answers.iter().position(|answer| answer.as_ref().is_err_and(fails));
         if let Some((Err(error), at)) = failed.map(|at| (&answers[at], at)) {
             let done = answers.iter().filter(|answer| answer.is_ok()).count();
             let text = error_text(name, Some(operations[at].key()), error);
@@ -225,34 +251,48 @@ impl Shape {
                 all => replies.error(&format!("{text} ({done} of {all} keys were done)")),
             };
         }
-        let answers = || answers.iter().flatten();
-        let first = || match answers().next() {
-            Some(Answer::Value(value)) => value.as_deref(),
+        let first = || match answers.first() {
+            Some(Ok(Answer::Value(value))) => value.as_deref(),
             _ => None,
         };
-        let done = answers().filter(|answer| is_done(answer)).count();
+        let done = answers.iter().filter(|answer| answer.as_ref().map_or(true, is_done)).count();
         match self {
             Shape::Value => replies.value(first()),
             Shape::Values => {
-                replies.array(answers().count());
-                answers().for_each(|answer| write_value(answer, replies));
+                replies.array(answers.len());
+                for answer in answers {
+                    match answer {
+                        Ok(answer) => write_value(answer, replies),
+                        Err(_) => replies.null(),
+                    }
+                }
             }
             Shape::Length => replies.integer(first().map_or(0, |value| value.len() as i64)),
             Shape::Part(from, to) => replies.bulk(part(first().unwrap_or_default(), from, to)),
             Shape::Count | Shape::CountDone => replies.integer(done as i64),
+            Shape::Type if answers.iter().any(Result::is_err) => replies.simple("hash"),
             Shape::Type => replies.simple(if first().is_some() { "string" } else { "none" }),
             Shape::Ok => replies.simple("OK"),
             Shape::OkIfDone if done > 0 => replies.simple("OK"),
             Shape::OkIfDone => replies.null(),
             Shape::OneIfDone => replies.integer((done > 0).into()),
+            Shape::Record(reply) => {
+                reply.write(answers.first().and_then(|answer| answer.as_ref().ok()), replies);
+            }
         }
     }
+}
+
+/// Tells whether the key holds a hash where a string was asked for.
+pub(crate) fn is_hash(error: &farleaf::Error) -> bool {
+    error.kind() == ErrorKind::WrongType
 }
 
 pub(crate) fn is_done(answer: &Answer) -> bool {
     match answer {
         Answer::Value(value) => value.is_some(),
         Answer::Flag(flag) => *flag,
+        Answer::Record(record) => record.is_some(),
         Answer::Exchange(farleaf::CompareExchange::Exchanged) => true,
         _ => false,
     }
@@ -358,7 +398,7 @@ pub(crate) fn lower(word: &[u8]) -> String {
 }
 
 fn integer(text: &[u8]) -> Result<i64, String> {
-    crate::resp::number(text).ok_or_else(|| NO_INTEGER.to_owned())
+    farleaf_resp::number(text).ok_or_else(|| NO_INTEGER.to_owned())
 }
 
 fn unknown_subcommand(call: &Call<'_>) -> String {
@@ -377,8 +417,8 @@ fn may_have_happened(name: &str) -> bool {
 
 /// The error reply of a failure of the library: its first word tells clients what they may do.
 pub(crate) fn error_text(name: &str, key: Option<&[u8]>, error: &farleaf::Error) -> String {
-    use farleaf::ErrorKind;
     match error.kind() {
+        ErrorKind::WrongType => WRONG_TYPE.to_owned(),
         ErrorKind::Unavailable => format!("TRYAGAIN {error}"),
         ErrorKind::OutcomeUnknown => {
             let name = name.to_uppercase();

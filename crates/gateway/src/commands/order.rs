@@ -7,10 +7,11 @@ use std::ops::Bound;
 
 use farleaf::Table;
 
+use super::records::Pairs;
 use super::{Call, Command, Failure, NO_INTEGER, Plan, SYNTAX, check_reply, integer, lower};
 use crate::lex::{Ends, LexBound, NO_BOUND, range};
-use crate::resp::replies::Replies;
 use crate::shared::Shared;
+use farleaf_resp::replies::Replies;
 
 const SORTED: &str = "sorted-set";
 const FARLEAF: &str = "farleaf";
@@ -82,11 +83,11 @@ impl WantedRange {
         WantedRange { min: min.to_vec(), max: max.to_vec(), is_reverse: false, skip: 0, limit: -1 }
     }
 
-    /// Calls `take` with the range's pairs in their order, as far as the limit goes.
+    /// Calls `take` with the range's pairs in their order, as far as the limit goes; a hash has no value.
     fn each(
         &self,
         table: &Table,
-        mut take: impl FnMut(Vec<u8>, Vec<u8>) -> Result<(), Failure>,
+        mut take: impl FnMut(Vec<u8>, Option<Vec<u8>>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let text = || Failure::Text(NO_BOUND.to_owned());
         let min = LexBound::parse(&self.min).ok_or_else(text)?;
@@ -96,8 +97,8 @@ impl WantedRange {
             return Ok(());
         }
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        let pairs = table.range(owned(from, to));
-        let mut put = |pair: farleaf::Result<(Vec<u8>, Vec<u8>)>| {
+        let pairs = Pairs::of(table, owned(from, to));
+        let mut put = |pair: farleaf::Result<(Vec<u8>, Option<Vec<u8>>)>| {
             pair.map_err(Failure::from).and_then(|(key, value)| take(key, value))
         };
         match self.is_reverse {
@@ -230,8 +231,9 @@ fn own_range(call: &mut Call<'_>) -> Result<Plan, String> {
     Ok(Plan::Alone(Box::new(move |table: &Table, _: &Shared, replies: &mut Replies| {
         let (mut found, mut bytes) = (Vec::new(), 0);
         asked.each(table, |key, value| {
-            let value = if has_values { value } else { Vec::new() };
-            bytes = check_reply(bytes + key.len() + value.len(), "give a smaller LIMIT")?;
+            let value = value.filter(|_| has_values);
+            let value_bytes = value.as_ref().map_or(0, Vec::len);
+            bytes = check_reply(bytes + key.len() + value_bytes, "give a smaller LIMIT")?;
             found.push((key, value));
             Ok(())
         })?;
@@ -239,7 +241,7 @@ fn own_range(call: &mut Call<'_>) -> Result<Plan, String> {
         for (key, value) in &found {
             replies.bulk(key);
             if has_values {
-                replies.bulk(value);
+                replies.value(value.as_deref());
             }
         }
         Ok(())

@@ -4,18 +4,18 @@ use std::fmt::Write;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use farleaf::Operation;
-
 use super::connection::REDIS_VERSION;
-use super::{Call, Command, Failure, Plan, SYNTAX, commands, integer, lower, unknown_subcommand};
+use super::records::{Held, held};
+use super::{Call, Command, Plan, SYNTAX, commands, integer, lower, unknown_subcommand};
 use crate::pattern;
-use crate::resp::replies::Replies;
+use farleaf_resp::replies::Replies;
 
 const GROUP: &str = "server";
 
 pub(super) const COMMANDS: &[Command] = &[
-    Command::new("info", -1, GROUP, "Tells of the gateway.", info)
-        .differs("sections server, clients, stats and keyspace"),
+    Command::new("info", -1, GROUP, "Tells of the gateway.", info).differs(
+        "sections server, clients, memory, persistence, stats, replication, cluster and keyspace",
+    ),
     Command::new("command", -1, GROUP, "Tells of commands.", command),
     Command::new("config", -2, GROUP, "Tells of settings.", config)
         .differs("GET of a few settings that clients ask for, and RESETSTAT"),
@@ -25,11 +25,19 @@ pub(super) const COMMANDS: &[Command] = &[
     Command::new("memory", -2, GROUP, "Tells the bytes of a pair.", memory)
         .differs("USAGE alone: bytes of key and value"),
     Command::new("object", -2, "generic", "Tells how a value is kept.", object)
-        .differs("ENCODING alone: always raw"),
+        .differs("ENCODING alone: raw, or listpack for a hash"),
     Command::new("module", -2, GROUP, "Tells of modules: there are none.", module),
     Command::new("acl", -2, GROUP, "Tells who the client is.", acl).differs("WHOAMI alone"),
     Command::new("latency", -2, GROUP, "Tells of latencies.", latency).differs("always empty"),
 ];
+
+/// Resident bytes of this process; 0 where the system does not tell.
+fn resident_bytes() -> u64 {
+    let told = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = told.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
 
 fn info(call: &mut Call<'_>) -> Result<Plan, String> {
     let shared = call.shared;
@@ -67,8 +75,14 @@ fn info(call: &mut Call<'_>) -> Result<Plan, String> {
     let bytes = shared.client_bytes.load(Ordering::Relaxed).to_string();
     section(
         "Clients",
-        &[("connected_clients", clients), ("maxclients", most), ("clients_bytes", bytes)],
+        &[
+            ("connected_clients", clients),
+            ("blocked_clients", "0".to_owned()),
+            ("maxclients", most),
+            ("clients_bytes", bytes),
+        ],
     );
+    section("Memory", &[("used_memory", resident_bytes().to_string())]);
     let loading = u8::from(shared.is_lost()).to_string();
     section("Persistence", &[("loading", loading)]);
     let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed).to_string();
@@ -79,6 +93,7 @@ fn info(call: &mut Call<'_>) -> Result<Plan, String> {
             ("total_commands_processed", of(&shared.commands_done)),
             ("rejected_connections", of(&shared.refused)),
             ("client_connections_closed_by_limits", of(&shared.closed)),
+            ("expired_keys", shared.expired().to_string()),
         ],
     );
     section("Replication", &[("role", "master".to_owned()), ("connected_slaves", "0".to_owned())]);
@@ -89,11 +104,16 @@ fn info(call: &mut Call<'_>) -> Result<Plan, String> {
             let place = shared.place(user, number)?;
             let (engine, counted) = shared.known(place)?;
             let name = shared.table_name(place);
-            let keys = counted.map_or(String::new(), |(keys, at)| {
-                format!(",keys={keys},keys_age_seconds={}", at.elapsed().as_secs())
+            let table = (format!("table{number}"), format!("name={name},engine={engine}"));
+            // As redis-cli --stat reads it. Keys are not counted for it.
+            let keys = counted.map(|(keys, at)| {
+                let age = at.elapsed().as_secs();
+                (format!("db{number}"), format!("keys={keys},keys_age_seconds={age}"))
             });
-            Some((format!("table{number}"), format!("name={name},engine={engine}{keys}")))
+            Some([Some(table), keys])
         })
+        .flatten()
+        .flatten()
         .collect();
     let tables: Vec<(&str, String)> =
         tables.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
@@ -231,8 +251,12 @@ fn memory(call: &mut Call<'_>) -> Result<Plan, String> {
     }
     let key = call.args[2].to_vec();
     Ok(Plan::Alone(Box::new(move |table, _, replies| {
-        match table.get(&key)? {
-            Some(value) => replies.integer((key.len() + value.len()) as i64),
+        let bytes = |hash: farleaf::Hash| -> usize {
+            hash.iter().map(|(name, value)| name.len() + value.len()).sum()
+        };
+        match held(table, &key)? {
+            Some(Held::String(value)) => replies.integer((key.len() + value.len()) as i64),
+            Some(Held::Hash(hash)) => replies.integer((key.len() + bytes(hash)) as i64),
             None => replies.null(),
         }
         Ok(())
@@ -245,11 +269,10 @@ fn object(call: &mut Call<'_>) -> Result<Plan, String> {
     }
     let key = call.args[2].to_vec();
     Ok(Plan::Alone(Box::new(move |table, _, replies| {
-        let answers = table.run_batch([Operation::Get(key)])?;
-        match answers.into_iter().next() {
-            Some(Ok(farleaf::Answer::Value(Some(_)))) => replies.bulk(b"raw"),
-            Some(Err(error)) => return Err(Failure::from(error)),
-            _ => replies.null(),
+        match held(table, &key)? {
+            Some(Held::String(_)) => replies.bulk(b"raw"),
+            Some(Held::Hash(_)) => replies.bulk(b"listpack"),
+            None => replies.null(),
         }
         Ok(())
     })))

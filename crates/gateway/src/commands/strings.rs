@@ -1,11 +1,12 @@
 //! Strings: commands on single keys and values.
 
-use farleaf::{Operation, Table};
+use farleaf::{Content, Expiry, Operation, Record, RecordChange, RecordError, RecordValue, Table};
 
+use super::records::{TimeForm, at, holds_records, need_records};
 use super::{Call, Command, Failure, NO_INTEGER, Plan, SYNTAX, Shape, integer, lower};
-use crate::resp::number;
-use crate::resp::replies::Replies;
 use crate::shared::Shared;
+use farleaf_resp::number;
+use farleaf_resp::replies::Replies;
 
 const GROUP: &str = "string";
 const ONE: [i32; 3] = [1, 1, 1];
@@ -17,14 +18,12 @@ const EACH: &str = "not atomic: each key by itself";
 const VALUE_BYTES_MAX: usize = 1 << 20;
 const TOO_LONG: &str = "ERR string exceeds maximum allowed size (1 MiB)";
 const NO_FLOAT: &str = "ERR value is not a valid float";
-const NO_EXPIRY: &str =
-    "ERR expiry is not supported: tables hold raw values, which have no time to live";
 
 pub(super) const COMMANDS: &[Command] = &[
     Command::new("get", 2, GROUP, "Returns the value of a key.", get).reads(ONE),
     Command::new("set", -3, GROUP, "Sets the value of a key.", set)
         .writes(ONE)
-        .differs("without EX, PX, EXAT and PXAT: values do not expire"),
+        .differs("EX, PX, EXAT and PXAT in tables of records"),
     Command::new("setnx", 3, GROUP, "Sets the value of a key that is absent.", setnx).writes(ONE),
     Command::new("getset", 3, GROUP, "Sets a value and returns the one before.", getset)
         .writes(ONE),
@@ -91,10 +90,14 @@ struct SetOptions {
     is_there: bool,
     equals: Option<Vec<u8>>,
     returns: bool,
+    keeps_expiry: bool,
+    /// The moment of expiry, in milliseconds since 1970.
+    expires_ms: Option<u64>,
 }
 
 fn set(call: &mut Call<'_>) -> Result<Plan, String> {
     let mut options = SetOptions::default();
+    let mut time = None;
     let mut rest = call.args[3..].iter();
     while let Some(word) = rest.next() {
         match lower(word).as_str() {
@@ -102,19 +105,32 @@ fn set(call: &mut Call<'_>) -> Result<Plan, String> {
             "xx" => options.is_there = true,
             "get" => options.returns = true,
             "ifeq" => options.equals = Some(rest.next().ok_or(SYNTAX)?.to_vec()),
-            // Nothing expires, so all is kept.
-            "keepttl" => {}
-            "ex" | "px" | "exat" | "pxat" => return Err(NO_EXPIRY.to_owned()),
-            _ => return Err(SYNTAX.to_owned()),
+            "keepttl" if time.is_none() => options.keeps_expiry = true,
+            word => {
+                let form = TimeForm::of(word).filter(|_| time.is_none() && !options.keeps_expiry);
+                time = Some((form.ok_or(SYNTAX)?, *rest.next().ok_or(SYNTAX)?));
+            }
         }
     }
     let conditions = [options.is_new, options.is_there, options.equals.is_some()];
     if conditions.iter().filter(|is_set| **is_set).count() > 1 {
         return Err(SYNTAX.to_owned());
     }
+    if let Some((form, time)) = time {
+        need_records(call, "SET with an expiry")?;
+        options.expires_ms = Some(form.later(time, "set")?);
+    }
     let (key, value) = (call.key(), call.args[2].to_vec());
-    if options.returns {
-        return Ok(set_and_get(key, value, options));
+    let has_condition = conditions.contains(&true);
+    let keeps_expiry = options.keeps_expiry && holds_records(call);
+    if options.returns || has_condition && (options.expires_ms.is_some() || keeps_expiry) {
+        return Ok(set_by_looking(key, value, options));
+    }
+    if let Some(moment) = options.expires_ms {
+        return Ok(Plan::Writes(vec![Operation::InsertWith(key, value, at(moment))], Shape::Ok));
+    }
+    if keeps_expiry {
+        return Ok(Plan::Writes(vec![Operation::InsertWith(key, value, Expiry::Keep)], Shape::Ok));
     }
     Ok(match options {
         SetOptions { is_new: true, .. } => {
@@ -132,23 +148,74 @@ fn set(call: &mut Call<'_>) -> Result<Plan, String> {
     })
 }
 
-/// `SET ... GET`: the value before, whatever the condition says.
-fn set_and_get(key: Vec<u8>, value: Vec<u8>, options: SetOptions) -> Plan {
+impl SetOptions {
+    /// Tells whether the condition holds for a key that holds this string (`None`: no string), or is there at all.
+    fn hold(&self, held: Option<&[u8]>, is_there: bool) -> bool {
+        match &self.equals {
+            Some(expected) => held == Some(expected.as_slice()),
+            None => !(self.is_new && is_there || self.is_there && !is_there),
+        }
+    }
+
+    /// The moment of expiry in place of that of a record.
+    fn moment(&self, held: Option<u64>) -> Option<u64> {
+        if self.keeps_expiry { held } else { self.expires_ms }
+    }
+}
+
+/// `SET` with `GET`, or with a condition and an expiry: looks at what the key holds and changes it, as one step.
+fn set_by_looking(key: Vec<u8>, value: Vec<u8>, options: SetOptions) -> Plan {
     alone(move |table, replies| {
-        let before = table.update_with(&key, |held| {
-            let is_met = match (&options, held) {
-                (SetOptions { is_new: true, .. }, held) => held.is_none(),
-                (SetOptions { is_there: true, .. }, held) => held.is_some(),
-                (SetOptions { equals: Some(expected), .. }, held) => {
-                    held == Some(expected.as_slice())
-                }
-                _ => true,
-            };
-            if is_met { Some(value.clone()) } else { held.map(<[u8]>::to_vec) }
-        })?;
-        replies.value(before.as_deref());
+        let (before, is_done) = match table.info().content {
+            Content::Raw => set_raw(table, &key, &value, &options)?,
+            Content::Records => set_record(table, &key, &value, &options)?,
+        };
+        match (options.returns, is_done) {
+            (true, _) => replies.value(before.as_deref()),
+            (false, true) => replies.simple("OK"),
+            (false, false) => replies.null(),
+        }
         Ok(())
     })
+}
+
+/// The string before, and whether the key has got the new one.
+type Looked = farleaf::Result<(Option<Vec<u8>>, bool)>;
+
+fn set_raw(table: &Table, key: &[u8], value: &[u8], options: &SetOptions) -> Looked {
+    let mut is_done = false;
+    let before = table.update_with(key, |held| {
+        is_done = options.hold(held, held.is_some());
+        if is_done { Some(value.to_vec()) } else { held.map(<[u8]>::to_vec) }
+    })?;
+    Ok((before, is_done))
+}
+
+fn set_record(table: &Table, key: &[u8], value: &[u8], options: &SetOptions) -> Looked {
+    let mut is_done = false;
+    let before = table.update_record(key, |held| {
+        let string = match held.map(|record| &record.value) {
+            Some(RecordValue::String(string)) => Some(&string[..]),
+            None => None,
+            // `GET` and `IFEQ` need a string; without them `SET` replaces a hash as well.
+            Some(_) if options.returns || options.equals.is_some() => {
+                let (key, holds, wanted) = (key.to_vec(), "hash", "string");
+                return Err(RecordError::WrongKind { key, holds, wanted });
+            }
+            Some(_) => None,
+        };
+        is_done = options.hold(string, held.is_some());
+        let expires_ms = options.moment(held.and_then(|record| record.expires_ms));
+        Ok(match is_done {
+            true => RecordChange::Put(Record { expires_ms, ..Record::string(value) }),
+            false => RecordChange::Leave,
+        })
+    })?;
+    let before = before.and_then(|record| match record.value {
+        RecordValue::String(string) => Some(string),
+        _ => None,
+    });
+    Ok((before, is_done))
 }
 
 fn setnx(call: &mut Call<'_>) -> Result<Plan, String> {
@@ -157,7 +224,8 @@ fn setnx(call: &mut Call<'_>) -> Result<Plan, String> {
 }
 
 fn getset(call: &mut Call<'_>) -> Result<Plan, String> {
-    Ok(set_and_get(call.key(), call.args[2].to_vec(), SetOptions::default()))
+    let options = SetOptions { returns: true, ..SetOptions::default() };
+    Ok(set_by_looking(call.key(), call.args[2].to_vec(), options))
 }
 
 fn getdel(call: &mut Call<'_>) -> Result<Plan, String> {
@@ -256,7 +324,7 @@ fn incrbyfloat(call: &mut Call<'_>) -> Result<Plan, String> {
     }))
 }
 
-fn float(text: &[u8]) -> Result<f64, String> {
+pub(super) fn float(text: &[u8]) -> Result<f64, String> {
     let parsed = std::str::from_utf8(text).ok().filter(|text| !text.starts_with(' '));
     let number = parsed.and_then(|text| text.parse::<f64>().ok()).filter(|number| !number.is_nan());
     number.ok_or_else(|| NO_FLOAT.to_owned())

@@ -46,7 +46,8 @@ fn strings_answer_as_redis_does() {
         ("DELIFEQ a 1", ":1\r\n"),
         (
             "SET a 1 EX 5",
-            "-ERR expiry is not supported: tables hold raw values, which have no time to live\r\n",
+            "-ERR SET with an expiry needs a table of records: \"db0\" holds raw values (make it with --content \
+             records)\r\n",
         ),
         ("GET", "-ERR wrong number of arguments for 'get' command\r\n"),
         ("SET a", "-ERR wrong number of arguments for 'set' command\r\n"),
@@ -225,6 +226,26 @@ fn handshakes_of_clients_are_answered() {
     assert!(resp.is_closed());
 }
 
+/// `redis-cli --stat` prints these, and nonsense for one that is missing.
+#[test]
+fn info_has_the_numbers_that_redis_cli_prints() {
+    let served = serve(|_| {});
+    let mut resp = Resp::connect(served.gateway.address());
+    assert_eq!((resp.say("SET a 1"), resp.say("DBSIZE")), ("+OK\r\n".into(), ":1\r\n".into()));
+    let told = resp.say("INFO");
+    assert!(told.contains("\r\ndb0:keys=1,"), "{told}");
+    let number = |name: &str| -> u64 {
+        let prefix = format!("{name}:");
+        let found = told.lines().find_map(|line| line.strip_prefix(&prefix));
+        found.unwrap_or_else(|| panic!("{name}: {told}")).trim().parse().unwrap()
+    };
+    assert!(number("used_memory") > 1 << 20);
+    assert_eq!(number("connected_clients"), 1);
+    assert_eq!(number("blocked_clients"), 0);
+    assert_eq!(number("total_connections_received"), 1);
+    number("total_commands_processed");
+}
+
 /// A table that was dropped is made anew by the next command.
 #[test]
 fn a_dropped_table_comes_back_empty() {
@@ -338,9 +359,9 @@ fn commands_of_many_keys_run_in_parts() {
     assert_eq!(resp.reply(), b":0\r\n");
 }
 
-/// Whatever runs together, a connection sees its own changes in their order.
+/// A connection sees its own changes in their order, also beside commands that run together.
 #[test]
-fn pipelines_keep_the_order_of_each_key_however_they_overlap() {
+fn pipelines_that_overlap_keep_the_order_of_each_key() {
     for overlap in [Overlap::Nothing, Overlap::Reads, Overlap::All] {
         let served = serve(|options| options.overlap = overlap);
         let mut resp = Resp::connect(served.gateway.address());

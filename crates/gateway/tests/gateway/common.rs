@@ -113,11 +113,7 @@ impl Resp {
 
 /// A command as clients send it.
 pub(crate) fn command(args: &[&[u8]]) -> Vec<u8> {
-    let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
-    for arg in args {
-        bytes.extend_from_slice(format!("${}\r\n", arg.len()).as_bytes());
-        bytes.extend_from_slice(arg);
-        bytes.extend_from_slice(b"\r\n");
-    }
+    let mut bytes = Vec::new();
+    farleaf_resp::wire::put_command(&mut bytes, args);
     bytes
 }

@@ -2,12 +2,14 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use farleaf::ErrorKind;
 use farleaf_gateway::{Gateway, GatewayError, GatewayOptions};
 
 use crate::common::{Resp, command, serve};
+use crate::records::serve_records;
 
 #[test]
 fn bytes_that_are_no_commands_end_the_connection_with_a_word() {
@@ -80,8 +82,53 @@ fn a_client_that_takes_nothing_holds_up_nobody_else() {
     let end = Instant::now() + Duration::from_secs(20);
     while served.gateway.counts().client_bytes >= 16 << 20 {
         assert!(Instant::now() < end, "{:?}", served.gateway.counts());
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Large hashes count as large values do: once the gateway has met some, it reads a few of them at a time.
+#[test]
+fn large_hashes_run_in_small_parts() {
+    const FIELDS: usize = 1_000;
+    const FIELD_BYTES: usize = 1_000;
+    let served = serve_records();
+    let mut slow = Resp::connect(served.gateway.address());
+    let value = vec![b'v'; FIELD_BYTES];
+    let names: Vec<_> = (0..FIELDS).map(|number| format!("{number:04}")).collect();
+    let mut fields: Vec<&[u8]> = vec![b"HSET", b"k"];
+    fields.extend(names.iter().flat_map(|name| [name.as_bytes(), &value]));
+    assert_eq!(slow.ask(&fields), b":1000\r\n");
+    slow.send(&command(&[b"HGETALL", b"k"]).repeat(256));
+    for _ in 0..70 {
+        assert!(slow.reply().len() > FIELDS * FIELD_BYTES);
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    while served.gateway.counts().client_bytes >= 16 << 20 {
+        assert!(Instant::now() < end, "{:?}", served.gateway.counts());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The kernel connects clients while the gateway's only thread is busy: none of them waits to try again.
+#[test]
+fn a_busy_gateway_lets_nobody_wait_to_connect() {
+    let served = serve(|_| {});
+    let mut busy = Resp::connect(served.gateway.address());
+    for number in 0..2_000 {
+        let key = format!("{}{number}", "a".repeat(1_000));
+        assert_eq!(busy.ask(&[b"SET", key.as_bytes(), b"v"]), b"+OK\r\n");
+    }
+    // Each key takes some 250,000 steps.
+    let pattern = format!("*{}b", "a".repeat(500));
+    busy.send(&command(&[b"KEYS", pattern.as_bytes()]));
+    thread::sleep(Duration::from_millis(50));
+    let began = Instant::now();
+    let all: Vec<_> = (0..300).map(|_| Resp::connect(served.gateway.address())).collect();
+    let took = began.elapsed();
+    assert_eq!(served.gateway.counts().connections, 1, "the gateway was busy meanwhile");
+    assert!(took < Duration::from_millis(900), "{took:?}");
+    assert_eq!(busy.reply(), b"*0\r\n");
+    drop(all);
 }
 
 /// Clients that take nothing for long, send nothing for long, or do not say who they are, are closed.
@@ -100,7 +147,7 @@ fn clients_that_stand_still_are_closed() {
     let end = Instant::now() + Duration::from_secs(20);
     while served.gateway.counts().closed < 2 {
         assert!(Instant::now() < end, "{:?}", served.gateway.counts());
-        std::thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
     }
     assert!(idle.is_closed());
     assert_eq!(served.gateway.counts().client_bytes, 0);
@@ -134,7 +181,7 @@ fn half_commands_take_no_more_than_their_share() {
     let end = Instant::now() + Duration::from_secs(20);
     while served.gateway.counts().connections > 1 {
         assert!(Instant::now() < end, "{:?}", served.gateway.counts());
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(other.say("GET other"), "$1\r\n1\r\n");
     let mut large = Resp::connect(served.gateway.address());

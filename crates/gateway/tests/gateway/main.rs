@@ -9,5 +9,6 @@ mod common;
 mod costs;
 mod limits;
 mod pages;
+mod records;
 mod tls;
 mod users;

@@ -8,7 +8,7 @@ use farleaf_engines::{AnyIndex, Content, Engine, TableFormat, recover};
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Landing, Sim, SimConfig};
 use farleaf_fabric::{Endpoint, ToAny};
 use farleaf_harness::{create_table, join, open_table, settle, simulate_pool};
-use farleaf_index::{Index, Settings};
+use farleaf_index::{Index, Settings, Spec};
 use farleaf_pool::{PoolOptions, Session};
 use farleaf_records::{Expiry, Hash, RecordError, Records};
 
@@ -105,8 +105,8 @@ impl Cluster {
         let own = sim.fabric(ACTOR).any_endpoint().expect("an endpoint");
         let (index, actor) = sim
             .block_on(async {
-                let content = Content::Records;
-                let format = TableFormat { engine: case.engine, content, ..TableFormat::default() };
+                let format = TableFormat::new(case.engine, Spec::ANY);
+                let format = format.with_content(Content::Records);
                 let none = Settings::default();
                 let index = create_table(&session, "t", &format, 64, &none).await.expect("a table");
                 let of = records(&index, &session);
@@ -150,7 +150,7 @@ impl Cluster {
         self.sim.spawn(ACTOR, async move {
             let done = case.act(&index, &session).await;
             ended.set(Some(done.is_ok()));
-            // What an owner has to itself is asked for until the end.
+            // An owner that has the key to itself is asked until the end.
             std::future::pending::<()>().await;
             drop((session, index));
         });

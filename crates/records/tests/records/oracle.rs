@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use farleaf_engines::{AnyIndex, Content, Engine, TableFormat};
 use farleaf_harness::{World, create_table};
-use farleaf_index::{Entries, Index, ScanRange, Settings};
+use farleaf_index::{Entries, Index, ScanRange, Settings, Spec};
 use farleaf_pool::Session;
 use farleaf_records::{
     Expiry, FormatFault, Hash, Record, RecordError, RecordValue, RecordView, Records,
@@ -34,7 +34,7 @@ impl Model {
 }
 
 async fn table(session: &Session, engine: Engine) -> AnyIndex {
-    let format = TableFormat { engine, content: Content::Records, ..TableFormat::default() };
+    let format = TableFormat::new(engine, Spec::ANY).with_content(Content::Records);
     create_table(session, "t", &format, 64, &Settings::default()).await.expect("a table")
 }
 
@@ -89,7 +89,7 @@ async fn play(session: &Session, engine: Engine, seed: u64) {
             format!("{engine}, seed {seed}, step {step}, {} at {now_ms}", key.escape_ascii());
         match rng.u8(..15) {
             0 | 1 => {
-                // Whether it was new is only told of what is stored.
+                // The answer tells only of stored keys whether they were new.
                 let is_new = records.insert(&key, &value, expiry).await.expect(&what);
                 assert!(!is_new || held.is_none(), "{what}");
                 model.put(&key, new);

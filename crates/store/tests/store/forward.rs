@@ -157,7 +157,7 @@ impl Drop for Peer {
 fn pool(name: &str) -> (SharedPool, Farleaf, Table) {
     let pool = SharedPool::new(name);
     let db = pool.open();
-    let options = TableOptions::default().engine(Engine::Dex).node_bytes(4096);
+    let options = TableOptions::default().engine(Engine::Dex).set("node_bytes", "4096");
     let table = db.create_table("t", options).unwrap();
     (pool, db, table)
 }

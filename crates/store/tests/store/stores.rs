@@ -59,9 +59,9 @@ fn nonsense_options_are_refused() {
     for (name, options) in [
         ("", TableOptions::default()),
         (&"n".repeat(129), TableOptions::default()),
-        ("t", TableOptions::default().node_bytes(1000)),
+        ("t", TableOptions::default().set("node_bytes", "1000")),
         ("t", TableOptions::default().keys(KeyFormat::Bytes { max: 5000 })),
-        ("t", TableOptions::default().node_bytes(256)),
+        ("t", TableOptions::default().set("node_bytes", "256")),
     ] {
         let error = db.create_table(name, options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{name}: {error}");
@@ -77,7 +77,7 @@ fn tables_are_made_listed_and_dropped() {
         .engine(Engine::BTree)
         .keys(KeyFormat::Fixed(8))
         .values(ValueFormat::Fixed(16))
-        .node_bytes(2048);
+        .set("node_bytes", "2048");
     let users = db.create_table("users", TableOptions::default()).unwrap();
     let counts = db.create_table("counts", fixed.clone()).unwrap();
     users.insert("ada", "1815").unwrap();
@@ -87,7 +87,7 @@ fn tables_are_made_listed_and_dropped() {
     assert_eq!(names, ["users", "counts"]);
     assert_eq!(db.table("counts").unwrap().info(), counts.info());
     assert_eq!(counts.info().values, ValueFormat::Fixed(16));
-    assert_eq!(counts.info().node_bytes, 2048);
+    assert_eq!(counts.info().shape.get("node_bytes"), Some("2KiB"));
     assert_eq!(db.table("users").unwrap().get("ada").unwrap(), Some(b"1815".to_vec()));
 
     let error = db.create_table("users", fixed.clone()).unwrap_err();

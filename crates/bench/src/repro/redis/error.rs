@@ -2,10 +2,10 @@
 
 use std::{io, time::Duration};
 
-use redis_protocol::error::RedisProtocolError;
+use farleaf_resp::wire::{Reply, WireError};
 use thiserror::Error;
 
-use super::wire::Reply;
+use crate::repro::error::ReproError;
 
 /// Failure of Redis or its bench.
 #[derive(Debug, Error)]
@@ -62,22 +62,9 @@ pub enum RedisError {
         /// The last lines of its log.
         log: String,
     },
-    /// The reply is no RESP.
-    #[error("redis-server's reply to {command} cannot be read: {source}")]
-    Reply {
-        /// The command.
-        command: &'static str,
-        /// The fault in the reply.
-        source: RedisProtocolError,
-    },
-    /// Redis refuses, or answers with something else than the command asks for.
-    #[error("redis-server answers {command} with {said}")]
-    Answer {
-        /// The command.
-        command: &'static str,
-        /// The answer.
-        said: String,
-    },
+    /// The reply is no RESP, a refusal, or something else than the command asks for.
+    #[error("redis-server does not do as asked: {0}")]
+    Answer(#[source] WireError),
     /// `redis-benchmark` failed.
     #[error("redis-benchmark ended with {status}: {said}")]
     Benchmark {
@@ -99,7 +86,22 @@ pub enum RedisError {
 impl RedisError {
     /// An answer that the command should not have.
     pub(super) fn answer(command: &'static str, reply: &Reply<'_>) -> Self {
-        RedisError::Answer { command, said: format!("\"{}\"", reply.text().escape_default()) }
+        RedisError::Answer(WireError::answer(command, reply))
+    }
+}
+
+impl From<WireError> for RedisError {
+    fn from(error: WireError) -> Self {
+        match error {
+            WireError::Gone(source) => RedisError::Gone { source, log: String::new() },
+            error => RedisError::Answer(error),
+        }
+    }
+}
+
+impl From<WireError> for ReproError {
+    fn from(error: WireError) -> Self {
+        RedisError::from(error).into()
     }
 }
 

@@ -5,14 +5,14 @@
 
 use std::{net::SocketAddr, path::PathBuf, process};
 
+use farleaf_resp::wire::Wire;
 use serde_json::json;
 
 use super::{
     benchmark,
     error::RedisError,
-    server::{RedisServer, output_of},
+    server::{RedisServer, SILENCE_MAX, output_of},
     systems::{SystemResult, median},
-    wire::Wire,
 };
 use crate::{
     repro::{Host, Repro, error::ReproError, report::ReproReport, report::ReproTable},
@@ -110,7 +110,7 @@ pub(in crate::repro) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Resu
         // Dropped from the last one on.
         let (_scratch, _memory, gateway) = start(repro, &tables, pins)?;
         let address = gateway.address();
-        let connect = || Wire::connect(address).map_err(RedisError::from);
+        let connect = || Wire::connect(address, SILENCE_MAX);
         load(&mut connect()?, keys, repro)?;
         let mut rates = Vec::new();
         for BenchCall(test, depth, clients, least) in measured {
@@ -121,7 +121,7 @@ pub(in crate::repro) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Resu
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 let (program, words) =
                     if pins { ("taskset", &words[..]) } else { (benchmark::PROGRAM, &words[3..]) };
-                let is_there = || Wire::connect(address).map(drop).map_err(RedisError::from);
+                let is_there = || Ok(Wire::connect(address, SILENCE_MAX).map(drop)?);
                 benchmark::result(&output_of(program, words, is_there)?)
             };
             // The first one warms caches and connections up.

@@ -14,7 +14,6 @@ mod server;
 mod systems;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 use serde_json::{Value, json};
 

@@ -18,12 +18,12 @@
 use std::{sync::Arc, time::Instant};
 
 use farleaf_fabric::Snapshot;
-use redis_protocol::resp2::types::RangeFrame;
-
-use super::{
-    error::RedisError,
+use farleaf_resp::{
+    RangeFrame,
     wire::{Reply, Wire},
 };
+
+use super::error::RedisError;
 use crate::{
     config::BenchConfig,
     generator::{Op, OpGenerator},

@@ -15,11 +15,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{error::RedisError, wire::Wire};
+use farleaf_resp::wire::Wire;
+
+use super::error::RedisError;
 
 pub(super) const SERVER: &str = "redis-server";
 /// The first version that has ranges of sorted sets by `ZRANGE ... BYLEX`.
 const VERSION_MIN: (u32, u32) = (6, 2);
+/// The longest silence of a server: no command here takes as long.
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// The longest times until it answers, and until it ends.
 const START_TIME: Duration = Duration::from_secs(10);
 const END_TIME: Duration = Duration::from_secs(5);
@@ -101,9 +105,10 @@ impl RedisServer {
     fn wait(&mut self) -> Result<(), RedisError> {
         let end = Instant::now() + START_TIME;
         loop {
-            let wire = Wire::connect(self.address).map_err(RedisError::from);
+            let wire = Wire::connect(self.address, SILENCE_MAX);
             let ask = [&b"CONFIG"[..], b"GET", b"dir"];
-            match wire.and_then(|mut wire| wire.ask("CONFIG GET", &ask)) {
+            let told = wire.and_then(|mut wire| wire.ask("CONFIG GET", &ask));
+            match told.map_err(RedisError::from) {
                 Ok(told) if told.lines().any(|dir| Path::new(dir) == self.folder) => return Ok(()),
                 Ok(_) | Err(RedisError::Gone { .. }) => {}
                 Err(error) => return Err(error),
@@ -120,7 +125,8 @@ impl RedisServer {
     /// # Errors
     /// `Gone`.
     pub(super) fn connect(&self) -> Result<Wire, RedisError> {
-        Wire::connect(self.address).map_err(|source| self.explain(source.into()))
+        let wire = Wire::connect(self.address, SILENCE_MAX);
+        wire.map_err(|error| self.explain(error.into()))
     }
 
     /// Runs a program that talks to this server, to its end.

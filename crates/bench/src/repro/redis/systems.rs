@@ -3,7 +3,9 @@
 use farleaf_engines::Engine;
 use farleaf_index::Settings;
 
-use super::{play, wire::Wire};
+use farleaf_resp::wire::Wire;
+
+use super::play;
 use crate::{
     config::{BenchConfig, Cluster},
     report::{PerOp, ReportKind, RunReport},
