@@ -15,6 +15,7 @@
 # - more members were recovered than were killed: then one was left as dead that was not killed;
 # - a command took longer than the lease and 1 s, counted from its start or from the last death that it met;
 # - a command failed, but with an unknown outcome and a death within a lease before its end;
+# - a compute server ended by itself;
 # - `farleaf verify` finds a fault, or an acknowledged value is gone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -54,16 +55,16 @@ start_compute() {
     started=$((started + 1))
 }
 
-# Counters of the compute server of place $1: begun, done, in vain, members.
+# Counters of the compute server of place $1: begun, done, in vain, members, and 1 if it does not say.
 counters() {
     local at
     at=$(grep -o '"metrics":"[^"]*"' "${endpoints[$1]}" 2>/dev/null | cut -d '"' -f 4) || return 0
-    curl --silent --max-time 1 "http://$at/metrics" 2>/dev/null | awk '
+    { curl --silent --max-time 1 "http://$at/metrics" 2>/dev/null || true; } | awk '
         /^farleaf_recoveries_total.*"begun"/ { begun = $2 }
         /^farleaf_recoveries_total.*"done"/ { done = $2 }
         /^farleaf_recoveries_total.*"in-vain"/ { vain = $2 }
         /^farleaf_recovered_members_total/ { members = $2 }
-        END { print begun + 0, done + 0, vain + 0, members + 0 }' || true
+        END { print begun + 0, done + 0, vain + 0, members + 0, NR == 0 }'
 }
 
 # Recoveries that are under way now.
@@ -71,6 +72,21 @@ under_way() {
     local place
     for ((place = 0; place < computes; place++)); do counters $place; done |
         awk '{ now += $1 - $2 - $3 } END { print now + 0 }'
+}
+
+# Whether no server recovers, as far as all of them say.
+is_over() {
+    local place
+    for ((place = 0; place < computes; place++)); do counters $place; done |
+        awk '{ now += $1 - $2 - $3 + $5 } END { exit now != 0 }'
+}
+
+# Reports that the compute server of place $1 has ended by itself.
+tell_ended() {
+    local code=0
+    wait "${servers[$1]}" 2>/dev/null || code=$?
+    echo "compute server $(basename "${endpoints[$1]}") ended by itself with code $code: $(tail -n 3 "${endpoints[$1]}-err")" \
+        | tee -a "$work/ended" >&2
 }
 
 # Worker $1 puts and gets keys of its own, one command for each, and notes the time of each.
@@ -123,8 +139,12 @@ kill_through() {
         fi
         place=$((RANDOM % computes))
         counters $place >>"$work/counters"
-        kill -9 "${servers[$place]}" && now_ms >>"$work/kills"
-        wait "${servers[$place]}" 2>/dev/null || true
+        if kill -9 "${servers[$place]}" 2>/dev/null; then
+            now_ms >>"$work/kills"
+            wait "${servers[$place]}" 2>/dev/null || true
+        else
+            tell_ended $place
+        fi
         start_compute $place
     done
 }
@@ -135,6 +155,7 @@ for engine in "${engines[@]}"; do
     : >"$work/kills"
     : >"$work/counters"
     : >"$work/at-once"
+    : >"$work/ended"
     cluster_up t "$engine" --memory-servers 2 --compute 0 --pool-bytes 1GiB
     awk -v keys="$keys" 'BEGIN { for (at = 0; at < keys; at++) printf "key-%08d\tloaded\n", at }' >"$work/records"
     "$farleaf" load --quiet "$pool" t "$work/records" --format tsv
@@ -156,7 +177,10 @@ for engine in "${engines[@]}"; do
     # Until all are recovered: a walk is over once nobody begins another.
     until_then=$((SECONDS + patience))
     sleep "$((lease / 1000 + 1))"
-    while [ "$(under_way)" -gt 0 ] && [ $SECONDS -lt $until_then ]; do sleep 0.2; done
+    until is_over || [ $SECONDS -ge $until_then ]; do sleep 0.2; done
+    for ((place = 0; place < computes; place++)); do
+        kill -0 "${servers[$place]}" 2>/dev/null || tell_ended $place
+    done
     for ((place = 0; place < computes; place++)); do counters $place >>"$work/counters"; done
     read -r finished vain members < <(awk '{ done += $2; vain += $3; members += $4 } END { print done + 0, vain + 0, members + 0 }' "$work/counters")
     killed=$(wc -l <"$work/kills")
@@ -185,10 +209,17 @@ for engine in "${engines[@]}"; do
     read -r all slowest longest late failed unknown <"$work/judged"
     # The last acknowledged value of each key, unless a later change has an unknown outcome.
     cat "$work"/worker-*/acknowledged | awk -F '\t' '{ last[$1] = $2 } END { for (key in last) if (last[key] != "?") print key "\t" last[key] }' | sort >"$work/expected"
-    "$farleaf" scan "$pool" t 2>"$work/scan-err" | sort >"$work/found"
+    scanned=0
+    "$farleaf" scan "$pool" t >"$work/scanned" 2>"$work/scan-err" || scanned=$?
+    if [ "$scanned" -ne 0 ]; then
+        echo "the scan at the end failed with code $scanned: $(cat "$work/scan-err")" >&2
+        status=1
+    fi
+    sort "$work/scanned" >"$work/found"
+    ended=$(wc -l <"$work/ended")
     lost=$(comm -23 "$work/expected" "$work/found" | wc -l)
-    echo "$engine: $all commands in $seconds s, $killed killed; slowest $slowest ms, $longest ms beyond the last death (at most $most), $late late, $failed failed, $unknown unknown; recoveries $finished done, $vain in vain, $at_once times two at once, $members members recovered; $lost values lost"
-    if [ "$late" -gt 0 ] || [ "$failed" -gt 0 ] || [ "$vain" -gt 0 ] || [ "$at_once" -gt 0 ] || [ "$lost" -gt 0 ] || [ "$members" -gt "$killed" ]; then
+    echo "$engine: $all commands in $seconds s, $killed killed; slowest $slowest ms, $longest ms beyond the last death (at most $most), $late late, $failed failed, $unknown unknown; recoveries $finished done, $vain in vain, $at_once times two at once, $members members recovered; $ended servers ended by themselves; $lost values lost"
+    if [ "$late" -gt 0 ] || [ "$failed" -gt 0 ] || [ "$vain" -gt 0 ] || [ "$at_once" -gt 0 ] || [ "$lost" -gt 0 ] || [ "$ended" -gt 0 ] || [ "$members" -gt "$killed" ]; then
         status=1
         head -n 12 "$work/wrong" >&2
     fi

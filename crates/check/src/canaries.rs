@@ -114,12 +114,26 @@ fn scenarios_for(canary: Canary, engine: Option<Engine>, seed: u64) -> Choices {
             suited.keys = Some([5, 20, 60, 150][seed as usize % 4]);
             (suited.ops, suited.think_ns) = (Some(200), Some(4_000));
         }
+        // A leaf's address is used again for another range while a compute server's cache leads there.
+        Canary::BelieveOldHeader => {
+            suited.format = Some(FormatName::U64Tiny);
+            suited.workload = Some(Workload::Churn);
+            suited.settings = Settings::default().with("cache", "256MiB").with("merge", "0.4");
+            (suited.compute_servers, suited.clients) = (Some(4), Some(4));
+            suited.keys = Some([60, 100, 150, 300][seed as usize % 4]);
+            (suited.memory_servers, suited.ops, suited.think_ns) =
+                (Some(1), Some(400), Some(2_000));
+            suited.events = Some(Events::default());
+        }
         // Clients of one compute server on the same keys.
         Canary::JoinOpenRead | Canary::SealLate => {
             suited.workload = Some(Workload::Hot);
-            suited.settings = Settings::default()
-                .with("read_delegation", "strict")
-                .with("write_combining", "true");
+            suited.settings = match engine.is_some_and(|engine| engine.traits().upper_tree) {
+                true => Settings::default().with("combine", "true").with("batch_limit", "8"),
+                false => Settings::default()
+                    .with("read_delegation", "strict")
+                    .with("write_combining", "true"),
+            };
             (suited.compute_servers, suited.clients) = (Some(2), Some(8));
         }
         // Nodes are replaced again and again, and each has entries.
@@ -156,15 +170,23 @@ fn skip_table(more: &[(&str, &str)]) -> Settings {
     all.fold(Settings::default(), |all, (name, text)| all.with(name, text))
 }
 
-/// The crash case that shows a bug which needs a death within one WRITE.
+/// The crash case that shows a bug which needs a death within one WRITE, or at one moment.
 fn crash_case_for(canary: Canary, engine: Option<Engine>) -> Option<String> {
+    let engine = engine?;
     let case = match canary {
-        Canary::LoseLeafRedo => "update",
-        Canary::TakeOverUnrecorded => "takeover-update",
-        Canary::ReviveHeadFirst => "revive",
+        // Values of several words stand in slots of leaves.
+        Canary::LoseLeafRedo if engine.traits().upper_tree => "wide/update",
+        Canary::TakeOverUnrecorded if engine.traits().upper_tree => "wide/takeover-update",
+        Canary::LoseLeafRedo => "records/update",
+        Canary::TakeOverUnrecorded => "records/takeover-update",
+        Canary::ReviveHeadFirst => "records/revive",
+        // A client with the old record looks for a key that another inserts into the new leaf.
+        Canary::UnlockNewLeafEarly => "u64-tiny/insert-leaf-split-watched",
+        Canary::BuildClearsTorn => "u64-tiny/update",
+        Canary::BuildKeepsTorn => "u64-tiny/insert",
         _ => return None,
     };
-    Some(format!("{}/records/{case}", engine?))
+    Some(format!("{engine}/{case}"))
 }
 
 /// Runs the points of a crash case until one shows the bug. Without it, all of them must pass.

@@ -1,6 +1,6 @@
 //! Small world: the cluster and the tables of the crash points.
 
-use farleaf_engines::{AnyIndex, TableFormat};
+use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_harness::{HarnessError, create_table, open_table, simulate_pool};
 use farleaf_index::{
@@ -10,16 +10,23 @@ use farleaf_pool::{PoolOptions, Session};
 
 use crate::history::{Answer, Op};
 
-/// A small world with `computes` compute servers, of which the first has one session: two memory servers of a few
+/// A small world for tables of `engine` with `computes` compute servers, of which the first has one session: two memory servers of a few
 /// hundred KiB, a few tables, clients and members; READs and WRITEs torn.
 ///
 /// # Errors
 /// Any failure.
-pub fn small_world(seed: u64, computes: usize) -> Result<(Sim, Session), HarnessError> {
+pub fn small_world(
+    seed: u64,
+    computes: usize,
+    engine: Engine,
+) -> Result<(Sim, Session), HarnessError> {
+    // Leaves, lines and the nodes above have size classes of their own, and redo records as well.
+    let (region_bytes, redo_bytes) =
+        if engine.traits().upper_tree { (1536 << 10, 4 << 10) } else { (768 << 10, 1 << 10) };
     let mut config = SimConfig {
         memory_servers: 2,
         compute_servers: computes,
-        region_bytes: 768 << 10,
+        region_bytes,
         events_max: 20_000_000,
         ..SimConfig::seeded(seed)
     };
@@ -29,7 +36,7 @@ pub fn small_world(seed: u64, computes: usize) -> Result<(Sim, Session), Harness
         clients_max: 10,
         members_max: 5,
         tables_max: 4,
-        redo_bytes: 1 << 10,
+        redo_bytes,
     };
     simulate_pool(config, &options)
 }

@@ -34,6 +34,28 @@ const RESERVED: [&str; 22] = [
     "takeover-remove",
 ];
 
+/// Cases of tables whose leaves hang below a tree of records: their splits and merges are finished by whoever meets them.
+const OF_UPPER_TREES: [&str; 18] = [
+    "insert-leaf-split-watched",
+    "insert-reused",
+    "remove-merge-down-own",
+    "takeover-split",
+    "takeover-split-slots",
+    "takeover-split-upper",
+    "takeover-split-line",
+    "takeover-growth",
+    "takeover-merge",
+    "takeover-merge-right",
+    "takeover-merge-upper",
+    "recover-split-slots",
+    "recover-merge-right",
+    "takeover-insert",
+    "takeover-removal",
+    "recover-insert",
+    "scan-after-split",
+    "verify-after-merge",
+];
+
 /// The cases of an engine, in every format in which nodes reserve their room or do not, by name.
 pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashState)> {
     let grow = |change, order| CrashState::new(Script::Grow(change, order), CrashStep::Found);
@@ -54,6 +76,7 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
     let cold = |state| CrashState { is_cold: true, ..state };
     let traits = engine.traits();
     let shrinks = traits.shrinks && !traits.radix;
+    let levels_go = shrinks && !traits.upper_tree;
     let cases = vec![
         ("get", keys(12, Action::Get(60))),
         ("get-absent", cold(keys(12, Action::Get(61)))),
@@ -100,9 +123,9 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
         ("drop-table-own", CrashState { has_other: true, ..by_actor(keys(6, Action::DropTable)) }),
         ("join", keys(6, Action::Join)),
         ("leave", keys(6, Action::Leave)),
-        ("leave-own", by_actor(merge_then(Action::Leave, shrinks))),
-        ("tick", merge_then(Action::Ticks(6), shrinks)),
-        ("tick-own", by_actor(merge_then(Action::Ticks(6), shrinks))),
+        ("leave-own", by_actor(merge_then(Action::Leave, levels_go))),
+        ("tick", merge_then(Action::Ticks(6), levels_go)),
+        ("tick-own", by_actor(merge_then(Action::Ticks(6), levels_go))),
         ("alloc", cold(keys(6, Action::Alloc))),
         ("recover-split", recover(split, 1)),
         ("recover-growth", recover(growth, 0)),
@@ -140,23 +163,58 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
         ("takeover-remove", died_in_update(Action::Remove(60))),
         ("takeover-get", died_in_update(Action::Get(60))),
     ]);
+    // A third compute server died in a split or a merge, and nobody recovers it: the next operation meets what it left.
+    let met = |state, from_last, step| CrashState { setup: Setup::Died(from_last), step, ..state };
+    let beside = CrashStep::InsertBeside;
+    let died_in = |before, action| CrashState { setup: Setup::DiedIn(before), ..keys(12, action) };
+    let reused = CrashState::new(Script::Without(12, 60), CrashStep::Do(Action::Insert(60)));
+    let cases = cases.chain([
+        ("insert-leaf-split-watched", CrashState { is_watched: true, ..split }),
+        ("insert-reused", reused),
+        ("remove-merge-down-own", by_actor(shrink(14, Change::LeafMerge, Order::Down))),
+        ("takeover-split", met(split, 5, beside)),
+        ("takeover-split-slots", met(split, 3, beside)),
+        ("takeover-split-upper", met(split, 1, beside)),
+        ("takeover-split-line", met(split, 0, CrashStep::Get)),
+        ("takeover-growth", met(growth, 3, beside)),
+        ("takeover-merge", met(merge, 5, CrashStep::RemoveBefore)),
+        ("takeover-merge-right", met(merge, 3, CrashStep::RemoveBefore)),
+        ("takeover-merge-upper", met(merge, 0, beside)),
+        ("recover-split-slots", recover(split, 3)),
+        ("recover-merge-right", recover(merge, 4)),
+        ("takeover-insert", died_in(Action::Insert(65), Action::Insert(65))),
+        ("takeover-removal", died_in(Action::Remove(60), Action::Insert(60))),
+        ("recover-insert", died_in(Action::Insert(65), Action::Recover)),
+        ("scan-after-split", met(split, 3, CrashStep::Do(Action::Scan { reverse: false }))),
+        ("verify-after-merge", met(merge, 3, CrashStep::Do(Action::Verify))),
+    ]);
     let background = engine.background_work().iter();
     let cases = cases.chain(background.map(|work| (*work, keys(12, Action::Background(work)))));
     // Leaves that change in place, under a lock that their content gives back.
     let in_place = traits.radix && traits.shrinks;
     let has_change = |state: &CrashState| match state.script {
-        Script::Without(..) => in_place,
-        Script::Keys(_) => in_place || !matches!(state.setup, Setup::DiedIn(_)),
+        // A recovery finishes its splits.
+        _ if traits.upper_tree && state.setup == Setup::Unfinished => false,
+        // Its leaves have a size class of their own, beside that of the nodes above.
+        _ if traits.upper_tree && state.is_exhausted => false,
+        Script::Without(..) => in_place || traits.upper_tree,
+        Script::Keys(_) => {
+            in_place || traits.upper_tree || !matches!(state.setup, Setup::DiedIn(_))
+        }
         Script::Grow(Change::LeafAdded | Change::NodeAdded | Change::NodeGrows, _) => traits.radix,
         Script::Grow(Change::NodeGrowsInPlace, _) => reserves,
+        Script::Grow(Change::FirstGrowth, _) => traits.splits && !traits.upper_tree,
         Script::Grow(..) => traits.splits,
         Script::Shrink(_, Change::NodeShrinks | Change::NodeCollapses, _) => in_place,
-        Script::Shrink(_, Change::Shrink(_), _) => shrinks,
+        // A leaf is merged below one node alone, so nodes of such small trees keep a record each.
+        Script::Shrink(_, Change::Shrink(_), _) => shrinks && !traits.upper_tree,
         Script::Shrink(..) => traits.merges,
     };
     // A remove of a radix tree WRITEs nothing at whose middle its compute server could die.
     let has_writes = |name: &str| !traits.radix || name != "recover-merge";
     let is_tried = |name: &str| match name {
+        "revive" => in_place && (!reserves || RESERVED.contains(&name)),
+        _ if OF_UPPER_TREES.contains(&name) => traits.upper_tree,
         "insert-edge-split" => in_place && reserves,
         _ => !reserves || RESERVED.contains(&name),
     };
@@ -166,8 +224,8 @@ pub(super) fn table(engine: Engine, reserves: bool) -> Vec<(&'static str, CrashS
     cases.filter(suits).collect()
 }
 
-/// The actor makes nodes go first, and a level if `shrinks`, so that it has retired something.
-fn merge_then(action: Action, shrinks: bool) -> CrashState {
-    let change = if shrinks { Change::Shrink(3) } else { Change::LeafMerge };
+/// The actor makes nodes go first, and a level if `levels_go`, so that it has retired something.
+fn merge_then(action: Action, levels_go: bool) -> CrashState {
+    let change = if levels_go { Change::Shrink(3) } else { Change::LeafMerge };
     CrashState::new(Script::Shrink(14, change, Order::Up), CrashStep::Do(action))
 }

@@ -80,7 +80,7 @@ pub fn cases() -> Vec<CrashCase> {
     let mut cases = Vec::new();
     for engine in Engine::ALL {
         for format in Format::of(*engine) {
-            for (action, state) in cases::table(*engine, format.reserves()) {
+            for (action, state) in cases::table(*engine, format.reserves) {
                 let name = format!("{engine}/{}/{action}", format.name);
                 let seed = name.bytes().fold(7, |seed: u64, byte| {
                     seed.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte)

@@ -46,6 +46,8 @@ struct CaseRun {
     /// Sessions of the survivor.
     survivors: [Session; 3],
     index: AnyIndex,
+    /// The table with what the first survivor cached before the action, if the state is watched.
+    watched: Option<AnyIndex>,
     actor: Actor,
     /// Content of the table.
     model: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -78,10 +80,23 @@ fn seed_model(format: &Format, steps: &[FillStep]) -> BTreeMap<u32, Vec<u8>> {
 
 impl CaseRun {
     fn prepare(start: &Start, found: &Found) -> Result<CaseRun, HarnessError> {
+        let mut run = CaseRun::prepare_alive(start, found, found.setup.is_some())?;
+        if let Some((action, plan)) = found.setup {
+            run.kill_third(action, plan, &start.state)?;
+        }
+        Ok(run)
+    }
+
+    /// The same up to the third compute server's life, if there is one.
+    fn prepare_alive(
+        start: &Start,
+        found: &Found,
+        has_third: bool,
+    ) -> Result<CaseRun, HarnessError> {
         let Start { seed, format, state } = start;
-        let (sim, first) = small_world(*seed, 3)?;
+        let (sim, first) = small_world(*seed, 3, format.table.engine)?;
         let mut steps = found.steps.clone();
-        let (survivors, index, actor) = sim.block_on(async {
+        let (survivors, index, watched, actor) = sim.block_on(async {
             // All on one thread, to share its buffers as well.
             let second = first.pool().session(first.endpoint().clone()).await?;
             let third = first.pool().session(first.endpoint().clone()).await?;
@@ -124,32 +139,50 @@ impl CaseRun {
                     settle(session).await?;
                 }
             }
-            if let (Some((session, index)), true) = (&mut actor.member, found.setup.is_some()) {
+            if let (Some((session, index)), true) = (&mut actor.member, has_third) {
                 // The third's share, in its set-up.
                 index.close(session).await?;
                 *index = open(session, TABLE).await?;
             }
+            let watched = match state.is_watched {
+                true => {
+                    let watched = open(&first, TABLE).await?;
+                    warm_up(&first, &watched, format, false).await?;
+                    Some(watched)
+                }
+                false => None,
+            };
             // Sessions that do nothing are to be idle.
             settle(&first).await?;
-            Ok::<_, HarnessError>(([first, second, third], index, actor))
+            Ok::<_, HarnessError>(([first, second, third], index, watched, actor))
         })??;
         let model = seed_model(format, &steps);
         let members = usize::from(actor.member.is_some());
-        let mut run = CaseRun {
+        Ok(CaseRun {
             sim,
             format: *format,
             survivors,
             index,
+            watched,
             actor,
             numbers: model.keys().copied().collect(),
             model: model.into_iter().map(|(key, value)| (format.key(key), value)).collect(),
             pending: None,
             members,
-        };
-        if let Some((action, plan)) = found.setup {
-            run.kill_third(action, plan, state)?;
-        }
-        Ok(run)
+        })
+    }
+
+    /// Lets the third compute server enter.
+    fn enter_third(&mut self) -> Result<(SimFabric, Actor), HarnessError> {
+        let fabric = self.sim.fabric(THIRD);
+        let endpoint = fabric.any_endpoint()?;
+        let format = self.format;
+        let actor = self.sim.block_on(async {
+            let member = enter(endpoint.clone(), false).await?;
+            warm_up(&member.0, &member.1, &format, false).await?;
+            Ok::<_, HarnessError>(Actor { format, endpoint, member: Some(member) })
+        })??;
+        Ok((fabric, actor))
     }
 
     /// Lets the third compute server die in `action`, and recovers it unless that is the actor's
@@ -160,14 +193,8 @@ impl CaseRun {
         plan: CrashPlan,
         state: &CrashState,
     ) -> Result<(), HarnessError> {
-        let fabric = self.sim.fabric(THIRD);
-        let endpoint = fabric.any_endpoint()?;
+        let (fabric, actor) = self.enter_third()?;
         let format = self.format;
-        let actor = self.sim.block_on(async {
-            let member = enter(endpoint.clone(), false).await?;
-            warm_up(&member.0, &member.1, &format, false).await?;
-            Ok::<_, HarnessError>(Actor { format, endpoint, member: Some(member) })
-        })??;
         let from_ns = self.sim.now_ns();
         fabric.plan(plan);
         let outcome = begin(&self.sim, THIRD, actor, action);
@@ -215,7 +242,7 @@ async fn warm_up(
         }
     }
     // Objects that are never given back, until there is none left.
-    let bytes = format.table.node_bytes() as usize;
+    let bytes = format.node_bytes;
     // From all servers in turn, so that they run out together.
     let mut turns = (0..servers).map(ServerId).cycle();
     while exhaust && session.pool().memory().free_bytes >= bytes as u64 {
@@ -296,7 +323,23 @@ fn wait_for_end(
 }
 
 /// The runs for the search of states.
-pub(super) const TRIALS: TrialRuns = TrialRuns { without_death, unfinished_after };
+pub(super) const TRIALS: TrialRuns = TrialRuns { without_death, of_third, unfinished_after };
+
+/// Runs the third compute server's action to its end; returns the remote operations that it consists of.
+fn of_third(start: &Start, found: &Found, before: Action) -> Result<Vec<CountedOp>, HarnessError> {
+    let mut run = CaseRun::prepare_alive(start, found, true)?;
+    let (fabric, actor) = run.enter_third()?;
+    fabric.record_ops();
+    let ended = Rc::<RefCell<Option<Result<Vec<CountedOp>, HarnessError>>>>::default();
+    let (ops, own) = (Rc::clone(&ended), fabric.clone());
+    run.sim.spawn(THIRD, async move {
+        let answer = actor.act(before).await.map_err(HarnessError::from);
+        *ops.borrow_mut() = Some(answer.map(|_| own.recorded_ops()));
+    });
+    let is_over = || Ok(ended.borrow().is_some());
+    run_until(&run.sim, 2_000, ACTION_NS_MAX, is_over, || format!("{before:?} does not end"))?;
+    ended.take().unwrap_or_else(|| Ok(Vec::new()))
+}
 
 /// Runs the action to its end; returns the remote operations that it consists of.
 ///
@@ -393,7 +436,7 @@ pub(super) fn unfinished_after(
 /// blocks had no owner any more, and were swept.
 pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64, HarnessError> {
     let format = &start.format;
-    let CaseRun { sim, survivors, index, actor, model, numbers, pending, members, .. } =
+    let CaseRun { sim, survivors, index, watched, actor, model, numbers, pending, members, .. } =
         CaseRun::prepare(start, found)?;
     let fabric = sim.fabric(ACTOR);
     let from_ns = sim.now_ns();
@@ -409,12 +452,14 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     let log = EventLog::default();
     let involved = survivors::involved(&numbers, action, found.setup.map(|(before, _)| before));
     let takers = Survivor { format: *format, index: index.clone(), log: log.clone() };
+    let watcher = watched.map(|index| Survivor { index, ..takers.clone() });
     // A death after an operation leaves the same state as a death before the next one: so each such
     // state meets both orders.
     let at_once = matches!(point.0.way, CrashWay::After | CrashWay::PauseAfter | CrashWay::Skip)
         || matches!(point.0.way, CrashWay::Within(_) if point.0.op % 2 == 1);
-    let recovered = survivors::take_over(&sim, &survivors, &takers, action, &involved, at_once)
-        .map_err(|fault| fault.within("taking over"))?;
+    let recovered =
+        survivors::take_over(&sim, &survivors, (&takers, watcher), action, &involved, at_once)
+            .map_err(|fault| fault.within("taking over"))?;
     let count = recovered.members;
     let is_right = count <= members + usize::from(!is_member);
     ensure(is_right, || format!("{count} dead members were recovered"))?;

@@ -179,6 +179,8 @@ pub(super) struct CrashState {
     pub(super) has_other: bool,
     /// Leaves of keys that the compute server removes stay linked.
     pub(super) keeps_removed: bool,
+    /// One survivor has cached the table before the action, apart from the others.
+    pub(super) is_watched: bool,
 }
 
 impl CrashState {
@@ -192,6 +194,7 @@ impl CrashState {
             is_exhausted: false,
             has_other: false,
             keeps_removed: false,
+            is_watched: false,
         }
     }
 }
@@ -257,6 +260,8 @@ pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableRep
 pub(super) struct TrialRuns {
     /// Lists the remote operations of a run without a death.
     pub(super) without_death: fn(&Start, &Found) -> Result<Vec<CountedOp>, HarnessError>,
+    /// Lists those of the third compute server's action, in the state in which it dies there.
+    pub(super) of_third: fn(&Start, &Found, Action) -> Result<Vec<CountedOp>, HarnessError>,
     /// Counts the splits that a death at a point leaves unfinished.
     pub(super) unfinished_after: fn(&Start, &Found, CrashPlan) -> Result<u64, HarnessError>,
 }
@@ -313,7 +318,7 @@ fn hunt(
     order: Order,
     grows: bool,
 ) -> Result<FillStep, HarnessError> {
-    let (sim, session) = small_world(*seed, 1)?;
+    let (sim, session) = small_world(*seed, 1, format.table.engine)?;
     sim.block_on(async {
         let index = create(&session, TABLE, &format.table).await?;
         for put in &*steps {
@@ -350,14 +355,17 @@ fn setup_plan(
     let state = start.state;
     let alone = CrashState { setup: Setup::Nothing, by_actor: false, ..state };
     let alone = Start { state: alone, ..*start };
-    let found = Found { action: before, ..found.clone() };
-    let ops = (runs.without_death)(&alone, &found)?;
+    let actor = Found { action: before, ..found.clone() };
+    // It makes the change that the state is there for.
+    let ops = (runs.without_death)(&alone, &actor)?;
     match state.setup {
         Setup::Nothing => Err(HarnessError("no setup".to_string())),
         Setup::Died(_) | Setup::DiedIn(_) => {
             let from_last = if let Setup::Died(from_last) = state.setup { from_last } else { 0 };
             // One of a single word has no middle.
             let is_write = |op: &CountedOp| op.kind == Verb::Write && op.words > 1;
+            // The actor's own may differ: what it has cached was read earlier.
+            let ops = (runs.of_third)(start, found, before)?;
             let mut writes = ops.iter().enumerate().filter(|(_, op)| is_write(op));
             let (op, counted) = writes.nth_back(from_last).ok_or_else(|| {
                 HarnessError(format!("{before:?} has no WRITE {from_last} from its last"))
@@ -368,7 +376,7 @@ fn setup_plan(
         Setup::Unfinished => {
             for op in (0..ops.len() as u64).rev() {
                 let plan = CrashPlan { op, way: CrashWay::Before };
-                if (runs.unfinished_after)(&alone, &found, plan)? > 0 {
+                if (runs.unfinished_after)(&alone, &actor, plan)? > 0 {
                     return Ok(plan);
                 }
             }

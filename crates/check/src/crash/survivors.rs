@@ -17,6 +17,9 @@ use super::run::run_until;
 use crate::history::{Answer, Event, Op};
 use crate::world::{Pairs, ask, create, open, scan};
 
+/// Looks of a survivor at a key that another may insert meanwhile, and the time between them.
+const LOOKS: usize = 40;
+const LOOK_NS: u64 = 2_000;
 /// Virtual time in which the survivors must finish.
 const LIMIT_NS: u64 = 1_000_000_000;
 
@@ -113,6 +116,15 @@ impl Survivor {
         Ok(())
     }
 
+    /// Looks at the last key again and again, while the other client inserts it.
+    async fn watch(&self, session: &Session, keys: &[u32]) -> Result<(), HarnessError> {
+        for _ in 0..LOOKS {
+            self.look(session, 1, &keys[keys.len().saturating_sub(1)..]).await?;
+            session.endpoint().sleep(LOOK_NS).await;
+        }
+        Ok(())
+    }
+
     /// Reads every key and changes none.
     async fn look(&self, session: &Session, client: u32, keys: &[u32]) -> Result<(), HarnessError> {
         for number in keys {
@@ -140,11 +152,12 @@ pub(super) fn involved(numbers: &[u32], action: Action, before: Option<Action>) 
     keys
 }
 
-/// Two clients go on with the table, a third recovers the dead: at once, or when they are done.
+/// Two clients go on with the table, a third recovers the dead: at once, or when they are done. If there is a watcher, it
+/// is the first client.
 pub(super) fn take_over(
     sim: &Sim,
     sessions: &[Session; 3],
-    takers: &Survivor,
+    (takers, watcher): (&Survivor, Option<Survivor>),
     action: Action,
     keys: &[u32],
     at_once: bool,
@@ -153,6 +166,7 @@ pub(super) fn take_over(
     let total = Rc::new(RefCell::new(Recovered { complete: true, ..Recovered::default() }));
     for (number, session) in sessions.iter().enumerate() {
         let (session, takers, keys) = (session.clone(), takers.clone(), keys.to_vec());
+        let watcher = watcher.clone().filter(|_| number == 0);
         let (ended, total) = (Rc::clone(&ended), Rc::clone(&total));
         sim.spawn(0, async move {
             let result = match (number, action) {
@@ -163,7 +177,13 @@ pub(super) fn take_over(
                     let first = use_other_table(&session, &takers.format, action, number).await;
                     match (first, number) {
                         (Err(fault), _) => Err(fault),
-                        (_, 0) => takers.first(&session, &keys).await,
+                        (_, 0) => match &watcher {
+                            Some(watcher) => match watcher.watch(&session, &keys).await {
+                                Ok(()) => watcher.first(&session, &keys).await,
+                                Err(fault) => Err(fault),
+                            },
+                            None => takers.first(&session, &keys).await,
+                        },
                         _ => takers.second(&session, &keys).await,
                     }
                 }

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::commands::Hits;
 use super::config::Launcher;
 use super::links::Links;
 use super::spec::{ChildEnd, Role, Spec};
@@ -31,6 +32,8 @@ pub(super) enum ChildKind {
     Gateway(usize),
     /// A client of gateways.
     Resp,
+    /// A short command.
+    Command,
     /// A memory server.
     Memory,
     /// A process that looks up the owners of the keys.
@@ -61,6 +64,8 @@ pub(super) struct Child {
     /// Time to kill it, if that is planned.
     pub(super) kill_at: Option<Instant>,
     is_killed: bool,
+    /// Its kill and its stops.
+    pub(super) hits: Hits,
     /// Its links to memory servers. They end after the process.
     pub(super) links: Option<Links>,
 }
@@ -103,8 +108,19 @@ impl Child {
             .spawn()?;
         let input = process.stdin.take();
         let (continue_at, kill_at, links) = (None, None, None);
-        let is_killed = false;
-        Ok(Child { name, kind, process, input, errors, continue_at, kill_at, is_killed, links })
+        let (is_killed, hits) = (false, Hits::default());
+        Ok(Child {
+            name,
+            kind,
+            process,
+            input,
+            errors,
+            continue_at,
+            kill_at,
+            is_killed,
+            hits,
+            links,
+        })
     }
 
     pub(super) fn is_killed(&self) -> bool {
@@ -118,17 +134,20 @@ impl Child {
     /// `kill -9`.
     pub(super) fn kill(&mut self) {
         self.is_killed = true;
+        self.hits.kill();
         self.signal(Signal::KILL);
     }
 
     pub(super) fn stop(&mut self, until: Instant) {
         self.continue_at = Some(until);
+        self.hits.stop();
         self.signal(Signal::STOP);
     }
 
     pub(super) fn go_on(&mut self) {
         self.continue_at = None;
         self.signal(Signal::CONT);
+        self.hits.go_on();
     }
 
     /// Tells it to end by itself.
@@ -136,12 +155,20 @@ impl Child {
         self.input = None;
     }
 
+    /// Returns its exit status, if it has ended.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(super) fn exit(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.process.try_wait()
+    }
+
     /// Returns the way in which it ended, if it has.
     ///
     /// # Errors
     /// The system's error.
     pub(super) fn ended(&mut self) -> io::Result<Option<Ended>> {
-        let Some(status) = self.process.try_wait()? else { return Ok(None) };
+        let Some(status) = self.exit()? else { return Ok(None) };
         let unavailable = Some(ChildEnd::NotStarted as i32);
         // `farleaf` exits with 4 for a full pool, 3 for one that it cannot reach, and 6 for a
         // change with an unknown outcome.

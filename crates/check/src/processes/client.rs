@@ -13,9 +13,9 @@ use farleaf::{AsyncTable, CompareExchange, Error, ErrorKind, Farleaf, Table};
 
 use super::calls::{CALLS_MAX, Form, Job, Jobs};
 use super::log::Log;
-use super::owners;
 use super::spec::{ChildFailed, ClientSpec, is_network, may_pass};
 use super::values::Shape;
+use super::{owners, recoveries};
 use crate::history::{Answer, Op};
 
 /// Errors that a process prints; all are in the history.
@@ -38,7 +38,7 @@ pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), ChildFaile
     let mut clients: Vec<ClientThread> = clients.collect::<Result<_, ChildFailed>>()?;
     let told = AtomicU32::new(0);
     while let Some((db, table)) = open(spec, stop)? {
-        if !work_all(spec, &table, &mut clients, stop, &told)? {
+        if !work_all(spec, &db, &table, &mut clients, stop, &told)? {
             drop(table);
             return db.close().or_else(|error| ChildFailed::at_end(&spec.pool, error));
         }
@@ -109,6 +109,7 @@ fn share(db: &Farleaf, table: &Table, names: &Path) -> Result<(), Error> {
 /// whether it was.
 fn work_all(
     spec: &ClientSpec,
+    db: &Farleaf,
     table: &Table,
     clients: &mut [ClientThread],
     stop: &AtomicBool,
@@ -136,6 +137,9 @@ fn work_all(
                 })
             })
             .collect();
+        if let Some(path) = &spec.recoveries {
+            recoveries::note(db, path, stop, &is_cut_off);
+        }
         let panicked = || Err(ChildFailed::Fault("a client thread panicked".to_owned()));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
     });

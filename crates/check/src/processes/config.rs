@@ -9,6 +9,7 @@ use farleaf::Engine;
 use serde::Serialize;
 
 use super::calls::CALLS_MAX;
+use super::commands::{CommandsReport, KEYS_EACH};
 use super::times::NetworkReport;
 
 /// Threads of all processes together, at most: each takes a session of the pool.
@@ -17,6 +18,8 @@ const KEYS_MAX: u32 = 9999;
 const RATE_MAX: f64 = 1000.0;
 /// Gateways of a run, at most.
 const GATEWAYS_MAX: u32 = 16;
+/// Short commands at a time, at most.
+const COMMANDS_MAX: u32 = 16;
 /// Memory servers of a run, at most.
 const MEMORY_SERVERS_MAX: u16 = 16;
 /// The shortest lease: with less, processes of a busy machine would all count as dead.
@@ -55,6 +58,12 @@ pub struct Config {
     pub network: Option<Network>,
     /// Gateways for Redis's clients, and as many processes of such clients.
     pub gateways: u32,
+    /// Short commands (`farleaf put`, `get`, `del`) at a time, beside the processes, of which some are killed.
+    pub commands: u32,
+    /// Time within which such a command must end, after its start or the last death or end of a stop that it met. A
+    /// later one fails the run. So does one that fails without such a death or stop, and a recovery in vain, or beside
+    /// another. `None`: the report gives the times, and none of them fails the run.
+    pub commands_within: Option<Duration>,
     /// Folder for pool and histories: new or empty. Default: a folder of its own in `/dev/shm`, or
     /// where temporary files go.
     pub folder: Option<PathBuf>,
@@ -78,6 +87,8 @@ impl Default for Config {
             pool_bytes: 256 << 20,
             network: None,
             gateways: 0,
+            commands: 2,
+            commands_within: None,
             folder: None,
             keep: false,
         }
@@ -197,6 +208,24 @@ impl Config {
         {
             return refuse(why);
         }
+        if self.commands > COMMANDS_MAX {
+            return refuse(format!("{} commands: it takes 0 to {COMMANDS_MAX}", self.commands));
+        }
+        let commands_keys = self.commands * KEYS_EACH;
+        if self.keys + commands_keys > KEYS_MAX {
+            return refuse(format!(
+                "{} keys and {commands_keys} for commands, {KEYS_EACH} for each: it takes at most {KEYS_MAX} together",
+                self.keys
+            ));
+        }
+        if self.commands_within.is_some_and(|within| within.is_zero()) {
+            return refuse("commands within no time: none ends at its start".to_owned());
+        }
+        if self.commands == 0 && self.commands_within.is_some() {
+            return refuse(
+                "commands within a time, but no commands: nothing would be judged".to_owned(),
+            );
+        }
         if self.round_time.is_zero() {
             return refuse("rounds of no time: nothing would happen in them".to_owned());
         }
@@ -219,7 +248,7 @@ impl Config {
 /// program must hand that to [`run_child`](super::run_child).
 #[derive(Clone, Debug)]
 pub struct Launcher {
-    /// The program. It also is the command `farleaf` itself, whose `load` and `tables` are run.
+    /// The program. It also is the command `farleaf` itself, whose `load`, `put` and others are run.
     pub program: PathBuf,
     /// Arguments in front.
     pub arguments: Vec<OsString>,
@@ -288,6 +317,8 @@ pub struct ProcessesReport {
     pub rounds: u64,
     /// Counts of all rounds.
     pub counts: Counts,
+    /// Short commands, and recoveries.
+    pub commands: CommandsReport,
     /// Faults of memory servers and links, and the times of recovery; of a run over a network.
     pub network: Option<NetworkReport>,
     /// Seconds in all.

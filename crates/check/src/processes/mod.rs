@@ -16,6 +16,9 @@
 //! - **INV-PROC-3** No child outlives the driver, however that ends: the kernel kills children whose
 //!   parent dies.
 //!
+//! Beside all these run short commands, as users run them ([`CommandsReport`]). Some are killed in their short life, and
+//! the times of the others are compared with the deaths and stops that they met.
+//!
 //! A stopped process is alive: on shared memory nobody may take its locks. The others wait for it
 //! or give up with an error that says so, and when it goes on, it goes on correctly.
 //!
@@ -38,6 +41,7 @@
 mod calls;
 mod child;
 mod client;
+mod commands;
 mod config;
 mod faults;
 mod judge;
@@ -46,6 +50,7 @@ mod loads;
 mod log;
 mod memory;
 mod owners;
+mod recoveries;
 mod resp;
 mod round;
 mod spec;
@@ -59,8 +64,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use std::{fs, io, process};
 
-use farleaf::{Farleaf, KeyFormat, TableOptions, ValueFormat};
+use farleaf::{Farleaf, KeyFormat, Settings, TableOptions, ValueFormat};
 
+pub use self::commands::CommandsReport;
 pub use self::config::{
     Config, Counts, Launcher, Network, ProcessesError, ProcessesReport, RoundFailure,
 };
@@ -99,6 +105,7 @@ pub fn run(
         seed: config.seed,
         rounds: 0,
         counts: Counts::default(),
+        commands: CommandsReport::of(config.commands_within),
         network: config.network.as_ref().map(NetworkReport::of),
         seconds: 0.0,
         check_seconds: 0.0,
@@ -168,6 +175,8 @@ fn play(
         let mut round =
             Round::new(&mut run, round_folder.clone(), shape, is_apart, &mut report.counts);
         let played = round.play();
+        let commands_in_time = round.judge_commands(&mut report.commands);
+        let commands_log = round.commands.path.clone();
         let mut logs = std::mem::take(&mut round.logs);
         logs.insert(0, initial);
         let (faults, keys) = (std::mem::take(&mut round.faults.all), round.keys());
@@ -176,7 +185,7 @@ fn play(
         drop(round);
         let checked = played.and_then(|()| {
             let from = Instant::now();
-            let histories = read(&logs)?;
+            let mut histories = read(&logs)?;
             let mut in_time = Ok(());
             if let Some(network) = &mut report.network {
                 network.opened_anew += opened_anew;
@@ -186,10 +195,12 @@ fn play(
                     in_time = in_time.and(added);
                 }
             }
+            // The times of the faults are those of the clients: a command takes time to start.
+            histories.splice(1..1, read(&[commands_log])?);
             let checked = check(histories, content, &mut report.counts);
             report.check_seconds += from.elapsed().as_secs_f64();
             // A wrong answer tells more than a late one.
-            checked.and(in_time.map_err(Trouble::Found))
+            checked.and(in_time.and(commands_in_time).map_err(Trouble::Found))
         });
         match checked {
             Ok(()) => {}
@@ -285,13 +296,14 @@ fn make_pool(config: &Config, pool: &str) -> Result<(), ProcessesError> {
     let builder = Farleaf::builder().create(true).pool_bytes(config.pool_bytes);
     let db = builder.block_bytes(BLOCK_BYTES).open(pool)?;
     for shape in Shape::ALL {
+        let nodes = |bytes| config.engine.known(&Settings::default().with("node_bytes", bytes));
         let options = TableOptions::default().engine(config.engine);
         let options = match shape {
             Shape::Words => {
                 let words = options.keys(KeyFormat::Fixed(8)).values(ValueFormat::Fixed(8));
-                words.node_bytes(256)
+                words.set_all(&nodes("256"))
             }
-            Shape::Strings => options.keys(KeyFormat::Bytes { max: 32 }).node_bytes(512),
+            Shape::Strings => options.keys(KeyFormat::Bytes { max: 32 }).set_all(&nodes("512")),
         };
         db.create_table(table_name(shape), options)?;
     }

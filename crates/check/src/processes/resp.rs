@@ -3,15 +3,14 @@
 //! It speaks to one of the gateways, and to another once a connection breaks. A command whose reply did not come is an
 //! operation without an answer.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use redis_protocol::resp2::decode::decode;
-use redis_protocol::resp2::types::OwnedFrame;
+use farleaf_resp::RangeFrame;
+use farleaf_resp::wire::{Reply, Wire};
 
 use super::calls::{CALLS_MAX, Jobs};
 use super::log::Log;
@@ -65,7 +64,7 @@ struct RespWorker<'a> {
     jobs: Jobs,
     client: u32,
     log: Log,
-    connection: Option<Connection>,
+    connection: Option<Wire>,
 }
 
 impl RespWorker<'_> {
@@ -83,11 +82,13 @@ impl RespWorker<'_> {
             if is_blind {
                 words.truncate(3);
             }
-            let Ok(reply) = connection.ask(&words) else {
+            let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+            connection.put(&words);
+            let Ok(reply) = connection.send().and_then(|_| connection.reply("a call")) else {
                 // It may or may not have been carried out.
                 return Ok(());
             };
-            if let Some(answer) = self.answer(&call, reply)? {
+            if let Some(answer) = self.answer(&call, &reply)? {
                 self.log.end(number, &answer)?;
                 self.learn(&call, &answer);
             }
@@ -96,15 +97,16 @@ impl RespWorker<'_> {
         Ok(())
     }
 
-    fn connect(&mut self) -> Option<Connection> {
+    fn connect(&mut self) -> Option<Wire> {
         let at = self.rng.usize(..self.gateways.len().max(1));
-        Connection::open(*self.gateways.get(at)?).ok()
+        Wire::connect(*self.gateways.get(at)?, SILENCE_MAX).ok()
     }
 
     /// The answer of a reply; `None` if the outcome is unknown.
-    fn answer(&self, call: &Op, reply: OwnedFrame) -> Result<Option<Answer>, ChildFailed> {
+    fn answer(&self, call: &Op, reply: &Reply<'_>) -> Result<Option<Answer>, ChildFailed> {
         let strange = |what: String| ChildFailed::Fault(format!("{what}, to {call:?}"));
-        if let OwnedFrame::Error(text) = &reply {
+        if let RangeFrame::Error(_) = &reply.frame {
+            let text = reply.text();
             return match text.split(' ').next().unwrap_or_default() {
                 // Nothing was done.
                 "TRYAGAIN" | "LOADING" | "OOM" => Ok(Some(Answer::Nothing)),
@@ -112,38 +114,43 @@ impl RespWorker<'_> {
                 _ => Err(strange(format!("the reply {text}"))),
             };
         }
-        let stamp =
-            |value: &[u8]| self.shape.stamp_of(value).map_err(|why| strange(why.to_string()));
-        Ok(Some(match (call, reply) {
-            (Op::Get { .. }, OwnedFrame::Null) => Answer::Value(None),
-            (Op::Get { .. }, OwnedFrame::BulkString(value)) => Answer::Value(Some(stamp(&value)?)),
-            (Op::Insert { .. } | Op::Update { .. }, OwnedFrame::Null) => Answer::Flag(false),
-            (Op::Insert { .. } | Op::Update { .. }, OwnedFrame::SimpleString(_)) => {
+        let stamp = |value: &RangeFrame| {
+            let value = reply.string(value).unwrap_or_default();
+            self.shape.stamp_of(value).map_err(|why| strange(why.to_string()))
+        };
+        Ok(Some(match (call, &reply.frame) {
+            (Op::Get { .. }, RangeFrame::Null) => Answer::Value(None),
+            (Op::Get { .. }, value @ RangeFrame::BulkString(_)) => {
+                Answer::Value(Some(stamp(value)?))
+            }
+            (Op::Insert { .. } | Op::Update { .. }, RangeFrame::Null) => Answer::Flag(false),
+            (Op::Insert { .. } | Op::Update { .. }, RangeFrame::SimpleString(_)) => {
                 Answer::Flag(true)
             }
-            (Op::Upsert { .. }, OwnedFrame::Null) => Answer::Flag(true),
-            (Op::Upsert { .. }, OwnedFrame::BulkString(_)) => Answer::Flag(false),
+            (Op::Upsert { .. }, RangeFrame::Null) => Answer::Flag(true),
+            (Op::Upsert { .. }, RangeFrame::BulkString(_)) => Answer::Flag(false),
             // A SET alone does not tell whether the key was there.
-            (Op::Upsert { .. }, OwnedFrame::SimpleString(_)) => return Ok(None),
-            (Op::Remove { .. }, OwnedFrame::Integer(count)) => Answer::Flag(count == 1),
-            (Op::CompareExchange { .. }, OwnedFrame::Null) => {
+            (Op::Upsert { .. }, RangeFrame::SimpleString(_)) => return Ok(None),
+            (Op::Remove { .. }, RangeFrame::Integer(count)) => Answer::Flag(*count == 1),
+            (Op::CompareExchange { .. }, RangeFrame::Null) => {
                 Answer::Exchanged { done: false, held: None }
             }
-            (Op::CompareExchange { expected, .. }, OwnedFrame::BulkString(held)) => {
-                let held = Some(stamp(&held)?);
+            (Op::CompareExchange { expected, .. }, held @ RangeFrame::BulkString(_)) => {
+                let held = Some(stamp(held)?);
                 Answer::Exchanged { done: held == *expected, held }
             }
-            (Op::Scan { .. }, OwnedFrame::Array(parts)) => {
+            (Op::Scan { .. }, RangeFrame::Array(parts)) => {
                 let mut pairs = Vec::with_capacity(parts.len() / 2);
                 for pair in parts.chunks(2) {
-                    let [OwnedFrame::BulkString(key), OwnedFrame::BulkString(value)] = pair else {
-                        return Err(strange(format!("the reply {pair:?}")));
+                    let [key @ RangeFrame::BulkString(_), value @ RangeFrame::BulkString(_)] = pair
+                    else {
+                        return Err(strange(format!("the reply {}", reply.text())));
                     };
-                    pairs.push((key.clone(), stamp(value)?));
+                    pairs.push((reply.string(key).unwrap_or_default().to_vec(), stamp(value)?));
                 }
                 Answer::Pairs(pairs)
             }
-            (_, reply) => return Err(strange(format!("the reply {reply:?}"))),
+            _ => return Err(strange(format!("the reply {}", reply.text()))),
         }))
     }
 
@@ -209,47 +216,6 @@ fn words(shape: Shape, call: &Op) -> Vec<Vec<u8>> {
             words.extend([word("LIMIT"), word(&limit.to_string())]);
             words.extend(reverse.then(|| word("REV")));
             words
-        }
-    }
-}
-
-/// A connection to a gateway.
-struct Connection {
-    socket: TcpStream,
-    received: Vec<u8>,
-}
-
-impl Connection {
-    fn open(address: SocketAddr) -> io::Result<Connection> {
-        let socket = TcpStream::connect_timeout(&address, SILENCE_MAX)?;
-        socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(SILENCE_MAX))?;
-        socket.set_write_timeout(Some(SILENCE_MAX))?;
-        Ok(Connection { socket, received: Vec::new() })
-    }
-
-    /// Sends a command and waits for its reply.
-    fn ask(&mut self, words: &[Vec<u8>]) -> io::Result<OwnedFrame> {
-        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
-        for word in words {
-            bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-            bytes.extend_from_slice(word);
-            bytes.extend_from_slice(b"\r\n");
-        }
-        self.socket.write_all(&bytes)?;
-        self.received.clear();
-        let mut part = [0; 16 << 10];
-        loop {
-            match self.socket.read(&mut part)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => self.received.extend_from_slice(&part[..count]),
-            }
-            // One reply at a time: all that has come belongs to it.
-            match decode(&self.received) {
-                Ok(Some((frame, _))) => return Ok(frame),
-                Ok(None) => {}
-                Err(error) => return Err(io::Error::other(error)),
-            }
         }
     }
 }

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::child::{Child, ChildKind, Ended};
+use super::commands::Commands;
 use super::config::{Config, Counts, Launcher, Network, ProcessesError};
 use super::faults::RoundFaults;
 use super::judge;
@@ -20,6 +21,8 @@ use super::values::Shape;
 
 /// Time for a process to end by itself: longer than operations wait for a lock.
 pub(super) const END_TIME_MAX: Duration = Duration::from_secs(40);
+/// As `END_TIME_MAX`, for a load: nobody tells it to end, and it has all its records to write, on a busy machine too.
+const LOAD_TIME_MAX: Duration = Duration::from_secs(120);
 /// A client of a round goes on for so long after the round was to end, in case the driver is slow.
 const STALL_TIME_MAX: Duration = Duration::from_secs(30);
 /// Time for the judge.
@@ -91,6 +94,7 @@ pub(super) struct Round<'a, 'b> {
     loads: Vec<LoadSpec>,
     /// Files for the names that clients have as compute servers.
     names: Vec<PathBuf>,
+    pub(super) commands: Commands,
     pub(super) counts: &'b mut Counts,
     pub(super) logs: Vec<PathBuf>,
 }
@@ -112,6 +116,9 @@ impl<'a, 'b> Round<'a, 'b> {
         is_apart: bool,
         counts: &'b mut Counts,
     ) -> Self {
+        let (count, seed) = (run.config.commands, run.config.seed);
+        let commands = Commands::new(count, run.client, folder.join("commands.jsonl"), seed);
+        run.client += count;
         Round {
             run,
             folder,
@@ -121,6 +128,7 @@ impl<'a, 'b> Round<'a, 'b> {
             children: Vec::new(),
             loads: Vec::new(),
             names: Vec::new(),
+            commands,
             counts,
             logs: Vec::new(),
         }
@@ -184,7 +192,7 @@ impl<'a, 'b> Round<'a, 'b> {
     }
 
     /// The pool's address for one more process, and its links, if there are some.
-    fn way(&self) -> Result<(String, Option<Links>), Trouble> {
+    pub(super) fn way(&self) -> Result<(String, Option<Links>), Trouble> {
         let Some(memory) = &self.run.memory else { return Ok((self.run.pool.clone(), None)) };
         let links = Links::open(&memory.targets()).map_err(|source| self.io(source))?;
         Ok((links.uri(), Some(links)))
@@ -287,9 +295,10 @@ impl<'a, 'b> Round<'a, 'b> {
                 continue;
             };
             let child = self.children.swap_remove(at);
+            self.commands.note_hits(&child);
             self.handle_end(&child, ended, renew)?;
         }
-        Ok(())
+        self.run_commands(renew)
     }
 
     fn handle_end(&mut self, child: &Child, ended: Ended, renew: bool) -> Result<(), Trouble> {
@@ -342,6 +351,8 @@ impl<'a, 'b> Round<'a, 'b> {
         let (pool, mut links) = self.way()?;
         let names = links.is_some().then(|| self.names_path(&name));
         self.names.extend(names.clone());
+        let recoveries = self.folder.join(format!("{name}.recoveries"));
+        self.commands.notes.push(recoveries.clone());
         let post = links.as_mut().zip(names.clone()).filter(|_| self.run.config.post_rate() > 0.0);
         let advertise = post.map(|(links, notes)| links.open_post(notes)).transpose();
         let advertise = advertise.map_err(|source| self.io(source))?;
@@ -354,6 +365,7 @@ impl<'a, 'b> Round<'a, 'b> {
             client: self.run.client,
             seed: self.run.rng.u64(..),
             names,
+            recoveries: Some(recoveries),
             advertise,
             work_time_max: self.run.config.round_time + STALL_TIME_MAX,
         });
@@ -504,7 +516,8 @@ impl<'a, 'b> Round<'a, 'b> {
             }
             child.end();
         }
-        self.wait_for_all(END_TIME_MAX)
+        let loads = self.children.iter().any(|child| matches!(child.kind, ChildKind::Load(_)));
+        self.wait_for_all(if loads { LOAD_TIME_MAX } else { END_TIME_MAX })
     }
 
     fn wait_for_all(&mut self, time: Duration) -> Result<(), Trouble> {
@@ -514,11 +527,12 @@ impl<'a, 'b> Round<'a, 'b> {
             self.reap(false)?;
             let now = Instant::now();
             self.keep_dates(now);
-            if self.children.is_empty() {
+            if self.children.is_empty() && self.commands.at_work().next().is_none() {
                 return Ok(());
             }
             if now >= end {
-                let names: Vec<&str> = self.children.iter().map(|child| &*child.name).collect();
+                let names = self.children.iter().map(|child| &*child.name);
+                let names: Vec<&str> = names.chain(self.commands.at_work()).collect();
                 let (names, seconds) = (names.join(", "), time.as_secs());
                 let why = format!("{names}: still at work {seconds} s after it was to end");
                 return Err(Trouble::Found(why));
@@ -577,6 +591,11 @@ pub(super) fn count_kill(counts: &mut Counts, kind: &ChildKind) {
         ChildKind::Creation(_) => counts.kills_creations += 1,
         ChildKind::Gateway(_) => counts.kills_gateways += 1,
         ChildKind::Resp => counts.kills_resp += 1,
-        ChildKind::Dying | ChildKind::Judge | ChildKind::Memory | ChildKind::Owners => {}
+        // Those of commands are in the report of commands.
+        ChildKind::Command
+        | ChildKind::Dying
+        | ChildKind::Judge
+        | ChildKind::Memory
+        | ChildKind::Owners => {}
     }
 }

@@ -60,6 +60,9 @@ pub(super) struct ClientSpec {
     /// Of a pool on a network: the file in which the process notes its name as a compute server and
     /// its address. It adds a line whenever it opens the pool.
     pub(super) names: Option<PathBuf>,
+    /// The file in which the process notes its recoveries.
+    #[serde(default)]
+    pub(super) recoveries: Option<PathBuf>,
     /// Address at which other compute servers ask it, if not the one at which it listens.
     pub(super) advertise: Option<SocketAddr>,
     /// It stops work after this time, also if the driver stalls and never tells it to end: its history files

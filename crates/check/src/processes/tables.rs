@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farleaf::{Engine, Error, Farleaf, KeyFormat, TableOptions, ValueFormat};
+use farleaf::{Engine, Error, Farleaf, KeyFormat, Settings, TableOptions, ValueFormat};
 
 use super::spec::{ChildFailed, TablesSpec, may_pass};
 
@@ -37,7 +37,8 @@ fn one(
         kind if may_pass(pool, kind) => ChildFailed::NotStarted(error.to_string()),
         kind => ChildFailed::Fault(format!("{name}: {error} ({kind:?})")),
     };
-    let options = TableOptions::default().engine(engine).node_bytes(1 << rng.u32(9..12));
+    let nodes = Settings::default().with("node_bytes", &(1_u32 << rng.u32(9..12)).to_string());
+    let options = TableOptions::default().engine(engine).set_all(&engine.known(&nodes));
     let options = match rng.bool() {
         true => options.keys(KeyFormat::Fixed(8)).values(ValueFormat::Fixed(8)),
         false => options.keys(KeyFormat::Bytes { max: 32 }),

@@ -3,7 +3,7 @@
 use std::ops::Bound;
 
 use farleaf_engines::TableFormat;
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
+use farleaf_index::{KeyFormat, ValueFormat};
 use fastrand::Rng;
 
 use crate::history::Op;
@@ -121,7 +121,7 @@ impl<'a> Steps<'a> {
 
     /// A key that begins with `key`, or `key`.
     fn longer(&self, rng: &mut Rng, mut key: Vec<u8>) -> Vec<u8> {
-        if let KeyFormat::Bytes { max } = self.table.key
+        if let KeyFormat::Bytes { max } = self.table.spec.key
             && rng.bool()
         {
             key.extend(self.key(rng.u64(..self.scenario.keys)));
@@ -163,7 +163,7 @@ impl<'a> Steps<'a> {
     /// The key of a number; awkward ones among them.
     fn key(&self, number: u64) -> Vec<u8> {
         let is_dense = self.scenario.workload == Workload::Ascending;
-        match self.table.key {
+        match self.table.spec.key {
             KeyFormat::Fixed(bytes) => fixed_key(bytes, number, self.scenario.keys, is_dense),
             KeyFormat::Bytes { max } => {
                 let mut key = match self.scenario.workload {
@@ -179,7 +179,7 @@ impl<'a> Steps<'a> {
 
     /// A value, different for every step where there is room.
     fn value(&self, rng: &mut Rng, client: u8, index: u32) -> Vec<u8> {
-        let bytes = match self.table.value {
+        let bytes = match self.table.spec.value {
             ValueFormat::Fixed(bytes) => bytes,
             ValueFormat::Bytes if self.scenario.workload == Workload::Large => match rng.u8(..8) {
                 0 => rng.usize(..20_000),
@@ -204,7 +204,7 @@ impl<'a> Steps<'a> {
 
     /// The value of a counter.
     pub(super) fn count_value(&self, count: u64) -> Vec<u8> {
-        let bytes = match self.table.value {
+        let bytes = match self.table.spec.value {
             ValueFormat::Fixed(bytes) => bytes,
             ValueFormat::Bytes => 8,
         };
@@ -296,11 +296,11 @@ mod tests {
             assert!(keys.len() as u64 > scenario.keys / 2, "{scenario}: {}", keys.len());
             for (key, value) in steps.preload() {
                 assert!(keys.contains(&key));
-                match steps.table.key {
+                match steps.table.spec.key {
                     KeyFormat::Fixed(bytes) => assert_eq!(key.len(), bytes),
                     KeyFormat::Bytes { max } => assert!(key.len() <= max),
                 }
-                if let ValueFormat::Fixed(bytes) = steps.table.value {
+                if let ValueFormat::Fixed(bytes) = steps.table.spec.value {
                     assert_eq!(value.len(), bytes);
                 }
             }

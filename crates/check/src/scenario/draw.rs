@@ -1,6 +1,7 @@
 //! Draw: chooses a scenario from a seed.
 
-use farleaf_engines::Engine;
+use farleaf_engines::{Engine, TableFormat};
+use farleaf_harness::try_shape;
 use farleaf_index::Settings;
 use fastrand::Rng;
 
@@ -18,6 +19,11 @@ fn rng(seed: u64, field: &str) -> Rng {
 
 fn pick<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
     list[rng.usize(..list.len())]
+}
+
+/// Returns whether the engine has tables whose nodes have that room.
+fn has_nodes(engine: Engine, nodes: &str) -> bool {
+    try_shape(TableFormat::fixed8(engine), "nodes", nodes).is_some()
 }
 
 /// `some` with that probability, else the default.
@@ -52,12 +58,12 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         aged: choices.aged.unwrap_or_else(|| rng(seed, "aged").u8(..6) == 0),
         only: choices.only.clone().unwrap_or(Subset(None)),
     };
-    if choices.format.is_none() && drawn.engine.can_reserve() {
+    if choices.format.is_none() && has_nodes(drawn.engine, "reserve") {
         let reserved = [FormatName::U64Reserved, FormatName::ShortReserved];
         let mut rng = rng(seed, "reserved");
         if rng.u8(..3) == 0 {
             drawn.format = pick(&mut rng, &reserved);
-            if drawn.engine.can_point_back() && rng.bool() {
+            if has_nodes(drawn.engine, "reverse") && rng.bool() {
                 drawn.format = match drawn.format {
                     FormatName::U64Reserved => FormatName::U64Reverse,
                     _ => FormatName::ShortReverse,

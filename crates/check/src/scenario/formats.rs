@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use farleaf_engines::{Engine, TableFormat};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{NodeRoom, PointerCheck};
+use farleaf_harness::{lab_table, try_shape};
+use farleaf_index::ValueFormat;
 
 /// A format of table, chosen so that small trees are deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,52 +68,22 @@ impl FormatName {
 
     /// The format of a table of `engine`.
     pub fn table(self, engine: Engine) -> TableFormat {
-        let bytes = TableFormat { engine, ..TableFormat::default() };
-        let fixed = TableFormat::fixed8(engine);
-        let tiny =
-            TableFormat { cap_leaf: Some(4), cap_inner: Some(3), node_bytes: Some(256), ..fixed };
-        match self {
-            FormatName::U64Tiny => tiny,
-            FormatName::U64Small => TableFormat { node_bytes: Some(256), ..fixed },
-            FormatName::U64 => fixed,
-            FormatName::WideTiny => TableFormat {
-                key: KeyFormat::Fixed(16),
-                value: ValueFormat::Fixed(24),
-                node_bytes: Some(512),
-                ..tiny
-            },
-            FormatName::ShortTiny => {
-                TableFormat { key: KeyFormat::Bytes { max: 40 }, value: ValueFormat::Bytes, ..tiny }
-            }
-            FormatName::BytesTiny => TableFormat { cap_leaf: Some(3), cap_inner: Some(2), ..bytes },
-            FormatName::Bytes => bytes,
-            FormatName::Odd => {
-                TableFormat { key: KeyFormat::Fixed(5), value: ValueFormat::Fixed(3), ..bytes }
-            }
-            FormatName::U64Reserved => FormatName::U64Tiny.reserved(engine),
-            FormatName::ShortReserved => FormatName::ShortTiny.reserved(engine),
-            FormatName::U64Reverse => FormatName::U64Tiny.reversed(engine),
-            FormatName::ShortReverse => FormatName::ShortTiny.reversed(engine),
-        }
-    }
-
-    /// With pointers back, which take values of one length.
-    fn reversed(self, engine: Engine) -> TableFormat {
-        let table = self.reserved(engine);
-        match engine.can_point_back() {
-            true => {
-                TableFormat { value: ValueFormat::Fixed(8), check: PointerCheck::Reverse, ..table }
-            }
-            false => table,
-        }
-    }
-
-    fn reserved(self, engine: Engine) -> TableFormat {
-        let nodes = match engine.can_reserve() {
-            true => NodeRoom::Reserve,
-            false => NodeRoom::Relocate,
+        let reserved = |tiny: FormatName| {
+            let table = tiny.table(engine);
+            try_shape(table, "nodes", "reserve").unwrap_or(table)
         };
-        TableFormat { nodes, ..self.table(engine) }
+        // Pointers back take values of one length.
+        let reversed = |tiny: FormatName| {
+            let fixed = tiny.table(engine).with_values(ValueFormat::Fixed(8));
+            try_shape(fixed, "nodes", "reverse").unwrap_or_else(|| reserved(tiny))
+        };
+        match self {
+            FormatName::U64Reserved => reserved(FormatName::U64Tiny),
+            FormatName::ShortReserved => reserved(FormatName::ShortTiny),
+            FormatName::U64Reverse => reversed(FormatName::U64Tiny),
+            FormatName::ShortReverse => reversed(FormatName::ShortTiny),
+            common => lab_table(engine, common.name()),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Canary tests: the lab finds the seeded bugs that take few seeds; `make check` hunts them all.
 //!
-//! `FARLEAF_CANARIES=free-slot,skip-birth` hunts those; it prints the seeds that each took.
+//! `FARLEAF_CANARIES=free-slot,skip-birth` hunts those, with `FARLEAF_ENGINE` with that engine; it prints the seeds that
+//! each took.
 
 use std::sync::atomic::AtomicBool;
 
@@ -53,13 +54,16 @@ fn seeded_bugs_are_found() {
     }));
     let never = AtomicBool::new(false);
     let named = std::env::var("FARLEAF_CANARIES").ok();
+    let is_hunt_named = named.is_some();
     let is_named = |name: &str| named.iter().any(|all| all.split(',').any(|one| one == name));
     let chosen: Vec<Canary> = match named {
         Some(_) => Canary::ALL.iter().copied().filter(|it| is_named(&it.name())).collect(),
         None => QUICK.to_vec(),
     };
     // One engine each: `make check` hunts with all that list a bug.
-    let mut hunted = with_engines(&chosen, None);
+    let engine = std::env::var("FARLEAF_ENGINE").ok().filter(|_| is_hunt_named);
+    let engine = engine.map(|name| name.parse().expect("an engine"));
+    let mut hunted = with_engines(&chosen, engine);
     hunted.dedup_by_key(|(canary, _)| *canary);
     let results = hunt(&hunted, &Choices::default(), 1_500, 2, &never, &|done| {
         let (name, by, replay) = (done.canary.name(), done.found_by(), done.replay());

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 /// Endings of names that are taken for files.
 const ENDINGS: [&str; 8] = [".rs", ".md", ".sh", ".toml", ".json", ".svg", ".hpp", "/"];
 /// Folders whose files any page may name.
-const FOLDERS: [&str; 5] = ["crates/", "docs/", "scripts/", "fuzz/", "dist/"];
+const FOLDERS: [&str; 7] =
+    ["crates/", "docs/", "scripts/", "fuzz/", "dist/", "python/", "examples/"];
 
 #[test]
 fn pages_name_what_exists() {

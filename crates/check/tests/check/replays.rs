@@ -64,6 +64,11 @@ const FOUND: &[(&str, &str)] = &[
          --event cut-replies:0-1@651752,kill:0@5542892,restart:0@9405772 \
          --only 0:200-205,209-243,245-248,250-252",
     ),
+    (
+        "a bulk load counted the pairs of a leaf that is cut at its last key as if its fence were shorter, \
+         and had no room for the fence",
+        "--engine fptree --seed 143 --format bytes-tiny",
+    ),
 ];
 
 #[test]
