@@ -7,7 +7,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 SELECT := --workspace --all-features --locked
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test engine check correctness threads fuzz tsan asan lint doc bench-smoke verbs verbs-rate peers miri ci
+.PHONY: help setup run test engine check correctness threads fuzz tsan asan lint doc bench-smoke verbs verbs-rate peers miri python python-bench python-lint image image-test units ci
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -15,9 +15,15 @@ help: ## List the targets
 setup: ## Install what building takes and is missing here
 	@scripts/setup.sh
 
-run: setup ## Build the release binary and run the demo on this machine's own file names
-	$(CARGO) build --release --locked -p farleaf-cli
-	@scripts/demo.sh $(TARGET_DIR)/release/farleaf
+# First the command without its lab, which is built in half the time (docs/measurements/build.md).
+run: setup ## Build the command soon, run the demo on this machine's own file names, and count operations
+	@printf '\n--- 1 of 3: build the command; 2 to 4 minutes on two processors the first time\n'
+	$(CARGO) build --profile demo --locked -p farleaf-cli --no-default-features
+	@printf '\n--- 2 of 3: the demo: load, get, scan, put, del, verify\n'
+	@scripts/demo.sh $(TARGET_DIR)/demo/farleaf job
+	@printf '\n--- 3 of 3: build the lab (bench, check, repro), and count what each engine costs; as long again\n'
+	$(CARGO) build --profile demo --locked -p farleaf-cli
+	@scripts/demo.sh $(TARGET_DIR)/demo/farleaf costs
 
 test: setup ## Run all tests
 	@CARGO="$(CARGO)" scripts/test.sh $(SELECT)
@@ -84,6 +90,34 @@ peers: ## Set the papers' programs beside ours in a virtual machine with Soft-Ro
 miri: ## Run the unsafe module's tests under Miri (needs: rustup +nightly component add miri rust-src)
 	MIRIFLAGS="-Zmiri-strict-provenance -Zmiri-symbolic-alignment-check" \
 		$(CARGO) +nightly miri test -p farleaf-fabric --lib raw::
+
+# The wheel has a workspace of its own (docs/design/python.md). Memory servers of its tests are those of the tests' own build.
+python: ## Build the Python wheel and run its tests in a fresh environment (needs Python 3.10 and PyPI)
+	$(CARGO) test $(SELECT) --test cli --no-run
+	scripts/python.sh test
+
+python-lint: ## Check formatting and clippy's lints of the Python wheel
+	$(CARGO) fmt --manifest-path python/Cargo.toml --check
+	CARGO_TARGET_DIR=$(TARGET_DIR)/python $(CARGO) clippy --manifest-path python/Cargo.toml --locked --all-targets \
+		-- -D warnings
+
+python-bench: ## Measure the Python wheel beside py-lmdb and the Rust library
+	scripts/python.sh bench
+
+image: ## Build the container image, without a daemon (needs mmdebstrap and buildah: scripts/setup.sh --image)
+	dist/image/build.sh
+
+# With the tests' own program. Built again, it must be the same image.
+IMAGE = dist/image/build.sh --binary $(TARGET_DIR)/debug/farleaf --out $(TARGET_DIR)/image-test
+image-test: ## Build an image twice, and run each service of dist/compose.yaml within its files (needs root)
+	$(CARGO) test $(SELECT) --test cli --no-run
+	$(IMAGE)/again
+	$(IMAGE)
+	cmp $(TARGET_DIR)/image-test/digest $(TARGET_DIR)/image-test/again/digest
+	dist/image/check.py $(TARGET_DIR)/image-test
+
+units: ## Check the units of systemd
+	scripts/units.sh
 
 ci: ## Run all that continuous integration runs
 	@.ci/run

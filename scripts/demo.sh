@@ -5,7 +5,8 @@
 # remote operations of each engine on each fabric. Prints every command before it runs, and leaves
 # nothing behind.
 #
-#   scripts/demo.sh [FARLEAF]     the binary; target/release/farleaf if not given
+#   scripts/demo.sh [FARLEAF [PART]]     the binary, target/demo/farleaf if not given; job, costs (that table,
+#                                        which takes the command's feature lab) or all
 #
 # FARLEAF_DEMO_PATHS     most paths to load (400000)
 # FARLEAF_DEMO_TCP_PATHS most of them to load over TCP (50000)
@@ -14,7 +15,8 @@
 # FARLEAF_ENGINES, FARLEAF_FABRICS     its rows (all engines; "mapped sim tcp")
 set -euo pipefail
 
-farleaf=${1:-$(dirname "$0")/../target/release/farleaf}
+farleaf=${1:-$(dirname "$0")/../target/demo/farleaf}
+part=${2:-all}
 paths_max=${FARLEAF_DEMO_PATHS:-400000}
 tcp_paths_max=${FARLEAF_DEMO_TCP_PATHS:-50000}
 bench_keys=${FARLEAF_DEMO_KEYS:-100K}
@@ -24,6 +26,10 @@ read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim tcp}"
 
 fail() { printf '\ndemo: %s\n' "$*" >&2; exit 1; }
 
+case $part in
+job | costs | all) ;;
+*) fail "$part: it is job, costs or all" ;;
+esac
 [ -x "$farleaf" ] || fail "there is no program $farleaf; build it with: make run"
 
 # Shared memory if it has room: containers often have only 64 MiB of it.
@@ -91,24 +97,6 @@ expect_absent() {
     printf '(exit status %d)\n' "$status"
 }
 
-heading "The input: up to $paths_max files of this machine, path and size"
-# Unreadable folders are skipped; so are names that hold a tab or a line end, or are longer than a
-# key may be. find ends early, by SIGPIPE, when head has enough.
-{ LC_ALL=C find / -xdev -path "$work" -prune -o -type f ! -name $'*[\t\n]*' -printf '%p\t%s\n' \
-    2>/dev/null || true; } |
-    LC_ALL=C awk -F '\t' 'NF == 2 && length($1) <= 1024' | head -n "$paths_max" >"$work/files.tsv" ||
-    true
-count=$(wc -l <"$work/files.tsv")
-[ "$count" -gt 0 ] || fail "found no readable file"
-printf '%d files; the first ones:\n' "$count"
-head -n 3 "$work/files.tsv"
-
-# A file that surely is among them, and a folder with many of them.
-IFS=$'\t' read -r key size < <(awk -F '\t' '$1 == "/etc/passwd"' "$work/files.tsv") ||
-    IFS=$'\t' read -r key size <"$work/files.tsv"
-prefix=/usr/share/
-grep -q "^$prefix" "$work/files.tsv" || prefix=${key%/*}/
-
 # job POOL FILE OPTIONS...: the whole job on one pool; OPTIONS are for its first command.
 job() {
     local pool=$1 file=$2
@@ -139,33 +127,57 @@ job() {
     run verify "$pool"
 }
 
-heading "In shared memory"
-job "$pool" "$work/files.tsv" --create --pool-bytes "${pool_mib}MiB"
+files() {
+    heading "The input: up to $paths_max files of this machine, path and size"
+    # Unreadable folders are skipped; so are names that hold a tab or a line end, or are longer than a
+    # key may be. find ends early, by SIGPIPE, when head has enough.
+    { LC_ALL=C find / -xdev -path "$work" -prune -o -type f ! -name $'*[\t\n]*' -printf '%p\t%s\n' \
+        2>/dev/null || true; } |
+        LC_ALL=C awk -F '\t' 'NF == 2 && length($1) <= 1024' | head -n "$paths_max" >"$work/files.tsv" ||
+        true
+    count=$(wc -l <"$work/files.tsv")
+    [ "$count" -gt 0 ] || fail "found no readable file"
+    printf '%d files; the first ones:\n' "$count"
+    head -n 3 "$work/files.tsv"
 
-heading "The same over TCP with the engine dex: two memory servers and a compute server that caches"
-# Those that the job asks for, and the first ones in order.
-{ printf '%s\t%s\n' "$key" "$size"; grep "^$prefix" "$work/files.tsv" || true; cat "$work/files.tsv"; } |
-    awk -F '\t' '!seen[$1]++' | head -n "$tcp_paths_max" >"$work/some.tsv" || true
-printf '$ farleaf up --memory-servers 2 --compute 1 --pool-bytes 1GiB &\n'
-"$farleaf" up --memory-servers 2 --compute 1 --pool-bytes 1GiB >"$work/up" &
-cluster=$!
-for _ in $(seq 100); do
-    [ ! -s "$work/up" ] && kill -0 "$cluster" 2>/dev/null || break
-    sleep 0.1
-done
-IFS=$'\t' read -r _ tcp_pool <"$work/up" || fail "the cluster did not start"
-job "$tcp_pool" "$work/some.tsv" --engine dex
-down
+    # A file that surely is among them, and a folder with many of them.
+    IFS=$'\t' read -r key size < <(awk -F '\t' '$1 == "/etc/passwd"' "$work/files.tsv") ||
+        IFS=$'\t' read -r key size <"$work/files.tsv"
+    prefix=/usr/share/
+    grep -q "^$prefix" "$work/files.tsv" || prefix=${key%/*}/
 
-heading "Remote operations of a get and an update: half gets, half updates, every engine and fabric"
-echo "dex caches a tenth of the table. tcp goes to two memory servers over loopback; sim is a simulated cluster."
-for fabric in "${fabrics[@]}"; do
-    show bench --engine "$engines" --fabric "$fabric" --workload a --cache 10% \
-        --keys "$bench_keys" --ops "$bench_ops" --costs
-    "$farleaf" bench --engine "$engines" --fabric "$fabric" --workload a --cache 10% \
-        --keys "$bench_keys" --ops "$bench_ops" --costs >>"$work/costs"
-done
-{ printf 'engine\tfabric\toperation\tREAD\tWRITE\tCAS/FAA\tRPC\tcalls\tround trips\tbytes\n'; cat "$work/costs"; } |
-    awk -F '\t' '{ printf "%-8s %-8s %-10s %8s %8s %8s %8s %8s %12s %8s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9, $10 }'
+    heading "In shared memory"
+    job "$pool" "$work/files.tsv" --create --pool-bytes "${pool_mib}MiB"
 
+    heading "The same over TCP with the engine dex: two memory servers and a compute server that caches"
+    # Those that the job asks for, and the first ones in order.
+    { printf '%s\t%s\n' "$key" "$size"; grep "^$prefix" "$work/files.tsv" || true; cat "$work/files.tsv"; } |
+        awk -F '\t' '!seen[$1]++' | head -n "$tcp_paths_max" >"$work/some.tsv" || true
+    printf '$ farleaf up --memory-servers 2 --compute 1 --pool-bytes 1GiB &\n'
+    "$farleaf" up --memory-servers 2 --compute 1 --pool-bytes 1GiB >"$work/up" &
+    cluster=$!
+    for _ in $(seq 600); do
+        [ ! -s "$work/up" ] && kill -0 "$cluster" 2>/dev/null || break
+        sleep 0.1
+    done
+    IFS=$'\t' read -r _ tcp_pool <"$work/up" || fail "the cluster did not start"
+    job "$tcp_pool" "$work/some.tsv" --engine dex
+    down
+}
+
+costs() {
+    heading "Remote operations of a get and an update: half gets, half updates, every engine and fabric"
+    echo "dex caches a tenth of the table. tcp goes to two memory servers over loopback; sim is a simulated cluster."
+    for fabric in "${fabrics[@]}"; do
+        show bench --engine "$engines" --fabric "$fabric" --workload a --cache 10% \
+            --keys "$bench_keys" --ops "$bench_ops" --costs
+        "$farleaf" bench --engine "$engines" --fabric "$fabric" --workload a --cache 10% \
+            --keys "$bench_keys" --ops "$bench_ops" --costs >>"$work/costs"
+    done
+    { printf 'engine\tfabric\toperation\tREAD\tWRITE\tCAS/FAA\tRPC\tcalls\tround trips\tbytes\n'; cat "$work/costs"; } |
+        awk -F '\t' '{ printf "%-8s %-8s %-10s %8s %8s %8s %8s %8s %12s %8s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9, $10 }'
+}
+
+if [ "$part" != costs ]; then files; fi
+if [ "$part" != job ]; then costs; fi
 heading "Done; the pool is removed"

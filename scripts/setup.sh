@@ -6,17 +6,21 @@
 #   scripts/setup.sh --check    only say what is missing; exit 1 if anything is
 #   scripts/setup.sh --clients  instead, Redis's clients for scripts/clients.sh, as far as they can be had, in
 #                               target/clients
+#   scripts/setup.sh --image    instead, what `make image` takes: mmdebstrap, buildah
+#   scripts/setup.sh --python   instead, what `make python` takes from PyPI: maturin, and the packages of its tests
 #   scripts/setup.sh --verbs    instead, what `make verbs` takes: a virtual machine and its kernel
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-check_only=false verbs=false clients=false
+check_only=false verbs=false clients=false image=false python=false
 case "${1:-}" in
     "") ;;
     --check) check_only=true ;;
     --verbs) verbs=true ;;
     --clients) clients=true ;;
-    *) echo "usage: scripts/setup.sh [--check | --clients | --verbs]" >&2; exit 2 ;;
+    --image) image=true ;;
+    --python) python=true ;;
+    *) echo "usage: scripts/setup.sh [--check | --clients | --image | --python | --verbs]" >&2; exit 2 ;;
 esac
 
 missing=0
@@ -183,6 +187,19 @@ setup_verbs() {
     ok "virtual machine with Soft-RoCE"
 }
 
+# Root and a network of the image's own are for its tests.
+setup_image() {
+    local mirror=${FARLEAF_MIRROR:-http://deb.debian.org/debian}
+    if ! have mmdebstrap || ! have buildah || ! have setpriv || ! have ip || ! python3 -c 'import yaml' 2>/dev/null; then
+        doing "mmdebstrap, buildah: the image without a daemon; iproute2, python3-yaml: its tests"
+        apt_install mmdebstrap buildah iproute2 util-linux python3-yaml
+    fi
+    mmdebstrap --quiet --simulate --variant=extract bookworm /dev/null "$mirror" || fail "$mirror cannot be reached"
+    [ "$(id -u)" -eq 0 ] || fail "its tests take root: chroot, and a network of their own"
+    unshare --net --mount true || fail "its tests take a network of their own, which this system refuses"
+    ok "mmdebstrap and buildah"
+}
+
 # Redis's clients from their languages' registries. One that cannot be had is left out, by its name: nothing but
 # scripts/clients.sh needs it.
 setup_clients() {
@@ -215,6 +232,15 @@ setup_clients() {
         go get github.com/redis/go-redis/v9@v9.23.0 github.com/redis/rueidis@v1.0.79
         go build -o clients .
     }
+    ycsb() {
+        mkdir -p "$folder/ycsb"
+        cp "$sources/ycsb/main.go" "$folder/ycsb/"
+        cd "$folder/ycsb"
+        [ -f go.mod ] || go mod init ycsb
+        go get github.com/pingcap/go-ycsb@v1.0.3
+        go mod tidy
+        go build -o ycsb .
+    }
     java_clients() {
         mkdir -p "$folder/java"
         cp "$sources/java/pom.xml" "$folder/java/"
@@ -226,6 +252,7 @@ setup_clients() {
     client "redis-py, valkey-py" python_clients
     client "ioredis, node-redis" node_clients
     client "go-redis, rueidis" go_clients
+    client "go-ycsb" ycsb
     client "jedis, lettuce" java_clients
 }
 
@@ -233,6 +260,13 @@ if $clients; then
     setup_redis
     setup_clients
     exit
+fi
+if $image; then
+    setup_image
+    exit
+fi
+if $python; then
+    exec scripts/python.sh setup
 fi
 if $verbs; then
     setup_verbs

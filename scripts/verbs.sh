@@ -36,7 +36,6 @@ if [ "${1:-}" = rate ]; then
 fi
 
 if [ "${1:-}" = peers ]; then
-    # As `make run` builds it.
     "${CARGO:-cargo}" build --release --locked -p farleaf-cli
     exec "$rig" --time 3000 -- "${CARGO_TARGET_DIR:-target}/release/farleaf" repro "$@"
 fi

@@ -58,8 +58,6 @@ pub struct BenchConfig {
     /// Operations per second of all clients together, at which an open loop runs; `None` runs a
     /// closed loop.
     pub rate: Option<Rate>,
-    /// Bytes of a node; `None` leaves the choice to the engine.
-    pub node_bytes: Option<u32>,
     /// Settings of the engine: of the table's shape, and of how compute servers open it. A `cache` such as
     /// `8%` is a share of the bytes that the table has in the pool once it is loaded.
     pub settings: Settings,
@@ -121,7 +119,6 @@ impl Default for BenchConfig {
             key_type: KeySpec::U64(KeyOrder::Hashed),
             value_bytes: 8,
             rate: None,
-            node_bytes: None,
             settings: Settings::default(),
             parts: Parts::default(),
             pool_bytes: None,
@@ -254,7 +251,6 @@ impl BenchConfig {
             ("key_type", json!(self.key_type.to_string())),
             ("value_bytes", json!(self.value_bytes)),
             ("rate_ops_per_s", json!(self.rate.map(Rate::per_second))),
-            ("node_bytes", json!(self.node_bytes)),
             ("pool_bytes", json!(self.pool_bytes)),
             ("settings", settings_json(self.settings.iter())),
             ("torn", json!(self.torn)),
@@ -544,6 +540,6 @@ mod tests {
         assert_eq!(told["rate_ops_per_s"], Value::Null);
         assert_eq!(told["partitions"], Value::Null);
         assert_eq!(told["settings"], Value::Object(Map::new()));
-        assert_eq!(told.len(), 29);
+        assert_eq!(told.len(), 28);
     }
 }

@@ -43,10 +43,11 @@ mod report;
 pub mod repro;
 mod run;
 mod sync;
-pub mod units;
 mod values;
 mod workload;
 mod ycsb;
+
+pub use farleaf_index::units;
 
 pub use config::{BenchConfig, BenchConfigError, CapabilityKind, Cluster, FabricKind, LoadKind};
 pub use distribution::{

@@ -6,17 +6,21 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use farleaf::{Content, Engine, KeyFormat, ValueFormat};
-use farleaf_bench::units::{Count, Size, TimeSpan};
+use farleaf_index::units::{Count, Size, TimeSpan};
 
+#[cfg(feature = "lab")]
 use crate::bench::BenchArgs;
+#[cfg(feature = "lab")]
 use crate::commands::check::CheckArgs;
 use crate::commands::cluster::ClusterArgs;
 use crate::commands::compute::ComputeArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::engines::EnginesArgs;
+use crate::commands::health::HealthArgs;
 use crate::commands::memory::MemoryArgs;
 use crate::commands::redis::RedisArgs;
 use crate::commands::repartition::RepartitionArgs;
+#[cfg(feature = "lab")]
 use crate::commands::repro::ReproArgs;
 use crate::commands::up::UpArgs;
 use crate::errors::Exit;
@@ -140,16 +144,19 @@ pub(crate) enum Command {
     /// List the engines, or the settings of one
     Engines(EnginesArgs),
     /// Measure an engine under a workload
+    #[cfg(feature = "lab")]
     Bench(Box<BenchArgs>),
     /// Repeat experiments of papers, and print the paper's figures beside ours
     ///
     /// In the simulator, unless an experiment says otherwise: virtual time, the same again from one
     /// seed.
+    #[cfg(feature = "lab")]
     Repro(ReproArgs),
     /// Check engines where everything goes wrong: in simulated clusters, unless a command says where
     ///
     /// Runs one scenario per seed: clients, faults, deaths; then checks that what the clients saw is
     /// linearizable, that every node of the table is in order and that no memory was lost.
+    #[cfg(feature = "lab")]
     Check(Box<CheckArgs>),
     /// Serve memory to a pool on a network, until Ctrl-C
     ///
@@ -167,6 +174,10 @@ pub(crate) enum Command {
     /// Prints where it listens, and the tables that clients SELECT. Any number of gateways serve one pool. With
     /// mem: the process is the whole store.
     Redis(Box<RedisArgs>),
+    /// Ask memory, compute or redis, at the address of its --metrics, whether it does its work
+    ///
+    /// Exits with 3 if it does not, and says why; for health checks of containers.
+    Health(HealthArgs),
     /// Show the owners of a table's keys, for engines with owners, and move keys while clients run
     Repartition(RepartitionArgs),
     /// Show who belongs to a cluster that etcd knows, and change what compute servers have
@@ -265,9 +276,6 @@ pub(crate) struct NewTableArgs {
     /// Values that it takes: bytes or fixed:N [default: bytes]
     #[arg(long, value_name = "FORMAT", value_parser = formats::parse_value_format)]
     pub(crate) value_format: Option<ValueFormat>,
-    /// Bytes of a node: a power of two [default: what suits the formats]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) node_bytes: Option<Size>,
     /// Meaning of its values: raw, or records, which may expire and be small hashes [default: raw]
     #[arg(long, value_name = "CONTENT")]
     pub(crate) content: Option<Content>,
@@ -275,12 +283,11 @@ pub(crate) struct NewTableArgs {
 
 impl NewTableArgs {
     /// The options by their names, with what was given for each.
-    pub(crate) fn given(&self) -> [(&'static str, Option<String>); 5] {
+    pub(crate) fn given(&self) -> [(&'static str, Option<String>); 4] {
         [
             ("--engine", self.engine.map(|engine| engine.to_string())),
             ("--key-format", self.key_format.map(formats::key_format)),
             ("--value-format", self.value_format.map(formats::value_format)),
-            ("--node-bytes", self.node_bytes.map(|size| size.0.to_string())),
             ("--content", self.content.map(|content| content.to_string())),
         ]
     }
@@ -477,6 +484,11 @@ pub(crate) struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
     pub(crate) shell: Shell,
+}
+
+/// A number that does not fit is far beyond every limit, and stays so.
+pub(crate) fn to_usize(count: u64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use farleaf_bench::{
 };
 use farleaf_index::knobs::CACHE;
 
+use crate::args::to_usize;
 use crate::card::CardArgs;
 use crate::errors::{self, Failure};
 use crate::formats;
@@ -94,9 +95,6 @@ pub(crate) struct BenchArgs {
     /// Way to load the keys: bulk or insert [default: bulk]
     #[arg(long)]
     pub(crate) load: Option<LoadKind>,
-    /// Bytes of a node: a power of two [default: the engine's]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) node_bytes: Option<Size>,
     /// Cache of each compute server, short for --set cache=SIZE: bytes, or as in 8% a share of what the
     /// loaded table takes in the pool [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
@@ -328,11 +326,6 @@ impl BenchArgs {
         if let Some(size) = self.value_bytes {
             config.value_bytes = to_usize(size.0);
         }
-        if let Some(size) = self.node_bytes {
-            let bytes = u32::try_from(size.0).ok().filter(|bytes| bytes.is_power_of_two());
-            let refusal = || Failure::usage(format!("--node-bytes {size} is not a power of two"));
-            config.node_bytes = Some(bytes.ok_or_else(refusal)?);
-        }
         config.settings = self.set.settings();
         if let Some(cache) = self.cache {
             config.settings.set(CACHE, &cache.to_string());
@@ -361,11 +354,6 @@ fn engines(text: &str) -> Result<Vec<Engine>, Failure> {
 /// An error of the library about what was asked for, with its causes.
 fn usage(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
     Failure::usage(errors::told(&anyhow::Error::new(error)))
-}
-
-/// A number that does not fit is far beyond every limit, and stays so.
-pub(crate) fn to_usize(count: u64) -> usize {
-    usize::try_from(count).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

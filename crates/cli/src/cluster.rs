@@ -133,6 +133,7 @@ impl Cluster {
     }
 
     /// Starts a gateway by the words of `redis`, at a free port, and waits until it listens. It is not replaced.
+    #[cfg(feature = "lab")]
     pub(crate) fn add_gateway(&mut self, words: &[&str]) -> anyhow::Result<SocketAddr> {
         let all = [&["redis"], words, &["--address", "127.0.0.1:0", "--end-with-stdin"]].concat();
         let words = all.iter().map(OsString::from).collect();

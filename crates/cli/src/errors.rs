@@ -1,14 +1,14 @@
 //! Errors: messages of the command, and their exit codes.
 
+#[cfg(feature = "lab")]
+mod lab;
+
 use std::process::{ExitCode, ExitStatus};
 use std::{fmt, io};
 
 use clap::ValueEnum;
 use farleaf::ErrorKind;
-use farleaf_bench::{BenchError, repro::ReproError};
 use farleaf_cluster::ClusterError;
-use farleaf_fabric::FabricError;
-use farleaf_pool::PoolError;
 
 use crate::input::InputError;
 
@@ -126,11 +126,9 @@ pub(crate) fn exit_of(error: &anyhow::Error) -> Exit {
         if let Some(error) = cause.downcast_ref::<ClusterError>() {
             return exit_of_kind(farleaf::Error::from(error.clone()).kind());
         }
-        if let Some(error) = cause.downcast_ref::<BenchError>() {
-            return exit_of_bench(error);
-        }
-        if let Some(error) = cause.downcast_ref::<ReproError>() {
-            return exit_of_repro(error);
+        #[cfg(feature = "lab")]
+        if let Some(exit) = lab::exit_of(cause) {
+            return exit;
         }
         if cause.is::<InputError>() {
             return Exit::Malformed;
@@ -149,61 +147,6 @@ fn exit_of_kind(kind: ErrorKind) -> Exit {
         ErrorKind::Corrupt => Exit::Corrupt,
         ErrorKind::OutcomeUnknown => Exit::OutcomeUnknown,
         _ => Exit::Internal,
-    }
-}
-
-fn exit_of_repro(error: &ReproError) -> Exit {
-    match error {
-        ReproError::UnknownExperiment { .. }
-        | ReproError::Scale { .. }
-        | ReproError::ScaleWord { .. }
-        | ReproError::Setting(_)
-        | ReproError::Chosen { .. }
-        | ReproError::TooSmall { .. } => Exit::Usage,
-        ReproError::Bench(error) => exit_of_bench(error),
-        ReproError::Host(_) | ReproError::Redis(_) => Exit::Unavailable,
-        _ => Exit::Internal,
-    }
-}
-
-fn exit_of_bench(error: &BenchError) -> Exit {
-    match error {
-        BenchError::Config(_)
-        | BenchError::Workload(_)
-        | BenchError::Distribution(_)
-        | BenchError::TooFewLines { .. }
-        | BenchError::Table(_)
-        | BenchError::SmallShare { .. }
-        | BenchError::NoCluster => Exit::Usage,
-        BenchError::Lines(_) | BenchError::Key(_) => Exit::Malformed,
-        BenchError::Fabric(error) => exit_of_fabric(error),
-        BenchError::Pool { source, .. } => exit_of_pool(source),
-        BenchError::PoolTooSmall { .. } => Exit::Full,
-        BenchError::Damaged { .. } | BenchError::Verify(_) => Exit::Corrupt,
-        BenchError::Open(error) | BenchError::Load(error) | BenchError::Clear(error) => {
-            exit_of_kind(farleaf::Error::from(error.clone()).kind())
-        }
-        BenchError::Thread(_) => Exit::Unavailable,
-        _ => Exit::Internal,
-    }
-}
-
-fn exit_of_fabric(error: &FabricError) -> Exit {
-    match error {
-        FabricError::Config(_) => Exit::Usage,
-        FabricError::NoMemory { .. } | FabricError::NoSpace { .. } => Exit::Full,
-        FabricError::Damaged { .. } => Exit::Corrupt,
-        _ => Exit::Unavailable,
-    }
-}
-
-fn exit_of_pool(error: &PoolError) -> Exit {
-    match error {
-        PoolError::Fabric(_) | PoolError::Closed => Exit::Unavailable,
-        PoolError::NoSlot(..) => Exit::Full,
-        PoolError::Corrupt(_) | PoolError::Format(_) => Exit::Corrupt,
-        // Sizes of the pool that the command line asks for.
-        _ => Exit::Usage,
     }
 }
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+#[cfg(feature = "lab")]
 mod bench;
 mod card;
 mod cluster;
@@ -26,6 +27,7 @@ mod settings;
 mod source;
 mod tls;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::process::ExitCode;
@@ -49,6 +51,11 @@ const BUS_ERROR: &str = "error: a mapped file cannot be read or written: its fil
 pub fn main() -> ExitCode {
     panic::set_hook(Box::new(|info| {
         let _ = writeln!(io::stderr(), "error: internal: {info}");
+        // Asked for by RUST_BACKTRACE=1. Without debug information in the program, its lines come from farleaf.debug.
+        let trace = Backtrace::capture();
+        if trace.status() == BacktraceStatus::Captured {
+            let _ = writeln!(io::stderr(), "{trace}");
+        }
         process::exit(Exit::Internal as i32);
     }));
 

@@ -14,7 +14,7 @@ use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 use std::time::Duration;
 
 use comfy_table::{Attribute, Cell, Table, presets};
-use farleaf_bench::units::{TimeSpan, human_bytes, human_count};
+use farleaf_index::units::{TimeSpan, human_bytes, human_count};
 use serde_json::{Map, Value};
 
 use crate::args::{BytesArgs, GlobalArgs, When};

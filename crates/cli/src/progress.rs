@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "lab")]
 use farleaf_bench::{Phase, Progress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -55,11 +56,13 @@ impl Meter {
     }
 
     /// One step more is done.
+    #[cfg(feature = "lab")]
     pub(crate) fn step(&self) {
         self.bar.inc(1);
     }
 
     /// Prints lines above the bar, if there is one.
+    #[cfg(feature = "lab")]
     pub(crate) fn tell(&self, lines: &str) {
         if !self.bar.is_hidden() {
             self.bar.println(lines);
@@ -72,6 +75,7 @@ impl Meter {
     }
 }
 
+#[cfg(feature = "lab")]
 impl Progress for Meter {
     fn begin(&self, phase: Phase, total: u64) {
         self.start(phase.name(), (total > 0).then_some(total));

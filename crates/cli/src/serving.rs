@@ -1,11 +1,13 @@
-//! Serving: the log and the HTTP metrics of all commands that serve.
+//! Serving: the log, the HTTP metrics and the word to systemd of all commands that serve.
 
 use std::io;
 use std::net::SocketAddr;
 
 use clap::{Args, ValueEnum};
+use sd_notify::NotifyState;
 use tracing::level_filters::LevelFilter;
 
+use crate::listen::socket_address;
 use crate::metrics::{Exposed, MetricsServer};
 use crate::one_of::OneOf;
 
@@ -14,7 +16,7 @@ use crate::one_of::OneOf;
 pub(crate) struct ServingArgs {
     /// Answer GET /metrics (for Prometheus) and /healthz there; port 0 takes a free one. Whoever reaches it
     /// sees counts, no keys and no values
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = socket_address)]
     metrics: Option<SocketAddr>,
     /// Events that it logs, on standard error
     #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = OneOf::<LogLevel>::names())]
@@ -75,5 +77,23 @@ impl ServingArgs {
     /// If the address cannot be had.
     pub(crate) fn expose(&self, exposed: impl Exposed) -> anyhow::Result<Option<MetricsServer>> {
         self.metrics.map(|listen| MetricsServer::start(listen, exposed)).transpose()
+    }
+}
+
+/// Tells systemd, if it has started this process (`Type=notify`), that it serves at `address`.
+pub(crate) fn tell_ready(address: Option<&str>) {
+    let status =
+        address.map_or_else(|| "serves".to_owned(), |address| format!("serves at {address}"));
+    tell_systemd(&[NotifyState::Ready, NotifyState::Status(&status)]);
+}
+
+/// Tells systemd, if it has started this process, that it ends in order.
+pub(crate) fn tell_ending() {
+    tell_systemd(&[NotifyState::Stopping, NotifyState::Status("ends")]);
+}
+
+fn tell_systemd(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "cannot tell systemd");
     }
 }

@@ -47,6 +47,7 @@ impl Source {
 }
 
 /// Makes a file for results: before the work that they come from, so that this is not in vain.
+#[cfg(feature = "lab")]
 pub(crate) fn create(path: &Path) -> Result<File, Failure> {
     File::create(path).map_err(|error| Failure::unwritable(path.display(), error))
 }

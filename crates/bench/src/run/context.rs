@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_engines::{SettingError, TableFormat};
-use farleaf_index::{
-    OpenOptions, PointerCheck,
-    bnode::{KeyFormat, ValueFormat},
-};
+use farleaf_index::{KeyFormat, OpenOptions, Spec, ValueFormat};
 use farleaf_pool::{PoolError, PoolOptions};
 
 use super::error::BenchError;
@@ -174,8 +171,7 @@ impl Context {
             return Err(BenchError::TooFewLines { keys: config.keys, lines });
         }
         let format = table_format(config, &keys)?;
-        let node_bytes = format.node_bytes();
-        format.layout().map_err(BenchError::Table)?;
+        format.complete().map_err(BenchError::Table)?;
         let servers = config.memory_servers as u64;
         let region_bytes = match config.pool_bytes {
             Some(bytes) => bytes / servers,
@@ -197,8 +193,8 @@ impl Context {
         let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
         pool.clients_max = pool.clients_max.max(sessions);
         pool.members_max = pool.members_max.max(config.compute_servers as u32 + 1);
-        // Room for the largest change of a tree in the log: three nodes and a header.
-        pool.redo_bytes = pool.redo_bytes.max((3 * node_bytes + 512).next_multiple_of(64));
+        let redo_bytes = u32::try_from(format.redo_bytes()).unwrap_or(u32::MAX);
+        pool.redo_bytes = pool.redo_bytes.max(redo_bytes.next_multiple_of(64));
         let open = OpenOptions {
             calls: several,
             settings: config.engine.options_of(&config.settings),
@@ -235,25 +231,19 @@ impl Context {
 fn table_format(config: &BenchConfig, keys: &KeyMaker) -> Result<TableFormat, BenchError> {
     let format = match (keys, config.value_bytes) {
         (KeyMaker::U64(_) | KeyMaker::Randint, 8) => TableFormat::fixed8(config.engine),
-        _ => TableFormat {
-            engine: config.engine,
-            key: KeyFormat::Bytes { max: keys.key_bytes_max() },
-            value: ValueFormat::Bytes,
-            ..TableFormat::default()
-        },
+        _ => {
+            let key = KeyFormat::Bytes { max: keys.key_bytes_max() };
+            TableFormat::new(config.engine, Spec { key, value: ValueFormat::Bytes })
+        }
     };
-    let format = TableFormat { node_bytes: config.node_bytes, ..format };
     let engine = config.engine;
     let settings = config.settings_with_cache(|_| 256 << 20);
     let shape = engine.split(&settings).map_err(BenchConfigError::from)?.0;
     let setting = |error| BenchConfigError::from(SettingError { engine, error });
     let format = format.shaped(&shape).map_err(setting)?;
-    // All values have one length, and pointers back ask for it.
-    let value = match format.check {
-        PointerCheck::Birth => format.value,
-        PointerCheck::Reverse => ValueFormat::Fixed(config.value_bytes),
-    };
-    Ok(TableFormat { value, ..format })
+    // All values have one length: a shape that asks for that gets it.
+    let fixed = format.with_values(ValueFormat::Fixed(config.value_bytes));
+    Ok(if format.complete().is_err() && fixed.complete().is_ok() { fixed } else { format })
 }
 
 /// Bytes of each memory server that certainly hold the items. Only touched memory is committed, so

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use farleaf_engines::{AnyIndex, TableFormat};
+use farleaf_engines::AnyIndex;
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Exposed, FabricError, ServerId};
 use farleaf_harness::{join, make_pool};
 use farleaf_index::{
-    Index, IndexError, OpenOptions, Settings, TableReport,
+    Index, IndexError, OpenOptions, Settings, Spec, TableReport,
     compute::{Host, equal_width, number_of, sampled},
     knobs::CACHE,
 };
@@ -166,7 +166,7 @@ async fn fill(
     let traits = context.config.engine.traits();
     let mut settings = context.open.settings.clone();
     if traits.cached {
-        let bytes = LOADER_NODES * u64::from(context.format.node_bytes());
+        let bytes = LOADER_NODES * context.format.node_bytes() as u64;
         settings.set(CACHE, &bytes.to_string());
     }
     if traits.logged {
@@ -199,9 +199,8 @@ fn bounds(context: &Context) -> Result<Vec<Vec<u8>>, BenchError> {
     }
     let count = config.parts.partitions(config);
     if config.parts.boundaries == Some(Boundaries::Equal) {
-        // Numbers have eight bytes, for any layout of the nodes.
-        let layout = TableFormat::fixed8(config.engine).layout().map_err(BenchError::Table)?;
-        return Ok(equal_width(layout.options().key, count).unwrap_or_default());
+        // Numbers have eight bytes.
+        return Ok(equal_width(Spec::FIXED8.key, count).unwrap_or_default());
     }
     if count == 1 {
         return Ok(Vec::new());

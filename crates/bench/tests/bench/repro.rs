@@ -285,11 +285,12 @@ fn every_figure_of_radix_trees_runs_at_a_tiny_scale() {
 /// INV-REPRO-1, with a row for each engine.
 #[test]
 fn every_engine_runs_the_experiments_of_radix_trees() {
-    let options = ReproOptions { scale: SCALE_LEAST, ..ReproOptions::default() };
-    for (experiment, quantity) in [
-        ("dart-table2", "bytes /key beside keys and values"),
-        ("smart-amplification", "bytes READ /byte, get"),
+    // `dex` caches almost everything at the least scale: whether a get misses is chance there.
+    for (experiment, quantity, scale) in [
+        ("dart-table2", "bytes /key beside keys and values", SCALE_LEAST),
+        ("smart-amplification", "bytes READ /byte, get", 16.0 * SCALE_LEAST),
     ] {
+        let options = ReproOptions { scale, ..ReproOptions::default() };
         let run = || named(experiment).run(&options, &NoHosts, &NoProgress).unwrap();
         let report = run();
         assert_eq!(report, run());

@@ -21,6 +21,7 @@ use farleaf_fabric::{
     tcp::{Tcp, TcpConfig},
 };
 use farleaf_harness::LoopbackServers;
+use farleaf_index::Settings;
 use farleaf_pool::Pool;
 
 /// A small run: two compute servers, two memory servers.
@@ -185,12 +186,16 @@ fn the_same_seed_gives_the_same_report() {
     }
 }
 
+fn nodes(bytes: u32) -> Settings {
+    Settings::default().with("node_bytes", &bytes.to_string())
+}
+
 #[test]
 fn reads_cost_the_height_exactly() {
     for fabric in FABRICS {
         for (keys, node_bytes) in [(10, 1024), (3000, 1024), (3000, 256)] {
             let base = small(fabric, "read-only");
-            let report = run_well(&BenchConfig { keys, node_bytes: Some(node_bytes), ..base });
+            let report = run_well(&BenchConfig { keys, settings: nodes(node_bytes), ..base });
             let height = report.config["levels"].as_u64().unwrap();
             let per_op = &of(&report, OpKind::Get).per_op;
             // Beside the nodes, once in an epoch of the pool, the root word.
@@ -338,7 +343,7 @@ fn impossible_configurations_are_refused() {
     };
     assert!(matches!(refusal(&|it| it.clients = 0), BenchError::Config(_)));
     assert!(matches!(refusal(&|it| it.threads = 8), BenchError::Config(_)));
-    assert!(matches!(refusal(&|it| it.node_bytes = Some(1000)), BenchError::Table(_)));
+    assert!(matches!(refusal(&|it| it.settings.set("node_bytes", "1000")), BenchError::Table(_)));
     let missing = refusal(&|it| it.key_type = "lines:/no/such/file".parse().unwrap());
     assert!(matches!(missing, BenchError::Lines(_)));
     for fabric in FABRICS {

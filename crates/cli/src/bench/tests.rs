@@ -34,7 +34,7 @@ fn every_option_reaches_the_configuration() {
         "--engine btree --workload b --keys 2K --warmup 0 --ops 1.5M --distribution latest \
          --theta 0.7 --clients 32 --threads 4 --compute-servers 2 --memory-servers 3 --fabric sim \
          --seed 9 --key-type bytes:ordered --value-bytes 1KiB --scan-length 1-10 --rate 100K \
-         --load insert --node-bytes 4KiB --pool-bytes 1GiB --torn \
+         --load insert --set node_bytes=4KiB --pool-bytes 1GiB --torn \
          --capabilities mapped --verify",
     );
     let expected = BenchConfig {
@@ -58,8 +58,7 @@ fn every_option_reaches_the_configuration() {
         key_type: "bytes:ordered".parse().unwrap(),
         value_bytes: 1024,
         rate: Rate::new(100_000),
-        node_bytes: Some(4096),
-        settings: Settings::default(),
+        settings: Settings::default().with("node_bytes", "4KiB"),
         parts: Parts::default(),
         pool_bytes: Some(1 << 30),
         local_ns: 0,
@@ -158,7 +157,6 @@ fn nonsense_is_refused_with_a_sentence() {
         ("--fabric tcp --connect tcp://nowhere", "\"nowhere\" is not a memory server"),
         ("--fabric tcp --connect tcp://127.0.0.1:7 --pool-bytes 1GiB", "cannot be used with"),
         ("--torn", "torn words are the simulator's"),
-        ("--node-bytes 1000", "not a power of two"),
         ("--keys many", "is not a count"),
         ("--pool-bytes 4G", "say GiB (1024) or GB (1000)"),
         ("--rate 0", "at least 1 per second"),

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use clap::Args;
 use farleaf::{CounterSet, Engine, ErrorKind, Farleaf, Processors, ServerName, Settings, Table};
-use farleaf_bench::units::Size;
 use farleaf_fabric::OpKind;
 use farleaf_index::knobs::CACHE;
 use farleaf_index::sync::lock;
+use farleaf_index::units::Size;
 use serde_json::json;
 
 use super::memory::{stop_signal, tell_sharing};
@@ -20,7 +20,7 @@ use super::{close, refuse_mem};
 use crate::errors::{Exit, Failure};
 use crate::metrics::{Exposed, Metric};
 use crate::output::Console;
-use crate::serving::ServingArgs;
+use crate::serving::{ServingArgs, tell_ending, tell_ready};
 use crate::settings::SetArgs;
 
 /// Time between two looks for keys that nobody has, and for new tables.
@@ -110,6 +110,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     }
     console.flush()?;
     tracing::info!(name = %own.name, ?address, tables = tables.len(), "serves");
+    tell_ready(address.as_deref());
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
         if db.cluster().is_some_and(|cluster| cluster.is_leaving) {
             tracing::info!("has been asked to leave its cluster");
@@ -118,6 +119,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         }
         look(&db, args, &mut tables, &seen)?;
     }
+    tell_ending();
     tracing::info!("ends, and hands back what it has");
     drop(metrics);
     drop(tables);

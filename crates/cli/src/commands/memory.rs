@@ -10,11 +10,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
-use farleaf_bench::units::{Size, TimeSpan};
 use farleaf_engines::Engine;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
 use farleaf_fabric::verbs::VerbsServer;
 use farleaf_fabric::{FabricError, Processors, ServerId};
+use farleaf_index::units::{Size, TimeSpan};
 use serde_json::json;
 
 use super::cluster::entry;
@@ -22,7 +22,7 @@ use crate::card::NetworkArgs;
 use crate::errors::{Exit, Failure};
 use crate::metrics::{Exposed, Metric, MetricsServer};
 use crate::output::{Console, counted};
-use crate::serving::ServingArgs;
+use crate::serving::{ServingArgs, tell_ending, tell_ready};
 
 /// Bytes of a region that is made, if nothing else is asked for.
 const BYTES_DEFAULT: u64 = 4 << 30;
@@ -120,11 +120,13 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
     let metrics_at = metrics.as_ref().map(MetricsServer::address);
     tell(args, server.address(), card, metrics_at, bytes, huge_pages, console)?;
     tracing::info!(server = args.server, address = %server.address(), bytes, "serves");
+    tell_ready(Some(&server.address().to_string()));
     // It ends when somebody says so; that the sender is gone means the same.
     match seat {
         Some(seat) => entry::keep(seat, &server, &stop),
         None => drop(stop.recv()),
     }
+    tell_ending();
     tracing::info!(server = args.server, connections = server.connections(), "ends");
     drop(metrics);
     drop(server);
@@ -233,7 +235,12 @@ fn refused(error: FabricError) -> anyhow::Error {
     let exit = match &error {
         FabricError::Config(_) | FabricError::NotARegion { .. } => Exit::Usage,
         FabricError::Unreachable { address, source, .. } => {
-            return Failure::unavailable(format!("cannot listen on {address}: {source}")).into();
+            let remedy = match source.kind() {
+                io::ErrorKind::AddrInUse => ": --listen names another port, and port 0 a free one",
+                _ => "",
+            };
+            return Failure::unavailable(format!("cannot listen on {address}: {source}{remedy}"))
+                .into();
         }
         FabricError::Verbs(_) => return farleaf::Error::from(error).into(),
         FabricError::NoMemory { .. } | FabricError::NoSpace { .. } => Exit::Full,

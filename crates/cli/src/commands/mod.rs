@@ -1,18 +1,22 @@
 //! Commands: one file for each command, or for a few that belong together.
 
+#[cfg(feature = "lab")]
 mod bench;
+#[cfg(feature = "lab")]
 pub(crate) mod check;
 pub(crate) mod cluster;
 mod completions;
 pub(crate) mod compute;
 pub(crate) mod config;
 pub(crate) mod engines;
+pub(crate) mod health;
 mod keys;
 mod load;
 pub(crate) mod memory;
 mod put;
 pub(crate) mod redis;
 pub(crate) mod repartition;
+#[cfg(feature = "lab")]
 pub(crate) mod repro;
 mod scan;
 mod stats;
@@ -30,7 +34,10 @@ use std::time::{Duration, Instant};
 use std::{process, thread};
 
 use anyhow::Context;
-use farleaf::{Builder, ErrorKind, Farleaf, ServerName, Settings, Table, TableInfo, TableOptions};
+use farleaf::{
+    Builder, Content, Engine, ErrorKind, Farleaf, ServerName, Settings, Table, TableInfo,
+    TableOptions,
+};
 use farleaf_index::suggest;
 
 use crate::args::{Command, CreateArgs, NewTableArgs, TableArgs};
@@ -62,12 +69,16 @@ pub(crate) fn run(
         Command::Stats(args) => stats::run(&args, console),
         Command::Verify(args) => verify::run(&args, console),
         Command::Engines(args) => engines::run(&args, console),
+        #[cfg(feature = "lab")]
         Command::Bench(args) => bench::run(&args, console),
+        #[cfg(feature = "lab")]
         Command::Repro(args) => repro::run(&args, console),
+        #[cfg(feature = "lab")]
         Command::Check(args) => check::run(&args, console),
         Command::Memory(args) => memory::run(&args, console),
         Command::Compute(args) => compute::run(&args, console),
         Command::Redis(args) => redis::run(&args, console),
+        Command::Health(args) => health::run(&args, console),
         Command::Cluster(args) => cluster::run(&args, console),
         Command::Up(args) => up::run(&args, console),
         Command::Repartition(args) => repartition::run(&args, console),
@@ -206,7 +217,7 @@ fn made_as(
     let mut builder = builder
         .create(create.create)
         .reserve(!create.no_reserve)
-        .set_all(&settings.without_shape());
+        .set_all(&Engine::without_shape(settings));
     if let Some(size) = create.pool_bytes {
         builder = builder.pool_bytes(size.0);
     }
@@ -268,11 +279,23 @@ fn table_or_create(
     settings: &Settings,
     console: &Console,
 ) -> anyhow::Result<(Table, bool)> {
+    table_or_create_with(db, name, wanted, settings, Content::Raw, console)
+}
+
+/// The same with the content of a new table for which none is `wanted`.
+fn table_or_create_with(
+    db: &Farleaf,
+    name: &str,
+    wanted: &NewTableArgs,
+    settings: &Settings,
+    content: Content,
+    console: &Console,
+) -> anyhow::Result<(Table, bool)> {
     match db.table(name) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         table => return Ok((check_table(table?, wanted, settings)?, false)),
     }
-    match db.create_table(name, table_options(wanted, settings)?) {
+    match db.create_table(name, table_options(wanted, settings, content)) {
         Ok(table) => {
             console.detail(format_args!("made table \"{name}\" ({})", table.info().engine));
             Ok((table, true))
@@ -285,12 +308,10 @@ fn table_or_create(
     }
 }
 
-/// The options of a table that is made as `wanted` says.
-///
-/// # Errors
-/// [`Exit::Usage`] for nodes of more bytes than can be counted.
-fn table_options(wanted: &NewTableArgs, settings: &Settings) -> Result<TableOptions, Failure> {
-    let mut options = TableOptions::default().set_all(settings);
+/// The options of a table that is made as `wanted` says, with the content that it has if none is wanted.
+fn table_options(wanted: &NewTableArgs, settings: &Settings, content: Content) -> TableOptions {
+    let content = wanted.content.unwrap_or(content);
+    let mut options = TableOptions::default().set_all(settings).content(content);
     if let Some(engine) = wanted.engine {
         options = options.engine(engine);
     }
@@ -300,26 +321,29 @@ fn table_options(wanted: &NewTableArgs, settings: &Settings) -> Result<TableOpti
     if let Some(format) = wanted.value_format {
         options = options.values(format);
     }
-    if let Some(size) = wanted.node_bytes {
-        let bytes = u32::try_from(size.0)
-            .map_err(|_| Failure::usage(format!("a node of {size} is too large")))?;
-        options = options.node_bytes(bytes);
-    }
-    if let Some(content) = wanted.content {
-        options = options.content(content);
-    }
-    Ok(options)
+    options
 }
 
 /// Refuses a table that is there and not as `wanted` says.
 fn check_table(table: Table, wanted: &NewTableArgs, settings: &Settings) -> Result<Table, Failure> {
-    check_settings(&table, settings)?;
     let info = table.info();
+    let refusal = |error| Failure::usage(format!("table \"{}\": {error}", info.name));
+    let shape = info.engine.shape_among(settings).map_err(refusal)?;
+    for (name, wanted) in shape.iter() {
+        let is = info.shape.get(name);
+        if is != Some(wanted) {
+            let is = is.map_or_else(|| "the default".to_owned(), |is| format!("{name}={is}"));
+            return Err(Failure::usage(format!(
+                "table \"{}\" was made with {is}, not {name}={wanted}: leave the setting out, or name \
+                 another table",
+                info.name
+            )));
+        }
+    }
     let made = [
         info.engine.to_string(),
         formats::key_format(info.keys),
         formats::value_format(info.values),
-        info.node_bytes.to_string(),
         info.content.to_string(),
     ];
     for ((option, wanted), is) in wanted.given().into_iter().zip(made) {

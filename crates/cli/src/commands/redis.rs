@@ -1,7 +1,7 @@
 //! `farleaf redis`: a gateway, which serves tables to Redis's clients.
 
 use std::fs;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex};
@@ -9,13 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Args, ValueEnum, ValueHint};
-use farleaf::{Builder, ErrorKind, Farleaf, Processors, Settings};
-use farleaf_bench::units::{Size, TimeSpan};
+use farleaf::{Builder, Content, ErrorKind, Farleaf, Processors, Settings, ValueFormat};
 use farleaf_gateway::{
     Gateway, GatewayError, GatewayOptions, GatewayTls, Multi, Overlap, Users, new_token,
 };
 use farleaf_index::knobs::CACHE;
 use farleaf_index::sync::lock;
+use farleaf_index::units::{Size, TimeSpan};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 
@@ -23,14 +23,15 @@ use super::compute::store_metrics;
 use super::memory::{stop_signal, tell_sharing};
 use super::{
     builder, check_settings, close, discard, made_as, may_come, not_opened, table_options,
-    table_or_create, tell_opened,
+    table_or_create_with, tell_opened,
 };
 use crate::args::{CreateArgs, NewTableArgs};
 use crate::errors::{Exit, Failure};
+use crate::listen::socket_address;
 use crate::metrics::{Exposed, Metric};
 use crate::one_of::OneOf;
 use crate::output::{Console, counted};
-use crate::serving::ServingArgs;
+use crate::serving::{ServingArgs, tell_ending, tell_ready};
 use crate::settings::SetArgs;
 
 /// Tables that clients may select if none is named.
@@ -66,6 +67,10 @@ pub(crate) struct RedisArgs {
     /// Processors on which these threads stay, as in 0,2-3: one on each in turn [default: any]
     #[arg(long, value_name = "CPUS")]
     pub(crate) pin: Option<Processors>,
+    /// Percent of a table's keys to look at each second for records that have expired; 0 removes those alone that a
+    /// client meets
+    #[arg(long, value_name = "PERCENT", default_value_t = 1)]
+    pub(crate) sweep: u32,
     /// Let clients remove all keys of a table by FLUSHDB
     #[arg(long)]
     pub(crate) allow_flush: bool,
@@ -169,6 +174,7 @@ pub(super) fn run(args: &RedisArgs, console: &mut Console) -> anyhow::Result<Exi
         pin,
         connections_max: connections,
         allow_flush: args.allow_flush,
+        sweep_percent: args.sweep,
         users: users.as_ref().map(|file| file.users.clone()),
         tls,
         overlap: match args.pipeline {
@@ -207,6 +213,7 @@ pub(super) fn run(args: &RedisArgs, console: &mut Console) -> anyhow::Result<Exi
     let metrics_at = metrics.as_ref().map(|metrics| metrics.address().to_string());
     tell(&gateway, &tables, metrics_at, console)?;
     tracing::info!(address = %gateway.address(), tables = tables.len(), "serves");
+    tell_ready(Some(&gateway.address().to_string()));
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
         if let Some(users) = &mut users {
             users.look(&gateway);
@@ -218,6 +225,7 @@ pub(super) fn run(args: &RedisArgs, console: &mut Console) -> anyhow::Result<Exi
             break;
         }
     }
+    tell_ending();
     tracing::info!("ends, and answers what it has received");
     drop(metrics);
     // The metrics had the other one.
@@ -367,7 +375,13 @@ fn serve(
             return Err(Failure::usage(format!("--table {name} is given twice")).into());
         }
         let engine = match creates {
-            true => table_or_create(db, name, &args.new_table, settings, console)?.0.info().engine,
+            true => {
+                let content = content(&args.new_table);
+                let wanted = &args.new_table;
+                let (table, _) =
+                    table_or_create_with(db, name, wanted, settings, content, console)?;
+                table.info().engine
+            }
             false => {
                 let table = db.table(name)?;
                 check_settings(&table, settings)?;
@@ -395,10 +409,8 @@ fn serve(
         }
     }
     options.tables = tables.iter().map(|(name, _)| name.clone()).collect();
-    options.creates = match creates {
-        true => Some(table_options(&args.new_table, settings)?),
-        false => None,
-    };
+    options.creates =
+        creates.then(|| table_options(&args.new_table, settings, content(&args.new_table)));
     let gateway = Gateway::start(db.clone(), options).map_err(|error| match error {
         GatewayError::Options(_) | GatewayError::Users(_) => {
             anyhow::Error::from(Failure::usage(error.to_string()))
@@ -412,6 +424,14 @@ fn serve(
     Ok((gateway, tables))
 }
 
+/// The content of a new table for which none is wanted. Values of one length are raw.
+fn content(wanted: &NewTableArgs) -> Content {
+    match wanted.value_format {
+        Some(ValueFormat::Fixed(_)) => Content::Raw,
+        _ => Content::Records,
+    }
+}
+
 /// The address of an option. Other machines reach the gateway only with users and TLS, or if that is asked for.
 fn address(
     args: &RedisArgs,
@@ -420,8 +440,7 @@ fn address(
     console: &Console,
 ) -> anyhow::Result<SocketAddr> {
     let text = &args.address;
-    let found = text.to_socket_addrs().map(|mut all| all.next());
-    let Ok(Some(address)) = found else {
+    let Ok(address) = socket_address(text) else {
         return Err(Failure::usage(format!(
             "--address: \"{text}\" is not a network address: write 127.0.0.1:6379"
         ))

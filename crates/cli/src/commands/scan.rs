@@ -7,8 +7,7 @@ use farleaf::{Prefix, Table};
 use serde_json::{Map, json};
 
 use super::{bytes_of, close, open_table};
-use crate::args::{CountArgs, RangeArgs, ScanArgs};
-use crate::bench::to_usize;
+use crate::args::{CountArgs, RangeArgs, ScanArgs, to_usize};
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 

@@ -1,5 +1,7 @@
 //! `farleaf tables` and `farleaf drop`: list tables, and drop one.
 
+use std::collections::BTreeMap;
+
 use farleaf::{Content, Farleaf, TableInfo};
 use serde_json::{Value, json};
 
@@ -27,10 +29,10 @@ pub(super) fn list(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exi
                     Content::Raw => value_format(table.values),
                     content => content.to_string(),
                 },
-                table.node_bytes.to_string(),
+                shape(table),
             ]
         };
-        let header = ["table", "engine", "keys", "values", "node bytes"];
+        let header = ["table", "engine", "keys", "values", "shape"];
         console.table(&header, tables.iter().map(row))?;
     }
     close(db)?;
@@ -59,6 +61,13 @@ fn tell_server(error: &farleaf::Error, db: &Farleaf, console: &Console) {
     }
 }
 
+/// The settings of a table's shape.
+fn shape(table: &TableInfo) -> String {
+    let settings: Vec<String> =
+        table.shape.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    if settings.is_empty() { "-".to_owned() } else { settings.join(" ") }
+}
+
 /// A table as JSON tells it.
 pub(super) fn to_json(table: &TableInfo) -> Value {
     json!({
@@ -67,6 +76,6 @@ pub(super) fn to_json(table: &TableInfo) -> Value {
         "key_format": key_format(table.keys),
         "value_format": value_format(table.values),
         "content": table.content.name(),
-        "node_bytes": table.node_bytes,
+        "shape": table.shape.iter().collect::<BTreeMap<_, _>>(),
     })
 }

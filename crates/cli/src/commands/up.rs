@@ -6,7 +6,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
-use farleaf_bench::units::{Size, human_bytes};
+use farleaf_index::units::{Size, human_bytes};
 use serde_json::json;
 
 use super::memory::stop_signal;

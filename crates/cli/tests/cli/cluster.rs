@@ -25,7 +25,12 @@ impl Service {
     pub(crate) fn start(words: &[&str]) -> Service {
         let words: Vec<&str> =
             words.iter().copied().chain(["--json", "--end-with-stdin"]).collect();
-        let mut process = command(&words).stderr(Stdio::inherit()).spawn().unwrap();
+        Service::of(command(&words))
+    }
+
+    /// The service that a command line with `--json` and `--end-with-stdin` starts.
+    pub(crate) fn of(mut command: Command) -> Service {
+        let mut process = command.stderr(Stdio::inherit()).spawn().unwrap();
         let stdin = process.stdin.take();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();

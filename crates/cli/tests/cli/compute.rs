@@ -19,7 +19,7 @@ fn lines() -> Vec<u8> {
 
 /// A table of the engine dex, filled.
 fn fill(pool: &str) {
-    let options = ["--create", "--engine", "dex", "--node-bytes", "4096", "--format", "tsv"];
+    let options = ["--create", "--engine", "dex", "--set", "node_bytes=4096", "--format", "tsv"];
     farleaf(&[&["load", pool, "t", "-"][..], &options].concat(), &lines()).done();
 }
 

@@ -40,7 +40,7 @@ fn owners(uri: &str) -> Vec<String> {
 fn fill(uri: &str) {
     let lines: Vec<u8> =
         (0..KEYS).flat_map(|n| format!("key-{n:04}\t{n}\n").into_bytes()).collect();
-    let options = ["--create", "--engine", "dex", "--node-bytes", "4096", "--format", "tsv"];
+    let options = ["--create", "--engine", "dex", "--set", "node_bytes=4096", "--format", "tsv"];
     farleaf(&[&["load", uri, "t", "-"][..], &options].concat(), &lines).done();
 }
 

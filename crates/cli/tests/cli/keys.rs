@@ -171,7 +171,11 @@ fn tables_are_made_listed_and_dropped() {
     put(&["n", "short", "ab"]).failed(2, "table \"n\"");
 
     let listed = pool.run("tables", &[]).done().text();
-    assert_eq!(listed, "users\tbtree\tbytes:1024\tbytes\t4096\nn\tbtree\tfixed:8\tfixed:2\t1024\n");
+    let [users, n] = [
+        "users\tbtree\tbytes:1024\tbytes\tnode_bytes=4KiB",
+        "n\tbtree\tfixed:8\tfixed:2\tnode_bytes=1KiB",
+    ];
+    assert_eq!(listed, format!("{users}\n{n}\n"));
     let listed = pool.run("tables", &["--json"]).done().json();
     assert_eq!(listed["tables"][1]["key_format"], "fixed:8");
     assert_eq!(listed["tables"][1]["engine"], "btree");

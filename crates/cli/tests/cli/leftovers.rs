@@ -110,7 +110,7 @@ fn a_command_that_fails_leaves_no_pool_and_no_table() {
     load(&["--key-format", "fixed:8"], b"a\n").failed(7, "a key of 1 bytes");
     load(&["-f", "binary"], b"\x03").failed(7, "the input ends inside");
     load(&["--set", "node_bytes=3"], b"a\n").failed(2, "node_bytes");
-    load(&["--engine", "dex", "--node-bytes", "100"], b"a\n").failed(2, "100");
+    load(&["--engine", "dex", "--set", "node_bytes=300"], b"a\n").failed(2, "300");
     assert!(!pool.folder.exists());
     let put = |options: &[&str]| {
         pool.run("put", &[&["t", "key", "value"], &create[..], options].concat())

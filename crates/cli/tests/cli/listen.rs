@@ -16,7 +16,7 @@ fn cluster() -> Service {
     let cluster = Service::up(&[]);
     for (table, engine) in [("d", "dex"), ("b", "btree")] {
         let words =
-            ["load", cluster.pool(), table, "-", "--engine", engine, "--node-bytes", "4096"];
+            ["load", cluster.pool(), table, "-", "--engine", engine, "--set", "node_bytes=4096"];
         farleaf(&words, b"key\n").done();
     }
     cluster

@@ -84,6 +84,12 @@ fn processes_that_are_killed_and_stopped_leave_a_table_that_is_right() {
     for name in ["kills_clients", "kills_tables", "kills_loads", "kills_openers", "stops"] {
         assert!(count(name) > 0, "{name}: {report}");
     }
+    let commands = &report["commands"];
+    for name in ["run", "killed", "recoveries"] {
+        assert!(commands[name].as_u64().unwrap() > 0, "{name}: {report}");
+    }
+    assert!(commands["longest_ms"].as_f64().unwrap() > 0.0, "{report}");
+    assert!(commands["within_ms"].is_null(), "{report}");
     assert!(count("keys_checked") > 40, "{report}");
     assert_eq!(count("keys_undecided"), 0, "{report}");
     assert!(!folder.exists(), "the folder is removed");
@@ -163,6 +169,7 @@ fn only_kills(engine: &str, leases: &str) -> Run {
     let times =
         ["--time", "1s", "--round-time", "7s", "--lease", "500ms", "--stops-per-second", "0"];
     let asked = ["--fabric", "tcp", "--engine", engine, "--recovery-within", leases, "--json"];
+    let none = [&none[..], &["--commands", "0"]].concat();
     let folder_words = ["--pool", folder.to_str().unwrap()];
     farleaf(&words(&[&asked[..], &times, &none, &folder_words].concat()), b"")
 }
@@ -182,6 +189,57 @@ fn what_a_killed_compute_server_had_is_served_again_in_time() {
 #[test]
 fn a_recovery_that_takes_too_long_fails_the_run() {
     only_kills("btree", "0.001").failed(1, "allowed are 0.001 leases of 500 ms");
+}
+
+/// Nothing goes wrong but that processes and commands are killed, and that clients are stopped.
+fn commands_within(options: &[&str], time: &str) -> Run {
+    let (_pool, folder) = scratch();
+    let asked = ["--commands", "3", "--commands-within", time, "--json"];
+    let folder_words = ["--pool", folder.to_str().unwrap()];
+    farleaf(&words(&[options, &asked[..], &folder_words].concat()), b"")
+}
+
+const NO_FAULTS_OF_LINKS: [&str; 10] = [
+    "--fabric",
+    "tcp",
+    "--engine",
+    "dex",
+    "--memory-faults-per-second",
+    "0",
+    "--link-faults-per-second",
+    "0",
+    "--post-faults-per-second",
+    "0",
+];
+
+#[test]
+fn commands_end_in_time_while_clients_and_commands_die_and_stop() {
+    // A round whose faults are apart, in which no command is killed, and one of all faults together. Promised are the
+    // lease and 1 s; this machine may be busy.
+    let times = ["--time", "7s", "--round-time", "3s", "--lease", "500ms"];
+    let faults = ["--kills-per-second", "2", "--stop-time-max", "1s"];
+    let over_tcp = [&NO_FAULTS_OF_LINKS[..], &times, &faults].concat();
+    let mapped = ["--time", "4s", "--stop-time-max", "300ms"].to_vec();
+    for options in [over_tcp, mapped] {
+        let report = commands_within(&options, "8s").done().json();
+        let commands = &report["commands"];
+        assert_eq!(commands["within_ms"], 8000.0, "{report}");
+        assert!(commands["run"].as_u64().unwrap() > 0, "{report}");
+        // On a machine that is too busy, the first round takes all the time.
+        if report["network"].is_null() || report["rounds"].as_u64().unwrap() > 1 {
+            assert!(commands["killed"].as_u64().unwrap() > 0, "{report}");
+        }
+        for name in ["recoveries_in_vain", "recoveries_at_once"] {
+            assert_eq!(commands[name], 0, "{name}: {report}");
+        }
+    }
+}
+
+/// No command opens the pool in that time.
+#[test]
+fn a_command_that_takes_too_long_fails_the_run() {
+    let times = ["--time", "1s", "--kills-per-second", "0", "--stops-per-second", "0"];
+    commands_within(&times, "1us").failed(1, "of them after the last death or stop that it met");
 }
 
 #[test]
@@ -277,6 +335,12 @@ fn what_makes_no_sense_is_refused() {
     refused(&["--fabric", "tcp", "--post-faults-per-second", "2"], "needs an engine with owners");
     let posts = ["--fabric", "tcp", "--engine", "dex", "--post-faults-per-second", "NaN"];
     refused(&posts, "0 to 1000");
+    refused(&["--commands", "17"], "17 commands: it takes 0 to 16");
+    refused(&["--commands", "-1"], "");
+    refused(&["--commands-within", "0s"], "");
+    refused(&["--commands-within", "5"], "unit");
+    refused(&["--commands", "0", "--commands-within", "2s"], "nothing would be judged");
+    refused(&["--keys", "9998"], "at most 9999 together");
     refused(&["--fabric", "sim"], "mapped or tcp");
     refused(&["--fabric", "tpc"], "did you mean \"tcp\"?");
     refused(&["--fabric", "tcp", "--memory-servers", "0"], "1 to 16");

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
 
@@ -128,11 +129,73 @@ fn whoever_is_refused_is_told_of_in_the_log() {
 }
 
 #[test]
+fn systemd_hears_when_a_server_serves_and_that_it_ends() {
+    let pool = Pool::missing();
+    fs::create_dir_all(&pool.folder).unwrap();
+    let path = pool.folder.join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let heard = || {
+        let mut bytes = [0; 1024];
+        let length = socket.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    };
+    let start = |words: &[&str]| {
+        let mut command = command(&[words, &["--json", "--end-with-stdin"]].concat());
+        command.env("NOTIFY_SOCKET", &path);
+        let service = Service::of(command);
+        let said = heard();
+        let said: Vec<&str> = said.lines().collect();
+        assert_eq!(said[0], "READY=1");
+        assert_eq!(said[1], format!("STATUS=serves at {}", service.address()));
+        service
+    };
+    let memory = start(&["memory", "--size", "64MiB"]);
+    let address = format!("tcp://{}", memory.address());
+    farleaf(&["put", &address, "t", "a", "1", "--create"], b"").done();
+    let compute = start(&["compute", &address]);
+    let gateway = start(&["redis", &address, "--create", "--address", "127.0.0.1:0"]);
+    for service in [gateway, compute, memory] {
+        assert_eq!(service.end(), Some(0));
+        assert!(heard().starts_with("STOPPING=1\n"));
+    }
+}
+
+#[test]
+fn health_is_asked_for_by_a_command() {
+    let words = ["memory", "--size", "64MiB", "--metrics", "localhost:0"];
+    let memory = Service::start(&words);
+    let health = |address: &str| farleaf(&["health", address], b"");
+    assert_eq!(health(memory.metrics()).done().text(), "health\tok\n");
+    let json = farleaf(&["health", memory.metrics(), "--json"], b"").done().json();
+    assert_eq!(json, serde_json::json!({ "healthy": true }));
+    // A port that speaks something else.
+    health(memory.address()).failed(3, "nothing answers at");
+    let pool = format!("tcp://{}", memory.address());
+    farleaf(&["put", &pool, "t", "a", "1", "--create", "--engine", "dex"], b"").done();
+    let compute = Service::start(&["compute", &pool, "--metrics", "127.0.0.1:0"]);
+    health(compute.metrics()).done();
+    signal("STOP", &memory.process);
+    wait_until("the compute server is ill", || health(compute.metrics()).code == 3);
+    health(compute.metrics()).failed(3, "not well: ");
+    signal("CONT", &memory.process);
+    drop(compute);
+    let metrics = memory.metrics().to_owned();
+    assert_eq!(memory.end(), Some(0));
+    health(&metrics).failed(3, "memory, compute and redis do at the address of --metrics");
+    health("127.0.0.1").failed(2, "neither an IP address nor a host that is known here");
+}
+
+#[test]
 fn the_units_of_systemd_start_what_there_is() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/systemd");
     let mut count = 0;
     for unit in fs::read_dir(folder).unwrap() {
-        let text = fs::read_to_string(unit.unwrap().path()).unwrap();
+        let path = unit.unwrap().path();
+        if path.extension().is_none_or(|kind| kind != "service") {
+            continue;
+        }
+        let text = fs::read_to_string(path).unwrap();
         let starts = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
         let starts = starts.replace("%i", "0").replace("%S", "/var/lib");
         let mut words = starts.split(' ');
@@ -142,25 +205,25 @@ fn the_units_of_systemd_start_what_there_is() {
         finish(command(&words), b"").done();
         count += 1;
     }
-    assert_eq!(count, 2);
+    assert_eq!(count, 3);
 }
 
 #[test]
 fn a_gateway_answers_for_its_metrics_and_makes_tables_as_asked() {
     let pool = Pool::missing();
-    let shape = ["--engine", "btree", "--node-bytes", "4KiB"];
+    let shape = ["--engine", "btree", "--set", "node_bytes=4KiB"];
     let options = ["--create", "--pool-bytes", "64MiB", "--address", "127.0.0.1:0"];
     let words = [&["redis", &pool.uri()], &options[..], &shape, &["--metrics", "127.0.0.1:0"]];
     let gateway = Service::start(&words.concat());
     let mut client = TcpStream::connect(gateway.address()).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    client.write_all(b"SET a 1\r\nGET a\r\n").unwrap();
-    let expected = b"+OK\r\n$1\r\n1\r\n";
+    client.write_all(b"SET a 1\r\nGET a\r\nHSET h f 1\r\n").unwrap();
+    let expected = b"+OK\r\n$1\r\n1\r\n:1\r\n";
     let mut told = vec![0; expected.len()];
     client.read_exact(&mut told).unwrap();
     assert_eq!(told, expected);
     assert_eq!(metric(gateway.metrics(), "farleaf_redis_connections"), 1);
-    assert_eq!(metric(gateway.metrics(), "farleaf_redis_commands_total"), 2);
+    assert_eq!(metric(gateway.metrics(), "farleaf_redis_commands_total"), 3);
     assert_eq!(metric(gateway.metrics(), "farleaf_redis_connections_refused_total"), 0);
     assert_eq!(metric(gateway.metrics(), "farleaf_memory_servers"), 1);
     metric(gateway.metrics(), "farleaf_recoveries_total{state=\"begun\"}");
@@ -168,8 +231,11 @@ fn a_gateway_answers_for_its_metrics_and_makes_tables_as_asked() {
     // Made at its first use.
     let tables = pool.run("tables", &["--json"]).done().json();
     let tables = &tables["tables"];
-    assert_eq!((&tables[0]["table"], &tables[0]["node_bytes"]), (&"db0".into(), &4096.into()));
+    assert_eq!(tables[0]["table"], "db0");
+    assert_eq!(tables[0]["shape"]["node_bytes"], "4KiB");
+    assert_eq!(tables[0]["content"], "records");
     assert_eq!(pool.run("get", &["db0", "a"]).done().text(), "1\n");
+    pool.run("get", &["db0", "h"]).failed(2, "the key \"h\" holds a hash");
     assert_eq!(gateway.end(), Some(0));
     farleaf(&["redis", "tcp://127.0.0.1:1", "--create", "--pool-bytes", "1GiB"], b"")
         .failed(2, "have the size that they were started with");

@@ -23,11 +23,7 @@ const INDEX_BARS: [(&str, &str, f64); 4] = [
 /// as well.
 const PARITY: [Step; 2] = [
     Step { name: ", nodes=reserve", engine: Engine::Smart, set: &[("nodes", "reserve")] },
-    Step {
-        name: ", nodes=reserve, check=reverse",
-        engine: Engine::Smart,
-        set: &[("nodes", "reserve"), ("check", "reverse")],
-    },
+    Step { name: ", nodes=reverse", engine: Engine::Smart, set: &[("nodes", "reverse")] },
 ];
 /// Bytes of an object that holds a node of 257 slots.
 const RESERVED_BYTES: f64 = 2_112.0;

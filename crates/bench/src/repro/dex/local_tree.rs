@@ -214,7 +214,7 @@ mod tests {
 
     use std::thread;
 
-    use farleaf_engines::{Engine, TableFormat};
+    use farleaf_index::{Spec, bnode::BnodeShape};
 
     use super::*;
     use crate::{
@@ -224,7 +224,7 @@ mod tests {
     };
 
     fn tree(count: u64) -> LocalTree {
-        let layout = TableFormat::fixed8(Engine::BTree).layout().unwrap();
+        let layout = BnodeShape::default().layout(&Spec::FIXED8).unwrap();
         let keys = KeyMaker::U64(KeyOrder::Hashed);
         let mut pairs = Pairs::new(&keys, ValueMaker::new(8), count, &NoProgress);
         LocalTree::build(layout, &mut pairs, count, 0.7).unwrap()

@@ -1,9 +1,9 @@
 //! Set-up: the paper's set-up at a scale.
 
+use farleaf_engines::Engine;
 use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions};
-use farleaf_engines::{Engine, TableFormat};
-use farleaf_index::bnode::Layout;
-use farleaf_index::{Index, Knobs};
+use farleaf_index::bnode::{BnodeShape, Layout};
+use farleaf_index::{Index, Knobs, Spec};
 
 use super::{
     Repro, ReproOptions, driver,
@@ -130,7 +130,9 @@ pub(super) fn testbed(keys: u64, options: &ReproOptions) -> Result<Testbed, Repr
 /// # Errors
 /// `Bench`.
 pub(super) fn layout() -> Result<Layout, ReproError> {
-    Ok(TableFormat::fixed8(Engine::Dex).layout().map_err(BenchError::Table)?)
+    BnodeShape::default()
+        .layout(&Spec::FIXED8)
+        .map_err(|error| BenchError::Table(error.into()).into())
 }
 
 /// Loads a table with `keys` pairs on mapped memory, and gets every item once for its cache.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use farleaf_engines::{
-    AnyIndex, Engine, TableFormat,
+    AnyIndex,
     dex::{
         Dex, DexOptions, DexStats, JoinOptions, Take, equal_width,
         offload::{OFFLOAD_SERVICE, OffloadService},
@@ -150,7 +150,7 @@ impl<'a> World<'a> {
     /// # Errors
     /// [`ReproError`] if the cluster makes no sense or the keys do not fit.
     pub(super) fn new(config: WorldConfig, progress: &'a dyn Progress) -> Result<Self, ReproError> {
-        let layout = TableFormat::fixed8(Engine::BTree).layout().map_err(BenchError::Table)?;
+        let layout = setup::layout()?;
         let region_bytes = region_bytes(&config);
         let computes = config.compute_servers;
         let mut sim_config = SimConfig {

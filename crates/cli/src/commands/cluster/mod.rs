@@ -7,8 +7,8 @@ mod status;
 
 use clap::{Args, Subcommand};
 use farleaf::ServerName;
-use farleaf_bench::units::TimeSpan;
 use farleaf_cluster::{ClusterAddress, ComputeRecord, Directory, Snapshot};
+use farleaf_index::units::TimeSpan;
 
 use super::server_by;
 use crate::errors::{Exit, Failure};

@@ -18,8 +18,7 @@ use farleaf_index::VALUE_BYTES_MAX;
 use self::pipeline::{Job, Outcome};
 use self::summary::Summary;
 use super::{NOT_IN_ORDER, discard, open_or_create, stop_on_interrupt, table_or_create};
-use crate::args::{LoadArgs, NewTableArgs, ValueFrom};
-use crate::bench::to_usize;
+use crate::args::{LoadArgs, NewTableArgs, ValueFrom, to_usize};
 use crate::errors::{Exit, Failure};
 use crate::formats;
 use crate::input::{

@@ -1,6 +1,6 @@
 //! Load summary: reports the result of a load at its end.
 
-use farleaf_bench::units::human_rate;
+use farleaf_index::units::human_rate;
 use serde_json::{Value, json};
 
 use super::pipeline::Outcome;

@@ -69,6 +69,15 @@ pub(crate) struct ProcessesArgs {
     /// option has no number]
     #[arg(long, value_name = "COUNT", num_args = 0..=1, default_missing_value = "2")]
     redis: Option<u32>,
+    /// Short commands (put, get, del) that run at a time, one after the other, beside the processes; some are killed
+    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    commands: u32,
+    /// Fail if a short command takes longer than this after its start or after the last death or stop of a process that
+    /// it met, or fails without one; or if a recovery is in vain or beside another. The lease and 1 s are promised, on
+    /// a machine that is not busy. Links that are cut and memory servers that are away excuse nothing: set the rates of
+    /// these faults to 0 [default: only tell]
+    #[arg(long, value_name = "TIME", value_parser = some_time)]
+    commands_within: Option<TimeSpan>,
     /// Seed of all that is random in the driver and its clients; processes do not replay exactly
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
@@ -128,6 +137,8 @@ impl ProcessesArgs {
             pool_bytes: self.pool_bytes.0,
             network: self.network(usual.network)?,
             gateways: self.redis.unwrap_or_default(),
+            commands: self.commands,
+            commands_within: self.commands_within.map(TimeSpan::duration),
             folder: self.pool.clone(),
             keep: self.keep,
         })
@@ -167,12 +178,13 @@ impl ProcessesArgs {
     pub(crate) fn again(&self) -> String {
         let mut line = format!(
             "farleaf check processes --processes {} --threads {} --seed {} --keys {} --engine {} \
-             --pool-bytes {} --fabric {}",
+             --commands {} --pool-bytes {} --fabric {}",
             self.processes,
             self.threads,
             self.seed,
             self.keys,
             self.engine,
+            self.commands,
             self.pool_bytes,
             self.fabric
         );
@@ -183,6 +195,7 @@ impl ProcessesArgs {
             ("--stops-per-second", text(self.stops_per_second)),
             ("--stop-time-max", text(self.stop_time_max)),
             ("--redis", text(self.redis)),
+            ("--commands-within", text(self.commands_within)),
         ];
         for (name, given) in given.into_iter().chain(self.given_of_network()) {
             line.extend(given.map(|given| format!(" {name} {given}")));

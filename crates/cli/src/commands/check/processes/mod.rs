@@ -8,7 +8,8 @@ use std::process;
 pub(crate) use self::args::{ProcessArgs, ProcessesArgs};
 use anyhow::Context;
 use farleaf_check::processes::{
-    self, Launcher, NetworkReport, ProcessesError, ProcessesReport, Times, run_child,
+    self, CommandsReport, Launcher, NetworkReport, ProcessesError, ProcessesReport, Times,
+    run_child,
 };
 use serde_json::to_value;
 
@@ -98,6 +99,7 @@ fn print(report: &ProcessesReport, console: &mut Console) -> std::io::Result<()>
         ("could not start", counts.not_started.to_string()),
         ("tables left behind", counts.tables_left.to_string()),
     ];
+    rows.extend(commands_rows(&report.commands));
     if let Some(network) = &report.network {
         rows.extend(network_rows(network));
     }
@@ -110,6 +112,20 @@ fn print(report: &ProcessesReport, console: &mut Console) -> std::io::Result<()>
         rows.push(("kept", folder.display().to_string()));
     }
     console.fields(&rows)
+}
+
+fn commands_rows(commands: &CommandsReport) -> Vec<(&'static str, String)> {
+    vec![
+        ("commands run", commands.run.to_string()),
+        ("commands killed", commands.killed.to_string()),
+        ("commands with unknown outcome", commands.unknown.to_string()),
+        ("commands without the pool", commands.unavailable.to_string()),
+        ("longest command, ms", format!("{:.0}", commands.longest_ms)),
+        ("longest after a death or stop, ms", format!("{:.0}", commands.longest_beyond_ms)),
+        ("recoveries", commands.recoveries.to_string()),
+        ("recoveries in vain", commands.recoveries_in_vain.to_string()),
+        ("recoveries at once", commands.recoveries_at_once.to_string()),
+    ]
 }
 
 fn network_rows(network: &NetworkReport) -> Vec<(&'static str, String)> {
