@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 use crate::common::{block_on, small};
 use crate::ordered::cost_of;
 use farleaf::{
-    Answer, Content, Engine, ErrorKind, Expiry, Farleaf, KeyFormat, Operation, RecordChange,
-    RecordValue, Table, TableOptions, ValueFormat,
+    Answer, CompareExchange, Content, Engine, ErrorKind, Expiry, Farleaf, KeyFormat, Operation,
+    RecordChange, RecordValue, Table, TableOptions, ValueFormat,
 };
 
 const SHORT: Expiry = Expiry::In(Duration::from_millis(40));
@@ -153,11 +153,21 @@ fn records_cost_the_remote_operations_of_raw_values() {
     assert!(get.round_trips > 1, "a tree of several levels");
     assert_eq!(cost_of(&db, || records.get("1000").unwrap()), get);
     assert_eq!(cost_of(&db, || records.hash("1000h").unwrap()).round_trips, get.round_trips);
-    let exchange = |table: &Table| table.compare_exchange("1000", Some(b"value"), Some(b"other"));
-    let change = cost_of(&db, || exchange(&raw).unwrap());
-    assert_eq!(cost_of(&db, || exchange(&records).unwrap()), change);
-    let set =
-        cost_of(&db, || records.hash_set("1000h", fields(&[("a", "2"), ("c", "3")])).unwrap());
+    let exchange = |table: &Table| {
+        let (mut held, mut next) = (*b"value", *b"other");
+        cost_of(&db, || {
+            let done = table.compare_exchange("1000", Some(&held), Some(&next)).unwrap();
+            assert_eq!(done, CompareExchange::Exchanged);
+            std::mem::swap(&mut held, &mut next);
+        })
+    };
+    let change = exchange(&raw);
+    assert_eq!(exchange(&records), change);
+    let mut count = 0;
+    let set = cost_of(&db, || {
+        count += 1;
+        records.hash_set("1000h", fields(&[("a", &format!("{count}")), ("c", "3")])).unwrap()
+    });
     assert_eq!(set.round_trips, get.round_trips + change.round_trips);
 }
 
