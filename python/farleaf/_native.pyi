@@ -1,18 +1,32 @@
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from types import GenericAlias
-from typing import Any, Generic, Literal, TypeVar, final
+from typing import Any, Final, Generic, Literal, TypeVar, final
 
 from typing_extensions import Buffer, Self, disjoint_base
 
-__all__ = ["AsyncTable", "Bridge", "Exchange", "Range", "Store", "Table", "after_fork", "prefix_end"]
+__all__ = [
+    "UPDATE_ATTEMPTS_MAX",
+    "AsyncTable",
+    "Bridge",
+    "Exchange",
+    "Range",
+    "Store",
+    "Table",
+    "after_fork",
+    "prefix_end",
+    "update_wait",
+]
 
 _Y_co = TypeVar("_Y_co", covariant=True)
 _Pair = tuple[bytes, bytes]
 _Path = str | PathLike[str]
 
+UPDATE_ATTEMPTS_MAX: Final[int]
+
 def after_fork() -> None: ...
 def prefix_end(prefix: Buffer) -> bytes | None: ...
+def update_wait(attempt: int) -> float: ...
 
 @final
 class Range(Generic[_Y_co]):

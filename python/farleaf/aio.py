@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
-from random import random
 from typing import TYPE_CHECKING, Any, Optional, TypeVar, cast
 
 from . import Store as _Store
@@ -45,11 +44,6 @@ _bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _native.Bridge] =
 # Pairs that a range fetches first and at most; each fetch doubles the count.
 _CHUNK_FIRST = 16
 _CHUNK_MAX = 512
-# Attempts of `update_with`, those of them that follow each other at once, and the longest wait before later ones, in
-# seconds: those of the blocking call.
-_ATTEMPTS_MAX = 1000
-_ATTEMPTS_AT_ONCE = 2
-_BACKOFF_MAX = 1e-3
 
 
 def _bridge(loop: asyncio.AbstractEventLoop) -> _native.Bridge:
@@ -143,7 +137,7 @@ class Table:
     async def update_with(self, key: Buffer, change: Callable[[bytes | None], Buffer | None]) -> bytes | None:
         """Give ``key`` what ``change`` makes of its value, as one step; return the value before."""
         held = await self.get(key)
-        for attempt in range(_ATTEMPTS_MAX):
+        for attempt in range(_native.UPDATE_ATTEMPTS_MAX):
             new = change(held)
             if new == held:
                 return held
@@ -151,9 +145,12 @@ class Table:
             if outcome:
                 return held
             held = outcome.found
-            if attempt >= _ATTEMPTS_AT_ONCE:
-                await asyncio.sleep(random() * min(1e-6 * 2**attempt, _BACKOFF_MAX))
-        raise UnavailableError(f"another client changed the key in each of {_ATTEMPTS_MAX} attempts: try again")
+            wait = _native.update_wait(attempt)
+            if wait > 0:
+                await asyncio.sleep(wait)
+        raise UnavailableError(
+            f"another client changed the key in each of {_native.UPDATE_ATTEMPTS_MAX} attempts: try again"
+        )
 
     async def lower(self, key: Buffer) -> _Pair | None:
         """Return the pair with the largest key below ``key``."""

@@ -30,5 +30,7 @@ mod _native {
     #[pymodule_export]
     use crate::store::Store;
     #[pymodule_export]
-    use crate::table::{Exchange, Table};
+    use crate::table::{Exchange, Table, update_wait};
+    #[pymodule_export]
+    use farleaf_index::UPDATE_ATTEMPTS_MAX;
 }

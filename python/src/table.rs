@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use farleaf::{CompareExchange, Content, Engine, KeyFormat, TableOptions, ValueFormat};
-use farleaf_index::UPDATE_ATTEMPTS_MAX;
+use farleaf_index::{UPDATE_ATTEMPTS_MAX, update_wait_ns};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMapping, PySlice, PyTuple};
@@ -24,12 +24,14 @@ use crate::wait::wait;
 
 /// Keys of a batch between two looks for signals.
 const BATCH: usize = 4096;
-/// Attempts of `update_with` that follow each other at once, and the longest random wait before later ones: those of
-/// the library.
-const ATTEMPTS_AT_ONCE: u32 = 2;
-const BACKOFF_MAX: Duration = Duration::from_millis(1);
 /// A thread keeps a buffer for values up to this size.
 const KEPT_BYTES: usize = 1 << 16;
+
+/// Seconds to wait after the attempt of that number at an update, for `farleaf.aio`.
+#[pyfunction]
+pub(crate) fn update_wait(attempt: u32) -> f64 {
+    Duration::from_nanos(update_wait_ns(attempt, || fastrand::u64(..))).as_secs_f64()
+}
 
 thread_local! {
     /// The value of the last get that kept the interpreter lock.
@@ -375,9 +377,9 @@ impl Table {
                 CompareExchange::Exchanged => return Ok(value(py, held.as_ref())),
                 CompareExchange::Found(found) => held = found,
             }
-            if attempt >= ATTEMPTS_AT_ONCE {
-                let most = Duration::from_micros(1 << attempt.min(20)).min(BACKOFF_MAX);
-                py.detach(|| thread::sleep(most.mul_f64(fastrand::f64())));
+            let rest = Duration::from_nanos(update_wait_ns(attempt, || fastrand::u64(..)));
+            if !rest.is_zero() {
+                py.detach(|| thread::sleep(rest));
             }
             py.check_signals()?;
         }

@@ -53,6 +53,6 @@ pub use seek::Seek;
 pub use shape::{NoShape, Shape};
 pub use spec::{KEY_BYTES_MAX, KeyFormat, Spec, TableSpec, VALUE_BYTES_MAX, ValueFormat};
 pub use stored::Stored;
-pub use update_with::{UPDATE_ATTEMPTS_MAX, Update, update_with};
+pub use update_with::{UPDATE_ATTEMPTS_MAX, Update, update_wait_ns, update_with};
 pub use walk::{Collector, Marker, TableReport, Visitor};
 pub use work::Work;

@@ -25,6 +25,15 @@ pub enum Update {
     Remove,
 }
 
+/// Nanoseconds to wait after the attempt of that number, counted from 0, before the next one. The first attempts follow
+/// each other at once; later ones wait for a random time of at most 1 ms.
+pub fn update_wait_ns(attempt: u32, random: impl FnOnce() -> u64) -> u64 {
+    match attempt < ATTEMPTS_AT_ONCE {
+        true => 0,
+        false => random() % (1_000_u64 << attempt.min(20)).min(BACKOFF_NS_MAX),
+    }
+}
+
 /// Gives `key` the value that `change` makes of what it holds (`None`: is absent), as one step; returns what it held
 /// before.
 ///
@@ -60,9 +69,9 @@ pub async fn update_with<I: Index, E: From<IndexError>>(
             (Exchange::Done, _) => return Ok(held),
             (Exchange::Differs, is_there) => held = is_there.then_some(found),
         }
-        if attempt >= ATTEMPTS_AT_ONCE {
-            let most = (1_000_u64 << attempt.min(20)).min(BACKOFF_NS_MAX);
-            session.endpoint().sleep(session.endpoint().random() % most).await;
+        let wait_ns = update_wait_ns(attempt, || session.endpoint().random());
+        if wait_ns > 0 {
+            session.endpoint().sleep(wait_ns).await;
         }
     }
     let why = format!(
