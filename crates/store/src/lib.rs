@@ -72,6 +72,7 @@ mod table;
 mod table_core;
 mod thread_context;
 mod turns;
+pub mod typed;
 mod uri;
 mod workers;
 

@@ -1,7 +1,7 @@
 //! Table options: describe a table that a store makes.
 
 use farleaf_engines::{Content, Engine, SettingError, StoredTable, TableFormat};
-use farleaf_index::Settings;
+use farleaf_index::{Knobs, Settings};
 pub use farleaf_index::{KeyFormat, ValueFormat};
 use farleaf_pool::Root;
 
@@ -80,6 +80,12 @@ impl TableOptions {
     pub fn set_all(mut self, settings: &Settings) -> Self {
         self.settings.set_all(settings);
         self
+    }
+
+    /// The engine's options by type ([`typed`](crate::typed)), as by [`TableOptions::set`] for each that differs from its
+    /// default.
+    pub fn options(self, options: &impl Knobs) -> Self {
+        self.set_all(&options.settings())
     }
 
     /// Returns the format to make a table with, and the settings to open it by.

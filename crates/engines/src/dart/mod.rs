@@ -68,7 +68,7 @@ use self::meta::RememberedLine;
 use self::node_switch::Claims;
 pub use self::options::{DartOptions, DartShape};
 use self::skip_table::{AdjustClock, HitRates, KnownTables, Maintenance};
-pub use self::skip_table::{EntryReport, Lengths};
+pub use self::skip_table::{EntryReport, Lengths, Prefixes};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]

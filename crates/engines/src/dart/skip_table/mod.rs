@@ -29,7 +29,7 @@ pub(super) use self::adjust::AdjustClock;
 use self::entry::{BUCKET_BYTES, PrefixHash, SkipEntry};
 pub use self::hooks::EntryReport;
 pub use self::lengths::Lengths;
-pub(super) use self::lengths::Prefixes;
+pub use self::lengths::Prefixes;
 pub(super) use self::maintenance::Maintenance;
 use self::place::NewEntry;
 pub(super) use self::tables::KnownTables;
