@@ -27,6 +27,7 @@ mod client;
 pub mod codec;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod contention;
 pub mod contract;
 mod contract_types;
 mod counters;
@@ -62,6 +63,7 @@ pub use calls::{
 pub use canary::ArmedCanary;
 pub use canary::Canary;
 pub use client::{Client, Unawaited};
+pub use contention::SharedLines;
 pub use contract::{Endpoint, Fabric};
 pub use contract_types::{Capabilities, Incarnation, Service, ServiceId, ServiceReply};
 pub use counters::{Cost, Counters, OpKind, Snapshot};

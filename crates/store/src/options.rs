@@ -1,8 +1,8 @@
 //! Table options: describe a table that a store makes.
 
 use farleaf_engines::{Content, Engine, SettingError, StoredTable, TableFormat};
-use farleaf_index::{Knobs, Settings};
 pub use farleaf_index::{KeyFormat, ValueFormat};
+use farleaf_index::{Knobs, Settings};
 use farleaf_pool::Root;
 
 use crate::error::Result;

@@ -21,7 +21,8 @@ pub use farleaf_engines::dex::{Admission, DexOptions, Durability};
 pub use farleaf_engines::fptree::FpTreeOptions;
 pub use farleaf_engines::p_smart::PSmartOptions;
 pub use farleaf_engines::smart::{
-    CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation, SmartOptions,
+    CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
+    SmartOptions,
 };
 pub use farleaf_index::{BlinkOptions as BTreeOptions, Knobs};
 

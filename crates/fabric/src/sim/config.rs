@@ -112,6 +112,10 @@ pub struct CpuConfig {
     pub post_more_ns: u64,
     /// Taking one completion and going on with its task. Default 60.
     pub completion_ns: u64,
+    /// Taking over a line of the processor's cache that another thread of the compute server has changed last, where
+    /// code tells of such a change ([`crate::SharedLines`]); threads take it over one after the other. Default 0: contention
+    /// of threads costs nothing.
+    pub handover_ns: u64,
     /// `yield_now` and `is_dead`. At least 1, so that a loop over them makes progress. Default 50.
     pub yield_ns: u64,
 }
@@ -244,6 +248,7 @@ impl SimConfig {
             self.cpu.post_ns,
             self.cpu.post_more_ns,
             self.cpu.completion_ns,
+            self.cpu.handover_ns,
             self.cpu.yield_ns,
             self.rpc.dispatch_ns,
         ];
@@ -324,7 +329,7 @@ impl Default for NicConfig {
 
 impl Default for CpuConfig {
     fn default() -> Self {
-        CpuConfig { post_ns: 80, post_more_ns: 20, completion_ns: 60, yield_ns: 50 }
+        CpuConfig { post_ns: 80, post_more_ns: 20, completion_ns: 60, handover_ns: 0, yield_ns: 50 }
     }
 }
 

@@ -8,7 +8,7 @@
 //! An operation passes every queue in an event at the time of passing, so that it finds the queue's
 //! state of that time. It passes an idle stage within the event before it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::adversary::Adversary;
@@ -23,6 +23,7 @@ use super::nic::{CardLoad, Nic};
 use super::record::Recorder;
 use super::slots::{Failure, Poster, SimPayload, SlotState, Slots, Wake};
 use super::trace::{Trace, mix};
+use crate::contention;
 use crate::local::OwnRegionCell;
 use crate::{
     Canary, FabricError, GlobalAddr, Incarnation, Op, Ops, ServerId, Service, ServiceId, Words,
@@ -85,7 +86,16 @@ pub(super) struct Times {
     pub post: u64,
     pub post_more: u64,
     pub completion: u64,
+    pub handover: u64,
     pub dispatch: u64,
+}
+
+/// A line that threads of one compute server change.
+struct SharedLine {
+    /// The end of its last way from one thread to another.
+    free: u64,
+    /// The thread that has changed it last.
+    thread: u32,
 }
 
 pub(super) struct Machine {
@@ -106,6 +116,8 @@ pub(super) struct Machine {
     pub times: Times,
     pub crashes: Crashes,
     pub header_bytes: u64,
+    /// Lines that have been changed, if contention costs time.
+    lines: HashMap<u64, SharedLine>,
     /// The memory of a life that exposes none.
     no_words: Arc<Words>,
     /// Events so far.
@@ -193,10 +205,12 @@ impl Machine {
                 post: cpu.post_ns * PS,
                 post_more: cpu.post_more_ns * PS,
                 completion: cpu.completion_ns * PS,
+                handover: cpu.handover_ns * PS,
                 dispatch: config.rpc.dispatch_ns * PS,
             },
             crashes: Crashes::default(),
             header_bytes: network.header_bytes,
+            lines: HashMap::new(),
             no_words: Arc::new(
                 Words::anonymous(0)
                     .ok_or(FabricError::NoMemory { bytes: 0, server: ServerId::COMPUTE_FIRST })?,
@@ -259,6 +273,9 @@ impl Machine {
         assert!(listed <= usize::from(u16::MAX), "{listed} operations in one list: at most 65535");
         self.posts += 1;
         let thread = poster.thread;
+        if self.times.handover > 0 {
+            contention::changed(|line| self.take_line(thread, line));
+        }
         let now = self.now;
         let is_beyond = payload.is_beyond(self.memory_servers);
         let index = self.slots.insert(poster, self.posts, now, parts as u16, payload, wake);
@@ -355,6 +372,18 @@ impl Machine {
         let free = &mut self.threads[thread as usize];
         *free = (*free).max(self.now).saturating_add(ps);
         *free
+    }
+
+    /// The thread changes a line of its processor's cache. It waits until those before it have changed it, and for the
+    /// line if the last of them was another thread.
+    fn take_line(&mut self, thread: u32, line: u64) {
+        let free = &mut self.threads[thread as usize];
+        let wants = (*free).max(self.now);
+        let held = self.lines.entry(line).or_insert(SharedLine { free: 0, thread });
+        if held.thread != thread {
+            *free = wants.max(held.free).saturating_add(self.times.handover);
+            *held = SharedLine { free: *free, thread };
+        }
     }
 
     /// The latency of one message.

@@ -61,7 +61,7 @@ pub use health::{Direction, SimServer};
 pub use nic::{CardLoad, CardUse};
 pub use record::{OpRecord, Posted, Verb};
 
-use crate::{Counters, FabricError, ServerId, Words};
+use crate::{Counters, FabricError, ServerId, Words, contention};
 use config::PS;
 use machine::Machine;
 use tasks::{ROOT, SimTasks, TaskFuture, Woken};
@@ -410,7 +410,10 @@ impl SimInner {
         };
         self.current.set(task);
         let waker = Rc::clone(&taken.waker);
-        let polled = taken.future.as_mut().poll(&mut Context::from_waker(&waker));
+        let mut context = Context::from_waker(&waker);
+        let mut poll = || taken.future.as_mut().poll(&mut context);
+        let polled =
+            if self.config.cpu.handover_ns > 0 { contention::noting(poll) } else { poll() };
         self.current.set(ROOT);
         // A value that is dropped here may call back: no borrow may be held.
         let rest = match polled {

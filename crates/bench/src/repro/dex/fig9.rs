@@ -57,7 +57,7 @@ fn simulated(
     paper: &DexPaper,
 ) -> Result<(), ReproError> {
     let options = repro.options;
-    let world = setup::begin(repro, report, paper, 0)?;
+    let world = setup::begin_with_contention(repro, report, paper)?;
     world.partition()?;
     report.set("workload", "read-intensive");
     let load = setup::paced(report, paper, options, "read-intensive")?;

@@ -17,6 +17,9 @@ use crate::run::{BenchError, Progress, sorted::SortedItems};
 
 /// Share of a node that the bulk load fills, as random inserts leave it.
 const BULK_FILL: f64 = 0.7;
+/// Time that a line takes from one thread to another: 130 ns on a virtual machine with two processors of one socket, by
+/// `cargo run --release -p farleaf-fabric --example handover`.
+const HANDOVER_NS: u64 = 130;
 /// Entries of such a node, about.
 const FANOUT: u64 = 41;
 /// Subtrees on each memory server, at least.
@@ -54,6 +57,7 @@ pub(super) fn world(paper: &DexPaper, options: &ReproOptions) -> WorldConfig {
         bulk_fill: BULK_FILL,
         handler_threads: (paper.setup.memory_threads / paper.setup.memory_servers).max(1),
         subtree_level: subtree_level(paper, keys),
+        handover_ns: 0,
     }
 }
 
@@ -75,8 +79,31 @@ pub(super) fn begin<'a>(
     paper: &DexPaper,
     spare_threads: usize,
 ) -> Result<World<'a>, ReproError> {
-    report.source.clone_from(&paper.source);
     let config = WorldConfig { spare_threads, ..world(paper, repro.options) };
+    begin_as(repro, report, paper, config)
+}
+
+/// As [`begin`], with contention: the locks of Cooling frames change hands between threads at a cost.
+///
+/// # Errors
+/// Those of [`World::new`].
+pub(super) fn begin_with_contention<'a>(
+    repro: &Repro<'a>,
+    report: &mut ReproReport,
+    paper: &DexPaper,
+) -> Result<World<'a>, ReproError> {
+    let config = WorldConfig { handover_ns: HANDOVER_NS, ..world(paper, repro.options) };
+    report.set("handover_ns", config.handover_ns);
+    begin_as(repro, report, paper, config)
+}
+
+fn begin_as<'a>(
+    repro: &Repro<'a>,
+    report: &mut ReproReport,
+    paper: &DexPaper,
+    config: WorldConfig,
+) -> Result<World<'a>, ReproError> {
+    report.source.clone_from(&paper.source);
     let world = World::new(config, repro.progress)?;
     let config = &world.config;
     report.set("engine", "dex");

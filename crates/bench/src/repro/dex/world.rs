@@ -59,6 +59,9 @@ pub(super) struct WorldConfig {
     pub(super) handler_threads: usize,
     /// Nodes up to this level lie on one memory server with all below them.
     pub(super) subtree_level: u8,
+    /// Time that a line of the processor's cache takes from one thread of a compute server to another; 0: contention
+    /// costs nothing.
+    pub(super) handover_ns: u64,
 }
 
 /// One run on a [`World`].
@@ -161,6 +164,7 @@ impl<'a> World<'a> {
             rpc: RpcConfig { threads: config.handler_threads, ..RpcConfig::default() },
             ..SimConfig::seeded(config.seed)
         };
+        sim_config.cpu.handover_ns = config.handover_ns;
         // The paper's memory servers can read the memory that compute servers have written.
         sim_config.capabilities.cpu_visible = true;
         let dispatch_ns = sim_config.rpc.dispatch_ns;

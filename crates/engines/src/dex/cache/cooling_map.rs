@@ -5,6 +5,10 @@
 //! frees it. So `INV-DEX-COOL-1`: a frame is Cooling from when it is put into a bucket until it is
 //! taken out, and exactly one thread takes it out.
 
+use std::ops::DerefMut;
+
+use farleaf_fabric::SharedLines;
+
 use super::cooling_queue::CoolingQueue;
 use crate::sync::{Mutex, lock};
 
@@ -29,7 +33,11 @@ const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one line");
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(crate) struct CoolingMap(Stage);
+pub(crate) struct CoolingMap {
+    stage: Stage,
+    /// A line for each lock.
+    lines: SharedLines,
+}
 
 #[derive(Debug)]
 enum Stage {
@@ -42,38 +50,54 @@ impl CoolingMap {
     /// Makes a map with room for `ratio` of `frames`, in buckets, or in a single queue.
     pub(crate) fn new(frames: usize, ratio: f64, single_queue: bool) -> Self {
         let room = (frames as f64 * ratio).ceil() as usize;
-        if single_queue {
-            return CoolingMap(Stage::Queue(Mutex::new(CoolingQueue::new(frames, room))));
-        }
-        let count = room.div_ceil(SLOTS).max(1);
+        let count = if single_queue { 1 } else { room.div_ceil(SLOTS).max(1) };
         let fifo = || Fifo { frames: [0; SLOTS], tags: [0; SLOTS], count: 0 };
-        CoolingMap(Stage::Buckets((0..count).map(|_| Bucket(Mutex::new(fifo()))).collect()))
+        let stage = match single_queue {
+            true => Stage::Queue(Mutex::new(CoolingQueue::new(frames, room))),
+            false => Stage::Buckets((0..count).map(|_| Bucket(Mutex::new(fifo()))).collect()),
+        };
+        CoolingMap { stage, lines: SharedLines::new(count) }
     }
 
     /// Number of buckets.
     pub(crate) fn buckets(&self) -> usize {
-        match &self.0 {
+        match &self.stage {
             Stage::Buckets(buckets) => buckets.len(),
             Stage::Queue(_) => 1,
         }
     }
 
     /// Returns the bucket of an address, and its tag there.
-    fn place(buckets: &[Bucket], addr: u64) -> (&Bucket, u16) {
+    fn place<'a>(&self, buckets: &'a [Bucket], addr: u64) -> (&'a Bucket, u16) {
         let hash = (addr >> 6).wrapping_mul(0xd6e8_feb8_6659_fd93);
-        let bucket = (u128::from(hash) * buckets.len() as u128) >> 64;
-        (&buckets[bucket as usize], hash as u16)
+        let bucket = ((u128::from(hash) * buckets.len() as u128) >> 64) as usize;
+        (self.bucket(buckets, bucket), hash as u16)
+    }
+
+    /// A bucket, which the caller locks.
+    fn bucket<'a>(&self, buckets: &'a [Bucket], index: usize) -> &'a Bucket {
+        self.lines.change(index);
+        &buckets[index]
+    }
+
+    /// The queue, locked.
+    fn locked<'a>(
+        &self,
+        queue: &'a Mutex<CoolingQueue>,
+    ) -> impl DerefMut<Target = CoolingQueue> + 'a {
+        self.lines.change(0);
+        lock(queue)
     }
 
     /// Inserts a frame as the youngest of its bucket. A full bucket gives up its oldest frame to the
     /// caller.
     #[must_use = "a frame that comes out is the caller's to evict"]
     pub(crate) fn insert(&self, addr: u64, frame: u32) -> Option<u32> {
-        let buckets = match &self.0 {
+        let buckets = match &self.stage {
             Stage::Buckets(buckets) => buckets,
-            Stage::Queue(queue) => return lock(queue).insert(addr, frame),
+            Stage::Queue(queue) => return self.locked(queue).insert(addr, frame),
         };
-        let (bucket, tag) = Self::place(buckets, addr);
+        let (bucket, tag) = self.place(buckets, addr);
         let mut fifo = lock(&bucket.0);
         let out = if usize::from(fifo.count) == SLOTS { fifo.take(0) } else { None };
         let at = usize::from(fifo.count);
@@ -84,11 +108,11 @@ impl CoolingMap {
 
     /// Takes out the frame that holds `addr`; returns whether it was there.
     pub(crate) fn remove(&self, addr: u64, frame: u32) -> bool {
-        let buckets = match &self.0 {
+        let buckets = match &self.stage {
             Stage::Buckets(buckets) => buckets,
-            Stage::Queue(queue) => return lock(queue).remove(addr, frame),
+            Stage::Queue(queue) => return self.locked(queue).remove(addr, frame),
         };
-        let (bucket, tag) = Self::place(buckets, addr);
+        let (bucket, tag) = self.place(buckets, addr);
         let mut fifo = lock(&bucket.0);
         let taken = 0..usize::from(fifo.count);
         let found = taken.into_iter().find(|&at| fifo.tags[at] == tag && fifo.frames[at] == frame);
@@ -97,15 +121,15 @@ impl CoolingMap {
 
     /// Takes out the oldest frame of bucket `index`.
     pub(crate) fn take_oldest(&self, index: usize) -> Option<u32> {
-        match &self.0 {
-            Stage::Buckets(buckets) => lock(&buckets[index].0).take(0),
-            Stage::Queue(queue) => lock(queue).take_oldest(),
+        match &self.stage {
+            Stage::Buckets(buckets) => lock(&self.bucket(buckets, index).0).take(0),
+            Stage::Queue(queue) => self.locked(queue).take_oldest(),
         }
     }
 
     /// Returns all Cooling frames.
     pub(crate) fn frames(&self) -> Vec<u32> {
-        let buckets = match &self.0 {
+        let buckets = match &self.stage {
             Stage::Buckets(buckets) => buckets,
             Stage::Queue(queue) => return lock(queue).frames(),
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::sim::{CpuConfig, NicConfig, RpcConfig};
-use crate::{Op, Ops, Service, ServiceId, ServiceReply, Words};
+use crate::{Op, Ops, Service, ServiceId, ServiceReply, SharedLines, Words};
 
 /// Transfers of `client` clients per virtual second, once it runs evenly.
 fn rate(
@@ -256,4 +256,26 @@ fn the_adversary_leaves_throughput_alone() {
             near(torn, plain, 0.02);
         }
     }
+}
+
+/// READs of threads, with some clients each, that change one of `lines` lines before.
+fn rate_beside(lines: u64, handover_ns: u64, threads: usize, clients: usize) -> f64 {
+    let cpu = CpuConfig { handover_ns, ..Default::default() };
+    let shared = Arc::new(SharedLines::new(lines as usize));
+    rate(SimConfig { threads, cpu, ..config(1) }, clients * threads, async move |endpoint| {
+        shared.change((endpoint.random() % lines) as usize);
+        read(endpoint, 64).await;
+    })
+}
+
+#[test]
+fn threads_take_a_line_from_one_another() {
+    let free = rate_beside(1, 0, 32, 1);
+    assert!(free > 15e6, "{free:e}");
+    near(rate_beside(1, 130, 32, 1), 1.0 / 130e-9, 0.01);
+    // With many lines they seldom meet; each takes its line over all the same.
+    let many = rate_beside(1_000, 130, 4, 32);
+    near(many, 4.0 / (140e-9 + 130e-9 * 3.0 / 4.0), 0.1);
+    // Nobody takes a line from the thread that has it.
+    near(rate_beside(1, 130, 1, 4), rate_beside(1, 0, 1, 4), 0.01);
 }
