@@ -3,6 +3,7 @@
 //! They are the standard library's. `crates/threads` compiles these modules with those of model
 //! checkers in their place, and with `cfg(loom)`, which leaves out their plain tests.
 
+pub use farleaf_fabric::SharedLines;
 pub use std::sync::Mutex;
 pub use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 

@@ -7,10 +7,8 @@
 
 use std::ops::DerefMut;
 
-use farleaf_fabric::SharedLines;
-
 use super::cooling_queue::CoolingQueue;
-use crate::sync::{Mutex, lock};
+use crate::sync::{AtomicUsize, Mutex, Ordering, SharedLines, lock};
 
 /// Frames of a bucket.
 const SLOTS: usize = 6;
@@ -26,7 +24,22 @@ struct Fifo {
 /// A line of the processor's cache.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Bucket(Mutex<Fifo>);
+struct Bucket {
+    fifo: Mutex<Fifo>,
+    /// 1 if there are frames, else 0; changes under the lock. Read without it, it is a hint: who looks for any frame passes
+    /// an empty bucket, and leaves its line where it is.
+    has_frames: AtomicUsize,
+}
+
+impl Bucket {
+    /// Takes out the frame of `place`, if that finds one.
+    fn take(&self, place: impl FnOnce(&Fifo) -> Option<usize>) -> Option<u32> {
+        let mut fifo = lock(&self.fifo);
+        let out = place(&fifo).and_then(|at| fifo.take(at));
+        self.has_frames.store(usize::from(fifo.count > 0), Ordering::Relaxed);
+        out
+    }
+}
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one line");
@@ -54,7 +67,11 @@ impl CoolingMap {
         let fifo = || Fifo { frames: [0; SLOTS], tags: [0; SLOTS], count: 0 };
         let stage = match single_queue {
             true => Stage::Queue(Mutex::new(CoolingQueue::new(frames, room))),
-            false => Stage::Buckets((0..count).map(|_| Bucket(Mutex::new(fifo()))).collect()),
+            false => {
+                let bucket =
+                    || Bucket { fifo: Mutex::new(fifo()), has_frames: AtomicUsize::new(0) };
+                Stage::Buckets((0..count).map(|_| bucket()).collect())
+            }
         };
         CoolingMap { stage, lines: SharedLines::new(count) }
     }
@@ -98,11 +115,12 @@ impl CoolingMap {
             Stage::Queue(queue) => return self.locked(queue).insert(addr, frame),
         };
         let (bucket, tag) = self.place(buckets, addr);
-        let mut fifo = lock(&bucket.0);
+        let mut fifo = lock(&bucket.fifo);
         let out = if usize::from(fifo.count) == SLOTS { fifo.take(0) } else { None };
         let at = usize::from(fifo.count);
         (fifo.frames[at], fifo.tags[at]) = (frame, tag);
         fifo.count += 1;
+        bucket.has_frames.store(1, Ordering::Relaxed);
         out
     }
 
@@ -113,16 +131,20 @@ impl CoolingMap {
             Stage::Queue(queue) => return self.locked(queue).remove(addr, frame),
         };
         let (bucket, tag) = self.place(buckets, addr);
-        let mut fifo = lock(&bucket.0);
-        let taken = 0..usize::from(fifo.count);
-        let found = taken.into_iter().find(|&at| fifo.tags[at] == tag && fifo.frames[at] == frame);
-        found.and_then(|at| fifo.take(at)).is_some()
+        let found = bucket.take(|fifo| {
+            let mut taken = 0..usize::from(fifo.count);
+            taken.find(|&at| fifo.tags[at] == tag && fifo.frames[at] == frame)
+        });
+        found.is_some()
     }
 
-    /// Takes out the oldest frame of bucket `index`.
+    /// Takes out the oldest frame of bucket `index`. It may miss one that another thread puts there at the same time.
     pub(crate) fn take_oldest(&self, index: usize) -> Option<u32> {
         match &self.stage {
-            Stage::Buckets(buckets) => lock(&self.bucket(buckets, index).0).take(0),
+            Stage::Buckets(buckets) if buckets[index].has_frames.load(Ordering::Relaxed) > 0 => {
+                self.bucket(buckets, index).take(|_| Some(0))
+            }
+            Stage::Buckets(_) => None,
             Stage::Queue(queue) => self.locked(queue).take_oldest(),
         }
     }
@@ -135,7 +157,7 @@ impl CoolingMap {
         };
         let mut frames = Vec::new();
         for bucket in buckets {
-            let fifo = lock(&bucket.0);
+            let fifo = lock(&bucket.fifo);
             frames.extend_from_slice(&fifo.frames[..usize::from(fifo.count)]);
         }
         frames
