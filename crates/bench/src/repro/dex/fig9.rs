@@ -10,7 +10,7 @@ use super::{
     error::ReproError,
     papers::{self, DexPaper},
     report::ReproReport,
-    setup,
+    setup::{self, HANDOVER_NS},
     slices::{SlicePlan, THREADS},
 };
 use crate::{
@@ -22,6 +22,8 @@ use crate::{
 const CACHES_MIB: [u64; 2] = [64, 256];
 pub(super) const SCALE_MIN: f64 = 0.01;
 const ROUNDS: usize = 100;
+/// A handover between threads of which many spin for the lock, nanoseconds.
+const SLOW_HANDOVER_NS: u64 = 1_200;
 /// Keys on mapped memory at scale 1, and the cache's share of their bytes.
 const MAPPED_KEYS: u64 = 10_000_000;
 const MAPPED_CACHE_SHARE: u64 = 16;
@@ -57,7 +59,7 @@ fn simulated(
     paper: &DexPaper,
 ) -> Result<(), ReproError> {
     let options = repro.options;
-    let world = setup::begin_with_contention(repro, report, paper)?;
+    let world = setup::begin_with_contention(repro, report, paper, HANDOVER_NS)?;
     world.partition()?;
     report.set("workload", "read-intensive");
     let load = setup::paced(report, paper, options, "read-intensive")?;
@@ -78,8 +80,8 @@ fn simulated(
         }
         let key = mib.to_string();
         let published = paper.fig9.cooling_map_gain.get(&key).copied();
-        let why = "in the simulator nobody waits for a lock between threads: what the map gains by \
-                   being many locks is not seen, only that it costs no more remote operations";
+        let why = "one lock that goes from thread to thread in 130 ns lets 7.7 M changes a second through on each \
+                   server; with 1,200 ns, as of a lock for which 36 threads spin, the gain is the paper's (below)";
         let gain = map.mops() / base.mops();
         report.gain(&format!("{mib} MiB, cooling map"), "gain", published, gain, why);
         let published = paper.fig9.leaf_admission_gain.get(&key).copied();
@@ -93,6 +95,18 @@ fn simulated(
         report.row(&format!("{mib} MiB, admission again"), "gain", None, gain, why);
     }
     world.record_hash(report);
+    // The reason of the gap above, tested: all is the same but the time of a handover.
+    let world = setup::begin_with_contention(repro, report, paper, SLOW_HANDOVER_NS)?;
+    world.partition()?;
+    report.set("handover_ns", HANDOVER_NS);
+    for mib in CACHES_MIB {
+        let cache_bytes = options.scaled(mib << 20);
+        let step = |kind| world.run_dex(dex_options(dex, cache_bytes, kind), &load);
+        let gain = step(MAP)?.mops() / step(BASE)?.mops();
+        let published = paper.fig9.cooling_map_gain.get(&mib.to_string()).copied();
+        let case = format!("{mib} MiB, cooling map, handover {SLOW_HANDOVER_NS} ns");
+        report.gain(&case, "gain", published, gain, "");
+    }
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use crate::run::{BenchError, Progress, sorted::SortedItems};
 const BULK_FILL: f64 = 0.7;
 /// Time that a line takes from one thread to another: 130 ns on a virtual machine with two processors of one socket, by
 /// `cargo run --release -p farleaf-fabric --example handover`.
-const HANDOVER_NS: u64 = 130;
+pub(super) const HANDOVER_NS: u64 = 130;
 /// Entries of such a node, about.
 const FANOUT: u64 = 41;
 /// Subtrees on each memory server, at least.
@@ -91,9 +91,10 @@ pub(super) fn begin_with_contention<'a>(
     repro: &Repro<'a>,
     report: &mut ReproReport,
     paper: &DexPaper,
+    handover_ns: u64,
 ) -> Result<World<'a>, ReproError> {
-    let config = WorldConfig { handover_ns: HANDOVER_NS, ..world(paper, repro.options) };
-    report.set("handover_ns", config.handover_ns);
+    let config = WorldConfig { handover_ns, ..world(paper, repro.options) };
+    report.set("handover_ns", handover_ns);
     begin_as(repro, report, paper, config)
 }
 

@@ -7,7 +7,7 @@ use super::{
     error::ReproError,
     papers,
     report::{ReproChart, ReproReport},
-    setup,
+    setup::{self, HANDOVER_NS},
     world::World,
 };
 
@@ -28,7 +28,7 @@ pub(super) fn cooling(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(),
         ("cooling map", |base| DexOptions { admission: Admission::EAGER, ..base }),
     ];
     let paper = papers::papers()?.dex;
-    let world = setup::begin_with_contention(repro, report, &paper)?;
+    let world = setup::begin_with_contention(repro, report, &paper, HANDOVER_NS)?;
     let bytes = paper.setup.cache_bytes;
     over_threads(repro, report, &world, "read-intensive", &alternatives, bytes)?;
     report.note(
