@@ -169,8 +169,10 @@ impl Engine {
     /// # Errors
     /// `Invalid` for a format that the engine cannot use.
     pub fn draw(self, rng: &mut Rng, format: &TableFormat) -> Result<Settings, IndexError> {
-        format.complete()?;
-        Ok(on_engine!(self, D => <D as Design>::draw(rng, &format.table::<D>(0)?)))
+        let (stated, whole) = (format.shape(), format.complete()?);
+        let drawn = on_engine!(self, D => <D as Design>::draw(rng, &whole.table::<D>(0)?));
+        // What the format states of the shape stays.
+        Ok(drawn.filtered(|name| stated.get(name).is_none()))
     }
 
     /// Names of the work that the engine does by itself while operations run.

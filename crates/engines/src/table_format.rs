@@ -6,7 +6,8 @@ use std::str::FromStr;
 use farleaf_fabric::codec::Writer;
 use farleaf_index::engine::Engine as Design;
 use farleaf_index::{
-    IndexError, KeyFormat, KnobError, Knobs, Settings, Shape, Spec, TableSpec, ValueFormat, suggest,
+    IndexError, KeptShape, KeyFormat, KnobError, Knobs, Settings, Shape, Spec, TableSpec,
+    ValueFormat, suggest,
 };
 use farleaf_pool::{Root, Session};
 
@@ -169,7 +170,7 @@ impl TableFormat {
     pub fn node_bytes(&self) -> usize {
         on_engine!(self.engine, D => {
             let shape = self.shape.of_engine::<D>().unwrap_or_default();
-            <D as Design>::node_bytes(&self.spec, &shape)
+            shape.node_bytes(&self.spec)
         })
     }
 
@@ -177,7 +178,7 @@ impl TableFormat {
     pub fn redo_bytes(&self) -> usize {
         on_engine!(self.engine, D => {
             let shape = self.shape.of_engine::<D>().unwrap_or_default();
-            <D as Design>::redo_bytes(&self.spec, &shape)
+            shape.redo_bytes(&self.spec)
         })
     }
 
@@ -192,7 +193,7 @@ impl TableFormat {
             shape.iter().map(|(name, text)| format!("{name}={text}")).collect();
         Err(IndexError::Invalid(format!(
             "a table of the engine {engine} with {} needs redo areas of {needs} bytes, and this pool's have {has}: \
-             take smaller nodes, or make a pool with larger redo areas",
+             take smaller nodes",
             shape.join(", ")
         )))
     }

@@ -36,23 +36,12 @@ pub trait Engine: Sized + 'static {
     type Table: Index + Clone + fmt::Debug;
 
     /// Completes the shape of a table of such keys and values: the table's root keeps the result. Completing it again
-    /// changes nothing.
+    /// changes nothing. An engine that makes fewer shapes than [`Shape::complete`] refuses the others here.
     ///
     /// # Errors
     /// `Invalid` if the engine has no such tables.
-    fn shape_for(_spec: &Spec, wanted: Self::Shape) -> Result<Self::Shape, IndexError> {
-        Ok(wanted)
-    }
-
-    /// The bytes of a usual node of such a table: the unit in which tests and the bench state the size of a cache.
-    fn node_bytes(_spec: &Spec, _shape: &Self::Shape) -> usize {
-        1024
-    }
-
-    /// Bytes that such a table needs of each redo area ([`Session::redo_addr`]). The kit's records lie at an area's
-    /// front, the engine's own at its end.
-    fn redo_bytes(_spec: &Spec, _shape: &Self::Shape) -> usize {
-        0
+    fn shape_for(spec: &Spec, wanted: Self::Shape) -> Result<Self::Shape, IndexError> {
+        wanted.complete(spec)
     }
 
     /// Makes the remote structure of an empty table; returns the address of its meta object.
@@ -166,7 +155,8 @@ pub trait Engine: Sized + 'static {
     }
 
     /// Settings for one run of the lab on such tables, drawn from `rng`: small ones, so that caches
-    /// run full and rare paths are taken. Names every setting that it draws. The dead must lose nothing.
+    /// run full and rare paths are taken. Names every setting that it draws. The dead must lose nothing. A setting of
+    /// the shape counts only if the table leaves it open.
     fn draw(_rng: &mut Rng, _table: &TableSpec<Self::Shape>) -> Settings {
         Settings::default()
     }

@@ -50,7 +50,7 @@ pub use open_options::OpenOptions;
 pub use scan_cursor::ScanCursor;
 pub use scan_range::ScanRange;
 pub use seek::Seek;
-pub use shape::{NoShape, Shape};
+pub use shape::{KeptShape, NoShape, Shape};
 pub use spec::{KEY_BYTES_MAX, KeyFormat, Spec, TableSpec, VALUE_BYTES_MAX, ValueFormat};
 pub use stored::Stored;
 pub use update_with::{UPDATE_ATTEMPTS_MAX, Update, update_wait_ns, update_with};

@@ -7,12 +7,35 @@
 use std::fmt;
 
 use crate::knobs::{KnobOf, Knobs};
+use crate::{IndexError, Spec};
 
 /// Most settings of a shape.
 pub const SHAPE_SETTINGS_MAX: usize = 8;
 
-/// The shape of an engine's tables; `shape!` implements it.
-pub trait Shape: Knobs + Copy + fmt::Debug + PartialEq + Send + Sync {
+/// The shape of an engine's tables: what follows from its settings.
+pub trait Shape: KeptShape {
+    /// Chooses what is left open, for a table of such keys and values. Completed again, it stays as it is.
+    ///
+    /// # Errors
+    /// `Invalid` if there are no such tables.
+    fn complete(self, _spec: &Spec) -> Result<Self, IndexError> {
+        Ok(self)
+    }
+
+    /// Returns the bytes of a usual node: the unit in which tests and the bench state the size of a cache.
+    fn node_bytes(&self, _spec: &Spec) -> usize {
+        1024
+    }
+
+    /// Returns the bytes that such a table needs of each redo area ([`farleaf_pool::Session::redo_addr`]). The kit's
+    /// records lie at an area's front, the engine's own at its end.
+    fn redo_bytes(&self, _spec: &Spec) -> usize {
+        0
+    }
+}
+
+/// A struct of settings that a table's root keeps; `shape!` implements it.
+pub trait KeptShape: Knobs + Copy + fmt::Debug + PartialEq + Send + Sync {
     /// The words that keep it.
     fn to_words(&self) -> [u64; 4];
 
@@ -87,7 +110,7 @@ pub fn of_words(words: [u64; 4]) -> [u32; SHAPE_SETTINGS_MAX] {
     std::array::from_fn(|at| (words[at / 2] >> (32 * (at % 2))) as u32)
 }
 
-/// Defines a shape: a struct of settings as by `knobs!`, and the words that keep it.
+/// Defines the settings of a shape: a struct as by `knobs!`, and the words that keep it. [`Shape`] is left to the engine.
 #[macro_export]
 macro_rules! shape {
     (
@@ -106,7 +129,7 @@ macro_rules! shape {
             )+}
         }
 
-        impl $crate::shape::Shape for $type {
+        impl $crate::shape::KeptShape for $type {
             fn to_words(&self) -> [u64; 4] {
                 const {
                     assert!(
@@ -123,7 +146,7 @@ macro_rules! shape {
                     $($field: $crate::shape::ShapeValue::of_bits(halves.next()?)?),+
                 };
                 // Refuses bits behind the last setting, and values that a setting does not take.
-                let is_whole = $crate::shape::Shape::to_words(&shape) == words;
+                let is_whole = $crate::shape::KeptShape::to_words(&shape) == words;
                 let read = <$type as $crate::Knobs>::read(&$crate::Knobs::settings(&shape)).ok()?;
                 (is_whole && read == shape).then_some(shape)
             }
@@ -141,7 +164,9 @@ impl Knobs for NoShape {
     }
 }
 
-impl Shape for NoShape {
+impl Shape for NoShape {}
+
+impl KeptShape for NoShape {
     fn to_words(&self) -> [u64; 4] {
         [0; 4]
     }

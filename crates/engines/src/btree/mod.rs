@@ -11,11 +11,11 @@ mod tests;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::blink::{BlinkOptions, BlinkTree, redo_bytes};
+use farleaf_index::blink::{BlinkOptions, BlinkTree};
 use farleaf_index::bnode::{BnodeShape, Layout};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
-    Change, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange, SortedPairs, Spec, Stored,
+    Change, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange, SortedPairs, Stored,
     TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::canary::Canary;
@@ -98,18 +98,6 @@ impl Engine for BTree {
     type Shape = BnodeShape;
     type Options = BlinkOptions;
     type Table = BTree;
-
-    fn shape_for(spec: &Spec, wanted: BnodeShape) -> Result<BnodeShape, IndexError> {
-        wanted.complete(spec)
-    }
-
-    fn node_bytes(spec: &Spec, shape: &BnodeShape) -> usize {
-        shape.node_bytes(spec)
-    }
-
-    fn redo_bytes(spec: &Spec, shape: &BnodeShape) -> usize {
-        redo_bytes(shape.node_bytes(spec))
-    }
 
     async fn create(
         session: &Session,

@@ -56,7 +56,7 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
-    Settings, SortedPairs, Spec, Stored, TableReport, TableSpec, Visitor,
+    Settings, SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
@@ -233,10 +233,6 @@ impl Engine for Dart {
     type Options = DartOptions;
     type Table = Dart;
 
-    fn shape_for(_spec: &Spec, wanted: DartShape) -> Result<DartShape, IndexError> {
-        wanted.complete()
-    }
-
     async fn work_in_background(
         table: &Dart,
         session: &Session,
@@ -293,7 +289,7 @@ impl Engine for Dart {
             .await
     }
 
-    fn draw(rng: &mut fastrand::Rng, table: &TableSpec<DartShape>) -> Settings {
+    fn draw(rng: &mut fastrand::Rng, _table: &TableSpec<DartShape>) -> Settings {
         let pick = |rng: &mut fastrand::Rng, list: &[&'static str]| list[rng.usize(..list.len())];
         let settings = Settings::default()
             .with("est_nodes", pick(rng, &["1", "4", "32", "100000"]))
@@ -308,11 +304,7 @@ impl Engine for Dart {
             .with("est_maintenance", pick(rng, &["true", "true", "true", "true", "false"]))
             .with("adjust_every", pick(rng, &["0", "0", "50", "300"]))
             .with("freq_sample", pick(rng, &["0", "1", "64"]));
-        let bucket_bytes = pick(rng, &["32", "64", "128", "128", "256", "512"]);
-        match table.shape.bucket_bytes {
-            None => settings.with("bucket_bytes", bucket_bytes),
-            Some(_) => settings,
-        }
+        settings.with("bucket_bytes", pick(rng, &["32", "64", "128", "128", "256", "512"]))
     }
 }
 

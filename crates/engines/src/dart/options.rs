@@ -1,6 +1,6 @@
 //! Options: the shape of a table, and the settings by which one compute server opens it.
 
-use farleaf_index::{IndexError, KnobKind, knob_words};
+use farleaf_index::{IndexError, KnobKind, Shape, Spec, knob_words};
 
 use super::skip_table::Prefixes;
 
@@ -27,12 +27,14 @@ impl DartShape {
     pub(super) fn bucket_bytes(self) -> u16 {
         self.bucket_bytes.unwrap_or(BUCKET_BYTES)
     }
+}
 
+impl Shape for DartShape {
     /// Chooses the bucket.
     ///
     /// # Errors
     /// `Invalid` for a bucket of another size than a power of two.
-    pub(super) fn complete(self) -> Result<Self, IndexError> {
+    fn complete(self, _spec: &Spec) -> Result<Self, IndexError> {
         let bytes = self.bucket_bytes();
         if !bytes.is_power_of_two() || !(BUCKET_BYTES_MIN..=BUCKET_BYTES_MAX).contains(&bytes) {
             return Err(IndexError::Invalid(format!(

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind, Service, ServiceId};
+use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
-use farleaf_index::blink::{BlinkOptions, redo_bytes};
 use farleaf_index::bnode::{BnodeShape, Layout};
 use farleaf_index::compute::JoinOptions;
 use farleaf_index::compute::ownership::{
@@ -13,7 +13,7 @@ use farleaf_index::compute::ownership::{
 use farleaf_index::engine::{Engine, Traits, choose};
 use farleaf_index::units::Size;
 use farleaf_index::{
-    IndexError, OpenOptions, Settings, Spec, Stored, TableReport, TableSpec, Visitor,
+    IndexError, OpenOptions, Settings, Shape, Stored, TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
@@ -116,18 +116,6 @@ impl Engine for Dex {
     type Shape = BnodeShape;
     type Options = DexOptions;
     type Table = Dex;
-
-    fn shape_for(spec: &Spec, wanted: BnodeShape) -> Result<BnodeShape, IndexError> {
-        wanted.complete(spec)
-    }
-
-    fn node_bytes(spec: &Spec, shape: &BnodeShape) -> usize {
-        shape.node_bytes(spec)
-    }
-
-    fn redo_bytes(spec: &Spec, shape: &BnodeShape) -> usize {
-        redo_bytes(shape.node_bytes(spec))
-    }
 
     /// The table has an ownership map of one partition that nobody owns.
     ///

@@ -11,7 +11,7 @@
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::bnode::{Layout, LayoutError, LayoutOptions, shortest_separator};
-use farleaf_index::{IndexError, KeyFormat, Spec, ValueFormat};
+use farleaf_index::{IndexError, KeyFormat, Shape, Spec, ValueFormat};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::options::FpTreeShape;

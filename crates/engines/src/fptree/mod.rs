@@ -57,14 +57,14 @@ mod verify;
 use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, ServerId};
-use farleaf_index::blink::{BlinkTree, ENGINE_REDO_BYTES, redo_bytes};
+use farleaf_index::blink::BlinkTree;
 use farleaf_index::bnode::{LeafEntry, Value};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::local::key_queues::KeyQueues;
 use farleaf_index::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_index::{
     BlinkOptions, CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions,
-    Outcome, ScanRange, Settings, SortedPairs, Spec, Stored, TableReport, TableSpec, Visitor,
+    Outcome, ScanRange, Settings, SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
@@ -230,19 +230,6 @@ impl Engine for FpTree {
     type Shape = FpTreeShape;
     type Options = FpTreeOptions;
     type Table = FpTree;
-
-    fn shape_for(spec: &Spec, wanted: FpTreeShape) -> Result<FpTreeShape, IndexError> {
-        wanted.complete(spec)
-    }
-
-    fn node_bytes(spec: &Spec, shape: &FpTreeShape) -> usize {
-        shape.node_bytes(spec)
-    }
-
-    /// Records of the upper tree, and the engine's own at the end of the area.
-    fn redo_bytes(spec: &Spec, shape: &FpTreeShape) -> usize {
-        redo_bytes(shape.node_bytes(spec)) + ENGINE_REDO_BYTES
-    }
 
     /// Cost: 5 WRITEs of objects, 1 for a line, and what finding memory costs.
     async fn create(

@@ -1,7 +1,8 @@
 //! Options: the shape of a table of this engine, and the settings by which one compute server opens it.
 
+use farleaf_index::blink::ENGINE_REDO_BYTES;
 use farleaf_index::bnode::BnodeShape;
-use farleaf_index::{IndexError, KnobKind, Spec, knobs, shape};
+use farleaf_index::{IndexError, KnobKind, Shape, Spec, knobs, shape};
 
 use super::layout::{LeafShape, SPAN_MAX};
 
@@ -20,20 +21,32 @@ shape! {
 }
 
 impl FpTreeShape {
-    /// Bytes of a node of the upper tree.
-    pub(super) fn node_bytes(&self, spec: &Spec) -> usize {
-        BnodeShape { node_bytes: self.node_bytes, ..BnodeShape::default() }.node_bytes(spec)
+    /// The shape of the upper tree.
+    fn upper(&self) -> BnodeShape {
+        let FpTreeShape { node_bytes, cap_inner, .. } = *self;
+        BnodeShape { node_bytes, cap_inner, cap_leaf: None }
     }
+}
 
-    /// The shape with its node size chosen.
+impl Shape for FpTreeShape {
+    /// Chooses the size of a node.
     ///
     /// # Errors
     /// `Invalid` if there are no such leaves, or no such upper tree.
-    pub(super) fn complete(self, spec: &Spec) -> Result<Self, IndexError> {
+    fn complete(self, spec: &Spec) -> Result<Self, IndexError> {
         let node_bytes = Some(self.node_bytes(spec) as u32);
         let whole = FpTreeShape { node_bytes, ..self };
         LeafShape::new(spec, &whole, 0)?;
         Ok(whole)
+    }
+
+    fn node_bytes(&self, spec: &Spec) -> usize {
+        self.upper().node_bytes(spec)
+    }
+
+    /// Records of the upper tree, and the engine's own at the end of the area.
+    fn redo_bytes(&self, spec: &Spec) -> usize {
+        self.upper().redo_bytes(spec) + ENGINE_REDO_BYTES
     }
 }
 

@@ -74,7 +74,7 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
-    Settings, SortedPairs, Spec, Stored, TableReport, TableSpec, Visitor,
+    Settings, SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
@@ -152,10 +152,6 @@ impl Engine for Smart {
     type Shape = SmartShape;
     type Options = SmartOptions;
     type Table = Smart;
-
-    fn shape_for(spec: &Spec, wanted: SmartShape) -> Result<SmartShape, IndexError> {
-        wanted.complete(spec)
-    }
 
     fn check_options(
         options: &SmartOptions,

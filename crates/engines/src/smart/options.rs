@@ -1,6 +1,8 @@
 //! Options: the shape of a table of this engine, and the settings by which one compute server opens it.
 
-use farleaf_index::{IndexError, KeyFormat, KnobKind, Spec, ValueFormat, knobs, shape, words};
+use farleaf_index::{
+    IndexError, KeyFormat, KnobKind, Shape, Spec, ValueFormat, knobs, shape, words,
+};
 
 use super::switches::{CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
 
@@ -60,22 +62,6 @@ impl SmartShape {
         }
     }
 
-    /// Chooses the first slots. Refuses pointers back where an object would leave the tree: a leaf whose value needs
-    /// another one. Its address would be used again, and a pointer back does not tell the two apart.
-    ///
-    /// # Errors
-    /// `Invalid`.
-    pub(super) fn complete(self, spec: &Spec) -> Result<Self, IndexError> {
-        if self.nodes == NodeRoom::Reverse && spec.value == ValueFormat::Bytes {
-            return Err(IndexError::Invalid(
-                "nodes=reverse needs values of one length: a value that outgrows its leaf leaves an address that is \
-                 used again"
-                    .into(),
-            ));
-        }
-        Ok(SmartShape { first_slots: self.first_slots(spec), ..self })
-    }
-
     /// As [`SmartShape::complete`], for the engine `name`, whose objects have no pointers back.
     ///
     /// # Errors
@@ -87,6 +73,24 @@ impl SmartShape {
             )));
         }
         self.complete(spec)
+    }
+}
+
+impl Shape for SmartShape {
+    /// Chooses the first slots. Refuses pointers back where an object would leave the tree: a leaf whose value needs
+    /// another one. Its address would be used again, and a pointer back does not tell the two apart.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    fn complete(self, spec: &Spec) -> Result<Self, IndexError> {
+        if self.nodes == NodeRoom::Reverse && spec.value == ValueFormat::Bytes {
+            return Err(IndexError::Invalid(
+                "nodes=reverse needs values of one length: a value that outgrows its leaf leaves an address that is \
+                 used again"
+                    .into(),
+            ));
+        }
+        Ok(SmartShape { first_slots: self.first_slots(spec), ..self })
     }
 }
 

@@ -52,12 +52,13 @@ mod records;
 mod redo;
 pub mod remote;
 mod scan;
+mod shape;
 mod split;
 mod verify;
 mod write;
 
 pub use edit::{Edit, LeafPairs};
-pub use redo::{ENGINE_REDO_BYTES, redo_bytes};
+pub use redo::ENGINE_REDO_BYTES;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"FLredo01");
 pub const ENGINE_REDO_BYTES: usize = 960;
 
 /// Bytes that the largest record of a tree with such nodes takes, at the start of a redo area.
-pub fn redo_bytes(node_bytes: usize) -> usize {
+pub(super) fn redo_bytes(node_bytes: usize) -> usize {
     HEADER_WORDS * 8 + NODES_MAX * node_bytes
 }
 

@@ -17,8 +17,8 @@ crate::shape! {
 }
 
 impl BnodeShape {
-    /// Bytes of a node of such a table.
-    pub fn node_bytes(&self, spec: &Spec) -> usize {
+    /// The bytes of a node of such a table, which the engine chooses if the shape does not.
+    pub(crate) fn bytes_of_node(&self, spec: &Spec) -> usize {
         let usual = match (spec.key, spec.value) {
             (KeyFormat::Fixed(key), ValueFormat::Fixed(value)) if key <= 64 && value <= 64 => 1024,
             _ => 4096,
@@ -32,17 +32,8 @@ impl BnodeShape {
     /// As [`Layout::new`].
     pub fn layout(&self, spec: &Spec) -> Result<Layout, LayoutError> {
         let BnodeShape { cap_leaf, cap_inner, .. } = *self;
-        let bytes = LayoutOptions::new(self.node_bytes(spec), spec.key, spec.value);
+        let bytes = LayoutOptions::new(self.bytes_of_node(spec), spec.key, spec.value);
         Layout::new(LayoutOptions { cap_leaf, cap_inner, ..bytes })
-    }
-
-    /// The shape with its node size chosen; for [`crate::engine::Engine::shape_for`].
-    ///
-    /// # Errors
-    /// `Invalid` if there are no such nodes.
-    pub fn complete(self, spec: &Spec) -> Result<Self, IndexError> {
-        let bytes = self.layout(spec)?.node_bytes();
-        Ok(BnodeShape { node_bytes: Some(bytes as u32), ..self })
     }
 }
 
@@ -72,6 +63,7 @@ impl From<LayoutError> for IndexError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Shape;
 
     #[test]
     fn a_shape_is_completed_once() {
