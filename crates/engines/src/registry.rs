@@ -171,7 +171,7 @@ impl Engine {
     pub fn draw(self, rng: &mut Rng, format: &TableFormat) -> Result<Settings, IndexError> {
         let (stated, whole) = (format.shape(), format.complete()?);
         let drawn = on_engine!(self, D => <D as Design>::draw(rng, &whole.table::<D>(0)?));
-        // What the format states of the shape stays.
+        // A setting of the shape that the format states stays as it is.
         Ok(drawn.filtered(|name| stated.get(name).is_none()))
     }
 
