@@ -262,6 +262,17 @@ pub(crate) async fn lock_word_after(
     word: GlobalAddr,
     finish: impl AsyncFn(u64) -> Result<(), IndexError>,
 ) -> Result<Lock, IndexError> {
+    lock_word_beside(session, word, async || Ok(()), finish).await
+}
+
+/// As [`lock_word_after`], where the holder may wait for something of this compute server's: `meanwhile` is done
+/// before each further try.
+pub(crate) async fn lock_word_beside(
+    session: &Session,
+    word: GlobalAddr,
+    meanwhile: impl AsyncFn() -> Result<(), IndexError>,
+    finish: impl AsyncFn(u64) -> Result<(), IndexError>,
+) -> Result<Lock, IndexError> {
     let mut wait = LockWait::default();
     let mut expected = 0;
     loop {
@@ -272,6 +283,7 @@ pub(crate) async fn lock_word_after(
             return Ok(lock);
         }
         lock.disarm();
+        meanwhile().await?;
         let is_dead = holder != 0 && wait.again(session, ("node", word), holder).await?;
         if is_dead {
             finish(holder).await?;

@@ -36,6 +36,8 @@ const PAGE: u64 = 4096;
 pub struct Member {
     /// Its number in the member table.
     pub slot: u32,
+    /// Tells the lives of one slot apart.
+    pub generation: u32,
     /// The compute server's incarnation.
     pub incarnation: Incarnation,
     /// The address at which it answers others, if it does.
@@ -47,7 +49,7 @@ pub struct Member {
 impl Member {
     /// The member as the fabric reaches it.
     pub fn peer(&self) -> Peer {
-        let Member { slot, incarnation, address, region_bytes } = *self;
+        let Member { slot, incarnation, address, region_bytes, .. } = *self;
         // A slot is less than `PoolOptions::members_max`.
         let server = ServerId(ServerId::COMPUTE_FIRST.0 + slot as u16);
         Peer { server, incarnation, address, region_bytes }
@@ -124,7 +126,8 @@ pub(crate) async fn read_members(
             let address = decode(&entry[3..], word.generation());
             let region_bytes = decode_region(entry[REGION_AT as usize / 8], word.generation());
             let incarnation = Incarnation(entry[1]);
-            members.push(Member { slot, incarnation, address, region_bytes });
+            let generation = word.generation();
+            members.push(Member { slot, generation, incarnation, address, region_bytes });
         }
     }
     Ok(members)

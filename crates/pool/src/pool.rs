@@ -305,6 +305,11 @@ impl Pool {
         self.member
     }
 
+    /// The number that tells this life of the member's slot from the lives before and after.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
     /// Tells whether the last tick saw a dead member that nobody is recovering, or a recovery of this
     /// member's was not completed: then [`Session::recover_begin`] has something to do.
     pub fn needs_recovery(&self) -> bool {

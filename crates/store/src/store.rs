@@ -267,6 +267,7 @@ impl Farleaf {
             let address = core.serving.listen(core, &session).await?;
             let member = farleaf_pool::Member {
                 slot: core.pool.member(),
+                generation: core.pool.generation(),
                 incarnation: session.endpoint().incarnation(),
                 address,
                 region_bytes: session.endpoint().own_region().map_or(0, |own| own.words.bytes()),

@@ -14,6 +14,7 @@ pub mod messages;
 mod migration;
 mod owned_table;
 pub mod ownership;
+pub mod partitions;
 mod range_owner;
 pub mod regions;
 

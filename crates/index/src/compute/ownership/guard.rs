@@ -14,28 +14,18 @@
 //!   under a view older than the one published then, nor a task of such an operation.
 //! - `INV-COMPUTE-GUARD-3` No operation waits for the guard while inside. So a drain ends.
 //!
-//! Views are immutable and numbered. Each thread caches the views that it has used last. An operation
-//! compares the number of its cached view with the published number, and locks nothing; see
-//! [`super::op_counters`] for the counters and their memory orderings.
+//! [`super::published`] has the views and the counters.
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use farleaf_pool::Session;
 
 use super::load::{Load, Meter};
-use super::op_counters::{CounterEntry, OpCounters};
 use super::partitions::{Partitions, Range};
+use super::published::{Published, ViewCache, ViewEntry, Viewed, no_views};
 use crate::Seek;
-use crate::retry::backoff;
-use crate::sync::{Mutex, lock};
-
-/// Turns of a drain. An operation starts a task, which may start another and end before it; each has entered
-/// at the latest in the turn after its starter's.
-const DRAIN_TURNS: usize = 3;
-/// Views that a thread caches: those of so many tables.
-const VIEWS_CACHED: usize = 8;
 
 /// The map as this compute server knows it, and what is being done with it.
 #[derive(Clone, Debug)]
@@ -153,43 +143,37 @@ impl View {
     }
 }
 
-/// The view that is published, with its number.
-#[derive(Clone, Debug)]
-struct PublishedView {
-    number: u64,
-    view: Arc<View>,
-}
-
 /// Admits an operation only while this compute server owns its key. The module's page has the invariants.
 #[derive(Debug)]
 pub struct RangeGuard {
-    counters: OpCounters,
+    published: Published<View>,
     meter: Meter,
-    /// Tells guards apart in what threads cache.
-    id: u64,
-    /// Changed under this lock.
-    published: Mutex<PublishedView>,
     /// A range is being given away: nodes are not merged.
     moving: AtomicBool,
 }
 
 thread_local! {
-    /// For each guard the view that this thread has used last; guards with the same place take turns.
-    static VIEWS: RefCell<[Option<(u64, PublishedView)>; VIEWS_CACHED]> =
-        const { RefCell::new([const { None }; VIEWS_CACHED]) };
+    static VIEWS: RefCell<ViewCache<View>> = const { RefCell::new(no_views()) };
+}
+
+impl Viewed for View {
+    #[inline]
+    fn with_cache<T>(with: impl FnOnce(&mut ViewCache<Self>) -> T) -> T {
+        VIEWS.with_borrow_mut(with)
+    }
 }
 
 /// Proof that an operation is inside. Dropped, it has left.
 #[derive(Debug)]
 pub struct OpGuard<G: AsRef<RangeGuard>> {
     guard: G,
-    entry: CounterEntry,
+    entry: ViewEntry,
 }
 
 impl<G: AsRef<RangeGuard>> Drop for OpGuard<G> {
     #[inline]
     fn drop(&mut self) {
-        self.guard.as_ref().counters.leave(&self.entry);
+        self.guard.as_ref().published.leave(&self.entry);
     }
 }
 
@@ -201,61 +185,40 @@ impl AsRef<RangeGuard> for RangeGuard {
 
 impl RangeGuard {
     pub(crate) fn new(map: Partitions) -> Self {
-        static GUARDS: AtomicU64 = AtomicU64::new(0);
         RangeGuard {
-            counters: OpCounters::new(),
+            published: Published::new(View::new(map)),
             meter: Meter::new(),
-            id: GUARDS.fetch_add(1, Ordering::Relaxed),
-            published: Mutex::new(PublishedView { number: 0, view: Arc::new(View::new(map)) }),
             moving: AtomicBool::new(false),
         }
     }
 
     /// The latest known map.
     pub(crate) fn view(&self) -> Arc<View> {
-        Arc::clone(&lock(&self.published).view)
+        self.published.view()
     }
 
     /// Publishes what `change` makes of the view, or leaves it if that is `None`; gives the one that is
     /// published then. Operations that are inside go on by the view before until a drain.
     pub(crate) fn change(&self, change: impl FnOnce(&View) -> Option<View>) -> Arc<View> {
-        let mut published = lock(&self.published);
-        if let Some(view) = change(&published.view) {
-            // Under the lock, so that view and number belong together for all who take it.
-            *published = PublishedView { number: self.counters.publish(), view: Arc::new(view) };
-        }
-        Arc::clone(&published.view)
+        self.published.change(change)
     }
 
     /// The number of the view that is published.
     #[inline]
     pub fn view_number(&self) -> u64 {
-        self.counters.state().view()
+        self.published.number()
     }
 
     /// Calls `with` with the view of this number; `None` if another has been published since.
     #[inline]
     pub fn with_view<T>(&self, number: u64, with: impl FnOnce(&View) -> T) -> Option<T> {
-        VIEWS.with_borrow_mut(|views| {
-            let place = &mut views[self.id as usize % VIEWS_CACHED];
-            match place {
-                Some((id, cached)) if *id == self.id && cached.number == number => {
-                    Some(with(&cached.view))
-                }
-                _ => {
-                    let published = lock(&self.published).clone();
-                    let is_current = published.number == number;
-                    let cached = &place.insert((self.id, published)).1;
-                    is_current.then(|| with(&cached.view))
-                }
-            }
-        })
+        self.published.with_view(number, with)
     }
 
     /// Calls `with` with the view that is published.
     pub fn with_current<T>(&self, with: impl Fn(&View) -> T) -> T {
         loop {
-            if let Some(done) = self.with_view(self.counters.state().view(), &with) {
+            if let Some(done) = self.with_view(self.view_number(), &with) {
                 return done;
             }
         }
@@ -268,35 +231,23 @@ impl RangeGuard {
         session: u32,
         seek: Seek<'_>,
     ) -> Result<OpGuard<&RangeGuard>, Standing> {
-        loop {
-            let state = self.counters.state();
-            match self.with_view(state.view(), |view| view.standing(seek)) {
-                Some(Standing::Own) => {}
-                Some(other) => return Err(other),
-                None => continue,
-            }
-            if let Some((entry, number)) = self.counters.enter(state, session) {
-                self.meter.count(entry.line(), number, seek);
-                return Ok(OpGuard { guard: self, entry });
-            }
-        }
+        let admit = |view: &View| match view.standing(seek) {
+            Standing::Own => Ok(()),
+            other => Err(other),
+        };
+        let (entry, ()) = self.published.try_enter(session, admit)?;
+        self.meter.count(entry.line(), entry.op, seek);
+        Ok(OpGuard { guard: self, entry })
     }
 
     /// Waits until all operations have left that are inside now, with the tasks that they leave behind.
     pub async fn drain(&self, session: &Session) {
-        for _ in 0..DRAIN_TURNS {
-            let generation = self.counters.flip();
-            let mut attempt = 0;
-            while !self.counters.is_empty(generation) {
-                backoff(session, attempt).await;
-                attempt = (attempt + 1).min(4);
-            }
-        }
+        self.published.drain(session).await;
     }
 
     /// Enters for a task that an operation which is inside leaves behind; `holder` keeps the guard alive.
     pub fn acquire_for_task<G: AsRef<RangeGuard>>(holder: G, session: &Session) -> OpGuard<G> {
-        let entry = holder.as_ref().counters.enter_task(session.id());
+        let entry = holder.as_ref().published.enter_task(session.id());
         OpGuard { guard: holder, entry }
     }
 
@@ -317,7 +268,7 @@ impl RangeGuard {
 
     /// The load that was counted; half of it is forgotten then if it `decays`.
     pub(crate) fn load(&self, decays: bool) -> Load {
-        self.meter.load(self.counters.entered(), decays)
+        self.meter.load(self.published.entered(), decays)
     }
 }
 

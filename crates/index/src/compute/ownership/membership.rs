@@ -189,7 +189,7 @@ pub async fn give_away<T: RangeOwner>(
 }
 
 /// Sees to it that nothing comes from `owner` any more; an error if it lives.
-async fn cut_off(
+pub(in crate::compute) async fn cut_off(
     words: &MapWords,
     session: &Session,
     owner: Incarnation,

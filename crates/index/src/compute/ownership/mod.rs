@@ -12,6 +12,7 @@ mod map;
 mod membership;
 mod op_counters;
 mod partitions;
+mod published;
 mod routing;
 mod two_slots;
 
@@ -30,14 +31,17 @@ pub(crate) use batch::run_at;
 pub use guard::{OpGuard, RangeGuard, View};
 pub(crate) use load::Load;
 pub use map::{change_map, change_map_now, create_map, lock_map, read_map};
+pub(in crate::compute) use membership::cut_off;
 pub use membership::{
     JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away, release_once,
 };
 pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free, take_over};
 pub use partitions::{Intent, Partitions, Range, equal_width, sampled};
+pub(in crate::compute) use published::{Published, ViewCache, ViewEntry, Viewed, no_views};
 pub use routing::{Owner, forward_change, forward_get, scan_all, serve};
 pub(crate) use routing::{ask, reply_of, scan_begin, seek_of};
 pub use two_slots::{MapWords, SlotPlace, lock_slots, read_slot};
+pub(in crate::compute) use two_slots::{glance, put_slot};
 
 /// The table is open, and this compute server has owned no key of it yet.
 const UNOWNED: u8 = 0;
