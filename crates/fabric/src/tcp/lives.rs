@@ -58,6 +58,13 @@ impl ConnectionGate {
         is_open
     }
 
+    /// Cuts all ways, since the connection gets another one. The gate stays as it is.
+    pub(super) fn cut_ways(&self) -> Result<(), Uncut> {
+        let mut ways = lock(&self.ways);
+        ways.retain_mut(|way| way.cut().is_err());
+        if ways.is_empty() { Ok(()) } else { Err(Uncut) }
+    }
+
     /// Cuts all ways and shuts the gate (TCP-7). A way that could not be cut stays, and the caller can try
     /// again; the gate itself is shut in any case.
     pub(super) fn shut(&self, to: ConnectionGateState) -> Result<(), Uncut> {
@@ -65,9 +72,7 @@ impl ConnectionGate {
         let mut state = self.lock();
         *state = to;
         self.shutting.fetch_sub(1, Ordering::SeqCst);
-        let mut ways = lock(&self.ways);
-        ways.retain_mut(|way| way.cut().is_err());
-        if ways.is_empty() { Ok(()) } else { Err(Uncut) }
+        self.cut_ways()
     }
 
     /// Takes the gate for requests, after the threads that want to shut it: a connection that never pauses

@@ -73,6 +73,8 @@ use std::time::{Duration, Instant};
 
 pub use endpoint::TcpEndpoint;
 pub use link::Link;
+#[cfg(feature = "verbs")]
+pub(crate) use peers::{Found, OfferOf};
 pub use region::{HugePages, Region};
 pub use served::Served;
 pub use server::{MemoryServer, MemoryServerConfig};
@@ -86,7 +88,7 @@ use crate::{
     Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId,
     Service, ServiceId,
 };
-use peers::TcpCalls;
+pub(crate) use peers::TcpCalls;
 use wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, Request, RequestKind, Status, VERSION,
     Welcome,
@@ -286,7 +288,23 @@ impl Fabric for Tcp {
     ) -> Result<Option<Exposed>, FabricError> {
         let TcpShared { calls, config, incarnation, lease, .. } = &*self.0;
         let life = (*incarnation, lease);
-        calls.expose(number, bytes, listen, config.servers.len(), life).map(Some)
+        calls.expose(number, bytes, listen, config.servers.len(), life, None).map(Some)
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl Tcp {
+    /// The same, and offers another way to the region's words.
+    pub(crate) fn expose_with(
+        &self,
+        number: ServerId,
+        bytes: u64,
+        listen: &ListenConfig,
+        offer: OfferOf<'_>,
+    ) -> Result<Option<Exposed>, FabricError> {
+        let TcpShared { calls, config, incarnation, lease, .. } = &*self.0;
+        let life = (*incarnation, lease);
+        calls.expose(number, bytes, listen, config.servers.len(), life, Some(offer)).map(Some)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::lives::{ConnectionGate, ConnectionGateState, Uncut};
+use super::offer::Offer;
 use super::{Lease, MemoryServer, MemoryServerConfig};
 use crate::calls::{
     Admission, OwnRegion, PeerCalls, Requests, check_exposed, check_number, exposed_twice,
@@ -35,7 +36,7 @@ struct PeersState {
 
 /// Meaning of a compute server's number.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Found {
+pub(crate) enum Found {
     /// Nothing is attached there.
     Nobody,
     /// This compute server was told that the life has ended.
@@ -52,8 +53,11 @@ pub(crate) struct CallServer {
     pub(super) lease: Arc<Lease>,
 }
 
+/// Makes another way to a region's words, which their server offers.
+pub(crate) type OfferOf<'a> = &'a dyn Fn(&Arc<Words>) -> Result<Arc<dyn Offer>, FabricError>;
+
 impl TcpCalls {
-    /// Listens, takes calls in, and serves a region of `bytes`.
+    /// Listens, takes calls in, and serves a region of `bytes`, with the way of `offer` to it if there is one.
     pub(super) fn expose(
         &self,
         number: ServerId,
@@ -61,6 +65,7 @@ impl TcpCalls {
         listen: &ListenConfig,
         servers: usize,
         (me, lease): (Incarnation, &Arc<Lease>),
+        offer: Option<OfferOf<'_>>,
     ) -> Result<Exposed, FabricError> {
         check_exposed(number, bytes)?;
         listen.check()?;
@@ -69,6 +74,7 @@ impl TcpCalls {
             return Err(exposed_twice());
         }
         let region = region_words(number, bytes)?;
+        let offer = offer.zip(region.as_ref()).map(|(offer, words)| offer(words)).transpose()?;
         let config = MemoryServerConfig {
             listen: listen.listen,
             server: number,
@@ -81,7 +87,7 @@ impl TcpCalls {
         };
         let call_server =
             CallServer { requests: Arc::clone(&self.requests), me, lease: Arc::clone(lease) };
-        let server = MemoryServer::start_for_peers(config, call_server, region.clone())?;
+        let server = MemoryServer::start_for_peers(config, call_server, region.clone(), offer)?;
         if !self.requests.open() {
             return Err(exposed_twice());
         }
@@ -100,7 +106,7 @@ impl TcpCalls {
     }
 
     /// Returns the peer of a number, unless the peer is known to be dead.
-    pub(super) fn peer(&self, server: ServerId) -> Option<Peer> {
+    pub(crate) fn peer(&self, server: ServerId) -> Option<Peer> {
         match self.find(server) {
             Found::Peer(peer) => Some(peer),
             _ => None,
@@ -108,7 +114,7 @@ impl TcpCalls {
     }
 
     /// Returns what a number of a compute server stands for.
-    pub(super) fn find(&self, server: ServerId) -> Found {
+    pub(crate) fn find(&self, server: ServerId) -> Found {
         let state = lock(&self.state);
         match state.peers.get(&server).copied() {
             Some(peer) if state.dead.contains(&peer.incarnation) => Found::Dead(peer.incarnation),
@@ -118,7 +124,7 @@ impl TcpCalls {
     }
 
     /// The own region, if `server` is its number and stands for nobody else.
-    pub(super) fn own_region(&self, server: ServerId, me: Incarnation) -> Option<&Arc<Words>> {
+    pub(crate) fn own_region(&self, server: ServerId, me: Incarnation) -> Option<&Arc<Words>> {
         let own = self.own.get().filter(|own| own.number == server)?;
         let is_mine = match self.find(server) {
             Found::Peer(peer) => peer.incarnation == me,
@@ -134,7 +140,7 @@ impl TcpCalls {
         host.map_or(Ok(()), |host| host.lives.fence(who, host.now_ms()))
     }
 
-    pub(super) fn version(&self) -> u64 {
+    pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 

@@ -111,6 +111,7 @@ impl MemoryServer {
         config: MemoryServerConfig,
         call_server: CallServer,
         region: Option<Arc<Words>>,
+        offer: Option<Arc<dyn Offer>>,
     ) -> Result<Self, FabricError> {
         let no_memory = FabricError::NoMemory { bytes: 0, server: config.server };
         let words = match region {
@@ -118,7 +119,7 @@ impl MemoryServer {
             // Out of everybody's bounds.
             None => Arc::new(Words::anonymous(0).ok_or(no_memory)?),
         };
-        Self::start_with(config, Region::over(words), None, Some(call_server))
+        Self::start_with(config, Region::over(words), offer, Some(call_server))
     }
 
     /// State that its connections share.

@@ -594,6 +594,8 @@ fn answer_special(
                 output.push(&encode_answer(Status::NoService, 0));
                 return Ok(());
             };
+            // A connection has one way at a time.
+            guest.gate.cut_ways().map_err(|_| Gone::Uncut)?;
             let caller = Caller::new(&guest.host, &guest.life, &guest.gate);
             let offered = offer.answer(operands, caller).ok_or(Gone::Nonsense)?;
             // If the gate has been shut meanwhile, the caller notices, and does not send this answer.

@@ -344,8 +344,10 @@ impl Transport {
                 }
             }
         }
-        if let Payload::Call(server, ..) | Payload::Fence(server, _) | Payload::Reconnect(server) =
-            state.table.posts.slot(index).kept
+        if let Payload::Call(server, ..)
+        | Payload::Fence(server, _)
+        | Payload::Reconnect(server)
+        | Payload::Ask(server, _) = state.table.posts.slot(index).kept
             && server.is_compute()
             && !given_up
         {

@@ -1,13 +1,14 @@
 //! Verbs endpoint: runs one thread's operations on the memory servers by RDMA.
 
+use std::cell::RefCell;
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use super::VerbsShared;
-use super::transport::Transport;
+use super::server::End;
+use super::transport::{Target, Transport};
 use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
 use crate::post::{Post, list, old_word};
 use crate::raw::verbs::{
@@ -15,14 +16,18 @@ use crate::raw::verbs::{
     registered_slab,
 };
 use crate::single::Single;
+use crate::sync::lock;
 use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
 use crate::tcp::{self, TcpEndpoint};
 use crate::{
     Buf, CallError, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Local, Op, OpError,
-    OpErrorKind, Ops, Refusal, ServerId, ServiceId, Words,
+    OpErrorKind, Ops, Peer, Refusal, ServerId, ServiceId, Words,
 };
 
-/// One thread's queue pairs and connections to all memory servers.
+/// Queues to compute servers whose completions come to one completion queue.
+const PEERS_TOGETHER: u32 = 8;
+
+/// One thread's queue pairs and connections to all memory servers, and to compute servers that expose memory.
 #[derive(Clone, Debug)]
 pub struct VerbsEndpoint {
     thread: Rc<Thread>,
@@ -32,9 +37,10 @@ pub struct VerbsEndpoint {
 struct Thread {
     shared: Arc<VerbsShared>,
     transport: Rc<Transport>,
-    completions: Arc<Completions>,
-    /// Result words of atomics, one range per server.
-    results: Vec<Arc<WordsKey>>,
+    /// Completion queues: of the memory servers, and then of compute servers, [`PEERS_TOGETHER`] to each.
+    completions: RefCell<Vec<Arc<Completions>>>,
+    /// Result words of atomics, one range per queue.
+    results: RefCell<Vec<Arc<WordsKey>>>,
     /// For longer RPCs, fences, questions about lives, time, tasks and randomness.
     tcp: TcpEndpoint,
 }
@@ -43,24 +49,14 @@ impl VerbsEndpoint {
     pub(super) fn connect(shared: Arc<VerbsShared>) -> Result<Self, FabricError> {
         let (device, config) = (&shared.card_port.device, &shared.config);
         let servers = config.tcp.servers.len() as u32;
-        // Each place may complete, and flushed entries of an earlier send queue may still lie there.
-        let each = shared.depth.saturating_add(shared.calls.into());
-        let entries = servers.saturating_mul(each).saturating_mul(2).saturating_add(64);
-        let completions = Completions::new(device, entries.min(device.facts.completions_max))?;
-        let stretch = || {
-            let words = Words::anonymous(shared.depth as usize);
-            let words = words.ok_or(FabricError::NoMemory {
-                bytes: u64::from(shared.depth) * 8,
-                server: ServerId(0),
-            })?;
-            Ok::<_, FabricError>(Arc::new(device.register(Arc::new(words), false)?))
-        };
-        let results = (0..servers).map(|_| stretch()).collect::<Result<_, _>>()?;
+        let completions = shared.completions(servers)?;
+        let results = (0..servers).map(|_| shared.results()).collect::<Result<_, _>>()?;
         let side = Rc::new(tcp::Transport::connect(Arc::clone(shared.tcp.shared()))?);
         let transport = Rc::new(Transport::new(
             Rc::clone(&side),
             Arc::clone(&completions),
             shared.tcp.shared().region_bytes(),
+            (Arc::clone(&shared.tcp.shared().calls), shared.tcp.incarnation()),
             config.tcp.op_timeout,
             config.list_max,
         )?);
@@ -77,12 +73,20 @@ impl VerbsEndpoint {
             seed,
             shared.capabilities,
         );
+        let (completions, results) = (RefCell::new(vec![completions]), RefCell::new(results));
         let thread = Rc::new(Thread { shared, transport, completions, results, tcp });
         for server in 0..servers {
-            let server = ServerId(server as u16);
-            let send_queue = executor.block_on(thread.connect(server))?;
-            thread.transport.connected(server, Ok(send_queue));
+            let target = Target::Memory(ServerId(server as u16));
+            let connected = executor.block_on(thread.connect(server as usize, target))?;
+            thread.transport.connected(server as usize, 0, Ok(connected));
         }
+        let own = Rc::downgrade(&thread);
+        thread.transport.connect_by(Box::new(move |index, attempt| {
+            if let Some(thread) = own.upgrade() {
+                let connects = Rc::clone(&thread).connect_again(index, attempt);
+                thread.tcp.spawn(connects);
+            }
+        }));
         Ok(VerbsEndpoint { thread })
     }
 
@@ -101,109 +105,135 @@ impl VerbsEndpoint {
     }
 }
 
-/// Route of an operation: by the card to memory servers, over a connection to compute servers.
-enum Route<C, T> {
-    Card(C),
-    Connection(T),
-}
-
-impl<C: Future + Unpin, T: Future<Output = C::Output> + Unpin> Future for Route<C, T> {
-    type Output = C::Output;
-
-    #[inline]
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<C::Output> {
-        match self.get_mut() {
-            Route::Card(future) => Pin::new(future).poll(context),
-            Route::Connection(future) => Pin::new(future).poll(context),
-        }
-    }
-}
-
-impl VerbsEndpoint {
-    /// A batch to both kinds of server: each part goes its way, and both are under way at once.
-    async fn post_both_ways(&self, mut ops: Ops) -> Result<Ops, OpError> {
-        let (mut by_card, mut by_connection) = (self.ops(), self.ops());
-        let is_compute = |op: &Op| op.addr().server().is_compute();
-        let ways: Vec<bool> = ops.iter().map(is_compute).collect();
-        for op in ops.as_mut_slice() {
-            let list = if is_compute(op) { &mut by_connection } else { &mut by_card };
-            let nothing = Op::WriteWord { to: GlobalAddr::NULL, value: 0 };
-            list.push(std::mem::replace(op, nothing));
-        }
-        let mut card = pin!(self.post(HeldLoad::Batch(by_card), list));
-        let mut connection = pin!(self.thread.tcp.post_many(by_connection));
-        let (mut first, mut second) = (None, None);
-        poll_fn(|context| {
-            if first.is_none()
-                && let Poll::Ready(result) = card.as_mut().poll(context)
-            {
-                first = Some(result);
-            }
-            if second.is_none()
-                && let Poll::Ready(result) = connection.as_mut().poll(context)
-            {
-                second = Some(result);
-            }
-            if first.is_some() && second.is_some() { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-        let (Some(by_card), Some(by_connection)) = (first, second) else {
-            unreachable!("both are ready")
-        };
-        let (mut by_card, mut by_connection) = (by_card?, by_connection?);
-        let mut came = [by_card.as_mut_slice().iter_mut(), by_connection.as_mut_slice().iter_mut()];
-        for (op, is_compute) in ops.as_mut_slice().iter_mut().zip(ways) {
-            if let Some(done) = came[usize::from(is_compute)].next() {
-                std::mem::swap(op, done);
-            }
-        }
-        Ok(ops)
-    }
-}
-
 impl Thread {
-    /// Makes a queue pair to a server, over the existing connection. 1 round trip.
-    async fn connect(&self, server: ServerId) -> Result<SendQueue, FabricError> {
+    /// Makes a queue pair for the queue of that index. 1 round trip over the connection, none for the own
+    /// region, whose end comes along.
+    async fn connect(
+        &self,
+        index: usize,
+        target: Target,
+    ) -> Result<(SendQueue, Option<End>), FabricError> {
         let (shared, card_port) = (&self.shared, &self.shared.card_port);
+        // Memory servers come first.
+        let is_memory = index < shared.config.tcp.servers.len();
+        let (completions, results) = self.completions_of(index)?;
+        let calls = if is_memory { shared.calls } else { 0 };
         let size = Size {
             depth: shared.depth,
             inline_max: shared.config.inline_max,
-            messages: shared.calls,
+            messages: calls,
             message_bytes: MESSAGE_BYTES_MAX,
         };
-        let mut pair = QueuePair::new(&self.completions, size, card_port.port, false)?;
-        let first = self.transport.next(server);
-        SendQueue::expect_answers(&mut pair, server.0, (first, shared.calls))
+        let mut pair = QueuePair::new(&completions, size, card_port.port, false)?;
+        let first = self.transport.next(index);
+        let number = index as u16;
+        SendQueue::expect_answers(&mut pair, number, (first, calls))
             .map_err(card_port.device.failed("post receives to a queue pair"))?;
         let first_packet = self.tcp.random() as u32 & 0xff_ffff;
-        let question = shared.question(card_port.ends(pair.number(), first_packet), true);
-        let answer = self.tcp.ask(server, question.encode()).await;
-        let answer = answer.map_err(|error| shared.not_asked(server, error.kind))?;
-        let answer = shared.check_answer(server, &answer)?;
+        let ends = card_port.ends(pair.number(), first_packet);
+        let question = Question { calls, ..shared.question(ends, true) };
+        let (answer, own_end) = match target {
+            Target::Own(server) => {
+                let cards = lock(&shared.region).clone();
+                let cards = cards.ok_or_else(|| shared.not_asked(server, NOTHING_THERE))?;
+                let (answer, end) = cards.connect_own(&question)?;
+                (answer, Some(end))
+            }
+            Target::Memory(server) | Target::Peer(Peer { server, .. }) => {
+                let answer = self.tcp.ask(server, question.encode()).await;
+                let answer = answer.map_err(|error| shared.not_asked(server, error.kind))?;
+                (shared.check_answer(server, &answer)?, None)
+            }
+            Target::Free => return Err(shared.not_asked(target.server(), NOTHING_THERE)),
+        };
+        if !is_memory && answer.torn_words && shared.capabilities.word_atomic {
+            let why = "its card tears words, and those of the memory servers do not";
+            return Err(shared.refused(target.server(), Refusal::NoWay, why.to_owned()));
+        }
         let flights = card_port.device.facts.flights_max.min(answer.answers);
         let here = card_port.here(first_packet, answer.mtu.min(card_port.mtu), 1, flights);
         pair.connect(&here, &answer.ends)?;
         let remote = Remote { base: answer.base, key: answer.key };
-        let results = Arc::clone(&self.results[server.index()]);
-        let mail = (first, answer.calls.min(shared.calls));
-        Ok(SendQueue::new(pair, server.0, shared.depth as usize, remote, results, mail))
+        let mail = (first, answer.calls.min(calls));
+        let send_queue = SendQueue::new(pair, number, shared.depth as usize, remote, results, mail);
+        Ok((send_queue, own_end))
     }
 
-    /// Makes a new connection and a new queue pair (F10).
-    async fn connect_again(self: Rc<Self>, server: ServerId) {
-        // The server cuts the old queue pair before it lets the new connection in.
-        let result = match self.tcp.reconnect(server).await {
-            Ok(()) => self.connect(server).await.map_err(|error| match error {
-                FabricError::CutOff { .. } => OpErrorKind::Fenced,
-                _ => OpErrorKind::Unavailable,
-            }),
-            Err(error) => Err(error.kind),
+    /// Completion queue and result words of the queue of that index.
+    fn completions_of(
+        &self,
+        index: usize,
+    ) -> Result<(Arc<Completions>, Arc<WordsKey>), FabricError> {
+        let shared = &self.shared;
+        let mut results = self.results.borrow_mut();
+        while results.len() <= index {
+            results.push(shared.results()?);
+        }
+        let together = shared.peers_together();
+        let group = match index.checked_sub(shared.config.tcp.servers.len()) {
+            None => 0,
+            Some(number) => 1 + number / together as usize,
         };
-        self.transport.connected(server, result);
+        let mut completions = self.completions.borrow_mut();
+        while completions.len() <= group {
+            let more = shared.completions(together)?;
+            self.transport.add_completions(Arc::clone(&more))?;
+            completions.push(more);
+        }
+        Ok((Arc::clone(&completions[group]), Arc::clone(&results[index])))
+    }
+
+    /// Connects the queue of that index anew. If its thread has asked for that (F10), the connection is a new
+    /// one as well.
+    async fn connect_again(self: Rc<Self>, index: usize, attempt: u64) {
+        let Some(target) = self.transport.target(index, attempt) else { return };
+        let server = target.server();
+        // The server cuts the old queue pair before it lets the new connection in, or makes a new one.
+        let renewed = match self.transport.renews(index) {
+            true => self.tcp.reconnect(server).await.map_err(|error| error.kind),
+            false => Ok(()),
+        };
+        let result = match renewed {
+            Ok(()) => self.connect(index, target).await.map_err(|error| {
+                tracing::debug!(%server, %error, "no queue pair");
+                match error {
+                    FabricError::CutOff { .. } => OpErrorKind::Fenced,
+                    _ => OpErrorKind::Unavailable,
+                }
+            }),
+            Err(kind) => Err(kind),
+        };
+        self.transport.connected(index, attempt, result);
     }
 }
 
+/// A region that ended while its queue was being connected.
+const NOTHING_THERE: OpErrorKind = OpErrorKind::Unavailable;
+
 impl VerbsShared {
+    /// A completion queue for that many queue pairs of a thread.
+    fn completions(&self, pairs: u32) -> Result<Arc<Completions>, FabricError> {
+        let device = &self.card_port.device;
+        // Each place may complete, and flushed entries of an earlier send queue may still lie there.
+        let each = self.depth.saturating_add(self.calls.into());
+        let entries = pairs.saturating_mul(each).saturating_mul(2).saturating_add(64);
+        Ok(Completions::new(device, entries.min(device.facts.completions_max))?)
+    }
+
+    /// Queue pairs with compute servers for which one completion queue has room.
+    fn peers_together(&self) -> u32 {
+        let room = self.card_port.device.facts.completions_max / (2 * self.depth);
+        room.clamp(1, PEERS_TOGETHER)
+    }
+
+    /// Words for the results of one queue pair's atomics.
+    fn results(&self) -> Result<Arc<WordsKey>, FabricError> {
+        let words = Words::anonymous(self.depth as usize);
+        let bytes = u64::from(self.depth) * 8;
+        let words = words.ok_or(FabricError::NoMemory { bytes, server: ServerId(0) })?;
+        Ok(Arc::new(self.card_port.device.register(Arc::new(words), false)?))
+    }
+
     pub(super) fn question(&self, ends: Ends, connects: bool) -> Question {
         Question {
             version: VERSION,
@@ -229,7 +259,9 @@ impl VerbsShared {
     }
 
     fn refused(&self, server: ServerId, reason: Refusal, why: String) -> FabricError {
-        let address = self.config.tcp.servers[server.index()].to_string();
+        let memory = self.config.tcp.servers.get(server.index()).copied();
+        let peer = || self.tcp.shared().calls.peer(server)?.address;
+        let address = memory.or_else(peer).map_or_else(String::new, |address| address.to_string());
         FabricError::Refused { server, address, reason, why }
     }
 
@@ -277,18 +309,12 @@ impl Endpoint for VerbsEndpoint {
 
     #[inline]
     fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        match from.server().is_compute() {
-            false => Route::Card(Single::read(&*self.thread.transport, from, into)),
-            true => Route::Connection(self.thread.tcp.read(from, into)),
-        }
+        Single::read(&*self.thread.transport, from, into)
     }
 
     #[inline]
     fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        match to.server().is_compute() {
-            false => Route::Card(Single::write(&*self.thread.transport, to, from)),
-            true => Route::Connection(self.thread.tcp.write(to, from)),
-        }
+        Single::write(&*self.thread.transport, to, from)
     }
 
     #[inline]
@@ -298,21 +324,12 @@ impl Endpoint for VerbsEndpoint {
         expected: u64,
         new: u64,
     ) -> impl Future<Output = Result<u64, OpError>> {
-        match at.server().is_compute() {
-            false => {
-                let op = Op::Cas { at, expected, new, old: 0 };
-                Route::Card(self.post(HeldLoad::One(op), old_word))
-            }
-            true => Route::Connection(self.thread.tcp.cas(at, expected, new)),
-        }
+        self.post(HeldLoad::One(Op::Cas { at, expected, new, old: 0 }), old_word)
     }
 
     #[inline]
     fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
-        match at.server().is_compute() {
-            false => Route::Card(self.post(HeldLoad::One(Op::Faa { at, add, old: 0 }), old_word)),
-            true => Route::Connection(self.thread.tcp.faa(at, add)),
-        }
+        self.post(HeldLoad::One(Op::Faa { at, add, old: 0 }), old_word)
     }
 
     /// Posted on one queue pair, in order, with the fence flag if a READ or an atomic has to end first. Such
@@ -320,19 +337,12 @@ impl Endpoint for VerbsEndpoint {
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
         ops.assert_chain();
-        match ops.server().is_some_and(ServerId::is_compute) {
-            false => Route::Card(self.post(HeldLoad::Chain(ops), list)),
-            true => Route::Connection(self.thread.tcp.chain(ops)),
-        }
+        self.post(HeldLoad::Chain(ops), list)
     }
 
     #[inline]
     fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
-        let has_regions = ops.iter().any(|op| op.addr().server().is_compute());
-        match has_regions {
-            false => Route::Card(self.post(HeldLoad::Batch(ops), list)),
-            true => Route::Connection(Box::pin(self.post_both_ways(ops))),
-        }
+        self.post(HeldLoad::Batch(ops), list)
     }
 
     /// By the card if request and room for the reply have at most 4 KiB each and the server grants that, else
@@ -380,14 +390,15 @@ impl Endpoint for VerbsEndpoint {
     }
 
     async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
-        if server.is_compute() {
+        let transport = &self.thread.transport;
+        if server.is_compute() && !transport.has_queue(server) {
+            // It takes calls alone, or is gone.
             return self.thread.tcp.reconnect(server).await;
         }
-        let transport = &self.thread.transport;
         let begun = poll_fn(|context| Poll::Ready(transport.reconnect(server, context)));
         let (slot, begins) = begun.await;
-        if begins {
-            self.thread.tcp.spawn(Rc::clone(&self.thread).connect_again(server));
+        if let Some((index, attempt)) = begins {
+            self.thread.tcp.spawn(Rc::clone(&self.thread).connect_again(index, attempt));
         }
         // Dropped, it leaves the reconnecting to its task.
         Post::sent(&**transport, slot, |_, error| error.map_or(Ok(()), Err)).await

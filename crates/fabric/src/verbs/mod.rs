@@ -51,7 +51,7 @@ mod transport;
 mod wire;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub use card_port::CardConfig;
 pub use endpoint::VerbsEndpoint;
@@ -60,12 +60,16 @@ pub(crate) use flow::ClientFlow;
 pub use server::VerbsServer;
 
 use crate::raw::verbs::device_names;
+use crate::sync::lock;
+use crate::tcp::offer::Offer;
 use crate::tcp::{Tcp, TcpConfig, ask_once};
 use crate::{
     Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, ServerId,
-    Service, ServiceId,
+    Service, ServiceId, Words,
 };
 use card_port::CardPort;
+use self_test::Findings;
+use server::Cards;
 
 /// Memory servers of a pool, the card that reaches them, and settings.
 #[derive(Clone, Debug)]
@@ -119,7 +123,11 @@ pub(crate) struct VerbsShared {
     tcp: Tcp,
     config: VerbsConfig,
     card_port: CardPort,
+    /// Findings of the test of this side's card.
+    findings: Findings,
     capabilities: Capabilities,
+    /// The region that this compute server exposes, as its card serves it.
+    region: Mutex<Option<Arc<Cards>>>,
     /// Work requests that a queue pair may have outstanding.
     depth: u32,
     /// RPCs that it may have under way, if a server has a slot for them.
@@ -148,13 +156,15 @@ impl Verbs {
         let depth = config.depth.min(facts.queue_max).min(room).max(1);
         let mut capabilities = Capabilities {
             word_atomic: !own.torn_words,
-            // The servers' cards below, which do the atomics, decide on this.
-            rmw_global: true,
+            // All cards that do atomics decide on this: the servers' below, and this one for the own region.
+            rmw_global: own.global_atomics,
             native_atomics: true,
             needs_target_progress: false,
             ..Capabilities::NONE
         };
-        let mut shared = VerbsShared { tcp, config, card_port, capabilities, depth, calls };
+        let (findings, region) = (own, Mutex::default());
+        let mut shared =
+            VerbsShared { tcp, config, card_port, findings, capabilities, region, depth, calls };
         for server in 0..shared.config.tcp.servers.len() {
             let server = ServerId(server as u16);
             let question = shared.question(shared.card_port.ends(0, 0), false).encode();
@@ -201,12 +211,28 @@ impl Fabric for Verbs {
         self.0.tcp.counters()
     }
 
+    /// Registers the region with the card, which locks all of it in memory, and serves it by queue pairs.
+    ///
+    /// # Errors
+    /// [`VerbsError::Memory`] if so much memory cannot be locked; otherwise as [`Fabric::expose`].
     fn expose(
         &self,
         number: ServerId,
         bytes: u64,
         listen: &ListenConfig,
     ) -> Result<Option<Exposed>, FabricError> {
-        self.0.tcp.expose(number, bytes, listen)
+        let VerbsShared { tcp, card_port, findings, region, .. } = &*self.0;
+        let offer = |words: &Arc<Words>| {
+            let cards = Arc::new(Cards::over(card_port, *findings, words)?);
+            // The words become this compute server's own only after this.
+            *lock(region) = Some(Arc::clone(&cards));
+            Ok(cards as Arc<dyn Offer>)
+        };
+        let exposed = tcp.expose_with(number, bytes, listen, &offer);
+        if exposed.is_err() && tcp.shared().calls.own.get().is_none() {
+            // Nobody will use them: they are unlocked.
+            *lock(region) = None;
+        }
+        exposed
     }
 }

@@ -4,6 +4,8 @@
 //!   the connection's end move them to the error state and destroy them before the server answers.
 //! - **VERBS-2** There is one registration of the words, and one protection domain: every accepted
 //!   client has the key. The server cuts off clients by their queue pairs, never by keys.
+//! - **VERBS-13** A compute server reaches its own region by a queue pair whose ends are both in its process.
+//!   No connection and no gate has to do with it, so no fence cuts it (F11.10).
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +17,7 @@ use super::card_port::{CardConfig, CardPort};
 use super::rpc_server::{self, CALLS_MAX, RpcServer, RpcSlot};
 use super::self_test::{self, Findings};
 use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
-use crate::raw::verbs::{QueuePair, Size, WordsKey};
+use crate::raw::verbs::{Completions, QueuePair, Size, WordsKey};
 use crate::tcp::call::{Caller, MESSAGE_BYTES_MAX};
 use crate::tcp::offer::{Offer, Offered, Way};
 use crate::tcp::{MemoryServer, MemoryServerConfig, Region};
@@ -32,10 +34,12 @@ pub struct VerbsServer {
 }
 
 /// State that its connections share.
-struct Cards {
+pub(super) struct Cards {
     card_port: CardPort,
-    /// Threads that answer RPCs: as many as serve connections.
+    /// Threads that answer RPCs: as many as serve connections. None for the region of a compute server.
     rpc_servers: Vec<RpcServer>,
+    /// Completion queue of queue pairs that carry no messages: nothing ever completes there.
+    quiet: Arc<Completions>,
     key: WordsKey,
     findings: Findings,
     queue_pairs: Arc<AtomicUsize>,
@@ -76,19 +80,12 @@ impl VerbsServer {
     ) -> Result<Self, FabricError> {
         let card_port = CardPort::open(card)?;
         let findings = self_test::run(&card_port)?;
-        let queue_pairs = Arc::new(AtomicUsize::new(0));
         let name = card_port.to_string();
-        let cards = Cards {
-            key: card_port.device.register(Arc::clone(region.words()), true)?,
-            rpc_servers: (0..config.threads.max(1))
-                .map(|number| RpcServer::start(&card_port.device, number))
-                .collect::<Result<_, _>>()?,
-            card_port,
-            findings,
-            queue_pairs: Arc::clone(&queue_pairs),
-            packets: AtomicU32::new(std::process::id()),
-            next_rpc_server: AtomicUsize::new(0),
-        };
+        let mut cards = Cards::over(&card_port, findings, region.words())?;
+        cards.rpc_servers = (0..config.threads.max(1))
+            .map(|number| RpcServer::start(&card_port.device, number))
+            .collect::<Result<_, _>>()?;
+        let queue_pairs = Arc::clone(&cards.queue_pairs);
         let server = MemoryServer::start_with(config, region, Some(Arc::new(cards)), None)?;
         Ok(VerbsServer { server: Arc::new(server), queue_pairs, card: name })
     }
@@ -131,7 +128,52 @@ impl Offer for Cards {
 
     fn answer(&self, question: &[u8], caller: Caller) -> Option<Offered> {
         let question = Question::decode(question)?;
-        let mut answer = PairAnswer {
+        let mut answer = self.describe(&question);
+        let mut way: Option<Box<dyn Way>> = None;
+        if question.version != VERSION {
+            answer.outcome = PairOutcome::OtherVersion;
+        } else if question.is_ethernet != answer.is_ethernet {
+            answer.outcome = PairOutcome::OtherNetwork;
+        } else if question.connects {
+            match self.connect(&question, &mut answer, Some(caller)) {
+                Ok(end) => way = Some(Box::new(end)),
+                Err(_) => answer.outcome = PairOutcome::NoQueuePair,
+            }
+        }
+        Some(Offered { answer: answer.encode(), way })
+    }
+}
+
+impl Cards {
+    /// Registers `words` with a card that was tested, which locks all of them in memory. No thread answers
+    /// RPCs yet.
+    pub(super) fn over(
+        card_port: &CardPort,
+        findings: Findings,
+        words: &Arc<Words>,
+    ) -> Result<Cards, VerbsError> {
+        let device = &card_port.device;
+        Ok(Cards {
+            key: device.register(Arc::clone(words), true)?,
+            rpc_servers: Vec::new(),
+            quiet: Completions::new(device, 1)?,
+            card_port: card_port.clone(),
+            findings,
+            queue_pairs: Arc::new(AtomicUsize::new(0)),
+            packets: AtomicU32::new(std::process::id()),
+            next_rpc_server: AtomicUsize::new(0),
+        })
+    }
+
+    /// Makes the other end of a queue pair of this process with its own words (VERBS-13).
+    pub(super) fn connect_own(&self, question: &Question) -> Result<(PairAnswer, End), VerbsError> {
+        let mut answer = self.describe(question);
+        let end = self.connect(question, &mut answer, None)?;
+        Ok((answer, end))
+    }
+
+    fn describe(&self, question: &Question) -> PairAnswer {
+        PairAnswer {
             version: VERSION,
             outcome: PairOutcome::Done,
             mtu: self.card_port.mtu.min(question.mtu).max(1),
@@ -143,43 +185,33 @@ impl Offer for Cards {
             calls: 0,
             key: self.key.remote(),
             base: self.key.base(),
-        };
-        let mut way: Option<Box<dyn Way>> = None;
-        if question.version != VERSION {
-            answer.outcome = PairOutcome::OtherVersion;
-        } else if question.is_ethernet != answer.is_ethernet {
-            answer.outcome = PairOutcome::OtherNetwork;
-        } else if question.connects {
-            match self.connect(&question, &mut answer, caller) {
-                Ok(end) => way = Some(Box::new(end)),
-                Err(_) => answer.outcome = PairOutcome::NoQueuePair,
-            }
         }
-        Some(Offered { answer: answer.encode(), way })
     }
-}
 
-impl Cards {
+    /// The thread that answers the next caller's RPCs, if there are some.
+    fn rpc_server(&self) -> Option<&RpcServer> {
+        let number = self.next_rpc_server.fetch_add(1, Ordering::Relaxed);
+        self.rpc_servers.get(number.checked_rem(self.rpc_servers.len())?)
+    }
+
     fn connect(
         &self,
         question: &Question,
         answer: &mut PairAnswer,
-        caller: Caller,
+        caller: Option<Caller>,
     ) -> Result<End, VerbsError> {
-        let rpc_server =
-            self.next_rpc_server.fetch_add(1, Ordering::Relaxed) % self.rpc_servers.len();
-        let rpc_server = &self.rpc_servers[rpc_server];
         let calls = question.calls.min(CALLS_MAX);
         // Without an RPC slot, or memory for messages, RPCs go by the connection.
-        let taken = if calls > 0 { rpc_server.reserve() } else { None };
-        let reserved = taken.and_then(|taken| {
-            let mut pair = self.pair(rpc_server, calls).ok()?;
+        let rpc_server = self.rpc_server().filter(|_| calls > 0);
+        let reserved = caller.zip(rpc_server).and_then(|(caller, rpc_server)| {
+            let taken = rpc_server.reserve()?;
+            let mut pair = self.pair(rpc_server.completions(), calls).ok()?;
             taken.expect(&mut pair, calls).ok()?;
-            Some((pair, taken))
+            Some((pair, (taken, caller)))
         });
-        let (mut pair, reservation) = match reserved {
-            Some((pair, taken)) => (pair, Some(taken)),
-            None => (self.pair(rpc_server, 0)?, None),
+        let (mut pair, reserved) = match reserved {
+            Some((pair, reserved)) => (pair, Some(reserved)),
+            None => (self.pair(&self.quiet, 0)?, None),
         };
         // Late packets of an earlier connection with the same numbers are out of order.
         let packet = self.packets.fetch_add(0x51_7cc1, Ordering::Relaxed) & 0xff_ffff;
@@ -187,50 +219,85 @@ impl Cards {
         pair.connect(&self.card_port.here(packet, answer.mtu, answers, 1), &question.ends)?;
         answer.ends = self.card_port.ends(pair.number(), packet);
         answer.answers = answers;
-        answer.calls = if reservation.is_some() { calls } else { 0 };
+        answer.calls = if reserved.is_some() { calls } else { 0 };
         self.queue_pairs.fetch_add(1, Ordering::Relaxed);
-        let rpc_slot = RpcSlot::new(pair, caller, calls);
-        if let Some(reservation) = &reservation {
-            reservation.attach(&rpc_slot);
-        }
-        Ok(End { rpc_slot, reservation, count: Some(Arc::clone(&self.queue_pairs)) })
+        let held = match reserved {
+            Some((reservation, caller)) => {
+                let rpc_slot = RpcSlot::new(pair, caller, calls);
+                reservation.attach(&rpc_slot);
+                Held::WithRpcs { rpc_slot, reservation: Some(reservation) }
+            }
+            None => Held::Alone(pair),
+        };
+        Ok(End { held, count: Some(Arc::clone(&self.queue_pairs)) })
     }
 
-    fn pair(&self, rpc_server: &RpcServer, calls: u16) -> Result<QueuePair, VerbsError> {
+    fn pair(&self, completions: &Arc<Completions>, calls: u16) -> Result<QueuePair, VerbsError> {
         let size = Size {
             depth: u32::from(calls.max(1)),
             inline_max: if calls > 0 { INLINE_MAX } else { 0 },
             messages: calls,
             message_bytes: MESSAGE_BYTES_MAX,
         };
-        QueuePair::new(rpc_server.completions(), size, self.card_port.port, true)
+        QueuePair::new(completions, size, self.card_port.port, true)
     }
 }
 
 /// One end of a connection, counted while it is there.
-struct End {
-    rpc_slot: Arc<RpcSlot>,
-    /// Its place at the thread that answers its RPCs.
-    reservation: Option<rpc_server::Reservation>,
+#[derive(Debug)]
+pub(super) struct End {
+    held: Held,
     count: Option<Arc<AtomicUsize>>,
+}
+
+/// The queue pair of an end.
+enum Held {
+    /// With its place at the thread that answers its RPCs.
+    WithRpcs {
+        rpc_slot: Arc<RpcSlot>,
+        reservation: Option<rpc_server::Reservation>,
+    },
+    Alone(QueuePair),
 }
 
 impl Way for End {
     fn cut(&mut self) -> io::Result<()> {
-        self.rpc_slot.cut()?;
+        match &mut self.held {
+            Held::WithRpcs { rpc_slot, reservation } => {
+                rpc_slot.cut()?;
+                *reservation = None;
+            }
+            Held::Alone(pair) => pair.cut()?,
+        }
         if let Some(count) = self.count.take() {
             count.fetch_sub(1, Ordering::Relaxed);
         }
-        self.reservation = None;
         Ok(())
     }
 }
 
 impl Drop for End {
     fn drop(&mut self) {
-        if self.cut().is_err() {
+        if self.cut().is_err()
+            && let Held::WithRpcs { reservation, .. } = &mut self.held
+        {
             // The queue pair reports that to nobody, stays counted, and keeps its slot.
-            std::mem::forget(self.reservation.take());
+            std::mem::forget(reservation.take());
         }
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Held::WithRpcs { .. } => "WithRpcs",
+            Held::Alone(_) => "Alone",
+        })
+    }
+}
+
+impl std::fmt::Debug for Cards {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cards({}, {} bytes)", self.card_port, self.key.words().bytes())
     }
 }

@@ -4,6 +4,7 @@
 //! Elsewhere each prints that it was skipped and why, unless `FARLEAF_VERBS=required`.
 
 mod calls;
+mod regions;
 
 use std::env;
 use std::future::Future;

@@ -17,7 +17,7 @@ mod messages;
 mod pair;
 mod send_queue;
 
-pub(crate) use completions::Completions;
+pub(crate) use completions::{Completion, Completions};
 pub(crate) use device::{Device, PortFacts, WordsKey, device_names, registered_slab};
 pub(crate) use hold::{Call, HeldLoad, Hold};
 pub(crate) use pair::{Ends, Here, QueuePair, Size};

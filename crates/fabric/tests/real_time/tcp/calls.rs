@@ -148,9 +148,32 @@ fn a_region_serves_memory_and_calls_alone() {
         drop(listener);
         end.attach(Peer { address, ..peer }).unwrap();
         assert_eq!(kind(end.faa(there(8), 1).await), OpErrorKind::Unavailable);
+        // A peer that greets as it should, and answers with what is no answer.
+        end.attach(Peer { address: Some(babbler(peer)), ..peer }).unwrap();
+        assert_eq!(kind(end.faa(there(8), 1).await), OpErrorKind::Unavailable);
         end.attach(peer).unwrap();
         assert_eq!(end.faa(there(8), 1).await, Ok(7));
     });
+}
+
+/// Listens as `peer` does, and answers the first request of each connection by garbage.
+fn babbler(peer: Peer) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let mut greeting = [0; 64];
+            if stream.read_exact(&mut greeting).is_ok() {
+                // `FarleafT`, version, let in, number of the connection, server and servers.
+                let mut welcome = hello(1, peer.server.0, 1);
+                welcome[32..40].copy_from_slice(&peer.region_bytes.to_le_bytes());
+                let _ = stream.write_all(&welcome);
+                let _ = stream.read_exact(&mut [0; 24]);
+                let _ = stream.write_all(&[0xa5; 100]);
+            }
+        }
+    });
+    address
 }
 
 #[test]
