@@ -78,6 +78,7 @@ fn death(seed: u64, script: Script, plan: CrashPlan) -> Result<bool, String> {
     let has_fired = victim.fabric.has_fired();
     if has_fired && matches!(plan.way, CrashWay::PauseBefore | CrashWay::PauseAfter) {
         // Others find it dead, and go on without it; then it thaws.
+        cluster.lives[VICTIM].fabric.condemn();
         cluster.run_for(4 * LEASE_NS)?;
         cluster.lives[VICTIM].fabric.resume();
         cluster.run_for(2 * LEASE_NS)?;
@@ -89,14 +90,14 @@ fn death(seed: u64, script: Script, plan: CrashPlan) -> Result<bool, String> {
     cluster.end(&dead).map(|()| has_fired)
 }
 
-/// Every operation of the script, until one is behind its end.
+/// Every operation of the script, by the ways in turn, until one is behind its end.
 fn all_deaths(script: Script, ways: &[fn(u64) -> CrashWay]) {
     for (number, way) in (0..).zip(ways) {
-        let mut op = 0;
+        let mut op = number;
         loop {
             let plan = CrashPlan { op, way: way(op) };
             match death(number + 1, script, plan) {
-                Ok(true) => op += 1,
+                Ok(true) => op += ways.len() as u64,
                 Ok(false) => break,
                 Err(why) => panic!("{script:?}, {plan:?}: {why}"),
             }
@@ -106,6 +107,7 @@ fn all_deaths(script: Script, ways: &[fn(u64) -> CrashWay]) {
     }
 }
 
+const PAUSES: &[fn(u64) -> CrashWay] = &[|_| CrashWay::PauseBefore, |_| CrashWay::PauseAfter];
 const DIES: &[fn(u64) -> CrashWay] =
     &[|_| CrashWay::Before, |_| CrashWay::After, |op| CrashWay::Within(Landing::Subset(op))];
 
@@ -132,4 +134,15 @@ fn a_conductor_of_a_fail_over_dies_anywhere() {
 #[test]
 fn a_member_that_leaves_dies_anywhere() {
     all_deaths(Script::Leaves, DIES);
+}
+
+#[test]
+fn a_conductor_that_thaws_after_its_lease_changes_nothing() {
+    all_deaths(Script::FailsOver, PAUSES);
+    all_deaths(Script::MovesByCopy, PAUSES);
+}
+
+#[test]
+fn a_client_that_thaws_after_its_lease_changes_nothing() {
+    all_deaths(Script::Changes, PAUSES);
 }
