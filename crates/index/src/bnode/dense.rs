@@ -41,7 +41,7 @@ impl Probe {
 
     /// Tells whether the key whose words `at` gives lies before this place.
     #[inline(always)]
-    fn is_past(&self, key_words: usize, at: impl Fn(usize) -> u64) -> bool {
+    pub(super) fn is_past(&self, key_words: usize, at: impl Fn(usize) -> u64) -> bool {
         for (index, &mine) in self.words.iter().enumerate().take(key_words) {
             let theirs = at(index);
             if theirs != mine {

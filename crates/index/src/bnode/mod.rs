@@ -60,6 +60,7 @@ mod cells;
 mod dense;
 mod edit;
 mod encode;
+mod guarded;
 mod header;
 mod layout;
 mod shape;
@@ -75,6 +76,10 @@ mod tests;
 
 pub use edit::{ChangeError, NodeMut, Posted};
 pub use encode::LeafEntry;
+pub use guarded::{
+    GuardedLayout, GuardedLayoutError, GuardedLeaf, GuardedLeafMut, Lookup, Mend, Mended, SlotEdit,
+    SlotState, Stamp,
+};
 pub use header::{Head, Kind};
 pub use layout::{Layout, LayoutError, LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN};
 pub use shape::BnodeShape;
