@@ -38,6 +38,8 @@
 //! - *The allocator, retired objects, closed clients, retirements* of a member, and the *tables* of a
 //!   store: each behind one mutex, never held across an await, no two of them at a time but
 //!   `retired` and then `alloc`.
+//! - *Copies of remote nodes* (`index/src/local/node_cache.rs`) and *lines for a lock word* (`index/src/local/hand_over.rs`): a
+//!   mutex for each part, no two at a time. Copies never change; wakers are called without a mutex.
 //! - *The right to free a session's retired objects* (`Retirement::claim`): one flag, taken by `swap`
 //!   and given back by `store`; what it guards is behind the mutex beside it.
 //! - *The right to announce* (`Epochs::acquire`): a state behind a mutex.
