@@ -23,6 +23,7 @@ mod table_format;
 #[cfg(debug_assertions)]
 #[doc(hidden)]
 pub mod translate;
+pub mod typed;
 
 /// Named so for the modules that loom models: there, loom's stands in its place.
 use farleaf_index::sync;

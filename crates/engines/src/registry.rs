@@ -18,6 +18,12 @@ use fastrand::Rng;
 
 use crate::{StoredTable, TableFormat, drops};
 
+/// Settings by which one compute server opens a table of one engine, by type.
+pub trait EngineOptions: Knobs {
+    /// The engine.
+    fn engine() -> Engine;
+}
+
 /// Expands the table of engines to [`Engine`], [`AnyIndex`] and their dispatch.
 macro_rules! engines {
     (($d:tt) $($(#[doc = $doc:literal])* $(#[cfg($cfg:meta)])? $variant:ident: $design:ty,)+) => {
@@ -39,6 +45,12 @@ macro_rules! engines {
             /// Every engine there is.
             pub const ALL: &'static [Engine] = &[$($(#[cfg($cfg)])? Engine::$variant),+];
         }
+
+        $($(#[cfg($cfg)])? impl EngineOptions for <$design as Design>::Options {
+            fn engine() -> Engine {
+                Engine::$variant
+            }
+        })+
 
         impl AnyIndex {
             /// Its engine.

@@ -72,12 +72,12 @@ mod table;
 mod table_core;
 mod thread_context;
 mod turns;
-pub mod typed;
 mod uri;
 mod workers;
 
 #[cfg(feature = "etcd")]
 pub use farleaf_cluster::{EtcdAccess, EtcdTlsFiles};
+pub use farleaf_engines::typed;
 pub use farleaf_engines::{Content, Engine, KnobDefault, SettingError, UnknownEngine};
 pub use farleaf_fabric::tcp::{Tls, TlsFiles};
 pub use farleaf_fabric::verbs::CardConfig;

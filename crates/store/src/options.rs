@@ -1,8 +1,9 @@
 //! Table options: describe a table that a store makes.
 
+use farleaf_engines::typed::EngineOptions;
 use farleaf_engines::{Content, Engine, SettingError, StoredTable, TableFormat};
+use farleaf_index::Settings;
 pub use farleaf_index::{KeyFormat, ValueFormat};
-use farleaf_index::{Knobs, Settings};
 use farleaf_pool::Root;
 
 use crate::error::Result;
@@ -82,10 +83,20 @@ impl TableOptions {
         self
     }
 
-    /// The engine's options by type ([`typed`](crate::typed)), as by [`TableOptions::set`] for each that differs from its
-    /// default.
-    pub fn options(self, options: &impl Knobs) -> Self {
-        self.set_all(&options.settings())
+    /// A table of the engine that has these options ([`typed`](crate::typed)), which sets each that differs from its
+    /// default, as [`TableOptions::set`] does.
+    ///
+    /// ```
+    /// use farleaf::typed::{DexOptions, Durability};
+    /// use farleaf::{Farleaf, TableOptions};
+    ///
+    /// let db = Farleaf::open("mem:")?;
+    /// let options = DexOptions { cache_bytes: 1 << 20, durability: Durability::Volatile, ..DexOptions::default() };
+    /// db.create_table("t", TableOptions::from(options))?;
+    /// # Ok::<(), farleaf::Error>(())
+    /// ```
+    pub fn from<O: EngineOptions>(options: O) -> Self {
+        TableOptions::default().engine(O::engine()).set_all(&options.settings())
     }
 
     /// Returns the format to make a table with, and the settings to open it by.
