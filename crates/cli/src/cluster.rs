@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use farleaf::{CardConfig, MemoryServers};
+use farleaf_index::units::Size;
 use serde_json::Value;
 
 use crate::card;
@@ -55,6 +56,8 @@ pub(crate) struct Cluster {
     /// Its port.
     gateway_port: u16,
     compute: Servers,
+    /// Bytes that each compute server exposes.
+    expose_bytes: Option<Size>,
     memory: Servers,
     tls: TlsArgs,
     card: Option<CardConfig>,
@@ -99,8 +102,9 @@ impl Cluster {
     /// Starts them all, and waits until they listen.
     pub(crate) fn start(config: &ClusterConfig) -> anyhow::Result<Cluster> {
         let (tls, card) = (config.tls.clone(), config.card.clone());
-        let (gateway, compute, memory) = Default::default();
-        let mut cluster = Cluster { gateway, gateway_port: 0, compute, memory, tls, card };
+        let (gateway, compute, memory, expose_bytes) = Default::default();
+        let mut cluster =
+            Cluster { gateway, gateway_port: 0, compute, expose_bytes, memory, tls, card };
         // Before the first is started.
         port_of(config, config.servers.saturating_sub(1))?;
         for number in 0..config.servers {
@@ -111,10 +115,15 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts compute servers on the pool, which is made, and waits until they listen.
-    pub(crate) fn start_compute(&mut self, count: u16) -> anyhow::Result<()> {
+    /// Starts compute servers on the pool, which is made, and waits until they listen. Each exposes so many bytes.
+    pub(crate) fn start_compute(
+        &mut self,
+        count: u16,
+        expose_bytes: Option<Size>,
+    ) -> anyhow::Result<()> {
+        self.expose_bytes = expose_bytes;
         for number in 0..count {
-            let server = spawn_compute(&self.uri(), &self.tls).and_then(Server::wait);
+            let server = spawn_compute(&self.uri(), &self.tls, expose_bytes).and_then(Server::wait);
             let what = || format!("compute server {number} does not start");
             self.compute.0.push(server.with_context(what)?);
         }
@@ -171,8 +180,9 @@ impl Cluster {
             }
         }
         let (uri, tls, port) = (self.uri(), &self.tls, self.gateway_port);
+        let expose_bytes = self.expose_bytes;
         for (number, server) in (0..).zip(&mut self.compute.0) {
-            changes.extend(match server.look(|| spawn_compute(&uri, tls))? {
+            changes.extend(match server.look(|| spawn_compute(&uri, tls, expose_bytes))? {
                 Watched::Same => None,
                 Watched::Lost(status, pause) => Some(Change::ComputeLost(number, status, pause)),
                 Watched::Back(address) => Some(Change::ComputeBack(number, address)),
@@ -189,9 +199,10 @@ impl Cluster {
     }
 }
 
-fn spawn_compute(pool: &str, tls: &TlsArgs) -> anyhow::Result<Server> {
-    let words = ["compute", pool, "--end-with-stdin"].map(OsString::from);
-    Server::spawn(words.to_vec(), tls, None)
+fn spawn_compute(pool: &str, tls: &TlsArgs, expose_bytes: Option<Size>) -> anyhow::Result<Server> {
+    let mut words = ["compute", pool, "--end-with-stdin"].map(OsString::from).to_vec();
+    words.extend(expose_bytes.map(|size| OsString::from(format!("--expose-bytes={}", size.0))));
+    Server::spawn(words, tls, None)
 }
 
 fn spawn_gateway(pool: &str, tls: &TlsArgs, port: u16) -> anyhow::Result<Server> {

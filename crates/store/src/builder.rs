@@ -207,6 +207,17 @@ impl Builder {
         self
     }
 
+    /// Bytes of memory that this process exposes to other compute servers, which read and write it as they do a memory
+    /// server's, until it closes the store: a multiple of 4,096, below 16 TiB; 0 for none. Engines that keep a part
+    /// of their tables in compute servers take it from there; a process that exposes none keeps no such part. It is
+    /// exposed when the process begins to listen ([`Builder::listen`]). Memory is taken as it is used, but on a pool
+    /// in a folder (`shm:`) its space is reserved at once, and with RDMA (`verbs://`) all of it is locked. What cannot
+    /// be had is the error of the call that begins to listen; the store goes on. Default: 0.
+    pub fn expose_bytes(mut self, bytes: u64) -> Self {
+        self.serve.expose_bytes = bytes;
+        self
+    }
+
     /// Threads that answer other compute servers, 1 to 64. Default: 1.
     pub fn serve_threads(mut self, count: usize) -> Self {
         self.serve.threads = count;

@@ -22,13 +22,16 @@ pub struct ComputeServer {
     pub address: Option<SocketAddr>,
     /// True if it is this process.
     pub is_own: bool,
+    /// Bytes of memory that it exposes to the others.
+    pub exposed_bytes: u64,
 }
 
 impl ComputeServer {
     /// A member of the pool, as the process `me` sees it.
     pub(crate) fn of(member: Member, me: ServerName) -> Self {
         let is_own = member.incarnation == me;
-        ComputeServer { name: member.incarnation, address: member.address, is_own }
+        let Member { incarnation: name, address, region_bytes: exposed_bytes, .. } = member;
+        ComputeServer { name, address, is_own, exposed_bytes }
     }
 }
 

@@ -22,7 +22,11 @@ pub struct Stats {
     pub memory: MemoryUse,
     /// Recoveries of dead compute servers by this one.
     pub recoveries: RecoveryCounts,
-    /// Remote operations of this compute server so far, by server and by kind of index operation.
+    /// Bytes of memory that this compute server exposes to others now.
+    pub exposed_bytes: u64,
+    /// Remote operations of this compute server so far, by server and by kind of index operation. They are on memory
+    /// servers ([`Snapshot::memory`]), other compute servers ([`Snapshot::compute`]) and the memory that this one
+    /// exposes ([`Snapshot::own`]).
     pub counters: Snapshot,
 }
 

@@ -1,13 +1,16 @@
 //! Serving: executes other compute servers' requests for keys of this one.
 //!
 //! At the first table of an engine with owners, the store takes calls in by the fabric, starts threads
-//! that execute them, and publishes its address in the pool if it has one. A few tasks of each thread take calls,
+//! that execute them, and publishes its address in the pool if it has one. If [`Builder::expose_bytes`] says so, it
+//! exposes memory to the other compute servers at the same time. A few tasks of each thread take calls,
 //! so that a long one delays nobody. They run independently of the other threads of the process.
 //!
 //! - **INV-SERVE-1** The store takes requests for a table from before its first operation until no more
 //!   operations can begin, and none is under way when the table closes.
 //! - **INV-SERVE-2** A store that closes takes no more requests, finishes those that were begun, tells their
 //!   senders, and only then gives its ranges up.
+//!
+//! [`Builder::expose_bytes`]: crate::Builder::expose_bytes
 
 use std::io;
 use std::net::SocketAddr;
@@ -37,6 +40,9 @@ const TASKS_LEAST: usize = 2;
 const SPARE_PART: usize = 8;
 /// Connections that other compute servers may have open to this one.
 const CONNECTIONS_MAX: usize = 1024;
+/// Bytes of exposed memory are a multiple of this, and fewer than the others.
+const EXPOSE_GRAIN: u64 = 4096;
+const EXPOSE_LIMIT: u64 = 1 << 44;
 /// Between two attempts of a thread to begin.
 const START_PAUSE: Duration = Duration::from_millis(50);
 /// Between two looks whether the last requests are done.
@@ -50,12 +56,14 @@ pub(crate) struct ServeOptions {
     pub(crate) threads: usize,
     /// The processors on which they stay.
     pub(crate) pin: Processors,
+    /// Bytes of memory that others may use; 0 for none.
+    pub(crate) expose_bytes: u64,
 }
 
 impl Default for ServeOptions {
     fn default() -> Self {
         let listens = ListenConfig { connections_max: CONNECTIONS_MAX, ..ListenConfig::default() };
-        ServeOptions { listens, threads: 1, pin: Processors::default() }
+        ServeOptions { listens, threads: 1, pin: Processors::default(), expose_bytes: 0 }
     }
 }
 
@@ -66,6 +74,13 @@ impl ServeOptions {
         if !(1..=64).contains(&self.threads) {
             let count = self.threads;
             return Err(Error::invalid(format!("{count} threads that serve: it takes 1 to 64")));
+        }
+        let bytes = self.expose_bytes;
+        if !bytes.is_multiple_of(EXPOSE_GRAIN) || bytes >= EXPOSE_LIMIT {
+            return Err(Error::invalid(format!(
+                "{bytes} bytes of memory to expose: it takes a multiple of {EXPOSE_GRAIN} below 16 TiB, or 0 to \
+                 expose none"
+            )));
         }
         self.pin.check()?;
         Ok(self.listens.check()?)
@@ -117,6 +132,7 @@ struct Running {
     host: Arc<Host<ServedTable>>,
     /// Of a fabric with a network.
     exposed: Option<Exposed>,
+    /// The others know address and memory.
     is_published: bool,
     /// Ends them when it is dropped.
     goes_on: Sender<()>,
@@ -136,8 +152,11 @@ impl Serving {
         root: &Root,
         options: &OpenOptions,
     ) -> Result<OpenOptions> {
-        let has_owners = root.engine.parse().is_ok_and(|engine: Engine| engine.traits().owned);
-        if !core.is_shared || !has_owners {
+        let asks_others = root.engine.parse().is_ok_and(|engine: Engine| {
+            let traits = engine.traits();
+            traits.owned || traits.exposes
+        });
+        if !core.is_shared || !asks_others {
             return Ok(options.clone());
         }
         self.listen(core, session).await?;
@@ -162,7 +181,16 @@ impl Serving {
         }
     }
 
-    /// Takes calls in, and lets the pool know the address, unless that is done; the address, if there is one.
+    /// Bytes of memory that others may use now.
+    pub(crate) fn exposed_bytes(&self) -> u64 {
+        match &*lock(&self.state) {
+            ServingState::Running(_) => self.options.expose_bytes,
+            ServingState::Asleep | ServingState::Stopped => 0,
+        }
+    }
+
+    /// Takes calls in, and lets the pool know address and memory, unless that is done; the address, if there is
+    /// one.
     pub(crate) async fn listen(
         &self,
         core: &Arc<Core>,
@@ -175,8 +203,15 @@ impl Serving {
             }
             ServingState::Asleep | ServingState::Stopped => return Err(Error::closed()),
         };
-        if let (Some(address), false) = (address, is_published) {
-            session.publish_address(address).await?;
+        let expose_bytes = self.options.expose_bytes;
+        if !is_published && (address.is_some() || expose_bytes > 0) {
+            // A member that reads the address finds the memory as well.
+            if expose_bytes > 0 {
+                session.publish_region(expose_bytes).await?;
+            }
+            if let Some(address) = address {
+                session.publish_address(address).await?;
+            }
             if let ServingState::Running(running) = &mut *lock(&self.state) {
                 running.is_published = true;
             }
@@ -193,8 +228,9 @@ impl Serving {
             ServingState::Asleep => {}
         }
         let listens = &self.options.listens;
-        let exposed = core.fabric.expose(number_of(core.pool.member()), 0, listens);
-        let exposed = exposed.map_err(|error| not_exposed(error, listens.listen))?;
+        let number = number_of(core.pool.member());
+        let exposed = core.fabric.expose(number, self.options.expose_bytes, listens);
+        let exposed = exposed.map_err(|error| not_exposed(error, &self.options))?;
         let host: Arc<Host<ServedTable>> = Arc::default();
         let (goes_on, ends) = async_channel::bounded(1);
         let mut threads = Vec::new();
@@ -295,10 +331,20 @@ fn tasks_wanted(core: &Core) -> usize {
     if core.pool.sessions() >= sessions_max / SPARE_PART { TASKS_LEAST } else { TASKS }
 }
 
-/// The error for an address at which it cannot listen.
+/// The error for an address at which it cannot listen, or for memory that it cannot expose.
 #[cold]
-fn not_exposed(error: FabricError, listen: SocketAddr) -> Error {
-    let FabricError::Unreachable { source, .. } = error else { return error.into() };
+fn not_exposed(error: FabricError, options: &ServeOptions) -> Error {
+    let (listen, bytes) = (options.listens.listen, options.expose_bytes);
+    let source = match error {
+        FabricError::Unreachable { source, .. } => source,
+        error if bytes > 0 => {
+            let error = Error::from(error);
+            let told =
+                format!("cannot expose {bytes} bytes of memory to other compute servers: {error}");
+            return Error::new(error.kind(), told);
+        }
+        error => return error.into(),
+    };
     let told = format!("cannot listen on {listen}");
     match source.kind() {
         io::ErrorKind::AddrNotAvailable => {

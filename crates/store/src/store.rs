@@ -248,6 +248,7 @@ impl Farleaf {
             member: core.pool.member(),
             memory: core.pool.memory(),
             recoveries: core.pool.recovery_counts(),
+            exposed_bytes: core.serving.exposed_bytes(),
             counters: Snapshot::of(&core.fabric.counters()),
         })
     }

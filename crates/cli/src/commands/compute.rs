@@ -8,8 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use farleaf::{CounterSet, Engine, ErrorKind, Farleaf, Processors, ServerName, Settings, Table};
-use farleaf_fabric::OpKind;
+use farleaf::{
+    CounterSet, Engine, ErrorKind, Farleaf, Processors, ServerName, Settings, Stats, Table,
+};
+use farleaf_fabric::{Cost, OpKind};
 use farleaf_index::knobs::CACHE;
 use farleaf_index::sync::lock;
 use farleaf_index::units::Size;
@@ -43,6 +45,10 @@ pub(crate) struct ComputeArgs {
     /// Processors on which these threads stay, as in 0,2-3: one on each in turn [default: any]
     #[arg(long, value_name = "CPUS")]
     pub(crate) pin: Option<Processors>,
+    /// Bytes of memory that it exposes to the other compute servers, for engines that keep a part of their tables
+    /// there; a multiple of 4KiB. By RDMA all of it is locked [default: 0]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) expose_bytes: Option<Size>,
     /// Bytes of the cache of each table, short for --set cache=SIZE [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache: Option<Size>,
@@ -65,6 +71,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     let mut builder = super::builder(console)?
         .serve_threads(args.threads)
         .pin_serve_threads(pin)
+        .expose_bytes(args.expose_bytes.map_or(0, |size| size.0))
         .take_partitions(usize::MAX)
         .recovers(true)
         .leaves_when_asked(true);
@@ -96,6 +103,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         console.json_line(&json!({
             "address": address,
             "listens": listens,
+            "exposed_bytes": own.exposed_bytes,
             "name": own.name.to_string(),
             "tables": names,
             "metrics": metrics_at,
@@ -105,6 +113,8 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         let mut fields: Vec<_> = address.clone().map(|at| ("address", at)).into_iter().collect();
         fields.push(("name", own.name.to_string()));
         fields.extend(listens.map(|at| ("listens", at)));
+        let exposes = Some(own.exposed_bytes).filter(|bytes| *bytes > 0);
+        fields.extend(exposes.map(|bytes| ("exposes", console.size(bytes))));
         fields.extend(metrics_at.map(|address| ("metrics", format!("http://{address}/metrics"))));
         console.fields(&fields)?;
     }
@@ -218,6 +228,11 @@ pub(super) fn store_metrics(db: &Farleaf) -> Vec<Metric> {
         Metric::gauge("memory_servers", "Memory servers", stats.memory_servers as u64),
         Metric::gauge("owned_bytes", "Bytes of the blocks that it owns", memory.block_bytes_owned),
         Metric::gauge("retired_bytes", "Bytes not reclaimed yet", memory.retired_bytes),
+        Metric::gauge(
+            "exposed_bytes",
+            "Bytes of memory that it exposes to compute servers",
+            stats.exposed_bytes,
+        ),
     ];
     let recoveries = stats.recoveries;
     all.push(
@@ -240,13 +255,7 @@ pub(super) fn store_metrics(db: &Farleaf) -> Vec<Metric> {
     for kind in OpKind::ALL {
         let (name, cost) = (kind.name(), stats.counters.kind(kind));
         ops = ops.with(&[("kind", name)], stats.counters.ops(kind));
-        for (verb, count) in [
-            ("read", cost.reads),
-            ("write", cost.writes),
-            ("atomic", cost.atomics()),
-            ("rpc", cost.rpcs),
-            ("call", cost.calls),
-        ] {
+        for (verb, count) in verbs(&cost) {
             remote = remote.with(&[("kind", name), ("operation", verb)], count);
         }
         bytes = bytes
@@ -255,7 +264,45 @@ pub(super) fn store_metrics(db: &Farleaf) -> Vec<Metric> {
         trips = trips.with(&[("kind", name)], cost.round_trips);
     }
     all.extend([ops, remote, bytes, trips]);
+    all.extend(target_metrics(&stats));
     all
+}
+
+/// Remote operations by the kind of server that they go to.
+fn target_metrics(stats: &Stats) -> [Metric; 3] {
+    let mut remote = Metric::counter(
+        "target_operations",
+        "Remote operations, by target: memory servers, other compute servers, own exposed memory",
+    );
+    let mut trips = Metric::counter("target_round_trips", "Round trips, by target");
+    let mut bytes = Metric::counter("target_bytes", "Bytes read and written, by target");
+    for (target, cost) in by_target(stats) {
+        for (verb, count) in verbs(&cost) {
+            remote = remote.with(&[("target", target), ("operation", verb)], count);
+        }
+        trips = trips.with(&[("target", target)], cost.round_trips);
+        bytes = bytes
+            .with(&[("target", target), ("direction", "in")], cost.bytes_read)
+            .with(&[("target", target), ("direction", "out")], cost.bytes_written);
+    }
+    [remote, trips, bytes]
+}
+
+/// Costs by the kind of server that operations go to.
+pub(super) fn by_target(stats: &Stats) -> [(&'static str, Cost); 3] {
+    let counts = &stats.counters;
+    [("memory", counts.memory()), ("compute", counts.compute()), ("own", counts.own())]
+}
+
+/// Counts of remote operations by their names in metrics.
+pub(super) fn verbs(cost: &Cost) -> [(&'static str, u64); 5] {
+    [
+        ("read", cost.reads),
+        ("write", cost.writes),
+        ("atomic", cost.atomics()),
+        ("rpc", cost.rpcs),
+        ("call", cost.calls),
+    ]
 }
 
 /// Opens tables that are new, lets go of those that are gone, and takes keys that nobody has.

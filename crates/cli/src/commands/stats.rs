@@ -1,8 +1,10 @@
 //! `farleaf stats`: prints counters of a pool and its tables.
 
-use farleaf::{AuditReport, TableInfo, TableReport, TableStats};
-use serde_json::{Value, json};
+use farleaf::{AuditReport, Stats, TableInfo, TableReport, TableStats};
+use farleaf_fabric::Cost;
+use serde_json::{Map, Value, json};
 
+use super::compute::{by_target, verbs};
 use super::walk::Walk;
 use super::{close, open, tables};
 use crate::args::StatsArgs;
@@ -53,6 +55,7 @@ pub(super) fn run(args: &StatsArgs, console: &mut Console) -> anyhow::Result<Exi
                 "round_trips": cost.round_trips,
                 "bytes_read": cost.bytes_read,
             },
+            "remote_operations": targets_json(&stats),
         });
         if args.memory {
             told["memory"] = memory_json(blocks, stats.block_bytes);
@@ -76,12 +79,45 @@ pub(super) fn run(args: &StatsArgs, console: &mut Console) -> anyhow::Result<Exi
             ("walk_bytes_read", console.size(cost.bytes_read)),
         ])?;
         print_tables(&walked.tables, info_of, console)?;
+        print_targets(&stats, console)?;
         if args.memory {
             print_memory(blocks, stats.block_bytes, console)?;
         }
     }
     close(db)?;
     Ok(Exit::Done)
+}
+
+/// This command's remote operations by the kind of server that they went to, as JSON tells them.
+fn targets_json(stats: &Stats) -> Value {
+    let told = by_target(stats).map(|(target, cost)| {
+        let mut told: Map<String, Value> = verbs(&cost)
+            .into_iter()
+            .map(|(verb, count)| (format!("{verb}s"), count.into()))
+            .collect();
+        told.insert("round_trips".to_owned(), cost.round_trips.into());
+        told.insert("bytes_read".to_owned(), cost.bytes_read.into());
+        told.insert("bytes_written".to_owned(), cost.bytes_written.into());
+        (target.to_owned(), Value::Object(told))
+    });
+    Value::Object(told.into_iter().collect())
+}
+
+/// The same as a table, if some went to compute servers.
+fn print_targets(stats: &Stats, console: &mut Console) -> anyhow::Result<()> {
+    let targets = by_target(stats);
+    if targets.iter().all(|(target, cost)| *target == "memory" || cost.verbs() == 0) {
+        return Ok(());
+    }
+    let row = |(target, cost): &(&str, Cost)| {
+        let counts = verbs(cost).map(|(_, count)| console.count(count));
+        let trips = console.count(cost.round_trips);
+        [(*target).to_owned()].into_iter().chain(counts).chain([trips]).collect()
+    };
+    let rows: Vec<_> = targets.iter().map(row).collect();
+    console.gap()?;
+    let header = ["target", "reads", "writes", "atomics", "rpcs", "calls", "round trips"];
+    Ok(console.table(&header, rows)?)
 }
 
 /// Bytes of a pool by use: usable are used, reserved and free.

@@ -29,6 +29,9 @@ pub(crate) struct UpArgs {
     #[arg(short, long, value_name = "COUNT", default_value_t = 0,
         value_parser = clap::value_parser!(u16).range(..=32))]
     pub(crate) compute: u16,
+    /// Bytes of memory that each compute server exposes to the others (see compute) [default: 0]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) expose_bytes: Option<Size>,
     /// Bytes of all memory servers together [default: 4GiB for each, or what their files have]
     #[arg(long, value_name = "SIZE")]
     pub(crate) pool_bytes: Option<Size>,
@@ -75,7 +78,7 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     let db = super::builder(console)?.create(true).open(&uri)?;
     let pool_bytes = db.stats()?.memory.pool_bytes;
     db.close()?;
-    cluster.start_compute(args.compute)?;
+    cluster.start_compute(args.compute, args.expose_bytes)?;
     let redis = args.redis.map(|port| cluster.start_gateway(port)).transpose()?;
     if console.args.json {
         let compute = cluster.compute_addresses();

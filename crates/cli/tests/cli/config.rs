@@ -37,6 +37,17 @@ fn the_command_line_counts_before_the_environment_and_that_before_the_file() {
     let lines = with(&file, &[], &["config", "show", "memory"]).done().text();
     assert!(lines.lines().any(|line| line == "size\t64MiB"), "{lines}");
     assert!(lines.lines().any(|line| line == "file\t-"), "{lines}");
+    // The memory that a compute server exposes, in each place.
+    let (_pool, exposes) = self::file("[compute]\nexpose-bytes = '64MiB'\n");
+    let show = ["config", "show", "compute", "--origin", "--json"];
+    let of_compute = |variables: &[(&str, &str)]| {
+        with(&exposes, variables, &show).done().json()["expose-bytes"]["value"].clone()
+    };
+    assert_eq!(of_compute(&[]), "64MiB");
+    assert_eq!(of_compute(&[("FARLEAF_COMPUTE_EXPOSE_BYTES", "1MiB")]), "1MiB");
+    let pool = Pool::new();
+    let compute = ["compute", &pool.uri(), "--expose-bytes", "5000"];
+    with(&exposes, &[], &compute).failed(2, "it takes a multiple of 4096");
     // A password has no place in a file.
     let (_pool, secret) = self::file("etcd-password = 'x'\n");
     with(&secret, &[], &["config", "show"]).failed(2, "no option etcd-password");

@@ -57,7 +57,21 @@ fn servers_answer_for_their_metrics_and_health() {
     assert!(ask(memory.metrics(), "POST /metrics").0.contains("405"));
     assert!(ask(memory.metrics(), "nonsense").0.contains("40"));
 
-    let compute = Service::start(&["compute", &pool, "--metrics", "127.0.0.1:0"]);
+    let told = farleaf(&["stats", &pool, "--json"], b"").done().json();
+    let targets = &told["remote_operations"];
+    assert_eq!(targets["memory"]["reads"], told["walk"]["reads"]);
+    assert_eq!(targets["memory"]["round_trips"], told["walk"]["round_trips"]);
+    assert_eq!((&targets["compute"]["calls"], &targets["own"]["atomics"]), (&0.into(), &0.into()));
+    let compute = ["compute", &pool, "--metrics", "127.0.0.1:0", "--expose-bytes", "1MiB"];
+    let compute = Service::start(&compute);
+    assert_eq!(compute.told["exposed_bytes"], 1 << 20);
+    assert_eq!(metric(compute.metrics(), "farleaf_exposed_bytes"), 1 << 20);
+    let target = |target: &str, operation: &str| {
+        let labels = format!("{{target=\"{target}\",operation=\"{operation}\"}}");
+        metric(compute.metrics(), &format!("farleaf_target_operations_total{labels}"))
+    };
+    assert!(target("memory", "read") > 0 && target("memory", "write") > 0);
+    assert_eq!((target("compute", "read"), target("own", "atomic")), (0, 0));
     farleaf(&["get", &pool, "t", "a"], b"").done();
     assert_eq!(metric(compute.metrics(), "farleaf_tables"), 1);
     assert_eq!(metric(compute.metrics(), "farleaf_memory_servers"), 1);

@@ -57,6 +57,10 @@ fn every_command_works_by_rdma() {
     assert!(pool.starts_with("verbs://127.0.0.1:") && pool.ends_with("?mtu=1024"), "{pool}");
     every_command_works(pool, "verbs", 2);
     farleaf(&["tables", pool], b"").done();
+    // Memory of a compute server, which its card locks and serves.
+    let compute = Service::start(&["compute", pool, "--expose-bytes", "1MiB"]);
+    assert_eq!(compute.told["exposed_bytes"], 1 << 20);
+    assert_eq!(compute.end(), Some(0));
     let no_such = ["memory", "--fabric", "verbs", "--device", "farleaf9", "--end-with-stdin"];
     farleaf(&no_such, b"").failed(2, "there are ");
     assert_eq!(cluster.end(), Some(0));

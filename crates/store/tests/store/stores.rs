@@ -45,6 +45,41 @@ fn what_is_no_pool_is_not_opened() {
     assert!(error.to_string().contains("not a Farleaf pool"), "{error}");
 }
 
+/// A process that cannot have the memory that it is to expose says so, exposes nothing and goes on.
+#[test]
+fn memory_that_cannot_be_exposed_is_named() {
+    const MORE_THAN_ANY_DISK: u64 = 1 << 43;
+    let scratch = Scratch::new("expose");
+    let open = |bytes| {
+        let builder = Farleaf::builder().create(true).pool_bytes(64 << 20).expose_bytes(bytes);
+        builder.open(&scratch.uri()).unwrap()
+    };
+    let db = open(MORE_THAN_ANY_DISK);
+    let table = db.create_table("t", TableOptions::default()).unwrap();
+    for _ in 0..2 {
+        let error = db.serve().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        let told = error.to_string();
+        assert!(told.contains(&format!("cannot expose {MORE_THAN_ANY_DISK} bytes")), "{told}");
+        assert!(told.contains("bytes free"), "{told}");
+    }
+    table.insert("a", "1").unwrap();
+    assert_eq!(table.get("a").unwrap().as_deref(), Some(&b"1"[..]));
+    assert_eq!(db.stats().unwrap().exposed_bytes, 0);
+    assert!(db.compute_servers().unwrap().iter().all(|server| server.exposed_bytes == 0));
+    // Beside one that can.
+    let other = open(1 << 20);
+    let own = other.serve().unwrap();
+    assert_eq!((own.exposed_bytes, other.stats().unwrap().exposed_bytes), (1 << 20, 1 << 20));
+    let mut told: Vec<u64> =
+        db.compute_servers().unwrap().iter().map(|server| server.exposed_bytes).collect();
+    told.sort_unstable();
+    assert_eq!(told, [0, 1 << 20]);
+    other.close().unwrap();
+    assert_eq!(db.compute_servers().unwrap().len(), 1);
+    db.close().unwrap();
+}
+
 #[test]
 fn nonsense_options_are_refused() {
     let refused = |builder: farleaf::Builder| {
@@ -55,6 +90,9 @@ fn nonsense_options_are_refused() {
     refused(Farleaf::builder().pool_bytes(100));
     refused(Farleaf::builder().block_bytes(12345));
     refused(Farleaf::builder().async_workers(0));
+    for bytes in [1, 5000, (1 << 44) + 4096, 1 << 44] {
+        refused(Farleaf::builder().expose_bytes(bytes));
+    }
     let db = small();
     for (name, options) in [
         ("", TableOptions::default()),
