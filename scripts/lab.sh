@@ -19,6 +19,8 @@ step() {
 step "Seeds" check --seeds "${SEEDS:-10000}" --time 5m
 # Nodes with a slot for each byte, below which others grow.
 step "Seeds of wide trees" check --engine dart --keys 12000 --preload 600 --seeds 500 --time 1m
+# A member that takes over from the dead fences at every member's memory.
+step "Seeds with exposed memory" check --expose-kib 64 --seeds 500 --time 1m
 step "Crash points" check crash
 step "Processes" check processes --time "${PROCESSES_TIME:-20s}"
 step "Processes of dex" check processes --engine dex --time "${PROCESSES_TIME:-20s}"

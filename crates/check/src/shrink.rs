@@ -177,6 +177,7 @@ impl Shrinker<'_> {
         self.change(|smaller| smaller.think_ns = 0);
         self.change(|smaller| smaller.aged = false);
         self.change(|smaller| smaller.region_kib = 8 << 10);
+        self.change(|smaller| smaller.expose_kib = 0);
         for part in [0, 4, 2] {
             self.change(|it| it.preload = it.preload.checked_div(part).unwrap_or(0));
         }

@@ -55,7 +55,7 @@ fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>
     let is_network = is_network(&spec.pool);
     while !stop.load(Ordering::Relaxed) {
         let linger = LINGER_LEAST + Duration::from_millis(spec.seed % LINGER_MORE_MS);
-        let mut builder = Farleaf::builder().linger_timeout(linger);
+        let mut builder = Farleaf::builder().linger_timeout(linger).expose_bytes(spec.expose_bytes);
         if let Some(address) = spec.advertise {
             builder = builder.advertise(address);
         }

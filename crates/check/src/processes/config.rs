@@ -56,6 +56,8 @@ pub struct Config {
     pub pool_bytes: u64,
     /// The pool is one of memory servers, which the run starts; `None`: in shared memory.
     pub network: Option<Network>,
+    /// Bytes of memory that each process exposes to the others, if the engine has owners; 0 for none.
+    pub expose_bytes: u64,
     /// Gateways for Redis's clients, and as many processes of such clients.
     pub gateways: u32,
     /// Short commands (`farleaf put`, `get`, `del`) at a time, beside the processes, of which some are killed.
@@ -86,6 +88,7 @@ impl Default for Config {
             engine: Engine::default(),
             pool_bytes: 256 << 20,
             network: None,
+            expose_bytes: 0,
             gateways: 0,
             commands: 2,
             commands_within: None,

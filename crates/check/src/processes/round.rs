@@ -367,6 +367,7 @@ impl<'a, 'b> Round<'a, 'b> {
             names,
             recoveries: Some(recoveries),
             advertise,
+            expose_bytes: self.run.config.expose_bytes,
             work_time_max: self.run.config.round_time + STALL_TIME_MAX,
         });
         self.run.client += self.run.config.clients_each();

@@ -65,6 +65,9 @@ pub(super) struct ClientSpec {
     pub(super) recoveries: Option<PathBuf>,
     /// Address at which other compute servers ask it, if not the one at which it listens.
     pub(super) advertise: Option<SocketAddr>,
+    /// Bytes of memory that it exposes to other compute servers.
+    #[serde(default)]
+    pub(super) expose_bytes: u64,
     /// It stops work after this time, also if the driver stalls and never tells it to end: its history files
     /// would grow until the disk is full.
     pub(super) work_time_max: Duration,

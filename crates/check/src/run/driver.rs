@@ -230,6 +230,7 @@ impl Driver<'_> {
             FaultKind::Kill(compute) => self.kill(compute),
             FaultKind::Restart(compute) => self.restart(compute)?,
             FaultKind::Stop(compute) => self.sim.fabric(compute).stop(),
+            FaultKind::StopWithRegion(compute) => self.sim.fabric(compute).stop_with_region(),
             FaultKind::Resume(compute) => self.sim.fabric(compute).resume(),
             FaultKind::Slow(at, factor) => server(at).slow(factor.clamp(1, 1_000)),
             FaultKind::StopMemory(at) => server(at).stop(),

@@ -85,9 +85,18 @@ async fn try_live(
     let joined = insist(shared, &endpoint, "join", async || Ok(join(endpoint.clone()).await?));
     let Some(upkeep) = joined.await? else { return Ok(()) };
     let number = number_of(upkeep.pool().member());
-    if let Err(error) = fabric.expose(number, 0, &ListenConfig::default()) {
+    let expose_bytes = shared.scenario.expose_kib << 10;
+    if let Err(error) = fabric.expose(number, expose_bytes, &ListenConfig::default()) {
         shared.fail(Failure::Setup(error.to_string()));
         return Ok(());
+    }
+    if expose_bytes > 0 {
+        let published = insist(shared, &endpoint, "publish its memory", async || {
+            Ok(upkeep.publish_region(expose_bytes).await?)
+        });
+        if published.await?.is_none() {
+            return Ok(());
+        }
     }
     let opened = insist(shared, &endpoint, "open", async || shared.table.open(&upkeep, true).await);
     let Some(index) = opened.await? else { return Ok(()) };

@@ -47,6 +47,7 @@ pub struct Choices {
     pub keys: Option<u64>,
     pub preload: Option<u64>,
     pub region_kib: Option<u64>,
+    pub expose_kib: Option<u64>,
     pub think_ns: Option<u64>,
     pub impatience: Option<f64>,
     pub faults: Option<Faults>,
@@ -71,6 +72,7 @@ impl Choices {
         "keys",
         "preload",
         "region-kib",
+        "expose-kib",
         "think-ns",
         "impatience",
         "faults",
@@ -105,6 +107,14 @@ impl Choices {
             "keys" => self.keys = Some(within(flag, text, 1, 1_000_000)?),
             "preload" => self.preload = Some(within(flag, text, 0, 1_000_000)?),
             "region-kib" => self.region_kib = Some(within(flag, text, 1024, 1 << 20)?),
+            "expose-kib" => {
+                let kib = within(flag, text, 0, 1 << 20)?;
+                if kib % 4 != 0 {
+                    let why = format!("--{flag} takes multiples of 4, not \"{text}\"");
+                    return Err(ScenarioError(why));
+                }
+                self.expose_kib = Some(kib);
+            }
             "think-ns" => self.think_ns = Some(within(flag, text, 0, 1_000_000_000)?),
             "impatience" => self.impatience = Some(within(flag, text, 0.0, 1.0)?),
             "faults" => self.faults = Some(text.parse()?),

@@ -50,6 +50,7 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         keys: 1,
         preload: 0,
         region_kib: 0,
+        expose_kib: 0,
         think_ns: 0,
         impatience: 0.0,
         faults: Faults::default(),
@@ -98,6 +99,10 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         } else {
             8 << 10
         }
+    });
+    drawn.expose_kib = choices.expose_kib.unwrap_or_else(|| match drawn.engine.traits().exposes {
+        true => pick(&mut rng(seed, "expose"), &[64, 256, 1024]),
+        false => 0,
     });
     drawn.think_ns =
         choices.think_ns.unwrap_or_else(|| pick(&mut rng(seed, "think"), &[0, 0, 0, 500, 4_000]));
@@ -213,7 +218,12 @@ fn events(drawn: &Scenario, rng: &mut Rng) -> Vec<TimedFault> {
                 }
             }
             3..6 => {
-                push(at_ns, FaultKind::Stop(compute));
+                // A card serves the memory of a stopped one, a thread of it does not.
+                let kind = match drawn.expose_kib > 0 && rng.bool() {
+                    true => FaultKind::StopWithRegion(compute),
+                    false => FaultKind::Stop(compute),
+                };
+                push(at_ns, kind);
                 push(over_ns, FaultKind::Resume(compute));
             }
             6 => {

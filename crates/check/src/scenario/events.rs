@@ -12,8 +12,10 @@ pub enum FaultKind {
     Kill(usize),
     /// A compute server dies, if it has not yet, and begins anew.
     Restart(usize),
-    /// A compute server stands still.
+    /// A compute server stands still. Memory that it exposes is served on, as by a card.
     Stop(usize),
+    /// The same, and the memory that it exposes stands still as well.
+    StopWithRegion(usize),
     /// It goes on.
     Resume(usize),
     /// A memory server takes this many times as long.
@@ -54,6 +56,7 @@ const NAMES: &[&str] = &[
     "kill",
     "restart",
     "stop",
+    "stop-with-region",
     "resume",
     "slow",
     "stop-memory",
@@ -72,6 +75,7 @@ impl FaultKind {
             FaultKind::Kill(compute)
             | FaultKind::Restart(compute)
             | FaultKind::Stop(compute)
+            | FaultKind::StopWithRegion(compute)
             | FaultKind::Resume(compute)
             | FaultKind::CutRequests(compute, _)
             | FaultKind::CutReplies(compute, _)
@@ -102,6 +106,7 @@ impl fmt::Display for FaultKind {
             FaultKind::Kill(compute) => write!(f, "kill:{compute}"),
             FaultKind::Restart(compute) => write!(f, "restart:{compute}"),
             FaultKind::Stop(compute) => write!(f, "stop:{compute}"),
+            FaultKind::StopWithRegion(compute) => write!(f, "stop-with-region:{compute}"),
             FaultKind::Resume(compute) => write!(f, "resume:{compute}"),
             FaultKind::Slow(server, factor) => write!(f, "slow:{server}-{factor}"),
             FaultKind::StopMemory(server) => write!(f, "stop-memory:{server}"),
@@ -150,6 +155,7 @@ impl FromStr for TimedFault {
             "kill" => FaultKind::Kill(one()?),
             "restart" => FaultKind::Restart(one()?),
             "stop" => FaultKind::Stop(one()?),
+            "stop-with-region" => FaultKind::StopWithRegion(one()?),
             "resume" => FaultKind::Resume(one()?),
             "stop-memory" => FaultKind::StopMemory(one()?),
             "resume-memory" => FaultKind::ResumeMemory(one()?),

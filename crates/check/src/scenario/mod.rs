@@ -55,6 +55,8 @@ pub struct Scenario {
     pub preload: u64,
     /// Bytes of each memory server, in KiB.
     pub region_kib: u64,
+    /// Bytes of memory that each compute server exposes to the others, in KiB, a multiple of 4.
+    pub expose_kib: u64,
     /// Mean time between two operations of a client, in nanoseconds.
     pub think_ns: u64,
     /// Probability that a caller gives an operation up half done.
@@ -110,6 +112,7 @@ impl Scenario {
             ("keys", self.keys.to_string()),
             ("preload", self.preload.to_string()),
             ("region-kib", self.region_kib.to_string()),
+            ("expose-kib", self.expose_kib.to_string()),
             ("think-ns", self.think_ns.to_string()),
             ("impatience", self.impatience.to_string()),
             ("faults", self.faults.to_string()),

@@ -34,7 +34,7 @@ fn command_lines_give_the_scenario_back() {
             4 => changed.window = Window { from: 5, to: 900 },
             5 => changed.keys = 2,
             6 => changed.only = Subset(Some(vec![vec![0, 1, 2, 7], Vec::new(), vec![3]])),
-            7 => changed.compute_servers = 1,
+            7 => (changed.compute_servers, changed.expose_kib) = (1, 256),
             8 => changed.aged = !changed.aged,
             _ => changed.salt = 3,
         }
@@ -90,5 +90,10 @@ fn invalid_flags_are_explained() {
     assert!(refused("window", "9..3").contains("no window"));
     assert!(refused("only", "0").contains("names no operations"));
     assert!(refused("clients", "0").contains("1 to 64"));
+    assert!(refused("expose-kib", "6").contains("multiples of 4"));
+    assert_eq!(
+        "stop-with-region:1@5".parse::<TimedFault>().unwrap().to_string(),
+        "stop-with-region:1@5"
+    );
     assert!(refused("clints", "1").contains("did you mean \"clients\"?"));
 }

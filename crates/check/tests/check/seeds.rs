@@ -64,6 +64,28 @@ fn seeds_pass_every_check() {
     }
 }
 
+/// Memory that compute servers expose changes what deaths cost, and nothing else. A survivor fences at every
+/// member's memory, although some are dead, stopped or cut off.
+#[test]
+fn exposed_memory_stands_in_nobodys_way() {
+    for name in ["btree", "dex", "smart"] {
+        let engine = Some(name.parse().unwrap());
+        let choices = Choices { engine, expose_kib: Some(64), ..Choices::default() };
+        let plan = Plan { seeds: 0..60 * soak(), choices, threads: 1, ..Plan::default() };
+        let report = check(&plan, &AtomicBool::new(false), &|_, _, failed| {
+            if let Some(failed) = failed {
+                println!("{}\n    {}", failed.scenario, failed.failure);
+            }
+        });
+        assert_eq!(report.failures.len(), 0, "replay with the command lines above");
+        let stats = &report.stats;
+        assert!(stats.killed > 0 && stats.recovered > stats.killed / 3, "{stats:?}");
+        let without = Choices { expose_kib: Some(0), ..plan.choices.clone() };
+        let hash = |choices: &Choices| run(&Scenario::from_seed(3, choices)).trace_hash;
+        assert_ne!(hash(&plan.choices), hash(&without), "it is published");
+    }
+}
+
 /// Every workload gives histories with operations, and the checker refuses them if one answer is
 /// changed.
 #[test]

@@ -198,6 +198,10 @@ pub(crate) struct PinArgs {
     /// Bytes of each memory server, in KiB
     #[arg(long, value_name = "KIB")]
     region_kib: Option<String>,
+    /// Bytes of memory that each compute server exposes to the others, in KiB, a multiple of 4 [default: 0, or drawn for
+    /// an engine that uses it]
+    #[arg(long, value_name = "KIB")]
+    expose_kib: Option<String>,
     /// Mean time between two operations of a client
     #[arg(long, value_name = "NS")]
     think_ns: Option<String>,
@@ -271,6 +275,7 @@ impl PinArgs {
             ("keys", &self.keys),
             ("preload", &self.preload),
             ("region-kib", &self.region_kib),
+            ("expose-kib", &self.expose_kib),
             ("think-ns", &self.think_ns),
             ("impatience", &self.impatience),
             ("faults", &self.faults),

@@ -65,6 +65,10 @@ pub(crate) struct ProcessesArgs {
     /// [default: only tell]
     #[arg(long, value_name = "LEASES")]
     recovery_within: Option<f64>,
+    /// Bytes of memory that each process exposes to the others, a multiple of 4KiB (needs an engine with owners)
+    /// [default: 0]
+    #[arg(long, value_name = "SIZE")]
+    expose_bytes: Option<Size>,
     /// Gateways for Redis's clients, and as many processes of such clients, beside the others [default: none; 2 if the
     /// option has no number]
     #[arg(long, value_name = "COUNT", num_args = 0..=1, default_missing_value = "2")]
@@ -136,12 +140,25 @@ impl ProcessesArgs {
             engine: self.engine,
             pool_bytes: self.pool_bytes.0,
             network: self.network(usual.network)?,
+            expose_bytes: self.expose_bytes()?,
             gateways: self.redis.unwrap_or_default(),
             commands: self.commands,
             commands_within: self.commands_within.map(TimeSpan::duration),
             folder: self.pool.clone(),
             keep: self.keep,
         })
+    }
+
+    /// Bytes that each process exposes.
+    fn expose_bytes(&self) -> Result<u64, Failure> {
+        let traits = self.engine.traits();
+        match self.expose_bytes {
+            Some(size) if size.0 > 0 && !(traits.owned || traits.exposes) => Err(Failure::usage(
+                "--expose-bytes needs an engine with owners ('farleaf engines'): compute servers of other \
+                 engines expose nothing",
+            )),
+            size => Ok(size.map_or(0, |size| size.0)),
+        }
     }
 
     /// The request for memory servers and links.
@@ -194,6 +211,7 @@ impl ProcessesArgs {
             ("--kills-per-second", text(self.kills_per_second)),
             ("--stops-per-second", text(self.stops_per_second)),
             ("--stop-time-max", text(self.stop_time_max)),
+            ("--expose-bytes", text(self.expose_bytes)),
             ("--redis", text(self.redis)),
             ("--commands-within", text(self.commands_within)),
         ];
