@@ -78,7 +78,7 @@ pub use edit::{ChangeError, NodeMut, Posted};
 pub use encode::LeafEntry;
 pub use guarded::{
     GuardedLayout, GuardedLayoutError, GuardedLeaf, GuardedLeafMut, Lookup, Mend, Mended, SlotEdit,
-    SlotState, Stamp,
+    SlotPair, SlotState, Stamp,
 };
 pub use header::{Head, Kind};
 pub use layout::{Layout, LayoutError, LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN};

@@ -54,7 +54,7 @@ mod view;
 mod tests;
 
 pub use edit::{GuardedLeafMut, Mend, Mended, SlotEdit};
-pub use view::{GuardedLeaf, Lookup, SlotState};
+pub use view::{GuardedLeaf, Lookup, SlotPair, SlotState};
 
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::IntoBytes;

@@ -11,6 +11,9 @@ use super::slot::{Guard, is_pair, turn};
 use super::{FLAG_GUARDED, GuardedLayout, Stamp};
 use crate::Seek;
 
+/// The key and the value of a slot.
+pub type SlotPair = (Vec<u8>, Vec<u8>);
+
 /// A slot as an image shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotState {
@@ -239,7 +242,7 @@ impl<'a> GuardedLeaf<'a> {
     ///
     /// # Errors
     /// The index of the first slot that is torn.
-    pub fn pairs(&self) -> Result<Vec<(Vec<u8>, Vec<u8>)>, usize> {
+    pub fn pairs(&self) -> Result<Vec<SlotPair>, usize> {
         let mut pairs = Vec::with_capacity(self.layout.slots);
         for index in 0..self.layout.slots {
             match self.slot(index) {
