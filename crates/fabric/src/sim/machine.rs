@@ -8,7 +8,7 @@
 //! An operation passes every queue in an event at the time of passing, so that it finds the queue's
 //! state of that time. It passes an idle stage within the event before it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::adversary::Adversary;
@@ -117,7 +117,7 @@ pub(super) struct Machine {
     pub crashes: Crashes,
     pub header_bytes: u64,
     /// Lines that have been changed, if contention costs time.
-    lines: HashMap<u64, SharedLine>,
+    lines: BTreeMap<u64, SharedLine>,
     /// The memory of a life that exposes none.
     no_words: Arc<Words>,
     /// Events so far.
@@ -210,7 +210,7 @@ impl Machine {
             },
             crashes: Crashes::default(),
             header_bytes: network.header_bytes,
-            lines: HashMap::new(),
+            lines: BTreeMap::new(),
             no_words: Arc::new(
                 Words::anonymous(0)
                     .ok_or(FabricError::NoMemory { bytes: 0, server: ServerId::COMPUTE_FIRST })?,
