@@ -280,6 +280,20 @@ mod tests {
     }
 
     #[test]
+    fn the_lab_draws_no_shape_that_a_format_states() {
+        let stated = settings(&["bucket_bytes=64"]);
+        let open = TableFormat::fixed8(Engine::Dart);
+        let drawn = |format: &TableFormat| {
+            Engine::Dart.draw(&mut fastrand::Rng::with_seed(7), format).unwrap()
+        };
+        let (all, rest) = (drawn(&open), drawn(&open.shaped(&stated).unwrap()));
+        assert!(all.get("bucket_bytes").is_some() && rest.get("bucket_bytes").is_none());
+        assert_eq!(all.filtered(|name| name != "bucket_bytes"), rest);
+        let odd = open.shaped(&settings(&["bucket_bytes=96"])).unwrap();
+        assert!(Engine::Dart.draw(&mut fastrand::Rng::with_seed(7), &odd).is_err());
+    }
+
+    #[test]
     fn an_engine_takes_the_shape_that_its_nodes_have() {
         let bucket = settings(&["bucket_bytes=64"]);
         let (shape, options) = Engine::Dart.split(&bucket).unwrap();
