@@ -253,7 +253,7 @@ pub(super) async fn learn<T: PartitionedTable>(
             .map(|it| it.0)
             .collect()
     };
-    if !lost.is_empty() && !is_faulty(Fault::KeepLines) {
+    if !lost.is_empty() {
         table.forget_lines(session, &lost).await?;
         own.counts.forgotten.fetch_add(lost.len() as u64, Ordering::Relaxed);
     }

@@ -168,8 +168,6 @@ enum Fault {
     OpenUnacknowledged,
     /// The conductor opens partitions before the work of the dead is finished.
     OpenUnfinished,
-    /// A member keeps the lines of partitions that have left it.
-    KeepLines,
     /// Operations do not compare terms.
     IgnoreTerm,
     /// A member READs its first map before it takes part.
