@@ -7,6 +7,7 @@
 //! Two threads change one line in turn: alone, as the holder's place of a lock, and as a lock with the content behind it.
 //! One thread does the same for comparison. It takes two idle processors. The simulator's `CpuConfig::handover_ns` stands
 //! for the first of these times in experiments about contention.
+#![allow(clippy::disallowed_methods, reason = "it measures threads of the system in real time")]
 
 use std::hint::spin_loop;
 use std::sync::Mutex;
