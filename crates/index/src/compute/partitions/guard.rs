@@ -51,7 +51,7 @@ impl PartitionView {
     }
 }
 
-/// See the [module page](self).
+/// See the page of its module.
 #[derive(Debug)]
 pub struct PartitionGuard {
     published: Published<PartitionView>,

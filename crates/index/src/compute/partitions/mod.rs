@@ -2,12 +2,12 @@
 //!
 //! An engine hashes each line to one of the table's numbered partitions. A partition's lines and lock words stand
 //! in the region of its owner, a compute server, or on memory servers if nobody owns it. All members that have
-//! the table open use them where they stand; owning gives no other right. The map ([`map`]) names each
+//! the table open use them where they stand; owning gives no other right. The map (`map`) names each
 //! partition's owner and *term*. A partition changes its owner in three steps: it is closed in the map; all
 //! members drain their guards and acknowledge the map; it is opened under a new term. The *conductor*, a member
 //! that holds a lock word of the table, does this: after an owner's death, or to move partitions.
 //!
-//! - `INV-PART-1` An operation uses lines and locks of a partition only inside the guard for it ([`guard`]).
+//! - `INV-PART-1` An operation uses lines and locks of a partition only inside the guard for it (`guard`).
 //! - `INV-PART-2` A partition opens under a new term only when every member that takes part has acknowledged an
 //!   epoch in which it was closed, or is cut off, and all that the dead have left half done in it is finished.
 //! - `INV-PART-3` One conductor at a time closes and opens partitions.
