@@ -127,7 +127,7 @@ job() {
     run verify "$pool"
 }
 
-files() {
+file_names() {
     heading "The input: up to $paths_max files of this machine, path and size"
     # Unreadable folders are skipped; so are names that hold a tab or a line end, or are longer than a
     # key may be. find ends early, by SIGPIPE, when head has enough.
@@ -178,6 +178,6 @@ costs() {
         awk -F '\t' '{ printf "%-8s %-8s %-10s %8s %8s %8s %8s %8s %12s %8s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9, $10 }'
 }
 
-if [ "$part" != costs ]; then files; fi
+if [ "$part" != costs ]; then file_names; fi
 if [ "$part" != job ]; then costs; fi
 heading "Done; the pool is removed"

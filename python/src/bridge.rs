@@ -5,7 +5,7 @@
 //! watches the eventfd and calls [`Bridge::drain`], which polls them and completes asyncio's futures.
 //!
 //! - **INV-PYAIO-1** A waker takes no interpreter lock: a worker that completes operations never waits for Python.
-//! - **INV-PYAIO-2** No wake-up is lost: a waker first notes the number and then rings; the loop first takes the bell back
+//! - **INV-PYAIO-2** No wake-up is lost: a waker first notes the number and then signals; the loop first takes the signal back
 //!   and then the numbers.
 
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub(crate) struct Bridge {
 }
 
 struct Inner {
-    bell: Arc<Bell>,
+    ready: Arc<ReadyTasks>,
     tasks: Mutex<Tasks>,
 }
 
@@ -52,33 +52,33 @@ struct Task {
 }
 
 /// Tells the loop which futures can go on.
-struct Bell {
-    ready: Mutex<Vec<u64>>,
-    is_rung: AtomicBool,
+struct ReadyTasks {
+    numbers: Mutex<Vec<u64>>,
+    is_signalled: AtomicBool,
     event: OwnedFd,
 }
 
 struct TaskWaker {
-    bell: Arc<Bell>,
+    ready: Arc<ReadyTasks>,
     number: u64,
 }
 
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
-        lock(&self.bell.ready).push(self.number);
-        if !self.bell.is_rung.swap(true, Ordering::SeqCst) {
+        lock(&self.ready.numbers).push(self.number);
+        if !self.ready.is_signalled.swap(true, Ordering::SeqCst) {
             // A counter that is full wakes the loop all the same.
-            let _ = rustix::io::write(&self.bell.event, &1_u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.ready.event, &1_u64.to_ne_bytes());
         }
     }
 }
 
-impl Bell {
-    /// Takes the bell back; returns the numbers.
+impl ReadyTasks {
+    /// Takes the signal back; returns the numbers.
     fn take(&self) -> Vec<u64> {
         let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
-        self.is_rung.store(false, Ordering::SeqCst);
-        std::mem::take(&mut *lock(&self.ready))
+        self.is_signalled.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *lock(&self.numbers))
     }
 }
 
@@ -100,7 +100,7 @@ impl Bridge {
             tasks.next += 1;
             tasks.next
         };
-        let waker = Waker::from(Arc::new(TaskWaker { bell: Arc::clone(&inner.bell), number }));
+        let waker = Waker::from(Arc::new(TaskWaker { ready: Arc::clone(&inner.ready), number }));
         inner.poll(waiter.py(), number, Task { work, waker, waiter: waiter.clone().unbind() })
     }
 }
@@ -141,19 +141,19 @@ impl Bridge {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
                 PyOSError::new_err((error.raw_os_error(), "cannot make an eventfd"))
             })?;
-        let bell = Bell { ready: Mutex::default(), is_rung: false.into(), event };
-        Ok(Bridge { inner: Held::new(Inner { bell: Arc::new(bell), tasks: Mutex::default() }) })
+        let ready = ReadyTasks { numbers: Mutex::default(), is_signalled: false.into(), event };
+        Ok(Bridge { inner: Held::new(Inner { ready: Arc::new(ready), tasks: Mutex::default() }) })
     }
 
     /// The descriptor that the loop watches for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        Ok(self.inner.get(py)?.bell.event.as_raw_fd())
+        Ok(self.inner.get(py)?.ready.event.as_raw_fd())
     }
 
     /// Completes what has ended.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.get(py)?;
-        for number in inner.bell.take() {
+        for number in inner.ready.take() {
             let task = lock(&inner.tasks).waiting.remove(&number);
             if let Some(task) = task
                 && let Err(error) = inner.poll(py, number, task)

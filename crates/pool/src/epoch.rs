@@ -240,8 +240,8 @@ impl Pool {
         };
         let (mut needs_recovery, mut has_recoverer) = (false, false);
         let (mut is_calm, mut is_alone) = (true, true);
-        // Who is idle, or announced at an epoch that nobody moves on, does not lag. They are asked after one by one:
-        // the next of them, or the first again.
+        // A member that is idle, or announced at an epoch that nobody moves on, does not lag. This member asks after
+        // such members one by one: the next of them, or the first again.
         let asks_calm = look.is_multiple_of(CALM_LOOKS);
         let asked = self.epochs.calm_asked.load(Ordering::Relaxed);
         let (mut first_calm, mut next_calm) = (None, None);

@@ -361,7 +361,7 @@ fn commands_of_many_keys_run_in_parts() {
 
 /// A connection sees its own changes in their order, also beside commands that run together.
 #[test]
-fn pipelines_that_overlap_keep_the_order_of_each_key() {
+fn overlapping_pipelines_keep_each_keys_order() {
     for overlap in [Overlap::Nothing, Overlap::Reads, Overlap::All] {
         let served = serve(|options| options.overlap = overlap);
         let mut resp = Resp::connect(served.gateway.address());

@@ -77,7 +77,12 @@ impl Plan {
 
 pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
     let (paper, options) = (papers::papers()?.dex, repro.options);
-    let world = setup::begin(repro, report, &paper, 1)?;
+    let world = setup::begin(
+        repro,
+        report,
+        &paper,
+        setup::Added { spare_threads: 1, ..setup::Added::default() },
+    )?;
     let twelfths = equal_width(world.layout.options().key, 12).unwrap_or_default();
     let bounds = [4, 8].map(|at: usize| twelfths[at - 1].clone());
     world.cut(bounds.to_vec())?;

@@ -16,7 +16,7 @@ const NOISE: f64 = 0.01;
 
 pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
     let (paper, options) = (papers::papers()?.dex, repro.options);
-    let world = setup::begin(repro, report, &paper, 0)?;
+    let world = setup::begin(repro, report, &paper, setup::Added::default())?;
     world.partition()?;
     let title = "throughput over the size of the cache";
     let mut chart = ReproChart::lines(title, "cache, % of the data", "Mops");

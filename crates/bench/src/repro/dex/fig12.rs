@@ -12,7 +12,7 @@ const PAPER_THREADS: usize = 4;
 
 pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
     let (paper, options) = (papers::papers()?.dex, repro.options);
-    let world = setup::begin(repro, report, &paper, 0)?;
+    let world = setup::begin(repro, report, &paper, setup::Added::default())?;
     world.partition()?;
     let cache_bytes = options.scaled(paper.fig8.cache_bytes);
     report.set("cache_bytes", cache_bytes);

@@ -35,7 +35,7 @@ pub(super) const OFFLOADING: &str = "what a request costs a memory server's thre
 
 pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
     let (paper, options) = (papers::papers()?.dex, repro.options);
-    let world = setup::begin(repro, report, &paper, 0)?;
+    let world = setup::begin(repro, report, &paper, setup::Added::default())?;
     let computes = paper.setup.compute_servers as u64;
     let paths = paper.setup.threads as u64 / computes * PATH_NODES;
     let least = paths * world.layout.node_bytes() as u64;

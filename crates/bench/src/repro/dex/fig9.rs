@@ -59,7 +59,8 @@ fn simulated(
     paper: &DexPaper,
 ) -> Result<(), ReproError> {
     let options = repro.options;
-    let world = setup::begin_with_contention(repro, report, paper, HANDOVER_NS)?;
+    let added = setup::Added { handover_ns: Some(HANDOVER_NS), ..setup::Added::default() };
+    let world = setup::begin(repro, report, paper, added)?;
     world.partition()?;
     report.set("workload", "read-intensive");
     let load = setup::paced(report, paper, options, "read-intensive")?;
@@ -97,7 +98,8 @@ fn simulated(
     }
     world.record_hash(report);
     // The reason of the gap above, tested: all is the same but for the time of a handover.
-    let world = setup::begin_with_contention(repro, report, paper, SLOW_HANDOVER_NS)?;
+    let added = setup::Added { handover_ns: Some(SLOW_HANDOVER_NS), ..setup::Added::default() };
+    let world = setup::begin(repro, report, paper, added)?;
     world.partition()?;
     report.set("handover_ns", HANDOVER_NS);
     for mib in CACHES_MIB {

@@ -69,6 +69,15 @@ fn subtree_level(paper: &DexPaper, keys: u64) -> u8 {
     (1..=paper.setup.offload_level).rev().find(|level| subtrees(*level) >= enough).unwrap_or(1)
 }
 
+/// What an experiment adds to the paper's cluster.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Added {
+    /// Threads beside the clients.
+    pub(super) spare_threads: usize,
+    /// What it costs that the lock of Cooling frames changes hands between threads, if it does.
+    pub(super) handover_ns: Option<u64>,
+}
+
 /// Sets the paper's cluster up, loaded; the report records the parameters of the run.
 ///
 /// # Errors
@@ -77,33 +86,16 @@ pub(super) fn begin<'a>(
     repro: &Repro<'a>,
     report: &mut ReproReport,
     paper: &DexPaper,
-    spare_threads: usize,
+    added: Added,
 ) -> Result<World<'a>, ReproError> {
-    let config = WorldConfig { spare_threads, ..world(paper, repro.options) };
-    begin_as(repro, report, paper, config)
-}
-
-/// As [`begin`], with contention: the locks of Cooling frames change hands between threads at a cost.
-///
-/// # Errors
-/// Those of [`World::new`].
-pub(super) fn begin_with_contention<'a>(
-    repro: &Repro<'a>,
-    report: &mut ReproReport,
-    paper: &DexPaper,
-    handover_ns: u64,
-) -> Result<World<'a>, ReproError> {
-    let config = WorldConfig { handover_ns, ..world(paper, repro.options) };
-    report.set("handover_ns", handover_ns);
-    begin_as(repro, report, paper, config)
-}
-
-fn begin_as<'a>(
-    repro: &Repro<'a>,
-    report: &mut ReproReport,
-    paper: &DexPaper,
-    config: WorldConfig,
-) -> Result<World<'a>, ReproError> {
+    let config = WorldConfig {
+        spare_threads: added.spare_threads,
+        handover_ns: added.handover_ns.unwrap_or(0),
+        ..world(paper, repro.options)
+    };
+    if let Some(handover_ns) = added.handover_ns {
+        report.set("handover_ns", handover_ns);
+    }
     report.source.clone_from(&paper.source);
     let world = World::new(config, repro.progress)?;
     let config = &world.config;

@@ -28,7 +28,7 @@ pub(super) const SCALE_MIN: f64 = 0.002;
 
 pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
     let (paper, options) = (papers::papers()?.dex, repro.options);
-    let world = setup::begin(repro, report, &paper, 0)?;
+    let world = setup::begin(repro, report, &paper, setup::Added::default())?;
     world.partition()?;
     let cache = DexOptions {
         cache_bytes: options.scaled(paper.setup.cache_bytes),

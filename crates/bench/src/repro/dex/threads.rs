@@ -28,7 +28,8 @@ pub(super) fn cooling(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(),
         ("cooling map", |base| DexOptions { admission: Admission::EAGER, ..base }),
     ];
     let paper = papers::papers()?.dex;
-    let world = setup::begin_with_contention(repro, report, &paper, HANDOVER_NS)?;
+    let added = setup::Added { handover_ns: Some(HANDOVER_NS), ..setup::Added::default() };
+    let world = setup::begin(repro, report, &paper, added)?;
     let bytes = paper.setup.cache_bytes;
     over_threads(repro, report, &world, "read-intensive", &alternatives, bytes)?;
     report.note(
@@ -46,7 +47,7 @@ pub(super) fn offloading(repro: &Repro<'_>, report: &mut ReproReport) -> Result<
         ("always", |base| DexOptions { offload: Offload::Always, ..base }),
     ];
     let paper = papers::papers()?.dex;
-    let world = setup::begin(repro, report, &paper, 0)?;
+    let world = setup::begin(repro, report, &paper, setup::Added::default())?;
     let bytes = paper.fig8.cache_bytes;
     over_threads(repro, report, &world, "write-intensive", &alternatives, bytes)?;
     report.note(
