@@ -32,7 +32,7 @@ for path in "$suites"/*; do
     [ "$others" -eq 1 ] || filters+=("$module::")
 done
 
-export FARLEAF_ENGINE=$engine
+export FARLEAF_ENGINE=$engine FARLEAF_FULL=$engine
 printf '=== %s: %s\n' "$engine" "${filters[*]}"
 "$cargo" test "$@" --test engines -- "${filters[@]}"
 printf '=== %s: 200 seeds, and its crash cases\n' "$engine"

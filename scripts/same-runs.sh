@@ -18,7 +18,7 @@ check=("${CARGO:-cargo}" test --workspace --all-features --locked --test check -
 make_lists() {
     mkdir -p "$1"
     rm -f "$1"/{traces,points}
-    FARLEAF_TRACES="$1/traces" "${check[@]}" seeds::seeds_pass_every_check
+    FARLEAF_FULL=all FARLEAF_TRACES="$1/traces" "${check[@]}" seeds::seeds_pass_every_check
     FARLEAF_POINTS="$1/points" "${check[@]}" crash::a_death_at_any_operation
 }
 

@@ -14,6 +14,9 @@ pub struct CrashOptions {
     pub threads: usize,
     /// Every n-th point of each case only; 1 for all.
     pub stride: usize,
+    /// The first of them: the points before it are left out. Taken modulo the stride, so that a case with fewer points
+    /// may have none.
+    pub first: usize,
     /// Time after which no further point is begun. The report counts those left out.
     pub budget: Option<Duration>,
     /// Failures after which no further point is begun.
@@ -22,7 +25,7 @@ pub struct CrashOptions {
 
 impl Default for CrashOptions {
     fn default() -> Self {
-        CrashOptions { threads: 2, stride: 1, budget: None, failures_max: 20 }
+        CrashOptions { threads: 2, stride: 1, first: 0, budget: None, failures_max: 20 }
     }
 }
 
@@ -90,8 +93,13 @@ pub fn run_all(
             let from = Instant::now();
             let (points, failures) = match case.points() {
                 Ok(points) => {
-                    let wanted: Vec<CrashPoint> =
-                        points.iter().copied().step_by(options.stride.max(1)).collect();
+                    let stride = options.stride.max(1);
+                    let wanted: Vec<CrashPoint> = points
+                        .iter()
+                        .copied()
+                        .skip(options.first % stride)
+                        .step_by(stride)
+                        .collect();
                     locked().left_out += points.len() - wanted.len();
                     run_points(case, &wanted, &is_over, &locked)
                 }

@@ -1,7 +1,8 @@
 //! Crash tests: compute servers die at every remote operation, one by one.
 //!
-//! `FARLEAF_SOAK=1` goes through all cases; `FARLEAF_CRASH=records/remove` through those whose name
-//! contains that, or, with a `#`, through that one point. A failing point prints its name.
+//! An engine that goes short (`farleaf_harness::depth`) dies at every eighth operation of the cases of its smallest
+//! nodes, from `FARLEAF_FIRST` on. `FARLEAF_SOAK=1` goes through all cases; `FARLEAF_CRASH=records/remove` through those
+//! whose name contains that, or, with a `#`, through that one point. A failing point prints its name.
 //! `FARLEAF_POINTS=FILE` writes the list of all cases and their points instead, and runs none.
 
 use std::path::Path;
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use farleaf_check::crash::{CrashCase, CrashOptions, CrashReport, by_name, cases, run_all};
 use farleaf_engines::Engine;
+use farleaf_harness::{Depth, depth};
 
 /// Cases of engines with an upper tree in which a client waits until it may ask whether a lock's owner is dead: hundreds of
 /// remote operations, at each of which it dies. The default run has one of each kind of change.
@@ -39,8 +41,30 @@ fn is_chosen(name: &str) -> bool {
     }
 }
 
+/// Every eighth point of a case is run with an engine that goes short.
+const SHORT_STRIDE: usize = 8;
+
+/// Returns whether the default run includes a case of an engine that goes short.
+fn is_sampled(name: &str) -> bool {
+    let Some((engine, case)) = name.split_once('/') else { return false };
+    let is_short = engine.parse().is_ok_and(|engine: Engine| depth(engine) == Depth::Short);
+    is_short && is_chosen(name) && case.starts_with("u64-tiny/")
+}
+
+/// Returns whether the default run goes through all points of a case.
+fn is_full(name: &str) -> bool {
+    let engine = name.split_once('/').and_then(|(engine, _)| engine.parse().ok());
+    engine.is_some_and(|engine: Engine| depth(engine) == Depth::Full) && is_chosen(name)
+}
+
 fn go_through(filter: impl Fn(&str) -> bool) -> CrashReport {
-    let report = run_all(filter, &CrashOptions::default(), |done| {
+    let report = walk(filter, &CrashOptions::default());
+    assert_eq!(report.left_out, 0);
+    report
+}
+
+fn walk(filter: impl Fn(&str) -> bool, options: &CrashOptions) -> CrashReport {
+    let report = run_all(filter, options, |done| {
         println!(
             "{:44} {:4} operations, {:4} points, {:2} failures, {:4} ms",
             done.name,
@@ -58,7 +82,7 @@ fn go_through(filter: impl Fn(&str) -> bool) -> CrashReport {
         report.cases, report.points, report.left_out, report.swept.0, report.swept.1, report.took
     );
     assert_eq!(report.failures, Vec::new(), "their names stand above");
-    assert_eq!((report.left_out, report.cases_left_out), (0, 0));
+    assert_eq!(report.cases_left_out, 0);
     report
 }
 
@@ -99,15 +123,18 @@ fn a_death_at_any_operation_leaves_all_in_order() {
         assert_eq!(by_name(&wanted), Ok(()));
         return;
     }
-    let soaks = std::env::var("FARLEAF_SOAK").is_ok();
-    let report = go_through(|name| match wanted.as_str() {
-        "" => soaks || is_chosen(name),
-        wanted => name.contains(wanted),
-    });
-    assert!(report.points > 0);
-    if wanted.is_empty() {
-        assert!(report.cases > 50 && report.points > 10_000, "{} cases", report.cases);
+    if !wanted.is_empty() {
+        assert!(go_through(|name| name.contains(&wanted)).points > 0);
+        return;
     }
+    let soaks = std::env::var("FARLEAF_SOAK").is_ok();
+    let full = go_through(|name| soaks || is_full(name));
+    let first = std::env::var("FARLEAF_FIRST").map_or(0, |first| first.parse().expect("a number"));
+    println!("FARLEAF_FIRST={first}");
+    let options = CrashOptions { stride: SHORT_STRIDE, first, ..CrashOptions::default() };
+    let sampled = walk(|name| !soaks && is_sampled(name), &options);
+    let cases = full.cases + sampled.cases;
+    assert!(cases > 50 && full.points + sampled.points > 2_000, "{cases} cases");
 }
 
 /// Recovery walked on with the image that it had read before it wrote a dead writer's redo record

@@ -14,6 +14,7 @@ use farleaf_check::report::{Plan, check};
 use farleaf_check::run::{Failure, run};
 use farleaf_check::scenario::{Choices, FormatName, Scenario, Workload};
 use farleaf_engines::Engine;
+use farleaf_harness::depth;
 
 fn soak() -> u64 {
     std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
@@ -27,8 +28,9 @@ fn seeds_pass_every_check() {
     let only = std::env::var("FARLEAF_ENGINE").ok();
     let is_chosen = |it: &&Engine| only.as_deref().is_none_or(|name| it.name() == name);
     for engine in Engine::ALL.iter().filter(is_chosen) {
+        let depth = depth(*engine);
         let plan = Plan {
-            seeds: 0..200 * soak(),
+            seeds: 0..depth.pick(40, 200) * soak(),
             choices: Choices { engine: Some(*engine), ..Choices::default() },
             threads: if traces.is_some() { 2 } else { 1 },
             ..Plan::default()
@@ -58,7 +60,9 @@ fn seeds_pass_every_check() {
         assert!(stats.ops > 300 * report.seeds, "{stats:?}");
         assert!(stats.scans > 10 * report.seeds, "{stats:?}");
         let told = [stats.unknown, stats.full, stats.killed, stats.restarted, stats.cut_off];
-        assert!(told.iter().all(|count| *count > 0), "{stats:?}");
+        // Few seeds need not have all.
+        let least = depth.pick(3, told.len());
+        assert!(told.iter().filter(|count| **count > 0).count() >= least, "{stats:?}");
         assert!(stats.recovered > stats.killed / 3, "{stats:?}");
         assert!(stats.undecided <= report.seeds / 50, "{stats:?}");
     }

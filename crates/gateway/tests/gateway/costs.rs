@@ -156,7 +156,12 @@ fn check(pairs: &[Pair], content: Content) {
 /// so that this falls on other commands.
 fn attempt(number: usize, engine: &str, pairs: &[Pair], content: Content) -> BTreeSet<usize> {
     let (theirs, table) = filled(engine, content);
-    let (ours, _own) = filled(engine, content);
+    let (ours, own) = filled(engine, content);
+    // A cached slot of `smart` proves its leaf only if the leaf was born by the epoch at which the node was READ. The load
+    // leaves some that do not, if the epoch moves on under it; a get of each READs those nodes again.
+    for table in [&table, &own] {
+        table.get_many((0..1_000).map(|number| format!("k{number:04}"))).unwrap();
+    }
     let mut options = GatewayOptions::new(vec!["db0".to_owned()]);
     // Sweeps go by the clock.
     options.sweep_percent = 0;
@@ -191,8 +196,7 @@ fn attempt(number: usize, engine: &str, pairs: &[Pair], content: Content) -> BTr
     inexact
 }
 
-/// If the epoch moves on, as it does by the clock, `btree` reads the word of its root again, and `dart` its line. `smart`
-/// reads nodes again, of any size, that its cache does not hold any more.
+/// If the epoch moves on, as it does by the clock, `btree` reads the word of its root again, and `dart` its line.
 fn differ_by_root_reads(engine: &str, one: Cost, other: Cost) -> bool {
     let (less, more) = if one.reads < other.reads { (one, other) } else { (other, one) };
     let extra = more.reads - less.reads;
@@ -200,7 +204,6 @@ fn differ_by_root_reads(engine: &str, one: Cost, other: Cost) -> bool {
     let fits = match engine {
         "btree" => bytes == extra * 8,
         "dart" => bytes == extra * 64,
-        "smart" => bytes > 0,
         _ => false,
     };
     let reads = Cost {
