@@ -63,7 +63,8 @@ doc: ## Build the documentation of all libraries; its warnings are errors
 	RUSTDOCFLAGS="-D warnings $(RUSTDOCFLAGS)" $(CARGO) doc $(SELECT) --no-deps --lib
 
 # What fails is told with the command line that replays it.
-check: setup ## Run the whole lab: seeds, crash points, processes, canaries (some 20 minutes, and the build)
+check: setup ## Run the engines' suites in full and the whole lab: seeds, crash points, processes, canaries (some 30 minutes, and the build)
+	FARLEAF_FULL=all $(CARGO) test $(SELECT) --test engines
 	$(CARGO) build --profile lab --locked -p farleaf-cli --features canary
 	scripts/lab.sh $(TARGET_DIR)/lab/farleaf
 

@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use farleaf_engines::{AnyIndex, TableFormat};
+use farleaf_harness::depth;
 use farleaf_pool::Session;
 
 use crate::common::model::Run;
@@ -43,8 +44,9 @@ fn random_operations_on_mapped() {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             let Some((name, format)) = formats.get(seed).cloned() else { return };
             println!("{name}");
+            let steps = steps(&format, STEPS_MAPPED);
             World::default()
-                .on_mapped(|session| random_operations(session, format, seed as u64, STEPS_MAPPED));
+                .on_mapped(|session| random_operations(session, format, seed as u64, steps));
         }
     };
     std::thread::scope(|scope| {
@@ -58,8 +60,9 @@ fn random_operations_on_mapped() {
 fn random_operations_on_sim() {
     for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
         println!("{name}");
+        let steps = steps(&format, STEPS_SIM);
         World::default()
-            .on_sim(move |session| random_operations(session, format, seed as u64, STEPS_SIM));
+            .on_sim(move |session| random_operations(session, format, seed as u64, steps));
     }
 }
 
@@ -67,8 +70,9 @@ fn random_operations_on_sim() {
 fn random_operations_on_tcp() {
     for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
         println!("{name}");
-        World::default()
-            .on_tcp(|session| random_operations(session, format, seed as u64, STEPS_TCP));
+        World::default().on_tcp(|session| {
+            random_operations(session, format, seed as u64, steps(&format, STEPS_TCP))
+        });
     }
 }
 
@@ -90,7 +94,14 @@ fn bulk_load_on_sim() {
 
 /// An engine that does not split copies its whole table for each change: it gets so many times fewer steps.
 const WHOLE: usize = 20;
-/// Steps per format; there are seven. Together with the bulk tests 2.2 million operations.
+/// An engine that goes short gets so many times fewer steps.
+const SHORT: usize = 10;
+
+fn steps(format: &TableFormat, steps: usize) -> usize {
+    depth(format.engine).pick(steps / SHORT, steps)
+}
+
+/// Steps per format; an engine has seven and more.
 const STEPS_MAPPED: usize = 240_000;
 const STEPS_SIM: usize = 60_000;
 /// Each is some round trips through the system.
