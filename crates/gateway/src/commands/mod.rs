@@ -373,7 +373,7 @@ fn check_admin(call: &Call<'_>, what: &str) -> Result<(), String> {
     }
 }
 
-fn wrong_arity(name: &str) -> String {
+pub(crate) fn wrong_arity(name: &str) -> String {
     format!("ERR wrong number of arguments for '{name}' command")
 }
 
