@@ -96,11 +96,11 @@ impl LifeLock {
 }
 
 /// The life locks of this process.
-static LIVES: Lives = Lives(Mutex::new(Vec::new()));
+static LIVES: LifeLocks = LifeLocks(Mutex::new(Vec::new()));
 
-struct Lives(Mutex<Vec<Weak<Mutex<Option<Locked>>>>>);
+struct LifeLocks(Mutex<Vec<Weak<Mutex<Option<Locked>>>>>);
 
-impl Lives {
+impl LifeLocks {
     fn hold(&self, locked: Locked) -> LifeLock {
         let held = Arc::new(Mutex::new(Some(locked)));
         let mut all = lock(&self.0);
@@ -146,11 +146,11 @@ mod tests {
         Locked::try_new(open.expect("a file"))
     }
 
-    /// What a child closes stays locked for as long as its parent has it.
+    /// The close of a copy in a child leaves the lock to its parent.
     #[test]
     fn a_child_closes_its_copies_and_unlocks_nothing() {
         let path = std::env::temp_dir().join(format!("farleaf-life-{}", std::process::id()));
-        let lives = Lives(Mutex::new(Vec::new()));
+        let lives = LifeLocks(Mutex::new(Vec::new()));
         let of_child = locked(&path).expect("nobody has it");
         let of_parent = of_child.copy();
         let life = lives.hold(of_child);
