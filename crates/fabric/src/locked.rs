@@ -8,7 +8,10 @@ use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, TryLockError as Busy, Weak};
 
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, thread};
+
+/// Attempts to list a lock, each while another thread lists or forgets one.
+const LIST_TRIES: usize = 10_000;
 
 /// A file under the system's advisory lock. Dropped, it is unlocked at once.
 ///
@@ -81,7 +84,10 @@ impl Drop for Locked {
 
 /// The lock by which other processes know that this one lives.
 #[derive(Debug)]
-pub(crate) struct LifeLock(#[allow(dead_code, reason = "held")] Arc<Mutex<Option<Locked>>>);
+pub(crate) struct LifeLock(#[allow(dead_code, reason = "held")] Arc<Held>);
+
+/// `None` in the child of a fork.
+type Held = Mutex<Option<Locked>>;
 
 impl LifeLock {
     pub(crate) fn new(locked: Locked) -> LifeLock {
@@ -91,21 +97,27 @@ impl LifeLock {
     /// As [`Locked::copy`].
     #[cfg(test)]
     pub(crate) fn copy(&self) -> File {
-        lock(&self.0).as_ref().expect("not closed").copy()
+        crate::sync::lock(&self.0).as_ref().expect("not closed").copy()
     }
 }
 
 /// The life locks of this process.
 static LIVES: LifeLocks = LifeLocks(Mutex::new(Vec::new()));
 
-struct LifeLocks(Mutex<Vec<Weak<Mutex<Option<Locked>>>>>);
+struct LifeLocks(Mutex<Vec<Weak<Held>>>);
 
 impl LifeLocks {
+    /// Lists a lock. In the child of a fork the list may be busy for ever; the lock is not listed then.
     fn hold(&self, locked: Locked) -> LifeLock {
         let held = Arc::new(Mutex::new(Some(locked)));
-        let mut all = lock(&self.0);
-        all.retain(|life| life.strong_count() > 0);
-        all.push(Arc::downgrade(&held));
+        for _ in 0..LIST_TRIES {
+            if let Some(mut all) = unless_busy(&self.0) {
+                all.retain(|life| life.strong_count() > 0);
+                all.push(Arc::downgrade(&held));
+                break;
+            }
+            thread::yield_now();
+        }
         LifeLock(held)
     }
 
@@ -131,8 +143,8 @@ fn unless_busy<T>(mutex: &Mutex<T>) -> Option<std::sync::MutexGuard<'_, T>> {
 /// Closes the calling process's copies of the locks by which others know that its parent lives: for the child of a
 /// `fork`. Otherwise they would not recover a parent that is killed while its child goes on.
 ///
-/// If another thread of the parent opened or closed a store on a folder at the moment of the fork, the copies may stay
-/// until the child ends.
+/// If another thread of the parent opened a store on a folder at the very moment of the fork, the copies may stay until
+/// the child ends.
 pub fn close_life_locks_after_fork() {
     LIVES.close_copies();
 }
@@ -164,8 +176,14 @@ mod tests {
         let copy = ends.copy();
         drop(lives.hold(ends));
         drop(locked(&path).expect("it has ended"));
-        assert_eq!(lock(&lives.0).len(), 1, "the first one is forgotten");
+        assert_eq!(lives.0.lock().expect("free").len(), 1, "the first one is forgotten");
         drop(copy);
+        // As in a child whose parent was just listing a lock.
+        let busy = lives.0.lock().expect("free");
+        lives.close_copies();
+        let life = lives.hold(locked(&path).expect("nobody has it"));
+        assert!(matches!(locked(&path), Err(TryLockError::WouldBlock)), "listed or not");
+        drop((busy, life));
         std::fs::remove_file(&path).expect("the file");
     }
 }
