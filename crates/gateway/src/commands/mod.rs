@@ -455,6 +455,15 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_a_later_version_says_so() {
+        let fault = farleaf::RecordView::read(&[0x42]).expect_err("no record of this version");
+        let error = farleaf::RecordError::Format { key: b"ada".to_vec(), fault };
+        let text = error_text("get", Some(b"ada"), &error.into());
+        assert!(text.starts_with("CORRUPT ") && text.contains("ada"), "{text}");
+        assert!(text.contains("was written by a later version"), "{text}");
+    }
+
+    #[test]
     fn parts_of_values_are_those_of_redis() {
         let of =
             |from, to| String::from_utf8_lossy(part(b"This is a string", from, to)).into_owned();

@@ -228,6 +228,75 @@ fn handshakes_of_clients_are_answered() {
     assert!(resp.is_closed());
 }
 
+/// The bytes that clients send at once at their connect, as recorded beside redis-server, and how each reply begins.
+#[test]
+fn recorded_handshakes_are_answered() {
+    const MAINT: &str = "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.";
+    let served = serve(|_| {});
+    let recorded: &[(&str, &[(&str, &str)])] = &[
+        (
+            "redis-py 8.1.0, go-redis 9.23.0",
+            &[
+                ("HELLO 3", "%7"),
+                ("CLIENT MAINT_NOTIFICATIONS ON moving-endpoint-type none", MAINT),
+                ("CLIENT SETINFO LIB-NAME redis-py", "+OK"),
+                ("CLIENT SETINFO LIB-VER 8.1.0", "+OK"),
+                ("SELECT 1", "+OK"),
+            ],
+        ),
+        (
+            "ioredis 6.0.0",
+            &[
+                ("hello 3", "%7"),
+                ("client SETINFO LIB-NAME ioredis", "+OK"),
+                ("client SETINFO LIB-VER 6.0.0", "+OK"),
+                ("info", "="),
+            ],
+        ),
+        (
+            "rueidis 1.0.79",
+            &[
+                ("HELLO 3", "%7"),
+                ("CLIENT TRACKING ON OPTIN", "-ERR CLIENT TRACKING is not supported"),
+                ("CLUSTER SLOTS", "-ERR This instance has cluster support disabled"),
+            ],
+        ),
+        (
+            "jedis 6.2.0",
+            &[
+                ("CLIENT SETINFO lib-name jedis", "+OK"),
+                ("CLIENT SETINFO lib-ver 6.2.0", "+OK"),
+                ("GET absent", "$-1"),
+            ],
+        ),
+        (
+            "lettuce 6.8.1",
+            &[
+                ("HELLO 3", "%7"),
+                ("SELECT 1", "+OK"),
+                ("CLIENT SETINFO lib-name Lettuce", "+OK"),
+                ("CLIENT SETINFO lib-ver 6.8.1", "+OK"),
+            ],
+        ),
+        ("redis-cli 7 -3 -n 1", &[("SELECT 1", "+OK"), ("HELLO 3", "%7")]),
+        (
+            "redis-benchmark 7",
+            &[("CONFIG GET save", "*2\r\n$4\r\nsave"), ("CONFIG GET appendonly", "*2\r\n$10")],
+        ),
+        ("memtier", &[("HELLO 2", "*14"), ("SELECT 1", "+OK"), ("SET a 1", "+OK")]),
+        ("memtier -3", &[("HELLO 3", "%7"), ("SELECT 1", "+OK"), ("GET absent", "_")]),
+    ];
+    for (client, lines) in recorded {
+        let mut resp = Resp::connect(served.gateway.address());
+        let words = |line: &str| command(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+        resp.send(&lines.iter().flat_map(|(line, _)| words(line)).collect::<Vec<_>>());
+        for (line, expected) in *lines {
+            let reply = String::from_utf8(resp.reply()).unwrap();
+            assert!(reply.starts_with(expected), "{client}: {line}: {reply}");
+        }
+    }
+}
+
 /// `redis-cli --stat` prints these, and nonsense for one that is missing.
 #[test]
 fn info_has_the_numbers_that_redis_cli_prints() {
