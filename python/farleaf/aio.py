@@ -179,6 +179,16 @@ class Table:
             f"another client changed the key in each of {_native.UPDATE_ATTEMPTS_MAX} attempts: try again"
         )
 
+    async def first(self) -> _Pair | None:
+        """Return the pair with the smallest key."""
+        pairs = [pair async for pair in self.range(limit=1)]
+        return pairs[0] if pairs else None
+
+    async def last(self) -> _Pair | None:
+        """Return the pair with the largest key."""
+        pairs = [pair async for pair in self.range(reverse=True, limit=1)]
+        return pairs[0] if pairs else None
+
     async def lower(self, key: Buffer) -> _Pair | None:
         """Return the pair with the largest key below ``key``."""
         return cast("Optional[_Pair]", await self._begin(self._native.near, "lower", key))
