@@ -63,7 +63,7 @@ def test_hashes_stand_among_strings(records: farleaf.Table) -> None:
             call()
 
 
-def test_what_raw_tables_and_wrong_times_say(mem: farleaf.Table) -> None:
+def test_raw_tables_and_wrong_times_are_refused(mem: farleaf.Table) -> None:
     mem[b"a"] = b"1"
     for call in [
         lambda: mem.insert(b"a", b"2", expires_in=1),
