@@ -39,8 +39,8 @@ def test_strings_expire(records: farleaf.Table) -> None:
 
 def test_a_hash_changes_as_one(records: farleaf.Table) -> None:
     assert records.hash(b"h") == {} and records.hash_get(b"h", [b"x"]) == [None]
-    assert records.hash_set(b"h", {b"b": b"2", bytearray(b"a"): memoryview(b"1")}) == 2
-    assert records.hash_set(b"h", [(b"a", b"3"), (b"c", b"4")]) == 1
+    assert records.hash_set(b"h", [(b"b", b"2"), (bytearray(b"a"), memoryview(b"1"))]) == 2
+    assert records.hash_set(b"h", {b"a": b"3", b"c": b"4"}) == 1
     assert records.hash(b"h") == {b"a": b"3", b"b": b"2", b"c": b"4"}
     assert records.hash_get(b"h", [b"c", b"x", b"a"]) == [b"4", None, b"3"]
     assert records.set_expiry(b"h", 60) and records.hash_remove(b"h", [b"a", b"x"]) == 1
