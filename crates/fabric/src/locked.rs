@@ -84,10 +84,10 @@ impl Drop for Locked {
 
 /// The lock by which other processes know that this one lives.
 #[derive(Debug)]
-pub(crate) struct LifeLock(#[allow(dead_code, reason = "held")] Arc<Held>);
+pub(crate) struct LifeLock(#[allow(dead_code, reason = "held")] Arc<ListedLock>);
 
 /// `None` in the child of a fork.
-type Held = Mutex<Option<Locked>>;
+type ListedLock = Mutex<Option<Locked>>;
 
 impl LifeLock {
     pub(crate) fn new(locked: Locked) -> LifeLock {
@@ -104,7 +104,7 @@ impl LifeLock {
 /// The life locks of this process.
 static LIVES: LifeLocks = LifeLocks(Mutex::new(Vec::new()));
 
-struct LifeLocks(Mutex<Vec<Weak<Held>>>);
+struct LifeLocks(Mutex<Vec<Weak<ListedLock>>>);
 
 impl LifeLocks {
     /// Lists a lock. In the child of a fork the list may be busy for ever; the lock is not listed then.
