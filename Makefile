@@ -55,6 +55,7 @@ asan: ## Look for wild accesses and leaks under load (needs nightly)
 
 lint: ## Check formatting, clippy's lints and what scripts/check-sources.sh looks for
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path python/Cargo.toml --check
 	$(CARGO) clippy $(SELECT) --all-targets -- -D warnings
 	scripts/check-sources.sh
 

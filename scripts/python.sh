@@ -27,7 +27,7 @@ die() { echo "python: $*" >&2; exit 1; }
 command -v "$python" >/dev/null || die "there is no $python: set FARLEAF_PYTHON to an interpreter of 3.10 or later"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "$python is older than 3.10"
 
-# What builds is kept; what is tested is made anew.
+# The tools that build are kept; the environment of the tests is made anew.
 build=$target/python/build-tools
 packages=$target/python/packages
 requirements=$PWD/python/tests/requirements.txt

@@ -243,20 +243,9 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """Forget what the parent has open, and let go of its sign of life in shared memory."""
+    """Forget what the parent has open."""
     _native.after_fork()
     _open_stores.clear()
-    # A pool in a folder takes a process for alive while a file of the folder's `members` is locked. The child has the
-    # lock as well, and others would never recover a parent that is killed while its child goes on.
-    for descriptor in os.listdir("/proc/self/fd"):
-        try:
-            path = os.readlink(f"/proc/self/fd/{descriptor}")
-            folder, kind = os.path.split(os.path.dirname(path))
-            if kind == "members" and os.path.exists(os.path.join(folder, "region-00000")):
-                os.close(int(descriptor))
-        except OSError:
-            # The descriptor of the listing itself.
-            pass
 
 
 atexit.register(_close_all)

@@ -94,17 +94,17 @@ class Table:
         """Return whether ``key`` is present."""
         return cast("bool", await self._begin(self._native.contains, key))
 
-    async def insert(self, key: Buffer, value: Buffer) -> bool:
+    async def insert(self, key: Buffer, value: Buffer, *, expires_in: float | None = None) -> bool:
         """Add or change ``key``; true if it was absent."""
-        return cast("bool", await self._begin(self._native.put, "insert", key, value))
+        return cast("bool", await self._begin(self._native.put, "insert", key, value, expires_in))
 
-    async def insert_new(self, key: Buffer, value: Buffer) -> bool:
+    async def insert_new(self, key: Buffer, value: Buffer, *, expires_in: float | None = None) -> bool:
         """Add ``key``; false if it is present, and then nothing is changed."""
-        return cast("bool", await self._begin(self._native.put, "insert_new", key, value))
+        return cast("bool", await self._begin(self._native.put, "insert_new", key, value, expires_in))
 
-    async def replace(self, key: Buffer, value: Buffer) -> bool:
+    async def replace(self, key: Buffer, value: Buffer, *, expires_in: float | None = None) -> bool:
         """Change ``key``; false if it is absent, and then nothing is changed."""
-        return cast("bool", await self._begin(self._native.put, "replace", key, value))
+        return cast("bool", await self._begin(self._native.put, "replace", key, value, expires_in))
 
     async def remove(self, key: Buffer) -> bool:
         """Remove ``key``; false if it was absent."""
@@ -113,6 +113,33 @@ class Table:
     async def compare_exchange(self, key: Buffer, expected: Buffer | None, new: Buffer | None) -> Exchange:
         """Give ``key`` the value ``new`` (``None``: remove it) if it holds ``expected`` (``None``: is absent)."""
         return cast("Exchange", await self._begin(self._native.compare_exchange, key, expected, new))
+
+    async def expiry(self, key: Buffer) -> float | None:
+        """Return the time at which ``key`` expires, in seconds since 1970; ``None`` if it does not.
+
+        Raises ``KeyError`` if it is absent.
+        """
+        return cast("Optional[float]", await self._begin(self._native.expiry, key))
+
+    async def set_expiry(self, key: Buffer, expires_in: float | None) -> bool:
+        """Let ``key`` expire after some seconds (``None``: no more); false if it is absent."""
+        return cast("bool", await self._begin(self._native.set_expiry, key, expires_in))
+
+    async def hash(self, key: Buffer) -> dict[bytes, bytes]:
+        """Return the fields of the hash of ``key``; none if the key is absent."""
+        return cast("dict[bytes, bytes]", await self._begin(self._native.hash, key))
+
+    async def hash_get(self, key: Buffer, names: Iterable[Buffer]) -> list[bytes | None]:
+        """Return the values of some fields of the hash of ``key``, in their order."""
+        return cast("list[bytes | None]", await self._begin(self._native.hash_get, key, names))
+
+    async def hash_set(self, key: Buffer, fields: Mapping[Any, Any] | Iterable[tuple[Any, Any]]) -> int:
+        """Give fields of the hash of ``key`` values, all at one moment; return how many of the fields were new."""
+        return cast("int", await self._begin(self._native.hash_set, key, fields))
+
+    async def hash_remove(self, key: Buffer, names: Iterable[Buffer]) -> int:
+        """Remove fields of the hash of ``key``, all at one moment; return how many were there."""
+        return cast("int", await self._begin(self._native.hash_remove, key, names))
 
     async def get_many(self, keys: Iterable[Buffer]) -> list[bytes | None]:
         """Return the values of ``keys``, in their order; ``None`` for those that are absent."""
@@ -151,6 +178,16 @@ class Table:
         raise UnavailableError(
             f"another client changed the key in each of {_native.UPDATE_ATTEMPTS_MAX} attempts: try again"
         )
+
+    async def first(self) -> _Pair | None:
+        """Return the pair with the smallest key."""
+        pairs = [pair async for pair in self.range(limit=1)]
+        return pairs[0] if pairs else None
+
+    async def last(self) -> _Pair | None:
+        """Return the pair with the largest key."""
+        pairs = [pair async for pair in self.range(reverse=True, limit=1)]
+        return pairs[0] if pairs else None
 
     async def lower(self, key: Buffer) -> _Pair | None:
         """Return the pair with the largest key below ``key``."""

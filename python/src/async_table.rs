@@ -5,13 +5,18 @@
 
 use std::ops::Bound as End;
 
+use farleaf::Expiry;
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::bridge::Bridge;
-use crate::buffers::{Pair, Pairs, Part, bytes_of, keys_of, optional, slices, tuple, value};
+use crate::buffers::{
+    Pair, Pairs, Part, bytes_of, fields, keys_of, optional, owned, owned_pairs, since_1970, slices,
+    tuple, value,
+};
 use crate::held::Held;
-use crate::keys::ends;
+use crate::keys::{ends, expiry};
 use crate::table::Exchange;
 
 /// A table whose operations are futures; `farleaf.aio` makes it.
@@ -39,6 +44,11 @@ fn pair(py: Python<'_>, found: Option<Pair>) -> PyResult<Py<PyAny>> {
         Some(pair) => Ok(tuple(py, &pair)?.into_any().unbind()),
         None => Ok(py.None()),
     }
+}
+
+fn values(py: Python<'_>, values: Vec<Option<Vec<u8>>>) -> PyResult<Py<PyAny>> {
+    let values = values.iter().map(|found| value(py, found.as_ref()));
+    Ok(PyList::new(py, values.collect::<Vec<_>>())?.into_any().unbind())
 }
 
 /// The bytes of an argument, in Rust's memory.
@@ -80,15 +90,97 @@ impl AsyncTable {
         which: &str,
         key: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
+        expires_in: Option<f64>,
     ) -> PyResult<()> {
         let table = self.table.get(waiter.py())?;
         let (key, value) = (bytes_of(Part::Key, key)?, bytes_of(Part::Value, value)?);
         let (key, value) = (key.as_bytes(), value.as_bytes());
+        let Some(expiry) = expiry(waiter.py(), expires_in)? else {
+            return match which {
+                "insert" => bridge.begin(waiter, table.insert(key, value), flag),
+                "insert_new" => bridge.begin(waiter, table.insert_new(key, value), flag),
+                _ => bridge.begin(waiter, table.update(key, value), flag),
+            };
+        };
+        let value = value.to_vec();
         match which {
-            "insert" => bridge.begin(waiter, table.insert(key, value), flag),
-            "insert_new" => bridge.begin(waiter, table.insert_new(key, value), flag),
-            _ => bridge.begin(waiter, table.update(key, value), flag),
+            "insert" => bridge.begin(waiter, table.insert_with(key, value, expiry), flag),
+            "insert_new" => bridge.begin(waiter, table.insert_new_with(key, value, expiry), flag),
+            _ => bridge.begin(waiter, table.replace_with(key, value, expiry), flag),
         }
+    }
+
+    fn expiry(
+        &self,
+        bridge: &Bridge,
+        waiter: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let work = self.table.get(waiter.py())?.expiry(bytes_of(Part::Key, key)?.as_bytes());
+        let key = key.clone().unbind();
+        bridge.begin(waiter, work, |py, found| match found {
+            Some(expires) => Ok(expires.map(since_1970).into_pyobject(py)?.into_any().unbind()),
+            None => Err(PyKeyError::new_err((key,))),
+        })
+    }
+
+    fn set_expiry(
+        &self,
+        bridge: &Bridge,
+        waiter: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyAny>,
+        expires_in: Option<f64>,
+    ) -> PyResult<()> {
+        let expiry = expiry(waiter.py(), expires_in)?.unwrap_or(Expiry::Never);
+        let key = bytes_of(Part::Key, key)?;
+        let work = self.table.get(waiter.py())?.set_expiry(key.as_bytes(), expiry);
+        bridge.begin(waiter, work, flag)
+    }
+
+    fn hash(
+        &self,
+        bridge: &Bridge,
+        waiter: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let work = self.table.get(waiter.py())?.hash(bytes_of(Part::Key, key)?.as_bytes());
+        bridge.begin(waiter, work, |py, hash| Ok(fields(py, &hash)?.into_any().unbind()))
+    }
+
+    fn hash_get(
+        &self,
+        bridge: &Bridge,
+        waiter: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyAny>,
+        names: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (key, names) = (bytes_of(Part::Key, key)?, owned(names)?);
+        let work = self.table.get(waiter.py())?.hash_get(key.as_bytes(), names);
+        bridge.begin(waiter, work, values)
+    }
+
+    fn hash_set(
+        &self,
+        bridge: &Bridge,
+        waiter: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyAny>,
+        fields: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (key, fields) = (bytes_of(Part::Key, key)?, owned_pairs(fields)?);
+        let work = self.table.get(waiter.py())?.hash_set(key.as_bytes(), fields);
+        bridge.begin(waiter, work, |py, new| count(py, new as u64))
+    }
+
+    fn hash_remove(
+        &self,
+        bridge: &Bridge,
+        waiter: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyAny>,
+        names: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (key, names) = (bytes_of(Part::Key, key)?, owned(names)?);
+        let work = self.table.get(waiter.py())?.hash_remove(key.as_bytes(), names);
+        bridge.begin(waiter, work, |py, removed| count(py, removed as u64))
     }
 
     fn remove(
@@ -129,10 +221,7 @@ impl AsyncTable {
     ) -> PyResult<()> {
         let keys = keys_of(keys)?;
         let work = self.table.get(waiter.py())?.get_many(slices(&keys));
-        bridge.begin(waiter, work, |py, values| {
-            let values = values.iter().map(|found| value(py, found.as_ref()));
-            Ok(PyList::new(py, values.collect::<Vec<_>>())?.into_any().unbind())
-        })
+        bridge.begin(waiter, work, values)
     }
 
     fn insert_many(

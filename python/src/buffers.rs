@@ -1,8 +1,11 @@
 //! Buffers: take keys and values from Python's objects, and give values back.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use farleaf::Hash;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyMapping, PyMemoryView, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyMapping, PyMemoryView, PyString, PyTuple};
 
 /// A key and its value, in Rust's memory.
 pub(crate) type Pair = (Vec<u8>, Vec<u8>);
@@ -107,6 +110,33 @@ impl<'py> Iterator for Pairs<'py> {
             Ok((bytes_of(Part::Key, &key)?, bytes_of(Part::Value, &value)?))
         }))
     }
+}
+
+/// The bytes of an iterable, in Rust's memory.
+pub(crate) fn owned(parts: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
+    Ok(keys_of(parts)?.iter().map(|part| part.as_bytes().to_vec()).collect())
+}
+
+/// The pairs of a mapping, or of an iterable of pairs, in Rust's memory.
+pub(crate) fn owned_pairs(pairs: &Bound<'_, PyAny>) -> PyResult<Vec<Pair>> {
+    let own = |pair: PyResult<(Bound<'_, PyBytes>, Bound<'_, PyBytes>)>| {
+        pair.map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec()))
+    };
+    Pairs::of(pairs)?.map(own).collect()
+}
+
+/// The fields of a hash as a dictionary.
+pub(crate) fn fields<'py>(py: Python<'py>, hash: &Hash) -> PyResult<Bound<'py, PyDict>> {
+    let fields = PyDict::new(py);
+    for (name, value) in hash {
+        fields.set_item(PyBytes::new(py, name), PyBytes::new(py, value))?;
+    }
+    Ok(fields)
+}
+
+/// `time` in seconds since 1970.
+pub(crate) fn since_1970(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// `pair` as a tuple of `bytes`.

@@ -1,13 +1,14 @@
-//! Key ranges: the arguments of `range`, `count` and `remove_range`.
+//! Arguments of several calls: ranges of keys, limits, and times of expiry.
 
 use std::ops::Bound as End;
 
-use farleaf::{KeyRange, Prefix};
+use farleaf::{Expiry, KeyRange, Prefix};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::buffers::{Part, bytes_of, optional};
 use crate::error::invalid;
+use crate::store::seconds;
 
 /// The ends of a range of keys.
 pub(crate) type Ends = (End<Vec<u8>>, End<Vec<u8>>);
@@ -32,6 +33,14 @@ pub(crate) fn ends(
     let start = optional(Part::Key, start)?.map_or(End::Unbounded, |key| End::Included(own(key)));
     let stop = optional(Part::Key, stop)?.map_or(End::Unbounded, |key| End::Excluded(own(key)));
     Ok((start, stop))
+}
+
+/// The expiry after `expires_in` seconds; `None` if none was given.
+///
+/// # Errors
+/// `InvalidError` for a negative number.
+pub(crate) fn expiry(py: Python<'_>, expires_in: Option<f64>) -> PyResult<Option<Expiry>> {
+    expires_in.map(|time| Ok(Expiry::In(seconds(py, "expires_in", time)?))).transpose()
 }
 
 /// The number of pairs that a limit allows.

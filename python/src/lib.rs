@@ -32,5 +32,5 @@ mod _native {
     #[pymodule_export]
     use crate::table::{Exchange, Table, update_wait};
     #[pymodule_export]
-    use farleaf_index::UPDATE_ATTEMPTS_MAX;
+    const UPDATE_ATTEMPTS_MAX: u32 = farleaf_index::UPDATE_ATTEMPTS_MAX;
 }

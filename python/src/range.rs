@@ -5,10 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 
-use crate::buffers::{Pair, tuple};
-use crate::error::raised;
+use crate::error::{of_class, raised};
 use crate::held::Held;
 use crate::keys::Ends;
 
@@ -17,6 +16,9 @@ const CHUNK_FIRST: usize = 16;
 const CHUNK_MAX: usize = 512;
 /// A chunk is kept below this many bytes.
 const CHUNK_BYTES: usize = 1 << 20;
+
+/// A key and its string; `None` for a hash.
+type Fetched = (Vec<u8>, Option<Vec<u8>>);
 
 /// The part of each pair that the iterator yields.
 #[derive(Clone, Copy)]
@@ -28,8 +30,8 @@ pub(crate) enum Yields {
 
 /// A range, its pairs that are fetched and not yet yielded.
 struct Rest {
-    range: farleaf::Range,
-    fetched: VecDeque<Pair>,
+    range: farleaf::StringRange,
+    fetched: VecDeque<Fetched>,
     chunk: usize,
     limit: usize,
     /// Ends the iterator once the fetched pairs are yielded.
@@ -55,7 +57,7 @@ impl Range {
         yields: Yields,
     ) -> Self {
         let rest = Rest {
-            range: table.range(ends),
+            range: table.range_strings(ends),
             fetched: VecDeque::new(),
             chunk: CHUNK_FIRST,
             limit,
@@ -73,7 +75,7 @@ impl Rest {
         while self.fetched.len() < self.chunk.min(self.limit) && bytes < CHUNK_BYTES {
             match if reverse { self.range.next_back() } else { self.range.next() } {
                 Some(Ok(pair)) => {
-                    bytes += pair.0.len() + pair.1.len();
+                    bytes += pair.0.len() + pair.1.as_ref().map_or(0, Vec::len);
                     self.fetched.push_back(pair);
                 }
                 Some(Err(error)) => {
@@ -92,7 +94,7 @@ impl Rest {
     }
 
     /// The next pair; looks for signals before each fetch, and fetches without the interpreter lock.
-    fn next(&mut self, py: Python<'_>, reverse: bool) -> PyResult<Option<Pair>> {
+    fn next(&mut self, py: Python<'_>, reverse: bool) -> PyResult<Option<Fetched>> {
         if self.fetched.is_empty() && !self.is_over && self.failed.is_none() {
             py.check_signals()?;
             py.detach(|| self.fetch(reverse));
@@ -124,11 +126,19 @@ impl Range {
         };
         let pair = rest.next(py, self.reverse);
         *lock() = Some(rest);
-        let Some(pair) = pair? else { return Ok(None) };
+        let Some((key, value)) = pair? else { return Ok(None) };
+        let name = PyBytes::new(py, &key);
+        if let Yields::Keys = self.yields {
+            return Ok(Some(name.into_any()));
+        }
+        let Some(value) = value.map(|value| PyBytes::new(py, &value)) else {
+            let key = key.escape_ascii();
+            let why = format!("the key b'{key}' holds a hash, not a string: iterate over the keys");
+            return Err(of_class(py, "WrongTypeError", why));
+        };
         Ok(Some(match self.yields {
-            Yields::Pairs => tuple(py, &pair)?.into_any(),
-            Yields::Keys => PyBytes::new(py, &pair.0).into_any(),
-            Yields::Values => PyBytes::new(py, &pair.1).into_any(),
+            Yields::Values => value.into_any(),
+            _ => PyTuple::new(py, [name, value])?.into_any(),
         }))
     }
 

@@ -30,7 +30,10 @@ impl Store {
 }
 
 /// A duration of the arguments.
-fn seconds(py: Python<'_>, name: &str, seconds: f64) -> PyResult<Duration> {
+///
+/// # Errors
+/// `InvalidError` for a negative one, and for one without end.
+pub(crate) fn seconds(py: Python<'_>, name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|error| invalid(py, format!("{name}={seconds}: {error}")))
 }

@@ -7,17 +7,20 @@ use std::cell::RefCell;
 use std::thread;
 use std::time::Duration;
 
-use farleaf::{CompareExchange, Content, Engine, KeyFormat, TableOptions, ValueFormat};
+use farleaf::{CompareExchange, Content, Engine, Expiry, KeyFormat, TableOptions, ValueFormat};
 use farleaf_index::{UPDATE_ATTEMPTS_MAX, update_wait_ns};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyMapping, PySlice, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyMapping, PySlice, PyTuple};
 
 use crate::async_table::AsyncTable;
-use crate::buffers::{Pair, Pairs, Part, bytes_of, keys_of, optional, slices, tuple, value};
+use crate::buffers::{
+    Pair, Pairs, Part, bytes_of, fields, keys_of, optional, owned, owned_pairs, since_1970, slices,
+    tuple, value,
+};
 use crate::error::{invalid, raised, raised_after};
 use crate::held::Held;
-use crate::keys::{ends, limit};
+use crate::keys::{ends, expiry, limit};
 use crate::range::{Range, Yields};
 use crate::store::{Store, no_content, no_pickle, settings};
 use crate::wait::wait;
@@ -229,7 +232,7 @@ impl Table {
                 "a slice of a table is read only: write its pairs by update()",
             ));
         }
-        self.insert(py, key, value).map(drop)
+        self.insert(py, key, value, None).map(drop)
     }
 
     fn __delitem__(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -294,40 +297,61 @@ impl Table {
         Ok(found.map(Bound::into_any).or(default))
     }
 
-    /// Adds or changes `key`; true if it was absent.
+    /// Adds or changes `key`; true if it was absent. In a table of records it may expire after some seconds.
+    #[pyo3(signature = (key, value, *, expires_in=None))]
     fn insert(
         &self,
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
+        expires_in: Option<f64>,
     ) -> PyResult<bool> {
         let (key, value) = (bytes_of(Part::Key, key)?, bytes_of(Part::Value, value)?);
         let (key, value) = (key.as_bytes(), value.as_bytes());
-        self.unlocked(py, |table| table.insert(key, value))
+        match expiry(py, expires_in)? {
+            None => self.unlocked(py, |table| table.insert(key, value)),
+            Some(expiry) => {
+                self.unlocked(py, |table| table.insert_with(key, value.to_vec(), expiry))
+            }
+        }
     }
 
     /// Adds `key`; false if it is present, and then nothing is changed.
+    #[pyo3(signature = (key, value, *, expires_in=None))]
     fn insert_new(
         &self,
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
+        expires_in: Option<f64>,
     ) -> PyResult<bool> {
         let (key, value) = (bytes_of(Part::Key, key)?, bytes_of(Part::Value, value)?);
         let (key, value) = (key.as_bytes(), value.as_bytes());
-        self.unlocked(py, |table| table.insert_new(key, value))
+        match expiry(py, expires_in)? {
+            None => self.unlocked(py, |table| table.insert_new(key, value)),
+            Some(expiry) => {
+                self.unlocked(py, |table| table.insert_new_with(key, value.to_vec(), expiry))
+            }
+        }
     }
 
     /// Changes `key`; false if it is absent, and then nothing is changed.
+    #[pyo3(signature = (key, value, *, expires_in=None))]
     fn replace(
         &self,
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
         value: &Bound<'_, PyAny>,
+        expires_in: Option<f64>,
     ) -> PyResult<bool> {
         let (key, value) = (bytes_of(Part::Key, key)?, bytes_of(Part::Value, value)?);
         let (key, value) = (key.as_bytes(), value.as_bytes());
-        self.unlocked(py, |table| table.update(key, value))
+        match expiry(py, expires_in)? {
+            None => self.unlocked(py, |table| table.update(key, value)),
+            Some(expiry) => {
+                self.unlocked(py, |table| table.replace_with(key, value.to_vec(), expiry))
+            }
+        }
     }
 
     /// Removes `key`; false if it was absent.
@@ -387,6 +411,73 @@ impl Table {
             "another client changed the key in each of {UPDATE_ATTEMPTS_MAX} attempts: try again"
         );
         Err(crate::error::of_class(py, "UnavailableError", why))
+    }
+
+    /// The time at which `key` expires, in seconds since 1970; `None` if it does not. `KeyError` if it is absent.
+    fn expiry(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
+        let bytes = bytes_of(Part::Key, key)?;
+        let bytes = bytes.as_bytes();
+        match self.unlocked(py, |table| table.expiry(bytes))? {
+            Some(expires) => Ok(expires.map(since_1970)),
+            None => Err(PyKeyError::new_err((key.clone().unbind(),))),
+        }
+    }
+
+    /// Lets `key` expire after some seconds (`None`: no more); false if it is absent.
+    fn set_expiry(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        expires_in: Option<f64>,
+    ) -> PyResult<bool> {
+        let key = bytes_of(Part::Key, key)?;
+        let key = key.as_bytes();
+        let expiry = expiry(py, expires_in)?.unwrap_or(Expiry::Never);
+        self.unlocked(py, |table| table.set_expiry(key, expiry))
+    }
+
+    /// The fields of the hash of `key`; none if the key is absent.
+    fn hash<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+        let key = bytes_of(Part::Key, key)?;
+        let key = key.as_bytes();
+        fields(py, &self.unlocked(py, |table| table.hash(key))?)
+    }
+
+    /// The values of some fields of the hash of `key`, in their order; `None` for those that it does not have.
+    fn hash_get<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        names: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (key, names) = (bytes_of(Part::Key, key)?, owned(names)?);
+        let key = key.as_bytes();
+        let values = self.unlocked(py, |table| table.hash_get(key, names))?;
+        PyList::new(py, values.iter().map(|found| value(py, found.as_ref())))
+    }
+
+    /// Gives fields of the hash of `key` values, all at one moment; returns how many of the fields were new.
+    fn hash_set(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        fields: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let (key, fields) = (bytes_of(Part::Key, key)?, owned_pairs(fields)?);
+        let key = key.as_bytes();
+        self.unlocked(py, |table| table.hash_set(key, fields))
+    }
+
+    /// Removes fields of the hash of `key`, all at one moment; returns how many were there.
+    fn hash_remove(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        names: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let (key, names) = (bytes_of(Part::Key, key)?, owned(names)?);
+        let key = key.as_bytes();
+        self.unlocked(py, |table| table.hash_remove(key, names))
     }
 
     /// The values of `keys`, in their order; `None` for those that are absent.

@@ -53,6 +53,11 @@ def memory_server() -> Iterator[MemoryServer]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def farleaf_program() -> str:
+    return program()
+
+
 @pytest.fixture
 def shm() -> Iterator[str]:
     """The address of a folder in which there is no pool yet."""

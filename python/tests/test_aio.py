@@ -26,6 +26,7 @@ def test_all_operations_can_be_awaited(db: farleaf.Store, name: str) -> None:
         assert await table.insert_many([(b"b", b"3"), (b"ab", b"1")]) == 1
         assert await table.get_many([b"ab", b"?", b"b"]) == [b"1", None, b"3"]
         assert await table.longest_run([b"ab", b"b", b"?"]) == 2
+        assert await table.first() == (b"ab", b"1") and await table.last() == (b"b", b"3")
         assert await table.floor(b"abb") == (b"ab", b"1") and await table.lower(b"ab") is None
         assert await table.ceiling(b"abd") == (b"ada", b"2!") and await table.higher(b"ada") == (b"b", b"3")
         assert await table.longest_prefix(b"abcd") == (b"abc", b"2")
@@ -33,6 +34,7 @@ def test_all_operations_can_be_awaited(db: farleaf.Store, name: str) -> None:
         assert await table.remove(b"b") and await table.remove_many([b"b", b"ada"]) == 1
         assert await table.remove_range(prefix=b"a") == 2
         assert [pair async for pair in table.range()] == []
+        assert await table.first() is None and await table.last() is None
 
     asyncio.run(main())
 

@@ -74,7 +74,7 @@ def test_a_str_key_says_encode(mem: farleaf.Table, call: Callable[[farleaf.Table
     assert dict(mem) == {b"ada": b"1815"}
 
 
-def test_what_is_no_bytes_is_refused(mem: farleaf.Table) -> None:
+def test_objects_that_are_no_bytes_are_refused(mem: farleaf.Table) -> None:
     with pytest.raises(TypeError, match="^values are bytes, not str: use value.encode"):
         mem[b"k"] = "v"
     with pytest.raises(TypeError, match="^keys are bytes, or other objects with a contiguous buffer, not int$"):

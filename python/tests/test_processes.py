@@ -47,7 +47,7 @@ def patiently(work: Callable[[], T]) -> T:
 
 @pytest.mark.parametrize("engine", ["btree", "dex"])
 @pytest.mark.parametrize("fabric", ["shm", "tcp"])
-def test_a_killed_process_loses_nothing_that_it_was_told(
+def test_a_killed_process_loses_no_acknowledged_change(
     fabric: str, engine: str, name: str, request: pytest.FixtureRequest
 ) -> None:
     address = request.getfixturevalue("shm") if fabric == "shm" else request.getfixturevalue("memory_server").address
@@ -72,7 +72,7 @@ def test_a_killed_process_loses_nothing_that_it_was_told(
             assert writer.wait() == -signal.SIGKILL
             writer.stdout.close()
             assert told, "it has written something"
-            # Where keys have owners, the dead one's are read once its lease is over.
+            # If keys have owners, those of the dead one are read once its lease is over.
             found = patiently(lambda: {int(key): value for key, value in table.range(b"0", b"9")})
             assert all(found[number] == b"v%d" % number for number in told)
             assert set(found) - set(told) <= {len(told)}, "one more may have happened"
@@ -103,7 +103,7 @@ def test_changes_are_seen_by_the_other_process_at_once(shm: str, name: str) -> N
 
 
 def test_a_program_that_ends_without_close_leaves_in_order(shm: str) -> None:
-    # What is registered first runs last.
+    # The function that is registered first runs last.
     program = """
 import atexit, sys
 def look():

@@ -37,6 +37,10 @@ def blocking(db: farleaf.Store) -> None:
     assert_type(outcome.found, "bytes | None")
     users.update({b"a": b"1"})
     users.update([(b"a", b"1")])
+    assert_type(users.insert(b"a", b"1", expires_in=60), bool)
+    assert_type(users.expiry(b"a"), "float | None")
+    assert_type(users.hash(b"h"), "dict[bytes, bytes]")
+    users.hash_set(b"h", {b"f": b"1"})
 
 
 async def awaited() -> None:
@@ -46,5 +50,6 @@ async def awaited() -> None:
         async for key, value in users.range(prefix=b"a"):
             assert_type(key, bytes)
             assert_type(value, bytes)
+        assert_type(await users.hash(b"h"), "dict[bytes, bytes]")
         found = await asyncio.gather(users.get(b"a"), users.floor(b"a"))
         assert_type(found[1], "tuple[bytes, bytes] | None")

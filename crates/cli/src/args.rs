@@ -402,6 +402,9 @@ pub(crate) struct PutArgs {
     /// Only change: exit with 1 if the key is not there
     #[arg(long)]
     pub(crate) if_present: bool,
+    /// Let the value expire after this time; for tables of records (--content records)
+    #[arg(long, value_name = "TIME")]
+    pub(crate) expires_in: Option<TimeSpan>,
     /// Read key and value in hexadecimal
     #[arg(long)]
     pub(crate) hex: bool,

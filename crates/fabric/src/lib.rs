@@ -70,6 +70,7 @@ pub use counters::{Cost, Counters, OpKind, Snapshot};
 pub use error::{FabricError, OpError, OpErrorKind, Refusal, missing_rights};
 pub use exec::{Executor, yield_now};
 pub use local::Local;
+pub use locked::close_life_locks_after_fork;
 pub use ops::{Op, Ops};
 pub use processors::Processors;
 pub use raw::{Buf, Slab, Words, exit_on_bus_error};

@@ -3,7 +3,7 @@
 //! This is no transaction: each command is atomic, and other clients' commands may run in between. A client gets it
 //! with [`Multi::Sequence`](crate::Multi::Sequence) only.
 
-use crate::commands::{self, Call, Command, lower};
+use crate::commands::{self, Call, Command, lower, wrong_arity};
 use farleaf_resp::replies::Replies;
 use farleaf_resp::request::Limits;
 
@@ -41,15 +41,30 @@ impl Queue {
         }
         let mut replies = Replies { protocol: call.client.protocol, ..Replies::default() };
         let mut runs = Vec::new();
-        match (lower(call.args[0]).as_str(), &mut *queue) {
-            ("multi", None) if call.args.len() == 1 => {
+        let name = lower(call.args[0]);
+        let is_bare = call.args.len() == 1;
+        match (name.as_str(), &mut *queue) {
+            ("exec", Some(_)) if !is_bare => {
+                *queue = None;
+                let refusal = wrong_arity("exec");
+                let refusal = refusal.trim_start_matches("ERR ");
+                replies.error(&format!("EXECABORT Transaction discarded because of: {refusal}"));
+            }
+            ("multi" | "exec" | "discard" | "unwatch", _) if !is_bare => {
+                if let Some(queue) = queue {
+                    queue.is_refused = true;
+                }
+                replies.error(&wrong_arity(&name));
+            }
+            ("multi", None) => {
                 *queue = Some(Box::default());
                 replies.simple("OK");
             }
-            ("multi", None) => replies.error("ERR wrong number of arguments for 'multi' command"),
             ("multi", Some(_)) => replies.error("ERR MULTI calls can not be nested"),
             ("watch", Some(_)) => replies.error("ERR WATCH inside MULTI is not allowed"),
-            ("unwatch", _) | ("discard", Some(_)) => {
+            // Nothing is ever watched.
+            ("unwatch", None) => replies.simple("OK"),
+            ("discard", Some(_)) => {
                 *queue = None;
                 replies.simple("OK");
             }
@@ -68,11 +83,11 @@ impl Queue {
             (_, Some(queue)) => {
                 let limit = Limits::OPEN.request_bytes;
                 let refused = match commands::check(call, command) {
-                    Err(text) => Some(text),
-                    Ok(_) if queue.bytes.len() + raw.len() > limit => {
+                    Err(text) if name != "unwatch" => Some(text),
+                    _ if queue.bytes.len() + raw.len() > limit => {
                         Some(format!("ERR commands behind MULTI take more than {limit} bytes"))
                     }
-                    Ok(_) => None,
+                    _ => None,
                 };
                 match refused {
                     Some(text) => {

@@ -1,8 +1,8 @@
 //! Sweeper: removes expired records that no client meets, so that their memory comes back.
 //!
-//! One thread of the gateway walks the tables that clients have used, each by a share of its keys a second. How many keys
-//! a table has is known from the walk before; during the first one, from what it has met so far. So a first walk is
-//! slow at its beginning, and takes about twice as long as any other.
+//! One thread of the gateway walks the tables that clients have used, each by a share of its keys a second. The walk before has
+//! counted a table's keys; during the first one, the keys met so far count. So a first walk is slow at its beginning, and
+//! takes about twice as long as any other.
 
 use std::collections::HashMap;
 use std::ops::Bound;
@@ -38,10 +38,15 @@ impl Walk {
         (keys * u64::from(percent) / 100).max(KEYS_LEAST)
     }
 
-    /// Looks at the keys of one turn. At the end of the table the next turn begins anew.
-    fn turn(&mut self, table: &Table, percent: u32) -> farleaf::Result<()> {
+    /// Looks at the keys of one turn, as long as `goes_on`. At the end of the table the next turn begins anew.
+    fn turn(
+        &mut self,
+        table: &Table,
+        percent: u32,
+        goes_on: impl Fn() -> bool,
+    ) -> farleaf::Result<()> {
         let mut left = self.share(percent);
-        while left > 0 {
+        while left > 0 && goes_on() {
             let from = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
             let range = (from, Bound::<Vec<u8>>::Unbounded);
             let swept = table.sweep_expired(range, left.min(KEYS_AT_ONCE) as usize)?;
@@ -62,7 +67,8 @@ pub(crate) fn run(shared: &Shared) {
     let percent = shared.options.sweep_percent;
     let mut walks: HashMap<String, Walk> = HashMap::new();
     let mut next = Instant::now() + EVERY;
-    while !shared.stops.load(Ordering::SeqCst) {
+    let goes_on = || !shared.stops.load(Ordering::SeqCst);
+    while goes_on() {
         let rest = next.saturating_duration_since(Instant::now());
         if !rest.is_zero() {
             thread::park_timeout(rest);
@@ -73,7 +79,7 @@ pub(crate) fn run(shared: &Shared) {
                 continue;
             }
             let walk = walks.entry(table.name().to_owned()).or_default();
-            if let Err(error) = walk.turn(&table, percent) {
+            if let Err(error) = walk.turn(&table, percent, goes_on) {
                 // A table that was dropped, or a pool that is away: the next turn begins the walk anew.
                 tracing::debug!(table = table.name(), %error, "cannot sweep a table");
                 *walk = Walk::default();
@@ -102,9 +108,15 @@ mod tests {
         let mut walk = Walk::default();
         let mut turns = 0;
         while walk.known == 0 {
-            walk.turn(&table, 1).expect("a sweep");
+            walk.turn(&table, 1, || true).expect("a sweep");
             turns += 1;
         }
+        // A gateway that stops does not wait for the rest of a turn.
+        let calls = std::cell::Cell::new(0);
+        let mut stopped = Walk { known: 1_000_000, ..Walk::default() };
+        let two_calls = || calls.replace(calls.get() + 1) < 2;
+        stopped.turn(&table, 100, two_calls).expect("a sweep");
+        assert_eq!(stopped.looked, 2 * KEYS_AT_ONCE);
         // The last one meets the end.
         assert_eq!((turns, walk.known, walk.looked), (11, 1_000, 0));
         assert_eq!(table.counters().get("expired_records"), 50);

@@ -1,6 +1,7 @@
 //! RESP: the protocol of Redis's clients, versions 2 and 3, from both sides.
 //!
-//! The gateway reads [requests](request) and writes [replies]; what measures or checks a server speaks over a wire (feature `client`).
+//! The gateway reads [requests](request) and writes [replies]. A program that measures or checks a server speaks over a
+//! wire (feature `client`).
 #![forbid(unsafe_code)]
 
 pub mod replies;

@@ -96,7 +96,7 @@ pub use crate::operation::{Answer, Operation};
 pub use crate::options::{KeyFormat, TableInfo, TableOptions, ValueFormat};
 pub use crate::partitions::{ComputeServer, Partition, ServerName};
 pub use crate::range::{KeyRange, Prefix, Range};
-pub use crate::record_table::RecordRange;
+pub use crate::record_table::{RecordRange, StringRange};
 #[cfg(feature = "etcd")]
 pub use crate::registered::ClusterState;
 pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};

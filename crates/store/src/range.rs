@@ -53,6 +53,11 @@ impl Range {
         Range { of_records: true, ..Range::new(table, rest) }
     }
 
+    /// Tells whether values are the bytes of records.
+    pub(crate) fn is_of_records(&self) -> bool {
+        self.of_records
+    }
+
     fn step(&mut self, reverse: bool) -> Option<Result<(Vec<u8>, Vec<u8>)>> {
         if self.done {
             return None;

@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use farleaf_engines::{AnyIndex, Content};
 use farleaf_index::{Entries, Index, Op, ScanRange, SortedPairs};
 use farleaf_records::{
-    Expiry, Hash, Record, RecordChange, RecordError, RecordView, Records, Swept, string_of,
-    string_to_store,
+    Expiry, Hash, Record, RecordChange, RecordError, RecordView, Records, Swept, ValueView,
+    string_of, string_to_store,
 };
 
 use crate::async_table::{AsyncTable, own};
@@ -429,6 +429,27 @@ impl Table {
         RecordRange(Range::of_records(self.clone(), Interval::of(from, to, self.info().keys)))
     }
 
+    /// The keys of `range` with their strings, ascending, in a table of any content; `.rev()` for descending. A hash is
+    /// no string: its value is `None`, where [`Table::range`] ends with `WrongType`. In all else as [`Table::range`].
+    ///
+    /// ```
+    /// use farleaf::{Content, Farleaf, TableOptions};
+    ///
+    /// let options = TableOptions::default().content(Content::Records);
+    /// let table = Farleaf::open("mem:")?.create_table("users", options)?;
+    /// table.insert("ada", "1815")?;
+    /// table.hash_set("alan", vec![(b"born".to_vec(), b"1912".to_vec())])?;
+    /// let strings = table.range_strings("a"..).map(|pair| Ok(pair?.1.is_some())).collect::<farleaf::Result<Vec<_>>>()?;
+    /// assert_eq!(strings, [true, false]);
+    /// # Ok::<(), farleaf::Error>(())
+    /// ```
+    pub fn range_strings(&self, range: impl KeyRange) -> StringRange {
+        match self.info().content {
+            Content::Raw => StringRange(self.range(range)),
+            Content::Records => StringRange(self.range_records(range).0),
+        }
+    }
+
     /// Appends at most `limit` pairs of `range` to `out`, with the bytes of their records.
     pub(crate) fn scan_records(
         &self,
@@ -524,5 +545,57 @@ impl FusedIterator for RecordRange {}
 impl fmt::Debug for RecordRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RecordRange").field(&self.0).finish()
+    }
+}
+
+/// The keys and strings of a range of a table; made by [`Table::range_strings`]. It promises what [`Range`] does.
+pub struct StringRange(Range);
+
+/// A key and its string; `None` for a hash.
+type KeyString = Result<(Vec<u8>, Option<Vec<u8>>)>;
+
+impl StringRange {
+    fn read(&self, pair: Option<Result<(Vec<u8>, Vec<u8>)>>) -> Option<KeyString> {
+        Some(pair?.and_then(|(key, mut bytes)| {
+            if !self.0.is_of_records() {
+                return Ok((key, Some(bytes)));
+            }
+            let header = match RecordView::read(&bytes) {
+                Ok(RecordView { value: ValueView::String(string), .. }) => {
+                    Some(bytes.len() - string.len())
+                }
+                Ok(_) => None,
+                Err(fault) => return Err(RecordError::Format { key, fault }.into()),
+            };
+            let string = header.map(|header| {
+                bytes.drain(..header);
+                bytes
+            });
+            Ok((key, string))
+        }))
+    }
+}
+
+impl Iterator for StringRange {
+    type Item = KeyString;
+
+    fn next(&mut self) -> Option<KeyString> {
+        let pair = self.0.next();
+        self.read(pair)
+    }
+}
+
+impl DoubleEndedIterator for StringRange {
+    fn next_back(&mut self) -> Option<KeyString> {
+        let pair = self.0.next_back();
+        self.read(pair)
+    }
+}
+
+impl FusedIterator for StringRange {}
+
+impl fmt::Debug for StringRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StringRange").field(&self.0).finish()
     }
 }

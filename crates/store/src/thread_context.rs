@@ -16,7 +16,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny};
+use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny, close_life_locks_after_fork};
 use farleaf_pool::PoolError;
 
 use crate::core::Core;
@@ -429,6 +429,8 @@ pub(crate) fn purge() -> u64 {
 /// not use or drop handles of before the fork either ([`std::mem::forget`]), since that would leave the pool in the
 /// parent's name; it opens the pool by itself.
 ///
+/// It also closes the child's copies of the locks by which others know that the parent lives, on pools in a folder.
+///
 /// ```
 /// let db = farleaf::Farleaf::open("mem:")?;
 /// // In the child of a fork:
@@ -438,6 +440,11 @@ pub(crate) fn purge() -> u64 {
 /// # Ok::<(), farleaf::Error>(())
 /// ```
 pub fn forget_after_fork() {
+    forget_lanes();
+    close_life_locks_after_fork();
+}
+
+fn forget_lanes() {
     let forgotten = PLACES.try_with(RefCell::take);
     if let Ok(places) = forgotten {
         std::mem::forget(places);
@@ -532,7 +539,7 @@ mod tests {
         ThreadContext::run(db.core(), async |context| context.session().await.map(drop)).unwrap();
         let sessions = db.core().pool.sessions();
         assert!(sessions > 0);
-        forget_after_fork();
+        forget_lanes();
         assert_eq!((lanes(&db), db.core().pool.sessions()), ((0, 0), sessions));
         ThreadContext::run(db.core(), async |context| context.session().await.map(drop)).unwrap();
         assert_eq!((lanes(&db).0, db.core().pool.sessions()), (1, sessions + 1));

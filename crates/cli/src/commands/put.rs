@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 use anyhow::Context;
-use farleaf::{ErrorKind, KeyFormat, Table, ValueFormat};
+use farleaf::{ErrorKind, Expiry, KeyFormat, Table, ValueFormat};
 use farleaf_index::VALUE_BYTES_MAX;
 use serde_json::json;
 
@@ -68,12 +68,25 @@ fn put(
     value: &[u8],
     console: &mut Console,
 ) -> anyhow::Result<Exit> {
+    let expiry = args.expires_in.map(|time| Expiry::In(time.duration()));
     let (done, refusal) = if args.if_absent {
-        (table.insert_new(key, value)?, "exists")
+        let is_done = match expiry {
+            None => table.insert_new(key, value),
+            Some(expiry) => table.insert_new_with(key, value.to_vec(), expiry),
+        };
+        (is_done?, "exists")
     } else if args.if_present {
-        (table.update(key, value)?, "does not exist")
+        let is_done = match expiry {
+            None => table.update(key, value),
+            Some(expiry) => table.replace_with(key, value.to_vec(), expiry),
+        };
+        (is_done?, "does not exist")
     } else {
-        let is_new = table.insert(key, value)?;
+        let is_new = match expiry {
+            None => table.insert(key, value),
+            Some(expiry) => table.insert_with(key, value.to_vec(), expiry),
+        };
+        let is_new = is_new?;
         console.detail(if is_new { "added" } else { "changed" });
         (true, "")
     };

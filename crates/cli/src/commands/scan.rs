@@ -4,14 +4,15 @@ use std::io::{self, Write};
 use std::ops::Bound;
 
 use farleaf::{Prefix, Table};
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::{bytes_of, close, open_table};
 use crate::args::{CountArgs, RangeArgs, ScanArgs, to_usize};
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 
-type Pair = farleaf::Result<(Vec<u8>, Vec<u8>)>;
+/// A key and its string; `None` for a hash.
+type Pair = farleaf::Result<(Vec<u8>, Option<Vec<u8>>)>;
 
 pub(super) fn run(args: &ScanArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let range = Keys::of(&args.range, args.bytes.hex)?;
@@ -66,15 +67,26 @@ fn print(
         if console.args.json {
             let mut object = Map::new();
             look.put("key", &key, &mut object);
-            if !args.keys_only {
-                look.put("value", &value, &mut object);
+            match value {
+                _ if args.keys_only => {}
+                Some(value) => look.put("value", &value, &mut object),
+                None => drop(object.insert("value".to_owned(), Value::Null)),
             }
             console.json_line(&object.into())?;
             continue;
         }
         let out = console.out();
+        if value.is_none() && !args.keys_only {
+            out.flush()?;
+            return Err(Failure::usage(format!(
+                "the key \"{}\" holds a hash, for which no line stands: --keys-only leaves out values, --json has null \
+                 for a hash",
+                key.escape_ascii()
+            ))
+            .into());
+        }
         look.write(&key, out)?;
-        if !args.keys_only {
+        if let Some(value) = value.filter(|_| !args.keys_only) {
             out.write_all(b"\t")?;
             look.write(&value, out)?;
         }
@@ -104,8 +116,8 @@ impl Keys {
 
     fn of_table(self, table: &Table, reverse: bool) -> Box<dyn Iterator<Item = Pair>> {
         let range = match self {
-            Keys::Prefix(prefix) => table.prefix(prefix),
-            Keys::Between(from, to) => table.range((from, to)),
+            Keys::Prefix(prefix) => table.range_strings(Prefix(prefix)),
+            Keys::Between(from, to) => table.range_strings((from, to)),
         };
         if reverse { Box::new(range.rev()) } else { Box::new(range) }
     }

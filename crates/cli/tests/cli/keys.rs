@@ -25,6 +25,23 @@ fn keys_are_put_got_and_deleted() {
     assert_eq!(pool.scan("t"), "");
 }
 
+#[test]
+fn values_expire_in_tables_of_records() {
+    let pool = Pool::new();
+    pool.run("put", &["t", "a", "1", "--expires-in", "1s"]).failed(2, "holds raw values");
+    let put = |words: &[&str]| {
+        pool.run("put", &[&["r"], words, &["--create", "--content", "records"]].concat())
+    };
+    put(&["a", "1", "--expires-in", "1ms"]).done();
+    put(&["b", "2", "--expires-in", "1h"]).done();
+    put(&["c", "3", "--expires-in", "1ms", "--if-present"]).failed(1, "does not exist");
+    put(&["c", "3", "--expires-in", "1h", "--if-absent"]).done();
+    put(&["c", "4", "--expires-in", "1h", "--if-absent"]).failed(1, "exists");
+    put(&["d", "3", "--expires-in", "soon"]).failed(2, "soon");
+    std::thread::sleep(std::time::Duration::from_millis(2));
+    assert_eq!(pool.scan("r"), "b\t2\nc\t3\n");
+}
+
 /// `del` took its keys from the command line alone, one round trip after the other.
 #[test]
 fn keys_to_delete_come_from_a_file_or_standard_input() {

@@ -250,6 +250,13 @@ fn a_gateway_answers_for_its_metrics_and_makes_tables_as_asked() {
     assert_eq!(tables[0]["content"], "records");
     assert_eq!(pool.run("get", &["db0", "a"]).done().text(), "1\n");
     pool.run("get", &["db0", "h"]).failed(2, "the key \"h\" holds a hash");
+    let scan = |option: &str| pool.run("scan", &["db0", option]).done().text();
+    assert_eq!((scan("--keys-only"), scan("--count")), ("a\nh\n".into(), "2\n".into()));
+    assert_eq!(scan("--json"), "{\"key\":\"a\",\"value\":\"1\"}\n{\"key\":\"h\",\"value\":null}\n");
+    let lines = pool
+        .run("scan", &["db0"])
+        .failed(2, "the key \"h\" holds a hash, for which no line stands");
+    assert_eq!(lines.text(), "a\t1\n");
     assert_eq!(gateway.end(), Some(0));
     farleaf(&["redis", "tcp://127.0.0.1:1", "--create", "--pool-bytes", "1GiB"], b"")
         .failed(2, "have the size that they were started with");

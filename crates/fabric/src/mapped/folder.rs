@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::locked::Locked;
+use crate::locked::{LifeLock, Locked};
 use crate::{FabricError, Incarnation, Words, space};
 
 /// Attempts to make the own file; each fails only if another process is just joining.
@@ -41,7 +41,7 @@ const JOIN_TRIES: usize = 1000;
 pub(super) struct Folder {
     path: Arc<Path>,
     own: PathBuf,
-    _own_lock: Locked,
+    _own_lock: LifeLock,
     /// Of the process that made the pool.
     made: Option<Made>,
 }
@@ -208,7 +208,8 @@ impl Folder {
             let lock = Locked::wait(open_lock(&own)?).map_err(FabricError::io("lock", &own))?;
             // Another process may have removed it, taking it for a dead one's, before it was locked.
             if is_at(&lock, &own) {
-                let folder = Folder { path: path.into(), own, _own_lock: lock, made: None };
+                let _own_lock = LifeLock::new(lock);
+                let folder = Folder { path: path.into(), own, _own_lock, made: None };
                 folder.remove_dead();
                 return Ok(folder);
             }
@@ -484,7 +485,10 @@ mod tests {
                     for life in 0..100 {
                         let who = Incarnation(1 + thread * 1000 + life);
                         let folder = Folder::join(path, who).expect("join");
-                        assert!(is_at(&folder._own_lock, &folder.own), "its file was removed");
+                        assert!(
+                            is_at(&folder._own_lock.copy(), &folder.own),
+                            "its file was removed"
+                        );
                         assert!(!folder.is_dead(who));
                     }
                 });

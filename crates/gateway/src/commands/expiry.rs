@@ -3,7 +3,8 @@
 use farleaf::{Operation, Record, RecordChange};
 
 use super::records::{
-    ChangeFailure, RecordReply, TimeForm, at, change_record, name_of, need_records, string_in,
+    ChangeFailure, RecordReply, TimeForm, TimeOption, at, change_record, name_of, need_records,
+    string_in,
 };
 use super::{Call, Command, Plan, SYNTAX, Shape, lower};
 
@@ -168,21 +169,25 @@ fn set_expiring(call: &mut Call<'_>, form: TimeForm) -> Result<Plan, String> {
 }
 
 fn getex(call: &mut Call<'_>) -> Result<Plan, String> {
-    let new = match &call.args[2..] {
-        [] => return Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Value)),
-        [word] if lower(word) == "persist" => None,
-        [word, time] => {
-            let form = TimeForm::of(&lower(word)).ok_or(SYNTAX)?;
-            Some(form.later(time, "getex"))
+    let (mut time, mut persists) = (TimeOption::default(), false);
+    let mut rest = call.args[2..].iter();
+    while let Some(word) = rest.next() {
+        match lower(word).as_str() {
+            "persist" => persists = true,
+            word => time.take(word, &mut rest)?,
         }
-        _ => return Err(SYNTAX.to_owned()),
-    };
-    need_records(call, "GETEX")?;
+    }
+    match (persists, time.is_given()) {
+        (true, true) => return Err(SYNTAX.to_owned()),
+        (false, false) => return Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Value)),
+        _ => need_records(call, "GETEX")?,
+    }
+    let new = time.later("getex");
     let change = move |held: Option<&Record>| {
         let value = string_in(held)?.map(<[u8]>::to_vec);
         let Some(record) = held else { return Ok((RecordChange::Leave, None)) };
         // Redis looks at the time behind the key.
-        let expires_ms = new.clone().transpose().map_err(ChangeFailure::Text)?;
+        let expires_ms = new.clone().map_err(ChangeFailure::Text)?;
         Ok((RecordChange::Put(Record { expires_ms, ..record.clone() }), value))
     };
     Ok(change_record(call.key(), change, |value, replies| replies.value(value.as_deref())))

@@ -164,6 +164,9 @@ fn add(call: &mut Call<'_>) -> Result<Plan, String> {
 
 fn add_float(call: &mut Call<'_>) -> Result<Plan, String> {
     let (name, by) = (call.args[2].to_vec(), float(call.args[3])?);
+    if by.is_infinite() {
+        return Err("ERR value is NaN or Infinity".to_owned());
+    }
     let add = move |hash: &mut Hash| {
         let held = hash.get(&name).map_or(Ok(0.0), |value| float(value)).map_err(|_| NO_FLOAT)?;
         let sum = held + by;

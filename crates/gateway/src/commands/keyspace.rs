@@ -2,9 +2,8 @@
 
 use std::ops::Bound;
 
-use farleaf::Table;
+use farleaf::{Prefix, Table};
 
-use super::records::Pairs;
 use super::{Call, Command, Failure, Plan, SYNTAX, check_reply, integer, lower};
 use crate::pattern::{self, PATTERN_BYTES_MAX};
 use crate::shared::Shared;
@@ -66,7 +65,7 @@ fn scan(call: &mut Call<'_>) -> Result<Plan, String> {
             None => Bound::Included(prefix.clone()),
         };
         let (mut found, mut last, mut looked) = (Vec::new(), None, 0);
-        for pair in Pairs::of(table, (from, Bound::Unbounded)) {
+        for pair in table.range_strings((from, Bound::Unbounded)) {
             let (key, string) = pair?;
             if !key.starts_with(&prefix) {
                 last = None;
@@ -107,11 +106,8 @@ fn keys(call: &mut Call<'_>) -> Result<Plan, String> {
     Ok(Plan::Alone(Box::new(move |table: &Table, _: &Shared, replies: &mut Replies| {
         let (mut found, mut bytes) = (Vec::new(), 0);
         let prefix = pattern::prefix(&wanted);
-        for pair in Pairs::of(table, (Bound::Included(prefix.clone()), Bound::Unbounded)) {
+        for pair in table.range_strings(Prefix(&prefix)) {
             let (key, _) = pair?;
-            if !key.starts_with(&prefix) {
-                break;
-            }
             if pattern::matches(&wanted, &key) {
                 if found.len() == KEYS_MAX {
                     return Err(Failure::Text(format!(

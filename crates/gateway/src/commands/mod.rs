@@ -373,7 +373,7 @@ fn check_admin(call: &Call<'_>, what: &str) -> Result<(), String> {
     }
 }
 
-fn wrong_arity(name: &str) -> String {
+pub(crate) fn wrong_arity(name: &str) -> String {
     format!("ERR wrong number of arguments for '{name}' command")
 }
 
@@ -452,6 +452,15 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), count, "a name stands twice");
+    }
+
+    #[test]
+    fn a_record_of_a_later_version_says_so() {
+        let fault = farleaf::RecordView::read(&[0x42]).expect_err("no record of this version");
+        let error = farleaf::RecordError::Format { key: b"ada".to_vec(), fault };
+        let text = error_text("get", Some(b"ada"), &error.into());
+        assert!(text.starts_with("CORRUPT ") && text.contains("ada"), "{text}");
+        assert!(text.contains("was written by a later version"), "{text}");
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::ops::Bound;
 
 use farleaf::Table;
 
-use super::records::Pairs;
 use super::{Call, Command, Failure, NO_INTEGER, Plan, SYNTAX, check_reply, integer, lower};
 use crate::lex::{Ends, LexBound, NO_BOUND, range};
 use crate::shared::Shared;
@@ -97,7 +96,7 @@ impl WantedRange {
             return Ok(());
         }
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        let pairs = Pairs::of(table, owned(from, to));
+        let pairs = table.range_strings(owned(from, to));
         let mut put = |pair: farleaf::Result<(Vec<u8>, Option<Vec<u8>>)>| {
             pair.map_err(Failure::from).and_then(|(key, value)| take(key, value))
         };

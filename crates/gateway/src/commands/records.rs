@@ -1,14 +1,12 @@
-//! Records: what commands on hashes and on moments of expiry share, and the pairs of a table whatever its content.
+//! Records: shared parts of the commands on hashes and on moments of expiry.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farleaf::{
-    Answer, Content, Expiry, Hash, Record, RecordChange, RecordError, RecordRange, RecordValue,
-    Table,
+    Answer, Content, Expiry, Hash, Record, RecordChange, RecordError, RecordValue, Table,
 };
 
-use super::{Call, Failure, Plan, integer, lower};
-use crate::lex::Ends;
+use super::{Call, Failure, Plan, SYNTAX, integer, lower};
 use crate::pattern;
 use crate::shared::Shared;
 use farleaf_resp::replies::Replies;
@@ -52,7 +50,7 @@ pub(super) enum TimeForm {
 
 impl TimeForm {
     /// By the word of an option of `SET` and `GETEX`.
-    pub(super) fn of(word: &str) -> Option<TimeForm> {
+    fn of(word: &str) -> Option<TimeForm> {
         Some(match word {
             "ex" => TimeForm::Seconds,
             "px" => TimeForm::Millis,
@@ -85,6 +83,37 @@ impl TimeForm {
             Ok(moment) if is_positive => Ok(moment),
             _ => Err(format!("ERR invalid expire time in '{command}' command")),
         }
+    }
+}
+
+/// The time among the options of a command. As in Redis, the same unit may come again, of which the last time counts, and
+/// another may not.
+#[derive(Clone, Copy, Default)]
+pub(super) struct TimeOption<'a>(Option<(TimeForm, &'a [u8])>);
+
+impl<'a> TimeOption<'a> {
+    /// Takes the option `word`, whose time is the next of `rest`.
+    ///
+    /// # Errors
+    /// Syntax: no such option, no time, or a second unit.
+    pub(super) fn take(
+        &mut self,
+        word: &str,
+        rest: &mut std::slice::Iter<'_, &'a [u8]>,
+    ) -> Result<(), String> {
+        let form = TimeForm::of(word);
+        let form = form.filter(|form| self.0.is_none_or(|(held, _)| held == *form));
+        self.0 = Some((form.ok_or(SYNTAX)?, *rest.next().ok_or(SYNTAX)?));
+        Ok(())
+    }
+
+    pub(super) fn is_given(self) -> bool {
+        self.0.is_some()
+    }
+
+    /// The moment, as [`TimeForm::later`]; `None` if no time was given.
+    pub(super) fn later(self, command: &str) -> Result<Option<u64>, String> {
+        self.0.map(|(form, time)| form.later(time, command)).transpose()
     }
 }
 
@@ -272,55 +301,6 @@ pub(super) fn held(table: &Table, key: &[u8]) -> farleaf::Result<Option<Held>> {
         RecordValue::Hash(hash) => Held::Hash(hash),
         _ => Held::Hash(Hash::new()),
     }))
-}
-
-/// A key and its string; `None` for a hash.
-type FieldPair = farleaf::Result<(Vec<u8>, Option<Vec<u8>>)>;
-
-/// The pairs of a range of a table, whatever its content.
-pub(super) enum Pairs {
-    Raw(farleaf::Range),
-    Records(RecordRange),
-}
-
-impl Pairs {
-    pub(super) fn of(table: &Table, range: Ends<Vec<u8>>) -> Pairs {
-        match table.info().content {
-            Content::Raw => Pairs::Raw(table.range(range)),
-            Content::Records => Pairs::Records(table.range_records(range)),
-        }
-    }
-}
-
-fn raw(pair: farleaf::Result<(Vec<u8>, Vec<u8>)>) -> FieldPair {
-    pair.map(|(key, value)| (key, Some(value)))
-}
-
-fn of_record(pair: farleaf::Result<(Vec<u8>, Record)>) -> FieldPair {
-    pair.map(|(key, record)| match record.value {
-        RecordValue::String(string) => (key, Some(string)),
-        _ => (key, None),
-    })
-}
-
-impl Iterator for Pairs {
-    type Item = FieldPair;
-
-    fn next(&mut self) -> Option<FieldPair> {
-        match self {
-            Pairs::Raw(range) => range.next().map(raw),
-            Pairs::Records(range) => range.next().map(of_record),
-        }
-    }
-}
-
-impl DoubleEndedIterator for Pairs {
-    fn next_back(&mut self) -> Option<FieldPair> {
-        match self {
-            Pairs::Raw(range) => range.next_back().map(raw),
-            Pairs::Records(range) => range.next_back().map(of_record),
-        }
-    }
 }
 
 /// The first word of a command, in upper case, for texts.

@@ -2,7 +2,7 @@
 
 use farleaf::{Content, Expiry, Operation, Record, RecordChange, RecordError, RecordValue, Table};
 
-use super::records::{TimeForm, at, holds_records, need_records};
+use super::records::{TimeOption, at, holds_records, need_records};
 use super::{Call, Command, Failure, NO_INTEGER, Plan, SYNTAX, Shape, integer, lower};
 use crate::shared::Shared;
 use farleaf_resp::number;
@@ -97,7 +97,7 @@ struct SetOptions {
 
 fn set(call: &mut Call<'_>) -> Result<Plan, String> {
     let mut options = SetOptions::default();
-    let mut time = None;
+    let mut time = TimeOption::default();
     let mut rest = call.args[3..].iter();
     while let Some(word) = rest.next() {
         match lower(word).as_str() {
@@ -105,20 +105,20 @@ fn set(call: &mut Call<'_>) -> Result<Plan, String> {
             "xx" => options.is_there = true,
             "get" => options.returns = true,
             "ifeq" => options.equals = Some(rest.next().ok_or(SYNTAX)?.to_vec()),
-            "keepttl" if time.is_none() => options.keeps_expiry = true,
-            word => {
-                let form = TimeForm::of(word).filter(|_| time.is_none() && !options.keeps_expiry);
-                time = Some((form.ok_or(SYNTAX)?, *rest.next().ok_or(SYNTAX)?));
-            }
+            "keepttl" => options.keeps_expiry = true,
+            word => time.take(word, &mut rest)?,
         }
+    }
+    if time.is_given() && options.keeps_expiry {
+        return Err(SYNTAX.to_owned());
     }
     let conditions = [options.is_new, options.is_there, options.equals.is_some()];
     if conditions.iter().filter(|is_set| **is_set).count() > 1 {
         return Err(SYNTAX.to_owned());
     }
-    if let Some((form, time)) = time {
+    if time.is_given() {
         need_records(call, "SET with an expiry")?;
-        options.expires_ms = Some(form.later(time, "set")?);
+        options.expires_ms = time.later("set")?;
     }
     let (key, value) = (call.key(), call.args[2].to_vec());
     let has_condition = conditions.contains(&true);

@@ -102,7 +102,7 @@ fn draw_record(rng: &mut fastrand::Rng) -> Vec<Vec<u8>> {
     let moment = |rng: &mut fastrand::Rng| ["4000000000", "1", "0"][rng.usize(..3)].to_owned();
     let word = str::to_owned;
     let (k, f) = (key(rng), field(rng));
-    let words = match rng.u32(..32) {
+    let words = match rng.u32(..36) {
         0 | 1 => vec![word("HSET"), k, f, value(rng)],
         2 => vec![word("HSET"), k, f, value(rng), field(rng), value(rng)],
         3 => vec![word("HMSET"), k, f, value(rng)],
@@ -140,6 +140,23 @@ fn draw_record(rng: &mut fastrand::Rng) -> Vec<Vec<u8>> {
             time(rng),
         ],
         30 => vec![word("SET"), k, value(rng), word("EX"), time(rng), word("KEEPTTL")],
+        31 => vec![
+            word("SET"),
+            k,
+            value(rng),
+            word("EX"),
+            time(rng),
+            word(["EX", "PX"][rng.usize(..2)]),
+            word("500000"),
+        ],
+        32 => vec![
+            word("GETEX"),
+            k,
+            word(["EX", "PERSIST"][rng.usize(..2)]),
+            word(["PERSIST", "100"][rng.usize(..2)]),
+        ],
+        33 => vec![word("HINCRBYFLOAT"), k, f, word(["inf", "-inf", "x"][rng.usize(..3)])],
+        34 => vec![word("GETDEL"), k],
         _ => vec![word("TYPE"), k],
     };
     words.into_iter().map(String::into_bytes).collect()

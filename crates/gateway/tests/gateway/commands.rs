@@ -135,15 +135,17 @@ fn a_pipeline_keeps_its_order() {
 /// A scan returns every key that stays, once, in order, with a new connection for each call and writers beside it.
 #[test]
 fn a_scan_returns_each_key_once() {
+    const KEYS: usize = 100_000;
     let served = serve(|options| options.threads = 2);
     let address = served.gateway.address();
     let mut resp = Resp::connect(address);
-    for number in 0..2_000 {
-        resp.ask(&[b"SET", format!("stays{number:05}").as_bytes(), b"x"]);
-    }
+    let name = |number: usize| format!("stays{number:05}");
+    assert_eq!(resp.say("SET stays00000 x"), "+OK\r\n");
+    let table = served.db.table("db0").unwrap();
+    table.insert_many((0..KEYS).map(|number| (name(number), "x"))).unwrap();
     let writer = thread::spawn(move || {
         let mut resp = Resp::connect(address);
-        for number in 0..2_000 {
+        for number in (0..KEYS).step_by(KEYS / 2_000) {
             let key = format!("stays{number:05}x");
             resp.ask(&[b"SET", key.as_bytes(), b"x"]);
             resp.ask(&[b"DEL", key.as_bytes()]);
@@ -151,7 +153,7 @@ fn a_scan_returns_each_key_once() {
     });
     let (mut cursor, mut seen) = ("0".to_owned(), Vec::new());
     loop {
-        let reply = Resp::connect(address).say(&format!("SCAN {cursor} COUNT 70 MATCH stays*"));
+        let reply = Resp::connect(address).say(&format!("SCAN {cursor} COUNT 700 MATCH stays*"));
         let lines: Vec<&str> = reply.split("\r\n").collect();
         cursor = lines[2].to_owned();
         let keys = lines[4..].iter().filter(|line| line.starts_with("stays"));
@@ -162,7 +164,7 @@ fn a_scan_returns_each_key_once() {
         assert!(cursor.parse::<u64>().unwrap() < 1 << 53);
     }
     writer.join().unwrap();
-    let expected: Vec<String> = (0..2_000).map(|number| format!("stays{number:05}")).collect();
+    let expected: Vec<String> = (0..KEYS).map(name).collect();
     assert_eq!(seen, expected);
     let told = Resp::connect(address).say("SCAN 4711");
     assert_eq!(told, "-ERR cursor 4711 is not known here any more: start again with 0\r\n");
@@ -224,6 +226,75 @@ fn handshakes_of_clients_are_answered() {
     assert_eq!(resp.say("GET absent"), "$-1\r\n", "RESP2 again");
     assert_eq!(resp.say("QUIT"), "+OK\r\n");
     assert!(resp.is_closed());
+}
+
+/// The bytes that clients send at once at their connect, as recorded beside redis-server, and how each reply begins.
+#[test]
+fn recorded_handshakes_are_answered() {
+    const MAINT: &str = "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.";
+    let served = serve(|_| {});
+    let recorded: &[(&str, &[(&str, &str)])] = &[
+        (
+            "redis-py 8.1.0, go-redis 9.23.0",
+            &[
+                ("HELLO 3", "%7"),
+                ("CLIENT MAINT_NOTIFICATIONS ON moving-endpoint-type none", MAINT),
+                ("CLIENT SETINFO LIB-NAME redis-py", "+OK"),
+                ("CLIENT SETINFO LIB-VER 8.1.0", "+OK"),
+                ("SELECT 1", "+OK"),
+            ],
+        ),
+        (
+            "ioredis 6.0.0",
+            &[
+                ("hello 3", "%7"),
+                ("client SETINFO LIB-NAME ioredis", "+OK"),
+                ("client SETINFO LIB-VER 6.0.0", "+OK"),
+                ("info", "="),
+            ],
+        ),
+        (
+            "rueidis 1.0.79",
+            &[
+                ("HELLO 3", "%7"),
+                ("CLIENT TRACKING ON OPTIN", "-ERR CLIENT TRACKING is not supported"),
+                ("CLUSTER SLOTS", "-ERR This instance has cluster support disabled"),
+            ],
+        ),
+        (
+            "jedis 6.2.0",
+            &[
+                ("CLIENT SETINFO lib-name jedis", "+OK"),
+                ("CLIENT SETINFO lib-ver 6.2.0", "+OK"),
+                ("GET absent", "$-1"),
+            ],
+        ),
+        (
+            "lettuce 6.8.1",
+            &[
+                ("HELLO 3", "%7"),
+                ("SELECT 1", "+OK"),
+                ("CLIENT SETINFO lib-name Lettuce", "+OK"),
+                ("CLIENT SETINFO lib-ver 6.8.1", "+OK"),
+            ],
+        ),
+        ("redis-cli 7 -3 -n 1", &[("SELECT 1", "+OK"), ("HELLO 3", "%7")]),
+        (
+            "redis-benchmark 7",
+            &[("CONFIG GET save", "*2\r\n$4\r\nsave"), ("CONFIG GET appendonly", "*2\r\n$10")],
+        ),
+        ("memtier", &[("HELLO 2", "*14"), ("SELECT 1", "+OK"), ("SET a 1", "+OK")]),
+        ("memtier -3", &[("HELLO 3", "%7"), ("SELECT 1", "+OK"), ("GET absent", "_")]),
+    ];
+    for (client, lines) in recorded {
+        let mut resp = Resp::connect(served.gateway.address());
+        let words = |line: &str| command(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+        resp.send(&lines.iter().flat_map(|(line, _)| words(line)).collect::<Vec<_>>());
+        for (line, expected) in *lines {
+            let reply = String::from_utf8(resp.reply()).unwrap();
+            assert!(reply.starts_with(expected), "{client}: {line}: {reply}");
+        }
+    }
 }
 
 /// `redis-cli --stat` prints these, and nonsense for one that is missing.
@@ -321,6 +392,25 @@ fn a_sequence_runs_at_exec() {
         assert_eq!(resp.reply(), format!("{reply}\r\n").into_bytes());
     }
     assert!(resp.say("WATCH a").starts_with("-ERR WATCH is not supported"));
+    // `UNWATCH` is a command of the sequence, and arguments that are too many refuse it.
+    let refused = |name: &str| format!("-ERR wrong number of arguments for '{name}' command\r\n");
+    let aborted = "-EXECABORT Transaction discarded because of";
+    for (line, reply) in [
+        ("UNWATCH", "+OK\r\n".to_owned()),
+        ("MULTI", "+OK\r\n".to_owned()),
+        ("UNWATCH", "+QUEUED\r\n".to_owned()),
+        ("SET a 7", "+QUEUED\r\n".to_owned()),
+        ("EXEC", "*2\r\n+OK\r\n+OK\r\n".to_owned()),
+        ("MULTI", "+OK\r\n".to_owned()),
+        ("DISCARD x", refused("discard")),
+        ("EXEC", format!("{aborted} previous errors.\r\n")),
+        ("MULTI", "+OK\r\n".to_owned()),
+        ("EXEC x", format!("{aborted}: wrong number of arguments for 'exec' command\r\n")),
+        ("EXEC", "-ERR EXEC without MULTI\r\n".to_owned()),
+        ("GET a", "$1\r\n7\r\n".to_owned()),
+    ] {
+        assert_eq!(resp.say(line), reply, "{line}");
+    }
 }
 
 /// Commands of more keys than run together answer as those of few.

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farleaf::ErrorKind;
+use farleaf::{ErrorKind, KeyFormat, TableOptions, ValueFormat};
 use farleaf_gateway::{Gateway, GatewayError, GatewayOptions};
 
 use crate::common::{Resp, command, serve};
@@ -16,6 +16,8 @@ fn bytes_that_are_no_commands_end_the_connection_with_a_word() {
     let served = serve(|_| {});
     for (bytes, text) in [
         (&b"*1\r\n$x\r\n"[..], "-ERR Protocol error: invalid bulk length\r\n"),
+        (b"*1\r\n$-1\r\n", "-ERR Protocol error: invalid bulk length\r\n"),
+        (b"*x\r\n", "-ERR Protocol error: invalid multibulk length\r\n"),
         (b"*65537\r\n", "-ERR Protocol error: too many arguments: 65537, limit 65536\r\n"),
         (b"*2\r\n$3\r\nGET\r\n*1\r\n", "-ERR Protocol error: expected '$', got '*'\r\n"),
     ] {
@@ -45,6 +47,25 @@ fn keys_and_values_beyond_the_tables_limits_are_refused() {
     assert_eq!(resp.ask(&[b"SET", b"k", &vec![b'v'; 1 << 20]]), b"+OK\r\n");
     assert_eq!(resp.ask(&[b"STRLEN", b"k"]), b":1048576\r\n");
     assert_eq!(resp.say("PING"), "+PONG\r\n");
+}
+
+#[test]
+fn keys_and_values_of_another_length_are_refused() {
+    let served = serve(|options| {
+        let table = TableOptions::default().keys(KeyFormat::Fixed(8));
+        options.creates = Some(table.values(ValueFormat::Fixed(2)));
+    });
+    let mut resp = Resp::connect(served.gateway.address());
+    assert_eq!(resp.say("SET 12345678 ab"), "+OK\r\n");
+    for line in ["SET short ab", "GET short", "DEL 123456789", "MSET 12345678 cd short ab"] {
+        let reply = resp.say(line);
+        assert!(reply.starts_with("-ERR ") && reply.contains("a key of "), "{line}: {reply}");
+    }
+    for line in ["SET 12345678 abc", "APPEND 12345678 c"] {
+        let reply = resp.say(line);
+        assert!(reply.contains("a value of 3 bytes: this table takes "), "{line}: {reply}");
+    }
+    assert_eq!(resp.say("GET 12345678"), "$2\r\ncd\r\n");
 }
 
 /// A client that asks for 1 GiB and reads nothing, and one that asks for it in one command: the gateway keeps little of

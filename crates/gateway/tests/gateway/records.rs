@@ -59,6 +59,17 @@ fn keys_expire_as_in_redis() {
             ("TTL ada", ":300\r\n"),
             ("GETEX ada PERSIST", "$1\r\nx\r\n"),
             ("TTL ada", ":-1\r\n"),
+            // The same unit may come again, and another may not.
+            ("SET ada x EX 5 EX 100", "+OK\r\n"),
+            ("TTL ada", ":100\r\n"),
+            ("GETEX ada EX 5 EX 300", "$1\r\nx\r\n"),
+            ("TTL ada", ":300\r\n"),
+            ("GETEX ada PERSIST PERSIST", "$1\r\nx\r\n"),
+            ("TTL ada", ":-1\r\n"),
+            ("GETEX ada EX 5 PX 5", "-ERR syntax error\r\n"),
+            ("GETEX ada EX 5 PERSIST", "-ERR syntax error\r\n"),
+            ("GETEX ada PERSIST EX 5", "-ERR syntax error\r\n"),
+            ("GETEX ada EX", "-ERR syntax error\r\n"),
             ("SET ada y EX 100 NX", "$-1\r\n"),
             ("SET ada y EX 100 XX", "+OK\r\n"),
             ("SET ada z EX 200 IFEQ x", "$-1\r\n"),
@@ -133,6 +144,7 @@ fn hashes_are_those_of_redis() {
             ("HINCRBY h a 39", ":42\r\n"),
             ("HINCRBY h d 1", "-ERR hash value is not an integer\r\n"),
             ("HINCRBYFLOAT h a 0.5", "$4\r\n42.5\r\n"),
+            ("HINCRBYFLOAT h a inf", "-ERR value is NaN or Infinity\r\n"),
             (
                 "HSCAN h 0 MATCH [bd] COUNT 5",
                 "*2\r\n$1\r\n0\r\n*4\r\n$1\r\nb\r\n$1\r\n2\r\n$1\r\nd\r\n$4\r\ntext\r\n",
@@ -213,7 +225,7 @@ fn tables_of_raw_values_say_what_they_lack() {
 
 /// Records that no client meets are removed, and their memory is given back.
 #[test]
-fn the_sweeper_removes_what_nobody_meets() {
+fn the_sweeper_removes_records_that_no_client_reads() {
     let served = serve_records();
     let mut resp = Resp::connect(served.gateway.address());
     for number in 0..50 {

@@ -135,6 +135,14 @@ fn hashes_and_strings_are_told_apart() {
         .map(|pair| matches!(pair.unwrap().1.value, RecordValue::Hash(_)))
         .collect();
     assert_eq!(kinds, [true, false]);
+    let strings = |range| {
+        let pair = |pair: farleaf::Result<(Vec<u8>, Option<Vec<u8>>)>| pair.unwrap();
+        table.range_strings(range).map(pair).collect::<Vec<_>>()
+    };
+    let [h, s] = [(b"h".to_vec(), None), (b"s".to_vec(), table.get("s").unwrap())];
+    assert_eq!(strings("a"..), [h.clone(), s.clone()]);
+    assert_eq!(table.range_strings(..).rev().next().unwrap().unwrap(), s);
+    assert_eq!(strings("i"..), [s]);
     assert_eq!(table.count(..).unwrap(), 2);
     assert_eq!(table.remove_range(..).unwrap(), 2);
 }

@@ -69,12 +69,12 @@ fn subtree_level(paper: &DexPaper, keys: u64) -> u8 {
     (1..=paper.setup.offload_level).rev().find(|level| subtrees(*level) >= enough).unwrap_or(1)
 }
 
-/// What an experiment adds to the paper's cluster.
+/// An experiment's additions to the paper's cluster.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Added {
     /// Threads beside the clients.
     pub(super) spare_threads: usize,
-    /// What it costs that the lock of Cooling frames changes hands between threads, if it does.
+    /// Cost of a change of hands between threads of the lock of Cooling frames, if it has one.
     pub(super) handover_ns: Option<u64>,
 }
 
