@@ -31,7 +31,7 @@ use super::tree::{Tree, count, count_many};
 
 /// The lead among the changes of one key, and among its gets, unless a get has that.
 #[derive(Debug)]
-pub(super) struct ChangeLead {
+pub(crate) struct ChangeLead {
     changes: key_queues::ChangeLead,
     gets: Option<GetLead>,
 }
@@ -71,7 +71,7 @@ impl ChangeLead {
 
 impl Tree {
     /// Copies the value of `key`: by an own READ, or that of another get that began after this one.
-    pub(super) async fn get_delegated(
+    pub(crate) async fn get_delegated(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],
@@ -91,7 +91,7 @@ impl Tree {
     }
 
     /// Changes one key: by itself, or together with others that the key's leader does.
-    pub(super) async fn change_combined(
+    pub(crate) async fn change_combined(
         self: &Arc<Self>,
         session: &Session,
         change: &Change<'_>,

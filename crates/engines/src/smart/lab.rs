@@ -12,7 +12,7 @@ use fastrand::Rng;
 /// does so at once if no member is pinned, and all that is made afterwards is born later. The bug would need a tick
 /// whose CAS of the epoch is lost just then, and a cached pointer of that one epoch; thousands of seeds do not meet it.
 /// The pool's bound on reuse rules it out (`Pool::reuse_bound`, INV-EPOCH-6).
-pub(super) const CANARIES: &[Canary] = &[
+pub(crate) const CANARIES: &[Canary] = &[
     Canary::BelieveCachedAbsence,
     Canary::SkipBirth,
     Canary::RewriteEqualWords,
@@ -32,28 +32,9 @@ pub(super) const CANARIES: &[Canary] = &[
     Canary::GrowUnhelped,
 ];
 
-/// Seeded bugs of ownership, hunted with owners beside [`CANARIES`].
-const OF_OWNERS: [Canary; 6] = [
-    Canary::LostIsNotBegun,
-    Canary::DeliverTwice,
-    Canary::BelieveOldRead,
-    Canary::KeepExactEntries,
-    Canary::WriteSlotBeside,
-    Canary::StoreLeafBeside,
-];
-
-/// Seeded bugs that the lab hunts with owners: those of [`CANARIES`], and those of ownership.
-pub(super) const OWNED_CANARIES: &[Canary] = &{
-    let mut all = [OF_OWNERS[0]; CANARIES.len() + OF_OWNERS.len()];
-    let (first, last) = all.split_at_mut(CANARIES.len());
-    first.copy_from_slice(CANARIES);
-    last.copy_from_slice(&OF_OWNERS);
-    all
-};
-
-/// Settings for one run of the lab with owners: caches that run full, short windows, leaves that are unlinked at
+/// Settings for one run of the lab, of a tree with owners or without: caches that run full, short windows, leaves that are unlinked at
 /// once, and operations that are done together or each by itself.
-pub(super) fn draw_owned(rng: &mut Rng) -> Settings {
+pub(crate) fn draw_shared(rng: &mut Rng) -> Settings {
     Settings::default()
         .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
         .with("scan_window", choose(rng, &["1", "3", "32"]))
@@ -63,9 +44,9 @@ pub(super) fn draw_owned(rng: &mut Rng) -> Settings {
         .with("batch_limit", choose(rng, &["0", "2", "8"]))
 }
 
-/// Settings for one run of the lab: those of [`draw_owned`], and steps of the ladder switched off.
+/// Settings for one run of the lab: those of [`draw_shared`], and steps of the ladder switched off.
 pub(super) fn draw(rng: &mut Rng) -> Settings {
-    let mut settings = draw_owned(rng)
+    let mut settings = draw_shared(rng)
         .with("leaf", choose(rng, &["in-place", "in-place", "in-place", "replaced"]))
         .with("lock", choose(rng, &["rear", "rear", "rear", "table"]))
         .with("node_locks", choose(rng, &["off", "off", "off", "node", "path"]))

@@ -42,12 +42,13 @@ mod descent;
 mod entry;
 mod grow;
 mod insert;
-mod lab;
+pub(crate) mod lab;
 mod layout;
 mod leaf;
 mod lock_table;
 mod locked;
 mod longest_prefix;
+mod middle;
 #[cfg(test)]
 mod model;
 mod ops;
@@ -55,8 +56,6 @@ mod options;
 mod outcome;
 mod own_leaves;
 mod own_nodes;
-pub(crate) mod owned;
-mod owner;
 mod record;
 mod relocate;
 mod reverse;
@@ -86,13 +85,15 @@ pub use switches::{
 };
 
 use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeForm, NodeType, check_pool, fill_node};
-use self::tree::Tree;
+pub(crate) use self::layout::{META_MAP, META_MAP_LOCK};
+pub(crate) use self::own_nodes::OwnRanges;
+pub(crate) use self::tree::Tree;
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Smart {
-    stored: Stored<SmartShape>,
-    tree: Arc<Tree>,
+    pub(crate) stored: Stored<SmartShape>,
+    pub(crate) tree: Arc<Tree>,
 }
 
 impl Smart {
@@ -122,8 +123,19 @@ impl Smart {
         Ok(Smart { stored: *table, tree: Tree::new(table, options, None) })
     }
 
+    /// As [`Smart::open_with`], for a table whose ranges have owners.
+    pub(crate) fn open_owned(
+        session: &Session,
+        table: &Stored<SmartShape>,
+        options: SmartOptions,
+        owner: OwnRanges,
+    ) -> Result<Smart, IndexError> {
+        check_pool(session)?;
+        Ok(Smart { stored: *table, tree: Tree::new(table, options, Some(owner)) })
+    }
+
     /// As [`Index::verify`], with the walk of the engine that the table is of.
-    async fn verify_as<E: Engine<Shape = SmartShape>>(
+    pub(crate) async fn verify_as<E: Engine<Shape = SmartShape>>(
         &self,
         session: &Session,
         audit: &mut Audit,
@@ -134,7 +146,7 @@ impl Smart {
 }
 
 /// The table without a cache, for walks.
-fn stored_tree(table: &Stored<SmartShape>) -> Arc<Tree> {
+pub(crate) fn stored_tree(table: &Stored<SmartShape>) -> Arc<Tree> {
     let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
     Tree::new(table, options, None)
 }

@@ -202,7 +202,7 @@ impl Tree {
     }
 
     /// Changes one key. What it held is left in `held` if the change has an expectation.
-    pub(super) async fn change(
+    pub(crate) async fn change(
         self: &Arc<Self>,
         session: &Session,
         change: &Change<'_>,

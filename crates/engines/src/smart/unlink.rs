@@ -76,12 +76,12 @@ impl Tree {
     }
 
     /// Returns whether enough keys were removed here to unlink their leaves; any, if it is the last time.
-    pub(super) fn is_unlinking_due(&self, is_last: bool) -> bool {
+    pub(crate) fn is_unlinking_due(&self, is_last: bool) -> bool {
         lock(&self.removed).len() >= if is_last { 1 } else { self.options.unlink_batch }
     }
 
     /// The keys that were removed here and of which `is_wanted` says so. Others remain.
-    pub(super) fn take_removed(&self, is_wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+    pub(crate) fn take_removed(&self, is_wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
         let mut removed = lock(&self.removed);
         let (taken, rest) =
             std::mem::take(&mut *removed).into_iter().partition(|key| is_wanted(key));
@@ -90,7 +90,7 @@ impl Tree {
     }
 
     /// As [`Tree::unlink`], to its end whatever becomes of the caller.
-    pub(super) async fn unlink_whole(
+    pub(crate) async fn unlink_whole(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],

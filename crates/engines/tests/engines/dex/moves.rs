@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use farleaf_engines::dex::{Dex, MoveError};
+use farleaf_engines::dex::{Dex, DexTable, MoveError};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, GlobalAddr, ToAny};
@@ -92,7 +92,7 @@ fn storm(
     let expected = models.take().into_iter().flatten().collect();
     let mut came = Came { hash: sim.trace_hash(), ..Came::default() };
     for server in &servers {
-        let stats = server.index.stats();
+        let stats = server.index.tree().stats();
         came.moves += stats.moves;
         came.adopted += stats.adopted;
         came.parked += stats.parked;
@@ -103,7 +103,7 @@ fn storm(
 
 async fn move_something(
     session: &Session,
-    index: &Dex,
+    index: &DexTable,
     format: &TableFormat,
     cluster: &Hosts,
     rng: &mut fastrand::Rng,
@@ -205,8 +205,8 @@ fn a_stale_copy_that_is_adopted_blindly_is_found_out() {
 }
 
 /// The leaf of `key` in remote memory: its address and its words.
-async fn leaf_of(session: &Session, index: &Dex, key: &[u8]) -> (GlobalAddr, Vec<u64>) {
-    let (layout, meta) = (*index.layout(), index.meta());
+async fn leaf_of(session: &Session, index: &DexTable, key: &[u8]) -> (GlobalAddr, Vec<u64>) {
+    let (layout, meta) = (*index.tree().layout(), index.meta());
     let stored = Stored { table: layout.table(), meta };
     let all = stored.collect::<Dex>(session, None).await.expect("a walk");
     for addr in all.into_iter().filter(|addr| *addr != meta) {
@@ -287,7 +287,7 @@ fn read_by_an_old_copy() -> Result<(), u64> {
             assert_eq!(two.insert(&two_session, &number(at), &[2; 8]).await, Ok(true));
         }
         two.flush(&two_session).await.expect("flush");
-        let stored = Stored { table: two.layout().table(), meta: two.meta() };
+        let stored = Stored { table: two.tree().layout().table(), meta: two.meta() };
         let all = stored.collect::<Dex>(&two_session, None).await.expect("a walk");
         // The leaves that were merged away, at addresses at which there is nothing else by now.
         before.retain(|(addr, _)| !all.contains(addr));
