@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use all_keys::All;
-use farleaf_engines::dex::{Dex, DexTable, DexOptions, Durability, JoinOptions};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, Durability, JoinOptions};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, ToAny};
@@ -45,7 +45,11 @@ fn zipf(skew: f64, seed: u64, count: usize) -> Vec<u64> {
     (0..count).map(|_| draw()).collect()
 }
 
-async fn opened(endpoint: AnyEndpoint, combine: usize, durability: Durability) -> (Session, DexTable) {
+async fn opened(
+    endpoint: AnyEndpoint,
+    combine: usize,
+    durability: Durability,
+) -> (Session, DexTable) {
     let client = Client::new(endpoint.clone());
     format(&client, &PoolOptions::default()).await.unwrap();
     let pool = Pool::join(&client).await.unwrap();

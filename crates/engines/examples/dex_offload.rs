@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use all_keys::All;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_engines::dex::{Dex, DexTable, DexOptions, JoinOptions};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, JoinOptions};
 use farleaf_fabric::sim::{RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, ToAny};
 use farleaf_index::bnode::BnodeShape;
@@ -61,7 +61,10 @@ fn run(offload: Offload, threads: usize, cache_percent: u64) {
             for step in 0..2 * STEPS {
                 if step == STEPS && client == 0 {
                     // All are warm by then.
-                    begun.set((session.endpoint().now_ns(), index.tree().stats().offload_handler_ns));
+                    begun.set((
+                        session.endpoint().now_ns(),
+                        index.tree().stats().offload_handler_ns,
+                    ));
                 }
                 let key = rng.u64(..KEYS).to_be_bytes();
                 if rng.bool() {

@@ -39,7 +39,7 @@ use farleaf_index::bnode::Layout;
 use farleaf_index::compute::Owned;
 use farleaf_index::compute::ownership::create_map;
 use farleaf_index::retire::retire_all;
-use farleaf_index::{CacheControl, IndexError, Stored};
+use farleaf_index::{IndexError, Stored};
 use farleaf_pool::Session;
 
 pub use cache::{Admission, UnknownAdmission};

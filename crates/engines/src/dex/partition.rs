@@ -156,7 +156,11 @@ impl RangeOwner for DexTree {
         self.share_crossing(session).await
     }
 
-    async fn hand_over(self: &Arc<Self>, session: &Session, range: &Range) -> Result<(), MoveError> {
+    async fn hand_over(
+        self: &Arc<Self>,
+        session: &Session,
+        range: &Range,
+    ) -> Result<(), MoveError> {
         self.drop_range(session, range).await?;
         self.log.forget_images_in(&self.remote, session, range).await?;
         Ok(())

@@ -210,12 +210,7 @@ impl<T: RangeOwner> Guest<T> {
     /// Takes the keys of `op`, which nobody owns as far as is known. If the pool has no room for what an owner needs,
     /// such as a log, this stays a guest for as many operations again, and returns false: so a full pool can be read,
     /// and what is in it removed.
-    async fn takes(
-        &self,
-        tree: &Arc<T>,
-        session: &Session,
-        op: &Op,
-    ) -> Result<bool, IndexError> {
+    async fn takes(&self, tree: &Arc<T>, session: &Session, op: &Op) -> Result<bool, IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         // Before the map names this compute server as the owner.
         let map = read_map(tree.ownership().words(), session).await?;

@@ -138,7 +138,8 @@ pub trait RangeOwner: fmt::Debug + Sized + Send + Sync + 'static {
 
     /// Drops everything of `range` from the cache: it is another's next. It is closed, no operation works on it,
     /// and nothing of it is dirty. The caller has a pin.
-    async fn hand_over(self: &Arc<Self>, session: &Session, range: &Range) -> Result<(), MoveError>;
+    async fn hand_over(self: &Arc<Self>, session: &Session, range: &Range)
+    -> Result<(), MoveError>;
 
     /// Before this compute server serves the first range that `map` gives it; returns the newest map. The caller
     /// has a pin.

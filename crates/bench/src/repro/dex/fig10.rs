@@ -4,7 +4,7 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use farleaf_engines::dex::{Dex, DexTable, DexOptions, JoinOptions, Take, equal_width};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, JoinOptions, Take, equal_width};
 use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig};
 use farleaf_index::compute::{Host, MoveError, RangeCalls, number_of};
 use farleaf_pool::Session;

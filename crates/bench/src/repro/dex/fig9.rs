@@ -2,7 +2,7 @@
 //!
 //! The second part compares admission by chance with the admission of every leaf.
 
-use farleaf_engines::dex::{Admission, DexTable, DexOptions};
+use farleaf_engines::dex::{Admission, DexOptions, DexTable};
 use farleaf_index::Index;
 
 use super::{

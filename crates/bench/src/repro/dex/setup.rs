@@ -1,7 +1,7 @@
 //! Set-up: the paper's set-up at a scale.
 
 use farleaf_engines::Engine;
-use farleaf_engines::dex::{Admission, Dex, DexTable, DexOptions, Durability, JoinOptions};
+use farleaf_engines::dex::{Admission, Dex, DexOptions, DexTable, Durability, JoinOptions};
 use farleaf_index::bnode::{BnodeShape, Layout};
 use farleaf_index::{Index, Knobs, Spec};
 

@@ -9,7 +9,7 @@ use std::{
 use farleaf_engines::{
     AnyIndex,
     dex::{
-        Dex, DexOptions, DexTable, DexStats, JoinOptions, Take, equal_width,
+        Dex, DexOptions, DexStats, DexTable, JoinOptions, Take, equal_width,
         offload::{OFFLOAD_SERVICE, OffloadService},
     },
 };

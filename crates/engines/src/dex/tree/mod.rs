@@ -37,8 +37,8 @@ mod verify;
 mod walk;
 mod write_back;
 
-use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 use farleaf_engines::btree::BTree;
-use farleaf_engines::dex::{Dex, DexTable, DexOptions, Durability, JoinOptions};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, Durability, JoinOptions};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, ToAny};

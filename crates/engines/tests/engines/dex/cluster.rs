@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_engines::dex::{
-    Admission, Balance, BalanceOptions, Dex, DexTable, DexOptions, JoinOptions, MoveError, Take, equal_width,
-    sampled,
+    Admission, Balance, BalanceOptions, Dex, DexOptions, DexTable, JoinOptions, MoveError, Take,
+    equal_width, sampled,
 };
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;

@@ -9,7 +9,7 @@ use std::task::Poll;
 
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload};
-use farleaf_engines::dex::{Admission, DexTable, DexOptions, DexStats};
+use farleaf_engines::dex::{Admission, DexOptions, DexStats, DexTable};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, ToAny};

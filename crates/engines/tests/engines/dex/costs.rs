@@ -2,7 +2,7 @@
 
 use super::tables::{check, create, open};
 use crate::common::{Pairs, World, cost_since, costs};
-use farleaf_engines::dex::{Admission, DexTable, DexOptions, Durability};
+use farleaf_engines::dex::{Admission, DexOptions, DexTable, Durability};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
 use farleaf_index::compute::OwnedTable;

@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use farleaf_engines::dex::{DexTable, DexOptions};
+use farleaf_engines::dex::{DexOptions, DexTable};
 use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny};
 use farleaf_index::Index;
 use farleaf_index::compute::OwnedTable;

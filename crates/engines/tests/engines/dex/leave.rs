@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_engines::dex::{Dex, DexTable, DexOptions, JoinOptions, Take};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, JoinOptions, Take};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig, ToAny};

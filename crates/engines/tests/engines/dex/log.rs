@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_engines::dex::{Admission, Dex, DexTable, DexOptions, Durability, JoinOptions, Take};
+use farleaf_engines::dex::{Admission, Dex, DexOptions, DexTable, Durability, JoinOptions, Take};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ToAny};
@@ -73,7 +73,12 @@ impl Step {
         }
     }
 
-    async fn run(&self, session: &Session, index: &DexTable, model: &Model) -> Result<(), IndexError> {
+    async fn run(
+        &self,
+        session: &Session,
+        index: &DexTable,
+        model: &Model,
+    ) -> Result<(), IndexError> {
         match self {
             Step::Insert(key, value) => {
                 let added = index.insert(session, key, value).await?;

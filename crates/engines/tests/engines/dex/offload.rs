@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use farleaf_engines::btree::BTree;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_engines::dex::{Admission, Dex, DexTable, DexOptions};
+use farleaf_engines::dex::{Admission, Dex, DexOptions, DexTable};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{Direction, RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use super::tables::{SUBTREE_LEVEL, check, open, placed};
 use crate::common::{Pairs, World, cost_since, costs, lab_table, with_shape};
 use farleaf_engines::dex::offload::Offload;
-use farleaf_engines::dex::{Admission, DexTable, DexOptions, Durability};
+use farleaf_engines::dex::{Admission, DexOptions, DexTable, Durability};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind};
 use farleaf_index::bnode::Layout;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_engines::dex::{
-    Admission, Dex, DexTable, DexOptions, Durability, JoinOptions, Take, equal_width,
+    Admission, Dex, DexOptions, DexTable, Durability, JoinOptions, Take, equal_width,
 };
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Fabric, ToAny};

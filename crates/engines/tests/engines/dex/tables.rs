@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 use farleaf_engines::TableFormat;
-use farleaf_engines::dex::{Dex, DexTable, DexOptions, Durability, JoinOptions, Take};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, Durability, JoinOptions, Take};
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::bnode::Layout;
 use farleaf_index::{IndexError, TableReport};

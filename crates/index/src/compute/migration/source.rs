@@ -8,11 +8,12 @@ use farleaf_pool::canary::Canary;
 
 use super::MoveError;
 use crate::IndexError;
-use crate::compute::{Owned, RangeOwner};
 use crate::compute::messages::{OpReply, Request};
 use crate::compute::ownership::{
-    Intent, Ownership, Partitions, Range, View, ask, change_map, count, forget_intent, install, read_map,
+    Intent, Ownership, Partitions, Range, View, ask, change_map, count, forget_intent, install,
+    read_map,
 };
+use crate::compute::{Owned, RangeOwner};
 
 /// Passes of writing back while the range is closed.
 const PASSES_MAX: usize = 1_000;

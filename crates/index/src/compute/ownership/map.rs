@@ -61,10 +61,7 @@ pub async fn change_map_now<T: RangeOwner, E: From<IndexError>>(
 }
 
 /// Takes the map's lock; takes it over from the dead, once what they changed under it is whole.
-pub async fn lock_map<T: RangeOwner>(
-    tree: &Arc<T>,
-    session: &Session,
-) -> Result<Lock, IndexError> {
+pub async fn lock_map<T: RangeOwner>(tree: &Arc<T>, session: &Session) -> Result<Lock, IndexError> {
     let finish = async |dead| T::Unowned::finish_dead(tree, session, dead).await;
     lock_slots(tree.ownership().words(), session, finish).await
 }

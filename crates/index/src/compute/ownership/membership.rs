@@ -385,7 +385,10 @@ pub(crate) async fn cut<T: RangeOwner>(
 /// Gives everything up that the map says is this compute server's, or is about to be, once the table is
 /// closed: also what it has come to have and could not begin to serve, for want of room. Does nothing the
 /// second time. The caller has a pin.
-pub async fn release_once<T: RangeOwner>(tree: &Arc<T>, session: &Session) -> Result<(), IndexError> {
+pub async fn release_once<T: RangeOwner>(
+    tree: &Arc<T>,
+    session: &Session,
+) -> Result<(), IndexError> {
     let ownership = tree.ownership();
     if ownership.is_released.load(Ordering::Acquire) {
         return Ok(());

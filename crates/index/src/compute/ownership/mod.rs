@@ -39,8 +39,8 @@ pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free,
 pub use partitions::{Intent, Partitions, Range, equal_width, sampled};
 pub(in crate::compute) use published::{Published, ViewCache, ViewEntry, Viewed, no_views};
 pub use routing::Owner;
-pub(crate) use routing::{forward_change, forward_get, scan_all, serve};
 pub(crate) use routing::{ask, reply_of, scan_begin, seek_of};
+pub(crate) use routing::{forward_change, forward_get, scan_all, serve};
 pub use scan_parts::{ScanEnd, scan_parts};
 pub use two_slots::{MapWords, SlotPlace, lock_slots, read_slot};
 pub(in crate::compute) use two_slots::{glance, put_slot};
