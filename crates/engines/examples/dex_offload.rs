@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use all_keys::All;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_engines::dex::{Dex, DexOptions, DexTable, JoinOptions};
+use farleaf_engines::dex::{Dex, DexOptions, JoinOptions};
 use farleaf_fabric::sim::{RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, ToAny};
 use farleaf_index::bnode::BnodeShape;

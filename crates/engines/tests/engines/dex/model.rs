@@ -5,7 +5,7 @@ use crate::common::model::Run;
 use crate::common::{World, bnode_layout, formats};
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::offload::Offload;
-use farleaf_engines::dex::{Admission, Dex, DexOptions, DexTable};
+use farleaf_engines::dex::{Admission, DexOptions, DexTable};
 use farleaf_pool::Session;
 
 /// Of a new table, with a cache of `frames` nodes.
