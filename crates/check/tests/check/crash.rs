@@ -4,36 +4,21 @@
 //! contains that, or, with a `#`, through that one point. A failing point prints its name.
 //! `FARLEAF_POINTS=FILE` writes the list of all cases and their points instead, and runs none.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use farleaf_check::crash::{CrashCase, CrashOptions, CrashReport, by_name, cases, run_all};
-use farleaf_engines::Engine;
 
-/// Cases of engines with an upper tree in which a client waits until it may ask whether a lock's owner is dead: hundreds of
-/// remote operations, at each of which it dies. The default run has one of each kind of change.
-const PATIENT: [&str; 9] = [
-    "recover-growth",
-    "recover-merge",
-    "recover-update",
-    "takeover-get",
-    "takeover-merge",
-    "takeover-merge-upper",
-    "takeover-remove",
-    "takeover-split-slots",
-    "verify-after-merge",
-];
-
-/// Returns whether the default run includes a case. It leaves to `FARLEAF_SOAK` those of formats
-/// that add nothing to the others.
-fn is_chosen(name: &str) -> bool {
-    let Some((engine, case)) = name.split_once('/') else { return false };
-    let is_patient = engine.parse().is_ok_and(|engine: Engine| engine.traits().upper_tree);
+/// Returns whether the default run includes a case. It leaves to `FARLEAF_SOAK` those that are patient, and those of
+/// formats that add nothing to the others.
+fn is_chosen(name: &str, patient: &BTreeSet<String>) -> bool {
+    let Some((_, case)) = name.split_once('/') else { return false };
     let (format, action) = case.split_once('/').unwrap_or((case, ""));
     let starts = |with: &[&str]| with.iter().any(|with| action.starts_with(with));
     match format {
-        "u64-tiny" => !(is_patient && PATIENT.contains(&action)),
+        "u64-tiny" => !patient.contains(name),
         "records" => starts(&["up", "remove-merge-own", "exchange", "tick-own", "drop-table-own"]),
         _ => action == "insert-leaf-split" || action == "remove-merge-right",
     }
@@ -100,8 +85,10 @@ fn a_death_at_any_operation_leaves_all_in_order() {
         return;
     }
     let soaks = std::env::var("FARLEAF_SOAK").is_ok();
+    let patient = cases().into_iter().filter(CrashCase::is_patient);
+    let patient: BTreeSet<String> = patient.map(|case| case.name().to_owned()).collect();
     let report = go_through(|name| match wanted.as_str() {
-        "" => soaks || is_chosen(name),
+        "" => soaks || is_chosen(name, &patient),
         wanted => name.contains(wanted),
     });
     assert!(report.points > 0);
@@ -138,7 +125,7 @@ fn a_merged_node_is_marked_dead_after_its_parent_is_written() {
 #[test]
 fn names_are_unique_and_lead_back() {
     let cases = cases();
-    let names: std::collections::BTreeSet<&str> = cases.iter().map(|case| case.name()).collect();
+    let names: BTreeSet<&str> = cases.iter().map(|case| case.name()).collect();
     assert_eq!(names.len(), cases.len());
     let case = cases.iter().find(|case| case.name().ends_with("u64-tiny/update"));
     let case = case.expect("there is such a case");

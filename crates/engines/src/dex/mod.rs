@@ -25,6 +25,8 @@
 mod cache;
 mod change;
 mod guest;
+#[cfg(feature = "lab")]
+mod lab;
 mod log;
 pub mod offload;
 mod options;
@@ -50,7 +52,7 @@ pub use farleaf_index::compute::{
 pub use log::{Durability, UnknownDurability};
 pub use options::DexOptions;
 pub use stats::DexStats;
-pub use tree::DexTree;
+pub use tree::{ADOPT_UNCHECKED, DexTree, TRUST_OLD_COPY};
 use tree::{DexFail, OpContext};
 
 /// Fewest frames of a cache.

@@ -7,14 +7,9 @@ use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
 use farleaf_index::bnode::{BnodeShape, Layout};
 use farleaf_index::compute::Owned;
-use farleaf_index::engine::{Engine, Traits, choose};
-use farleaf_index::units::Size;
-use farleaf_index::{
-    IndexError, OpenOptions, Settings, Shape, Stored, TableReport, TableSpec, Visitor,
-};
+use farleaf_index::engine::{Engine, Traits};
+use farleaf_index::{IndexError, OpenOptions, Stored, TableReport, TableSpec, Visitor};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
-use fastrand::Rng;
 
 use super::log::read_log;
 use super::offload::{OFFLOAD_SERVICE, OffloadService};
@@ -26,31 +21,8 @@ impl Engine for Dex {
     const ABOUT: &'static str = "DEX: B+-tree with owned key ranges, a cache on each compute server, and \
                                  offloading; Lu et al., PVLDB 17(10), 2024";
 
-    const TRAITS: Traits = Traits {
-        cached: true,
-        owned: true,
-        logged: true,
-        offloads: true,
-        exposes: false,
-        splits: true,
-        merges: true,
-        shrinks: false,
-        upper_tree: false,
-        radix: false,
-    };
-    const CANARIES: &'static [Canary] = &[
-        Canary::AdoptUnchecked,
-        Canary::CoolUnwritten,
-        Canary::LoseLogRecord,
-        Canary::ReplayOlder,
-        Canary::ForwardUnchecked,
-        Canary::GiveUndrained,
-        Canary::AnswerAsZombie,
-        Canary::SplitOldFirst,
-        Canary::LostIsNotBegun,
-        Canary::DeliverTwice,
-    ];
-
+    const TRAITS: Traits =
+        Traits { cached: true, owned: true, logged: true, offloads: true, exposes: false };
     type Shape = BnodeShape;
     type Options = DexOptions;
     type Table = DexTable;
@@ -105,32 +77,8 @@ impl Engine for Dex {
         DexTable::check_unowned(session, table).await
     }
 
-    fn draw(rng: &mut Rng, table: &TableSpec<BnodeShape>) -> Settings {
-        let frames = choose(rng, &[48, 48, 96, 400]);
-        let cache = Size(frames * table.shape.node_bytes(&table.spec) as u64);
-        Settings::default()
-            .with("cache", &cache.to_string())
-            .with("durability", "logged")
-            .with("log_bytes", choose(rng, &["8KiB", "8KiB", "24KiB"]))
-            .with("admission", choose(rng, &["again", "again", "again", "0.1", "0.5", "1"]))
-            .with("cooling_ratio", choose(rng, &["0.1", "0.3"]))
-            .with("single_queue", choose(rng, &["false", "false", "false", "true"]))
-            .with("offload", draw_offload(rng))
-            .with("offload_scans", &rng.bool().to_string())
-            .with("combine", choose(rng, &["0", "4", "64"]))
-    }
-
     fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
         vec![(OFFLOAD_SERVICE, Arc::new(OffloadService::new(life, None)))]
-    }
-}
-
-fn draw_offload(rng: &mut Rng) -> &'static str {
-    match rng.u8(..12) {
-        0 => "ratio:0.5",
-        1 => "always",
-        2 => "adaptive",
-        _ => "never",
     }
 }
 

@@ -1,33 +1,47 @@
-//! Lab: the seeded bugs of this engine, and the settings that the lab draws for its tables.
+//! Lab: what the tree has, and the seeded bugs and settings of ownership.
 
-use farleaf_index::Settings;
-use farleaf_index::engine::choose;
-use farleaf_pool::canary::Canary;
+use farleaf_fabric::canary::{DELIVER_TWICE, LOST_IS_NOT_BEGUN};
+use farleaf_index::lab::{CrashState, Hunt, Lab, LabSize, Variant, changes, choose};
+use farleaf_index::{Settings, Spec, TableReport, TableSpec};
 use fastrand::Rng;
 
-use crate::smart::lab;
+use super::PSmart;
+use super::tree::KEEP_EXACT_ENTRIES;
+use crate::smart::{BELIEVE_OLD_READ, STORE_LEAF_BESIDE, SmartShape, WRITE_SLOT_BESIDE, lab};
 
-/// Seeded bugs of ownership.
-const OF_OWNERS: [Canary; 6] = [
-    Canary::LostIsNotBegun,
-    Canary::DeliverTwice,
-    Canary::BelieveOldRead,
-    Canary::KeepExactEntries,
-    Canary::WriteSlotBeside,
-    Canary::StoreLeafBeside,
-];
+impl Lab for PSmart {
+    const UNLINKS_LATER: bool = true;
 
-/// Seeded bugs that the lab hunts with owners: those of the tree, and those of ownership.
-pub(super) const CANARIES: &[Canary] = &{
-    let mut all = [OF_OWNERS[0]; lab::CANARIES.len() + OF_OWNERS.len()];
-    let (first, last) = all.split_at_mut(lab::CANARIES.len());
-    first.copy_from_slice(lab::CANARIES);
-    last.copy_from_slice(&OF_OWNERS);
-    all
-};
+    fn hunts() -> Vec<Hunt> {
+        let of_owners = [
+            &LOST_IS_NOT_BEGUN,
+            &DELIVER_TWICE,
+            &BELIEVE_OLD_READ,
+            &KEEP_EXACT_ENTRIES,
+            &WRITE_SLOT_BESIDE,
+            &STORE_LEAF_BESIDE,
+        ];
+        lab::hunts().into_iter().chain(of_owners.map(Hunt::any)).collect()
+    }
 
-/// Settings for one run of the lab: those of the tree that this engine has, and the rights of an owner.
-pub(super) fn draw(rng: &mut Rng) -> Settings {
-    let writes = ["exclusive", "exclusive", "exclusive", "shared"];
-    lab::draw_shared(rng).with("owner_writes", choose(rng, &writes))
+    fn shape(size: LabSize, _spec: &Spec) -> SmartShape {
+        lab::shape(size)
+    }
+
+    fn variants() -> &'static [Variant] {
+        lab::VARIANTS
+    }
+
+    fn draw(rng: &mut Rng, _table: &TableSpec<SmartShape>) -> Settings {
+        let writes = ["exclusive", "exclusive", "exclusive", "shared"];
+        lab::draw_shared(rng).with("owner_writes", choose(rng, &writes))
+    }
+
+    fn is_change(name: &str, before: &TableReport, after: &TableReport) -> bool {
+        changes::in_radix(name, before, after)
+    }
+
+    fn cases() -> Vec<(&'static str, CrashState)> {
+        lab::cases()
+    }
 }

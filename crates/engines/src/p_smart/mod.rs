@@ -23,6 +23,7 @@
 //!
 //! Variant of smart.
 
+#[cfg(feature = "lab")]
 mod lab;
 mod options;
 mod tree;
@@ -31,12 +32,8 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::compute::Owned;
 use farleaf_index::compute::ownership::create_map;
 use farleaf_index::engine::{Engine, Traits};
-use farleaf_index::{
-    IndexError, OpenOptions, Settings, Spec, Stored, TableReport, TableSpec, Visitor,
-};
-use farleaf_pool::canary::Canary;
+use farleaf_index::{IndexError, OpenOptions, Spec, Stored, TableReport, TableSpec, Visitor};
 use farleaf_pool::{Recovery, Session};
-use fastrand::Rng;
 
 pub use self::options::PSmartOptions;
 pub use self::tree::PSmartTree;
@@ -52,7 +49,6 @@ impl Engine for PSmart {
     const ABOUT: &'static str =
         "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
     const TRAITS: Traits = Traits { owned: true, ..Smart::TRAITS };
-    const CANARIES: &'static [Canary] = lab::CANARIES;
 
     type Shape = SmartShape;
     type Options = PSmartOptions;
@@ -118,9 +114,5 @@ impl Engine for PSmart {
         table: &Stored<SmartShape>,
     ) -> Result<(), IndexError> {
         Owned::<PSmartTree>::check_unowned(session, table).await
-    }
-
-    fn draw(rng: &mut Rng, _table: &TableSpec<SmartShape>) -> Settings {
-        lab::draw(rng)
     }
 }

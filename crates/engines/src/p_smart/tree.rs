@@ -12,11 +12,14 @@ use farleaf_index::{
     Change, CounterSet, Entries, Index, IndexError, Outcome, ScanCursor, ScanRange, Seek,
     SortedPairs, Stored, TableReport, common_bytes, longest_prefix_by_floors,
 };
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
 
 use super::{PSmart, PSmartOptions};
 use crate::smart::{META_MAP, META_MAP_LOCK, OwnRanges, Smart, SmartShape};
+
+farleaf_fabric::canaries! {
+    pub(crate) KEEP_EXACT_ENTRIES = "keep-exact-entries", "an owner that gives a range away keeps its exact entries";
+}
 
 /// The words of the meta object that hold the ownership map; 0 in a new table.
 pub(super) fn map_words(meta: GlobalAddr) -> MapWords {
@@ -166,7 +169,7 @@ impl RangeOwner for PSmartTree {
         _session: &Session,
         range: &Range,
     ) -> Result<(), MoveError> {
-        if !Canary::KeepExactEntries.is_armed() {
+        if !KEEP_EXACT_ENTRIES.is_armed() {
             self.smart.tree.forget_range(&range.as_scan());
         }
         Ok(())

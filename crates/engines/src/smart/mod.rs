@@ -42,6 +42,7 @@ mod descent;
 mod entry;
 mod grow;
 mod insert;
+#[cfg(feature = "lab")]
 pub(crate) mod lab;
 mod layout;
 mod leaf;
@@ -73,19 +74,21 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
-    Settings, SortedPairs, Stored, TableReport, TableSpec, Visitor,
+    SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
-use fastrand::Rng;
 
 pub use options::{FirstSlots, NodeRoom, SmartOptions, SmartShape};
 pub use switches::{
     CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
 };
 
+#[cfg(feature = "lab")]
+pub(crate) use self::cache::{BELIEVE_OLD_READ, WRITE_SLOT_BESIDE};
 use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeForm, NodeType, check_pool, fill_node};
 pub(crate) use self::layout::{META_MAP, META_MAP_LOCK};
+#[cfg(feature = "lab")]
+pub(crate) use self::own_leaves::STORE_LEAF_BESIDE;
 pub(crate) use self::own_nodes::OwnRanges;
 pub(crate) use self::tree::Tree;
 
@@ -156,10 +159,7 @@ impl Engine for Smart {
     const ABOUT: &'static str =
         "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
 
-    const TRAITS: Traits =
-        Traits { cached: true, merges: true, shrinks: true, radix: true, ..Traits::NONE };
-
-    const CANARIES: &'static [Canary] = lab::CANARIES;
+    const TRAITS: Traits = Traits { cached: true, ..Traits::NONE };
 
     type Shape = SmartShape;
     type Options = SmartOptions;
@@ -224,15 +224,6 @@ impl Engine for Smart {
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
         stored_tree(table).redo_dead(session, recovery).await
-    }
-
-    fn draw(rng: &mut Rng, table: &TableSpec<SmartShape>) -> Settings {
-        let settings = lab::draw(rng);
-        if table.shape.nodes == NodeRoom::Reverse {
-            settings.with("leaf", "in-place")
-        } else {
-            settings
-        }
     }
 }
 

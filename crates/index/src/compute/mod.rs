@@ -19,6 +19,12 @@ pub mod partitions;
 mod range_owner;
 pub mod regions;
 
+/// The seeded bugs of ownership.
+pub mod canaries {
+    pub use super::migration::GIVE_UNDRAINED;
+    pub use super::ownership::FORWARD_UNCHECKED;
+}
+
 use std::future::Future;
 
 use farleaf_fabric::{GlobalAddr, ServerId, ServiceId};

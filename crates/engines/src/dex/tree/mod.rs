@@ -56,12 +56,18 @@ use crate::dex::log::Log;
 use crate::dex::offload::{OffloadServer, Offloads};
 use crate::dex::stats::{DexStats, Stats};
 use crate::dex::{DexOptions, FRAMES_MAX};
+pub use adopt::ADOPT_UNCHECKED;
 use combine::Combined;
 pub(crate) use context::{DexFail, OpContext};
 use crowd::Crowd;
 pub(crate) use placement::{check_level, check_placement, place_for, place_table};
+#[cfg(feature = "lab")]
+pub(crate) use replay::REPLAY_OLDER;
+pub use shared::TRUST_OLD_COPY;
 use shared::{Posts, Proofs};
 pub(crate) use split::Need;
+#[cfg(feature = "lab")]
+pub(crate) use split::SPLIT_OLD_FIRST;
 pub(crate) use walk::UnfinishedSplit;
 
 /// Returns the range of a node's keys, by its fences.

@@ -18,7 +18,6 @@ use farleaf_index::detach::detach;
 use farleaf_index::retry::backoff;
 use farleaf_index::{Change, IndexError, Seek};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::context::{DexFail, OpContext};
 use super::pages::write_surely;
@@ -28,6 +27,10 @@ use crate::dex::log::{
     Durability, LogPlace, Record, RecordKind, read_log, read_ring, write_floors,
 };
 use crate::dex::{DexOptions, FRAMES_MIN};
+
+farleaf_fabric::canaries! {
+    pub(crate) REPLAY_OLDER = "replay-older", "a dead owner's log is gone through without a look at what the nodes hold";
+}
 
 /// Least and most frames of the cache that replays a log.
 const REPLAY_FRAMES: (u64, u64) = (64, 4096);
@@ -218,7 +221,7 @@ impl DexTree {
             let found = self.reach(session, Seek::At(&change.key), 0, &mut context).await?;
             let location = found.ok_or_else(|| self.no_level())?;
             let ctl = self.pages.frames.ctl(location.frame);
-            if ctl.version() >= change.number && !Canary::ReplayOlder.is_armed() {
+            if ctl.version() >= change.number && !REPLAY_OLDER.is_armed() {
                 if ctl.latch.validate(location.version) {
                     return Ok(());
                 }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use farleaf_engines::dex::{Dex, DexTable, MoveError};
+use farleaf_engines::dex::{ADOPT_UNCHECKED, Dex, DexTable, MoveError, TRUST_OLD_COPY};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, GlobalAddr, ToAny};
@@ -12,7 +12,6 @@ use farleaf_index::bnode::{Cover, Kind, Node};
 use farleaf_index::compute::{OwnedTable, RangeCalls};
 use farleaf_index::{Index, Stored};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::hosts::Hosts;
 use super::storm::{bounds, config, finish, members, serve};
@@ -193,7 +192,7 @@ fn the_smallest_caches_make_progress() {
 fn a_stale_copy_that_is_adopted_blindly_is_found_out() {
     let tiny = [formats()[0].1, formats()[3].1, formats()[4].1];
     let found = (0..60_u64).find(|seed| {
-        let _armed = Canary::AdoptUnchecked.arm();
+        let _armed = ADOPT_UNCHECKED.arm();
         let format = tiny[*seed as usize % tiny.len()];
         let run = || storm(9_100 + seed, format, (3, 3), 1_000, 130);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err()
@@ -229,7 +228,7 @@ async fn leaf_of(session: &Session, index: &DexTable, key: &[u8]) -> (GlobalAddr
 #[test]
 fn a_copy_of_an_earlier_map_leads_nowhere() {
     assert_eq!(read_by_an_old_copy(), Ok(()));
-    let armed = Canary::TrustOldCopy.arm();
+    let armed = TRUST_OLD_COPY.arm();
     let found = read_by_an_old_copy();
     drop(armed);
     assert!(found.is_err(), "nothing tells the old leaf from a new one");

@@ -35,6 +35,7 @@ pub(crate) use balance::own_load;
 pub use balance::{Balance, BalanceOptions, Balancer, RangeMove};
 pub use calls::RangeCalls;
 pub(crate) use calls::share;
+pub use source::GIVE_UNDRAINED;
 pub(in crate::compute) use source::MoveGuard;
 pub(crate) use source::give;
 

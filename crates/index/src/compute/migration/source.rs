@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::MoveError;
 use crate::IndexError;
@@ -14,6 +13,10 @@ use crate::compute::ownership::{
     read_map,
 };
 use crate::compute::{Owned, RangeOwner};
+
+farleaf_fabric::canaries! {
+    pub GIVE_UNDRAINED = "give-undrained", "a range is given away while operations on it are under way";
+}
 
 /// Passes of writing back while the range is closed.
 const PASSES_MAX: usize = 1_000;
@@ -259,7 +262,7 @@ async fn prepare<T: RangeOwner>(
     tree.share_bounds(session).await?;
     // 6
     guard.change(|view| Some(View { closed: Some(range.clone()), ..view.clone() }));
-    if !Canary::GiveUndrained.is_armed() {
+    if !GIVE_UNDRAINED.is_armed() {
         guard.drain(session).await;
     }
     // 7

@@ -38,7 +38,7 @@ pub(crate) use membership::{claim, close_whole, dead_holders, give_away};
 pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free, take_over};
 pub use partitions::{Intent, Partitions, Range, equal_width, sampled};
 pub(in crate::compute) use published::{Published, ViewCache, ViewEntry, Viewed, no_views};
-pub use routing::Owner;
+pub use routing::{FORWARD_UNCHECKED, Owner};
 pub(crate) use routing::{ask, reply_of, scan_begin, seek_of};
 pub(crate) use routing::{forward_change, forward_get, scan_all, serve};
 pub use scan_parts::{ScanEnd, scan_parts};

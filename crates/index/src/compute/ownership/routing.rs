@@ -13,7 +13,6 @@ use std::ops::Bound;
 
 use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::batch::serve_batch;
 use super::membership::{free_dead, take_free};
@@ -25,6 +24,10 @@ use crate::compute::{Owned, OwnedTable, RangeOwner, guest};
 use crate::op::Op;
 use crate::retry::backoff;
 use crate::{Entries, Exchange, IndexError, ScanCursor, ScanRange, Seek};
+
+farleaf_fabric::canaries! {
+    pub FORWARD_UNCHECKED = "forward-unchecked", "a receiver executes an operation without checking that it owns the key";
+}
 
 /// Pairs that an owner is asked for at a time.
 const PAIRS_ASKED_MAX: usize = 512;
@@ -114,7 +117,7 @@ pub(super) async fn serve_own<T: RangeOwner>(
         return Ok(Some(OpReply::Pairs(out)));
     }
     let inside = table.ownership().acquire(session, seek_of(op)).await?;
-    if inside.is_err() && !Canary::ForwardUnchecked.is_armed() {
+    if inside.is_err() && !FORWARD_UNCHECKED.is_armed() {
         return Ok(None);
     }
     if let Op::Get { key } = op {
