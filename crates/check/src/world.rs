@@ -20,9 +20,7 @@ pub fn small_world(
     computes: usize,
     engine: Engine,
 ) -> Result<(Sim, Session), HarnessError> {
-    // Leaves, lines and the nodes above have size classes of their own, and redo records as well.
-    let (region_bytes, redo_bytes) =
-        if engine.traits().upper_tree { (1536 << 10, 4 << 10) } else { (768 << 10, 1 << 10) };
+    let (region_bytes, redo_bytes) = engine.small_pool();
     let mut config = SimConfig {
         memory_servers: 2,
         compute_servers: computes,

@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use all_keys::All;
-use farleaf_engines::dex::{Dex, DexOptions, Durability, JoinOptions};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, Durability, JoinOptions};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, ToAny};
@@ -45,7 +45,11 @@ fn zipf(skew: f64, seed: u64, count: usize) -> Vec<u64> {
     (0..count).map(|_| draw()).collect()
 }
 
-async fn opened(endpoint: AnyEndpoint, combine: usize, durability: Durability) -> (Session, Dex) {
+async fn opened(
+    endpoint: AnyEndpoint,
+    combine: usize,
+    durability: Durability,
+) -> (Session, DexTable) {
     let client = Client::new(endpoint.clone());
     format(&client, &PoolOptions::default()).await.unwrap();
     let pool = Pool::join(&client).await.unwrap();
@@ -65,7 +69,7 @@ async fn opened(endpoint: AnyEndpoint, combine: usize, durability: Durability) -
 }
 
 /// A client's operations; how long each took.
-async fn client(session: Session, index: Dex, keys: Vec<u64>) -> Vec<u64> {
+async fn client(session: Session, index: DexTable, keys: Vec<u64>) -> Vec<u64> {
     let mut took = Vec::with_capacity(keys.len());
     let mut value = Vec::new();
     for (step, key) in keys.into_iter().enumerate() {
@@ -128,7 +132,7 @@ fn on_threads(threads: usize, skew: f64, durability: Durability, combine: usize)
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     let ns = begun.elapsed().as_nanos() as u64;
-    figures(took, ns, index.stats().combined)
+    figures(took, ns, index.tree().stats().combined)
 }
 
 fn in_simulator(skew: f64, durability: Durability, combine: usize) -> Figures {
@@ -153,7 +157,7 @@ fn in_simulator(skew: f64, durability: Durability, combine: usize) -> Figures {
     }
     sim.run().unwrap();
     let (first, last) = span.get();
-    figures(took.take(), last - first, index.stats().combined)
+    figures(took.take(), last - first, index.tree().stats().combined)
 }
 
 fn row(what: &str, skew: f64, durability: Durability, combine: usize, figures: &Figures) {

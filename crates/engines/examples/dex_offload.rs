@@ -61,7 +61,10 @@ fn run(offload: Offload, threads: usize, cache_percent: u64) {
             for step in 0..2 * STEPS {
                 if step == STEPS && client == 0 {
                     // All are warm by then.
-                    begun.set((session.endpoint().now_ns(), index.stats().offload_handler_ns));
+                    begun.set((
+                        session.endpoint().now_ns(),
+                        index.tree().stats().offload_handler_ns,
+                    ));
                 }
                 let key = rng.u64(..KEYS).to_be_bytes();
                 if rng.bool() {
@@ -87,7 +90,7 @@ fn run(offload: Offload, threads: usize, cache_percent: u64) {
     let ns = sim.now_ns() - begun_ns;
     let ops = (CLIENTS as u64 * STEPS) as f64;
     let all = (CLIENTS as u64 * 2 * STEPS) as f64;
-    let stats = index.stats();
+    let stats = index.tree().stats();
     let busy = (stats.offload_handler_ns - handler_ns) as f64 / (2 * threads as u64 * ns) as f64;
     println!(
         "| {cache_percent} % | {threads} | {offload} | {:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {:.0} % |",

@@ -13,6 +13,8 @@ mod drops;
 #[cfg(feature = "example")]
 pub mod example;
 pub mod fptree;
+#[cfg(feature = "lab")]
+mod lab;
 pub mod p_smart;
 mod recovery;
 mod registry;

@@ -10,11 +10,9 @@ use farleaf_index::compute::{HostedTable, OwnedTable};
 use farleaf_index::engine::Engine as Design;
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, Knobs, OpenOptions, Outcome,
-    ScanRange, Settings, SortedPairs, TableReport,
+    ScanRange, SortedPairs, TableReport,
 };
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Root, Session};
-use fastrand::Rng;
 
 use crate::{StoredTable, TableFormat, drops};
 
@@ -74,8 +72,9 @@ macro_rules! engines {
             }
         }
 
+        #[cfg(feature = "lab")]
         impl AnyIndex {
-            /// Does some of [`Engine::background_work`] at once; for tests.
+            /// Does some of [`Engine::background_work`] at once.
             ///
             /// # Errors
             /// `Invalid` for a name that is not in that list; those of the work.
@@ -84,9 +83,10 @@ macro_rules! engines {
                 session: &Session,
                 name: &str,
             ) -> Result<(), IndexError> {
+                use farleaf_index::lab::Lab;
                 match self {
                     $($(#[cfg($cfg)])? AnyIndex::$variant(table) => {
-                        <$design as Design>::work_in_background(table, session, name).await
+                        <$design as Lab>::work_in_background(table, session, name).await
                     })+
                 }
             }
@@ -168,28 +168,6 @@ impl Engine {
     /// One line about it: what it is; paper, venue, year.
     pub fn about(self) -> &'static str {
         on_engine!(self, D => <D as Design>::ABOUT)
-    }
-
-    /// Returns whether the lab hunts that seeded bug with it.
-    pub fn has_canary(self, canary: Canary) -> bool {
-        on_engine!(self, D => <D as Design>::CANARIES).contains(&canary)
-    }
-
-    /// Settings for one run of the lab on tables of that format, drawn from `rng`. The same draws give the
-    /// same settings, and every drawn setting is named.
-    ///
-    /// # Errors
-    /// `Invalid` for a format that the engine cannot use.
-    pub fn draw(self, rng: &mut Rng, format: &TableFormat) -> Result<Settings, IndexError> {
-        let (stated, whole) = (format.shape(), format.complete()?);
-        let drawn = on_engine!(self, D => <D as Design>::draw(rng, &whole.table::<D>(0)?));
-        // A setting of the shape that the format states stays as it is.
-        Ok(drawn.filtered(|name| stated.get(name).is_none()))
-    }
-
-    /// Names of the work that the engine does by itself while operations run.
-    pub fn background_work(self) -> &'static [&'static str] {
-        on_engine!(self, D => <D as Design>::BACKGROUND)
     }
 
     /// Services that memory servers run for the engines. `life` differs from that of every process that ran

@@ -280,6 +280,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "lab")]
     fn the_lab_draws_no_shape_that_a_format_states() {
         let stated = settings(&["bucket_bytes=64"]);
         let open = TableFormat::fixed8(Engine::Dart);

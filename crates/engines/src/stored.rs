@@ -132,15 +132,4 @@ impl StoredTable {
         let objects = self.collect(session, None).await?;
         retire_all(session, objects).await
     }
-
-    /// Makes its nodes look as if they had been changed for ages: their versions wrap soon. For
-    /// tests; nobody may have the table open. Does nothing for an engine in which nothing wraps.
-    ///
-    /// Cost: 2 READs and 1 WRITE for each node.
-    ///
-    /// # Errors
-    /// As [`farleaf_index::Index::verify`].
-    pub async fn age(&self, session: &Session) -> Result<(), IndexError> {
-        on_engine!(self.format.engine, Design => Design::age(session, &self.of_engine::<Design>()?).await)
-    }
 }

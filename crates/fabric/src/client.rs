@@ -5,8 +5,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::{
-    AnyEndpoint, Buf, CallError, Canary, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError,
-    OpErrorKind, OpKind, Ops, ServerId, ServiceId, Words,
+    AnyEndpoint, Buf, CallError, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpErrorKind,
+    OpKind, Ops, ServerId, ServiceId, Words, canary,
 };
 
 /// One coroutine's view of an endpoint: the same operations, counted per server and per kind of index
@@ -207,7 +207,7 @@ impl<E: Endpoint> Client<E> {
     /// As [`Endpoint::fence`]. A region that is `Gone`, and one of a member that is dead itself, counts as
     /// fenced.
     pub async fn fence_peers(&self, who: Incarnation) -> Result<(), OpError> {
-        if Canary::FenceSkipsRegions.is_armed() {
+        if canary::FENCE_SKIPS_REGIONS.is_armed() {
             return Ok(());
         }
         for peer in self.endpoint.peers() {

@@ -22,7 +22,7 @@ mod access;
 mod addr;
 mod any;
 mod calls;
-mod canary;
+pub mod canary;
 mod client;
 pub mod codec;
 #[cfg(feature = "conformance")]

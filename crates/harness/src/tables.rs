@@ -3,17 +3,9 @@
 use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat};
 use farleaf_index::bnode::{BnodeShape, Layout};
 use farleaf_index::knobs::CACHE;
+use farleaf_index::lab::LabSize;
 use farleaf_index::{IndexError, KeyFormat, Knobs, OpenOptions, Settings, Spec, ValueFormat};
 use farleaf_pool::Session;
-
-/// Settings of shapes with which a few keys make a deep structure.
-const TINY: &[(&str, &str)] = &[
-    ("node_bytes", "256"),
-    ("cap_leaf", "4"),
-    ("cap_inner", "3"),
-    ("bucket_bytes", "32"),
-    ("first_slots", "6"),
-];
 
 /// The table of `engine` in the lab's format `name`:
 ///
@@ -31,26 +23,22 @@ const TINY: &[(&str, &str)] = &[
 /// # Panics
 /// If there is no such format.
 pub fn lab_table(engine: Engine, name: &str) -> TableFormat {
-    let bytes = TableFormat::new(engine, Spec::ANY);
-    let fixed = TableFormat::fixed8(engine);
-    let fixed_bytes =
-        |key, value| Spec { key: KeyFormat::Fixed(key), value: ValueFormat::Fixed(value) };
-    match name {
-        "u64-tiny" => with_shape(fixed, TINY),
-        "u64-small" => with_shape(fixed, &[("node_bytes", "256")]),
-        "u64" => fixed,
-        "wide-tiny" => with_shape(
-            with_shape(fixed, TINY).with_spec(fixed_bytes(16, 24)),
-            &[("node_bytes", "512")],
-        ),
-        "short-tiny" => with_shape(bytes.with_keys(KeyFormat::Bytes { max: 40 }), TINY),
-        "bytes-tiny" => with_shape(
-            with_shape(bytes, TINY),
-            &[("node_bytes", "auto"), ("cap_leaf", "3"), ("cap_inner", "2")],
-        ),
-        "bytes" => bytes,
-        "odd" => bytes.with_spec(fixed_bytes(5, 3)),
+    let fixed = |key, value| Spec { key: KeyFormat::Fixed(key), value: ValueFormat::Fixed(value) };
+    let short = Spec { key: KeyFormat::Bytes { max: 40 }, ..Spec::ANY };
+    let (spec, size) = match name {
+        "u64-tiny" => (Spec::FIXED8, LabSize::Tiny),
+        "u64-small" => (Spec::FIXED8, LabSize::Small),
+        "u64" => (Spec::FIXED8, LabSize::Usual),
+        "wide-tiny" => (fixed(16, 24), LabSize::Tiny),
+        "short-tiny" => (short, LabSize::Tiny),
+        "bytes-tiny" => (Spec::ANY, LabSize::Tiny),
+        "bytes" => (Spec::ANY, LabSize::Usual),
+        "odd" => (fixed(5, 3), LabSize::Usual),
         _ => panic!("no format of the lab is named {name:?}"),
+    };
+    match engine.lab_table(size, spec) {
+        Ok(table) => table,
+        Err(error) => panic!("engine {engine}: {error}"),
     }
 }
 

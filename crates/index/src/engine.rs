@@ -5,14 +5,10 @@ use std::future::Future;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, Service, ServiceId};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
-use fastrand::Rng;
 
 use crate::walk::Visitor;
-use crate::{
-    Index, IndexError, Knobs, OpenOptions, Settings, Shape, Spec, Stored, TableReport, TableSpec,
-};
+use crate::{Index, IndexError, Knobs, OpenOptions, Shape, Spec, Stored, TableReport, TableSpec};
 
 /// A design of index: how its tables are made, opened, walked and looked after.
 ///
@@ -24,9 +20,6 @@ pub trait Engine: Sized + 'static {
     const ABOUT: &'static str;
     /// Its traits.
     const TRAITS: Traits;
-
-    /// Seeded bugs that the lab hunts with this engine.
-    const CANARIES: &'static [Canary] = &[];
 
     /// Settings of a table that are fixed when it is made.
     type Shape: Shape;
@@ -142,41 +135,6 @@ pub trait Engine: Sized + 'static {
         async { Ok(()) }
     }
 
-    /// Makes the table look as if it had been changed for ages, so that what counts up wraps soon; for tests.
-    /// Does nothing where nothing wraps. Nobody may have the table open.
-    ///
-    /// # Errors
-    /// As [`Engine::walk`].
-    fn age(
-        _session: &Session,
-        _table: &StoredOf<Self>,
-    ) -> impl Future<Output = Result<(), IndexError>> {
-        async { Ok(()) }
-    }
-
-    /// Settings for one run of the lab on such tables, drawn from `rng`: small ones, so that caches
-    /// run full and rare paths are taken. Names every setting that it draws. The dead must lose nothing. A setting of
-    /// the shape counts only if the table leaves it open.
-    fn draw(_rng: &mut Rng, _table: &TableSpec<Self::Shape>) -> Settings {
-        Settings::default()
-    }
-
-    /// Names of the work that the engine does by itself while operations run. Crash cases ask for it by name.
-    const BACKGROUND: &'static [&'static str] = &[];
-
-    /// Does that work at once, which the engine would do when it is due.
-    ///
-    /// # Errors
-    /// `Invalid` for a name that is not among [`Engine::BACKGROUND`]; those of the work.
-    fn work_in_background(
-        _table: &Self::Table,
-        _session: &Session,
-        name: &str,
-    ) -> impl Future<Output = Result<(), IndexError>> {
-        let unknown = format!("engine {} does no work named \"{name}\"", Self::NAME);
-        async { Err(IndexError::Invalid(unknown)) }
-    }
-
     /// Services that memory servers run for the engine. `life` differs from that of every process that ran
     /// them on the same memory before: the time at which the process began, say.
     fn services(_life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
@@ -186,11 +144,6 @@ pub trait Engine: Sized + 'static {
 
 /// A table of the engine `E` in the pool.
 pub type StoredOf<E> = Stored<<E as Engine>::Shape>;
-
-/// One of a list, drawn from `rng`.
-pub fn choose<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
-    list[rng.usize(..list.len())]
-}
 
 /// The traits of a design. Store, command, bench and lab ask this, and compare no names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -205,58 +158,22 @@ pub struct Traits {
     pub offloads: bool,
     /// Compute servers expose memory that other compute servers read.
     pub exposes: bool,
-    /// Nodes split, and levels are added, as a table grows.
-    pub splits: bool,
-    /// Nodes that have become small are merged or made smaller.
-    pub merges: bool,
-    /// The height of the structure falls again when keys are removed.
-    pub shrinks: bool,
-    /// Leaves hang below a tree of records of its own: a table has two levels at least.
-    pub upper_tree: bool,
-    /// Nodes are added one at a time where keys differ, and replaced by larger ones: a radix tree.
-    pub radix: bool,
 }
 
 impl Traits {
     /// Those of an engine that has none.
-    pub const NONE: Traits = Traits {
-        cached: false,
-        owned: false,
-        logged: false,
-        offloads: false,
-        exposes: false,
-        splits: false,
-        merges: false,
-        shrinks: false,
-        upper_tree: false,
-        radix: false,
-    };
+    pub const NONE: Traits =
+        Traits { cached: false, owned: false, logged: false, offloads: false, exposes: false };
 
     /// The names of those that it has.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        let Traits {
-            cached,
-            owned,
-            logged,
-            offloads,
-            exposes,
-            splits,
-            merges,
-            shrinks,
-            upper_tree,
-            radix,
-        } = *self;
+        let Traits { cached, owned, logged, offloads, exposes } = *self;
         [
             ("cached", cached),
             ("owned", owned),
             ("logged", logged),
             ("offloads", offloads),
             ("exposes", exposes),
-            ("splits", splits),
-            ("merges", merges),
-            ("shrinks", shrinks),
-            ("upper tree", upper_tree),
-            ("radix", radix),
         ]
         .into_iter()
         .filter_map(|(name, has)| has.then_some(name))

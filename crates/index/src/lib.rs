@@ -17,6 +17,8 @@ mod error;
 mod index;
 pub mod join;
 pub mod knobs;
+#[cfg(feature = "lab")]
+pub mod lab;
 pub mod local;
 pub mod oneshot;
 mod op;

@@ -1,13 +1,16 @@
 //! Remote lock: a word of remote memory that names its holder, taken by a CAS and given back whatever becomes of the taker.
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, is_open};
 
 use crate::IndexError;
 use crate::local::QueuePlace;
 use crate::oneshot::{Receiver, channel};
 use crate::retry::LockWait;
+
+farleaf_fabric::canaries! {
+    pub RESEND_BLINDLY = "resend-blindly", "a lost change is written again without a look whether its lock is still held";
+}
 
 /// A lock word that holds this client's token, given back when dropped.
 #[derive(Debug)]
@@ -218,7 +221,7 @@ impl PostedChain<'_> {
             let reliable = session.maintenance();
             let done = async {
                 reliable.settle(lock.server()).await?;
-                if reliable.word(lock).await? != token && !Canary::ResendBlindly.is_armed() {
+                if reliable.word(lock).await? != token && !RESEND_BLINDLY.is_armed() {
                     return Ok(());
                 }
                 let chain = |ops: &mut Ops| {

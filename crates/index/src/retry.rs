@@ -4,12 +4,15 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 
 use crate::IndexError;
 use crate::join::within;
 use crate::local::{LockQueue, QueuePlace};
+
+farleaf_fabric::canaries! {
+    pub STEAL_LOCK = "steal-lock", "a lock that is held for long is taken from a living holder";
+}
 
 /// Attempts at one operation before it gives up.
 const ATTEMPTS_MAX: u32 = 20_000;
@@ -104,7 +107,7 @@ impl LockWait {
         let waited_ns = now_ns - self.since_ns;
         if waited_ns >= OWNER_CHECK_NS
             && LockToken::from_word(token).is_some()
-            && (Canary::StealLock.is_armed() || session.owner_is_dead(token).await?)
+            && (STEAL_LOCK.is_armed() || session.owner_is_dead(token).await?)
         {
             return Ok(true);
         }

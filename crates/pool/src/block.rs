@@ -22,7 +22,6 @@ use farleaf_fabric::codec::Writer;
 use farleaf_fabric::{Endpoint, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::canary::Canary;
 use crate::class::{GROUP_COUNT, group_of};
 use crate::geometry::BlockId;
 use crate::local_block::{Carving, Left, LeftRun, LocalBlock};
@@ -32,6 +31,10 @@ use crate::reliable::{Cas, Reliable, wait_until};
 use crate::remote_free::BATCH;
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
+
+farleaf_fabric::canaries! {
+    pub LOSE_RUN = "lose-run", "a run of a block is used without its words in the page map";
+}
 
 const TAG: u64 = u64::from_le_bytes(*b"FLBLOCK2");
 pub(crate) const HEADER_WORDS: usize = 6;
@@ -209,7 +212,7 @@ impl Pool {
         let mut content = client.buf(words.len() * 8);
         content.words_mut().copy_from_slice(&words);
         // INV-RUN-1
-        if !Canary::LoseRun.is_armed() {
+        if !LOSE_RUN.is_armed() {
             client.write(self.map_addr(block, from), content).await?;
         }
         let mut alloc = self.alloc();

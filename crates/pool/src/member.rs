@@ -26,11 +26,15 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Endpoint, Incarnation, OpError, OpErrorKind};
 
 use crate::address::{ADDRESS_AT, Published, read_members};
-use crate::canary::Canary;
 use crate::geometry::MEMBER_BYTES;
 use crate::reliable::{Reliable, Trial};
 use crate::words::{AnnounceWord, BlockState, MemberState, MemberWord};
 use crate::{Geometry, Pool, PoolError};
+
+farleaf_fabric::canaries! {
+    pub SKIP_FENCE = "skip-fence", "the dead are not cut off before their locks are taken over";
+    pub MEMBERS_BEFORE_FENCE = "members-before-fence", "the member table is read before the fence at memory servers";
+}
 
 /// One entry as a READ found it; its words may be of different moments.
 #[derive(Clone, Copy, Debug)]
@@ -319,7 +323,7 @@ async fn fence_once(
     geometry: &Geometry,
     who: Incarnation,
 ) -> Result<(), PoolError> {
-    let is_wrong_way_round = Canary::MembersBeforeFence.is_armed();
+    let is_wrong_way_round = MEMBERS_BEFORE_FENCE.is_armed();
     if is_wrong_way_round {
         attach_regions(client, geometry).await?;
     }
@@ -360,7 +364,7 @@ async fn fence_if_dead(
     if who == client.endpoint().incarnation() || !client.endpoint().is_dead(who).await {
         return Ok(false);
     }
-    if Canary::SkipFence.is_armed() {
+    if SKIP_FENCE.is_armed() {
         return Ok(true);
     }
     match fence(client, geometry, who).await {

@@ -34,8 +34,12 @@ use farleaf_fabric::{
     ServerId,
 };
 
-use crate::canary::Canary;
 use crate::on_drop::OnDrop;
+
+farleaf_fabric::canaries! {
+    pub SETTLE_WITHOUT_RECONNECT = "settle-without-reconnect", "what became of a lost operation is looked at while it may still happen";
+    pub REGION_UNSETTLED = "region-unsettled", "an operation on a region is posted again without a reconnect";
+}
 
 /// Time for which a session tries an operation that a caller waits for. Then it is `Unavailable`, or its
 /// outcome unknown.
@@ -246,8 +250,8 @@ impl<'a> Reliable<'a> {
         }
         for server in servers {
             let canary = match server.is_compute() {
-                true => Canary::RegionUnsettled,
-                false => Canary::SettleWithoutReconnect,
+                true => &REGION_UNSETTLED,
+                false => &SETTLE_WITHOUT_RECONNECT,
             };
             if !canary.is_armed() {
                 self.renew(*server, &posting, trial.failing_since_ns).await?;

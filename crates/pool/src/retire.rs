@@ -23,12 +23,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{GlobalAddr, ServerId};
 
-use crate::canary::Canary;
 use crate::class::class_bytes;
 use crate::geometry::RETIRE_WORDS;
 use crate::pins::{PinGuard, UNPINNED, pin_at};
 use crate::reliable::wait_until;
 use crate::{Pool, PoolError, Session};
+
+farleaf_fabric::canaries! {
+    pub REUSE_EARLY = "reuse-early", "a retired object is reused while operations may hold it";
+}
 
 /// Between looks whether a task is done.
 const TASK_WAIT_NS: u64 = 500;
@@ -474,7 +477,7 @@ impl Session {
     /// words that they have in the pages, and what [`Pool::give_home`] costs.
     pub(crate) async fn reclaim(&self, freeing: &Freeing, bound: u64) -> Result<(), PoolError> {
         let (pool, of, mut count) = (&**self.pool(), &freeing.of, freeing.count);
-        let is_due = |epoch: u64| epoch + 2 <= bound || Canary::ReuseEarly.is_armed();
+        let is_due = |epoch: u64| epoch + 2 <= bound || REUSE_EARLY.is_armed();
         let let_go = std::mem::take(&mut of.lock().let_go);
         let_go.iter().for_each(|addr| pool.alloc().let_go_retired(*addr));
         loop {

@@ -7,13 +7,17 @@ use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ServerId};
 
-use crate::canary::Canary;
 use crate::clients::{ClaimedClient, ClosedClient, TOKEN_STEP};
 use crate::pins::{LAST_PIN, PinSlots, SessionPins, pin_at};
 use crate::placement::Placement;
 use crate::reliable::{Lines, PATIENCE_NS, Reliable, is_open, wait_until};
 use crate::retire::{Retirement, Retiring};
 use crate::{LockToken, Pool, PoolError};
+
+farleaf_fabric::canaries! {
+    pub SKIP_PIN = "skip-pin", "operations do not pin the epoch that they began in";
+    pub ANSWER_AS_ZOMBIE = "answer-as-zombie", "who was taken for dead answers from its cache";
+}
 
 /// Tokens that are left after every `begin` and `tick`.
 const TOKENS_LEAST: u64 = 1 << 16;
@@ -254,7 +258,7 @@ impl Session {
     #[inline]
     pub fn vouch(&self) -> Result<(), PoolError> {
         self.inner.pool.check_open()?;
-        if self.endpoint().holds_lease() || Canary::AnswerAsZombie.is_armed() {
+        if self.endpoint().holds_lease() || ANSWER_AS_ZOMBIE.is_armed() {
             return Ok(());
         }
         Err(PoolError::Closed)
@@ -462,7 +466,7 @@ impl Session {
 
     #[inline]
     fn take_pin(&self) -> usize {
-        if Canary::SkipPin.is_armed() {
+        if SKIP_PIN.is_armed() {
             return self.inner.pin_slots.reserve(0);
         }
         self.inner.pin_slots.take(self.pins(), &self.inner.pool.epochs.view)

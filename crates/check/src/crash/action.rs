@@ -3,7 +3,8 @@
 use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::{AnyEndpoint, OpKind};
 use farleaf_harness::{HarnessError, join};
-use farleaf_index::{Index, IndexError, ScanRange, Settings};
+use farleaf_index::lab::{Action, WRITTEN, settings};
+use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, Session};
 
 use super::formats::Format;
@@ -14,73 +15,22 @@ use crate::world::{Pairs, PairsOf, ask, open, open_with, scan};
 pub(super) const TABLE: &str = "t";
 /// A second table, to be made or dropped.
 pub(super) const OTHER: &str = "other";
-/// Version of values that the table is filled with.
-pub(super) const INITIAL: u32 = 1;
-/// Version of values that the action writes.
-pub(super) const WRITTEN: u32 = 2;
-
-/// An action. Keys are numbers; see [`Format::key`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
-    Get(u32),
-    Insert(u32),
-    Update(u32),
-    Upsert(u32),
-    Remove(u32),
-    /// A remove, and what its engine does in the background to give up the space.
-    RemoveAndClose(u32),
-    /// Expected version and new version; 0 stands for an absent key.
-    Exchange(u32, u32, u32),
-    Scan {
-        reverse: bool,
-    },
-    /// Fills the empty table with this many keys.
-    BulkLoad(u32),
-    CreateTable,
-    DropTable,
-    Join,
-    Leave,
-    Ticks(u32),
-    /// An object of a size that nobody has used yet.
-    Alloc,
-    Recover,
-    Verify,
-    /// Work of the engine in the background, by its name.
-    Background(&'static str),
-}
-
-impl Action {
-    /// The key of the action, if it has one.
-    pub(super) fn key(self) -> Option<u32> {
-        match self {
-            Action::Get(key)
-            | Action::Insert(key)
-            | Action::Update(key)
-            | Action::Upsert(key)
-            | Action::Remove(key)
-            | Action::RemoveAndClose(key)
-            | Action::Exchange(key, ..) => Some(key),
-            _ => None,
+/// The call of an action for a history, if it has a key.
+pub(super) fn call_of(action: Action, format: &Format) -> Option<Op> {
+    let number = action.key()?;
+    let key = format.key(number);
+    let value = format.value(number, WRITTEN);
+    let version = |version: u32| (version != 0).then(|| format.value(number, version));
+    Some(match action {
+        Action::Insert(_) => Op::Insert { key, value },
+        Action::Update(_) => Op::Update { key, value },
+        Action::Upsert(_) => Op::Upsert { key, value },
+        Action::Remove(_) | Action::RemoveAndClose(_) => Op::Remove { key },
+        Action::Exchange(_, expected, new) => {
+            Op::CompareExchange { key, expected: version(expected), new: version(new) }
         }
-    }
-
-    /// The call for a history, if the action has a key.
-    pub(super) fn call(self, format: &Format) -> Option<Op> {
-        let number = self.key()?;
-        let key = format.key(number);
-        let value = format.value(number, WRITTEN);
-        let version = |version: u32| (version != 0).then(|| format.value(number, version));
-        Some(match self {
-            Action::Insert(_) => Op::Insert { key, value },
-            Action::Update(_) => Op::Update { key, value },
-            Action::Upsert(_) => Op::Upsert { key, value },
-            Action::Remove(_) | Action::RemoveAndClose(_) => Op::Remove { key },
-            Action::Exchange(_, expected, new) => {
-                Op::CompareExchange { key, expected: version(expected), new: version(new) }
-            }
-            _ => Op::Get { key },
-        })
-    }
+        _ => Op::Get { key },
+    })
 }
 
 /// The compute server that acts.
@@ -91,16 +41,13 @@ pub(super) struct Actor {
     pub(super) member: Option<(Session, AnyIndex)>,
 }
 
-/// Joins the pool and opens the table; what this member removes stays where it is if it `keeps_removed`.
+/// Joins the pool and opens the table by these settings, as in `cache=0`.
 pub(super) async fn enter(
     endpoint: AnyEndpoint,
-    keeps_removed: bool,
+    chosen: &str,
 ) -> Result<(Session, AnyIndex), HarnessError> {
     let session = join(endpoint).await?;
-    let index = match keeps_removed {
-        true => open_with(&session, TABLE, &Settings::default().with("unlink_batch", "64")).await?,
-        false => open(&session, TABLE).await?,
-    };
+    let index = open_with(&session, TABLE, &settings(chosen)).await?;
     Ok((session, index))
 }
 
@@ -165,7 +112,7 @@ impl Actor {
                 }
             }
             _ => {
-                let Some(call) = action.call(&self.format) else { return nothing };
+                let Some(call) = call_of(action, &self.format) else { return nothing };
                 let answer = ask(session, index, &call).await?;
                 if let Action::RemoveAndClose(_) = action {
                     index.close(session).await?;

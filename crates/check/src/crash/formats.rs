@@ -1,8 +1,9 @@
 //! Crash formats: nodes so small that a few keys reach every structural change.
 
 use farleaf_engines::{Engine, TableFormat};
-use farleaf_harness::{lab_table, try_shape, with_shape};
-use farleaf_index::{KeyFormat, Spec, ValueFormat};
+use farleaf_harness::lab_table;
+use farleaf_index::lab::Variant;
+use farleaf_index::{KeyFormat, ValueFormat};
 
 /// A table's format, and its keys and values by number.
 #[derive(Clone, Copy, Debug)]
@@ -13,8 +14,8 @@ pub(super) struct Format {
     pub(super) node_bytes: usize,
     /// Bytes of the values that do not fit into a leaf, if there are such.
     record_bytes: usize,
-    /// Nodes have room for all of their slots.
-    pub(super) reserves: bool,
+    /// The engine's variant that the table is of.
+    pub(super) variant: Option<&'static Variant>,
 }
 
 impl Format {
@@ -23,22 +24,17 @@ impl Format {
         let tiny = lab_table(engine, "u64-tiny");
         let bytes = lab_table(engine, "short-tiny");
         let of = |name, table| {
-            let (node_bytes, record_bytes, reserves) = (256, 0, false);
-            Format { name, table, node_bytes, record_bytes, reserves }
+            let (node_bytes, record_bytes, variant) = (256, 0, None);
+            Format { name, table, node_bytes, record_bytes, variant }
         };
         let mut formats = vec![of("u64-tiny", tiny), of("bytes-tiny", bytes)];
-        // An engine without nodes keeps values of any length in one way.
-        if engine.traits().splits || engine.traits().radix {
+        if engine.has_records() {
             formats.push(Format { record_bytes: 200, ..of("records", bytes) });
         }
-        if engine.traits().upper_tree {
-            let spec = Spec { key: KeyFormat::Fixed(8), value: ValueFormat::Fixed(24) };
-            let table = with_shape(tiny.with_spec(spec), &[("node_bytes", "512")]);
-            formats.push(Format { node_bytes: 512, ..of("wide", table) });
-        }
-        for (name, nodes) in [("reserved", "reserve"), ("reverse", "reverse")] {
-            if let Some(table) = try_shape(tiny, "nodes", nodes) {
-                formats.push(Format { reserves: true, ..of(name, table) });
+        for variant in engine.variants() {
+            if let Ok(table) = engine.variant_table(variant, tiny.spec) {
+                let (name, node_bytes) = (variant.name, variant.object_bytes);
+                formats.push(Format { node_bytes, variant: Some(variant), ..of(name, table) });
             }
         }
         formats

@@ -80,7 +80,7 @@ pub fn cases() -> Vec<CrashCase> {
     let mut cases = Vec::new();
     for engine in Engine::ALL {
         for format in Format::of(*engine) {
-            for (action, state) in cases::table(*engine, format.reserves) {
+            for (action, state) in cases::table(*engine, format.variant) {
                 let name = format!("{engine}/{}/{action}", format.name);
                 let seed = name.bytes().fold(7, |seed: u64, byte| {
                     seed.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte)
@@ -111,6 +111,11 @@ impl CrashCase {
     /// Engine, format and action: `ENGINE/u64-tiny/insert-root-growth`.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Returns whether it has hundreds of points, most of them waits, so that the default run leaves it out.
+    pub fn is_patient(&self) -> bool {
+        self.0.start.state.is_patient
     }
 
     /// Every point at which the compute server can die. The first call finds the state and makes a

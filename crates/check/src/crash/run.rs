@@ -12,15 +12,15 @@ use farleaf_engines::{AnyIndex, recover, recover_within};
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimFabric};
 use farleaf_fabric::{Client, Endpoint, OpKind, ServerId, ToAny};
 use farleaf_harness::{HarnessError, ensure, join, settle};
+use farleaf_index::lab::{Action, CrashState, CrashStep, INITIAL, Setup};
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, MemoryUse, Session};
 
-use super::action::{Action, Actor, INITIAL, OTHER, TABLE, bulk_pairs, enter};
+use super::action::{Actor, OTHER, TABLE, bulk_pairs, call_of, enter};
 use super::formats::Format;
 use super::point::CrashPoint;
 use super::state::{
-    CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, Setup, Start, TASKS_NS, TrialRuns, apply,
-    look,
+    FillStep, Found, NUMBERS_MAX, Start, TASKS_NS, TrialRuns, apply, is_reached, look,
 };
 use super::survivors::{self, EventLog, Survivor};
 use crate::history::{Answer, Event, History};
@@ -104,7 +104,7 @@ impl CaseRun {
             let endpoint = sim.fabric(ACTOR).any_endpoint()?;
             let mut actor = Actor { format: *format, endpoint, member: None };
             if found.action != Action::Join {
-                actor.member = Some(enter(actor.endpoint.clone(), state.keeps_removed).await?);
+                actor.member = Some(enter(actor.endpoint.clone(), state.settings).await?);
             }
             let (filler, filled) = match &actor.member {
                 Some((session, index)) if state.by_actor => (session, index),
@@ -178,7 +178,7 @@ impl CaseRun {
         let endpoint = fabric.any_endpoint()?;
         let format = self.format;
         let actor = self.sim.block_on(async {
-            let member = enter(endpoint.clone(), false).await?;
+            let member = enter(endpoint.clone(), "").await?;
             warm_up(&member.0, &member.1, &format, false).await?;
             Ok::<_, HarnessError>(Actor { format, endpoint, member: Some(member) })
         })??;
@@ -199,7 +199,7 @@ impl CaseRun {
         fabric.plan(plan);
         let outcome = begin(&self.sim, THIRD, actor, action);
         wait_for_death(&self.sim, &fabric, &outcome)?;
-        if let Some(call) = action.call(&format) {
+        if let Some(call) = call_of(action, &format) {
             let event = Event { client: THIRD_CLIENT, call, from_ns, answer: None };
             self.pending = Some(event);
         }
@@ -405,7 +405,9 @@ pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedO
         }
         (_, CrashStep::InsertBeside) if after.unfinished_splits > 0 => misses("finish the split"),
         (_, CrashStep::Found)
-            if before.is_some_and(|before| !state.script.is_reached(&before, &after)) =>
+            if before.is_some_and(|before| {
+                !is_reached(state.script, start.format.table.engine, &before, &after)
+            }) =>
         {
             misses("make its change")
         }
@@ -498,7 +500,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     ensure(took_ns <= TAKEOVER_NS_MAX, || format!("all this took {took_ns} ns"))?;
 
     let begun =
-        action.call(format).map(|call| Event { client: ACTOR_CLIENT, call, from_ns, answer });
+        call_of(action, format).map(|call| Event { client: ACTOR_CLIENT, call, from_ns, answer });
     if let Action::BulkLoad(count) = action {
         survivors::check_bulk(&log.events(), &bulk_pairs(format, count), &held, done)?;
     } else {

@@ -4,14 +4,15 @@
 //! state: it adds or removes keys one by one and walks the table after each. The first step that makes
 //! the change is the action; the table before it is the state.
 
-use farleaf_engines::AnyIndex;
+use farleaf_engines::{AnyIndex, Engine};
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Landing, Verb};
 use farleaf_harness::HarnessError;
+use farleaf_index::lab::{Action, CrashState, CrashStep, INITIAL, Order, Script, Setup};
 use farleaf_index::{Index, TableReport};
 use farleaf_pool::{Audit, Session};
 
-use super::action::{Action, INITIAL, TABLE};
+use super::action::TABLE;
 use super::formats::Format;
 use crate::world::{create, small_world};
 
@@ -22,88 +23,6 @@ const HUNT_KEYS: u32 = 120;
 /// Keys are tens up to this many.
 pub(super) const NUMBERS_MAX: u32 = 127;
 
-/// The order in which keys are added or removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
-    Up,
-    Down,
-    /// A fixed shuffle.
-    Mixed,
-}
-
-/// The change that the action makes to the nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// Nothing, in a tree of two levels or more.
-    None,
-    /// A leaf is split and its parent takes the separator.
-    LeafSplit,
-    /// The only leaf is split and gets a parent.
-    FirstGrowth,
-    /// A leaf and its parent, which is not the root, are split.
-    InnerSplit,
-    /// Everything up to the root is split, in a tree of this many levels before.
-    Growth(usize),
-    /// A leaf is merged away.
-    LeafMerge,
-    /// A leaf and its parent are merged away.
-    InnerMerge,
-    /// The tree loses a level, of this many before.
-    Shrink(usize),
-    /// A leaf of a radix tree is added to a node with room.
-    LeafAdded,
-    /// A leaf of a radix tree is added with a new inner node.
-    NodeAdded,
-    /// A leaf of a radix tree is added to a node that is replaced by a larger one.
-    NodeGrows,
-    /// A leaf of a radix tree is added to a node with reserved room, which grows in place.
-    NodeGrowsInPlace,
-    /// A leaf of a radix tree leaves a node that is replaced by a smaller one.
-    NodeShrinks,
-    /// A leaf of a radix tree leaves a node that then leaves the tree.
-    NodeCollapses,
-}
-
-impl Change {
-    /// Returns whether this change lies between two walks.
-    fn is_between(self, before: &TableReport, after: &TableReport) -> bool {
-        let (b, a) = (&before.nodes_per_level, &after.nodes_per_level);
-        let (from, to) = (b.len(), a.len());
-        // Differences of the numbers of leaves and of their parents.
-        let by = |level: usize| -> i64 {
-            let count = |nodes: &[u64]| nodes.get(level).map_or(0, |count| *count as i64);
-            count(a) - count(b)
-        };
-        let whole = before.unfinished_splits + after.unfinished_splits == 0;
-        let grows = to == from + 1;
-        // Of a radix tree.
-        let inner = |report: &TableReport| report.nodes_per_level.iter().skip(1).sum::<u64>();
-        let (nodes, added) = (inner(before), inner(after).wrapping_sub(inner(before)));
-        let larger = after.inner_bytes > before.inner_bytes;
-        let smaller = after.inner_bytes < before.inner_bytes;
-        let in_place = after.reserved_bytes < before.reserved_bytes;
-        whole
-            && match self {
-                Change::None => a == b && from >= 2,
-                Change::LeafSplit => from == to && from >= 2 && by(0) == 1 && by(1) == 0,
-                Change::FirstGrowth => from == 1 && grows,
-                Change::InnerSplit => from == to && from >= 3 && by(0) == 1 && by(1) == 1,
-                Change::Growth(levels) => from == levels && grows && by(0) == 1,
-                Change::LeafMerge => from == to && by(0) == -1 && by(1) == 0,
-                Change::InnerMerge => from == to && by(0) == -1 && by(1) == -1,
-                Change::Shrink(levels) => from == levels && to + 1 == from,
-                Change::LeafAdded => nodes > 1 && added == 0 && !larger && !in_place && by(0) == 1,
-                Change::NodeAdded => nodes > 1 && added == 1 && by(0) == 1,
-                Change::NodeGrows => nodes > 1 && added == 0 && larger && by(0) == 1,
-                Change::NodeGrowsInPlace => {
-                    nodes > 1 && added == 0 && !larger && in_place && by(0) == 1
-                }
-                Change::NodeShrinks => added == 0 && smaller && by(0) == -1,
-                Change::NodeCollapses => added == u64::MAX && by(0) == -1,
-            }
-    }
-}
-
 /// One change of the table on the way to a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FillStep {
@@ -111,90 +30,17 @@ pub(super) enum FillStep {
     Remove(u32),
 }
 
-/// The way to fill the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Script {
-    /// This many keys: 10, 20 and so on.
-    Keys(u32),
-    /// Keys are added until the next one makes the change.
-    Grow(Change, Order),
-    /// This many keys, of which the compute server under test removes one itself.
-    Without(u32, u32),
-    /// This many keys; they are removed until the next removal makes the change.
-    Shrink(u32, Change, Order),
-}
-
-impl Script {
-    /// Returns whether the change that the hunt is for, if any, lies between two walks.
-    pub(super) fn is_reached(self, before: &TableReport, after: &TableReport) -> bool {
-        match self {
-            Script::Keys(_) | Script::Without(..) => true,
-            Script::Grow(change, _) | Script::Shrink(_, change, _) => {
-                change.is_between(before, after)
-            }
-        }
-    }
-}
-
-/// The step of the compute server under test, in terms of the hunt's result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CrashStep {
-    /// A fixed action.
-    Do(Action),
-    /// The action that makes the change.
-    Found,
-    /// Another action, on the key that the hunt has found, or on the existing one before it.
-    Get,
-    InsertBeside,
-    RemoveBefore,
-}
-
-/// The set-up between filling and the action.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Setup {
-    Nothing,
-    /// A third compute server begins the action that the hunt has found, leaves the split
-    /// unfinished, and dies; the survivor recovers it.
-    Unfinished,
-    /// A third compute server begins the action that the hunt has found, and dies in a WRITE: the
-    /// one this many before the last. Nobody recovers it.
-    Died(usize),
-    /// As `Died`, in the last WRITE of this action.
-    DiedIn(Action),
-}
-
-/// A state, and the step from it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct CrashState {
-    pub(super) script: Script,
-    pub(super) step: CrashStep,
-    pub(super) setup: Setup,
-    /// The compute server that acts fills the table, so that its blocks hold the nodes.
-    pub(super) by_actor: bool,
-    /// The compute server has no block yet, and does not know the table's root.
-    pub(super) is_cold: bool,
-    /// The compute server's blocks are full.
-    pub(super) is_exhausted: bool,
-    /// There is a second table.
-    pub(super) has_other: bool,
-    /// Leaves of keys that the compute server removes stay linked.
-    pub(super) keeps_removed: bool,
-    /// One survivor has cached the table before the action, apart from the others.
-    pub(super) is_watched: bool,
-}
-
-impl CrashState {
-    pub(super) fn new(script: Script, step: CrashStep) -> CrashState {
-        CrashState {
-            script,
-            step,
-            setup: Setup::Nothing,
-            by_actor: false,
-            is_cold: false,
-            is_exhausted: false,
-            has_other: false,
-            keeps_removed: false,
-            is_watched: false,
+/// Returns whether the change that the script is for, if any, lies between two walks of a table of `engine`.
+pub(super) fn is_reached(
+    script: Script,
+    engine: Engine,
+    before: &TableReport,
+    after: &TableReport,
+) -> bool {
+    match script {
+        Script::Keys(_) | Script::Without(..) => true,
+        Script::Grow(change, _) | Script::Shrink(_, change, _) => {
+            engine.is_change(change, before, after)
         }
     }
 }
@@ -284,7 +130,7 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
     };
     let found = match hunted {
         Some(FillStep::Put(key)) => Some(Action::Insert(key)),
-        Some(FillStep::Remove(key)) if engine.traits().radix => Some(Action::RemoveAndClose(key)),
+        Some(FillStep::Remove(key)) if engine.unlinks_later() => Some(Action::RemoveAndClose(key)),
         Some(FillStep::Remove(key)) => Some(Action::Remove(key)),
         None => None,
     };
@@ -314,7 +160,7 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
 fn hunt(
     Start { seed, format, .. }: &Start,
     steps: &mut Vec<FillStep>,
-    change: Change,
+    change: &str,
     order: Order,
     grows: bool,
 ) -> Result<FillStep, HarnessError> {
@@ -331,17 +177,14 @@ fn hunt(
             let next = if grows { FillStep::Put(key) } else { FillStep::Remove(key) };
             apply(&session, &index, format, next).await?;
             let after = look(&session, &index).await?;
-            if change.is_between(&before, &after) {
+            if format.table.engine.is_change(change, &before, &after) {
                 return Ok(next);
             }
             session.tick().await?;
             steps.push(next);
             before = after;
         }
-        Err(HarnessError(format!(
-            "{change:?} {order:?} was not found: {:?}",
-            before.nodes_per_level
-        )))
+        Err(HarnessError(format!("{change} {order:?} was not found: {:?}", before.nodes_per_level)))
     })?
 }
 

@@ -8,10 +8,11 @@ use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::Sim;
 use farleaf_harness::{HarnessError, ensure};
+use farleaf_index::lab::Action;
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{PoolError, Recovered, Session};
 
-use super::action::{Action, OTHER};
+use super::action::OTHER;
 use super::formats::Format;
 use super::run::run_until;
 use crate::history::{Answer, Event, Op};

@@ -1,7 +1,6 @@
 //! Draw: chooses a scenario from a seed.
 
-use farleaf_engines::{Engine, TableFormat};
-use farleaf_harness::try_shape;
+use farleaf_engines::Engine;
 use farleaf_index::Settings;
 use fastrand::Rng;
 
@@ -19,11 +18,6 @@ fn rng(seed: u64, field: &str) -> Rng {
 
 fn pick<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
     list[rng.usize(..list.len())]
-}
-
-/// Returns whether the engine has tables whose nodes have that room.
-fn has_nodes(engine: Engine, nodes: &str) -> bool {
-    try_shape(TableFormat::fixed8(engine), "nodes", nodes).is_some()
 }
 
 /// `some` with that probability, else the default.
@@ -59,17 +53,16 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         aged: choices.aged.unwrap_or_else(|| rng(seed, "aged").u8(..6) == 0),
         only: choices.only.clone().unwrap_or(Subset(None)),
     };
-    if choices.format.is_none() && has_nodes(drawn.engine, "reserve") {
-        let reserved = [FormatName::U64Reserved, FormatName::ShortReserved];
+    let variants = FormatName::variants(drawn.engine);
+    if choices.format.is_none() && !variants.is_empty() {
         let mut rng = rng(seed, "reserved");
         if rng.u8(..3) == 0 {
-            drawn.format = pick(&mut rng, &reserved);
-            if has_nodes(drawn.engine, "reverse") && rng.bool() {
-                drawn.format = match drawn.format {
-                    FormatName::U64Reserved => FormatName::U64Reverse,
-                    _ => FormatName::ShortReverse,
-                };
+            let at = rng.usize(..variants[0].len());
+            let mut variant = 0;
+            while variant + 1 < variants.len() && rng.bool() {
+                variant += 1;
             }
+            drawn.format = variants[variant][at];
         }
     }
     drawn.settings = settings(&drawn, &choices.settings);
@@ -150,11 +143,7 @@ fn cut_calls(drawn: &Scenario, rng: &mut Rng) -> Vec<TimedFault> {
 
 /// Half of the time tiny nodes.
 fn format(rng: &mut Rng) -> FormatName {
-    if rng.bool() {
-        pick(rng, &[FormatName::U64Tiny, FormatName::WideTiny, FormatName::ShortTiny])
-    } else {
-        pick(rng, &FormatName::all()[..FormatName::COMMON])
-    }
+    if rng.bool() { pick(rng, &FormatName::tiny()) } else { pick(rng, &FormatName::common()) }
 }
 
 fn keys(drawn: &Scenario, rng: &mut Rng) -> u64 {

@@ -4,92 +4,67 @@ use std::fmt;
 use std::str::FromStr;
 
 use farleaf_engines::{Engine, TableFormat};
-use farleaf_harness::{lab_table, try_shape};
-use farleaf_index::ValueFormat;
+use farleaf_harness::lab_table;
 
-/// A format of table, chosen so that small trees are deep.
+/// A format of table: one of those that every engine has, some so small that small trees are deep
+/// ([`lab_table`]), or an engine's variant of a tiny one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FormatName {
-    /// `u64` to `u64`, 4 keys a leaf, 3 separators an inner node.
-    U64Tiny,
-    /// `u64` to `u64`, nodes of 256 bytes.
-    U64Small,
-    /// `u64` to `u64`, nodes of 1 KiB.
-    U64,
-    /// 16 bytes to 24, 4 keys a leaf.
-    WideTiny,
-    /// Keys of up to 40 bytes, values of any length, 4 keys a leaf.
-    ShortTiny,
-    /// Keys of up to 1,024 bytes, values of any length, 3 keys a leaf, 2 separators.
-    BytesTiny,
-    /// Keys of up to 1,024 bytes, values of any length.
-    Bytes,
-    /// 5 bytes to 3.
-    Odd,
-    /// As `U64Tiny`; nodes reserve their room, if the engine can.
-    U64Reserved,
-    /// As `ShortTiny`; nodes reserve their room, if the engine can.
-    ShortReserved,
-    /// As `U64Reserved`; objects point back to what leads to them, if the engine can.
-    U64Reverse,
-    /// As `ShortReserved` with values of 8 bytes; objects point back to what leads to them, if the engine can.
-    ShortReverse,
+pub struct FormatName {
+    /// The name of the common format.
+    common: &'static str,
+    /// The name of the variant, in the place of the common format's if the engine has none.
+    variant: Option<&'static str>,
 }
 
-/// The formats and their names in flags.
-const TABLE: [(FormatName, &str); 12] = [
-    (FormatName::U64Tiny, "u64-tiny"),
-    (FormatName::U64Small, "u64-small"),
-    (FormatName::U64, "u64"),
-    (FormatName::WideTiny, "wide-tiny"),
-    (FormatName::ShortTiny, "short-tiny"),
-    (FormatName::BytesTiny, "bytes-tiny"),
-    (FormatName::Bytes, "bytes"),
-    (FormatName::Odd, "odd"),
-    (FormatName::U64Reserved, "u64-reserved"),
-    (FormatName::ShortReserved, "short-reserved"),
-    (FormatName::U64Reverse, "u64-reverse"),
-    (FormatName::ShortReverse, "short-reverse"),
-];
+/// The formats that every engine has.
+const COMMON: [&str; 8] =
+    ["u64-tiny", "u64-small", "u64", "wide-tiny", "short-tiny", "bytes-tiny", "bytes", "odd"];
+/// Those of which a variant is drawn, with their names in flags.
+const VARIED: [(&str, &str); 2] = [("u64-tiny", "u64"), ("short-tiny", "short")];
 
 impl FormatName {
-    /// The first so many differ for every engine.
-    pub(super) const COMMON: usize = 8;
-
-    /// Every format.
-    pub fn all() -> [FormatName; TABLE.len()] {
-        TABLE.map(|(format, _)| format)
+    /// Those that differ for every engine.
+    pub(super) fn common() -> [FormatName; COMMON.len()] {
+        COMMON.map(|common| FormatName { common, variant: None })
     }
 
-    /// The name in flags.
-    pub fn name(self) -> &'static str {
-        TABLE[self as usize].1
+    /// The tiny ones.
+    pub(super) fn tiny() -> [FormatName; 3] {
+        ["u64-tiny", "wide-tiny", "short-tiny"].map(|common| FormatName { common, variant: None })
+    }
+
+    /// The drawn variants of an engine's tables: of each, all formats.
+    pub(super) fn variants(engine: Engine) -> Vec<[FormatName; VARIED.len()]> {
+        let drawn = engine.variants().iter().filter(|variant| variant.is_drawn);
+        let of = |name| VARIED.map(|(common, _)| FormatName { common, variant: Some(name) });
+        drawn.map(|variant| of(variant.name)).collect()
+    }
+
+    /// Every format.
+    pub fn all() -> Vec<FormatName> {
+        let mut all = FormatName::common().to_vec();
+        for format in Engine::ALL.iter().flat_map(|it| FormatName::variants(*it)).flatten() {
+            if !all.contains(&format) {
+                all.push(format);
+            }
+        }
+        all
     }
 
     /// The format of a table of `engine`.
     pub fn table(self, engine: Engine) -> TableFormat {
-        let reserved = |tiny: FormatName| {
-            let table = tiny.table(engine);
-            try_shape(table, "nodes", "reserve").unwrap_or(table)
-        };
-        // Pointers back take values of one length.
-        let reversed = |tiny: FormatName| {
-            let fixed = tiny.table(engine).with_values(ValueFormat::Fixed(8));
-            try_shape(fixed, "nodes", "reverse").unwrap_or_else(|| reserved(tiny))
-        };
-        match self {
-            FormatName::U64Reserved => reserved(FormatName::U64Tiny),
-            FormatName::ShortReserved => reserved(FormatName::ShortTiny),
-            FormatName::U64Reverse => reversed(FormatName::U64Tiny),
-            FormatName::ShortReverse => reversed(FormatName::ShortTiny),
-            common => lab_table(engine, common.name()),
-        }
+        let common = lab_table(engine, self.common);
+        let variant = engine.variants().iter().find(|it| Some(it.name) == self.variant);
+        let varied = variant.and_then(|it| engine.variant_table(it, common.spec).ok());
+        varied.unwrap_or(common)
     }
 }
 
 impl fmt::Display for FormatName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        let Some(variant) = self.variant else { return f.write_str(self.common) };
+        let short = VARIED.iter().find(|(common, _)| *common == self.common);
+        write!(f, "{}-{variant}", short.map_or(self.common, |(_, short)| short))
     }
 }
 
@@ -97,8 +72,11 @@ impl FromStr for FormatName {
     type Err = super::ScenarioError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let found = FormatName::all().into_iter().find(|format| format.name() == text);
-        let names = FormatName::all().map(FormatName::name);
-        found.ok_or_else(|| super::ScenarioError::name("format", text, names))
+        let all = FormatName::all();
+        let names: Vec<String> = all.iter().map(FormatName::to_string).collect();
+        let found = names.iter().position(|name| name == text);
+        let unknown =
+            || super::ScenarioError::name("format", text, names.iter().map(String::as_str));
+        found.map(|at| all[at]).ok_or_else(unknown)
     }
 }

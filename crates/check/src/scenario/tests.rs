@@ -63,8 +63,8 @@ fn names_stand_where_their_variants_are() {
     for (at, workload) in Workload::all().into_iter().enumerate() {
         assert_eq!((workload as usize, workload.name().parse()), (at, Ok(workload)));
     }
-    for (at, format) in FormatName::all().into_iter().enumerate() {
-        assert_eq!((format as usize, format.name().parse()), (at, Ok(format)));
+    for format in FormatName::all() {
+        assert_eq!(format.to_string().parse(), Ok(format));
     }
 }
 

@@ -5,6 +5,7 @@
 //! whose name contains that, or, with a `#`, through that one point. A failing point prints its name.
 //! `FARLEAF_POINTS=FILE` writes the list of all cases and their points instead, and runs none.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,29 +14,14 @@ use farleaf_check::crash::{CrashCase, CrashOptions, CrashReport, by_name, cases,
 use farleaf_engines::Engine;
 use farleaf_harness::{Depth, depth};
 
-/// Cases of engines with an upper tree in which a client waits until it may ask whether a lock's owner is dead: hundreds of
-/// remote operations, at each of which it dies. The default run has one of each kind of change.
-const PATIENT: [&str; 9] = [
-    "recover-growth",
-    "recover-merge",
-    "recover-update",
-    "takeover-get",
-    "takeover-merge",
-    "takeover-merge-upper",
-    "takeover-remove",
-    "takeover-split-slots",
-    "verify-after-merge",
-];
-
-/// Returns whether the default run includes a case. It leaves to `FARLEAF_SOAK` those of formats
-/// that add nothing to the others.
-fn is_chosen(name: &str) -> bool {
-    let Some((engine, case)) = name.split_once('/') else { return false };
-    let is_patient = engine.parse().is_ok_and(|engine: Engine| engine.traits().upper_tree);
+/// Returns whether the default run includes a case. It leaves to `FARLEAF_SOAK` those that are patient, and those of
+/// formats that add nothing to the others.
+fn is_chosen(name: &str, patient: &BTreeSet<String>) -> bool {
+    let Some((_, case)) = name.split_once('/') else { return false };
     let (format, action) = case.split_once('/').unwrap_or((case, ""));
     let starts = |with: &[&str]| with.iter().any(|with| action.starts_with(with));
     match format {
-        "u64-tiny" => !(is_patient && PATIENT.contains(&action)),
+        "u64-tiny" => !patient.contains(name),
         "records" => starts(&["up", "remove-merge-own", "exchange", "tick-own", "drop-table-own"]),
         _ => action == "insert-leaf-split" || action == "remove-merge-right",
     }
@@ -44,17 +30,20 @@ fn is_chosen(name: &str) -> bool {
 /// Every eighth point of a case is run with an engine that goes short.
 const SHORT_STRIDE: usize = 8;
 
-/// Returns whether the default run includes a case of an engine that goes short.
+/// Returns the engine of a case.
+fn engine_of(name: &str) -> Option<Engine> {
+    name.split_once('/').and_then(|(engine, _)| engine.parse().ok())
+}
+
+/// Returns whether the default run goes through every eighth point of a case.
 fn is_sampled(name: &str) -> bool {
-    let Some((engine, case)) = name.split_once('/') else { return false };
-    let is_short = engine.parse().is_ok_and(|engine: Engine| depth(engine) == Depth::Short);
-    is_short && is_chosen(name) && case.starts_with("u64-tiny/")
+    let is_short = engine_of(name).is_some_and(|engine| depth(engine) == Depth::Short);
+    is_short && name.contains("/u64-tiny/")
 }
 
 /// Returns whether the default run goes through all points of a case.
 fn is_full(name: &str) -> bool {
-    let engine = name.split_once('/').and_then(|(engine, _)| engine.parse().ok());
-    engine.is_some_and(|engine: Engine| depth(engine) == Depth::Full) && is_chosen(name)
+    engine_of(name).is_some_and(|engine| depth(engine) == Depth::Full)
 }
 
 fn go_through(filter: impl Fn(&str) -> bool) -> CrashReport {
@@ -128,11 +117,13 @@ fn a_death_at_any_operation_leaves_all_in_order() {
         return;
     }
     let soaks = std::env::var("FARLEAF_SOAK").is_ok();
-    let full = go_through(|name| soaks || is_full(name));
+    let patient = cases().into_iter().filter(CrashCase::is_patient);
+    let patient: BTreeSet<String> = patient.map(|case| case.name().to_owned()).collect();
+    let full = go_through(|name| soaks || is_full(name) && is_chosen(name, &patient));
     let first = std::env::var("FARLEAF_FIRST").map_or(0, |first| first.parse().expect("a number"));
     println!("FARLEAF_FIRST={first}");
     let options = CrashOptions { stride: SHORT_STRIDE, first, ..CrashOptions::default() };
-    let sampled = walk(|name| !soaks && is_sampled(name), &options);
+    let sampled = walk(|name| !soaks && is_sampled(name) && is_chosen(name, &patient), &options);
     let cases = full.cases + sampled.cases;
     assert!(cases > 50 && full.points + sampled.points > 2_000, "{cases} cases");
 }
@@ -165,7 +156,7 @@ fn a_merged_node_is_marked_dead_after_its_parent_is_written() {
 #[test]
 fn names_are_unique_and_lead_back() {
     let cases = cases();
-    let names: std::collections::BTreeSet<&str> = cases.iter().map(|case| case.name()).collect();
+    let names: BTreeSet<&str> = cases.iter().map(|case| case.name()).collect();
     assert_eq!(names.len(), cases.len());
     let case = cases.iter().find(|case| case.name().ends_with("u64-tiny/update"));
     let case = case.expect("there is such a case");

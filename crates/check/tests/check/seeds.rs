@@ -12,7 +12,7 @@ use std::time::Duration;
 use farleaf_check::linear::{Limits, check as check_history};
 use farleaf_check::report::{Plan, check};
 use farleaf_check::run::{Failure, run};
-use farleaf_check::scenario::{Choices, FormatName, Scenario, Workload};
+use farleaf_check::scenario::{Choices, Scenario, Workload};
 use farleaf_engines::Engine;
 use farleaf_harness::depth;
 
@@ -123,11 +123,11 @@ fn longest_prefixes_are_linearizable() {
         }
         let mut looks = 0;
         for seed in 0..60 * soak() {
-            let format = [FormatName::Bytes, FormatName::ShortTiny][seed as usize % 2];
+            let format = ["bytes", "short-tiny"][seed as usize % 2];
             let scenario = Choices {
                 engine: name.parse().ok(),
                 workload: Some(Workload::Prefixes),
-                format: Some(format),
+                format: format.parse().ok(),
                 ..Choices::default()
             }
             .scenario(seed);

@@ -8,11 +8,13 @@
 //! Its tables have the layout and the invariants of `smart`. The locks stand in front of the lock-free protocol, so
 //! a compute server that dies with locks held leaves nothing half done that the protocol does not finish.
 
+#[cfg(feature = "lab")]
+mod lab;
+
 use farleaf_fabric::GlobalAddr;
-use farleaf_index::engine::{Engine, Traits, choose};
+use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
-    IndexError, KnobKind, OpenOptions, Settings, Spec, Stored, TableReport, TableSpec, Visitor,
-    knobs,
+    IndexError, KnobKind, OpenOptions, Spec, Stored, TableReport, TableSpec, Visitor, knobs,
 };
 use farleaf_pool::{Recovery, Session};
 
@@ -103,13 +105,5 @@ impl Engine for Art {
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
         Smart::redo_dead(session, table, recovery).await
-    }
-
-    fn draw(rng: &mut fastrand::Rng, _table: &TableSpec<SmartShape>) -> Settings {
-        Settings::default()
-            .with("cache", choose(rng, &["0", "2KiB", "64KiB", "16MiB"]))
-            .with("node_locks", choose(rng, NodeLocks::WORDS))
-            .with("scan_window", choose(rng, &["1", "3", "32"]))
-            .with("unlink_batch", choose(rng, &["1", "4", "64"]))
     }
 }

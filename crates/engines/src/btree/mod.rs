@@ -5,6 +5,8 @@
 
 #[cfg(test)]
 mod edit_tests;
+#[cfg(feature = "lab")]
+mod lab;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +20,6 @@ use farleaf_index::{
     Change, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange, SortedPairs, Stored,
     TableReport, TableSpec, Visitor,
 };
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
 
 /// A table of this engine. Clones share its state.
@@ -73,28 +74,7 @@ impl Engine for BTree {
     const NAME: &'static str = "btree";
     const ABOUT: &'static str = "naive one-sided B-link tree, the baseline of the papers";
 
-    const TRAITS: Traits = Traits { splits: true, merges: true, shrinks: true, ..Traits::NONE };
-    const CANARIES: &'static [Canary] = &[
-        Canary::UnlockBeforeWrite,
-        Canary::AnswerBeforeWrite,
-        Canary::LoseRedoRecord,
-        Canary::RedoOfAnyToken,
-        Canary::PublishOldFirst,
-        Canary::DropSibling,
-        Canary::SeparatorUnchecked,
-        Canary::UnlockRightEarly,
-        Canary::ForgetRetire,
-        Canary::GrowFromOldRoot,
-        Canary::SkipCoverCheck,
-        Canary::CompareUnlocked,
-        Canary::AcceptTorn,
-        Canary::ScanBack,
-        Canary::StealLock,
-        Canary::SkipFence,
-        Canary::SettleWithoutReconnect,
-        Canary::ResendBlindly,
-    ];
-
+    const TRAITS: Traits = Traits::NONE;
     type Shape = BnodeShape;
     type Options = BlinkOptions;
     type Table = BTree;
@@ -124,13 +104,6 @@ impl Engine for BTree {
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
         stored_tree(table)?.walk(session, visitor, report).await
-    }
-
-    /// Seals every node with one of the last versions that there are.
-    ///
-    /// Cost: 2 READs and 1 WRITE for each node.
-    async fn age(session: &Session, table: &Stored<BnodeShape>) -> Result<(), IndexError> {
-        stored_tree(table)?.age(session).await
     }
 }
 

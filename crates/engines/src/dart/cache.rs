@@ -25,12 +25,15 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
 use farleaf_index::sync::{Mutex, lock};
 use farleaf_pool::Reliable;
-use farleaf_pool::canary::Canary;
 
 use super::counters::Counters;
 use super::descent::NodeRef;
 use super::meta::{CheckLine, META_HEAD, META_RING, RING_PLACES};
 use super::word::DartNodeType;
+
+farleaf_fabric::canaries! {
+    pub(crate) IGNORE_NOTICES = "ignore-notices", "a remembered entry is used without a look at notices";
+}
 
 /// A cache with less than so many bytes for each shard has one.
 const SHARD_BYTES_MIN: u64 = 16 << 10;
@@ -250,7 +253,7 @@ impl EntryCache {
     ) -> Result<(), IndexError> {
         let before = *lock(&self.heeded);
         let count = match before.due(line) {
-            _ if Canary::IgnoreNotices.is_armed() => return Ok(()),
+            _ if IGNORE_NOTICES.is_armed() => return Ok(()),
             Due::Notices(0) => return Ok(()),
             Due::Notices(count) if !self.is_empty() => count,
             due => {

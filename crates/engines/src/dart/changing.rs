@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint};
 use farleaf_index::{Change, Decision, IndexError, Outcome};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session, Unlinked};
 
 use super::DartTree;
@@ -18,6 +17,12 @@ use super::ops::Below;
 use super::outcome::{Attempt, Mine};
 use super::publish::{Publication, Published};
 use super::word::{SESSION_MASK, SlotContent, SlotWord, Step};
+
+farleaf_fabric::canaries! {
+    pub(crate) INSERT_UNPROVEN = "insert-unproven", "an insert that began at an entry takes a slot without a proof";
+    pub(crate) ABSORB_ANY = "absorb-any", "a blind change that lost to any change counts as done just before it";
+    pub(crate) ERASE_REMOVED = "erase-removed", "a remove leaves an empty slot, not a TOMB";
+}
 
 /// The end of one attempt at a change.
 pub(super) enum AttemptEnd {
@@ -242,7 +247,7 @@ impl Changing<'_> {
             return Ok(NextStep::Ended(self.absent(outcome)?));
         }
         let proof = match place.node {
-            Some(_) if Canary::InsertUnproven.is_armed() => None,
+            Some(_) if INSERT_UNPROVEN.is_armed() => None,
             Some(node) if !way.is_fresh || way.has_gaps => {
                 match self.leaf_for_proof(way, node, bucket).await? {
                     Ok(word) => Some(word),
@@ -365,7 +370,7 @@ impl Changing<'_> {
             self.held.extend_from_slice(old.value());
         }
         let held = self.change.expected.is_some().then_some(old.value());
-        let is_blind = old.is_blind() || Canary::AbsorbAny.is_armed();
+        let is_blind = old.is_blind() || ABSORB_ANY.is_armed();
         let absorbed = *may_absorb && is_blind && self.tree.options.absorb;
         let outcome = match self.change.decide(true, held) {
             // A blind change that another blind change has overtaken: as if done just before that one.
@@ -393,7 +398,7 @@ impl Changing<'_> {
             None => {
                 let session = self.session.id() & SESSION_MASK;
                 let tomb = SlotWord::tomb(place.step, place.word.addr(), session);
-                let put = if Canary::EraseRemoved.is_armed() { SlotWord::EMPTY } else { tomb };
+                let put = if ERASE_REMOVED.is_armed() { SlotWord::EMPTY } else { tomb };
                 (put, Mine::Tomb, Vec::new())
             }
         };

@@ -9,7 +9,6 @@
 
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::IndexError;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session};
 
 use super::DartTree;
@@ -17,6 +16,10 @@ use super::hashed_node::{BucketPlace, find};
 use super::leaf::{self, LONG, LeafCopy};
 use super::meta::{self, CheckLine, META_ROOT};
 use super::word::{DartNodeType, SlotContent, SlotWord, Step};
+
+farleaf_fabric::canaries! {
+    pub(crate) BELIEVE_SEALED = "believe-sealed", "a lookup that began at an entry believes and follows sealed words";
+}
 
 /// READs of a leaf whose checksum does not fit.
 const LEAF_READS: usize = 3;
@@ -183,7 +186,7 @@ impl DartTree {
                     bucket.words().iter().all(|word| SlotWord::from_raw(*word).is_sealed())
                 }
             };
-            if is_sealed && !way.is_fresh && !Canary::BelieveSealed.is_armed() {
+            if is_sealed && !way.is_fresh && !BELIEVE_SEALED.is_armed() {
                 way.landing = WayEnd::Stale;
                 return Ok(way);
             }

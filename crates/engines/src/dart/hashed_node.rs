@@ -7,10 +7,13 @@
 use std::ops::Range;
 
 use farleaf_fabric::GlobalAddr;
-use farleaf_pool::canary::Canary;
 
 use super::options::DartShape;
 use super::word::{DartNodeType, SlotWord, Step};
+
+farleaf_fabric::canaries! {
+    pub(crate) FILL_ANY_SLOT = "fill-any-slot", "an insert takes the last empty slot of its bucket, not the first";
+}
 
 /// Slots of an N256: one for each byte, and END.
 const ARRAY_SLOTS: usize = 257;
@@ -58,7 +61,7 @@ pub(super) fn find(words: &[u64], step: Step) -> BucketPlace {
         match word.step() {
             None => {
                 let last = words.len() - 1;
-                if Canary::FillAnySlot.is_armed() && words[last] == 0 {
+                if FILL_ANY_SLOT.is_armed() && words[last] == 0 {
                     return BucketPlace::Empty(last, word);
                 }
                 return BucketPlace::Empty(index, word);

@@ -11,11 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session};
 
 use super::descent::REPAIR;
 use super::word::{SlotContent, SlotWord};
+
+farleaf_fabric::canaries! {
+    pub(crate) REMEMBER_FOREVER = "remember-forever", "what is remembered of a table's root is used at any later moment";
+}
 
 /// Bytes of the meta object.
 pub(super) const META_BYTES: usize = META_RING as usize + 8 * RING_PLACES as usize;
@@ -117,7 +120,7 @@ impl RememberedLine {
     #[inline]
     pub(super) fn at(&self, moment: u64) -> Option<CheckLine> {
         let is_of_it = || match self.moment.load(Ordering::Acquire) {
-            known if Canary::RememberForever.is_armed() => known != 0,
+            known if REMEMBER_FOREVER.is_armed() => known != 0,
             known => known == moment,
         };
         if !is_of_it() {

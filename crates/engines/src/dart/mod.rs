@@ -33,6 +33,7 @@ mod counters;
 mod damage;
 mod descent;
 mod hashed_node;
+#[cfg(feature = "lab")]
 mod lab;
 mod leaf;
 mod longest_prefix;
@@ -56,9 +57,8 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
-    Settings, SortedPairs, Stored, TableReport, TableSpec, Visitor,
+    SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
 
 use self::cache::EntryCache;
@@ -69,6 +69,10 @@ use self::node_switch::Claims;
 pub use self::options::{DartOptions, DartShape};
 use self::skip_table::{AdjustClock, HitRates, KnownTables, Maintenance};
 pub use self::skip_table::{EntryReport, Lengths, Prefixes};
+
+farleaf_fabric::canaries! {
+    pub(crate) KEEP_ENTRIES_OF_FREED = "keep-entries-of-freed", "recovery leaves the entries of nodes that it frees";
+}
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
@@ -196,50 +200,11 @@ impl Engine for Dart {
     const ABOUT: &'static str =
         "radix tree of hashed nodes with a skip table: DART, PACMMOD/SIGMOD 2026";
 
-    const TRAITS: Traits = Traits {
-        cached: true,
-        owned: false,
-        logged: false,
-        offloads: false,
-        exposes: false,
-        splits: false,
-        merges: true,
-        shrinks: false,
-        upper_tree: false,
-        radix: true,
-    };
-
-    const CANARIES: &'static [Canary] = &[
-        Canary::EraseRemoved,
-        Canary::FillAnySlot,
-        Canary::SwitchUnsealed,
-        Canary::AbsorbAny,
-        Canary::BelieveSealed,
-        Canary::EntryValidAtOnce,
-        Canary::EntryMovedAtOnce,
-        Canary::TakeOutBeforeSeal,
-        Canary::KeepEntriesOfFreed,
-        Canary::IgnoreNotices,
-        Canary::RememberForever,
-        Canary::AbsentUnproven,
-        Canary::InsertUnproven,
-        Canary::LostIsNotDone,
-        Canary::CollapseUnclaimed,
-    ];
-
-    const BACKGROUND: &'static [&'static str] = lab::WORK;
+    const TRAITS: Traits = Traits { cached: true, ..Traits::NONE };
 
     type Shape = DartShape;
     type Options = DartOptions;
     type Table = Dart;
-
-    async fn work_in_background(
-        table: &Dart,
-        session: &Session,
-        name: &str,
-    ) -> Result<(), IndexError> {
-        table.maintain_by_name(session, name).await
-    }
 
     /// Cost: 1 WRITE.
     async fn create(
@@ -280,31 +245,13 @@ impl Engine for Dart {
         table: &Stored<DartShape>,
         marks: &Audit,
     ) -> Result<(), IndexError> {
-        if Canary::KeepEntriesOfFreed.is_armed() {
+        if KEEP_ENTRIES_OF_FREED.is_armed() {
             return Ok(());
         }
         let _pin = session.begin(OpKind::Other).await?;
         DartTree::new(session, table, DartOptions::default())
             .take_out_unmarked(session, marks)
             .await
-    }
-
-    fn draw(rng: &mut fastrand::Rng, _table: &TableSpec<DartShape>) -> Settings {
-        let pick = |rng: &mut fastrand::Rng, list: &[&'static str]| list[rng.usize(..list.len())];
-        let settings = Settings::default()
-            .with("est_nodes", pick(rng, &["1", "4", "32", "100000"]))
-            .with("print_bits", pick(rng, &["0", "1", "10"]))
-            .with("prefixes", pick(rng, &["auto", "1+2+4+8+16+32", "1+2+3+4+5+6+7", "3", "7"]))
-            .with("scan_batch", pick(rng, &["1", "3", "64"]))
-            .with("cache", pick(rng, &["0", "400", "64KiB"]))
-            .with("absorb", pick(rng, &["true", "true", "false"]))
-            .with("buckets", pick(rng, &["true", "true", "false"]))
-            .with("compound_pointers", pick(rng, &["true", "true", "false"]))
-            .with("est", pick(rng, &["true", "true", "true", "true", "false"]))
-            .with("est_maintenance", pick(rng, &["true", "true", "true", "true", "false"]))
-            .with("adjust_every", pick(rng, &["0", "0", "50", "300"]))
-            .with("freq_sample", pick(rng, &["0", "1", "64"]));
-        settings.with("bucket_bytes", pick(rng, &["32", "64", "128", "128", "256", "512"]))
     }
 }
 

@@ -25,7 +25,6 @@ use farleaf_index::detach::{run_to_end, unfinished_change, unfinished_work};
 use farleaf_index::join::join;
 use farleaf_index::retry::Attempts;
 use farleaf_index::sync::{Mutex, lock};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Retiring, Session, Trial, Unlinked, is_open};
 
 use super::DartTree;
@@ -34,6 +33,12 @@ use super::leaf::{self, LeafCopy};
 use super::outcome::Verdict;
 use super::skip_table::Starts;
 use super::word::{DartNodeType, LEN_MAX, SlotContent, SlotWord, Step};
+
+farleaf_fabric::canaries! {
+    pub(crate) TAKE_OUT_BEFORE_SEAL = "take-out-before-seal", "the entries of a node are taken out before it is sealed";
+    pub(crate) SWITCH_UNSEALED = "switch-unsealed", "a node is replaced whose slots were not sealed";
+    pub(crate) COLLAPSE_UNCLAIMED = "collapse-unclaimed", "every client that may have unlinked a node retires it";
+}
 
 /// The progress of a switch.
 enum Progress {
@@ -359,7 +364,7 @@ impl<'a> Switch<'a> {
     async fn go_on(&mut self) -> Result<Progress, IndexError> {
         let mut found = None;
         if self.sealed.is_none() {
-            if Canary::TakeOutBeforeSeal.is_armed() {
+            if TAKE_OUT_BEFORE_SEAL.is_armed() {
                 let words = self.tree.read_node(self.io, self.node).await?;
                 let words = words.words().iter().map(|word| SlotWord::from_raw(*word));
                 let live: Vec<SlotWord> = words.filter(|word| word.is_live()).collect();
@@ -500,7 +505,7 @@ impl<'a> Switch<'a> {
     /// Adds a CAS for each slot that is not sealed; their indexes.
     fn add_seals(&self, ops: &mut Ops, words: &[SlotWord]) -> Vec<usize> {
         let is_open = |index: &usize| !words[*index].is_sealed();
-        let open: Vec<usize> = match Canary::SwitchUnsealed.is_armed() {
+        let open: Vec<usize> = match SWITCH_UNSEALED.is_armed() {
             true => Vec::new(),
             false => (0..words.len()).filter(is_open).collect(),
         };
@@ -521,7 +526,7 @@ impl<'a> Switch<'a> {
                 None => self.words().await?,
             };
             loop {
-                if words.iter().all(|word| word.is_sealed()) || Canary::SwitchUnsealed.is_armed() {
+                if words.iter().all(|word| word.is_sealed()) || SWITCH_UNSEALED.is_armed() {
                     return Ok(words);
                 }
                 let mut ops = self.io.client().ops();
@@ -719,7 +724,7 @@ impl<'a> Switch<'a> {
 impl UnlinkedNode {
     async fn end(self, tree: &Arc<DartTree>, session: &Session) -> Result<(), IndexError> {
         let io = session.maintenance();
-        if !Canary::TakeOutBeforeSeal.is_armed() {
+        if !TAKE_OUT_BEFORE_SEAL.is_armed() {
             let live: Vec<SlotWord> = live(&self.sealed);
             let put = self.put.as_ref().map(|(place, word)| (place, *word));
             tree.node_unlinked(io, self.node, &live, put, self.proven.as_deref()).await?;
@@ -727,9 +732,7 @@ impl UnlinkedNode {
         let is_mine = match self.winner {
             Winner::Mine => true,
             Winner::Another => false,
-            Winner::Perhaps => {
-                self.claim(tree, session).await? || Canary::CollapseUnclaimed.is_armed()
-            }
+            Winner::Perhaps => self.claim(tree, session).await? || COLLAPSE_UNCLAIMED.is_armed(),
         };
         let retiring = match (is_mine, self.retiring) {
             (true, None) => Some(session.prepare_retire(self.node.addr).await?),

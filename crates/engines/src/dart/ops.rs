@@ -5,7 +5,6 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, OpKind};
 use farleaf_index::retry::Attempts;
 use farleaf_index::{Change, IndexError, Outcome};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Reliable, Session};
 
 use super::DartTree;
@@ -13,6 +12,10 @@ use super::changing::{AttemptEnd, Changing};
 use super::descent::{NodeRef, Way, WayEnd};
 use super::skip_table::Starts;
 use super::word::{SlotContent, SlotWord, Step};
+
+farleaf_fabric::canaries! {
+    pub(crate) ABSENT_UNPROVEN = "absent-unproven", "a lookup that began at an entry answers that a key is absent without a proof";
+}
 
 /// A leaf below a node, or a node below it that has none.
 pub(super) enum Below {
@@ -73,7 +76,7 @@ impl DartTree {
                     // Below the same node: it proves that the key belongs there.
                     let is_proof = way.is_fresh
                         || leaf.shares(key, place.plen())
-                        || Canary::AbsentUnproven.is_armed();
+                        || ABSENT_UNPROVEN.is_armed();
                     return Ok(is_proof.then_some(false));
                 }
                 (place.node, bucket.as_ref())
@@ -81,7 +84,7 @@ impl DartTree {
             WayEnd::Edge(place) => (place.node, None),
             WayEnd::Full(node, bucket) => (Some(*node), Some(bucket)),
         };
-        if way.is_fresh || Canary::AbsentUnproven.is_armed() {
+        if way.is_fresh || ABSENT_UNPROVEN.is_armed() {
             return Ok(Some(false));
         }
         let Some(node) = node else { return Ok(Some(false)) };

@@ -6,12 +6,15 @@
 use std::sync::Arc;
 
 use farleaf_index::IndexError;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, Unlinked, is_open};
 
 use super::DartTree;
 use super::outcome::{Attempt, Verdict};
 use super::word::SlotWord;
+
+farleaf_fabric::canaries! {
+    pub(crate) LOST_IS_NOT_DONE = "lost-is-not-done", "a publishing CAS whose completion was lost counts as not done";
+}
 
 /// A CAS with its new objects, and what it unlinks.
 pub(super) struct Publication<'a> {
@@ -64,7 +67,7 @@ impl<'a> Publication<'a> {
                 settled.map_err(|error| unknown(error.to_string()))?;
                 let verdict = self.tree.judge(self.session, io, self.key, &self.attempt).await;
                 let mut verdict = verdict.map_err(|error| unknown(error.to_string()))?;
-                if Canary::LostIsNotDone.is_armed() {
+                if LOST_IS_NOT_DONE.is_armed() {
                     verdict = Verdict::NotDone;
                 }
                 self.is_posted = false;

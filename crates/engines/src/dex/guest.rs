@@ -8,36 +8,67 @@
 //!   change has been carried out. Every change of a guest has one where a WRITE can be cut short. So an owner
 //!   meets whole nodes, and ignores the lock words that a dead guest has left.
 
+use std::sync::Arc;
+
 use farleaf_index::blink::BlinkOptions;
 use farleaf_index::blink::remote::RemoteTree;
-use farleaf_index::compute::Guest;
+use farleaf_index::compute::Unowned;
+use farleaf_index::{Change, Entries, IndexError, Outcome, ScanRange};
+use farleaf_pool::Session;
 
-use super::Dex;
+use super::DexTree;
 
-/// The right to work on keys that nobody owns, and the tree to do it in.
+/// The tree in which a guest works: the remote one, by the protocol that is safe beside others.
 #[derive(Debug)]
-pub(super) struct DexGuest {
-    pub(super) guest: Guest,
-    remote: RemoteTree,
-}
+pub struct DexGuest(RemoteTree);
 
-impl Dex {
-    /// Makes this compute server a guest, for so many operations on keys that nobody owns.
-    pub(super) fn be_guest(&self, operations: u64) {
-        let (guest, remote) = (Guest::new(operations), self.shared_tree());
-        // The second opening of a table in a member gets the first one's cache.
-        let _ = self.0.guest.set(DexGuest { guest, remote });
-    }
-
-    /// The remote tree by the protocol that is safe beside others.
-    fn shared_tree(&self) -> RemoteTree {
+impl Unowned<DexTree> for DexGuest {
+    fn new(tree: &Arc<DexTree>) -> Option<Self> {
         let options = BlinkOptions { merge_low: 0.0, ..BlinkOptions::default() };
-        let remote = RemoteTree::open(self.0.remote.meta(), *self.0.layout(), options);
-        remote.set_subtree_level(self.0.remote.subtree_level());
-        remote
+        let remote = RemoteTree::open(tree.remote.meta(), *tree.layout(), options);
+        remote.set_subtree_level(tree.remote.subtree_level());
+        Some(DexGuest(remote))
     }
 
-    pub(super) fn guest_tree(&self) -> RemoteTree {
-        self.0.guest.get().map_or_else(|| self.shared_tree(), |it| it.remote.clone())
+    async fn get(
+        &self,
+        _tree: &Arc<DexTree>,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        self.0.get(session, key, value).await
+    }
+
+    async fn change(
+        &self,
+        _tree: &Arc<DexTree>,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.0.change(session, change, held).await
+    }
+
+    async fn scan(
+        &self,
+        _tree: &Arc<DexTree>,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        self.0.scan(session, range, limit, out).await
+    }
+
+    /// By its redo record (`INV-DEX-GUEST-4`).
+    async fn finish_dead(
+        tree: &Arc<DexTree>,
+        session: &Session,
+        dead: u64,
+    ) -> Result<(), IndexError> {
+        let (meta, layout) = (tree.remote.meta(), *tree.layout());
+        let remote = RemoteTree::open(meta, layout, BlinkOptions::default());
+        remote.finish_change_of(session, dead).await
     }
 }

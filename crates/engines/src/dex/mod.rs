@@ -7,7 +7,7 @@
 //! frames, and chooses victims by sampling from the bottom up; *opportunistic offloading* sends an
 //! operation to the memory server when that is cheaper than reading.
 //!
-//! Remote memory holds the tree of `crates/index/src/blink`, byte for byte: after [`Dex::close`] either
+//! Remote memory holds the tree of `crates/index/src/blink`, byte for byte: once the table is closed, either
 //! engine can open it. `docs/design/dex.md` lists the differences to the paper with their reasons, the
 //! costs, and the missing parts.
 //!
@@ -18,14 +18,15 @@
 //! | `log/` | changes and images of nodes in pool memory |
 //! | `offload/` | operations that memory servers execute |
 //! | `partition`, `guest` | this engine's side of ownership and of work on keys that nobody owns, which are [`farleaf_index::compute`]'s |
-//! | `index`, `options`, `stats`, `stored` | the engine interface: operations, settings, counters, tables that are not open |
+//! | `options`, `stats`, `stored` | the engine interface: settings, counters, tables that are not open |
 //!
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
 mod cache;
 mod change;
 mod guest;
-mod index;
+#[cfg(feature = "lab")]
+mod lab;
 mod log;
 pub mod offload;
 mod options;
@@ -34,12 +35,11 @@ mod stats;
 mod stored;
 mod tree;
 
-use std::sync::Arc;
-
 use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::blink::BlinkTree;
 use farleaf_index::bnode::Layout;
-use farleaf_index::compute::ownership::{Ownership, create_map};
+use farleaf_index::compute::Owned;
+use farleaf_index::compute::ownership::create_map;
 use farleaf_index::retire::retire_all;
 use farleaf_index::{IndexError, Stored};
 use farleaf_pool::Session;
@@ -50,23 +50,22 @@ pub use farleaf_index::compute::{
     equal_width, sampled,
 };
 pub use log::{Durability, UnknownDurability};
-use offload::OffloadServer;
 pub use options::DexOptions;
 pub use stats::DexStats;
-use tree::{DexFail, DexTree, OpContext};
+pub use tree::{ADOPT_UNCHECKED, DexTree, TRUST_OLD_COPY};
+use tree::{DexFail, OpContext};
 
 /// Fewest frames of a cache.
 const FRAMES_MIN: u64 = 8;
 /// Most frames: their numbers have 32 bits, and the last is taken.
 const FRAMES_MAX: u64 = 1 << 31;
 
-/// A table of this engine and this compute server's cache of it, for all its threads. Clones share it.
-///
-/// [`DexOptions::durability`] chooses the failures that an acknowledged change survives. With *volatile*,
-/// changes are in this compute server's memory until [`Dex::flush`] or [`Dex::close`], or until their node
-/// is evicted; its death loses the others, whether they were acknowledged or not.
-#[derive(Clone, Debug)]
-pub struct Dex(Arc<DexTree>);
+/// The engine DEX.
+#[derive(Clone, Copy, Debug)]
+pub struct Dex;
+
+/// An open table of this engine, with this compute server's cache of it. Clones share it.
+pub type DexTable = Owned<DexTree>;
 
 impl Dex {
     /// Makes the remote structure of an empty table, with an ownership map of one partition that nobody
@@ -101,90 +100,38 @@ impl Dex {
         Ok(meta)
     }
 
-    fn with(
+    /// Opens a table in this member of the pool, with the part that this compute server takes.
+    ///
+    /// Cost: 4 READs for a new cache, and a change of the map if it takes something.
+    ///
+    /// # Errors
+    /// For a new cache: `Invalid` for one of fewer than 8 nodes and for options that make no sense, `Full` if
+    /// there is no memory for it; `Unavailable` if another member of this compute server has the table open.
+    pub async fn open(
+        session: &Session,
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
-        ownership: Ownership,
-    ) -> Result<Self, IndexError> {
-        Ok(Dex(Arc::new(DexTree::new(meta, layout, options, ownership)?)))
-    }
-
-    /// The table of a tree.
-    fn of(tree: &Arc<DexTree>) -> Self {
-        Dex(Arc::clone(tree))
-    }
-
-    /// Returns the address of its meta object.
-    pub fn meta(&self) -> GlobalAddr {
-        self.0.remote.meta()
-    }
-
-    /// Geometry of the nodes.
-    pub fn layout(&self) -> &Layout {
-        self.0.layout()
-    }
-
-    /// Returns the options of its opening.
-    pub fn options(&self) -> &DexOptions {
-        &self.0.options
-    }
-
-    /// Returns the counts of the cache.
-    pub fn stats(&self) -> DexStats {
-        self.0.stats.get(self.0.ownership.counts())
-    }
-
-    /// Returns each memory server's work for this cache; empty as long as nothing was offloaded.
-    pub fn offload_servers(&self, session: &Session) -> Vec<OffloadServer> {
-        self.0.offloads.server_reports(session)
-    }
-
-    /// Writes all changed nodes back. Remote memory then holds every change acknowledged before the call.
-    ///
-    /// Cost: 1 WRITE for each changed node.
-    ///
-    /// # Errors
-    /// As any operation; nodes that could not be written are still in the cache.
-    pub async fn flush(&self, session: &Session) -> Result<(), IndexError> {
-        let _pin = session.begin(OpKind::Maintenance).await?;
-        self.0.flush(session).await
-    }
-
-    /// Closes the table in this member of the pool: writes everything back and gives up the ranges that
-    /// this compute server owns. No operation may be running; later ones fail with `Closed`.
-    ///
-    /// Cost: that of a flush, and a change of the map.
-    ///
-    /// # Errors
-    /// As [`Dex::flush`]; the table is then still open.
-    pub async fn close(&self, session: &Session) -> Result<(), IndexError> {
-        let _pin = session.begin(OpKind::Maintenance).await?;
-        self.0.close(session).await?;
-        session.pool().let_go(self.meta(), &self.0);
-        Ok(())
-    }
-
-    /// Returns what is wrong in the cache, each with its invariant; empty if all is well. Meant for a
-    /// moment at which no operation runs.
-    pub fn check_cache(&self) -> Vec<String> {
-        self.0.pages.check()
+        join: JoinOptions,
+    ) -> Result<DexTable, IndexError> {
+        let table = Stored { table: layout.table(), meta };
+        Owned::join(session, &table, options, join, 0).await
     }
 
     /// Frees every object of the table, the meta object included. Nobody may use the table any more.
     ///
     /// # Errors
     /// As [`farleaf_index::Index::verify`].
-    pub async fn destroy(&self, session: &Session) -> Result<(), IndexError> {
-        if self.0.ownership.is_owned() {
+    pub async fn destroy(table: &DexTable, session: &Session) -> Result<(), IndexError> {
+        let ownership = table.ownership();
+        if ownership.is_owned() {
             // Records that only dirty leaves refer to are found in remote memory then.
-            self.flush(session).await?;
+            table.flush(session).await?;
         }
-        self.0.ownership.set_closed();
-        let stored = Stored { table: self.layout().table(), meta: self.meta() };
-        let objects = stored.collect::<Dex>(session, None).await?;
+        ownership.set_closed();
+        let objects = table.stored().collect::<Dex>(session, None).await?;
         // Another table may come to lie there.
-        session.pool().let_go(self.meta(), &self.0);
+        table.let_go(session);
         retire_all(session, objects).await
     }
 }

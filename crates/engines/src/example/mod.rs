@@ -13,6 +13,9 @@
 //! - `INV-EX-2` A list is retired once the meta object names another; a reader holds a pin, so that the list
 //!   which it was led to is not reused.
 
+#[cfg(feature = "lab")]
+mod lab;
+
 use farleaf_fabric::codec::{Reader, Writer};
 use farleaf_fabric::{Buf, GlobalAddr, OpKind};
 use farleaf_index::engine::{Engine, Traits};

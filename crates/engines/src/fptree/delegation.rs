@@ -12,9 +12,12 @@ use std::sync::Arc;
 use farleaf_index::local::key_queues::{ChangeLead, ChangeTurn, collapse};
 use farleaf_index::{Change, IndexError, Outcome};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::{LeafTree, count, count_many};
+
+farleaf_fabric::canaries! {
+    pub(crate) JOIN_OPEN_READ = "join-open-read", "a get takes the answer of a READ that began before it";
+}
 
 impl LeafTree {
     /// Copies the value of `key`: by own READs, or those of another get that began after this one.
@@ -27,7 +30,7 @@ impl LeafTree {
         if !self.options.delegate {
             return self.find(session, key, value).await;
         }
-        let is_strict = !Canary::JoinOpenRead.is_armed();
+        let is_strict = !JOIN_OPEN_READ.is_armed();
         let read = async |value: &mut Vec<u8>| self.find(session, key, value).await;
         let got = self.queues.get(session, key, value, is_strict, read).await?;
         if got.joined {

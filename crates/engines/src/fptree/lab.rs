@@ -1,39 +1,151 @@
-//! Lab: the engine's settings for runs of the lab, and its seeded bugs.
+//! Lab: the seeded bugs, crash cases and small tables of this engine, and the settings that the lab draws for it.
 
-use farleaf_index::Settings;
-use farleaf_index::engine::choose;
-use farleaf_pool::canary::Canary;
+use farleaf_index::blink::canaries::{FORGET_RETIRE, LOSE_REDO_RECORD, UNLOCK_RIGHT_EARLY};
+use farleaf_index::blink::lab;
+use farleaf_index::lab::{
+    Action, CrashState, CrashStep, Hunt, Lab, LabSize, Order, Script, Variant, changes, choose,
+    died_in, grow, met, shrink,
+};
+use farleaf_index::remote_lock::RESEND_BLINDLY;
+use farleaf_index::{Settings, Spec, TableReport, TableSpec};
 use fastrand::Rng;
 
-/// Seeded bugs that the lab hunts with this engine.
-pub(super) const CANARIES: &[Canary] = &[
-    Canary::UnlockNewLeafEarly,
-    Canary::OldTableKeepsVersion,
-    Canary::ClearedSlotsKeepVersion,
-    Canary::BuildClearsTorn,
-    Canary::BuildKeepsTorn,
-    Canary::MergeUnchecked,
-    Canary::FreeLeafUncleared,
-    Canary::BelieveOldHeader,
-    Canary::ScanStale,
-    Canary::ForgetRetire,
-    Canary::LoseRedoRecord,
-    Canary::UnlockRightEarly,
-    Canary::LoseLeafRedo,
-    Canary::TakeOverUnrecorded,
-    Canary::JoinOpenRead,
-    Canary::ResendBlindly,
+use super::delegation::JOIN_OPEN_READ;
+use super::locate::BELIEVE_OLD_HEADER;
+use super::merge::{FREE_LEAF_UNCLEARED, MERGE_UNCHECKED};
+use super::ops::LOSE_LEAF_REDO;
+use super::rescue::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, TAKE_OVER_UNRECORDED};
+use super::scan::SCAN_STALE;
+use super::split::{CLEARED_SLOTS_KEEP_VERSION, OLD_TABLE_KEEPS_VERSION, UNLOCK_NEW_LEAF_EARLY};
+use super::{FpTree, FpTreeShape};
+
+/// Clients of one compute server on the same keys.
+const HOT: &[(&str, &str)] = &[
+    ("workload", "hot"),
+    ("set", "combine=true,batch_limit=8"),
+    ("compute-servers", "2"),
+    ("clients", "8"),
+];
+/// A leaf's address is used again for another range while a compute server's cache leads there.
+const REUSE: &[(&str, &str)] = &[
+    ("format", "u64-tiny"),
+    ("workload", "churn"),
+    ("set", "cache=256MiB,merge=0.4"),
+    ("compute-servers", "4"),
+    ("clients", "4"),
+    ("keys", "60|100|150|300"),
+    ("memory-servers", "1"),
+    ("ops", "400"),
+    ("think-ns", "2000"),
+    ("event", "none"),
 ];
 
-/// Draws settings for one run.
-pub(super) fn draw(rng: &mut Rng) -> Settings {
-    Settings::default()
-        .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
-        .with("scan_window", choose(rng, &["1", "3", "16"]))
-        .with("bulk_fill", choose(rng, &["0.3", "0.7", "1.0"]))
-        .with("filter", choose(rng, &["true", "true", "false"]))
-        .with("gap_join", choose(rng, &["0", "2"]))
-        .with("delegate", choose(rng, &["true", "true", "false"]))
-        .with("batch_limit", choose(rng, &["0", "2", "8"]))
-        .with("merge", choose(rng, &["0", "0.4", "0.4"]))
+impl Lab for FpTree {
+    // Leaves, lines and the nodes above have size classes of their own, and redo records as well.
+    const SERVER_BYTES: u64 = 1536 << 10;
+    const REDO_BYTES: u32 = 4 << 10;
+
+    fn hunts() -> Vec<Hunt> {
+        vec![
+            // A client with the old record looks for a key that another inserts into the new leaf.
+            Hunt::at(&UNLOCK_NEW_LEAF_EARLY, "u64-tiny/insert-leaf-split-watched"),
+            Hunt::any(&OLD_TABLE_KEEPS_VERSION),
+            Hunt::any(&CLEARED_SLOTS_KEEP_VERSION),
+            Hunt::at(&BUILD_CLEARS_TORN, "u64-tiny/update"),
+            Hunt::at(&BUILD_KEEPS_TORN, "u64-tiny/insert"),
+            Hunt::any(&MERGE_UNCHECKED),
+            Hunt::any(&FREE_LEAF_UNCLEARED),
+            Hunt::with(&BELIEVE_OLD_HEADER, REUSE),
+            Hunt::any(&SCAN_STALE),
+            Hunt::any(&FORGET_RETIRE),
+            Hunt::any(&LOSE_REDO_RECORD),
+            Hunt::any(&UNLOCK_RIGHT_EARLY),
+            // Values of several words stand in slots of leaves.
+            Hunt::at(&LOSE_LEAF_REDO, "wide/update"),
+            Hunt::at(&TAKE_OVER_UNRECORDED, "wide/takeover-update"),
+            Hunt::with(&JOIN_OPEN_READ, HOT),
+            Hunt::any(&RESEND_BLINDLY),
+        ]
+    }
+
+    fn shape(size: LabSize, spec: &Spec) -> FpTreeShape {
+        let nodes = lab::shape(size, spec);
+        FpTreeShape {
+            node_bytes: nodes.node_bytes,
+            cap_leaf: nodes.cap_leaf,
+            cap_inner: nodes.cap_inner,
+            ..FpTreeShape::default()
+        }
+    }
+
+    fn variants() -> &'static [Variant] {
+        &[Variant {
+            name: "wide",
+            settings: "node_bytes=512",
+            value_bytes: Some(24),
+            object_bytes: 512,
+            cases: None,
+            is_drawn: false,
+        }]
+    }
+
+    fn draw(rng: &mut Rng, _table: &TableSpec<FpTreeShape>) -> Settings {
+        Settings::default()
+            .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
+            .with("scan_window", choose(rng, &["1", "3", "16"]))
+            .with("bulk_fill", choose(rng, &["0.3", "0.7", "1.0"]))
+            .with("filter", choose(rng, &["true", "true", "false"]))
+            .with("gap_join", choose(rng, &["0", "2"]))
+            .with("delegate", choose(rng, &["true", "true", "false"]))
+            .with("batch_limit", choose(rng, &["0", "2", "8"]))
+            .with("merge", choose(rng, &["0", "0.4", "0.4"]))
+    }
+
+    fn is_change(name: &str, before: &TableReport, after: &TableReport) -> bool {
+        changes::in_btree(name, before, after)
+    }
+
+    /// A leaf is merged below one node alone, so nodes of small trees keep a record each, and no level goes.
+    fn cases() -> Vec<(&'static str, CrashState)> {
+        let split = grow("leaf-split", Order::Up);
+        let growth = grow("growth-2", Order::Up);
+        let merge = shrink(14, "leaf-merge", Order::Up);
+        let beside = CrashStep::InsertBeside;
+        let remove = CrashStep::RemoveBefore;
+        let reused = CrashState::new(Script::Without(12, 60), CrashStep::Do(Action::Insert(60)));
+        let in_update = |action| died_in(Action::Update(60), action);
+        let in_insert = |action| died_in(Action::Insert(65), action);
+        let mut cases = lab::splits_and_merges("leaf-merge");
+        cases.extend([
+            ("insert-leaf-split-watched", CrashState { is_watched: true, ..split }),
+            ("insert-reused", reused),
+            ("remove-merge-down-own", shrink(14, "leaf-merge", Order::Down).by_actor()),
+            ("recover-merge", merge.recovered(2).patient()),
+            ("recover-update", in_update(Action::Recover).patient()),
+            ("takeover-update", in_update(Action::Update(60))),
+            ("takeover-remove", in_update(Action::Remove(60)).patient()),
+            ("takeover-get", in_update(Action::Get(60)).patient()),
+            ("takeover-split", met(split, 5, beside)),
+            ("takeover-split-slots", met(split, 3, beside).patient()),
+            ("takeover-split-upper", met(split, 1, beside)),
+            ("takeover-split-line", met(split, 0, CrashStep::Get)),
+            ("takeover-growth", met(growth, 3, beside)),
+            ("takeover-merge", met(merge, 5, remove).patient()),
+            ("takeover-merge-right", met(merge, 3, remove)),
+            ("takeover-merge-upper", met(merge, 0, beside).patient()),
+            ("recover-split-slots", split.recovered(3)),
+            ("recover-merge-right", merge.recovered(4)),
+            ("takeover-insert", in_insert(Action::Insert(65))),
+            ("takeover-removal", died_in(Action::Remove(60), Action::Insert(60))),
+            ("recover-insert", in_insert(Action::Recover)),
+            ("scan-after-split", met(split, 3, CrashStep::Do(Action::Scan { reverse: false }))),
+            ("verify-after-merge", met(merge, 3, CrashStep::Do(Action::Verify)).patient()),
+        ]);
+        for (name, state) in &mut cases {
+            if *name == "recover-growth" {
+                *state = state.patient();
+            }
+        }
+        cases
+    }
 }

@@ -13,13 +13,16 @@ use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_index::Seek;
 use farleaf_index::retry::{Attempts, OWNER_CHECK_NS};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 
 use super::cache::{LeafRecord, RecordNode, SeenRecord};
 use super::layout::Header;
 use super::line::{LINE_BYTES, Line};
 use super::{LeafTree, count};
+
+farleaf_fabric::canaries! {
+    pub(crate) BELIEVE_OLD_HEADER = "believe-old-header", "a leaf's header counts whenever the leaf was born";
+}
 
 /// Most headers that a refresh READs to the right before it descends.
 const HOPS_MAX: usize = 4;
@@ -182,7 +185,7 @@ impl LeafTree {
             let epoch = session.epoch();
             let header = self.read_header(session, leaf).await?;
             let counts = |header: &Header| {
-                !header.is_dead && (header.birth <= seen || Canary::BelieveOldHeader.is_armed())
+                !header.is_dead && (header.birth <= seen || BELIEVE_OLD_HEADER.is_armed())
             };
             let Some(header) = header.filter(counts) else { return Ok(None) };
             count(&self.counts.header_refreshes);

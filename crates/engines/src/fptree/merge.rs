@@ -19,11 +19,11 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr, OpKind};
 use farleaf_index::IndexError;
 use farleaf_index::Seek;
+use farleaf_index::blink::canaries::{FORGET_RETIRE, LOSE_REDO_RECORD, UNLOCK_RIGHT_EARLY};
 use farleaf_index::blink::{Edit, LeafPairs};
 use farleaf_index::detach::detach;
 use farleaf_index::remote_lock::{Lock, try_lock_reading};
 use farleaf_index::retry::backoff;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session};
 
 use super::cache::{LeafRecord, RecordNode};
@@ -32,6 +32,11 @@ use super::line::{LINE_BYTES, Line, lock_at};
 use super::redo::Pending;
 use super::split::fence_record;
 use super::{LeafTree, count};
+
+farleaf_fabric::canaries! {
+    pub(crate) MERGE_UNCHECKED = "merge-unchecked", "a merge takes the right leaf for empty without a look under its lock";
+    pub(crate) FREE_LEAF_UNCLEARED = "free-leaf-uncleared", "a leaf leaves the tree with its pairs";
+}
 
 /// Attempts at one lock before a merge gives up.
 const TRIES: u32 = 6;
@@ -218,7 +223,7 @@ impl LeafTree {
         // been cut off: its locks are for the client that finds its record.
         let done = async {
             self.write_merge(session, &pending, (at, line), &right_image).await?;
-            if Canary::UnlockRightEarly.is_armed() {
+            if UNLOCK_RIGHT_EARLY.is_armed() {
                 return edit.publish(&self.upper, session).await;
             }
             self.kill_right(session, &pending, right_at).await?;
@@ -231,11 +236,11 @@ impl LeafTree {
         }
         count(&self.counts.merges);
         lock.release().await?;
-        if Canary::UnlockRightEarly.is_armed() {
+        if UNLOCK_RIGHT_EARLY.is_armed() {
             self.kill_right(session, &pending, right_at).await?;
         }
         right_lock.finish(session.client().ops(), 0, None).await?;
-        if !Canary::ForgetRetire.is_armed() {
+        if !FORGET_RETIRE.is_armed() {
             retiring.into_iter().for_each(|it| session.retire(it));
         }
         Ok(true)
@@ -287,7 +292,7 @@ impl LeafTree {
             Some(pairs)
         };
         let (held, mut moving) = (pairs(left, image)?, pairs(right, right_image)?);
-        if Canary::MergeUnchecked.is_armed() {
+        if MERGE_UNCHECKED.is_armed() {
             moving.clear();
         }
         if !are_neighbours || !self.fits(held.len(), moving.len()) {
@@ -393,7 +398,7 @@ impl LeafTree {
         let redo_at = self.redo_at(session, left.leaf.server());
         reliable
             .chain(|ops| {
-                if !Canary::LoseRedoRecord.is_armed() {
+                if !LOSE_REDO_RECORD.is_armed() {
                     ops.write(redo_at, pending.buf(session, shape));
                 }
                 if pending.slots.iter().any(|slot| *slot > 0) {
@@ -453,7 +458,7 @@ impl LeafTree {
         reliable
             .chain(|ops| {
                 ops.write(at, Line::empty(version).encode(session, shape.tree, at));
-                if Canary::FreeLeafUncleared.is_armed() {
+                if FREE_LEAF_UNCLEARED.is_armed() {
                     return;
                 }
                 let mut image = reliable.buf(shape.leaf_bytes);

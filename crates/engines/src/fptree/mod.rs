@@ -39,6 +39,7 @@
 mod bulk;
 mod cache;
 mod delegation;
+#[cfg(feature = "lab")]
 mod lab;
 mod layout;
 mod line;
@@ -64,11 +65,9 @@ use farleaf_index::local::key_queues::KeyQueues;
 use farleaf_index::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_index::{
     BlinkOptions, CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions,
-    Outcome, ScanRange, Settings, SortedPairs, Stored, TableReport, TableSpec, Visitor,
+    Outcome, ScanRange, SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
-use fastrand::Rng;
 
 use cache::{LeafRecord, RecordCache};
 use layout::{Fence, Header, LeafShape};
@@ -217,15 +216,7 @@ impl Engine for FpTree {
     const NAME: &'static str = "fptree";
     const ABOUT: &'static str = "FP-B+-tree: leaves with fingerprint tables in memory servers; baseline of DMTree, FAST 2026";
 
-    const TRAITS: Traits = Traits {
-        cached: true,
-        splits: true,
-        merges: true,
-        shrinks: true,
-        upper_tree: true,
-        ..Traits::NONE
-    };
-    const CANARIES: &'static [Canary] = lab::CANARIES;
+    const TRAITS: Traits = Traits { cached: true, ..Traits::NONE };
 
     type Shape = FpTreeShape;
     type Options = FpTreeOptions;
@@ -337,10 +328,6 @@ impl Engine for FpTree {
             }
         }
         Ok(())
-    }
-
-    fn draw(rng: &mut Rng, _table: &TableSpec<FpTreeShape>) -> Settings {
-        lab::draw(rng)
     }
 }
 

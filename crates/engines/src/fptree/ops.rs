@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_index::blink::canaries::FORGET_RETIRE;
 use farleaf_index::local::key_queues::ChangeLead;
 use farleaf_index::remote_lock::{Lock, try_lock_reading};
 use farleaf_index::retry::{Attempts, LockWait};
 use farleaf_index::{Change, Decision, IndexError, Outcome};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::LeafTree;
 use super::cache::LeafRecord;
@@ -21,6 +21,10 @@ use super::line::{LINE_BYTES, Line, lock_at};
 use super::locate::StaleWait;
 use super::records::NewPairRecord;
 use super::redo::PendingUpdate;
+
+farleaf_fabric::canaries! {
+    pub(crate) LOSE_LEAF_REDO = "lose-leaf-redo", "a change of several words of a value leaves no redo record";
+}
 
 /// READs of a slot that does not fit its check before the operation looks at the leaf's lock.
 const REREADS: u32 = 16;
@@ -297,7 +301,7 @@ impl LeafTree {
                 let blank = shape.blank(record.leaf, found.index);
                 let is_blank = layout::word(image.bytes(), 2) == blank || found.word == blank;
                 let is_told = shape.tells_old_from_new(key.len()) && !is_blank;
-                if !is_told && !Canary::LoseLeafRedo.is_armed() {
+                if !is_told && !LOSE_LEAF_REDO.is_armed() {
                     let update = PendingUpdate {
                         token: lock.token(),
                         leaf: record,
@@ -332,7 +336,7 @@ impl LeafTree {
         if let Some(new) = new {
             new.keep();
         }
-        let retiring = retiring.filter(|_| !Canary::ForgetRetire.is_armed());
+        let retiring = retiring.filter(|_| !FORGET_RETIRE.is_armed());
         lock.finish(ops, 0, retiring).await?;
         if let Some(mut lead) = lead.take() {
             lead.acknowledge();

@@ -13,7 +13,6 @@ use farleaf_index::IndexError;
 use farleaf_index::detach::detach;
 use farleaf_index::remote_lock::try_lock_reading;
 use farleaf_index::retry::LockWait;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 
 use super::cache::LeafRecord;
@@ -21,6 +20,12 @@ use super::layout::{LeafShape, word};
 use super::line::{LINE_BYTES, Line, lock_at};
 use super::redo::{LeafRedo, Pending, PendingUpdate};
 use super::{LeafTree, count};
+
+farleaf_fabric::canaries! {
+    pub(crate) TAKE_OVER_UNRECORDED = "take-over-unrecorded", "a takeover of a leaf writes no redo record of its own";
+    pub(crate) BUILD_CLEARS_TORN = "build-clears-torn", "a slot that a dead client's update has torn is emptied";
+    pub(crate) BUILD_KEEPS_TORN = "build-keeps-torn", "a slot that a dead client's insert or remove has torn is kept";
+}
 
 impl LeafTree {
     /// Finishes what the dead client of the lock word `holder` was doing to a leaf, and frees its lock; by a task. The
@@ -177,7 +182,7 @@ impl LeafTree {
         let token = session.lock_token();
         // Our own record first: if we die half way, the next one finds ours.
         let own = Pending { token, ..pending.clone() };
-        if !Canary::TakeOverUnrecorded.is_armed() {
+        if !TAKE_OVER_UNRECORDED.is_armed() {
             reliable.write(self.redo_at(session, left.server()), own.buf(session, shape)).await?;
         }
         let what = (at, LINE_BYTES);
@@ -330,7 +335,7 @@ impl LeafTree {
         let token = session.lock_token();
         let update = update.map(|update| PendingUpdate { token, ..update });
         if let Some(update) = &update
-            && !Canary::TakeOverUnrecorded.is_armed()
+            && !TAKE_OVER_UNRECORDED.is_armed()
         {
             // As for a split: ours first.
             let redo_at = self.redo_at(session, leaf.server());
@@ -391,9 +396,9 @@ impl LeafTree {
 
     /// Repairs one slot under the leaf's lock.
     fn repair(&self, shape: &LeafShape, place: (GlobalAddr, usize), slot: &mut [u8], version: u64) {
-        if Canary::BuildClearsTorn.is_armed() {
+        if BUILD_CLEARS_TORN.is_armed() {
             shape.clear_if_torn(place, slot, version);
-        } else if Canary::BuildKeepsTorn.is_armed() {
+        } else if BUILD_KEEPS_TORN.is_armed() {
             shape.take_if_torn(place, slot);
         } else {
             shape.repair_slot(place, slot, version);

@@ -14,13 +14,16 @@ use std::sync::Arc;
 use farleaf_index::Seek;
 use farleaf_index::{Entries, IndexError, ScanRange};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::LeafTree;
 use super::cache::{LeafRecord, RecordNode};
 use super::layout::Judged;
 use super::line::{LINE_BYTES, Line};
 use super::locate::StaleWait;
+
+farleaf_fabric::canaries! {
+    pub(crate) SCAN_STALE = "scan-stale", "a scan skips slots of another version than the leaf's";
+}
 
 /// Share of slots with a fingerprint above which a scan reads all slots.
 const WHOLE_SHARE: f64 = 0.8;
@@ -281,7 +284,7 @@ impl LeafTree {
         for (from, run) in &runs {
             for (at, slot) in run.chunks_exact(shape.slot_bytes).enumerate() {
                 match shape.judge((leaf, from + at), slot, part.record.version) {
-                    Judged::Stale if Canary::ScanStale.is_armed() => {}
+                    Judged::Stale if SCAN_STALE.is_armed() => {}
                     Judged::Stale | Judged::Torn => return Ok(None),
                     Judged::Empty => {}
                     Judged::Pair(value) => match shape.key_of(slot) {

@@ -16,11 +16,11 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr, ServerId};
 use farleaf_index::IndexError;
+use farleaf_index::blink::canaries::LOSE_REDO_RECORD;
 use farleaf_index::blink::{Edit, LeafPairs};
 use farleaf_index::detach::detach;
 use farleaf_index::remote_lock::{Lock, try_lock_reading};
 use farleaf_index::retry::LockWait;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{PoolError, Session, Unlinked};
 
 use super::LeafTree;
@@ -29,6 +29,12 @@ use super::layout::{Fence, Header, Judged, LeafShape, SPAN_MAX};
 use super::line::{LINE_BYTES, Line, lock_at};
 use super::ops::LockedLeaf;
 use super::redo::Pending;
+
+farleaf_fabric::canaries! {
+    pub(crate) OLD_TABLE_KEEPS_VERSION = "old-table-keeps-version", "the fingerprints of a leaf that was split keep its old version";
+    pub(crate) UNLOCK_NEW_LEAF_EARLY = "unlock-new-leaf-early", "a split unlocks the new leaf before the old one has its new version";
+    pub(crate) CLEARED_SLOTS_KEEP_VERSION = "cleared-slots-keep-version", "the slots that a split empties keep the leaf's old version";
+}
 
 impl LeafTree {
     /// Divides a full leaf, whose lock it gives back, so that there is room for `key`; by a task.
@@ -106,7 +112,7 @@ impl LeafTree {
             left_line = left_line.with(*from, 0);
             slots[*from] = 1;
         }
-        if !Canary::OldTableKeepsVersion.is_armed() {
+        if !OLD_TABLE_KEEPS_VERSION.is_armed() {
             left_line.version = versions[0];
         }
         self.write_new_leaf(session, (&right, right_at), &right_image, &right_line).await?;
@@ -148,7 +154,7 @@ impl LeafTree {
         let mut right_lock = Some(right_lock);
         let done = async {
             self.write_left(session, &pending, image.bytes()).await?;
-            if Canary::UnlockNewLeafEarly.is_armed()
+            if UNLOCK_NEW_LEAF_EARLY.is_armed()
                 && let Some(lock) = right_lock.take()
             {
                 lock.release().await?;
@@ -209,7 +215,7 @@ impl LeafTree {
             let at = shape.slot_at(index);
             let slot = &mut content[at..at + shape.slot_bytes];
             if pending.slots[index] != 0 {
-                let keeps = Canary::ClearedSlotsKeepVersion.is_armed();
+                let keeps = CLEARED_SLOTS_KEEP_VERSION.is_armed();
                 let version = if keeps { pending.left.version } else { pending.version };
                 shape.clear_slot((leaf, index), slot, version);
             } else {
@@ -219,7 +225,7 @@ impl LeafTree {
         let (reliable, header) = (session.reliable(), shape.header_bytes);
         reliable
             .chain(|ops| {
-                if !Canary::LoseRedoRecord.is_armed() {
+                if !LOSE_REDO_RECORD.is_armed() {
                     ops.write(self.redo_at(session, leaf.server()), pending.buf(session, shape));
                 }
                 let mut buf = reliable.buf(shape.leaf_bytes);

@@ -1,53 +1,118 @@
 //! P-SMART: SMART whose ranges of keys are owned by compute servers, as DEX's paper compares itself with.
 //!
 //! Source: the baseline P-SMART of DEX, PVLDB 17(10), 2024, section 7.1: SMART (OSDI 2023) with DEX's logical
-//! partitioning. The tree is that of the engine [`smart`](crate::smart), and [`PSmart`] adds the owners. A compute
+//! partitioning. The tree is that of the engine [`smart`](crate::smart), and [`PSmartTree`] adds the owners. A compute
 //! server works on its own keys alone, so that its cache of inner nodes holds those of its ranges alone, and clients
 //! of different compute servers never meet at a leaf.
 //!
 //! `docs/design/smart.md` describes what ownership changes, `docs/papers/smart.md` what differs from the papers.
+//!
+//! A table is SMART's own with an ownership map, which two words of its meta object name. An operation on an own key
+//! is inside the range guard and is SMART's; one on another's key travels to the owner; one on a key that nobody owns
+//! takes the range, or is a guest's. The protocol beneath stays that of all compute servers. Beyond it, an owner
+//! believes its cache about its own nodes (`crates/engines/src/smart/own_nodes.rs`).
+//!
+//! All that an owner acknowledges is in remote memory, where any other compute server goes on with it. So nothing is
+//! written back before a range moves, and nothing is replayed after a death: what the dead left half done the next
+//! operation that meets it finishes by SMART's protocol.
+//!
+//! An owner may believe its cache about what only the owner changes. So whatever changes own keys ends before
+//! another compute server may own them: operations and their tasks are inside the guard, removed keys are cleared
+//! before a range moves, and a table that closes drains the guard before it gives its ranges up. A guest changes
+//! nothing without the map's lock.
+//!
+//! Variant of smart.
 
-use farleaf_index::{KnobKind, knobs};
+#[cfg(feature = "lab")]
+mod lab;
+mod options;
+mod tree;
 
-pub use crate::smart::owned::PSmart;
-use crate::smart::{OwnerWrites, ReadDelegation, SmartOptions};
+use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_index::compute::Owned;
+use farleaf_index::compute::ownership::create_map;
+use farleaf_index::engine::{Engine, Traits};
+use farleaf_index::{IndexError, OpenOptions, Spec, Stored, TableReport, TableSpec, Visitor};
+use farleaf_pool::{Recovery, Session};
 
-knobs! {
-    /// Settings by which one compute server opens a table of this engine; they concern it alone.
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    pub struct PSmartOptions {
-        /// Bytes of cached inner nodes for each table. 0 caches none: then each operation reads every node on its
-        /// way.
-        "cache" => cache_bytes: u64 = 256 << 20, KnobKind::Bytes { min: 0, max: u64::MAX }, paper "256 MB (DEX, section 7.1)";
-        /// Most leaves and nodes that a scan reads at once.
-        "scan_window" => scan_window: usize = 32, KnobKind::Count { min: 1, max: 256, unit: "objects" };
-        /// Removed keys after which a task takes their leaves out of the tree.
-        "unlink_batch" => unlink_batch: usize = 64, KnobKind::Count { min: 1, max: 4096, unit: "leaves" };
-        /// Gets of one key that share a READ. strict: those that began before it. lax: those that began before it
-        /// ended, which may return a value of the past. off: none.
-        "read_delegation" => read_delegation: ReadDelegation = ReadDelegation::Strict,
-            KnobKind::Words { words: ReadDelegation::WORDS, also: None }, paper "lax";
-        /// Write changes of one key that arrive while another is under way together, under one lock.
-        "write_combining" => write_combining: bool = true, KnobKind::Flag, paper "true";
-        /// Most operations that one READ or one locked WRITE serves. 0 sets no limit.
-        "batch_limit" => batch_limit: usize = 8, KnobKind::count(0, "operations"), paper "none";
-        /// Rights of an owner beyond the protocol that compute servers share. exclusive: its cache answers for
-        /// absent keys, and WRITEs link and change leaves. shared: nothing.
-        "owner_writes" => owner_writes: OwnerWrites = OwnerWrites::Exclusive,
-            KnobKind::Words { words: OwnerWrites::WORDS, also: None }, paper "exclusive";
+pub use self::options::PSmartOptions;
+pub use self::tree::PSmartTree;
+use self::tree::map_words;
+use crate::smart::{Smart, SmartShape, stored_tree};
+
+/// The engine P-SMART.
+#[derive(Clone, Copy, Debug)]
+pub struct PSmart;
+
+impl Engine for PSmart {
+    const NAME: &'static str = "p-smart";
+    const ABOUT: &'static str =
+        "P-SMART: smart with owned key ranges; Lu et al., PVLDB 17(10), 2024";
+    const TRAITS: Traits = Traits { owned: true, ..Smart::TRAITS };
+
+    type Shape = SmartShape;
+    type Options = PSmartOptions;
+    type Table = Owned<PSmartTree>;
+
+    fn shape_for(spec: &Spec, wanted: SmartShape) -> Result<SmartShape, IndexError> {
+        wanted.complete_forward(spec, Self::NAME)
     }
-}
 
-impl From<PSmartOptions> for SmartOptions {
-    fn from(owned: PSmartOptions) -> SmartOptions {
-        SmartOptions {
-            cache_bytes: owned.cache_bytes,
-            scan_window: owned.scan_window,
-            unlink_batch: owned.unlink_batch,
-            read_delegation: owned.read_delegation,
-            write_combining: owned.write_combining,
-            batch_limit: owned.batch_limit,
-            ..SmartOptions::default()
+    /// The table has an ownership map of one partition that nobody owns.
+    async fn create(
+        session: &Session,
+        table: &TableSpec<SmartShape>,
+    ) -> Result<GlobalAddr, IndexError> {
+        let meta = Smart::create(session, table).await?;
+        // An error leaves what nobody knows of, for the recovery to sweep.
+        let _pin = session.begin(OpKind::Maintenance).await?;
+        create_map(&map_words(meta), session).await?;
+        Ok(meta)
+    }
+
+    /// Cost: 3 READs the first time, and a change of the map if it takes something.
+    async fn open(
+        session: &Session,
+        table: &Stored<SmartShape>,
+        options: PSmartOptions,
+        join: &OpenOptions,
+    ) -> Result<Owned<PSmartTree>, IndexError> {
+        Owned::open(session, table, options, join).await
+    }
+
+    async fn walk(
+        session: &Session,
+        table: &Stored<SmartShape>,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        let tree = stored_tree(table);
+        tree.visit_meta(visitor);
+        match Owned::<PSmartTree>::visit_map(session, table, visitor).await? {
+            Some(_) => tree.walk_behind_meta(session, visitor, report).await,
+            None => Ok(()),
         }
+    }
+
+    async fn release_dead(
+        session: &Session,
+        table: &Stored<SmartShape>,
+    ) -> Result<usize, IndexError> {
+        Owned::<PSmartTree>::release_dead(session, table).await
+    }
+
+    async fn redo_dead(
+        session: &Session,
+        table: &Stored<SmartShape>,
+        recovery: &Recovery,
+    ) -> Result<(), IndexError> {
+        Smart::redo_dead(session, table, recovery).await
+    }
+
+    async fn check_unowned(
+        session: &Session,
+        table: &Stored<SmartShape>,
+    ) -> Result<(), IndexError> {
+        Owned::<PSmartTree>::check_unowned(session, table).await
     }
 }

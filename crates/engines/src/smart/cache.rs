@@ -18,7 +18,6 @@ use std::collections::BTreeMap;
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::local::ParkingLot;
 use farleaf_index::sync::{Mutex, lock};
-use farleaf_pool::canary::Canary;
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -27,6 +26,11 @@ use super::entry::Entry;
 use super::layout::{NodeForm, Slot};
 use super::own_nodes::NodeResult;
 use super::switches::CacheIndex;
+
+farleaf_fabric::canaries! {
+    pub(crate) BELIEVE_OLD_READ = "believe-old-read", "a READ makes an exact entry of a node that has changed since it began";
+    pub(crate) WRITE_SLOT_BESIDE = "write-slot-beside", "an owner writes a slot while other changes of the node are under way";
+}
 
 /// Bytes that an entry takes beside its allocation: its place in the ring, and its share of the table that finds it and
 /// of the room that both have left.
@@ -181,8 +185,7 @@ impl Cache {
         let (shard, mut gone) = (&mut *shard, Vec::new());
         let changes = shard.changes.of(entry.addr());
         let is_exact = stamp.is_some_and(|it| {
-            (changes == Some(it.changes) || Canary::BelieveOldRead.is_armed())
-                && is_current(it.view)
+            (changes == Some(it.changes) || BELIEVE_OLD_READ.is_armed()) && is_current(it.view)
         });
         let mut uses = 0;
         if let Some(place) = shard.place(entry.addr()) {
@@ -191,7 +194,7 @@ impl Cache {
             let is_same = there.life() == entry.life();
             let is_of_one_life = there.is_in_place() || there.life().is_born_by(entry.c());
             let is_later = there.c() > entry.c() && is_of_one_life;
-            let stays = cached.is_exact && is_same && !Canary::BelieveOldRead.is_armed();
+            let stays = cached.is_exact && is_same && !BELIEVE_OLD_READ.is_armed();
             if stays || !is_exact && is_later {
                 return (gone, false);
             }
@@ -224,7 +227,7 @@ impl Cache {
         let cached = &shard.ring[place];
         let is_exact = cached.is_exact && !shard.changes.are_under_way(addr);
         let may_begin = is_exact && cached.entry.holds(index, words)
-            || Canary::WriteSlotBeside.is_armed() && words.0.0 == 0;
+            || WRITE_SLOT_BESIDE.is_armed() && words.0.0 == 0;
         if may_begin {
             shard.changes.begin_alone(addr);
         }

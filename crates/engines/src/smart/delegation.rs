@@ -22,16 +22,19 @@ use std::sync::Arc;
 use farleaf_index::local::key_queues::{self, ChangeTurn, GetLead, collapse};
 use farleaf_index::{Change, Decision, IndexError, Outcome};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::leaf::{Leaf, NewValue};
 use super::locked::LeafContent;
 use super::switches::ReadDelegation;
 use super::tree::{Tree, count, count_many};
 
+farleaf_fabric::canaries! {
+    pub(crate) JOIN_OPEN_READ = "join-open-read", "a get takes the answer of a READ that began before it";
+}
+
 /// The lead among the changes of one key, and among its gets, unless a get has that.
 #[derive(Debug)]
-pub(super) struct ChangeLead {
+pub(crate) struct ChangeLead {
     changes: key_queues::ChangeLead,
     gets: Option<GetLead>,
 }
@@ -71,7 +74,7 @@ impl ChangeLead {
 
 impl Tree {
     /// Copies the value of `key`: by an own READ, or that of another get that began after this one.
-    pub(super) async fn get_delegated(
+    pub(crate) async fn get_delegated(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],
@@ -79,7 +82,7 @@ impl Tree {
     ) -> Result<bool, IndexError> {
         let is_strict = match self.options.read_delegation {
             ReadDelegation::Off => return self.get(session, key, value).await,
-            ReadDelegation::Strict => !Canary::JoinOpenRead.is_armed(),
+            ReadDelegation::Strict => !JOIN_OPEN_READ.is_armed(),
             ReadDelegation::Lax => false,
         };
         let read = async |value: &mut Vec<u8>| self.get(session, key, value).await;
@@ -91,7 +94,7 @@ impl Tree {
     }
 
     /// Changes one key: by itself, or together with others that the key's leader does.
-    pub(super) async fn change_combined(
+    pub(crate) async fn change_combined(
         self: &Arc<Self>,
         session: &Session,
         change: &Change<'_>,

@@ -16,7 +16,6 @@
 //! born by `c` is what the pointer led to.
 
 use farleaf_fabric::{Buf, GlobalAddr};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Unlinked};
 
 use super::cache::Stamp;
@@ -26,6 +25,11 @@ use super::leaf::Leaf;
 use super::locked::LeafImage;
 use super::switches::{CacheIndex, NodeTypes};
 use super::tree::{Fail, Tree, count};
+
+farleaf_fabric::canaries! {
+    pub(crate) TRUST_DEAD_NODE = "trust-dead-node", "a cached node counts although it is dead";
+    pub(crate) SKIP_BIRTH = "skip-birth", "a cached pointer counts without the birth of what it leads to";
+}
 
 /// The word that leads to a node: a slot of its parent, or the root word.
 #[derive(Clone, Copy, Debug)]
@@ -266,8 +270,8 @@ impl Tree {
             let held = self.read_at(session, slot.addr(), of, 0, None).await?;
             let node = held.node(self);
             let is_it = node.is_of(&self.shape, slot.addr(), of)
-                && (!node.life().is_dead() || Canary::TrustDeadNode.is_armed())
-                && (self.is_current(guess, &held) || Canary::SkipBirth.is_armed());
+                && (!node.life().is_dead() || TRUST_DEAD_NODE.is_armed())
+                && (self.is_current(guess, &held) || SKIP_BIRTH.is_armed());
             if is_it && node.differs(key, 0).is_none() {
                 self.remember(&held, key);
                 return Ok(Some(held));
@@ -279,7 +283,7 @@ impl Tree {
         let held = self.read_at(session, entry.addr(), of, 0, new).await?;
         let is_it = held.node(self).life() == entry.life();
         let is_dead = held.node(self).life() == entry.life().dead();
-        if !(is_it || is_dead && Canary::TrustDeadNode.is_armed()) {
+        if !(is_it || is_dead && TRUST_DEAD_NODE.is_armed()) {
             self.cache.forget(entry);
             return Ok(None);
         }
@@ -498,7 +502,7 @@ impl Tree {
             false => leaf.is_born_by(guess.entry.c()),
         };
         leaf.is_valid()
-            && (is_current || Canary::SkipBirth.is_armed())
+            && (is_current || SKIP_BIRTH.is_armed())
             && leaf.is_whole()
             && !leaf.is_moving()
     }

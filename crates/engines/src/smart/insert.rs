@@ -5,7 +5,6 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_index::local::QueuePlace;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Placement, Session, Trial, Unlinked};
 
 use super::descent::{Held, Landing, NodeRead, Path};
@@ -15,6 +14,10 @@ use super::locked::{LeafContent, LeafImage, lock_addr};
 use super::outcome::Linking;
 use super::reverse::Moved;
 use super::tree::{Fail, Tree, count};
+
+farleaf_fabric::canaries! {
+    pub(crate) GROW_UNHELPED = "grow-unhelped", "the second insert behind the slots that count leaves the node's header to the first";
+}
 
 /// Objects that are written in one round trip: a long chain in one would hardly ever come through where completions
 /// are lost.
@@ -313,7 +316,7 @@ impl Tree {
             let Err(found) = self.link(session, at, words, new.linking(key)).await? else {
                 // Nobody looks behind the slots that count (INV-SMART-6).
                 let is_first = place.index == counted;
-                if place.index >= counted && (is_first || !Canary::GrowUnhelped.is_armed()) {
+                if place.index >= counted && (is_first || !GROW_UNHELPED.is_armed()) {
                     self.grow(session, &mut place.held, place.index).await?;
                 }
                 if let Some(moved) = place.moved {

@@ -1,59 +1,196 @@
-//! Lab: the seeded bugs of this engine, and the settings that the lab draws for its tables.
+//! Lab: the seeded bugs, crash cases and small tables of this engine, and the settings that the lab draws for it. Its
+//! variants take what they share.
 
-use farleaf_index::Settings;
-use farleaf_index::engine::choose;
-use farleaf_pool::canary::Canary;
+use farleaf_index::lab::{
+    Action, CrashState, CrashStep, Hunt, Lab, LabSize, Order, Script, Variant, changes, choose,
+    died_in, grow, keys, merges, node_inserts, shrink,
+};
+use farleaf_index::{Settings, Spec, TableReport, TableSpec};
 use fastrand::Rng;
 
-/// Seeded bugs that the lab hunts with this engine.
+use super::delegation::JOIN_OPEN_READ;
+use super::descent::{SKIP_BIRTH, TRUST_DEAD_NODE};
+use super::insert::GROW_UNHELPED;
+use super::leaf::{REVIVE_HEAD_FIRST, REWRITE_EQUAL_WORDS};
+use super::locked::{LOCK_PROVES_NOTHING, LOSE_LEAF_REDO, RESEND_CONTENT, SEAL_LATE};
+use super::ops::BELIEVE_CACHED_ABSENCE;
+use super::outcome::REPOST_SLOT_CAS;
+use super::relocate::{COPY_UNFROZEN, MOVE_UNMARKED};
+use super::takeover::TAKE_OVER_UNRECORDED;
+use super::unlink::{FREE_SLOT, UNLINK_UNLOCKED};
+use super::{FirstSlots, NodeRoom, Smart, SmartShape};
+
+/// A key that leaves what a radix tree's nodes compress of the keys beside it.
+const APART: u32 = 70_000;
+
+/// Cases of tables whose nodes reserve their room: what adds to nodes and takes from them, and what meets them.
+const RESERVED: &[&str] = &[
+    "get-absent",
+    "scan-reverse",
+    "verify",
+    "insert-first",
+    "update",
+    "remove",
+    "bulk-load",
+    "create-table",
+    "drop-table",
+    "insert-beside",
+    "insert-node",
+    "insert-node-down",
+    "insert-node-cold",
+    "insert-edge-split",
+    "revive",
+    "node-grows-in-place",
+    "node-grows-in-place-cold",
+    "node-grows-in-place-own",
+    "recover-node",
+    "recover-update",
+    "takeover-update",
+    "takeover-remove",
+];
+
+/// Tables whose nodes have room for all of their slots.
+const RESERVING: Variant = Variant {
+    name: "reserved",
+    settings: "nodes=reserve",
+    value_bytes: None,
+    object_bytes: 256,
+    cases: Some(RESERVED),
+    is_drawn: true,
+};
+/// Tables whose objects point back to what leads to them as well, which takes values of one length.
+const REVERSING: Variant =
+    Variant { name: "reverse", settings: "nodes=reverse", value_bytes: Some(8), ..RESERVING };
+
+/// The variants that each engine with this tree has.
+pub(crate) const VARIANTS: &[Variant] = &[RESERVING];
+
+/// Full nodes of which several clients want a slot.
+const FULL_NODES: &[(&str, &str)] = &[
+    ("format", "u64-reserved"),
+    ("workload", "ascending|mixed"),
+    ("compute-servers", "3"),
+    ("clients", "6"),
+];
+/// Objects come and go, and their addresses are used again while caches lead there.
+const REUSE: &[(&str, &str)] = &[
+    ("workload", "churn"),
+    ("set", "unlink_batch=1,cache=256MiB"),
+    ("compute-servers", "3"),
+    ("memory-servers", "1"),
+    ("keys", "5|20|60|150"),
+    ("ops", "200"),
+    ("think-ns", "4000"),
+];
+/// Clients of one compute server on the same keys.
+const HOT: &[(&str, &str)] = &[
+    ("workload", "hot"),
+    ("set", "read_delegation=strict,write_combining=true"),
+    ("compute-servers", "2"),
+    ("clients", "8"),
+];
+
+/// Seeded bugs of the tree.
 ///
 /// One bug has no canary: a pool that reuses an object in the epoch in which it was retired, where no member has a
 /// pin. Births would not tell the new object from the old one then. But a tick moves the epoch on before it frees: it
 /// does so at once if no member is pinned, and all that is made afterwards is born later. The bug would need a tick
 /// whose CAS of the epoch is lost just then, and a cached pointer of that one epoch; thousands of seeds do not meet it.
 /// The pool's bound on reuse rules it out (`Pool::reuse_bound`, INV-EPOCH-6).
-pub(super) const CANARIES: &[Canary] = &[
-    Canary::BelieveCachedAbsence,
-    Canary::SkipBirth,
-    Canary::RewriteEqualWords,
-    Canary::LockProvesNothing,
-    Canary::LoseLeafRedo,
-    Canary::ResendContent,
-    Canary::TakeOverUnrecorded,
-    Canary::ReviveHeadFirst,
-    Canary::FreeSlot,
-    Canary::UnlinkUnlocked,
-    Canary::MoveUnmarked,
-    Canary::CopyUnfrozen,
-    Canary::TrustDeadNode,
-    Canary::RepostSlotCas,
-    Canary::JoinOpenRead,
-    Canary::SealLate,
-    Canary::GrowUnhelped,
-];
+pub(crate) fn hunts() -> Vec<Hunt> {
+    vec![
+        Hunt::any(&BELIEVE_CACHED_ABSENCE),
+        Hunt::with(&SKIP_BIRTH, REUSE),
+        Hunt::any(&REWRITE_EQUAL_WORDS),
+        Hunt::any(&LOCK_PROVES_NOTHING),
+        Hunt::at(&LOSE_LEAF_REDO, "records/update"),
+        Hunt::any(&RESEND_CONTENT),
+        Hunt::at(&TAKE_OVER_UNRECORDED, "records/takeover-update"),
+        Hunt::at(&REVIVE_HEAD_FIRST, "records/revive"),
+        Hunt::any(&FREE_SLOT),
+        Hunt::any(&UNLINK_UNLOCKED),
+        Hunt::any(&MOVE_UNMARKED),
+        Hunt::any(&COPY_UNFROZEN),
+        Hunt::any(&TRUST_DEAD_NODE),
+        Hunt::any(&REPOST_SLOT_CAS),
+        Hunt::with(&JOIN_OPEN_READ, HOT),
+        Hunt::with(&SEAL_LATE, HOT),
+        Hunt::with(&GROW_UNHELPED, FULL_NODES),
+    ]
+}
 
-/// Seeded bugs of ownership, hunted with owners beside [`CANARIES`].
-const OF_OWNERS: [Canary; 6] = [
-    Canary::LostIsNotBegun,
-    Canary::DeliverTwice,
-    Canary::BelieveOldRead,
-    Canary::KeepExactEntries,
-    Canary::WriteSlotBeside,
-    Canary::StoreLeafBeside,
-];
+/// Returns the shape of that size: the smallest nodes if it is tiny.
+pub(crate) fn shape(size: LabSize) -> SmartShape {
+    match size {
+        LabSize::Tiny => SmartShape { first_slots: FirstSlots::Six, ..SmartShape::default() },
+        LabSize::Small | LabSize::Usual => SmartShape::default(),
+    }
+}
 
-/// Seeded bugs that the lab hunts with owners: those of [`CANARIES`], and those of ownership.
-pub(super) const OWNED_CANARIES: &[Canary] = &{
-    let mut all = [OF_OWNERS[0]; CANARIES.len() + OF_OWNERS.len()];
-    let (first, last) = all.split_at_mut(CANARIES.len());
-    first.copy_from_slice(CANARIES);
-    last.copy_from_slice(&OF_OWNERS);
-    all
-};
+/// Crash cases of the tree.
+pub(crate) fn cases() -> Vec<(&'static str, CrashState)> {
+    let in_place = grow("node-grows-in-place", Order::Up).of_variants();
+    let smaller = shrink(14, "node-shrinks", Order::Up);
+    let in_update = |action| died_in(Action::Update(60), action);
+    let revive = CrashState::new(Script::Without(12, 60), CrashStep::Do(Action::Insert(60)));
+    let mut cases = merges("leaf-merge");
+    cases.extend(node_inserts());
+    cases.extend([
+        ("insert-edge-split", keys(12, Action::Insert(APART)).of_variants()),
+        // Leaves of keys that the actor removes stay linked.
+        ("revive", CrashState { settings: "unlink_batch=64", ..revive }),
+        ("node-grows-in-place", in_place),
+        ("node-grows-in-place-cold", in_place.cold()),
+        ("node-grows-in-place-own", in_place.by_actor()),
+        ("remove-smaller-node", smaller),
+        ("remove-smaller-node-own", smaller.by_actor()),
+        ("remove-collapse-to-leaf", shrink(14, "node-collapses", Order::Up)),
+        ("remove-collapse-to-node", shrink(26, "node-collapses", Order::Down)),
+        ("recover-smaller-node", smaller.recovered(0)),
+        ("recover-update", in_update(Action::Recover)),
+        ("takeover-update", in_update(Action::Update(60))),
+        ("takeover-remove", in_update(Action::Remove(60))),
+        ("takeover-get", in_update(Action::Get(60))),
+    ]);
+    cases
+}
 
-/// Settings for one run of the lab with owners: caches that run full, short windows, leaves that are unlinked at
+impl Lab for Smart {
+    const UNLINKS_LATER: bool = true;
+
+    fn hunts() -> Vec<Hunt> {
+        hunts()
+    }
+
+    fn shape(size: LabSize, _spec: &Spec) -> SmartShape {
+        shape(size)
+    }
+
+    fn variants() -> &'static [Variant] {
+        &[RESERVING, REVERSING]
+    }
+
+    fn draw(rng: &mut Rng, table: &TableSpec<SmartShape>) -> Settings {
+        let settings = draw(rng);
+        if table.shape.nodes == NodeRoom::Reverse {
+            settings.with("leaf", "in-place")
+        } else {
+            settings
+        }
+    }
+
+    fn is_change(name: &str, before: &TableReport, after: &TableReport) -> bool {
+        changes::in_radix(name, before, after)
+    }
+
+    fn cases() -> Vec<(&'static str, CrashState)> {
+        cases()
+    }
+}
+
+/// Settings for one run of the lab, of a tree with owners or without: caches that run full, short windows, leaves that are unlinked at
 /// once, and operations that are done together or each by itself.
-pub(super) fn draw_owned(rng: &mut Rng) -> Settings {
+pub(crate) fn draw_shared(rng: &mut Rng) -> Settings {
     Settings::default()
         .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
         .with("scan_window", choose(rng, &["1", "3", "32"]))
@@ -63,9 +200,9 @@ pub(super) fn draw_owned(rng: &mut Rng) -> Settings {
         .with("batch_limit", choose(rng, &["0", "2", "8"]))
 }
 
-/// Settings for one run of the lab: those of [`draw_owned`], and steps of the ladder switched off.
+/// Settings for one run of the lab: those of [`draw_shared`], and steps of the ladder switched off.
 pub(super) fn draw(rng: &mut Rng) -> Settings {
-    let mut settings = draw_owned(rng)
+    let mut settings = draw_shared(rng)
         .with("leaf", choose(rng, &["in-place", "in-place", "in-place", "replaced"]))
         .with("lock", choose(rng, &["rear", "rear", "rear", "table"]))
         .with("node_locks", choose(rng, &["off", "off", "off", "node", "path"]))

@@ -35,8 +35,8 @@ pub(super) const META_ROOT: u64 = 64;
 /// Offset of the word that names the lock table.
 pub(super) const META_LOCKS: u64 = 72;
 /// Offsets of the words for the ownership map of a table that has owners: its name, and its lock.
-pub(super) const META_MAP: u64 = 192;
-pub(super) const META_MAP_LOCK: u64 = 200;
+pub(crate) const META_MAP: u64 = 192;
+pub(crate) const META_MAP_LOCK: u64 = 200;
 
 const TOMB: u64 = 1 << 13;
 const FROZEN: u64 = 1 << 14;

@@ -17,11 +17,15 @@
 use std::ops::Range;
 
 use farleaf_fabric::GlobalAddr;
-use farleaf_pool::canary::Canary;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::IntoBytes;
 
 use super::layout::LeafClass;
+
+farleaf_fabric::canaries! {
+    pub(crate) REWRITE_EQUAL_WORDS = "rewrite-equal-words", "a leaf's WRITE covers the words that stay as they are";
+    pub(crate) REVIVE_HEAD_FIRST = "revive-head-first", "the head of a removed leaf that comes back is written before its value";
+}
 
 /// Set in the lock of a leaf whose value moves to another leaf.
 pub(super) const MOVING: u64 = 1 << 62;
@@ -245,11 +249,11 @@ pub(super) fn changed(old: &[u64], new: &[u64]) -> Changed {
     let key_words = (new[0] >> 34 & LEN).div_ceil(8) as usize;
     let value = KEY + key_words;
     let end = new.len() - 1;
-    let differs = |at: &usize| old[*at] != new[*at] || Canary::RewriteEqualWords.is_armed();
+    let differs = |at: &usize| old[*at] != new[*at] || REWRITE_EQUAL_WORDS.is_armed();
     if revives {
         let mut runs = runs_of((value..end).filter(differs), value);
         let head = runs_of((0..KEY).filter(differs), value);
-        if Canary::ReviveHeadFirst.is_armed() {
+        if REVIVE_HEAD_FIRST.is_armed() {
             runs.splice(..0, head);
         } else {
             runs.extend(head);

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_index::IndexError;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
 use super::delegation::ChangeLead;
@@ -16,6 +15,13 @@ use super::lock_table::LockSet;
 use super::record::NewRecord;
 use super::takeover::redo_record;
 use super::tree::{Tree, count};
+
+farleaf_fabric::canaries! {
+    pub(crate) LOCK_PROVES_NOTHING = "lock-proves-nothing", "a leaf's lock is taken from whatever word it holds by now";
+    pub(crate) SEAL_LATE = "seal-late", "changes join a batch that has been written";
+    pub(crate) RESEND_CONTENT = "resend-content", "a leaf's lost WRITE is sent again without a look at its lock";
+    pub(crate) LOSE_LEAF_REDO = "lose-leaf-redo", "a change of several words of a value leaves no redo record";
+}
 
 /// A leaf's place, and its words when it was read, from its head on.
 #[derive(Clone, Debug)]
@@ -157,7 +163,7 @@ impl Tree {
             _ => None,
         };
         let (mut by, token) = (old.by(), session.lock_token());
-        if Canary::LockProvesNothing.is_armed() {
+        if LOCK_PROVES_NOTHING.is_armed() {
             by = session.reliable().word(leaf.lock_addr()).await?;
         }
         let alone = self.changing_leaf_alone(session, (leaf.addr, old), stamp);
@@ -185,7 +191,7 @@ impl Tree {
         if let Some(retiring) = retiring {
             session.retire(retiring);
         }
-        if let (true, NewValue::Inline(value)) = (Canary::SealLate.is_armed(), content.as_new()) {
+        if let (true, NewValue::Inline(value)) = (SEAL_LATE.is_armed(), content.as_new()) {
             let written = LeafContent::Inline(value.to_vec());
             self.combine(self.inline_max(session), old, written, lead.as_mut());
         }
@@ -220,7 +226,7 @@ impl Tree {
             }
             if how != Storing::Alone
                 && session.reliable().word(leaf.lock_addr()).await? != token
-                && !Canary::ResendContent.is_armed()
+                && !RESEND_CONTENT.is_armed()
             {
                 return Ok(());
             }
@@ -250,7 +256,7 @@ impl Tree {
         let atomic = session.endpoint().capabilities().crash_atomic_bytes as usize;
         let is_atomic = found.runs.len() == 1 && found.runs[0].len() * 8 <= atomic;
         let needs_redo = how != Storing::Recorded && found.needs_redo && !is_atomic;
-        if needs_redo && !Canary::LoseLeafRedo.is_armed() {
+        if needs_redo && !LOSE_LEAF_REDO.is_armed() {
             let record = redo_record(session, self.shape.table, old.addr, new);
             ops.write(session.redo_addr(old.addr.server()), record);
         }

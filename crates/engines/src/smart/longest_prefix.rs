@@ -42,7 +42,7 @@ impl Tree {
     ///
     /// Cost: the round trips of a get. It READs each node of the way, and the leaves in which a prefix may end; more
     /// round trips if removed keys are left in so many of them that a window of 8 has none that is present.
-    pub(super) async fn longest_prefix(
+    pub(crate) async fn longest_prefix(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],

@@ -42,12 +42,14 @@ mod descent;
 mod entry;
 mod grow;
 mod insert;
-mod lab;
+#[cfg(feature = "lab")]
+pub(crate) mod lab;
 mod layout;
 mod leaf;
 mod lock_table;
 mod locked;
 mod longest_prefix;
+mod middle;
 #[cfg(test)]
 mod model;
 mod ops;
@@ -55,8 +57,6 @@ mod options;
 mod outcome;
 mod own_leaves;
 mod own_nodes;
-pub(crate) mod owned;
-mod owner;
 mod record;
 mod relocate;
 mod reverse;
@@ -74,25 +74,29 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
-    Settings, SortedPairs, Stored, TableReport, TableSpec, Visitor,
+    SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
-use fastrand::Rng;
 
 pub use options::{FirstSlots, NodeRoom, SmartOptions, SmartShape};
 pub use switches::{
     CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
 };
 
+#[cfg(feature = "lab")]
+pub(crate) use self::cache::{BELIEVE_OLD_READ, WRITE_SLOT_BESIDE};
 use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeForm, NodeType, check_pool, fill_node};
-use self::tree::Tree;
+pub(crate) use self::layout::{META_MAP, META_MAP_LOCK};
+#[cfg(feature = "lab")]
+pub(crate) use self::own_leaves::STORE_LEAF_BESIDE;
+pub(crate) use self::own_nodes::OwnRanges;
+pub(crate) use self::tree::Tree;
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Smart {
-    stored: Stored<SmartShape>,
-    tree: Arc<Tree>,
+    pub(crate) stored: Stored<SmartShape>,
+    pub(crate) tree: Arc<Tree>,
 }
 
 impl Smart {
@@ -122,8 +126,19 @@ impl Smart {
         Ok(Smart { stored: *table, tree: Tree::new(table, options, None) })
     }
 
+    /// As [`Smart::open_with`], for a table whose ranges have owners.
+    pub(crate) fn open_owned(
+        session: &Session,
+        table: &Stored<SmartShape>,
+        options: SmartOptions,
+        owner: OwnRanges,
+    ) -> Result<Smart, IndexError> {
+        check_pool(session)?;
+        Ok(Smart { stored: *table, tree: Tree::new(table, options, Some(owner)) })
+    }
+
     /// As [`Index::verify`], with the walk of the engine that the table is of.
-    async fn verify_as<E: Engine<Shape = SmartShape>>(
+    pub(crate) async fn verify_as<E: Engine<Shape = SmartShape>>(
         &self,
         session: &Session,
         audit: &mut Audit,
@@ -134,7 +149,7 @@ impl Smart {
 }
 
 /// The table without a cache, for walks.
-fn stored_tree(table: &Stored<SmartShape>) -> Arc<Tree> {
+pub(crate) fn stored_tree(table: &Stored<SmartShape>) -> Arc<Tree> {
     let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
     Tree::new(table, options, None)
 }
@@ -144,10 +159,7 @@ impl Engine for Smart {
     const ABOUT: &'static str =
         "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
 
-    const TRAITS: Traits =
-        Traits { cached: true, merges: true, shrinks: true, radix: true, ..Traits::NONE };
-
-    const CANARIES: &'static [Canary] = lab::CANARIES;
+    const TRAITS: Traits = Traits { cached: true, ..Traits::NONE };
 
     type Shape = SmartShape;
     type Options = SmartOptions;
@@ -212,15 +224,6 @@ impl Engine for Smart {
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
         stored_tree(table).redo_dead(session, recovery).await
-    }
-
-    fn draw(rng: &mut Rng, table: &TableSpec<SmartShape>) -> Settings {
-        let settings = lab::draw(rng);
-        if table.shape.nodes == NodeRoom::Reverse {
-            settings.with("leaf", "in-place")
-        } else {
-            settings
-        }
     }
 }
 

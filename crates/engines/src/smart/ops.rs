@@ -6,7 +6,6 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::local::QueuePlace;
 use farleaf_index::retry::{Attempts, LockWait};
 use farleaf_index::{Change, Decision, IndexError, Outcome};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Placement, Session};
 
 use super::delegation::ChangeLead;
@@ -18,6 +17,10 @@ use super::locked::{LeafContent, LeafImage, Stored};
 use super::relocate::Helped;
 use super::switches::{LeafUpdate, NodeLocks};
 use super::tree::{Fail, LEAF, Tree, count, owner};
+
+farleaf_fabric::canaries! {
+    pub(crate) BELIEVE_CACHED_ABSENCE = "believe-cached-absence", "a key is absent because the leaf of a cached slot says so";
+}
 
 /// The pointers that an operation goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +113,7 @@ impl Tree {
                 .value_of(session, self.leaf(GlobalAddr::NULL, image).content(), value)
                 .await;
         }
-        if Canary::BelieveCachedAbsence.is_armed()
+        if BELIEVE_CACHED_ABSENCE.is_armed()
             && let Some(slot) = guess.as_ref().and_then(|it| it.slot).filter(|it| it.is_leaf())
         {
             let image = self.read_leaf(session, slot).await?;
@@ -202,7 +205,7 @@ impl Tree {
     }
 
     /// Changes one key. What it held is left in `held` if the change has an expectation.
-    pub(super) async fn change(
+    pub(crate) async fn change(
         self: &Arc<Self>,
         session: &Session,
         change: &Change<'_>,

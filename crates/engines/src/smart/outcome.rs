@@ -7,11 +7,14 @@
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
 use farleaf_index::retry::Attempts;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
 use super::layout::Slot;
 use super::tree::{Fail, Tree};
+
+farleaf_fabric::canaries! {
+    pub(crate) REPOST_SLOT_CAS = "repost-slot-cas", "a slot's lost CAS is posted again, and its answer believed";
+}
 
 /// A leaf that a CAS makes reachable.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +47,7 @@ impl Tree {
             Err(error) => error,
         };
         session.reliable().again(&mut Trial::default(), posting, error).await?;
-        if Canary::RepostSlotCas.is_armed() {
+        if REPOST_SLOT_CAS.is_armed() {
             let found = session.reliable().cas(at, expected.0, new.0).await?;
             let is_linked = [expected.0, new.0].contains(&found);
             return Ok(if is_linked { Ok(()) } else { Err(Slot(found)) });

@@ -17,12 +17,15 @@
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::changes::LeafChanges;
 use super::leaf::Leaf;
 use super::switches::OwnerWrites;
 use super::tree::Tree;
+
+farleaf_fabric::canaries! {
+    pub(crate) STORE_LEAF_BESIDE = "store-leaf-beside", "an owner stores a leaf that another of its operations has changed since it was read";
+}
 
 /// A change of a leaf under way.
 #[derive(Debug)]
@@ -70,7 +73,7 @@ impl Tree {
         if !is_own || !session.is_own_token(is_read.by()) {
             return None;
         }
-        let may_begin = |now: Option<u64>| now == Some(stamp) || Canary::StoreLeafBeside.is_armed();
+        let may_begin = |now: Option<u64>| now == Some(stamp) || STORE_LEAF_BESIDE.is_armed();
         let changes = &self.leaf_changes;
         let begins = changes.begin_alone(leaf, may_begin);
         // Not made unless it begins: its drop ends the change.

@@ -41,7 +41,7 @@ use super::tree::Tree;
 
 /// The ownership of a table's ranges, as its tree asks for it.
 #[derive(Clone, Debug)]
-pub(super) struct OwnRanges {
+pub(crate) struct OwnRanges {
     ownership: Arc<Ownership>,
     writes: OwnerWrites,
 }
@@ -93,7 +93,7 @@ impl Drop for NodeChange<'_> {
 }
 
 impl OwnRanges {
-    pub(super) fn new(ownership: &Arc<Ownership>, writes: OwnerWrites) -> OwnRanges {
+    pub(crate) fn new(ownership: &Arc<Ownership>, writes: OwnerWrites) -> OwnRanges {
         OwnRanges { ownership: Arc::clone(ownership), writes }
     }
 

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_index::retry::queue_for;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, Unlinked};
 
 use super::descent::{Held, Landing, Path, Up};
@@ -20,6 +19,11 @@ use super::leaf::{Leaf, MOVING, NewValue};
 use super::locked::LeafImage;
 use super::switches::NodeLocks;
 use super::tree::{Fail, Tree, count};
+
+farleaf_fabric::canaries! {
+    pub(crate) COPY_UNFROZEN = "copy-unfrozen", "a node is copied and replaced without freezing its slots";
+    pub(crate) MOVE_UNMARKED = "move-unmarked", "a leaf whose value moves elsewhere is not marked as moving";
+}
 
 /// CASes of one chain.
 const CHAIN_MAX: usize = 32;
@@ -196,7 +200,7 @@ impl Tree {
             0 => super::layout::Life(word).is_dead(),
             _ => Slot(word).is_frozen(),
         };
-        let last = if Canary::CopyUnfrozen.is_armed() { 1 } else { dying.words.len() };
+        let last = if COPY_UNFROZEN.is_armed() { 1 } else { dying.words.len() };
         loop {
             let open: Vec<usize> = (0..last)
                 .filter(|at| *at != 1 && !is_done(*at, dying.words[*at]))
@@ -342,7 +346,7 @@ impl Tree {
         if let NewValue::Record(word) = view.content() {
             retiring.push(session.prepare_retire(self.record_place(word)?.0).await?);
         }
-        let moving = if Canary::MoveUnmarked.is_armed() { 0 } else { MOVING };
+        let moving = if MOVE_UNMARKED.is_armed() { 0 } else { MOVING };
         let (by, lock) = (view.by(), session.lock_token() | moving);
         let _changing = self.changing_leaf(old.addr).await;
         let is_locked = session.reliable().cas(old.lock_addr(), by, lock).await? == by;

@@ -40,7 +40,7 @@ impl Tree {
     ///
     /// Cost: 1 READ for each node that holds a part of the range and for each leaf; about as many round trips as the
     /// tree has levels, and one for each window of leaves.
-    pub(super) async fn scan(
+    pub(crate) async fn scan(
         self: &Arc<Self>,
         session: &Session,
         range: ScanRange<'_>,
@@ -185,6 +185,11 @@ impl Tree {
             NewValue::Inline(value) => Some(Item::Pair { key, value: value.to_vec() }),
             NewValue::Record(word) => Some(Item::Record { key, word }),
         })
+    }
+
+    /// Forgets the cached nodes that may lead to keys of `range`.
+    pub(crate) fn forget_range(&self, range: &ScanRange<'_>) {
+        self.cache.forget_all(|prefix| meets(range, prefix));
     }
 
     /// The children of a node that may hold keys of the range, in the range's order.

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, ServerId};
 use farleaf_index::IndexError;
 use farleaf_index::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Recovery, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -21,6 +20,10 @@ use super::layout::{LeafClass, NodeForm};
 use super::leaf::{Leaf, NewValue, seal, set_content};
 use super::locked::{LeafImage, Storing, lock_addr};
 use super::tree::{Fail, LEAF, Tree, count, is_owner_dead, owner};
+
+farleaf_fabric::canaries! {
+    pub(crate) TAKE_OVER_UNRECORDED = "take-over-unrecorded", "a takeover of a leaf writes no redo record of its own";
+}
 
 /// Bytes of a redo record beside the value.
 pub(super) const HEADER_BYTES: usize = 56;
@@ -166,7 +169,7 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let (reliable, token) = (session.reliable(), session.lock_token());
         if let Some(redo) = &redo
-            && !Canary::TakeOverUnrecorded.is_armed()
+            && !TAKE_OVER_UNRECORDED.is_armed()
         {
             // The own record first: if this client dies half way, the next one finds it.
             let place = (token, leaf.addr, redo.bytes, self.shape.table);

@@ -52,7 +52,7 @@ impl<E: Into<IndexError>> From<E> for Fail {
 
 /// A table as one compute server sees it.
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     pub(super) meta: GlobalAddr,
     pub(super) spec: Spec,
     pub(super) shape: NodeForm,

@@ -14,12 +14,16 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
 use farleaf_index::IndexError;
 use farleaf_index::sync::lock;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Session, Trial};
 
 use super::descent::Landing;
 use super::layout::Slot;
 use super::tree::{Fail, Tree, count};
+
+farleaf_fabric::canaries! {
+    pub(crate) UNLINK_UNLOCKED = "unlink-unlocked", "a removed leaf is unlinked without its lock";
+    pub(crate) FREE_SLOT = "free-slot", "the slot of an unlinked leaf becomes unused again";
+}
 
 /// Removed keys that wait for their turn; later ones stay linked.
 const REMOVED_MAX: usize = 1 << 16;
@@ -76,12 +80,12 @@ impl Tree {
     }
 
     /// Returns whether enough keys were removed here to unlink their leaves; any, if it is the last time.
-    pub(super) fn is_unlinking_due(&self, is_last: bool) -> bool {
+    pub(crate) fn is_unlinking_due(&self, is_last: bool) -> bool {
         lock(&self.removed).len() >= if is_last { 1 } else { self.options.unlink_batch }
     }
 
     /// The keys that were removed here and of which `is_wanted` says so. Others remain.
-    pub(super) fn take_removed(&self, is_wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+    pub(crate) fn take_removed(&self, is_wanted: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
         let mut removed = lock(&self.removed);
         let (taken, rest) =
             std::mem::take(&mut *removed).into_iter().partition(|key| is_wanted(key));
@@ -90,7 +94,7 @@ impl Tree {
     }
 
     /// As [`Tree::unlink`], to its end whatever becomes of the caller.
-    pub(super) async fn unlink_whole(
+    pub(crate) async fn unlink_whole(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],
@@ -148,15 +152,15 @@ impl Tree {
         let (by, token) = (leaf.by(), session.lock_token());
         let leaf = self.leaf_image(slot.addr(), &image);
         let _changing = self.changing_leaf(slot.addr()).await;
-        let is_locked = Canary::UnlinkUnlocked.is_armed()
-            || reliable.cas(leaf.lock_addr(), by, token).await? == by;
+        let is_locked =
+            UNLINK_UNLOCKED.is_armed() || reliable.cas(leaf.lock_addr(), by, token).await? == by;
         if !is_locked {
             session.cancel_retire(retiring);
             return Ok(());
         }
         let Some(mut held) = path.nodes.pop() else { return Ok(()) };
         let (at, mut tomb) = (held.slot_addr(index), Slot::tomb(slot.edge()));
-        if Canary::FreeSlot.is_armed() {
+        if FREE_SLOT.is_armed() {
             tomb = Slot(0);
         }
         let changing = self.changing(held.addr).await;

@@ -44,12 +44,12 @@ impl Tree {
         self.walk_behind_meta(session, visitor, report).await
     }
 
-    pub(super) fn visit_meta(&self, visitor: &mut impl Visitor) {
+    pub(crate) fn visit_meta(&self, visitor: &mut impl Visitor) {
         visitor.object("meta object", self.meta, META_BYTES);
     }
 
     /// As [`Tree::walk`], without the meta object.
-    pub(super) async fn walk_behind_meta(
+    pub(crate) async fn walk_behind_meta(
         self: &Arc<Self>,
         session: &Session,
         visitor: &mut impl Visitor,

@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use crate::common::{Pairs, World, cost_since, costs, create, stock, with_shape};
+use crate::common::{Pairs, World, cost_since, costs, create, is_radix, stock, with_shape};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
 use farleaf_index::{Entries, Exchange, Index, KeyFormat, ScanRange};
@@ -220,7 +220,7 @@ fn a_scan_reads_each_leaf_once() {
 
 /// A scan of a radix tree reads the nodes on the way to its pairs, and few that it has no use for.
 async fn scans_of_radix_trees(session: Session) {
-    for engine in Engine::ALL.iter().filter(|engine| engine.traits().radix) {
+    for engine in Engine::ALL.iter().filter(|engine| is_radix(**engine)) {
         let index = create(&session, engine.name(), &TableFormat::fixed8(*engine)).await;
         let mut rng = fastrand::Rng::with_seed(1);
         for _ in 0..20_000 {

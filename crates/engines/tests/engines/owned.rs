@@ -728,7 +728,7 @@ fn p_smart_reports_its_cache_and_counts() {
             assert_eq!(index.insert(&session, &key, &key).await, Ok(true));
         }
         let AnyIndex::PSmart(table) = &index else { panic!("{}", index.engine()) };
-        let (bytes, nodes) = table.inner().cached();
+        let (bytes, nodes) = table.tree().inner().cached();
         assert!(nodes > 0, "inserts leave nodes in the cache");
         let cache = index.cache().expect("a table of a cached engine has a cache");
         assert_eq!(cache.resident_bytes(), bytes);
@@ -736,7 +736,7 @@ fn p_smart_reports_its_cache_and_counts() {
         index.counters(&mut counters);
         assert_eq!(
             BTreeMap::from_iter(counters.iter()),
-            BTreeMap::from_iter(table.inner().counts())
+            BTreeMap::from_iter(table.tree().inner().counts())
         );
         assert!(counters.get("splits") > 0, "{counters:?}");
     });

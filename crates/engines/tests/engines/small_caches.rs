@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::common::clients::soak;
-use crate::common::{World, check, growing_engines, settle};
+use crate::common::{World, check, growing_engines, is_radix, settle};
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny};
@@ -45,11 +45,7 @@ impl Keys {
 
 /// The smallest caches that the engine accepts for such a table, and a few above.
 fn caches(engine: Engine, node_bytes: u64) -> Vec<u64> {
-    if engine.traits().radix {
-        vec![0, 1, 300, 2 << 10]
-    } else {
-        vec![8 * node_bytes, 12 * node_bytes]
-    }
+    if is_radix(engine) { vec![0, 1, 300, 2 << 10] } else { vec![8 * node_bytes, 12 * node_bytes] }
 }
 
 /// A run: the engine and its cache, the keys, and how many clients use the table at once.

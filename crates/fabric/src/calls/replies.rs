@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use super::{CallError, Closed, Queued, Requests, Responder, UNDER_WAY_MAX};
 use crate::sync::lock;
 use crate::wake::Notify;
-use crate::{Canary, Incarnation, OpErrorKind, ServiceId};
+use crate::{Incarnation, OpErrorKind, ServiceId, canary};
 
 /// End of a call, as it goes over a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl Replies {
     ) -> bool {
         {
             let mut state = lock(&self.state);
-            let is_seen = number <= state.last && !Canary::DeliverTwice.is_armed();
+            let is_seen = number <= state.last && !canary::DELIVER_TWICE.is_armed();
             if is_seen || number == ALL_OTHERS || state.under_way >= UNDER_WAY_MAX {
                 return false;
             }
@@ -210,13 +210,13 @@ impl Responder for WireResponder {
     fn begin(&mut self) -> bool {
         let may_begin = self.replies.admission.may_begin(self.from);
         self.is_begun =
-            !self.replies.is_closed() && (may_begin || Canary::BeginBehindFence.is_armed());
+            !self.replies.is_closed() && (may_begin || canary::BEGIN_BEHIND_FENCE.is_armed());
         self.is_begun
     }
 
     fn reply(&mut self, reply: Vec<u8>) -> Result<(), Closed> {
         assert!(self.is_begun, "a reply to a request that was not begun");
-        if !self.replies.admission.holds_lease() && !Canary::ReplyAsZombie.is_armed() {
+        if !self.replies.admission.holds_lease() && !canary::REPLY_AS_ZOMBIE.is_armed() {
             let _ = self.put(Outcome::Unknown, Vec::new());
             return Err(Closed);
         }
@@ -397,10 +397,10 @@ mod tests {
 
     #[test]
     fn canaries_are_found() {
-        let finds: [(Canary, fn()); 3] = [
-            (Canary::DeliverTwice, repeated),
-            (Canary::BeginBehindFence, fenced),
-            (Canary::ReplyAsZombie, zombie),
+        let finds: [(&'static crate::Canary, fn()); 3] = [
+            (&canary::DELIVER_TWICE, repeated),
+            (&canary::BEGIN_BEHIND_FENCE, fenced),
+            (&canary::REPLY_AS_ZOMBIE, zombie),
         ];
         for (canary, find) in finds {
             find();

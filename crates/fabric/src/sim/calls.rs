@@ -29,8 +29,8 @@ use super::slots::{Poster, SimPayload, SlotState, Wake};
 use super::{Sim, SimEndpoint, SimFabric, SimInner};
 use crate::calls::{CallOutcome, Responder, UNDER_WAY_MAX, check_number, exposed_twice};
 use crate::{
-    CALL_BYTES_MAX, CallError, Canary, Closed, FabricError, GlobalAddr, Incarnation, Incoming,
-    OpError, OpErrorKind, Peer, ServerId, ServiceId, access,
+    CALL_BYTES_MAX, CallError, Closed, FabricError, GlobalAddr, Incarnation, Incoming, OpError,
+    OpErrorKind, Peer, ServerId, ServiceId, access, canary,
 };
 
 /// A call, as its post holds it.
@@ -413,7 +413,7 @@ impl Machine {
             What::Call { .. } if !receiver.is_open => Err(CallError::NotBegun),
             What::Call { service, .. } => {
                 let (service, is_new) = (*service, receiver.seen.insert(serial));
-                if is_new || Canary::DeliverTwice.is_armed() {
+                if is_new || canary::DELIVER_TWICE.is_armed() {
                     self.queue(id, to, service);
                 }
                 return;
@@ -453,7 +453,7 @@ impl Machine {
         let Some(receiver) = self.calls.receivers.get_mut(&to) else { return };
         let is_new = receiver.is_open && receiver.seen.insert(serial);
         let is_dead = self.lives[to as usize].dead;
-        if !is_dead && (is_new || Canary::DeliverTwice.is_armed()) {
+        if !is_dead && (is_new || canary::DELIVER_TWICE.is_armed()) {
             self.queue(id, to, service);
         }
     }
@@ -542,7 +542,7 @@ impl Machine {
             return self.give_outcome(index, outcome);
         }
         self.calls.stale += 1;
-        if Canary::StaleReply.is_armed() && is_call {
+        if canary::STALE_REPLY.is_armed() && is_call {
             let same = self.calls.list.values().find(|other| {
                 (other.from.life, other.from.thread, other.server, other.number)
                     == (from.life, from.thread, server, number)
@@ -575,7 +575,7 @@ impl Machine {
     /// A timer fires: nobody knows what became of the message.
     pub(super) fn time_out_message(&mut self, index: u32) {
         if self.slots[index].state == SlotState::Flying && self.slots[index].missing > 0 {
-            let told = if Canary::LostIsNotBegun.is_armed() {
+            let told = if canary::LOST_IS_NOT_BEGUN.is_armed() {
                 CallError::NotBegun
             } else {
                 CallError::Unknown(OpErrorKind::Timeout)
@@ -678,7 +678,7 @@ impl Responder for SimResponder {
         let (from, serial) = (message.from, message.serial);
         let Some(receiver) = machine.calls.receivers.get(&self.taker.life) else { return false };
         let is_fenced =
-            receiver.fenced.contains(&from.life) && !Canary::BeginBehindFence.is_armed();
+            receiver.fenced.contains(&from.life) && !canary::BEGIN_BEHIND_FENCE.is_armed();
         let last = receiver.reconnected.get(&(from.life, from.thread));
         if is_fenced || last.is_some_and(|last| serial < *last) {
             return false;
@@ -700,7 +700,7 @@ impl Responder for SimResponder {
             let mut machine = inner.machine.borrow_mut();
             let life = &machine.lives[self.taker.life as usize];
             let has_lease = !life.dead && !life.expired;
-            let may_leave = has_lease || !life.dead && Canary::ReplyAsZombie.is_armed();
+            let may_leave = has_lease || !life.dead && canary::REPLY_AS_ZOMBIE.is_armed();
             if is_stopped {
                 // It leaves once its life goes on.
                 machine.lives[self.taker.life as usize].held.push((self.taker, self.id, reply));
@@ -754,7 +754,7 @@ impl Machine {
         let held = std::mem::take(&mut self.lives[life as usize].held);
         for (taker, id, reply) in held {
             let life = &self.lives[life as usize];
-            if !life.dead && (!life.expired || Canary::ReplyAsZombie.is_armed()) {
+            if !life.dead && (!life.expired || canary::REPLY_AS_ZOMBIE.is_armed()) {
                 self.send_reply(taker, id, reply);
             } else {
                 self.lose_message(id);
@@ -815,7 +815,7 @@ impl Machine {
             else {
                 continue;
             };
-            let request = match Canary::DeliverTwice.is_armed() {
+            let request = match canary::DELIVER_TWICE.is_armed() {
                 true => request.clone(),
                 false => std::mem::take(request),
             };

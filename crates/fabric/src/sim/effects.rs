@@ -15,7 +15,7 @@ use super::machine::Machine;
 use super::nic::CardLoad;
 use super::slots::{Poster, SimPayload, SimSlot, SlotState};
 use super::trace::fold;
-use crate::{Buf, Canary, Incarnation, Op, OpError, OpErrorKind, ServerId, access};
+use crate::{Buf, Incarnation, Op, OpError, OpErrorKind, ServerId, access, canary};
 
 impl Machine {
     /// The server's card has taken in the request, or the next operation of a chain is due.
@@ -32,7 +32,7 @@ impl Machine {
         }
         if matches!(self.slots[index].payload.op(part), Some(Op::Cas { .. } | Op::Faa { .. })) {
             let now = self.now;
-            if Canary::LoopbackByProcessor.is_armed() && self.is_loopback(index, part) {
+            if canary::LOOPBACK_BY_PROCESSOR.is_armed() && self.is_loopback(index, part) {
                 return self.effect(index, part);
             }
             let atomics = &mut self.nic_of(index, part).atomics;
@@ -67,7 +67,8 @@ impl Machine {
         if self.adversary.harms && self.stops_here(index, part) {
             return;
         }
-        let by_processor = Canary::LoopbackByProcessor.is_armed() && self.is_loopback(index, part);
+        let by_processor =
+            canary::LOOPBACK_BY_PROCESSOR.is_armed() && self.is_loopback(index, part);
         let slot = &mut self.slots[index];
         let place = slot.place(part).unwrap_or(0);
         let (serial, is_last) = match &slot.payload {

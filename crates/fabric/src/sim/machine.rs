@@ -26,8 +26,8 @@ use super::trace::{Trace, mix};
 use crate::contention;
 use crate::local::OwnRegionCell;
 use crate::{
-    Canary, FabricError, GlobalAddr, Incarnation, Op, Ops, ServerId, Service, ServiceId, Words,
-    access,
+    FabricError, GlobalAddr, Incarnation, Op, Ops, ServerId, Service, ServiceId, Words, access,
+    canary,
 };
 
 /// A memory server, or the region of a compute server's life.
@@ -508,7 +508,7 @@ impl Machine {
 
     #[inline]
     fn reach_server(&mut self, index: u32, part: u16, load: CardLoad) {
-        if Canary::NumberFollowsSlot.is_armed() {
+        if canary::NUMBER_FOLLOWS_SLOT.is_armed() {
             self.follow_slot(index, part);
         }
         if self.is_ill && self.swallows(index, part, Direction::Requests) {

@@ -15,7 +15,7 @@ use super::slots::{GivenUp, NOWHERE, SimPayload, SlotState};
 use super::{Sim, SimFabric};
 use crate::calls::{check_exposed, region_words};
 use crate::{
-    CallError, Canary, FabricError, Incarnation, OpError, OpErrorKind, OwnRegion, ServerId, Words,
+    CallError, FabricError, Incarnation, OpError, OpErrorKind, OwnRegion, ServerId, Words, canary,
 };
 
 impl Machine {
@@ -119,7 +119,7 @@ impl Machine {
         let no_words = self.no_words();
         let place = &mut self.servers[at];
         place.gone = true;
-        if !Canary::RegionOutlivesLife.is_armed() {
+        if !canary::REGION_OUTLIVES_LIFE.is_armed() {
             place.words = no_words;
         }
         // Requests that wait there while it is stopped end as well.
@@ -153,7 +153,7 @@ impl Machine {
         }
     }
 
-    /// The seeded bug [`Canary::NumberFollowsSlot`]: an operation on the region of a life goes to that of the
+    /// The seeded bug [`canary::NUMBER_FOLLOWS_SLOT`]: an operation on the region of a life goes to that of the
     /// machine's present one.
     #[cold]
     pub(super) fn follow_slot(&mut self, index: u32, part: u16) {
@@ -177,7 +177,7 @@ impl Machine {
         number: ServerId,
         bytes: u64,
     ) -> Result<Option<Arc<Words>>, FabricError> {
-        if Canary::RegionOutlivesLife.is_armed() {
+        if canary::REGION_OUTLIVES_LIFE.is_armed() {
             let compute = self.lives[life as usize].compute;
             let old = (0..life).rev().find(|old| self.lives[*old as usize].compute == compute);
             let old = old.map(|old| &self.servers[self.place_of_life(old)].words);

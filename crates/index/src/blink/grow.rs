@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session};
 
 use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT, META_ROOT_LOCK};
 use crate::bnode::{Head, Layout, LeafEntry, Node};
 use crate::remote_lock::{Lock, lock_word};
 use crate::{IndexError, Seek};
+
+farleaf_fabric::canaries! {
+    pub GROW_FROM_OLD_ROOT = "grow-from-old-root", "a new root is built from the root as it was before its lock was taken";
+}
 
 /// First word of a meta object.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"FLbtree1");
@@ -48,7 +51,7 @@ impl BlinkTree {
         session: &Session,
         level: u8,
     ) -> Result<(), BlinkFail> {
-        let before = match Canary::GrowFromOldRoot.is_armed() {
+        let before = match GROW_FROM_OLD_ROOT.is_armed() {
             true => Some(self.root(session).await?),
             false => None,
         };

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session};
 
 use super::{BlinkFail, BlinkTree, DEAD, redo};
@@ -11,6 +10,11 @@ use crate::IndexError;
 use crate::bnode::{Kind, Node, NodeMut};
 use crate::remote_lock::{Lock, try_lock_reading};
 use crate::retry::{LockWait, queue_for};
+
+farleaf_fabric::canaries! {
+    pub UNLOCK_BEFORE_WRITE = "unlock-before-write", "a change unlocks its node before it writes it";
+    pub ANSWER_BEFORE_WRITE = "answer-before-write", "a change is acknowledged before it is written";
+}
 
 /// A locked node and the private copy of its content.
 #[derive(Debug)]
@@ -150,12 +154,12 @@ impl Locked {
         }
         let bytes = self.tree.layout.node_bytes();
         ops.write(self.addr.plus(8), self.image.window(8..bytes));
-        if Canary::UnlockBeforeWrite.is_armed() {
+        if UNLOCK_BEFORE_WRITE.is_armed() {
             self.lock.release().await?;
             self.session.client().chain(ops).await?;
             return Ok(());
         }
-        if Canary::AnswerBeforeWrite.is_armed() {
+        if ANSWER_BEFORE_WRITE.is_armed() {
             let (session, lock) = (self.session.clone(), self.lock);
             session.endpoint().spawn(async move { drop(lock.finish(ops, 0, retiring).await) });
             return Ok(());

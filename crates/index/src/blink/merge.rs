@@ -15,12 +15,17 @@ use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
+use super::redo::LOSE_REDO_RECORD;
+use super::write::FORGET_RETIRE;
 use super::{BlinkFail, BlinkTree, redo};
 use crate::bnode::Cover;
 use crate::{IndexError, Seek};
+
+farleaf_fabric::canaries! {
+    pub UNLOCK_RIGHT_EARLY = "unlock-right-early", "a merge unlocks the right node before it is dead";
+}
 
 impl BlinkTree {
     /// Tries to merge the node below `parent_level` that covers `key` with a neighbour, and goes on
@@ -138,7 +143,7 @@ impl BlinkTree {
             is_sparse: self.is_sparse(&parent.node()),
         };
         self.write_merge(session, left, parent, right).await?;
-        if !Canary::ForgetRetire.is_armed() {
+        if !FORGET_RETIRE.is_armed() {
             session.retire(retiring);
         }
         Ok(Some(merged))
@@ -162,7 +167,7 @@ impl BlinkTree {
         }
         // Also where no WRITE is ever cut short: a death in between leaves one node written and the
         // next one not.
-        if !Canary::LoseRedoRecord.is_armed() {
+        if !LOSE_REDO_RECORD.is_armed() {
             let dead = self.dead_image(session, &right.image);
             let token = left.token();
             // Left first: its lock is given back last.
@@ -179,7 +184,7 @@ impl BlinkTree {
             let written = reliable.write(node.addr.plus(8), image.window(8..bytes)).await;
             written.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
         }
-        if Canary::UnlockRightEarly.is_armed() {
+        if UNLOCK_RIGHT_EARLY.is_armed() {
             let _ = session.client().cas(right.addr, right.token(), 0).await;
         }
         self.publish_dead(right, None).await?;

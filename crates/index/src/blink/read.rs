@@ -4,13 +4,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 
 use super::{BlinkFail, BlinkTree, LEVEL_MASK, META_ROOT};
 use crate::bnode::{Cover, Kind, Node};
 use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 use crate::{IndexError, Seek};
+
+farleaf_fabric::canaries! {
+    pub ACCEPT_TORN = "accept-torn", "a READ is accepted whatever its checksum says";
+}
 
 /// Attempts at one operation before it gives up.
 const RESTARTS_MAX: u32 = 20_000;
@@ -253,7 +256,7 @@ impl BlinkTree {
     pub fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
         let node = Node::new(&self.layout, image.words());
         let kind = if level == 0 { Kind::Leaf } else { Kind::Inner };
-        (node.sum_ok() || Canary::AcceptTorn.is_armed())
+        (node.sum_ok() || ACCEPT_TORN.is_armed())
             && node.self_addr() == addr.word()
             && node.level() == level
             && node.kind() == kind

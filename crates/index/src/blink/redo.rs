@@ -27,7 +27,6 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, ServerId};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -38,6 +37,11 @@ use crate::bnode::{Kind, Layout, Node, NodeMut};
 use crate::detach::unfinished_work;
 use crate::remote_lock::Lock;
 use crate::retry::LockWait;
+
+farleaf_fabric::canaries! {
+    pub LOSE_REDO_RECORD = "lose-redo-record", "a change of many words leaves no redo record";
+    pub REDO_OF_ANY_TOKEN = "redo-of-any-token", "a taker of a lock also replays the redo record of another lock";
+}
 
 /// Most nodes of one record.
 pub(super) const NODES_MAX: usize = 3;
@@ -56,7 +60,7 @@ pub(super) fn redo_bytes(node_bytes: usize) -> usize {
 /// Tells whether a WRITE of a node can be cut short by the writer's death. If not, a change of one node
 /// needs no record.
 pub(super) fn is_needed(session: &Session, layout: &Layout) -> bool {
-    !Canary::LoseRedoRecord.is_armed()
+    !LOSE_REDO_RECORD.is_armed()
         && (session.endpoint().capabilities().crash_atomic_bytes as usize) < layout.node_bytes()
 }
 
@@ -84,7 +88,7 @@ fn decode(buf: &Buf, token: u64, layout: &Layout) -> Option<Vec<(GlobalAddr, usi
     let node_words = layout.node_words();
     let count = usize::try_from(count).ok()?;
     let fits = magic == MAGIC
-        && (of == token || Canary::RedoOfAnyToken.is_armed())
+        && (of == token || REDO_OF_ANY_TOKEN.is_armed())
         && (1..=NODES_MAX).contains(&count)
         && bytes == node_words as u64 * 8;
     let len = HEADER_WORDS + count * node_words;
@@ -291,7 +295,7 @@ impl BlinkTree {
         session: &Session,
         root: &Locked,
     ) -> Result<(), IndexError> {
-        if Canary::LoseRedoRecord.is_armed() {
+        if LOSE_REDO_RECORD.is_armed() {
             return Ok(());
         }
         let dead = self.dead_image(session, &root.image);

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::read::Restarts;
 use super::{BlinkFail, BlinkTree};
@@ -19,6 +18,10 @@ use crate::VALUE_BYTES_MAX;
 use crate::bnode::{Cover, Node, RecordRef, StoredValue};
 use crate::scan_cursor::CursorPlace;
 use crate::{Entries, IndexError, ScanCursor, ScanRange};
+
+farleaf_fabric::canaries! {
+    pub SCAN_BACK = "scan-back", "a scan takes all of a leaf that has taken in the one before it";
+}
 
 /// Records read at once, and their bytes.
 const RECORDS_AT_ONCE: (usize, usize) = (16, 4 * VALUE_BYTES_MAX);
@@ -199,7 +202,7 @@ impl BlinkTree {
         };
         // The leaf may have taken in the neighbour that the scan has been through already.
         let (first, last) = match place {
-            _ if Canary::ScanBack.is_armed() => (first, last),
+            _ if SCAN_BACK.is_armed() => (first, last),
             CursorPlace::End => (first, last),
             CursorPlace::Below(key) => (first, last.min(node.lower_bound(key))),
             CursorPlace::At(key) if range.reverse => (first, last.min(node.upper_bound(key))),

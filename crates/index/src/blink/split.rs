@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Buf, GlobalAddr};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Placement, Session};
 
 use super::lock::Locked;
@@ -14,6 +13,12 @@ use super::{BlinkFail, BlinkTree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
 use crate::detach::unfinished_work;
+
+farleaf_fabric::canaries! {
+    pub PUBLISH_OLD_FIRST = "publish-old-first", "a split writes the old node, which points to the new one, first";
+    pub DROP_SIBLING = "drop-sibling", "a split forgets the right sibling of the new node";
+    pub SEPARATOR_UNCHECKED = "separator-unchecked", "an unfinished split is finished without a look whether the new node still lives";
+}
 
 impl BlinkTree {
     /// Divides a locked node so that there is room for `key`, unlocks it, and tells its parent.
@@ -114,12 +119,12 @@ impl BlinkTree {
             Ok(split) => split,
             Err(error) => return Err(self.damaged(node.addr, error)),
         };
-        if Canary::DropSibling.is_armed() {
+        if DROP_SIBLING.is_armed() {
             right_mut.set_right(0);
         }
         // Not below the old node's: a log of changes tells by a node's version which of them it holds.
         right_mut.seal(node.node().version().wrapping_add(1));
-        if Canary::PublishOldFirst.is_armed() {
+        if PUBLISH_OLD_FIRST.is_armed() {
             node.publish(true, None).await?;
             right_object.write(right).await?;
             right_object.keep();
@@ -169,7 +174,7 @@ impl BlinkTree {
         let parent = self.way_to(session, separator, *level, &mut further).await?;
         let mut parent =
             self.lock_covering(session, parent, separator, *level, &mut further).await?;
-        if !Canary::SeparatorUnchecked.is_armed()
+        if !SEPARATOR_UNCHECKED.is_armed()
             && !self.still_starts_at(session, *right, *level - 1, separator).await?
         {
             // Merged away since, by somebody who then removed the separator, too.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
@@ -13,6 +12,12 @@ use super::{BlinkFail, BlinkTree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Cover, Node, Value};
 use crate::change::{Change, Decision, Outcome};
+
+farleaf_fabric::canaries! {
+    pub FORGET_RETIRE = "forget-retire", "what a merge or a changed value unlinks is never freed";
+    pub SKIP_COVER_CHECK = "skip-cover-check", "a locked node is not checked for covering the key";
+    pub COMPARE_UNLOCKED = "compare-unlocked", "a compare-exchange compares before it locks";
+}
 
 /// The end of an attempt under the lock.
 enum ChangeAttempt {
@@ -88,7 +93,7 @@ impl BlinkTree {
         unfinished: &mut Option<Unfinished>,
     ) -> Result<ChangeAttempt, BlinkFail> {
         let key = change.key;
-        let compared = Canary::CompareUnlocked.is_armed() && change.expected.is_some();
+        let compared = COMPARE_UNLOCKED.is_armed() && change.expected.is_some();
         if compared && let Some(expected) = change.expected {
             let existed = self.get(session, key, held).await?;
             if existed.then_some(held.as_slice()) != expected {
@@ -151,7 +156,7 @@ impl BlinkTree {
         if let Some(record) = record {
             record.keep();
         }
-        let retiring = retiring.filter(|_| !Canary::ForgetRetire.is_armed());
+        let retiring = retiring.filter(|_| !FORGET_RETIRE.is_armed());
         leaf.publish(many_words, retiring).await?;
         if sparse {
             self.merge(session, key, 1).await;
@@ -184,7 +189,7 @@ impl BlinkTree {
             let node = locked.node();
             match node.covers(key) {
                 Cover::Inside => return Ok(locked),
-                _ if Canary::SkipCoverCheck.is_armed() => return Ok(locked),
+                _ if SKIP_COVER_CHECK.is_armed() => return Ok(locked),
                 Cover::Above => {
                     let right = self.pointer(node.right(), addr)?;
                     *unfinished = Some(Unfinished::of(&node, right));

@@ -12,17 +12,19 @@
 //! - `INV-COMPUTE-GUEST-2` A guest's read counts if the map has the same epoch before and after, and names no owner
 //!   of what was read: no owner has begun to change it in between.
 
+use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::Session;
 
-use super::RangeOwner;
 use super::messages::{OpReply, Patience};
 use super::ownership::{
     Partitions, lock_map, read_map, refresh_map, reply_of, scan_begin, seek_of, take_free,
 };
-use crate::change::Outcome;
+use super::{Owned, RangeOwner};
+use crate::change::{Change, Outcome};
 use crate::detach::{run_to_end, unfinished_change, unfinished_work};
 use crate::op::Op;
 use crate::remote_lock::Lock;
@@ -31,19 +33,130 @@ use crate::{Entries, IndexError, ScanRange};
 /// Pairs that a guest reads between two looks at the map.
 pub(crate) const PAIRS_MAX: usize = 1024;
 
+/// An engine's work on keys that nobody owns, safe beside any other guest. The caller has a pin.
+#[allow(async_fn_in_trait, reason = "a session and all its tasks stay on one thread")]
+pub trait Unowned<T: RangeOwner>: fmt::Debug + Sized + Send + Sync + 'static {
+    /// Makes what a guest works with, beside its tree; `None` if the engine has no guests.
+    fn new(tree: &Arc<T>) -> Option<Self>;
+
+    /// As [`crate::Index::get`], for a key that nobody owns.
+    async fn get(
+        &self,
+        tree: &Arc<T>,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError>;
+
+    /// As [`crate::Index::change`], for a key that nobody owns. The caller has the lock of the ownership map, and waits
+    /// without a deadline: an error is final then, and nothing is under way.
+    async fn change(
+        &self,
+        tree: &Arc<T>,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError>;
+
+    /// As [`crate::Index::scan`], for keys that nobody owns.
+    async fn scan(
+        &self,
+        tree: &Arc<T>,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError>;
+
+    /// Returns whether [`Unowned::clear`] would find something to do.
+    fn has_remains(&self, _tree: &Arc<T>) -> bool {
+        false
+    }
+
+    /// Clears what is left of removed keys, as far as nobody owns them by `map`: if it is due, or `is_last`. The
+    /// caller is that of [`Unowned::change`].
+    async fn clear(
+        &self,
+        _tree: &Arc<T>,
+        _session: &Session,
+        _map: &Partitions,
+        _is_last: bool,
+    ) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    /// Finishes what the dead client that `dead` stands for was changing under the map's lock as a guest. Several takers
+    /// of that lock may call it at once.
+    ///
+    /// # Errors
+    /// Those of a change; the lock is not taken over then.
+    async fn finish_dead(_tree: &Arc<T>, _session: &Session, _dead: u64) -> Result<(), IndexError> {
+        Ok(())
+    }
+}
+
+/// The guests of an engine that has none.
+#[derive(Debug)]
+pub enum NoGuests {}
+
+impl<T: RangeOwner> Unowned<T> for NoGuests {
+    fn new(_tree: &Arc<T>) -> Option<Self> {
+        None
+    }
+
+    async fn get(
+        &self,
+        _tree: &Arc<T>,
+        _session: &Session,
+        _key: &[u8],
+        _value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        match *self {}
+    }
+
+    async fn change(
+        &self,
+        _tree: &Arc<T>,
+        _session: &Session,
+        _change: &Change<'_>,
+        _held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        match *self {}
+    }
+
+    async fn scan(
+        &self,
+        _tree: &Arc<T>,
+        _session: &Session,
+        _range: ScanRange<'_>,
+        _limit: usize,
+        _out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        match *self {}
+    }
+}
+
 /// The right to work on keys that nobody owns.
 #[derive(Debug)]
-pub struct Guest {
+pub(in crate::compute) struct Guest<T: RangeOwner> {
+    /// The engine's side.
+    unowned: T::Unowned,
     /// Operations that a guest does before it takes keys.
     operations: u64,
     /// Those that are left.
     left: AtomicU64,
 }
 
-impl Guest {
-    /// A guest for so many operations on keys that nobody owns.
-    pub fn new(operations: u64) -> Guest {
-        Guest { operations, left: AtomicU64::new(operations) }
+impl<T: RangeOwner> Guest<T> {
+    /// A guest for so many operations on keys that nobody owns; `None` if the engine has no guests.
+    pub(in crate::compute) fn new(operations: u64, tree: &Arc<T>) -> Option<Self> {
+        let unowned = T::Unowned::new(tree)?;
+        Some(Guest { unowned, operations, left: AtomicU64::new(operations) })
+    }
+
+    /// Returns whether the table must be cleared before it is closed.
+    pub(in crate::compute) fn has_remains(&self, tree: &Arc<T>) -> bool {
+        self.unowned.has_remains(tree)
     }
 
     /// Counts an operation on keys that nobody owns; false if there were as many before as a guest does.
@@ -60,13 +173,14 @@ impl Guest {
     ///
     /// # Errors
     /// Those of the operation; `Unavailable` if the map changes all the time.
-    pub(crate) async fn serve<T: RangeOwner>(
+    pub(in crate::compute) async fn serve(
         &self,
-        table: &T,
+        table: &Owned<T>,
         session: &Session,
         op: &Op,
     ) -> Result<Option<OpReply>, IndexError> {
-        if !self.admits() && self.takes(table, session, op).await? {
+        let tree = table.tree();
+        if !self.admits() && self.takes(tree, session, op).await? {
             return Ok(None);
         }
         match op {
@@ -74,20 +188,20 @@ impl Guest {
                 let get = async || {
                     let _pin = session.begin(OpKind::Get).await?;
                     let mut value = Vec::new();
-                    let has = table.get_unowned(session, key, &mut value).await?;
+                    let has = self.unowned.get(tree, session, key, &mut value).await?;
                     Ok(OpReply::Value(has.then_some(value)))
                 };
-                read_unowned(table, session, op, get).await
+                read_unowned(tree, session, op, get).await
             }
             Op::Scan { from, to, reverse, limit } => {
                 let range = ScanRange::between(from, to, *reverse);
                 let scan = async || {
                     let _pin = session.begin(OpKind::Scan).await?;
                     let mut pairs = Entries::new();
-                    table.scan_unowned(session, range, *limit, &mut pairs).await?;
+                    self.unowned.scan(tree, session, range, *limit, &mut pairs).await?;
                     Ok(OpReply::Pairs(pairs))
                 };
-                read_unowned(table, session, op, scan).await
+                read_unowned(tree, session, op, scan).await
             }
             _ => change_unowned(table, session, op).await,
         }
@@ -96,16 +210,11 @@ impl Guest {
     /// Takes the keys of `op`, which nobody owns as far as is known. If the pool has no room for what an owner needs,
     /// such as a log, this stays a guest for as many operations again, and returns false: so a full pool can be read,
     /// and what is in it removed.
-    async fn takes<T: RangeOwner>(
-        &self,
-        table: &T,
-        session: &Session,
-        op: &Op,
-    ) -> Result<bool, IndexError> {
+    async fn takes(&self, tree: &Arc<T>, session: &Session, op: &Op) -> Result<bool, IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         // Before the map names this compute server as the owner.
-        let map = read_map(table.ownership().words(), session).await?;
-        match table.prepare_to_own(session, map).await {
+        let map = read_map(tree.ownership().words(), session).await?;
+        match tree.prepare_to_own(session, map).await {
             Ok(_) => {}
             Err(IndexError::Full(_)) => {
                 self.left.store(self.operations, Ordering::Relaxed);
@@ -113,25 +222,27 @@ impl Guest {
             }
             Err(error) => return Err(error),
         }
-        take_free(table, session, seek_of(op)).await?;
+        take_free(tree, session, seek_of(op)).await?;
         Ok(true)
     }
 
     /// Clears what is left of removed keys that nobody owns, before the table is closed.
     ///
     /// Cost: 1 CAS, 3 READs and 1 WRITE, and the engine's.
-    pub async fn clear<T: RangeOwner>(
+    pub(in crate::compute) async fn clear(
         &self,
-        table: &T,
+        table: &Owned<T>,
         session: &Session,
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
-        let lock = lock_map(table, session).await?;
+        let lock = lock_map(table.tree(), session).await?;
         let map = read_map(table.ownership().words(), session).await?;
         let patient = session.without_deadline();
         let (table, lock) = (table.clone(), lock.with_session(&patient));
         let task = async move {
-            table.clear_unowned(&patient, &map, true).await?;
+            if let Some(guest) = table.guest() {
+                guest.unowned.clear(table.tree(), &patient, &map, true).await?;
+            }
             lock.release().await
         };
         let cleared = run_to_end(session, Box::pin(task), ()).await;
@@ -152,13 +263,13 @@ fn is_unowned(map: &Partitions, op: &Op) -> bool {
 
 /// Changes a key if nobody owns it (`INV-COMPUTE-GUEST-1`); `None` if somebody does.
 async fn change_unowned<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     op: &Op,
 ) -> Result<Option<OpReply>, IndexError> {
     let done = {
         let _pin = session.begin(op.kind()).await?;
-        let lock = lock_map(table, session).await?;
+        let lock = lock_map(table.tree(), session).await?;
         let map = read_map(table.ownership().words(), session).await?;
         if is_unowned(&map, op) {
             let patient = session.without_deadline();
@@ -172,7 +283,7 @@ async fn change_unowned<T: RangeOwner>(
         }
     };
     let Some(done) = done else {
-        refresh_map(table, session).await?;
+        refresh_map(table.tree(), session).await?;
         return Ok(None);
     };
     let (outcome, held) = done.unwrap_or_else(|| Err(unfinished_change("the change")))?;
@@ -181,20 +292,20 @@ async fn change_unowned<T: RangeOwner>(
 
 /// Reads by `read` the keys of `op`, if nobody owns any of them (`INV-COMPUTE-GUEST-2`); `None` if somebody does.
 async fn read_unowned<T: RangeOwner>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     op: &Op,
     mut read: impl AsyncFnMut() -> Result<OpReply, IndexError>,
 ) -> Result<Option<OpReply>, IndexError> {
     let mut patience = Patience::new(session.endpoint());
-    let mut before = map_now(table, session).await?;
+    let mut before = map_now(tree, session).await?;
     loop {
         if !is_unowned(&before, op) {
-            refresh_map(table, session).await?;
+            refresh_map(tree, session).await?;
             return Ok(None);
         }
         let found = read().await?;
-        let after = map_now(table, session).await?;
+        let after = map_now(tree, session).await?;
         if after.epoch == before.epoch {
             return Ok(Some(found));
         }
@@ -207,24 +318,30 @@ async fn read_unowned<T: RangeOwner>(
     }
 }
 
-async fn map_now<T: RangeOwner>(table: &T, session: &Session) -> Result<Partitions, IndexError> {
+async fn map_now<T: RangeOwner>(
+    tree: &Arc<T>,
+    session: &Session,
+) -> Result<Partitions, IndexError> {
     let _pin = session.begin(OpKind::Other).await?;
-    read_map(table.ownership().words(), session).await
+    read_map(tree.ownership().words(), session).await
 }
 
 /// Changes a key that nobody owns, then releases the map's lock. For a task that runs to its end.
 async fn change_locked<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     (lock, map): (Lock, Partitions),
     op: &Op,
 ) -> Result<(Outcome, Vec<u8>), IndexError> {
-    let Some(change) = op.change() else { return Err(IndexError::Invalid("no change".into())) };
+    let (Some(change), Some(guest)) = (op.change(), table.guest()) else {
+        return Err(IndexError::Invalid("no change of a guest's".into()));
+    };
+    let (unowned, tree) = (&guest.unowned, table.tree());
     let mut held = Vec::new();
-    let outcome = table.change_unowned(session, &change, &mut held).await?;
+    let outcome = unowned.change(tree, session, &change, &mut held).await?;
     let unknown = |error: IndexError| IndexError::OutcomeUnknown(error.to_string());
     // If this fails, what is left stays in the table, and does no harm.
-    let _ = table.clear_unowned(session, &map, false).await;
+    let _ = unowned.clear(tree, session, &map, false).await;
     lock.release().await.map_err(unknown)?;
     Ok((outcome, held))
 }

@@ -12,11 +12,18 @@ mod guest;
 mod host;
 pub mod messages;
 mod migration;
+mod owned;
 mod owned_table;
 pub mod ownership;
 pub mod partitions;
 mod range_owner;
 pub mod regions;
+
+/// The seeded bugs of ownership.
+pub mod canaries {
+    pub use super::migration::GIVE_UNDRAINED;
+    pub use super::ownership::FORWARD_UNCHECKED;
+}
 
 use std::future::Future;
 
@@ -24,15 +31,16 @@ use farleaf_fabric::{GlobalAddr, ServerId, ServiceId};
 use farleaf_pool::Session;
 
 use crate::IndexError;
-pub use guest::Guest;
+pub use guest::{NoGuests, Unowned};
 pub use host::{Host, Leaving};
 use messages::{OpReply, Request};
 pub use migration::{
-    Balance, BalanceOptions, Balancer, MoveError, Moving, PartLoad, RangeCalls, RangeMove,
+    Balance, BalanceOptions, Balancer, MoveError, PartLoad, RangeCalls, RangeMove,
 };
+pub use owned::Owned;
 pub use owned_table::OwnedTable;
 pub use ownership::{JoinOptions, Owner, Take, equal_width, sampled};
-pub use range_owner::RangeOwner;
+pub use range_owner::{OptionsOf, RangeOwner, ShapeOf};
 
 /// The service by which compute servers ask each other about tables.
 pub const TABLE_SERVICE: ServiceId = ServiceId(1);

@@ -4,8 +4,7 @@ use farleaf_fabric::{GlobalAddr, Incarnation};
 use farleaf_pool::Session;
 
 use super::messages::{OpReply, Request};
-use super::ownership::{self, BatchAnswers, Ownership};
-use super::{HostedTable, RangeOwner, Take};
+use super::ownership::{BatchAnswers, Ownership};
 use crate::op::Op;
 use crate::{IndexError, Seek, Work};
 
@@ -100,80 +99,4 @@ pub trait OwnedTable {
         session: &'a Session,
         bounds: &'a [Vec<u8>],
     ) -> Work<'a, Result<(), IndexError>>;
-}
-
-impl<T: RangeOwner> OwnedTable for T {
-    fn part(&self) -> &Ownership {
-        self.ownership()
-    }
-
-    fn takes(&self, key: &[u8]) -> bool {
-        self.takes_key(key.len())
-    }
-
-    fn serve<'a>(
-        &'a self,
-        session: &'a Session,
-        request: Request,
-    ) -> Work<'a, Result<OpReply, IndexError>> {
-        Box::pin(ownership::serve(self, session, request))
-    }
-
-    fn run_at<'a>(
-        &'a self,
-        session: &'a Session,
-        owner: Incarnation,
-        ops: Vec<Op>,
-    ) -> Work<'a, BatchAnswers> {
-        Box::pin(async move {
-            let is_refused =
-                |op: &Op| op.change().is_some_and(|change| self.check_change(&change).is_err());
-            if ops.iter().any(is_refused) {
-                // By itself, it gets its error.
-                return ops.iter().map(|_| None).collect();
-            }
-            ownership::run_at(self, session, owner, ops).await
-        })
-    }
-
-    fn refresh_map<'a>(&'a self, session: &'a Session) -> Work<'a, Result<u64, IndexError>> {
-        Box::pin(ownership::refresh_map(self, session))
-    }
-
-    fn take_all_free<'a>(&'a self, session: &'a Session) -> Work<'a, Result<bool, IndexError>> {
-        Box::pin(async move {
-            ownership::refresh_map(self, session).await?;
-            let is_free = self.ownership().view().map.owners.contains(&0);
-            if is_free {
-                ownership::claim(self, session, Take::Free(usize::MAX)).await?;
-            }
-            Ok(is_free)
-        })
-    }
-
-    fn take_over<'a>(
-        &'a self,
-        session: &'a Session,
-        dead: Incarnation,
-    ) -> Work<'a, Result<usize, IndexError>> {
-        Box::pin(ownership::take_over(self, session, dead))
-    }
-
-    fn partition<'a>(
-        &'a self,
-        session: &'a Session,
-        bounds: &'a [Vec<u8>],
-    ) -> Work<'a, Result<(), IndexError>> {
-        Box::pin(ownership::cut(self, session, bounds))
-    }
-}
-
-impl<T: RangeOwner> HostedTable for T {
-    fn meta(&self) -> GlobalAddr {
-        self.ownership().words().meta
-    }
-
-    async fn serve(&self, session: &Session, request: Request) -> Result<OpReply, IndexError> {
-        ownership::serve(self, session, request).await
-    }
 }

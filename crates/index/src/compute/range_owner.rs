@@ -1,143 +1,150 @@
 //! Range owner: what an engine adds so that ranges of its tables' keys have owners.
 //!
-//! Map, guard, routing, moves and taking over are this crate's [`super::ownership`] and [`super::migration`].
+//! [`Owned`] makes an open table of it: map, guard, routing, moves and taking over are this crate's
+//! [`super::ownership`] and [`super::migration`].
 
-use farleaf_fabric::Incarnation;
-use farleaf_pool::Session;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
 
-use super::Guest;
+use farleaf_fabric::{GlobalAddr, Incarnation, OpKind};
+use farleaf_pool::{Audit, Session};
+
+use super::guest::Unowned;
 use super::migration::MoveError;
-use super::ownership::{Ownership, Partitions, Range};
-use crate::change::{Change, Outcome};
-use crate::{Entries, IndexError, ScanCursor, ScanRange};
+use super::owned::Owned;
+use super::ownership::{MapWords, Ownership, Partitions, Range, ScanEnd, WholeTable};
+use crate::engine::Engine;
+use crate::{
+    Change, CounterSet, Entries, IndexError, Outcome, ScanCursor, SortedPairs, Stored, TableReport,
+    TableSpec, longest_prefix_by_floors,
+};
 
-/// An engine's open table whose ranges of keys have owners: the engine's side of ownership.
+/// The shape of the tables of such trees.
+pub type ShapeOf<T> = <<T as RangeOwner>::Engine as Engine>::Shape;
+/// The settings by which one compute server opens such a table.
+pub type OptionsOf<T> = <<T as RangeOwner>::Engine as Engine>::Options;
+
+/// An engine's tree of a table whose ranges of keys have owners: the engine's side of ownership.
 ///
-/// All its work on own keys runs inside the guard ([`Ownership::acquire`]).
+/// All its work on own keys runs inside the guard ([`Ownership::acquire`]). Keys and changes fit the table when they
+/// come here.
 #[allow(async_fn_in_trait, reason = "a session and all its tasks stay on one thread")]
-pub trait RangeOwner: Clone + 'static {
-    /// This compute server's part in the table.
-    fn ownership(&self) -> &Ownership;
+pub trait RangeOwner: fmt::Debug + Sized + Send + Sync + 'static {
+    /// The engine of such tables.
+    type Engine: Engine<Table = Owned<Self>>;
+    /// Its work on keys that nobody owns; [`NoGuests`](super::NoGuests) if it does none.
+    type Unowned: Unowned<Self>;
 
-    /// Returns whether keys of the table may have this length.
-    fn takes_key(&self, len: usize) -> bool;
+    /// The words of the meta object at `meta` that hold the ownership map; 0 in a new table.
+    fn map_words(meta: GlobalAddr) -> MapWords;
 
-    /// Refuses a change that the table cannot take, before it travels.
+    /// Makes this compute server's tree of a table. `ownership` reads the map when it is awaited.
     ///
     /// # Errors
-    /// `Invalid`.
-    fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError>;
+    /// Those of `ownership`; `Invalid` for options that make no sense.
+    async fn new(
+        session: &Session,
+        table: &Stored<ShapeOf<Self>>,
+        options: OptionsOf<Self>,
+        ownership: impl Future<Output = Result<Arc<Ownership>, IndexError>>,
+    ) -> Result<Arc<Self>, IndexError>;
 
-    /// As [`crate::Index::get`], for an own key; the caller is inside the guard.
+    /// The settings of a tree that only releases what the dead own: the cheapest.
+    fn released(_table: &TableSpec<ShapeOf<Self>>) -> OptionsOf<Self> {
+        OptionsOf::<Self>::default()
+    }
+
+    /// This compute server's part in the table, with which the tree was made.
+    fn ownership(&self) -> &Arc<Ownership>;
+
+    /// As [`crate::Index::get`], for an own key; the caller is inside the guard. The answer is vouched for
+    /// ([`Session::vouch`]) when it returns.
     async fn get_own(
-        &self,
+        self: &Arc<Self>,
         session: &Session,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError>;
 
-    /// As [`crate::Index::change`], for an own key; the caller is inside the guard.
+    /// As [`crate::Index::change`], for an own key; otherwise as [`RangeOwner::get_own`].
     async fn change_own(
-        &self,
+        self: &Arc<Self>,
         session: &Session,
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError>;
 
-    /// Appends the pairs that `cursor` still wants to `out`, as far as its places are own keys: the partition
-    /// of the first that is not, `None` if all is done. It acquires the guard itself, as often as it likes.
+    /// Appends the pairs that `cursor` still wants to `out`, as far as its places are own keys. It acquires the guard
+    /// itself, as often as it likes; [`scan_parts`](super::ownership::scan_parts) does for most engines.
     async fn scan_own(
-        &self,
+        self: &Arc<Self>,
         session: &Session,
         cursor: &mut ScanCursor<'_>,
         out: &mut Entries,
-    ) -> Result<Option<usize>, IndexError>;
+    ) -> Result<ScanEnd, IndexError>;
 
-    /// This compute server's right to work on keys that nobody owns, if it has one. A bulk load of a guest takes over
-    /// from the dead, and nothing else does.
-    fn guest(&self) -> Option<&Guest>;
-
-    /// As [`crate::Index::get`], for a key that nobody owns, safe beside any other guest. The caller has a pin.
-    async fn get_unowned(
-        &self,
+    /// As [`crate::Index::longest_prefix`].
+    async fn longest_prefix(
+        table: &Owned<Self>,
         session: &Session,
         key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<bool, IndexError>;
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        longest_prefix_by_floors(table, session, key, out).await
+    }
 
-    /// As [`crate::Index::change`], for a key that nobody owns, safe beside any other guest. The caller has a pin and
-    /// the lock of the ownership map, and waits without a deadline: an error is final then, and nothing is under way.
-    async fn change_unowned(
-        &self,
+    /// As [`crate::Index::bulk_load`]. All of the table is this compute server's, and closed until `whole` is dropped:
+    /// a task that outlives the caller keeps it.
+    async fn bulk_load(
+        self: &Arc<Self>,
         session: &Session,
-        change: &Change<'_>,
-        held: &mut Vec<u8>,
-    ) -> Result<Outcome, IndexError>;
+        whole: WholeTable,
+        pairs: &mut impl SortedPairs,
+    ) -> Result<u64, IndexError>;
 
-    /// Clears what is left of removed keys, as far as nobody owns them by `map`: if it is due, or `is_last`. The
-    /// caller is that of [`RangeOwner::change_unowned`].
-    async fn clear_unowned(
-        &self,
+    /// Makes `bound` a boundary that no object of own keys alone crosses, such as the fence of a leaf of a B+-tree. If
+    /// the range behind it `is_moving` to another compute server, it also finishes what a crash has left half done
+    /// around the bound. The caller has a pin.
+    async fn make_bound(
+        self: &Arc<Self>,
         _session: &Session,
-        _map: &Partitions,
-        _is_last: bool,
+        _bound: &[u8],
+        _is_moving: bool,
     ) -> Result<(), IndexError> {
         Ok(())
     }
 
-    /// Finishes what the dead client that `dead` stands for was changing under the map's lock as a guest. Several takers
-    /// of that lock may call it at once.
-    ///
-    /// # Errors
-    /// Those of a change; the lock is not taken over then.
-    async fn finish_dead_guest(&self, _session: &Session, _dead: u64) -> Result<(), IndexError> {
-        Ok(())
-    }
-
-    /// As [`crate::Index::scan`], for keys that nobody owns, safe beside any other guest. The caller has a pin.
-    async fn scan_unowned(
-        &self,
-        session: &Session,
-        range: ScanRange<'_>,
-        limit: usize,
-        out: &mut Entries,
-    ) -> Result<(), IndexError>;
-
-    /// Makes `bound` a boundary that no object of own keys alone crosses: the fence of a leaf in a B+-tree. The
-    /// caller has a pin.
-    async fn make_bound(&self, session: &Session, bound: &[u8]) -> Result<(), IndexError>;
-
-    /// Finishes what a crash has left half done around `bound`, before nodes that cross it are shared. The caller
-    /// has a pin.
-    async fn heal_around(&self, _session: &Session, _bound: &[u8]) -> Result<(), IndexError> {
-        Ok(())
-    }
-
-    /// Writes back what is dirty in `range` now, unless it is more than `most` nodes; how many nodes are dirty.
+    /// Writes back what is dirty in `range` now, unless it is more than `most` nodes; returns how many nodes are dirty.
     /// The caller has a pin.
     async fn write_back(
-        &self,
-        session: &Session,
-        range: &Range,
-        most: usize,
-    ) -> Result<usize, IndexError>;
+        self: &Arc<Self>,
+        _session: &Session,
+        _range: &Range,
+        _most: usize,
+    ) -> Result<usize, IndexError> {
+        Ok(0)
+    }
 
     /// Writes back everything. The caller has a pin.
-    async fn flush(&self, session: &Session) -> Result<(), IndexError>;
+    async fn flush(self: &Arc<Self>, _session: &Session) -> Result<(), IndexError> {
+        Ok(())
+    }
 
     /// The view has new cuts: what is cached and crosses one is shared with other compute servers from now on.
-    async fn share_bounds(&self, _session: &Session) -> Result<(), MoveError> {
+    async fn share_bounds(self: &Arc<Self>, _session: &Session) -> Result<(), MoveError> {
         Ok(())
     }
 
     /// Drops everything of `range` from the cache: it is another's next. It is closed, no operation works on it,
     /// and nothing of it is dirty. The caller has a pin.
-    async fn hand_over(&self, session: &Session, range: &Range) -> Result<(), MoveError>;
+    async fn hand_over(self: &Arc<Self>, session: &Session, range: &Range)
+    -> Result<(), MoveError>;
 
-    /// Before this compute server serves the first range that `map` gives it; gives the newest map. The caller
+    /// Before this compute server serves the first range that `map` gives it; returns the newest map. The caller
     /// has a pin.
     async fn prepare_to_own(
-        &self,
+        self: &Arc<Self>,
         _session: &Session,
         map: Partitions,
     ) -> Result<Partitions, IndexError> {
@@ -145,23 +152,66 @@ pub trait RangeOwner: Clone + 'static {
     }
 
     /// The view gives this compute server more than before. The caller has a pin.
-    async fn take_in(&self, session: &Session) -> Result<(), IndexError>;
+    async fn take_in(self: &Arc<Self>, _session: &Session) -> Result<(), IndexError> {
+        Ok(())
+    }
 
     /// Brings to remote memory what the dead compute server `dead` has acknowledged on the ranges that `map`
     /// gives to it. It is cut off, and the caller holds the map's lock.
     async fn replay(
-        &self,
-        session: &Session,
-        map: &Partitions,
-        dead: Incarnation,
-    ) -> Result<(), IndexError>;
+        self: &Arc<Self>,
+        _session: &Session,
+        _map: &Partitions,
+        _dead: Incarnation,
+    ) -> Result<(), IndexError> {
+        Ok(())
+    }
 
-    /// A key in the middle of a range of own keys; `None` if it cannot be halved.
+    /// Returns a key in the middle of a range of own keys; `None` if it cannot be halved.
     ///
     /// # Errors
     /// `NotOwned`.
-    async fn middle(&self, session: &Session, range: &Range) -> Result<Option<Vec<u8>>, MoveError>;
+    async fn middle(
+        self: &Arc<Self>,
+        session: &Session,
+        range: &Range,
+    ) -> Result<Option<Vec<u8>>, MoveError>;
 
-    /// The table is closed: the member of the pool forgets that it is open.
-    fn let_go(&self, session: &Session);
+    /// Brings to remote memory what the next owners of the own keys must find there, before the table closes. The
+    /// caller has no pin, and is outside of the guard.
+    async fn finish(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Maintenance).await?;
+        self.flush(session).await
+    }
+
+    /// Ends all work on own keys, and gives them up. Called again after an error, it goes on.
+    ///
+    /// # Errors
+    /// As [`crate::Index::close`].
+    async fn close(table: &Owned<Self>, session: &Session) -> Result<(), IndexError> {
+        table.close_drained(session).await
+    }
+
+    /// As [`crate::Index::verify`].
+    async fn verify(
+        self: &Arc<Self>,
+        session: &Session,
+        table: &Stored<ShapeOf<Self>>,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        table.mark::<Self::Engine>(session, audit, None).await
+    }
+
+    /// Adds the counts of the tree to those of ownership.
+    fn counters(&self, _counters: &mut CounterSet) {}
+
+    /// As [`crate::CacheControl::check`].
+    fn check_cache(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Returns the bytes that the cache takes now.
+    fn resident_bytes(&self) -> u64 {
+        0
+    }
 }

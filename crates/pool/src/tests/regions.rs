@@ -12,7 +12,7 @@ use farleaf_fabric::{
 };
 
 use super::{Mine, SMALL, member};
-use crate::canary::Canary;
+use crate::canary::{Canary, MEMBERS_BEFORE_FENCE, OF_REGIONS, REGION_UNSETTLED};
 use crate::format;
 use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 
@@ -144,11 +144,11 @@ fn a_lost_region_is_not_waited_for() {
 /// The checks of regions pass, and find the seeded bugs.
 #[test]
 fn canaries_of_regions_are_found() {
-    let finds: [(Canary, fn()); 2] = [
-        (Canary::MembersBeforeFence, fences_while_a_region_appears),
-        (Canary::RegionUnsettled, writes_settle_on_regions),
+    let finds: [(&'static Canary, fn()); 2] = [
+        (&MEMBERS_BEFORE_FENCE, fences_while_a_region_appears),
+        (&REGION_UNSETTLED, writes_settle_on_regions),
     ];
-    assert_eq!(finds.map(|(canary, _)| canary)[..], *Canary::OF_REGIONS);
+    assert_eq!(finds.map(|(canary, _)| canary)[..], *OF_REGIONS);
     for (canary, find) in finds {
         find();
         #[cfg(feature = "canary")]

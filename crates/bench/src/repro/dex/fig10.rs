@@ -4,7 +4,7 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use farleaf_engines::dex::{Dex, DexOptions, JoinOptions, Take, equal_width};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, JoinOptions, Take, equal_width};
 use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig};
 use farleaf_index::compute::{Host, MoveError, RangeCalls, number_of};
 use farleaf_pool::Session;
@@ -117,7 +117,7 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
 /// The state that is the same for all caches.
 struct Scene<'a> {
     /// Those of the compute servers, which serve to the end.
-    hosts: Vec<Arc<Host<Dex>>>,
+    hosts: Vec<Arc<Host<DexTable>>>,
     world: &'a World<'a>,
     paper: &'a DexPaper,
     options: &'a ReproOptions,
@@ -147,7 +147,7 @@ impl Scene<'_> {
         };
         world.run_watched(&as_indexes(&caches), &load, &watch)?;
         outcome.replace(Ok(()))?;
-        let nodes: u64 = caches.iter().map(|cache| cache.stats().moved_nodes).sum();
+        let nodes: u64 = caches.iter().map(|cache| cache.tree().stats().moved_nodes).sum();
         let lost = world.lost(&caches[0], &watch)?;
         let span = watch.move_span();
         let seconds = (span.ended_ns - span.began_ns) as f64 / 1e9;
@@ -227,7 +227,7 @@ impl Scene<'_> {
     }
 
     /// Opens the caches: three with a partition each, and one with none.
-    fn join(&self, options: DexOptions) -> Result<Vec<Dex>, ReproError> {
+    fn join(&self, options: DexOptions) -> Result<Vec<DexTable>, ReproError> {
         let world = self.world;
         let joining = async {
             let mut caches = Vec::new();
@@ -257,7 +257,7 @@ impl Scene<'_> {
     /// Moves the ranges once the warm-up is over; the returned cell receives the result.
     fn spawn_move(
         &self,
-        caches: &[Dex],
+        caches: &[DexTable],
         watch: &Rc<Watch>,
         lead_ns: u64,
     ) -> Result<Rc<RefCell<Result<(), MoveError>>>, ReproError> {
@@ -291,7 +291,7 @@ impl Scene<'_> {
     }
 
     /// Gives every range back to its former owner.
-    fn move_back(&self, caches: &[Dex]) -> Result<(), ReproError> {
+    fn move_back(&self, caches: &[DexTable]) -> Result<(), ReproError> {
         let (world, names) = (self.world, self.names());
         let giving = async {
             for Move { low, high, from } in self.moves.iter().rev() {

@@ -2,7 +2,7 @@
 //!
 //! The second part compares admission by chance with the admission of every leaf.
 
-use farleaf_engines::dex::{Admission, Dex, DexOptions};
+use farleaf_engines::dex::{Admission, DexOptions, DexTable};
 use farleaf_index::Index;
 
 use super::{
@@ -133,7 +133,7 @@ fn mapped(repro: &Repro<'_>, report: &mut ReproReport, paper: &DexPaper) -> Resu
         rounds: ROUNDS,
         draw: &|rng| scramble.item(zipfian.sample(rng)),
         slice: &|side, thread, wanted| {
-            let (index, session): (&Dex, _) = (&sides[side], &thread.session);
+            let (index, session): (&DexTable, _) = (&sides[side], &thread.session);
             thread.block_on(async {
                 let (mut found, mut value) = (0, Vec::with_capacity(8));
                 for (step, (key, item)) in wanted.iter().enumerate() {

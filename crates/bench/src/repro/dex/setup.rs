@@ -1,7 +1,7 @@
 //! Set-up: the paper's set-up at a scale.
 
 use farleaf_engines::Engine;
-use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions};
+use farleaf_engines::dex::{Admission, Dex, DexOptions, DexTable, Durability, JoinOptions};
 use farleaf_index::bnode::{BnodeShape, Layout};
 use farleaf_index::{Index, Knobs, Spec};
 
@@ -164,7 +164,7 @@ pub(super) fn table_on(
     keys: u64,
     options: DexOptions,
     progress: &dyn Progress,
-) -> Result<Dex, ReproError> {
+) -> Result<DexTable, ReproError> {
     let layout = layout()?;
     testbed.prepare(async |session| {
         let meta = Dex::create(session, &layout).await.map_err(BenchError::Load)?;

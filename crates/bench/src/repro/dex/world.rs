@@ -9,7 +9,7 @@ use std::{
 use farleaf_engines::{
     AnyIndex,
     dex::{
-        Dex, DexOptions, DexStats, JoinOptions, Take, equal_width,
+        Dex, DexOptions, DexStats, DexTable, JoinOptions, Take, equal_width,
         offload::{OFFLOAD_SERVICE, OffloadService},
     },
 };
@@ -290,7 +290,7 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     /// The engine's.
-    pub(super) fn open(&self, options: DexOptions) -> Result<Vec<Dex>, ReproError> {
+    pub(super) fn open(&self, options: DexOptions) -> Result<Vec<DexTable>, ReproError> {
         let opening = async {
             let mut caches = Vec::new();
             for number in 0..self.config.compute_servers {
@@ -310,13 +310,13 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     /// The engine's; [`ReproError::Wrong`] if a cache is not in order.
-    pub(super) fn close(&self, caches: Vec<Dex>) -> Result<Vec<DexStats>, ReproError> {
+    pub(super) fn close(&self, caches: Vec<DexTable>) -> Result<Vec<DexStats>, ReproError> {
         let mut stats = Vec::new();
         for (number, cache) in caches.iter().enumerate() {
-            if let Some(first) = cache.check_cache().into_iter().next() {
+            if let Some(first) = cache.tree().check_cache().into_iter().next() {
                 return Err(ReproError::Wrong(first));
             }
-            stats.push(cache.stats());
+            stats.push(cache.tree().stats());
             let closed = self.sim.block_on(cache.close(&self.sessions[number]));
             closed.map_err(BenchError::from)?.map_err(BenchError::Load)?;
         }
@@ -411,7 +411,7 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     /// The engine's.
-    pub(super) fn lost(&self, index: &Dex, watch: &Watch) -> Result<u64, ReproError> {
+    pub(super) fn lost(&self, index: &DexTable, watch: &Watch) -> Result<u64, ReproError> {
         let session = &self.sessions[0];
         let reading = async {
             let (mut lost, mut key, mut value) = (0, Vec::new(), Vec::new());
@@ -458,7 +458,7 @@ impl<'a> World<'a> {
 }
 
 /// The caches as tables of any engine.
-pub(super) fn as_indexes(caches: &[Dex]) -> Vec<AnyIndex> {
+pub(super) fn as_indexes(caches: &[DexTable]) -> Vec<AnyIndex> {
     caches.iter().cloned().map(AnyIndex::Dex).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use farleaf_check::canaries::{Canary, CanaryResult, hunt, with_engines};
+use farleaf_check::canaries::{CanaryResult, Hunted, hunt, names, with_engines};
 use serde_json::json;
 
 use super::super::stop_on_interrupt;
@@ -12,23 +12,19 @@ use crate::output::Console;
 use crate::progress::Meter;
 
 pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<Exit> {
-    let mut canaries = Vec::new();
-    for name in &args.names {
-        let Some(canary) = Canary::ALL.iter().find(|canary| canary.name() == *name) else {
-            let known: Vec<String> = Canary::ALL.iter().map(|canary| canary.name()).collect();
-            return Err(Failure::usage(format!(
-                "there is no canary \"{name}\" (known: {})",
-                known.join(", ")
-            ))
-            .into());
-        };
-        canaries.push(*canary);
-    }
-    if canaries.is_empty() {
-        canaries.extend_from_slice(Canary::ALL);
+    let known = names();
+    if let Some(name) = args.names.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(Failure::usage(format!(
+            "there is no canary \"{name}\" (known: {})",
+            known.join(", ")
+        ))
+        .into());
     }
     let choices = args.pins.choices()?;
-    let canaries = with_engines(&canaries, choices.engine);
+    let is_chosen = |name: &&str| args.names.is_empty() || args.names.iter().any(|it| it == name);
+    let chosen = known.into_iter().filter(is_chosen);
+    let canaries: Vec<Hunted> =
+        chosen.flat_map(|name| with_engines(name, choices.engine)).collect();
     // Code that a canary breaks may panic; that is a finding, and no news.
     std::panic::set_hook(Box::new(|_| {}));
     let stop = stop_on_interrupt()?;
@@ -54,9 +50,9 @@ fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> 
     if console.args.json {
         for result in results {
             console.json_line(&json!({
-                "canary": result.canary.name(),
+                "canary": result.canary.name,
                 "engine": result.engine.map(|engine| engine.name()),
-                "what": result.canary.describe(),
+                "what": result.canary.what,
                 "seeds": result.seeds,
                 "found_by": result.found_by(),
                 "replay": result.replay(),
@@ -68,11 +64,11 @@ fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> 
     }
     let row = |result: &CanaryResult| {
         vec![
-            result.canary.name(),
+            result.canary.name.to_owned(),
             result.engine.map_or("any", |engine| engine.name()).to_owned(),
             result.seeds.to_string(),
             result.found_by().unwrap_or("NOT FOUND").to_owned(),
-            result.canary.describe().to_owned(),
+            result.canary.what.to_owned(),
         ]
     };
     let header = ["canary", "engine", "seeds", "found by", "what is done wrong"];

@@ -32,6 +32,8 @@ pub use self::lengths::Lengths;
 pub use self::lengths::Prefixes;
 pub(super) use self::maintenance::Maintenance;
 use self::place::NewEntry;
+#[cfg(feature = "lab")]
+pub(super) use self::place::{ENTRY_MOVED_AT_ONCE, ENTRY_VALID_AT_ONCE};
 pub(super) use self::tables::KnownTables;
 use self::tables::{Descriptor, LENGTHS_MAX, TablesWord};
 use super::DartTree;

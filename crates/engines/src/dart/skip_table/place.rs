@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Cas, Reliable, Session};
 
 use super::entry::{BUCKET_BYTES, BUCKET_SLOTS, PrefixHash, SkipEntry};
@@ -13,6 +12,11 @@ use super::tables::{Descriptor, Role, Table};
 use crate::dart::DartTree;
 use crate::dart::descent::NodeRef;
 use crate::dart::word::SlotWord;
+
+farleaf_fabric::canaries! {
+    pub(crate) ENTRY_VALID_AT_ONCE = "entry-valid-at-once", "an entry is valid before its node was seen in the tree";
+    pub(crate) ENTRY_MOVED_AT_ONCE = "entry-moved-at-once", "an entry that is moved to another node is valid at once";
+}
 
 /// A node that is to have an entry.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +105,7 @@ impl DartTree {
                 self.counters.est_dropped.add(1);
                 continue;
             };
-            if Canary::EntryValidAtOnce.is_armed() {
+            if ENTRY_VALID_AT_ONCE.is_armed() {
                 list.push(Cas { at: at(slot), expected: words[slot], new: new.valid().0 });
                 continue;
             }
@@ -188,7 +192,7 @@ impl DartTree {
                             Some((entry.moved(*length, to)?, to.addr))
                         });
                         let new_word = new.map_or(SkipEntry::FREE, |(entry, _)| entry);
-                        let at_once = Canary::EntryMovedAtOnce.is_armed();
+                        let at_once = ENTRY_MOVED_AT_ONCE.is_armed();
                         let new_word = if at_once { new_word.valid() } else { new_word };
                         list.push(Cas { at, expected: *word, new: new_word.0 });
                         if let Some((entry, node)) = new {

@@ -13,11 +13,14 @@ use farleaf_index::IndexError;
 use farleaf_index::bnode::Kind;
 use farleaf_index::local::Version;
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::PageCache;
 use super::frames::{FrameRef, FrameState, TOP};
 use super::mapping_table::Mapping;
+
+farleaf_fabric::canaries! {
+    pub(crate) COOL_UNWRITTEN = "cool-unwritten", "a changed node leaves a cache without being written back";
+}
 
 /// Rounds of looking for a frame before giving up; before the reserve is used.
 const ROUNDS_MAX: u32 = 64;
@@ -278,7 +281,7 @@ impl PageCache {
             return Ok(());
         }
         if ctl.is_dirty() {
-            if Canary::CoolUnwritten.is_armed() {
+            if COOL_UNWRITTEN.is_armed() {
                 ctl.set_dirty(false);
             } else {
                 write_back(&sx).await?;

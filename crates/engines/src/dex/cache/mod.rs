@@ -39,6 +39,8 @@ use crate::dex::stats::Stats;
 use admission_policy::Ghosts;
 pub use admission_policy::{Admission, UnknownAdmission};
 use cooling_map::CoolingMap;
+#[cfg(feature = "lab")]
+pub(crate) use eviction::COOL_UNWRITTEN;
 pub(crate) use eviction::{OwnedFrame, Sx};
 pub(crate) use frames::{FrameState, Frames, TOP};
 use free_frames::FreeFrames;

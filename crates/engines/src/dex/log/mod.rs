@@ -36,7 +36,6 @@ use farleaf_index::IndexError;
 use farleaf_index::bnode::Layout;
 use farleaf_index::sync::Mutex;
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use crate::dex::DexOptions;
 use crate::dex::cache::{PageCache, Sx};
@@ -47,6 +46,10 @@ pub(crate) use log_object::{LogPlace, read_log};
 pub(crate) use recover::{read_ring, write_floors};
 use ring::{LogEntry, Ring};
 pub(crate) use ring::{Record, RecordKind, Straggler};
+
+farleaf_fabric::canaries! {
+    pub(crate) LOSE_LOG_RECORD = "lose-log-record", "a change is acknowledged that was not logged";
+}
 
 /// The failures that an acknowledged change survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +199,7 @@ impl Log {
         changes: impl Iterator<Item = &OwnedLeafChange>,
     ) -> Result<bool, IndexError> {
         let Some(ring) = self.changes() else { return Ok(false) };
-        if Canary::LoseLogRecord.is_armed() {
+        if LOSE_LOG_RECORD.is_armed() {
             return Ok(true);
         }
         let ctl = sx.ctl();

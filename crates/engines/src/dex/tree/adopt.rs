@@ -7,11 +7,14 @@ use farleaf_index::bnode::Kind;
 use farleaf_index::detach::detach;
 use farleaf_index::retry::backoff;
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::shared::First;
 use super::{DexFail, DexTree};
 use crate::dex::cache::{FrameState, TOP};
+
+farleaf_fabric::canaries! {
+    pub ADOPT_UNCHECKED = "adopt-unchecked", "a shared node is taken for exclusive without a look whether it is current";
+}
 
 /// Passes over the frames: one for each level, and some for what is busy.
 const PASSES_MAX: usize = 32;
@@ -111,7 +114,7 @@ impl DexTree {
         if frames.children(node).any(|(_, child)| frames.ctl(child).is_shared()) {
             return Ok(Looked::Busy);
         }
-        if !Canary::AdoptUnchecked.is_armed() && !self.is_as_remote(session, frame).await? {
+        if !ADOPT_UNCHECKED.is_armed() && !self.is_as_remote(session, frame).await? {
             return Ok(Looked::Stale);
         }
         // Meanwhile a range may have begun to be given away of which it has a part: who does that makes

@@ -10,63 +10,47 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr, OpKind};
 use farleaf_index::blink::remote::NewTree;
 use farleaf_index::bnode::{Node, NodeMut};
-use farleaf_index::compute::ownership::{Range, close_whole};
-use farleaf_index::compute::{MoveError, Moving};
+use farleaf_index::compute::MoveError;
+use farleaf_index::compute::ownership::{Range, WholeTable};
 use farleaf_index::detach::{run_to_end, unfinished_change};
 use farleaf_index::{IndexError, SortedPairs};
 use farleaf_pool::Session;
 
 use super::DexTree;
-use crate::dex::Dex;
 
 /// Most nodes of an empty table that another is built for: as many as a session can retire at a time,
 /// with room for what waits to be freed.
 const EMPTY_NODES_MAX: usize = 400;
 
-impl Dex {
-    /// Fills an empty table, whose partitions become this compute server's as far as nobody has them.
+impl DexTree {
+    /// Builds a tree beside the empty one, which is `whole`, and puts it in its place; the nodes are not cached.
     /// Operations wait meanwhile.
     ///
     /// Cost: 1 READ and 2 WRITEs for each node of the empty table, 1 WRITE for each new one, up to 16 in
-    /// one round trip, and 1 for each record; 4 READs and 1 WRITE; a change of the map if a partition is
-    /// nobody's.
+    /// one round trip, and 1 for each record; 4 READs and 1 WRITE.
     ///
     /// # Errors
-    /// `Unavailable` if another compute server has a partition; `Invalid` if the table is not empty, or
-    /// has so many partitions that it must be loaded before it is cut. It is as it was then.
-    pub(crate) async fn bulk_load_now(
-        &self,
-        session: &Session,
-        pairs: &mut impl SortedPairs,
-    ) -> Result<u64, IndexError> {
-        let (moving, bounds) = close_whole(self, session).await?;
-        let _pin = session.begin(OpKind::BulkLoad).await?;
-        self.0.bulk_load(session, pairs, &bounds, moving).await
-    }
-}
-
-impl DexTree {
-    /// Builds a tree beside the empty one, which is cut at `bounds` and all of which is closed and this
-    /// cache's, and puts it in its place; the nodes are not cached.
-    async fn bulk_load(
+    /// `Invalid` if the table is not empty, or has so many partitions that it must be loaded before it is cut. It
+    /// is as it was then.
+    pub(crate) async fn fill(
         self: &Arc<Self>,
         session: &Session,
+        whole: WholeTable,
         pairs: &mut impl SortedPairs,
-        bounds: &[Vec<u8>],
-        moving: Moving<Dex>,
     ) -> Result<u64, IndexError> {
+        let _pin = session.begin(OpKind::BulkLoad).await?;
         self.flush(session).await?;
         let old = self.empty_nodes(session).await?;
         self.drop_range(session, &Range::default()).await.map_err(|error| match error {
             MoveError::Index(error) => error,
             other => IndexError::Unavailable(other.to_string()),
         })?;
-        let mut new = self.remote.build(session, pairs, bounds).await?;
+        let mut new = self.remote.build(session, pairs, &whole.bounds).await?;
         let count = new.count();
         let (tree, task_session) = (Arc::clone(self), session.clone());
         // The table stays closed until that is done, whatever becomes of the caller.
         let task = async move {
-            let _moving = moving;
+            let _whole = whole;
             tree.replace_all(&task_session, old, &mut new).await
         };
         let placed = run_to_end(session, Box::pin(task), ()).await;

@@ -37,8 +37,8 @@ mod verify;
 mod walk;
 mod write_back;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
-use std::sync::{Arc, OnceLock};
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
@@ -52,17 +52,22 @@ use farleaf_pool::Session;
 
 use crate::dex::cache::PageCache;
 use crate::dex::change::OwnedLeafChange;
-use crate::dex::guest::DexGuest;
 use crate::dex::log::Log;
-use crate::dex::offload::Offloads;
-use crate::dex::stats::Stats;
+use crate::dex::offload::{OffloadServer, Offloads};
+use crate::dex::stats::{DexStats, Stats};
 use crate::dex::{DexOptions, FRAMES_MAX};
+pub use adopt::ADOPT_UNCHECKED;
 use combine::Combined;
 pub(crate) use context::{DexFail, OpContext};
 use crowd::Crowd;
 pub(crate) use placement::{check_level, check_placement, place_for, place_table};
+#[cfg(feature = "lab")]
+pub(crate) use replay::REPLAY_OLDER;
+pub use shared::TRUST_OLD_COPY;
 use shared::{Posts, Proofs};
 pub(crate) use split::Need;
+#[cfg(feature = "lab")]
+pub(crate) use split::SPLIT_OLD_FIRST;
 pub(crate) use walk::UnfinishedSplit;
 
 /// Returns the range of a node's keys, by its fences.
@@ -73,12 +78,16 @@ pub(crate) fn range_of<W: Word>(node: &Node<'_, W>) -> Range {
     Range { low, high }
 }
 
-/// One compute server's tree of a table, for all its threads.
+/// One compute server's tree of a table, and its cache, for all its threads.
+///
+/// [`DexOptions::durability`] chooses the failures that an acknowledged change survives. With *volatile*,
+/// changes are in this compute server's memory until the table is flushed or closed, or until their node
+/// is evicted; its death loses the others, whether they were acknowledged or not.
 #[derive(Debug)]
-pub(crate) struct DexTree {
+pub struct DexTree {
     pub(crate) remote: RemoteTree,
     /// The keys that it serves.
-    pub(crate) ownership: Ownership,
+    pub(crate) ownership: Arc<Ownership>,
     posts: Posts,
     proofs: Proofs,
     crowd: Arc<Crowd>,
@@ -86,8 +95,6 @@ pub(crate) struct DexTree {
     pub(crate) pages: Arc<PageCache>,
     pub(crate) log: Log,
     pub(crate) offloads: Arc<Offloads>,
-    /// Its right to work on keys that nobody owns, if it has one.
-    pub(crate) guest: OnceLock<DexGuest>,
     /// Changes that wait for a frame's latch.
     combiner: Combiner<OwnedLeafChange, Combined>,
     /// Keys of gets that wait for another task's READ of a leaf, and their values.
@@ -105,11 +112,11 @@ impl DexTree {
     /// # Errors
     /// `Invalid` for options with which no table of such nodes can be opened; `Full` if this compute
     /// server has no memory for the frames.
-    pub(crate) fn new(
+    pub(crate) fn empty(
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
-        ownership: Ownership,
+        ownership: Arc<Ownership>,
     ) -> Result<Self, IndexError> {
         options.check(&layout)?;
         let frames = options.cache_bytes / layout.node_bytes() as u64;
@@ -136,14 +143,35 @@ impl DexTree {
             posts: Posts::default(),
             proofs: Proofs::default(),
             crowd: Arc::default(),
-            guest: OnceLock::new(),
             options,
         })
     }
 
+    /// Geometry of the nodes.
     #[inline]
-    pub(crate) fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &Layout {
         self.pages.layout()
+    }
+
+    /// Returns the options of its opening.
+    pub fn options(&self) -> &DexOptions {
+        &self.options
+    }
+
+    /// Returns the counts of the cache.
+    pub fn stats(&self) -> DexStats {
+        self.stats.get(self.ownership.counts())
+    }
+
+    /// Returns each memory server's work for this cache; empty as long as nothing was offloaded.
+    pub fn offload_servers(&self, session: &Session) -> Vec<OffloadServer> {
+        self.offloads.server_reports(session)
+    }
+
+    /// Returns what is wrong in the cache, each with its invariant; empty if all is well. Meant for a
+    /// moment at which no operation runs.
+    pub fn check_cache(&self) -> Vec<String> {
+        self.pages.check()
     }
 
     pub(crate) fn no_level(&self) -> IndexError {

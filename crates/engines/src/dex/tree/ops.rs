@@ -173,7 +173,6 @@ impl DexTree {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        self.check_change(change)?;
         let _pin = session.begin(change.kind).await?;
         let mut leaf_change = LeafChange { change: *change, record: None };
         if let Some(value) = leaf_change.value
@@ -209,12 +208,6 @@ impl DexTree {
             LeafAttempt::Left(outcome) => Ok(outcome),
             LeafAttempt::NoRoom | LeafAttempt::Again => Err(self.no_level()),
         }
-    }
-
-    /// Refuses keys and values that the table does not take.
-    pub(crate) fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError> {
-        self.remote.check_key(change.key)?;
-        change.value.map_or(Ok(()), |value| self.remote.check_value(value))
     }
 
     /// Goes on with a change, after the first attempt at the leaf if that is cached.

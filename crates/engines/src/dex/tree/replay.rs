@@ -18,7 +18,6 @@ use farleaf_index::detach::detach;
 use farleaf_index::retry::backoff;
 use farleaf_index::{Change, IndexError, Seek};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::context::{DexFail, OpContext};
 use super::pages::write_surely;
@@ -27,7 +26,11 @@ use crate::dex::change::OwnedLeafChange;
 use crate::dex::log::{
     Durability, LogPlace, Record, RecordKind, read_log, read_ring, write_floors,
 };
-use crate::dex::{Dex, DexOptions, FRAMES_MIN};
+use crate::dex::{DexOptions, FRAMES_MIN};
+
+farleaf_fabric::canaries! {
+    pub(crate) REPLAY_OLDER = "replay-older", "a dead owner's log is gone through without a look at what the nodes hold";
+}
 
 /// Least and most frames of the cache that replays a log.
 const REPLAY_FRAMES: (u64, u64) = (64, 4096);
@@ -52,7 +55,7 @@ impl DexTree {
                 return Ok(map);
             };
             let word = object.addr().word();
-            let map = change_map_now(&Dex::of(&tree), &task_session, async |map| {
+            let map = change_map_now(&tree, &task_session, async |map| {
                 let mut new = map.clone();
                 // Another task of this tree may have been quicker.
                 if new.logs.iter().all(|(owner, _)| *owner != me) {
@@ -119,7 +122,7 @@ impl DexTree {
         let (meta, layout) = (self.remote.meta(), *self.layout());
         let is_own = |key: &[u8]| view.owned[view.map.of(key, false)];
         let ownership = Ownership::of_view(*self.ownership.words(), view.clone());
-        let tree = Arc::new(DexTree::new(meta, layout, options, ownership)?);
+        let tree = Arc::new(DexTree::empty(meta, layout, options, Arc::new(ownership))?);
         tree.ownership.set_owned();
         tree.remote.set_subtree_level(self.remote.subtree_level());
         if let Some(place) = log.journal() {
@@ -218,7 +221,7 @@ impl DexTree {
             let found = self.reach(session, Seek::At(&change.key), 0, &mut context).await?;
             let location = found.ok_or_else(|| self.no_level())?;
             let ctl = self.pages.frames.ctl(location.frame);
-            if ctl.version() >= change.number && !Canary::ReplayOlder.is_armed() {
+            if ctl.version() >= change.number && !REPLAY_OLDER.is_armed() {
                 if ctl.latch.validate(location.version) {
                     return Ok(());
                 }

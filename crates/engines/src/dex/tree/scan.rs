@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Buf, OpKind};
 use farleaf_index::bnode::Node;
+use farleaf_index::compute::ownership::ScanEnd;
 use farleaf_index::{Entries, IndexError, ScanCursor, Seek};
 use farleaf_pool::Session;
 
@@ -43,17 +44,17 @@ enum ScanPart {
 
 impl DexTree {
     /// Appends the pairs that `cursor` still wants to `out`, as far as this compute server owns their
-    /// places. Returns the partition of the first foreign place, `None` if all is done.
+    /// places.
     ///
     /// Cost: 1 READ for each leaf that is not cached, one after the other, or together with up to
     /// `scan_prefetch` others below the same parent; those of records up to 16 at once. 1 RPC for up to 64
     /// leaves where it is offloaded.
-    pub(crate) async fn scan_own(
+    pub(crate) async fn scan(
         self: &Arc<Self>,
         session: &Session,
         cursor: &mut ScanCursor<'_>,
         out: &mut Entries,
-    ) -> Result<Option<usize>, IndexError> {
+    ) -> Result<ScanEnd, IndexError> {
         let _pin = session.begin(OpKind::Scan).await?;
         let mut image = session.client().buf(self.layout().node_bytes());
         let mut ahead = VecDeque::new();
@@ -64,7 +65,7 @@ impl DexTree {
             // For each leaf anew, so that a long scan does not keep a range from changing hands.
             let _inside = match self.ownership.acquire(session, seek).await? {
                 Ok(inside) => inside,
-                Err(number) => return Ok(Some(number)),
+                Err(number) => return Ok(ScanEnd::Foreign(number)),
             };
             image = match take_ahead(&mut ahead, self.layout(), seek) {
                 Some(image) => image,
@@ -85,7 +86,7 @@ impl DexTree {
                             if remote.take_pairs_until(session, pairs, fence, cursor, out).await? {
                                 continue;
                             }
-                            return Ok(None);
+                            return Ok(ScanEnd::Done);
                         }
                     }
                 }
@@ -95,7 +96,7 @@ impl DexTree {
                 self.leaf_entries.store(leaf.count(), Ordering::Relaxed);
             }
             if !self.remote.take_leaf(session, &leaf, cursor, out).await? {
-                return Ok(None);
+                return Ok(ScanEnd::Done);
             }
         }
     }

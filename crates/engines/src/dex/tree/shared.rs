@@ -54,13 +54,16 @@ use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
 use farleaf_index::sync::{Mutex, lock};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::UnfinishedSplit;
 use super::{DexFail, DexTree};
 use crate::dex::cache::Mapping;
 use crate::dex::cache::Sx;
 use crate::dex::cache::{FrameState, TOP};
+
+farleaf_fabric::canaries! {
+    pub TRUST_OLD_COPY = "trust-old-copy", "a shared copy of an earlier map leads to a child without a look whether it is current";
+}
 
 /// Tries at a latch on the way through what is dropped.
 const TRIES_MAX: u32 = 1_000;
@@ -275,7 +278,7 @@ impl DexTree {
         let addr = self.pages.frames.ctl(frame).addr_word();
         let epoch = self.map_epoch();
         let is_proven = lock(&self.proofs.0).get(&frame) == Some(&(addr, epoch));
-        is_proven || Canary::TrustOldCopy.is_armed()
+        is_proven || TRUST_OLD_COPY.is_armed()
     }
 
     /// Compares the shared node at `addr` in `frame` with remote memory; drops it, with all below it, if they differ.

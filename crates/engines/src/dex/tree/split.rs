@@ -16,7 +16,6 @@ use std::sync::Arc;
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_index::bnode::{ChangeError, Head, NodeMut};
 use farleaf_index::{IndexError, Seek};
-use farleaf_pool::canary::Canary;
 use farleaf_pool::{Placement, Session, Unlinked};
 
 use super::ops::apply;
@@ -25,6 +24,10 @@ use super::walk::{Location, SearchEnd};
 use super::{DexFail, DexTree, OpContext};
 use crate::dex::cache::{OwnedFrame, TOP};
 use crate::dex::change::OwnedLeafChange;
+
+farleaf_fabric::canaries! {
+    pub(crate) SPLIT_OLD_FIRST = "split-old-first", "a cached node's split writes the old node, which points to the new one, first";
+}
 
 /// The purpose of a split.
 #[derive(Clone, Debug)]
@@ -257,7 +260,7 @@ impl DexTree {
         // The right part holds what the left one did (INV-DEX-LOG-2).
         let version = self.log.version(need.level(), ctl.version());
         let mut right_image = Some(self.pages.remote_image(image, version));
-        if !Canary::SplitOldFirst.is_armed()
+        if !SPLIT_OLD_FIRST.is_armed()
             && let Some(image) = right_image.take()
         {
             self.write_page(session, new.addr(), image, 0).await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::OpKind;
-use farleaf_index::bnode::{Node, verify_image};
+use farleaf_index::bnode::{BnodeShape, Node, verify_image};
 use farleaf_index::{IndexError, Stored, TableReport};
 use farleaf_pool::{Audit, Session};
 
@@ -15,9 +15,10 @@ impl DexTree {
     /// Writes everything back, checks the cache, then walks the tree in remote memory.
     ///
     /// Cost: that of a flush, then that of [`farleaf_index::blink::BlinkTree::walk`].
-    pub(crate) async fn verify(
+    pub(crate) async fn verify_all(
         self: &Arc<Self>,
         session: &Session,
+        stored: &Stored<BnodeShape>,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
@@ -30,7 +31,6 @@ impl DexTree {
             }
         }
         self.remote.forget_root();
-        let stored = Stored { table: self.layout().table(), meta: self.remote.meta() };
         let mut report = stored.mark::<Dex>(session, audit, None).await?;
         problems.append(&mut report.problems);
         report.problems = problems;

@@ -5,12 +5,10 @@ use std::sync::atomic::Ordering;
 
 use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
-use farleaf_index::compute::ownership::release_once;
 use farleaf_index::detach::detach;
 use farleaf_pool::Session;
 
 use super::DexTree;
-use crate::dex::Dex;
 use crate::dex::cache::{FrameState, OwnedFrame, Sx};
 use crate::dex::log::BATCH_MAX;
 
@@ -141,20 +139,6 @@ impl DexTree {
             session.endpoint().yield_now().await;
         }
         Err(IndexError::Unavailable("a node is being changed all the time: try again".into()))
-    }
-
-    /// Writes everything back and gives up the ranges that the map assigns to this compute server. No
-    /// operation may be running.
-    ///
-    /// Cost: that of a flush, and a change of the map.
-    pub(crate) async fn close(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
-        if self.ownership.is_closed() {
-            return release_once(&Dex::of(self), session).await;
-        }
-        self.offloads.check_settled()?;
-        self.flush(session).await?;
-        self.ownership.set_closed();
-        release_once(&Dex::of(self), session).await
     }
 
     /// Starts a task that writes back the frames which keep the log's oldest part, if that is in the way.

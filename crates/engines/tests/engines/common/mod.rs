@@ -94,7 +94,12 @@ pub fn shared_engines() -> Vec<Engine> {
 
 /// Whether a change touches a few nodes of a table of many.
 pub fn grows(engine: Engine) -> bool {
-    engine.traits().splits || engine.traits().radix
+    engine.grows()
+}
+
+/// Whether it is a radix tree: its caches may be of any size, and its scans read the nodes on the way to each pair.
+pub fn is_radix(engine: Engine) -> bool {
+    matches!(engine, Engine::Art | Engine::Dart | Engine::PSmart | Engine::Smart)
 }
 
 /// The engines whose tables grow node by node.

@@ -2,7 +2,7 @@
 
 use super::tables::{create, open};
 use crate::common::{Pairs, World, cost_since, costs};
-use farleaf_engines::dex::{Admission, DexOptions, Durability};
+use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::OpKind;
 use farleaf_index::Index;
@@ -59,8 +59,8 @@ async fn reads_each(
         assert_eq!(index.get(session, &key.to_be_bytes(), &mut value).await, Ok(true));
     }
     let reads = cost_since(session, &before, OpKind::Get).reads;
-    assert_eq!(index.check_cache(), Vec::<String>::new());
-    index.destroy(session).await.expect("destroy");
+    assert_eq!(index.tree().check_cache(), Vec::<String>::new());
+    Dex::destroy(&index, session).await.expect("destroy");
     reads as f64 / GETS as f64
 }
 

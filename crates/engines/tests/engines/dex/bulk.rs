@@ -6,7 +6,7 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 use farleaf_engines::btree::BTree;
-use farleaf_engines::dex::{Dex, DexOptions, Durability, JoinOptions};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, Durability, JoinOptions};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, ToAny};
@@ -31,7 +31,7 @@ fn number(at: u64) -> Vec<u8> {
     at.to_be_bytes().to_vec()
 }
 
-async fn all(session: &Session, index: &Dex) -> Model {
+async fn all(session: &Session, index: &DexTable) -> Model {
     let mut out = Entries::new();
     index.scan(session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
     out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
@@ -144,7 +144,7 @@ async fn placed(session: Session) {
         let cold = Dex::open(&session, meta, layout, options, join);
         let cold = cold.await.expect("join");
         assert_eq!(cold.get(&session, &number(key), &mut Vec::new()).await, Ok(true));
-        let read = cold.stats();
+        let read = cold.tree().stats();
         let all = read.reads_root + read.reads_shared + read.reads_inner + read.reads_leaf;
         assert_eq!((all, read.reads_leaf), (height, 1), "key {key}");
         assert!(read.reads_inner >= u64::from(LEVEL), "key {key}: {read:?}");
@@ -242,7 +242,7 @@ fn who_comes_meanwhile_waits_and_old_copies_are_found_out() {
         begun.set(true);
         let loaded = first.index.bulk_load(&first.session, &mut Pairs(pairs.iter())).await;
         assert_eq!(loaded, Ok(999));
-        assert!(first.index.stats().parked > 0, "operations had to wait");
+        assert!(first.index.tree().stats().parked > 0, "operations had to wait");
         let back = first.index.move_range(&first.session, Some(&low), Some(&high), two).await;
         back.expect("given back");
         let mut found = Vec::new();

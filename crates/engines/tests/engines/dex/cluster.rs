@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_engines::dex::{
-    Admission, Balance, BalanceOptions, Dex, DexOptions, JoinOptions, MoveError, Take, equal_width,
-    sampled,
+    Admission, Balance, BalanceOptions, Dex, DexOptions, DexTable, JoinOptions, MoveError, Take,
+    equal_width, sampled,
 };
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::mapped::Mapped;
@@ -149,7 +149,7 @@ fn compute_servers_come_and_go() {
         }
         let last = index.scale_in(session, incarnations[1]).await;
         assert_eq!(last, Err(MoveError::NobodyElse));
-        assert!(index.stats().forwarded > 2_000, "{:?}", index.stats());
+        assert!(index.tree().stats().forwarded > 2_000, "{:?}", index.tree().stats());
         cluster.members().into_iter().for_each(|who| cluster.leave(who));
         settle(&servers[1].session).await;
         let (index, session) = (&servers[1].index, &servers[1].session);
@@ -329,7 +329,7 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
             let began_ns = session.endpoint().now_ns();
             index.move_range(session, Some(&low), None, to).await.expect("moved");
             let took_ns = session.endpoint().now_ns() - began_ns;
-            let written = index.stats().moved_nodes;
+            let written = index.tree().stats().moved_nodes;
             println!("{mb} MiB, {flush_tasks} flushing: {written} nodes written");
             assert!(written > leaves * 3 / 4, "{written} of {leaves} leaves");
             took_ns
@@ -424,7 +424,7 @@ fn a_skewed_load_is_spread_and_then_left_alone() {
             assert!(matches!(ended, Err(IndexError::Closed(_))), "{ended:?}");
         });
     }
-    let moves = || servers.iter().map(|server| server.index.stats().moves).sum::<u64>();
+    let moves = || servers.iter().map(|server| server.index.tree().stats().moves).sum::<u64>();
     sim.run_until(sim.now_ns() + 100_000_000).expect("runs");
     let until_even = moves();
     sim.run_until(sim.now_ns() + 100_000_000).expect("runs");
@@ -474,7 +474,7 @@ fn a_loaded_table_is_cut_where_the_load_is() {
         let one = one.await.expect("join");
         // A member of the pool has one cache of a table, whoever opens it.
         let again = Dex::open(&session, meta, layout, options, all).await;
-        assert_eq!(again.expect("open").stats(), one.stats());
+        assert_eq!(again.expect("open").tree().stats(), one.tree().stats());
         let refused = one.bulk_load(&session, &mut Pairs(pairs.iter())).await;
         assert!(matches!(refused, Err(IndexError::Invalid(_))), "{refused:?}");
         assert_eq!(super::tables::check(&session, &one).await.keys, 3_000);
@@ -482,7 +482,7 @@ fn a_loaded_table_is_cut_where_the_load_is() {
         // What was closed is free, and is taken again.
         let two = Dex::open(&session, meta, layout, options, all).await.expect("join");
         assert_eq!(two.get(&session, &key_of(2_999), &mut Vec::new()).await, Ok(true));
-        two.destroy(&session).await.expect("destroy");
+        Dex::destroy(&two, &session).await.expect("destroy");
     })
     .expect("the simulation ends");
 }
@@ -534,7 +534,7 @@ fn threads_forward_to_each_other() {
                     let mut me = slots.filter(|it| it.incarnation == endpoint.incarnation());
                     let number_here = number_of(me.next().expect("it is one").slot);
                     fabric.expose(number_here, 0, &ListenConfig::default()).expect("exposed");
-                    let host: Arc<Host<Dex>> = Arc::default();
+                    let host: Arc<Host<DexTable>> = Arc::default();
                     host.add(index.clone());
                     let serving = Rc::new(Cell::new(2));
                     for _ in 0..2 {
@@ -597,7 +597,7 @@ fn threads_forward_to_each_other() {
                     while serving.get() > 0 {
                         endpoint.sleep(10_000).await;
                     }
-                    assert_eq!(index.check_cache(), Vec::<String>::new());
+                    assert_eq!(index.tree().check_cache(), Vec::<String>::new());
                     index.close(&session).await.expect("close");
                 });
             });

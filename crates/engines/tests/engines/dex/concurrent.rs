@@ -9,7 +9,7 @@ use std::task::Poll;
 
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload};
-use farleaf_engines::dex::{Admission, Dex, DexOptions, DexStats};
+use farleaf_engines::dex::{Admission, DexOptions, DexStats, DexTable};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, ToAny};
@@ -40,7 +40,7 @@ const CLIENTS: usize = 6;
 /// A client that lets reclamation go on when it is done.
 async fn client_of(
     session: &Session,
-    index: &Dex,
+    index: &DexTable,
     format: &TableFormat,
     client: usize,
     seed: u64,
@@ -101,7 +101,7 @@ fn sim_storm(
         check(&session, &index).await;
     })
     .expect("checked");
-    (sim.trace_hash(), index.stats())
+    (sim.trace_hash(), index.tree().stats())
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn threads_share_a_cache() {
 fn on_thread(
     fabric: Mapped,
     pool: std::sync::Arc<Pool>,
-    index: Dex,
+    index: DexTable,
     format: TableFormat,
     thread: usize,
     seed: u64,
@@ -285,7 +285,7 @@ fn dropped(seed: u64, format: TableFormat, frames: u64, admission: Admission, of
         }
         session.endpoint().sleep(20_000_000).await;
         settle(&session).await;
-        assert_eq!(index.check_cache(), Vec::<String>::new());
+        assert_eq!(index.tree().check_cache(), Vec::<String>::new());
         // Records that were written and never linked are lost until their block is swept, so the
         // accounts are not looked at.
         let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
@@ -332,7 +332,7 @@ fn a_table_is_one_caches_until_it_is_closed() {
         // Who opens it again in the same member of the pool gets the same cache.
         let second = open(&session, made, 32, DexOptions::default()).await;
         assert_eq!(second.get(&session, &[0; 8], &mut value).await, Ok(true));
-        assert_eq!(second.stats(), index.stats());
+        assert_eq!(second.tree().stats(), index.tree().stats());
         let there = open(&other, made, 32, DexOptions::default()).await;
         let refused = there.get(&other, &[0; 8], &mut value).await;
         assert!(matches!(refused, Err(IndexError::Unavailable(_))), "{refused:?}");

@@ -2,7 +2,7 @@
 
 use super::tables::{check, create, open};
 use crate::common::{Pairs, World, cost_since, costs};
-use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability};
+use farleaf_engines::dex::{Admission, DexOptions, DexTable, Durability};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
 use farleaf_index::compute::OwnedTable;
@@ -61,7 +61,7 @@ async fn cold_and_warm(session: Session) {
     let cost = since(&session, &before);
     assert_eq!(verbs(cost), (1 + height, 0, 0), "{cost:?}");
     assert_eq!((cost.round_trips, cost.bytes_read), (1 + height, 8 + height * 1024));
-    let stats = index.stats();
+    let stats = index.tree().stats();
     assert_eq!((stats.reads_root, stats.reads_inner, stats.reads_leaf), (1, height - 2, 1));
 
     // A neighbour is a hit; a leaf under the same parent is one READ.
@@ -228,7 +228,7 @@ async fn reads_by_cause(session: Session) {
             }
         }
     }
-    let stats = index.stats();
+    let stats = index.tree().stats();
     let cost = since(&session, &before);
     let scans = stats.reads_scan_inner + stats.reads_scan_leaf + stats.reads_prefetch;
     let others = stats.reads_root + stats.reads_inner + stats.reads_leaf;
@@ -254,7 +254,7 @@ fn every_read_has_its_cause() {
 /// A scan from `from` on, or down from there; what it has cost.
 async fn scan_cost(
     session: &Session,
-    index: &Dex,
+    index: &DexTable,
     (from, reverse, limit): (Option<u64>, bool, usize),
 ) -> (Cost, Vec<Vec<u8>>) {
     let (mut out, key) = (Entries::new(), from.map(number));
@@ -282,7 +282,7 @@ async fn prefetching(session: Session) {
             let (cost, keys) = scan_cost(&session, &index, (None, reverse, usize::MAX)).await;
             assert_eq!(keys.len(), 10_000);
             found.push(keys);
-            let stats = index.stats();
+            let stats = index.tree().stats();
             let leaves = stats.reads_scan_leaf + stats.reads_prefetch;
             assert_eq!(leaves, 239);
             let inner = 1 + stats.reads_scan_inner;
@@ -312,7 +312,7 @@ async fn prefetching(session: Session) {
             assert_eq!((cost.reads, cost.round_trips), (3, trips), "{ahead} ahead, {reverse}");
             let (cost, _) = scan_cost(&session, &index, (Some(next), reverse, 100)).await;
             assert_eq!(cost, Cost::default(), "all of it is cached");
-            assert_eq!(index.stats().reads_in_vain, 0);
+            assert_eq!(index.tree().stats().reads_in_vain, 0);
             index.close(&session).await.expect("close");
         }
         assert!(found.iter().all(|keys| *keys == found[0]));
@@ -374,7 +374,7 @@ async fn steady_state(session: Session) {
     let index = open(&session, made, 125, volatile()).await;
     let mut rng = fastrand::Rng::with_seed(1);
     let mut value = Vec::new();
-    let mut run = async |index: &Dex, gets: u64| {
+    let mut run = async |index: &DexTable, gets: u64| {
         let before = costs(&session);
         for _ in 0..gets {
             let key = number(2 * rng.u64(..10_000));

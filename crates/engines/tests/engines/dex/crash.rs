@@ -142,7 +142,7 @@ fn death(
         let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
         let report = index.verify(&session, &mut audit).await.expect("verify");
         assert_eq!(report.problems, Vec::<String>::new());
-        index.stats()
+        index.tree().stats()
     })
     .expect("checked")
 }
@@ -203,7 +203,7 @@ async fn valid_without_a_flush(session: Session, format: TableFormat, frames: u6
             unfinished += report.unfinished_splits;
         }
     }
-    let stats = index.stats();
+    let stats = index.tree().stats();
     println!("{unfinished} unfinished, {stats:?}");
     assert!(unfinished > 0 && stats.splits > 0, "{unfinished} {stats:?}");
 }
@@ -282,7 +282,7 @@ fn death_in_a_merge(at_ns: u64, seed: u64, durability: Durability) -> (u64, u64)
         let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
         let report = index.verify(&session, &mut audit).await.expect("verify");
         assert_eq!((report.problems, report.keys), (Vec::new(), present));
-        let stats = index.stats();
+        let stats = index.tree().stats();
         (stats.merges_finished, stats.merges_undone)
     })
     .expect("checked")

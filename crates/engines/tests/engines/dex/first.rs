@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use farleaf_engines::dex::{Dex, DexOptions};
+use farleaf_engines::dex::{DexOptions, DexTable};
 use farleaf_fabric::{AnyEndpoint, Endpoint, ToAny};
 use farleaf_index::Index;
 use farleaf_index::compute::OwnedTable;
@@ -50,7 +50,7 @@ fn loaded() -> Model {
 }
 
 /// Whether the operation ended before it was to be dropped.
-async fn begin(index: &Dex, session: &Session, first: First, ns: u64) -> bool {
+async fn begin(index: &DexTable, session: &Session, first: First, ns: u64) -> bool {
     let endpoint = session.endpoint();
     let pairs: Vec<_> = loaded().into_iter().collect();
     match first {
@@ -139,7 +139,7 @@ fn dropped(first: First, ns: u64) -> bool {
     ended.get()
 }
 
-async fn in_order(session: &Session, audit: &mut Audit, tables: [&Dex; 2]) {
+async fn in_order(session: &Session, audit: &mut Audit, tables: [&DexTable; 2]) {
     for table in tables {
         let report = table.verify(session, audit).await.expect("verify");
         assert_eq!(report.problems, Vec::<String>::new());
@@ -147,7 +147,7 @@ async fn in_order(session: &Session, audit: &mut Audit, tables: [&Dex; 2]) {
 }
 
 /// Nothing of this compute server's is in use and free, and nothing is lost.
-async fn accounts(session: &Session, tables: [&Dex; 2]) {
+async fn accounts(session: &Session, tables: [&DexTable; 2]) {
     settle(session).await;
     let mut audit = Audit::new(session).await.expect("audit");
     in_order(session, &mut audit, tables).await;

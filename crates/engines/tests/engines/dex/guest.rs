@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_engines::dex::Dex;
+use farleaf_engines::dex::DexTable;
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig, ToAny};
@@ -30,7 +30,7 @@ fn tiny() -> TableFormat {
 }
 
 /// Opens the table `t`; for so many operations as a guest.
-async fn open(session: &Session, guest_operations: u64) -> Dex {
+async fn open(session: &Session, guest_operations: u64) -> DexTable {
     let root = session.open_root("t").await.expect("root");
     let settings = Settings::default().with(CACHE, "64KiB").with("log_bytes", "8KiB");
     let options = OpenOptions { settings, guest_operations, calls: true, ..OpenOptions::default() };
@@ -40,7 +40,7 @@ async fn open(session: &Session, guest_operations: u64) -> Dex {
     }
 }
 
-async fn owners(session: &Session, dex: &Dex) -> Vec<u64> {
+async fn owners(session: &Session, dex: &DexTable) -> Vec<u64> {
     dex.refresh_map(session).await.expect("map");
     dex.known_map().2.into_iter().map(|owner| owner.0).collect()
 }
@@ -59,7 +59,7 @@ impl Client {
         Client { rng, number, clients, model: BTreeMap::new() }
     }
 
-    async fn step(&mut self, session: &Session, dex: &Dex) {
+    async fn step(&mut self, session: &Session, dex: &DexTable) {
         let number = self.rng.u64(..KEYS / self.clients) * self.clients + self.number;
         let key = key_of(number);
         match self.rng.u8(..8) {
@@ -121,7 +121,7 @@ fn clients(sim: &Sim, seed: u64, first: usize, count: usize, steps: u64) -> Rc<C
             for _ in 0..steps {
                 client.step(&session, &dex).await;
             }
-            assert_eq!(dex.stats().takeovers, 0);
+            assert_eq!(dex.tree().stats().takeovers, 0);
             dex.close(&session).await.expect("close");
             drop(dex);
             settle(&session).await;
@@ -176,7 +176,7 @@ async fn own_for_a_while(fabric: SimFabric, endpoint: AnyEndpoint, stay_ns: u64)
     let own = number_of(session.pool().member());
     fabric.expose(own, 0, &ListenConfig::default()).expect("exposed");
     let dex = open(&session, 0).await;
-    let host: Arc<Host<Dex>> = Arc::default();
+    let host: Arc<Host<DexTable>> = Arc::default();
     host.add(dex.clone());
     let serving = session.pool().session(endpoint.clone()).await.expect("session");
     let (serve, over) = (Arc::clone(&host).serve(serving), Rc::new(Cell::new(false)));

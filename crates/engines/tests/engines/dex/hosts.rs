@@ -7,7 +7,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_engines::dex::Dex;
+use farleaf_engines::dex::DexTable;
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, Incarnation, ListenConfig};
 use farleaf_index::IndexError;
@@ -19,8 +19,8 @@ use farleaf_pool::Session;
 pub struct Hosts(RefCell<BTreeMap<Incarnation, Serving>>);
 
 struct Serving {
-    host: Arc<Host<Dex>>,
-    dex: Dex,
+    host: Arc<Host<DexTable>>,
+    dex: DexTable,
     endpoint: AnyEndpoint,
     /// Tasks that serve.
     tasks: Rc<Cell<usize>>,
@@ -48,7 +48,7 @@ impl Hosts {
     /// Executes requests for `dex` in the session's compute server, until that leaves.
     pub fn serve(
         &self,
-        dex: Dex,
+        dex: DexTable,
         session: Session,
     ) -> impl Future<Output = Result<(), IndexError>> + use<> {
         let endpoint = session.endpoint().clone();

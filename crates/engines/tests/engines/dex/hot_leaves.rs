@@ -31,7 +31,7 @@ fn logged_changes_of_one_leaf_share_a_write() {
             for _ in 0..TOGETHER {
                 sessions.push(pool.session(session.endpoint().clone()).await.expect("session"));
             }
-            let (before, stats) = (costs(&session), index.stats());
+            let (before, stats) = (costs(&session), index.tree().stats());
             let left = Rc::new(Cell::new(TOGETHER));
             for (number, session) in (0_u64..).zip(sessions) {
                 let (index, left) = (index.clone(), Rc::clone(&left));
@@ -53,7 +53,7 @@ fn logged_changes_of_one_leaf_share_a_write() {
                 session.endpoint().sleep(1_000).await;
             }
             let writes = costs(&session).since(&before).total().writes;
-            let now = index.stats();
+            let now = index.tree().stats();
             assert_eq!(now.log_records - stats.log_records, 3 * TOGETHER / 4);
             // Twelve by themselves, five at a time, or all.
             let expected = match combine {
@@ -100,7 +100,7 @@ fn gets_of_one_leaf_share_a_read() {
             sessions.push(pool.session(session.endpoint().clone()).await.expect("session"));
         }
         for changes in [false, true] {
-            let (before, stats) = (costs(&session), index.stats());
+            let (before, stats) = (costs(&session), index.tree().stats());
             let left = Rc::new(Cell::new(TOGETHER));
             for (number, session) in (0..TOGETHER).zip(sessions.iter().cloned()) {
                 let (index, left, long) = (index.clone(), Rc::clone(&left), long.clone());
@@ -126,7 +126,7 @@ fn gets_of_one_leaf_share_a_read() {
                 session.endpoint().sleep(1_000).await;
             }
             let reads = costs(&session).since(&before).total().reads;
-            let joined = index.stats().gets_joined - stats.gets_joined;
+            let joined = index.tree().stats().gets_joined - stats.gets_joined;
             println!("{reads} READs, {joined} gets joined one");
             if changes {
                 // One READ of the change's, and the leaf again and again between.
@@ -192,7 +192,7 @@ fn threads_at_one_leaf_do_each_others_changes() {
                 });
             }
         });
-        println!("{durability:?}: {} done by others", index.stats().combined);
+        println!("{durability:?}: {} done by others", index.tree().stats().combined);
         executor.block_on(async { drop(check(&session, &index).await) });
     }
 }

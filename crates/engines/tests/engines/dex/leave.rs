@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_engines::dex::{Dex, DexOptions, JoinOptions, Take};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, JoinOptions, Take};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimFabric};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ListenConfig, ToAny};
@@ -25,15 +25,15 @@ fn key_of(number: u64) -> [u8; 8] {
 }
 
 /// One life of a guest: it joins, takes a part, serves it for a while, gives it up and leaves.
-async fn visit(fabric: SimFabric, endpoint: AnyEndpoint, table: &Dex, stay_ns: u64) {
+async fn visit(fabric: SimFabric, endpoint: AnyEndpoint, table: &DexTable, stay_ns: u64) {
     let session = join(endpoint.clone()).await;
     let own = number_of(session.pool().member());
     fabric.expose(own, 0, &ListenConfig::default()).expect("exposed");
     let options = DexOptions { cache_bytes: 64 << 8, ..DexOptions::default() };
     let take = JoinOptions { take: Take::Nothing, take_over: true, calls: true };
-    let opened = Dex::open(&session, table.meta(), *table.layout(), options, take).await;
+    let opened = Dex::open(&session, table.meta(), *table.tree().layout(), options, take).await;
     let dex = opened.expect("open");
-    let host: Arc<Host<Dex>> = Arc::default();
+    let host: Arc<Host<DexTable>> = Arc::default();
     host.add(dex.clone());
     let tasks = Rc::new(Cell::new(2));
     for _ in 0..2 {
@@ -135,7 +135,7 @@ fn come_and_go(seed: u64) -> u64 {
     while running.get() > 0 {
         sim.run_until(sim.now_ns() + 50_000).expect("runs");
     }
-    servers[0].index.stats().forwarded
+    servers[0].index.tree().stats().forwarded
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability, JoinOptions, Take};
+use farleaf_engines::dex::{Admission, Dex, DexOptions, DexTable, Durability, JoinOptions, Take};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ToAny};
@@ -73,7 +73,12 @@ impl Step {
         }
     }
 
-    async fn run(&self, session: &Session, index: &Dex, model: &Model) -> Result<(), IndexError> {
+    async fn run(
+        &self,
+        session: &Session,
+        index: &DexTable,
+        model: &Model,
+    ) -> Result<(), IndexError> {
         match self {
             Step::Insert(key, value) => {
                 let added = index.insert(session, key, value).await?;
@@ -249,11 +254,11 @@ fn live_and_die(
     (known, fired)
 }
 
-pub(crate) async fn content(session: &Session, index: &Dex) -> Model {
+pub(crate) async fn content(session: &Session, index: &DexTable) -> Model {
     try_content(session, index).await.expect("scan")
 }
 
-pub(crate) async fn try_content(session: &Session, index: &Dex) -> Result<Model, IndexError> {
+pub(crate) async fn try_content(session: &Session, index: &DexTable) -> Result<Model, IndexError> {
     let mut out = Entries::new();
     index.scan(session, ScanRange::ALL, usize::MAX, &mut out).await?;
     Ok(out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
@@ -261,11 +266,11 @@ pub(crate) async fn try_content(session: &Session, index: &Dex) -> Result<Model,
 
 /// Opens the table after a death: exactly what is known is there, all is in order, and when the pool
 /// has been recovered nothing is lost of it, also not the dead one's log.
-async fn take_over(session: &Session, made: Made, known: &mut Known) -> Dex {
+async fn take_over(session: &Session, made: Made, known: &mut Known) -> DexTable {
     let index = open(session, made, 64, logged()).await;
     known.settle(content(session, &index).await);
     settle(session).await;
-    assert_eq!(index.check_cache(), Vec::<String>::new());
+    assert_eq!(index.tree().check_cache(), Vec::<String>::new());
     if let Some(recovery) = session.recover_begin().await.expect("begin") {
         let mut audit = recovery.audit();
         let report = index.verify(session, &mut audit).await.expect("verify");
@@ -300,7 +305,7 @@ fn die_everywhere(format: TableFormat, frames: u64, options: DexOptions, seed: u
         let stats = sim
             .block_on(async {
                 let index = take_over(&session, made, &mut known).await;
-                let stats = index.stats();
+                let stats = index.tree().stats();
                 // And on it goes.
                 for step in &steps {
                     known.begin(step);
@@ -369,7 +374,7 @@ fn a_recovery_can_be_cut_short_anywhere() {
                 .block_on(async {
                     let index = take_over(&session, made, &mut known).await;
                     index.close(&session).await.expect("close");
-                    index.stats().replayed
+                    index.tree().stats().replayed
                 })
                 .expect("checked");
             deaths += 1;
@@ -508,7 +513,7 @@ fn changes_that_come_together_share_a_write() {
         for _ in 0..TOGETHER {
             sessions.push(pool.session(session.endpoint().clone()).await.expect("session"));
         }
-        let (before, stats) = (costs(&session), index.stats());
+        let (before, stats) = (costs(&session), index.tree().stats());
         let left = Rc::new(Cell::new(TOGETHER));
         for (number, session) in sessions.into_iter().enumerate() {
             let (index, left) = (index.clone(), Rc::clone(&left));
@@ -525,7 +530,7 @@ fn changes_that_come_together_share_a_write() {
         let cost = cost_since(&session, &before, OpKind::Update);
         // The first alone, all others together.
         assert_eq!((cost.writes, cost.bytes_written), (2, TOGETHER * 48), "{cost:?}");
-        let now = index.stats();
+        let now = index.tree().stats();
         assert_eq!(now.log_records - stats.log_records, TOGETHER);
         assert_eq!(now.log_writes - stats.log_writes, 2);
         check(&session, &index).await;
@@ -567,7 +572,7 @@ fn a_log_that_is_too_small_only_costs_more() {
         });
     }
     sim.run().expect("runs");
-    let stats = index.stats();
+    let stats = index.tree().stats();
     println!("{stats:?}");
     // 160 records fill it.
     assert!(stats.log_records > 20 * 160 && stats.log_writes < stats.log_records);
@@ -585,13 +590,13 @@ fn a_log_that_is_too_small_only_costs_more() {
         std::mem::forget(session);
     });
     sim.run().expect("runs");
-    assert!(index.stats().log_records > stats.log_records);
+    assert!(index.tree().stats().log_records > stats.log_records);
     drop(index);
     fabric.kill();
     let mut known = Known { model: acked.borrow().clone(), under_way: None };
     sim.block_on(async {
         let index = take_over(&session, made, &mut known).await;
-        assert!(index.stats().replayed > 0);
+        assert!(index.tree().stats().replayed > 0);
     })
     .expect("checked");
 }
@@ -612,7 +617,7 @@ fn a_log_is_accounted_for() {
         }
         let index = open(&session, made, 64, logged()).await;
         index.upsert(&session, &key(7), &key(9)).await.expect("upsert");
-        index.destroy(&session).await.expect("destroy");
+        Dex::destroy(&index, &session).await.expect("destroy");
         settle(&session).await;
         let audit = Audit::new(&session).await.expect("audit");
         let report = audit.report(&session).await.expect("report");
@@ -701,7 +706,7 @@ fn a_journal_keeps_nodes_whole() {
                     let mut audit = Audit::new(&session).await.expect("audit");
                     let report = index.verify(&session, &mut audit).await.expect("verify");
                     assert_eq!(report.problems, Vec::<String>::new());
-                    index.stats().repaired
+                    index.tree().stats().repaired
                 })
                 .expect("checked");
             if !fired {
@@ -883,7 +888,7 @@ fn leaves_are_written_while_a_log_is_gone_through() {
         sim.block_on(async {
             let index = open(&session, made, 10, options).await;
             known.settle(content(&session, &index).await);
-            let stats = index.stats();
+            let stats = index.tree().stats();
             assert!(stats.replayed > 0 && stats.written_back > 0, "{stats:?}");
             let mut audit = Audit::new(&session).await.expect("audit");
             let report = index.verify(&session, &mut audit).await.expect("verify");
@@ -923,7 +928,7 @@ fn an_image_of_a_freed_node_is_not_written_over_what_came_after() {
                     break;
                 }
             }
-            let merges = index.stats().merges;
+            let merges = index.tree().stats().merges;
             assert!(merges > 0);
             for _ in 0..20 {
                 session.tick().await.expect("tick");

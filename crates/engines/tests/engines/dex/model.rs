@@ -5,7 +5,7 @@ use crate::common::model::Run;
 use crate::common::{World, bnode_layout, formats};
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::offload::Offload;
-use farleaf_engines::dex::{Admission, Dex, DexOptions};
+use farleaf_engines::dex::{Admission, DexOptions, DexTable};
 use farleaf_pool::Session;
 
 /// Of a new table, with a cache of `frames` nodes.
@@ -16,14 +16,14 @@ async fn run(
     seed: u64,
     space: u64,
     offload: Offload,
-) -> Run<Dex> {
+) -> Run<DexTable> {
     // Some keep every leaf, some none, some those that are missed again.
     let admission = [Admission::LAZY, Admission::EAGER, Admission::Chance(0.0), Admission::Again]
         [seed as usize % 4];
     let options = DexOptions { admission, offload, ..DexOptions::default() };
     let options = some_durability(seed / 3, options);
     let index = open(&session, create(&session, &format).await, frames, options).await;
-    Run::new(session, index, format, seed, space, Dex::check_cache)
+    Run::new(session, index, format, seed, space, |index| index.tree().check_cache())
 }
 
 async fn random_operations(
@@ -36,7 +36,7 @@ async fn random_operations(
 ) {
     let mut run = run(session, format, frames, seed, 300, offload).await;
     run.random_operations(steps).await;
-    let stats = run.index.stats();
+    let stats = run.index.tree().stats();
     println!("{frames} frames: {stats:?}");
     assert!(stats.splits > 0, "{stats:?}");
     check_offloads(&run.index, offload);
@@ -102,8 +102,8 @@ fn bulk_load_then_operations() {
 }
 
 /// Memory servers have done something, and nothing that they must not.
-fn check_offloads(index: &Dex, offload: Offload) {
-    let stats = index.stats();
+fn check_offloads(index: &DexTable, offload: Offload) {
+    let stats = index.tree().stats();
     let asked = stats.offload_ok + stats.offload_absent + stats.offload_exists;
     let odd = [stats.offload_refused, stats.offload_no_service, stats.offload_unknown];
     assert_eq!(odd, [0; 3], "{stats:?}");

@@ -57,7 +57,7 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
         serve(&sim, compute, server, &cluster);
     }
     let held: Helds = Rc::default();
-    let (meta, layout) = (servers[0].index.meta(), *servers[0].index.layout());
+    let (meta, layout) = (servers[0].index.meta(), *servers[0].index.tree().layout());
     let options = DexOptions { cache_bytes: 60 * layout.node_bytes() as u64, ..Default::default() };
     sim.block_on(async {
         let asker = &servers[ASKER];
@@ -185,7 +185,7 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
         let living = survivors.iter().map(|at| (&servers[*at].index, &servers[*at].session));
         for (index, session) in living.chain([(&index, &session)]) {
             index.flush(session).await.expect("flush");
-            assert_eq!(index.check_cache(), Vec::<String>::new());
+            assert_eq!(index.tree().check_cache(), Vec::<String>::new());
         }
         let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
         let report = index.verify(&session, &mut audit).await.expect("verify");

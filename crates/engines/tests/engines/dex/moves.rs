@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use farleaf_engines::dex::{Dex, MoveError};
+use farleaf_engines::dex::{ADOPT_UNCHECKED, Dex, DexTable, MoveError, TRUST_OLD_COPY};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, GlobalAddr, ToAny};
@@ -12,7 +12,6 @@ use farleaf_index::bnode::{Cover, Kind, Node};
 use farleaf_index::compute::{OwnedTable, RangeCalls};
 use farleaf_index::{Index, Stored};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::hosts::Hosts;
 use super::storm::{bounds, config, finish, members, serve};
@@ -92,7 +91,7 @@ fn storm(
     let expected = models.take().into_iter().flatten().collect();
     let mut came = Came { hash: sim.trace_hash(), ..Came::default() };
     for server in &servers {
-        let stats = server.index.stats();
+        let stats = server.index.tree().stats();
         came.moves += stats.moves;
         came.adopted += stats.adopted;
         came.parked += stats.parked;
@@ -103,7 +102,7 @@ fn storm(
 
 async fn move_something(
     session: &Session,
-    index: &Dex,
+    index: &DexTable,
     format: &TableFormat,
     cluster: &Hosts,
     rng: &mut fastrand::Rng,
@@ -193,7 +192,7 @@ fn the_smallest_caches_make_progress() {
 fn a_stale_copy_that_is_adopted_blindly_is_found_out() {
     let tiny = [formats()[0].1, formats()[3].1, formats()[4].1];
     let found = (0..60_u64).find(|seed| {
-        let _armed = Canary::AdoptUnchecked.arm();
+        let _armed = ADOPT_UNCHECKED.arm();
         let format = tiny[*seed as usize % tiny.len()];
         let run = || storm(9_100 + seed, format, (3, 3), 1_000, 130);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err()
@@ -205,8 +204,8 @@ fn a_stale_copy_that_is_adopted_blindly_is_found_out() {
 }
 
 /// The leaf of `key` in remote memory: its address and its words.
-async fn leaf_of(session: &Session, index: &Dex, key: &[u8]) -> (GlobalAddr, Vec<u64>) {
-    let (layout, meta) = (*index.layout(), index.meta());
+async fn leaf_of(session: &Session, index: &DexTable, key: &[u8]) -> (GlobalAddr, Vec<u64>) {
+    let (layout, meta) = (*index.tree().layout(), index.meta());
     let stored = Stored { table: layout.table(), meta };
     let all = stored.collect::<Dex>(session, None).await.expect("a walk");
     for addr in all.into_iter().filter(|addr| *addr != meta) {
@@ -229,7 +228,7 @@ async fn leaf_of(session: &Session, index: &Dex, key: &[u8]) -> (GlobalAddr, Vec
 #[test]
 fn a_copy_of_an_earlier_map_leads_nowhere() {
     assert_eq!(read_by_an_old_copy(), Ok(()));
-    let armed = Canary::TrustOldCopy.arm();
+    let armed = TRUST_OLD_COPY.arm();
     let found = read_by_an_old_copy();
     drop(armed);
     assert!(found.is_err(), "nothing tells the old leaf from a new one");
@@ -287,7 +286,7 @@ fn read_by_an_old_copy() -> Result<(), u64> {
             assert_eq!(two.insert(&two_session, &number(at), &[2; 8]).await, Ok(true));
         }
         two.flush(&two_session).await.expect("flush");
-        let stored = Stored { table: two.layout().table(), meta: two.meta() };
+        let stored = Stored { table: two.tree().layout().table(), meta: two.meta() };
         let all = stored.collect::<Dex>(&two_session, None).await.expect("a walk");
         // The leaves that were merged away, at addresses at which there is nothing else by now.
         before.retain(|(addr, _)| !all.contains(addr));

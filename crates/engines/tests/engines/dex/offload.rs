@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use farleaf_engines::btree::BTree;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_engines::dex::{Admission, Dex, DexOptions};
+use farleaf_engines::dex::{Admission, Dex, DexOptions, DexTable};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::sim::{Direction, RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{
@@ -105,11 +105,11 @@ async fn one_rpc(session: Session) {
         assert_eq!(value, number(8));
         assert_eq!(index.update(&session, &number(40), &number(20)).await, Ok(true));
 
-        let stats = index.stats();
+        let stats = index.tree().stats();
         assert_eq!((stats.offload_ok, stats.offload_exists), (4 + 1 + 1 + 1 + 1 + 1 + 1, 1));
         assert_eq!((stats.offload_absent, stats.offload_sessions), (3, 1));
         assert_eq!(stats.leaves_admitted + stats.leaves_streamed, 0, "{stats:?}");
-        let servers = index.offload_servers(&session);
+        let servers = index.tree().offload_servers(&session);
         let calls: u64 = servers.iter().map(|server| server.calls).sum();
         assert_eq!(calls, stats.offload_ok + stats.offload_exists + stats.offload_absent + 1);
         let busy: u64 = servers.iter().map(|server| server.handler_ns).sum();
@@ -121,7 +121,7 @@ async fn one_rpc(session: Session) {
     let options = DexOptions { offload_level: 0, offload_leaf_miss: false, ..always() };
     let index = open(&session, made, 1_000, options).await;
     assert_eq!(index.get(&session, &number(0), &mut Vec::new()).await, Ok(true));
-    assert_eq!((index.stats().offload_chosen, index.stats().leaves_admitted), (0, 1));
+    assert_eq!((index.tree().stats().offload_chosen, index.tree().stats().leaves_admitted), (0, 1));
 }
 
 #[test]
@@ -145,7 +145,7 @@ async fn sent_back(session: Session) {
     index.close(&session).await.expect("close");
     let index = open(&session, made, 8, DexOptions { offload_level: 1, ..always() }).await;
     let mut value = Vec::new();
-    let fallbacks = |index: &Dex| index.stats().offload_need_smo;
+    let fallbacks = |index: &DexTable| index.tree().stats().offload_need_smo;
     // A record is found by one RPC and read; the leaf is not.
     assert_eq!(index.get(&session, &number(0), &mut value).await, Ok(true));
     assert_eq!(index.get(&session, &number(200), &mut value).await, Ok(true));
@@ -154,16 +154,16 @@ async fn sent_back(session: Session) {
     assert_eq!(index.update(&session, &number(200), b"short").await, Ok(true));
     assert_eq!(fallbacks(&index), 1);
     // A long value goes into a record, which is not offloaded at all.
-    let before = index.stats().offload_chosen;
+    let before = index.tree().stats().offload_chosen;
     assert_eq!(index.update(&session, &number(390), &long).await, Ok(true));
-    assert_eq!(index.stats().offload_chosen, before);
+    assert_eq!(index.tree().stats().offload_chosen, before);
     // A full leaf: one after the other until some leaf has to be split.
-    let splits = index.stats().splits;
+    let splits = index.tree().stats().splits;
     for key in 0..6 {
         assert_eq!(index.insert(&session, &number(1 + key), b"more").await, Ok(true));
     }
-    assert!(index.stats().splits > splits, "{:?}", index.stats());
-    assert!(fallbacks(&index) > 1, "{:?}", index.stats());
+    assert!(index.tree().stats().splits > splits, "{:?}", index.tree().stats());
+    assert!(fallbacks(&index) > 1, "{:?}", index.tree().stats());
     let mut out = Entries::new();
     index.scan(&session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
     assert_eq!(out.len(), 46);
@@ -206,7 +206,7 @@ async fn stale_copies(session: Session) {
             assert_eq!(has.then_some(value), held, "step {step}");
         }
     }
-    let stats = index.stats();
+    let stats = index.tree().stats();
     assert!(stats.offload_invalidated > 0 && stats.second_chances > 100, "{stats:?}");
     check(&session, &index).await;
 }
@@ -247,7 +247,7 @@ async fn spread(session: Session, format: TableFormat, level: u8, bulk: bool) {
     }
     let report = check(&session, &index).await;
     assert_eq!(report.keys, model.len() as u64);
-    let stats = index.stats();
+    let stats = index.tree().stats();
     assert_eq!(stats.offload_cross_server, 0, "{stats:?}");
     index.close(&session).await.expect("close");
     let nodes = BTree::open(made.0, made.1, Default::default()).objects(&session).await;
@@ -291,10 +291,10 @@ async fn not_placed(session: Session) {
         assert_eq!(value, number(key));
         assert_eq!(index.update(&session, &number(key), &number(1)).await, Ok(true));
     }
-    let stats = index.stats();
+    let stats = index.tree().stats();
     assert!(stats.offload_cross_server > 10 && stats.offload_ok > 50, "{stats:?}");
     settle(&session).await;
-    assert_eq!(index.check_cache(), Vec::<String>::new());
+    assert_eq!(index.tree().check_cache(), Vec::<String>::new());
     index.close(&session).await.expect("close");
     // By the tree's own rules, which ask for no placement.
     let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
@@ -334,7 +334,7 @@ fn without_the_service_everything_is_fetched() {
                 assert_eq!(value, number(10 * key));
                 assert_eq!(index.update(&session, &number(20 * key), &number(1)).await, Ok(true));
             }
-            let stats = index.stats();
+            let stats = index.tree().stats();
             // It asks each server once a second at most.
             assert_eq!(stats.offload_no_service, u64::from(!serves), "{stats:?}");
             assert_eq!(stats.offload_blind > 100, !visible, "{stats:?}");
@@ -417,7 +417,7 @@ fn lost_completions(seed: u64, from: Option<u64>) -> (u64, u64, u64) {
                     }
                 }
             }
-            let stats = index.stats();
+            let stats = index.tree().stats();
             assert_eq!((stats.offload_unknown, stats.leaves_admitted), (0, 0), "{stats:?}");
             stats.offload_resent
         })
@@ -475,7 +475,7 @@ fn a_busy_server_turns_operations_away() {
         });
     }
     sim.run().expect("it ends");
-    let stats = index.stats();
+    let stats = index.tree().stats();
     println!("{stats:?}");
     assert!(stats.offload_busy > 20 && stats.offload_ok > 20, "{stats:?}");
     sim.block_on(async { drop(check(&session, &index).await) }).expect("checked");
@@ -508,8 +508,8 @@ fn the_cost_model_follows_the_handler() {
                     let mut value = Vec::new();
                     assert_eq!(index.get(&session, &key, &mut value).await, Ok(true), "{step}");
                 }
-                let stats = index.stats();
-                println!("{cpu_ns} ns: {stats:?}, {:?}", index.offload_servers(&session));
+                let stats = index.tree().stats();
+                println!("{cpu_ns} ns: {stats:?}, {:?}", index.tree().offload_servers(&session));
                 assert!(stats.offload_explored > 100, "{stats:?}");
                 stats.offload_chosen as f64 / (stats.offload_chosen + stats.offload_declined) as f64
             })
@@ -554,7 +554,7 @@ fn dies_in_the_queue(fences: bool) {
         let session = farleaf_harness::join(victim).await.expect("join");
         let index = open(&session, made, 100, always()).await;
         assert_eq!(index.update(&session, &number(10), &number(50)).await, Ok(true));
-        assert_eq!(index.stats().offload_ok, 1);
+        assert_eq!(index.tree().stats().offload_ok, 1);
         let endpoint = session.endpoint().clone();
         *says.borrow_mut() = Some(endpoint.incarnation());
         let holder = endpoint.clone();
@@ -639,7 +639,7 @@ fn an_unknown_outcome_keeps_its_mark() {
     }
     sim.run_until(sim.now_ns() + 100_000_000).expect("runs");
     assert_eq!(*found.borrow(), Some((Ok(true), number(51).to_vec())));
-    let stats = index.stats();
+    let stats = index.tree().stats();
     assert_eq!((stats.offload_unknown, stats.offload_ok), (1, 2), "{stats:?}");
     sim.block_on(async {
         check(&session, &index).await;
@@ -703,7 +703,7 @@ fn a_service_that_forgot_leaves_the_outcome_unknown() {
         // It knows nobody's session: grants are tried a few times, then the leaf is fetched.
         lives.store(2, Ordering::SeqCst);
         assert_eq!(index.update(&session, &number(10), &number(51)).await, Ok(true));
-        let stats = index.stats();
+        let stats = index.tree().stats();
         assert_eq!((stats.offload_ok, stats.offload_sessions), (1, 5), "{stats:?}");
         lives.store(0, Ordering::SeqCst);
         let mut value = Vec::new();

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use super::tables::{SUBTREE_LEVEL, check, open, placed};
 use crate::common::{Pairs, World, cost_since, costs, lab_table, with_shape};
 use farleaf_engines::dex::offload::Offload;
-use farleaf_engines::dex::{Admission, Dex, DexOptions, Durability};
+use farleaf_engines::dex::{Admission, DexOptions, DexTable, Durability};
 use farleaf_engines::{Engine, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind};
 use farleaf_index::bnode::Layout;
@@ -38,7 +38,7 @@ async fn loaded(session: &Session, keys: u64) -> (GlobalAddr, Layout) {
 /// A scan from `near` to `far`, and what it cost.
 async fn scan(
     session: &Session,
-    index: &Dex,
+    index: &DexTable,
     (near, far): (Bound<u64>, Bound<u64>),
     reverse: bool,
     limit: usize,
@@ -92,7 +92,7 @@ async fn one_rpc(session: Session) {
         assert_eq!(cost.bytes_written, bytes, "{bounds:?} {reverse}");
         assert!([back, back - 8].contains(&cost.bytes_read), "{bounds:?} {cost:?}");
     }
-    let stats = index.stats();
+    let stats = index.tree().stats();
     assert_eq!((stats.offload_scans, stats.offload_wrong_fence), (11, 0), "{stats:?}");
     assert_eq!(stats.leaves_streamed + stats.leaves_admitted, 0, "{stats:?}");
     // All of it: a reply holds 16 KiB, and ends with the subtree.
@@ -151,7 +151,7 @@ async fn newer_in_the_cache(session: Session) {
             }
         }
     }
-    let stats = index.stats();
+    let stats = index.tree().stats();
     assert!(stats.offload_scans > 20 && stats.offload_scan_pairs > 1_000, "{stats:?}");
     assert!(stats.reads_scan_leaf > 100 && stats.written_back > 100, "{stats:?}");
     check(&session, &index).await;
@@ -184,7 +184,7 @@ async fn records(session: Session) {
         }
         assert_eq!(found, expected);
     }
-    let stats = index.stats();
+    let stats = index.tree().stats();
     assert!(stats.offload_scans > 10 && stats.offload_need_smo == 0, "{stats:?}");
     check(&session, &index).await;
 }

@@ -57,7 +57,7 @@ fn storm(seed: u64, format: TableFormat, count: usize, frames: u64, steps: usize
     }
     sim.run().expect("the simulation ends");
     let expected = models.take().into_iter().flatten().collect();
-    let refreshes = servers.iter().map(|server| server.index.stats().refreshes).sum();
+    let refreshes = servers.iter().map(|server| server.index.tree().stats().refreshes).sum();
     finish(&sim, &servers, &format, expected, counted.get());
     (sim.trace_hash(), refreshes)
 }
@@ -215,7 +215,7 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) {
     let sim = Sim::new(config(seed, 3)).expect("sim");
     let (servers, _) = cluster(&sim, &format, 2, 60);
     let third = sim.fabric(2).any_endpoint().expect("endpoint");
-    let (meta, layout) = (servers[0].index.meta(), *servers[0].index.layout());
+    let (meta, layout) = (servers[0].index.meta(), *servers[0].index.tree().layout());
     let cut = bounds(&format, 2).remove(0);
     let stop = Rc::new(Cell::new(false));
     let mut all = Vec::new();
@@ -269,7 +269,7 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) {
         }
         for (index, session) in [(&survivor.index, &survivor.session), (&index, &session)] {
             index.flush(session).await.expect("flush");
-            assert_eq!(index.check_cache(), Vec::<String>::new());
+            assert_eq!(index.tree().check_cache(), Vec::<String>::new());
         }
         let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
         let report = index.verify(&session, &mut audit).await.expect("verify");

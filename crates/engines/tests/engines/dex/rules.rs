@@ -107,7 +107,7 @@ fn misses_below_one_parent_overlap() {
         let mut hit = false;
         while left.get() > 0 {
             session.endpoint().sleep(50).await;
-            if index.stats().leaves_admitted == 2 && !hit {
+            if index.tree().stats().leaves_admitted == 2 && !hit {
                 // All are on their way: a leaf that is there is read all the same.
                 let before_ns = session.endpoint().now_ns();
                 assert_eq!(index.get(&session, &number(0), &mut value).await, Ok(true));
@@ -117,7 +117,7 @@ fn misses_below_one_parent_overlap() {
         let all_ns = session.endpoint().now_ns() - begun_ns;
         println!("one miss {alone_ns} ns, {LEAVES} together {all_ns} ns");
         assert!(hit && all_ns < 4 * alone_ns, "{alone_ns} {all_ns}");
-        assert_eq!(index.stats().reads_leaf, 2 + LEAVES);
+        assert_eq!(index.tree().stats().reads_leaf, 2 + LEAVES);
         check(&session, &index).await;
     })
     .expect("the simulation ends");

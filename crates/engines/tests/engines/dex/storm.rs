@@ -8,7 +8,7 @@ use std::sync::Arc;
 use farleaf_engines::TableFormat;
 use farleaf_engines::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_engines::dex::{
-    Admission, Dex, DexOptions, Durability, JoinOptions, Take, equal_width,
+    Admission, Dex, DexOptions, DexTable, Durability, JoinOptions, Take, equal_width,
 };
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Fabric, ToAny};
@@ -25,7 +25,7 @@ use crate::common::{World, bnode_layout, join, offload_service, settle, start};
 /// A compute server with its partition.
 pub struct Server {
     pub pool: Arc<Pool>,
-    pub index: Dex,
+    pub index: DexTable,
     pub session: Session,
 }
 
@@ -190,7 +190,7 @@ pub fn own_key(format: &TableFormat, count: usize, number: usize) -> Vec<u8> {
 pub fn finish(sim: &Sim, servers: &[Server], format: &TableFormat, expected: Model, counted: u64) {
     sim.block_on(async {
         for server in servers {
-            assert_eq!(server.index.check_cache(), Vec::<String>::new());
+            assert_eq!(server.index.tree().check_cache(), Vec::<String>::new());
             settle(&server.session).await;
         }
         for server in servers {
@@ -211,7 +211,7 @@ pub fn finish(sim: &Sim, servers: &[Server], format: &TableFormat, expected: Mod
         let whole = &servers[0];
         let mut out = Entries::new();
         let btree = {
-            let (meta, layout) = (whole.index.meta(), *whole.index.layout());
+            let (meta, layout) = (whole.index.meta(), *whole.index.tree().layout());
             farleaf_engines::btree::BTree::open(meta, layout, Default::default())
         };
         btree.scan(&whole.session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");

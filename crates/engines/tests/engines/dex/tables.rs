@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 use farleaf_engines::TableFormat;
-use farleaf_engines::dex::{Dex, DexOptions, Durability, JoinOptions, Take};
+use farleaf_engines::dex::{Dex, DexOptions, DexTable, Durability, JoinOptions, Take};
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::bnode::Layout;
 use farleaf_index::{IndexError, TableReport};
@@ -43,7 +43,7 @@ pub async fn try_open(
     session: &Session,
     (meta, layout): (GlobalAddr, Layout),
     options: DexOptions,
-) -> Result<Dex, IndexError> {
+) -> Result<DexTable, IndexError> {
     let join = JoinOptions { take: Take::Nothing, take_over: true, ..JoinOptions::default() };
     Dex::open(session, meta, layout, options, join).await
 }
@@ -54,14 +54,14 @@ pub async fn open(
     (meta, layout): (GlobalAddr, Layout),
     frames: u64,
     options: DexOptions,
-) -> Dex {
+) -> DexTable {
     let options = DexOptions { cache_bytes: frames * layout.node_bytes() as u64, ..options };
     try_open(session, (meta, layout), options).await.expect("open")
 }
 
 /// Cache, remote structure and the pool's accounts are in order.
-pub async fn check(session: &Session, index: &Dex) -> TableReport {
+pub async fn check(session: &Session, index: &DexTable) -> TableReport {
     settle(session).await;
-    assert_eq!(index.check_cache(), Vec::<String>::new());
+    assert_eq!(index.tree().check_cache(), Vec::<String>::new());
     common::check(session, &[index]).await
 }

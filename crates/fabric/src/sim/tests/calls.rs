@@ -8,6 +8,7 @@ use super::*;
 use crate::sim::{CrashPlan, CrashWay, SimFabric, Verb};
 use crate::{
     CallError, Canary, Client, Incarnation, ListenConfig, OpErrorKind, OpKind, Peer, ServiceId,
+    canary,
 };
 
 const ADD: ServiceId = ServiceId(1);
@@ -425,23 +426,23 @@ fn an_operation_kind_is_charged_for_calls() {
 /// The check of a rule finds the seeded bug that breaks it.
 #[test]
 fn canaries_are_found() {
-    let finds: [(Canary, fn()); 5] = [
-        (Canary::DeliverTwice, || {
+    let finds: [(&'static Canary, fn()); 5] = [
+        (&canary::DELIVER_TWICE, || {
             let adversary = AdversaryConfig { repeated: 0.5, ..Default::default() };
             let (sum, ..) = adders(cluster(1, adversary));
             assert_eq!(sum, 200);
         }),
-        (Canary::LostIsNotBegun, || {
+        (&canary::LOST_IS_NOT_BEGUN, || {
             let adversary = AdversaryConfig { lost: 0.2, ..Default::default() };
             adders(cluster(1, adversary));
         }),
-        (Canary::StaleReply, || stale(1)),
-        (Canary::BeginBehindFence, || fenced(1)),
-        (Canary::ReplyAsZombie, || zombie(1)),
+        (&canary::STALE_REPLY, || stale(1)),
+        (&canary::BEGIN_BEHIND_FENCE, || fenced(1)),
+        (&canary::REPLY_AS_ZOMBIE, || zombie(1)),
     ];
     let of_regions = super::regions::FINDS;
     let all = finds.into_iter().chain(of_regions).collect::<Vec<_>>();
-    assert!(all.iter().map(|(canary, _)| *canary).eq(Canary::ALL.iter().copied()));
+    assert!(all.iter().map(|(canary, _)| *canary).eq(canary::CANARIES.iter().copied()));
     for (canary, find) in all {
         find();
         let _armed = canary.arm();

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::sim::{CrashPlan, CrashWay, SimFabric};
-use crate::{Canary, Client, Incarnation, ListenConfig, OpError, OpErrorKind, Peer};
+use crate::{Canary, Client, Incarnation, ListenConfig, OpError, OpErrorKind, Peer, canary};
 
 const BYTES: u64 = 64 << 10;
 
@@ -362,9 +362,9 @@ fn additions_of_owner_and_others() {
 }
 
 /// The seeded bugs of regions, and what finds each.
-pub(super) const FINDS: [(Canary, fn()); 4] = [
-    (Canary::RegionOutlivesLife, || successor(false)),
-    (Canary::NumberFollowsSlot, || successor(true)),
-    (Canary::FenceSkipsRegions, fenced_from_regions),
-    (Canary::LoopbackByProcessor, additions_of_owner_and_others),
+pub(super) const FINDS: [(&'static Canary, fn()); 4] = [
+    (&canary::REGION_OUTLIVES_LIFE, || successor(false)),
+    (&canary::NUMBER_FOLLOWS_SLOT, || successor(true)),
+    (&canary::FENCE_SKIPS_REGIONS, fenced_from_regions),
+    (&canary::LOOPBACK_BY_PROCESSOR, additions_of_owner_and_others),
 ];

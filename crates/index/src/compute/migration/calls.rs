@@ -8,7 +8,7 @@ use super::source::give;
 use super::{Balance, BalanceOptions, Balancer, MoveError, PartLoad, RangeMove};
 use crate::compute::messages::{OpReply, Request};
 use crate::compute::ownership::{Owner, Partitions, Range, ask};
-use crate::compute::{OwnedTable, RangeOwner};
+use crate::compute::{Owned, OwnedTable, RangeOwner};
 use crate::{IndexError, Seek};
 
 /// The calls on ranges of keys that need nothing of a table but its map and its messages.
@@ -219,7 +219,7 @@ impl<T: OwnedTable + ?Sized> RangeCalls for T {}
 
 /// Gives about half of what this compute server has to `to`.
 pub(crate) async fn share<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     to: Incarnation,
 ) -> Result<u64, MoveError> {
@@ -236,7 +236,7 @@ pub(crate) async fn share<T: RangeOwner>(
         Some(middle) if most.keys.len() >= 16 && most.high.as_ref() != Some(&middle) => {
             Some(middle)
         }
-        _ => table.middle(session, &whole).await?,
+        _ => table.tree().middle(session, &whole).await?,
     };
     let Some(middle) = middle else {
         return Box::pin(give(table, session, whole, to)).await;

@@ -35,7 +35,8 @@ pub(crate) use balance::own_load;
 pub use balance::{Balance, BalanceOptions, Balancer, RangeMove};
 pub use calls::RangeCalls;
 pub(crate) use calls::share;
-pub use source::Moving;
+pub use source::GIVE_UNDRAINED;
+pub(in crate::compute) use source::MoveGuard;
 pub(crate) use source::give;
 
 /// The load of one partition.

@@ -1,16 +1,22 @@
 //! Source: runs the steps of a move on the side of the range's owner.
 
+use std::sync::Arc;
+
 use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::MoveError;
 use crate::IndexError;
-use crate::compute::RangeOwner;
 use crate::compute::messages::{OpReply, Request};
 use crate::compute::ownership::{
-    Intent, Partitions, Range, View, ask, change_map, count, forget_intent, install, read_map,
+    Intent, Ownership, Partitions, Range, View, ask, change_map, count, forget_intent, install,
+    read_map,
 };
+use crate::compute::{Owned, RangeOwner};
+
+farleaf_fabric::canaries! {
+    pub GIVE_UNDRAINED = "give-undrained", "a range is given away while operations on it are under way";
+}
 
 /// Passes of writing back while the range is closed.
 const PASSES_MAX: usize = 1_000;
@@ -20,26 +26,27 @@ const EARLY_PASSES: usize = 4;
 const FEW: usize = 64;
 
 /// A move under way on the giver's side. Dropped, everything is open again.
-pub struct Moving<T: RangeOwner>(T);
+#[derive(Debug)]
+pub(in crate::compute) struct MoveGuard(Arc<Ownership>);
 
-impl<T: RangeOwner> Moving<T> {
+impl MoveGuard {
     /// Begins to give something away, unless that is under way.
-    pub fn begin(table: &T) -> Option<Self> {
-        table.ownership().guard().begin_moving().then(|| Moving(table.clone()))
+    pub(in crate::compute) fn begin(ownership: &Arc<Ownership>) -> Option<Self> {
+        ownership.guard().begin_moving().then(|| MoveGuard(Arc::clone(ownership)))
     }
 }
 
-impl<T: RangeOwner> Drop for Moving<T> {
+impl Drop for MoveGuard {
     fn drop(&mut self) {
-        self.0.ownership().guard().end_moving();
-        self.0.ownership().wake();
+        self.0.guard().end_moving();
+        self.0.wake();
     }
 }
 
 /// Gives the keys of `range`, which must be this compute server's, to another one. Runs to its
 /// end, in a session of its own, whatever becomes of the caller.
 pub(crate) async fn give<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     range: Range,
     to: Incarnation,
@@ -57,19 +64,19 @@ pub(crate) async fn give<T: RangeOwner>(
 }
 
 async fn give_now<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     range: Range,
     to: Incarnation,
 ) -> Result<u64, MoveError> {
-    let ownership = table.ownership();
+    let (tree, ownership) = (table.tree(), table.ownership());
     let me = session.endpoint().incarnation();
     let view = ownership.view();
     if range.is_empty() {
         return Err(MoveError::OutOfOrder);
     }
     let keys = range.low.iter().chain(&range.high);
-    if !keys.into_iter().all(|key| table.takes_key(key.len())) {
+    if !keys.into_iter().all(|key| table.spec().takes_key(key.len())) {
         return Err(MoveError::NoKey);
     }
     let is_own = |view: &View| view.map.around(&range).is_some_and(|at| view.owned[at]);
@@ -93,15 +100,15 @@ async fn give_now<T: RangeOwner>(
     greet().await?;
     // 1
     let intent = Intent { from: me.0, to: to.0, range: range.clone() };
-    let Some(moving) = Moving::begin(table) else { return Err(MoveError::Busy) };
-    announce(table, session, intent.clone()).await?;
+    let Some(moving) = MoveGuard::begin(ownership) else { return Err(MoveError::Busy) };
+    announce(tree, session, intent.clone()).await?;
     // Once more: who closes the table after this finds the intent, and drops it.
     let prepared = match greet().await {
-        Ok(()) => prepare(table, session, &range).await,
+        Ok(()) => prepare(tree, session, &range).await,
         Err(gone) => Err(gone),
     };
     let prepared = match prepared {
-        Ok(()) => commit(table, session, &intent).await,
+        Ok(()) => commit(tree, session, &intent).await,
         Err(fail) => Err(fail),
     };
     let map = match prepared {
@@ -109,7 +116,7 @@ async fn give_now<T: RangeOwner>(
         Err(error) => {
             // Everything is as it was, but for what has been written back.
             drop(moving);
-            call_off(table, session, &intent).await;
+            call_off(tree, session, &intent).await;
             return Err(error);
         }
     };
@@ -117,7 +124,7 @@ async fn give_now<T: RangeOwner>(
     let epoch = map.epoch;
     let installed = {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
-        install(table, session, map).await
+        install(tree, session, map).await
     };
     drop(moving);
     count(&ownership.counts().moves);
@@ -129,11 +136,11 @@ async fn give_now<T: RangeOwner>(
 
 /// Writes the intent into the map, in the place of one whose giver or taker is dead.
 async fn announce<T: RangeOwner>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     intent: Intent,
 ) -> Result<(), MoveError> {
-    let words = *table.ownership().words();
+    let words = *tree.ownership().words();
     let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
     let mut tries = 0;
     loop {
@@ -145,7 +152,7 @@ async fn announce<T: RangeOwner>(
                     // Without it, nobody names the range as the taker's any more.
                     session.fence(who).await.map_err(IndexError::from)?;
                     let dead = who.0;
-                    change_map(table, session, async move |map| {
+                    change_map(tree, session, async move |map| {
                         let mut new = map.clone();
                         forget_intent(&mut new, dead);
                         Ok::<_, MoveError>(new)
@@ -155,7 +162,7 @@ async fn announce<T: RangeOwner>(
             }
         }
         let wanted = intent.clone();
-        let map = change_map(table, session, async move |map| {
+        let map = change_map(tree, session, async move |map| {
             if map.intent.is_some() {
                 return Err(MoveError::Busy);
             }
@@ -167,7 +174,7 @@ async fn announce<T: RangeOwner>(
         })
         .await;
         match map {
-            Ok(map) => return Ok(install(table, session, map).await?),
+            Ok(map) => return Ok(install(tree, session, map).await?),
             Err(MoveError::Busy) if held.is_some() && tries < 2 => tries += 1,
             Err(error) => return Err(error),
         }
@@ -176,7 +183,7 @@ async fn announce<T: RangeOwner>(
 
 /// Step 8.
 async fn commit<T: RangeOwner>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     intent: &Intent,
 ) -> Result<Partitions, MoveError> {
@@ -186,7 +193,7 @@ async fn commit<T: RangeOwner>(
         return Err(MoveError::DeadTarget(to));
     }
     let wanted = intent.clone();
-    change_map(table, session, async move |map| {
+    change_map(tree, session, async move |map| {
         if map.intent.as_ref() != Some(&wanted) {
             // INV-COMPUTE-MOVE-3
             return Err(MoveError::CalledOff);
@@ -200,10 +207,10 @@ async fn commit<T: RangeOwner>(
 }
 
 /// Takes the intent back, as far as that can be done.
-async fn call_off<T: RangeOwner>(table: &T, session: &Session, intent: &Intent) {
+async fn call_off<T: RangeOwner>(tree: &Arc<T>, session: &Session, intent: &Intent) {
     let Ok(_pin) = session.begin(OpKind::Maintenance).await else { return };
     let wanted = intent.clone();
-    let map = change_map(table, session, async move |map| {
+    let map = change_map(tree, session, async move |map| {
         if map.intent.as_ref() != Some(&wanted) {
             return Err(MoveError::CalledOff);
         }
@@ -212,17 +219,17 @@ async fn call_off<T: RangeOwner>(table: &T, session: &Session, intent: &Intent) 
     .await;
     if let Ok(map) = map {
         // A map that it misses here it meets at its next operation.
-        let _ = install(table, session, map).await;
+        let _ = install(tree, session, map).await;
     }
 }
 
 /// Steps 2 to 7.
 async fn prepare<T: RangeOwner>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     range: &Range,
 ) -> Result<(), MoveError> {
-    let guard = table.ownership().guard();
+    let guard = tree.ownership().guard();
     // 2
     guard.drain(session).await;
     // 3
@@ -235,14 +242,13 @@ async fn prepare<T: RangeOwner>(
         .collect();
     for end in &ends {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
-        table.make_bound(session, end).await?;
-        table.heal_around(session, end).await?;
+        tree.make_bound(session, end, true).await?;
     }
     // 4
     let mut most = usize::MAX;
     for pass in 0..EARLY_PASSES {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
-        let dirty = table.write_back(session, range, most).await?;
+        let dirty = tree.write_back(session, range, most).await?;
         // Under a heavy load what has been written is soon dirty again: no use in writing it twice
         // before the range is closed.
         if dirty <= FEW * (pass + 1) || dirty > most {
@@ -253,18 +259,18 @@ async fn prepare<T: RangeOwner>(
     // 5
     guard.change(|view| Some(View { cuts: ends.clone(), ..view.clone() }));
     guard.drain(session).await;
-    table.share_bounds(session).await?;
+    tree.share_bounds(session).await?;
     // 6
     guard.change(|view| Some(View { closed: Some(range.clone()), ..view.clone() }));
-    if !Canary::GiveUndrained.is_armed() {
+    if !GIVE_UNDRAINED.is_armed() {
         guard.drain(session).await;
     }
     // 7
     let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
     for _ in 0..PASSES_MAX {
-        if table.write_back(session, range, usize::MAX).await? == 0 {
+        if tree.write_back(session, range, usize::MAX).await? == 0 {
             break;
         }
     }
-    table.hand_over(session, range).await
+    tree.hand_over(session, range).await
 }

@@ -10,7 +10,7 @@ use super::refresh_map;
 use super::routing::{serve_own, unexpected};
 use crate::IndexError;
 use crate::compute::messages::{OpReply, Patience, Request, send};
-use crate::compute::{OwnedTable, RangeOwner};
+use crate::compute::{Owned, OwnedTable, RangeOwner};
 use crate::op::Op;
 
 /// Bytes of values in a reply after which the receiver does no more of a batch.
@@ -21,7 +21,7 @@ pub type BatchAnswers = Vec<Option<Result<OpReply, IndexError>>>;
 
 /// Does the operations of a batch that another compute server has sent.
 pub(super) async fn serve_batch<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     ops: &[Op],
 ) -> Result<OpReply, IndexError> {
@@ -33,7 +33,7 @@ pub(super) async fn serve_batch<T: RangeOwner>(
         let reply = match serve_own(table, session, op).await {
             Ok(None) => {
                 // For the next batch. A failure to read the map says nothing of what was done.
-                let _ = refresh_map(table, session).await;
+                let _ = refresh_map(table.tree(), session).await;
                 break;
             }
             Ok(Some(reply)) => Ok(reply),

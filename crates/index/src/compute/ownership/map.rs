@@ -3,19 +3,21 @@
 //! The map is an object that a word of the table's meta object names ([`super::two_slots`]). A compute server that
 //! changes it takes the map's lock, and puts the new map, with the next epoch, in its place. A taker breaks the lock of
 //! a dead holder after that is cut off, once the engine has finished what a dead guest changed under it
-//! ([`RangeOwner::finish_dead_guest`]).
+//! ([`Unowned::finish_dead`]).
 //!
 //! - `INV-COMPUTE-MAP-1` Only the owner that the map names for a range gives the range to another, or a
 //!   taker after that owner has been cut off from every memory server.
 //! - `INV-COMPUTE-MAP-2` A map counts once the word names it. A reader reads the word again after the map,
 //!   and begins anew if the word has changed: the slot may hold parts of the next map.
 
+use std::sync::Arc;
+
 use farleaf_pool::Session;
 
 use super::partitions::{PARTITIONS_MAX, Partitions};
 use super::two_slots::{MapWords, lock_slots, put_slot, read_slot};
 use crate::IndexError;
-use crate::compute::RangeOwner;
+use crate::compute::{RangeOwner, Unowned};
 use crate::detach::detach;
 use crate::remote_lock::Lock;
 
@@ -36,32 +38,32 @@ pub async fn read_map(words: &MapWords, session: &Session) -> Result<Partitions,
 /// # Errors
 /// `Unavailable` if somebody holds the lock for long, `Full`; `change`'s.
 pub async fn change_map<T: RangeOwner, E: From<IndexError> + 'static>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, E> + 'static,
 ) -> Result<Partitions, E> {
-    let (table, task_session) = (table.clone(), session.without_deadline());
-    detach(session, async move { change_map_now(&table, &task_session, change).await }).await
+    let (tree, task_session) = (Arc::clone(tree), session.without_deadline());
+    detach(session, async move { change_map_now(&tree, &task_session, change).await }).await
 }
 
 /// As [`change_map`], for a task that runs to its end.
 pub async fn change_map_now<T: RangeOwner, E: From<IndexError>>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, E>,
 ) -> Result<Partitions, E> {
-    let words = table.ownership().words();
+    let words = tree.ownership().words();
     // Dropped, the lock is released.
-    let lock = lock_map(table, session).await?;
+    let lock = lock_map(tree, session).await?;
     let old = read_map(words, session).await?;
     let new = change(&old).await?;
     Ok(put_map(words, session, lock, Some(&old), new).await?)
 }
 
 /// Takes the map's lock; takes it over from the dead, once what they changed under it is whole.
-pub async fn lock_map<T: RangeOwner>(table: &T, session: &Session) -> Result<Lock, IndexError> {
-    let finish = async |dead| table.finish_dead_guest(session, dead).await;
-    lock_slots(table.ownership().words(), session, finish).await
+pub async fn lock_map<T: RangeOwner>(tree: &Arc<T>, session: &Session) -> Result<Lock, IndexError> {
+    let finish = async |dead| T::Unowned::finish_dead(tree, session, dead).await;
+    lock_slots(tree.ownership().words(), session, finish).await
 }
 
 /// Gives a new table its ownership map, of one partition that nobody has.

@@ -4,7 +4,6 @@
 //! begins to serve a range when the map names it as the owner. Before that, the former owner has
 //! written everything back and dropped it, or has been cut off (`INV-COMPUTE-MAP-1`).
 
-use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,7 +15,8 @@ use super::partitions::{PARTITIONS_MAX, Partitions, Range};
 use super::two_slots::MapWords;
 use super::{Ownership, View, count};
 use crate::compute::messages::forget;
-use crate::compute::{Moving, RangeOwner};
+use crate::compute::migration::MoveGuard;
+use crate::compute::{Owned, RangeOwner};
 use crate::detach::detach;
 use crate::{IndexError, OpenOptions, Seek};
 
@@ -44,15 +44,13 @@ pub struct JoinOptions {
 }
 
 impl JoinOptions {
-    /// The part of a compute server that opens a table by these options, and whether it is a guest.
-    pub fn of(options: &OpenOptions) -> (Self, bool) {
+    /// The part of a compute server that opens a table by these options.
+    pub fn of(options: &OpenOptions) -> Self {
         let take = match options.take {
             0 => Take::Nothing,
             most => Take::Free(most),
         };
-        let is_guest = options.take_over && options.guest_operations > 0;
-        let take_over = options.take_over && !is_guest;
-        (JoinOptions { take, take_over, calls: options.calls }, is_guest)
+        JoinOptions { take, take_over: options.take_over, calls: options.calls }
     }
 }
 
@@ -69,10 +67,10 @@ impl Ownership {
     ///
     /// # Errors
     /// `Unavailable` if the map names this compute server as an owner: it has the table open already.
-    pub async fn join(
+    pub(in crate::compute) async fn join(
         words: MapWords,
         session: &Session,
-        join: JoinOptions,
+        calls: bool,
     ) -> Result<Self, IndexError> {
         let map = {
             let _pin = session.begin(OpKind::Other).await?;
@@ -82,26 +80,7 @@ impl Ownership {
         if map.owners.contains(&me.0) {
             return Err(open_already(words.meta, me));
         }
-        Ok(Ownership::new(words, map, join))
-    }
-
-    /// As [`Ownership::join`]; but if another thread of this member has opened the table meanwhile, and taken keys of
-    /// it, `Err` is what that thread keeps open. The caller has found nothing kept before.
-    ///
-    /// Cost: 3 READs.
-    ///
-    /// # Errors
-    /// As [`Ownership::join`].
-    pub async fn join_or_kept<K: Any + Send + Sync>(
-        words: MapWords,
-        session: &Session,
-        join: JoinOptions,
-    ) -> Result<Result<Self, Arc<K>>, IndexError> {
-        match Ownership::join(words, session, join).await {
-            Ok(joined) => Ok(Ok(joined)),
-            // A thread keeps what it opens before it takes keys.
-            Err(error) => session.pool().kept::<K>(words.meta).map(Err).ok_or(error),
-        }
+        Ok(Ownership::new(words, map, calls))
     }
 }
 
@@ -114,16 +93,16 @@ fn open_already(meta: GlobalAddr, me: Incarnation) -> IndexError {
 }
 
 /// Makes partitions that nobody has this compute server's, as many as `take` says.
-pub async fn claim<T: RangeOwner>(
-    table: &T,
+pub(crate) async fn claim<T: RangeOwner>(
+    tree: &Arc<T>,
     session: &Session,
     take: Take,
 ) -> Result<(), IndexError> {
     let Take::Free(most @ 1..) = take else { return Ok(()) };
     let _pin = session.begin(OpKind::Maintenance).await?;
-    let ownership = table.ownership();
+    let ownership = tree.ownership();
     let me = session.endpoint().incarnation();
-    let map = change_map(table, session, async move |map| {
+    let map = change_map(tree, session, async move |map| {
         let mut new = map.clone();
         let free = new.owners.iter_mut().filter(|owner| **owner == 0);
         free.take(most).for_each(|owner| *owner = me.0);
@@ -131,49 +110,49 @@ pub async fn claim<T: RangeOwner>(
     })
     .await?;
     ownership.set_owned();
-    install(table, session, map).await
+    install(tree, session, map).await
 }
 
 /// Gives all that the map says is the dead compute server `dead`'s to this one; how many partitions that were.
 pub(crate) async fn take_over<T: RangeOwner>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     dead: Incarnation,
 ) -> Result<usize, IndexError> {
     let _pin = session.begin(OpKind::Maintenance).await?;
     let me = session.endpoint().incarnation().0;
-    let (map, taken) = give_away(table, session, dead, me).await?;
-    install(table, session, map).await?;
-    count(&table.ownership().counts.takeovers);
+    let (map, taken) = give_away(tree, session, dead, me).await?;
+    install(tree, session, map).await?;
+    count(&tree.ownership().counts.takeovers);
     Ok(taken)
 }
 
-/// Makes all nobody's that the map says is the dead compute server `dead`'s.
+/// Releases every range that the map assigns to the dead compute server `dead`.
 pub(crate) async fn free_dead<T: RangeOwner>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     dead: Incarnation,
 ) -> Result<(), IndexError> {
     let _pin = session.begin(OpKind::Maintenance).await?;
-    let (map, _) = give_away(table, session, dead, 0).await?;
-    install(table, session, map).await
+    let (map, _) = give_away(tree, session, dead, 0).await?;
+    install(tree, session, map).await
 }
 
 /// Gives all that the map says is the dead compute server `dead`'s to `to` (0 is nobody), once it is
 /// cut off and its log has been replayed; the new map, and how many partitions that were. The
 /// caller has a pin.
-pub async fn give_away<T: RangeOwner>(
-    table: &T,
+pub(crate) async fn give_away<T: RangeOwner>(
+    tree: &Arc<T>,
     session: &Session,
     dead: Incarnation,
     to: u64,
 ) -> Result<(Partitions, usize), IndexError> {
-    let words = *table.ownership().words();
+    let words = *tree.ownership().words();
     cut_off(&words, session, dead).await?;
-    let (replaying, task_session) = (table.clone(), session.clone());
+    let (replaying, task_session) = (Arc::clone(tree), session.clone());
     let taken = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&taken);
-    let map = change_map(table, session, async move |map| {
+    let map = change_map(tree, session, async move |map| {
         replaying.replay(&task_session, map, dead).await?;
         let mut new = map.clone();
         for owner in new.owners.iter_mut().filter(|owner| **owner == dead.0) {
@@ -214,7 +193,7 @@ pub(in crate::compute) async fn cut_off(
 
 /// Makes the partition that `seek` is in this compute server's, if nobody has it. The caller has a pin.
 pub(crate) async fn take_free<T: RangeOwner>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     seek: Seek<'_>,
 ) -> Result<(), IndexError> {
@@ -230,7 +209,7 @@ pub(crate) async fn take_free<T: RangeOwner>(
         Seek::First => (None, false),
         Seek::Last => (None, true),
     };
-    let map = change_map(table, session, async move |map| {
+    let map = change_map(tree, session, async move |map| {
         let mut new = map.clone();
         let number = number(map, key, last);
         if new.owners[number] == 0 {
@@ -239,32 +218,32 @@ pub(crate) async fn take_free<T: RangeOwner>(
         Ok::<_, IndexError>(new)
     })
     .await?;
-    install(table, session, map).await
+    install(tree, session, map).await
 }
 
 /// Reads the map and serves what it gives to this compute server; its epoch.
 ///
 /// Cost: 2 READs.
 pub(crate) async fn refresh_map<T: RangeOwner>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
 ) -> Result<u64, IndexError> {
     let _pin = session.begin(OpKind::Maintenance).await?;
-    let map = read_map(&table.ownership().words, session).await?;
+    let map = read_map(&tree.ownership().words, session).await?;
     let epoch = map.epoch;
-    count(&table.ownership().counts.map_reads);
-    install(table, session, map).await?;
+    count(&tree.ownership().counts.map_reads);
+    install(tree, session, map).await?;
     Ok(epoch)
 }
 
 /// Goes by `map` from now on, unless a newer one is known; the engine takes in what has become this
 /// compute server's by it. The caller has a pin.
 pub(crate) async fn install<T: RangeOwner>(
-    table: &T,
+    tree: &Arc<T>,
     session: &Session,
     map: Partitions,
 ) -> Result<(), IndexError> {
-    let ownership = table.ownership();
+    let ownership = tree.ownership();
     ownership.check_open()?;
     let guard = &ownership.guard;
     let me = session.endpoint().incarnation().0;
@@ -274,7 +253,7 @@ pub(crate) async fn install<T: RangeOwner>(
         (0..map.count()).any(|at| mine(at) && !had(map.owned_range(at)))
     };
     let map = match map.epoch > guard.view().map.epoch && gained(&guard.view(), &map) {
-        true => table.prepare_to_own(session, map).await?,
+        true => tree.prepare_to_own(session, map).await?,
         false => map,
     };
     let mut gains = false;
@@ -288,25 +267,32 @@ pub(crate) async fn install<T: RangeOwner>(
     });
     if gains {
         ownership.set_owned();
-        table.take_in(session).await?;
+        tree.take_in(session).await?;
     }
     ownership.wake();
     Ok(())
 }
 
-/// Makes all partitions this compute server's and closes them: no operation is inside until the result
-/// is dropped. Gives their bounds as well.
+/// A table all of which is this compute server's and closed: no operation is inside until this is dropped.
+#[derive(Debug)]
+pub struct WholeTable {
+    /// Bounds of its partitions.
+    pub bounds: Vec<Vec<u8>>,
+    _moving: MoveGuard,
+}
+
+/// Makes all partitions this compute server's and closes them.
 ///
 /// Cost: 3 READs; a change of the map if a partition is nobody's.
 ///
 /// # Errors
 /// `Unavailable` if another compute server has a partition, or gets one.
-pub async fn close_whole<T: RangeOwner>(
-    table: &T,
+pub(crate) async fn close_whole<T: RangeOwner>(
+    table: &Owned<T>,
     session: &Session,
-) -> Result<(Moving<T>, Vec<Vec<u8>>), IndexError> {
+) -> Result<WholeTable, IndexError> {
     own_all(table, session).await?;
-    let Some(moving) = Moving::begin(table) else {
+    let Some(moving) = MoveGuard::begin(table.ownership()) else {
         return Err(IndexError::Unavailable("a range is being given away: try again".into()));
     };
     // From here on no other compute server changes the map, but one that comes and owns nothing.
@@ -316,22 +302,22 @@ pub async fn close_whole<T: RangeOwner>(
         return Err(IndexError::Unavailable("a range was given away: try again".into()));
     }
     guard.drain(session).await;
-    Ok((moving, view.map.bounds.clone()))
+    Ok(WholeTable { bounds: view.map.bounds.clone(), _moving: moving })
 }
 
 /// Sees to it that all partitions are this compute server's.
-async fn own_all<T: RangeOwner>(table: &T, session: &Session) -> Result<(), IndexError> {
+async fn own_all<T: RangeOwner>(table: &Owned<T>, session: &Session) -> Result<(), IndexError> {
     let ownership = table.ownership();
     let me = session.endpoint().incarnation();
     for _ in 0..TRIES_MAX {
-        refresh_map(table, session).await?;
+        refresh_map(table.tree(), session).await?;
         let view = ownership.view();
         let owners = || view.map.owners.iter().copied().map(Incarnation).enumerate();
         if let Some((number, owner)) = owners().find(|(_, who)| who.0 != 0 && *who != me) {
-            if (ownership.take_over || table.guest().is_some())
+            if (table.takes_over() || table.guest().is_some())
                 && session.endpoint().is_dead(owner).await
             {
-                take_over(table, session, owner).await?;
+                take_over(table.tree(), session, owner).await?;
                 continue;
             }
             return Err(IndexError::Unavailable(format!(
@@ -344,42 +330,41 @@ async fn own_all<T: RangeOwner>(table: &T, session: &Session) -> Result<(), Inde
         if owners().all(|(_, owner)| owner == me) {
             return Ok(());
         }
-        claim(table, session, Take::Free(usize::MAX)).await?;
+        claim(table.tree(), session, Take::Free(usize::MAX)).await?;
     }
     Err(IndexError::Unavailable("the table's partitions change owners all the time".into()))
 }
 
 /// Cuts a table of one partition at `bounds`, and closes it; see [`crate::compute::OwnedTable::partition`].
 pub(crate) async fn cut<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     bounds: &[Vec<u8>],
 ) -> Result<(), IndexError> {
-    let (moving, old) = close_whole(table, session).await?;
-    if !old.is_empty() {
+    let whole = close_whole(table, session).await?;
+    if !whole.bounds.is_empty() {
         return Err(IndexError::Invalid(format!(
             "this is done before a table is partitioned, and this one has {} partitions",
-            old.len() + 1
+            whole.bounds.len() + 1
         )));
     }
     let _pin = session.begin(OpKind::Maintenance).await?;
     let sorted = bounds.is_sorted_by(|a, b| a < b);
-    let takes = |bound: &Vec<u8>| table.takes_key(bound.len());
+    let takes = |bound: &Vec<u8>| table.spec().takes_key(bound.len());
     if !sorted || !bounds.iter().all(takes) || bounds.len() >= PARTITIONS_MAX {
         return Err(IndexError::Invalid(format!(
             "bounds of partitions must ascend, be keys of the table, and be fewer than {PARTITIONS_MAX}"
         )));
     }
     for bound in bounds {
-        table.make_bound(session, bound).await?;
+        table.tree().make_bound(session, bound, false).await?;
     }
-    let (cutting, task_session, bounds) = (table.clone(), session.clone(), bounds.to_vec());
+    let (tree, task_session, bounds) = (Arc::clone(table.tree()), session.clone(), bounds.to_vec());
     let me = session.endpoint().incarnation().0;
     detach(session, async move {
-        let _moving = moving;
-        cutting.flush(&task_session).await?;
-        let ownership = cutting.ownership();
-        change_map_now(&cutting, &task_session, async |map| {
+        let _whole = whole;
+        tree.flush(&task_session).await?;
+        change_map_now(&tree, &task_session, async |map| {
             // All of it is this compute server's, and given up with the cut.
             if map.owners != [me] {
                 return Err(IndexError::Invalid("the table is partitioned already".into()));
@@ -389,7 +374,7 @@ pub(crate) async fn cut<T: RangeOwner>(
             Ok(cut)
         })
         .await?;
-        ownership.set_closed();
+        tree.ownership().set_closed();
         Ok::<_, IndexError>(())
     })
     .await?;
@@ -400,8 +385,11 @@ pub(crate) async fn cut<T: RangeOwner>(
 /// Gives everything up that the map says is this compute server's, or is about to be, once the table is
 /// closed: also what it has come to have and could not begin to serve, for want of room. Does nothing the
 /// second time. The caller has a pin.
-pub async fn release_once<T: RangeOwner>(table: &T, session: &Session) -> Result<(), IndexError> {
-    let ownership = table.ownership();
+pub async fn release_once<T: RangeOwner>(
+    tree: &Arc<T>,
+    session: &Session,
+) -> Result<(), IndexError> {
+    let ownership = tree.ownership();
     if ownership.is_released.load(Ordering::Acquire) {
         return Ok(());
     }
@@ -409,16 +397,16 @@ pub async fn release_once<T: RangeOwner>(table: &T, session: &Session) -> Result
     // Not before it is closed: a giver asks whether it is open once its intent stands in the map.
     let map = read_map(&ownership.words, session).await?;
     if map.holders().contains(&me) {
-        release_all(table, session).await?;
+        release_all(tree, session).await?;
     }
     ownership.is_released.store(true, Ordering::Release);
     Ok(())
 }
 
 /// Gives everything up that the map says is this compute server's.
-async fn release_all<T: RangeOwner>(table: &T, session: &Session) -> Result<(), IndexError> {
+async fn release_all<T: RangeOwner>(tree: &Arc<T>, session: &Session) -> Result<(), IndexError> {
     let me = session.endpoint().incarnation().0;
-    change_map(table, session, async move |map| {
+    change_map(tree, session, async move |map| {
         let mut new = map.clone();
         new.owners.iter_mut().filter(|owner| **owner == me).for_each(|owner| *owner = 0);
         forget_intent(&mut new, me);
@@ -426,7 +414,7 @@ async fn release_all<T: RangeOwner>(table: &T, session: &Session) -> Result<(), 
         Ok::<_, IndexError>(new)
     })
     .await?;
-    debug_assert!(table.ownership().is_closed());
+    debug_assert!(tree.ownership().is_closed());
     Ok(())
 }
 
@@ -445,7 +433,7 @@ fn forget_log(map: &mut Partitions, who: u64) {
 }
 
 /// The map of a table, and the dead compute servers that it names. The caller has a pin.
-pub async fn dead_holders(
+pub(crate) async fn dead_holders(
     words: &MapWords,
     session: &Session,
 ) -> Result<(Partitions, Vec<Incarnation>), IndexError> {

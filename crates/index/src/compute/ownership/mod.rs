@@ -14,6 +14,7 @@ mod op_counters;
 mod partitions;
 mod published;
 mod routing;
+mod scan_parts;
 mod two_slots;
 
 use std::sync::Arc;
@@ -32,14 +33,15 @@ pub use guard::{OpGuard, RangeGuard, View};
 pub(crate) use load::Load;
 pub use map::{change_map, change_map_now, create_map, lock_map, read_map};
 pub(in crate::compute) use membership::cut_off;
-pub use membership::{
-    JoinOptions, Take, check_unowned, claim, close_whole, dead_holders, give_away, release_once,
-};
+pub use membership::{JoinOptions, Take, WholeTable, check_unowned, release_once};
+pub(crate) use membership::{claim, close_whole, dead_holders, give_away};
 pub(crate) use membership::{cut, forget_intent, install, refresh_map, take_free, take_over};
 pub use partitions::{Intent, Partitions, Range, equal_width, sampled};
 pub(in crate::compute) use published::{Published, ViewCache, ViewEntry, Viewed, no_views};
-pub use routing::{Owner, forward_change, forward_get, scan_all, serve};
+pub use routing::{FORWARD_UNCHECKED, Owner};
 pub(crate) use routing::{ask, reply_of, scan_begin, seek_of};
+pub(crate) use routing::{forward_change, forward_get, scan_all, serve};
+pub use scan_parts::{ScanEnd, scan_parts};
 pub use two_slots::{MapWords, SlotPlace, lock_slots, read_slot};
 pub(in crate::compute) use two_slots::{glance, put_slot};
 
@@ -69,6 +71,21 @@ pub struct OwnershipCounts {
     pub moves: AtomicU64,
 }
 
+impl OwnershipCounts {
+    /// The counts by name.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("forwarded", &self.forwarded),
+            ("map_reads", &self.map_reads),
+            ("moves", &self.moves),
+            ("parked", &self.parked),
+            ("takeovers", &self.takeovers),
+        ]
+        .into_iter()
+        .map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
+    }
+}
+
 /// Adds one.
 pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
@@ -87,7 +104,6 @@ pub struct Ownership {
     /// The table is closed, and the map does not name this compute server.
     is_released: AtomicBool,
     /// See [`JoinOptions`].
-    take_over: bool,
     calls: bool,
     counts: OwnershipCounts,
 }
@@ -100,7 +116,7 @@ impl AsRef<RangeGuard> for Ownership {
 
 impl Ownership {
     /// The part of a compute server that owns nothing by `map` yet.
-    fn new(words: MapWords, map: Partitions, join: JoinOptions) -> Self {
+    fn new(words: MapWords, map: Partitions, calls: bool) -> Self {
         Ownership {
             words,
             guard: RangeGuard::new(map),
@@ -108,16 +124,14 @@ impl Ownership {
             state: AtomicU8::new(UNOWNED),
             broken: Mutex::default(),
             is_released: AtomicBool::new(false),
-            take_over: join.take_over,
-            calls: join.calls,
+            calls,
             counts: OwnershipCounts::default(),
         }
     }
 
     /// Serves the partitions that are owned in `view`, and never another.
     pub fn of_view(words: MapWords, view: View) -> Self {
-        let join = JoinOptions { take: Take::Nothing, take_over: false, calls: false };
-        let ownership = Ownership::new(words, view.map.clone(), join);
+        let ownership = Ownership::new(words, view.map.clone(), false);
         ownership.guard.change(|_| Some(view));
         ownership
     }

@@ -13,18 +13,21 @@ use std::ops::Bound;
 
 use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
-use farleaf_pool::canary::Canary;
 
 use super::batch::serve_batch;
 use super::membership::{free_dead, take_free};
-use super::{Range, count, refresh_map, take_over};
+use super::{Range, ScanEnd, count, refresh_map, take_over};
 use crate::change::{Change, Outcome};
 use crate::compute::messages::{OpReply, Patience, Request, send};
 use crate::compute::migration::{give, own_load, share};
-use crate::compute::{OwnedTable, RangeOwner, guest};
+use crate::compute::{Owned, OwnedTable, RangeOwner, guest};
 use crate::op::Op;
 use crate::retry::backoff;
 use crate::{Entries, Exchange, IndexError, ScanCursor, ScanRange, Seek};
+
+farleaf_fabric::canaries! {
+    pub FORWARD_UNCHECKED = "forward-unchecked", "a receiver executes an operation without checking that it owns the key";
+}
 
 /// Pairs that an owner is asked for at a time.
 const PAIRS_ASKED_MAX: usize = 512;
@@ -99,7 +102,7 @@ pub(crate) fn scan_begin<'a>(
 /// Does what is asked if the key is this compute server's; `None` if it is not, and nothing was
 /// done.
 pub(super) async fn serve_own<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     op: &Op,
 ) -> Result<Option<OpReply>, IndexError> {
@@ -107,24 +110,26 @@ pub(super) async fn serve_own<T: RangeOwner>(
         let range = ScanRange::between(from, to, *reverse);
         let mut out = Entries::new();
         if let Some(mut cursor) = ScanCursor::begin(range, *limit, &out)
-            && table.scan_own(session, &mut cursor, &mut out).await?.is_some()
+            && table.tree().scan_own(session, &mut cursor, &mut out).await? != ScanEnd::Done
         {
             return Ok(None);
         }
         return Ok(Some(OpReply::Pairs(out)));
     }
     let inside = table.ownership().acquire(session, seek_of(op)).await?;
-    if inside.is_err() && !Canary::ForwardUnchecked.is_armed() {
+    if inside.is_err() && !FORWARD_UNCHECKED.is_armed() {
         return Ok(None);
     }
     if let Op::Get { key } = op {
+        table.spec().check_key(key)?;
         let mut value = Vec::new();
-        let has = table.get_own(session, key, &mut value).await?;
+        let has = table.tree().get_own(session, key, &mut value).await?;
         return Ok(Some(OpReply::Value(has.then_some(value))));
     }
     let Some(change) = op.change() else { return Ok(None) };
+    table.spec().check_change(&change)?;
     let mut held = Vec::new();
-    let outcome = table.change_own(session, &change, &mut held).await?;
+    let outcome = table.tree().change_own(session, &change, &mut held).await?;
     Ok(Some(reply_of(change.kind, outcome, held)))
 }
 
@@ -138,7 +143,7 @@ pub(super) async fn serve_own<T: RangeOwner>(
 /// `Unavailable` if nobody serves the key, or it cannot be reached; `OutcomeUnknown` if its owner
 /// died with a change; those of the operation.
 pub(crate) async fn route<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     op: Op,
 ) -> Result<OpReply, IndexError> {
@@ -148,7 +153,7 @@ pub(crate) async fn route<T: RangeOwner>(
 
 /// As [`route`]; gives up with `None`, and nothing done, once the bounds are others than these.
 async fn route_within<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     request: &Request,
     bounds: Option<&[Vec<u8>]>,
@@ -238,33 +243,33 @@ fn check_patience(session: &Session, to: Owner, patience: Patience) -> Result<()
 }
 
 /// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
-/// or of none, if this compute server does so. A guest makes nobody's what was a dead owner's. Whether the owner is
+/// or of none, if this compute server does so. A guest releases a dead owner's ranges and does not take them. Whether the owner is
 /// dead.
 async fn find_owner<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     seek: Seek<'_>,
     before: Owner,
     patience: Patience,
 ) -> Result<bool, IndexError> {
     let tries = patience.tries;
-    if refresh_map(table, session).await? != before.epoch {
+    if refresh_map(table.tree(), session).await? != before.epoch {
         // A way that has not been tried.
         return Ok(false);
     }
-    let takes_over = table.ownership().take_over;
+    let takes_over = table.takes_over();
     let refused = || Err(IndexError::Unavailable(before.to_string()));
     match before.owner {
         None if !takes_over => refused(),
         None => {
             let _pin = session.begin(OpKind::Maintenance).await?;
-            take_free(table, session, seek).await.map(|()| false)
+            take_free(table.tree(), session, seek).await.map(|()| false)
         }
         Some(owner) if session.endpoint().is_dead(owner).await => {
             let given = if takes_over {
-                take_over(table, session, owner).await.map(drop)
+                take_over(table.tree(), session, owner).await.map(drop)
             } else if table.guest().is_some() {
-                free_dead(table, session, owner).await
+                free_dead(table.tree(), session, owner).await
             } else {
                 let why = format!("{before}, and is dead: take it over");
                 return Err(IndexError::Unavailable(why));
@@ -295,8 +300,8 @@ async fn find_owner<T: RangeOwner>(
 ///
 /// # Errors
 /// `Unavailable` if nobody serves the key, or its owner cannot be reached; those of the get.
-pub async fn forward_get<T: RangeOwner>(
-    table: &T,
+pub(crate) async fn forward_get<T: RangeOwner>(
+    table: &Owned<T>,
     session: &Session,
     key: &[u8],
     value: &mut Vec<u8>,
@@ -313,13 +318,12 @@ pub async fn forward_get<T: RangeOwner>(
 
 /// Passes a change on to the owner of its key; what the key held is left in `held` if the change has an
 /// expectation.
-pub async fn forward_change<T: RangeOwner>(
-    table: &T,
+pub(crate) async fn forward_change<T: RangeOwner>(
+    table: &Owned<T>,
     session: &Session,
     change: &Change<'_>,
     held: &mut Vec<u8>,
 ) -> Result<Outcome, IndexError> {
-    table.check_change(change)?;
     match route(table, session, Op::of(change)).await? {
         OpReply::Done(done) => {
             Ok(Outcome { existed: done != adds_absent(change.kind), differs: false })
@@ -334,8 +338,8 @@ pub async fn forward_change<T: RangeOwner>(
 }
 
 /// A scan over all partitions that `range` meets, each by its owner.
-pub async fn scan_all<T: RangeOwner>(
-    table: &T,
+pub(crate) async fn scan_all<T: RangeOwner>(
+    table: &Owned<T>,
     session: &Session,
     range: ScanRange<'_>,
     limit: usize,
@@ -360,7 +364,7 @@ pub async fn scan_all<T: RangeOwner>(
 
 /// As [`scan_all`], up to a reply that holds a part of what was asked for; whether all is done.
 async fn scan_until_cut<T: RangeOwner>(
-    table: &T,
+    table: &Owned<T>,
     session: &Session,
     range: ScanRange<'_>,
     limit: usize,
@@ -368,7 +372,7 @@ async fn scan_until_cut<T: RangeOwner>(
 ) -> Result<bool, IndexError> {
     let Some(mut cursor) = ScanCursor::begin(range, limit, out) else { return Ok(true) };
     loop {
-        if table.scan_own(session, &mut cursor, out).await?.is_none() {
+        if table.tree().scan_own(session, &mut cursor, out).await? == ScanEnd::Done {
             return Ok(true);
         }
         let view = table.ownership().view();
@@ -407,8 +411,8 @@ async fn scan_until_cut<T: RangeOwner>(
 ///
 /// # Errors
 /// Those of the request.
-pub async fn serve<T: RangeOwner>(
-    table: &T,
+pub(crate) async fn serve<T: RangeOwner>(
+    table: &Owned<T>,
     session: &Session,
     request: Request,
 ) -> Result<OpReply, IndexError> {
@@ -421,7 +425,7 @@ pub async fn serve<T: RangeOwner>(
         }
         Request::Learn { epoch } => {
             if table.ownership().view().map.epoch < epoch {
-                refresh_map(table, session).await?;
+                refresh_map(table.tree(), session).await?;
             }
             return Ok(OpReply::Done(true));
         }
@@ -435,7 +439,7 @@ pub async fn serve<T: RangeOwner>(
         session.vouch()?;
         return Ok(reply);
     }
-    refresh_map(table, session).await?;
+    refresh_map(table.tree(), session).await?;
     let reply = serve_own(table, session, &op).await?;
     session.vouch()?;
     Ok(reply.unwrap_or(OpReply::WrongOwner { epoch: table.ownership().view().map.epoch }))
