@@ -208,7 +208,7 @@ impl Config {
     /// `configured` is what [`Config::apply`] gave.
     ///
     /// # Errors
-    /// A usage error if there is no such command, or a value of the environment makes no sense.
+    /// A usage error if there is no such command, or a value of the environment is invalid.
     pub(crate) fn settings(
         &self,
         configured: &Command,

@@ -14,7 +14,7 @@ use super::drops::{finish_drops, mark_drops};
 /// when it begins, and goes on with those that have died meanwhile. It waits for others that lag
 /// ([`Session::recover_finish`]); dropped meanwhile, it leaves the dead to others.
 ///
-/// Others may go on meanwhile. What a dead one had of a table to itself is nobody's then
+/// Others may go on meanwhile. Afterwards the dead compute server's ranges have no owner
 /// ([`StoredTable::release_dead`]). Cost: 1 or 2 READs for every node of every table, and what the pool's
 /// recovery needs; 1 READ of the root table if there is none.
 ///

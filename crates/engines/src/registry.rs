@@ -207,7 +207,7 @@ impl AnyIndex {
     /// memory servers that cannot be reached for as long as it takes.
     ///
     /// # Errors
-    /// `Invalid` for a name in use or a format that makes no sense, `Full`.
+    /// `Invalid` for a name in use or an invalid format, `Full`.
     pub async fn create(
         session: &Session,
         name: &str,
@@ -271,7 +271,7 @@ impl AnyIndex {
 }
 
 impl HostedTable for AnyIndex {
-    /// That of a table with owners; no table else can be asked.
+    /// Returns the meta object of a table with owners, and null for any other table.
     fn meta(&self) -> GlobalAddr {
         self.owned().map_or(GlobalAddr::NULL, OwnedTable::meta)
     }

@@ -9,8 +9,7 @@ use farleaf_pool::{Audit, Recovery, Root, Session};
 use super::TableFormat;
 use super::registry::on_engine;
 
-/// A table in the pool that is not opened. What compute servers that have it open keep to themselves
-/// does not show.
+/// A table in the pool that is not opened. Changes that are only in a compute server's cache are not visible.
 #[derive(Clone, Debug)]
 pub struct StoredTable {
     format: TableFormat,
@@ -54,8 +53,8 @@ impl StoredTable {
         self.meta
     }
 
-    /// Checks what lies in the pool, and marks it in `audit`. What the owner of a part of a table has
-    /// in its cache alone is not counted; [`crate::AnyIndex`]'s `verify` writes it back first.
+    /// Checks what lies in the pool, and marks it in `audit`. Changes that are only in an owner's cache are not counted;
+    /// [`crate::AnyIndex`]'s `verify` writes them back first.
     ///
     /// Cost: 1 or 2 READs for each node, many of a level or of a node in one round trip; the engine says more.
     ///
@@ -69,8 +68,8 @@ impl StoredTable {
         self.mark(session, audit, None).await
     }
 
-    /// Takes from the dead what they had of it: what they had acknowledged is in the pool then, and
-    /// nobody owns what was theirs until somebody opens it. How many dead those were.
+    /// Releases the ranges of dead compute servers, and returns how many servers those were. The pool then holds every
+    /// change that they acknowledged. The ranges have no owner until a compute server opens the table.
     ///
     /// Cost: none where compute servers own nothing; else 2 READs, and for each dead one a fence for
     /// each memory server, a change of the ownership map, and what going through its log costs.

@@ -28,7 +28,7 @@
 //!   1. A region belongs to one life: zeroed, without a superblock, bytes 0 to
 //!      [`Endpoint::region_bytes`]. It ends with that life. A restart is another life, which exposes an
 //!      empty region.
-//!   2. READ, WRITE, CAS, FAA, chains and batches reach it under F1 to F10, with the same errors. A batch
+//!   2. READ, WRITE, CAS, FAA, chains and batches reach it under the rules F1 to F10, with the same errors. A batch
 //!      may mix both kinds of server and is one round trip. Regions answer no RPCs (`NoService`).
 //!   3. The owner's own operations on its region are operations like any other's (*loopback*). Lock words
 //!      change through the fabric alone, by their owner as well (F2).

@@ -5,7 +5,7 @@
 
 use farleaf_engines::Engine;
 
-/// How far the suites go with an engine.
+/// The part of their cases that the suites go through with an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
     /// A sample of seeds, crash points and formats.

@@ -85,8 +85,8 @@ pub trait Engine: Sized + 'static {
         report: &mut TableReport,
     ) -> impl Future<Output = Result<(), IndexError>>;
 
-    /// Takes from dead compute servers what they owned of the table; returns how many they were. What
-    /// they had acknowledged is in the pool then, and nobody owns what was theirs.
+    /// Releases the ranges of dead compute servers, and returns how many servers those were. The pool then holds every
+    /// change that they acknowledged.
     ///
     /// # Errors
     /// `Unavailable` if another takes over at the same time, `Corrupt`.

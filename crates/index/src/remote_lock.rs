@@ -1,7 +1,7 @@
 //! Remote lock: a word of remote memory that names its holder, taken by a CAS and given back whatever becomes of the taker.
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
-use farleaf_pool::{Retiring, Session, Trial, is_open};
+use farleaf_pool::{Retiring, Session, Tries, is_open};
 
 use crate::IndexError;
 use crate::local::QueuePlace;
@@ -48,18 +48,18 @@ impl Lock {
     /// As [`farleaf_pool::Reliable::cas`].
     pub(crate) async fn take(&mut self, expected: u64) -> Result<u64, OpError> {
         let session = self.session.clone();
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         loop {
-            let posting = session.reliable().posting();
+            let mark = session.reliable().post_mark();
             match session.client().cas(self.word, expected, self.token).await {
                 Ok(found) => {
                     self.set_taken();
-                    let was_first = trial.in_doubt() && found == self.token;
+                    let was_first = tries.in_doubt() && found == self.token;
                     return Ok(if was_first { expected } else { found });
                 }
                 Err(error) => {
                     self.doubt();
-                    session.reliable().again(&mut trial, posting, error).await?;
+                    session.reliable().again(&mut tries, mark, error).await?;
                 }
             }
         }
@@ -170,7 +170,7 @@ impl Lock {
 
 impl Drop for Lock {
     /// The taker was dropped, or failed, between taking and releasing, or the release's outcome was
-    /// lost. The token is unique, so that giving it back can never release somebody else's lock.
+    /// lost. The token is unique, so that giving it back can never release another client's lock.
     fn drop(&mut self) {
         if self.state == LockState::Gone {
             return;
@@ -311,23 +311,23 @@ pub async fn try_lock_reading(
 ) -> Result<Result<(Lock, Buf), u64>, OpError> {
     let client = session.client();
     let mut lock = Lock::about_to_take(session, word, token);
-    let mut trial = Trial::default();
+    let mut tries = Tries::default();
     let mut ops = loop {
         let mut ops = client.ops();
         ops.cas(word, expected, token);
         ops.read(from, client.buf(bytes));
-        let posting = session.reliable().posting();
+        let mark = session.reliable().post_mark();
         match client.chain(ops).await {
             Ok(ops) => break ops,
             Err(error) => {
                 lock.doubt();
-                session.reliable().again(&mut trial, posting, error).await?;
+                session.reliable().again(&mut tries, mark, error).await?;
             }
         }
     };
     lock.set_taken();
     let found = ops.old(0);
-    if found != expected && !(trial.in_doubt() && found == token) {
+    if found != expected && !(tries.in_doubt() && found == token) {
         lock.disarm();
         return Ok(Err(found));
     }

@@ -159,13 +159,13 @@ impl Session {
         pool.check_open()?;
         let at = pool.geometry().member_addr(pool.member);
         let words = encode(address, pool.generation);
-        let upkeep = self.maintenance();
-        let mut ip = upkeep.buf(16);
+        let maintenance = self.maintenance();
+        let mut ip = maintenance.buf(16);
         ip.words_mut().copy_from_slice(&words[1..]);
         // Before it is there, so that whoever clears the entry knows of it.
         pool.address_word.store(words[0], Ordering::SeqCst);
-        upkeep.write(at.plus(IP_AT), ip).await?;
-        upkeep.write_word(at.plus(ADDRESS_AT), words[0]).await?;
+        maintenance.write(at.plus(IP_AT), ip).await?;
+        maintenance.write_word(at.plus(ADDRESS_AT), words[0]).await?;
         Ok(())
     }
 

@@ -78,7 +78,7 @@ pub use placement::Placement;
 pub use pool::{MemoryUse, Pool};
 pub use recover::{Recovered, Recovery};
 pub use recoverer::RecoveryCounts;
-pub use reliable::{Cas, Posting, Reliable, Trial, is_open};
+pub use reliable::{Cas, PostMark, Reliable, Tries, is_open};
 pub use retire::Retiring;
 pub use root::Root;
 pub use session::{OwnedPin, Pinned, Session};

@@ -27,7 +27,7 @@ use farleaf_fabric::{Endpoint, Incarnation, OpError, OpErrorKind};
 
 use crate::address::{ADDRESS_AT, Published, read_members};
 use crate::geometry::MEMBER_BYTES;
-use crate::reliable::{Reliable, Trial};
+use crate::reliable::{Reliable, Tries};
 use crate::words::{AnnounceWord, BlockState, MemberState, MemberWord};
 use crate::{Geometry, Pool, PoolError};
 
@@ -115,15 +115,15 @@ pub(crate) async fn join(client: Reliable<'_>, geometry: &Geometry) -> Result<Jo
             }
             client.cas(at.plus(8), entry.incarnation.0, 0).await?;
         }
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         let found = loop {
-            let posting = client.posting();
+            let mark = client.post_mark();
             match client.client().cas(at.plus(8), 0, own.0).await {
                 Ok(found) => break found,
-                Err(error) => client.again(&mut trial, posting, error).await?,
+                Err(error) => client.again(&mut tries, mark, error).await?,
             }
         };
-        let perhaps = trial.in_doubt() && found == own.0;
+        let perhaps = tries.in_doubt() && found == own.0;
         if found != 0 && !perhaps {
             continue;
         }
@@ -266,16 +266,16 @@ pub(crate) async fn leave(
 ) -> Result<(), PoolError> {
     let at = geometry.member_addr(slot);
     let mut generation = generation;
-    let mut trial = Trial::default();
+    let mut tries = Tries::default();
     loop {
         let mut ops = client.client().ops();
         let live = MemberWord::new(MemberState::Live, generation);
         published.clear(at, &mut ops);
         ops.cas(at, live.0, MemberWord::new(MemberState::Free, generation).0);
         ops.cas(at.plus(8), own.0, 0);
-        let posting = client.posting();
+        let mark = client.post_mark();
         let Err(error) = client.client().chain(ops).await else { return Ok(()) };
-        client.again(&mut trial, posting, error).await?;
+        client.again(&mut tries, mark, error).await?;
         let entry = client.read(at, client.buf(16)).await?;
         let free = MemberWord::new(MemberState::Free, generation);
         let (word, incarnation) = (MemberWord(entry.words()[0]), entry.words()[1]);
@@ -304,17 +304,17 @@ pub(crate) async fn fence(
     geometry: &Geometry,
     who: Incarnation,
 ) -> Result<(), PoolError> {
-    let (mut trial, mut posting) = (Trial::default(), client.posting());
+    let (mut tries, mut mark) = (Tries::default(), client.post_mark());
     loop {
         match fence_once(client, geometry, who).await {
             // It needs no reconnect, since it may arrive twice.
             Err(PoolError::Fabric(error)) if error.server.is_compute() => {
-                client.fence_again(&mut trial, error).await?;
+                client.fence_again(&mut tries, error).await?;
             }
-            Err(PoolError::Fabric(error)) => client.again(&mut trial, posting, error).await?,
+            Err(PoolError::Fabric(error)) => client.again(&mut tries, mark, error).await?,
             ended => return ended,
         }
-        posting = client.posting();
+        mark = client.post_mark();
     }
 }
 

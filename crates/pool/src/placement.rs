@@ -17,7 +17,7 @@ use crate::Session;
 use crate::class::class_bytes;
 use crate::owned_blocks::Allocator;
 
-/// One of so many parts of a block: a member that has taken less of a class takes little (INV-PLACE-2).
+/// A member that has taken less than this part of a block of a class takes little (INV-PLACE-2).
 const LITTLE_PART: u64 = 16;
 /// Objects of a class by which a server may be ahead of the one with the fewest (INV-PLACE-4).
 const BESIDE_AHEAD: u64 = 32;

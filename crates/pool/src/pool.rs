@@ -20,7 +20,7 @@ use crate::owned_blocks::{Allocator, Bytes};
 use crate::pages::MapWord;
 use crate::pins::Pins;
 use crate::recoverer::{Recoveries, RecoveryCounts};
-use crate::reliable::{Lines, PATIENCE_NS, Reliable};
+use crate::reliable::{PATIENCE_NS, Reconnects, Reliable};
 use crate::retire::Retirement;
 use crate::words::{BlockState, BlockWord, MemberState, MemberWord, SESSION_LEFT, owner_of};
 use crate::{Geometry, PoolError, Session, epoch, member, superblock};
@@ -29,7 +29,7 @@ use crate::{Geometry, PoolError, Session, epoch, member, superblock};
 const POISON: u64 = u64::MAX;
 /// Time for which a member keeps a wholly free block of a class that it does not use.
 const UNUSED_NS: u64 = 1_000_000_000;
-/// One of so many parts of the pool: more bytes must not wait for reclamation without the sessions' helping.
+/// If more than this part of the pool waits for reclamation, sessions help to reclaim it.
 const RETIRED_PART: u64 = 16;
 /// Time between tries to join a pool whose member table is full: at first, then twice as long each time.
 const JOIN_WAIT_NS: u64 = 10_000_000;
@@ -118,7 +118,7 @@ pub struct Pool {
     pub(crate) inherits: AtomicBool,
     left: AtomicBool,
     /// Reconnects of the threads that have had a session, by their counters.
-    lines: Mutex<Vec<(Arc<Counters>, Arc<Lines>)>>,
+    lines: Mutex<Vec<(Arc<Counters>, Arc<Reconnects>)>>,
     pub(crate) kept: Kept,
     pub(crate) left_drops: LeftDrops,
 }
@@ -136,7 +136,7 @@ impl Pool {
     /// `Format` with the server and what to do, `NoSlot` if all member slots are taken by members that are
     /// not known to be dead, `Fabric`.
     pub async fn join(client: &Client) -> Result<Arc<Pool>, PoolError> {
-        let lines = Arc::new(Lines::new(client.endpoint().server_count()));
+        let lines = Arc::new(Reconnects::new(client.endpoint().server_count()));
         let reliable = Reliable::new(client, &lines, PATIENCE_NS);
         let (geometry, id) = superblock::open(reliable).await?;
         // Before the first pin, which would hold the epoch of the pool's beginning.
@@ -263,7 +263,7 @@ impl Pool {
     }
 
     /// The reconnects of the thread with those counters.
-    fn lines_of(&self, counters: &Arc<Counters>) -> Arc<Lines> {
+    fn lines_of(&self, counters: &Arc<Counters>) -> Arc<Reconnects> {
         let mut all = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, lines)) = all.iter().find(|(of, _)| Arc::ptr_eq(of, counters)) {
             return Arc::clone(lines);
@@ -271,7 +271,7 @@ impl Pool {
         // The one that joined is always there.
         let lines = Arc::new(match all.first() {
             Some((_, first)) => first.of_another_thread(),
-            None => Lines::new(self.geometry().servers()),
+            None => Reconnects::new(self.geometry().servers()),
         });
         all.push((Arc::clone(counters), Arc::clone(&lines)));
         lines

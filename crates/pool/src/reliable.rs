@@ -2,7 +2,7 @@
 //!
 //! An operation that fails with `Timeout` or `Unavailable` has happened, or has not, or happens later
 //! (F5). After the thread has reconnected to that server, it can no longer happen later (F10). The
-//! thread then removes the remaining doubt by posting the same operation once more:
+//! thread then removes the remaining doubt by mark the same operation once more:
 //!
 //! - **READ**: nothing has happened.
 //! - **WRITE** to memory that nobody else writes: the same bytes again.
@@ -56,14 +56,14 @@ const WAIT_NS_MAX: u64 = 1_000_000;
 
 /// One thread's reconnects.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct Reconnects {
     /// Reconnects begun, to any server.
     begun: AtomicU64,
-    servers: Box<[Line]>,
+    servers: Box<[ServerReconnects]>,
     /// To compute servers whose regions have failed once.
-    peers: Mutex<BTreeMap<ServerId, Arc<Line>>>,
+    peers: Mutex<BTreeMap<ServerId, Arc<ServerReconnects>>>,
     /// The member's, over all of its threads.
-    trouble: Arc<ServerFailures>,
+    failures: Arc<ServerFailures>,
 }
 
 /// Failures of memory servers that a member has seen.
@@ -92,30 +92,30 @@ impl ServerFailures {
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct ServerReconnects {
     /// Number of the latest reconnect that succeeded.
     ended: AtomicU64,
     /// One is under way.
     busy: AtomicBool,
 }
 
-impl Lines {
+impl Reconnects {
     /// Those of a member's first thread.
     pub(crate) fn new(servers: usize) -> Self {
-        let servers = (0..servers).map(|_| Line::default()).collect();
-        let (begun, peers, trouble) = (AtomicU64::new(0), Mutex::default(), Arc::default());
-        Lines { begun, servers, peers, trouble }
+        let servers = (0..servers).map(|_| ServerReconnects::default()).collect();
+        let (begun, peers, failures) = (AtomicU64::new(0), Mutex::default(), Arc::default());
+        Reconnects { begun, servers, peers, failures }
     }
 
-    /// The line to a compute server.
-    fn to_peer(&self, server: ServerId) -> Arc<Line> {
+    /// The reconnects to a compute server.
+    fn to_peer(&self, server: ServerId) -> Arc<ServerReconnects> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(peers.entry(server).or_default())
     }
 
     /// Those of another thread of the same member.
     pub(crate) fn of_another_thread(&self) -> Self {
-        Lines { trouble: Arc::clone(&self.trouble), ..Lines::new(self.servers.len()) }
+        Reconnects { failures: Arc::clone(&self.failures), ..Reconnects::new(self.servers.len()) }
     }
 }
 
@@ -123,16 +123,16 @@ impl Lines {
 /// last of all before it is posted: one that began in between, for something else, is no proof of it.
 #[derive(Debug)]
 #[must_use = "a try that fails is settled by what was known before it was posted"]
-pub struct Posting(u64);
+pub struct PostMark(u64);
 
 /// Tries at one operation: since when it has been failing.
 #[derive(Debug, Default)]
-pub struct Trial {
+pub struct Tries {
     failing_since_ns: u64,
     failures: u32,
 }
 
-impl Trial {
+impl Tries {
     /// Tells whether an earlier try may have taken effect.
     #[inline]
     pub fn in_doubt(&self) -> bool {
@@ -141,13 +141,13 @@ impl Trial {
 }
 
 /// A client whose operations have known outcomes, as far as its servers can be reached in time. See
-/// the module's page (`settle`).
+/// the module's page.
 ///
 /// Costs are those of [`Client`]; each failure adds at most one reconnect and the same again.
 #[derive(Clone, Copy, Debug)]
 pub struct Reliable<'a> {
     client: &'a Client,
-    lines: &'a Lines,
+    reconnects: &'a Reconnects,
     patience_ns: u64,
 }
 
@@ -163,8 +163,8 @@ pub struct Cas {
 }
 
 impl<'a> Reliable<'a> {
-    pub(crate) fn new(client: &'a Client, lines: &'a Lines, patience_ns: u64) -> Self {
-        Reliable { client, lines, patience_ns }
+    pub(crate) fn new(client: &'a Client, reconnects: &'a Reconnects, patience_ns: u64) -> Self {
+        Reliable { client, reconnects, patience_ns }
     }
 
     /// The client below.
@@ -193,8 +193,8 @@ impl<'a> Reliable<'a> {
 
     /// An operation is about to be posted.
     #[inline]
-    pub fn posting(self) -> Posting {
-        Posting(self.lines.begun.load(Ordering::SeqCst))
+    pub fn post_mark(self) -> PostMark {
+        PostMark(self.reconnects.begun.load(Ordering::SeqCst))
     }
 
     /// After a try at an operation on `error.server` has failed: returns once neither this one nor an
@@ -206,29 +206,29 @@ impl<'a> Reliable<'a> {
     #[cold]
     pub async fn again(
         self,
-        trial: &mut Trial,
-        posting: Posting,
+        tries: &mut Tries,
+        mark: PostMark,
         error: OpError,
     ) -> Result<(), OpError> {
-        self.again_on(trial, posting, error, &[error.server]).await
+        self.again_on(tries, mark, error, &[error.server]).await
     }
 
     /// As [`Reliable::again`] for a batch to several servers.
     pub(crate) async fn again_on(
         self,
-        trial: &mut Trial,
-        posting: Posting,
+        tries: &mut Tries,
+        mark: PostMark,
         error: OpError,
         servers: &[ServerId],
     ) -> Result<(), OpError> {
         // Boxed: every operation's future has room for this, and hardly ever needs it.
-        Box::pin(self.again_on_all(trial, posting, error, servers)).await
+        Box::pin(self.again_on_all(tries, mark, error, servers)).await
     }
 
     async fn again_on_all(
         self,
-        trial: &mut Trial,
-        posting: Posting,
+        tries: &mut Tries,
+        mark: PostMark,
         error: OpError,
         servers: &[ServerId],
     ) -> Result<(), OpError> {
@@ -237,16 +237,16 @@ impl<'a> Reliable<'a> {
         }
         let now_ns = self.endpoint().now_ns();
         let is_compute = error.server.is_compute();
-        let _settling = (!is_compute).then(|| self.lines.trouble.note(now_ns));
-        if trial.failures == 0 {
-            trial.failing_since_ns = now_ns;
+        let _settling = (!is_compute).then(|| self.reconnects.failures.note(now_ns));
+        if tries.failures == 0 {
+            tries.failing_since_ns = now_ns;
         }
-        trial.failures += 1;
-        if trial.failures > 2 {
-            if now_ns - trial.failing_since_ns >= self.patience_ns {
+        tries.failures += 1;
+        if tries.failures > 2 {
+            if now_ns - tries.failing_since_ns >= self.patience_ns {
                 return Err(error);
             }
-            self.back_off(trial.failures - 2).await;
+            self.back_off(tries.failures - 2).await;
         }
         for server in servers {
             let canary = match server.is_compute() {
@@ -254,7 +254,7 @@ impl<'a> Reliable<'a> {
                 false => &SETTLE_WITHOUT_RECONNECT,
             };
             if !canary.is_armed() {
-                self.renew(*server, &posting, trial.failing_since_ns).await?;
+                self.renew(*server, &mark, tries.failing_since_ns).await?;
             }
         }
         Ok(())
@@ -263,38 +263,38 @@ impl<'a> Reliable<'a> {
     /// As [`Reliable::again`] for a fence at a compute server. It needs no reconnect, since it may arrive twice.
     pub(crate) async fn fence_again(
         self,
-        trial: &mut Trial,
+        tries: &mut Tries,
         error: OpError,
     ) -> Result<(), OpError> {
         if !is_open(error) {
             return Err(error);
         }
         let now_ns = self.endpoint().now_ns();
-        if trial.failures == 0 {
-            trial.failing_since_ns = now_ns;
+        if tries.failures == 0 {
+            tries.failing_since_ns = now_ns;
         }
-        trial.failures += 1;
-        if trial.failures > 2 {
-            if now_ns - trial.failing_since_ns >= self.busy_ns() {
+        tries.failures += 1;
+        if tries.failures > 2 {
+            if now_ns - tries.failing_since_ns >= self.busy_ns() {
                 return Err(error);
             }
-            self.back_off(trial.failures - 2).await;
+            self.back_off(tries.failures - 2).await;
         }
         Ok(())
     }
 
-    /// Returns once a reconnect to `server` that began after `posting` has succeeded.
+    /// Returns once a reconnect to `server` that began after `mark` has succeeded.
     async fn renew(
         self,
         server: ServerId,
-        posting: &Posting,
+        mark: &PostMark,
         failing_since_ns: u64,
     ) -> Result<(), OpError> {
-        let peer = server.is_compute().then(|| self.lines.to_peer(server));
-        let line = peer.as_deref().unwrap_or_else(|| &self.lines.servers[server.index()]);
+        let peer = server.is_compute().then(|| self.reconnects.to_peer(server));
+        let line = peer.as_deref().unwrap_or_else(|| &self.reconnects.servers[server.index()]);
         let mut attempt = 0;
         let mut last = OpError { server, kind: OpErrorKind::Unavailable };
-        while line.ended.load(Ordering::SeqCst) <= posting.0 {
+        while line.ended.load(Ordering::SeqCst) <= mark.0 {
             let waited_ns = self.endpoint().now_ns() - failing_since_ns;
             if attempt > 0 && waited_ns >= self.patience_ns {
                 return Err(last);
@@ -305,7 +305,7 @@ impl<'a> Reliable<'a> {
                 continue;
             }
             let busy = OnDrop(|| line.busy.store(false, Ordering::SeqCst));
-            let number = self.lines.begun.fetch_add(1, Ordering::SeqCst) + 1;
+            let number = self.reconnects.begun.fetch_add(1, Ordering::SeqCst) + 1;
             match self.client.reconnect(server).await {
                 Ok(()) => {
                     line.ended.fetch_max(number, Ordering::SeqCst);
@@ -334,7 +334,7 @@ impl<'a> Reliable<'a> {
     /// Patience is at an end, or this compute server has been cut off.
     pub async fn settle(self, server: ServerId) -> Result<(), OpError> {
         let error = OpError { server, kind: OpErrorKind::Timeout };
-        self.again(&mut Trial::default(), self.posting(), error).await
+        self.again(&mut Tries::default(), self.post_mark(), error).await
     }
 
     /// READ, until it succeeds.
@@ -343,17 +343,17 @@ impl<'a> Reliable<'a> {
     /// As [`Endpoint::read`]; nothing was done.
     pub async fn read(self, from: GlobalAddr, into: Buf) -> Result<Buf, OpError> {
         let (len, window) = (into.len(), window_of(&into));
-        let (mut trial, mut posting) = (Trial::default(), self.posting());
+        let (mut tries, mut mark) = (Tries::default(), self.post_mark());
         let mut posted = self.client.read(from, into).await;
         while let Err(error) = posted {
-            self.again(&mut trial, posting, error).await?;
-            posting = self.posting();
+            self.again(&mut tries, mark, error).await?;
+            mark = self.post_mark();
             posted = self.client.read(from, self.buf(len).window(window.clone())).await;
         }
         posted
     }
 
-    /// After a READ of `from` into a buffer of `len` bytes, posted after `posting`, has failed: as
+    /// After a READ of `from` into a buffer of `len` bytes, posted after `mark`, has failed: as
     /// [`Reliable::read`].
     ///
     /// # Errors
@@ -361,15 +361,15 @@ impl<'a> Reliable<'a> {
     #[cold]
     pub async fn read_again(
         self,
-        mut posting: Posting,
+        mut mark: PostMark,
         mut error: OpError,
         from: GlobalAddr,
         len: usize,
     ) -> Result<Buf, OpError> {
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         loop {
-            self.again(&mut trial, posting, error).await?;
-            posting = self.posting();
+            self.again(&mut tries, mark, error).await?;
+            mark = self.post_mark();
             match self.client.read(from, self.buf(len)).await {
                 Ok(buf) => return Ok(buf),
                 Err(again) => error = again,
@@ -410,12 +410,12 @@ impl<'a> Reliable<'a> {
     /// As [`Endpoint::write`].
     pub async fn write(self, to: GlobalAddr, from: Buf) -> Result<(), OpError> {
         let spare = self.spare(&from);
-        let (mut trial, mut posting) = (Trial::default(), self.posting());
+        let (mut tries, mut mark) = (Tries::default(), self.post_mark());
         let mut posted = self.client.write(to, from).await;
         while let Err(error) = posted {
             let Some(spare) = &spare else { return Err(error) };
-            self.again(&mut trial, posting, error).await?;
-            posting = self.posting();
+            self.again(&mut tries, mark, error).await?;
+            mark = self.post_mark();
             posted = self.client.write(to, self.copy(spare)).await;
         }
         posted.map(drop)
@@ -434,13 +434,13 @@ impl<'a> Reliable<'a> {
     /// # Errors
     /// As [`Endpoint::cas`].
     pub async fn cas(self, at: GlobalAddr, expected: u64, new: u64) -> Result<u64, OpError> {
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         loop {
-            let posting = self.posting();
+            let mark = self.post_mark();
             match self.client.cas(at, expected, new).await {
-                Ok(found) if trial.in_doubt() && found == new => return Ok(expected),
+                Ok(found) if tries.in_doubt() && found == new => return Ok(expected),
                 Ok(found) => return Ok(found),
-                Err(error) => self.again(&mut trial, posting, error).await?,
+                Err(error) => self.again(&mut tries, mark, error).await?,
             }
         }
     }
@@ -451,13 +451,13 @@ impl<'a> Reliable<'a> {
     /// # Errors
     /// As [`Endpoint::cas`].
     pub async fn cas_release(self, at: GlobalAddr, own: u64, new: u64) -> Result<u64, OpError> {
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         loop {
-            let posting = self.posting();
+            let mark = self.post_mark();
             match self.client.cas(at, own, new).await {
-                Ok(_) if trial.in_doubt() => return Ok(own),
+                Ok(_) if tries.in_doubt() => return Ok(own),
                 Ok(found) => return Ok(found),
-                Err(error) => self.again(&mut trial, posting, error).await?,
+                Err(error) => self.again(&mut tries, mark, error).await?,
             }
         }
     }
@@ -471,24 +471,24 @@ impl<'a> Reliable<'a> {
     /// # Errors
     /// As [`Endpoint::cas`]: any of them may have happened, or may still happen.
     pub async fn cas_many(self, list: &[Cas]) -> Result<Vec<u64>, OpError> {
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         loop {
             let mut ops = self.client.ops();
             for cas in list {
                 ops.cas(cas.at, cas.expected, cas.new);
             }
-            let posting = self.posting();
+            let mark = self.post_mark();
             match self.client.post_many(ops).await {
                 Ok(ops) => {
                     let found = list.iter().enumerate().map(|(index, cas)| match ops.old(index) {
-                        found if trial.in_doubt() && found == cas.new => cas.expected,
+                        found if tries.in_doubt() && found == cas.new => cas.expected,
                         found => found,
                     });
                     return Ok(found.collect());
                 }
                 Err(error) => {
                     let servers = servers_of(list.iter().map(|cas| cas.at));
-                    self.again_on(&mut trial, posting, error, &servers).await?;
+                    self.again_on(&mut tries, mark, error, &servers).await?;
                 }
             }
         }
@@ -500,13 +500,13 @@ impl<'a> Reliable<'a> {
     /// As [`Endpoint::post_many`].
     pub async fn post_many(self, ops: Ops) -> Result<Ops, OpError> {
         let spare = self.spare_ops(&ops);
-        let (mut trial, mut posting) = (Trial::default(), self.posting());
+        let (mut tries, mut mark) = (Tries::default(), self.post_mark());
         let mut posted = self.client.post_many(ops).await;
         while let Err(error) = posted {
             let Some(spare) = &spare else { return Err(error) };
             let servers = servers_of(spare.iter().map(Op::addr));
-            self.again_on(&mut trial, posting, error, &servers).await?;
-            posting = self.posting();
+            self.again_on(&mut tries, mark, error, &servers).await?;
+            mark = self.post_mark();
             posted = self.client.post_many(self.copy_ops(spare)).await;
         }
         posted
@@ -519,11 +519,11 @@ impl<'a> Reliable<'a> {
     /// As [`Reliable::again`].
     pub async fn post_once(self, ops: Ops) -> Result<Option<Ops>, OpError> {
         let servers = servers_of(ops.iter().map(Op::addr));
-        let posting = self.posting();
+        let mark = self.post_mark();
         match self.client.post_many(ops).await {
             Ok(ops) => Ok(Some(ops)),
             Err(error) => {
-                self.again_on(&mut Trial::default(), posting, error, &servers).await?;
+                self.again_on(&mut Tries::default(), mark, error, &servers).await?;
                 Ok(None)
             }
         }
@@ -536,14 +536,14 @@ impl<'a> Reliable<'a> {
     /// # Errors
     /// As [`Endpoint::chain`].
     pub async fn chain(self, build: impl Fn(&mut Ops)) -> Result<(Ops, bool), OpError> {
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         loop {
             let mut ops = self.client.ops();
             build(&mut ops);
-            let posting = self.posting();
+            let mark = self.post_mark();
             match self.client.chain(ops).await {
-                Ok(ops) => return Ok((ops, trial.in_doubt())),
-                Err(error) => self.again(&mut trial, posting, error).await?,
+                Ok(ops) => return Ok((ops, tries.in_doubt())),
+                Err(error) => self.again(&mut tries, mark, error).await?,
             }
         }
     }
@@ -559,13 +559,13 @@ impl<'a> Reliable<'a> {
         own: u64,
         build: impl Fn(&mut Ops),
     ) -> Result<(), OpError> {
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         loop {
             let mut ops = self.client.ops();
             build(&mut ops);
-            let posting = self.posting();
+            let mark = self.post_mark();
             let Err(error) = self.client.chain(ops).await else { return Ok(()) };
-            self.again(&mut trial, posting, error).await?;
+            self.again(&mut tries, mark, error).await?;
             if self.word(word).await? != own {
                 return Ok(());
             }
@@ -577,14 +577,14 @@ impl<'a> Reliable<'a> {
     /// # Errors
     /// As [`Endpoint::fence`].
     pub async fn fence_everywhere(self, who: Incarnation) -> Result<(), OpError> {
-        let (mut trial, mut posting) = (Trial::default(), self.posting());
+        let (mut tries, mut mark) = (Tries::default(), self.post_mark());
         while let Err(error) = self.client.fence_everywhere(who).await {
             if error.server.is_compute() {
-                self.fence_again(&mut trial, error).await?;
+                self.fence_again(&mut tries, error).await?;
             } else {
-                self.again(&mut trial, posting, error).await?;
+                self.again(&mut tries, mark, error).await?;
             }
-            posting = self.posting();
+            mark = self.post_mark();
         }
         Ok(())
     }
@@ -654,7 +654,7 @@ impl<'a> Reliable<'a> {
     fn gives_up(self, begun_ns: u64) -> bool {
         let waited_ns = self.endpoint().now_ns() - begun_ns;
         waited_ns >= self.patience_ns
-            && (waited_ns >= self.busy_ns() || self.lines.trouble.since(begun_ns))
+            && (waited_ns >= self.busy_ns() || self.reconnects.failures.since(begun_ns))
     }
 
     /// The time limit while no memory server fails.

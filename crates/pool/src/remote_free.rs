@@ -16,7 +16,7 @@ use crate::class::group_of;
 use crate::geometry::BlockId;
 use crate::local_block::no_object;
 use crate::pages::{MapWord, PAIR_BYTES};
-use crate::reliable::{Cas, Reliable, Trial, servers_of};
+use crate::reliable::{Cas, Reliable, Tries, servers_of};
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError};
 
@@ -164,7 +164,7 @@ impl Pool {
         mut turns: Vec<Turn>,
     ) -> Result<Result<(), PoolError>, PoolError> {
         let mut outcome = Ok(());
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         for _ in 0..ATTEMPTS_MAX {
             if turns.is_empty() {
                 return Ok(outcome);
@@ -173,12 +173,12 @@ impl Pool {
             for turn in &turns {
                 ops.cas(turn.at, turn.expected, turn.expected ^ turn.bits);
             }
-            let posting = client.posting();
+            let mark = client.post_mark();
             let ops = match client.client().post_many(ops).await {
                 Ok(ops) => ops,
                 Err(error) => {
                     let servers = servers_of(turns.iter().map(|turn| turn.at));
-                    client.again_on(&mut trial, posting, error, &servers).await?;
+                    client.again_on(&mut tries, mark, error, &servers).await?;
                     turns = self.undone(client, turns).await?;
                     continue;
                 }

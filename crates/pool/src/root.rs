@@ -411,7 +411,7 @@ fn decode(entry: &[u64], slot: usize) -> Result<Root, String> {
     Ok(Root { name: text(&name)?, engine: text(engine)?, params, addr, slot })
 }
 
-/// The bytes of an entry's name; `None` if its length makes no sense.
+/// The bytes of an entry's name; `None` if its length is invalid.
 fn name_in(entry: &[u64]) -> Option<Vec<u8>> {
     let length = (entry[1] & 0xff) as usize;
     Writer::bytes_of(&entry[NAME_WORD..ENGINE_WORD]).get(..length).map(<[u8]>::to_vec)

@@ -10,13 +10,13 @@ use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ServerId
 use crate::clients::{ClaimedClient, ClosedClient, TOKEN_STEP};
 use crate::pins::{LAST_PIN, PinSlots, SessionPins, pin_at};
 use crate::placement::Placement;
-use crate::reliable::{Lines, PATIENCE_NS, Reliable, is_open, wait_until};
+use crate::reliable::{PATIENCE_NS, Reconnects, Reliable, is_open, wait_until};
 use crate::retire::{Retirement, Retiring};
 use crate::{LockToken, Pool, PoolError};
 
 farleaf_fabric::canaries! {
     pub SKIP_PIN = "skip-pin", "operations do not pin the epoch that they began in";
-    pub ANSWER_AS_ZOMBIE = "answer-as-zombie", "who was taken for dead answers from its cache";
+    pub ANSWER_AS_ZOMBIE = "answer-as-zombie", "a compute server that was declared dead answers from its cache";
 }
 
 /// Tokens that are left after every `begin` and `tick`.
@@ -50,8 +50,8 @@ pub struct Session {
 pub(crate) struct Inner {
     client: Client,
     /// As `client`, but counts as maintenance.
-    upkeep: Client,
-    lines: Arc<Lines>,
+    maintenance: Client,
+    lines: Arc<Reconnects>,
     pool: Arc<Pool>,
     pub(crate) id: u32,
     owner: u64,
@@ -94,16 +94,16 @@ impl Session {
     pub(crate) fn new(
         pool: &Arc<Pool>,
         client: Client,
-        lines: Arc<Lines>,
+        lines: Arc<Reconnects>,
         claimed: ClaimedClient,
     ) -> Self {
         pool.sessions.fetch_add(1, Ordering::SeqCst);
         pool.pins.enable(claimed.id);
-        let upkeep = Client::new(client.endpoint().clone());
-        upkeep.charge_to(OpKind::Maintenance);
+        let maintenance = Client::new(client.endpoint().clone());
+        maintenance.charge_to(OpKind::Maintenance);
         let inner = Inner {
             client,
-            upkeep,
+            maintenance,
             lines,
             id: claimed.id,
             owner: claimed.owner,
@@ -137,7 +137,7 @@ impl Session {
     /// As [`Session::reliable`], but counts as maintenance.
     #[inline]
     pub fn maintenance(&self) -> Reliable<'_> {
-        Reliable::new(&self.inner.upkeep, &self.inner.lines, self.patience_ns)
+        Reliable::new(&self.inner.maintenance, &self.inner.lines, self.patience_ns)
     }
 
     /// This session for work that must end once begun: its operations are tried until the server

@@ -21,7 +21,7 @@ use farleaf_fabric::{Client, Endpoint, GlobalAddr, Incarnation, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::geometry::{Geometry, SUPERBLOCK_BYTES};
-use crate::reliable::{Lines, PATIENCE_NS, Reliable};
+use crate::reliable::{PATIENCE_NS, Reconnects, Reliable};
 use crate::{FormatError, FormatFault, PoolError, PoolOptions};
 
 /// `FARLEAF` and a line end.
@@ -57,7 +57,7 @@ async fn format_claimed(
     options: &PoolOptions,
     claim: u64,
 ) -> Result<(), PoolError> {
-    let lines = Lines::new(client.endpoint().server_count());
+    let lines = Reconnects::new(client.endpoint().server_count());
     let client = Reliable::new(client, &lines, PATIENCE_NS);
     let endpoint = client.endpoint();
     let lengths: Vec<u64> = (0..endpoint.server_count())
@@ -97,7 +97,7 @@ async fn format_claimed(
 /// As [`format()`]; `Format` if some servers are formatted and others are not, though nobody is
 /// formatting them: what those held is lost. `Busy` if somebody else takes too long.
 pub async fn format_once(client: &Client, options: &PoolOptions) -> Result<bool, PoolError> {
-    let lines = Lines::new(client.endpoint().server_count());
+    let lines = Reconnects::new(client.endpoint().server_count());
     let reliable = Reliable::new(client, &lines, PATIENCE_NS);
     let own = client.endpoint().incarnation();
     let claim_at = GlobalAddr::new(ServerId(0), CLAIM_WORD as u64 * 8);

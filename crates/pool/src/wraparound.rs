@@ -2,7 +2,7 @@
 
 use farleaf_fabric::{Client, Endpoint};
 
-use crate::reliable::{Lines, PATIENCE_NS, Reliable};
+use crate::reliable::{PATIENCE_NS, Reconnects, Reliable};
 use crate::words::{AnnounceWord, BlockWord, MemberWord};
 use crate::{PoolError, root, superblock};
 
@@ -16,7 +16,7 @@ use crate::{PoolError, root, superblock};
 /// # Errors
 /// `Format` if there is no pool; `Fabric`.
 pub async fn age(client: &Client) -> Result<(), PoolError> {
-    let lines = Lines::new(client.endpoint().server_count());
+    let lines = Reconnects::new(client.endpoint().server_count());
     let client = Reliable::new(client, &lines, PATIENCE_NS);
     let (geometry, _) = superblock::open(client).await?;
     for server in geometry.server_ids() {

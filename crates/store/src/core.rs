@@ -12,7 +12,7 @@ use farleaf_index::{OpenOptions, Settings, suggest};
 use farleaf_pool::{Pool, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::gate::{Activity, Gates};
+use crate::op_lock::{Activity, OpLocks};
 use crate::serve::{ServeOptions, Serving};
 use crate::table_core::TableCore;
 use crate::thread_context::{Session, ThreadContext};
@@ -34,7 +34,7 @@ pub(crate) struct Core {
     pub(crate) pool: Arc<Pool>,
     /// Time that it waits for what the dead hold until they are recovered.
     pub(crate) patience_ns: u64,
-    pub(crate) gates: Gates,
+    pub(crate) op_locks: OpLocks,
     pub(crate) activity: Activity,
     /// Operations of [`Local`](crate::Local)s that are under way.
     pub(crate) local_ops: AtomicUsize,
@@ -76,7 +76,7 @@ impl Core {
             tears_words,
             pool,
             patience_ns,
-            gates: Gates::default(),
+            op_locks: OpLocks::default(),
             activity: Activity::default(),
             local_ops: AtomicUsize::new(0),
             making: AtomicUsize::new(0),

@@ -76,7 +76,7 @@ pub(crate) fn start(core: Arc<Core>) -> Result<JoinHandle<Result<()>>> {
 fn open(core: &Arc<Core>) -> Result<ThreadContext> {
     let context = ThreadContext::new(core)?;
     let recovered: Result<_> = context.endpoint().executor().clone().block_on(async {
-        let session = context.upkeep_session().await?;
+        let session = context.maintenance_session().await?;
         if core.recovers {
             session.serve_recovery().await?;
         }
@@ -99,12 +99,12 @@ fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
     let mut quiet_ticks = 0;
     let mut recovering = Recovering::default();
     while !core.is_closed() {
-        let ops = core.gates.ops();
+        let ops = core.op_locks.ops();
         let is_quiet = ops.is_some() && ops == seen_ops;
         quiet_ticks = if is_quiet { quiet_ticks + 1 } else { 0 };
         seen_ops = ops;
         executor.block_on(async {
-            let Ok(session) = context.upkeep_session().await else { return };
+            let Ok(session) = context.maintenance_session().await else { return };
             // A tick that fails changes nothing; the next one tries again, and the operations
             // report what is wrong.
             let _ = session.tick().await;
@@ -124,7 +124,7 @@ fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
             continue;
         }
         core.activity.set_idle();
-        if core.gates.ops() != seen_ops {
+        if core.op_locks.ops() != seen_ops {
             core.activity.wake();
         }
         while core.activity.is_idle() && !core.is_closed() {
@@ -205,7 +205,7 @@ impl Recovering {
             let context = ThreadContext::new(&core).ok()?;
             let executor = context.endpoint().executor().clone();
             executor.block_on(async {
-                let session = context.upkeep_session();
+                let session = context.maintenance_session();
                 let session = unless_closed(&core, context.endpoint(), session).await?.ok()?;
                 Some(recover(&core, &session).await)
             })
@@ -257,7 +257,7 @@ pub(crate) fn leave(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
     }
     let executor = context.endpoint().executor().clone();
     executor.block_on(async {
-        let session = context.upkeep_session().await?;
+        let session = context.maintenance_session().await?;
         if has_local_ops {
             // Their thread does not run them: what they hold is cleared up by others.
             session.leave_as_dead().await?;

@@ -127,7 +127,7 @@ fn look_after(core: &Arc<Core>, me: Incarnation, view: &View, context: &mut Opti
     }
     let Some(context) = context else { return };
     let looked: Result<()> = context.endpoint().executor().block_on(async {
-        let session = context.upkeep_session().await?;
+        let session = context.maintenance_session().await?;
         let mut is_called_for = is_new || core.pool.needs_recovery();
         for member in session.members().await? {
             let who = member.incarnation;

@@ -201,7 +201,7 @@ impl Farleaf {
             // Another thread is dropping it.
             return Err(table.gone());
         }
-        core.gates.pass();
+        core.op_locks.pass();
         while table.has_async_ops() {
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -396,7 +396,7 @@ impl Handle {
         #[cfg(feature = "etcd")]
         let seat = lock(&self.registered).take().and_then(Registered::stop);
         self.workers.close();
-        self.core.gates.pass();
+        self.core.op_locks.pass();
         thread_context::note_closed();
         thread_context::purge();
         self.core.activity.wake();

@@ -3,12 +3,12 @@
 //! An endpoint and its sessions stay on the thread that made them. A thread that calls the
 //! blocking API keeps them in a thread-local list, keyed by the store's number.
 //!
-//! - **INV-LANE-1** A context runs one operation at a time. An operation from inside another one (the
+//! - **INV-CONTEXT-1** A context runs one operation at a time. An operation from inside another one (the
 //!   caller's iterator of a bulk load asks a table) takes or makes a second context.
-//! - **INV-LANE-2** While an operation of the blocking API runs, its context's gate is locked. A thread
-//!   that sets a flag and then locks every gate knows that no operation runs that has not seen the
-//!   flag, if operations check it inside the gate.
-//! - **INV-LANE-3** The lanes of a closed store are dropped when their thread next calls any store,
+//! - **INV-CONTEXT-2** While an operation of the blocking API runs, its context's operation lock is locked. A thread
+//!   that sets a flag and then locks every one knows that no operation runs that has not seen the
+//!   flag, if operations check it while they hold it.
+//! - **INV-CONTEXT-3** The contexts of a closed store are dropped when their thread next calls any store,
 //!   or ends. Until then they hold the mapping of the pool, or connections to it, and nothing else.
 
 use std::cell::{Cell, RefCell};
@@ -21,7 +21,7 @@ use farleaf_pool::PoolError;
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::gate::Gate;
+use crate::op_lock::OpLock;
 
 /// One logical thread of operations on the pool.
 pub(crate) type Session = farleaf_pool::Session;
@@ -35,17 +35,16 @@ const SESSION_WAIT_LONG_NS: u64 = 100_000_000;
 const SESSION_PATIENCE_NS: u64 = 1_000_000_000;
 /// A store takes no more than this part of the pool's sessions for overlapping operations.
 const SPARE_PART: usize = 4;
-/// One of so many parts of the pool's sessions is left to maintenance threads, which open the pool, recover the
-/// dead, who hold theirs until then, and leave: one for each member that there may be, and in larger pools more
-/// for those who die over it.
-const UPKEEP_PART: u32 = 4;
+/// Operations leave a quarter of the pool's sessions to maintenance threads, which need them to open the pool, to
+/// recover dead members and to leave. A dead member holds its sessions until it is recovered.
+const MAINTENANCE_PART: u32 = 4;
 
 /// One thread's endpoint, its executor and its sessions.
 pub(crate) struct ThreadContext {
     core: Arc<Core>,
     endpoint: AnyEndpoint,
     idle: RefCell<Vec<Counted>>,
-    gate: Arc<Gate>,
+    op_lock: Arc<OpLock>,
 }
 
 /// A session, and how many operations it has done.
@@ -66,9 +65,9 @@ impl ThreadContext {
     }
 
     fn on(core: &Arc<Core>, endpoint: AnyEndpoint) -> ThreadContext {
-        let gate = Arc::new(Gate::default());
-        core.gates.add(&gate);
-        ThreadContext { core: Arc::clone(core), endpoint, idle: RefCell::default(), gate }
+        let op_lock = Arc::new(OpLock::default());
+        core.op_locks.add(&op_lock);
+        ThreadContext { core: Arc::clone(core), endpoint, idle: RefCell::default(), op_lock }
     }
 
     /// Runs `op` on the calling thread to its end.
@@ -77,7 +76,7 @@ impl ThreadContext {
         op: impl AsyncFnOnce(&ThreadContext) -> Result<T>,
     ) -> Result<T> {
         let context = Borrowed::take(core)?;
-        let _at_work = context.gate.enter(&core.activity);
+        let _at_work = context.op_lock.enter(&core.activity);
         if core.is_closed() {
             return Err(Error::closed());
         }
@@ -97,7 +96,7 @@ impl ThreadContext {
     ///
     /// # Errors
     /// As [`ThreadContext::session`].
-    pub(crate) async fn upkeep_session(&self) -> Result<SessionGuard<'_>> {
+    pub(crate) async fn maintenance_session(&self) -> Result<SessionGuard<'_>> {
         self.await_session(0).await
     }
 
@@ -173,15 +172,15 @@ impl ThreadContext {
         &self.endpoint
     }
 
-    /// Counts a job of a worker as an operation. A context has many at a time, so that none keeps the gate.
+    /// Counts a job of a worker as an operation. A context has many at a time, so that none keeps the lock.
     pub(crate) fn count_job(&self) {
-        drop(self.gate.enter(&self.core.activity));
+        drop(self.op_lock.enter(&self.core.activity));
     }
 }
 
 /// Sessions that a store's operations leave free.
 pub(crate) fn kept(core: &Core) -> u32 {
-    core.pool.geometry().options().clients_max / UPKEEP_PART
+    core.pool.geometry().options().clients_max / MAINTENANCE_PART
 }
 
 /// The error for a session that could not be had by whoever leaves `kept` free.
@@ -271,15 +270,15 @@ struct Borrowed {
     context: Option<ThreadContext>,
 }
 
-/// A thread's lanes of one store.
+/// A thread's contexts of one store.
 struct Place {
     store: u64,
     idle: Vec<ThreadContext>,
-    /// Lanes at work: more than one if operations are nested.
+    /// Contexts at work: more than one if operations are nested.
     out: usize,
 }
 
-/// A thread's lanes.
+/// A thread's contexts.
 #[derive(Default)]
 struct Places {
     places: Vec<Place>,
@@ -303,7 +302,7 @@ impl Borrowed {
         }
     }
 
-    /// An idle context, if nothing was closed since lanes of closed stores were last looked for.
+    /// An idle context, if nothing was closed since contexts of closed stores were last looked for.
     #[inline]
     fn find(core: &Core, closed: u64) -> Option<ThreadContext> {
         let context = PLACES.try_with(|places| {
@@ -403,7 +402,7 @@ impl Drop for Inside {
     }
 }
 
-/// Drops this thread's idle lanes of closed stores; returns how many stores had been closed.
+/// Drops this thread's idle contexts of closed stores; returns how many stores had been closed.
 pub(crate) fn purge() -> u64 {
     let closed = CLOSED.load(Ordering::Relaxed);
     let mut gone = Vec::new();
@@ -451,7 +450,7 @@ fn forget_lanes() {
     }
 }
 
-/// Has every thread look for lanes of closed stores when it next calls one.
+/// Has every thread look for contexts of closed stores when it next calls one.
 pub(crate) fn note_closed() {
     CLOSED.fetch_add(1, Ordering::Relaxed);
 }
@@ -488,8 +487,8 @@ mod tests {
         Farleaf::builder().pool_bytes(64 << 20).open("mem:").unwrap()
     }
 
-    /// Idle lanes of the store on this thread, and those at work.
-    fn lanes(db: &Farleaf) -> (usize, usize) {
+    /// Idle contexts of the store on this thread, and those at work.
+    fn contexts(db: &Farleaf) -> (usize, usize) {
         PLACES.with(|places| {
             let places = &places.borrow().places;
             let place = places.iter().find(|place| place.store == db.core().number);
@@ -502,14 +501,14 @@ mod tests {
         let db = small();
         let again = |depth| {
             ThreadContext::run(db.core(), async |_| {
-                let inner = ThreadContext::run(db.core(), async |_| Ok(lanes(&db)));
+                let inner = ThreadContext::run(db.core(), async |_| Ok(contexts(&db)));
                 assert_eq!(inner?, (0, 2));
                 Ok(depth)
             })
         };
         for depth in 0..3 {
             assert_eq!(again(depth).unwrap(), depth);
-            assert_eq!(lanes(&db), (2, 0));
+            assert_eq!(contexts(&db), (2, 0));
         }
         assert!(check_outside(db.core()).is_ok());
     }
@@ -540,9 +539,9 @@ mod tests {
         let sessions = db.core().pool.sessions();
         assert!(sessions > 0);
         forget_lanes();
-        assert_eq!((lanes(&db), db.core().pool.sessions()), ((0, 0), sessions));
+        assert_eq!((contexts(&db), db.core().pool.sessions()), ((0, 0), sessions));
         ThreadContext::run(db.core(), async |context| context.session().await.map(drop)).unwrap();
-        assert_eq!((lanes(&db).0, db.core().pool.sessions()), (1, sessions + 1));
+        assert_eq!((contexts(&db).0, db.core().pool.sessions()), (1, sessions + 1));
     }
 
     #[test]
@@ -551,13 +550,13 @@ mod tests {
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             ThreadContext::run(db.core(), async |context| {
                 let _session = context.session().await?;
-                if lanes(&db).1 == 1 { panic!("on purpose") } else { Ok(()) }
+                if contexts(&db).1 == 1 { panic!("on purpose") } else { Ok(()) }
             })
         }));
         assert!(panicked.is_err());
-        assert_eq!(lanes(&db), (0, 0));
+        assert_eq!(contexts(&db), (0, 0));
         assert!(ThreadContext::run(db.core(), async |_| Ok(())).is_ok());
-        assert_eq!(lanes(&db), (1, 0));
+        assert_eq!(contexts(&db), (1, 0));
     }
 
     #[test]

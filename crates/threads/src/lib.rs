@@ -23,7 +23,7 @@
 //! | ready tasks and the root's waker of an executor | `fabric/src/wake.rs` | loom |
 //! | wake-ups of the simulator | `fabric/src/sim/woken.rs` | loom |
 //! | pins, view, announced-live flag of a member | `pool/src/pins.rs` | shuttle, two threads exhaustively |
-//! | gates of lanes, closing, the sleeping maintenance thread | `store/src/gate.rs` | loom |
+//! | operation locks of contexts, closing, the sleeping maintenance thread | `store/src/op_lock.rs` | loom |
 //! | latches, work left to their holders and to leaders, mapping table, cooling map and queue, free frames, waiters of the engine `dex` | `index/src/local/`, `engines/src/dex/`; operations inside a range guard: `index/src/compute/ownership/op_counters.rs` | loom (`tests/loom_index.rs`) |
 //! | pins on its frames, against who takes the latch | `index/src/local/latch.rs` | shuttle, exhaustively: four `SeqCst` accesses, see `Latch::try_x` |
 //! | items of the bench | `bench/src/item_space.rs` | shuttle |
@@ -32,7 +32,7 @@
 //!
 //! - *Counters* (`fabric/src/counters.rs`): each has one writer, who loads and stores; readers take
 //!   any value that it had. Nothing follows from one.
-//! - *Slabs, buffers, sessions, lanes* hold `Rc` or raw pointers, are not `Send`, and stay on their
+//! - *Slabs, buffers, sessions, contexts* hold `Rc` or raw pointers, are not `Send`, and stay on their
 //!   thread.
 //! - *Tasks of an executor* (`fabric/src/tasks.rs`): their own thread's, but for the queue above.
 //! - *The allocator, retired objects, closed clients, retirements* of a member, and the *tables* of a
@@ -49,8 +49,8 @@
 //!   is bound to the tree.
 //! - *Operations of workers on a table* (`TableCore::begin_async`): count, then look at the flag;
 //!   flag, then look at the count: all `SeqCst`, as for pins.
-//! - *Lives and gates of a memory server* (`fabric/src/tcp/lives.rs`): a mutex each, taken in the order
-//!   known lives, one life, one gate, its other ways, and never two gates.
+//! - *Lives and admissions of a memory server* (`fabric/src/tcp/lives.rs`): a mutex each, taken in the order
+//!   known lives, one life, one admission, its other ways, and never two admissions.
 //! - *A store's entry in its cluster's directory* (`store/src/registered.rs`): one thread has it; what that
 //!   tells the others is behind a mutex, and a channel ends it.
 //! - *Jobs of the async API*: `async-channel`, and a mutex around starting and closing.

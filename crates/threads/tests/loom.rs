@@ -18,8 +18,8 @@ mod sync {
 #[path = "../../fabric/src/raw/copy.rs"]
 mod copy;
 #[allow(dead_code, reason = "the store uses all of it")]
-#[path = "../../store/src/gate.rs"]
-mod gate;
+#[path = "../../store/src/op_lock.rs"]
+mod op_lock;
 #[allow(dead_code, reason = "the fabric uses all of it")]
 #[path = "../../fabric/src/wake.rs"]
 mod wake;
@@ -30,10 +30,10 @@ mod woken;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use gate::{Activity, Gate, Gates};
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
+use op_lock::{Activity, OpLock, OpLocks};
 use wake::{Asked, Flag, Home, Notify, Queue};
 use woken::Woken;
 
@@ -290,53 +290,53 @@ fn wake_ups_are_drained_once() {
     });
 }
 
-/// INV-GATE-1: once the gates are passed, nobody is inside who has not seen the flag; also through a
-/// gate that is added meanwhile.
+/// INV-OP-LOCK-1: once the locks are passed, nobody is inside who has not seen the flag; also through a
+/// lock that is added meanwhile.
 #[test]
-fn who_has_passed_the_gates_is_alone() {
+fn a_thread_that_has_passed_all_locks_is_alone() {
     loom::model(|| {
-        let gates = Arc::new(Gates::default());
+        let locks = Arc::new(OpLocks::default());
         let activity = Arc::new(Activity::default());
         let closed = Arc::new(AtomicBool::new(false));
         // Memory that the closer gives back; loom sees who touches it without order.
         let memory = Arc::new(loom::cell::UnsafeCell::new(0));
         let operation = {
-            let (gates, activity) = (Arc::clone(&gates), Arc::clone(&activity));
+            let (locks, activity) = (Arc::clone(&locks), Arc::clone(&activity));
             let (closed, memory) = (Arc::clone(&closed), Arc::clone(&memory));
             thread::spawn(move || {
-                let gate = Arc::new(Gate::default());
-                gates.add(&gate);
-                let _inside = gate.enter(&activity);
+                let lock = Arc::new(OpLock::default());
+                locks.add(&lock);
+                let _inside = lock.enter(&activity);
                 if !closed.load(Ordering::Relaxed) {
                     memory.with_mut(|_| ());
                 }
                 // The order of its end is `std`'s counters', which loom does not see.
-                Arc::clone(&gate)
+                Arc::clone(&lock)
             })
         };
         closed.store(true, Ordering::SeqCst);
-        gates.pass();
+        locks.pass();
         memory.with_mut(|_| ());
         operation.join().unwrap();
     });
 }
 
-/// INV-GATE-2: an operation that begins while the maintenance thread falls asleep is counted, or
+/// INV-OP-LOCK-2: an operation that begins while the maintenance thread falls asleep is counted, or
 /// wakes it.
 #[test]
 fn an_operation_wakes_the_maintenance_thread() {
     loom::model(|| {
-        let gates = Arc::new(Gates::default());
+        let locks = Arc::new(OpLocks::default());
         let activity = Arc::new(Activity::default());
-        let gate = Arc::new(Gate::default());
-        gates.add(&gate);
+        let lock = Arc::new(OpLock::default());
+        locks.add(&lock);
         // As `maintain` does, after a quiet time without operations.
         let maintenance = {
-            let (gates, activity) = (Arc::clone(&gates), Arc::clone(&activity));
+            let (locks, activity) = (Arc::clone(&locks), Arc::clone(&activity));
             thread::spawn(move || {
                 activity.set_thread();
                 activity.set_idle();
-                if gates.ops() != Some(0) {
+                if locks.ops() != Some(0) {
                     activity.wake();
                 }
                 while activity.is_idle() {
@@ -344,8 +344,8 @@ fn an_operation_wakes_the_maintenance_thread() {
                 }
             })
         };
-        drop(gate.enter(&activity));
+        drop(lock.enter(&activity));
         maintenance.join().unwrap();
-        assert_eq!(gates.ops(), Some(1));
+        assert_eq!(locks.ops(), Some(1));
     });
 }

@@ -100,7 +100,7 @@ pub const FIGURES: &[PaperFigure] = &[
     figure("DART", "Figure 7", "round trips and bytes of YCSB", By("dart-fig7")),
     figure("DART", "Figure 8", "the gain of each technique", By("dart-fig8")),
     figure("DART", "Figure 9", "sizes of a bucket", By("dart-fig9")),
-    figure("DART", "Figure 10", "upkeep of the skip table", By("dart-fig10")),
+    figure("DART", "Figure 10", "maintenance of the skip table", By("dart-fig10")),
     figure("DART", "Figure 11", "adjustment of prefix lengths", By("dart-fig11")),
     figure("DART", "Figure 12", "lengths of scans", By("dart-fig12")),
     figure("DART", "Figure 13", "sizes of the cache", By("dart-fig13")),

@@ -40,7 +40,7 @@ pub(super) struct DartPaper {
     /// The most by which its latency is lower (Figure 6).
     pub(super) latency_gain_max: f64,
     pub(super) ablation: DartAblation,
-    pub(super) upkeep: DartUpkeep,
+    pub(super) maintenance: DartMaintenance,
     pub(super) adjustment: DartAdjustment,
     /// The most by which B+-trees are ahead on short scans (Figure 12).
     pub(super) short_scans_btree_gain: f64,
@@ -71,9 +71,9 @@ pub(super) struct DartAblation {
     pub(super) skip_table_trips: BTreeMap<String, f64>,
 }
 
-/// Figure 10: the upkeep of the skip table beside inserts.
+/// Figure 10: the maintenance of the skip table beside inserts.
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub(super) struct DartUpkeep {
+pub(super) struct DartMaintenance {
     pub(super) search_gain: f64,
     /// Share of the round trips that it takes, at most.
     pub(super) trips_share: f64,

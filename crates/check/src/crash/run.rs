@@ -486,7 +486,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
         }
         Ok::<_, HarnessError>(held)
     })??;
-    // An audit beside upkeep would find what is unlinked meanwhile both live and retired.
+    // An audit beside maintenance would find what is unlinked meanwhile both live and retired.
     survivors_rest(&sim, || 0)?;
     let lost = sim.block_on(async {
         let is_rest = recover(session).await?.is_some();

@@ -113,7 +113,7 @@ pub struct Network {
     pub link_faults_per_second: f64,
     /// Mean rate of the same faults of links over which compute servers ask each other. They strike
     /// all that lead to one, or that of one to another. For engines whose keys have owners.
-    pub post_faults_per_second: f64,
+    pub call_faults_per_second: f64,
     /// Longest time that a memory server is away, or a link is cut or slow.
     pub outage_time_max: Duration,
     /// Leases within which keys must be served again, after a compute server was killed while
@@ -130,7 +130,7 @@ impl Default for Network {
             lease: Duration::from_secs(1),
             memory_faults_per_second: 0.4,
             link_faults_per_second: 0.8,
-            post_faults_per_second: 0.4,
+            call_faults_per_second: 0.4,
             outage_time_max: Duration::from_secs(2),
             recovery_leases: None,
         }
@@ -160,7 +160,7 @@ impl Network {
         }
         check_rate("faults of memory servers", self.memory_faults_per_second)?;
         check_rate("faults of links", self.link_faults_per_second)?;
-        check_rate("faults of post links", self.post_faults_per_second)
+        check_rate("faults of call links", self.call_faults_per_second)
     }
 }
 
@@ -238,7 +238,7 @@ impl Config {
     /// Rate of faults of links between compute servers; 0 for engines without owners.
     pub(super) fn post_rate(&self) -> f64 {
         let network = self.network.as_ref().filter(|_| self.engine.traits().owned);
-        network.map_or(0.0, |network| network.post_faults_per_second)
+        network.map_or(0.0, |network| network.call_faults_per_second)
     }
 
     /// Numbers in the history that a client process takes.

@@ -25,10 +25,10 @@ const SLOW_MAX: Duration = Duration::from_millis(50);
 const OF_LINKS: [ProcessFault; 4] =
     [ProcessFault::Cut, ProcessFault::HalfCut, ProcessFault::Slow, ProcessFault::EndConnections];
 const OF_POSTS: [ProcessFault; 4] = [
-    ProcessFault::PostCut,
-    ProcessFault::PostHalfCut,
-    ProcessFault::PostSlow,
-    ProcessFault::PostEndConnections,
+    ProcessFault::CallCut,
+    ProcessFault::CallHalfCut,
+    ProcessFault::CallSlow,
+    ProcessFault::CallEndConnections,
 ];
 /// A process that could not work with the pool is started again after this time.
 const RETRY_TIME: Duration = Duration::from_millis(100);

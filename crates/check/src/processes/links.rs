@@ -1,7 +1,7 @@
 //! Links: a proxy of bytes in front of a process, which the driver can sever and slow down.
 //!
 //! Each process of a run reaches each memory server through a link of its own, and finds the pool
-//! at the links' addresses. If keys have owners, a client has one more, its *post link*. It
+//! at the links' addresses. If keys have owners, a client has one more, its *call link*. It
 //! advertises that link's address, so that the others ask it over the link. The driver can sever
 //! the link for all of them, or for some by their greetings. As on a network, a severed link loses
 //! no bytes: they arrive when the link is whole again. Only an end that has closed the connection
@@ -114,7 +114,7 @@ impl Links {
         Ok(Links { memory, post: None })
     }
 
-    /// Adds the post link of the process, which will note its own address in `notes` (see
+    /// Adds the call link of the process, which will note its own address in `notes` (see
     /// [`owners::listens`]). Returns the address to advertise.
     ///
     /// # Errors
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_post_link_leads_where_its_process_listens_and_is_cut_for_some_or_all() {
+    fn a_call_link_leads_where_its_process_listens_and_is_cut_for_some_or_all() {
         let name = format!("farleaf-post-link-{}", std::process::id());
         let notes = Notes(std::env::temp_dir().join(name));
         let mut links = Links::open(&[]).unwrap();

@@ -51,13 +51,13 @@ pub enum ProcessFault {
     EndConnections,
     /// Links between compute servers, all that lead to one or that from one to another, were cut in both
     /// directions.
-    PostCut,
+    CallCut,
     /// They were cut in one direction.
-    PostHalfCut,
+    CallHalfCut,
     /// They were slow.
-    PostSlow,
+    CallSlow,
     /// All their connections were ended.
-    PostEndConnections,
+    CallEndConnections,
 }
 
 /// Faults of a run over a network, and the times until all work went on.
@@ -84,13 +84,13 @@ pub struct NetworkReport {
     pub ends: u64,
     /// Times that links between compute servers were cut in both directions: all that led to one,
     /// or that from one to another.
-    pub post_cuts: u64,
+    pub call_cuts: u64,
     /// Times that they were cut in one direction.
-    pub post_half_cuts: u64,
+    pub call_half_cuts: u64,
     /// Times that they were slowed.
-    pub post_slows: u64,
+    pub call_slows: u64,
     /// Times that all their connections were ended.
-    pub post_ends: u64,
+    pub call_ends: u64,
     /// Client processes that were cut off, or gave the pool up, and opened it anew.
     pub opened_anew: u64,
     /// From the kill of a compute server until each key that it had (each key of the table, if keys have no
@@ -276,10 +276,10 @@ impl NetworkReport {
             ProcessFault::HalfCut => self.half_cuts += 1,
             ProcessFault::Slow => self.slows += 1,
             ProcessFault::EndConnections => self.ends += 1,
-            ProcessFault::PostCut => self.post_cuts += 1,
-            ProcessFault::PostHalfCut => self.post_half_cuts += 1,
-            ProcessFault::PostSlow => self.post_slows += 1,
-            ProcessFault::PostEndConnections => self.post_ends += 1,
+            ProcessFault::CallCut => self.call_cuts += 1,
+            ProcessFault::CallHalfCut => self.call_half_cuts += 1,
+            ProcessFault::CallSlow => self.call_slows += 1,
+            ProcessFault::CallEndConnections => self.call_ends += 1,
         }
     }
 }

@@ -210,9 +210,9 @@ impl Driver<'_> {
             .map(|(thread, client)| Ok((client, endpoint(thread)?)))
             .collect::<Result<Vec<_>, Failure>>()?;
         let state = LifeState::new();
-        let upkeep = endpoint(threads(self.scenario) - 1)?;
+        let maintenance = endpoint(threads(self.scenario) - 1)?;
         let (shared, own) = (Rc::clone(&self.shared), Rc::clone(&state));
-        let life = live(shared, own, fabric.clone(), upkeep, clients);
+        let life = live(shared, own, fabric.clone(), maintenance, clients);
         self.sim.spawn(compute, life);
         Ok(Life { compute, state })
     }

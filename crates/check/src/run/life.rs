@@ -20,7 +20,7 @@ use super::outcome::Failure;
 use super::record::RunShared;
 
 /// Time between two rounds of maintenance.
-const UPKEEP_NS: u64 = 60_000;
+const MAINTENANCE_NS: u64 = 60_000;
 /// Attempts to join, and to leave.
 const ATTEMPTS: usize = 200;
 /// Looks whether its last work for others has ended: a request may wait for a cut link.
@@ -83,8 +83,8 @@ async fn try_live(
     clients: Vec<(usize, AnyEndpoint)>,
 ) -> Result<(), CutOff> {
     let joined = insist(shared, &endpoint, "join", async || Ok(join(endpoint.clone()).await?));
-    let Some(upkeep) = joined.await? else { return Ok(()) };
-    let number = number_of(upkeep.pool().member());
+    let Some(maintenance) = joined.await? else { return Ok(()) };
+    let number = number_of(maintenance.pool().member());
     let expose_bytes = shared.scenario.expose_kib << 10;
     if let Err(error) = fabric.expose(number, expose_bytes, &ListenConfig::default()) {
         shared.fail(Failure::Setup(error.to_string()));
@@ -92,13 +92,14 @@ async fn try_live(
     }
     if expose_bytes > 0 {
         let published = insist(shared, &endpoint, "publish its memory", async || {
-            Ok(upkeep.publish_region(expose_bytes).await?)
+            Ok(maintenance.publish_region(expose_bytes).await?)
         });
         if published.await?.is_none() {
             return Ok(());
         }
     }
-    let opened = insist(shared, &endpoint, "open", async || shared.table.open(&upkeep, true).await);
+    let opened =
+        insist(shared, &endpoint, "open", async || shared.table.open(&maintenance, true).await);
     let Some(index) = opened.await? else { return Ok(()) };
     let is_over = Rc::new(Cell::new(false));
     let serving = insist(shared, &endpoint, "serve others", async || {
@@ -106,7 +107,7 @@ async fn try_live(
             let state = Rc::clone(state);
             move || state.is_cut_off.set(true)
         };
-        let sessions = async || Ok(upkeep.pool().session(endpoint.clone()).await?);
+        let sessions = async || Ok(maintenance.pool().session(endpoint.clone()).await?);
         shared.table.serve(shared, &index, &is_over, on_cut_off, sessions).await
     });
     if serving.await?.is_none() {
@@ -116,7 +117,7 @@ async fn try_live(
         if shared.left[number].borrow().is_empty() {
             continue;
         }
-        let pool = Arc::clone(upkeep.pool());
+        let pool = Arc::clone(maintenance.pool());
         let opened = insist(shared, &endpoint, "open a session", async || {
             Ok(pool.session(endpoint.clone()).await?)
         });
@@ -138,27 +139,27 @@ async fn try_live(
         });
     }
     while state.working.get() > 0 {
-        maintain(shared, state, &upkeep).await?;
-        endpoint.sleep(UPKEEP_NS).await;
+        maintain(shared, state, &maintenance).await?;
+        endpoint.sleep(MAINTENANCE_NS).await;
     }
     state.stage.set(Stage::Leaves);
     is_over.set(true);
     endpoint.leave().await;
-    leave(shared, state, &upkeep, &index).await
+    leave(shared, state, &maintenance, &index).await
 }
 
 /// One round of maintenance.
 async fn maintain(
     shared: &Rc<RunShared>,
     state: &LifeState,
-    upkeep: &Session,
+    maintenance: &Session,
 ) -> Result<(), CutOff> {
     if state.is_cut_off.get() {
         return Err(CutOff);
     }
-    tick(shared, upkeep).await?;
-    if upkeep.pool().needs_recovery() {
-        take_over(shared, upkeep).await?;
+    tick(shared, maintenance).await?;
+    if maintenance.pool().needs_recovery() {
+        take_over(shared, maintenance).await?;
     }
     Ok(())
 }
@@ -187,23 +188,23 @@ pub(super) async fn take_over(shared: &RunShared, session: &Session) -> Result<b
 async fn leave(
     shared: &Rc<RunShared>,
     state: &LifeState,
-    upkeep: &Session,
+    maintenance: &Session,
     index: &AnyIndex,
 ) -> Result<(), CutOff> {
     for _ in 0..LEAVE_LOOKS {
         // A task that still works for others, or moves a range, has a session.
-        if upkeep.pool().sessions() == 1 {
+        if maintenance.pool().sessions() == 1 {
             break;
         }
-        maintain(shared, state, upkeep).await?;
-        upkeep.endpoint().sleep(ATTEMPT_NS).await;
+        maintain(shared, state, maintenance).await?;
+        maintenance.endpoint().sleep(ATTEMPT_NS).await;
     }
     let mut why = String::new();
     let mut is_open = true;
     for _ in 0..ATTEMPTS {
-        maintain(shared, state, upkeep).await?;
+        maintain(shared, state, maintenance).await?;
         if is_open {
-            match index.close(upkeep).await {
+            match index.close(maintenance).await {
                 Ok(()) => is_open = false,
                 Err(IndexError::Closed(_)) => return Err(CutOff),
                 Err(IndexError::Corrupt(why)) => {
@@ -214,10 +215,10 @@ async fn leave(
             }
         }
         if is_open {
-            upkeep.endpoint().sleep(ATTEMPT_NS).await;
+            maintenance.endpoint().sleep(ATTEMPT_NS).await;
             continue;
         }
-        match upkeep.leave().await {
+        match maintenance.leave().await {
             Ok(()) => return Ok(()),
             Err(PoolError::Corrupt(why)) => {
                 shared.fail(Failure::Corrupt(format!("leave: {why}")));
@@ -229,7 +230,7 @@ async fn leave(
                 error => why = error.to_string(),
             },
         }
-        upkeep.endpoint().sleep(ATTEMPT_NS).await;
+        maintenance.endpoint().sleep(ATTEMPT_NS).await;
     }
     shared.fail(Failure::Stuck(format!("a compute server could not leave the pool: {why}")));
     Ok(())

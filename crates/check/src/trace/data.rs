@@ -18,7 +18,7 @@ pub(super) fn of(scenario: &Scenario, outcome: &Outcome, records: &[OpRecord]) -
     let (clients, computes) = (scenario.clients, scenario.compute_servers);
     let lanes: Vec<String> = (0..clients)
         .map(|client| format!("client {client} (C{})", client % computes))
-        .chain((0..computes).map(|compute| format!("upkeep of C{compute}")))
+        .chain((0..computes).map(|compute| format!("maintenance of C{compute}")))
         .chain(["looker-on".to_owned()])
         .collect();
     let looker = clients + computes;

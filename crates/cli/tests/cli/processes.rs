@@ -152,7 +152,7 @@ fn links_between_compute_servers_that_fail_leave_a_table_that_is_right() {
     assert!(report["failure"].is_null(), "{report}");
     let network = &report["network"];
     let count = |name: &str| network[name].as_u64().unwrap();
-    let kinds = ["post_cuts", "post_half_cuts", "post_slows", "post_ends"];
+    let kinds = ["call_cuts", "call_half_cuts", "call_slows", "call_ends"];
     let done: u64 = kinds.into_iter().map(count).sum();
     assert!(done > 0, "{report}");
     let faults = network["faults"].as_array().unwrap().iter();

@@ -12,7 +12,7 @@ use super::descent::SlotPlace;
 use super::leaf::{self, Before};
 use super::meta;
 use super::node_split::chain;
-use super::outcome::{Attempt, Mine};
+use super::outcome::{Attempt, PublishedKind};
 use super::publish::{Publication, Published};
 use super::word::{DartNodeType, LEN_MAX, SlotContent, SlotWord, Step};
 
@@ -81,8 +81,11 @@ impl DartTree {
         let removed =
             if line.root.is_tomb() { Some(io.word(line.root.addr()).await?) } else { None };
         let place = self.root_place(line.root);
-        let mine =
-            if matches!(root.child(), SlotContent::Node(..)) { Mine::Node } else { Mine::Leaf };
+        let mine = if matches!(root.child(), SlotContent::Node(..)) {
+            PublishedKind::Node
+        } else {
+            PublishedKind::Leaf
+        };
         let attempt = Attempt { removed, ..attempt_at(&place, root, mine) };
         let (last, count) = (std::mem::take(&mut builder.last), builder.count);
         let mut objects = std::mem::take(&mut builder.objects);

@@ -296,7 +296,7 @@ impl EntryCache {
         Ok(())
     }
 
-    /// Forgets all. Notices up to the line are heeded by that: nobody remembers their nodes from now on.
+    /// Forgets all. The empty cache has heeded every notice up to the root line.
     fn forget_all(&self, line: &CheckLine) {
         let mut heeded = lock(&self.heeded);
         self.generation.fetch_add(FORGOTTEN + 1, Ordering::SeqCst);

@@ -14,7 +14,7 @@ use super::descent::{NodeRef, SlotPlace, Way, WayEnd};
 use super::leaf::{self, Before, LeafCopy};
 use super::node_switch::{Grown, Growth};
 use super::ops::Below;
-use super::outcome::{Attempt, Mine};
+use super::outcome::{Attempt, PublishedKind};
 use super::publish::{Publication, Published};
 use super::word::{SESSION_MASK, SlotContent, SlotWord, Step};
 
@@ -295,7 +295,8 @@ impl Changing<'_> {
             self.tree.counters.tomb_reused.add(1);
         }
         let put = SlotWord::leaf(place.step, self.code(), leaf.addr());
-        let attempt = Attempt { removed: removed_word, ..attempt_at(&place, put, Mine::Leaf) };
+        let attempt =
+            Attempt { removed: removed_word, ..attempt_at(&place, put, PublishedKind::Leaf) };
         if self.change.expected.is_some() {
             self.held.clear();
         }
@@ -393,18 +394,18 @@ impl Changing<'_> {
         let (put, mine, objects) = match self.leaf.take() {
             Some(leaf) => {
                 let put = SlotWord::leaf(place.step, self.code(), leaf.addr());
-                (put, Mine::Leaf, vec![leaf])
+                (put, PublishedKind::Leaf, vec![leaf])
             }
             None => {
                 let session = self.session.id() & SESSION_MASK;
                 let tomb = SlotWord::tomb(place.step, place.word.addr(), session);
                 let put = if ERASE_REMOVED.is_armed() { SlotWord::EMPTY } else { tomb };
-                (put, Mine::Tomb, Vec::new())
+                (put, PublishedKind::Tomb, Vec::new())
             }
         };
         let attempt = attempt_at(&place, put, mine);
         let next = self.publish(&place, attempt, objects, retiring, outcome).await?;
-        if mine == Mine::Tomb
+        if mine == PublishedKind::Tomb
             && let NextStep::Ended(AttemptEnd::Done(_)) = next
         {
             self.tree.counters.tomb_made.add(1);
@@ -435,7 +436,7 @@ impl Changing<'_> {
         objects.iter().for_each(Unlinked::written);
         self.tree.counters.split.add(1);
         self.tree.counters.chain.add(objects.len() as u64 - 2);
-        let attempt = attempt_at(&place, put, Mine::Node);
+        let attempt = attempt_at(&place, put, PublishedKind::Node);
         if self.change.expected.is_some() {
             self.held.clear();
         }
@@ -484,7 +485,7 @@ impl Changing<'_> {
         let publication = Publication::new(tree, session, key, attempt, objects, retiring);
         match publication.run().await? {
             Published::Done => {
-                if attempt.mine == Mine::Node {
+                if attempt.mine == PublishedKind::Node {
                     tree.node_linked(session, key, place, attempt.put);
                 }
                 Ok(NextStep::Ended(AttemptEnd::Done(outcome)))
@@ -492,7 +493,7 @@ impl Changing<'_> {
             Published::Lost(found, mut objects) => {
                 tree.counters.changed.add(1);
                 // The leaf is the last.
-                self.leaf = if attempt.mine == Mine::Tomb { None } else { objects.pop() };
+                self.leaf = if attempt.mine == PublishedKind::Tomb { None } else { objects.pop() };
                 Ok(match found {
                     Some(word) => NextStep::Found(word),
                     None => NextStep::Ended(AttemptEnd::Again),
@@ -550,7 +551,7 @@ impl Changing<'_> {
 }
 
 /// The CAS that puts `put` into a slot.
-pub(super) fn attempt_at(place: &SlotPlace, put: SlotWord, mine: Mine) -> Attempt {
+pub(super) fn attempt_at(place: &SlotPlace, put: SlotWord, mine: PublishedKind) -> Attempt {
     let (at, expected, shared) = (place.at, place.word, place.bytes_before_child());
     Attempt { at, expected, put, mine, shared, removed: None }
 }

@@ -107,7 +107,7 @@ pub(super) async fn read_line(io: Reliable<'_>, meta: GlobalAddr) -> Result<Chec
 /// The objects that it names are not reused while the moment stays the same (pool, INV-EPOCH-7). It may have left the
 /// tree: an operation that uses R of here believes only unsealed words, until it has read one.
 #[derive(Debug, Default)]
-pub(super) struct RememberedLine {
+pub(super) struct CachedRoot {
     /// 0 while the words are being changed.
     moment: AtomicU64,
     root: AtomicU64,
@@ -115,7 +115,7 @@ pub(super) struct RememberedLine {
     changing: Mutex<()>,
 }
 
-impl RememberedLine {
+impl CachedRoot {
     /// The line, if it is of this moment, and R is of use to another operation.
     #[inline]
     pub(super) fn at(&self, moment: u64) -> Option<CheckLine> {

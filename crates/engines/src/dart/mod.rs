@@ -64,7 +64,7 @@ use farleaf_pool::{Audit, Session};
 use self::cache::EntryCache;
 use self::counters::Counters;
 use self::hashed_node::NodeShape;
-use self::meta::RememberedLine;
+use self::meta::CachedRoot;
 use self::node_switch::Claims;
 pub use self::options::{DartOptions, DartShape};
 use self::skip_table::{AdjustClock, HitRates, KnownTables, Maintenance};
@@ -88,7 +88,7 @@ struct DartTree {
     table: u32,
     object_bytes_max: usize,
     options: DartOptions,
-    remembered: RememberedLine,
+    remembered: CachedRoot,
     cache: EntryCache,
     known_tables: KnownTables,
     hit_rates: HitRates,
@@ -108,7 +108,7 @@ impl DartTree {
             object_bytes_max: session.pool().geometry().object_bytes_max(),
             cache: EntryCache::new(options.cache_bytes),
             options,
-            remembered: RememberedLine::default(),
+            remembered: CachedRoot::default(),
             known_tables: KnownTables::default(),
             hit_rates: HitRates::default(),
             maintenance: Maintenance::default(),

@@ -25,7 +25,7 @@ use farleaf_index::detach::{run_to_end, unfinished_change, unfinished_work};
 use farleaf_index::join::join;
 use farleaf_index::retry::Attempts;
 use farleaf_index::sync::{Mutex, lock};
-use farleaf_pool::{Reliable, Retiring, Session, Trial, Unlinked, is_open};
+use farleaf_pool::{Reliable, Retiring, Session, Tries, Unlinked, is_open};
 
 use super::DartTree;
 use super::descent::{NodeRef, SlotPlace, Start, WayEnd};
@@ -136,7 +136,7 @@ impl DartTree {
         key: &[u8],
         node: NodeRef,
     ) -> Result<(), IndexError> {
-        self.wait_for_upkeep(session).await?;
+        self.wait_for_maintenance(session).await?;
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         self.counters.switch_started.add(1);
         let task = async move {
@@ -147,7 +147,7 @@ impl DartTree {
     }
 
     /// Waits for the tasks of earlier switches of this session, so that their pins do not overlap without end.
-    async fn wait_for_upkeep(&self, session: &Session) -> Result<(), IndexError> {
+    async fn wait_for_maintenance(&self, session: &Session) -> Result<(), IndexError> {
         if session.finish_pinned_tasks().await { Ok(()) } else { Err(takes_long()) }
     }
 
@@ -168,7 +168,7 @@ impl DartTree {
         key: &[u8],
         growth: Growth,
     ) -> Result<Grown, IndexError> {
-        self.wait_for_upkeep(session).await?;
+        self.wait_for_maintenance(session).await?;
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         self.counters.switch_started.add(1);
         let task = async move {
@@ -186,10 +186,10 @@ impl DartTree {
     /// Runs a switch to its end, and first those of the nodes above it that are being replaced. Returns the growth of
     /// the first, unless its leaf is in the tree.
     async fn switch_all(self: &Arc<Self>, first: Switch<'_>) -> Result<Option<Growth>, IndexError> {
-        let (session, io, is_upkeep) = (first.session, first.io, first.is_upkeep);
+        let (session, io, is_maintenance) = (first.session, first.io, first.is_maintenance);
         let new = |key: Vec<u8>, node, is_proven| {
             let mut switch = Switch::new(self, session, Cow::Owned(key), node);
-            (switch.io, switch.is_proven, switch.is_upkeep) = (io, is_proven, is_upkeep);
+            (switch.io, switch.is_proven, switch.is_maintenance) = (io, is_proven, is_maintenance);
             switch
         };
         let (mut nodes, mut left) = (vec![first], None);
@@ -268,7 +268,7 @@ impl DartTree {
         if live <= 1 || (node.kind != DartNodeType::N8 && live <= capacity / 4) {
             self.counters.switch_started.add(1);
             let mut switch = Switch::new(self, session, Cow::Borrowed(key), node);
-            (switch.io, switch.is_proven, switch.is_upkeep) = (io, true, true);
+            (switch.io, switch.is_proven, switch.is_maintenance) = (io, true, true);
             self.switch_all(switch).await?;
         }
         Ok(())
@@ -286,7 +286,7 @@ struct Switch<'a> {
     /// All keys below it begin as `key`.
     is_proven: bool,
     /// It runs in a task that no operation waits for.
-    is_upkeep: bool,
+    is_maintenance: bool,
     /// Its words, once all are sealed.
     sealed: Option<Vec<SlotWord>>,
     /// The new node, if there is to be one.
@@ -351,7 +351,7 @@ impl<'a> Switch<'a> {
             key,
             node,
             is_proven,
-            is_upkeep: false,
+            is_maintenance: false,
             sealed: None,
             new: None,
             in_doubt,
@@ -436,9 +436,9 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// Begins a growth by one list: the seals, and all that needs no answer of theirs. That is the leaf of the proof,
-    /// the new leaf, the new node as it is if no slot has changed, and, unless the node's slot is known, a probe for a
-    /// node above. Returns the node's words, the leaf of the proof, and the node's slot.
+    /// Begins a growth: posts the seals together with every operation that does not depend on their results. Those are
+    /// the leaf of the proof, the new leaf, the new node as it is if no slot has changed, and, unless the node's slot is
+    /// known, a probe for a node above. Returns the node's words, the leaf of the proof, and the node's slot.
     async fn begin_growth(
         &mut self,
         words: Option<Vec<SlotWord>>,
@@ -660,7 +660,7 @@ impl<'a> Switch<'a> {
             Some(_) => IndexError::OutcomeUnknown(error.to_string()),
             None => error,
         };
-        let posting = self.io.posting();
+        let mark = self.io.post_mark();
         let cas = self.io.client().cas(place.at, place.word.raw(), put.raw()).await;
         match cas {
             Ok(found) if found == place.word.raw() => {
@@ -668,7 +668,7 @@ impl<'a> Switch<'a> {
             }
             Ok(_) => {}
             Err(error) if is_open(error) => {
-                let settled = self.io.again(&mut Trial::default(), posting, error).await;
+                let settled = self.io.again(&mut Tries::default(), mark, error).await;
                 settled.map_err(|error| failed(error.into()))?;
                 if new.is_some() {
                     let verdict = self.tree.judge_node(self.io, &self.key, put.addr()).await;
@@ -703,7 +703,7 @@ impl<'a> Switch<'a> {
         let sealed = self.sealed.take().unwrap_or_default();
         let proven = self.is_proven.then(|| self.key.to_vec());
         let unlinked = UnlinkedNode { node: self.node, winner, sealed, put, proven, retiring };
-        if self.is_upkeep {
+        if self.is_maintenance {
             let ended = unlinked.end(self.tree, self.session).await;
             drop(counted);
             return ended;

@@ -26,7 +26,7 @@ const FIRST_BYTES: usize = 64;
 
 /// The word that a CAS puts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mine {
+pub(super) enum PublishedKind {
     /// A new leaf.
     Leaf,
     /// A TOMB of the leaf that was there.
@@ -41,7 +41,7 @@ pub(super) struct Attempt {
     pub(super) at: GlobalAddr,
     pub(super) expected: SlotWord,
     pub(super) put: SlotWord,
-    pub(super) mine: Mine,
+    pub(super) mine: PublishedKind,
     /// Bytes of the key that lead to the slot.
     pub(super) shared: usize,
     /// If `expected` is a TOMB: the first word of what it names, as it was before the CAS was posted.
@@ -71,7 +71,7 @@ impl DartTree {
         key: &[u8],
         attempt: &Attempt,
     ) -> Result<Verdict, IndexError> {
-        if attempt.mine == Mine::Node {
+        if attempt.mine == PublishedKind::Node {
             return self.judge_node(io, key, attempt.put.addr()).await;
         }
         let session = session.id() & SESSION_MASK;
@@ -169,17 +169,17 @@ impl DartTree {
                     let is_it = slot == at && expected.is_empty();
                     return Ok(if is_it { Verdict::NotDone } else { Verdict::Unknown });
                 }
-                Before::Leaf(leaf) if mine == Mine::Leaf && leaf == put.addr() => {
+                Before::Leaf(leaf) if mine == PublishedKind::Leaf && leaf == put.addr() => {
                     return Ok(Verdict::Done);
                 }
-                Before::Tomb(leaf, _) if mine == Mine::Leaf && leaf == put.addr() => {
+                Before::Tomb(leaf, _) if mine == PublishedKind::Leaf && leaf == put.addr() => {
                     return Ok(Verdict::Done);
                 }
                 Before::Leaf(leaf) if over_leaf && leaf == expected.addr() => {
                     return Ok(Verdict::NotDone);
                 }
                 Before::Tomb(leaf, by) if over_leaf && leaf == expected.addr() => {
-                    let is_mine = mine == Mine::Tomb && by == session;
+                    let is_mine = mine == PublishedKind::Tomb && by == session;
                     return Ok(if is_mine { Verdict::Done } else { Verdict::NotDone });
                 }
                 Before::Tomb(leaf, by)

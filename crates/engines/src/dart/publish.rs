@@ -1,12 +1,12 @@
 //! Publication: the one CAS that makes a change visible, and what depends on its outcome.
 //!
-//! From the posting of the CAS to its verdict, a guard owns the new objects and the retirement. If the caller
+//! From the mark of the CAS to its verdict, a guard owns the new objects and the retirement. If the caller
 //! drops the operation in between, the guard gives them to a task, which settles the outcome.
 
 use std::sync::Arc;
 
 use farleaf_index::IndexError;
-use farleaf_pool::{Retiring, Session, Trial, Unlinked, is_open};
+use farleaf_pool::{Retiring, Session, Tries, Unlinked, is_open};
 
 use super::DartTree;
 use super::outcome::{Attempt, Verdict};
@@ -55,15 +55,15 @@ impl<'a> Publication<'a> {
     pub(super) async fn run(mut self) -> Result<Published, IndexError> {
         let Attempt { at, expected, put, .. } = self.attempt;
         let io = self.session.reliable();
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         self.objects.iter().for_each(Unlinked::keep);
         self.is_posted = true;
-        let posting = io.posting();
+        let mark = io.post_mark();
         let found = match self.session.client().cas(at, expected.raw(), put.raw()).await {
             Ok(found) => SlotWord::from_raw(found),
             Err(error) if is_open(error) => {
                 let unknown = |error: String| IndexError::OutcomeUnknown(error);
-                let settled = io.again(&mut trial, posting, error).await;
+                let settled = io.again(&mut tries, mark, error).await;
                 settled.map_err(|error| unknown(error.to_string()))?;
                 let verdict = self.tree.judge(self.session, io, self.key, &self.attempt).await;
                 let mut verdict = verdict.map_err(|error| unknown(error.to_string()))?;

@@ -154,7 +154,7 @@ stats! {
     frames_wanting,
     /// Walks that began again.
     restarts,
-    /// Waits for somebody else's remote operation on a node.
+    /// Waits for another task's remote operation on a node.
     waits,
     /// Gets answered by another task's READ of a leaf that is not admitted.
     gets_joined,

@@ -58,7 +58,7 @@ pub(super) struct NodeRead {
 
 /// A node that this operation has READ, and proven.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct ReadNode {
     pub(super) addr: GlobalAddr,
     pub(super) image: Buf,
     /// Bytes of the key that lead to it; 0 if it was found by the cache.
@@ -73,7 +73,7 @@ pub(super) struct Held {
     pub(super) is_cached: bool,
 }
 
-impl Held {
+impl ReadNode {
     pub(super) fn node(&self, tree: &Tree) -> Node<'_> {
         Node::new(&tree.shape, self.image.words())
     }
@@ -90,7 +90,7 @@ impl Held {
 
 /// The end of the way to a key.
 #[derive(Debug)]
-pub(super) enum Landing {
+pub(super) enum PathEnd {
     /// The last node has no slot for the key's edge.
     None,
     /// It has one without a child.
@@ -98,19 +98,19 @@ pub(super) enum Landing {
     /// It leads to a leaf.
     Leaf { index: usize, slot: Slot },
     /// It leads to a node whose compressed bytes the key leaves at a position.
-    Differs { index: usize, slot: Slot, child: Held, at: usize },
+    Differs { index: usize, slot: Slot, child: ReadNode, at: usize },
 }
 
 /// The nodes on the way to a key from the one that was proven first, and where it ends.
 #[derive(Debug)]
 pub(super) struct Path {
-    pub(super) nodes: Vec<Held>,
-    pub(super) landing: Landing,
+    pub(super) nodes: Vec<ReadNode>,
+    pub(super) landing: PathEnd,
 }
 
 impl Path {
     /// The node in which the way ends.
-    pub(super) fn last(&self) -> &Held {
+    pub(super) fn last(&self) -> &ReadNode {
         &self.nodes[self.nodes.len() - 1]
     }
 
@@ -122,8 +122,8 @@ impl Path {
     /// Returns whether it leads to the object at `addr`.
     pub(super) fn reaches(&self, addr: GlobalAddr) -> bool {
         let ends_there = match &self.landing {
-            Landing::None | Landing::Tomb { .. } => false,
-            Landing::Leaf { slot, .. } | Landing::Differs { slot, .. } => slot.addr() == addr,
+            PathEnd::None | PathEnd::Tomb { .. } => false,
+            PathEnd::Leaf { slot, .. } | PathEnd::Differs { slot, .. } => slot.addr() == addr,
         };
         ends_there || self.nodes.iter().any(|held| held.addr == addr)
     }
@@ -131,7 +131,7 @@ impl Path {
 
 /// The end of the cached part of the way to a key.
 #[derive(Debug)]
-pub(super) struct Guess {
+pub(super) struct CachedStart {
     pub(super) entry: Entry,
     /// The cached slot for the key's next edge.
     pub(super) slot: Option<Slot>,
@@ -153,7 +153,7 @@ pub(super) enum Proof {
 
 impl Tree {
     /// Follows the cached nodes towards `key`. No remote operation.
-    pub(super) fn guess(&self, key: &[u8]) -> Option<Guess> {
+    pub(super) fn guess(&self, key: &[u8]) -> Option<CachedStart> {
         if self.options.cache_index == CacheIndex::Hash {
             return self.guess_by_length(key);
         }
@@ -172,13 +172,13 @@ impl Tree {
             let Some((child, is_child_exact)) = node.and_then(|slot| self.cache.get(slot.addr()))
             else {
                 let proof = proof(at, is_exact, Proof::Exact);
-                return Some(Guess { proof, ..self.guess_in(entry, slot, index) });
+                return Some(CachedStart { proof, ..self.guess_in(entry, slot, index) });
             };
             let goes_on = child.head(&self.shape).dispatch() > at;
             if !goes_on || !child.is_on_way(&self.shape, key) {
                 // The address was used again, or the key is absent: only a fresh slot tells, or exact entries.
                 let proof = proof(at, is_exact && is_child_exact && goes_on, Proof::Absent);
-                return Some(Guess { entry, slot: None, at: None, proof });
+                return Some(CachedStart { entry, slot: None, at: None, proof });
             }
             (entry, is_exact) = (child, is_child_exact);
         }
@@ -186,7 +186,7 @@ impl Tree {
 
     /// The parent of the node at `child` on the cached part of the way to `key`, without its slot. No remote
     /// operation.
-    pub(super) fn guess_parent(&self, key: &[u8], child: GlobalAddr) -> Option<Guess> {
+    pub(super) fn guess_parent(&self, key: &[u8], child: GlobalAddr) -> Option<CachedStart> {
         let (root, life) = self.known_root()?;
         let (mut entry, mut is_exact) =
             self.cache.get(root).filter(|(entry, _)| entry.life() == life)?;
@@ -197,7 +197,7 @@ impl Tree {
                 let is_exact = is_exact && self.owns_all(&key[..at]);
                 let proof = if is_exact { Proof::Exact } else { Proof::Hint };
                 // Without the slot, which leads to `child`.
-                return Some(Guess { proof, ..self.guess_in(entry, None, None) });
+                return Some(CachedStart { proof, ..self.guess_in(entry, None, None) });
             }
             let next = self.cache.get(slot.addr())?;
             let goes_on = next.0.head(&self.shape).dispatch() > at;
@@ -209,14 +209,19 @@ impl Tree {
     }
 
     /// A guess that proves nothing.
-    pub(super) fn guess_in(&self, entry: Entry, slot: Option<Slot>, index: Option<usize>) -> Guess {
+    pub(super) fn guess_in(
+        &self,
+        entry: Entry,
+        slot: Option<Slot>,
+        index: Option<usize>,
+    ) -> CachedStart {
         let index = || index.unwrap_or_else(|| entry.children());
         let at = self.shape.points_back.then(|| slot_addr(entry.addr(), index()));
-        Guess { entry, slot, at, proof: Proof::Hint }
+        CachedStart { entry, slot, at, proof: Proof::Hint }
     }
 
     /// Looks for a cached node on the way to `key` by the bytes that lead to it. No remote operation.
-    fn guess_by_length(&self, key: &[u8]) -> Option<Guess> {
+    fn guess_by_length(&self, key: &[u8]) -> Option<CachedStart> {
         let is_here = |len: &usize| -> Option<(Entry, Edge)> {
             let entry = self.cache.by_name(&key[..*len])?;
             let is_it =
@@ -230,17 +235,17 @@ impl Tree {
 
     /// The deepest node that the cache knows of, to put a node before one of its leaves by a CAS of the cached slot:
     /// one with reserved room below the root, which never leaves the tree (`INV-SMART-15`). No remote operation.
-    pub(super) fn unread(&self, session: &Session, guess: &Guess) -> Option<Held> {
+    pub(super) fn unread(&self, session: &Session, guess: &CachedStart) -> Option<ReadNode> {
         let is_root = guess.entry.head(&self.shape).dispatch() == 0;
         let stays = self.shape.reserves && !is_root;
         if stays { self.held_of(session, &guess.entry) } else { None }
     }
 
     /// The node of an entry with the places of its slots, as a READ would have brought it.
-    fn held_of(&self, session: &Session, entry: &Entry) -> Option<Held> {
+    fn held_of(&self, session: &Session, entry: &Entry) -> Option<ReadNode> {
         let mut image = session.client().buf(entry.node_type(&self.shape)?.bytes());
         entry.fill(image.words_mut());
-        Some(Held {
+        Some(ReadNode {
             addr: entry.addr(),
             image,
             matched: 0,
@@ -256,10 +261,10 @@ impl Tree {
     pub(super) async fn prove(
         &self,
         session: &Session,
-        guess: &Guess,
+        guess: &CachedStart,
         key: &[u8],
         new: Option<(&Unlinked, Buf)>,
-    ) -> Result<Option<Held>, Fail> {
+    ) -> Result<Option<ReadNode>, Fail> {
         let entry = &guess.entry;
         if guess.proof == Proof::Exact && new.is_none() {
             return Ok(self.held_of(session, entry));
@@ -292,7 +297,7 @@ impl Tree {
     }
 
     /// Returns whether the node that a cached slot led to proves that pointer, if it is alive.
-    fn is_current(&self, guess: &Guess, held: &Held) -> bool {
+    fn is_current(&self, guess: &CachedStart, held: &ReadNode) -> bool {
         let node = held.node(self);
         if !self.shape.points_back {
             return node.life().is_born_by(guess.entry.c());
@@ -303,7 +308,7 @@ impl Tree {
     }
 
     /// READs the root node: 1 READ, more the first time and when it was replaced.
-    pub(super) async fn root_node(&self, session: &Session) -> Result<Held, Fail> {
+    pub(super) async fn root_node(&self, session: &Session) -> Result<ReadNode, Fail> {
         let (node, at) = (self.meta, self.meta.plus(META_ROOT));
         let up = |addr: GlobalAddr| Some(Up { node, at, word: addr.word() });
         if let Some((addr, life)) = self.known_root() {
@@ -331,7 +336,7 @@ impl Tree {
     pub(super) async fn descend(
         &self,
         session: &Session,
-        start: Held,
+        start: ReadNode,
         key: &[u8],
     ) -> Result<Path, Fail> {
         let mut nodes = vec![start];
@@ -348,18 +353,18 @@ impl Tree {
                     self.read_whole(session, &mut nodes[last], key).await?;
                     continue;
                 }
-                return Ok(Path { nodes, landing: Landing::None });
+                return Ok(Path { nodes, landing: PathEnd::None });
             };
             if slot.is_tomb() {
-                return Ok(Path { nodes, landing: Landing::Tomb { index, slot } });
+                return Ok(Path { nodes, landing: PathEnd::Tomb { index, slot } });
             }
             if slot.is_leaf() {
-                return Ok(Path { nodes, landing: Landing::Leaf { index, slot } });
+                return Ok(Path { nodes, landing: PathEnd::Leaf { index, slot } });
             }
             let up = last.up_of(index, slot);
             let child = self.read_child(session, slot, (key, at + 1), up).await?;
             if let Some(at) = child.node(self).differs(key, child.matched) {
-                let landing = Landing::Differs { index, slot, child, at };
+                let landing = PathEnd::Differs { index, slot, child, at };
                 return Ok(Path { nodes, landing });
             }
             nodes.push(child);
@@ -379,7 +384,7 @@ impl Tree {
         slot: Slot,
         (key, matched): (&[u8], usize),
         up: Up,
-    ) -> Result<Held, Fail> {
+    ) -> Result<ReadNode, Fail> {
         let of = slot.node_type();
         let of = of.ok_or_else(|| self.corrupt(up.at, "its slot has no type of node"))?;
         let mut held = self.read_at(session, slot.addr(), of, matched, None).await?;
@@ -398,7 +403,7 @@ impl Tree {
         of: NodeType,
         matched: usize,
         new: Option<(&Unlinked, Buf)>,
-    ) -> Result<Held, Fail> {
+    ) -> Result<ReadNode, Fail> {
         let (c, stamp, reliable) = (session.epoch(), self.stamp(addr), session.reliable());
         let image = match new {
             None => reliable.read(addr, reliable.buf(of.bytes())).await?,
@@ -411,14 +416,14 @@ impl Tree {
                 ops.take_buf(0)
             }
         };
-        Ok(Held { addr, image, matched, up: None, c, stamp, is_cached: false })
+        Ok(ReadNode { addr, image, matched, up: None, c, stamp, is_cached: false })
     }
 
     /// Refuses a node that is not what a fresh slot must lead to.
     ///
     /// # Errors
     /// `Again` if a node has come in front of it since the slot was read.
-    pub(super) fn check_child(&self, held: &Held, slot: Slot) -> Result<(), Fail> {
+    pub(super) fn check_child(&self, held: &ReadNode, slot: Slot) -> Result<(), Fail> {
         match slot.node_type() {
             Some(of) => self.check(held, of),
             None => {
@@ -428,7 +433,7 @@ impl Tree {
         }
     }
 
-    fn check(&self, held: &Held, of: NodeType) -> Result<(), Fail> {
+    fn check(&self, held: &ReadNode, of: NodeType) -> Result<(), Fail> {
         let node = held.node(self);
         if !node.is_of(&self.shape, held.addr, of) {
             let what = "INV-SMART-2: no node of this table is there";
@@ -445,7 +450,7 @@ impl Tree {
     }
 
     /// Caches a live node on the way to `key`.
-    pub(super) fn remember(&self, held: &Held, key: &[u8]) {
+    pub(super) fn remember(&self, held: &ReadNode, key: &[u8]) {
         if !held.node(self).life().is_dead() {
             let read = NodeRead { c: held.c, stamp: held.stamp };
             self.remember_words(held.addr, held.image.words(), read, key);
@@ -482,7 +487,7 @@ impl Tree {
     }
 
     /// Caches a node after an own CAS has stored `slot` at `index`.
-    pub(super) fn remember_slot(&self, held: &mut Held, index: usize, slot: Slot, key: &[u8]) {
+    pub(super) fn remember_slot(&self, held: &mut ReadNode, index: usize, slot: Slot, key: &[u8]) {
         held.image.words_mut()[2 + index] = slot.0;
         self.remember(held, key);
     }
@@ -495,7 +500,7 @@ impl Tree {
 
     /// Returns whether a leaf that was READ by a cached slot was linked there at a moment of the READ, with this
     /// content.
-    pub(super) fn is_proven(&self, guess: &Guess, slot: Slot, image: &Buf) -> bool {
+    pub(super) fn is_proven(&self, guess: &CachedStart, slot: Slot, image: &Buf) -> bool {
         let leaf = self.leaf(slot.addr(), image);
         let is_current = match self.shape.points_back {
             true => self.names_slot(guess, slot.addr(), image.words()[0]),

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use farleaf_index::IndexError;
 use farleaf_pool::{Cas, Session};
 
-use super::descent::Held;
+use super::descent::ReadNode;
 use super::layout::{Node, NodeType, Slot};
 use super::tree::{Fail, Tree, count};
 
@@ -36,7 +36,7 @@ impl Tree {
     pub(super) async fn grow(
         &self,
         session: &Session,
-        held: &mut Held,
+        held: &mut ReadNode,
         index: usize,
     ) -> Result<(), IndexError> {
         let at = held.addr.plus(8);
@@ -86,7 +86,7 @@ impl Tree {
     pub(super) async fn read_whole(
         &self,
         session: &Session,
-        held: &mut Held,
+        held: &mut ReadNode,
         key: &[u8],
     ) -> Result<(), Fail> {
         let (life, of) = (held.node(self).life(), held.node(self).node_type());
@@ -106,7 +106,7 @@ impl Tree {
     }
 
     /// The correction of the slot that led to a node, if its type is behind.
-    pub(super) fn stale_hint(&self, held: &Held, slot: Slot) -> Option<Cas> {
+    pub(super) fn stale_hint(&self, held: &ReadNode, slot: Slot) -> Option<Cas> {
         let up = held.up.filter(|up| self.shape.reserves && !Slot(up.word).is_frozen())?;
         let (of, hint) = (held.node(self).node_type()?, slot.node_type()?);
         if of.capacity() <= hint.capacity() {

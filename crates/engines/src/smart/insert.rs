@@ -5,9 +5,9 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_index::local::QueuePlace;
-use farleaf_pool::{Placement, Session, Trial, Unlinked};
+use farleaf_pool::{Placement, Session, Tries, Unlinked};
 
-use super::descent::{Held, Landing, NodeRead, Path};
+use super::descent::{NodeRead, Path, PathEnd, ReadNode};
 use super::layout::{Edge, LeafClass, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, class_for, fill_leaf};
 use super::locked::{LeafContent, LeafImage, lock_addr};
@@ -44,7 +44,7 @@ struct NewNode {
 
 /// The place of a slot, and what is to stand there.
 struct Place {
-    held: Held,
+    held: ReadNode,
     index: usize,
     expected: Slot,
     /// The child that comes under a new node, if objects point back.
@@ -182,7 +182,7 @@ impl Tree {
         let slot_at = |index| path.last().slot_addr(index);
         // The word that leads to the new leaf, and the nodes in between.
         let (slot, index, expected, nodes) = match &path.landing {
-            Landing::None => {
+            PathEnd::None => {
                 let node = path.last().node(self);
                 let behind = (node.capacity() < self.room(node)).then_some(node.capacity());
                 let Some(index) = node.first_empty().or(behind) else {
@@ -191,14 +191,14 @@ impl Tree {
                 let expected = if index < node.capacity() { node.slot(index) } else { Slot(0) };
                 (new.slot(edge), index, expected, Vec::new())
             }
-            Landing::Tomb { index, slot } => (new.slot(edge), *index, *slot, Vec::new()),
-            Landing::Leaf { index, slot } => {
+            PathEnd::Tomb { index, slot } => (new.slot(edge), *index, *slot, Vec::new()),
+            PathEnd::Leaf { index, slot } => {
                 let Some(other) = &other else { return Err(Fail::Again) };
                 let old = (*slot, other, slot_at(*index));
                 let nodes = self.split_leaf(session, key, at + 1, old, &new).await?;
                 (node_slot(edge, &nodes[0]), *index, *slot, nodes)
             }
-            Landing::Differs { index, slot, child, at } => {
+            PathEnd::Differs { index, slot, child, at } => {
                 let old = (*slot, child, *at, slot_at(*index));
                 let node = self.split_edge(session, key, old, &new).await?;
                 (node_slot(edge, &node), *index, *slot, vec![node])
@@ -211,11 +211,11 @@ impl Tree {
         let moved = nodes.last().and_then(|bottom| {
             let (from, to) = (slot_at(index), bottom.slot_addr(0));
             match &path.landing {
-                Landing::Leaf { slot, .. } => {
+                PathEnd::Leaf { slot, .. } => {
                     let word = other.as_ref()?.back?;
                     Some(Moved { addr: slot.addr(), word, from, to, header: None })
                 }
-                Landing::Differs { child, at, .. } if self.shape.points_back => {
+                PathEnd::Differs { child, at, .. } if self.shape.points_back => {
                     let words = child.image.words();
                     let (word, header) = (words[0], Some((words[1], at + 1)));
                     Some(Moved { addr: child.addr, word, from, to, header })
@@ -238,7 +238,7 @@ impl Tree {
         let ((result, held), kept) = linked.await?;
         *turn = kept;
         path.nodes.push(held);
-        if let (Ok(()), Some(moved), Landing::Differs { child, .. }) =
+        if let (Ok(()), Some(moved), PathEnd::Differs { child, .. }) =
             (&result, moved, &mut path.landing)
         {
             self.remember_moved(child, moved, key);
@@ -258,7 +258,7 @@ impl Tree {
         slot: Slot,
         nodes: Vec<NewNode>,
         mut new: NewLeaf,
-    ) -> Result<(Result<(), NewLeaf>, Held), IndexError> {
+    ) -> Result<(Result<(), NewLeaf>, ReadNode), IndexError> {
         new.aim(
             self,
             match nodes.last() {
@@ -355,7 +355,7 @@ impl Tree {
     }
 
     /// Caches a node that this client has moved under a new one in front of which `key` leaves its way.
-    fn remember_moved(&self, child: &mut Held, moved: Moved, key: &[u8]) {
+    fn remember_moved(&self, child: &mut ReadNode, moved: Moved, key: &[u8]) {
         let Some((header, depth)) = moved.header else { return };
         let Some(byte) = child.node(self).byte_at(depth - 1) else { return };
         let life = self.back(moved.addr, moved.to);
@@ -374,7 +374,7 @@ impl Tree {
         slot: Slot,
         new: &mut NewLeaf,
     ) -> Result<(), IndexError> {
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         loop {
             let mut ops = session.client().ops();
             if let Some((object, content)) = new.unwritten(session) {
@@ -383,13 +383,13 @@ impl Tree {
             let mut word = session.client().buf(8);
             word.words_mut()[0] = slot.0;
             ops.write(at, word);
-            let posting = session.reliable().posting();
+            let mark = session.reliable().post_mark();
             let done = match ops.len() {
                 1 => session.client().post_many(ops).await,
                 _ => session.client().chain(ops).await,
             };
             if let Err(error) = done {
-                session.reliable().again(&mut trial, posting, error).await?;
+                session.reliable().again(&mut tries, mark, error).await?;
                 if session.reliable().word(at).await? != slot.0 {
                     continue;
                 }
@@ -446,7 +446,7 @@ impl Tree {
         &self,
         session: &Session,
         key: &[u8],
-        (slot, child, at, parent): (Slot, &Held, usize, GlobalAddr),
+        (slot, child, at, parent): (Slot, &ReadNode, usize, GlobalAddr),
         new: &NewLeaf,
     ) -> Result<NewNode, Fail> {
         let (from, byte) = (child.matched, child.node(self).byte_at(at));

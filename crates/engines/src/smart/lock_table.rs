@@ -20,7 +20,7 @@ use farleaf_index::retry::{LockWait, queue_for};
 use farleaf_index::sync::lock;
 use farleaf_pool::Session;
 
-use super::descent::Held;
+use super::descent::ReadNode;
 use super::layout::META_LOCKS;
 use super::switches::{LeafLock, NodeLocks};
 use super::tree::{Tree, count};
@@ -47,7 +47,7 @@ impl LockSet {
 
 impl Tree {
     /// The locks of a change of a slot in the last of `nodes`.
-    pub(super) fn slot_locks(&self, nodes: &[Held]) -> LockSet {
+    pub(super) fn slot_locks(&self, nodes: &[ReadNode]) -> LockSet {
         let mut locks = LockSet::default();
         let nodes = match self.options.node_locks {
             NodeLocks::Off => &[],

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_index::IndexError;
-use farleaf_pool::{Session, Trial};
+use farleaf_pool::{Session, Tries};
 
 use super::delegation::ChangeLead;
 use super::leaf::{Leaf, NewValue, changed, set_content};
@@ -210,13 +210,13 @@ impl Tree {
         how: Storing,
     ) -> Result<(), IndexError> {
         let token = new[2];
-        let (mut trial, mut now) = (Trial::default(), leaf.clone());
+        let (mut tries, mut now) = (Tries::default(), leaf.clone());
         loop {
-            let posting = session.reliable().posting();
+            let mark = session.reliable().post_mark();
             let Err(error) = self.post_content(session, &now, new, how).await else {
                 return Ok(());
             };
-            session.reliable().again(&mut trial, posting, error).await?;
+            session.reliable().again(&mut tries, mark, error).await?;
             // Nothing lands later. If another has seen the whole content, the lock may be its own by now, so the
             // lock is looked at after the content.
             now = self.read_locked(session, leaf).await?;

@@ -16,7 +16,7 @@ use farleaf_index::retry::Attempts;
 use farleaf_index::{Entries, IndexError};
 use farleaf_pool::Session;
 
-use super::descent::{Guess, Held, Landing};
+use super::descent::{CachedStart, PathEnd, ReadNode};
 use super::entry::Entry;
 use super::layout::{Edge, Slot};
 use super::switches::CacheIndex;
@@ -32,7 +32,7 @@ type ReadSlot = (GlobalAddr, Slot);
 #[derive(Default)]
 struct WayRead {
     /// The nodes from the root on that are live, each led to by the one before.
-    nodes: Vec<Held>,
+    nodes: Vec<ReadNode>,
     /// Leaves that a cached slot led to, and that are proven.
     leaves: Vec<(Slot, Buf)>,
 }
@@ -71,8 +71,8 @@ impl Tree {
         };
         let path = self.descend(session, start, key).await?;
         let landing = match path.landing {
-            Landing::Leaf { index, slot } => Some((path.last().slot_addr(index), slot)),
-            Landing::None | Landing::Tomb { .. } | Landing::Differs { .. } => None,
+            PathEnd::Leaf { index, slot } => Some((path.last().slot_addr(index), slot)),
+            PathEnd::None | PathEnd::Tomb { .. } | PathEnd::Differs { .. } => None,
         };
         let mut nodes = seen.nodes;
         nodes.extend(path.nodes);
@@ -136,14 +136,14 @@ impl Tree {
         }
         let mut ops = reliable.post_many(ops).await?;
         let mut seen = WayRead::default();
-        let is_proven = |(number, slot, guess): (usize, Slot, Guess)| {
+        let is_proven = |(number, slot, guess): (usize, Slot, CachedStart)| {
             let image = ops.take_buf(number);
             self.is_proven(&guess, slot, &image).then_some((slot.thawed(), image))
         };
         seen.leaves = leaf_reads.into_iter().filter_map(is_proven).collect();
         for (number, entry, stamp) in reads {
             let (addr, image) = (entry.addr(), ops.take_buf(number));
-            let held = Held { addr, image, matched: 0, up: None, c, stamp, is_cached: false };
+            let held = ReadNode { addr, image, matched: 0, up: None, c, stamp, is_cached: false };
             if held.node(self).life() != entry.life() {
                 self.cache.forget(entry);
                 break;
@@ -180,7 +180,7 @@ impl Tree {
     }
 
     /// Returns whether the slot of a node for the next byte of `key` leads to the node at `addr`.
-    fn leads_to(&self, above: &Held, key: &[u8], addr: GlobalAddr) -> bool {
+    fn leads_to(&self, above: &ReadNode, key: &[u8], addr: GlobalAddr) -> bool {
         let node = above.node(self);
         let found = Edge::of(key, node.dispatch()).and_then(|edge| node.find(edge));
         found.is_some_and(|(_, slot)| slot.has_child() && !slot.is_leaf() && slot.addr() == addr)

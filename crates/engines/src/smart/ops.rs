@@ -9,7 +9,7 @@ use farleaf_index::{Change, Decision, IndexError, Outcome};
 use farleaf_pool::{Placement, Session};
 
 use super::delegation::ChangeLead;
-use super::descent::{Guess, Landing, Path, Proof};
+use super::descent::{CachedStart, Path, PathEnd, Proof};
 use super::insert::NewLeaf;
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
@@ -24,7 +24,7 @@ farleaf_fabric::canaries! {
 
 /// The pointers that an operation goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum StartFrom {
     /// Cached pointers.
     Cache,
     /// Cached pointers, with a READ of the node whose slot is to change.
@@ -33,12 +33,12 @@ enum By {
     Root,
 }
 
-impl By {
+impl StartFrom {
     /// The pointers after an attempt that met another's lock by such a way.
-    fn after(path: Option<&Path>) -> By {
+    fn after(path: Option<&Path>) -> StartFrom {
         match path {
-            Some(path) if !path.is_cached() => By::Root,
-            _ => By::Cache,
+            Some(path) if !path.is_cached() => StartFrom::Root,
+            _ => StartFrom::Cache,
         }
     }
 }
@@ -56,7 +56,7 @@ struct SeenLeaf {
 /// The end of an attempt at a change.
 enum Step {
     Done(Outcome),
-    Again(By),
+    Again(StartFrom),
 }
 
 /// A change under way.
@@ -123,7 +123,7 @@ impl Tree {
             }
         }
         let path = self.path(session, guess.as_ref(), key).await?;
-        let Landing::Leaf { index, slot } = path.landing else { return Ok(false) };
+        let PathEnd::Leaf { index, slot } = path.landing else { return Ok(false) };
         if seen.is_some_and(|seen| seen.slot == slot.thawed()) {
             return Ok(false);
         }
@@ -140,7 +140,7 @@ impl Tree {
     async fn proven_leaf(
         &self,
         session: &Session,
-        guess: Option<&Guess>,
+        guess: Option<&CachedStart>,
         key: &[u8],
     ) -> Result<Option<SeenLeaf>, Fail> {
         let Some(guess) = guess.filter(|it| it.proof != Proof::Exact) else { return Ok(None) };
@@ -157,7 +157,7 @@ impl Tree {
     async fn path(
         &self,
         session: &Session,
-        guess: Option<&Guess>,
+        guess: Option<&CachedStart>,
         key: &[u8],
     ) -> Result<Path, Fail> {
         let proven = match guess {
@@ -219,14 +219,14 @@ impl Tree {
         let mut attempts = Attempts::of_leader(leads);
         // A leaf is replaced from the slot of its node, which the way from the root reads.
         let replaces = self.options.leaf == LeafUpdate::Replaced && change.value.is_some();
-        let mut by = if replaces && !change.adds { By::Root } else { By::Cache };
+        let mut by = if replaces && !change.adds { StartFrom::Root } else { StartFrom::Cache };
         loop {
             op.turn = self.slot_turn(session, change.key).await;
             op.mark = op.lead.as_ref().map_or(0, ChangeLead::mark);
             by = match self.attempt(session, &mut op, by).await {
                 Ok(Step::Done(outcome)) => return Ok(outcome),
                 Ok(Step::Again(by)) => by,
-                Err(Fail::Again) => By::Root,
+                Err(Fail::Again) => StartFrom::Root,
                 Err(Fail::Error(error)) => return Err(error),
             };
             if let Some(lead) = &mut op.lead {
@@ -241,10 +241,10 @@ impl Tree {
         self: &Arc<Self>,
         session: &Session,
         op: &mut ChangeState<'_>,
-        by: By,
+        by: StartFrom,
     ) -> Result<Step, Fail> {
         let (key, mut seen) = (op.change.key, None);
-        let path = if by == By::Root {
+        let path = if by == StartFrom::Root {
             self.way(session, key).await?
         } else {
             let guess = self.guess(key);
@@ -252,10 +252,10 @@ impl Tree {
             if let Some(SeenLeaf { slot, image, stamp, .. }) = seen.take_if(|seen| seen.is_of_key) {
                 return self.on_leaf(session, op, slot, (image, stamp), None).await;
             }
-            let splits = seen.is_some() && by == By::Cache;
+            let splits = seen.is_some() && by == StartFrom::Cache;
             self.path_of_change(session, op, guess.as_ref(), splits).await?
         };
-        if let Landing::Leaf { index, slot } = path.landing {
+        if let PathEnd::Leaf { index, slot } = path.landing {
             let seen = seen.filter(|seen| seen.slot == slot.thawed());
             let (stamp, image) = match seen {
                 Some(seen) => (seen.stamp, seen.image),
@@ -280,7 +280,7 @@ impl Tree {
         self: &Arc<Self>,
         session: &Session,
         op: &mut ChangeState<'_>,
-        guess: Option<&Guess>,
+        guess: Option<&CachedStart>,
         splits: bool,
     ) -> Result<Path, Fail> {
         let change = op.change;
@@ -346,12 +346,13 @@ impl Tree {
             if op.dead == Some(held) && path.is_some() {
                 // The slot was read after its death, so that the leaf is linked.
                 self.take_over(session, self.leaf_image(slot.addr(), &image), held).await?;
-                return Ok(Step::Again(By::Root));
+                return Ok(Step::Again(StartFrom::Root));
             }
             if op.wait.again(session, (LEAF, slot.addr()), owner(held)).await? {
                 op.dead = Some(held);
             }
-            let by = if op.dead.is_some() { By::Root } else { By::after(path.as_ref()) };
+            let by =
+                if op.dead.is_some() { StartFrom::Root } else { StartFrom::after(path.as_ref()) };
             return Ok(Step::Again(by));
         }
         let content = match change.value {
@@ -379,7 +380,7 @@ impl Tree {
                 Stored::Lost { content, lead } => {
                     op.give_back(content);
                     op.lead = lead;
-                    return Ok(Step::Again(By::after(path.as_ref())));
+                    return Ok(Step::Again(StartFrom::after(path.as_ref())));
                 }
             }
         }
@@ -389,7 +390,7 @@ impl Tree {
         }
         op.give_back(content);
         let Some(path) = path.filter(|path| path.nodes[0].up.is_some()) else {
-            return Ok(Step::Again(By::Root));
+            return Ok(Step::Again(StartFrom::Root));
         };
         self.prepare(session, op, None).await?;
         let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
@@ -399,7 +400,7 @@ impl Tree {
                 op.leaf = Some(new);
                 // Another task's new node is in the cache, but a leaf is replaced by the way from the root.
                 self.help(session, path, change.key).await?;
-                Ok(Step::Again(By::Root))
+                Ok(Step::Again(StartFrom::Root))
             }
         }
     }
@@ -432,26 +433,26 @@ impl Tree {
         op.leaf = Some(new);
         if self.shape.reserves && path.is_cached() {
             // The cached slot has changed.
-            return Ok(Step::Again(By::Node));
+            return Ok(Step::Again(StartFrom::Node));
         }
         let key = op.change.key;
         let copy = match self.help(session, path, key).await? {
             // The nodes above it would have to be locked as well.
             Helped::Linked(copy) if self.options.node_locks != NodeLocks::Path => copy,
-            Helped::Linked(_) | Helped::No => return Ok(Step::Again(By::Root)),
-            Helped::ByAnother => return Ok(Step::Again(By::Cache)),
+            Helped::Linked(_) | Helped::No => return Ok(Step::Again(StartFrom::Root)),
+            Helped::ByAnother => return Ok(Step::Again(StartFrom::Cache)),
         };
         // The node that has room now, as this operation has linked it: the key is absent there.
         let path = self.descend(session, copy, key).await?;
-        if !matches!(path.landing, Landing::None) {
-            return Ok(Step::Again(By::Root));
+        if !matches!(path.landing, PathEnd::None) {
+            return Ok(Step::Again(StartFrom::Root));
         }
         let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
         match self.insert(session, key, path, None, new, &mut op.turn).await? {
             Ok(()) => Ok(Step::Done(outcome)),
             Err((new, _)) => {
                 op.leaf = Some(new);
-                Ok(Step::Again(By::Root))
+                Ok(Step::Again(StartFrom::Root))
             }
         }
     }

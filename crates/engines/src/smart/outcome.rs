@@ -7,7 +7,7 @@
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::IndexError;
 use farleaf_index::retry::Attempts;
-use farleaf_pool::{Session, Trial};
+use farleaf_pool::{Session, Tries};
 
 use super::layout::Slot;
 use super::tree::{Fail, Tree};
@@ -40,13 +40,13 @@ impl Tree {
         (expected, new): (Slot, Slot),
         leaf: Linking<'_>,
     ) -> Result<Result<(), Slot>, IndexError> {
-        let posting = session.reliable().posting();
+        let mark = session.reliable().post_mark();
         let error = match session.client().cas(at, expected.0, new.0).await {
             Ok(found) if found == expected.0 => return Ok(Ok(())),
             Ok(found) => return Ok(Err(Slot(found))),
             Err(error) => error,
         };
-        session.reliable().again(&mut Trial::default(), posting, error).await?;
+        session.reliable().again(&mut Tries::default(), mark, error).await?;
         if REPOST_SLOT_CAS.is_armed() {
             let found = session.reliable().cas(at, expected.0, new.0).await?;
             let is_linked = [expected.0, new.0].contains(&found);

@@ -33,7 +33,7 @@ use farleaf_index::compute::ownership::{OpGuard, Ownership, RangeGuard};
 use farleaf_pool::Session;
 
 use super::cache::{Cache, Stamp};
-use super::descent::Held;
+use super::descent::ReadNode;
 use super::entry::Entry;
 use super::layout::Slot;
 use super::switches::OwnerWrites;
@@ -174,7 +174,7 @@ impl Tree {
     /// at once. Inside the range guard.
     pub(super) fn changing_alone(
         &self,
-        held: &Held,
+        held: &ReadNode,
         key: &[u8],
         index: usize,
         (expected, new): (Slot, Slot),

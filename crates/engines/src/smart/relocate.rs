@@ -10,9 +10,9 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_index::retry::queue_for;
-use farleaf_pool::{Retiring, Session, Trial, Unlinked};
+use farleaf_pool::{Retiring, Session, Tries, Unlinked};
 
-use super::descent::{Held, Landing, Path, Up};
+use super::descent::{Path, PathEnd, ReadNode, Up};
 use super::insert::{NewLeaf, copy};
 use super::layout::{Edge, META_ROOT, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, MOVING, NewValue};
@@ -40,7 +40,7 @@ pub(super) struct Dying {
 
 impl Dying {
     /// The node that is held, if its parent's word is known.
-    pub(super) fn of(held: &Held) -> Option<Dying> {
+    pub(super) fn of(held: &ReadNode) -> Option<Dying> {
         let words = held.image.words().to_vec();
         Some(Dying { addr: held.addr, up: held.up?, words, matched: held.matched })
     }
@@ -54,7 +54,7 @@ impl Dying {
 /// The end of a try to make room for a key.
 pub(super) enum Helped {
     /// This client has linked the node that has room.
-    Linked(Held),
+    Linked(ReadNode),
     /// It has linked none.
     No,
     /// Another task of this compute server has replaced the node meanwhile, and its cache knows the new one.
@@ -71,7 +71,7 @@ impl Tree {
         key: &[u8],
     ) -> Result<Helped, Fail> {
         let dying = path.nodes.iter().position(|held| held.node(self).life().is_dead());
-        let is_full = matches!(path.landing, Landing::None)
+        let is_full = matches!(path.landing, PathEnd::None)
             && path.last().node(self).first_empty().is_none()
             && !self.shape.reserves;
         let last = path.nodes.len() - 1;
@@ -108,9 +108,9 @@ impl Tree {
     async fn read_parent(
         &self,
         session: &Session,
-        held: &mut Held,
+        held: &mut ReadNode,
         key: &[u8],
-    ) -> Result<Option<Held>, Fail> {
+    ) -> Result<Option<ReadNode>, Fail> {
         let Some(guess) = self.guess_parent(key, held.addr) else { return Ok(None) };
         let Some(parent) = self.prove(session, &guess, key, None).await? else { return Ok(None) };
         let at = parent.node(self).dispatch();
@@ -133,7 +133,7 @@ impl Tree {
         session: &Session,
         dying: Dying,
         key: &[u8],
-    ) -> Result<Option<Held>, IndexError> {
+    ) -> Result<Option<ReadNode>, IndexError> {
         let (tree, key) = (Arc::clone(self), key.to_vec());
         self.finish(session, async move |session| tree.relocate_now(&session, dying, &key).await)
             .await
@@ -144,7 +144,7 @@ impl Tree {
         session: &Session,
         mut dying: Dying,
         key: &[u8],
-    ) -> Result<Option<Held>, IndexError> {
+    ) -> Result<Option<ReadNode>, IndexError> {
         let mut of = self.copy_type(&dying);
         let mut object = self.alloc_node(session, of).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
@@ -173,7 +173,7 @@ impl Tree {
         let (c, stamp) = (session.epoch(), self.stamp(addr));
         let won = self.replace(session, &dying, key, word, (object, retiring)).await?;
         let (up, matched) = (Some(Up { word, ..dying.up }), dying.matched);
-        Ok(won.then(|| Held { addr, image, matched, up, c, stamp, is_cached: false }))
+        Ok(won.then(|| ReadNode { addr, image, matched, up, c, stamp, is_cached: false }))
     }
 
     /// The type of the node that takes the place of another.
@@ -195,7 +195,7 @@ impl Tree {
         session: &Session,
         dying: &mut Dying,
     ) -> Result<(), IndexError> {
-        let (addr, mut trial) = (dying.addr, Trial::default());
+        let (addr, mut tries) = (dying.addr, Tries::default());
         let is_done = |at: usize, word: u64| match at {
             0 => super::layout::Life(word).is_dead(),
             _ => Slot(word).is_frozen(),
@@ -218,12 +218,12 @@ impl Tree {
                 let word = dying.words[*at];
                 ops.cas(addr.plus(*at as u64 * 8), word, done(*at, word));
             }
-            let posting = session.reliable().posting();
+            let mark = session.reliable().post_mark();
             let ops = match session.client().chain(ops).await {
                 Ok(ops) => ops,
                 Err(error) => {
                     // Part of it has happened: the rest is what is still open.
-                    session.reliable().again(&mut trial, posting, error).await?;
+                    session.reliable().again(&mut tries, mark, error).await?;
                     let reliable = session.reliable();
                     let image = reliable.read(addr, reliable.buf(dying.words.len() * 8)).await?;
                     dying.words.copy_from_slice(image.words());
@@ -265,17 +265,17 @@ impl Tree {
         new: u64,
         (made, retiring): (Unlinked, Retiring),
     ) -> Result<bool, IndexError> {
-        let (up, mut trial) = (dying.up, Trial::default());
+        let (up, mut tries) = (dying.up, Tries::default());
         let expected = if dying.is_root(self) { up.word } else { Slot(up.word).thawed().0 };
         made.keep();
         let changing = self.changing(up.node).await;
         let won = loop {
-            let posting = session.reliable().posting();
+            let mark = session.reliable().post_mark();
             let error = match session.client().cas(up.at, expected, new).await {
                 Ok(found) => break found == expected,
                 Err(error) => error,
             };
-            session.reliable().again(&mut trial, posting, error).await?;
+            session.reliable().again(&mut tries, mark, error).await?;
             if !self.reaches(session, key, dying.addr).await? {
                 let addr = made.addr();
                 // Only what was linked is ever dead.
@@ -315,7 +315,7 @@ impl Tree {
         old: LeafImage,
         new: NewLeaf,
     ) -> Result<Result<(), NewLeaf>, IndexError> {
-        let Landing::Leaf { index, slot } = path.landing else { return Ok(Err(new)) };
+        let PathEnd::Leaf { index, slot } = path.landing else { return Ok(Err(new)) };
         if slot.is_frozen() {
             return Ok(Err(new));
         }

@@ -21,7 +21,7 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_index::{IndexError, TableSpec, ValueFormat};
 use farleaf_pool::{Cas, Session};
 
-use super::descent::{Guess, Held};
+use super::descent::{CachedStart, ReadNode};
 use super::grow::Correcting;
 use super::layout::{Life, Node, NodeForm, Slot};
 use super::leaf::class_for;
@@ -86,7 +86,7 @@ impl Tree {
     }
 
     /// Returns whether the object that a cached slot led to names that slot in its first word.
-    pub(super) fn names_slot(&self, guess: &Guess, addr: GlobalAddr, word: u64) -> bool {
+    pub(super) fn names_slot(&self, guess: &CachedStart, addr: GlobalAddr, word: u64) -> bool {
         guess.at.is_some_and(|at| word == self.back(addr, at))
     }
 
@@ -154,7 +154,7 @@ impl Tree {
     }
 
     /// Lets a node's first word be corrected if another slot has led to it.
-    pub(super) fn correct_node(&self, session: &Session, held: &Held) {
+    pub(super) fn correct_node(&self, session: &Session, held: &ReadNode) {
         if let Some(up) = held.up.filter(|_| self.shape.points_back) {
             let word = held.node(self).life().0;
             self.correct_back(session, (up.at, Slot(up.word)), (held.addr, word));

@@ -11,7 +11,7 @@ use farleaf_fabric::Buf;
 use farleaf_index::{Entries, IndexError, ScanRange};
 use farleaf_pool::Session;
 
-use super::descent::{Held, Up};
+use super::descent::{ReadNode, Up};
 use super::layout::{Node, Slot};
 use super::leaf::NewValue;
 use super::tree::{Fail, Tree};
@@ -131,7 +131,7 @@ impl Tree {
                 let (addr, matched) = (slot.addr(), prefix.len());
                 let (parent, stamp) = (Some(up), None);
                 let mut held =
-                    Held { addr, image, matched, up: parent, c, stamp, is_cached: false };
+                    ReadNode { addr, image, matched, up: parent, c, stamp, is_cached: false };
                 match self.check_child(&held, slot) {
                     Err(Fail::Again) => {
                         // A node has come in front of it: that one is next.
@@ -193,7 +193,12 @@ impl Tree {
     }
 
     /// The children of a node that may hold keys of the range, in the range's order.
-    pub(super) fn expand(&self, held: &Held, prefix: &[u8], range: &ScanRange<'_>) -> Vec<Item> {
+    pub(super) fn expand(
+        &self,
+        held: &ReadNode,
+        prefix: &[u8],
+        range: &ScanRange<'_>,
+    ) -> Vec<Item> {
         let node: Node<'_> = held.node(self);
         let mut prefix = prefix.to_vec();
         prefix.extend((held.matched..node.dispatch()).filter_map(|at| node.byte_at(at)));

@@ -20,9 +20,9 @@
 //! client that CASes from such a word is right: while it stands there, nothing else is below that edge.
 
 use farleaf_index::IndexError;
-use farleaf_pool::{Retiring, Session, Trial};
+use farleaf_pool::{Retiring, Session, Tries};
 
-use super::descent::Held;
+use super::descent::ReadNode;
 use super::layout::{Node, NodeType, Slot, slot_addr};
 use super::relocate::{Dying, live_slots};
 use super::tree::{Fail, Tree, count};
@@ -42,7 +42,7 @@ impl Tree {
     pub(super) async fn shrink(
         &self,
         session: &Session,
-        held: Held,
+        held: ReadNode,
         key: &[u8],
     ) -> Result<(), IndexError> {
         if self.shape.reserves {
@@ -65,7 +65,11 @@ impl Tree {
     }
 
     /// The node, if it has too few children for its size.
-    async fn sparse(&self, session: &Session, held: &Held) -> Result<Option<Dying>, IndexError> {
+    async fn sparse(
+        &self,
+        session: &Session,
+        held: &ReadNode,
+    ) -> Result<Option<Dying>, IndexError> {
         let Some(dying) = Dying::of(held).filter(|dying| !dying.is_root(self)) else {
             return Ok(None);
         };
@@ -109,11 +113,11 @@ impl Tree {
         heir: Slot,
         retiring: Retiring,
     ) -> Result<(), IndexError> {
-        let (up, mut trial) = (dying.up, Trial::default());
+        let (up, mut tries) = (dying.up, Tries::default());
         let expected = Slot(up.word).thawed().0;
         let changing = self.changing(up.node).await;
         let may_have_won = loop {
-            let posting = session.reliable().posting();
+            let mark = session.reliable().post_mark();
             let error = match session.client().cas(up.at, expected, heir.0).await {
                 Ok(found) if found == expected => {
                     changing.stored(session, up.index(), (Slot(expected), heir));
@@ -125,7 +129,7 @@ impl Tree {
                 }
                 Err(error) => error,
             };
-            session.reliable().again(&mut trial, posting, error).await?;
+            session.reliable().again(&mut tries, mark, error).await?;
             if !self.reaches(session, key, dying.addr).await? {
                 break true;
             }

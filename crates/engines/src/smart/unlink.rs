@@ -14,9 +14,9 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
 use farleaf_index::IndexError;
 use farleaf_index::sync::lock;
-use farleaf_pool::{Session, Trial};
+use farleaf_pool::{Session, Tries};
 
-use super::descent::Landing;
+use super::descent::PathEnd;
 use super::layout::Slot;
 use super::tree::{Fail, Tree, count};
 
@@ -140,7 +140,7 @@ impl Tree {
             Err(Fail::Again) => return Ok(()),
             Err(Fail::Error(error)) => return Err(error),
         };
-        let Landing::Leaf { index, slot } = path.landing else { return Ok(()) };
+        let PathEnd::Leaf { index, slot } = path.landing else { return Ok(()) };
         let reliable = session.reliable();
         let image = reliable.read(slot.addr(), reliable.buf(slot.leaf_class().bytes())).await?;
         let leaf = self.leaf(slot.addr(), &image);
@@ -186,12 +186,12 @@ impl Tree {
         (slot, tomb): (Slot, Slot),
         key: &[u8],
     ) -> Result<bool, IndexError> {
-        let posting = session.reliable().posting();
+        let mark = session.reliable().post_mark();
         let error = match session.client().cas(at, slot.0, tomb.0).await {
             Ok(found) => return Ok(found == slot.0),
             Err(error) => error,
         };
-        session.reliable().again(&mut Trial::default(), posting, error).await?;
+        session.reliable().again(&mut Tries::default(), mark, error).await?;
         // Nobody else can take the leaf out while it is locked.
         let now = Slot(session.reliable().word(at).await?);
         Ok(now.thawed() == tomb || !self.reaches(session, key, slot.addr()).await?)

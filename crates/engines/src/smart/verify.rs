@@ -7,7 +7,7 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::{IndexError, TableReport, Visitor};
 use farleaf_pool::Session;
 
-use super::descent::{Held, Up};
+use super::descent::{ReadNode, Up};
 use super::layout::{Edge, Life, META_BYTES, META_LOCKS, NodeType, Slot};
 use super::leaf::NewValue;
 use super::lock_table::LOCKS_BYTES;
@@ -122,7 +122,7 @@ impl Tree {
 
     /// READs a node with all slots that it has room for. One behind those that count may lead to a leaf of a dead
     /// client: the node grows, as with the next insert, so that what is linked is visited.
-    async fn read_all_slots(&self, session: &Session, at: &Todo) -> Result<Held, Fail> {
+    async fn read_all_slots(&self, session: &Session, at: &Todo) -> Result<ReadNode, Fail> {
         let whole = if self.shape.reserves { at.slot.with_type(NodeType::TOP) } else { at.slot };
         let mut held =
             self.read_child(session, whole, (&at.prefix, at.prefix.len()), at.up).await?;
@@ -138,7 +138,7 @@ impl Tree {
     async fn check_gaps(
         &self,
         session: &Session,
-        held: &Held,
+        held: &ReadNode,
         report: &mut TableReport,
     ) -> Result<(), Fail> {
         let used = |slot: Slot| !slot.is_empty();
@@ -157,7 +157,7 @@ impl Tree {
     /// Checks a node, and puts its children on the list.
     fn enter(
         &self,
-        held: &Held,
+        held: &ReadNode,
         mut prefix: Vec<u8>,
         level: usize,
         nodes: &mut Vec<u64>,

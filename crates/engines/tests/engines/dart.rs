@@ -325,7 +325,7 @@ fn a_remove_does_not_wait_for_its_node_to_be_replaced() {
 }
 
 /// An insert that finds its bucket full grows the node, and the new node brings its leaf. The insert does not begin
-/// again at the root, and does not wait for the upkeep of the skip table.
+/// again at the root, and does not wait for the maintenance of the skip table.
 #[test]
 fn an_insert_grows_a_full_node_on_its_way() {
     World::default().on_mapped(|session| async move {

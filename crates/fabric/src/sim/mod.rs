@@ -123,7 +123,7 @@ impl Sim {
     /// A cluster at time 0.
     ///
     /// # Errors
-    /// [`FabricError::Config`] if the configuration makes no sense, [`FabricError::NoMemory`] if
+    /// [`FabricError::Config`] if the configuration is invalid, [`FabricError::NoMemory`] if
     /// the address space cannot be had.
     pub fn new(config: SimConfig) -> Result<Self, FabricError> {
         config.check()?;

@@ -3,12 +3,12 @@
 //! Each message stands whole and alone, in the form that it has on a connection (verb 5 of
 //! `docs/design/wire.md`).
 //!
-//! - **TCP-13** The server runs an RPC that comes another way under the gate of the connection to which
+//! - **TCP-13** The server runs an RPC that comes another way under the admission of the connection to which
 //!   that way belongs, as TCP-1 demands of the connection's own.
 
 use std::sync::Arc;
 
-use super::lives::{ConnectionGate, ConnectionGateState, Life};
+use super::lives::{AdmissionState, ConnectionAdmission, Life};
 use super::output::Output;
 use super::served::Served;
 use super::session::{Host, carry_out};
@@ -51,11 +51,11 @@ pub(crate) fn answer_of(
     }
 }
 
-/// The connection in whose name, and behind whose gate, a way carries out RPCs.
+/// The connection in whose name, and behind whose admission, a way carries out RPCs.
 pub(crate) struct Caller {
     host: Arc<Host>,
     life: Arc<Life>,
-    gate: Arc<ConnectionGate>,
+    admission: Arc<ConnectionAdmission>,
 }
 
 /// Outcome of a message.
@@ -65,7 +65,7 @@ pub(crate) enum Called {
     Done,
     /// Another request of this compute server is being carried out, or it is just being cut off: try again.
     Later,
-    /// The gate is shut. Nothing of this connection is carried out any more.
+    /// The admission is shut. Nothing of this connection is carried out any more.
     Shut,
     /// It is not of the protocol.
     Malformed,
@@ -82,15 +82,19 @@ impl RpcAnswer {
 }
 
 impl Caller {
-    pub(super) fn new(host: &Arc<Host>, life: &Arc<Life>, gate: &Arc<ConnectionGate>) -> Caller {
-        Caller { host: Arc::clone(host), life: Arc::clone(life), gate: Arc::clone(gate) }
+    pub(super) fn new(
+        host: &Arc<Host>,
+        life: &Arc<Life>,
+        admission: &Arc<ConnectionAdmission>,
+    ) -> Caller {
+        Caller { host: Arc::clone(host), life: Arc::clone(life), admission: Arc::clone(admission) }
     }
 
-    /// Carries out the RPC in `message` (TCP-13). Never waits for the gate.
+    /// Carries out the RPC in `message` (TCP-13). Never waits for the admission.
     pub(crate) fn call(&self, message: &[u8], answer: &mut RpcAnswer) -> Called {
         let Some((request, operands)) = decode(message) else { return Called::Malformed };
-        let Some(gate) = self.gate.try_lock() else { return Called::Later };
-        if *gate != ConnectionGateState::Open {
+        let Some(admission) = self.admission.try_lock() else { return Called::Later };
+        if *admission != AdmissionState::Open {
             return Called::Shut;
         }
         self.life.hear(self.host.now_ms());
@@ -98,7 +102,7 @@ impl Caller {
         let mut served = Served::default();
         served.count(request.verb);
         carry_out(&self.host, request, operands, &mut answer.0);
-        drop(gate);
+        drop(admission);
         served.bytes_in = message.len() as u64;
         served.bytes_out = answer.bytes().len() as u64;
         self.host.served.add(&served);
@@ -142,8 +146,8 @@ mod tests {
     fn caller() -> (Arc<Host>, Caller, Arc<AtomicUsize>) {
         let calls = Arc::<AtomicUsize>::default();
         let host = Host::alone(ECHO, Arc::new(Echo(Arc::clone(&calls))), 4096).expect("memory");
-        let (life, _, gate) = host.lives.enter(WHO, 0, 0).expect("in");
-        let caller = Caller::new(&host, &life, &gate);
+        let (life, _, admission) = host.lives.enter(WHO, 0, 0).expect("in");
+        let caller = Caller::new(&host, &life, &admission);
         (host, caller, calls)
     }
 
@@ -182,7 +186,7 @@ mod tests {
     fn nothing_is_carried_out_behind_a_shut_gate() {
         let (host, caller, calls) = caller();
         let (mut answer, message) = (RpcAnswer::default(), message(ECHO, 8, b"8"));
-        let held = caller.gate.lock();
+        let held = caller.admission.lock();
         assert_eq!(caller.call(&message, &mut answer), Called::Later);
         drop(held);
         assert_eq!(caller.call(&message, &mut answer), Called::Done);

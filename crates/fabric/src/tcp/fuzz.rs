@@ -41,8 +41,8 @@ fn host() -> Option<Arc<Host>> {
 /// Checks that the server's answers are of the protocol. Returns the number of answers.
 pub fn messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let Some(host) = host() else { return 0 };
-    let Ok((life, _, gate)) = host.lives.enter(Incarnation(7), 0, 0) else { return 0 };
-    let (caller, mut answer) = (Caller::new(&host, &life, &gate), RpcAnswer::default());
+    let Ok((life, _, admission)) = host.lives.enter(Incarnation(7), 0, 0) else { return 0 };
+    let (caller, mut answer) = (Caller::new(&host, &life, &admission), RpcAnswer::default());
     let mut answers = 0;
     for piece in pieces {
         let room = usize::from(piece.first().copied().unwrap_or_default());
@@ -52,7 +52,7 @@ pub fn messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
         match caller.call(piece, &mut answer) {
             Called::Done => answers += 1,
             Called::Malformed => continue,
-            other => panic!("nobody has the gate, and it is open: {other:?}"),
+            other => panic!("nobody has the admission, and it is open: {other:?}"),
         }
         assert!(answer.bytes().len() <= MESSAGE_BYTES_MAX, "an answer that no place holds");
         let whole = answer_of(answer.bytes(), ServiceId(1), CALL_BYTES_MAX);

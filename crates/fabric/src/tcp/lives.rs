@@ -1,12 +1,12 @@
 //! Client lives: track the connected, living and fenced incarnations, and cut off the fenced ones.
 //!
-//! - **TCP-1** The server runs a connection's requests while it holds the connection's gate, and that
-//!   is open. Closing takes the gate: afterwards nothing of that connection takes effect.
+//! - **TCP-1** The server runs a connection's requests while it holds the connection's admission, and that
+//!   is open. Closing takes the admission: afterwards nothing of that connection takes effect.
 //! - **TCP-2** An incarnation that has been fenced stays so: no connection of it is let in again.
-//! - **TCP-7** The server shuts a gate only after it has cut the other ways of its connection. If it
-//!   cannot cut one, it does not answer the fence. It adds a way to an open gate only.
+//! - **TCP-7** The server closes an admission only after it has cut the other ways of its connection. If it
+//!   cannot cut one, it does not answer the fence. It adds a way to an open admission only.
 //! - **TCP-9** A fence is answered once it stands in the region's record, if that has one.
-//! - **TCP-3** No thread takes a gate while it holds another: a fence runs between the requests around
+//! - **TCP-3** No thread takes an admission while it holds another: a fence runs between the requests around
 //!   it.
 
 use std::collections::BTreeMap;
@@ -19,9 +19,9 @@ use super::region::Record;
 use crate::Incarnation;
 use crate::sync::lock;
 
-/// State of a gate: decides whether the server carries out a connection's requests.
+/// State of an admission: decides whether the server carries out a connection's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConnectionGateState {
+pub(super) enum AdmissionState {
     Open,
     /// Another connection has taken its place, or it has ended.
     Closed,
@@ -30,68 +30,72 @@ pub(super) enum ConnectionGateState {
 }
 
 /// Held while requests of one connection are carried out.
-pub(super) struct ConnectionGate {
-    state: Mutex<ConnectionGateState>,
+pub(super) struct ConnectionAdmission {
+    state: Mutex<AdmissionState>,
     /// Other ways that the connection has. Taken while the state is held, or alone.
     ways: Mutex<Vec<Box<dyn Way>>>,
     /// Threads that are about to shut it.
-    shutting: AtomicUsize,
+    closing: AtomicUsize,
 }
 
 /// A way could not be cut, or the fence could not be recorded.
 #[derive(Debug)]
 pub(super) struct Uncut;
 
-impl ConnectionGate {
-    fn open() -> Arc<ConnectionGate> {
-        let state = Mutex::new(ConnectionGateState::Open);
-        Arc::new(ConnectionGate { state, ways: Mutex::default(), shutting: AtomicUsize::new(0) })
+impl ConnectionAdmission {
+    fn open() -> Arc<ConnectionAdmission> {
+        let state = Mutex::new(AdmissionState::Open);
+        Arc::new(ConnectionAdmission {
+            state,
+            ways: Mutex::default(),
+            closing: AtomicUsize::new(0),
+        })
     }
 
-    /// Adds a way; false, with the way cut, if the gate is shut (TCP-7).
+    /// Adds a way; false, with the way cut, if it is closed (TCP-7).
     pub(super) fn add(&self, way: Box<dyn Way>) -> bool {
         let state = self.lock();
-        let is_open = *state == ConnectionGateState::Open;
+        let is_open = *state == AdmissionState::Open;
         if is_open {
             lock(&self.ways).push(way);
         }
         is_open
     }
 
-    /// Cuts all ways, since the connection gets another one. The gate stays as it is.
+    /// Cuts all ways, since the connection gets another one. The admission stays as it is.
     pub(super) fn cut_ways(&self) -> Result<(), Uncut> {
         let mut ways = lock(&self.ways);
         ways.retain_mut(|way| way.cut().is_err());
         if ways.is_empty() { Ok(()) } else { Err(Uncut) }
     }
 
-    /// Cuts all ways and shuts the gate (TCP-7). A way that could not be cut stays, and the caller can try
-    /// again; the gate itself is shut in any case.
-    pub(super) fn shut(&self, to: ConnectionGateState) -> Result<(), Uncut> {
-        self.shutting.fetch_add(1, Ordering::SeqCst);
+    /// Cuts all ways and closes the admission (TCP-7). A way that could not be cut stays, and the caller can try
+    /// again; the admission itself is closed in any case.
+    pub(super) fn close(&self, to: AdmissionState) -> Result<(), Uncut> {
+        self.closing.fetch_add(1, Ordering::SeqCst);
         let mut state = self.lock();
         *state = to;
-        self.shutting.fetch_sub(1, Ordering::SeqCst);
+        self.closing.fetch_sub(1, Ordering::SeqCst);
         self.cut_ways()
     }
 
-    /// Takes the gate for requests, after the threads that want to shut it: a connection that never pauses
+    /// Takes the admission for requests, after the threads that want to close it: a connection that never pauses
     /// would otherwise keep those waiting.
-    pub(super) fn pass(&self) -> MutexGuard<'_, ConnectionGateState> {
-        while self.shutting.load(Ordering::Relaxed) > 0 {
+    pub(super) fn pass(&self) -> MutexGuard<'_, AdmissionState> {
+        while self.closing.load(Ordering::Relaxed) > 0 {
             thread::yield_now();
         }
         self.lock()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, ConnectionGateState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, AdmissionState> {
         lock(&self.state)
     }
 
-    /// The same without waiting; `None` if a thread holds the gate, or waits to shut it: a caller that polls
+    /// The same without waiting; `None` if a thread holds the admission, or waits to close it: a caller that polls
     /// would otherwise keep that thread waiting.
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ConnectionGateState>> {
-        if self.shutting.load(Ordering::SeqCst) > 0 {
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, AdmissionState>> {
+        if self.closing.load(Ordering::SeqCst) > 0 {
             return None;
         }
         match self.state.try_lock() {
@@ -116,7 +120,7 @@ struct LifeState {
     fenced: bool,
     /// It stands in the record.
     is_recorded: bool,
-    connections: BTreeMap<u64, Arc<ConnectionGate>>,
+    connections: BTreeMap<u64, Arc<ConnectionAdmission>>,
 }
 
 impl Life {
@@ -197,24 +201,24 @@ impl Lives {
         who: Incarnation,
         replaces: u64,
         now_ms: u64,
-    ) -> Result<(Arc<Life>, u64, Arc<ConnectionGate>), Denied> {
+    ) -> Result<(Arc<Life>, u64, Arc<ConnectionAdmission>), Denied> {
         let life = self.life(who, now_ms, false);
         let mut state = lock(&life.state);
         if state.fenced {
             return Err(Denied::Fenced);
         }
-        if let Some(gate) = state.connections.get(&replaces) {
-            if gate.shut(ConnectionGateState::Closed).is_err() {
+        if let Some(admission) = state.connections.get(&replaces) {
+            if admission.close(AdmissionState::Closed).is_err() {
                 return Err(Denied::Uncut);
             }
             state.connections.remove(&replaces);
         }
         let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let gate = ConnectionGate::open();
-        state.connections.insert(number, Arc::clone(&gate));
+        let admission = ConnectionAdmission::open();
+        state.connections.insert(number, Arc::clone(&admission));
         drop(state);
         life.hear(now_ms);
-        Ok((life, number, gate))
+        Ok((life, number, admission))
     }
 
     /// Returns whether a life has ended or was silent for a whole lease; if so it stays dead. A life that
@@ -231,12 +235,12 @@ impl Lives {
         life.dead.load(Ordering::SeqCst)
     }
 
-    /// Cuts a life off. The caller holds no gate (TCP-3). After a failure no connection of it is let in, but
+    /// Cuts a life off. The caller holds no admission (TCP-3). After a failure no connection of it is let in, but
     /// it may still act by a way that could not be cut: try again.
     pub(super) fn fence(&self, who: Incarnation, now_ms: u64) -> Result<(), Uncut> {
         let life = self.life(who, now_ms, true);
         // They stay in the list until they are shut: another fence must wait for them.
-        let gates = {
+        let admissions = {
             let mut state = lock(&life.state);
             state.fenced = true;
             if let Some(record) = self.record.as_ref().filter(|_| !state.is_recorded) {
@@ -249,8 +253,8 @@ impl Lives {
         };
         life.end();
         let mut fenced = Ok(());
-        for (number, gate) in gates {
-            match gate.shut(ConnectionGateState::Fenced) {
+        for (number, admission) in admissions {
+            match admission.close(AdmissionState::Fenced) {
                 Ok(()) => life.leave(number),
                 Err(uncut) => fenced = Err(uncut),
             }
@@ -274,26 +278,26 @@ mod tests {
         let (_, _, second) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, other) = lives.enter(Incarnation(8), 0, 0).expect("in");
         lives.fence(WHO, 1).expect("cut off");
-        assert_eq!(*first.lock(), ConnectionGateState::Fenced);
-        assert_eq!(*second.lock(), ConnectionGateState::Fenced);
-        assert_eq!(*other.lock(), ConnectionGateState::Open);
+        assert_eq!(*first.lock(), AdmissionState::Fenced);
+        assert_eq!(*second.lock(), AdmissionState::Fenced);
+        assert_eq!(*other.lock(), AdmissionState::Open);
         assert_eq!(lives.enter(WHO, 0, 2).err(), Some(Denied::Fenced));
         assert!(lives.is_dead(WHO, 2));
     }
 
-    /// A connection that carries out requests without a pause lets a fence shut its gate.
+    /// A connection that carries out requests without a pause lets a fence close its admission.
     #[test]
     fn requests_let_a_fence_pass() {
         for _ in 0..50 {
-            let gate = ConnectionGate::open();
-            let held = gate.pass();
-            let shuts = Arc::clone(&gate);
-            let fence = thread::spawn(move || shuts.shut(ConnectionGateState::Fenced));
-            while gate.shutting.load(Ordering::SeqCst) == 0 {
+            let admission = ConnectionAdmission::open();
+            let held = admission.pass();
+            let closes = Arc::clone(&admission);
+            let fence = thread::spawn(move || closes.close(AdmissionState::Fenced));
+            while admission.closing.load(Ordering::SeqCst) == 0 {
                 thread::yield_now();
             }
             drop(held);
-            assert_eq!(*gate.pass(), ConnectionGateState::Fenced);
+            assert_eq!(*admission.pass(), AdmissionState::Fenced);
             fence.join().expect("a fence").expect("nothing else to cut");
         }
     }
@@ -326,8 +330,8 @@ mod tests {
         let lives = Lives::new(100);
         let (_, number, first) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, second) = lives.enter(WHO, number, 0).expect("in");
-        assert_eq!(*first.lock(), ConnectionGateState::Closed);
-        assert_eq!(*second.lock(), ConnectionGateState::Open);
+        assert_eq!(*first.lock(), AdmissionState::Closed);
+        assert_eq!(*second.lock(), AdmissionState::Open);
     }
 
     /// A way that can be cut only after so many attempts, and a flag that it has been cut.
@@ -348,27 +352,27 @@ mod tests {
     fn a_fence_is_not_done_before_every_way_is_cut() {
         let lives = Lives::new(100);
         let cut: [Arc<AtomicBool>; 2] = Default::default();
-        let (_, number, gate) = lives.enter(WHO, 0, 0).expect("in");
-        assert!(gate.add(Box::new(Stubborn(2, Arc::clone(&cut[0])))));
-        assert!(gate.add(Box::new(Stubborn(0, Arc::clone(&cut[1])))));
+        let (_, number, admission) = lives.enter(WHO, 0, 0).expect("in");
+        assert!(admission.add(Box::new(Stubborn(2, Arc::clone(&cut[0])))));
+        assert!(admission.add(Box::new(Stubborn(0, Arc::clone(&cut[1])))));
         assert_eq!(lives.enter(WHO, number, 0).err(), Some(Denied::Uncut));
         assert!(lives.fence(WHO, 1).is_err());
-        assert_eq!(*gate.lock(), ConnectionGateState::Fenced);
+        assert_eq!(*admission.lock(), AdmissionState::Fenced);
         assert!(!cut[0].load(Ordering::SeqCst) && cut[1].load(Ordering::SeqCst));
         lives.fence(WHO, 1).expect("the third attempt");
         assert!(cut[0].load(Ordering::SeqCst));
-        assert!(!gate.add(Box::new(Stubborn(0, Arc::default()))), "a way behind the fence");
+        assert!(!admission.add(Box::new(Stubborn(0, Arc::default()))), "a way behind the fence");
     }
 
-    /// A second fence is answered only when the first has shut the gates, behind which requests may be
+    /// A second fence is answered only when the first has shut the admissions, behind which requests may be
     /// running.
     #[test]
     fn no_fence_returns_before_every_gate_is_shut() {
         let lives = Lives::new(100);
-        let (_, _, gate) = lives.enter(WHO, 0, 0).expect("in");
+        let (_, _, admission) = lives.enter(WHO, 0, 0).expect("in");
         let returned = AtomicU64::new(0);
         std::thread::scope(|scope| {
-            let request = gate.lock();
+            let request = admission.lock();
             for _ in 0..2 {
                 scope.spawn(|| {
                     lives.fence(WHO, 1).expect("cut off");
@@ -386,23 +390,23 @@ mod tests {
     #[test]
     fn no_request_overtakes_a_waiting_fence() {
         let lives = Lives::new(100);
-        let (_, _, gate) = lives.enter(WHO, 0, 0).expect("in");
+        let (_, _, admission) = lives.enter(WHO, 0, 0).expect("in");
         let begun = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let request = gate.try_lock().expect("nobody has it");
-            assert!(gate.try_lock().is_none(), "it is taken");
+            let request = admission.try_lock().expect("nobody has it");
+            assert!(admission.try_lock().is_none(), "it is taken");
             scope.spawn(|| {
                 begun.store(true, Ordering::SeqCst);
                 lives.fence(WHO, 1).expect("cut off");
             });
-            while !begun.load(Ordering::SeqCst) || gate.shutting.load(Ordering::SeqCst) == 0 {
+            while !begun.load(Ordering::SeqCst) || admission.closing.load(Ordering::SeqCst) == 0 {
                 std::thread::yield_now();
             }
             drop(request);
-            let next = gate.try_lock();
-            assert!(next.is_none_or(|state| *state == ConnectionGateState::Fenced));
+            let next = admission.try_lock();
+            assert!(next.is_none_or(|state| *state == AdmissionState::Fenced));
         });
-        assert!(gate.try_lock().is_some_and(|state| *state == ConnectionGateState::Fenced));
+        assert!(admission.try_lock().is_some_and(|state| *state == AdmissionState::Fenced));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Card access: opens another way to a memory server's words, beside its connections.
 //!
 //! An accepted connection may ask for such a way (verb 11). The way belongs to the connection: the
-//! server cuts it before it shuts the connection's gate (TCP-7 in `lives.rs`), so that fences and
+//! server cuts it before it closes the connection's admission (TCP-7 in `lives.rs`), so that fences and
 //! reconnects hold for both.
 
 use std::io;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::lives::{ConnectionGate, ConnectionGateState, Uncut};
+use super::lives::{AdmissionState, ConnectionAdmission, Uncut};
 use super::offer::Offer;
 use super::{Lease, MemoryServer, MemoryServerConfig};
 use crate::calls::{
@@ -196,14 +196,14 @@ impl Drop for TcpCalls {
 
 /// Decides whether calls of a connection may begin, and whether replies may leave.
 pub(super) struct GateAdmission {
-    pub(super) gate: Arc<ConnectionGate>,
+    pub(super) admission: Arc<ConnectionAdmission>,
     pub(super) lease: Arc<Lease>,
 }
 
 impl Admission for GateAdmission {
-    /// A thread that shuts the gate takes it: nothing begins afterwards.
+    /// A thread that closes the admission takes it: nothing begins afterwards.
     fn may_begin(&self, _from: Incarnation) -> bool {
-        *self.gate.lock() == ConnectionGateState::Open
+        *self.admission.lock() == AdmissionState::Open
     }
 
     fn holds_lease(&self) -> bool {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use super::call::Caller;
-use super::lives::{ConnectionGate, ConnectionGateState, Denied, Life, Lives};
+use super::lives::{AdmissionState, ConnectionAdmission, Denied, Life, Lives};
 use super::offer::Offer;
 use super::output::Output;
 use super::peers::{CallServer, GateAdmission};
@@ -168,7 +168,7 @@ impl Drop for Pass {
 struct Guest {
     life: Arc<Life>,
     number: u64,
-    gate: Arc<ConnectionGate>,
+    admission: Arc<ConnectionAdmission>,
     host: Arc<Host>,
     /// None for a connection that only carries signs of life.
     pass: Option<Pass>,
@@ -181,7 +181,7 @@ impl Drop for Guest {
     fn drop(&mut self) {
         self.replies.iter().for_each(|replies| replies.close());
         // A way that cannot be cut stays known, so that a fence tries again (TCP-7).
-        match self.gate.shut(ConnectionGateState::Closed) {
+        match self.admission.close(AdmissionState::Closed) {
             Ok(_) => self.life.leave(self.number),
             // Then its way has not ended.
             Err(_) => std::mem::forget(self.pass.take()),
@@ -297,12 +297,12 @@ impl Session {
             prefetch(host, &input[taken..], ahead);
         }
         loop {
-            // Under this gate, as many requests as need no other gate.
-            let gate = guest.gate.pass();
-            match *gate {
-                ConnectionGateState::Open => {}
-                ConnectionGateState::Closed => return Err(Gone::Replaced),
-                ConnectionGateState::Fenced => {
+            // Under this admission, as many requests as need no other admission.
+            let admission = guest.admission.pass();
+            match *admission {
+                AdmissionState::Open => {}
+                AdmissionState::Closed => return Err(Gone::Replaced),
+                AdmissionState::Fenced => {
                     output.push(&encode_answer(Status::Fenced, 0));
                     self.ends = true;
                     return Ok(taken);
@@ -348,7 +348,7 @@ impl Session {
                 }
                 self.broken &= request.more;
             }
-            drop(gate);
+            drop(admission);
             let Some((request, operands)) = special else { return Ok(taken) };
             self.broken = false;
             answer_special(host, guest, request, operands, output)?;
@@ -388,19 +388,20 @@ impl Session {
         } else {
             let (who, pass) = (Incarnation(hello.incarnation), pass.flatten());
             match host.lives.enter(who, hello.replaces, host.now_ms()) {
-                Ok((life, number, gate)) => {
+                Ok((life, number, admission)) => {
                     welcome.connection = number;
                     let replies = host.call_server.as_ref().zip(self.notify.clone()).map(
                         |(call_server, notify)| {
-                            let (gate, lease) = (Arc::clone(&gate), Arc::clone(&call_server.lease));
-                            let admission = Box::new(GateAdmission { gate, lease });
+                            let (admission, lease) =
+                                (Arc::clone(&admission), Arc::clone(&call_server.lease));
+                            let admission = Box::new(GateAdmission { admission, lease });
                             call_server.requests.connection(admission, notify)
                         },
                     );
                     let has_left = matches!(replies, Some(None));
                     let (replies, served) = (replies.flatten(), &host.served);
                     let host = Arc::clone(host);
-                    let guest = Guest { life, number, gate, host, pass, who, replies };
+                    let guest = Guest { life, number, admission, host, pass, who, replies };
                     if has_left {
                         // Its sender then knows that nothing was begun.
                         return Err(Gone::Ended);
@@ -540,7 +541,7 @@ fn call(host: &Host, target: u64, request: &[u8], output: &mut Output) -> Result
     Ok(())
 }
 
-/// Carries out a request about lives or ways, without a gate.
+/// Carries out a request about lives or ways, without a admission.
 fn answer_special(
     host: &Host,
     guest: &Guest,
@@ -595,11 +596,11 @@ fn answer_special(
                 return Ok(());
             };
             // A connection has one way at a time.
-            guest.gate.cut_ways().map_err(|_| Gone::Uncut)?;
-            let caller = Caller::new(&guest.host, &guest.life, &guest.gate);
+            guest.admission.cut_ways().map_err(|_| Gone::Uncut)?;
+            let caller = Caller::new(&guest.host, &guest.life, &guest.admission);
             let offered = offer.answer(operands, caller).ok_or(Gone::Nonsense)?;
-            // If the gate has been shut meanwhile, the caller notices, and does not send this answer.
-            if offered.way.is_none_or(|way| guest.gate.add(way)) {
+            // If the admission has been shut meanwhile, the caller notices, and does not send this answer.
+            if offered.way.is_none_or(|way| guest.admission.add(way)) {
                 output.push(&encode_answer(Status::Done, offered.answer.len() as u32));
                 output.push(&offered.answer);
             }

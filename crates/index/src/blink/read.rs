@@ -161,10 +161,10 @@ impl BlinkTree {
         let client = session.client();
         loop {
             // A failed READ is rare; one `async fn` more around each would not be.
-            let (posting, bytes) = (session.reliable().posting(), self.layout.node_bytes());
+            let (mark, bytes) = (session.reliable().post_mark(), self.layout.node_bytes());
             let mut image = match client.read(addr, client.buf(bytes)).await {
                 Ok(image) => image,
-                Err(error) => session.reliable().read_again(posting, error, addr, bytes).await?,
+                Err(error) => session.reliable().read_again(mark, error, addr, bytes).await?,
             };
             if !self.is_current(&image, addr, at) {
                 image = self.read_again(session, addr, at, image).await?;
@@ -208,10 +208,10 @@ impl BlinkTree {
         let mut from_parent = false;
         while at > level {
             // A failed READ is rare; one `async fn` more around each would not be.
-            let (posting, bytes) = (session.reliable().posting(), self.layout.node_bytes());
+            let (mark, bytes) = (session.reliable().post_mark(), self.layout.node_bytes());
             let mut image = match client.read(addr, client.buf(bytes)).await {
                 Ok(image) => image,
-                Err(error) => session.reliable().read_again(posting, error, addr, bytes).await?,
+                Err(error) => session.reliable().read_again(mark, error, addr, bytes).await?,
             };
             if !self.is_current(&image, addr, at) {
                 image = self.read_again(session, addr, at, image).await?;

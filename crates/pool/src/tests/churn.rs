@@ -36,18 +36,18 @@ struct Pace {
     step_gap_ns: u64,
     /// Between two deaths, at least; at most three times as long.
     death_gap_ns: u64,
-    upkeep_gap_ns: u64,
+    maintenance_gap_ns: u64,
 }
 
 /// As fast as it goes: members die faster than they are recovered.
 const FAST: Pace =
-    Pace { life_gap_ns: 1, step_gap_ns: 1, death_gap_ns: 500_000, upkeep_gap_ns: 20_000 };
+    Pace { life_gap_ns: 1, step_gap_ns: 1, death_gap_ns: 500_000, maintenance_gap_ns: 20_000 };
 /// A life a second on each compute server, and a death each 12 seconds.
 const DAILY: Pace = Pace {
     life_gap_ns: 1_000_000_000,
     step_gap_ns: 40_000_000,
     death_gap_ns: 6_000_000_000,
-    upkeep_gap_ns: 20_000_000,
+    maintenance_gap_ns: 20_000_000,
 };
 
 struct Churn {
@@ -106,7 +106,7 @@ fn churn(seed: u64, pace: Pace, deaths: usize) -> (usize, [(u64, u64); 2]) {
     let sim = Sim::new(config).unwrap();
     let (shared, lives, comers) = (Rc::new(Shared::default()), Cell::new(0), Cell::new(COMERS));
     let churn = Rc::new(Churn { shared: Rc::clone(&shared), pace, lives, comers });
-    let keeper = maintained_pool(&sim, &OPTIONS, pace.upkeep_gap_ns, &shared);
+    let keeper = maintained_pool(&sim, &OPTIONS, pace.maintenance_gap_ns, &shared);
     let start = |number: usize, endpoint: AnyEndpoint| {
         sim.spawn(number, come_and_go(number, endpoint, Rc::clone(&churn)));
     };

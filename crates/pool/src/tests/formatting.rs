@@ -4,7 +4,7 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, ServerId};
 
 use super::{SMALL, endpoint, formatted};
-use crate::reliable::{Lines, PATIENCE_NS, Reliable};
+use crate::reliable::{PATIENCE_NS, Reconnects, Reliable};
 use crate::{FormatFault, Geometry, Pool, PoolError, PoolOptions, format, format_once, superblock};
 
 const REGION: u64 = 4 << 20;
@@ -19,7 +19,7 @@ fn opened(fabric: &Mapped, change: Option<(u16, u64, u64)>) -> Result<Geometry, 
             buf.words_mut()[0] = value;
             client.write(GlobalAddr::new(ServerId(server), word * 8), buf).await.unwrap();
         }
-        let lines = Lines::new(client.endpoint().server_count());
+        let lines = Reconnects::new(client.endpoint().server_count());
         let opened = superblock::open(Reliable::new(&client, &lines, PATIENCE_NS)).await;
         opened.map(|(geometry, _)| geometry)
     })

@@ -14,7 +14,7 @@ use farleaf_fabric::{
 use super::{Mine, SMALL, member};
 use crate::canary::{Canary, MEMBERS_BEFORE_FENCE, OF_REGIONS, REGION_UNSETTLED};
 use crate::format;
-use crate::reliable::{Lines, PATIENCE_NS, Reliable};
+use crate::reliable::{PATIENCE_NS, Reconnects, Reliable};
 
 const BYTES: u64 = 64 << 10;
 
@@ -94,7 +94,7 @@ fn writes_settle_on_regions() {
             Peer { server, incarnation: owner.incarnation(), address: None, region_bytes: BYTES };
         sim.fabric(0).attach(peer).unwrap();
         let endpoint: AnyEndpoint = sim.fabric(0).any_endpoint().unwrap();
-        let (client, lines) = (Client::new(endpoint.clone()), Lines::new(1));
+        let (client, lines) = (Client::new(endpoint.clone()), Reconnects::new(1));
         let at = GlobalAddr::new(server, 64);
         sim.block_on(async {
             let reliable = Reliable::new(&client, &lines, PATIENCE_NS);
@@ -119,7 +119,7 @@ fn a_lost_region_is_not_waited_for() {
     let peer = Peer { server, incarnation, address: None, region_bytes: BYTES };
     sim.fabric(0).attach(peer).unwrap();
     let endpoint = sim.fabric(0).any_endpoint().unwrap();
-    let (client, lines) = (Client::new(endpoint.clone()), Lines::new(1));
+    let (client, lines) = (Client::new(endpoint.clone()), Reconnects::new(1));
     sim.block_on(async {
         let reliable = Reliable::new(&client, &lines, PATIENCE_NS);
         let at = GlobalAddr::new(server, 64);

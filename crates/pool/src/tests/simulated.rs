@@ -138,15 +138,15 @@ pub(super) fn maintained_pool(
         session
     });
     let keeper = Rc::new(keeper.unwrap());
-    let (upkeep, stop) = (Rc::clone(&keeper), Rc::clone(shared));
+    let (maintenance, stop) = (Rc::clone(&keeper), Rc::clone(shared));
     sim.spawn(0, async move {
-        let table = Table::open(&upkeep).await;
+        let table = Table::open(&maintenance).await;
         while !stop.stop.get() {
-            upkeep.tick().await.unwrap();
-            if upkeep.pool().needs_recovery() {
-                recover(&upkeep, &table, &stop).await;
+            maintenance.tick().await.unwrap();
+            if maintenance.pool().needs_recovery() {
+                recover(&maintenance, &table, &stop).await;
             }
-            upkeep.endpoint().sleep(gap_ns).await;
+            maintenance.endpoint().sleep(gap_ns).await;
         }
     });
     keeper

@@ -11,7 +11,7 @@ use farleaf_fabric::sim::{AdversaryConfig, Direction, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, Peer, ServerId, ToAny};
 
 use super::SMALL;
-use crate::reliable::{Lines, PATIENCE_NS, Reliable};
+use crate::reliable::{PATIENCE_NS, Reconnects, Reliable};
 use crate::{Audit, Pool, PoolError, PoolOptions, Session, format};
 
 type Mine = Session;
@@ -315,7 +315,8 @@ fn settled_operations_happen_once() {
         let sim = Sim::new(config).unwrap();
         let at = |word: u64| GlobalAddr::new(ServerId(0), 4096 + word * 64);
         let (lock, sum) = (at(0), at(1));
-        let lines: Vec<Rc<Lines>> = (0..COMPUTE).map(|_| Rc::new(Lines::new(1))).collect();
+        let lines: Vec<Rc<Reconnects>> =
+            (0..COMPUTE).map(|_| Rc::new(Reconnects::new(1))).collect();
         let endpoints: Vec<AnyEndpoint> =
             (0..COMPUTE).map(|compute| sim.fabric(compute).any_endpoint().unwrap()).collect();
         for number in 0..CLIENTS {
@@ -359,7 +360,7 @@ fn work_is_waited_for_longer_while_no_server_fails() {
     let adversary = AdversaryConfig { lost: 1e-12, ..AdversaryConfig::default() };
     let sim = Sim::new(SimConfig { adversary, ..SimConfig::seeded(5) }).unwrap();
     let endpoint = sim.fabric(0).any_endpoint().unwrap();
-    let (client, lines) = (Client::new(endpoint.clone()), Lines::new(1));
+    let (client, lines) = (Client::new(endpoint.clone()), Reconnects::new(1));
     sim.block_on(async {
         let reliable = Reliable::new(&client, &lines, PATIENCE_NS);
         let waited = async |patiences: f64| {
@@ -394,7 +395,7 @@ fn a_compute_server_that_may_be_dead_is_waited_for() {
         sim.fabric(0).attach(Peer { server, incarnation, address: None, region_bytes: 0 }).unwrap();
     }
     let endpoint = sim.fabric(0).any_endpoint().unwrap();
-    let (client, lines) = (Client::new(endpoint.clone()), Lines::new(1));
+    let (client, lines) = (Client::new(endpoint.clone()), Reconnects::new(1));
     sim.fabric(1).kill();
     sim.fabric(2).stop();
     sim.cut(0, 2);

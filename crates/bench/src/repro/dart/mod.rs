@@ -74,10 +74,10 @@ pub(super) const SPECS: &[Spec] = &[
     ),
     Spec::of_all_engines(
         "dart-fig10",
-        "DART, Figure 10: upkeep of the skip table beside inserts",
-        "gets of new keys beside inserts, with and without upkeep of the skip table",
+        "DART, Figure 10: maintenance of the skip table beside inserts",
+        "gets of new keys beside inserts, with and without maintenance of the skip table",
         &[CACHE, "est_maintenance"],
-        skip_table::upkeep,
+        skip_table::maintenance,
     ),
     Spec::of_all_engines(
         "dart-fig11",

@@ -1,4 +1,4 @@
-//! Skip table: its upkeep beside inserts, and the adjustment of its prefix lengths (Figures 10 and 11).
+//! Skip table: its maintenance beside inserts, and the adjustment of its prefix lengths (Figures 10 and 11).
 
 use farleaf_engines::Engine;
 
@@ -14,19 +14,19 @@ use crate::{
     workload::OpKind,
 };
 
-const UPKEEP: [Step; 2] = [
-    Step { name: "no upkeep", engine: Engine::Dart, set: &[("est_maintenance", "false")] },
-    Step { name: "upkeep", engine: Engine::Dart, set: &[("est_maintenance", "true")] },
+const MAINTENANCE: [Step; 2] = [
+    Step { name: "no maintenance", engine: Engine::Dart, set: &[("est_maintenance", "false")] },
+    Step { name: "maintenance", engine: Engine::Dart, set: &[("est_maintenance", "true")] },
 ];
 
 /// Figure 10.
-pub(super) fn upkeep(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
+pub(super) fn maintenance(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
     let paper = papers::papers()?.dart;
     let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
     let mut chart = ReproChart::bars("gets and inserts half and half", "keys", "Mops");
     for (keys, spec) in keys() {
-        let mut reached = [(0.0, 0.0, 0.0); UPKEEP.len()];
-        for (step, reached) in UPKEEP.iter().zip(&mut reached) {
+        let mut reached = [(0.0, 0.0, 0.0); MAINTENANCE.len()];
+        for (step, reached) in MAINTENANCE.iter().zip(&mut reached) {
             let case = format!("{keys}, {}", step.name);
             let mix = [(OpKind::Get, 0.5), (OpKind::Insert, 0.5)];
             let latest = RequestDistribution::Latest { theta: 0.99 };
@@ -46,12 +46,12 @@ pub(super) fn upkeep(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), 
             chart.add(step.name, keys, driver::mops(&measured));
             *reached = (median(get), median(insert), share);
         }
-        let case = format!("{keys}, upkeep over none");
+        let case = format!("{keys}, maintenance over none");
         let [(get_none, insert_none, share_none), (get, insert, share)] = reached;
-        let told = (keys == "randint").then_some(paper.upkeep.search_gain);
+        let told = (keys == "randint").then_some(paper.maintenance.search_gain);
         report.gain(&case, "gets, ratio of speed", told, get_none / get, "");
         report.row(&case, "inserts, ratio of speed", Some(1.0), insert_none / insert, "");
-        let told = Some(paper.upkeep.trips_share);
+        let told = Some(paper.maintenance.trips_share);
         report.row(&case, "further round trips, share", told, share - share_none, "");
     }
     report.charts.push(chart);

@@ -24,7 +24,7 @@ const BYTE_BARS: [(&str, f64); 1] = [("randint", 320.0)];
 /// The least that scans reach of the other radix tree's.
 const SCAN_BAR: f64 = 0.9;
 
-const UPKEEP: Metric = ("of these for maintenance, round trips", driver::maintenance);
+const MAINTENANCE: Metric = ("of these for maintenance, round trips", driver::maintenance);
 
 /// Figure 6.
 pub(super) fn throughput(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
@@ -121,7 +121,7 @@ pub(super) fn costs(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), R
                     config.settings.set(CACHE, "0");
                 }
                 let case = format!("{name}, {keys}, {engine}");
-                let metrics = [TRIPS, VERBS, BYTES, UPKEEP];
+                let metrics = [TRIPS, VERBS, BYTES, MAINTENANCE];
                 let measured = driver.record(report, &case, &config, &metrics)?;
                 trips.add(engine.name(), name, measured.run.per_op.round_trips);
                 if name != SCANS {

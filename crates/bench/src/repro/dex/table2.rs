@@ -83,13 +83,13 @@ fn add(
     } else {
         ""
     };
-    let upkeep = "maintenance of the pool (epochs); operations do none";
+    let maintenance = "maintenance of the pool (epochs); operations do none";
     let rpcs = "the paper allocates nodes by RPC and counts the few operations it offloads; here \
                 memory is allocated one-sidedly and nothing is offloaded";
     for (quantity, of, ours, reason) in [
         ("READs /op", paper.map(|it| it.reads), ours.reads, misses),
         ("WRITEs /op", paper.map(|it| it.writes), ours.writes, misses),
-        ("atomics /op", paper.map(|it| it.atomics), ours.atomics, upkeep),
+        ("atomics /op", paper.map(|it| it.atomics), ours.atomics, maintenance),
         ("two-sided /op", paper.map(|it| it.rpcs), ours.rpcs, rpcs),
         ("bytes /op", paper.map(|it| it.bytes), ours.bytes, misses),
     ] {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_index::remote_lock::lock_word;
-use farleaf_pool::{Session, Trial, Unlinked, is_open};
+use farleaf_pool::{Session, Tries, Unlinked, is_open};
 
 use super::begin_quietly;
 use super::entry::BUCKET_SLOTS;
@@ -304,11 +304,11 @@ impl DartTree {
         let at = self.meta.plus(META_TABLES);
         let linked = || objects.iter().chain([&descriptor]);
         linked().for_each(Unlinked::keep);
-        let posting = io.posting();
+        let mark = io.post_mark();
         let found = match io.client().cas(at, word.0, new.0).await {
             Ok(found) => found,
             Err(error) if is_open(error) => {
-                io.again(&mut Trial::default(), posting, error).await?;
+                io.again(&mut Tries::default(), mark, error).await?;
                 // The lock is this client's: nobody else changes the word.
                 if io.word(at).await? == new.0 { word.0 } else { new.0 }
             }

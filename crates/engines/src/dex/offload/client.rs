@@ -7,7 +7,7 @@ use farleaf_index::IndexError;
 use farleaf_index::bnode::Cover;
 use farleaf_index::compute::ownership::View;
 use farleaf_index::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
-use farleaf_pool::{Session, Trial};
+use farleaf_pool::{Session, Tries};
 
 use super::channels::{Channel, Channels};
 use super::handler::OFFLOAD_SERVICE;
@@ -267,7 +267,7 @@ impl Offloads {
             Target::First => 0,
             Target::Last => view.map.count() - 1,
         });
-        let mut trial = Trial::default();
+        let mut tries = Tries::default();
         let mut grants = 0;
         let mut turned_away = 0;
         // It was sent under a session, and what became of it is not known: then it is sent under that
@@ -296,7 +296,7 @@ impl Offloads {
             .encode();
             let mut request = reliable.buf(bytes.len());
             request.bytes_mut().copy_from_slice(&bytes);
-            let (posting, begun_ns) = (reliable.posting(), endpoint.now_ns());
+            let (mark, begun_ns) = (reliable.post_mark(), endpoint.now_ns());
             let reply = reliable.buf(REPLY_BYTES + question.room);
             let called = session.client().rpc(node.server(), OFFLOAD_SERVICE, request, reply).await;
             let now_ns = endpoint.now_ns();
@@ -309,7 +309,7 @@ impl Offloads {
                 }
                 Err(error) => {
                     in_doubt |= granted != 0;
-                    match reliable.again(&mut trial, posting, error).await {
+                    match reliable.again(&mut tries, mark, error).await {
                         Ok(()) => self.stats.offload_resent.add(),
                         Err(error) if in_doubt && error.kind != OpErrorKind::Fenced => {
                             return Asked::Unknown(IndexError::OutcomeUnknown(error.to_string()));
@@ -368,7 +368,7 @@ impl Offloads {
                     continue;
                 }
                 Status::Refused => lock(&server.model).is_absent(now_ns),
-                _ if trial.in_doubt() => {}
+                _ if tries.in_doubt() => {}
                 _ => lock(&server.model).add_call(work, now_ns, now_ns.saturating_sub(begun_ns)),
             }
             return Asked::Answered(answer, value.to_vec());

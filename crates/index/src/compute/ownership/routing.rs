@@ -242,9 +242,9 @@ fn check_patience(session: &Session, to: Owner, patience: Patience) -> Result<()
     }))
 }
 
-/// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
-/// or of none, if this compute server does so. A guest releases a dead owner's ranges and does not take them. Whether the owner is
-/// dead.
+/// Called if the owner that the map named does not serve the key: reads the map again. If the owner is dead, or there is
+/// none, takes its place if this compute server owns ranges. A guest releases a dead owner's ranges and does not take
+/// them. Returns whether the owner is dead.
 async fn find_owner<T: RangeOwner>(
     table: &Owned<T>,
     session: &Session,

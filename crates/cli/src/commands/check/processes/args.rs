@@ -54,7 +54,7 @@ pub(crate) struct ProcessesArgs {
     /// Links between compute servers cut, slowed or with all connections ended, a second (needs --fabric tcp
     /// and an engine with owners) [default: 0.4]
     #[arg(long, value_name = "RATE")]
-    post_faults_per_second: Option<f64>,
+    call_faults_per_second: Option<f64>,
     /// Time for which a memory server is away, or a link cut or slow, at most (needs --fabric tcp)
     /// [default: 2s]
     #[arg(long, value_name = "TIME")]
@@ -169,7 +169,7 @@ impl ProcessesArgs {
                 None => Ok(None),
             };
         };
-        if self.post_faults_per_second.is_some() && !self.engine.traits().owned {
+        if self.call_faults_per_second.is_some() && !self.engine.traits().owned {
             return Err(Failure::usage(
                 "--post-faults-per-second needs an engine with owners ('farleaf engines'): compute \
                  servers of other engines do not ask each other",
@@ -185,7 +185,7 @@ impl ProcessesArgs {
                 usual.memory_faults_per_second,
             ),
             link_faults_per_second: rate(self.link_faults_per_second, usual.link_faults_per_second),
-            post_faults_per_second: rate(self.post_faults_per_second, usual.post_faults_per_second),
+            call_faults_per_second: rate(self.call_faults_per_second, usual.call_faults_per_second),
             outage_time_max: span(self.outage_time_max, usual.outage_time_max),
             recovery_leases: self.recovery_within,
         }))
@@ -228,7 +228,7 @@ impl ProcessesArgs {
             ("--lease", text(self.lease)),
             ("--memory-faults-per-second", text(self.memory_faults_per_second)),
             ("--link-faults-per-second", text(self.link_faults_per_second)),
-            ("--post-faults-per-second", text(self.post_faults_per_second)),
+            ("--post-faults-per-second", text(self.call_faults_per_second)),
             ("--outage-time-max", text(self.outage_time_max)),
             ("--recovery-within", text(self.recovery_within)),
         ]

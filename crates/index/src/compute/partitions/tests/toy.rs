@@ -28,7 +28,7 @@ const RECORD_BYTES: usize = 64;
 pub(super) struct Places {
     pub(super) words: PartitionWords,
     leaves: GlobalAddr,
-    /// Lines of partitions that nobody owns.
+    /// Reconnects of partitions that nobody owns.
     lines: GlobalAddr,
 }
 

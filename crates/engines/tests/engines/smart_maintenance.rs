@@ -1,4 +1,4 @@
-//! Upkeep tests of `smart`: counts what retiring and freeing a leaf adds to an update, in the steady state.
+//! Maintenance tests of `smart`: counts what retiring and freeing a leaf adds to an update, in the steady state.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -68,7 +68,7 @@ async fn update(endpoint: AnyEndpoint, compute: usize, poisons: bool, shared: Rc
 }
 
 /// Operations for each update beyond those of an update that meets nobody: refills, ticks and lost races.
-fn upkeep(poisons: bool) -> f64 {
+fn maintenance(poisons: bool) -> f64 {
     let world = World { servers: 3, seed: 7, ..World::default() };
     let mut config = world.sim_config();
     config.compute_servers = COMPUTES;
@@ -107,8 +107,8 @@ fn upkeep(poisons: bool) -> f64 {
 /// the leaf.
 #[test]
 fn retiring_and_freeing_a_leaf_costs_at_most_1_2_operations() {
-    let each = upkeep(false);
+    let each = maintenance(false);
     assert!(each <= 0.5, "{each:.2}");
-    let poisoned = upkeep(true) - each;
+    let poisoned = maintenance(true) - each;
     assert!((1.9..2.3).contains(&poisoned), "{poisoned:.2}");
 }

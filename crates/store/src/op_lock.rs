@@ -1,9 +1,9 @@
 //! Activity guard: tracks the operations that run on a store, and wakes the maintenance thread.
 //!
-//! - **INV-GATE-1** A thread that sets a flag and then passes all gates ([`Gates::pass`]) knows that no
-//!   operation runs that entered its gate without seeing the flag, if operations check the flag inside.
-//!   The gate's lock orders the two.
-//! - **INV-GATE-2** While the maintenance thread sleeps, no operation has begun that it has not
+//! - **INV-OP-LOCK-1** A thread that sets a flag and then passes all locks ([`OpLocks::pass`]) knows that no
+//!   operation runs that entered its lock without seeing the flag, if operations check the flag inside.
+//!   The lock's lock orders the two.
+//! - **INV-OP-LOCK-2** While the maintenance thread sleeps, no operation has begun that it has not
 //!   counted: it first says that it sleeps, and then counts once more; an operation first counts,
 //!   and then looks whether it sleeps.
 //!
@@ -17,13 +17,13 @@ use crate::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Tells others that a context is at work: locked while an operation of the blocking API runs.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct OpLock {
     /// Operations begun.
     ops: Mutex<u64>,
 }
 
-impl Gate {
-    /// Locks the gate for an operation.
+impl OpLock {
+    /// Locks the lock for an operation.
     #[inline]
     pub(crate) fn enter(&self, activity: &Activity) -> MutexGuard<'_, u64> {
         let mut ops = self.lock();
@@ -37,31 +37,31 @@ impl Gate {
     }
 }
 
-/// The gates of all threads.
+/// The locks of all threads.
 #[derive(Debug, Default)]
-pub(crate) struct Gates(Mutex<Vec<Weak<Gate>>>);
+pub(crate) struct OpLocks(Mutex<Vec<Weak<OpLock>>>);
 
-impl Gates {
-    pub(crate) fn add(&self, gate: &Arc<Gate>) {
-        self.list().push(Arc::downgrade(gate));
+impl OpLocks {
+    pub(crate) fn add(&self, lock: &Arc<OpLock>) {
+        self.list().push(Arc::downgrade(lock));
     }
 
     /// Waits until every operation of the blocking API that runs now has ended.
     pub(crate) fn pass(&self) {
-        let gates: Vec<_> = self.list().iter().filter_map(Weak::upgrade).collect();
-        for gate in gates {
-            drop(gate.lock());
+        let locks: Vec<_> = self.list().iter().filter_map(Weak::upgrade).collect();
+        for lock in locks {
+            drop(lock.lock());
         }
-        // A gate whose context is gone has no lock to pass; that it is gone was read without order.
+        // A lock whose context is gone has no lock to pass; that it is gone was read without order.
         fence(Ordering::Acquire);
     }
 
     /// Operations begun by the threads that are still there; `None` if one runs now.
     pub(crate) fn ops(&self) -> Option<u64> {
-        let mut gates = self.list();
-        gates.retain(|gate| gate.strong_count() > 0);
-        gates.iter().filter_map(Weak::upgrade).try_fold(0_u64, |sum, gate| {
-            match gate.ops.try_lock() {
+        let mut locks = self.list();
+        locks.retain(|lock| lock.strong_count() > 0);
+        locks.iter().filter_map(Weak::upgrade).try_fold(0_u64, |sum, lock| {
+            match lock.ops.try_lock() {
                 Ok(ops) => Some(sum.wrapping_add(*ops)),
                 Err(TryLockError::Poisoned(ops)) => Some(sum.wrapping_add(*ops.into_inner())),
                 Err(TryLockError::WouldBlock) => None,
@@ -69,7 +69,7 @@ impl Gates {
         })
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<Weak<Gate>>> {
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<OpLock>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -82,7 +82,7 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// An operation begins. Called inside its gate; see [`Activity::set_idle`].
+    /// An operation begins. Called inside its lock; see [`Activity::set_idle`].
     #[inline]
     pub(crate) fn note(&self) {
         if self.is_idle.load(Ordering::Relaxed) {
@@ -104,8 +104,8 @@ impl Activity {
         *self.thread() = Some(thread::current());
     }
 
-    /// The maintenance thread is about to sleep. It then looks at every gate once more: an
-    /// operation that it does not see there enters its gate later and finds the flag set.
+    /// The maintenance thread is about to sleep. It then looks at every lock once more: an
+    /// operation that it does not see there enters its lock later and finds the flag set.
     pub(crate) fn set_idle(&self) {
         self.is_idle.store(true, Ordering::SeqCst);
     }
