@@ -108,6 +108,10 @@ struct LifeLocks(Mutex<Vec<Weak<ListedLock>>>);
 
 impl LifeLocks {
     /// Lists a lock. In the child of a fork the list may be busy for ever; the lock is not listed then.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "threads of a process wait for one another, no tasks"
+    )]
     fn hold(&self, locked: Locked) -> LifeLock {
         let held = Arc::new(Mutex::new(Some(locked)));
         for _ in 0..LIST_TRIES {
