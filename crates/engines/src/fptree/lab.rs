@@ -74,7 +74,6 @@ impl Lab for FpTree {
             node_bytes: nodes.node_bytes,
             cap_leaf: nodes.cap_leaf,
             cap_inner: nodes.cap_inner,
-            ..FpTreeShape::default()
         }
     }
 
