@@ -7,7 +7,6 @@ use farleaf_index::{IndexError, Stored, TableReport};
 use farleaf_pool::{Audit, Recovery, Root, Session};
 
 use super::TableFormat;
-use super::registry::on_engine;
 
 /// A table in the pool that is not opened. What compute servers that have it open keep to themselves
 /// does not show.
