@@ -55,7 +55,7 @@ mod tests {
             check(&PSmartOptions { cache_bytes, ..PSmartOptions::default() }),
         ];
         let others = Engine::ALL.iter().filter(|engine| !engines.contains(engine));
-        assert!(others.map(|engine| engine.name()).all(|name| name == "example"));
+        assert!(others.copied().all(Engine::is_example));
     }
 
     #[test]
