@@ -38,7 +38,7 @@ struct Line {
 #[derive(Debug)]
 pub(crate) struct Pins {
     lines: Box<[Line]>,
-    /// Reconnects in front of this one have been used.
+    /// Lines in front of this one have been used.
     used: AtomicUsize,
     pub(crate) recovery: AtomicU64,
     /// Of objects that came by the inbox and are passed on.

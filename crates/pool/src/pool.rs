@@ -117,7 +117,7 @@ pub struct Pool {
     /// The life that this slot had before is still to be recovered (INV-MEM-3).
     pub(crate) inherits: AtomicBool,
     left: AtomicBool,
-    /// Reconnects of the threads that have had a session, by their counters.
+    /// Lines of the threads that have had a session, by their counters.
     lines: Mutex<Vec<(Arc<Counters>, Arc<Reconnects>)>>,
     pub(crate) kept: Kept,
     pub(crate) left_drops: LeftDrops,

@@ -1,4 +1,4 @@
-//! Reconnects: places of fingerprint tables in memory servers.
+//! Lines: places of fingerprint tables in memory servers.
 //!
 //! The line of a leaf is a function of the leaf's address: its block's table object holds a line for each object that the
 //! block has room for, and a directory names the table objects. A table object lies on the server of its block, so that
@@ -25,19 +25,19 @@ const HEADER_WORDS: usize = 5;
 
 /// The directory of a table's lines, with what this compute server has seen of it.
 #[derive(Debug)]
-pub(super) struct Reconnects {
+pub(super) struct Lines {
     directory: GlobalAddr,
     tree: u64,
     leaf_bytes: usize,
     known: Mutex<BTreeMap<u64, GlobalAddr>>,
 }
 
-/// Reconnects of a block: no fewer than leaves begin in it.
+/// Lines of a block: no fewer than leaves begin in it.
 fn block_lines(geometry: &Geometry, leaf_bytes: usize) -> u64 {
     geometry.options().block_bytes.div_ceil(leaf_bytes as u64)
 }
 
-/// Reconnects of leaves in a table object.
+/// Lines of leaves in a table object.
 fn part_lines(geometry: &Geometry, leaf_bytes: usize) -> u64 {
     block_lines(geometry, leaf_bytes).min(TABLE_LINES_MAX - 1)
 }
@@ -64,9 +64,9 @@ fn header(tree: u64, number: u64, addr: GlobalAddr) -> [u64; HEADER_WORDS] {
     [words[0], words[1], words[2], words[3], sum]
 }
 
-impl Reconnects {
+impl Lines {
     pub(super) fn new(directory: GlobalAddr, tree: u64, leaf_bytes: usize) -> Self {
-        Reconnects { directory, tree, leaf_bytes, known: Mutex::default() }
+        Lines { directory, tree, leaf_bytes, known: Mutex::default() }
     }
 
     pub(super) fn directory(&self) -> GlobalAddr {
@@ -151,7 +151,7 @@ impl Reconnects {
 
     /// The line of a new leaf, whose table object is made if there is none.
     ///
-    /// Cost: that of [`Reconnects::of`]; 1 WRITE and 1 CAS for a new table object.
+    /// Cost: that of [`Lines::of`]; 1 WRITE and 1 CAS for a new table object.
     ///
     /// # Errors
     /// `Full` if that server has no room for the table object.

@@ -72,7 +72,7 @@ use farleaf_pool::{Audit, Recovery, Session};
 use cache::{LeafRecord, RecordCache};
 use layout::{Fence, Header, LeafShape};
 use line::Line;
-use lines::Reconnects;
+use lines::Lines;
 pub use options::{FpTreeOptions, FpTreeShape};
 use redo::LeafRedo;
 
@@ -98,7 +98,7 @@ struct LeafTree {
     shape: LeafShape,
     options: FpTreeOptions,
     upper: Arc<BlinkTree>,
-    lines: Reconnects,
+    lines: Lines,
     cache: RecordCache,
     queues: KeyQueues,
     /// The next version, and the end of those that this compute server has taken.
@@ -167,7 +167,7 @@ impl LeafTree {
             BlinkOptions { bulk_fill: options.bulk_fill, ..BlinkOptions::default() };
         Ok(Arc::new(LeafTree {
             upper: BlinkTree::open(upper, shape.upper, upper_options),
-            lines: Reconnects::new(directory, shape.tree, shape.leaf_bytes),
+            lines: Lines::new(directory, shape.tree, shape.leaf_bytes),
             cache: RecordCache::new(options.cache_bytes),
             queues: KeyQueues::new(options.batch_limit),
             versions: Mutex::new((0, 0)),
@@ -244,7 +244,7 @@ impl Engine for FpTree {
         zero.words_mut().fill(0);
         directory.write(zero).await?;
         let leaf = session.alloc_unlinked(session.place(), shape.leaf_bytes).await?;
-        let lines = Reconnects::new(directory.addr(), shape.tree, shape.leaf_bytes);
+        let lines = Lines::new(directory.addr(), shape.tree, shape.leaf_bytes);
         let at = lines.of_new(session, leaf.addr()).await?;
         let version = 1;
         let mut image = client.buf(shape.leaf_bytes);

@@ -22,7 +22,7 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Reconnects. The models have fewer threads.
+/// Lines. The models have fewer threads.
 pub(super) const LINES: usize = if cfg!(loom) { 2 } else { 16 };
 
 /// The counters of some sessions. Two cache lines, as processors fetch them by pairs.

@@ -25,7 +25,7 @@ use crate::compute::ownership::{Published, ViewCache, ViewEntry, Viewed, no_view
 pub struct Home {
     /// The compute server whose memory holds them; `None` for memory servers.
     pub owner: Option<Incarnation>,
-    /// Reconnects of another term are worthless.
+    /// Lines of another term are worthless.
     pub term: u32,
 }
 

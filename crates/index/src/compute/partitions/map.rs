@@ -53,7 +53,7 @@ pub enum PartitionState {
 pub struct PartitionEntry {
     /// The compute server whose memory holds its lines; `None` for memory servers.
     pub owner: Option<Incarnation>,
-    /// Reconnects of another term are worthless.
+    /// Lines of another term are worthless.
     pub term: u32,
     /// Operations enter an open partition alone.
     pub state: PartitionState,

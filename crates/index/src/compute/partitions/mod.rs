@@ -11,7 +11,7 @@
 //! - `INV-PART-2` A partition opens under a new term only when every member that takes part has acknowledged an
 //!   epoch in which it was closed, or is cut off, and all that the dead have left half done in it is finished.
 //! - `INV-PART-3` One conductor at a time closes and opens partitions.
-//! - `INV-PART-4` Reconnects of a partition in an owner's memory are zero when it becomes the owner, or are copied
+//! - `INV-PART-4` Lines of a partition in an owner's memory are zero when it becomes the owner, or are copied
 //!   whole. So no lock word of an earlier time is found there.
 //!
 //! `docs/design/partitions.md` has each step with the state that a death leaves behind.

@@ -28,7 +28,7 @@ const RECORD_BYTES: usize = 64;
 pub(super) struct Places {
     pub(super) words: PartitionWords,
     leaves: GlobalAddr,
-    /// Reconnects of partitions that nobody owns.
+    /// Lines of partitions that nobody owns.
     lines: GlobalAddr,
 }
 
