@@ -9,6 +9,7 @@ pub mod art;
 pub mod btree;
 pub mod dart;
 pub mod dex;
+pub mod dmtree;
 mod drops;
 #[cfg(feature = "example")]
 pub mod example;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, Service, ServiceId};
 use farleaf_index::compute::messages::{OpReply, Request};
+use farleaf_index::compute::partitions::PartitionCalls;
 use farleaf_index::compute::{HostedTable, OwnedTable};
 use farleaf_index::engine::Engine as Design;
 use farleaf_index::{
@@ -125,6 +126,8 @@ engines! {
     Dart: crate::dart::Dart,
     /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
     Dex: crate::dex::Dex,
+    /// The same tree as `FpTree`'s with fingerprint tables and locks on compute servers; see [`crate::dmtree`].
+    DmTree: crate::dmtree::DmTree,
     /// The B-link tree whose leaves have fingerprint tables; see [`crate::fptree`].
     FpTree: crate::fptree::FpTree,
     /// The adaptive radix tree with leaves changed in place; see [`crate::smart`].
@@ -369,6 +372,10 @@ impl Index for AnyIndex {
 
     fn owned(&self) -> Option<&dyn OwnedTable> {
         on_table!(self, index => index.owned())
+    }
+
+    fn partitions(&self) -> Option<&dyn PartitionCalls> {
+        on_table!(self, index => index.partitions())
     }
 
     fn cache(&self) -> Option<&dyn CacheControl> {

@@ -37,3 +37,14 @@ pub(super) fn draw(rng: &mut Rng) -> Settings {
         .with("batch_limit", choose(rng, &["0", "2", "8"]))
         .with("merge", choose(rng, &["0", "0.4", "0.4"]))
 }
+
+/// Seeded bugs that the lab hunts with a table whose lines lie on compute servers.
+pub(super) const HOMED_CANARIES: &[Canary] = &[];
+
+/// As [`draw`], for a table whose lines lie on compute servers.
+pub(super) fn draw_homed(rng: &mut Rng) -> Settings {
+    draw(rng)
+        .with("replica", choose(rng, &["true", "true", "false"]))
+        .with("speculate", choose(rng, &["true", "false"]))
+        .with("weight", choose(rng, &["1", "1", "2", "0"]))
+}
