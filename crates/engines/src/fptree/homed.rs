@@ -589,6 +589,10 @@ impl Engine for DmTree {
         session: &Session,
         table: &Stored<DmTreeShape>,
     ) -> Result<(), IndexError> {
+        if session.pool().kept::<LeafTree>(table.meta).is_some() {
+            let told = format!("the table at {} is open here: close it first", table.meta);
+            return Err(IndexError::Unavailable(told));
+        }
         let _pin = session.begin(OpKind::Other).await?;
         let tree = look_at(session, table).await?;
         check_unused(&tree.parts().words, session).await

@@ -267,9 +267,19 @@ impl LeafTree {
         }
         match self.try_lock_line(session, at, pending.token, token).await? {
             Ok((lock, _)) => {
-                let done = match pending.is_merge {
-                    false => self.finish_split(session, &own).await,
-                    true => self.finish_merge(session, &own, Some(at), right_at).await,
+                // A conductor may have carried it out, and retired the right leaf, before a move was called off that left the
+                // lock where it is.
+                let is_left = match self.is_homed() {
+                    true => self.is_unfinished(session, pending).await,
+                    false => Ok(true),
+                };
+                let done = match (is_left, pending.is_merge) {
+                    (Err(error), _) => Err(error),
+                    (Ok(false), _) => self.line_of_leaf(session, left).await,
+                    (Ok(true), false) => self.finish_split(session, &own).await,
+                    (Ok(true), true) => {
+                        self.finish_merge(session, &own, Some(at), right_at).await
+                    }
                 };
                 let line = match done {
                     Ok(line) => line,
@@ -420,6 +430,22 @@ impl LeafTree {
         }
         retiring.into_iter().for_each(|it| session.retire(it));
         Ok(line)
+    }
+
+    /// The line of a locked leaf that is as it should be.
+    async fn line_of_leaf(
+        &self,
+        session: &Session,
+        leaf: GlobalAddr,
+    ) -> Result<Line, IndexError> {
+        let reliable = session.reliable();
+        let image = reliable.read(leaf, reliable.buf(self.shape.leaf_bytes)).await?;
+        let header = self.shape.header(leaf, image.bytes());
+        let header = header.ok_or_else(|| {
+            self.corrupt(&format!("the leaf {leaf} of a change that is done has no header"))
+        })?;
+        let record = LeafRecord { leaf, version: header.version };
+        self.line_of_slots(session, record, image.bytes()).await
     }
 
     /// The line that the slots of a leaf make.

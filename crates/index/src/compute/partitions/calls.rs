@@ -1,6 +1,6 @@
 //! Partition calls: what store, command and lab ask of an open table with numbered partitions, for every such engine.
 
-use farleaf_fabric::Incarnation;
+use farleaf_fabric::{GlobalAddr, Incarnation};
 use farleaf_pool::Session;
 
 use super::conductor::{fail_over, rebalance};
@@ -12,6 +12,9 @@ use crate::{IndexError, Work};
 
 /// An open table with numbered partitions. Its methods begin operations of their own: the caller has no pin.
 pub trait PartitionCalls {
+    /// The address of its meta object.
+    fn meta(&self) -> GlobalAddr;
+
     /// The map as it is known here.
     fn known_partitions(&self) -> PartitionMap;
 
@@ -48,12 +51,16 @@ pub trait PartitionCalls {
     ) -> Work<'a, Result<(), MoveError>>;
 }
 
-/// A table that its member has open.
+/// The part of a table that its member has open, as every table has that gives these calls.
 fn own<T: PartitionedTable>(table: &T) -> &PartitionMembership {
     table.membership().expect("an open table has a membership")
 }
 
 impl<T: PartitionedTable> PartitionCalls for T {
+    fn meta(&self) -> GlobalAddr {
+        self.words().map.meta
+    }
+
     fn known_partitions(&self) -> PartitionMap {
         own(self).view().map.clone()
     }
