@@ -92,24 +92,24 @@ if named=$(git ls-files -z 'crates/*/src/*.rs' |
         FNR == 1 { test = attribute = 0 }
         attribute && /^mod [a-z_]+ \{/ { test = 1 }
         { attribute = /^#\[cfg\((all\()?test[,)]/; gsub(/docs\/[a-z0-9_\/-]+\.md/, "") }
-        !test && /(^|[^A-Za-z0-9_])(btree|dart|dex|fptree|p_smart|smart|Art|BTree|Dart|Dex|FpTree|PSmart|Smart)([^A-Za-z0-9_]|$)/ {
+        !test && /(^|[^A-Za-z0-9_])(btree|dart|dex|dmtree|fptree|p_smart|smart|Art|BTree|Dart|Dex|DmTree|FpTree|PSmart|Smart)([^A-Za-z0-9_]|$)/ {
             print FILENAME ":" FNR ":" $0
         }') && [ -n "$named" ]; then
     printf 'the name of an engine (ask for its traits or settings):\n%s\n' "$named" >&2
     bad=1
 fi
 
-# An engine uses the kit and compute/, never another engine. One family shares a tree: art and p_smart are smart with
-# other settings and with owners.
+# An engine uses the kit and compute/, never another engine. Two families share a tree: art and p_smart are smart with
+# other settings and with owners, and dmtree is fptree with its lines on compute servers.
 if foreign=$(git ls-files -z 'crates/engines/src/*/*.rs' | LC_ALL=C xargs -0 -r awk '
-        FNR == 1 { split(FILENAME, part, "/"); own = part[4]; family = own ~ /^(art|p_smart|smart)$/ }
+        FNR == 1 { split(FILENAME, part, "/"); own = part[4]; family = own ~ /^(art|p_smart|smart)$/; pair = own ~ /^(dmtree|fptree)$/ }
         {
             line = $0
-            while (match(line, /(engines|super::super|crate)::(art|btree|dart|dex|example|fptree|p_smart|smart)([^A-Za-z0-9_]|$)/)) {
+            while (match(line, /(engines|super::super|crate)::(art|btree|dart|dex|dmtree|example|fptree|p_smart|smart)([^A-Za-z0-9_]|$)/)) {
                 split(substr(line, RSTART, RLENGTH), names, "::")
                 used = names[length(names)]
                 sub(/[^a-z_].*$/, "", used)
-                if (used != own && !(family && used ~ /^(art|p_smart|smart)$/)) print FILENAME ":" FNR ":" $0
+                if (used != own && !(family && used ~ /^(art|p_smart|smart)$/) && !(pair && used ~ /^(dmtree|fptree)$/)) print FILENAME ":" FNR ":" $0
                 line = substr(line, RSTART + RLENGTH)
             }
         }') && [ -n "$foreign" ]; then

@@ -248,7 +248,7 @@ impl<'a> Op<'a> {
         TaskRight { right, notes: self.notes.clone() }
     }
 
-    /// What a lock keeps until it has been given back.
+    /// The entry of the guard that a lock keeps until it has been given back.
     fn kept(&self, tree: &Arc<LeafTree>) -> Box<dyn Any> {
         Box::new(self.for_task(tree))
     }
@@ -498,8 +498,8 @@ impl LeafTree {
         Some(Op { session, right: LineRight::Inside(inside), notes: Some(notes) })
     }
 
-    /// What was read in the memory of `owner` was its partitions' then, if that is this compute server. Another's memory refuses
-    /// one that was declared dead.
+    /// Vouches for what was read in the memory of `owner`, if that is this compute server. Another's memory refuses one that was
+    /// declared dead.
     pub(super) fn vouch_for(&self, op: &Op<'_>, owner: Incarnation) -> Result<(), IndexError> {
         if owner == op.endpoint().incarnation() {
             op.vouch()?;

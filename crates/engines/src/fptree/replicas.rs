@@ -16,7 +16,7 @@ const SHARDS: usize = 64;
 const REPLICA_BYTES: u64 = 96;
 
 #[derive(Debug, Default)]
-struct Shard {
+struct ReplicaShard {
     lines: BTreeMap<u64, Line>,
     /// The oldest first, each once.
     order: VecDeque<u64>,
@@ -27,7 +27,7 @@ struct Shard {
 pub(super) struct ReplicaCache {
     /// Replicas of each shard; 0: none at all.
     most: usize,
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<Mutex<ReplicaShard>>,
 }
 
 impl ReplicaCache {
@@ -38,7 +38,7 @@ impl ReplicaCache {
         ReplicaCache { most, shards: (0..shards).map(|_| Mutex::default()).collect() }
     }
 
-    fn shard(&self, leaf: GlobalAddr) -> Option<&Mutex<Shard>> {
+    fn shard(&self, leaf: GlobalAddr) -> Option<&Mutex<ReplicaShard>> {
         let hash = leaf.word().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
         self.shards.get(hash as usize)
     }

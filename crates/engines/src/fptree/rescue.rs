@@ -236,7 +236,7 @@ impl LeafTree {
         session: &Session,
         pending: &Pending,
     ) -> Result<bool, IndexError> {
-        // What the fence's record was may have been freed since: the right neighbour's address and version tell as well.
+        // The fence's record may have been freed since, and its memory used again: a version is named only once.
         let (record, high) = match pending.is_merge {
             false => (pending.left, &pending.old.high),
             true => (pending.right, &pending.header.high),

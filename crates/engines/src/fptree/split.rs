@@ -47,7 +47,7 @@ impl LeafTree {
     ) -> Result<(), IndexError> {
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         let right = session.for_task(self);
-        // What a compute server out of reach may hold up gives up, as long as nothing is changed.
+        // As long as nothing is changed, the work gives up if a compute server is out of reach.
         let first = if self.is_homed() { session.session().clone() } else { patient.clone() };
         detach(session, async move {
             let LockedLeaf { lock, record, at, line } = leaf;
