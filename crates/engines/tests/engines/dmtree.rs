@@ -154,6 +154,11 @@ impl Cluster {
         done
     }
 
+    /// Lets all go on for a while.
+    fn rest(&self, ns: u64) {
+        self.sim.run_until(self.sim.now_ns() + ns).expect("it runs");
+    }
+
     /// Kills a compute server.
     fn kill(&self, compute: usize) {
         self.sim.fabric(compute).kill();

@@ -3,7 +3,7 @@
 use super::{Cluster, paper_table, sim_config};
 use crate::common::{Pairs, costs};
 use farleaf_engines::AnyIndex;
-use farleaf_fabric::{Cost, Endpoint, Snapshot};
+use farleaf_fabric::{Cost, Snapshot};
 use farleaf_index::{Entries, Exchange, Index, ScanRange, Settings};
 use farleaf_pool::Session;
 
@@ -86,8 +86,16 @@ fn cluster(settings: &Settings) -> Cluster {
     });
     // Regular work counts as well.
     (0..3).for_each(|compute| cluster.server(compute).is_over.set(true));
-    cluster.on(1, async |session, _| session.endpoint().sleep(1_000_000).await);
+    cluster.rest(1_000_000);
     cluster
+}
+
+/// The first operations of a session take tokens for its locks.
+async fn warm(session: &Session, index: &AnyIndex) {
+    for number in 0..4 {
+        assert_eq!(index.update(session, &key(2 * number), &[0; 8]).await, Ok(true));
+    }
+    assert!(session.finish_tasks().await);
 }
 
 async fn point_operations(session: Session, index: AnyIndex) {
@@ -97,6 +105,7 @@ async fn point_operations(session: Session, index: AnyIndex) {
     // So that no leaf becomes empty.
     let half = || (0..COUNTED).map(|number| 4 * number);
     let none = [0; 3];
+    warm(&session, &index).await;
 
     let get = Verbs { memory: [1, 0, 0], compute: none, waits: 1 };
     each(&session, "get", get, [SLOT, 0], there(), async |number| {
@@ -163,6 +172,7 @@ fn without_replicas_a_get_reads_a_line_and_a_slot() {
     cluster.on(0, async |session, index| {
         let mut value = Vec::new();
         let there = || (0..COUNTED).map(|number| 2 * number);
+        warm(&session, &index).await;
         let get = Verbs { memory: [1, 0, 0], compute: [1, 0, 0], waits: 2 };
         each(&session, "get", get, [SLOT, 0], there(), async |number| {
             assert_eq!(index.get(&session, &key(number), &mut value).await, Ok(true));
@@ -182,6 +192,7 @@ fn a_scan_reads_lines_at_compute_servers() {
     let cluster = cluster(&Settings::default());
     cluster.on(0, async |session, index| {
         let leaves = KEYS.div_ceil(22);
+        warm(&session, &index).await;
         let before = costs(&session);
         let mut out = Entries::new();
         index.scan(&session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");

@@ -168,7 +168,7 @@ fn die_at(seed: u64, k: u64, way: CrashWay, owner: Option<usize>) -> bool {
 #[test]
 fn a_client_and_owner_dies_at_any_operation() {
     let ways = [CrashWay::After, CrashWay::Before];
-    for k in (1..).step_by(5) {
+    for k in (1..).step_by(17) {
         if !die_at(k, k, ways[k as usize % 2], None) {
             assert!(k > 300, "{k}");
             return;
@@ -178,7 +178,7 @@ fn a_client_and_owner_dies_at_any_operation() {
 
 #[test]
 fn a_client_and_another_owner_die_together_at_any_operation() {
-    for k in (3..).step_by(7) {
+    for k in (3..).step_by(31) {
         if !die_at(k, k, CrashWay::After, Some(1)) {
             assert!(k > 300, "{k}");
             return;

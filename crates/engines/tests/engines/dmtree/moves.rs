@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::{Cluster, key8, sim_config, tiny_table, value8};
-use farleaf_fabric::Endpoint;
 use farleaf_index::compute::partitions::MoveWay;
 use farleaf_index::{Index, Settings};
 
@@ -45,13 +44,10 @@ fn scale(way: MoveWay, seed: u64) {
             })
         })
         .collect();
-    let rest = |ns| {
-        cluster.on(0, async move |session, _| session.endpoint().sleep(ns).await);
-    };
-    rest(2_000_000);
+    cluster.rest(2_000_000);
     cluster.add(2, None);
     cluster.add(3, None);
-    rest(2_000_000);
+    cluster.rest(2_000_000);
     let owned: Vec<usize> = (0..4).map(|at| cluster.server(at).owned()).collect();
     assert!(owned.iter().all(|count| *count > 2), "{owned:?}");
     cluster.on(3, async move |session, index| {
@@ -62,13 +58,13 @@ fn scale(way: MoveWay, seed: u64) {
     let server = cluster.server(2);
     cluster.on(2, async |session, index| index.close(&session).await.expect("closed"));
     server.is_over.set(true);
-    rest(2_000_000);
+    cluster.rest(2_000_000);
     assert_eq!(cluster.server(0).partitions().known_partitions().members.len(), 3);
     stop.set(true);
     let mut keys = 0;
     for writer in &writers {
         while writer.borrow().is_none() {
-            rest(100_000);
+            cluster.rest(100_000);
         }
         keys += writer.take().expect("it has ended");
     }
