@@ -12,6 +12,7 @@ pub mod art;
 pub mod btree;
 pub mod dart;
 pub mod dex;
+pub mod dmtree;
 #[cfg(feature = "example")]
 pub mod example;
 pub mod fptree;
@@ -28,6 +29,8 @@ engines! {
     Dart: crate::dart::Dart,
     /// The partitioned B+-tree with a cache on each compute server; see [`dex`].
     Dex: crate::dex::Dex,
+    /// The same tree as `FpTree`'s with fingerprint tables and locks on compute servers; see [`dmtree`].
+    DmTree: crate::dmtree::DmTree,
     /// The B-link tree whose leaves have fingerprint tables; see [`fptree`].
     FpTree: crate::fptree::FpTree,
     /// The adaptive radix tree with leaves changed in place; see [`smart`].

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, Service, ServiceId};
 use farleaf_index::compute::messages::{OpReply, Request};
+use farleaf_index::compute::partitions::PartitionCalls;
 use farleaf_index::compute::{HostedTable, OwnedTable};
 use farleaf_index::engine::Engine as Design;
 use farleaf_index::{
@@ -233,6 +234,10 @@ impl Index for AnyIndex {
 
     fn owned(&self) -> Option<&dyn OwnedTable> {
         on_table!(self, index => index.owned())
+    }
+
+    fn partitions(&self) -> Option<&dyn PartitionCalls> {
+        on_table!(self, index => index.partitions())
     }
 
     fn cache(&self) -> Option<&dyn CacheControl> {

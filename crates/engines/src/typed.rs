@@ -7,6 +7,7 @@ pub use crate::art::ArtOptions;
 pub use crate::dart::{DartOptions, Prefixes};
 pub use crate::dex::offload::Offload;
 pub use crate::dex::{Admission, DexOptions, Durability};
+pub use crate::dmtree::DmTreeOptions;
 pub use crate::fptree::FpTreeOptions;
 pub use crate::p_smart::PSmartOptions;
 pub use crate::registry::EngineOptions;
@@ -47,6 +48,7 @@ mod tests {
                 cache_bytes,
                 ..DexOptions::default()
             }),
+            check(&DmTreeOptions { cache_bytes, ..DmTreeOptions::default() }),
             check(&FpTreeOptions { cache_bytes, ..FpTreeOptions::default() }),
             check(&SmartOptions {
                 read_delegation: ReadDelegation::Off,

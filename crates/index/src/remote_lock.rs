@@ -1,15 +1,42 @@
 //! Remote lock: a word of remote memory that names its holder, taken by a CAS and given back whatever becomes of the taker.
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use std::any::Any;
+use std::future::Future;
+
+use farleaf_fabric::{Buf, Client, Endpoint, GlobalAddr, Incarnation, OpError, OpErrorKind, Ops};
 use farleaf_pool::{Retiring, Session, Tries, is_open};
 
 use crate::IndexError;
+use crate::compute::regions::while_alive;
 use crate::local::QueuePlace;
 use crate::oneshot::{Receiver, channel};
 use crate::retry::LockWait;
 
 farleaf_fabric::canaries! {
     pub RESEND_BLINDLY = "resend-blindly", "a lost change is written again without a look whether its lock is still held";
+}
+
+/// The place of a lock word that may move between servers.
+#[derive(Debug)]
+pub struct LockHome {
+    /// The compute server whose memory has it, if one has. Once its life has ended, nothing is left to be given back.
+    pub owner: Option<Incarnation>,
+    /// Dropped when the lock has been given back, or is lost with its owner.
+    pub kept: Box<dyn Any>,
+}
+
+impl LockHome {
+    /// The outcome of `work` on the lock word; `None` if its owner dies first.
+    async fn wait<T>(
+        home: &Option<LockHome>,
+        session: &Session,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        match home.as_ref().and_then(|home| home.owner) {
+            None => Some(work.await),
+            Some(owner) => while_alive(session, owner, work).await,
+        }
+    }
 }
 
 /// A lock word that holds this client's token, given back when dropped.
@@ -21,6 +48,8 @@ pub struct Lock {
     state: LockState,
     /// The task's place among those of this compute server that want it.
     pub(crate) place: Option<QueuePlace>,
+    /// `None` for a word that stays where it is, on a memory server.
+    home: Option<LockHome>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +68,8 @@ enum LockState {
 impl Lock {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
     pub(crate) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
-        Lock { session: session.clone(), word, token, state: LockState::Taken, place: None }
+        let (session, state) = (session.clone(), LockState::Taken);
+        Lock { session, word, token, state, place: None, home: None }
     }
 
     /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.
@@ -70,8 +100,9 @@ impl Lock {
         self.token
     }
 
-    /// The outcome of the CAS for it is not known, and another is about to be posted.
-    pub(crate) fn doubt(&mut self) {
+    /// The outcome of the CAS for it is not known, and another is about to be posted. Or a WRITE to what it protects, on its
+    /// server, may still be under way: it is given back once that takes no more effect.
+    pub fn doubt(&mut self) {
         self.state = LockState::Doubtful;
     }
 
@@ -144,8 +175,9 @@ impl Lock {
         let spare = session.reliable().spare_ops(&ops);
         self.release_in(&mut ops, word);
         self.disarm();
-        let (lock, token) = (self.word, self.token);
-        let mut posted = PostedChain { session: &session, spare, lock, token, word, retiring };
+        let (lock, token, home) = (self.word, self.token, self.home.take());
+        let mut posted =
+            PostedChain { session: &session, spare, lock, token, word, retiring, home };
         match session.client().chain(ops).await {
             Ok(_) => {
                 posted.spare = None;
@@ -166,6 +198,51 @@ impl Lock {
             }
         }
     }
+
+    /// Posts `ops`, WRITEs to what the lock protects, and the release in one chain, by a task that nobody waits for.
+    ///
+    /// Cost: `ops` and 1 CAS, or a WRITE with `write_vs_rmw`; no wait.
+    pub fn release_unawaited(mut self, build: impl FnOnce(&Session, &mut Ops) + 'static) {
+        let session = self.session.clone();
+        session.spawn(async move |session| {
+            let mut ops = session.client().ops();
+            build(&session, &mut ops);
+            let spare = session.reliable().spare_ops(&ops);
+            self.release_in(&mut ops, 0);
+            let (lock, token, home) = (self.word, self.token, self.home.take());
+            self.disarm();
+            let posted = session.client().unawaited().chain(ops);
+            let error = match LockHome::wait(&home, &session, posted).await {
+                Some(Err(error)) if is_open(error) => error,
+                // Done, or lost with its owner, or left to whoever recovers this compute server.
+                _ => return,
+            };
+            if let Some(spare) = spare {
+                debug_assert_eq!(error.server, lock.server());
+                let settled = settle_chain(&session, &spare, (lock, token, 0));
+                // An error is final: this compute server has been cut off.
+                let _ = LockHome::wait(&home, &session, settled).await;
+            }
+        });
+    }
+}
+
+/// Has a chain whose completion was lost done to its end: `spare`, and `word` in place of `token` in the lock word.
+async fn settle_chain(
+    session: &Session,
+    spare: &Ops,
+    (lock, token, word): (GlobalAddr, u64, u64),
+) -> Result<(), OpError> {
+    let reliable = session.maintenance();
+    reliable.settle(lock.server()).await?;
+    if reliable.word(lock).await? != token && !RESEND_BLINDLY.is_armed() {
+        return Ok(());
+    }
+    let chain = |ops: &mut Ops| {
+        reliable.copy_into(spare, ops);
+        ops.cas(lock, token, word);
+    };
+    reliable.release(lock, token, chain).await
 }
 
 impl Drop for Lock {
@@ -180,19 +257,23 @@ impl Drop for Lock {
         if state == LockState::Releasing && !is_lossy {
             return;
         }
+        let home = self.home.take();
         self.session.spawn(async move |session| {
-            let reliable = session.maintenance();
-            if state == LockState::Taken {
-                let found = reliable.client().cas(word, token, 0).await;
-                if found == Ok(token) || !is_lossy {
-                    return;
+            let given_back = async {
+                let reliable = session.maintenance();
+                if state == LockState::Taken {
+                    let found = reliable.client().cas(word, token, 0).await;
+                    if found == Ok(token) || !is_lossy {
+                        return;
+                    }
                 }
-            }
-            // A CAS for the lock, or a release by WRITE, may be under way still.
-            if reliable.settle(word.server()).await.is_ok() {
-                // An error is final: this compute server has been cut off.
-                let _ = reliable.cas_release(word, token, 0).await;
-            }
+                // A CAS for the lock, or a release by WRITE, may be under way still.
+                if reliable.settle(word.server()).await.is_ok() {
+                    // An error is final: this compute server has been cut off.
+                    let _ = reliable.cas_release(word, token, 0).await;
+                }
+            };
+            LockHome::wait(&home, &session, given_back).await;
         });
     }
 }
@@ -207,6 +288,7 @@ struct PostedChain<'a> {
     /// The value that stays in the lock word.
     word: u64,
     retiring: Option<Retiring>,
+    home: Option<LockHome>,
 }
 
 impl PostedChain<'_> {
@@ -215,26 +297,18 @@ impl PostedChain<'_> {
         let spare = self.spare.take()?;
         let (sender, receiver) = channel();
         let hold = self.session.hold();
-        let (lock, token, word, retiring) =
-            (self.lock, self.token, self.word, self.retiring.take());
+        let (place, retiring) = ((self.lock, self.token, self.word), self.retiring.take());
+        let home = self.home.take();
         self.session.spawn(async move |session| {
-            let reliable = session.maintenance();
-            let done = async {
-                reliable.settle(lock.server()).await?;
-                if reliable.word(lock).await? != token && !RESEND_BLINDLY.is_armed() {
-                    return Ok(());
-                }
-                let chain = |ops: &mut Ops| {
-                    reliable.copy_into(&spare, ops);
-                    ops.cas(lock, token, word);
-                };
-                reliable.release(lock, token, chain).await
-            };
-            let done: Result<(), OpError> = done.await;
+            let settled = settle_chain(&session, &spare, place);
+            // Only a home with an owner can be gone.
+            let who = home.as_ref().and_then(|home| home.owner).unwrap_or(Incarnation(0));
+            let gone = OpError { server: place.0.server(), kind: OpErrorKind::Gone { who } };
+            let done = LockHome::wait(&home, &session, settled).await.unwrap_or(Err(gone));
             if let (Ok(()), Some(retiring)) = (done, retiring) {
                 session.retire(retiring);
             }
-            drop(hold);
+            drop((hold, home));
             sender.send(done);
         });
         Some(receiver)
@@ -307,10 +381,35 @@ pub async fn try_lock_reading(
     word: GlobalAddr,
     expected: u64,
     token: u64,
+    what: (GlobalAddr, usize),
+) -> Result<Result<(Lock, Buf), u64>, OpError> {
+    let lock = Lock::about_to_take(session, word, token);
+    try_lock(lock, session.client(), expected, what).await
+}
+
+/// As [`try_lock_reading`], of a word that may move between servers.
+///
+/// # Errors
+/// As [`try_lock_reading`].
+pub async fn try_lock_at_home(
+    session: &Session,
+    word: GlobalAddr,
+    (expected, token): (u64, u64),
+    what: (GlobalAddr, usize),
+    home: LockHome,
+) -> Result<Result<(Lock, Buf), u64>, OpError> {
+    let mut lock = Lock::about_to_take(session, word, token);
+    lock.home = Some(home);
+    try_lock(lock, session.client(), expected, what).await
+}
+
+async fn try_lock(
+    mut lock: Lock,
+    client: &Client,
+    expected: u64,
     (from, bytes): (GlobalAddr, usize),
 ) -> Result<Result<(Lock, Buf), u64>, OpError> {
-    let client = session.client();
-    let mut lock = Lock::about_to_take(session, word, token);
+    let (word, token, session) = (lock.word, lock.token, lock.session.clone());
     let mut tries = Tries::default();
     let mut ops = loop {
         let mut ops = client.ops();

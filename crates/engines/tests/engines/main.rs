@@ -10,6 +10,7 @@ mod costs;
 mod dart;
 mod deaths;
 mod dex;
+mod dmtree;
 mod drops;
 mod fptree;
 mod hot_key;

@@ -153,7 +153,7 @@ impl ProcessesArgs {
     fn expose_bytes(&self) -> Result<u64, Failure> {
         let traits = self.engine.traits();
         match self.expose_bytes {
-            Some(size) if size.0 > 0 && !(traits.owned || traits.exposes) => Err(Failure::usage(
+            Some(size) if size.0 > 0 && !traits.is_served() => Err(Failure::usage(
                 "--expose-bytes needs an engine with owners ('farleaf engines'): compute servers of other \
                  engines expose nothing",
             )),
