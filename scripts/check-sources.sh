@@ -92,7 +92,7 @@ if named=$(git ls-files -z 'crates/*/src/*.rs' |
         FNR == 1 { test = attribute = 0 }
         attribute && /^mod [a-z_]+ \{/ { test = 1 }
         { attribute = /^#\[cfg\((all\()?test[,)]/; gsub(/docs\/[a-z0-9_\/-]+\.md/, "") }
-        !test && /(^|[^A-Za-z0-9_])(btree|dart|dex|fptree|p_smart|smart|Art|BTree|Dart|Dex|FpTree|PSmart|Smart)([^A-Za-z0-9_]|$)/ {
+        !test && /(^|[^A-Za-z0-9_])(btree|dart|dex|fptree|p_smart|sherman|smart|Art|BTree|Dart|Dex|FpTree|PSmart|Smart)([^A-Za-z0-9_]|$)/ {
             print FILENAME ":" FNR ":" $0
         }') && [ -n "$named" ]; then
     printf 'the name of an engine (ask for its traits or settings):\n%s\n' "$named" >&2
@@ -105,7 +105,7 @@ if foreign=$(git ls-files -z 'crates/engines/src/*/*.rs' | LC_ALL=C xargs -0 -r 
         FNR == 1 { split(FILENAME, part, "/"); own = part[4]; family = own ~ /^(art|p_smart|smart)$/ }
         {
             line = $0
-            while (match(line, /(engines|super::super|crate)::(art|btree|dart|dex|example|fptree|p_smart|smart)([^A-Za-z0-9_]|$)/)) {
+            while (match(line, /(engines|super::super|crate)::(art|btree|dart|dex|example|fptree|p_smart|sherman|smart)([^A-Za-z0-9_]|$)/)) {
                 split(substr(line, RSTART, RLENGTH), names, "::")
                 used = names[length(names)]
                 sub(/[^a-z_].*$/, "", used)

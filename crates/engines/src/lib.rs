@@ -17,6 +17,7 @@ pub mod p_smart;
 mod recovery;
 mod registry;
 mod settings;
+pub mod sherman;
 pub mod smart;
 mod stored;
 mod table_format;

@@ -127,6 +127,8 @@ engines! {
     Dex: crate::dex::Dex,
     /// The B-link tree whose leaves have fingerprint tables; see [`crate::fptree`].
     FpTree: crate::fptree::FpTree,
+    /// The B-link tree with lock queues and entry-wise write-back; see [`crate::sherman`].
+    Sherman: crate::sherman::Sherman,
     /// The adaptive radix tree with leaves changed in place; see [`crate::smart`].
     Smart: crate::smart::Smart,
     /// The radix tree with owned ranges; see [`crate::p_smart`].

@@ -10,6 +10,7 @@ pub use crate::dex::{Admission, DexOptions, Durability};
 pub use crate::fptree::FpTreeOptions;
 pub use crate::p_smart::PSmartOptions;
 pub use crate::registry::EngineOptions;
+pub use crate::sherman::{LeafRead, ShermanOptions, WriteBack};
 pub use crate::smart::{
     CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
     SmartOptions,
@@ -48,6 +49,7 @@ mod tests {
                 ..DexOptions::default()
             }),
             check(&FpTreeOptions { cache_bytes, ..FpTreeOptions::default() }),
+            check(&ShermanOptions { cache_bytes, ..ShermanOptions::default() }),
             check(&SmartOptions {
                 read_delegation: ReadDelegation::Off,
                 ..SmartOptions::default()

@@ -5,7 +5,8 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session, Trial, is_open};
 
 use crate::IndexError;
-use crate::local::QueuePlace;
+use crate::local::hand_over::NodeImage;
+use crate::local::{Holding, Passing, QueuePlace};
 use crate::oneshot::{Receiver, channel};
 use crate::retry::LockWait;
 
@@ -18,6 +19,10 @@ pub struct Lock {
     state: LockState,
     /// The task's place among those of this compute server that want it.
     pub(crate) place: Option<QueuePlace>,
+    /// Its turn in a hand-over queue, which it passes on or which ends with the release.
+    turn: Option<Holding>,
+    /// The waiter that the release passes the word to.
+    passing: Option<Passing>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +41,38 @@ enum LockState {
 impl Lock {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
     pub(crate) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
-        Lock { session: session.clone(), word, token, state: LockState::Taken, place: None }
+        let (state, session) = (LockState::Taken, session.clone());
+        Lock { session, word, token, state, place: None, turn: None, passing: None }
+    }
+
+    /// The lock of a word that holds the token of `turn`: another task of this compute server has passed it on.
+    pub fn passed(session: &Session, word: GlobalAddr, turn: Holding) -> Self {
+        let mut lock = Lock::about_to_take(session, word, turn.token());
+        lock.turn = Some(turn);
+        lock
+    }
+
+    /// Gives the lock, which is held, its turn in the hand-over queue of its word.
+    #[must_use]
+    pub fn in_turn(mut self, turn: Holding) -> Self {
+        self.turn = Some(turn);
+        self
+    }
+
+    /// Chooses the waiter of this compute server that the release passes the word to; the node that it wants. The caller
+    /// calls [`Lock::finish_handing`] next.
+    pub fn choose(&mut self) -> Option<GlobalAddr> {
+        match self.turn.take()?.choose() {
+            Ok(passing) => {
+                let wants = passing.wants();
+                self.passing = Some(passing);
+                Some(wants)
+            }
+            Err(turn) => {
+                self.turn = Some(turn);
+                None
+            }
+        }
     }
 
     /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.
@@ -132,20 +168,41 @@ impl Lock {
     /// `OutcomeUnknown` if it takes longer than the caller waits; it will happen once the server can
     /// be reached.
     pub async fn finish(
+        self,
+        ops: Ops,
+        word: u64,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
+        self.finish_handing(ops, word, retiring, None).await
+    }
+
+    /// As [`Lock::finish`]. If a waiter was [chosen](Lock::choose), its token stays in the lock word in place of `word`, and
+    /// it gets `image`, the content of the node that it wants, once the chain has completed.
+    ///
+    /// # Errors
+    /// As [`Lock::finish`].
+    pub async fn finish_handing(
         mut self,
         mut ops: Ops,
         word: u64,
         retiring: Option<Retiring>,
+        image: Option<NodeImage>,
     ) -> Result<(), IndexError> {
         let session = self.session.clone();
         let spare = session.reliable().spare_ops(&ops);
+        let word = self.passing.as_ref().map_or(word, Passing::token);
         self.release_in(&mut ops, word);
         self.disarm();
         let (lock, token) = (self.word, self.token);
-        let mut posted = PostedChain { session: &session, spare, lock, token, word, retiring };
+        let pass = self.passing.take().map(|passing| Pass { passing, image });
+        let mut posted =
+            PostedChain { session: &session, spare, lock, token, word, retiring, pass };
         match session.client().chain(ops).await {
             Ok(_) => {
                 posted.spare = None;
+                if let Some(pass) = posted.pass.take() {
+                    pass.tell(&session, lock);
+                }
                 if let Some(retiring) = posted.retiring.take() {
                     session.retire(retiring);
                 }
@@ -158,11 +215,38 @@ impl Lock {
                 done.and_then(Result::ok).ok_or_else(unknown)
             }
             Err(error) => {
-                posted.spare = None;
+                // This compute server has been cut off, and so have the waiters.
+                (posted.spare, posted.pass) = (None, None);
                 Err(IndexError::OutcomeUnknown(error.to_string()))
             }
         }
     }
+}
+
+/// A waiter whose token the chain under way leaves in the lock word, and what it gets.
+#[derive(Debug)]
+struct Pass {
+    passing: Passing,
+    image: Option<NodeImage>,
+}
+
+impl Pass {
+    /// The chain has completed: tells the waiter. If it is gone, a task releases the word.
+    fn tell(self, session: &Session, word: GlobalAddr) {
+        if let Err(turn) = self.passing.done(self.image) {
+            release_turn(session, word, turn);
+        }
+    }
+}
+
+/// Releases a word that holds the token of a turn which nobody waits for any more, or passes it on: by a task.
+pub fn release_turn(session: &Session, word: GlobalAddr, turn: Holding) {
+    session.spawn(async move |session| {
+        let reliable = session.maintenance();
+        // An error is final: this compute server has been cut off.
+        let _ = reliable.cas_release(word, turn.token(), 0).await;
+        drop(turn);
+    });
 }
 
 impl Drop for Lock {
@@ -177,18 +261,27 @@ impl Drop for Lock {
         if state == LockState::Releasing && !is_lossy {
             return;
         }
+        let turn = self.turn.take();
+        let pass = self.passing.take().map(|passing| Pass { passing, image: None });
+        let left = pass.as_ref().map_or(0, |pass| pass.passing.token());
         self.session.spawn(async move |session| {
             let reliable = session.maintenance();
-            if state == LockState::Taken {
-                let found = reliable.client().cas(word, token, 0).await;
-                if found == Ok(token) || !is_lossy {
-                    return;
+            let released = async {
+                if state == LockState::Taken {
+                    let found = reliable.client().cas(word, token, left).await;
+                    if found == Ok(token) || !is_lossy {
+                        return found.is_ok();
+                    }
                 }
-            }
-            // A CAS for the lock, or a release by WRITE, may be under way still.
-            if reliable.settle(word.server()).await.is_ok() {
-                // An error is final: this compute server has been cut off.
-                let _ = reliable.cas_release(word, token, 0).await;
+                // A CAS for the lock, or a release by WRITE, may be under way still.
+                reliable.settle(word.server()).await.is_ok()
+                    // An error is final: this compute server has been cut off.
+                    && reliable.cas_release(word, token, left).await.is_ok()
+            };
+            let released: bool = released.await;
+            drop(turn);
+            if let (Some(pass), true) = (pass, released) {
+                pass.tell(&session, word);
             }
         });
     }
@@ -204,14 +297,20 @@ struct PostedChain<'a> {
     /// The value that stays in the lock word.
     word: u64,
     retiring: Option<Retiring>,
+    /// The waiter that the chain passes the lock to.
+    pass: Option<Pass>,
 }
 
 impl PostedChain<'_> {
     /// Has it done by a task; a receiver that hears of the end. `None` if nothing is to be done.
     fn settle(&mut self) -> Option<Receiver<Result<(), OpError>>> {
-        let spare = self.spare.take()?;
+        let Some(spare) = self.spare.take() else {
+            self.tell_later();
+            return None;
+        };
         let (sender, receiver) = channel();
         let hold = self.session.hold();
+        let pass = self.pass.take();
         let (lock, token, word, retiring) =
             (self.lock, self.token, self.word, self.retiring.take());
         self.session.spawn(async move |session| {
@@ -228,6 +327,9 @@ impl PostedChain<'_> {
                 reliable.release(lock, token, chain).await
             };
             let done: Result<(), OpError> = done.await;
+            if let (Ok(()), Some(pass)) = (done, pass) {
+                pass.tell(&session, lock);
+            }
             if let (Ok(()), Some(retiring)) = (done, retiring) {
                 session.retire(retiring);
             }
@@ -235,6 +337,18 @@ impl PostedChain<'_> {
             sender.send(done);
         });
         Some(receiver)
+    }
+
+    /// The caller went away while the chain was under way, on a fabric where no completion is lost: tells the waiter once
+    /// an operation behind the chain has come back.
+    fn tell_later(&mut self) {
+        let Some(pass) = self.pass.take() else { return };
+        let lock = self.lock;
+        self.session.spawn(async move |session| {
+            if session.maintenance().word(lock).await.is_ok() {
+                pass.tell(&session, lock);
+            }
+        });
     }
 }
 

@@ -80,7 +80,7 @@ pub use guarded::{
     GuardedLayout, GuardedLayoutError, GuardedLeaf, GuardedLeafMut, Lookup, Mend, Mended, SlotEdit,
     SlotPair, SlotState, Stamp,
 };
-pub use header::{Head, Kind};
+pub use header::{Head, Kind, kind_of, level_of, version_of};
 pub use layout::{Layout, LayoutError, LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN};
 pub use shape::BnodeShape;
 pub use split::Split;

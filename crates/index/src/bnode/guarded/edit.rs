@@ -252,6 +252,25 @@ impl GuardedLeaf<'_> {
         Ok(separator)
     }
 
+    /// Encodes this leaf under another stamp into `out`; for tests that age leaves.
+    ///
+    /// # Errors
+    /// `Damaged` if a slot does not fit.
+    pub fn with_stamp(&self, stamp: Stamp, out: &mut [u64]) -> Result<(), ChangeError> {
+        let pairs = self.pairs().map_err(|_| ChangeError::Damaged)?;
+        let (low, high) = (self.low_fence(), self.high_fence());
+        let head = Head {
+            addr: self.self_addr(),
+            right: self.right(),
+            incarnation: self.incarnation(),
+            version: stamp.word(),
+            low: low.as_deref(),
+            high: high.as_deref(),
+            ..Head::default()
+        };
+        self.layout().encode(out, &head, &pairs)
+    }
+
     /// Encodes this leaf under its next stamp, with the pairs of its right neighbour, into `out`.
     ///
     /// # Errors

@@ -97,7 +97,8 @@ impl Stamp {
         Stamp(epoch << REWRITE_BITS)
     }
 
-    pub(super) fn of_word(word: u64) -> Self {
+    /// The stamp that a header holds; word 7 of any node that bears its birth.
+    pub fn of_word(word: u64) -> Self {
         Stamp(word)
     }
 

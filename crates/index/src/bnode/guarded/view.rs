@@ -260,6 +260,11 @@ impl<'a> GuardedLeaf<'a> {
         Ok(pairs)
     }
 
+    /// Slots of the leaf, free ones among them.
+    pub fn slots(&self) -> usize {
+        self.layout.slots
+    }
+
     /// Slots that hold a pair.
     pub fn count(&self) -> usize {
         let leaf = self.guard();
