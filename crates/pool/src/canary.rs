@@ -89,6 +89,9 @@ canaries! { {
     DeliverTwice:
         "a request that comes twice is executed twice, and answered again when it is stale";
     BelieveCachedAbsence: "a key is absent because the leaf of a cached slot says so";
+    MissUnchecked: "a key counts as absent although a slot of its leaf is between two writes";
+    HandBeforeCompletion: "a waiter gets a lock before the chain that passes it on has completed";
+    RootLeafUnlooked: "a leaf without neighbours counts although a load may be replacing it";
     SkipBirth: "a cached pointer counts without the birth of what it leads to";
     RewriteEqualWords: "a leaf's WRITE covers the words that stay as they are";
     LockProvesNothing: "a leaf's lock is taken from whatever word it holds by now";

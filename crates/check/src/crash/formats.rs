@@ -31,7 +31,8 @@ impl Format {
         if engine.traits().splits || engine.traits().radix {
             formats.push(Format { record_bytes: 200, ..of("records", bytes) });
         }
-        if engine.traits().upper_tree {
+        // Slots that are written in place hold values of several words.
+        if engine.traits().upper_tree || try_shape(tiny, "leaf_bytes", "512").is_some() {
             let spec = Spec { key: KeyFormat::Fixed(8), value: ValueFormat::Fixed(24) };
             let table = with_shape(tiny.with_spec(spec), &[("node_bytes", "512")]);
             formats.push(Format { node_bytes: 512, ..of("wide", table) });

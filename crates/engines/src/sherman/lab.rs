@@ -17,6 +17,12 @@ pub(super) const CANARIES: &[Canary] = &[
     Canary::StealLock,
     Canary::SkipFence,
     Canary::ResendBlindly,
+    Canary::SkipBirth,
+    Canary::MissUnchecked,
+    Canary::HandBeforeCompletion,
+    Canary::BuildClearsTorn,
+    Canary::BuildKeepsTorn,
+    Canary::LoseLeafRedo,
 ];
 
 /// Draws settings for one run.

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use farleaf_pool::canary::Canary;
+
 use super::super::edit::ChangeError;
 use super::super::header::{Head, META_WORD, meta};
 use super::super::view::Cover;
@@ -119,6 +121,12 @@ impl<'a> GuardedLeafMut<'a> {
         let view = self.view();
         let guard = view.guard().at(index);
         let (keys, values, check) = view.stored(index);
+        if Canary::BuildClearsTorn.is_armed() {
+            return false;
+        }
+        if Canary::BuildKeepsTorn.is_armed() {
+            return self.layout.has_word_values();
+        }
         self.layout.has_word_values()
             && guard.has_key(check, keys)
             && values[0] != guard.blank()

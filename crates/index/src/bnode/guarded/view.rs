@@ -1,5 +1,7 @@
 //! Guarded leaf, read: judges header and slots of one READ.
 
+use farleaf_pool::canary::Canary;
+
 use super::super::dense::key_word;
 use super::super::header::{
     FLAG_HIGH_INFINITE, FLAG_LOW_INFINITE, Kind, Meta, RIGHT_WORD, SELF_WORD, VERSION_WORD, meta,
@@ -213,6 +215,7 @@ impl<'a> GuardedLeaf<'a> {
                 return Lookup::Hit(index);
             }
         }
+        let torn = torn.filter(|_| !Canary::MissUnchecked.is_armed());
         torn.map_or(Lookup::Miss, Lookup::Torn)
     }
 
