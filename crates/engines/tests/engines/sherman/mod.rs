@@ -1,5 +1,6 @@
 //! Suite of the engine `sherman`: exact costs, locks that are passed on, stale copies, and damage.
 
+mod copies;
 mod costs;
 mod damage;
 mod locks;
