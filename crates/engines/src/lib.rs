@@ -17,6 +17,7 @@ pub mod dmtree;
 pub mod example;
 pub mod fptree;
 pub mod p_smart;
+pub mod sherman;
 pub mod smart;
 
 engines! {
@@ -33,6 +34,8 @@ engines! {
     DmTree: crate::dmtree::DmTree,
     /// The B-link tree whose leaves have fingerprint tables; see [`fptree`].
     FpTree: crate::fptree::FpTree,
+    /// The B-link tree with lock queues and entry-wise write-back; see [`sherman`].
+    Sherman: crate::sherman::Sherman,
     /// The adaptive radix tree with leaves changed in place; see [`smart`].
     Smart: crate::smart::Smart,
     /// The radix tree with owned ranges; see [`p_smart`].

@@ -11,6 +11,7 @@ pub use crate::dmtree::DmTreeOptions;
 pub use crate::fptree::FpTreeOptions;
 pub use crate::p_smart::PSmartOptions;
 pub use crate::registry::EngineOptions;
+pub use crate::sherman::{LeafRead, ShermanOptions, WriteBack};
 pub use crate::smart::{
     CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
     SmartOptions,
@@ -50,6 +51,7 @@ mod tests {
             }),
             check(&DmTreeOptions { cache_bytes, ..DmTreeOptions::default() }),
             check(&FpTreeOptions { cache_bytes, ..FpTreeOptions::default() }),
+            check(&ShermanOptions { cache_bytes, ..ShermanOptions::default() }),
             check(&SmartOptions {
                 read_delegation: ReadDelegation::Off,
                 ..SmartOptions::default()

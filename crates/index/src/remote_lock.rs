@@ -8,7 +8,8 @@ use farleaf_pool::{Retiring, Session, Tries, is_open};
 
 use crate::IndexError;
 use crate::compute::regions::while_alive;
-use crate::local::QueuePlace;
+use crate::local::hand_over::NodeImage;
+use crate::local::{Holding, Passing, QueuePlace};
 use crate::oneshot::{Receiver, channel};
 use crate::retry::LockWait;
 
@@ -50,6 +51,10 @@ pub struct Lock {
     pub(crate) place: Option<QueuePlace>,
     /// `None` for a word that stays where it is, on a memory server.
     home: Option<LockHome>,
+    /// Its turn in a hand-over queue, which it passes on or which ends with the release.
+    turn: Option<Holding>,
+    /// The waiter that the release passes the word to.
+    passing: Option<Passing>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +73,38 @@ enum LockState {
 impl Lock {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
     pub(crate) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
-        let (session, state) = (session.clone(), LockState::Taken);
-        Lock { session, word, token, state, place: None, home: None }
+        let (state, session) = (LockState::Taken, session.clone());
+        Lock { session, word, token, state, place: None, home: None, turn: None, passing: None }
+    }
+
+    /// The lock of a word that holds the token of `turn`: another task of this compute server has passed it on.
+    pub fn passed(session: &Session, word: GlobalAddr, turn: Holding) -> Self {
+        let mut lock = Lock::about_to_take(session, word, turn.token());
+        lock.turn = Some(turn);
+        lock
+    }
+
+    /// Gives the lock, which is held, its turn in the hand-over queue of its word.
+    #[must_use]
+    pub fn in_turn(mut self, turn: Holding) -> Self {
+        self.turn = Some(turn);
+        self
+    }
+
+    /// Chooses the waiter of this compute server that the release passes the word to; the node that it wants. The caller
+    /// calls [`Lock::finish_handing`] next.
+    pub fn choose(&mut self) -> Option<GlobalAddr> {
+        match self.turn.take()?.choose() {
+            Ok(passing) => {
+                let wants = passing.wants();
+                self.passing = Some(passing);
+                Some(wants)
+            }
+            Err(turn) => {
+                self.turn = Some(turn);
+                None
+            }
+        }
     }
 
     /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.
@@ -166,21 +201,41 @@ impl Lock {
     /// `OutcomeUnknown` if it takes longer than the caller waits; it will happen once the server can
     /// be reached.
     pub async fn finish(
+        self,
+        ops: Ops,
+        word: u64,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
+        self.finish_handing(ops, word, retiring, None).await
+    }
+
+    /// As [`Lock::finish`]. If a waiter was [chosen](Lock::choose), its token stays in the lock word in place of `word`, and
+    /// it gets `image`, the content of the node that it wants, once the chain has completed.
+    ///
+    /// # Errors
+    /// As [`Lock::finish`].
+    pub async fn finish_handing(
         mut self,
         mut ops: Ops,
         word: u64,
         retiring: Option<Retiring>,
+        image: Option<NodeImage>,
     ) -> Result<(), IndexError> {
         let session = self.session.clone();
         let spare = session.reliable().spare_ops(&ops);
+        let word = self.passing.as_ref().map_or(word, Passing::token);
         self.release_in(&mut ops, word);
         self.disarm();
         let (lock, token, home) = (self.word, self.token, self.home.take());
+        let pass = self.passing.take().map(|passing| Pass { passing, image });
         let mut posted =
-            PostedChain { session: &session, spare, lock, token, word, retiring, home };
+            PostedChain { session: &session, spare, lock, token, word, retiring, home, pass };
         match session.client().chain(ops).await {
             Ok(_) => {
                 posted.spare = None;
+                if let Some(pass) = posted.pass.take() {
+                    pass.tell(&session, lock);
+                }
                 if let Some(retiring) = posted.retiring.take() {
                     session.retire(retiring);
                 }
@@ -193,7 +248,8 @@ impl Lock {
                 done.and_then(Result::ok).ok_or_else(unknown)
             }
             Err(error) => {
-                posted.spare = None;
+                // This compute server has been cut off, and so have the waiters.
+                (posted.spare, posted.pass) = (None, None);
                 Err(IndexError::OutcomeUnknown(error.to_string()))
             }
         }
@@ -245,6 +301,32 @@ async fn settle_chain(
     reliable.release(lock, token, chain).await
 }
 
+/// A waiter whose token the chain under way leaves in the lock word, and what it gets.
+#[derive(Debug)]
+struct Pass {
+    passing: Passing,
+    image: Option<NodeImage>,
+}
+
+impl Pass {
+    /// The chain has completed: tells the waiter. If it is gone, a task releases the word.
+    fn tell(self, session: &Session, word: GlobalAddr) {
+        if let Err(turn) = self.passing.done(self.image) {
+            release_turn(session, word, turn);
+        }
+    }
+}
+
+/// Releases a word that holds the token of a turn which nobody waits for any more, or passes it on: by a task.
+pub fn release_turn(session: &Session, word: GlobalAddr, turn: Holding) {
+    session.spawn(async move |session| {
+        let reliable = session.maintenance();
+        // An error is final: this compute server has been cut off.
+        let _ = reliable.cas_release(word, turn.token(), 0).await;
+        drop(turn);
+    });
+}
+
 impl Drop for Lock {
     /// The taker was dropped, or failed, between taking and releasing, or the release's outcome was
     /// lost. The token is unique, so that giving it back can never release another client's lock.
@@ -257,23 +339,28 @@ impl Drop for Lock {
         if state == LockState::Releasing && !is_lossy {
             return;
         }
-        let home = self.home.take();
+        let (home, turn) = (self.home.take(), self.turn.take());
+        let pass = self.passing.take().map(|passing| Pass { passing, image: None });
+        let left = pass.as_ref().map_or(0, |pass| pass.passing.token());
         self.session.spawn(async move |session| {
-            let given_back = async {
+            let released = async {
                 let reliable = session.maintenance();
                 if state == LockState::Taken {
-                    let found = reliable.client().cas(word, token, 0).await;
+                    let found = reliable.client().cas(word, token, left).await;
                     if found == Ok(token) || !is_lossy {
-                        return;
+                        return found.is_ok();
                     }
                 }
                 // A CAS for the lock, or a release by WRITE, may be under way still.
-                if reliable.settle(word.server()).await.is_ok() {
+                reliable.settle(word.server()).await.is_ok()
                     // An error is final: this compute server has been cut off.
-                    let _ = reliable.cas_release(word, token, 0).await;
-                }
+                    && reliable.cas_release(word, token, left).await.is_ok()
             };
-            LockHome::wait(&home, &session, given_back).await;
+            let released = LockHome::wait(&home, &session, released).await;
+            drop(turn);
+            if let (Some(pass), Some(true)) = (pass, released) {
+                pass.tell(&session, word);
+            }
         });
     }
 }
@@ -289,22 +376,30 @@ struct PostedChain<'a> {
     word: u64,
     retiring: Option<Retiring>,
     home: Option<LockHome>,
+    /// The waiter that the chain passes the lock to.
+    pass: Option<Pass>,
 }
 
 impl PostedChain<'_> {
     /// Has it done by a task; a receiver that hears of the end. `None` if nothing is to be done.
     fn settle(&mut self) -> Option<Receiver<Result<(), OpError>>> {
-        let spare = self.spare.take()?;
+        let Some(spare) = self.spare.take() else {
+            self.tell_later();
+            return None;
+        };
         let (sender, receiver) = channel();
         let hold = self.session.hold();
         let (place, retiring) = ((self.lock, self.token, self.word), self.retiring.take());
-        let home = self.home.take();
+        let (home, pass) = (self.home.take(), self.pass.take());
         self.session.spawn(async move |session| {
             let settled = settle_chain(&session, &spare, place);
             // Only a home with an owner can be gone.
             let who = home.as_ref().and_then(|home| home.owner).unwrap_or(Incarnation(0));
             let gone = OpError { server: place.0.server(), kind: OpErrorKind::Gone { who } };
             let done = LockHome::wait(&home, &session, settled).await.unwrap_or(Err(gone));
+            if let (Ok(()), Some(pass)) = (done, pass) {
+                pass.tell(&session, place.0);
+            }
             if let (Ok(()), Some(retiring)) = (done, retiring) {
                 session.retire(retiring);
             }
@@ -312,6 +407,18 @@ impl PostedChain<'_> {
             sender.send(done);
         });
         Some(receiver)
+    }
+
+    /// The caller went away while the chain was under way, on a fabric where no completion is lost: tells the waiter once
+    /// an operation behind the chain has come back.
+    fn tell_later(&mut self) {
+        let Some(pass) = self.pass.take() else { return };
+        let lock = self.lock;
+        self.session.spawn(async move |session| {
+            if session.maintenance().word(lock).await.is_ok() {
+                pass.tell(&session, lock);
+            }
+        });
     }
 }
 

@@ -17,6 +17,7 @@ mod hot_key;
 mod model;
 mod owned;
 mod placement;
+mod sherman;
 mod small_caches;
 mod smart;
 mod smart_damage;
