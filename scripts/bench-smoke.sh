@@ -65,7 +65,7 @@ row() {
     shift 4
     local size=(--keys 5K --ops 10K)
     # It copies all of its keys for each operation.
-    [[ $engine != example ]] || size=(--keys 200 --ops 500)
+    [[ $engine != example* ]] || size=(--keys 200 --ops 500)
     local command=("$farleaf" bench --engine "$engine" --fabric "$fabric" --workload a
         "${size[@]}" --json "$@")
     printf '%-12s %-8s ' "$name" "$fabric"

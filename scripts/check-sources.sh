@@ -82,34 +82,40 @@ fi
 
 # Names of engines. Code above and below the engines asks for traits and settings, never for a name. Tests and
 # repro/, which repeats the papers, may. So may compute/owned.rs, which says what a partitioned engine is made of.
-# The word art is no sign: it is English.
+# The word art is no sign: it is English. Nor is that of an example.
+folders=$(git ls-files 'crates/engines/src/*/mod.rs' | cut -d/ -f4 | grep -vE '^(art|example.*)$' | paste -sd'|')
+types=$(sed -n 's/^    \([A-Z][A-Za-z]*\): crate::.*/\1/p' crates/engines/src/lib.rs | grep -v '^Example' | paste -sd'|')
 if named=$(git ls-files -z 'crates/*/src/*.rs' |
     grep -zE '^crates/(store|check|cli|cluster|pool|fabric|bench|harness|index)/src/' |
     grep -zvE '^crates/(bench/src/repro|index/src/engines)/|^crates/index/src/compute/owned\.rs$' |
     grep -zvE '/tests/|/([a-z0-9_]+_)?tests\.rs$' |
-    LC_ALL=C xargs -0 -r awk '
+    LC_ALL=C xargs -0 -r awk -v names="(^|[^A-Za-z0-9_])($folders|$types)([^A-Za-z0-9_]|\$)" '
         # A test module inside of a file ends the file.
         FNR == 1 { test = attribute = 0 }
         attribute && /^mod [a-z_]+ \{/ { test = 1 }
         { attribute = /^#\[cfg\((all\()?test[,)]/; gsub(/docs\/[a-z0-9_\/-]+\.md/, "") }
-        !test && /(^|[^A-Za-z0-9_])(btree|dart|dex|fptree|p_smart|smart|Art|BTree|Dart|Dex|FpTree|PSmart|Smart)([^A-Za-z0-9_]|$)/ {
+        !test && $0 ~ names {
             print FILENAME ":" FNR ":" $0
         }') && [ -n "$named" ]; then
     printf 'the name of an engine (ask for its traits or settings):\n%s\n' "$named" >&2
     bad=1
 fi
 
-# An engine uses the kit and compute/, never another engine. One family shares a tree: art and p_smart are smart with
-# other settings and with owners.
-if foreign=$(git ls-files -z 'crates/engines/src/*/*.rs' | LC_ALL=C xargs -0 -r awk '
-        FNR == 1 { split(FILENAME, part, "/"); own = part[4]; family = own ~ /^(art|p_smart|smart)$/ }
+# An engine uses the kit and compute/, never another engine. A variant may use the engine that it is a variant of, and
+# says so in its mod.rs.
+engines=$(git ls-files 'crates/engines/src/*/mod.rs' | cut -d/ -f4 | paste -sd'|')
+variants=$(git grep -oE '^//! Variant of [a-z_]+' -- 'crates/engines/src/*/mod.rs' |
+    sed -E 's|^crates/engines/src/([a-z_]+)/mod.rs:.* ([a-z_]+)$|\1>\2|' | paste -sd' ')
+if foreign=$(git ls-files -z 'crates/engines/src/*/*.rs' |
+    LC_ALL=C xargs -0 -r awk -v engines="$engines" -v variants=" $variants " '
+        FNR == 1 { split(FILENAME, part, "/"); own = part[4] }
         {
             line = $0
-            while (match(line, /(engines|super::super|crate)::(art|btree|dart|dex|example|fptree|p_smart|smart)([^A-Za-z0-9_]|$)/)) {
+            while (match(line, "(engines|super::super|crate)::(" engines ")([^A-Za-z0-9_]|$)")) {
                 split(substr(line, RSTART, RLENGTH), names, "::")
                 used = names[length(names)]
                 sub(/[^a-z_].*$/, "", used)
-                if (used != own && !(family && used ~ /^(art|p_smart|smart)$/)) print FILENAME ":" FNR ":" $0
+                if (used != own && !index(variants, " " own ">" used " ")) print FILENAME ":" FNR ":" $0
                 line = substr(line, RSTART + RLENGTH)
             }
         }') && [ -n "$foreign" ]; then

@@ -5,7 +5,6 @@ use farleaf_index::{IndexError, KnobError, Knobs, Settings, Spec, TableReport, V
 use farleaf_pool::Session;
 use fastrand::Rng;
 
-use crate::registry::on_engine;
 use crate::{Engine, StoredTable, TableFormat};
 
 fn invalid(error: KnobError) -> IndexError {

@@ -1,4 +1,4 @@
-//! Registry: the table of engines, an open table of any engine, and the dispatch to both.
+//! Registry: an engine and an open table by value, and the dispatch to both.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, Service, ServiceId};
 use farleaf_index::compute::messages::{OpReply, Request};
+use farleaf_index::compute::partitions::PartitionCalls;
 use farleaf_index::compute::{HostedTable, OwnedTable};
 use farleaf_index::engine::Engine as Design;
 use farleaf_index::{
@@ -14,7 +15,7 @@ use farleaf_index::{
 };
 use farleaf_pool::{Audit, Root, Session};
 
-use crate::{StoredTable, TableFormat, drops};
+use crate::{AnyIndex, Engine, StoredTable, TableFormat, drops};
 
 /// Settings by which one compute server opens a table of one engine, by type.
 pub trait EngineOptions: Knobs {
@@ -22,121 +23,8 @@ pub trait EngineOptions: Knobs {
     fn engine() -> Engine;
 }
 
-/// Expands the table of engines to [`Engine`], [`AnyIndex`] and their dispatch.
-macro_rules! engines {
-    (($d:tt) $($(#[doc = $doc:literal])* $(#[cfg($cfg:meta)])? $variant:ident: $design:ty,)+) => {
-        /// A design of index.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[non_exhaustive]
-        pub enum Engine {
-            $($(#[doc = $doc])* $(#[cfg($cfg)])? $variant,)+
-        }
-
-        /// An open table of any engine.
-        #[derive(Clone, Debug)]
-        #[non_exhaustive]
-        pub enum AnyIndex {
-            $($(#[doc = $doc])* $(#[cfg($cfg)])? $variant(<$design as Design>::Table),)+
-        }
-
-        impl Engine {
-            /// Every engine there is.
-            pub const ALL: &'static [Engine] = &[$($(#[cfg($cfg)])? Engine::$variant),+];
-        }
-
-        $($(#[cfg($cfg)])? impl EngineOptions for <$design as Design>::Options {
-            fn engine() -> Engine {
-                Engine::$variant
-            }
-        })+
-
-        impl AnyIndex {
-            /// Its engine.
-            pub fn engine(&self) -> Engine {
-                match self {
-                    $($(#[cfg($cfg)])? AnyIndex::$variant(_) => Engine::$variant,)+
-                }
-            }
-
-            /// Opens a table of whichever engine it is.
-            async fn open_stored(
-                session: &Session,
-                table: &StoredTable,
-                options: &OpenOptions,
-            ) -> Result<AnyIndex, IndexError> {
-                Ok(match table.format().engine {
-                    $($(#[cfg($cfg)])? Engine::$variant => {
-                        AnyIndex::$variant(open::<$design>(session, table, options).await?)
-                    })+
-                })
-            }
-        }
-
-        #[cfg(feature = "lab")]
-        impl AnyIndex {
-            /// Does some of [`Engine::background_work`] at once.
-            ///
-            /// # Errors
-            /// `Invalid` for a name that is not in that list; those of the work.
-            pub async fn work_in_background(
-                &self,
-                session: &Session,
-                name: &str,
-            ) -> Result<(), IndexError> {
-                use farleaf_index::lab::Lab;
-                match self {
-                    $($(#[cfg($cfg)])? AnyIndex::$variant(table) => {
-                        <$design as Lab>::work_in_background(table, session, name).await
-                    })+
-                }
-            }
-        }
-
-        /// Evaluates an expression with a type that stands for the engine's design.
-        macro_rules! on_engine {
-            ($d engine:expr, $d type:ident => $d call:expr) => {
-                match $d engine {
-                    $($(#[cfg($cfg)])? $crate::Engine::$variant => {
-                        type $d type = $design;
-                        $d call
-                    })+
-                }
-            };
-        }
-
-        /// Evaluates an expression with the open table.
-        macro_rules! on_table {
-            ($d table:expr, $d open:ident => $d call:expr) => {
-                match $d table {
-                    $($(#[cfg($cfg)])? AnyIndex::$variant($d open) => $d call,)+
-                }
-            };
-        }
-    };
-}
-
-engines! {
-    ($)
-    /// The plain adaptive radix tree; see [`crate::art`].
-    Art: crate::art::Art,
-    /// The naive one-sided B+-tree; see [`crate::btree`].
-    BTree: crate::btree::BTree,
-    /// The radix tree of hashed nodes with a skip table; see [`crate::dart`].
-    Dart: crate::dart::Dart,
-    /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
-    Dex: crate::dex::Dex,
-    /// The B-link tree whose leaves have fingerprint tables; see [`crate::fptree`].
-    FpTree: crate::fptree::FpTree,
-    /// The adaptive radix tree with leaves changed in place; see [`crate::smart`].
-    Smart: crate::smart::Smart,
-    /// The radix tree with owned ranges; see [`crate::p_smart`].
-    PSmart: crate::p_smart::PSmart,
-    /// The example engine, for tests only; see [`crate::example`].
-    #[cfg(feature = "example")]
-    Example: crate::example::Example,
-}
-
-async fn open<D: Design>(
+/// Opens a table of the design `D`.
+pub(crate) async fn open<D: Design>(
     session: &Session,
     table: &StoredTable,
     join: &OpenOptions,
@@ -145,12 +33,6 @@ async fn open<D: Design>(
         .map_err(|error| IndexError::Invalid(format!("engine {}: {error}", D::NAME)))?;
     D::open(session, &table.of_engine::<D>()?, options, join).await
 }
-
-#[allow(
-    clippy::single_component_path_imports,
-    reason = "a macro has a path only by an import"
-)]
-pub(crate) use on_engine;
 
 /// The engine of a table when nobody names one.
 impl Default for Engine {
@@ -163,6 +45,11 @@ impl Engine {
     /// Its name on command lines, in results and in pools.
     pub fn name(self) -> &'static str {
         on_engine!(self, D => <D as Design>::NAME)
+    }
+
+    /// Returns whether it is an example of an engine, for tests only.
+    pub fn is_example(self) -> bool {
+        self.name().starts_with("example")
     }
 
     /// One line about it: what it is; paper, venue, year.
@@ -347,6 +234,10 @@ impl Index for AnyIndex {
 
     fn owned(&self) -> Option<&dyn OwnedTable> {
         on_table!(self, index => index.owned())
+    }
+
+    fn partitions(&self) -> Option<&dyn PartitionCalls> {
+        on_table!(self, index => index.partitions())
     }
 
     fn cache(&self) -> Option<&dyn CacheControl> {

@@ -4,7 +4,6 @@ use farleaf_index::engine::{Engine as Design, Traits};
 use farleaf_index::knobs::{Knob, KnobError, Knobs, Settings};
 use farleaf_index::{IndexError, Spec};
 
-use super::registry::on_engine;
 use super::{Engine, TableFormat};
 
 /// A knob with its default.

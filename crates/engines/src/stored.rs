@@ -7,7 +7,6 @@ use farleaf_index::{IndexError, Stored, TableReport};
 use farleaf_pool::{Audit, Recovery, Root, Session};
 
 use super::TableFormat;
-use super::registry::on_engine;
 
 /// A table in the pool that is not opened. Changes that are only in a compute server's cache are not visible.
 #[derive(Clone, Debug)]

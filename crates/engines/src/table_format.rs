@@ -11,7 +11,6 @@ use farleaf_index::{
 };
 use farleaf_pool::{Root, Session};
 
-use super::registry::on_engine;
 use super::{Engine, UnknownEngine};
 
 /// The meaning of a table's values. Engines know nothing of it.

@@ -7,9 +7,11 @@ pub use crate::art::ArtOptions;
 pub use crate::dart::{DartOptions, Prefixes};
 pub use crate::dex::offload::Offload;
 pub use crate::dex::{Admission, DexOptions, Durability};
+pub use crate::dmtree::DmTreeOptions;
 pub use crate::fptree::FpTreeOptions;
 pub use crate::p_smart::PSmartOptions;
 pub use crate::registry::EngineOptions;
+pub use crate::sherman::{LeafRead, ShermanOptions, WriteBack};
 pub use crate::smart::{
     CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
     SmartOptions,
@@ -47,7 +49,9 @@ mod tests {
                 cache_bytes,
                 ..DexOptions::default()
             }),
+            check(&DmTreeOptions { cache_bytes, ..DmTreeOptions::default() }),
             check(&FpTreeOptions { cache_bytes, ..FpTreeOptions::default() }),
+            check(&ShermanOptions { cache_bytes, ..ShermanOptions::default() }),
             check(&SmartOptions {
                 read_delegation: ReadDelegation::Off,
                 ..SmartOptions::default()
@@ -55,7 +59,7 @@ mod tests {
             check(&PSmartOptions { cache_bytes, ..PSmartOptions::default() }),
         ];
         let others = Engine::ALL.iter().filter(|engine| !engines.contains(engine));
-        assert!(others.map(|engine| engine.name()).all(|name| name == "example"));
+        assert!(others.copied().all(Engine::is_example));
     }
 
     #[test]

@@ -165,6 +165,11 @@ impl Traits {
     pub const NONE: Traits =
         Traits { cached: false, owned: false, logged: false, offloads: false, exposes: false };
 
+    /// Returns whether compute servers serve such tables: they own keys, or expose memory with a part of the table.
+    pub fn is_served(&self) -> bool {
+        self.owned || self.exposes
+    }
+
     /// The names of those that it has.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         let Traits { cached, owned, logged, offloads, exposes } = *self;

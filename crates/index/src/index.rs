@@ -8,6 +8,7 @@ use farleaf_pool::{Audit, Session};
 
 use crate::change::{Change, Exchange, Outcome};
 use crate::compute::OwnedTable;
+use crate::compute::partitions::PartitionCalls;
 use crate::counters::{CacheControl, CounterSet};
 use crate::entries::SortedPairs;
 use crate::scan_range::ScanRange;
@@ -151,6 +152,11 @@ pub trait Index: Send + Sync + 'static {
 
     /// The calls on ranges and their owners, of a table that has some.
     fn owned(&self) -> Option<&dyn OwnedTable> {
+        None
+    }
+
+    /// The calls on numbered partitions, of a table that has some.
+    fn partitions(&self) -> Option<&dyn PartitionCalls> {
         None
     }
 

@@ -1,15 +1,43 @@
 //! Remote lock: a word of remote memory that names its holder, taken by a CAS and given back whatever becomes of the taker.
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use std::any::Any;
+use std::future::Future;
+
+use farleaf_fabric::{Buf, Client, Endpoint, GlobalAddr, Incarnation, OpError, OpErrorKind, Ops};
 use farleaf_pool::{Retiring, Session, Tries, is_open};
 
 use crate::IndexError;
-use crate::local::QueuePlace;
+use crate::compute::regions::while_alive;
+use crate::local::hand_over::NodeImage;
+use crate::local::{Holding, Passing, QueuePlace};
 use crate::oneshot::{Receiver, channel};
 use crate::retry::LockWait;
 
 farleaf_fabric::canaries! {
     pub RESEND_BLINDLY = "resend-blindly", "a lost change is written again without a look whether its lock is still held";
+}
+
+/// The place of a lock word that may move between servers.
+#[derive(Debug)]
+pub struct LockHome {
+    /// The compute server whose memory has it, if one has. Once its life has ended, nothing is left to be given back.
+    pub owner: Option<Incarnation>,
+    /// Dropped when the lock has been given back, or is lost with its owner.
+    pub kept: Box<dyn Any>,
+}
+
+impl LockHome {
+    /// The outcome of `work` on the lock word; `None` if its owner dies first.
+    async fn wait<T>(
+        home: &Option<LockHome>,
+        session: &Session,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        match home.as_ref().and_then(|home| home.owner) {
+            None => Some(work.await),
+            Some(owner) => while_alive(session, owner, work).await,
+        }
+    }
 }
 
 /// A lock word that holds this client's token, given back when dropped.
@@ -21,6 +49,12 @@ pub struct Lock {
     state: LockState,
     /// The task's place among those of this compute server that want it.
     pub(crate) place: Option<QueuePlace>,
+    /// `None` for a word that stays where it is, on a memory server.
+    home: Option<LockHome>,
+    /// Its turn in a hand-over queue, which it passes on or which ends with the release.
+    turn: Option<Holding>,
+    /// The waiter that the release passes the word to.
+    passing: Option<Passing>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +73,38 @@ enum LockState {
 impl Lock {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
     pub(crate) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
-        Lock { session: session.clone(), word, token, state: LockState::Taken, place: None }
+        let (state, session) = (LockState::Taken, session.clone());
+        Lock { session, word, token, state, place: None, home: None, turn: None, passing: None }
+    }
+
+    /// The lock of a word that holds the token of `turn`: another task of this compute server has passed it on.
+    pub fn passed(session: &Session, word: GlobalAddr, turn: Holding) -> Self {
+        let mut lock = Lock::about_to_take(session, word, turn.token());
+        lock.turn = Some(turn);
+        lock
+    }
+
+    /// Gives the lock, which is held, its turn in the hand-over queue of its word.
+    #[must_use]
+    pub fn in_turn(mut self, turn: Holding) -> Self {
+        self.turn = Some(turn);
+        self
+    }
+
+    /// Chooses the waiter of this compute server that the release passes the word to; the node that it wants. The caller
+    /// calls [`Lock::finish_handing`] next.
+    pub fn choose(&mut self) -> Option<GlobalAddr> {
+        match self.turn.take()?.choose() {
+            Ok(passing) => {
+                let wants = passing.wants();
+                self.passing = Some(passing);
+                Some(wants)
+            }
+            Err(turn) => {
+                self.turn = Some(turn);
+                None
+            }
+        }
     }
 
     /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.
@@ -70,8 +135,9 @@ impl Lock {
         self.token
     }
 
-    /// The outcome of the CAS for it is not known, and another is about to be posted.
-    pub(crate) fn doubt(&mut self) {
+    /// The outcome of the CAS for it is not known, and another is about to be posted. Or a WRITE to what it protects, on its
+    /// server, may still be under way: it is given back once that takes no more effect.
+    pub fn doubt(&mut self) {
         self.state = LockState::Doubtful;
     }
 
@@ -135,20 +201,41 @@ impl Lock {
     /// `OutcomeUnknown` if it takes longer than the caller waits; it will happen once the server can
     /// be reached.
     pub async fn finish(
+        self,
+        ops: Ops,
+        word: u64,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
+        self.finish_handing(ops, word, retiring, None).await
+    }
+
+    /// As [`Lock::finish`]. If a waiter was [chosen](Lock::choose), its token stays in the lock word in place of `word`, and
+    /// it gets `image`, the content of the node that it wants, once the chain has completed.
+    ///
+    /// # Errors
+    /// As [`Lock::finish`].
+    pub async fn finish_handing(
         mut self,
         mut ops: Ops,
         word: u64,
         retiring: Option<Retiring>,
+        image: Option<NodeImage>,
     ) -> Result<(), IndexError> {
         let session = self.session.clone();
         let spare = session.reliable().spare_ops(&ops);
+        let word = self.passing.as_ref().map_or(word, Passing::token);
         self.release_in(&mut ops, word);
         self.disarm();
-        let (lock, token) = (self.word, self.token);
-        let mut posted = PostedChain { session: &session, spare, lock, token, word, retiring };
+        let (lock, token, home) = (self.word, self.token, self.home.take());
+        let pass = self.passing.take().map(|passing| Pass { passing, image });
+        let mut posted =
+            PostedChain { session: &session, spare, lock, token, word, retiring, home, pass };
         match session.client().chain(ops).await {
             Ok(_) => {
                 posted.spare = None;
+                if let Some(pass) = posted.pass.take() {
+                    pass.tell(&session, lock);
+                }
                 if let Some(retiring) = posted.retiring.take() {
                     session.retire(retiring);
                 }
@@ -161,11 +248,83 @@ impl Lock {
                 done.and_then(Result::ok).ok_or_else(unknown)
             }
             Err(error) => {
-                posted.spare = None;
+                // This compute server has been cut off, and so have the waiters.
+                (posted.spare, posted.pass) = (None, None);
                 Err(IndexError::OutcomeUnknown(error.to_string()))
             }
         }
     }
+
+    /// Posts `ops`, WRITEs to what the lock protects, and the release in one chain, by a task that nobody waits for.
+    ///
+    /// Cost: `ops` and 1 CAS, or a WRITE with `write_vs_rmw`; no wait.
+    pub fn release_unawaited(mut self, build: impl FnOnce(&Session, &mut Ops) + 'static) {
+        let session = self.session.clone();
+        session.spawn(async move |session| {
+            let mut ops = session.client().ops();
+            build(&session, &mut ops);
+            let spare = session.reliable().spare_ops(&ops);
+            self.release_in(&mut ops, 0);
+            let (lock, token, home) = (self.word, self.token, self.home.take());
+            self.disarm();
+            let posted = session.client().unawaited().chain(ops);
+            let error = match LockHome::wait(&home, &session, posted).await {
+                Some(Err(error)) if is_open(error) => error,
+                // Done, or lost with its owner, or left to whoever recovers this compute server.
+                _ => return,
+            };
+            if let Some(spare) = spare {
+                debug_assert_eq!(error.server, lock.server());
+                let settled = settle_chain(&session, &spare, (lock, token, 0));
+                // An error is final: this compute server has been cut off.
+                let _ = LockHome::wait(&home, &session, settled).await;
+            }
+        });
+    }
+}
+
+/// Has a chain whose completion was lost done to its end: `spare`, and `word` in place of `token` in the lock word.
+async fn settle_chain(
+    session: &Session,
+    spare: &Ops,
+    (lock, token, word): (GlobalAddr, u64, u64),
+) -> Result<(), OpError> {
+    let reliable = session.maintenance();
+    reliable.settle(lock.server()).await?;
+    if reliable.word(lock).await? != token && !RESEND_BLINDLY.is_armed() {
+        return Ok(());
+    }
+    let chain = |ops: &mut Ops| {
+        reliable.copy_into(spare, ops);
+        ops.cas(lock, token, word);
+    };
+    reliable.release(lock, token, chain).await
+}
+
+/// A waiter whose token the chain under way leaves in the lock word, and what it gets.
+#[derive(Debug)]
+struct Pass {
+    passing: Passing,
+    image: Option<NodeImage>,
+}
+
+impl Pass {
+    /// The chain has completed: tells the waiter. If it is gone, a task releases the word.
+    fn tell(self, session: &Session, word: GlobalAddr) {
+        if let Err(turn) = self.passing.done(self.image) {
+            release_turn(session, word, turn);
+        }
+    }
+}
+
+/// Releases a word that holds the token of a turn which nobody waits for any more, or passes it on: by a task.
+pub fn release_turn(session: &Session, word: GlobalAddr, turn: Holding) {
+    session.spawn(async move |session| {
+        let reliable = session.maintenance();
+        // An error is final: this compute server has been cut off.
+        let _ = reliable.cas_release(word, turn.token(), 0).await;
+        drop(turn);
+    });
 }
 
 impl Drop for Lock {
@@ -180,18 +339,27 @@ impl Drop for Lock {
         if state == LockState::Releasing && !is_lossy {
             return;
         }
+        let (home, turn) = (self.home.take(), self.turn.take());
+        let pass = self.passing.take().map(|passing| Pass { passing, image: None });
+        let left = pass.as_ref().map_or(0, |pass| pass.passing.token());
         self.session.spawn(async move |session| {
-            let reliable = session.maintenance();
-            if state == LockState::Taken {
-                let found = reliable.client().cas(word, token, 0).await;
-                if found == Ok(token) || !is_lossy {
-                    return;
+            let released = async {
+                let reliable = session.maintenance();
+                if state == LockState::Taken {
+                    let found = reliable.client().cas(word, token, left).await;
+                    if found == Ok(token) || !is_lossy {
+                        return found.is_ok();
+                    }
                 }
-            }
-            // A CAS for the lock, or a release by WRITE, may be under way still.
-            if reliable.settle(word.server()).await.is_ok() {
-                // An error is final: this compute server has been cut off.
-                let _ = reliable.cas_release(word, token, 0).await;
+                // A CAS for the lock, or a release by WRITE, may be under way still.
+                reliable.settle(word.server()).await.is_ok()
+                    // An error is final: this compute server has been cut off.
+                    && reliable.cas_release(word, token, left).await.is_ok()
+            };
+            let released = LockHome::wait(&home, &session, released).await;
+            drop(turn);
+            if let (Some(pass), Some(true)) = (pass, released) {
+                pass.tell(&session, word);
             }
         });
     }
@@ -207,37 +375,50 @@ struct PostedChain<'a> {
     /// The value that stays in the lock word.
     word: u64,
     retiring: Option<Retiring>,
+    home: Option<LockHome>,
+    /// The waiter that the chain passes the lock to.
+    pass: Option<Pass>,
 }
 
 impl PostedChain<'_> {
     /// Has it done by a task; a receiver that hears of the end. `None` if nothing is to be done.
     fn settle(&mut self) -> Option<Receiver<Result<(), OpError>>> {
-        let spare = self.spare.take()?;
+        let Some(spare) = self.spare.take() else {
+            self.tell_later();
+            return None;
+        };
         let (sender, receiver) = channel();
         let hold = self.session.hold();
-        let (lock, token, word, retiring) =
-            (self.lock, self.token, self.word, self.retiring.take());
+        let (place, retiring) = ((self.lock, self.token, self.word), self.retiring.take());
+        let (home, pass) = (self.home.take(), self.pass.take());
         self.session.spawn(async move |session| {
-            let reliable = session.maintenance();
-            let done = async {
-                reliable.settle(lock.server()).await?;
-                if reliable.word(lock).await? != token && !RESEND_BLINDLY.is_armed() {
-                    return Ok(());
-                }
-                let chain = |ops: &mut Ops| {
-                    reliable.copy_into(&spare, ops);
-                    ops.cas(lock, token, word);
-                };
-                reliable.release(lock, token, chain).await
-            };
-            let done: Result<(), OpError> = done.await;
+            let settled = settle_chain(&session, &spare, place);
+            // Only a home with an owner can be gone.
+            let who = home.as_ref().and_then(|home| home.owner).unwrap_or(Incarnation(0));
+            let gone = OpError { server: place.0.server(), kind: OpErrorKind::Gone { who } };
+            let done = LockHome::wait(&home, &session, settled).await.unwrap_or(Err(gone));
+            if let (Ok(()), Some(pass)) = (done, pass) {
+                pass.tell(&session, place.0);
+            }
             if let (Ok(()), Some(retiring)) = (done, retiring) {
                 session.retire(retiring);
             }
-            drop(hold);
+            drop((hold, home));
             sender.send(done);
         });
         Some(receiver)
+    }
+
+    /// The caller went away while the chain was under way, on a fabric where no completion is lost: tells the waiter once
+    /// an operation behind the chain has come back.
+    fn tell_later(&mut self) {
+        let Some(pass) = self.pass.take() else { return };
+        let lock = self.lock;
+        self.session.spawn(async move |session| {
+            if session.maintenance().word(lock).await.is_ok() {
+                pass.tell(&session, lock);
+            }
+        });
     }
 }
 
@@ -307,10 +488,35 @@ pub async fn try_lock_reading(
     word: GlobalAddr,
     expected: u64,
     token: u64,
+    what: (GlobalAddr, usize),
+) -> Result<Result<(Lock, Buf), u64>, OpError> {
+    let lock = Lock::about_to_take(session, word, token);
+    try_lock(lock, session.client(), expected, what).await
+}
+
+/// As [`try_lock_reading`], of a word that may move between servers.
+///
+/// # Errors
+/// As [`try_lock_reading`].
+pub async fn try_lock_at_home(
+    session: &Session,
+    word: GlobalAddr,
+    (expected, token): (u64, u64),
+    what: (GlobalAddr, usize),
+    home: LockHome,
+) -> Result<Result<(Lock, Buf), u64>, OpError> {
+    let mut lock = Lock::about_to_take(session, word, token);
+    lock.home = Some(home);
+    try_lock(lock, session.client(), expected, what).await
+}
+
+async fn try_lock(
+    mut lock: Lock,
+    client: &Client,
+    expected: u64,
     (from, bytes): (GlobalAddr, usize),
 ) -> Result<Result<(Lock, Buf), u64>, OpError> {
-    let client = session.client();
-    let mut lock = Lock::about_to_take(session, word, token);
+    let (word, token, session) = (lock.word, lock.token, lock.session.clone());
     let mut tries = Tries::default();
     let mut ops = loop {
         let mut ops = client.ops();

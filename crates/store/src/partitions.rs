@@ -149,6 +149,11 @@ impl Table {
     /// # Errors
     /// See above.
     pub fn take_free(&self) -> Result<bool> {
+        if self.core().index().partitions().is_some() {
+            // Its partitions are dealt out when it is opened.
+            self.core().check_present()?;
+            return Ok(false);
+        }
         self.with_owned(async |table, session| Ok(table.take_all_free(session).await?))
     }
 

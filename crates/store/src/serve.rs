@@ -14,6 +14,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -45,6 +46,8 @@ const EXPOSE_GRAIN: u64 = 4096;
 const EXPOSE_LIMIT: u64 = 1 << 44;
 /// Between two attempts of a thread to begin.
 const START_PAUSE: Duration = Duration::from_millis(50);
+/// Between two rounds of the regular work of tables with partitions.
+const PARTITION_TICK: Duration = Duration::from_millis(10);
 /// Between two looks whether the last requests are done.
 const END_WAIT_NS: u64 = 100_000;
 
@@ -136,7 +139,36 @@ struct Running {
     is_published: bool,
     /// Ends them when it is dropped.
     goes_on: Sender<()>,
+    ends: Receiver<()>,
     threads: Vec<JoinHandle<()>>,
+    partitioned: Arc<PartitionedTables>,
+}
+
+/// Tables with numbered partitions, whose maps a thread keeps up with: no partition changes its owner without that.
+#[derive(Debug, Default)]
+struct PartitionedTables {
+    tables: Mutex<Vec<AnyIndex>>,
+    has_thread: AtomicBool,
+}
+
+impl PartitionedTables {
+    fn add(&self, index: &AnyIndex) {
+        self.remove(index);
+        lock(&self.tables).push(index.clone());
+    }
+
+    fn remove(&self, index: &AnyIndex) {
+        let meta = |index: &AnyIndex| index.partitions().map(|table| table.meta());
+        lock(&self.tables).retain(|other| meta(other) != meta(index));
+    }
+
+    /// One round of regular work. What fails now is done in the next one, and operations report what is wrong.
+    async fn tick(&self, session: &Session) {
+        let tables = lock(&self.tables).clone();
+        for table in tables.iter().filter_map(Index::partitions) {
+            let _ = table.tick(session).await;
+        }
+    }
 }
 
 impl Serving {
@@ -152,10 +184,8 @@ impl Serving {
         root: &Root,
         options: &OpenOptions,
     ) -> Result<OpenOptions> {
-        let asks_others = root.engine.parse().is_ok_and(|engine: Engine| {
-            let traits = engine.traits();
-            traits.owned || traits.exposes
-        });
+        let asks_others =
+            root.engine.parse().is_ok_and(|engine: Engine| engine.traits().is_served());
         if !core.is_shared || !asks_others {
             return Ok(options.clone());
         }
@@ -246,13 +276,17 @@ impl Serving {
                 .map_err(|source| Error::io("cannot start a serving thread", source))?;
             threads.push(thread);
         }
-        let is_published = false;
-        *state = ServingState::Running(Running { host, exposed, is_published, goes_on, threads });
+        let (is_published, partitioned) = (false, Arc::default());
+        let running = Running { host, exposed, is_published, goes_on, ends, threads, partitioned };
+        *state = ServingState::Running(running);
         Ok(())
     }
 
     /// Takes requests for a table that has been opened, unless it does already.
     pub(crate) fn serve(&self, core: &Arc<Core>, index: &AnyIndex) {
+        if index.partitions().is_some() {
+            self.keep_up(core, index);
+        }
         if index.owned().is_none() {
             return;
         }
@@ -261,8 +295,31 @@ impl Serving {
         }
     }
 
+    /// Keeps up with the partitions of a table, by a thread of its own: operations wait for it.
+    fn keep_up(&self, core: &Arc<Core>, index: &AnyIndex) {
+        let mut state = lock(&self.state);
+        let ServingState::Running(running) = &mut *state else { return };
+        running.partitioned.add(index);
+        if running.partitioned.has_thread.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (core, ends) = (Arc::clone(core), running.ends.clone());
+        let tables = Arc::clone(&running.partitioned);
+        let thread = thread::Builder::new().name("farleaf-partitions".to_owned());
+        match thread.spawn(move || keep_up_with(&core, &tables, &ends)) {
+            Ok(thread) => running.threads.push(thread),
+            // The next table tries again; operations that wait for a partition do it meanwhile.
+            Err(_) => running.partitioned.has_thread.store(false, Ordering::SeqCst),
+        }
+    }
+
     /// Takes requests for the table no more; those that were begun are done then.
     pub(crate) async fn leave(&self, session: &Session, index: &AnyIndex) {
+        if index.partitions().is_some()
+            && let ServingState::Running(running) = &*lock(&self.state)
+        {
+            running.partitioned.remove(index);
+        }
         if index.owned().is_none() {
             return;
         }
@@ -323,6 +380,27 @@ fn serve(core: &Arc<Core>, host: &Arc<Host<ServedTable>>, ends: &Receiver<()>) {
         endpoint.leave().await;
         let _ = all_ended.recv().await;
     });
+}
+
+/// A thread that does the regular work of tables with partitions, until `ends` is closed.
+fn keep_up_with(core: &Arc<Core>, tables: &PartitionedTables, ends: &Receiver<()>) {
+    let mut context = None;
+    while !ends.is_closed() {
+        if context.is_none() {
+            context = ThreadContext::new(core).ok();
+        }
+        if let Some(context) = &context {
+            context.endpoint().executor().block_on(async {
+                let session = core.pool.session_leaving(context.endpoint().clone(), kept(core));
+                let Ok(session) = session.await else { return };
+                while !ends.is_closed() {
+                    tables.tick(&session).await;
+                    context.endpoint().sleep(PARTITION_TICK.as_nanos() as u64).await;
+                }
+            });
+        }
+        thread::sleep(PARTITION_TICK);
+    }
 }
 
 /// Tasks of a thread, by how many of the pool's sessions this store has taken.

@@ -240,7 +240,7 @@ pub(super) fn all_right(config: &BenchConfig, report: Report) -> Result<Report, 
 
 /// Engines that people can choose; the example engine is for tests.
 pub(super) fn engines() -> impl Iterator<Item = Engine> {
-    Engine::ALL.iter().copied().filter(|engine| engine.name() != "example")
+    Engine::ALL.iter().copied().filter(|engine| !engine.is_example())
 }
 
 /// Returns the engine of that name, if there is one.

@@ -21,6 +21,8 @@ use crate::scenario::{Scenario, mix};
 pub(super) const TABLE: &str = "t";
 /// Tasks that run operations of other compute servers.
 const SERVERS: usize = 2;
+/// Time between two rounds of the regular work of a table with partitions.
+const TICK_NS: u64 = 60_000;
 /// Time between two moves of a compute server.
 const MOVE_NS: u64 = 250_000;
 
@@ -113,6 +115,19 @@ impl TableSetup {
         on_cut_off: impl Fn() + Clone + 'static,
         mut sessions: impl AsyncFnMut() -> Result<Session, IndexError>,
     ) -> Result<(), IndexError> {
+        if index.partitions().is_some() {
+            let (session, index) = (sessions().await?, index.clone());
+            let (shared, is_over) = (Rc::clone(shared), Rc::clone(is_over));
+            session.endpoint().clone().spawn(async move {
+                let Some(table) = index.partitions() else { return };
+                while !is_over.get() && !shared.stop.get() {
+                    if let Err(IndexError::Closed(_)) = table.tick(&session).await {
+                        return;
+                    }
+                    session.endpoint().sleep(TICK_NS).await;
+                }
+            });
+        }
         if index.owned().is_none() {
             return Ok(());
         }

@@ -81,7 +81,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     let mut tables = BTreeMap::new();
     for name in &args.table {
         let table = db.table(name)?;
-        if !table.info().engine.traits().owned {
+        if !table.info().engine.traits().is_served() {
             return Err(Failure::usage(format!(
                 "table \"{name}\" is of the engine {}, which has no owners: any process uses it as \
                  it is",
@@ -143,7 +143,8 @@ fn settings(args: &ComputeArgs) -> Result<Settings, Failure> {
     if let Some(size) = args.cache {
         settings.set(CACHE, &size.to_string());
     }
-    let owned: Vec<Engine> = Engine::ALL.iter().copied().filter(|it| it.traits().owned).collect();
+    let owned: Vec<Engine> =
+        Engine::ALL.iter().copied().filter(|it| it.traits().is_served()).collect();
     Engine::check_some(&owned, &settings).map_err(|error| Failure::usage(error.to_string()))?;
     Ok(settings)
 }
@@ -321,7 +322,7 @@ fn look(
             }
             infos => infos?,
         };
-        for info in infos.into_iter().filter(|info| info.engine.traits().owned) {
+        for info in infos.into_iter().filter(|info| info.engine.traits().is_served()) {
             let Entry::Vacant(entry) = tables.entry(info.name) else { continue };
             match db.table(entry.key()) {
                 // Dropped meanwhile.

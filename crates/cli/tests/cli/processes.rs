@@ -142,7 +142,7 @@ fn links_between_compute_servers_that_fail_leave_a_table_that_is_right() {
     let none = ["--memory-faults-per-second", "0", "--link-faults-per-second", "0"];
     let time = format!("{}s", 8 * soak());
     let times = ["--time", &time, "--round-time", "6s", "--lease", "400ms"];
-    let posts = ["--post-faults-per-second", "3", "--outage-time-max", "600ms"];
+    let posts = ["--call-faults-per-second", "3", "--outage-time-max", "600ms"];
     // Few keys: each must be asked for after a link is back, and 8 tests at a time on two cores may leave
     // this one 788 operations in all.
     let asked = ["--fabric", "tcp", "--engine", "dex", "--keys", "8", "--json"];
@@ -156,7 +156,7 @@ fn links_between_compute_servers_that_fail_leave_a_table_that_is_right() {
     let done: u64 = kinds.into_iter().map(count).sum();
     assert!(done > 0, "{report}");
     let faults = network["faults"].as_array().unwrap().iter();
-    let told = faults.filter(|fault| fault["what"].as_str().unwrap().starts_with("post_"));
+    let told = faults.filter(|fault| fault["what"].as_str().unwrap().starts_with("call_"));
     assert_eq!(told.count() as u64, done, "{report}");
     assert_eq!(count("cuts") + count("half_cuts") + count("slows") + count("ends"), 0, "{report}");
     assert_eq!(network["returns_served"]["never"], 0, "{report}");
@@ -208,7 +208,7 @@ const NO_FAULTS_OF_LINKS: [&str; 10] = [
     "0",
     "--link-faults-per-second",
     "0",
-    "--post-faults-per-second",
+    "--call-faults-per-second",
     "0",
 ];
 
@@ -331,9 +331,9 @@ fn what_makes_no_sense_is_refused() {
     refused(&["--lease", "1s"], "--lease needs --fabric tcp");
     refused(&["--memory-servers", "2"], "--memory-servers needs --fabric tcp");
     refused(&["--link-faults-per-second", "2"], "needs --fabric tcp");
-    refused(&["--post-faults-per-second", "2"], "needs --fabric tcp");
-    refused(&["--fabric", "tcp", "--post-faults-per-second", "2"], "needs an engine with owners");
-    let posts = ["--fabric", "tcp", "--engine", "dex", "--post-faults-per-second", "NaN"];
+    refused(&["--call-faults-per-second", "2"], "needs --fabric tcp");
+    refused(&["--fabric", "tcp", "--call-faults-per-second", "2"], "needs an engine with owners");
+    let posts = ["--fabric", "tcp", "--engine", "dex", "--call-faults-per-second", "NaN"];
     refused(&posts, "0 to 1000");
     refused(&["--commands", "17"], "17 commands: it takes 0 to 16");
     refused(&["--commands", "-1"], "");

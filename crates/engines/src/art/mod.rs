@@ -7,6 +7,8 @@
 //!
 //! Its tables have the layout and the invariants of `smart`. The locks stand in front of the lock-free protocol, so
 //! a compute server that dies with locks held leaves nothing half done that the protocol does not finish.
+//!
+//! Variant of smart.
 
 #[cfg(feature = "lab")]
 mod lab;

@@ -7,23 +7,22 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::GlobalAddr;
 use farleaf_index::detach::run_to_end;
-use farleaf_index::remote_lock::try_lock_reading;
 use farleaf_index::retry::LockWait;
 use farleaf_index::{IndexError, SortedPairs};
 use farleaf_pool::{Session, Unlinked};
 
 use super::LeafTree;
 use super::cache::LeafRecord;
+use super::homes::{LinePlace, Op, Reach};
 use super::layout::{Fence, Header, PairContent};
-use super::line::{LINE_BYTES, Line, lock_at};
+use super::line::Line;
 use super::locate::StaleWait;
 use super::records::NewPairRecord;
 
 /// The new leaves and what belongs to them; freed when dropped, unless they are kept.
 #[derive(Default)]
-struct BuiltLeaves {
+pub(super) struct BuiltLeaves {
     leaves: Vec<Unlinked>,
     records: Vec<NewPairRecord>,
     /// The records that the upper tree gets: high fence and leaf.
@@ -42,7 +41,8 @@ impl SortedPairs for Records<'_> {
 /// A leaf that is being filled, or waits for its high fence.
 struct Filling {
     object: Unlinked,
-    at: GlobalAddr,
+    /// `None` for a line that is made when it is needed.
+    at: Option<LinePlace>,
     low: Fence,
     pairs: Vec<(Vec<u8>, PairContent)>,
 }
@@ -64,14 +64,14 @@ impl LeafTree {
             return Ok(0);
         }
         let (tree, patient) = (Arc::clone(self), session.without_deadline());
-        let task = Box::pin(async move { tree.put_in_place(&patient, built).await });
+        let task = Box::pin(async move { tree.put_in_place(&Op::in_pool(&patient), &built).await });
         run_to_end(session, task, ()).await.unwrap_or_else(|| {
             Err(IndexError::OutcomeUnknown("the new leaves are still being put in place".into()))
         })?;
         Ok(count)
     }
 
-    async fn build_leaves(
+    pub(super) async fn build_leaves(
         &self,
         session: &Session,
         pairs: &mut impl SortedPairs,
@@ -126,7 +126,16 @@ impl LeafTree {
     }
 
     async fn start_leaf(&self, session: &Session, low: Fence) -> Result<Filling, IndexError> {
-        let (object, at) = self.new_leaf(session).await?;
+        let (object, at) = match self.is_homed() {
+            false => {
+                let (object, at) = self.new_leaf(&Op::in_pool(session)).await?;
+                (object, Some(at))
+            }
+            true => {
+                let bytes = self.shape.leaf_bytes;
+                (session.alloc_unlinked(session.place(), bytes).await?, None)
+            }
+        };
         Ok(Filling { object, at, low, pairs: Vec::new() })
     }
 
@@ -153,17 +162,26 @@ impl LeafTree {
             shape.fill_slot((addr, index), slot, version, (key, content));
             line = line.with(index, shape.fingerprint(key));
         }
-        self.write_new_leaf(session, (&leaf.object, leaf.at), &image, &line).await?;
+        let op = Op::in_pool(session);
+        self.write_new_leaf(&op, (&leaf.object, leaf.at), &image, &line).await?;
+        // A line that has no home now is made when it is needed.
+        let patient = session.without_deadline();
+        if let Some(inside) = self.try_inside(&patient)
+            && let Reach::At(place) = self.reach(&inside, addr, true).await?
+        {
+            // Nobody looks at a line for this leaf. A lock there is somebody's who has an old record.
+            self.put_line_if_there(&inside, place, &line).await?;
+        }
         built.pairs.push((high, LeafRecord { leaf: addr, version }.value()));
         built.leaves.push(leaf.object);
         Ok(())
     }
 
     /// Makes the new leaves the table's, if it is empty still.
-    async fn put_in_place(
+    pub(super) async fn put_in_place(
         self: &Arc<Self>,
-        session: &Session,
-        built: BuiltLeaves,
+        session: &Op<'_>,
+        built: &BuiltLeaves,
     ) -> Result<(), IndexError> {
         let not_empty = || {
             IndexError::Invalid("a bulk load fills an empty table, and this one has keys".into())
@@ -173,22 +191,29 @@ impl LeafTree {
         let (lock, record, at, line) = loop {
             let seen = self.look_up(session, &largest).await?;
             let record = seen.record;
-            let at = self.lines.of(session, record.leaf).await?;
+            let at = self.line_of(session, record.leaf).await?;
             let token = session.lock_token();
-            let what = (at, LINE_BYTES);
-            match try_lock_reading(session, lock_at(at), 0, token, what).await? {
+            match self.try_lock_line(session, at, 0, token).await? {
                 Err(holder) => {
+                    self.check_fresh(session, at)?;
                     if wait.again(session, ("leaf", record.leaf), holder).await? {
                         self.rescue_now(session, (record.leaf, at), holder).await?;
                     }
                 }
-                Ok((lock, image)) => match Line::decode(shape.tree, at, &image).0 {
-                    Some(line) if line.version == record.version => break (lock, record, at, line),
-                    _ => {
-                        lock.release().await?;
-                        self.await_change(session, &largest, record, &mut changing).await?;
+                Ok((mut lock, line)) => {
+                    let line = match line {
+                        Some(line) if line.version == record.version => Some(line),
+                        _ if self.is_homed() => {
+                            self.build_locked(session, &mut lock, at, record, &largest).await?
+                        }
+                        _ => None,
+                    };
+                    if let Some(line) = line {
+                        break (lock, record, at, line);
                     }
-                },
+                    self.give_back(lock).await?;
+                    self.await_change(session, &largest, record, &mut changing).await?;
+                }
             }
         };
         let reliable = session.reliable();
@@ -197,12 +222,13 @@ impl LeafTree {
             .header(record.leaf, image.bytes())
             .is_some_and(|header| header.low == Fence::Open && header.high == Fence::Open);
         if !is_only || line.fingerprints.iter().any(|fingerprint| *fingerprint != 0) {
-            lock.release().await?;
+            self.give_back(lock).await?;
             return Err(not_empty());
         }
         let dead = self.next_version(session).await?;
         let retiring = session.prepare_retire(record.leaf).await?;
-        self.kill_leaf(session, (record.leaf, at), dead, false).await?;
+        session.begin_posting()?;
+        self.kill_leaf(session, (record.leaf, Some(at)), dead, false).await?;
         // Once the upper tree's new root is published they are linked; until then only this client knows of them.
         let mut records = Records(built.pairs.iter());
         let value = record.value();
@@ -228,15 +254,26 @@ impl LeafTree {
                 session.cancel_retire(retiring);
                 let mut empty = reliable.buf(shape.leaf_bytes);
                 shape.clear_all(record.leaf, empty.bytes_mut(), record.version);
-                let mut ops = session.client().ops();
                 let from = shape.header_bytes;
-                ops.write(record.leaf.plus(from as u64), empty.window(from..shape.leaf_bytes));
-                ops.write(at, line.encode(session, shape.tree, at));
-                lock.finish(ops, 0, None).await?;
+                let to = record.leaf.plus(from as u64);
+                let content = empty.window(from..shape.leaf_bytes);
+                if at.is_beside_leaf() {
+                    let mut ops = session.client().ops();
+                    ops.write(to, content);
+                    ops.write(at.at, line.encode(session, shape.tree, at));
+                    lock.finish(ops, 0, None).await?;
+                } else {
+                    reliable.write(to, content).await?;
+                    self.finish_line(session, at, lock, Some(&line), 0).await?;
+                }
                 return Err(error);
             }
         }
-        self.kill_leaf(session, (record.leaf, at), dead, true).await?;
-        lock.finish(session.client().ops(), 0, Some(retiring)).await
+        self.kill_leaf(session, (record.leaf, Some(at)), dead, true).await?;
+        if at.is_beside_leaf() {
+            return lock.finish(session.client().ops(), 0, Some(retiring)).await;
+        }
+        session.retire(retiring);
+        self.finish_line(session, at, lock, None, 0).await
     }
 }

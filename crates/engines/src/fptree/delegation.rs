@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use farleaf_index::local::key_queues::{ChangeLead, ChangeTurn, collapse};
 use farleaf_index::{Change, IndexError, Outcome};
-use farleaf_pool::Session;
 
+use super::homes::Op;
 use super::{LeafTree, count, count_many};
 
 farleaf_fabric::canaries! {
@@ -23,7 +23,7 @@ impl LeafTree {
     /// Copies the value of `key`: by own READs, or those of another get that began after this one.
     pub(super) async fn get_delegated(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
@@ -31,7 +31,10 @@ impl LeafTree {
             return self.find(session, key, value).await;
         }
         let is_strict = !JOIN_OPEN_READ.is_armed();
-        let read = async |value: &mut Vec<u8>| self.find(session, key, value).await;
+        let read = async |value: &mut Vec<u8>| {
+            session.notes().inspect(|notes| notes.looks());
+            self.find(session, key, value).await
+        };
         let got = self.queues.get(session, key, value, is_strict, read).await?;
         if got.joined {
             count(&self.counts.gets_joined);
@@ -42,15 +45,15 @@ impl LeafTree {
     /// Changes one key: by itself, or together with others that the key's leader does.
     pub(super) async fn change_combined(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
         if !self.options.delegate {
-            return self.change_one(session, change, held, None).await;
+            return self.change_one(session, change, held, &mut None).await;
         }
         match self.queues.change(session, change, held).await? {
-            ChangeTurn::Lead(lead) => self.change_one(session, change, held, Some(lead)).await,
+            ChangeTurn::Lead(lead) => self.change_one(session, change, held, &mut Some(lead)).await,
             ChangeTurn::Done(outcome) => {
                 count(&self.counts.changes_joined);
                 Ok(outcome)

@@ -11,6 +11,7 @@ use farleaf_index::{Settings, Spec, TableReport, TableSpec};
 use fastrand::Rng;
 
 use super::delegation::JOIN_OPEN_READ;
+use super::homed::DmTree;
 use super::locate::BELIEVE_OLD_HEADER;
 use super::merge::{FREE_LEAF_UNCLEARED, MERGE_UNCHECKED};
 use super::ops::LOSE_LEAF_REDO;
@@ -18,6 +19,7 @@ use super::rescue::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, TAKE_OVER_UNRECORDED};
 use super::scan::SCAN_STALE;
 use super::split::{CLEARED_SLOTS_KEEP_VERSION, OLD_TABLE_KEEPS_VERSION, UNLOCK_NEW_LEAF_EARLY};
 use super::{FpTree, FpTreeShape};
+use crate::dmtree::DmTreeShape;
 
 /// Clients of one compute server on the same keys.
 const HOT: &[(&str, &str)] = &[
@@ -89,15 +91,7 @@ impl Lab for FpTree {
     }
 
     fn draw(rng: &mut Rng, _table: &TableSpec<FpTreeShape>) -> Settings {
-        Settings::default()
-            .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
-            .with("scan_window", choose(rng, &["1", "3", "16"]))
-            .with("bulk_fill", choose(rng, &["0.3", "0.7", "1.0"]))
-            .with("filter", choose(rng, &["true", "true", "false"]))
-            .with("gap_join", choose(rng, &["0", "2"]))
-            .with("delegate", choose(rng, &["true", "true", "false"]))
-            .with("batch_limit", choose(rng, &["0", "2", "8"]))
-            .with("merge", choose(rng, &["0", "0.4", "0.4"]))
+        draw_shared(rng)
     }
 
     fn is_change(name: &str, before: &TableReport, after: &TableReport) -> bool {
@@ -147,4 +141,50 @@ impl Lab for FpTree {
         }
         cases
     }
+}
+
+/// A table whose lines lie on compute servers. Its crash cases are those of [`FpTree`].
+impl Lab for DmTree {
+    const SERVER_BYTES: u64 = <FpTree as Lab>::SERVER_BYTES;
+    const REDO_BYTES: u32 = <FpTree as Lab>::REDO_BYTES;
+
+    fn hunts() -> Vec<Hunt> {
+        Vec::new()
+    }
+
+    fn shape(size: LabSize, spec: &Spec) -> DmTreeShape {
+        <FpTree as Lab>::shape(size, spec).into()
+    }
+
+    fn variants() -> &'static [Variant] {
+        <FpTree as Lab>::variants()
+    }
+
+    fn draw(rng: &mut Rng, _table: &TableSpec<DmTreeShape>) -> Settings {
+        draw_shared(rng)
+            .with("replica", choose(rng, &["true", "true", "false"]))
+            .with("speculate", choose(rng, &["true", "false"]))
+            .with("weight", choose(rng, &["1", "1", "2", "0"]))
+    }
+
+    fn is_change(name: &str, before: &TableReport, after: &TableReport) -> bool {
+        changes::in_btree(name, before, after)
+    }
+
+    fn cases() -> Vec<(&'static str, CrashState)> {
+        <FpTree as Lab>::cases()
+    }
+}
+
+/// Draws the settings that tables of both kinds have.
+fn draw_shared(rng: &mut Rng) -> Settings {
+    Settings::default()
+        .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
+        .with("scan_window", choose(rng, &["1", "3", "16"]))
+        .with("bulk_fill", choose(rng, &["0.3", "0.7", "1.0"]))
+        .with("filter", choose(rng, &["true", "true", "false"]))
+        .with("gap_join", choose(rng, &["0", "2"]))
+        .with("delegate", choose(rng, &["true", "true", "false"]))
+        .with("batch_limit", choose(rng, &["0", "2", "8"]))
+        .with("merge", choose(rng, &["0", "0.4", "0.4"]))
 }

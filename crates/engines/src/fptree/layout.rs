@@ -53,6 +53,8 @@ pub(super) struct LeafShape {
     /// Bytes of a slot for its value.
     value_bytes: usize,
     fence_bytes: usize,
+    /// Longest value that stands in a slot.
+    inline_max: usize,
     pub(super) header_bytes: usize,
     pub(super) slot_bytes: usize,
     pub(super) leaf_bytes: usize,
@@ -113,6 +115,24 @@ impl LeafShape {
     /// # Errors
     /// `Invalid` for a span that is not from 2 to 32, or nodes that the upper tree cannot have.
     pub(super) fn new(spec: &Spec, shape: &FpTreeShape, tree: u64) -> Result<Self, IndexError> {
+        LeafShape::of(spec, shape, tree, VALUE_INLINE_MAX)
+    }
+
+    /// As [`LeafShape::new`], where a change of a pair is always told by one word, so that no update needs a redo record.
+    pub(super) fn of_words(
+        spec: &Spec,
+        shape: &FpTreeShape,
+        tree: u64,
+    ) -> Result<Self, IndexError> {
+        LeafShape::of(spec, shape, tree, 8)
+    }
+
+    fn of(
+        spec: &Spec,
+        shape: &FpTreeShape,
+        tree: u64,
+        inline_max: usize,
+    ) -> Result<Self, IndexError> {
         let span = shape.cap_leaf.map_or(SPAN_MAX, usize::from);
         if !(2..=SPAN_MAX).contains(&span) {
             return Err(IndexError::Invalid(format!(
@@ -135,7 +155,7 @@ impl LeafShape {
         let fence_bytes = spec.key_max().clamp(8, FENCE_INLINE_MAX).next_multiple_of(8);
         let header_bytes = (HEAD_BYTES + 2 * fence_bytes).next_multiple_of(64);
         let value_bytes = match spec.value {
-            ValueFormat::Fixed(bytes) if (9..=VALUE_INLINE_MAX).contains(&bytes) => {
+            ValueFormat::Fixed(bytes) if (9..=inline_max).contains(&bytes) => {
                 bytes.next_multiple_of(8) + 8
             }
             _ => 8,
@@ -150,6 +170,7 @@ impl LeafShape {
             key_bytes,
             value_bytes,
             fence_bytes,
+            inline_max,
             header_bytes,
             slot_bytes,
             leaf_bytes,
@@ -168,7 +189,7 @@ impl LeafShape {
     /// Bytes of a value that a slot holds; `None` if values have records.
     fn inline_value(&self) -> Option<usize> {
         match self.spec.value {
-            ValueFormat::Fixed(bytes) if bytes <= VALUE_INLINE_MAX => Some(bytes),
+            ValueFormat::Fixed(bytes) if bytes <= self.inline_max => Some(bytes),
             _ => None,
         }
     }
@@ -215,6 +236,18 @@ impl LeafShape {
     /// The hash of a key; its fingerprint is 1 to 255.
     pub(super) fn fingerprint(&self, key: &[u8]) -> u8 {
         (self.hash(key) % 255) as u8 + 1
+    }
+
+    /// The fingerprint of the key in a slot: a key that only its record has leaves its hash there.
+    pub(super) fn slot_fingerprint(&self, slot: &[u8]) -> u8 {
+        match self.key_of(slot) {
+            Some(key) => self.fingerprint(key),
+            None => {
+                let mut hash = [0; 8];
+                hash.copy_from_slice(&self.key_field(slot)[2 + KEY_KEPT..][..8]);
+                (u64::from_le_bytes(hash) % 255) as u8 + 1
+            }
+        }
     }
 
     fn hash(&self, key: &[u8]) -> u64 {

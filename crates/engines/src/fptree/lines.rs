@@ -8,6 +8,7 @@
 //! Header of a table object, words: 0 tag, 1 tree, 2 number in the directory, 3 own address, 4 checksum.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::IndexError;
@@ -20,6 +21,8 @@ use super::line::LINE_BYTES;
 /// Most lines of a table object, its header among them.
 const TABLE_LINES_MAX: u64 = 1 << 14;
 const TAG: u64 = u64::from_le_bytes(*b"FLfplin1");
+/// Words of the directory in one READ.
+pub(super) const DIRECTORY_WORDS: usize = 512;
 /// Words of a table object's header.
 const HEADER_WORDS: usize = 5;
 
@@ -91,6 +94,28 @@ impl Lines {
         Ok((number, (index % lines + 1) * LINE_BYTES as u64))
     }
 
+    /// The number of a leaf's line among those of all leaves that the pool has places for.
+    pub(super) fn number(&self, session: &Session, leaf: GlobalAddr) -> Result<u64, IndexError> {
+        let (object, offset) = self.place(session, leaf)?;
+        let numbers = self.numbers_of(session.pool().geometry(), object);
+        Ok(numbers.start + offset / LINE_BYTES as u64 - 1)
+    }
+
+    /// The numbers of the lines in table object `object`.
+    pub(super) fn numbers_of(&self, geometry: &Geometry, object: u64) -> Range<u64> {
+        let (all, lines) =
+            (block_lines(geometry, self.leaf_bytes), part_lines(geometry, self.leaf_bytes));
+        let parts = parts(geometry, self.leaf_bytes);
+        let (block, part) = (object / parts, object % parts);
+        let from = (part * lines).min(all);
+        block * all + from..block * all + (from + lines).min(all)
+    }
+
+    /// Number of lines that leaves of this size may have in the pool.
+    pub(super) fn line_count(&self, geometry: &Geometry) -> u64 {
+        geometry.blocks_in_pool() * block_lines(geometry, self.leaf_bytes)
+    }
+
     /// The table object that word `number` of the directory names, if it names one. 1 READ.
     ///
     /// # Errors
@@ -126,6 +151,25 @@ impl Lines {
         Ok(Some(addr))
     }
 
+    /// All table objects that there are, each with its number. 1 READ for each, and for each part of the directory.
+    pub(super) async fn table_objects(
+        &self,
+        session: &Session,
+    ) -> Result<Vec<(u64, GlobalAddr)>, IndexError> {
+        let words = directory_words(session.pool().geometry(), self.leaf_bytes);
+        let (reliable, mut objects) = (session.reliable(), Vec::new());
+        for first in (0..words).step_by(DIRECTORY_WORDS) {
+            let count = DIRECTORY_WORDS.min(words - first);
+            let from = self.directory.plus(first as u64 * 8);
+            let part = reliable.read(from, reliable.buf(count * 8)).await?;
+            for (number, word) in (first as u64..).zip(part.words()) {
+                let table = self.named(session, number, *word).await?;
+                objects.extend(table.map(|table| (number, table)));
+            }
+        }
+        Ok(objects)
+    }
+
     /// The line of a leaf.
     ///
     /// Cost: 2 READs the first time for each table object.
@@ -134,19 +178,30 @@ impl Lines {
         session: &Session,
         leaf: GlobalAddr,
     ) -> Result<GlobalAddr, IndexError> {
+        self.find(session, leaf).await?.ok_or_else(|| {
+            IndexError::Corrupt(format!(
+                "the leaf {leaf} has no line: its word of the directory at {} is empty",
+                self.directory
+            ))
+        })
+    }
+
+    /// The line of a leaf, if there is a table object for it.
+    ///
+    /// Cost: 2 READs the first time for each table object.
+    pub(super) async fn find(
+        &self,
+        session: &Session,
+        leaf: GlobalAddr,
+    ) -> Result<Option<GlobalAddr>, IndexError> {
         let (number, offset) = self.place(session, leaf)?;
         if let Some(table) = lock(&self.known).get(&number) {
-            return Ok(table.plus(offset));
+            return Ok(Some(table.plus(offset)));
         }
         let word = session.reliable().word(self.directory.plus(number * 8)).await?;
-        let Some(table) = self.named(session, number, word).await? else {
-            return Err(IndexError::Corrupt(format!(
-                "the leaf {leaf} has no line: word {number} of the directory at {} is empty",
-                self.directory
-            )));
-        };
+        let Some(table) = self.named(session, number, word).await? else { return Ok(None) };
         lock(&self.known).insert(number, table);
-        Ok(table.plus(offset))
+        Ok(Some(table.plus(offset)))
     }
 
     /// The line of a new leaf, whose table object is made if there is none.

@@ -16,8 +16,8 @@ use farleaf_index::retry::{Attempts, OWNER_CHECK_NS};
 use farleaf_pool::{LockToken, Session};
 
 use super::cache::{LeafRecord, RecordNode, SeenRecord};
+use super::homes::Op;
 use super::layout::Header;
-use super::line::{LINE_BYTES, Line};
 use super::{LeafTree, count};
 
 farleaf_fabric::canaries! {
@@ -34,6 +34,13 @@ pub(super) struct StaleWait {
     since_ns: Option<u64>,
     /// The record that the last refresh brought.
     last: Option<LeafRecord>,
+}
+
+impl StaleWait {
+    /// Tells whether the last refresh has brought that record: its leaf's header has the record's version.
+    pub(super) fn confirms(&self, record: LeafRecord) -> bool {
+        self.last == Some(record)
+    }
 }
 
 impl LeafTree {
@@ -89,17 +96,6 @@ impl LeafTree {
         Ok(node)
     }
 
-    /// READs a line: the line, if it is whole, and its lock word. 1 READ.
-    pub(super) async fn read_line(
-        &self,
-        session: &Session,
-        at: GlobalAddr,
-    ) -> Result<(Option<Line>, u64), IndexError> {
-        let reliable = session.reliable();
-        let buf = reliable.read(at, reliable.buf(LINE_BYTES)).await?;
-        Ok(Line::decode(self.shape.tree, at, &buf))
-    }
-
     /// READs the header of a leaf, if there is one. 1 READ.
     pub(super) async fn read_header(
         &self,
@@ -122,7 +118,7 @@ impl LeafTree {
     /// `Unavailable` after very many attempts.
     pub(super) async fn refresh(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
         key: &[u8],
         old: SeenRecord,
         changing: &mut StaleWait,
@@ -146,7 +142,7 @@ impl LeafTree {
     /// change. If nobody holds the leaf's lock, looks whether the leaf is damaged.
     pub(super) async fn await_change(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
         key: &[u8],
         record: LeafRecord,
         changing: &mut StaleWait,
@@ -157,7 +153,8 @@ impl LeafTree {
         if now_ns - since_ns < OWNER_CHECK_NS {
             return Ok(());
         }
-        let at = self.lines.of(session, record.leaf).await?;
+        let at = self.line_of(session, record.leaf).await?;
+        self.check_fresh(session, at)?;
         let (_, lock) = self.read_line(session, at).await?;
         if lock == 0 {
             changing.since_ns = None;

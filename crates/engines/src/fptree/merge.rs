@@ -22,13 +22,14 @@ use farleaf_index::Seek;
 use farleaf_index::blink::canaries::{FORGET_RETIRE, LOSE_REDO_RECORD, UNLOCK_RIGHT_EARLY};
 use farleaf_index::blink::{Edit, LeafPairs};
 use farleaf_index::detach::detach;
-use farleaf_index::remote_lock::{Lock, try_lock_reading};
+use farleaf_index::remote_lock::Lock;
 use farleaf_index::retry::backoff;
 use farleaf_pool::{Retiring, Session};
 
 use super::cache::{LeafRecord, RecordNode};
+use super::homes::{LinePlace, Op, Reach};
 use super::layout::{Header, Judged, SPAN_MAX};
-use super::line::{LINE_BYTES, Line, lock_at};
+use super::line::Line;
 use super::redo::Pending;
 use super::split::fence_record;
 use super::{LeafTree, count};
@@ -65,12 +66,16 @@ impl LeafTree {
     /// Cost: 1 to 3 READs of lines, and 1 for each level of the upper tree if its node is not cached. A merge: READs of two
     /// lines and two leaves, 5 WRITEs, 1 more for the left line and each pair that moves, 4 CASes; the edit: 1 READ for each level,
     /// 2 WRITEs, 2 CASes; then 1 READ for each level, and the look for the next merge.
-    pub(super) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8]) {
+    pub(super) async fn merge(self: &Arc<Self>, session: &Op<'_>, key: &[u8]) {
         let before = session.client().charge_to(OpKind::Maintenance);
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
+        let right = session.for_task(self);
+        // As long as nothing is changed, the work gives up if a compute server is out of reach.
+        let first = if self.is_homed() { session.session().clone() } else { patient.clone() };
         detach(session, async move {
+            let op = right.on(&first);
             for _ in 0..MERGES_MAX {
-                if !matches!(tree.merge_once(&patient, &key).await, Ok(true)) {
+                if !matches!(tree.merge_once(&op, &patient, &key).await, Ok(true)) {
                     return;
                 }
             }
@@ -82,7 +87,8 @@ impl LeafTree {
     /// One merge; tells whether there was one.
     async fn merge_once(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
+        patient: &Session,
         key: &[u8],
     ) -> Result<bool, IndexError> {
         let cached = self.cache.find(key, false);
@@ -98,7 +104,7 @@ impl LeafTree {
             }
         };
         let Some([left, right]) = chosen else { return Ok(false) };
-        let is_merged = self.merge_pair(session, left, right).await?;
+        let is_merged = self.merge_pair(session, patient, left, right).await?;
         if is_merged {
             // This compute server's next operations need not find out.
             self.read_records(session, Seek::At(key)).await?;
@@ -109,7 +115,7 @@ impl LeafTree {
     /// Two leaves of a node of records to merge, of which one covers `key`, or none; `None` if the node is out of date.
     async fn choose_pair(
         &self,
-        session: &Session,
+        session: &Op<'_>,
         node: &RecordNode,
         key: &[u8],
     ) -> Result<Option<Option<[LeafRecord; 2]>>, IndexError> {
@@ -139,20 +145,22 @@ impl LeafTree {
     /// The numbers of pairs that lines tell of; `None` where a record does not hold any more.
     async fn fills(
         &self,
-        session: &Session,
+        session: &Op<'_>,
         records: &[LeafRecord],
     ) -> Result<Vec<Option<usize>>, IndexError> {
-        let reliable = session.reliable();
-        let mut ops = reliable.client().ops();
         let mut places = Vec::new();
         for record in records {
-            let at = self.lines.of(session, record.leaf).await?;
-            places.push(at);
-            ops.read(at, reliable.buf(LINE_BYTES));
+            match self.reach(session, record.leaf, false).await? {
+                Reach::At(place) => places.push(place),
+                // A merge is never needed.
+                Reach::Stop(_) | Reach::Unmade => return Ok(vec![None; records.len()]),
+            }
         }
-        let mut ops = reliable.post_many(ops).await?;
-        let lines = places.iter().zip(records).enumerate().map(|(index, (at, record))| {
-            let line = Line::decode(self.shape.tree, *at, &ops.take_buf(index)).0;
+        let lines = match self.is_homed() {
+            true => self.peek_lines(session, &places).await?,
+            false => self.read_lines(session, &places).await?,
+        };
+        let lines = lines.into_iter().zip(records).map(|(line, record)| {
             line.filter(|line| line.version == record.version).map(|line| line.count())
         });
         Ok(lines.collect())
@@ -160,21 +168,20 @@ impl LeafTree {
 
     /// Locks a line whose version is that of `record`, by trying; `None` if that does not come about.
     async fn try_lock_leaf(
-        &self,
-        session: &Session,
+        self: &Arc<Self>,
+        session: &Op<'_>,
         record: LeafRecord,
         token: u64,
-    ) -> Result<Option<(Lock, GlobalAddr, Line)>, IndexError> {
-        let at = self.lines.of(session, record.leaf).await?;
+    ) -> Result<Option<(Lock, LinePlace, Line)>, IndexError> {
+        let at = self.line_of(session, record.leaf).await?;
         for attempt in 0..TRIES {
-            let what = (at, LINE_BYTES);
-            match try_lock_reading(session, lock_at(at), 0, token, what).await? {
-                Ok((lock, image)) => match Line::decode(self.shape.tree, at, &image).0 {
+            match self.try_lock_line(session, at, 0, token).await? {
+                Ok((lock, line)) => match line {
                     Some(line) if line.version == record.version => {
                         return Ok(Some((lock, at, line)));
                     }
                     _ => {
-                        lock.release().await?;
+                        self.give_back(lock).await?;
                         return Ok(None);
                     }
                 },
@@ -186,7 +193,8 @@ impl LeafTree {
 
     async fn merge_pair(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
+        patient: &Session,
         left: LeafRecord,
         right: LeafRecord,
     ) -> Result<bool, IndexError> {
@@ -197,14 +205,15 @@ impl LeafTree {
         };
         let Some((right_lock, right_at, _)) = self.try_lock_leaf(session, right, token).await?
         else {
-            lock.release().await?;
+            self.give_back(lock).await?;
             return Ok(false);
         };
+        let (lock, right_lock) = (lock.with_session(patient), right_lock.with_session(patient));
         let [image, right_image] = self.read_pair(session, left.leaf, right.leaf).await?;
         let pending = self.plan_merge((left, &image, &line), (right, &right_image), token);
         let Some(pending) = pending else {
-            right_lock.release().await?;
-            lock.release().await?;
+            self.give_back(right_lock).await?;
+            self.give_back(lock).await?;
             return Ok(false);
         };
         let pending = Pending { version: self.next_version(session).await?, ..pending };
@@ -214,19 +223,20 @@ impl LeafTree {
             Ok(Some(edit)) => edit,
             other => {
                 retiring.into_iter().for_each(|it| session.cancel_retire(it));
-                right_lock.release().await?;
-                lock.release().await?;
+                self.give_back(right_lock).await?;
+                self.give_back(lock).await?;
                 return other.map(|_| false);
             }
         };
+        let session = &session.for_task(self).on(patient);
         // This is a task's work, and its session does not give up. What fails from here on is that this compute server has
         // been cut off: its locks are for the client that finds its record.
         let done = async {
-            self.write_merge(session, &pending, (at, line), &right_image).await?;
+            self.write_merge(session, &pending, Some((at, line)), &right_image).await?;
             if UNLOCK_RIGHT_EARLY.is_armed() {
                 return edit.publish(&self.upper, session).await;
             }
-            self.kill_right(session, &pending, right_at).await?;
+            self.kill_right(session, &pending, Some(right_at)).await?;
             edit.publish(&self.upper, session).await
         };
         if let Err(error) = done.await {
@@ -235,11 +245,11 @@ impl LeafTree {
             return Err(IndexError::OutcomeUnknown(error.to_string()));
         }
         count(&self.counts.merges);
-        lock.release().await?;
+        self.give_back(lock).await?;
         if UNLOCK_RIGHT_EARLY.is_armed() {
-            self.kill_right(session, &pending, right_at).await?;
+            self.kill_right(session, &pending, Some(right_at)).await?;
         }
-        right_lock.finish(session.client().ops(), 0, None).await?;
+        self.finish_line(session, right_at, right_lock, None, 0).await?;
         if !FORGET_RETIRE.is_armed() {
             retiring.into_iter().for_each(|it| session.retire(it));
         }
@@ -387,22 +397,28 @@ impl LeafTree {
     /// Step 3, which may be repeated. Pairs of the right leaf that are not whole any more have been copied.
     pub(super) async fn write_merge(
         &self,
-        session: &Session,
+        session: &Op<'_>,
         pending: &Pending,
-        (at, line): (GlobalAddr, Line),
+        line: Option<(LinePlace, Line)>,
         right_image: &Buf,
     ) -> Result<(), IndexError> {
         let (shape, reliable) = (&self.shape, session.reliable());
         let left = pending.left;
         let moves = self.copies(pending, right_image.bytes());
         let redo_at = self.redo_at(session, left.leaf.server());
+        let line = line.filter(|_| pending.slots.iter().any(|slot| *slot > 0));
+        // All fingerprints are in the line before their slots are there.
+        if let Some((at, line)) = line.filter(|(at, _)| !at.is_beside_leaf()) {
+            self.put_line_if_there(session, at, &line).await?;
+        }
+        let beside = line.filter(|(at, _)| at.is_beside_leaf());
         reliable
             .chain(|ops| {
                 if !LOSE_REDO_RECORD.is_armed() {
                     ops.write(redo_at, pending.buf(session, shape));
                 }
-                if pending.slots.iter().any(|slot| *slot > 0) {
-                    ops.write(at, line.encode(session, shape.tree, at));
+                if let Some((at, line)) = beside {
+                    ops.write(at.at, line.encode(session, shape.tree, at));
                 }
                 for (to, slot) in &moves {
                     let mut buf = reliable.buf(shape.slot_bytes);
@@ -438,26 +454,36 @@ impl LeafTree {
     /// Step 4, which may be repeated.
     pub(super) async fn kill_right(
         &self,
-        session: &Session,
+        session: &Op<'_>,
         pending: &Pending,
-        right_at: GlobalAddr,
+        right_at: Option<LinePlace>,
     ) -> Result<(), IndexError> {
         self.kill_leaf(session, (pending.right.leaf, right_at), pending.version, true).await
     }
 
-    /// Gives a locked leaf and its line a version that no record has, and empties it. 3 WRITEs; 2 if its header stays.
+    /// Gives a locked leaf and its line, if that has a place, a version that no record has, and empties it. 3 WRITEs; 2 if its
+    /// header stays.
     pub(super) async fn kill_leaf(
         &self,
-        session: &Session,
-        (leaf, at): (GlobalAddr, GlobalAddr),
+        session: &Op<'_>,
+        (leaf, at): (GlobalAddr, Option<LinePlace>),
         version: u64,
         with_header: bool,
     ) -> Result<(), IndexError> {
         let (shape, reliable) = (&self.shape, session.reliable());
         let header = Header::dead(version);
+        if let Some(at) = at.filter(|at| !at.is_beside_leaf()) {
+            self.put_line_if_there(session, at, &Line::empty(version)).await?;
+        }
+        let beside = at.filter(LinePlace::is_beside_leaf);
+        if FREE_LEAF_UNCLEARED.is_armed() && beside.is_none() {
+            return Ok(());
+        }
         reliable
             .chain(|ops| {
-                ops.write(at, Line::empty(version).encode(session, shape.tree, at));
+                if let Some(at) = beside {
+                    ops.write(at.at, Line::empty(version).encode(session, shape.tree, at));
+                }
                 if FREE_LEAF_UNCLEARED.is_armed() {
                     return;
                 }

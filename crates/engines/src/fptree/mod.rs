@@ -39,6 +39,8 @@
 mod bulk;
 mod cache;
 mod delegation;
+pub(crate) mod homed;
+mod homes;
 #[cfg(feature = "lab")]
 mod lab;
 mod layout;
@@ -48,8 +50,11 @@ mod locate;
 mod merge;
 mod ops;
 mod options;
+mod partitioned;
+mod proofs;
 mod records;
 mod redo;
+mod replicas;
 mod rescue;
 mod scan;
 mod split;
@@ -60,6 +65,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, ServerId};
 use farleaf_index::blink::BlinkTree;
 use farleaf_index::bnode::{LeafEntry, Value};
+use farleaf_index::compute::partitions::ack_bytes;
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::local::key_queues::KeyQueues;
 use farleaf_index::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -67,9 +73,10 @@ use farleaf_index::{
     BlinkOptions, CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions,
     Outcome, ScanRange, SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
-use farleaf_pool::{Audit, Recovery, Session};
+use farleaf_pool::{Audit, Recovery, Session, Unlinked};
 
 use cache::{LeafRecord, RecordCache};
+use homes::{LinePlace, Op, Parts};
 use layout::{Fence, Header, LeafShape};
 use line::Line;
 use lines::Lines;
@@ -82,6 +89,8 @@ const META_TAG: u64 = u64::from_le_bytes(*b"FLfptre1");
 /// Words of the meta object: the upper tree's meta object, the directory of lines.
 const META_UPPER: usize = 1;
 const META_DIRECTORY: usize = 2;
+/// The acknowledgements of a table with partitions.
+const META_ACKS: usize = 3;
 /// Offset of the counter of versions.
 const META_VERSIONS: u64 = 64;
 /// Versions that a compute server takes at once.
@@ -99,6 +108,8 @@ struct LeafTree {
     options: FpTreeOptions,
     upper: Arc<BlinkTree>,
     lines: Lines,
+    /// Of a table whose lines lie on compute servers.
+    parts: Option<Parts>,
     cache: RecordCache,
     queues: KeyQueues,
     /// The next version, and the end of those that this compute server has taken.
@@ -116,9 +127,27 @@ struct FpTreeCounts {
     changes_joined: AtomicU64,
     batches: AtomicU64,
     collapsed: AtomicU64,
+    built: AtomicU64,
+    replica_hits: AtomicU64,
+    replicas_behind: AtomicU64,
+    line_proofs: AtomicU64,
+    leaf_proofs: AtomicU64,
+    failed_over: AtomicU64,
 }
 
 impl FpTreeCounts {
+    /// Those of a table whose lines lie on compute servers alone.
+    fn list_homed(&self) -> [(&'static str, &AtomicU64); 6] {
+        [
+            ("lines_built", &self.built),
+            ("replica_hits", &self.replica_hits),
+            ("replicas_behind", &self.replicas_behind),
+            ("line_proofs", &self.line_proofs),
+            ("leaf_proofs", &self.leaf_proofs),
+            ("failed_over", &self.failed_over),
+        ]
+    }
+
     fn list(&self) -> [(&'static str, &AtomicU64); 8] {
         [
             ("splits", &self.splits),
@@ -141,6 +170,36 @@ fn count_many(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
+/// The meta object of a table, as far as both kinds of table have it.
+struct MetaObject {
+    upper: GlobalAddr,
+    directory: GlobalAddr,
+    /// A further address, of the other kind; null if it has none.
+    acks: GlobalAddr,
+}
+
+/// READs the meta object at `meta`, which begins with `tag`. 1 READ.
+///
+/// # Errors
+/// `Corrupt` if there is none.
+async fn read_meta(
+    session: &Session,
+    (meta, tag, engine): (GlobalAddr, u64, &str),
+) -> Result<MetaObject, IndexError> {
+    let reliable = session.reliable();
+    let object = reliable.read(meta, reliable.buf(META_BYTES)).await?;
+    let words = object.words();
+    let addr =
+        |index: usize| GlobalAddr::from_word(words[index]).filter(|at| at.offset() % 64 == 0);
+    let linked = |index: usize| addr(index).filter(|addr| !addr.is_null());
+    match (linked(META_UPPER), linked(META_DIRECTORY), addr(META_ACKS)) {
+        (Some(upper), Some(directory), Some(acks)) if words[0] == tag => {
+            Ok(MetaObject { upper, directory, acks })
+        }
+        _ => Err(IndexError::Corrupt(format!("no meta object of engine {engine} is at {meta}"))),
+    }
+}
+
 impl LeafTree {
     /// Cost: 1 READ.
     async fn open(
@@ -149,25 +208,23 @@ impl LeafTree {
         options: FpTreeOptions,
     ) -> Result<Arc<LeafTree>, IndexError> {
         let shape = LeafShape::new(&table.spec, &table.shape, table.number)?;
-        let (reliable, meta) = (session.reliable(), table.meta);
-        let object = reliable.read(meta, reliable.buf(META_BYTES)).await?;
-        let words = object.words();
-        let addr = |index: usize| {
-            GlobalAddr::from_word(words[index])
-                .filter(|addr| !addr.is_null() && addr.offset() % 64 == 0)
-        };
-        let (Some(upper), Some(directory), META_TAG) =
-            (addr(META_UPPER), addr(META_DIRECTORY), words[0])
-        else {
-            return Err(IndexError::Corrupt(format!(
-                "no meta object of engine fptree is at {meta}"
-            )));
-        };
+        let meta = read_meta(session, (table.meta, META_TAG, FpTree::NAME)).await?;
+        Ok(Arc::new(LeafTree::with(table, shape, options, &meta, None)))
+    }
+
+    fn with(
+        table: &Stored<FpTreeShape>,
+        shape: LeafShape,
+        options: FpTreeOptions,
+        meta: &MetaObject,
+        parts: Option<Parts>,
+    ) -> LeafTree {
         let upper_options =
             BlinkOptions { bulk_fill: options.bulk_fill, ..BlinkOptions::default() };
-        Ok(Arc::new(LeafTree {
-            upper: BlinkTree::open(upper, shape.upper, upper_options),
-            lines: Lines::new(directory, shape.tree, shape.leaf_bytes),
+        LeafTree {
+            upper: BlinkTree::open(meta.upper, shape.upper, upper_options),
+            lines: Lines::new(meta.directory, shape.tree, shape.leaf_bytes),
+            parts,
             cache: RecordCache::new(options.cache_bytes),
             queues: KeyQueues::new(options.batch_limit),
             versions: Mutex::new((0, 0)),
@@ -175,7 +232,7 @@ impl LeafTree {
             stored: *table,
             options,
             shape,
-        }))
+        }
     }
 
     /// A version that no leaf of the table has had. 1 FAA for every million.
@@ -212,6 +269,103 @@ async fn take_versions(session: &Session, at: GlobalAddr) -> Result<u64, IndexEr
     }
 }
 
+/// The objects of a table that nobody knows of yet; freed when dropped, unless they are kept.
+struct CreatedTree {
+    meta: Unlinked,
+    directory: Unlinked,
+    leaf: Unlinked,
+    acks: Option<Unlinked>,
+}
+
+impl CreatedTree {
+    fn keep(&self) {
+        [&self.meta, &self.directory, &self.leaf].into_iter().for_each(Unlinked::keep);
+        self.acks.iter().for_each(Unlinked::keep);
+    }
+
+    /// Nobody has come to know of it after all.
+    fn unkeep(&self) {
+        [&self.meta, &self.directory, &self.leaf].into_iter().for_each(Unlinked::unkeep);
+        self.acks.iter().for_each(Unlinked::unkeep);
+    }
+}
+
+/// Makes an empty table of engine `engine`. Without `has_line` its lines lie on compute servers: they are made when they are
+/// needed.
+async fn create_leaf_tree(
+    session: &Session,
+    shape: &LeafShape,
+    (tag, engine): (u64, &str),
+    has_line: bool,
+) -> Result<CreatedTree, IndexError> {
+    let client = session.client();
+    let words = lines::directory_words(session.pool().geometry(), shape.leaf_bytes);
+    let most = session.pool().geometry().object_bytes_max();
+    if words * 8 > most {
+        return Err(IndexError::Invalid(format!(
+            "engine {engine}: a directory of {words} parts of this pool takes {} bytes, its largest object has {most}: \
+             format it with larger blocks",
+            words * 8
+        )));
+    }
+    let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
+    let directory = session.alloc_unlinked(session.place(), words * 8).await?;
+    let mut zero = client.buf(words * 8);
+    zero.words_mut().fill(0);
+    directory.write(zero).await?;
+    let acks = match has_line {
+        true => None,
+        false => {
+            let bytes = ack_bytes(session.pool());
+            let acks = session.alloc_unlinked(session.place(), bytes).await?;
+            let mut zero = client.buf(bytes);
+            zero.words_mut().fill(0);
+            acks.write(zero).await?;
+            Some(acks)
+        }
+    };
+    let leaf = session.alloc_unlinked(session.place(), shape.leaf_bytes).await?;
+    let lines = Lines::new(directory.addr(), shape.tree, shape.leaf_bytes);
+    let at = match has_line {
+        true => Some(LinePlace::in_pool(lines.of_new(session, leaf.addr()).await?)),
+        false => None,
+    };
+    let version = 1;
+    let mut image = client.buf(shape.leaf_bytes);
+    let birth = session.epoch();
+    let (low, high, is_dead) = (Fence::Open, Fence::Open, false);
+    let header = Header { version, right: 0, birth, is_dead, low, high };
+    shape.put_header(leaf.addr(), &header, image.bytes_mut());
+    shape.clear_all(leaf.addr(), image.bytes_mut(), version);
+    leaf.write(image).await?;
+    if let Some(at) = at {
+        let line = Line::empty(version).encode(session, shape.tree, at);
+        session.reliable().write(at.at, line).await?;
+    }
+    let value = LeafRecord { leaf: leaf.addr(), version }.value();
+    let (largest, value) = (shape.largest(), Value::Inline(&value));
+    let entries = [LeafEntry { key: &largest, value }];
+    let upper = match BlinkTree::create_with(session, &shape.upper, &entries).await {
+        Ok(upper) => upper,
+        Err(error) => {
+            let bytes = lines::table_bytes(session.pool().geometry(), shape.leaf_bytes);
+            lines.known().for_each(|table| session.free_unpublished(table, bytes));
+            return Err(error);
+        }
+    };
+    let mut object = client.buf(META_BYTES);
+    object.words_mut().fill(0);
+    object.words_mut()[0] = tag;
+    if let Some(acks) = &acks {
+        object.words_mut()[META_ACKS] = acks.addr().word();
+    }
+    object.words_mut()[META_UPPER] = upper.word();
+    object.words_mut()[META_DIRECTORY] = directory.addr().word();
+    object.words_mut()[META_VERSIONS as usize / 8] = version + 1;
+    meta.write(object).await?;
+    Ok(CreatedTree { meta, directory, leaf, acks })
+}
+
 impl Engine for FpTree {
     const NAME: &'static str = "fptree";
     const ABOUT: &'static str = "FP-B+-tree: leaves with fingerprint tables in memory servers; baseline of DMTree, FAST 2026";
@@ -228,56 +382,9 @@ impl Engine for FpTree {
         table: &TableSpec<FpTreeShape>,
     ) -> Result<GlobalAddr, IndexError> {
         let shape = LeafShape::new(&table.spec, &table.shape, table.number)?;
-        let client = session.client();
-        let words = lines::directory_words(session.pool().geometry(), shape.leaf_bytes);
-        let most = session.pool().geometry().object_bytes_max();
-        if words * 8 > most {
-            return Err(IndexError::Invalid(format!(
-                "engine fptree: a directory of {words} parts of this pool takes {} bytes, its largest object has {most}: \
-                 format it with larger blocks",
-                words * 8
-            )));
-        }
-        let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
-        let directory = session.alloc_unlinked(session.place(), words * 8).await?;
-        let mut zero = client.buf(words * 8);
-        zero.words_mut().fill(0);
-        directory.write(zero).await?;
-        let leaf = session.alloc_unlinked(session.place(), shape.leaf_bytes).await?;
-        let lines = Lines::new(directory.addr(), shape.tree, shape.leaf_bytes);
-        let at = lines.of_new(session, leaf.addr()).await?;
-        let version = 1;
-        let mut image = client.buf(shape.leaf_bytes);
-        let birth = session.epoch();
-        let (low, high, is_dead) = (Fence::Open, Fence::Open, false);
-        let header = Header { version, right: 0, birth, is_dead, low, high };
-        shape.put_header(leaf.addr(), &header, image.bytes_mut());
-        shape.clear_all(leaf.addr(), image.bytes_mut(), version);
-        leaf.write(image).await?;
-        let line = Line::empty(version).encode(session, shape.tree, at);
-        session.reliable().write(at, line).await?;
-        let value = LeafRecord { leaf: leaf.addr(), version }.value();
-        let (largest, value) = (shape.largest(), Value::Inline(&value));
-        let entries = [LeafEntry { key: &largest, value }];
-        let upper = match BlinkTree::create_with(session, &shape.upper, &entries).await {
-            Ok(upper) => upper,
-            Err(error) => {
-                let bytes = lines::table_bytes(session.pool().geometry(), shape.leaf_bytes);
-                lines.known().for_each(|table| session.free_unpublished(table, bytes));
-                return Err(error);
-            }
-        };
-        let mut object = client.buf(META_BYTES);
-        object.words_mut().fill(0);
-        object.words_mut()[0] = META_TAG;
-        object.words_mut()[META_UPPER] = upper.word();
-        object.words_mut()[META_DIRECTORY] = directory.addr().word();
-        object.words_mut()[META_VERSIONS as usize / 8] = version + 1;
-        meta.write(object).await?;
-        leaf.keep();
-        directory.keep();
-        meta.keep();
-        Ok(meta.addr())
+        let made = create_leaf_tree(session, &shape, (META_TAG, FpTree::NAME), true).await?;
+        made.keep();
+        Ok(made.meta.addr())
     }
 
     /// Cost: 1 READ.
@@ -311,16 +418,17 @@ impl Engine for FpTree {
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         let tree = LeafTree::open(session, table, FpTreeOptions::default()).await?;
+        let op = Op::in_pool(session);
         for &client in recovery.clients() {
             for server in 0..session.endpoint().server_count() {
                 let area = recovery.redo_addr(ServerId(server as u16), client);
                 match tree.read_redo(session, area).await? {
-                    Some(LeafRedo::Pending(pending)) => tree.finish_left(session, &pending).await?,
+                    Some(LeafRedo::Pending(pending)) => tree.finish_left(&op, &pending).await?,
                     Some(LeafRedo::Update(update)) => {
                         let leaf = update.leaf.leaf;
-                        let at = tree.lines.of(session, leaf).await?;
-                        if tree.read_line(session, at).await?.1 == update.token {
-                            tree.rescue(session, (leaf, at), update.token).await?;
+                        let at = tree.line_of(&op, leaf).await?;
+                        if tree.read_line(&op, at).await?.1 == update.token {
+                            tree.rescue(&op, (leaf, at), update.token).await?;
                         }
                     }
                     None => {}
@@ -340,7 +448,7 @@ impl Index for FpTree {
     ) -> Result<bool, IndexError> {
         self.0.shape.spec.check_key(key)?;
         let _pin = session.begin(OpKind::Get).await?;
-        self.0.get_delegated(session, key, value).await
+        self.0.get_delegated(&Op::in_pool(session), key, value).await
     }
 
     async fn change(
@@ -351,7 +459,7 @@ impl Index for FpTree {
     ) -> Result<Outcome, IndexError> {
         self.0.shape.spec.check_change(change)?;
         let _pin = session.begin(change.kind).await?;
-        self.0.change_combined(session, change, held).await
+        self.0.change_combined(&Op::in_pool(session), change, held).await
     }
 
     async fn scan(
@@ -362,7 +470,7 @@ impl Index for FpTree {
         out: &mut Entries,
     ) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Scan).await?;
-        self.0.scan_range(session, range, limit, out).await
+        self.0.scan_range(&Op::in_pool(session), range, limit, out).await
     }
 
     async fn bulk_load(

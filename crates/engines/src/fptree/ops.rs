@@ -6,18 +6,20 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_fabric::{Buf, GlobalAddr, OpError, Ops};
 use farleaf_index::blink::canaries::FORGET_RETIRE;
+use farleaf_index::join::join;
 use farleaf_index::local::key_queues::ChangeLead;
-use farleaf_index::remote_lock::{Lock, try_lock_reading};
+use farleaf_index::remote_lock::Lock;
 use farleaf_index::retry::{Attempts, LockWait};
 use farleaf_index::{Change, Decision, IndexError, Outcome};
-use farleaf_pool::Session;
+use farleaf_pool::{Retiring, Session};
 
 use super::LeafTree;
 use super::cache::LeafRecord;
+use super::homes::{LinePlace, Op};
 use super::layout::{self, Judged, LeafShape, PairContent};
-use super::line::{LINE_BYTES, Line, lock_at};
+use super::line::Line;
 use super::locate::StaleWait;
 use super::records::NewPairRecord;
 use super::redo::PendingUpdate;
@@ -34,23 +36,23 @@ const REREADS: u32 = 16;
 pub(super) struct LockedLeaf {
     pub(super) lock: Lock,
     pub(super) record: LeafRecord,
-    pub(super) at: GlobalAddr,
+    pub(super) at: LinePlace,
     pub(super) line: Line,
 }
 
 /// A slot that holds the key, or may.
-struct FoundSlot {
-    index: usize,
+pub(super) struct FoundSlot {
+    pub(super) index: usize,
     /// The first word of its value, which names its record if it has one.
-    word: u64,
-    slot: Buf,
+    pub(super) word: u64,
+    pub(super) slot: Buf,
     /// The content of its record, if it has been read.
-    pair: Option<Vec<u8>>,
+    pub(super) pair: Option<Vec<u8>>,
 }
 
 impl FoundSlot {
     /// Copies the value, which has been read if it is in a record.
-    fn value(&self, shape: &LeafShape, value: &mut Vec<u8>) {
+    pub(super) fn value(&self, shape: &LeafShape, value: &mut Vec<u8>) {
         match &self.pair {
             Some(pair) => {
                 value.clear();
@@ -67,22 +69,43 @@ enum LockedAttempt {
     Again,
 }
 
+/// A slot that was READ before the lock was there, as the replica names it.
+struct EarlySlot {
+    line: Line,
+    index: usize,
+    image: Buf,
+}
+
+/// WRITEs of a change under a leaf's lock, in the order of their effects.
+#[derive(Default)]
+struct LeafWrites {
+    /// The line before the slot is valid.
+    line_before: Option<Line>,
+    /// To the leaf's server: the redo record, and the slot. The change's instant.
+    slots: Vec<(GlobalAddr, Buf)>,
+    /// The line after the slot is empty.
+    line_after: Option<Line>,
+}
+
 impl LeafTree {
     /// Copies the value of `key`; the caller has a pin.
     ///
     /// Cost: 1 READ of the line and 1.08 of slots, 2 waits; 1 more for a record.
     pub(super) async fn find(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
+        if self.is_homed() {
+            return self.find_homed(session, key, value).await;
+        }
         let fingerprint = self.shape.fingerprint(key);
         let mut changing = StaleWait::default();
         let mut seen = self.locate(session, key).await?;
         loop {
             let record = seen.record;
-            let at = self.lines.of(session, record.leaf).await?;
+            let at = self.line_of(session, record.leaf).await?;
             let line = match self.read_line(session, at).await? {
                 (Some(line), _) if line.version == record.version => line,
                 _ => {
@@ -91,7 +114,7 @@ impl LeafTree {
                 }
             };
             value.clear();
-            match self.search(session, record, &line, fingerprint, key, true).await? {
+            match self.search(session, record, &line, fingerprint, (key, true)).await? {
                 None => seen = self.refresh(session, key, seen, &mut changing).await?,
                 Some(None) => return Ok(false),
                 Some(Some(found)) => {
@@ -104,18 +127,32 @@ impl LeafTree {
 
     /// READs the slots whose fingerprints match, all in one batch: the one that holds `key`, or none; `None` if the leaf
     /// is another one by now, or a slot stays torn.
-    async fn search(
+    pub(super) async fn search(
         &self,
         session: &Session,
         record: LeafRecord,
         line: &Line,
         fingerprint: u8,
-        key: &[u8],
-        wants_value: bool,
+        (key, wants_value): (&[u8], bool),
     ) -> Result<Option<Option<FoundSlot>>, IndexError> {
-        let slots: Vec<usize> =
-            line.matches(fingerprint).filter(|index| *index < self.shape.span).collect();
+        let slots = self.matching(line, fingerprint);
         let images = self.read_slots(session, record.leaf, &slots).await?;
+        self.search_in(session, record, (&slots, images), (key, wants_value)).await
+    }
+
+    /// The slots with that fingerprint.
+    fn matching(&self, line: &Line, fingerprint: u8) -> Vec<usize> {
+        line.matches(fingerprint).filter(|index| *index < self.shape.span).collect()
+    }
+
+    /// As [`LeafTree::search`], of slots that were READ.
+    async fn search_in(
+        &self,
+        session: &Session,
+        record: LeafRecord,
+        (slots, images): (&[usize], Vec<Buf>),
+        (key, wants_value): (&[u8], bool),
+    ) -> Result<Option<Option<FoundSlot>>, IndexError> {
         let mut is_whole = true;
         for (&index, mut image) in slots.iter().zip(images) {
             let mut rereads = 0;
@@ -151,7 +188,7 @@ impl LeafTree {
     }
 
     /// READs slots of a leaf, all at once.
-    async fn read_slots(
+    pub(super) async fn read_slots(
         &self,
         session: &Session,
         leaf: GlobalAddr,
@@ -179,10 +216,10 @@ impl LeafTree {
     /// of line and slot and unlock, 2 waits. Remove: as update, and 1 WRITE. A record adds a WRITE before.
     pub(super) async fn change_one(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
         change: &Change<'_>,
         held: &mut Vec<u8>,
-        mut lead: Option<ChangeLead>,
+        lead: &mut Option<ChangeLead>,
     ) -> Result<Outcome, IndexError> {
         let new = match change.value {
             Some(value) if self.shape.has_record(change.key.len()) => {
@@ -195,13 +232,12 @@ impl LeafTree {
         let mut seen = self.locate(session, change.key).await?;
         loop {
             let record = seen.record;
-            let at = self.lines.of(session, record.leaf).await?;
-            let what = (at, LINE_BYTES);
-            let token = session.lock_token();
-            let (lock, image) = match try_lock_reading(session, lock_at(at), 0, token, what).await?
-            {
+            let at = self.line_of(session, record.leaf).await?;
+            let (locked, early) = self.lock_for(session, at, record, change).await?;
+            let (mut lock, line) = match locked {
                 Ok(locked) => locked,
                 Err(holder) => {
+                    self.check_fresh(session, at)?;
                     if wait.again(session, ("leaf", record.leaf), holder).await? {
                         self.rescue(session, (record.leaf, at), holder).await?;
                     }
@@ -210,16 +246,22 @@ impl LeafTree {
                     continue;
                 }
             };
-            let line = match Line::decode(self.shape.tree, at, &image).0 {
-                Some(line) if line.version == record.version => line,
-                _ => {
-                    lock.release().await?;
-                    seen = self.refresh(session, change.key, seen, &mut changing).await?;
-                    continue;
+            let line = match line {
+                Some(line) if line.version == record.version => Some(line),
+                // Never made at this home, or made for a leaf that was there before.
+                line if self.is_homed() && (line.is_none() || changing.confirms(record)) => {
+                    self.build_locked(session, &mut lock, at, record, change.key).await?
                 }
+                _ => None,
+            };
+            let Some(line) = line else {
+                self.give_back(lock).await?;
+                seen = self.refresh(session, change.key, seen, &mut changing).await?;
+                continue;
             };
             let leaf = LockedLeaf { lock, record, at, line };
-            match self.change_locked(session, change, new.as_ref(), held, leaf, &mut lead).await? {
+            let done = self.change_locked(session, change, new.as_ref(), held, (leaf, early), lead);
+            match done.await? {
                 LockedAttempt::Done(outcome) => return Ok(outcome),
                 LockedAttempt::Again => {
                     attempts.again(session).await?;
@@ -230,24 +272,73 @@ impl LeafTree {
         }
     }
 
+    /// Tries to lock the leaf of `record` for `change`. READs the one slot that the replica names beside that, if the change does
+    /// not look at the value; gives the replica with it.
+    ///
+    /// Cost: that of [`LeafTree::try_lock_line`]; 1 READ in the same wait.
+    async fn lock_for(
+        self: &Arc<Self>,
+        session: &Op<'_>,
+        at: LinePlace,
+        record: LeafRecord,
+        change: &Change<'_>,
+    ) -> Result<(Result<(Lock, Option<Line>), u64>, Option<EarlySlot>), IndexError> {
+        let token = session.lock_token();
+        let Some(line) = self.speculation(at, record, change) else {
+            return Ok((self.try_lock_line(session, at, 0, token).await?, None));
+        };
+        let slots = self.matching(&line, self.shape.fingerprint(change.key));
+        let &[index] = slots.as_slice() else {
+            return Ok((self.try_lock_line(session, at, 0, token).await?, None));
+        };
+        let slot = record.leaf.plus(self.shape.slot_at(index) as u64);
+        let read = session.client().unawaited();
+        let read = read.read(slot, session.client().buf(self.shape.slot_bytes));
+        let (locked, image) = join(self.try_lock_line(session, at, 0, token), read).await;
+        let early = image.ok().map(|image| EarlySlot { line, index, image });
+        Ok((locked?, early))
+    }
+
+    /// The replica by which a change may READ a slot before it has the lock.
+    fn speculation(&self, at: LinePlace, record: LeafRecord, change: &Change<'_>) -> Option<Line> {
+        let parts = self.parts.as_ref().filter(|parts| parts.speculates)?;
+        let looks_at_value = change.expected.is_some() || self.shape.has_record(change.key.len());
+        if looks_at_value || !change.replaces {
+            return None;
+        }
+        let line = parts.replicas.get(record.leaf, record.version)?;
+        (line.term == at.term).then_some(line)
+    }
+
     /// The change under the leaf's lock.
     async fn change_locked(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
         change: &Change<'_>,
         new: Option<&NewPairRecord>,
         held: &mut Vec<u8>,
-        leaf: LockedLeaf,
+        (leaf, early): (LockedLeaf, Option<EarlySlot>),
         lead: &mut Option<ChangeLead>,
     ) -> Result<LockedAttempt, IndexError> {
         let shape = &self.shape;
         let (record, key) = (leaf.record, change.key);
         let fingerprint = shape.fingerprint(key);
         let wants_value = change.expected.is_some();
-        let found = self.search(session, record, &leaf.line, fingerprint, key, wants_value).await?;
+        // With the same edits no slot has got another key since the replica's line was there.
+        let early = early.filter(|early| early.line == leaf.line);
+        let found = match early {
+            Some(EarlySlot { index, image, .. }) => {
+                let slots = (&[index][..], vec![image]);
+                self.search_in(session, record, slots, (key, wants_value)).await?
+            }
+            None => {
+                let wanted = (key, wants_value);
+                self.search(session, record, &leaf.line, fingerprint, wanted).await?
+            }
+        };
         let Some(found) = found else {
             // Nobody else writes a locked leaf, and the taker of a dead client's lock repairs it first.
-            leaf.lock.release().await?;
+            self.give_back(leaf.lock).await?;
             self.examine(session, key, record).await?;
             return Ok(LockedAttempt::Again);
         };
@@ -260,7 +351,11 @@ impl LeafTree {
         let outcome =
             match change.decide(found.is_some(), found.is_some().then_some(held.as_slice())) {
                 Decision::Leave(outcome) => {
-                    leaf.lock.release().await?;
+                    if let Some(owner) = leaf.at.owner {
+                        self.vouch_for(session, owner)?;
+                    }
+                    self.remember(record.leaf, leaf.line);
+                    self.give_back(leaf.lock).await?;
                     return Ok(LockedAttempt::Done(outcome));
                 }
                 Decision::Apply(outcome) => outcome,
@@ -277,6 +372,18 @@ impl LeafTree {
             self.split(session, LockedLeaf { lock, record, at, line }, key).await?;
             return Ok(LockedAttempt::Again);
         }
+        let mut lock = lock;
+        let index = free.unwrap_or(0);
+        let with_key = line.with(index, fingerprint);
+        let is_early = found.is_none() && !at.is_beside_leaf();
+        if is_early {
+            // Before any other change is taken in: this may fail.
+            self.write_line(session, &mut lock, at, &with_key).await?;
+        }
+        if let Err(error) = session.begin_posting() {
+            retiring.into_iter().for_each(|it| session.cancel_retire(it));
+            return Err(error);
+        }
         let content = match new {
             Some(new) => Some(PairContent::Record(new.word())),
             // From here on nothing fails before the chain is posted.
@@ -287,7 +394,7 @@ impl LeafTree {
             },
         };
         let slot = |index: usize| record.leaf.plus(shape.slot_at(index) as u64);
-        let mut ops = session.client().ops();
+        let mut writes = LeafWrites::default();
         match (&found, &content) {
             (Some(found), Some(content)) => {
                 let mut image = session.client().buf(shape.slot_bytes);
@@ -309,18 +416,17 @@ impl LeafTree {
                         content: image.bytes()[shape.updated()].to_vec(),
                     };
                     let redo_at = self.redo_at(session, record.leaf.server());
-                    ops.write(redo_at, update.buf(session, shape));
+                    writes.slots.push((redo_at, update.buf(session, shape)));
                 }
-                ops.write(slot(found.index).plus(8), image.window(shape.updated()));
+                writes.slots.push((slot(found.index).plus(8), image.window(shape.updated())));
             }
             (Some(found), None) => {
                 let mut image = session.client().buf(shape.slot_bytes);
                 shape.clear_slot((record.leaf, found.index), image.bytes_mut(), record.version);
-                ops.write(slot(found.index), image.window(0..24));
-                ops.write(at, line.with(found.index, 0).encode(session, shape.tree, at));
+                writes.slots.push((slot(found.index), image.window(0..24)));
+                writes.line_after = Some(line.with(found.index, 0));
             }
             (None, Some(content)) => {
-                let index = free.unwrap_or(0);
                 let mut image = session.client().buf(shape.slot_bytes);
                 shape.fill_slot(
                     (record.leaf, index),
@@ -328,16 +434,18 @@ impl LeafTree {
                     record.version,
                     (key, content),
                 );
-                ops.write(at, line.with(index, fingerprint).encode(session, shape.tree, at));
-                ops.write(slot(index), image);
+                writes.line_before = Some(with_key);
+                writes.slots.push((slot(index), image));
             }
-            (None, None) => {}
+            // The changes that were taken in leave the key absent.
+            (None, None) => writes.line_after = is_early.then(|| with_key.with(index, 0)),
         }
         if let Some(new) = new {
             new.keep();
         }
         let retiring = retiring.filter(|_| !FORGET_RETIRE.is_armed());
-        lock.finish(ops, 0, retiring).await?;
+        self.remember(record.leaf, writes.line_after.or(writes.line_before).unwrap_or(line));
+        self.finish_change(session, at, lock, writes, retiring).await?;
         if let Some(mut lead) = lead.take() {
             lead.acknowledge();
         }
@@ -346,4 +454,79 @@ impl LeafTree {
         }
         Ok(LockedAttempt::Done(outcome))
     }
+
+    /// The line of a leaf as it is from now on, for later operations of this compute server.
+    pub(super) fn remember(&self, leaf: GlobalAddr, line: Line) {
+        if let Some(parts) = &self.parts {
+            parts.replicas.put(leaf, line);
+        }
+    }
+
+    /// Does the WRITEs of a change, and gives the lock back. Beside its leaf the line is in the same chain; elsewhere its WRITE with
+    /// a new key's fingerprint has completed, and nobody waits for the unlock.
+    ///
+    /// Cost: 1 chain; or one wait for the slot, and a chain without a wait.
+    ///
+    /// # Errors
+    /// `OutcomeUnknown`.
+    async fn finish_change(
+        &self,
+        session: &Op<'_>,
+        at: LinePlace,
+        lock: Lock,
+        writes: LeafWrites,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
+        let tree = self.shape.tree;
+        if at.is_beside_leaf() {
+            let mut ops = session.client().ops();
+            if let Some(line) = writes.line_before {
+                ops.write(at.at, line.encode(session, tree, at));
+            }
+            for (to, content) in writes.slots {
+                ops.write(to, content);
+            }
+            if let Some(line) = writes.line_after {
+                ops.write(at.at, line.encode(session, tree, at));
+            }
+            return lock.finish(ops, 0, retiring).await;
+        }
+        let patient = session.without_deadline();
+        if let Err(error) = write_all(&patient, writes.slots).await {
+            // This compute server has been cut off.
+            lock.abandon();
+            return Err(IndexError::OutcomeUnknown(error.to_string()));
+        }
+        if let Some(retiring) = retiring {
+            session.retire(retiring);
+        }
+        lock.release_unawaited(move |session, ops| {
+            if let Some(line) = writes.line_after {
+                ops.write(at.at, line.encode(session, tree, at));
+            }
+        });
+        Ok(())
+    }
+}
+
+/// WRITEs to one server, in their order. 1 round trip, none if there are none.
+pub(super) async fn write_all(
+    session: &Session,
+    mut writes: Vec<(GlobalAddr, Buf)>,
+) -> Result<(), OpError> {
+    if writes.is_empty() {
+        return Ok(());
+    }
+    let reliable = session.reliable();
+    if writes.len() == 1
+        && let Some((to, content)) = writes.pop()
+    {
+        return reliable.write(to, content).await;
+    }
+    let chain = |ops: &mut Ops| {
+        for (to, content) in &writes {
+            ops.write(*to, reliable.copy(content));
+        }
+    };
+    reliable.chain(chain).await.map(drop)
 }

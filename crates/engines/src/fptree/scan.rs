@@ -17,8 +17,9 @@ use farleaf_pool::Session;
 
 use super::LeafTree;
 use super::cache::{LeafRecord, RecordNode};
+use super::homes::{LinePlace, Op, Reach};
 use super::layout::Judged;
-use super::line::{LINE_BYTES, Line};
+use super::line::Line;
 use super::locate::StaleWait;
 
 farleaf_fabric::canaries! {
@@ -50,7 +51,7 @@ impl LeafTree {
     /// READ and one wait. 1 READ for each record, all of a leaf's in one wait.
     pub(super) async fn scan_range(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
@@ -202,24 +203,78 @@ impl LeafTree {
     /// READs the lines of the leaves, then the slots that have a fingerprint.
     async fn read_filtered(
         &self,
-        session: &Session,
+        session: &Op<'_>,
         parts: &[ScannedLeaf],
     ) -> Result<Vec<Slots>, IndexError> {
-        let (shape, reliable) = (&self.shape, session.reliable());
-        let mut ops = reliable.client().ops();
+        if self.is_homed() {
+            return self.read_filtered_homed(session, parts).await;
+        }
         let mut places = Vec::with_capacity(parts.len());
         for part in parts {
-            let at = self.lines.of(session, part.record.leaf).await?;
-            places.push(at);
-            ops.read(at, reliable.buf(LINE_BYTES));
+            places.push(self.line_of(session, part.record.leaf).await?);
         }
-        let mut ops = reliable.post_many(ops).await?;
-        let mut runs = Vec::with_capacity(parts.len());
-        for (index, (part, at)) in parts.iter().zip(&places).enumerate() {
-            let line = Line::decode(shape.tree, *at, &ops.take_buf(index)).0;
+        let lines = self.read_lines(session, &places).await?;
+        let runs = parts.iter().zip(lines).map(|(part, line)| {
             let line = line.filter(|line| line.version == part.record.version);
+            line.map(|line| self.runs(&line))
+        });
+        self.read_runs(session, parts, runs.collect()).await
+    }
+
+    /// As [`LeafTree::read_filtered`]; a leaf whose line cannot be had, or is of another version, is READ as a whole.
+    async fn read_filtered_homed(
+        &self,
+        session: &Op<'_>,
+        parts: &[ScannedLeaf],
+    ) -> Result<Vec<Slots>, IndexError> {
+        let mut places: Vec<LinePlace> = Vec::with_capacity(parts.len());
+        let mut have = Vec::with_capacity(parts.len());
+        for part in parts {
+            let reached = self.reach(session, part.record.leaf, false).await?;
+            let place = if let Reach::At(place) = reached { Some(place) } else { None };
+            have.push(place.is_some());
+            places.extend(place);
+        }
+        let mut read = self.peek_lines(session, &places).await?.into_iter();
+        let lines = have.into_iter().map(|has| if has { read.next().flatten() } else { None });
+        let mut runs = Vec::with_capacity(parts.len());
+        for (part, line) in parts.iter().zip(lines) {
+            let line = line.filter(|line| line.version == part.record.version);
+            if let Some(line) = line {
+                self.remember(part.record.leaf, line);
+            }
             runs.push(line.map(|line| self.runs(&line)));
         }
+        let mut slots = self.read_runs(session, parts, runs).await?;
+        let without = |slots: &[Slots]| -> Vec<usize> {
+            (0..parts.len()).filter(|index| slots[*index].is_none()).collect()
+        };
+        let missing = without(&slots);
+        if !missing.is_empty() {
+            let (shape, reliable) = (&self.shape, session.reliable());
+            let mut ops = reliable.client().ops();
+            for index in &missing {
+                ops.read(parts[*index].record.leaf, reliable.buf(shape.leaf_bytes));
+            }
+            let mut ops = reliable.post_many(ops).await?;
+            for (at, index) in missing.into_iter().enumerate() {
+                let image = ops.take_buf(at);
+                if self.is_all_of(parts[index].record, image.bytes()) {
+                    slots[index] = Some(vec![(0, image.bytes()[shape.header_bytes..].to_vec())]);
+                }
+            }
+        }
+        Ok(slots)
+    }
+
+    /// READs runs of slots, all at once; `None` for a leaf without any.
+    async fn read_runs(
+        &self,
+        session: &Session,
+        parts: &[ScannedLeaf],
+        runs: Vec<Option<Vec<(usize, usize)>>>,
+    ) -> Result<Vec<Slots>, IndexError> {
+        let (shape, reliable) = (&self.shape, session.reliable());
         let mut ops = reliable.client().ops();
         for (part, runs) in parts.iter().zip(&runs) {
             for (from, count) in runs.iter().flatten() {

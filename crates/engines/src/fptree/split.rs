@@ -19,14 +19,15 @@ use farleaf_index::IndexError;
 use farleaf_index::blink::canaries::LOSE_REDO_RECORD;
 use farleaf_index::blink::{Edit, LeafPairs};
 use farleaf_index::detach::detach;
-use farleaf_index::remote_lock::{Lock, try_lock_reading};
+use farleaf_index::remote_lock::Lock;
 use farleaf_index::retry::LockWait;
 use farleaf_pool::{PoolError, Session, Unlinked};
 
 use super::LeafTree;
 use super::cache::{LeafRecord, SeenRecord};
+use super::homes::{LinePlace, Op};
 use super::layout::{Fence, Header, Judged, LeafShape, SPAN_MAX};
-use super::line::{LINE_BYTES, Line, lock_at};
+use super::line::Line;
 use super::ops::LockedLeaf;
 use super::redo::Pending;
 
@@ -46,22 +47,26 @@ impl LeafTree {
     /// `Full`: nothing was changed.
     pub(super) async fn split(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
         leaf: LockedLeaf,
         key: &[u8],
     ) -> Result<(), IndexError> {
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
+        let right = session.for_task(self);
+        // As long as nothing is changed, the work gives up if a compute server is out of reach.
+        let first = if self.is_homed() { session.session().clone() } else { patient.clone() };
         detach(session, async move {
             let LockedLeaf { lock, record, at, line } = leaf;
             let leaf = LockedLeaf { lock: lock.with_session(&patient), record, at, line };
-            tree.split_now(&patient, leaf, &key).await
+            tree.split_now(&right.on(&first), &patient, leaf, &key).await
         })
         .await
     }
 
     async fn split_now(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Op<'_>,
+        patient: &Session,
         leaf: LockedLeaf,
         key: &[u8],
     ) -> Result<(), IndexError> {
@@ -88,7 +93,7 @@ impl LeafTree {
         let (fence, fence_record) = self.new_fence(session, &bound).await?;
         let (right, right_at) = self.new_leaf(session).await?;
         let versions = [self.next_version(session).await?, self.next_version(session).await?];
-        let right_lock = self.lock_right(session, right.addr(), right_at, lock.token()).await?;
+        let mut right_lock = self.lock_right(session, right.addr(), right_at, lock.token()).await?;
 
         let mut right_image = reliable.buf(shape.leaf_bytes);
         let right_header = Header {
@@ -115,7 +120,12 @@ impl LeafTree {
         if !OLD_TABLE_KEEPS_VERSION.is_armed() {
             left_line.version = versions[0];
         }
-        self.write_new_leaf(session, (&right, right_at), &right_image, &right_line).await?;
+        let written =
+            self.write_new_leaf(session, (&right, Some(right_at)), &right_image, &right_line).await;
+        if written.is_err() {
+            right_lock.doubt();
+        }
+        written?;
 
         let high = self.fence_key(session, &header.high).await?;
         let high = high.unwrap_or_else(|| shape.largest());
@@ -126,9 +136,10 @@ impl LeafTree {
         let edit = self.split_edit(session, (&bound, &high), record, new).await?;
         let Some(edit) = edit else {
             // The record is of before: somebody has changed the leaf since, and the operation looks anew.
-            right_lock.release().await?;
-            return lock.release().await;
+            self.give_back(right_lock).await?;
+            return self.give_back(lock).await;
         };
+        let session = &session.for_task(self).on(patient);
         right.keep();
         if let Some(record) = &fence_record {
             record.keep();
@@ -157,7 +168,7 @@ impl LeafTree {
             if UNLOCK_NEW_LEAF_EARLY.is_armed()
                 && let Some(lock) = right_lock.take()
             {
-                lock.release().await?;
+                self.give_back(lock).await?;
             }
             edit.publish(&self.upper, session).await
         };
@@ -166,16 +177,16 @@ impl LeafTree {
             right_lock.into_iter().for_each(Lock::abandon);
             return Err(IndexError::OutcomeUnknown(error.to_string()));
         }
-        let mut ops = session.client().ops();
-        ops.write(at, left_line.encode(session, shape.tree, at));
         super::count(&self.counts.splits);
         let epoch = session.epoch();
         let parts = [(bound.clone(), new[0]), (high, new[1])]
             .map(|(key, record)| (key, SeenRecord { record, epoch }));
         self.cache.replace(&bound, record, &parts);
-        lock.finish(ops, 0, None).await?;
+        self.finish_line(session, at, lock, Some(&left_line), 0).await?;
+        self.remember(record.leaf, Line { term: at.term, ..left_line });
+        self.remember(new[1].leaf, Line { term: right_at.term, ..right_line });
         match right_lock {
-            Some(lock) => lock.release().await,
+            Some(lock) => self.give_back(lock).await,
             None => Ok(()),
         }
     }
@@ -275,11 +286,11 @@ impl LeafTree {
     /// Memory for a leaf, and its line, both on one server: on the one that is next, or on any that has room.
     pub(super) async fn new_leaf(
         &self,
-        session: &Session,
-    ) -> Result<(Unlinked, GlobalAddr), IndexError> {
+        session: &Op<'_>,
+    ) -> Result<(Unlinked, LinePlace), IndexError> {
         let bytes = self.shape.leaf_bytes;
         let first = session.alloc_unlinked(session.place(), bytes).await?;
-        let mut full = match self.lines.of_new(session, first.addr()).await {
+        let mut full = match self.line_of_new(session, first.addr()).await {
             Ok(at) => return Ok((first, at)),
             Err(IndexError::Full(full)) => full,
             Err(error) => return Err(error),
@@ -298,7 +309,7 @@ impl LeafTree {
                 }
                 Err(error) => return Err(error.into()),
             };
-            match self.lines.of_new(session, object.addr()).await {
+            match self.line_of_new(session, object.addr()).await {
                 Ok(at) => return Ok((object, at)),
                 Err(IndexError::Full(why)) => full = why,
                 Err(error) => return Err(error),
@@ -307,41 +318,47 @@ impl LeafTree {
         Err(IndexError::Full(full))
     }
 
-    /// Writes a leaf that nothing leads to, and its line. 2 WRITEs, one wait.
+    /// Writes a leaf that nothing leads to, and its line if it has a place. 2 WRITEs, one wait; two if they are apart.
     pub(super) async fn write_new_leaf(
         &self,
-        session: &Session,
-        (leaf, at): (&Unlinked, GlobalAddr),
+        session: &Op<'_>,
+        (leaf, at): (&Unlinked, Option<LinePlace>),
         image: &Buf,
         line: &Line,
     ) -> Result<(), IndexError> {
         let reliable = session.reliable();
+        let beside = at.filter(LinePlace::is_beside_leaf);
         reliable
             .chain(|ops| {
                 let mut content = reliable.buf(image.len());
                 content.bytes_mut().copy_from_slice(image.bytes());
                 leaf.write_in(ops, content);
-                ops.write(at, line.encode(session, self.shape.tree, at));
+                if let Some(at) = beside {
+                    ops.write(at.at, line.encode(session, self.shape.tree, at));
+                }
             })
             .await?;
         leaf.written();
-        Ok(())
+        match at.filter(|at| !at.is_beside_leaf()) {
+            Some(at) => self.put_line(session, at, line).await,
+            None => Ok(()),
+        }
     }
 
     /// Locks the line of a new leaf. A dead holder's token is replaced: the memory was nobody's.
     async fn lock_right(
-        &self,
-        session: &Session,
+        self: &Arc<Self>,
+        session: &Op<'_>,
         leaf: GlobalAddr,
-        at: GlobalAddr,
+        at: LinePlace,
         token: u64,
     ) -> Result<Lock, IndexError> {
         let (mut wait, mut expected) = (LockWait::default(), 0);
         loop {
-            let what = (at, LINE_BYTES);
-            match try_lock_reading(session, lock_at(at), expected, token, what).await? {
+            match self.try_lock_line(session, at, expected, token).await? {
                 Ok((lock, _)) => return Ok(lock),
                 Err(holder) => {
+                    self.check_fresh(session, at)?;
                     let is_dead =
                         holder != 0 && wait.again(session, ("leaf", leaf), holder).await?;
                     expected = if is_dead { holder } else { 0 };

@@ -9,21 +9,22 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::Seek;
+use farleaf_index::compute::partitions::{ack_bytes, as_conductor, read_partitions};
 use farleaf_index::retry::{Attempts, LockWait, backoff};
 use farleaf_index::{IndexError, TableReport, Visitor};
 use farleaf_pool::Session;
 
 use super::cache::{LeafRecord, RecordNode};
+use super::homed::HomedTable;
+use super::homes::{Op, Reach};
 use super::layout::{Header, Judged, word};
 use super::line::{LINE_BYTES, Line};
-use super::lines::{directory_words, table_bytes};
+use super::lines::{DIRECTORY_WORDS, directory_words, table_bytes};
 use super::split::fence_record;
 use super::{LeafTree, META_BYTES};
 
 /// Attempts at a view of one leaf that nobody changes meanwhile.
 const VIEWS_MAX: u32 = 4_000;
-/// Words of the directory in one READ.
-const DIRECTORY_WORDS: usize = 512;
 
 /// The place that a walk of the leaves has come to.
 #[derive(Default)]
@@ -56,6 +57,17 @@ impl LeafTree {
         visitor.object("meta object", self.stored.meta, META_BYTES);
         if visitor.is_done() {
             return Ok(());
+        }
+        if let Some(parts) = &self.parts {
+            visitor.object("acknowledgements", parts.words.acks, ack_bytes(session.pool()));
+            if visitor.is_done() {
+                return Ok(());
+            }
+            let (map, bytes) = read_partitions(&parts.words, session).await?.object();
+            visitor.object("partition map", map, bytes);
+            if visitor.is_done() {
+                return Ok(());
+            }
         }
         self.walk_lines(session, visitor).await?;
         if visitor.is_done() {
@@ -323,17 +335,34 @@ impl LeafTree {
         wants_content: bool,
     ) -> Result<View, IndexError> {
         let (shape, reliable) = (&self.shape, session.reliable());
-        let at = self.lines.of(session, leaf).await?;
         let (mut tries, mut wait) = (0, LockWait::default());
         loop {
-            let before = reliable.read(at, reliable.buf(LINE_BYTES)).await?;
+            let op = self.looking_op(session).await?;
+            let reached = self.reach(&op, leaf, false).await?;
+            let place = if let Reach::At(place) = reached { Some(place) } else { None };
+            let before = match place {
+                Some(place) if self.is_homed() => self.peek_words(&op, place).await?,
+                Some(place) => Some(reliable.read(place.at, reliable.buf(LINE_BYTES)).await?),
+                None => None,
+            };
             let image = reliable.read(leaf, reliable.buf(shape.leaf_bytes)).await?;
-            let (line, lock) = Line::decode(shape.tree, at, &before);
             let header = shape.header(leaf, image.bytes());
             if let (false, Some(header)) = (wants_content, &header) {
                 return Ok(View { header: header.clone(), image, line: None });
             }
-            let after = reliable.read(at, reliable.buf(LINE_BYTES)).await?;
+            let after = match place {
+                Some(place) if self.is_homed() => self.peek_words(&op, place).await?,
+                Some(place) => Some(reliable.read(place.at, reliable.buf(LINE_BYTES)).await?),
+                None => None,
+            };
+            let (line, lock) = match (place, &before) {
+                (Some(place), Some(before)) => Line::decode(shape.tree, place, before),
+                _ => (None, 0),
+            };
+            let is_same = match (&before, &after) {
+                (Some(before), Some(after)) => before.words() == after.words(),
+                (before, after) => before.is_none() && after.is_none(),
+            };
             let record = header.as_ref().map(|header| LeafRecord { leaf, version: header.version });
             let is_whole = record.is_some_and(|record| {
                 (0..shape.span).all(|index| {
@@ -343,16 +372,20 @@ impl LeafTree {
                     !matches!(judged, Judged::Torn | Judged::Stale)
                 })
             });
-            let is_quiet = lock == 0 && before.words() == after.words() && is_whole;
-            if let (true, Some(header), Some(line)) = (is_quiet, header, line)
-                && line.version == header.version
+            let is_quiet = lock == 0 && is_same && is_whole;
+            let line = line.filter(|line| record.is_some_and(|it| it.version == line.version));
+            if let (true, Some(header)) = (is_quiet, header)
+                && (line.is_some() || self.is_homed())
             {
-                return Ok(View { header, image, line: Some(line) });
+                // Without the guard a line may be one that its home has left behind.
+                let line = line.filter(|_| !op.is_conductor());
+                return Ok(View { header, image, line });
             }
+            drop(op);
             if lock != 0 {
                 // A view begins with a free lock, as a change under it may be half done.
                 if wait.again(session, ("leaf", leaf), lock).await? {
-                    self.rescue(session, (leaf, at), lock).await?;
+                    self.rescue_met(session, leaf, lock).await?;
                 }
                 continue;
             }
@@ -363,6 +396,49 @@ impl LeafTree {
                 )));
             }
             backoff(session, tries).await;
+        }
+    }
+
+    /// A look at lines: inside the guard where the table is open, else by the map as it stands.
+    async fn looking_op<'a>(&'a self, session: &'a Session) -> Result<Op<'a>, IndexError> {
+        match &self.parts {
+            None => Ok(Op::in_pool(session)),
+            Some(parts) => match self.try_inside(session) {
+                Some(op) => Ok(op),
+                None => {
+                    let map = read_partitions(&parts.words, session).await?;
+                    Ok(Op::of_conductor(session, map))
+                }
+            },
+        }
+    }
+
+    /// Finishes what the dead client of the lock word `holder` was doing to a leaf that a walk has met.
+    async fn rescue_met(
+        self: &Arc<Self>,
+        session: &Session,
+        leaf: GlobalAddr,
+        holder: u64,
+    ) -> Result<(), IndexError> {
+        let inside = match self.is_homed() {
+            false => Some(Op::in_pool(session)),
+            true => self.try_inside(session),
+        };
+        let Some(op) = inside else {
+            let (table, tree) = (HomedTable(Arc::clone(self)), Arc::clone(self));
+            return as_conductor(&table, session, async move |_, session, map| {
+                let op = Op::of_conductor(session, map.clone());
+                match tree.reach(&op, leaf, false).await? {
+                    Reach::At(at) => tree.rescue_now(&op, (leaf, at), holder).await,
+                    // The next look finds another home.
+                    Reach::Stop(_) | Reach::Unmade => Ok(()),
+                }
+            })
+            .await;
+        };
+        match self.reach(&op, leaf, false).await? {
+            Reach::At(at) => self.rescue(&op, (leaf, at), holder).await,
+            Reach::Stop(_) | Reach::Unmade => Ok(()),
         }
     }
 }

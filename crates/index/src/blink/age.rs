@@ -7,7 +7,7 @@ use farleaf_pool::Session;
 
 use super::BlinkTree;
 use super::verify::NODE;
-use crate::bnode::NodeMut;
+use crate::bnode::{GuardedLeaf, NodeMut, Stamp, level_of};
 use crate::walk::Visitor;
 use crate::{IndexError, TableReport};
 
@@ -15,7 +15,7 @@ use crate::{IndexError, TableReport};
 const LEFT: u64 = 2;
 
 impl BlinkTree {
-    /// Seals every node with one of the last versions that there are, so that they wrap soon. Nobody
+    /// Seals every node with one of the last versions or stamps that there are, so that they wrap soon. Nobody
     /// else may use the table.
     ///
     /// Cost: 2 READs and 1 WRITE for each node.
@@ -26,7 +26,15 @@ impl BlinkTree {
         let reliable = session.reliable();
         for (addr, bytes) in nodes.0 {
             let mut image = reliable.read(addr, reliable.buf(bytes)).await?;
-            NodeMut::new(&self.layout, image.words_mut()).seal(u64::MAX - LEFT);
+            match &self.guarded {
+                Some(layout) if level_of(image.words()) == 0 => {
+                    let old = image.words().to_vec();
+                    let aged = GuardedLeaf::new(layout, &old)
+                        .with_stamp(Stamp::of_word(u64::MAX - LEFT), image.words_mut());
+                    aged.map_err(|error| self.damaged(addr, error))?;
+                }
+                _ => NodeMut::new(&self.layout, image.words_mut()).seal(u64::MAX - LEFT),
+            }
             reliable.write(addr, image).await?;
         }
         Ok(())

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
+use super::leaf::NodeView;
 use super::records::{fill_record, record_bytes};
 use super::{BlinkFail, BlinkTree};
 use crate::VALUE_BYTES_MAX;
-use crate::bnode::{Head, Layout, LeafEntry, Node, RecordRef, Value};
+use crate::bnode::{GuardedLayout, Head, Layout, LeafEntry, Node, RecordRef, Value};
 use crate::{IndexError, SortedPairs};
 
 /// Nodes written at once.
@@ -27,7 +28,7 @@ impl BlinkTree {
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
-        self.replace_by(session, pairs, |leaf| leaf.count() == 0).await
+        self.replace_leaf(session, pairs, |leaf| leaf.count() == 0).await
     }
 
     /// As [`BlinkTree::bulk_load`], in place of a tree of one leaf that `gives_way`.
@@ -39,6 +40,19 @@ impl BlinkTree {
         session: &Session,
         pairs: &mut impl SortedPairs,
         gives_way: impl Fn(&Node<'_, u64>) -> bool + 'static,
+    ) -> Result<u64, IndexError> {
+        self.replace_leaf(session, pairs, move |leaf| match leaf {
+            NodeView::Node(leaf) => gives_way(leaf),
+            NodeView::Guarded(_) => false,
+        })
+        .await
+    }
+
+    async fn replace_leaf(
+        self: &Arc<Self>,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+        gives_way: impl Fn(&NodeView<'_>) -> bool + 'static,
     ) -> Result<u64, IndexError> {
         self.read_root(session).await?;
         let NewTree { root, count, built } = self.build(session, pairs, &[]).await?;
@@ -58,7 +72,7 @@ impl BlinkTree {
         session: &Session,
         (root, level): (GlobalAddr, u8),
         mut built: BuiltNodes,
-        gives_way: impl Fn(&Node<'_, u64>) -> bool,
+        gives_way: impl Fn(&NodeView<'_>) -> bool,
     ) -> Result<(), IndexError> {
         let lock = self.lock_root(session).await?;
         let (old, old_level) = self.read_root(session).await?;
@@ -70,7 +84,7 @@ impl BlinkTree {
                 return Err(not_empty());
             }
         };
-        if old_level > 0 || !gives_way(&leaf.node()) || leaf.node().right() != 0 {
+        if old_level > 0 || !gives_way(&leaf.view()) || leaf.view().right() != 0 {
             leaf.unlock().await?;
             lock.release().await?;
             return Err(not_empty());
@@ -241,8 +255,8 @@ impl<'a> TreeBuilder<'a> {
     async fn run(&mut self, pairs: &mut impl SortedPairs) -> Result<(), IndexError> {
         self.leaf = self.node(0).await?;
         let mut last: Vec<u8> = Vec::new();
-        let most_pairs = (self.layout.leaf_cap() * self.fill_percent / 100).max(1);
-        let most_bytes = AHEAD_NODES * self.layout.node_bytes();
+        let most_pairs = (self.leaf_cap() * self.fill_percent / 100).max(1);
+        let most_bytes = AHEAD_NODES * self.tree.bytes_at(0);
         while let Some((key, value)) = pairs.next() {
             self.check(key, value, &last)?;
             while self.cuts.get(self.cut).is_some_and(|cut| cut.as_slice() < key) {
@@ -267,6 +281,11 @@ impl<'a> TreeBuilder<'a> {
             level += 1;
         }
         self.flush().await
+    }
+
+    /// Entries of a leaf.
+    fn leaf_cap(&self) -> usize {
+        self.tree.guarded.as_ref().map_or(self.layout.leaf_cap(), GuardedLayout::slots)
     }
 
     fn check(&self, key: &[u8], value: &[u8], last: &[u8]) -> Result<(), IndexError> {
@@ -334,7 +353,7 @@ impl<'a> TreeBuilder<'a> {
     /// it is known.
     fn fit_leaf(&self, high: Option<&[u8]>) -> usize {
         if self.layout.is_dense() {
-            let most = self.layout.leaf_cap() * self.fill_percent / 100;
+            let most = self.leaf_cap() * self.fill_percent / 100;
             return self.waiting.pairs.len().min(most.max(1));
         }
         let entries: Vec<LeafEntry<'_>> =
@@ -364,15 +383,15 @@ impl<'a> TreeBuilder<'a> {
         let head = Head {
             addr: self.leaf.word(),
             right: right.word(),
-            version: 1,
+            version: self.tree.first_version(self.session),
             low: self.low.as_deref(),
             high: (!is_last).then_some(high.as_slice()),
             ..Head::default()
         };
         let entries: Vec<LeafEntry<'_>> =
             (0..count).map(|index| self.waiting.entry(index)).collect();
-        let mut image = self.session.client().buf(self.layout.node_bytes());
-        self.layout
+        let mut image = self.session.client().buf(self.tree.bytes_at(0));
+        self.tree
             .encode_leaf(image.words_mut(), &head, &entries)
             .map_err(|error| IndexError::Invalid(format!("bulk load: {error}")))?;
         drop(entries);
@@ -508,7 +527,7 @@ impl<'a> TreeBuilder<'a> {
             addr: here.addr.word(),
             right: right.word(),
             level: level as u8 + 1,
-            version: 1,
+            version: self.tree.first_version(self.session),
             low: here.low.as_deref(),
             high: high.as_deref(),
             ..Head::default()
@@ -539,8 +558,9 @@ impl<'a> TreeBuilder<'a> {
             Some(group) if level <= group.level => group.server.into(),
             _ => self.session.place(),
         };
-        let addr = self.session.alloc(place, self.layout.node_bytes()).await?;
-        self.built.objects.push((addr, self.layout.node_bytes()));
+        let bytes = self.tree.bytes_at(level);
+        let addr = self.session.alloc(place, bytes).await?;
+        self.built.objects.push((addr, bytes));
         self.tree.note_place(self.session, level, place, addr).await?;
         Ok(addr)
     }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::{Retiring, Session};
 
-use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT, META_ROOT_LOCK};
-use crate::bnode::{Head, Layout, LeafEntry, Node};
+use super::lock_table::LockTables;
+use super::{BlinkFail, BlinkTree, META_BYTES, META_LOCKS, META_ROOT, META_ROOT_LOCK};
+use crate::bnode::{GuardedLayout, Head, Layout, LeafEntry, Stamp};
 use crate::remote_lock::{Lock, lock_word};
 use crate::{IndexError, Seek};
 
@@ -42,6 +43,39 @@ pub(super) async fn create(
     Ok(meta.addr())
 }
 
+/// Makes lock tables, an empty leaf, and the meta object that names them.
+pub(super) async fn create_remembered(
+    session: &Session,
+    layout: &Layout,
+    guarded: Option<&GuardedLayout>,
+    lock_words: u32,
+) -> Result<GlobalAddr, IndexError> {
+    let client = session.client();
+    let locks = LockTables::create(session, layout.tree(), lock_words).await?;
+    let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
+    let leaf_bytes = guarded.map_or(layout.node_bytes(), GuardedLayout::leaf_bytes);
+    let root = session.alloc_unlinked(session.place(), leaf_bytes).await?;
+    let mut leaf = client.buf(leaf_bytes);
+    let version = Stamp::at_birth(session.epoch()).word();
+    let head = Head { addr: root.addr().word(), version, ..Head::default() };
+    let encoded = match guarded {
+        Some(guarded) => guarded.encode(leaf.words_mut(), &head, &[] as &[(&[u8], &[u8])]),
+        None => layout.encode_leaf(leaf.words_mut(), &head, &[]),
+    };
+    encoded.map_err(|error| IndexError::Invalid(error.to_string()))?;
+    root.write(leaf).await?;
+    let mut object = client.buf(META_BYTES);
+    object.words_mut().fill(0);
+    object.words_mut()[0] = MAGIC;
+    object.words_mut()[META_ROOT as usize / 8] = root.addr().word();
+    object.words_mut()[META_LOCKS] = locks.last().map_or(0, |directory| directory.addr().word());
+    meta.write(object).await?;
+    for object in locks.iter().chain([&root, &meta]) {
+        object.keep();
+    }
+    Ok(meta.addr())
+}
+
 impl BlinkTree {
     /// Makes sure that `level` exists: puts a new root over the old one and its right sibling.
     ///
@@ -64,15 +98,13 @@ impl BlinkTree {
             lock.release().await?;
             return Ok(());
         }
-        let (_, image) = self.node_at(session, Seek::First, root_level).await?;
-        let node = Node::new(&self.layout, image.words());
-        let mut separator = Vec::new();
-        let finite = node.high_fence(&mut separator);
-        if node.self_addr() != root.word() || !finite {
+        let (addr, image) = self.node_at(session, Seek::First, root_level).await?;
+        let node = self.view(root_level, image.words());
+        let Some(separator) = node.high().filter(|_| addr == root) else {
             // The image is older than the split, or the split's own news is.
             lock.release().await?;
             return Err(BlinkFail::Restart);
-        }
+        };
         let children = [root.word(), node.right()];
         let client = session.client();
         let bytes = self.layout.node_bytes();
@@ -80,8 +112,9 @@ impl BlinkTree {
         let top = session.alloc_unlinked(place, bytes).await?;
         self.note_place(session, root_level + 1, place, top.addr()).await?;
         let mut image = client.buf(bytes);
+        let version = self.first_version(session);
         let head =
-            Head { addr: top.addr().word(), level: root_level + 1, version: 1, ..Head::default() };
+            Head { addr: top.addr().word(), level: root_level + 1, version, ..Head::default() };
         self.layout
             .encode_inner(image.words_mut(), &head, &children, &[&separator])
             .map_err(|error| self.damaged(root, error))?;
@@ -100,11 +133,11 @@ impl BlinkTree {
         level: u8,
     ) -> Result<(), IndexError> {
         let word = root.word() | u64::from(level);
-        let moment = session.moment();
+        let (moment, epoch) = (session.moment(), session.epoch());
         let mut ops = session.client().ops();
         ops.write_word(self.meta.plus(META_ROOT), word);
         lock.finish(ops, 0, None).await?;
-        self.root.remember(word, moment);
+        self.root.remember(word, moment, epoch);
         Ok(())
     }
 
@@ -124,13 +157,12 @@ impl BlinkTree {
             lock.release().await?;
             return Ok(());
         };
-        let content = node.node();
-        if level == 0 || content.count() > 0 || content.right() != 0 {
+        if level == 0 || node.node().count() > 0 || node.node().right() != 0 {
             node.unlock().await?;
             lock.release().await?;
             return Ok(());
         }
-        let child = self.pointer(content.child(0).unwrap_or(0), root)?;
+        let child = self.pointer(node.node().child(0).unwrap_or(0), root)?;
         let retiring = session.prepare_retire(root).await?;
         self.record_burial(session, &node).await?;
         self.publish_root(session, lock, child, level - 1).await?;
@@ -147,10 +179,9 @@ impl BlinkTree {
         mut node: super::lock::Locked,
         retiring: Option<Retiring>,
     ) -> Result<(), IndexError> {
-        node.node_mut().mark_dead();
-        node.seal();
+        self.kill(node.level, node.image.words_mut());
         let mut ops = node.session.client().ops();
-        ops.write(node.addr.plus(8), node.image.window(8..self.layout.node_bytes()));
-        node.lock.finish(ops, DEAD, retiring).await
+        ops.write(node.addr.plus(8), node.image.window(8..self.bytes_at(node.level)));
+        node.lock.finish(ops, self.dead_word(), retiring).await
     }
 }

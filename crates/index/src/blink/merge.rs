@@ -18,8 +18,9 @@ use farleaf_pool::Session;
 
 use super::lock::Locked;
 use super::redo::LOSE_REDO_RECORD;
+use super::remembered::count;
 use super::write::FORGET_RETIRE;
-use super::{BlinkFail, BlinkTree, redo};
+use super::{BlinkFail, BlinkTree};
 use crate::bnode::Cover;
 use crate::{IndexError, Seek};
 
@@ -108,6 +109,10 @@ impl BlinkTree {
         right: GlobalAddr,
     ) -> Result<Option<Merged>, BlinkFail> {
         let level = parent.node().level() - 1;
+        if self.share_lock_words(&[parent.addr, left, right]) {
+            parent.unlock().await?;
+            return Ok(None);
+        }
         let left = self.lock_if_free(session, left, level, parent.token()).await?;
         let Some(mut left) = left else {
             parent.unlock().await?;
@@ -117,9 +122,9 @@ impl BlinkTree {
         let percent = (self.options.merge_sum * 100.0) as usize;
         let right = match right {
             Some(right)
-                if left.node().right() == right.addr.word()
-                    && (self.is_sparse(&left.node()) || self.is_sparse(&right.node()))
-                    && left.node().can_merge(&right.node(), percent) =>
+                if left.view().right() == right.addr.word()
+                    && (left.is_sparse() || right.is_sparse())
+                    && left.view().can_merge(&right.view(), percent) =>
             {
                 right
             }
@@ -133,20 +138,36 @@ impl BlinkTree {
             }
         };
         let retiring = session.prepare_retire(right.addr).await?;
-        let damage = |addr, error| self.damaged(addr, error);
-        left.node_mut().merge_right(&right.node()).map_err(|error| damage(left.addr, error))?;
-        parent.node_mut().remove_separator(index).map_err(|error| damage(parent.addr, error))?;
-        left.seal();
+        let place = (left.addr, level);
+        self.take_in(place, left.image.words_mut(), right.image.words())?;
+        let parent_addr = parent.addr;
+        let removed = parent.node_mut().remove_separator(index);
+        removed.map_err(|error| self.damaged(parent_addr, error))?;
+        if !self.is_guarded(level) {
+            left.seal();
+        }
         parent.seal();
+        self.remember_node(parent.addr, level + 1, session.epoch(), parent.image.words());
+        self.remember_node(left.addr, level, session.epoch(), left.image.words());
         let merged = Merged {
             children: parent.node().count() + 1,
             is_sparse: self.is_sparse(&parent.node()),
         };
         self.write_merge(session, left, parent, right).await?;
+        if let Some(remembered) = &self.remembered {
+            count(&remembered.counts.merges);
+        }
         if !FORGET_RETIRE.is_armed() {
             session.retire(retiring);
         }
         Ok(Some(merged))
+    }
+
+    /// Returns whether two of the nodes have one lock word: then they cannot be locked one by one.
+    fn share_lock_words(&self, nodes: &[GlobalAddr; 3]) -> bool {
+        let words = nodes.map(|addr| self.lock_word_of(addr));
+        self.remembered.is_some()
+            && (words[0] == words[1] || words[1] == words[2] || words[0] == words[2])
     }
 
     /// Steps 1 to 5 of the [module page](self).
@@ -157,7 +178,7 @@ impl BlinkTree {
         mut parent: Locked,
         right: Locked,
     ) -> Result<(), IndexError> {
-        let (reliable, bytes) = (session.reliable(), self.layout.node_bytes());
+        let reliable = session.reliable();
         debug_assert_eq!((left.token(), right.token()), (parent.token(), parent.token()));
         let mut right = right;
         // This is a task's work, and its session does not give up. So what fails from here on is
@@ -168,7 +189,7 @@ impl BlinkTree {
         // Also where no WRITE is ever cut short: a death in between leaves one node written and the
         // next one not.
         if !LOSE_REDO_RECORD.is_armed() {
-            let dead = self.dead_image(session, &right.image);
+            let dead = self.dead_image(session, right.level, &right.image);
             let token = left.token();
             // Left first: its lock is given back last.
             let nodes = [
@@ -176,16 +197,17 @@ impl BlinkTree {
                 (parent.addr, token, parent.image.words()),
                 (right.addr, token, dead.words()),
             ];
-            let record = redo::encode(session, token, &nodes);
+            let record = self.record(session, token, &nodes);
             reliable.write(session.redo_addr(left.addr.server()), record).await?;
         }
         for node in [&mut left, &mut parent] {
+            let bytes = self.bytes_at(node.level);
             let image = std::mem::replace(&mut node.image, reliable.buf(0));
             let written = reliable.write(node.addr.plus(8), image.window(8..bytes)).await;
             written.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
         }
         if UNLOCK_RIGHT_EARLY.is_armed() {
-            let _ = session.client().cas(right.addr, right.token(), 0).await;
+            let _ = session.client().cas(self.lock_word_of(right.addr), right.token(), 0).await;
         }
         self.publish_dead(right, None).await?;
         for node in [parent, left] {

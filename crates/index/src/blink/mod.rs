@@ -47,14 +47,18 @@ mod edit;
 mod grow;
 #[cfg(feature = "lab")]
 pub mod lab;
+mod leaf;
 mod lock;
+mod lock_table;
 mod merge;
 mod read;
 mod records;
 mod redo;
+mod remembered;
 pub mod remote;
 mod scan;
 mod shape;
+mod slot_change;
 mod split;
 mod verify;
 mod write;
@@ -62,17 +66,21 @@ mod write;
 /// The seeded bugs of B-link trees.
 pub mod canaries {
     pub use super::grow::GROW_FROM_OLD_ROOT;
+    pub use super::leaf::SKIP_BIRTH;
     pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
     pub use super::merge::UNLOCK_RIGHT_EARLY;
     pub use super::read::ACCEPT_TORN;
     pub use super::redo::{LOSE_REDO_RECORD, REDO_OF_ANY_TOKEN};
+    pub use super::remembered::ROOT_LEAF_UNLOOKED;
     pub use super::scan::SCAN_BACK;
+    pub use super::slot_change::LOSE_LEAF_REDO;
     pub use super::split::{DROP_SIBLING, PUBLISH_OLD_FIRST, SEPARATOR_UNCHECKED};
     pub use super::write::{COMPARE_UNLOCKED, FORGET_RETIRE, SKIP_COVER_CHECK};
 }
 
 pub use edit::{Edit, LeafPairs};
-pub use redo::ENGINE_REDO_BYTES;
+pub use redo::{ENGINE_REDO_BYTES, redo_bytes_beside};
+pub use remembered::{RememberCounts, RememberOptions};
 
 use std::future::Future;
 use std::sync::Arc;
@@ -81,10 +89,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8};
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
-use crate::bnode::{Layout, LeafEntry};
+use crate::bnode::{GuardedLayout, Layout, LeafEntry};
 use crate::detach::run_to_end;
-use crate::local::LockQueue;
+use crate::local::{LockQueue, NodeCacheCounts};
 use crate::{IndexError, KnobKind};
+use lock_table::LockTables;
+use remembered::Remembered;
 
 /// Bytes of the meta object: four lines, so that no two words share one.
 pub(crate) const META_BYTES: usize = 256;
@@ -92,6 +102,8 @@ pub(crate) const META_BYTES: usize = 256;
 const META_ROOT: u64 = 64;
 /// Offset of the lock of the root word.
 pub const META_ROOT_LOCK: u64 = 128;
+/// Word of the meta object that names the directory of lock tables, where nodes are locked by them.
+const META_LOCKS: usize = 28;
 /// Lowest bits of an address, which are 0: objects lie at multiples of 64 bytes.
 const LEVEL_MASK: u64 = 63;
 
@@ -117,6 +129,10 @@ crate::knobs! {
 #[derive(Debug)]
 pub struct BlinkTree {
     layout: Layout,
+    /// The leaves, if their slots have checks of their own.
+    guarded: Option<GuardedLayout>,
+    /// Copies of nodes, and lock tables, if this compute server finds leaves by copies.
+    remembered: Option<Remembered>,
     options: BlinkOptions,
     meta: GlobalAddr,
     root: read::RememberedRoot,
@@ -177,7 +193,85 @@ impl BlinkTree {
 
     fn with(meta: GlobalAddr, layout: Layout, options: BlinkOptions, has_owners: bool) -> Self {
         let (root, placed, is_loose, lock_queue) = Default::default();
-        BlinkTree { layout, options, meta, root, placed, has_owners, is_loose, lock_queue }
+        let (guarded, remembered) = (None, None);
+        BlinkTree {
+            layout,
+            guarded,
+            remembered,
+            options,
+            meta,
+            root,
+            placed,
+            has_owners,
+            is_loose,
+            lock_queue,
+        }
+    }
+
+    /// Makes the remote structure of an empty tree that compute servers find leaves of by remembered pointers, with lock
+    /// tables of about `lock_words` words on each memory server, and guarded leaves if `guarded`. Returns the address of its
+    /// meta object.
+    ///
+    /// Cost: 1 WRITE for each memory server, and 3.
+    ///
+    /// # Errors
+    /// `Full` if the pool has no room.
+    pub async fn create_remembered(
+        session: &Session,
+        layout: &Layout,
+        guarded: Option<&GuardedLayout>,
+        lock_words: u32,
+    ) -> Result<GlobalAddr, IndexError> {
+        grow::create_remembered(session, layout, guarded, lock_words).await
+    }
+
+    /// Opens the tree whose meta object is at `meta`, which [`BlinkTree::create_remembered`] has made.
+    ///
+    /// Cost: 2 READs.
+    ///
+    /// # Errors
+    /// `Corrupt` if no such tree is there.
+    pub async fn open_remembered(
+        session: &Session,
+        meta: GlobalAddr,
+        layout: Layout,
+        guarded: Option<GuardedLayout>,
+        options: BlinkOptions,
+        remember: RememberOptions,
+    ) -> Result<Arc<Self>, IndexError> {
+        let reliable = session.reliable();
+        let object = reliable.read(meta, reliable.buf(META_BYTES)).await?;
+        let directory = GlobalAddr::from_word(object.words()[META_LOCKS]);
+        let directory = directory.filter(|it| !it.is_null() && it.offset().is_multiple_of(64));
+        let (Some(directory), grow::MAGIC) = (directory, object.words()[0]) else {
+            return Err(IndexError::Corrupt(format!(
+                "the object at {meta} is no meta object of a tree with lock tables"
+            )));
+        };
+        let locks = LockTables::open(session, directory, layout.tree()).await?;
+        let mut tree = BlinkTree::with(meta, layout, options, false);
+        tree.remembered = Some(Remembered::new(locks, remember, layout.node_bytes()));
+        tree.guarded = guarded;
+        Ok(Arc::new(tree))
+    }
+
+    /// Events since the tree was opened, where nodes are remembered.
+    pub fn remember_counts(&self) -> Option<&RememberCounts> {
+        self.remembered.as_ref().map(|it| &it.counts)
+    }
+
+    /// Counts of the copies of nodes; passes of locks within this compute server, and how many took an image along.
+    pub fn copy_counts(&self) -> (NodeCacheCounts, (u64, u64)) {
+        let counts = |it: &Remembered| (it.nodes.counts(), it.turns.counts());
+        self.remembered.as_ref().map_or_else(Default::default, counts)
+    }
+
+    /// Drops all copies of nodes.
+    pub fn forget_copies(&self) {
+        if let Some(remembered) = &self.remembered {
+            remembered.nodes.clear();
+        }
+        self.root.forget();
     }
 
     /// The address of the meta object.

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::{LockToken, Session};
 
+use super::remembered::NodePointer;
 use super::{BlinkFail, BlinkTree, LEVEL_MASK, META_ROOT};
-use crate::bnode::{Cover, Kind, Node};
+use crate::bnode::{Cover, Node};
 use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 use crate::{IndexError, Seek};
 
@@ -47,6 +48,8 @@ pub(super) struct RememberedRoot {
     word: AtomicU64,
     /// 0 while the word is being changed.
     moment: AtomicU64,
+    /// The epoch of the moment, for trees whose nodes bear their births.
+    epoch: AtomicU64,
     changing: Mutex<()>,
 }
 
@@ -65,13 +68,40 @@ impl RememberedRoot {
         self.word.load(Ordering::Relaxed)
     }
 
-    /// The root word was `word` at a time after `moment` was asked for.
-    pub(super) fn remember(&self, word: u64, moment: u64) {
+    /// Address and level of the root of whatever moment, and the epoch from before the word's READ (`INV-REM-1`). The
+    /// epoch stays while the moment does.
+    pub(super) fn by_birth(&self) -> Option<(GlobalAddr, u8, u64)> {
+        let moment = self.moment.load(Ordering::Acquire);
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let word = self.at(moment).filter(|_| moment != 0)?;
+        let (addr, level) = root_parts(word).ok()?;
+        Some((addr, level, epoch))
+    }
+
+    /// The word led astray: it is READ before it is used again.
+    pub(super) fn forget(&self) {
+        self.remember(0, 0, 0);
+    }
+
+    /// The root word was `word` at a time after `moment` and `epoch` were asked for.
+    pub(super) fn remember(&self, word: u64, moment: u64, epoch: u64) {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.moment.store(0, Ordering::Release);
         self.word.store(word, Ordering::Release);
+        self.epoch.store(epoch, Ordering::Release);
         self.moment.store(moment, Ordering::Release);
     }
+}
+
+/// The slots of a guarded leaf that a reader needs whole.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LeafFit<'a> {
+    /// None: header and fences alone.
+    Header,
+    /// That of the key, or all if none has it.
+    Key(&'a [u8]),
+    /// All.
+    All,
 }
 
 /// Counts attempts at one operation and spaces them out.
@@ -94,6 +124,10 @@ impl Restarts {
         if self.0 > RESTARTS_QUICK {
             backoff(session, self.0 - RESTARTS_QUICK).await;
         }
+        if tree.remembered.is_some() && self.0 < RESTARTS_QUICK {
+            // The copy that led astray has been dropped.
+            return Ok(());
+        }
         tree.read_root(session).await?;
         Ok(())
     }
@@ -112,20 +146,23 @@ impl BlinkTree {
 
     /// READs the root word: address and level.
     pub async fn read_root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
-        let moment = session.moment();
+        let (moment, epoch) = (session.moment(), session.epoch());
         let word = session.reliable().word(self.meta.plus(META_ROOT)).await?;
         let parts = root_parts(word)?;
-        self.root.remember(word, moment);
+        self.root.remember(word, moment, epoch);
         Ok(parts)
     }
 
-    /// Reads the leaf that covers `key`: height READs.
+    /// Reads the leaf that covers `key`: height READs, 1 if copies lead to it.
     pub async fn get(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
+        if self.remembered.is_some() {
+            return self.get_remembered(session, key, value).await;
+        }
         let mut restarts = Restarts::default();
         loop {
             let leaf = match self.node_at(session, Seek::At(key), 0).await {
@@ -153,6 +190,9 @@ impl BlinkTree {
         seek: Seek<'_>,
         level: u8,
     ) -> Result<(GlobalAddr, Buf), BlinkFail> {
+        if self.remembered.is_some() {
+            return Box::pin(self.proven_at(session, seek, level, LeafFit::Header)).await;
+        }
         let (root, mut at) = self.root(session).await?;
         if at < level {
             return Err(BlinkFail::Restart);
@@ -243,23 +283,16 @@ impl BlinkTree {
         addr: GlobalAddr,
         level: u8,
     ) -> Result<Buf, BlinkFail> {
+        if self.remembered.is_some() {
+            let pointer = NodePointer::fresh(addr);
+            return Box::pin(self.read_fitting(session, &pointer, level, LeafFit::Header)).await;
+        }
         let reliable = session.reliable();
         let image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
         if self.is_current(&image, addr, level) {
             return Ok(image);
         }
         self.read_again(session, addr, level, image).await
-    }
-
-    /// Tells whether the image is one that was published at `addr`, alive, on that level.
-    #[inline]
-    pub fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
-        let node = Node::new(&self.layout, image.words());
-        let kind = if level == 0 { Kind::Leaf } else { Kind::Inner };
-        (node.sum_ok() || ACCEPT_TORN.is_armed())
-            && node.self_addr() == addr.word()
-            && node.level() == level
-            && node.kind() == kind
     }
 
     /// A READ did not give a current image: reads on until it does, or says what to do instead.

@@ -30,10 +30,10 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::{LockToken, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::BlinkTree;
 use super::lock::Locked;
-use super::{BlinkTree, DEAD};
 use crate::IndexError;
-use crate::bnode::{Kind, Layout, Node, NodeMut};
+use crate::bnode::{GuardedLayout, Kind, Layout, Node, NodeMut, kind_of, level_of};
 use crate::detach::unfinished_work;
 use crate::remote_lock::Lock;
 use crate::retry::LockWait;
@@ -57,49 +57,112 @@ pub(super) fn redo_bytes(node_bytes: usize) -> usize {
     HEADER_WORDS * 8 + NODES_MAX * node_bytes
 }
 
-/// Tells whether a WRITE of a node can be cut short by the writer's death. If not, a change of one node
+/// Bytes that the largest record of a tree with guarded leaves takes: three inner nodes, or two leaves and their parent.
+pub fn redo_bytes_beside(node_bytes: usize, leaf_bytes: usize) -> usize {
+    redo_bytes(node_bytes).max(HEADER_WORDS * 8 + node_bytes + 2 * leaf_bytes)
+}
+
+/// Tells whether a WRITE of so many bytes can be cut short by the writer's death. If not, a change of one node
 /// needs no record.
-pub(super) fn is_needed(session: &Session, layout: &Layout) -> bool {
+pub(super) fn is_needed(session: &Session, bytes: usize) -> bool {
     !LOSE_REDO_RECORD.is_armed()
-        && (session.endpoint().capabilities().crash_atomic_bytes as usize) < layout.node_bytes()
+        && (session.endpoint().capabilities().crash_atomic_bytes as usize) < bytes
 }
 
-/// A record of the nodes' new contents, each with the token that its lock word holds.
-pub(super) fn encode(session: &Session, token: u64, nodes: &[(GlobalAddr, u64, &[u64])]) -> Buf {
-    let node_words = nodes.first().map_or(0, |(.., words)| words.len());
-    let mut buf = session.client().buf((HEADER_WORDS + nodes.len() * node_words) * 8);
-    let (header, images) = buf.words_mut().split_at_mut(HEADER_WORDS);
-    header.fill(0);
-    header[..4].copy_from_slice(&[MAGIC, token, nodes.len() as u64, node_words as u64 * 8]);
-    for (index, (addr, held, words)) in nodes.iter().enumerate() {
-        header[4 + index] = addr.word();
-        let image = &mut images[index * node_words..(index + 1) * node_words];
-        image.copy_from_slice(words);
-        image[0] = *held;
+/// Bits of a record's third word above the count of its parts: those of the parts that are guarded leaves.
+const GUARDED_SHIFT: u32 = 8;
+/// The record's one part is some bytes of a leaf; their place is the high half of the fourth word.
+const ENTRY_BIT: u64 = 1 << 16;
+
+/// A part of a record: what is written again.
+#[derive(Clone, Copy, Debug)]
+struct RecordPart {
+    /// The node.
+    addr: GlobalAddr,
+    /// The first word of the part in the record: the token that the node's lock word holds. Behind it what is written.
+    at: usize,
+    words: usize,
+    /// Offset in the node at which that goes.
+    to: u64,
+    /// The words are a whole node, the first one its lock word's.
+    is_node: bool,
+}
+
+impl RecordPart {
+    fn image(self, record: &Buf) -> &[u64] {
+        &record.words()[self.at..self.at + self.words]
     }
-    buf.words_mut()[7] = sum(buf.bytes());
-    buf
+
+    /// The token that the node's lock word holds.
+    fn held(self, record: &Buf) -> u64 {
+        record.words()[self.at]
+    }
+
+    fn is_dead(self, record: &Buf) -> bool {
+        self.is_node && kind_of(self.image(record)) == Kind::Dead
+    }
+
+    /// The address that the part goes to, and its content.
+    fn write(self, session: &Session, record: &Buf) -> (GlobalAddr, Buf) {
+        let bytes = self.words * 8;
+        let mut buf = session.client().buf(bytes);
+        buf.words_mut().copy_from_slice(self.image(record));
+        (self.addr.plus(self.to), buf.window(8..bytes))
+    }
 }
 
-/// The nodes of a record under `token`, if `bytes` hold one.
-fn decode(buf: &Buf, token: u64, layout: &Layout) -> Option<Vec<(GlobalAddr, usize)>> {
+/// A record that was read, and its parts.
+type FoundRecord = (Buf, Vec<RecordPart>);
+
+/// The parts of a record under `token`, if `buf` holds one.
+fn decode(
+    buf: &Buf,
+    token: u64,
+    layout: &Layout,
+    guarded: Option<&GuardedLayout>,
+) -> Option<Vec<RecordPart>> {
     let words = buf.words();
-    let [magic, of, count, bytes] = *words.first_chunk::<4>()?;
-    let node_words = layout.node_words();
-    let count = usize::try_from(count).ok()?;
+    let [magic, of, third, fourth] = *words.first_chunk::<4>()?;
+    let count = (third & 0xff) as usize;
+    let mask = (third >> GUARDED_SHIFT) & 0xff;
+    let is_entry = third & ENTRY_BIT != 0;
+    let leaf_words = guarded.map_or(0, GuardedLayout::leaf_words);
+    let sizes = match is_entry {
+        true => third == 1 | 1 << GUARDED_SHIFT | ENTRY_BIT && guarded.is_some(),
+        false => {
+            third >> (GUARDED_SHIFT + NODES_MAX as u32) == 0
+                && (mask == 0 || guarded.is_some())
+                && fourth == sizes_word(layout, guarded, mask)
+        }
+    };
     let fits = magic == MAGIC
         && (of == token || REDO_OF_ANY_TOKEN.is_armed())
         && (1..=NODES_MAX).contains(&count)
-        && bytes == node_words as u64 * 8;
-    let len = HEADER_WORDS + count * node_words;
-    if !fits || words.len() < len || words[7] != sum(&buf.bytes()[..len * 8]) {
+        && sizes;
+    if !fits {
         return None;
     }
-    (0..count)
-        .map(|index| {
-            Some((GlobalAddr::from_word(words[4 + index])?, HEADER_WORDS + index * node_words))
-        })
-        .collect()
+    let (mut parts, mut at) = (Vec::with_capacity(count), HEADER_WORDS);
+    for index in 0..count {
+        let addr = GlobalAddr::from_word(words[4 + index])?;
+        let (size, to) = match (is_entry, mask >> index & 1) {
+            (true, _) => ((fourth as u32 / 8) as usize, fourth >> 32),
+            (false, 0) => (layout.node_words(), 8),
+            (false, _) => (leaf_words, 8),
+        };
+        if is_entry && (size < 2 || to < 64 || to + 8 * (size as u64 - 1) > 8 * leaf_words as u64) {
+            return None;
+        }
+        parts.push(RecordPart { addr, at, words: size, to, is_node: !is_entry });
+        at += size;
+    }
+    (words.len() >= at && words[7] == sum(&buf.bytes()[..at * 8])).then_some(parts)
+}
+
+/// The fourth word of a record of nodes: bytes of a node; those of a guarded leaf in the high half, if it has any.
+fn sizes_word(layout: &Layout, guarded: Option<&GuardedLayout>, mask: u64) -> u64 {
+    let leaf_bytes = guarded.filter(|_| mask != 0).map_or(0, GuardedLayout::leaf_bytes);
+    layout.node_bytes() as u64 | ((leaf_bytes as u64) << 32)
 }
 
 /// Checksum of a record, its own word taken as 0.
@@ -108,20 +171,76 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 impl BlinkTree {
-    /// Finishes or undoes what a dead client was doing to the node at `addr` under the lock word
-    /// `held`, and unlocks. The caller has made sure of its death and has fenced it.
+    /// A record of the nodes' new contents, each with the token that its lock word holds.
+    pub(super) fn record(
+        &self,
+        session: &Session,
+        token: u64,
+        nodes: &[(GlobalAddr, u64, &[u64])],
+    ) -> Buf {
+        let content: usize = nodes.iter().map(|(.., words)| words.len()).sum();
+        let mut buf = session.client().buf((HEADER_WORDS + content) * 8);
+        let (header, mut images) = buf.words_mut().split_at_mut(HEADER_WORDS);
+        header.fill(0);
+        let mut mask = 0;
+        for (index, (addr, held, words)) in nodes.iter().enumerate() {
+            header[4 + index] = addr.word();
+            mask |= u64::from(self.is_guarded(level_of(words))) << index;
+            let (image, rest) = images.split_at_mut(words.len());
+            image.copy_from_slice(words);
+            image[0] = *held;
+            images = rest;
+        }
+        let third = nodes.len() as u64 | (mask << GUARDED_SHIFT);
+        let fourth = sizes_word(&self.layout, self.guarded.as_ref(), mask);
+        header[..4].copy_from_slice(&[MAGIC, token, third, fourth]);
+        buf.words_mut()[7] = sum(buf.bytes());
+        buf
+    }
+
+    /// A record of bytes of a guarded leaf, in whole words, that are to be written at `to` of the leaf at `addr`.
+    pub(super) fn entry_record(
+        &self,
+        session: &Session,
+        token: u64,
+        addr: GlobalAddr,
+        (to, words): (usize, &[u64]),
+    ) -> Buf {
+        let mut buf = session.client().buf((HEADER_WORDS + 1 + words.len()) * 8);
+        let record = buf.words_mut();
+        record.fill(0);
+        let third = 1 | 1 << GUARDED_SHIFT | ENTRY_BIT;
+        let fourth = (8 * (words.len() as u64 + 1)) | ((to as u64) << 32);
+        record[..5].copy_from_slice(&[MAGIC, token, third, fourth, addr.word()]);
+        record[HEADER_WORDS] = token;
+        record[HEADER_WORDS + 1..].copy_from_slice(words);
+        buf.words_mut()[7] = sum(buf.bytes());
+        buf
+    }
+
+    /// Bytes at the start of a redo area that a record of this tree may take.
+    fn record_bytes_max(&self) -> usize {
+        let node_bytes = self.layout.node_bytes();
+        match &self.guarded {
+            None => redo_bytes(node_bytes),
+            Some(leaf) => redo_bytes_beside(node_bytes, leaf.leaf_bytes()),
+        }
+    }
+
+    /// Finishes or undoes what a dead client was doing under the lock word at `word`, which holds `held`, and unlocks:
+    /// its record, whichever of the word's nodes that is of. The caller has made sure of its death and has fenced it.
     ///
     /// Cost: 1 READ per memory server, and about 4 operations per node.
     #[cold]
     pub(super) async fn recover(
         self: &Arc<Self>,
         session: &Session,
-        addr: GlobalAddr,
+        word: GlobalAddr,
         held: u64,
     ) -> Result<(), IndexError> {
         let tree = Arc::clone(self);
         BlinkTree::detach(session, async move |session| {
-            tree.recover_now(&session, addr, held).await
+            tree.recover_now(&session, word, held).await
         })
         .await
         .unwrap_or_else(|| Err(unfinished_work("taking over a dead compute server's lock")))
@@ -130,20 +249,20 @@ impl BlinkTree {
     async fn recover_now(
         self: &Arc<Self>,
         session: &Session,
-        addr: GlobalAddr,
+        word: GlobalAddr,
         held: u64,
     ) -> Result<(), IndexError> {
         loop {
-            let Some((record, nodes)) = self.find_record(session, addr, held).await? else {
-                return self.undo(session, addr, held).await;
+            let Some((record, parts)) = self.find_record(session, word, held).await? else {
+                return self.undo(session, word, held).await;
             };
-            let first = nodes[0].0;
-            let found = self.finish_record(session, &record, &nodes, held).await?;
-            if found == held || addr == first {
+            let first = self.lock_word_of(parts[0].addr);
+            let found = self.finish_record(session, &record, &parts, held).await?;
+            if found == held || word == first {
                 return Ok(());
             }
             // The change has been finished, or somebody is at it, alive or dead.
-            if LockToken::from_word(found).is_none() || session.reliable().word(addr).await? != held
+            if LockToken::from_word(found).is_none() || session.reliable().word(word).await? != held
             {
                 return Ok(());
             }
@@ -162,19 +281,18 @@ impl BlinkTree {
         holder: u64,
     ) -> Result<(), IndexError> {
         let reliable = session.reliable();
-        let bytes = redo_bytes(self.layout.node_bytes());
+        let bytes = self.record_bytes_max();
         for server in 0..session.endpoint().server_count() {
             let area = session.redo_addr_of(ServerId(server as u16), holder)?;
             let record = reliable.read(area, reliable.buf(bytes)).await?;
             let token = record.words()[1];
-            let Some(nodes) = decode(&record, token, &self.layout) else { continue };
-            let image = |at: usize| &record.words()[at..at + self.layout.node_words()];
-            let is_dead = |at: usize| Node::new(&self.layout, image(at)).kind() == Kind::Dead;
-            if nodes.iter().any(|&(_, at)| is_dead(at)) {
+            let parts = decode(&record, token, &self.layout, self.guarded.as_ref());
+            let Some(parts) = parts else { continue };
+            if parts.iter().any(|part| part.is_dead(&record)) {
                 // Of another table: what this lock protects is changed without merges.
                 continue;
             }
-            let first = nodes[0].0;
+            let first = self.lock_word_of(parts[0].addr);
             if reliable.word(first).await? == token {
                 self.recover(session, first, token).await?;
             }
@@ -190,14 +308,18 @@ impl BlinkTree {
         Ok(())
     }
 
-    /// Unlocks a node that a dead client had locked, and not changed but in one word.
-    async fn undo(&self, session: &Session, addr: GlobalAddr, held: u64) -> Result<(), IndexError> {
-        let mut lock = Lock::about_to_take(session, addr, session.lock_token());
+    /// Unlocks a node that a dead client had locked, and not changed but in one word. A slot of a guarded leaf that it
+    /// left half written is for the client that meets it.
+    async fn undo(&self, session: &Session, word: GlobalAddr, held: u64) -> Result<(), IndexError> {
+        let mut lock = Lock::about_to_take(session, word, session.lock_token());
         if lock.take(held).await? != held {
             lock.disarm();
             return Ok(());
         }
-        self.seal_again(session, addr, lock).await
+        if self.remembered.is_some() {
+            return lock.finish(session.client().ops(), 0, None).await;
+        }
+        self.seal_again(session, word, lock).await
     }
 
     /// Takes over the first node of a record, gives all that are still locked their contents, and
@@ -216,27 +338,26 @@ impl BlinkTree {
         &self,
         session: &Session,
         record: &Buf,
-        nodes: &[(GlobalAddr, usize)],
+        parts: &[RecordPart],
         held: u64,
     ) -> Result<u64, IndexError> {
-        let (reliable, bytes) = (session.reliable(), self.layout.node_bytes());
+        let reliable = session.reliable();
         let token = session.lock_token();
-        let image = |at: usize| &record.words()[at..at + self.layout.node_words()];
-        let is_dead = |at: usize| Node::new(&self.layout, image(at)).kind() == Kind::Dead;
-        let (first, first_at) = nodes[0];
+        let first = parts[0];
         // Our own record first: if we die half way, the next one finds ours.
-        let contents: Vec<(GlobalAddr, u64, &[u64])> = nodes
-            .iter()
-            .map(|&(node, at)| (node, if node == first { token } else { image(at)[0] }, image(at)))
-            .collect();
-        let own = encode(session, token, &contents);
-        reliable.write(session.redo_addr(first.server()), own).await?;
+        let end = parts.last().map_or(0, |last| last.at + last.words);
+        let mut own = session.client().buf(end * 8);
+        own.words_mut().copy_from_slice(&record.words()[..end]);
+        own.words_mut()[1] = token;
+        own.words_mut()[first.at] = token;
+        own.words_mut()[7] = sum(own.bytes());
+        reliable.write(session.redo_addr(first.addr.server()), own).await?;
         // Before anything is locked, because there may be no room for it.
         let mut retiring = None;
-        if let Some(&(node, _)) = nodes.iter().find(|&&(_, at)| is_dead(at)) {
-            retiring = Some(session.prepare_retire(node).await?);
+        if let Some(part) = parts.iter().find(|part| part.is_dead(record)) {
+            retiring = Some(session.prepare_retire(part.addr).await?);
         }
-        let mut lock = Lock::about_to_take(session, first, token);
+        let mut lock = Lock::about_to_take(session, self.lock_word_of(first.addr), token);
         let found = lock.take(held).await?;
         // From here on, what fails is that this compute server has been cut off: then the locks are for
         // whoever recovers it.
@@ -247,36 +368,37 @@ impl BlinkTree {
             }
             return Ok(found);
         }
-        let written = |at: usize| {
-            let mut buf = session.client().buf(bytes);
-            buf.words_mut().copy_from_slice(image(at));
-            buf.window(8..bytes)
-        };
         let mut ops = session.client().ops();
         let mut left = 0;
-        if nodes.len() > 1 {
-            reliable.write(first.plus(8), written(first_at)).await?;
-        } else if is_dead(first_at) && self.read_root(session).await?.0 == first {
+        let first_dies = first.is_dead(record);
+        if parts.len() > 1 {
+            let (to, content) = first.write(session, record);
+            reliable.write(to, content).await?;
+        } else if first_dies && self.read_root(session).await?.0 == first.addr {
             // Its writer did not come to naming another root.
         } else {
-            ops.write(first.plus(8), written(first_at));
-            left = if is_dead(first_at) { DEAD } else { 0 };
+            let (to, content) = first.write(session, record);
+            ops.write(to, content);
+            left = if first_dies { self.dead_word() } else { 0 };
         }
-        for &(node, at) in &nodes[1..] {
-            let held = image(at)[0];
+        let is_buried = first_dies && !ops.is_empty();
+        for part in &parts[1..] {
+            let held = part.held(record);
+            let word = self.lock_word_of(part.addr);
             // Only who has the first node's lock changes the lock word of one that is held.
-            if reliable.word(node).await? != held {
+            if reliable.word(word).await? != held {
                 continue;
             }
             let mut ops = session.client().ops();
-            ops.write(node.plus(8), written(at));
-            let (left, retiring) = match is_dead(at) {
-                true => (DEAD, retiring.take()),
+            let (to, content) = part.write(session, record);
+            ops.write(to, content);
+            let (left, retiring) = match part.is_dead(record) {
+                true => (self.dead_word(), retiring.take()),
                 false => (0, None),
             };
-            Lock::about_to_take(session, node, held).finish(ops, left, retiring).await?;
+            Lock::about_to_take(session, word, held).finish(ops, left, retiring).await?;
         }
-        let dies = if left == DEAD { retiring.take() } else { None };
+        let dies = if is_buried { retiring.take() } else { None };
         lock.finish(ops, left, dies).await?;
         if let Some(retiring) = retiring {
             // It was dead, or stays.
@@ -298,60 +420,49 @@ impl BlinkTree {
         if LOSE_REDO_RECORD.is_armed() {
             return Ok(());
         }
-        let dead = self.dead_image(session, &root.image);
+        let dead = self.dead_image(session, root.level, &root.image);
         let nodes = [(root.addr, root.token(), dead.words())];
-        let record = encode(session, root.token(), &nodes);
+        let record = self.record(session, root.token(), &nodes);
         session.reliable().write(session.redo_addr(root.addr.server()), record).await?;
         Ok(())
     }
 
-    /// The image of a node once it is dead.
-    pub(super) fn dead_image(&self, session: &Session, alive: &Buf) -> Buf {
-        let mut dead = session.client().buf(self.layout.node_bytes());
-        dead.words_mut().copy_from_slice(alive.words());
-        let version = Node::new(&self.layout, alive.words()).version().wrapping_add(1);
-        let mut dead_mut = NodeMut::new(&self.layout, dead.words_mut());
-        dead_mut.mark_dead();
-        dead_mut.seal(version);
-        dead
-    }
-
-    /// Waits until `taker` has given back the lock of the node at `addr`; takes over from it if it
+    /// Waits until `taker` has given back the lock at `word`; takes over from it if it
     /// has died as well.
     async fn outwait(
         self: &Arc<Self>,
         session: &Session,
-        addr: GlobalAddr,
+        word: GlobalAddr,
         taker: u64,
     ) -> Result<(), IndexError> {
         let mut wait = LockWait::default();
-        while session.reliable().word(addr).await? == taker {
-            if wait.again(session, ("node", addr), taker).await? {
-                Box::pin(self.recover_now(session, addr, taker)).await?;
+        while session.reliable().word(word).await? == taker {
+            if wait.again(session, ("node", word), taker).await? {
+                Box::pin(self.recover_now(session, word, taker)).await?;
             }
         }
         Ok(())
     }
 
-    /// The dead client's record of `held`, if it left one that names `addr`.
+    /// The dead client's record of `held`, if it left one that names a node with the lock word at `word`.
     async fn find_record(
         &self,
         session: &Session,
-        addr: GlobalAddr,
+        word: GlobalAddr,
         held: u64,
-    ) -> Result<Option<(Buf, Vec<(GlobalAddr, usize)>)>, IndexError> {
+    ) -> Result<Option<FoundRecord>, IndexError> {
         if LockToken::from_word(held).is_none() {
             return Ok(None);
         }
         let reliable = session.reliable();
-        let bytes = redo_bytes(self.layout.node_bytes());
+        let bytes = self.record_bytes_max();
         for server in 0..session.endpoint().server_count() {
             let area = session.redo_addr_of(ServerId(server as u16), held)?;
             let record = reliable.read(area, reliable.buf(bytes)).await?;
-            if let Some(nodes) = decode(&record, held, &self.layout)
-                && nodes.iter().any(|(node, _)| *node == addr)
+            if let Some(parts) = decode(&record, held, &self.layout, self.guarded.as_ref())
+                && parts.iter().any(|part| self.lock_word_of(part.addr) == word)
             {
-                return Ok(Some((record, nodes)));
+                return Ok(Some((record, parts)));
             }
         }
         Ok(None)

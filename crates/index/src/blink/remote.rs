@@ -94,7 +94,7 @@ impl RemoteTree {
 
     /// The root is another one now; what was cached of the root word is forgotten.
     pub fn forget_root(&self) {
-        self.0.root.remember(0, 0);
+        self.0.root.forget();
     }
 
     /// Tells whether a value of `len` bytes needs a record.

@@ -12,10 +12,12 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
-use super::read::Restarts;
+use super::leaf::NodeView;
+use super::read::{LeafFit, Restarts};
+use super::remembered::LeafParent;
 use super::{BlinkFail, BlinkTree};
 use crate::VALUE_BYTES_MAX;
-use crate::bnode::{Cover, Node, RecordRef, StoredValue};
+use crate::bnode::{Cover, Node, RecordRef, SlotPair, StoredValue};
 use crate::scan_cursor::CursorPlace;
 use crate::{Entries, IndexError, ScanCursor, ScanRange};
 
@@ -33,6 +35,8 @@ struct LeafScan<'a> {
     ahead: VecDeque<(GlobalAddr, Buf)>,
     /// Children of the last parent that were not read yet, the next one first.
     children: VecDeque<GlobalAddr>,
+    /// That parent, where copies of parents are kept.
+    parent: Option<LeafParent>,
     entries_per_leaf: usize,
 }
 
@@ -50,7 +54,7 @@ impl BlinkTree {
     ) -> Result<(), IndexError> {
         let Some(cursor) = ScanCursor::begin(range, limit, out) else { return Ok(()) };
         let (ahead, children) = Default::default();
-        let mut scan = LeafScan { cursor, ahead, children, entries_per_leaf: 0 };
+        let mut scan = LeafScan { cursor, ahead, children, parent: None, entries_per_leaf: 0 };
         let mut restarts = Restarts::default();
         loop {
             let wanted = scan.cursor.wanted(out);
@@ -63,7 +67,20 @@ impl BlinkTree {
                 }
                 Err(BlinkFail::Error(error)) => return Err(error),
             };
-            let node = Node::new(&self.layout, leaf.words());
+            let node = match self.view(0, leaf.words()) {
+                NodeView::Node(node) => node,
+                NodeView::Guarded(leaf) => {
+                    // A leaf of the usual fill has seven pairs in ten slots.
+                    scan.entries_per_leaf = leaf.count().max(leaf.slots() * 6 / 10).max(1);
+                    let fence = if range.reverse { leaf.low_fence() } else { leaf.high_fence() };
+                    let pairs = leaf.pairs().unwrap_or_default();
+                    take_slots(pairs, &scan.cursor, out);
+                    if !scan.cursor.skip_to(fence.as_deref(), out) {
+                        return Ok(());
+                    }
+                    continue;
+                }
+            };
             // As many as this leaf would have if it were filled as usual.
             let usual = node.count() * node.capacity_bytes() * 6 / 10 / node.used_bytes().max(1);
             scan.entries_per_leaf = node.count().max(usual).max(1);
@@ -84,37 +101,23 @@ impl BlinkTree {
             self.read_ahead(session, scan, wanted).await?;
         }
         if let Some((addr, leaf)) = scan.ahead.pop_front() {
-            let node = Node::new(&self.layout, leaf.words());
-            if self.is_current(&leaf, addr, 0)
-                && node.covers_place(scan.cursor.seek()) == Cover::Inside
-            {
+            if self.is_read_ahead(scan, &leaf, addr) {
                 return Ok(leaf);
             }
             scan.ahead.clear();
             scan.children.clear();
         }
         let seek = scan.cursor.seek();
+        if self.remembered.is_some() {
+            return self.next_by_copies(session, scan).await;
+        }
         if self.root(session).await?.1 == 0 {
             return Ok(self.node_at(session, seek, 0).await?.1);
         }
         let (_, parent) = self.node_at(session, seek, 1).await?;
         let node = Node::new(&self.layout, parent.words());
-        let (index, first) = node.child_at_place(seek);
-        let beside: &mut dyn Iterator<Item = usize> = if scan.cursor.is_reverse() {
-            &mut (0..index).rev()
-        } else {
-            &mut (index + 1..=node.count())
-        };
-        let mut fence = Vec::new();
-        for child in beside {
-            // Children that lie wholly outside the range are not wanted.
-            let bound = if scan.cursor.is_reverse() { child } else { child - 1 };
-            if node.separator(bound, &mut fence) && scan.cursor.ends_before(&fence) {
-                break;
-            }
-            scan.children.push_back(self.pointer(node.child(child).unwrap_or(0), self.meta)?);
-        }
-        let leaf = self.read_node(session, self.pointer(first, self.meta)?, 0).await?;
+        let first = self.children_from(&node, &scan.cursor, &mut scan.children)?;
+        let leaf = self.read_node(session, first, 0).await?;
         match Node::new(&self.layout, leaf.words()).covers_place(seek) {
             Cover::Inside => Ok(leaf),
             // The leaf was split since its parent was read, or its parent lacks a separator.
@@ -123,6 +126,70 @@ impl BlinkTree {
                 Ok(self.node_at(session, scan.cursor.seek(), 0).await?.1)
             }
         }
+    }
+
+    /// The child of a parent that has the cursor's place; those behind it go into `children`.
+    fn children_from(
+        &self,
+        node: &Node<'_, u64>,
+        cursor: &ScanCursor<'_>,
+        children: &mut VecDeque<GlobalAddr>,
+    ) -> Result<GlobalAddr, IndexError> {
+        let (index, first) = node.child_at_place(cursor.seek());
+        let beside: &mut dyn Iterator<Item = usize> = if cursor.is_reverse() {
+            &mut (0..index).rev()
+        } else {
+            &mut (index + 1..=node.count())
+        };
+        let mut fence = Vec::new();
+        for child in beside {
+            // Children that lie wholly outside the range are not wanted.
+            let bound = if cursor.is_reverse() { child } else { child - 1 };
+            if node.separator(bound, &mut fence) && cursor.ends_before(&fence) {
+                break;
+            }
+            children.push_back(self.pointer(node.child(child).unwrap_or(0), self.meta)?);
+        }
+        self.pointer(first, self.meta)
+    }
+
+    /// Returns whether a leaf that was read ahead is the one that covers the cursor's place, and whole.
+    fn is_read_ahead(&self, scan: &LeafScan<'_>, leaf: &Buf, addr: GlobalAddr) -> bool {
+        let view = self.view(0, leaf.words());
+        let is_it = self.is_current(leaf, addr, 0)
+            && view.covers_place(scan.cursor.seek()) == Cover::Inside;
+        let Some(parent) = &scan.parent else { return is_it };
+        let is_proven = is_it && self.is_born_by(leaf.words(), parent.pointer(addr).view);
+        if !is_proven {
+            self.refuse(&parent.pointer(addr));
+        }
+        // One without neighbours may be giving way to a loaded tree.
+        let is_lone = view.right() == 0 && view.low().is_none();
+        is_proven && !is_lone && !self.has_torn_slots(0, leaf.words())
+    }
+
+    /// The leaf that covers the cursor's place, by the copy of its parent; the parent's next children are to be read
+    /// ahead.
+    async fn next_by_copies(
+        self: &Arc<Self>,
+        session: &Session,
+        scan: &mut LeafScan<'_>,
+    ) -> Result<Buf, BlinkFail> {
+        let seek = scan.cursor.seek();
+        scan.parent = None;
+        if let Some(parent) = self.parent_of(session, seek).await? {
+            let node = Node::new(&self.layout, parent.node.words());
+            let first = self.children_from(&node, &scan.cursor, &mut scan.children)?;
+            let pointer = parent.pointer(first);
+            let leaf = self.read_fitting(session, &pointer, 0, LeafFit::All).await?;
+            if self.view(0, leaf.words()).covers_place(seek) == Cover::Inside {
+                scan.parent = Some(parent);
+                return Ok(leaf);
+            }
+            self.refuse(&pointer);
+            scan.children.clear();
+        }
+        Ok(self.proven_at(session, seek, 0, LeafFit::All).await?.1)
     }
 
     /// Reads as many of the parent's next children as the scan probably needs. 1 round trip.
@@ -137,7 +204,7 @@ impl BlinkTree {
         let leaves = leaves.clamp(1, self.options.scan_batch.max(1)).min(scan.children.len());
         let mut ops = client.ops();
         for addr in scan.children.iter().take(leaves) {
-            ops.read(*addr, client.buf(self.layout.node_bytes()));
+            ops.read(*addr, client.buf(self.bytes_at(0)));
         }
         let mut ops = session.reliable().post_many(ops).await?;
         for (index, addr) in scan.children.drain(..leaves).enumerate() {
@@ -272,5 +339,29 @@ impl BlinkTree {
             out.push(&key, self.record_value(ops.buf(index), record)?);
         }
         Ok(())
+    }
+}
+
+/// Appends the pairs of a guarded leaf, in the order of their keys, that `cursor` wants.
+fn take_slots(mut pairs: Vec<SlotPair>, cursor: &ScanCursor<'_>, out: &mut Entries) {
+    let (range, place) = (cursor.range(), cursor.place());
+    pairs.retain(|(key, _)| {
+        let key = key.as_slice();
+        let is_ahead = match place {
+            CursorPlace::End => true,
+            // The leaf may have taken in the neighbour that the scan has been through already.
+            _ if SCAN_BACK.is_armed() => true,
+            CursorPlace::Below(end) => key < end.as_slice(),
+            CursorPlace::At(end) if range.reverse => key <= end.as_slice(),
+            CursorPlace::At(start) => key >= start.as_slice(),
+            CursorPlace::After(start) => key > start.as_slice(),
+        };
+        is_ahead && range.holds(key)
+    });
+    if range.reverse {
+        pairs.reverse();
+    }
+    for (key, value) in pairs.iter().take(cursor.wanted(out)) {
+        out.push(key, value);
     }
 }

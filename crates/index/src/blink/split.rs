@@ -11,7 +11,7 @@ use super::read::{Restarts, Unfinished};
 use super::remote::RemoteTree;
 use super::{BlinkFail, BlinkTree};
 use crate::IndexError;
-use crate::bnode::{ChangeError, Node, NodeMut};
+use crate::bnode::{ChangeError, NodeMut};
 use crate::detach::unfinished_work;
 
 farleaf_fabric::canaries! {
@@ -123,7 +123,11 @@ impl BlinkTree {
             right_mut.set_right(0);
         }
         // Not below the old node's: a log of changes tells by a node's version which of them it holds.
-        right_mut.seal(node.node().version().wrapping_add(1));
+        let version = match self.remembered {
+            None => node.node().version().wrapping_add(1),
+            Some(_) => self.first_version(session),
+        };
+        right_mut.seal(version);
         if PUBLISH_OLD_FIRST.is_armed() {
             node.publish(true, None).await?;
             right_object.write(right).await?;
@@ -167,13 +171,11 @@ impl BlinkTree {
         unfinished: &Unfinished,
     ) -> Result<Option<Unfinished>, BlinkFail> {
         let Unfinished { level, separator, right } = unfinished;
-        if self.read_root(session).await?.1 < *level {
+        let is_known_higher = self.remembered.is_some() && self.height_seen() > u64::from(*level);
+        if !is_known_higher && self.read_root(session).await?.1 < *level {
             self.grow(session, *level).await?;
         }
-        let mut further = None;
-        let parent = self.way_to(session, separator, *level, &mut further).await?;
-        let mut parent =
-            self.lock_covering(session, parent, separator, *level, &mut further).await?;
+        let mut parent = self.lock_level(session, separator, *level, &mut None).await?;
         if !SEPARATOR_UNCHECKED.is_armed()
             && !self.still_starts_at(session, *right, *level - 1, separator).await?
         {
@@ -183,7 +185,9 @@ impl BlinkTree {
         }
         match parent.node_mut().insert_separator(separator, right.word()) {
             Ok(crate::bnode::Posted::Added(_)) => {
-                parent.publish(true, None).await?;
+                parent.seal();
+                self.remember_node(parent.addr, *level, session.epoch(), parent.image.words());
+                parent.publish_sealed(true, None).await?;
                 Ok(None)
             }
             Ok(crate::bnode::Posted::AlreadyThere(_))
@@ -210,7 +214,6 @@ impl BlinkTree {
             Err(BlinkFail::Restart) => return Ok(false),
             Err(error) => return Err(error),
         };
-        let mut low = Vec::new();
-        Ok(Node::new(&self.layout, image.words()).low_fence(&mut low) && low == separator)
+        Ok(self.view(level, image.words()).low().as_deref() == Some(separator))
     }
 }

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{LockToken, Session};
 
+use super::leaf::NodeView;
 use super::read::Restarts;
 use super::records::record_bytes;
+use super::remembered::NodePointer;
 use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT_LOCK, grow};
-use crate::bnode::{Cover, Kind, Node, StoredValue, verify_image};
+use crate::bnode::{Cover, GuardedLeaf, Kind, Node, StoredValue, verify_image, version_of};
 use crate::retry::LockWait;
 use crate::walk::Visitor;
 use crate::{IndexError, Seek, TableReport};
@@ -65,7 +67,43 @@ impl BlinkTree {
 
     /// Visits the meta object, the first of a walk.
     pub fn visit_meta(&self, visitor: &mut impl Visitor) {
-        visitor.object("meta object", self.meta, META_BYTES);
+        BlinkTree::visit_meta_object(self.meta, visitor);
+    }
+
+    /// The same of a tree that is not open: what is left of a dropped one may be this object alone.
+    pub fn visit_meta_object(meta: GlobalAddr, visitor: &mut impl Visitor) {
+        visitor.object("meta object", meta, META_BYTES);
+    }
+
+    /// Visits the lock tables, the next objects of a walk of a tree that has some.
+    fn visit_locks(&self, visitor: &mut impl Visitor) {
+        for (kind, addr, bytes) in self.remembered.iter().flat_map(|it| it.locks.objects()) {
+            if visitor.is_done() {
+                return;
+            }
+            visitor.object(kind, addr, bytes);
+        }
+    }
+
+    /// Takes over the lock words of the dead, so that the walk meets what they were about to link.
+    ///
+    /// Cost: 1 READ for each memory server, and that of the recoveries.
+    async fn recover_locks(
+        self: &Arc<Self>,
+        session: &Session,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        let Some(remembered) = &self.remembered else { return Ok(()) };
+        for (word, held) in remembered.locks.held(session).await? {
+            if LockToken::from_word(held).is_none() {
+                report.problems.push(format!(
+                    "INV-BT-5: the lock word at {word} is {held:#018x}, which names nobody"
+                ));
+            } else if session.owner_is_dead(held).await? {
+                self.recover(session, word, held).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Visits and checks all nodes and records, which follow the meta object in a walk.
@@ -80,9 +118,11 @@ impl BlinkTree {
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
+        self.visit_locks(visitor);
         if visitor.is_done() {
             return Ok(());
         }
+        self.recover_locks(session, report).await?;
         self.check_meta(session, report).await?;
         let (_, top) = self.read_root(session).await?;
         report.nodes_per_level = vec![0; usize::from(top) + 1];
@@ -134,12 +174,15 @@ impl BlinkTree {
                 // The root has given way to its only child: the level is gone.
                 return Ok(below);
             };
-            let node = Node::new(&self.layout, image.words());
-            if let Err(error) = verify_image(&self.layout, image.words(), addr.word()) {
+            let node = self.view(level, image.words());
+            let verified = match node {
+                NodeView::Node(_) => verify_image(&self.layout, image.words(), addr.word()),
+                NodeView::Guarded(leaf) => leaf.verify(addr.word()),
+            };
+            if let Err(error) = verified {
                 report.problems.push(format!("node {addr}: {error}"));
             }
-            let mut low = Vec::new();
-            let low = node.low_fence(&mut low).then_some(low);
+            let low = node.low();
             let is_sibling = sibling.is_none_or(|sibling| sibling == addr.word());
             if (low != fence || !is_sibling) && !self.has_changed(session, before, level).await? {
                 let what = match is_sibling {
@@ -151,8 +194,8 @@ impl BlinkTree {
             sibling = Some(node.right());
             if visited.insert(addr) {
                 report.nodes_per_level[usize::from(level)] += 1;
-                report.node_bytes += self.layout.node_bytes() as u64;
-                visitor.object(NODE, addr, self.layout.node_bytes());
+                report.node_bytes += self.bytes_at(level) as u64;
+                visitor.object(NODE, addr, self.bytes_at(level));
                 match expected.remove(&addr.word()) {
                     Some(said) if said != low => report.problems.push(format!(
                         "INV-BT-4: the parent of node {addr} (level {level}) has another low fence for it"
@@ -161,25 +204,26 @@ impl BlinkTree {
                     None => unpointed += 1,
                 }
             }
-            before = Some((addr, node.version()));
+            before = Some((addr, version_of(image.words())));
             // All before the fence has been visited.
-            if level > 0 {
-                self.children(&node, low, fence.as_deref(), &mut below);
-            } else {
-                self.leaf(&node, addr, fence.as_deref(), report, visitor);
+            match node {
+                NodeView::Node(node) if level > 0 => {
+                    self.children(&node, low, fence.as_deref(), &mut below);
+                }
+                NodeView::Node(node) => self.leaf(&node, addr, fence.as_deref(), report, visitor),
+                NodeView::Guarded(leaf) => count_pairs(&leaf, fence.as_deref(), report),
             }
             if visitor.is_done() {
                 return Ok(BTreeMap::new());
             }
-            let mut high = Vec::new();
-            if !node.high_fence(&mut high) {
+            let Some(high) = node.high() else {
                 if node.right() != 0 {
                     report.problems.push(format!(
                         "INV-BT-1: node {addr} (level {level}) is the last and has a right sibling"
                     ));
                 }
                 break;
-            }
+            };
             fence = Some(high);
         }
         for (addr, low) in expected {
@@ -221,11 +265,12 @@ impl BlinkTree {
             let places: Option<Vec<GlobalAddr>> =
                 batch.iter().map(|word| GlobalAddr::from_word(*word)).collect();
             // Of damage, the search tells.
-            ahead.read = self.read_unlocked(session, &places?).await.unwrap_or_default();
+            ahead.read = self.read_unlocked(session, level, &places?).await.unwrap_or_default();
         }
         let (addr, image) = (GlobalAddr::from_word(next)?, ahead.read.remove(&next)?);
         let is_it = self.is_current(&image, addr, level)
-            && Node::new(&self.layout, image.words()).covers_place(seek) == Cover::Inside;
+            && self.view(level, image.words()).covers_place(seek) == Cover::Inside
+            && !self.has_torn_slots(level, image.words());
         is_it.then_some((addr, image))
     }
 
@@ -233,14 +278,15 @@ impl BlinkTree {
     async fn read_unlocked(
         &self,
         session: &Session,
+        level: u8,
         places: &[GlobalAddr],
     ) -> Result<BTreeMap<u64, Buf>, IndexError> {
         let reliable = session.reliable();
         let mut locks = session.client().ops();
         let mut images = session.client().ops();
         for addr in places {
-            locks.read(*addr, reliable.buf(8));
-            images.read(*addr, reliable.buf(self.layout.node_bytes()));
+            locks.read(self.lock_word_of(*addr), reliable.buf(8));
+            images.read(*addr, reliable.buf(self.bytes_at(level)));
         }
         let locks = reliable.post_many(locks).await?;
         let mut images = reliable.post_many(images).await?;
@@ -301,16 +347,23 @@ impl BlinkTree {
             let reliable = session.reliable();
             let (mut ops, _) = reliable
                 .chain(|ops| {
-                    ops.read(addr, reliable.buf(8));
-                    ops.read(addr, reliable.buf(self.layout.node_bytes()));
+                    ops.read(self.lock_word_of(addr), reliable.buf(8));
+                    ops.read(addr, reliable.buf(self.bytes_at(level)));
                 })
                 .await?;
             let (lock, image) = (ops.buf(0).words()[0], ops.take_buf(1));
-            let node = Node::new(&self.layout, image.words());
-            let is_it =
-                self.is_current(&image, addr, level) && node.covers_place(seek) == Cover::Inside;
-            if lock == 0 && is_it {
+            let is_it = self.is_current(&image, addr, level)
+                && self.view(level, image.words()).covers_place(seek) == Cover::Inside;
+            let is_torn = is_it && self.has_torn_slots(level, image.words());
+            if lock == 0 && is_it && !is_torn {
                 return Ok(Some((addr, image)));
+            }
+            if lock == 0 && is_torn && changes > 0 {
+                // It may be a writer's that came in between; the lock tells.
+                match self.mend_leaf(session, &NodePointer::fresh(addr)).await {
+                    Ok(()) | Err(BlinkFail::Restart) => {}
+                    Err(BlinkFail::Error(error)) => return Err(error),
+                }
             }
             if lock == 0 || lock == DEAD {
                 changes += 1;
@@ -330,7 +383,7 @@ impl BlinkTree {
             if session.owner_is_dead(lock).await?
                 || wait.again(session, ("node", addr), lock).await?
             {
-                self.recover(session, addr, lock).await?;
+                self.recover(session, self.lock_word_of(addr), lock).await?;
             }
         }
     }
@@ -344,9 +397,8 @@ impl BlinkTree {
     ) -> Result<bool, IndexError> {
         let Some((addr, version)) = seen else { return Ok(false) };
         let client = session.client();
-        let image = client.read(addr, client.buf(self.layout.node_bytes())).await?;
-        let node = Node::new(&self.layout, image.words());
-        Ok(!self.is_current(&image, addr, level) || node.version() != version)
+        let image = client.read(addr, client.buf(self.bytes_at(level))).await?;
+        Ok(!self.is_current(&image, addr, level) || version_of(image.words()) != version)
     }
 
     /// Tells whether the parent of the node of `level` that starts at `low` points to `addr` now.
@@ -442,6 +494,16 @@ impl BlinkTree {
                 }
                 None => {}
             }
+        }
+    }
+}
+
+/// Counts the pairs of a guarded leaf above the fence up to which all has been counted.
+fn count_pairs(leaf: &GuardedLeaf<'_>, above: Option<&[u8]>, report: &mut TableReport) {
+    for (key, value) in leaf.pairs().unwrap_or_default() {
+        if above.is_none_or(|above| key.as_slice() > above) {
+            report.keys += 1;
+            report.data_bytes += (key.len() + value.len()) as u64;
         }
     }
 }

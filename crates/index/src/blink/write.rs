@@ -9,9 +9,9 @@ use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
 use super::records::UnlinkedRecord;
 use super::{BlinkFail, BlinkTree};
-use crate::IndexError;
 use crate::bnode::{ChangeError, Cover, Node, Value};
 use crate::change::{Change, Decision, Outcome};
+use crate::{IndexError, Seek};
 
 farleaf_fabric::canaries! {
     pub FORGET_RETIRE = "forget-retire", "what a merge or a changed value unlinks is never freed";
@@ -101,6 +101,10 @@ impl BlinkTree {
             }
         }
         let mut leaf = self.lock_leaf(session, key, unfinished).await?;
+        if self.guarded.is_some() {
+            let outcome = self.change_slot(session, leaf, change, held).await?;
+            return Ok(ChangeAttempt::Done(outcome));
+        }
         let found = leaf.node().find(key);
         if !compared && change.expected.is_some() {
             held.clear();
@@ -171,8 +175,51 @@ impl BlinkTree {
         key: &[u8],
         unfinished: &mut Option<Unfinished>,
     ) -> Result<Locked, BlinkFail> {
-        let addr = self.way_to(session, key, 0, unfinished).await?;
-        self.lock_covering(session, addr, key, 0, unfinished).await
+        self.lock_level(session, key, 0, unfinished).await
+    }
+
+    /// Locks the node of `level` that covers `key`.
+    pub(super) async fn lock_level(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        level: u8,
+        unfinished: &mut Option<Unfinished>,
+    ) -> Result<Locked, BlinkFail> {
+        if self.remembered.is_some() {
+            return self.lock_remembered(session, key, level, unfinished).await;
+        }
+        let addr = self.way_to(session, key, level, unfinished).await?;
+        self.lock_covering(session, addr, key, level, unfinished).await
+    }
+
+    /// The same by remembered pointers.
+    async fn lock_remembered(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        level: u8,
+        unfinished: &mut Option<Unfinished>,
+    ) -> Result<Locked, BlinkFail> {
+        let mut pointer = self.pointer_to(session, Seek::At(key), level, unfinished).await?;
+        loop {
+            let locked = self.lock_proven(session, &pointer, level).await?;
+            match locked.view().covers(key) {
+                Cover::Inside => return Ok(locked),
+                _ if SKIP_COVER_CHECK.is_armed() => return Ok(locked),
+                Cover::Above => {
+                    let right = self.go_right(level, locked.image.words(), &pointer, unfinished)?;
+                    // INV-BT-7: one lock at a time.
+                    locked.unlock().await?;
+                    pointer = right;
+                }
+                Cover::Below => {
+                    locked.unlock().await?;
+                    self.refuse(&pointer);
+                    return Err(BlinkFail::Restart);
+                }
+            }
+        }
     }
 
     /// Locks the node of `level` that covers `key`, from `addr` to the right.

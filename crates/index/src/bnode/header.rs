@@ -159,3 +159,18 @@ pub(super) fn write_head(words: &mut [u64], layout: &Layout, kind: Kind, head: &
     image.set(META_WORD, Meta::new(layout, kind, head).pack());
     image.set(VERSION_WORD, head.version);
 }
+
+/// The kind of a node whose image `words` are, as far as its header says so.
+pub fn kind_of(words: &[u64]) -> Kind {
+    meta(words).kind()
+}
+
+/// The level that the header of `words` says.
+pub fn level_of(words: &[u64]) -> u8 {
+    meta(words).level
+}
+
+/// The version, or stamp, that the header of `words` says.
+pub fn version_of(words: &[u64]) -> u64 {
+    word(words, VERSION_WORD)
+}

@@ -74,13 +74,18 @@ mod words;
 #[cfg(test)]
 mod tests;
 
+/// The seeded bugs of guarded leaves.
+pub mod canaries {
+    pub use super::guarded::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, MISS_UNCHECKED};
+}
+
 pub use edit::{ChangeError, NodeMut, Posted};
 pub use encode::LeafEntry;
 pub use guarded::{
     GuardedLayout, GuardedLayoutError, GuardedLeaf, GuardedLeafMut, Lookup, Mend, Mended, SlotEdit,
     SlotPair, SlotState, Stamp,
 };
-pub use header::{Head, Kind};
+pub use header::{Head, Kind, kind_of, level_of, version_of};
 pub use layout::{Layout, LayoutError, LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN};
 pub use shape::BnodeShape;
 pub use split::Split;

@@ -24,7 +24,7 @@
 //! - `INV-HAND-5` After `passes_max` passes in a row nobody is chosen: the word becomes 0, and tasks of other compute
 //!   servers get their turn.
 //!
-//! No remote operation. Source: Sherman, SIGMOD 2022, section 4.3 (local lock tables, at most a bound of hand-overs).
+//! No remote operation. Source: Wang, Lu, Shu, SIGMOD 2022, section 4.3 (local lock tables, at most a bound of hand-overs).
 //! Differs: there the word stays as it is during a hand-over, so that it does not name the client that acts under it.
 
 use std::collections::VecDeque;

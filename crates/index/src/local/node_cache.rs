@@ -168,26 +168,27 @@ impl NodeCache {
     }
 
     /// Takes in a copy of the node of `level` at `addr`: `epoch` is the reader's view from before the READ. A copy there
-    /// that was read later stays.
-    pub fn put(&self, addr: GlobalAddr, level: u8, epoch: u64, words: &[u64]) {
+    /// that was read later stays. Returns the copy of `words`, whether the cache keeps it or not.
+    pub fn put(&self, addr: GlobalAddr, level: u8, epoch: u64, words: &[u64]) -> Arc<CachedNode> {
         let used = AtomicU64::new(0);
         let copy = Arc::new(CachedNode { words: words.into(), epoch, level, used });
         let bytes = copy.bytes();
         if bytes > self.part_budget {
             self.forget(addr);
-            return;
+            return copy;
         }
         let mut part = lock(self.part(addr));
         if let Some(&place) = part.places.get(&addr.word()) {
             if part.clock[place].1.epoch > epoch {
-                return;
+                return copy;
             }
             part.remove_at(place);
         }
         let evicted = part.make_room(bytes, self.part_budget);
-        part.insert(addr.word(), copy, evicted > 0);
+        part.insert(addr.word(), Arc::clone(&copy), evicted > 0);
         drop(part);
         self.evicted.fetch_add(evicted, Ordering::Relaxed);
+        copy
     }
 
     /// Drops the copy of the node at `addr`, if there is one.
@@ -359,7 +360,7 @@ mod tests {
                     for step in 0..4_000_u64 {
                         let at = addr((step * 7 + thread) % 40);
                         match cache.get(at, 1) {
-                            None => cache.put(at, 1, 1, &node(step << 2 | thread)),
+                            None => drop(cache.put(at, 1, 1, &node(step << 2 | thread))),
                             Some(copy) => {
                                 assert!(copy.words().iter().all(|&word| word == copy.words()[0]));
                                 if step % 16 == 0 {

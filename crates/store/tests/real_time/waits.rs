@@ -116,7 +116,7 @@ fn many_gets_wait_as_often_as_one() {
     let servers = servers(1, 64 << 20);
     let relay = Relay::start(servers.0[0].address());
     let db = Farleaf::builder().create(true).open(&format!("tcp://{}", relay.address)).unwrap();
-    for engine in Engine::ALL.iter().filter(|engine| engine.name() != "example") {
+    for engine in Engine::ALL.iter().filter(|engine| !engine.is_example()) {
         let table =
             db.create_table(engine.name(), TableOptions::default().engine(*engine)).unwrap();
         table.bulk_load((0..KEYS).map(|number| (key(number), VALUE))).unwrap();

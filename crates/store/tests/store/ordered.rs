@@ -28,7 +28,7 @@ fn strings(most: usize) -> Vec<Vec<u8>> {
 }
 
 fn engines() -> impl Iterator<Item = Engine> {
-    Engine::ALL.iter().copied().filter(|engine| engine.name() != "example")
+    Engine::ALL.iter().copied().filter(|engine| !engine.is_example())
 }
 
 /// The answers of a sorted map, of `floor`, `ceiling`, `lower`, `higher` and `longest_prefix`.

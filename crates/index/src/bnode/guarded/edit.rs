@@ -10,6 +10,11 @@ use super::slot::{Guard, turn};
 use super::view::{GuardedLeaf, Lookup, SlotState};
 use super::{GuardedLayout, Stamp};
 
+farleaf_fabric::canaries! {
+    pub BUILD_CLEARS_TORN = "build-clears-torn", "a slot that a dead client's update has torn is emptied";
+    pub BUILD_KEEPS_TORN = "build-keeps-torn", "a slot that a dead client's insert or remove has torn is kept";
+}
+
 /// A change of one slot: what the holder of the lock WRITEs of the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotEdit {
@@ -119,6 +124,12 @@ impl<'a> GuardedLeafMut<'a> {
         let view = self.view();
         let guard = view.guard().at(index);
         let (keys, values, check) = view.stored(index);
+        if BUILD_CLEARS_TORN.is_armed() {
+            return false;
+        }
+        if BUILD_KEEPS_TORN.is_armed() {
+            return self.layout.has_word_values();
+        }
         self.layout.has_word_values()
             && guard.has_key(check, keys)
             && values[0] != guard.blank()
@@ -250,6 +261,25 @@ impl GuardedLeaf<'_> {
         };
         layout.encode(right, &head, upper)?;
         Ok(separator)
+    }
+
+    /// Encodes this leaf under another stamp into `out`; for tests that age leaves.
+    ///
+    /// # Errors
+    /// `Damaged` if a slot does not fit.
+    pub fn with_stamp(&self, stamp: Stamp, out: &mut [u64]) -> Result<(), ChangeError> {
+        let pairs = self.pairs().map_err(|_| ChangeError::Damaged)?;
+        let (low, high) = (self.low_fence(), self.high_fence());
+        let head = Head {
+            addr: self.self_addr(),
+            right: self.right(),
+            incarnation: self.incarnation(),
+            version: stamp.word(),
+            low: low.as_deref(),
+            high: high.as_deref(),
+            ..Head::default()
+        };
+        self.layout().encode(out, &head, &pairs)
     }
 
     /// Encodes this leaf under its next stamp, with the pairs of its right neighbour, into `out`.

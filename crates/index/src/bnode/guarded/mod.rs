@@ -43,7 +43,7 @@
 //! - `INV-GUARD-4` No key is in two slots of a leaf at rest.
 //! - `INV-GUARD-5` Only the holder of the leaf's lock mends slots.
 //!
-//! Source: Sherman (SIGMOD 2022) for unsorted entries that are written one by one. Differs: Sherman's two-level versions
+//! Source: Wang, Lu, Shu (SIGMOD 2022) for unsorted entries that are written one by one. Differs: their two-level versions
 //! of 4 bits accept torn entries once they wrap, and take an entry that does not fit for an absent one.
 
 mod edit;
@@ -53,8 +53,8 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub use edit::{GuardedLeafMut, Mend, Mended, SlotEdit};
-pub use view::{GuardedLeaf, Lookup, SlotPair, SlotState};
+pub use edit::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, GuardedLeafMut, Mend, Mended, SlotEdit};
+pub use view::{GuardedLeaf, Lookup, MISS_UNCHECKED, SlotPair, SlotState};
 
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::IntoBytes;
@@ -97,7 +97,8 @@ impl Stamp {
         Stamp(epoch << REWRITE_BITS)
     }
 
-    pub(super) fn of_word(word: u64) -> Self {
+    /// The stamp that a header holds; word 7 of any node that bears its birth.
+    pub fn of_word(word: u64) -> Self {
         Stamp(word)
     }
 

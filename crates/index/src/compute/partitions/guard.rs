@@ -44,6 +44,11 @@ impl PartitionView {
         is_open.then_some(Home { owner: entry.owner, term: entry.term })
     }
 
+    /// The part of the owner's region that holds lines of this table; `None` for one that is no member.
+    pub fn slice(&self, owner: Incarnation) -> Option<u16> {
+        self.map.member(owner).map(|member| member.slice)
+    }
+
     /// Returns whether each partition that is open here has the same home in `next`.
     pub(super) fn keeps_homes(&self, next: &PartitionView) -> bool {
         (0..self.map.entries.len() as u32)

@@ -2,15 +2,15 @@
 //!
 //! Layout, words: 0 tag, 1 epoch, 2 number of partitions (low half) and of members (high half), 3 checksum,
 //! 4 the move under way (0 none, 1 by copy, 2 by build) and its epoch in the high half, 5 the incarnation of
-//! its taker (0 nobody). Then for each member its incarnation, and its slot (low half) with its weight (high
-//! half). Then for each partition a word: owner's place among the members (bits 0 to 15, `0xffff` nobody),
+//! its taker (0 nobody). Then for each member its incarnation, and its slot (low half), its weight (bits 32 to 47)
+//! and its slice (48 to 63). Then for each partition a word: owner's place among the members (bits 0 to 15, `0xffff` nobody),
 //! state (16 to 31: 0 open, 1 closed, 2 moving), term (32 to 63).
 //!
 //! - `INV-PART-MAP-1` Epochs ascend strictly, and a partition's term never falls.
 //! - `INV-PART-MAP-2` A partition's owner changes only together with its term, to the epoch of a map in which
 //!   it was closed.
 
-use farleaf_fabric::Incarnation;
+use farleaf_fabric::{GlobalAddr, Incarnation};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::ring::Ring;
@@ -34,7 +34,9 @@ pub struct MapMember {
     /// Its slot in the pool's member table.
     pub slot: u32,
     /// Its share of the ring: 0 for none, which it has while it leaves.
-    pub weight: u32,
+    pub weight: u16,
+    /// The part of its region that holds lines of this table: others hold those of other tables.
+    pub slice: u16,
 }
 
 /// The state of a partition.
@@ -110,6 +112,11 @@ impl PartitionMap {
     /// Returns whether some partition is not open.
     pub fn is_closed(&self) -> bool {
         self.entries.iter().any(|entry| entry.state != PartitionState::Open)
+    }
+
+    /// Address and bytes of the object that holds it.
+    pub fn object(&self) -> (GlobalAddr, usize) {
+        (self.place.addr, self.place.bytes)
     }
 
     /// The member of that incarnation.
@@ -213,7 +220,8 @@ impl PartitionMap {
         words.push(self.moving.and_then(|moving| moving.to).map_or(0, |to| to.0));
         for member in &self.members {
             words.push(member.incarnation.0);
-            words.push(halves(u64::from(member.slot), member.weight));
+            let high = u32::from(member.weight) | u32::from(member.slice) << 16;
+            words.push(halves(u64::from(member.slot), high));
         }
         let place = |who| self.members.iter().position(|member| member.incarnation == who);
         for entry in &self.entries {
@@ -258,7 +266,8 @@ impl PartitionMap {
             .map(|member| MapMember {
                 incarnation: Incarnation(member[0]),
                 slot: low(member[1]),
-                weight: high(member[1]),
+                weight: high(member[1]) as u16,
+                slice: (high(member[1]) >> 16) as u16,
             })
             .collect();
         let entry = |word: &u64| {
@@ -295,7 +304,8 @@ mod tests {
     use super::*;
 
     fn member(number: u64) -> MapMember {
-        MapMember { incarnation: Incarnation(number), slot: number as u32, weight: 1 }
+        let (incarnation, slot) = (Incarnation(number), number as u32);
+        MapMember { incarnation, slot, weight: 1, slice: (number as u16) << 8 }
     }
 
     fn map() -> PartitionMap {

@@ -163,6 +163,11 @@ impl PartitionMembership {
         self.acked.load(Ordering::Acquire)
     }
 
+    /// Returns whether the table has been left. An operation asks once it is inside: those that are inside are waited for.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
     fn check_open(&self) -> Result<(), IndexError> {
         match self.closed.load(Ordering::Acquire) {
             true => Err(IndexError::Closed("the table has been closed".into())),
@@ -362,8 +367,8 @@ async fn enter_opened<'a, T: PartitionedTable, const N: usize>(
     }
 }
 
-/// Offers this member's memory: from the next [`super::rebalance`] on it owns a share of partitions by its weight. A
-/// weight of 0 offers none.
+/// Offers the part `slice` of this member's memory: from the next [`super::rebalance`] on it owns a share of partitions by
+/// its weight. A weight of 0 offers none. The slice stays what it was the first time.
 ///
 /// Cost: a change of the map.
 ///
@@ -372,12 +377,13 @@ async fn enter_opened<'a, T: PartitionedTable, const N: usize>(
 pub async fn offer<T: PartitionedTable>(
     table: &T,
     session: &Session,
-    weight: u32,
+    weight: u16,
+    slice: u16,
 ) -> Result<(), IndexError> {
     let Some(own) = table.membership() else { return Ok(()) };
     own.check_open()?;
     let _pin = session.begin(OpKind::Maintenance).await?;
-    let member = MapMember { incarnation: own.me, slot: own.slot, weight };
+    let member = MapMember { incarnation: own.me, slot: own.slot, weight, slice };
     change_members(table, session, move |members| {
         match members.iter_mut().find(|other| other.incarnation == member.incarnation) {
             Some(own) => own.weight = weight,
@@ -419,11 +425,12 @@ pub async fn leave<T: PartitionedTable>(
     way: MoveWay,
 ) -> Result<(), MoveError> {
     let Some(own) = table.membership() else { return Ok(()) };
-    if own.view().map.member(own.me).is_some() {
-        offer(table, session, 0).await?;
+    let me = own.view().map.member(own.me).map(|member| member.slice);
+    if let Some(slice) = me {
+        offer(table, session, 0, slice).await?;
         move_away(table, session, own.me, way).await?;
     }
-    own.closed.store(true, Ordering::Release);
+    own.closed.store(true, Ordering::SeqCst);
     own.lot.unpark(LOT_KEY);
     let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
     own.guard.drain(session).await;

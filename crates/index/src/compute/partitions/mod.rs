@@ -20,6 +20,7 @@
 //! fail-over are ours.
 
 mod acks;
+mod calls;
 mod conductor;
 mod guard;
 mod map;
@@ -34,7 +35,8 @@ use farleaf_pool::Session;
 use super::ownership::{MapWords, lock_slots, put_slot, read_slot};
 use crate::IndexError;
 pub use acks::ack_bytes;
-pub use conductor::{fail_over, move_partitions, rebalance, resume};
+pub use calls::PartitionCalls;
+pub use conductor::{as_conductor, fail_over, move_partitions, rebalance, resume};
 pub use guard::{Home, InsidePartitions, PartitionGuard, PartitionView};
 use map::EPOCH_MAX;
 pub use map::{

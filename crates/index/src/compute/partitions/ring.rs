@@ -14,7 +14,7 @@ use super::map::MapMember;
 /// Points for each unit of weight.
 const POINTS: u32 = 128;
 /// The largest weight that counts.
-pub const WEIGHT_MAX: u32 = 64;
+pub const WEIGHT_MAX: u16 = 64;
 const PARTITION_SEED: u64 = u64::from_le_bytes(*b"FLpartno");
 
 /// The points of a table's members.
@@ -26,7 +26,7 @@ impl Ring {
     pub(super) fn of(members: &[MapMember]) -> Self {
         let mut points = Vec::new();
         for member in members {
-            let count = member.weight.min(WEIGHT_MAX) * POINTS;
+            let count = u32::from(member.weight.min(WEIGHT_MAX)) * POINTS;
             points.extend((0..count).map(|point| {
                 let hash = xxh3_64_with_seed(&point.to_le_bytes(), member.incarnation.0);
                 (hash, member.incarnation)
@@ -50,11 +50,12 @@ mod tests {
 
     const PARTITIONS: u32 = 4096;
 
-    fn owners(weights: &[(u64, u32)]) -> Vec<Option<u64>> {
-        let member = |(number, weight): &(u64, u32)| MapMember {
+    fn owners(weights: &[(u64, u16)]) -> Vec<Option<u64>> {
+        let member = |(number, weight): &(u64, u16)| MapMember {
             incarnation: Incarnation(*number),
             slot: 0,
             weight: *weight,
+            slice: 0,
         };
         let members: Vec<MapMember> = weights.iter().map(member).collect();
         let ring = Ring::of(&members);

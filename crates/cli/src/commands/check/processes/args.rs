@@ -153,7 +153,7 @@ impl ProcessesArgs {
     fn expose_bytes(&self) -> Result<u64, Failure> {
         let traits = self.engine.traits();
         match self.expose_bytes {
-            Some(size) if size.0 > 0 && !(traits.owned || traits.exposes) => Err(Failure::usage(
+            Some(size) if size.0 > 0 && !traits.is_served() => Err(Failure::usage(
                 "--expose-bytes needs an engine with owners ('farleaf engines'): compute servers of other \
                  engines expose nothing",
             )),
@@ -171,7 +171,7 @@ impl ProcessesArgs {
         };
         if self.call_faults_per_second.is_some() && !self.engine.traits().owned {
             return Err(Failure::usage(
-                "--post-faults-per-second needs an engine with owners ('farleaf engines'): compute \
+                "--call-faults-per-second needs an engine with owners ('farleaf engines'): compute \
                  servers of other engines do not ask each other",
             ));
         }
@@ -228,7 +228,7 @@ impl ProcessesArgs {
             ("--lease", text(self.lease)),
             ("--memory-faults-per-second", text(self.memory_faults_per_second)),
             ("--link-faults-per-second", text(self.link_faults_per_second)),
-            ("--post-faults-per-second", text(self.call_faults_per_second)),
+            ("--call-faults-per-second", text(self.call_faults_per_second)),
             ("--outage-time-max", text(self.outage_time_max)),
             ("--recovery-within", text(self.recovery_within)),
         ]

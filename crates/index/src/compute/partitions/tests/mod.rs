@@ -68,7 +68,7 @@ fn client(sim: &Sim, compute: usize) -> Client {
 
 impl Cluster {
     /// Each compute server of `config` takes part with one of `weights`; partitions are where the ring has them.
-    fn new(config: SimConfig, weights: &[u32]) -> Cluster {
+    fn new(config: SimConfig, weights: &[u16]) -> Cluster {
         let sim = Sim::new(config).expect("a simulation");
         let options = PoolOptions { clients_max: 16, members_max: 8, ..PoolOptions::default() };
         let options =
@@ -88,7 +88,7 @@ impl Cluster {
     }
 
     /// The next life of a compute server joins, while others tick.
-    fn join(&mut self, compute: usize, session: Option<Session>, weight: u32) -> usize {
+    fn join(&mut self, compute: usize, session: Option<Session>, weight: u16) -> usize {
         let fabric = self.sim.fabric(compute);
         let log = Log { adds: 0, transfers: 0, pending: Pending::Nothing, wrong: None };
         let log = Rc::new(RefCell::new(log));
@@ -104,7 +104,7 @@ impl Cluster {
             session.publish_region(REGION_BYTES).await.expect("published");
             let toy = Toy::join(places, &session, Rc::clone(&log)).await.expect("joined");
             if weight > 0 {
-                offer(&toy, &session, weight).await.expect("offered");
+                offer(&toy, &session, weight, 0).await.expect("offered");
             }
             (session, toy)
         });

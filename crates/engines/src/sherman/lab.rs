@@ -1,0 +1,105 @@
+//! Lab: the seeded bugs, crash cases and small tables of this engine, and the settings that the lab draws for it.
+
+use farleaf_index::blink::canaries::{
+    ANSWER_BEFORE_WRITE, FORGET_RETIRE, LOSE_LEAF_REDO, ROOT_LEAF_UNLOOKED, SCAN_BACK,
+    SEPARATOR_UNCHECKED, SKIP_BIRTH, SKIP_COVER_CHECK, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
+};
+use farleaf_index::blink::lab;
+use farleaf_index::bnode::canaries::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, MISS_UNCHECKED};
+use farleaf_index::lab::{CrashState, Hunt, Lab, LabSize, Variant, changes, choose};
+use farleaf_index::remote_lock::RESEND_BLINDLY;
+use farleaf_index::retry::STEAL_LOCK;
+use farleaf_index::{IndexError, Settings, Spec, Stored, TableReport, TableSpec};
+use farleaf_pool::Session;
+use farleaf_pool::canary::SKIP_FENCE;
+use fastrand::Rng;
+
+use super::{Sherman, ShermanShape, open_tree, without_copies};
+
+/// Nodes come and go, and their addresses are used again while caches lead there.
+const REUSE: &[(&str, &str)] = &[
+    ("workload", "churn"),
+    ("set", "cache=256MiB"),
+    ("compute-servers", "3"),
+    ("memory-servers", "1"),
+    ("keys", "5|20|60|150"),
+    ("ops", "200"),
+    ("think-ns", "4000"),
+];
+
+impl Lab for Sherman {
+    fn hunts() -> Vec<Hunt> {
+        let any = [
+            &UNLOCK_BEFORE_WRITE,
+            &ANSWER_BEFORE_WRITE,
+            &SEPARATOR_UNCHECKED,
+            &UNLOCK_RIGHT_EARLY,
+            &FORGET_RETIRE,
+            &SKIP_COVER_CHECK,
+            &SCAN_BACK,
+            &STEAL_LOCK,
+            &SKIP_FENCE,
+            &RESEND_BLINDLY,
+            &MISS_UNCHECKED,
+            &ROOT_LEAF_UNLOOKED,
+        ];
+        let mut hunts = any.map(Hunt::any).to_vec();
+        hunts.extend([
+            Hunt::with(&SKIP_BIRTH, REUSE),
+            Hunt::at(&BUILD_CLEARS_TORN, "u64-tiny/update"),
+            Hunt::at(&BUILD_KEEPS_TORN, "u64-tiny/insert"),
+            // Values of several words stand in slots of leaves.
+            Hunt::at(&LOSE_LEAF_REDO, "wide/update"),
+        ]);
+        hunts
+    }
+
+    fn shape(size: LabSize, spec: &Spec) -> ShermanShape {
+        let nodes = lab::shape(size, spec);
+        ShermanShape {
+            node_bytes: nodes.node_bytes,
+            cap_leaf: nodes.cap_leaf,
+            cap_inner: nodes.cap_inner,
+            ..ShermanShape::default()
+        }
+    }
+
+    fn variants() -> &'static [Variant] {
+        &[Variant {
+            name: "wide",
+            settings: "node_bytes=512",
+            value_bytes: Some(24),
+            object_bytes: 512,
+            cases: None,
+            is_drawn: false,
+        }]
+    }
+
+    fn draw(rng: &mut Rng, _table: &TableSpec<ShermanShape>) -> Settings {
+        Settings::default()
+            .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
+            .with("hand_over", choose(rng, &["0", "1", "8", "8"]))
+            .with("hand_image", choose(rng, &["true", "true", "false"]))
+            .with("combine_lock", choose(rng, &["true", "true", "false"]))
+            .with("write_back", choose(rng, &["entry", "entry", "node"]))
+            .with("read", choose(rng, &["guard", "guard", "guard", "locked3"]))
+            .with("scan_batch", choose(rng, &["1", "3", "16"]))
+            .with("bulk_fill", choose(rng, &["0.3", "0.7", "1.0"]))
+            .with("lock_words", choose(rng, &["1", "64", "4096", "4096"]))
+    }
+
+    fn is_change(name: &str, before: &TableReport, after: &TableReport) -> bool {
+        changes::in_btree(name, before, after)
+    }
+
+    fn cases() -> Vec<(&'static str, CrashState)> {
+        lab::cases(true)
+    }
+
+    /// Gives every node one of the last versions that there are.
+    ///
+    /// Cost: 3 READs and 1 WRITE for each node.
+    async fn age(session: &Session, table: &Stored<ShermanShape>) -> Result<(), IndexError> {
+        open_tree(session, table, &without_copies()).await?.age(session).await
+    }
+}

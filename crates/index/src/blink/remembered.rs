@@ -1,0 +1,559 @@
+//! Remembered pointers: finds leaves by copies of inner nodes that this compute server keeps between operations.
+//!
+//! Epochs protect what an operation has READ itself, not what it remembers of an earlier one: a merged node is freed, and
+//! its memory is used again, perhaps for a node of this tree that nobody links. So each node of such a tree bears the epoch
+//! of its making (*birth*, the high 40 bits of its version), and each copy keeps the epoch from before its READ.
+//!
+//! - `INV-REM-1` A node that is READ by a remembered pointer counts if it is current, covers the place, and was born by the
+//!   epoch of the copy that names it (INV-EPOCH-6 of the pool). Then it is the object that was linked when the copy was
+//!   READ, and it is alive. Else the copy is dropped, and the way is looked up anew.
+//! - `INV-REM-2` Pointers of a node that counted and was READ by this operation are *fresh*: its pin holds what they lead to.
+//! - `INV-REM-3` A writer proves a node by the image that it READs under the lock, and writes to no other. The lock word
+//!   lies in a lock table, so that the CAS harms nobody if the pointer was stale.
+//! - `INV-REM-4` A leaf that is open at both ends may be giving way to a loaded tree. Its image counts if its lock word,
+//!   READ before it, was 0, or if the root leads to it after the READ.
+//!
+//! Cost of a get with all inner nodes cached: 1 READ of a leaf. A stale copy costs 1 READ of a leaf, and 1 of each node that
+//! is READ anew.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_pool::{LockToken, Session};
+
+use super::lock_table::LockTables;
+use super::read::{LeafFit, Restarts, Unfinished};
+use super::{BlinkFail, BlinkTree};
+use crate::bnode::{Cover, GuardedLeaf, Kind, Lookup, Node};
+use crate::detach::unfinished_work;
+use crate::local::node_cache::AGE_MAX;
+use crate::local::{CachedNode, HandOver, NodeCache};
+use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
+use crate::sync::{AtomicU64, Ordering};
+use crate::{IndexError, Seek};
+
+farleaf_fabric::canaries! {
+    pub ROOT_LEAF_UNLOOKED = "root-leaf-unlooked", "a leaf without neighbours counts although a load may be replacing it";
+}
+
+/// READs of one node before waiting in between.
+const REREADS_QUICK: u32 = 16;
+/// A node that nobody has locked and whose checksum does not fit for so long is corrupt.
+const CORRUPT_AFTER_NS: u64 = 50_000_000;
+
+/// Settings by which a compute server opens a tree whose nodes it remembers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RememberOptions {
+    /// Bytes of copies of inner nodes.
+    pub cache_bytes: u64,
+    /// Times in a row that a lock goes on within the compute server.
+    pub hand_over: u32,
+    /// The node's content goes along.
+    pub hand_image: bool,
+    /// Lock and READ are one chain.
+    pub combine_lock: bool,
+    /// A change of a guarded leaf writes its slot alone, not the leaf.
+    pub write_entries: bool,
+    /// A get READs the leaf's lock word before and after the leaf, and a change once before it locks.
+    pub read_locks: bool,
+}
+
+/// The copies and the queues of a compute server for one tree, and the words that lock its nodes.
+#[derive(Debug)]
+pub(super) struct Remembered {
+    pub(super) locks: LockTables,
+    pub(super) nodes: NodeCache,
+    pub(super) turns: Arc<HandOver>,
+    pub(super) options: RememberOptions,
+    /// Time that the last chain of lock and READ took.
+    pub(super) chain_ns: AtomicU64,
+    pub(super) counts: RememberCounts,
+}
+
+/// Events of a compute server since it opened the tree.
+#[derive(Debug, Default)]
+pub struct RememberCounts {
+    /// Leaves that were READ again because a header or a slot did not fit.
+    pub reread: AtomicU64,
+    /// Slots that the dead had left between two writes.
+    pub mended: AtomicU64,
+    /// Copies that led too far left.
+    pub led_right: AtomicU64,
+    /// Copies that led to something else than the node that they name.
+    pub refused: AtomicU64,
+    /// Leaves that were split.
+    pub splits: AtomicU64,
+    /// Nodes that were merged.
+    pub merges: AtomicU64,
+}
+
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Remembered {
+    pub(super) fn new(locks: LockTables, options: RememberOptions, node_bytes: usize) -> Self {
+        Remembered {
+            locks,
+            nodes: NodeCache::new(options.cache_bytes, node_bytes),
+            turns: HandOver::new(options.hand_over),
+            options,
+            chain_ns: AtomicU64::new(0),
+            counts: RememberCounts::default(),
+        }
+    }
+}
+
+/// The place that a pointer was read from.
+#[derive(Clone, Debug)]
+enum PointerSource {
+    /// The remembered root word.
+    Root,
+    /// The copy of the node above.
+    Copy(GlobalAddr, Arc<CachedNode>),
+    /// The node above, READ by this operation.
+    Parent,
+    /// The left neighbour, READ by this operation.
+    Sibling,
+}
+
+/// A pointer to a node that was not READ yet.
+#[derive(Clone, Debug)]
+pub(super) struct NodePointer {
+    pub(super) addr: GlobalAddr,
+    /// The epoch by which the node must have been born; `None` if the pointer is fresh.
+    pub(super) view: Option<u64>,
+    source: PointerSource,
+}
+
+impl NodePointer {
+    /// A pointer that this operation has read.
+    pub(super) fn fresh(addr: GlobalAddr) -> Self {
+        NodePointer { addr, view: None, source: PointerSource::Sibling }
+    }
+}
+
+/// A node above the leaves, as a copy or READ just now.
+struct Way {
+    addr: GlobalAddr,
+    node: Arc<CachedNode>,
+    is_fresh: bool,
+}
+
+impl BlinkTree {
+    /// The copies and queues of a tree that has some.
+    pub(super) fn remembered(&self) -> &Remembered {
+        self.remembered.as_ref().expect("a tree whose nodes are remembered")
+    }
+
+    /// Drops what a pointer was read from: it led astray.
+    pub(super) fn refuse(&self, pointer: &NodePointer) {
+        match &pointer.source {
+            PointerSource::Root => self.root.forget(),
+            PointerSource::Copy(addr, copy) => self.remembered().nodes.forget_copy(*addr, copy),
+            PointerSource::Parent | PointerSource::Sibling => {}
+        }
+    }
+
+    fn refused(&self, pointer: &NodePointer) -> BlinkFail {
+        count(&self.remembered().counts.refused);
+        self.refuse(pointer);
+        BlinkFail::Restart
+    }
+
+    /// The right sibling of a node that a pointer led to, and that does not reach as far as the key. A split that is
+    /// unfinished, and not only unknown here, is put down.
+    pub(super) fn go_right(
+        &self,
+        level: u8,
+        words: &[u64],
+        pointer: &NodePointer,
+        unfinished: &mut Option<Unfinished>,
+    ) -> Result<NodePointer, IndexError> {
+        let view = self.view(level, words);
+        let right = self.pointer(view.right(), pointer.addr)?;
+        match (&pointer.source, view.high()) {
+            (PointerSource::Parent, Some(separator)) => {
+                *unfinished = Some(Unfinished { level: level + 1, separator, right });
+            }
+            (PointerSource::Copy(..) | PointerSource::Root, _) => {
+                count(&self.remembered().counts.led_right);
+                self.refuse(pointer);
+            }
+            _ => {}
+        }
+        Ok(NodePointer::fresh(right))
+    }
+
+    /// The pointer to the root, and its level. 1 READ if none is remembered.
+    async fn root_pointer(&self, session: &Session) -> Result<(NodePointer, u8), IndexError> {
+        let source = PointerSource::Root;
+        if let Some((addr, level, epoch)) = self.root.by_birth()
+            && session.epoch().saturating_sub(epoch) < AGE_MAX
+        {
+            return Ok((NodePointer { addr, view: Some(epoch), source }, level));
+        }
+        let (addr, level) = self.read_root(session).await?;
+        Ok((NodePointer { addr, view: None, source }, level))
+    }
+
+    /// READs the node above the leaves that a pointer leads to, and proves it (`INV-REM-1`). 1 READ.
+    async fn read_proven(
+        self: &Arc<Self>,
+        session: &Session,
+        pointer: &NodePointer,
+        level: u8,
+    ) -> Result<Buf, BlinkFail> {
+        let (reliable, bytes) = (session.reliable(), self.bytes_at(level));
+        let image = reliable.read(pointer.addr, reliable.buf(bytes)).await?;
+        if self.is_current(&image, pointer.addr, level)
+            && self.is_born_by(image.words(), pointer.view)
+        {
+            return Ok(image);
+        }
+        self.read_until(session, pointer, level, image, |_| true).await
+    }
+
+    /// The node of `level`, above the leaves, that `seek` wants: a copy, or READ now.
+    async fn way_above(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        level: u8,
+        unfinished: &mut Option<Unfinished>,
+    ) -> Result<Way, BlinkFail> {
+        let remembered = self.remembered();
+        let (mut pointer, mut at) = self.root_pointer(session).await?;
+        if at < level {
+            self.root.forget();
+            return Err(BlinkFail::Restart);
+        }
+        loop {
+            let covers = |words: &[u64]| Node::new(&self.layout, words).covers_place(seek);
+            let copy = remembered.nodes.get(pointer.addr, session.epoch());
+            let copy = copy.filter(|it| it.level() == at && covers(it.words()) == Cover::Inside);
+            let is_fresh = copy.is_none();
+            let node = match copy {
+                Some(copy) => copy,
+                None => {
+                    let epoch = session.epoch();
+                    let image = self.read_proven(session, &pointer, at).await?;
+                    let node = remembered.nodes.put(pointer.addr, at, epoch, image.words());
+                    match covers(image.words()) {
+                        Cover::Inside => node,
+                        Cover::Above => {
+                            pointer = self.go_right(at, image.words(), &pointer, unfinished)?;
+                            continue;
+                        }
+                        Cover::Below => return Err(self.refused(&pointer)),
+                    }
+                }
+            };
+            if at == level {
+                return Ok(Way { addr: pointer.addr, node, is_fresh });
+            }
+            at -= 1;
+            pointer = self.child_pointer(Way { addr: pointer.addr, node, is_fresh }, seek)?;
+        }
+    }
+
+    fn child_pointer(&self, way: Way, seek: Seek<'_>) -> Result<NodePointer, IndexError> {
+        let child = Node::new(&self.layout, way.node.words()).child_at_place(seek).1;
+        let addr = self.pointer(child, way.addr)?;
+        Ok(match way.is_fresh {
+            true => NodePointer { addr, view: None, source: PointerSource::Parent },
+            false => {
+                let view = Some(way.node.epoch());
+                NodePointer { addr, view, source: PointerSource::Copy(way.addr, way.node) }
+            }
+        })
+    }
+
+    /// The pointer to the node of `level` that probably has the place of `seek`. No READ if all above it are cached.
+    pub(super) async fn pointer_to(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        level: u8,
+        unfinished: &mut Option<Unfinished>,
+    ) -> Result<NodePointer, BlinkFail> {
+        let (root, top) = self.root_pointer(session).await?;
+        if top == level {
+            return Ok(root);
+        }
+        let way = self.way_above(session, seek, level + 1, unfinished).await?;
+        Ok(self.child_pointer(way, seek)?)
+    }
+
+    /// The parent of the leaf at the place of `seek`: its content, and how its pointers are to be proven. `None` if the
+    /// tree has one level.
+    pub(super) async fn parent_of(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+    ) -> Result<Option<LeafParent>, BlinkFail> {
+        if self.root_pointer(session).await?.1 == 0 {
+            return Ok(None);
+        }
+        let Way { addr, node, is_fresh } = self.way_above(session, seek, 1, &mut None).await?;
+        Ok(Some(LeafParent { addr, node, is_fresh }))
+    }
+
+    /// READs the node of `level` that `seek` wants, and proves it; a leaf whose slots `fit`.
+    pub(super) async fn proven_at(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        level: u8,
+        fit: LeafFit<'_>,
+    ) -> Result<(GlobalAddr, Buf), BlinkFail> {
+        let mut pointer = self.pointer_to(session, seek, level, &mut None).await?;
+        loop {
+            let image = self.read_fitting(session, &pointer, level, fit).await?;
+            match self.view(level, image.words()).covers_place(seek) {
+                Cover::Inside => return Ok((pointer.addr, image)),
+                Cover::Above => {
+                    pointer = self.go_right(level, image.words(), &pointer, &mut None)?;
+                }
+                Cover::Below => return Err(self.refused(&pointer)),
+            }
+        }
+    }
+
+    /// READs the node that a pointer leads to, proves it, and waits until its slots `fit`. 1 READ; 2 in one chain for a
+    /// leaf that may be the root (`INV-REM-4`).
+    pub(super) async fn read_fitting(
+        self: &Arc<Self>,
+        session: &Session,
+        pointer: &NodePointer,
+        level: u8,
+        fit: LeafFit<'_>,
+    ) -> Result<Buf, BlinkFail> {
+        let (reliable, bytes) = (session.reliable(), self.bytes_at(level));
+        let mut is_lone = level == 0 && matches!(pointer.source, PointerSource::Root);
+        let locked3 = level == 0 && self.remembered().options.read_locks && !is_lone;
+        let word = self.lock_word_of(pointer.addr);
+        if locked3 {
+            reliable.word(word).await?;
+        }
+        loop {
+            let mut lock = None;
+            let mut image = if is_lone {
+                let chain = reliable.chain(|ops| {
+                    ops.read(word, reliable.buf(8));
+                    ops.read(pointer.addr, reliable.buf(bytes));
+                });
+                let (mut ops, _) = chain.await?;
+                lock = Some(ops.buf(0).words()[0]);
+                ops.take_buf(1)
+            } else {
+                reliable.read(pointer.addr, reliable.buf(bytes)).await?
+            };
+            let fits = self.is_current(&image, pointer.addr, level)
+                && self.is_born_by(image.words(), pointer.view)
+                && self.fits(level, &image, fit);
+            if !fits {
+                count(&self.remembered().counts.reread);
+                let fits = |image: &Buf| self.fits(level, image, fit);
+                image = self.read_until(session, pointer, level, image, fits).await?;
+                // The image is younger than the look at the lock word.
+                lock = lock.map(|_| u64::MAX);
+            }
+            if locked3 {
+                reliable.word(word).await?;
+            }
+            let view = self.view(level, image.words());
+            let is_unlooked = ROOT_LEAF_UNLOOKED.is_armed();
+            if level > 0 || view.right() != 0 || view.low().is_some() || is_unlooked {
+                return Ok(image);
+            }
+            match lock {
+                None => is_lone = true,
+                Some(0) => return Ok(image),
+                Some(_) if self.root_leads_to(session, pointer.addr).await? => return Ok(image),
+                Some(_) => {
+                    self.root.forget();
+                    return Err(self.refused(pointer));
+                }
+            }
+        }
+    }
+
+    fn fits(&self, level: u8, image: &Buf, fit: LeafFit<'_>) -> bool {
+        match (&self.guarded, fit) {
+            (Some(layout), LeafFit::Key(key)) if level == 0 => {
+                !matches!(GuardedLeaf::new(layout, image.words()).find(key), Lookup::Torn(_))
+            }
+            (Some(_), LeafFit::All) => !self.has_torn_slots(level, image.words()),
+            _ => true,
+        }
+    }
+
+    /// Returns whether the root leads to the leaf at `addr`, which has no neighbours. 1 READ for each level above it, and 1.
+    async fn root_leads_to(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: GlobalAddr,
+    ) -> Result<bool, BlinkFail> {
+        let (mut at, mut level) = self.read_root(session).await?;
+        while level > 0 {
+            let image = self.read_proven(session, &NodePointer::fresh(at), level).await?;
+            let child = Node::new(&self.layout, image.words()).child_at_place(Seek::First).1;
+            (at, level) = (self.pointer(child, at)?, level - 1);
+        }
+        Ok(at == addr)
+    }
+
+    /// A READ did not give an image that counts: reads on until one does, or says what to do instead.
+    #[cold]
+    async fn read_until(
+        self: &Arc<Self>,
+        session: &Session,
+        pointer: &NodePointer,
+        level: u8,
+        mut image: Buf,
+        fits: impl Fn(&Buf) -> bool,
+    ) -> Result<Buf, BlinkFail> {
+        let (endpoint, reliable) = (session.endpoint(), session.reliable());
+        let (addr, word) = (pointer.addr, self.lock_word_of(pointer.addr));
+        let start_ns = endpoint.now_ns();
+        let mut tries = 0;
+        loop {
+            let is_current = self.is_current(&image, addr, level);
+            if is_current && !self.is_born_by(image.words(), pointer.view) {
+                return Err(self.refused(pointer));
+            }
+            if is_current && fits(&image) {
+                return Ok(image);
+            }
+            if !is_current && self.is_whole(level, image.words()) {
+                // Merged away, or another node.
+                return Err(self.refused(pointer));
+            }
+            if tries >= REREADS_QUICK {
+                if !is_current && pointer.view.is_some() {
+                    // It may be no node of this tree any more.
+                    return Err(self.refused(pointer));
+                }
+                backoff(session, tries - REREADS_QUICK).await;
+            }
+            let waited_ns = endpoint.now_ns() - start_ns;
+            if waited_ns >= OWNER_CHECK_NS {
+                let lock = reliable.word(word).await?;
+                if LockToken::from_word(lock).is_some() && session.owner_is_dead(lock).await? {
+                    self.recover(session, word, lock).await?;
+                } else if lock == 0 && is_current {
+                    // A dead client has left a slot half written.
+                    self.mend_leaf(session, pointer).await?;
+                } else if lock == 0 && waited_ns >= CORRUPT_AFTER_NS {
+                    return Err(BlinkFail::Error(IndexError::Corrupt(format!(
+                        "node {addr} (level {level}) of the table at {}: INV-NODE-4: its checksum does \
+                         not fit its content and nobody is writing it",
+                        self.meta()
+                    ))));
+                } else if waited_ns >= LOCK_WAIT_MAX_NS {
+                    return Err(BlinkFail::Error(locked_too_long("node", addr, lock)));
+                }
+            }
+            tries += 1;
+            image = reliable.read(addr, reliable.buf(self.bytes_at(level))).await?;
+        }
+    }
+
+    /// Returns whether the header of an image is whole: of a node that is dead, or of another one.
+    pub(super) fn is_whole(&self, level: u8, words: &[u64]) -> bool {
+        match &self.guarded {
+            Some(layout) if level == 0 => {
+                let leaf = GuardedLeaf::new(layout, words);
+                leaf.kind_at(leaf.self_addr()) != Kind::Invalid
+            }
+            _ => Node::new(&self.layout, words).sum_ok(),
+        }
+    }
+
+    /// Locks a leaf, mends what dead writers have left in its slots, and unlocks it.
+    pub(super) async fn mend_leaf(
+        self: &Arc<Self>,
+        session: &Session,
+        pointer: &NodePointer,
+    ) -> Result<(), BlinkFail> {
+        let tree = Arc::clone(self);
+        let pointer = pointer.clone();
+        let mended = BlinkTree::detach(session, async move |session| {
+            match tree.lock_proven(&session, &pointer, 0).await {
+                Ok(leaf) => leaf.unlock().await,
+                Err(BlinkFail::Restart) => Ok(()),
+                Err(BlinkFail::Error(error)) => Err(error),
+            }
+        });
+        match mended.await {
+            Some(done) => Ok(done?),
+            None => Err(BlinkFail::Error(unfinished_work("mending a leaf"))),
+        }
+    }
+
+    /// Takes the image of an inner node that this client has locked and published into the cache. `epoch` was asked for
+    /// under the lock.
+    pub(super) fn remember_node(&self, addr: GlobalAddr, level: u8, epoch: u64, words: &[u64]) {
+        if let (Some(remembered), true) = (&self.remembered, level > 0) {
+            remembered.nodes.put(addr, level, epoch, words);
+        }
+    }
+
+    /// The value of `key`. 1 READ if all inner nodes are cached.
+    pub(super) async fn get_remembered(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        let mut restarts = Restarts::default();
+        loop {
+            let found = self.proven_at(session, Seek::At(key), 0, LeafFit::Key(key)).await;
+            let leaf = match found {
+                Ok((_, leaf)) => leaf,
+                Err(BlinkFail::Restart) => {
+                    restarts.again(self, session).await?;
+                    continue;
+                }
+                Err(BlinkFail::Error(error)) => return Err(error),
+            };
+            value.clear();
+            if let Some(layout) = &self.guarded {
+                let leaf = GuardedLeaf::new(layout, leaf.words());
+                return Ok(match leaf.find(key) {
+                    Lookup::Hit(index) => {
+                        leaf.value(index, value);
+                        true
+                    }
+                    Lookup::Miss | Lookup::Torn(_) => false,
+                });
+            }
+            let node = Node::new(&self.layout, leaf.words());
+            let Ok(index) = node.find(key) else { return Ok(false) };
+            self.value_of(session, &node, index, value).await?;
+            return Ok(true);
+        }
+    }
+}
+
+/// The parent of leaves: a copy, or READ by this operation.
+#[derive(Debug)]
+pub(super) struct LeafParent {
+    pub(super) addr: GlobalAddr,
+    pub(super) node: Arc<CachedNode>,
+    is_fresh: bool,
+}
+
+impl LeafParent {
+    /// A pointer of this parent.
+    pub(super) fn pointer(&self, addr: GlobalAddr) -> NodePointer {
+        match self.is_fresh {
+            true => NodePointer { addr, view: None, source: PointerSource::Parent },
+            false => {
+                let source = PointerSource::Copy(self.addr, Arc::clone(&self.node));
+                NodePointer { addr, view: Some(self.node.epoch()), source }
+            }
+        }
+    }
+}

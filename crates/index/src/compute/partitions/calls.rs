@@ -1,0 +1,83 @@
+//! Partition calls: what store, command and lab ask of an open table with numbered partitions, for every such engine.
+
+use farleaf_fabric::{GlobalAddr, Incarnation};
+use farleaf_pool::Session;
+
+use super::conductor::{fail_over, rebalance};
+use super::map::{MoveWay, PartitionMap};
+use super::membership::{PartitionCounts, tick};
+use super::{PartitionMembership, PartitionedTable};
+use crate::compute::MoveError;
+use crate::{IndexError, Work};
+
+/// An open table with numbered partitions. Its methods begin operations of their own: the caller has no pin.
+pub trait PartitionCalls {
+    /// The address of its meta object.
+    fn meta(&self) -> GlobalAddr;
+
+    /// The map as it is known here.
+    fn known_partitions(&self) -> PartitionMap;
+
+    /// Counts of what this member has done.
+    fn partition_counts(&self) -> &PartitionCounts;
+
+    /// The member's regular work: learns of a new map, and goes on for a conductor that has died. A member that has the
+    /// table open does it every 10 ms: no partition changes its owner without its acknowledgement.
+    ///
+    /// Cost: 2 READs of 8 bytes, 1 round trip.
+    ///
+    /// # Errors
+    /// `Closed` if the table was closed, or this compute server was taken for dead.
+    fn tick<'a>(&'a self, session: &'a Session) -> Work<'a, Result<(), IndexError>>;
+
+    /// Gives the partitions of the dead compute server `dead` to others.
+    ///
+    /// # Errors
+    /// `Unavailable` if it lives.
+    fn take_over_partitions<'a>(
+        &'a self,
+        session: &'a Session,
+        dead: Incarnation,
+    ) -> Work<'a, Result<(), IndexError>>;
+
+    /// Moves partitions until each is where the ring has it.
+    ///
+    /// # Errors
+    /// As [`rebalance`].
+    fn spread<'a>(&'a self, session: &'a Session, way: MoveWay) -> Work<'a, Result<(), MoveError>>;
+}
+
+/// The part of a table that its member has open, as every table has that gives these calls.
+fn own<T: PartitionedTable>(table: &T) -> &PartitionMembership {
+    table.membership().expect("an open table has a membership")
+}
+
+impl<T: PartitionedTable> PartitionCalls for T {
+    fn meta(&self) -> GlobalAddr {
+        self.words().map.meta
+    }
+
+    fn known_partitions(&self) -> PartitionMap {
+        own(self).view().map.clone()
+    }
+
+    fn partition_counts(&self) -> &PartitionCounts {
+        own(self).counts()
+    }
+
+    fn tick<'a>(&'a self, session: &'a Session) -> Work<'a, Result<(), IndexError>> {
+        Box::pin(tick(self, session))
+    }
+
+    fn take_over_partitions<'a>(
+        &'a self,
+        session: &'a Session,
+        dead: Incarnation,
+    ) -> Work<'a, Result<(), IndexError>> {
+        Box::pin(fail_over(self, session, dead))
+    }
+
+    fn spread<'a>(&'a self, session: &'a Session, way: MoveWay) -> Work<'a, Result<(), MoveError>> {
+        Box::pin(rebalance(self, session, way))
+    }
+}
