@@ -8,15 +8,15 @@ pub trait SortedPairs {
     fn next(&mut self) -> Option<(&[u8], &[u8])>;
 }
 
+/// Keys and values, each in memory of its own.
+pub type PairList = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Takes all pairs of a bulk load at once, for an engine that keeps them together.
 ///
 /// # Errors
 /// `Invalid` for a key or value that the table does not take, and for a key that is not larger than the one before.
-pub fn collect_sorted(
-    pairs: &mut impl SortedPairs,
-    spec: &Spec,
-) -> Result<Vec<(Vec<u8>, Vec<u8>)>, IndexError> {
-    let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+pub fn collect_sorted(pairs: &mut impl SortedPairs, spec: &Spec) -> Result<PairList, IndexError> {
+    let mut all = PairList::new();
     while let Some((key, value)) = pairs.next() {
         spec.check_key(key)?;
         spec.check_value(value)?;

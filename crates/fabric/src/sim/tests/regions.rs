@@ -362,7 +362,7 @@ fn additions_of_owner_and_others() {
 }
 
 /// The seeded bugs of regions, and what finds each.
-pub(super) const FINDS: [(&'static Canary, fn()); 4] = [
+pub(super) const FINDS: [(&Canary, fn()); 4] = [
     (&canary::REGION_OUTLIVES_LIFE, || successor(false)),
     (&canary::NUMBER_FOLLOWS_SLOT, || successor(true)),
     (&canary::FENCE_SKIPS_REGIONS, fenced_from_regions),
