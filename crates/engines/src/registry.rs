@@ -157,7 +157,7 @@ impl AnyIndex {
 }
 
 impl HostedTable for AnyIndex {
-    /// That of a table with owners; no table else can be asked.
+    /// Returns the meta object of a table with owners, and null for any other table.
     fn meta(&self) -> GlobalAddr {
         self.owned().map_or(GlobalAddr::NULL, OwnedTable::meta)
     }

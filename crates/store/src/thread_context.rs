@@ -35,9 +35,8 @@ const SESSION_WAIT_LONG_NS: u64 = 100_000_000;
 const SESSION_PATIENCE_NS: u64 = 1_000_000_000;
 /// A store takes no more than this part of the pool's sessions for overlapping operations.
 const SPARE_PART: usize = 4;
-/// One of so many parts of the pool's sessions is left to maintenance threads, which open the pool, recover the
-/// dead, who hold theirs until then, and leave: one for each member that there may be, and in larger pools more
-/// for those who die over it.
+/// Operations leave one of so many parts of the pool's sessions to maintenance threads, which need them to open the pool, to
+/// recover dead members and to leave.
 const UPKEEP_PART: u32 = 4;
 
 /// One thread's endpoint, its executor and its sessions.

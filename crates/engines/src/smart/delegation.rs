@@ -11,9 +11,8 @@
 //!
 //! An owner's change that replaces a value leads the gets of its key as well, unless a get does. Gets that come before
 //! its WRITE is posted get what it writes: each has begun before the leaf holds that, and ends after. Later ones READ.
-//! If the change has to try again, it gives the gets up. Where several compute servers want the lock of one leaf, gets
-//! READ for themselves: the clients that they would keep waiting come back with changes all at once, and the compute
-//! server that has just had the lock takes it again and again.
+//! If the change has to try again, it gives the gets up. If compute servers compete for a leaf's lock,
+//! gets READ for themselves. Otherwise the waiting clients return together, and the same server wins the lock again.
 //!
 //! Changes that need a record, another leaf or a new one are their own leader's alone; the others follow.
 

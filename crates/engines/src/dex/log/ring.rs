@@ -11,8 +11,7 @@
 //!   *users*, and no entry of it is open.
 //! - `INV-DEX-RING-3` All records of a segment that a reader takes are of one generation, which no
 //!   other use of any segment has: what an earlier use left behind them does not pass for a record.
-//!   Segments are used in turn, so that of two records of the past that can still be read, all that
-//!   came between them can be, too.
+//!   Segments are reused in order. So if two old records are readable, all between them are.
 //!
 //! A record, words: 0 kind (8 bits), bytes of the key (24 bits), bytes of the value (32 bits);
 //! 1 number; 2 generation of the segment's use; 3 checksum of the others and the rest, with the ring's
@@ -493,7 +492,7 @@ mod tests {
         assert_eq!(ring.straggler().map(|it| it.segment), Some(1));
     }
 
-    /// Few segments are in use, but the next one is: somebody must be told which frame keeps it.
+    /// Few segments are in use, but the next one is: the ring reports the frame that holds it.
     #[test]
     fn a_segment_in_the_way_is_seen_to() {
         let ring = Ring::new(RingPlace { segments: 8, ..place() }, [1, 2], 7, 0);

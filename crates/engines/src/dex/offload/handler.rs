@@ -372,9 +372,8 @@ fn in_leaf(
         Err(ChangeError::NoRoom | ChangeError::BadValue { .. }) => return bare(Status::NeedSmo),
         Err(_) => return bare(Status::WrongFence),
     }
-    // The header's version is one up, as for any other write of the leaf. Whoever gives leaves a number
-    // of their newest logged change: it stays as it is here, since this change is remote at once and
-    // has no log record, and every logged change before it is in this image already.
+    // The header's version is one up, as for any other write of the leaf. This change has no log record, so the leaf keeps
+    // its log number: every logged change before it is in this image already.
     leaf.seal(version);
     // All but the lock word.
     memory.store(first + 1, &image[1..]);
