@@ -59,18 +59,6 @@ mod split;
 mod verify;
 mod write;
 
-/// The seeded bugs of B-link trees.
-pub mod canaries {
-    pub use super::grow::GROW_FROM_OLD_ROOT;
-    pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
-    pub use super::merge::UNLOCK_RIGHT_EARLY;
-    pub use super::read::ACCEPT_TORN;
-    pub use super::redo::{LOSE_REDO_RECORD, REDO_OF_ANY_TOKEN};
-    pub use super::scan::SCAN_BACK;
-    pub use super::split::{DROP_SIBLING, PUBLISH_OLD_FIRST, SEPARATOR_UNCHECKED};
-    pub use super::write::{COMPARE_UNLOCKED, FORGET_RETIRE, SKIP_COVER_CHECK};
-}
-
 pub use edit::{Edit, LeafPairs};
 pub use redo::ENGINE_REDO_BYTES;
 
@@ -85,6 +73,18 @@ use crate::bnode::{Layout, LeafEntry};
 use crate::detach::run_to_end;
 use crate::local::LockQueue;
 use crate::{IndexError, KnobKind};
+
+/// The seeded bugs of B-link trees.
+pub mod canaries {
+    pub use super::grow::GROW_FROM_OLD_ROOT;
+    pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
+    pub use super::merge::UNLOCK_RIGHT_EARLY;
+    pub use super::read::ACCEPT_TORN;
+    pub use super::redo::{LOSE_REDO_RECORD, REDO_OF_ANY_TOKEN};
+    pub use super::scan::SCAN_BACK;
+    pub use super::split::{DROP_SIBLING, PUBLISH_OLD_FIRST, SEPARATOR_UNCHECKED};
+    pub use super::write::{COMPARE_UNLOCKED, FORGET_RETIRE, SKIP_COVER_CHECK};
+}
 
 /// Bytes of the meta object: four lines, so that no two words share one.
 pub(crate) const META_BYTES: usize = 256;
