@@ -9,7 +9,8 @@ use crate::oneshot::{Receiver, channel};
 use crate::retry::LockWait;
 
 farleaf_fabric::canaries! {
-    pub RESEND_BLINDLY = "resend-blindly", "a lost change is written again without a look whether its lock is still held";
+    pub RESEND_BLINDLY = "resend-blindly",
+        "a lost change is written again without a look whether its lock is still held";
 }
 
 /// A lock word that holds this client's token, given back when dropped.

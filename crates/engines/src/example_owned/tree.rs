@@ -21,7 +21,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::{ExampleOwned, ListsOptions, ListsShape};
 
 farleaf_fabric::canaries! {
-    pub(super) SPLIT_FORGETS_UPPER = "split-forgets-upper", "a split names the lower half of a list alone";
+    pub(super) SPLIT_FORGETS_UPPER = "split-forgets-upper",
+        "a split names the lower half of a list alone";
 }
 
 /// Words of the meta object, each on a line of its own: the tag, and behind it the directory's address (0: none); the

@@ -12,8 +12,10 @@ use crate::remote_lock::{Lock, try_lock_reading};
 use crate::retry::{LockWait, queue_for};
 
 farleaf_fabric::canaries! {
-    pub UNLOCK_BEFORE_WRITE = "unlock-before-write", "a change unlocks its node before it writes it";
-    pub ANSWER_BEFORE_WRITE = "answer-before-write", "a change is acknowledged before it is written";
+    pub UNLOCK_BEFORE_WRITE = "unlock-before-write",
+        "a change unlocks its node before it writes it";
+    pub ANSWER_BEFORE_WRITE = "answer-before-write",
+        "a change is acknowledged before it is written";
 }
 
 /// A locked node and the private copy of its content.

@@ -26,7 +26,8 @@ use crate::retry::backoff;
 use crate::{Entries, Exchange, IndexError, ScanCursor, ScanRange, Seek};
 
 farleaf_fabric::canaries! {
-    pub FORWARD_UNCHECKED = "forward-unchecked", "a receiver executes an operation without checking that it owns the key";
+    pub FORWARD_UNCHECKED = "forward-unchecked",
+        "a receiver executes an operation without checking that it owns the key";
 }
 
 /// Pairs that an owner is asked for at a time.
