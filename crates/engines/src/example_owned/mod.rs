@@ -12,7 +12,7 @@
 //! | scan of n lists | 3 + 2 n | 0 | 0 | 3 + 2 n |
 //!
 //! - `INV-EXO-1` A directory and its lists are written in whole before the meta object names the directory. So the table
-//!   is whole at every moment, and a dead holder of the lock has left nothing half done.
+//!   is whole at every moment, and a dead holder of the lock has left nothing half done. A change runs in a task to its end.
 //! - `INV-EXO-2` What a change replaces is retired once the meta object names the new directory; a reader holds a pin.
 //! - `INV-EXO-3` The lists are in order, none is empty or longer than the shape says, and the directory has the first
 //!   key of each.

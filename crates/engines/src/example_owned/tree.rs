@@ -15,7 +15,7 @@ use farleaf_index::{
     Change, Decision, Entries, IndexError, Outcome, OwnedChange, ScanCursor, ScanRange,
     SortedPairs, Stored, TableReport, Visitor, collect_sorted,
 };
-use farleaf_pool::Session;
+use farleaf_pool::{Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{ExampleOwned, ListsOptions, ListsShape};
@@ -93,8 +93,7 @@ impl Lists {
 
     /// Reads the directory: 3 READs.
     async fn directory(&self, session: &Session) -> Result<Directory, IndexError> {
-        let reliable = session.reliable();
-        let meta = reliable.read(self.0.meta, reliable.buf(16)).await?;
+        let meta = session.reliable().read(self.0.meta, session.reliable().buf(16)).await?;
         if meta.words()[0] != META_TAG {
             return Err(self.corrupt("no meta object is there"));
         }
@@ -125,7 +124,7 @@ impl Lists {
     }
 
     /// Writes an object that nothing leads to yet: 1 WRITE.
-    async fn write(&self, session: &Session, pairs: &Pairs) -> Result<GlobalAddr, IndexError> {
+    async fn write(&self, session: &Session, pairs: &Pairs) -> Result<Unlinked, IndexError> {
         let mut out = Writer::default();
         for (key, value) in pairs {
             out.u32(key.len() as u32).u32(value.len() as u32).put(key).put(value);
@@ -144,8 +143,7 @@ impl Lists {
         buf.bytes_mut()[HEAD_BYTES..][..content.len()].copy_from_slice(&content);
         let new = session.alloc_unlinked(session.place(), bytes).await?;
         new.write(buf).await?;
-        new.keep();
-        Ok(new.addr())
+        Ok(new)
     }
 
     /// Puts `pairs` in the place of list `number`, in as many lists as they need, and gives the lock back. For a task that
@@ -160,23 +158,26 @@ impl Lists {
     ) -> Result<(), IndexError> {
         let most = usize::from(self.0.shape.list_pairs.unwrap_or(64));
         let lists = pairs.len().div_ceil(most).max(1);
-        let mut new = Vec::new();
+        let (mut new, mut written) = (Vec::new(), Vec::new());
         for part in pairs.chunks(pairs.len().div_ceil(lists).max(1)) {
             if new.is_empty() || !SPLIT_FORGETS_UPPER.is_armed() {
-                let addr = self.write(session, &part.to_vec()).await?;
-                new.push((part[0].0.clone(), addr.word().to_le_bytes().to_vec()));
+                let list = self.write(session, &part.to_vec()).await?;
+                new.push((part[0].0.clone(), list.addr().word().to_le_bytes().to_vec()));
+                written.push(list);
             }
         }
         let end = number + usize::from(old.is_some());
         directory.lists.splice(number..end, new);
         let mut named = 0;
         if !directory.lists.is_empty() {
-            named = self.write(session, &directory.lists).await?.word();
+            written.push(self.write(session, &directory.lists).await?);
+            named = written[written.len() - 1].addr().word();
         }
         let mut retiring = Vec::new();
         for addr in old.into_iter().chain(directory.object.map(|(at, _)| at)) {
             retiring.push(session.prepare_retire(addr).await?);
         }
+        written.into_iter().for_each(|it| it.keep());
         let mut ops = session.client().ops();
         ops.write_word(self.0.meta.plus(META_DIRECTORY), named);
         lock.finish(ops, 0, None).await?;
@@ -249,7 +250,6 @@ impl Lists {
         let Directory { object, lists } = self.directory(session).await?;
         let Some((at, bytes)) = object else { return Ok(()) };
         visitor.object("directory", at, bytes);
-        report.node_bytes += bytes as u64;
         let (mut all, most) = (Vec::new(), self.0.shape.list_pairs.unwrap_or(64));
         for (first, addr) in &lists {
             if visitor.is_done() {
@@ -265,8 +265,6 @@ impl Lists {
             all.extend(pairs);
         }
         report.keys += all.len() as u64;
-        let bytes = all.iter().map(|(key, value)| key.len() + value.len());
-        report.data_bytes += bytes.sum::<usize>() as u64;
         report.nodes_per_level = vec![lists.len() as u64, 1];
         if !all.is_sorted_by(|a, b| a.0 < b.0) {
             report.problems.push("INV-EXO-3: the lists are not in order".into());
@@ -331,7 +329,7 @@ impl RangeOwner for ListsTree {
         let (lists, key, owned) = (self.lists, change.key.to_vec(), OwnedChange::of(change));
         let patient = session.without_deadline();
         let task = async move { lists.change(&patient, &owned.of_key(&key)).await };
-        let done = run_to_end(session, Box::pin(task), ()).await;
+        let done = run_to_end(session, Box::pin(task), self.ownership.enter_task(session)).await;
         let (outcome, found) = done.unwrap_or_else(|| Err(unfinished_change("the change")))?;
         if change.expected.is_some() {
             *held = found;
