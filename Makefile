@@ -58,6 +58,7 @@ lint: ## Check formatting, clippy's lints and what scripts/check-sources.sh look
 	$(CARGO) fmt --manifest-path python/Cargo.toml --check
 	$(CARGO) clippy $(SELECT) --all-targets -- -D warnings
 	scripts/check-sources.sh
+	scripts/gate.sh
 
 # The command has the name of the library, and nothing to import.
 doc: ## Build the documentation of all libraries; its warnings are errors

@@ -15,6 +15,7 @@ pub mod dex;
 pub mod dmtree;
 #[cfg(feature = "example")]
 pub mod example;
+pub mod example_owned;
 pub mod fptree;
 pub mod p_smart;
 pub mod sherman;
@@ -43,6 +44,7 @@ engines! {
     /// The example engine, for tests only; see [`example`].
     #[cfg(feature = "example")]
     Example: crate::example::Example,
+    #[doc = "The example engine with owners, for tests only."] #[cfg(feature = "example")] ExampleOwned: crate::example_owned::ExampleOwned,
 }
 
 // These use the macros that the table expands to, so they stand behind it.

@@ -105,11 +105,14 @@ pub use armed::ArmedCanary;
 crate::canaries! {
     pub DELIVER_TWICE = "deliver-twice",
         "a request that comes twice is executed twice, and answered again when it is stale";
-    pub LOST_IS_NOT_BEGUN = "lost-is-not-begun", "a lost reply is taken for a request that was not begun";
-    pub STALE_REPLY = "stale-reply", "a reply is matched to a request by its number alone, across connections";
+    pub LOST_IS_NOT_BEGUN = "lost-is-not-begun",
+        "a lost reply is taken for a request that was not begun";
+    pub STALE_REPLY = "stale-reply",
+        "a reply is matched to a request by its number alone, across connections";
     pub BEGIN_BEHIND_FENCE = "begin-behind-fence", "a request of a fenced life is begun";
     pub REPLY_AS_ZOMBIE = "reply-as-zombie", "a reply leaves without a lease";
-    pub REGION_OUTLIVES_LIFE = "region-outlives-life", "a new life keeps the words of the old region";
+    pub REGION_OUTLIVES_LIFE = "region-outlives-life",
+        "a new life keeps the words of the old region";
     pub NUMBER_FOLLOWS_SLOT = "number-follows-slot",
         "an operation for an old life lands in its successor's region";
     pub FENCE_SKIPS_REGIONS = "fence-skips-regions", "a fence goes to memory servers alone";

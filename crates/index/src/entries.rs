@@ -1,9 +1,33 @@
 //! Entries: hold the pairs of a scan in order, in one piece of memory that scans reuse.
 
+use crate::{IndexError, Spec};
+
 /// Sorted pairs for a bulk load, lent one at a time.
 pub trait SortedPairs {
     /// The next pair, with a key larger than all before; `None` at the end.
     fn next(&mut self) -> Option<(&[u8], &[u8])>;
+}
+
+/// Keys and values, each in memory of its own.
+pub type PairList = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Takes all pairs of a bulk load at once, for an engine that keeps them together.
+///
+/// # Errors
+/// `Invalid` for a key or value that the table does not take, and for a key that is not larger than the one before.
+pub fn collect_sorted(pairs: &mut impl SortedPairs, spec: &Spec) -> Result<PairList, IndexError> {
+    let mut all = PairList::new();
+    while let Some((key, value)) = pairs.next() {
+        spec.check_key(key)?;
+        spec.check_value(value)?;
+        if all.last().is_some_and(|(last, _)| last.as_slice() >= key) {
+            let what =
+                format!("key {} of a bulk load is not larger than the one before", all.len());
+            return Err(IndexError::Invalid(what));
+        }
+        all.push((key.to_vec(), value.to_vec()));
+    }
+    Ok(all)
 }
 
 /// A list of key-value pairs. Cleared and filled again, it allocates nothing.

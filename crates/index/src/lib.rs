@@ -43,7 +43,7 @@ pub use blink::BlinkOptions;
 pub use change::{Change, Decision, Exchange, Outcome, OwnedChange};
 pub use counters::{CacheControl, CounterSet};
 pub use engine::Traits;
-pub use entries::{Entries, SortedPairs};
+pub use entries::{Entries, PairList, SortedPairs, collect_sorted};
 pub use error::IndexError;
 pub use index::{Index, common_bytes, longest_prefix_by_floors};
 pub use knobs::{Knob, KnobError, KnobKind, KnobOf, KnobValue, Knobs, Setting, Settings};

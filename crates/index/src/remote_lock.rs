@@ -14,7 +14,8 @@ use crate::oneshot::{Receiver, channel};
 use crate::retry::LockWait;
 
 farleaf_fabric::canaries! {
-    pub RESEND_BLINDLY = "resend-blindly", "a lost change is written again without a look whether its lock is still held";
+    pub RESEND_BLINDLY = "resend-blindly",
+        "a lost change is written again without a look whether its lock is still held";
 }
 
 /// The place of a lock word that may move between servers.

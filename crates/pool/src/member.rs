@@ -33,7 +33,8 @@ use crate::{Geometry, Pool, PoolError};
 
 farleaf_fabric::canaries! {
     pub SKIP_FENCE = "skip-fence", "the dead are not cut off before their locks are taken over";
-    pub MEMBERS_BEFORE_FENCE = "members-before-fence", "the member table is read before the fence at memory servers";
+    pub MEMBERS_BEFORE_FENCE = "members-before-fence",
+        "the member table is read before the fence at memory servers";
 }
 
 /// One entry as a READ found it; its words may be of different moments.

@@ -37,8 +37,10 @@ use farleaf_fabric::{
 use crate::on_drop::OnDrop;
 
 farleaf_fabric::canaries! {
-    pub SETTLE_WITHOUT_RECONNECT = "settle-without-reconnect", "what became of a lost operation is looked at while it may still happen";
-    pub REGION_UNSETTLED = "region-unsettled", "an operation on a region is posted again without a reconnect";
+    pub SETTLE_WITHOUT_RECONNECT = "settle-without-reconnect",
+        "what became of a lost operation is looked at while it may still happen";
+    pub REGION_UNSETTLED = "region-unsettled",
+        "an operation on a region is posted again without a reconnect";
 }
 
 /// Time for which a session tries an operation that a caller waits for. Then it is `Unavailable`, or its

@@ -327,11 +327,11 @@ impl Session {
         }
     }
 
-    /// The prepared object is unlinked, and nobody will unlink it again: it is freed when nobody
-    /// can hold it any more. Called in the operation that unlinked it, before its pin is dropped,
-    /// and after the change is complete and no lock invites others to finish it: whoever finishes a
-    /// dead client's change prepares and retires what that unlinks itself. No remote operation; until the
-    /// next tick the member holds back the epoch that the operation has pinned.
+    /// Retires a prepared object that was unlinked for good: it is freed when nobody can hold it any more.
+    ///
+    /// Call it in the operation that unlinked the object, before the pin is dropped, once the change is complete and its
+    /// lock released. If the client dies earlier, the client that completes its change retires the object. No remote
+    /// operation; until the next tick the member holds back the epoch that the operation has pinned.
     ///
     /// # Panics
     /// If another session prepared it.

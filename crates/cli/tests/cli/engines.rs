@@ -13,7 +13,7 @@ fn every_engine_is_listed_with_its_paper_and_traits() {
     let lines = told(&["engines"]).done().text();
     let line = |name: &str| lines.lines().find(|line| line.starts_with(name)).unwrap_or("");
     assert!(line("dex\t").contains("PVLDB") && line("dex\t").contains("cached"), "{lines}");
-    assert!(line("btree\t").contains("one-sided") && !line("btree\t").contains("cached"), "{lines}");
+    assert!(line("btree\t").contains("baseline") && !line("btree\t").contains("cached"), "{lines}");
 }
 
 #[test]

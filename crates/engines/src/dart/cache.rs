@@ -32,7 +32,8 @@ use super::meta::{CheckLine, META_HEAD, META_RING, RING_PLACES};
 use super::word::DartNodeType;
 
 farleaf_fabric::canaries! {
-    pub(crate) IGNORE_NOTICES = "ignore-notices", "a remembered entry is used without a look at notices";
+    pub(crate) IGNORE_NOTICES = "ignore-notices",
+        "a remembered entry is used without a look at notices";
 }
 
 /// A cache with less than so many bytes for each shard has one.

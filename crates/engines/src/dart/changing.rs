@@ -19,8 +19,10 @@ use super::publish::{Publication, Published};
 use super::word::{SESSION_MASK, SlotContent, SlotWord, Step};
 
 farleaf_fabric::canaries! {
-    pub(crate) INSERT_UNPROVEN = "insert-unproven", "an insert that began at an entry takes a slot without a proof";
-    pub(crate) ABSORB_ANY = "absorb-any", "a blind change that lost to any change counts as done just before it";
+    pub(crate) INSERT_UNPROVEN = "insert-unproven",
+        "an insert that began at an entry takes a slot without a proof";
+    pub(crate) ABSORB_ANY = "absorb-any",
+        "a blind change that lost to any change counts as done just before it";
     pub(crate) ERASE_REMOVED = "erase-removed", "a remove leaves an empty slot, not a TOMB";
 }
 

@@ -18,7 +18,8 @@ use super::meta::{self, CheckLine, META_ROOT};
 use super::word::{DartNodeType, SlotContent, SlotWord, Step};
 
 farleaf_fabric::canaries! {
-    pub(crate) BELIEVE_SEALED = "believe-sealed", "a lookup that began at an entry believes and follows sealed words";
+    pub(crate) BELIEVE_SEALED = "believe-sealed",
+        "a lookup that began at an entry believes and follows sealed words";
 }
 
 /// READs of a leaf whose checksum does not fit.

@@ -12,7 +12,8 @@ use super::options::DartShape;
 use super::word::{DartNodeType, SlotWord, Step};
 
 farleaf_fabric::canaries! {
-    pub(crate) FILL_ANY_SLOT = "fill-any-slot", "an insert takes the last empty slot of its bucket, not the first";
+    pub(crate) FILL_ANY_SLOT = "fill-any-slot",
+        "an insert takes the last empty slot of its bucket, not the first";
 }
 
 /// Slots of an N256: one for each byte, and END.

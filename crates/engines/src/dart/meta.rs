@@ -17,7 +17,8 @@ use super::descent::REPAIR;
 use super::word::{SlotContent, SlotWord};
 
 farleaf_fabric::canaries! {
-    pub(crate) REMEMBER_FOREVER = "remember-forever", "what is remembered of a table's root is used at any later moment";
+    pub(crate) REMEMBER_FOREVER = "remember-forever",
+        "what is remembered of a table's root is used at any later moment";
 }
 
 /// Bytes of the meta object.

@@ -71,7 +71,8 @@ use self::skip_table::{AdjustClock, HitRates, KnownTables, Maintenance};
 pub use self::skip_table::{EntryReport, Lengths, Prefixes};
 
 farleaf_fabric::canaries! {
-    pub(crate) KEEP_ENTRIES_OF_FREED = "keep-entries-of-freed", "recovery leaves the entries of nodes that it frees";
+    pub(crate) KEEP_ENTRIES_OF_FREED = "keep-entries-of-freed",
+        "recovery leaves the entries of nodes that it frees";
 }
 
 /// A table of this engine. Clones share its state.

@@ -35,9 +35,12 @@ use super::skip_table::Starts;
 use super::word::{DartNodeType, LEN_MAX, SlotContent, SlotWord, Step};
 
 farleaf_fabric::canaries! {
-    pub(crate) TAKE_OUT_BEFORE_SEAL = "take-out-before-seal", "the entries of a node are taken out before it is sealed";
-    pub(crate) SWITCH_UNSEALED = "switch-unsealed", "a node is replaced whose slots were not sealed";
-    pub(crate) COLLAPSE_UNCLAIMED = "collapse-unclaimed", "every client that may have unlinked a node retires it";
+    pub(crate) TAKE_OUT_BEFORE_SEAL = "take-out-before-seal",
+        "the entries of a node are taken out before it is sealed";
+    pub(crate) SWITCH_UNSEALED = "switch-unsealed",
+        "a node is replaced whose slots were not sealed";
+    pub(crate) COLLAPSE_UNCLAIMED = "collapse-unclaimed",
+        "every client that may have unlinked a node retires it";
 }
 
 /// The progress of a switch.

@@ -14,7 +14,8 @@ use super::skip_table::Starts;
 use super::word::{SlotContent, SlotWord, Step};
 
 farleaf_fabric::canaries! {
-    pub(crate) ABSENT_UNPROVEN = "absent-unproven", "a lookup that began at an entry answers that a key is absent without a proof";
+    pub(crate) ABSENT_UNPROVEN = "absent-unproven",
+        "a lookup that began at an entry answers that a key is absent without a proof";
 }
 
 /// A leaf below a node, or a node below it that has none.

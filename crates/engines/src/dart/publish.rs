@@ -13,7 +13,8 @@ use super::outcome::{Attempt, Verdict};
 use super::word::SlotWord;
 
 farleaf_fabric::canaries! {
-    pub(crate) LOST_IS_NOT_DONE = "lost-is-not-done", "a publishing CAS whose completion was lost counts as not done";
+    pub(crate) LOST_IS_NOT_DONE = "lost-is-not-done",
+        "a publishing CAS whose completion was lost counts as not done";
 }
 
 /// A CAS with its new objects, and what it unlinks.

@@ -23,7 +23,7 @@ use farleaf_index::knobs::NoOptions;
 use farleaf_index::remote_lock::{Lock, lock_word};
 use farleaf_index::{
     Change, Decision, Entries, Index, IndexError, NoShape, OpenOptions, Outcome, ScanRange,
-    SortedPairs, Stored, TableReport, TableSpec, Visitor,
+    SortedPairs, Stored, TableReport, TableSpec, Visitor, collect_sorted,
 };
 use farleaf_pool::{Audit, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -264,17 +264,7 @@ impl Index for Example {
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
-        let mut list: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-        while let Some((key, value)) = pairs.next() {
-            self.0.spec.check_key(key)?;
-            self.0.spec.check_value(value)?;
-            if list.last().is_some_and(|(last, _)| last.as_slice() >= key) {
-                let what =
-                    format!("key {} of a bulk load is not larger than the one before", list.len());
-                return Err(IndexError::Invalid(what));
-            }
-            list.push((key.to_vec(), value.to_vec()));
-        }
+        let list = collect_sorted(pairs, &self.0.spec)?;
         let _pin = session.begin(OpKind::BulkLoad).await?;
         let lock = lock_word(session, self.0.meta.plus(META_LOCK)).await?;
         let old = self.read(session).await?;

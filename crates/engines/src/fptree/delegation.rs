@@ -16,7 +16,8 @@ use super::homes::Op;
 use super::{LeafTree, count, count_many};
 
 farleaf_fabric::canaries! {
-    pub(crate) JOIN_OPEN_READ = "join-open-read", "a get takes the answer of a READ that began before it";
+    pub(crate) JOIN_OPEN_READ = "join-open-read",
+        "a get takes the answer of a READ that began before it";
 }
 
 impl LeafTree {

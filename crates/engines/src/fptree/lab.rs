@@ -2,6 +2,7 @@
 
 use farleaf_index::blink::canaries::{FORGET_RETIRE, LOSE_REDO_RECORD, UNLOCK_RIGHT_EARLY};
 use farleaf_index::blink::lab;
+use farleaf_index::bnode::BnodeShape;
 use farleaf_index::lab::{
     Action, CrashState, CrashStep, Hunt, Lab, LabSize, Order, Script, Variant, changes, choose,
     died_in, grow, met, shrink,
@@ -71,12 +72,8 @@ impl Lab for FpTree {
     }
 
     fn shape(size: LabSize, spec: &Spec) -> FpTreeShape {
-        let nodes = lab::shape(size, spec);
-        FpTreeShape {
-            node_bytes: nodes.node_bytes,
-            cap_leaf: nodes.cap_leaf,
-            cap_inner: nodes.cap_inner,
-        }
+        let BnodeShape { node_bytes, cap_leaf, cap_inner } = lab::shape(size, spec);
+        FpTreeShape { node_bytes, cap_leaf, cap_inner }
     }
 
     fn variants() -> &'static [Variant] {

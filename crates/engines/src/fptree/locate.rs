@@ -21,7 +21,8 @@ use super::layout::Header;
 use super::{LeafTree, count};
 
 farleaf_fabric::canaries! {
-    pub(crate) BELIEVE_OLD_HEADER = "believe-old-header", "a leaf's header counts whenever the leaf was born";
+    pub(crate) BELIEVE_OLD_HEADER = "believe-old-header",
+        "a leaf's header counts whenever the leaf was born";
 }
 
 /// Most headers that a refresh READs to the right before it descends.

@@ -35,7 +35,8 @@ use super::split::fence_record;
 use super::{LeafTree, count};
 
 farleaf_fabric::canaries! {
-    pub(crate) MERGE_UNCHECKED = "merge-unchecked", "a merge takes the right leaf for empty without a look under its lock";
+    pub(crate) MERGE_UNCHECKED = "merge-unchecked",
+        "a merge takes the right leaf for empty without a look under its lock";
     pub(crate) FREE_LEAF_UNCLEARED = "free-leaf-uncleared", "a leaf leaves the tree with its pairs";
 }
 

@@ -25,7 +25,8 @@ use super::records::NewPairRecord;
 use super::redo::PendingUpdate;
 
 farleaf_fabric::canaries! {
-    pub(crate) LOSE_LEAF_REDO = "lose-leaf-redo", "a change of several words of a value leaves no redo record";
+    pub(crate) LOSE_LEAF_REDO = "lose-leaf-redo",
+        "a change of several words of a value leaves no redo record";
 }
 
 /// READs of a slot that does not fit its check before the operation looks at the leaf's lock.

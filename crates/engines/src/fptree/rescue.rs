@@ -25,9 +25,12 @@ use super::redo::{LeafRedo, Pending, PendingUpdate};
 use super::{LeafTree, count};
 
 farleaf_fabric::canaries! {
-    pub(crate) TAKE_OVER_UNRECORDED = "take-over-unrecorded", "a takeover of a leaf writes no redo record of its own";
-    pub(crate) BUILD_CLEARS_TORN = "build-clears-torn", "a slot that a dead client's update has torn is emptied";
-    pub(crate) BUILD_KEEPS_TORN = "build-keeps-torn", "a slot that a dead client's insert or remove has torn is kept";
+    pub(crate) TAKE_OVER_UNRECORDED = "take-over-unrecorded",
+        "a takeover of a leaf writes no redo record of its own";
+    pub(crate) BUILD_CLEARS_TORN = "build-clears-torn",
+        "a slot that a dead client's update has torn is emptied";
+    pub(crate) BUILD_KEEPS_TORN = "build-keeps-torn",
+        "a slot that a dead client's insert or remove has torn is kept";
 }
 
 impl LeafTree {

@@ -32,9 +32,12 @@ use super::ops::LockedLeaf;
 use super::redo::Pending;
 
 farleaf_fabric::canaries! {
-    pub(crate) OLD_TABLE_KEEPS_VERSION = "old-table-keeps-version", "the fingerprints of a leaf that was split keep its old version";
-    pub(crate) UNLOCK_NEW_LEAF_EARLY = "unlock-new-leaf-early", "a split unlocks the new leaf before the old one has its new version";
-    pub(crate) CLEARED_SLOTS_KEEP_VERSION = "cleared-slots-keep-version", "the slots that a split empties keep the leaf's old version";
+    pub(crate) OLD_TABLE_KEEPS_VERSION = "old-table-keeps-version",
+        "the fingerprints of a leaf that was split keep its old version";
+    pub(crate) UNLOCK_NEW_LEAF_EARLY = "unlock-new-leaf-early",
+        "a split unlocks the new leaf before the old one has its new version";
+    pub(crate) CLEARED_SLOTS_KEEP_VERSION = "cleared-slots-keep-version",
+        "the slots that a split empties keep the leaf's old version";
 }
 
 impl LeafTree {

@@ -18,7 +18,8 @@ use super::{PSmart, PSmartOptions};
 use crate::smart::{META_MAP, META_MAP_LOCK, OwnRanges, Smart, SmartShape};
 
 farleaf_fabric::canaries! {
-    pub(crate) KEEP_EXACT_ENTRIES = "keep-exact-entries", "an owner that gives a range away keeps its exact entries";
+    pub(crate) KEEP_EXACT_ENTRIES = "keep-exact-entries",
+        "an owner that gives a range away keeps its exact entries";
 }
 
 /// The words of the meta object that hold the ownership map; 0 in a new table.

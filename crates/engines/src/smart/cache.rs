@@ -28,8 +28,10 @@ use super::own_nodes::NodeResult;
 use super::switches::CacheIndex;
 
 farleaf_fabric::canaries! {
-    pub(crate) BELIEVE_OLD_READ = "believe-old-read", "a READ makes an exact entry of a node that has changed since it began";
-    pub(crate) WRITE_SLOT_BESIDE = "write-slot-beside", "an owner writes a slot while other changes of the node are under way";
+    pub(crate) BELIEVE_OLD_READ = "believe-old-read",
+        "a READ makes an exact entry of a node that has changed since it began";
+    pub(crate) WRITE_SLOT_BESIDE = "write-slot-beside",
+        "an owner writes a slot while other changes of the node are under way";
 }
 
 /// Bytes that an entry takes beside its allocation: its place in the ring, and its share of the table that finds it and

@@ -28,7 +28,8 @@ use super::switches::ReadDelegation;
 use super::tree::{Tree, count, count_many};
 
 farleaf_fabric::canaries! {
-    pub(crate) JOIN_OPEN_READ = "join-open-read", "a get takes the answer of a READ that began before it";
+    pub(crate) JOIN_OPEN_READ = "join-open-read",
+        "a get takes the answer of a READ that began before it";
 }
 
 /// The lead among the changes of one key, and among its gets, unless a get has that.

@@ -28,7 +28,8 @@ use super::tree::{Fail, Tree, count};
 
 farleaf_fabric::canaries! {
     pub(crate) TRUST_DEAD_NODE = "trust-dead-node", "a cached node counts although it is dead";
-    pub(crate) SKIP_BIRTH = "skip-birth", "a cached pointer counts without the birth of what it leads to";
+    pub(crate) SKIP_BIRTH = "skip-birth",
+        "a cached pointer counts without the birth of what it leads to";
 }
 
 /// The word that leads to a node: a slot of its parent, or the root word.

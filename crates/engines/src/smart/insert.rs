@@ -16,7 +16,8 @@ use super::reverse::Moved;
 use super::tree::{Fail, Tree, count};
 
 farleaf_fabric::canaries! {
-    pub(crate) GROW_UNHELPED = "grow-unhelped", "the second insert behind the slots that count leaves the node's header to the first";
+    pub(crate) GROW_UNHELPED = "grow-unhelped",
+        "the second insert behind the slots that count leaves the node's header to the first";
 }
 
 /// Objects that are written in one round trip: a long chain in one would hardly ever come through where completions

@@ -23,8 +23,10 @@ use zerocopy::IntoBytes;
 use super::layout::LeafClass;
 
 farleaf_fabric::canaries! {
-    pub(crate) REWRITE_EQUAL_WORDS = "rewrite-equal-words", "a leaf's WRITE covers the words that stay as they are";
-    pub(crate) REVIVE_HEAD_FIRST = "revive-head-first", "the head of a removed leaf that comes back is written before its value";
+    pub(crate) REWRITE_EQUAL_WORDS = "rewrite-equal-words",
+        "a leaf's WRITE covers the words that stay as they are";
+    pub(crate) REVIVE_HEAD_FIRST = "revive-head-first",
+        "the head of a removed leaf that comes back is written before its value";
 }
 
 /// Set in the lock of a leaf whose value moves to another leaf.

@@ -17,10 +17,13 @@ use super::takeover::redo_record;
 use super::tree::{Tree, count};
 
 farleaf_fabric::canaries! {
-    pub(crate) LOCK_PROVES_NOTHING = "lock-proves-nothing", "a leaf's lock is taken from whatever word it holds by now";
+    pub(crate) LOCK_PROVES_NOTHING = "lock-proves-nothing",
+        "a leaf's lock is taken from whatever word it holds by now";
     pub(crate) SEAL_LATE = "seal-late", "changes join a batch that has been written";
-    pub(crate) RESEND_CONTENT = "resend-content", "a leaf's lost WRITE is sent again without a look at its lock";
-    pub(crate) LOSE_LEAF_REDO = "lose-leaf-redo", "a change of several words of a value leaves no redo record";
+    pub(crate) RESEND_CONTENT = "resend-content",
+        "a leaf's lost WRITE is sent again without a look at its lock";
+    pub(crate) LOSE_LEAF_REDO = "lose-leaf-redo",
+        "a change of several words of a value leaves no redo record";
 }
 
 /// A leaf's place, and its words when it was read, from its head on.

@@ -19,7 +19,8 @@ use super::switches::{LeafUpdate, NodeLocks};
 use super::tree::{Fail, LEAF, Tree, count, owner};
 
 farleaf_fabric::canaries! {
-    pub(crate) BELIEVE_CACHED_ABSENCE = "believe-cached-absence", "a key is absent because the leaf of a cached slot says so";
+    pub(crate) BELIEVE_CACHED_ABSENCE = "believe-cached-absence",
+        "a key is absent because the leaf of a cached slot says so";
 }
 
 /// The pointers that an operation goes by.

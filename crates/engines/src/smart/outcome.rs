@@ -13,7 +13,8 @@ use super::layout::Slot;
 use super::tree::{Fail, Tree};
 
 farleaf_fabric::canaries! {
-    pub(crate) REPOST_SLOT_CAS = "repost-slot-cas", "a slot's lost CAS is posted again, and its answer believed";
+    pub(crate) REPOST_SLOT_CAS = "repost-slot-cas",
+        "a slot's lost CAS is posted again, and its answer believed";
 }
 
 /// A leaf that a CAS makes reachable.

@@ -24,7 +24,8 @@ use super::switches::OwnerWrites;
 use super::tree::Tree;
 
 farleaf_fabric::canaries! {
-    pub(crate) STORE_LEAF_BESIDE = "store-leaf-beside", "an owner stores a leaf that another of its operations has changed since it was read";
+    pub(crate) STORE_LEAF_BESIDE = "store-leaf-beside",
+        "an owner stores a leaf that another of its operations has changed since it was read";
 }
 
 /// A change of a leaf under way.

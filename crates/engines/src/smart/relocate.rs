@@ -21,8 +21,10 @@ use super::switches::NodeLocks;
 use super::tree::{Fail, Tree, count};
 
 farleaf_fabric::canaries! {
-    pub(crate) COPY_UNFROZEN = "copy-unfrozen", "a node is copied and replaced without freezing its slots";
-    pub(crate) MOVE_UNMARKED = "move-unmarked", "a leaf whose value moves elsewhere is not marked as moving";
+    pub(crate) COPY_UNFROZEN = "copy-unfrozen",
+        "a node is copied and replaced without freezing its slots";
+    pub(crate) MOVE_UNMARKED = "move-unmarked",
+        "a leaf whose value moves elsewhere is not marked as moving";
 }
 
 /// CASes of one chain.

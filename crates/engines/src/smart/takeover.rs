@@ -22,7 +22,8 @@ use super::locked::{LeafImage, Storing, lock_addr};
 use super::tree::{Fail, LEAF, Tree, count, is_owner_dead, owner};
 
 farleaf_fabric::canaries! {
-    pub(crate) TAKE_OVER_UNRECORDED = "take-over-unrecorded", "a takeover of a leaf writes no redo record of its own";
+    pub(crate) TAKE_OVER_UNRECORDED = "take-over-unrecorded",
+        "a takeover of a leaf writes no redo record of its own";
 }
 
 /// Bytes of a redo record beside the value.

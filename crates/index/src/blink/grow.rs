@@ -12,7 +12,8 @@ use crate::remote_lock::{Lock, lock_word};
 use crate::{IndexError, Seek};
 
 farleaf_fabric::canaries! {
-    pub GROW_FROM_OLD_ROOT = "grow-from-old-root", "a new root is built from the root as it was before its lock was taken";
+    pub GROW_FROM_OLD_ROOT = "grow-from-old-root",
+        "a new root is built from the root as it was before its lock was taken";
 }
 
 /// First word of a meta object.

@@ -20,8 +20,10 @@ use crate::retry::{LOCK_WAIT_MAX_NS, LockWait, queue_for};
 use crate::sync::Ordering;
 
 farleaf_fabric::canaries! {
-    pub UNLOCK_BEFORE_WRITE = "unlock-before-write", "a change unlocks its node before it writes it";
-    pub ANSWER_BEFORE_WRITE = "answer-before-write", "a change is acknowledged before it is written";
+    pub UNLOCK_BEFORE_WRITE = "unlock-before-write",
+        "a change unlocks its node before it writes it";
+    pub ANSWER_BEFORE_WRITE = "answer-before-write",
+        "a change is acknowledged before it is written";
 }
 
 /// A locked node and the private copy of its content.

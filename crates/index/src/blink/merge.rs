@@ -25,7 +25,8 @@ use crate::bnode::Cover;
 use crate::{IndexError, Seek};
 
 farleaf_fabric::canaries! {
-    pub UNLOCK_RIGHT_EARLY = "unlock-right-early", "a merge unlocks the right node before it is dead";
+    pub UNLOCK_RIGHT_EARLY = "unlock-right-early",
+        "a merge unlocks the right node before it is dead";
 }
 
 impl BlinkTree {

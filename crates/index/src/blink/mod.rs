@@ -63,21 +63,6 @@ mod split;
 mod verify;
 mod write;
 
-/// The seeded bugs of B-link trees.
-pub mod canaries {
-    pub use super::grow::GROW_FROM_OLD_ROOT;
-    pub use super::leaf::SKIP_BIRTH;
-    pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
-    pub use super::merge::UNLOCK_RIGHT_EARLY;
-    pub use super::read::ACCEPT_TORN;
-    pub use super::redo::{LOSE_REDO_RECORD, REDO_OF_ANY_TOKEN};
-    pub use super::remembered::ROOT_LEAF_UNLOOKED;
-    pub use super::scan::SCAN_BACK;
-    pub use super::slot_change::LOSE_LEAF_REDO;
-    pub use super::split::{DROP_SIBLING, PUBLISH_OLD_FIRST, SEPARATOR_UNCHECKED};
-    pub use super::write::{COMPARE_UNLOCKED, FORGET_RETIRE, SKIP_COVER_CHECK};
-}
-
 pub use edit::{Edit, LeafPairs};
 pub use redo::{ENGINE_REDO_BYTES, redo_bytes_beside};
 pub use remembered::{RememberCounts, RememberOptions};
@@ -95,6 +80,21 @@ use crate::local::{LockQueue, NodeCacheCounts};
 use crate::{IndexError, KnobKind};
 use lock_table::LockTables;
 use remembered::Remembered;
+
+/// The seeded bugs of B-link trees.
+pub mod canaries {
+    pub use super::grow::GROW_FROM_OLD_ROOT;
+    pub use super::leaf::SKIP_BIRTH;
+    pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
+    pub use super::merge::UNLOCK_RIGHT_EARLY;
+    pub use super::read::ACCEPT_TORN;
+    pub use super::redo::{LOSE_REDO_RECORD, REDO_OF_ANY_TOKEN};
+    pub use super::remembered::ROOT_LEAF_UNLOOKED;
+    pub use super::scan::SCAN_BACK;
+    pub use super::slot_change::LOSE_LEAF_REDO;
+    pub use super::split::{DROP_SIBLING, PUBLISH_OLD_FIRST, SEPARATOR_UNCHECKED};
+    pub use super::write::{COMPARE_UNLOCKED, FORGET_RETIRE, SKIP_COVER_CHECK};
+}
 
 /// Bytes of the meta object: four lines, so that no two words share one.
 pub(crate) const META_BYTES: usize = 256;

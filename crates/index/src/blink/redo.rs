@@ -40,7 +40,8 @@ use crate::retry::LockWait;
 
 farleaf_fabric::canaries! {
     pub LOSE_REDO_RECORD = "lose-redo-record", "a change of many words leaves no redo record";
-    pub REDO_OF_ANY_TOKEN = "redo-of-any-token", "a taker of a lock also replays the redo record of another lock";
+    pub REDO_OF_ANY_TOKEN = "redo-of-any-token",
+        "a taker of a lock also replays the redo record of another lock";
 }
 
 /// Most nodes of one record.

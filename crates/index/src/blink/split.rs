@@ -15,9 +15,11 @@ use crate::bnode::{ChangeError, NodeMut};
 use crate::detach::unfinished_work;
 
 farleaf_fabric::canaries! {
-    pub PUBLISH_OLD_FIRST = "publish-old-first", "a split writes the old node, which points to the new one, first";
+    pub PUBLISH_OLD_FIRST = "publish-old-first",
+        "a split writes the old node, which points to the new one, first";
     pub DROP_SIBLING = "drop-sibling", "a split forgets the right sibling of the new node";
-    pub SEPARATOR_UNCHECKED = "separator-unchecked", "an unfinished split is finished without a look whether the new node still lives";
+    pub SEPARATOR_UNCHECKED = "separator-unchecked",
+        "an unfinished split is finished without a look whether the new node still lives";
 }
 
 impl BlinkTree {

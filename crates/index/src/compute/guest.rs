@@ -1,8 +1,8 @@
 //! Guests: work on keys that nobody owns, without becoming their owner.
 //!
 //! A short-lived process should not own a range: it would change the map three times, and its death would block other
-//! clients. As a guest it works on remote memory by the
-//! protocol that is safe for any number of compute servers ([`RangeOwner::get_unowned`] and its like). Routing sends
+//! clients. As a guest it works on remote memory by the protocol that is safe for any number of compute servers
+//! ([`Unowned`]). Routing sends
 //! operations on keys that have an owner there as always, and gives the others to the guest. A guest that has done
 //! its number of operations takes the keys, and is an owner from then on.
 //!

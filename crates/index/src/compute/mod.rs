@@ -19,12 +19,6 @@ pub mod partitions;
 mod range_owner;
 pub mod regions;
 
-/// The seeded bugs of ownership.
-pub mod canaries {
-    pub use super::migration::GIVE_UNDRAINED;
-    pub use super::ownership::FORWARD_UNCHECKED;
-}
-
 use std::future::Future;
 
 use farleaf_fabric::{GlobalAddr, ServerId, ServiceId};
@@ -41,6 +35,12 @@ pub use owned::Owned;
 pub use owned_table::OwnedTable;
 pub use ownership::{JoinOptions, Owner, Take, equal_width, sampled};
 pub use range_owner::{OptionsOf, RangeOwner, ShapeOf};
+
+/// The seeded bugs of ownership.
+pub mod canaries {
+    pub use super::migration::GIVE_UNDRAINED;
+    pub use super::ownership::FORWARD_UNCHECKED;
+}
 
 /// The service by which compute servers ask each other about tables.
 pub const TABLE_SERVICE: ServiceId = ServiceId(1);

@@ -14,8 +14,10 @@ use crate::dart::descent::NodeRef;
 use crate::dart::word::SlotWord;
 
 farleaf_fabric::canaries! {
-    pub(crate) ENTRY_VALID_AT_ONCE = "entry-valid-at-once", "an entry is valid before its node was seen in the tree";
-    pub(crate) ENTRY_MOVED_AT_ONCE = "entry-moved-at-once", "an entry that is moved to another node is valid at once";
+    pub(crate) ENTRY_VALID_AT_ONCE = "entry-valid-at-once",
+        "an entry is valid before its node was seen in the tree";
+    pub(crate) ENTRY_MOVED_AT_ONCE = "entry-moved-at-once",
+        "an entry that is moved to another node is valid at once";
 }
 
 /// A node that is to have an entry.

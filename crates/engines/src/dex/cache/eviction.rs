@@ -19,7 +19,8 @@ use super::frames::{FrameRef, FrameState, TOP};
 use super::mapping_table::Mapping;
 
 farleaf_fabric::canaries! {
-    pub(crate) COOL_UNWRITTEN = "cool-unwritten", "a changed node leaves a cache without being written back";
+    pub(crate) COOL_UNWRITTEN = "cool-unwritten",
+        "a changed node leaves a cache without being written back";
 }
 
 /// Rounds of looking for a frame before giving up; before the reserve is used.

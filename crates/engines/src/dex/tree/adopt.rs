@@ -13,7 +13,8 @@ use super::{DexFail, DexTree};
 use crate::dex::cache::{FrameState, TOP};
 
 farleaf_fabric::canaries! {
-    pub ADOPT_UNCHECKED = "adopt-unchecked", "a shared node is taken for exclusive without a look whether it is current";
+    pub ADOPT_UNCHECKED = "adopt-unchecked",
+        "a shared node is taken for exclusive without a look whether it is current";
 }
 
 /// Passes over the frames: one for each level, and some for what is busy.

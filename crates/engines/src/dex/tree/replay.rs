@@ -29,7 +29,8 @@ use crate::dex::log::{
 use crate::dex::{DexOptions, FRAMES_MIN};
 
 farleaf_fabric::canaries! {
-    pub(crate) REPLAY_OLDER = "replay-older", "a dead owner's log is gone through without a look at what the nodes hold";
+    pub(crate) REPLAY_OLDER = "replay-older",
+        "a dead owner's log is gone through without a look at what the nodes hold";
 }
 
 /// Least and most frames of the cache that replays a log.

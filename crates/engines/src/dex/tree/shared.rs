@@ -62,7 +62,8 @@ use crate::dex::cache::Sx;
 use crate::dex::cache::{FrameState, TOP};
 
 farleaf_fabric::canaries! {
-    pub TRUST_OLD_COPY = "trust-old-copy", "a shared copy of an earlier map leads to a child without a look whether it is current";
+    pub TRUST_OLD_COPY = "trust-old-copy",
+        "a shared copy of an earlier map leads to a child without a look whether it is current";
 }
 
 /// Tries at a latch on the way through what is dropped.

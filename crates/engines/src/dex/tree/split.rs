@@ -26,7 +26,8 @@ use crate::dex::cache::{OwnedFrame, TOP};
 use crate::dex::change::OwnedLeafChange;
 
 farleaf_fabric::canaries! {
-    pub(crate) SPLIT_OLD_FIRST = "split-old-first", "a cached node's split writes the old node, which points to the new one, first";
+    pub(crate) SPLIT_OLD_FIRST = "split-old-first",
+        "a cached node's split writes the old node, which points to the new one, first";
 }
 
 /// The purpose of a split.

@@ -15,7 +15,8 @@ use crate::compute::ownership::{
 use crate::compute::{Owned, RangeOwner};
 
 farleaf_fabric::canaries! {
-    pub GIVE_UNDRAINED = "give-undrained", "a range is given away while operations on it are under way";
+    pub GIVE_UNDRAINED = "give-undrained",
+        "a range is given away while operations on it are under way";
 }
 
 /// Passes of writing back while the range is closed.

@@ -114,6 +114,16 @@ impl AsRef<RangeGuard> for Ownership {
     }
 }
 
+/// An ownership, for a task that is inside.
+#[derive(Debug)]
+pub struct TaskOwnership(Arc<Ownership>);
+
+impl AsRef<RangeGuard> for TaskOwnership {
+    fn as_ref(&self) -> &RangeGuard {
+        &self.0.guard
+    }
+}
+
 impl Ownership {
     /// The part of a compute server that owns nothing by `map` yet.
     fn new(words: MapWords, map: Partitions, calls: bool) -> Self {
@@ -261,6 +271,11 @@ impl Ownership {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Enters the guard for a task that an operation which is inside leaves behind.
+    pub fn enter_task(self: &Arc<Self>, session: &Session) -> OpGuard<TaskOwnership> {
+        RangeGuard::acquire_for_task(TaskOwnership(Arc::clone(self)), session)
     }
 
     /// Returns whether it may call other compute servers.

@@ -3,7 +3,7 @@
 //! An operation on a foreign key is never begun here. It is sent as a whole to the owner. A receiver that does
 //! not own the key says so and has done nothing; then the sender reads the map again and sends the operation
 //! where that leads, a bounded number of times. [`crate::compute`] carries the messages. If nobody owns the keys, a
-//! compute server that is a guest ([`Guest`](crate::compute::Guest)) does the operation in remote memory.
+//! compute server that is a guest ([`Unowned`](crate::compute::Unowned)) does the operation in remote memory.
 //!
 //! `INV-COMPUTE-3` The receiver of a request is inside the guard for its key, as for an own operation. (At most
 //! once is `INV-COMPUTE-1`.)
@@ -26,7 +26,8 @@ use crate::retry::backoff;
 use crate::{Entries, Exchange, IndexError, ScanCursor, ScanRange, Seek};
 
 farleaf_fabric::canaries! {
-    pub FORWARD_UNCHECKED = "forward-unchecked", "a receiver executes an operation without checking that it owns the key";
+    pub FORWARD_UNCHECKED = "forward-unchecked",
+        "a receiver executes an operation without checking that it owns the key";
 }
 
 /// Pairs that an owner is asked for at a time.
