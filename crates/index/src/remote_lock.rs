@@ -173,7 +173,8 @@ impl Lock {
         self.release_in(&mut ops, word);
         self.disarm();
         let (lock, token, home) = (self.word, self.token, self.home.take());
-        let mut posted = PostedChain { session: &session, spare, lock, token, word, retiring, home };
+        let mut posted =
+            PostedChain { session: &session, spare, lock, token, word, retiring, home };
         match session.client().chain(ops).await {
             Ok(_) => {
                 posted.spare = None;

@@ -143,7 +143,8 @@ fn settings(args: &ComputeArgs) -> Result<Settings, Failure> {
     if let Some(size) = args.cache {
         settings.set(CACHE, &size.to_string());
     }
-    let owned: Vec<Engine> = Engine::ALL.iter().copied().filter(|it| it.traits().is_served()).collect();
+    let owned: Vec<Engine> =
+        Engine::ALL.iter().copied().filter(|it| it.traits().is_served()).collect();
     Engine::check_some(&owned, &settings).map_err(|error| Failure::usage(error.to_string()))?;
     Ok(settings)
 }

@@ -64,9 +64,7 @@ impl LeafTree {
             return Ok(0);
         }
         let (tree, patient) = (Arc::clone(self), session.without_deadline());
-        let task = Box::pin(async move {
-            tree.put_in_place(&Op::in_pool(&patient), &built).await
-        });
+        let task = Box::pin(async move { tree.put_in_place(&Op::in_pool(&patient), &built).await });
         run_to_end(session, task, ()).await.unwrap_or_else(|| {
             Err(IndexError::OutcomeUnknown("the new leaves are still being put in place".into()))
         })?;

@@ -50,9 +50,7 @@ impl LeafTree {
             return self.change_one(session, change, held, &mut None).await;
         }
         match self.queues.change(session, change, held).await? {
-            ChangeTurn::Lead(lead) => {
-                self.change_one(session, change, held, &mut Some(lead)).await
-            }
+            ChangeTurn::Lead(lead) => self.change_one(session, change, held, &mut Some(lead)).await,
             ChangeTurn::Done(outcome) => {
                 count(&self.counts.changes_joined);
                 Ok(outcome)

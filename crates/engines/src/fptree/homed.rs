@@ -9,20 +9,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, OpKind, ServerId};
+use farleaf_index::compute::MoveError;
 use farleaf_index::compute::ownership::MapWords;
 use farleaf_index::compute::partitions::{
     MoveWay, PartitionCalls, PartitionMembership, PartitionWords, as_conductor, check_unused,
     create_partitions, enter, fail_over, leave, offer, read_partitions, rebalance, resume, tick,
 };
-use farleaf_index::compute::MoveError;
 use farleaf_index::detach::{run_to_end, unfinished_change, unfinished_work};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::local::key_queues::{ChangeLead, ChangeTurn};
 use farleaf_index::retry::Attempts;
 use farleaf_index::sync::{Mutex, Ordering, lock};
 use farleaf_index::{
-    CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, OwnedChange,
-    ScanRange, Settings, SortedPairs, Stored, TableReport, TableSpec, Visitor,
+    CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome,
+    OwnedChange, ScanRange, Settings, SortedPairs, Stored, TableReport, TableSpec, Visitor,
 };
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Recovery, Session};
@@ -103,10 +103,7 @@ fn stored(table: &Stored<DmTreeShape>) -> Stored<FpTreeShape> {
 /// The table as one that is not open, or as this member has it open.
 ///
 /// Cost: 1 READ.
-async fn look_at(
-    session: &Session,
-    table: &Stored<DmTreeShape>,
-) -> Result<HomedTable, IndexError> {
+async fn look_at(session: &Session, table: &Stored<DmTreeShape>) -> Result<HomedTable, IndexError> {
     if let Some(open) = session.pool().kept::<LeafTree>(table.meta) {
         return Ok(HomedTable(open));
     }
@@ -359,7 +356,9 @@ impl Index for DmTree {
                 table.put_in_place(&op, &built).await
             });
             let placed = run_to_end(session, task, ()).await.unwrap_or_else(|| {
-                Err(IndexError::OutcomeUnknown("the new leaves are still being put in place".into()))
+                Err(IndexError::OutcomeUnknown(
+                    "the new leaves are still being put in place".into(),
+                ))
             });
             drop(_pin);
             match (placed, noted.stop()) {
@@ -500,8 +499,7 @@ impl Engine for DmTree {
         let budget = if options.replica { options.cache_bytes } else { 0 };
         let geometry = session.pool().geometry();
         let replicas = ReplicaCache::new(budget);
-        let parts =
-            Parts::new(words, geometry, Some(membership), replicas, options.speculate);
+        let parts = Parts::new(words, geometry, Some(membership), replicas, options.speculate);
         let shared = FpTreeOptions::from(options);
         let tree = LeafTree::with(&stored(table), shape_of(table)?, shared, &meta, Some(parts));
         let open = DmTree(HomedTable(session.pool().keep(table.meta, Arc::new(tree))));

@@ -282,7 +282,10 @@ impl<'a> Op<'a> {
                     return None;
                 }
                 let slice = entry.owner.map(|owner| map.member(owner).map(|it| it.slice));
-                return Some((Home { owner: entry.owner, term: entry.term }, slice.unwrap_or(Some(0))?));
+                return Some((
+                    Home { owner: entry.owner, term: entry.term },
+                    slice.unwrap_or(Some(0))?,
+                ));
             }
         };
         match home.owner {
@@ -623,7 +626,9 @@ impl LeafTree {
 
     fn lines_in(&self, mut ops: Ops, places: &[LinePlace]) -> Vec<Option<Line>> {
         let lines = places.iter().enumerate();
-        lines.map(|(at, place)| Line::decode(self.shape.tree, *place, &ops.take_buf(at)).0).collect()
+        lines
+            .map(|(at, place)| Line::decode(self.shape.tree, *place, &ops.take_buf(at)).0)
+            .collect()
     }
 
     /// READs the lines of `places` at once; `None` for one that is not of the present term, and for all if some home does not

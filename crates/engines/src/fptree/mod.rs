@@ -197,9 +197,7 @@ async fn read_meta(
         (Some(upper), Some(directory), Some(acks)) if words[0] == tag => {
             Ok(MetaObject { upper, directory, acks })
         }
-        _ => {
-            Err(IndexError::Corrupt(format!("no meta object of engine {engine} is at {meta}")))
-        }
+        _ => Err(IndexError::Corrupt(format!("no meta object of engine {engine} is at {meta}"))),
     }
 }
 

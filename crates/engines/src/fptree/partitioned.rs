@@ -110,7 +110,8 @@ impl LeafTree {
         let Some(parts) = &self.parts else { return Ok(()) };
         let (Some(giver), Some(taker)) = (from.owner, to.owner) else {
             return Err(IndexError::Invalid(
-                "lines are copied between compute servers alone: move the partition by build".into(),
+                "lines are copied between compute servers alone: move the partition by build"
+                    .into(),
             ));
         };
         let place = async |who| -> Result<(ServerId, u16), IndexError> {

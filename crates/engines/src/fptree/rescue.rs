@@ -277,9 +277,7 @@ impl LeafTree {
                     (Err(error), _) => Err(error),
                     (Ok(false), _) => self.line_of_leaf(session, left).await,
                     (Ok(true), false) => self.finish_split(session, &own).await,
-                    (Ok(true), true) => {
-                        self.finish_merge(session, &own, Some(at), right_at).await
-                    }
+                    (Ok(true), true) => self.finish_merge(session, &own, Some(at), right_at).await,
                 };
                 let line = match done {
                     Ok(line) => line,
@@ -370,9 +368,7 @@ impl LeafTree {
     ) -> Result<bool, IndexError> {
         let other = self.find_redo(session, holder).await?;
         Ok(other.is_some_and(|other| match other {
-            LeafRedo::Pending(other) => {
-                (other.left, other.right) == (pending.left, pending.right)
-            }
+            LeafRedo::Pending(other) => (other.left, other.right) == (pending.left, pending.right),
             LeafRedo::Update(_) => false,
         }))
     }
@@ -433,11 +429,7 @@ impl LeafTree {
     }
 
     /// The line of a locked leaf that is as it should be.
-    async fn line_of_leaf(
-        &self,
-        session: &Session,
-        leaf: GlobalAddr,
-    ) -> Result<Line, IndexError> {
+    async fn line_of_leaf(&self, session: &Session, leaf: GlobalAddr) -> Result<Line, IndexError> {
         let reliable = session.reliable();
         let image = reliable.read(leaf, reliable.buf(self.shape.leaf_bytes)).await?;
         let header = self.shape.header(leaf, image.bytes());

@@ -15,12 +15,12 @@ use farleaf_index::{IndexError, TableReport, Visitor};
 use farleaf_pool::Session;
 
 use super::cache::{LeafRecord, RecordNode};
+use super::homed::HomedTable;
 use super::homes::{Op, Reach};
 use super::layout::{Header, Judged, word};
 use super::line::{LINE_BYTES, Line};
 use super::lines::{DIRECTORY_WORDS, directory_words, table_bytes};
 use super::split::fence_record;
-use super::homed::HomedTable;
 use super::{LeafTree, META_BYTES};
 
 /// Attempts at a view of one leaf that nobody changes meanwhile.

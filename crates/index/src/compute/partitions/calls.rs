@@ -44,11 +44,7 @@ pub trait PartitionCalls {
     ///
     /// # Errors
     /// As [`rebalance`].
-    fn spread<'a>(
-        &'a self,
-        session: &'a Session,
-        way: MoveWay,
-    ) -> Work<'a, Result<(), MoveError>>;
+    fn spread<'a>(&'a self, session: &'a Session, way: MoveWay) -> Work<'a, Result<(), MoveError>>;
 }
 
 /// The part of a table that its member has open, as every table has that gives these calls.
@@ -81,11 +77,7 @@ impl<T: PartitionedTable> PartitionCalls for T {
         Box::pin(fail_over(self, session, dead))
     }
 
-    fn spread<'a>(
-        &'a self,
-        session: &'a Session,
-        way: MoveWay,
-    ) -> Work<'a, Result<(), MoveError>> {
+    fn spread<'a>(&'a self, session: &'a Session, way: MoveWay) -> Work<'a, Result<(), MoveError>> {
         Box::pin(rebalance(self, session, way))
     }
 }
