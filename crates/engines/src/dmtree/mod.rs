@@ -14,7 +14,7 @@
 //! | get of an absent key | 0.09 READs | 1 READ | 1.1 |
 //! | update | 1.08 READs, 1 WRITE | 1 READ, 2 CAS | 2 |
 //! | insert | 0.09 READs, 1 WRITE | 1 READ, 1 WRITE, 2 CAS | 3 |
-//! | remove | 1.08 READs, 1 WRITE | 1 READ, 1 WRITE, 2 CAS | 3 |
+//! | remove | 1.08 READs, 1 WRITE | 1 READ, 1 WRITE, 2 CAS | 2 |
 //!
 //! With `write_vs_rmw` an unlock is a WRITE in place of a CAS.
 //!

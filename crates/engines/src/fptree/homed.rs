@@ -153,7 +153,7 @@ impl DmTree {
                 fail_over(table, session, owner).await?;
             }
             // It has left the pool: others have its partitions, or are about to.
-            Stop::Gone(_) if stops % STOPS_PATIENT == 0 => resume(table, session).await?,
+            Stop::Gone(_) if stops.is_multiple_of(STOPS_PATIENT) => resume(table, session).await?,
             Stop::Gone(_) => tick(table, session).await?,
         }
         Ok(())

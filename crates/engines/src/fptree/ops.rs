@@ -325,17 +325,17 @@ impl LeafTree {
         let (record, key) = (leaf.record, change.key);
         let fingerprint = shape.fingerprint(key);
         let wants_value = change.expected.is_some();
-        // With the same edits no slot has got another key since the replica's line was there.
-        let early = early.filter(|early| early.line == leaf.line);
-        let found = match early {
-            Some(EarlySlot { index, image, .. }) => {
-                let slots = (&[index][..], vec![image]);
-                self.search_in(session, record, slots, (key, wants_value)).await?
-            }
-            None => {
-                let wanted = (key, wants_value);
-                self.search(session, record, &leaf.line, fingerprint, wanted).await?
-            }
+        // With the same edits no slot has got another key since the replica's line was there. But the slot may have been READ
+        // between an insert's WRITEs of line and slot, so only a pair counts.
+        let wanted = (key, wants_value);
+        let mut early_found = None;
+        if let Some(EarlySlot { index, image, .. }) = early.filter(|it| it.line == leaf.line) {
+            let slots = (&[index][..], vec![image]);
+            early_found = self.search_in(session, record, slots, wanted).await?.flatten();
+        }
+        let found = match early_found {
+            Some(found) => Some(Some(found)),
+            None => self.search(session, record, &leaf.line, fingerprint, wanted).await?,
         };
         let Some(found) = found else {
             // Nobody else writes a locked leaf, and the taker of a dead client's lock repairs it first.

@@ -5,7 +5,7 @@ mod deaths;
 mod moves;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
@@ -13,7 +13,7 @@ use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
 use farleaf_fabric::{Endpoint, Fabric, ListenConfig, ToAny};
 use farleaf_index::compute::number_of;
 use farleaf_index::compute::partitions::PartitionCalls;
-use farleaf_index::{Index, IndexError, KeyFormat, Settings, Spec, ValueFormat};
+use farleaf_index::{CounterSet, Index, IndexError, KeyFormat, Settings, Spec, ValueFormat};
 use farleaf_pool::Session;
 
 use crate::common::{World, join, lab_table, start};
@@ -59,6 +59,8 @@ impl Server {
 struct Cluster {
     sim: Sim,
     servers: RefCell<BTreeMap<usize, Rc<Server>>>,
+    /// Compute servers whose next life has not begun.
+    killed: RefCell<BTreeSet<usize>>,
     settings: Settings,
 }
 
@@ -76,7 +78,8 @@ impl Cluster {
     fn new(config: SimConfig, format: &TableFormat, count: usize, settings: &Settings) -> Cluster {
         let sim = Sim::new(config).expect("a simulation");
         let settings = settings.clone();
-        let cluster = Cluster { sim, servers: RefCell::default(), settings };
+        let (servers, killed) = Default::default();
+        let cluster = Cluster { sim, servers, killed, settings };
         for compute in 0..count {
             cluster.add(compute, (compute == 0).then_some(format));
         }
@@ -89,7 +92,10 @@ impl Cluster {
 
     /// The next life of a compute server joins, makes the table if that is asked for, and opens it.
     fn add(&self, compute: usize, makes: Option<&TableFormat>) {
-        let fabric = self.sim.fabric(compute);
+        let fabric = match self.killed.borrow_mut().remove(&compute) {
+            true => self.sim.fabric(compute).restart(),
+            false => self.sim.fabric(compute),
+        };
         let endpoint = fabric.any_endpoint().expect("an endpoint");
         let bytes = world().region_bytes / 16;
         let opened = self.sim.block_on(async {
@@ -162,8 +168,21 @@ impl Cluster {
     /// Kills a compute server.
     fn kill(&self, compute: usize) {
         self.sim.fabric(compute).kill();
-        let dead = self.servers.borrow_mut().remove(&compute).expect("it lives");
+        self.note_death(compute);
+    }
+
+    /// A compute server has been killed.
+    fn note_death(&self, compute: usize) {
+        self.killed.borrow_mut().insert(compute);
+        let dead = self.servers.borrow_mut().remove(&compute);
         std::mem::forget(dead);
+    }
+
+    /// The sum of a counter of the table over the compute servers that live.
+    fn counter(&self, name: &str) -> u64 {
+        let mut all = CounterSet::default();
+        self.servers.borrow().values().for_each(|server| server.index.counters(&mut all));
+        all.get(name)
     }
 
     /// Ends all regular work, and checks table and pool from compute server `compute`; gives the number of keys.

@@ -145,7 +145,7 @@ async fn point_operations(session: Session, index: AnyIndex) {
     })
     .await;
 
-    let remove = Verbs { memory: [1, 1, 0], compute: [1, 1, 2], waits: 3 };
+    let remove = Verbs { memory: [1, 1, 0], compute: [1, 1, 2], waits: 2 };
     each(&session, "remove", remove, [SLOT, 24], half(), async |number| {
         assert_eq!(index.remove(&session, &key(number)).await, Ok(true));
     })

@@ -1,15 +1,17 @@
 //! Deaths of compute servers in the engine `dmtree`: the owner of a leaf's line, a client, both, and all.
 
 use super::{Cluster, LEASE_NS, fill, key8, sim_config, tiny_table, value8};
-use farleaf_engines::recover;
-use farleaf_fabric::Endpoint;
+use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, SimConfig};
+use farleaf_fabric::{Endpoint, ToAny};
 use farleaf_index::{Index, IndexError, Settings};
+use farleaf_pool::Session;
 
-const KEYS: u64 = 300;
+/// So many that their leaves' lines lie in many partitions.
+const KEYS: u64 = 3_000;
 
 fn config(seed: u64) -> SimConfig {
-    let mut config = SimConfig { seed, ..sim_config(3) };
+    let mut config = SimConfig { seed, ..sim_config(4) };
     config.adversary.torn = 0.5;
     config
 }
@@ -29,14 +31,15 @@ fn the_death_of_an_owner_loses_nothing() {
             let waited_ns = endpoint.now_ns() - since_ns;
             assert!(waited_ns < 5_000_000, "{number}: {waited_ns} ns");
         }
-        let since_ns = endpoint.now_ns();
         for number in 0..KEYS {
+            let since_ns = endpoint.now_ns();
             let updated = index.update(&session, &key8(number), &value8(number + 1)).await;
             assert_eq!(updated, Ok(true), "{number}");
+            let waited_ns = endpoint.now_ns() - since_ns;
+            assert!(waited_ns < 2 * LEASE_NS, "{number}: {waited_ns} ns");
         }
-        let waited_ns = endpoint.now_ns() - since_ns;
-        assert!(waited_ns < 3 * LEASE_NS, "{waited_ns} ns");
     });
+    assert!(cluster.counter("failed_over") > 0 && cluster.counter("lines_built") > 50);
     assert_eq!(cluster.check(1), KEYS);
     let map = cluster.server(0).partitions().known_partitions();
     assert_eq!(map.members.len(), 2);
@@ -81,7 +84,7 @@ fn a_cut_link_stops_changes_there_and_no_gets() {
             assert!(endpoint.now_ns() - since_ns < 5_000_000);
         }
         let mut failed = Vec::new();
-        for number in (0..KEYS).step_by(10) {
+        for number in (0..KEYS).step_by(100) {
             let since_ns = endpoint.now_ns();
             match index.update(&session, &key8(number), &value8(number + 1)).await {
                 Ok(true) => {}
@@ -110,50 +113,74 @@ fn a_cut_link_stops_changes_there_and_no_gets() {
 /// The client that dies, which may be the owner of lines as well.
 const CLIENT: usize = 2;
 
-/// Work of a client that splits leaves and merges them.
-async fn changes(session: farleaf_pool::Session, index: farleaf_engines::AnyIndex) {
-    for number in 0..40 {
-        // It is killed, or cut off.
-        if index.insert(&session, &key8(1_000 + number), &value8(number)).await.is_err() {
-            return;
-        }
+/// Keys that are there before the changes, and those that the changes insert and remove.
+const FIRST: std::ops::Range<u64> = 0..200;
+const CHANGED: std::ops::Range<u64> = 1_000..1_060;
+
+/// Inserts that split leaves, and removes that merge them; gives the first error.
+async fn changes(session: Session, index: AnyIndex) -> Result<(), IndexError> {
+    for number in CHANGED {
+        assert!(index.insert(&session, &key8(number), &value8(number)).await?, "{number}");
+        assert!(index.update(&session, &key8(number), &value8(number + 1)).await?, "{number}");
     }
-    for number in 0..40 {
-        if index.remove(&session, &key8(1_000 + number)).await.is_err() {
-            return;
-        }
+    for number in CHANGED {
+        assert!(index.remove(&session, &key8(number)).await?, "{number}");
     }
+    Ok(())
 }
 
-/// The client dies around operation `k` of its changes, and `owner` at the same time if that is given. Gives false if its
-/// changes were over before.
-fn die_at(seed: u64, k: u64, way: CrashWay, owner: Option<usize>) -> bool {
-    let cluster = Cluster::new(config(seed), &tiny_table(), 3, &Settings::default());
-    fill(&cluster, 0, 1, 0..60);
+/// Outcomes of runs with a death.
+#[derive(Debug, Default)]
+struct Deaths {
+    runs: u64,
+    /// Runs in which the owner of a line died.
+    of_owners: u64,
+    failed_over: u64,
+    rescued: u64,
+}
+
+/// Something dies at operation `k` of the client's changes. Gives false if they were over before.
+fn die_at(k: u64, way: CrashWay, deaths: &mut Deaths) -> bool {
+    let cluster = Cluster::new(config(k), &tiny_table(), 3, &Settings::default());
+    fill(&cluster, 0, 1, FIRST);
     let fabric = cluster.sim.fabric(CLIENT);
+    let lives: Vec<_> = (0..3).map(|at| cluster.sim.fabric(at).incarnation()).collect();
     fabric.plan(CrashPlan { op: k, way });
     let work = cluster.begin(CLIENT, changes);
     while !fabric.has_fired() && work.borrow().is_none() {
-        cluster.sim.run_until(cluster.sim.now_ns() + 2_000).expect("it runs");
+        cluster.rest(2_000);
     }
     if !fabric.has_fired() {
         return false;
     }
-    std::mem::forget(cluster.servers.borrow_mut().remove(&CLIENT));
-    if let Some(owner) = owner {
-        cluster.kill(owner);
+    if way == CrashWay::OwnerDies {
+        // The client goes on: no change fails, and no outcome is unknown.
+        while work.borrow().is_none() {
+            cluster.rest(100_000);
+        }
+        assert_eq!(work.take().expect("it has ended"), Ok(()), "k = {k}");
+    } else {
+        cluster.note_death(CLIENT);
     }
+    let endpoint = cluster.sim.fabric(3).any_endpoint().expect("an endpoint");
+    let is_dead =
+        |at: usize| cluster.sim.block_on(endpoint.is_dead(lives[at])).expect("no deadlock");
+    for at in (0..2).filter(|at| is_dead(*at)) {
+        deaths.of_owners += 1;
+        cluster.note_death(at);
+    }
+    let survivor = *cluster.servers.borrow().keys().next().expect("one lives");
     // All keys can be changed, and none that was acknowledged is lost.
-    cluster.on(0, async |session, index| {
+    cluster.on(survivor, async |session, index| {
         let mut value = Vec::new();
-        for number in 0..60 {
+        for number in FIRST {
             let got = index.get(&session, &key8(number), &mut value).await;
             assert_eq!((got, &value), (Ok(true), &value8(number)), "{number}");
         }
-        for number in (0..60).chain(1_000..1_040) {
+        for number in FIRST.chain(CHANGED) {
             index.upsert(&session, &key8(number), &value8(number)).await.expect("an upsert");
         }
-        for number in (0..60).chain(1_000..1_040) {
+        for number in FIRST.chain(CHANGED) {
             let got = index.get(&session, &key8(number), &mut value).await;
             assert_eq!((got, &value), (Ok(true), &value8(number)), "{number}");
         }
@@ -161,27 +188,39 @@ fn die_at(seed: u64, k: u64, way: CrashWay, owner: Option<usize>) -> bool {
             assert_eq!((done.problems, done.complete), (Vec::new(), true));
         }
     });
-    assert_eq!(cluster.check(0), 100, "k = {k}");
+    assert_eq!(cluster.check(survivor), 260, "k = {k}");
+    deaths.runs += 1;
+    deaths.failed_over += cluster.counter("failed_over");
+    deaths.rescued += cluster.counter("rescued");
     true
 }
 
-#[test]
-fn a_client_and_owner_dies_at_any_operation() {
-    let ways = [CrashWay::After, CrashWay::Before];
-    for k in (1..).step_by(17) {
-        if !die_at(k, k, ways[k as usize % 2], None) {
-            assert!(k > 300, "{k}");
-            return;
+fn die_at_each(ways: &[CrashWay], first: u64, step: usize) -> Deaths {
+    let mut deaths = Deaths::default();
+    for (at, k) in (first..).step_by(step).enumerate() {
+        if !die_at(k, ways[at % ways.len()], &mut deaths) {
+            break;
         }
     }
+    println!("{ways:?}: {deaths:?}");
+    assert!(deaths.runs > 20, "{deaths:?}");
+    deaths
 }
 
 #[test]
-fn a_client_and_another_owner_die_together_at_any_operation() {
-    for k in (3..).step_by(31) {
-        if !die_at(k, k, CrashWay::After, Some(1)) {
-            assert!(k > 300, "{k}");
-            return;
-        }
-    }
+fn a_client_dies_at_any_operation() {
+    let deaths = die_at_each(&[CrashWay::After, CrashWay::Before], 1, 29);
+    assert!(deaths.rescued > 0, "{deaths:?}");
+}
+
+#[test]
+fn the_owner_of_a_line_dies_at_any_operation_of_a_client() {
+    let deaths = die_at_each(&[CrashWay::OwnerDies], 2, 29);
+    assert!(deaths.of_owners > 5 && deaths.failed_over > 5, "{deaths:?}");
+}
+
+#[test]
+fn a_client_and_the_owner_of_its_line_die_together_at_any_operation() {
+    let deaths = die_at_each(&[CrashWay::BothDie], 3, 29);
+    assert!(deaths.of_owners > 5 && deaths.failed_over > 5, "{deaths:?}");
 }
