@@ -340,7 +340,9 @@ impl Drop for Lock {
         if state == LockState::Releasing && !is_lossy {
             return;
         }
-        let (home, turn) = (self.home.take(), self.turn.take());
+        // The turn ends here, as a task of a compute server that dies may never run: the next one asks until the word is free.
+        drop(self.turn.take());
+        let home = self.home.take();
         let pass = self.passing.take().map(|passing| Pass { passing, image: None });
         let left = pass.as_ref().map_or(0, |pass| pass.passing.token());
         self.session.spawn(async move |session| {
@@ -358,7 +360,6 @@ impl Drop for Lock {
                     && reliable.cas_release(word, token, left).await.is_ok()
             };
             let released = LockHome::wait(&home, &session, released).await;
-            drop(turn);
             if let (Some(pass), Some(true)) = (pass, released) {
                 pass.tell(&session, word);
             }

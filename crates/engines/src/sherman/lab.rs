@@ -1,8 +1,8 @@
 //! Lab: the seeded bugs, crash cases and small tables of this engine, and the settings that the lab draws for it.
 
 use farleaf_index::blink::canaries::{
-    ANSWER_BEFORE_WRITE, FORGET_RETIRE, LOSE_LEAF_REDO, ROOT_LEAF_UNLOOKED, SCAN_BACK,
-    SEPARATOR_UNCHECKED, SKIP_BIRTH, SKIP_COVER_CHECK, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
+    ANSWER_BEFORE_WRITE, FORGET_RETIRE, LOSE_LEAF_REDO, SCAN_BACK, SEPARATOR_UNCHECKED, SKIP_BIRTH,
+    SKIP_COVER_CHECK, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
 };
 use farleaf_index::blink::lab;
 use farleaf_index::bnode::canaries::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, MISS_UNCHECKED};
@@ -41,7 +41,6 @@ impl Lab for Sherman {
             &SKIP_FENCE,
             &RESEND_BLINDLY,
             &MISS_UNCHECKED,
-            &ROOT_LEAF_UNLOOKED,
         ];
         let mut hunts = any.map(Hunt::any).to_vec();
         hunts.extend([

@@ -93,6 +93,8 @@ impl BlinkTree {
         let (lock, image) = match entered {
             Some((turn, Entered::Passed(image))) => {
                 let lock = Lock::passed(session, word, turn);
+                // A pointer that is old may want a node of another level, and size, at this address.
+                let image = image.filter(|content| content.len() * 8 == self.bytes_at(level));
                 let image = match image {
                     Some(content) => {
                         let mut image = session.client().buf(self.bytes_at(level));
@@ -110,11 +112,11 @@ impl BlinkTree {
                 if remembered.options.hand_over > 0 && session.endpoint().now_ns() > began_ns {
                     self.let_others_ask(session).await;
                 }
-                let (lock, image) = self.ask(session, (addr, level), word, token).await?;
+                let (lock, image) = self.ask(session, (addr, level), word).await?;
                 (lock.in_turn(turn), image)
             }
             // The tasks ahead take long: it asks beside them.
-            None => self.ask(session, (addr, level), word, session.lock_token()).await?,
+            None => self.ask(session, (addr, level), word).await?,
         };
         let proven =
             self.is_current(&image, addr, level) && self.is_born_by(image.words(), pointer.view);
@@ -145,7 +147,6 @@ impl BlinkTree {
         session: &Session,
         (addr, level): (GlobalAddr, u8),
         word: GlobalAddr,
-        token: u64,
     ) -> Result<(Lock, Buf), BlinkFail> {
         let remembered = self.remembered();
         if remembered.options.read_locks && level == 0 {
@@ -155,6 +156,8 @@ impl BlinkTree {
         let mut wait = LockWait::default();
         loop {
             let asked_ns = session.endpoint().now_ns();
+            // A CAS whose outcome was lost never passes for a later one.
+            let token = session.lock_token();
             let tried = if remembered.options.combine_lock {
                 let what = (addr, self.bytes_at(level));
                 try_lock_reading(session, word, 0, token, what).await?

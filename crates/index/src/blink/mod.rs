@@ -89,7 +89,6 @@ pub mod canaries {
     pub use super::merge::UNLOCK_RIGHT_EARLY;
     pub use super::read::ACCEPT_TORN;
     pub use super::redo::{LOSE_REDO_RECORD, REDO_OF_ANY_TOKEN};
-    pub use super::remembered::ROOT_LEAF_UNLOOKED;
     pub use super::scan::SCAN_BACK;
     pub use super::slot_change::LOSE_LEAF_REDO;
     pub use super::split::{DROP_SIBLING, PUBLISH_OLD_FIRST, SEPARATOR_UNCHECKED};

@@ -32,10 +32,6 @@ use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 use crate::sync::{AtomicU64, Ordering};
 use crate::{IndexError, Seek};
 
-farleaf_fabric::canaries! {
-    pub ROOT_LEAF_UNLOOKED = "root-leaf-unlooked", "a leaf without neighbours counts although a load may be replacing it";
-}
-
 /// READs of one node before waiting in between.
 const REREADS_QUICK: u32 = 16;
 /// A node that nobody has locked and whose checksum does not fit for so long is corrupt.
@@ -363,8 +359,7 @@ impl BlinkTree {
                 reliable.word(word).await?;
             }
             let view = self.view(level, image.words());
-            let is_unlooked = ROOT_LEAF_UNLOOKED.is_armed();
-            if level > 0 || view.right() != 0 || view.low().is_some() || is_unlooked {
+            if level > 0 || view.right() != 0 || view.low().is_some() {
                 return Ok(image);
             }
             match lock {
@@ -428,6 +423,12 @@ impl BlinkTree {
             }
             if !is_current && self.is_whole(level, image.words()) {
                 // Merged away, or another node.
+                return Err(self.refused(pointer));
+            }
+            // A node's own address and its tag stay while it is being written.
+            let is_foreign =
+                !Self::looks_like_node(image.words()) || image.words()[1] != addr.word();
+            if is_foreign && pointer.view.is_some() {
                 return Err(self.refused(pointer));
             }
             if tries >= REREADS_QUICK {

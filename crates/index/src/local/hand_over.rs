@@ -268,7 +268,7 @@ impl Holding {
         let Some(next) = next else { return Err(self) };
         self.is_over = true;
         let (queue, word) = (Arc::clone(&self.queue), self.word);
-        Ok(Passing { queue, word, token: next.token, wants: next.wants })
+        Ok(Passing { queue, word, token: next.token, wants: next.wants, is_over: false })
     }
 }
 
@@ -288,6 +288,30 @@ pub struct Passing {
     word: u64,
     token: u64,
     wants: GlobalAddr,
+    is_over: bool,
+}
+
+/// Nobody knows whether the chain was done: this compute server has been cut off. The waiter asks.
+impl Drop for Passing {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let mut is_gone = false;
+        self.queue.with_entry(self.word, |entry| match entry.chosen.take() {
+            Some(Chosen::Under(ticket, waker)) if ticket != 0 => {
+                entry.chosen = Some(Chosen::Told(ticket, Entered::Ask));
+                (true, waker)
+            }
+            _ => {
+                is_gone = true;
+                (true, None)
+            }
+        });
+        if is_gone {
+            self.queue.released(self.word);
+        }
+    }
 }
 
 impl Passing {
@@ -305,7 +329,8 @@ impl Passing {
     ///
     /// # Errors
     /// The turn, if the waiter was dropped: the word holds [`Holding::token`], and the caller passes it on or releases it.
-    pub fn done(self, image: Option<NodeImage>) -> Result<(), Holding> {
+    pub fn done(mut self, image: Option<NodeImage>) -> Result<(), Holding> {
+        self.is_over = true;
         let mut is_gone = false;
         let has_image = image.is_some();
         self.queue.with_entry(self.word, |entry| match entry.chosen.take() {
@@ -318,7 +343,7 @@ impl Passing {
                 (true, None)
             }
         });
-        let Passing { queue, word, token, .. } = self;
+        let (queue, word, token) = (Arc::clone(&self.queue), self.word, self.token);
         if is_gone {
             return Err(Holding { queue, word, token, is_over: false });
         }
