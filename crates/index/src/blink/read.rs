@@ -56,7 +56,7 @@ pub(super) struct RememberedRoot {
 impl RememberedRoot {
     /// The word, if it is of this moment.
     #[inline]
-    fn at(&self, moment: u64) -> Option<u64> {
+    pub(super) fn at(&self, moment: u64) -> Option<u64> {
         let is_of_it = || self.moment.load(Ordering::Acquire) == moment;
         let word = is_of_it().then(|| self.word.load(Ordering::Acquire))?;
         // Each word is stored between two stores of the moment.
@@ -370,7 +370,7 @@ impl Unfinished {
     }
 }
 
-fn root_parts(word: u64) -> Result<(GlobalAddr, u8), IndexError> {
+pub(super) fn root_parts(word: u64) -> Result<(GlobalAddr, u8), IndexError> {
     match GlobalAddr::from_word(word & !LEVEL_MASK) {
         Some(addr) if !addr.is_null() => Ok((addr, (word & LEVEL_MASK) as u8)),
         _ => Err(IndexError::Corrupt(format!("the root word {word:#018x} is not an address"))),

@@ -22,7 +22,7 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::{LockToken, Session};
 
 use super::lock_table::LockTables;
-use super::read::{LeafFit, Restarts, Unfinished};
+use super::read::{LeafFit, Restarts, Unfinished, root_parts};
 use super::{BlinkFail, BlinkTree};
 use crate::bnode::{Cover, GuardedLeaf, Kind, Lookup, Node};
 use crate::detach::unfinished_work;
@@ -399,6 +399,15 @@ impl BlinkTree {
         Ok(at == addr)
     }
 
+    /// Returns whether the memory that a pointer leads to may have been handed out again since the pointer was READ. That
+    /// of the root has not if its word was READ at the present moment of the epochs (`INV-EPOCH-7` of the pool).
+    fn may_be_reused(&self, session: &Session, pointer: &NodePointer) -> bool {
+        let root = || self.root.at(session.moment()).and_then(|word| root_parts(word).ok());
+        let is_root = matches!(pointer.source, PointerSource::Root)
+            && root().is_some_and(|(addr, _)| addr == pointer.addr);
+        pointer.view.is_some() && !is_root
+    }
+
     /// A READ did not give an image that counts: reads on until one does, or says what to do instead.
     #[cold]
     async fn read_until(
@@ -428,11 +437,12 @@ impl BlinkTree {
             // A node's own address and its tag stay while it is being written.
             let is_foreign =
                 !Self::looks_like_node(image.words()) || image.words()[1] != addr.word();
-            if is_foreign && pointer.view.is_some() {
+            let may_be_reused = self.may_be_reused(session, pointer);
+            if is_foreign && may_be_reused {
                 return Err(self.refused(pointer));
             }
             if tries >= REREADS_QUICK {
-                if !is_current && pointer.view.is_some() {
+                if !is_current && may_be_reused {
                     // It may be no node of this tree any more.
                     return Err(self.refused(pointer));
                 }
