@@ -1,4 +1,4 @@
-//! DMTree: the tree of `fptree` with its lines and locks on compute servers. The engine [`dmtree`](crate::dmtree) is this.
+//! DMTree: the tree of `fptree` with its lines and locks on compute servers. The engine `dmtree` is this.
 //!
 //! An operation enters the partition guard once, and stays inside to its end. Where it needs a line that has no home now, or
 //! whose home is gone, it stops with nothing done, leaves, waits until that is settled or settles it, and begins again. A
@@ -26,12 +26,12 @@ use farleaf_index::{
 };
 use farleaf_pool::{Audit, Recovery, Session};
 
+use super::homed_options::{DmTreeOptions, DmTreeShape};
 use super::homes::{Op, OpNotes, Parts, Stop, partition_count, slice_bytes};
 use super::layout::LeafShape;
 use super::redo::LeafRedo;
 use super::replicas::ReplicaCache;
 use super::{FpTreeOptions, FpTreeShape, LeafTree, count, create_leaf_tree, read_meta};
-use crate::dmtree::{DmTreeOptions, DmTreeShape};
 
 const META_TAG: u64 = u64::from_le_bytes(*b"FLdmtre1");
 /// Offsets of the words of the partition map and of its lock, and of the conductor's word.

@@ -13,6 +13,7 @@ use fastrand::Rng;
 
 use super::delegation::JOIN_OPEN_READ;
 use super::homed::DmTree;
+use super::homed_options::DmTreeShape;
 use super::locate::BELIEVE_OLD_HEADER;
 use super::merge::{FREE_LEAF_UNCLEARED, MERGE_UNCHECKED};
 use super::ops::LOSE_LEAF_REDO;
@@ -20,7 +21,6 @@ use super::rescue::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, TAKE_OVER_UNRECORDED};
 use super::scan::SCAN_STALE;
 use super::split::{CLEARED_SLOTS_KEEP_VERSION, OLD_TABLE_KEEPS_VERSION, UNLOCK_NEW_LEAF_EARLY};
 use super::{FpTree, FpTreeShape};
-use crate::dmtree::DmTreeShape;
 
 /// Clients of one compute server on the same keys.
 const HOT: &[(&str, &str)] = &[

@@ -40,6 +40,7 @@ mod bulk;
 mod cache;
 mod delegation;
 pub(crate) mod homed;
+pub(crate) mod homed_options;
 mod homes;
 #[cfg(feature = "lab")]
 mod lab;

@@ -141,7 +141,7 @@ fn hashes_and_strings_are_told_apart() {
     };
     let [h, s] = [(b"h".to_vec(), None), (b"s".to_vec(), table.get("s").unwrap())];
     assert_eq!(strings("a"..), [h.clone(), s.clone()]);
-    assert_eq!(table.range_strings(..).rev().next().unwrap().unwrap(), s);
+    assert_eq!(table.range_strings(..).next_back().unwrap().unwrap(), s);
     assert_eq!(strings("i"..), [s]);
     assert_eq!(table.count(..).unwrap(), 2);
     assert_eq!(table.remove_range(..).unwrap(), 2);
