@@ -80,6 +80,11 @@ impl Engine {
         on_engine!(self, D => <D as Lab>::GROWS)
     }
 
+    /// See [`Lab::HAS_GUESTS`].
+    pub fn has_guests(self) -> bool {
+        on_engine!(self, D => <D as Lab>::HAS_GUESTS)
+    }
+
     /// See [`Lab::HAS_RECORDS`].
     pub fn has_records(self) -> bool {
         on_engine!(self, D => <D as Lab>::HAS_RECORDS)

@@ -9,6 +9,7 @@ use super::{ExampleOwned, ListsShape};
 impl Lab for ExampleOwned {
     const GROWS: bool = false;
     const HAS_RECORDS: bool = false;
+    const HAS_GUESTS: bool = false;
 
     fn hunts() -> Vec<Hunt> {
         vec![Hunt::any(&SPLIT_FORGETS_UPPER)]

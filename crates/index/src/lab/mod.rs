@@ -55,6 +55,8 @@ pub trait Lab: Engine {
     const GROWS: bool = true;
     /// True if long values are stored in another way than short ones.
     const HAS_RECORDS: bool = true;
+    /// True if a compute server works on keys that nobody owns without becoming their owner; for engines with owners.
+    const HAS_GUESTS: bool = true;
     /// True if the space of a removed key is given up by a task, or when the table is closed.
     const UNLINKS_LATER: bool = false;
     /// Bytes of a memory server in the small pools of crash cases.
