@@ -4,7 +4,7 @@
 #
 #   scripts/changed.sh [BASE]     the commit to compare with; where this branch left origin/main if not given
 #
-# Prints at most three, and on its standard error those that it leaves out. They go short, as all others do.
+# Prints at most three, those with most changes first, and on its standard error those that it leaves out. They go short, as all others do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,7 +39,8 @@ while IFS= read -r file; do
     esac
 done <<<"$files"
 
-mapfile -t engines < <(printf '%s\n' "${engines[@]}" | sed '/^$/d' | sort -u)
+# Those of which most files have changed come first.
+mapfile -t engines < <(printf '%s\n' "${engines[@]}" | sed '/^$/d' | sort | uniq -c | sort -rn | awk '{ print $2 }')
 if [[ " ${engines[*]} " == *" kit "* ]]; then
     mapfile -t engines < <(printf '%s\n' "${engines[@]}" ${kit//,/ } | awk '$0 != "kit" && !seen[$0]++')
 fi
