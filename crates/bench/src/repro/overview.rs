@@ -64,7 +64,7 @@ use Repeated::{By, Not};
 
 const NO_SWEEP: &str =
     "a rate of replacements by one thread of the paper's processor: no experiment measures it yet";
-const NO_DMTREE: &str = "the engine dmtree is planned";
+const NO_DMTREE: &str = "no experiment runs the engine dmtree yet";
 
 const fn figure(
     paper: &'static str,

@@ -259,7 +259,7 @@ mod tests {
         for told in [
             "1 of 3 experiments have run",
             "Figures of the papers",
-            "not repeated: the engine dmtree is planned",
+            "not repeated: no experiment runs the engine dmtree yet",
             "about &lt;one&gt;",
             "because &quot;so&quot;",
             "a bar: does not hold",

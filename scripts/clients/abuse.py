@@ -1,0 +1,100 @@
+"""Abuse: the latencies of one client beside clients that take memory and give nothing.
+
+    python3 scripts/clients/abuse.py PORT PID
+
+PID is the gateway's process. Beside the client are, one kind after the other and then all at once: one that asks for 1 GiB
+and reads nothing, 1,000 of which each has sent half a command, and one that sends bytes without end and no line.
+"""
+
+import multiprocessing
+import socket
+import sys
+import time
+
+port, process = map(int, sys.argv[1:3])
+GETS = 20_000
+VALUE_BYTES = 512 << 10
+
+
+def connect():
+    client = socket.create_connection(("127.0.0.1", port))
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return client
+
+
+def ask(client, command, reply_bytes):
+    client.sendall(command)
+    while reply_bytes > 0:
+        received = len(client.recv(65_536))
+        assert received > 0, "the gateway closed the connection"
+        reply_bytes -= received
+
+
+def resident():
+    with open(f"/proc/{process}/statm", encoding="ascii") as told:
+        return int(told.read().split()[1]) * 4096
+
+
+def reader_of_nothing():
+    """Asks for a large value 2,048 times, which is 1 GiB, and takes no byte of it."""
+    client = connect()
+    ask(client, b"*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n$%d\r\n" % VALUE_BYTES + b"v" * VALUE_BYTES + b"\r\n", len(b"+OK\r\n"))
+    client.setblocking(False)
+    wanted = b"*2\r\n$3\r\nGET\r\n$3\r\nbig\r\n" * ((1 << 30) // VALUE_BYTES)
+    try:
+        while wanted:
+            wanted = wanted[client.send(wanted):]
+    except BlockingIOError:
+        pass
+    return [client]
+
+
+def half_commands():
+    clients = [connect() for _ in range(1_000)]
+    for client in clients:
+        client.sendall(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$900\r\n" + b"v" * 400)
+    return clients
+
+
+def endless():
+    """Sends bytes without a line's end, and connects again whenever the gateway has had enough."""
+    while True:
+        try:
+            with connect() as client:
+                while True:
+                    client.sendall(b"x" * 16_384)
+        except OSError:
+            pass
+
+
+def latencies():
+    client = connect()
+    ask(client, b"SET k v\r\n", len(b"+OK\r\n"))
+    took = []
+    for _ in range(GETS):
+        began = time.perf_counter_ns()
+        ask(client, b"GET k\r\n", len(b"$1\r\nv\r\n"))
+        took.append(time.perf_counter_ns() - began)
+    took.sort()
+    shares = (0.5, 0.99)
+    return " ".join(f"p{100 * share:g} {took[int(GETS * share)] / 1_000:.1f} us" for share in shares)
+
+
+def tell(case):
+    print(f"{case}: {latencies()}; resident {resident() / (1 << 20):.0f} MiB", flush=True)
+
+
+latencies()
+for _ in range(3):
+    tell("alone")
+held = reader_of_nothing()
+time.sleep(1)
+tell("one reads nothing")
+held += half_commands()
+tell("and 1,000 have sent half a command")
+# A process of its own: a thread would take Python's lock from the client that is measured.
+sender = multiprocessing.Process(target=endless, daemon=True)
+sender.start()
+for _ in range(3):
+    tell("and one sends without end")
+sender.terminate()
