@@ -28,6 +28,9 @@ const REUSE: &[(&str, &str)] = &[
 ];
 
 impl Lab for Sherman {
+    // A record may hold an inner node and two leaves.
+    const REDO_BYTES: u32 = 4 << 10;
+
     fn hunts() -> Vec<Hunt> {
         let any = [
             &UNLOCK_BEFORE_WRITE,
