@@ -1,31 +1,19 @@
 //! Lab: the seeded bugs, crash cases and small tables of this engine, and the settings that the lab draws for it.
 
 use farleaf_index::blink::canaries::{
-    ANSWER_BEFORE_WRITE, FORGET_RETIRE, LOSE_LEAF_REDO, SCAN_BACK, SEPARATOR_UNCHECKED, SKIP_BIRTH,
+    ANSWER_BEFORE_WRITE, FORGET_RETIRE, LOSE_LEAF_REDO, SCAN_BACK, SEPARATOR_UNCHECKED,
     SKIP_COVER_CHECK, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
 };
 use farleaf_index::blink::lab;
 use farleaf_index::bnode::canaries::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, MISS_UNCHECKED};
 use farleaf_index::lab::{CrashState, Hunt, Lab, LabSize, Variant, changes, choose};
 use farleaf_index::remote_lock::RESEND_BLINDLY;
-use farleaf_index::retry::STEAL_LOCK;
 use farleaf_index::{IndexError, Settings, Spec, Stored, TableReport, TableSpec};
 use farleaf_pool::Session;
 use farleaf_pool::canary::SKIP_FENCE;
 use fastrand::Rng;
 
 use super::{Sherman, ShermanShape, open_tree, without_copies};
-
-/// Nodes come and go, and their addresses are used again while caches lead there.
-const REUSE: &[(&str, &str)] = &[
-    ("workload", "churn"),
-    ("set", "cache=256MiB"),
-    ("compute-servers", "3"),
-    ("memory-servers", "1"),
-    ("keys", "5|20|60|150"),
-    ("ops", "200"),
-    ("think-ns", "4000"),
-];
 
 impl Lab for Sherman {
     // A record may hold an inner node and two leaves.
@@ -40,14 +28,12 @@ impl Lab for Sherman {
             &FORGET_RETIRE,
             &SKIP_COVER_CHECK,
             &SCAN_BACK,
-            &STEAL_LOCK,
             &SKIP_FENCE,
             &RESEND_BLINDLY,
             &MISS_UNCHECKED,
         ];
         let mut hunts = any.map(Hunt::any).to_vec();
         hunts.extend([
-            Hunt::with(&SKIP_BIRTH, REUSE),
             Hunt::at(&BUILD_CLEARS_TORN, "u64-tiny/update"),
             Hunt::at(&BUILD_KEEPS_TORN, "u64-tiny/insert"),
             // Values of several words stand in slots of leaves.

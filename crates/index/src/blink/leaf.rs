@@ -11,10 +11,6 @@ use crate::bnode::{
 };
 use crate::{IndexError, Seek};
 
-farleaf_fabric::canaries! {
-    pub SKIP_BIRTH = "skip-birth", "a cached pointer counts without the birth of what it leads to";
-}
-
 /// An image of a node of either kind, to read.
 #[derive(Clone, Copy)]
 pub(super) enum NodeView<'a> {
@@ -241,9 +237,7 @@ impl BlinkTree {
     /// Returns whether a pointer that was read at `view` leads to the node of that image; any does that was read by this
     /// operation.
     pub(super) fn is_born_by(&self, words: &[u64], view: Option<u64>) -> bool {
-        view.is_none_or(|view| {
-            SKIP_BIRTH.is_armed() || Stamp::of_word(version_of(words)).is_born_by(view)
-        })
+        view.is_none_or(|view| Stamp::of_word(version_of(words)).is_born_by(view))
     }
 
     /// Returns whether the header of an image says that it is a node, whole or not.

@@ -84,7 +84,6 @@ use remembered::Remembered;
 /// The seeded bugs of B-link trees.
 pub mod canaries {
     pub use super::grow::GROW_FROM_OLD_ROOT;
-    pub use super::leaf::SKIP_BIRTH;
     pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
     pub use super::merge::UNLOCK_RIGHT_EARLY;
     pub use super::read::ACCEPT_TORN;

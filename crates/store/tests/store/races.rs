@@ -84,7 +84,10 @@ fn openings_of_one_table_by_several_threads_are_one() {
             let name = format!("{engine}-{round}");
             maker.create_table(&name, TableOptions::default().engine(engine)).unwrap();
             at_once(|thread| begin(&opener.table(&name).unwrap(), thread, round));
-            opener.drop_table(&name).unwrap();
+            // A table with lines on compute servers goes once one of them alone has it open.
+            if !engine.traits().exposes {
+                opener.drop_table(&name).unwrap();
+            }
         }
     }
 }
@@ -142,7 +145,9 @@ fn handles_that_replace_values_of_all_sizes_share_a_small_pool() {
     const VALUE_BYTES_MAX: u32 = 70_000;
     let pool = SharedPool::new("sizes");
     let handles: Vec<Farleaf> = (0..3).map(|_| pool.open()).collect();
-    for engine in Engine::ALL.iter().copied().filter(|engine| !engine.traits().owned) {
+    // One handle drops what the others have open.
+    let is_shared = |engine: &Engine| !engine.traits().owned && !engine.traits().exposes;
+    for engine in Engine::ALL.iter().copied().filter(is_shared) {
         handles[0].create_table("t", TableOptions::default().engine(engine)).unwrap();
         let tables: Vec<Table> = handles.iter().map(|db| db.table("t").unwrap()).collect();
         at_once(|thread| {
