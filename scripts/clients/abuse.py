@@ -7,37 +7,18 @@ and reads nothing, 1,000 of which each has sent half a command, and one that sen
 """
 
 import multiprocessing
-import socket
 import sys
 import time
 
+from latency import ask, connect, latencies, resident
+
 port, process = map(int, sys.argv[1:3])
-GETS = 20_000
 VALUE_BYTES = 512 << 10
-
-
-def connect():
-    client = socket.create_connection(("127.0.0.1", port))
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return client
-
-
-def ask(client, command, reply_bytes):
-    client.sendall(command)
-    while reply_bytes > 0:
-        received = len(client.recv(65_536))
-        assert received > 0, "the gateway closed the connection"
-        reply_bytes -= received
-
-
-def resident():
-    with open(f"/proc/{process}/statm", encoding="ascii") as told:
-        return int(told.read().split()[1]) * 4096
 
 
 def reader_of_nothing():
     """Asks for a large value 2,048 times, which is 1 GiB, and takes no byte of it."""
-    client = connect()
+    client = connect(port)
     ask(client, b"*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n$%d\r\n" % VALUE_BYTES + b"v" * VALUE_BYTES + b"\r\n", len(b"+OK\r\n"))
     client.setblocking(False)
     wanted = b"*2\r\n$3\r\nGET\r\n$3\r\nbig\r\n" * ((1 << 30) // VALUE_BYTES)
@@ -50,7 +31,7 @@ def reader_of_nothing():
 
 
 def half_commands():
-    clients = [connect() for _ in range(1_000)]
+    clients = [connect(port) for _ in range(1_000)]
     for client in clients:
         client.sendall(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$900\r\n" + b"v" * 400)
     return clients
@@ -60,31 +41,19 @@ def endless():
     """Sends bytes without a line's end, and connects again whenever the gateway has had enough."""
     while True:
         try:
-            with connect() as client:
+            with connect(port) as client:
                 while True:
                     client.sendall(b"x" * 16_384)
         except OSError:
             pass
 
 
-def latencies():
-    client = connect()
-    ask(client, b"SET k v\r\n", len(b"+OK\r\n"))
-    took = []
-    for _ in range(GETS):
-        began = time.perf_counter_ns()
-        ask(client, b"GET k\r\n", len(b"$1\r\nv\r\n"))
-        took.append(time.perf_counter_ns() - began)
-    took.sort()
-    shares = (0.5, 0.99)
-    return " ".join(f"p{100 * share:g} {took[int(GETS * share)] / 1_000:.1f} us" for share in shares)
-
-
 def tell(case):
-    print(f"{case}: {latencies()}; resident {resident() / (1 << 20):.0f} MiB", flush=True)
+    told = latencies(connect(port), (0.5, 0.99))
+    print(f"{case}: {told}; resident {resident(process) / (1 << 20):.0f} MiB", flush=True)
 
 
-latencies()
+latencies(connect(port), ())
 for _ in range(3):
     tell("alone")
 held = reader_of_nothing()
