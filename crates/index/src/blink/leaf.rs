@@ -1,9 +1,9 @@
 //! Leaves of either kind: the kit's nodes, or guarded leaves whose slots change one by one.
 
-use super::read::ACCEPT_TORN;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
+use super::read::ACCEPT_TORN;
 use super::{BlinkTree, DEAD};
 use crate::bnode::{
     ChangeError, Cover, GuardedLeaf, GuardedLeafMut, Head, Kind, LeafEntry, Node, NodeMut,
@@ -127,7 +127,7 @@ impl BlinkTree {
             && node.kind() == kind
     }
 
-    /// Returns whether some content of the image is between two writes: that of a node as a whole, or a slot's.
+    /// Returns whether a slot of a guarded leaf is between two writes. Other nodes have no checks of their slots.
     pub(super) fn has_torn_slots(&self, level: u8, words: &[u64]) -> bool {
         match self.view(level, words) {
             NodeView::Node(_) => false,

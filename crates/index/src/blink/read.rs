@@ -21,9 +21,9 @@ const RESTARTS_MAX: u32 = 20_000;
 /// Restarts that follow each other at once.
 const RESTARTS_QUICK: u32 = 8;
 /// READs of one node before waiting in between.
-const REREADS_QUICK: u32 = 16;
+pub(super) const REREADS_QUICK: u32 = 16;
 /// A node that nobody has locked and whose checksum does not fit for so long is corrupt.
-const CORRUPT_AFTER_NS: u64 = 50_000_000;
+pub(super) const CORRUPT_AFTER_NS: u64 = 50_000_000;
 
 /// A split that a walk found unfinished: its parent lacks the separator.
 #[derive(Clone, Debug)]

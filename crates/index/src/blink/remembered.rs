@@ -22,7 +22,7 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::{LockToken, Session};
 
 use super::lock_table::LockTables;
-use super::read::{LeafFit, Restarts, Unfinished, root_parts};
+use super::read::{CORRUPT_AFTER_NS, LeafFit, REREADS_QUICK, Restarts, Unfinished, root_parts};
 use super::{BlinkFail, BlinkTree};
 use crate::bnode::{Cover, GuardedLeaf, Kind, Lookup, Node};
 use crate::detach::unfinished_work;
@@ -31,11 +31,6 @@ use crate::local::{CachedNode, HandOver, NodeCache};
 use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 use crate::sync::{AtomicU64, Ordering};
 use crate::{IndexError, Seek};
-
-/// READs of one node before waiting in between.
-const REREADS_QUICK: u32 = 16;
-/// A node that nobody has locked and whose checksum does not fit for so long is corrupt.
-const CORRUPT_AFTER_NS: u64 = 50_000_000;
 
 /// Settings by which a compute server opens a tree whose nodes it remembers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,11 +124,23 @@ impl NodePointer {
     }
 }
 
-/// A node above the leaves, as a copy or READ just now.
-struct Way {
+/// A node above the leaves: a copy, or READ by this operation.
+#[derive(Debug)]
+pub(super) struct UpperNode {
     addr: GlobalAddr,
-    node: Arc<CachedNode>,
+    pub(super) node: Arc<CachedNode>,
     is_fresh: bool,
+}
+
+impl UpperNode {
+    /// Its pointer to the child at `addr`.
+    pub(super) fn pointer(&self, addr: GlobalAddr) -> NodePointer {
+        if self.is_fresh {
+            return NodePointer { addr, view: None, source: PointerSource::Parent };
+        }
+        let source = PointerSource::Copy(self.addr, Arc::clone(&self.node));
+        NodePointer { addr, view: Some(self.node.epoch()), source }
+    }
 }
 
 impl BlinkTree {
@@ -211,13 +218,13 @@ impl BlinkTree {
     }
 
     /// The node of `level`, above the leaves, that `seek` wants: a copy, or READ now.
-    async fn way_above(
+    async fn node_above(
         self: &Arc<Self>,
         session: &Session,
         seek: Seek<'_>,
         level: u8,
         unfinished: &mut Option<Unfinished>,
-    ) -> Result<Way, BlinkFail> {
+    ) -> Result<UpperNode, BlinkFail> {
         let remembered = self.remembered();
         let (mut pointer, mut at) = self.root_pointer(session).await?;
         if at < level {
@@ -245,24 +252,18 @@ impl BlinkTree {
                     }
                 }
             };
+            let upper = UpperNode { addr: pointer.addr, node, is_fresh };
             if at == level {
-                return Ok(Way { addr: pointer.addr, node, is_fresh });
+                return Ok(upper);
             }
             at -= 1;
-            pointer = self.child_pointer(Way { addr: pointer.addr, node, is_fresh }, seek)?;
+            pointer = self.child_pointer(&upper, seek)?;
         }
     }
 
-    fn child_pointer(&self, way: Way, seek: Seek<'_>) -> Result<NodePointer, IndexError> {
-        let child = Node::new(&self.layout, way.node.words()).child_at_place(seek).1;
-        let addr = self.pointer(child, way.addr)?;
-        Ok(match way.is_fresh {
-            true => NodePointer { addr, view: None, source: PointerSource::Parent },
-            false => {
-                let view = Some(way.node.epoch());
-                NodePointer { addr, view, source: PointerSource::Copy(way.addr, way.node) }
-            }
-        })
+    fn child_pointer(&self, upper: &UpperNode, seek: Seek<'_>) -> Result<NodePointer, IndexError> {
+        let child = Node::new(&self.layout, upper.node.words()).child_at_place(seek).1;
+        Ok(upper.pointer(self.pointer(child, upper.addr)?))
     }
 
     /// The pointer to the node of `level` that probably has the place of `seek`. No READ if all above it are cached.
@@ -277,22 +278,20 @@ impl BlinkTree {
         if top == level {
             return Ok(root);
         }
-        let way = self.way_above(session, seek, level + 1, unfinished).await?;
-        Ok(self.child_pointer(way, seek)?)
+        let upper = self.node_above(session, seek, level + 1, unfinished).await?;
+        Ok(self.child_pointer(&upper, seek)?)
     }
 
-    /// The parent of the leaf at the place of `seek`: its content, and how its pointers are to be proven. `None` if the
-    /// tree has one level.
+    /// The parent of the leaf at the place of `seek`. `None` if the tree has one level.
     pub(super) async fn parent_of(
         self: &Arc<Self>,
         session: &Session,
         seek: Seek<'_>,
-    ) -> Result<Option<LeafParent>, BlinkFail> {
+    ) -> Result<Option<UpperNode>, BlinkFail> {
         if self.root_pointer(session).await?.1 == 0 {
             return Ok(None);
         }
-        let Way { addr, node, is_fresh } = self.way_above(session, seek, 1, &mut None).await?;
-        Ok(Some(LeafParent { addr, node, is_fresh }))
+        Ok(Some(self.node_above(session, seek, 1, &mut None).await?))
     }
 
     /// READs the node of `level` that `seek` wants, and proves it; a leaf whose slots `fit`.
@@ -544,27 +543,6 @@ impl BlinkTree {
             let Ok(index) = node.find(key) else { return Ok(false) };
             self.value_of(session, &node, index, value).await?;
             return Ok(true);
-        }
-    }
-}
-
-/// The parent of leaves: a copy, or READ by this operation.
-#[derive(Debug)]
-pub(super) struct LeafParent {
-    pub(super) addr: GlobalAddr,
-    pub(super) node: Arc<CachedNode>,
-    is_fresh: bool,
-}
-
-impl LeafParent {
-    /// A pointer of this parent.
-    pub(super) fn pointer(&self, addr: GlobalAddr) -> NodePointer {
-        match self.is_fresh {
-            true => NodePointer { addr, view: None, source: PointerSource::Parent },
-            false => {
-                let source = PointerSource::Copy(self.addr, Arc::clone(&self.node));
-                NodePointer { addr, view: Some(self.node.epoch()), source }
-            }
         }
     }
 }

@@ -14,7 +14,7 @@ use farleaf_pool::Session;
 
 use super::leaf::NodeView;
 use super::read::{LeafFit, Restarts};
-use super::remembered::LeafParent;
+use super::remembered::UpperNode;
 use super::{BlinkFail, BlinkTree};
 use crate::VALUE_BYTES_MAX;
 use crate::bnode::{Cover, Node, RecordRef, SlotPair, StoredValue};
@@ -36,7 +36,7 @@ struct LeafScan<'a> {
     /// Children of the last parent that were not read yet, the next one first.
     children: VecDeque<GlobalAddr>,
     /// That parent, where copies of parents are kept.
-    parent: Option<LeafParent>,
+    parent: Option<UpperNode>,
     entries_per_leaf: usize,
 }
 
@@ -159,9 +159,10 @@ impl BlinkTree {
         let is_it = self.is_current(leaf, addr, 0)
             && view.covers_place(scan.cursor.seek()) == Cover::Inside;
         let Some(parent) = &scan.parent else { return is_it };
-        let is_proven = is_it && self.is_born_by(leaf.words(), parent.pointer(addr).view);
+        let pointer = parent.pointer(addr);
+        let is_proven = is_it && self.is_born_by(leaf.words(), pointer.view);
         if !is_proven {
-            self.refuse(&parent.pointer(addr));
+            self.refuse(&pointer);
         }
         // One without neighbours may be giving way to a loaded tree.
         let is_lone = view.right() == 0 && view.low().is_none();
