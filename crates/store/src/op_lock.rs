@@ -1,8 +1,8 @@
 //! Activity guard: tracks the operations that run on a store, and wakes the maintenance thread.
 //!
-//! - **INV-OP-LOCK-1** A thread that sets a flag and then passes all locks ([`OpLocks::pass`]) knows that no
-//!   operation runs that entered its lock without seeing the flag, if operations check the flag inside.
-//!   The lock's lock orders the two.
+//! - **INV-OP-LOCK-1** A thread that sets a flag and then passes all operation locks ([`OpLocks::pass`]) knows that no
+//!   operation runs that took its lock without seeing the flag, if operations check the flag while they hold it.
+//!   The mutex orders the two.
 //! - **INV-OP-LOCK-2** While the maintenance thread sleeps, no operation has begun that it has not
 //!   counted: it first says that it sleeps, and then counts once more; an operation first counts,
 //!   and then looks whether it sleeps.
@@ -23,7 +23,7 @@ pub(crate) struct OpLock {
 }
 
 impl OpLock {
-    /// Locks the lock for an operation.
+    /// Takes the lock for an operation.
     #[inline]
     pub(crate) fn enter(&self, activity: &Activity) -> MutexGuard<'_, u64> {
         let mut ops = self.lock();
@@ -37,7 +37,7 @@ impl OpLock {
     }
 }
 
-/// The locks of all threads.
+/// The operation locks of all threads.
 #[derive(Debug, Default)]
 pub(crate) struct OpLocks(Mutex<Vec<Weak<OpLock>>>);
 
@@ -52,7 +52,7 @@ impl OpLocks {
         for lock in locks {
             drop(lock.lock());
         }
-        // A lock whose context is gone has no lock to pass; that it is gone was read without order.
+        // A lock whose context is gone has no mutex to pass; that it is gone was read without order.
         fence(Ordering::Acquire);
     }
 
@@ -82,7 +82,7 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// An operation begins. Called inside its lock; see [`Activity::set_idle`].
+    /// An operation begins. It holds its lock; see [`Activity::set_idle`].
     #[inline]
     pub(crate) fn note(&self) {
         if self.is_idle.load(Ordering::Relaxed) {
@@ -105,7 +105,7 @@ impl Activity {
     }
 
     /// The maintenance thread is about to sleep. It then looks at every lock once more: an
-    /// operation that it does not see there enters its lock later and finds the flag set.
+    /// operation that it does not see there takes its lock later and finds the flag set.
     pub(crate) fn set_idle(&self) {
         self.is_idle.store(true, Ordering::SeqCst);
     }

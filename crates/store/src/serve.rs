@@ -285,7 +285,7 @@ impl Serving {
     /// Takes requests for a table that has been opened, unless it does already.
     pub(crate) fn serve(&self, core: &Arc<Core>, index: &AnyIndex) {
         if index.partitions().is_some() {
-            self.keep_up(core, index);
+            self.tick_partitions(core, index);
         }
         if index.owned().is_none() {
             return;
@@ -296,7 +296,7 @@ impl Serving {
     }
 
     /// Keeps up with the partitions of a table, by a thread of its own: operations wait for it.
-    fn keep_up(&self, core: &Arc<Core>, index: &AnyIndex) {
+    fn tick_partitions(&self, core: &Arc<Core>, index: &AnyIndex) {
         let mut state = lock(&self.state);
         let ServingState::Running(running) = &mut *state else { return };
         running.partitioned.add(index);
@@ -306,7 +306,7 @@ impl Serving {
         let (core, ends) = (Arc::clone(core), running.ends.clone());
         let tables = Arc::clone(&running.partitioned);
         let thread = thread::Builder::new().name("farleaf-partitions".to_owned());
-        match thread.spawn(move || keep_up_with(&core, &tables, &ends)) {
+        match thread.spawn(move || tick_until_closed(&core, &tables, &ends)) {
             Ok(thread) => running.threads.push(thread),
             // The next table tries again; operations that wait for a partition do it meanwhile.
             Err(_) => running.partitioned.has_thread.store(false, Ordering::SeqCst),
@@ -383,7 +383,7 @@ fn serve(core: &Arc<Core>, host: &Arc<Host<ServedTable>>, ends: &Receiver<()>) {
 }
 
 /// A thread that does the regular work of tables with partitions, until `ends` is closed.
-fn keep_up_with(core: &Arc<Core>, tables: &PartitionedTables, ends: &Receiver<()>) {
+fn tick_until_closed(core: &Arc<Core>, tables: &PartitionedTables, ends: &Receiver<()>) {
     let mut context = None;
     while !ends.is_closed() {
         if context.is_none() {

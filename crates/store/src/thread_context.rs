@@ -5,9 +5,9 @@
 //!
 //! - **INV-CONTEXT-1** A context runs one operation at a time. An operation from inside another one (the
 //!   caller's iterator of a bulk load asks a table) takes or makes a second context.
-//! - **INV-CONTEXT-2** While an operation of the blocking API runs, its context's operation lock is locked. A thread
-//!   that sets a flag and then locks every one knows that no operation runs that has not seen the
-//!   flag, if operations check it while they hold it.
+//! - **INV-CONTEXT-2** An operation of the blocking API holds its context's operation lock while it runs. A thread that
+//!   sets a flag and then takes every operation lock knows that all operations which run have seen the flag, if they
+//!   check it while they hold the lock.
 //! - **INV-CONTEXT-3** The contexts of a closed store are dropped when their thread next calls any store,
 //!   or ends. Until then they hold the mapping of the pool, or connections to it, and nothing else.
 
@@ -439,11 +439,11 @@ pub(crate) fn purge() -> u64 {
 /// # Ok::<(), farleaf::Error>(())
 /// ```
 pub fn forget_after_fork() {
-    forget_lanes();
+    forget_contexts();
     close_life_locks_after_fork();
 }
 
-fn forget_lanes() {
+fn forget_contexts() {
     let forgotten = PLACES.try_with(RefCell::take);
     if let Ok(places) = forgotten {
         std::mem::forget(places);
@@ -533,19 +533,19 @@ mod tests {
 
     /// In a fork's child, a drop would have given back the parent's session.
     #[test]
-    fn forgotten_lanes_give_no_session_back() {
+    fn forgotten_contexts_give_no_session_back() {
         let db = small();
         ThreadContext::run(db.core(), async |context| context.session().await.map(drop)).unwrap();
         let sessions = db.core().pool.sessions();
         assert!(sessions > 0);
-        forget_lanes();
+        forget_contexts();
         assert_eq!((contexts(&db), db.core().pool.sessions()), ((0, 0), sessions));
         ThreadContext::run(db.core(), async |context| context.session().await.map(drop)).unwrap();
         assert_eq!((contexts(&db).0, db.core().pool.sessions()), (1, sessions + 1));
     }
 
     #[test]
-    fn a_panic_takes_its_lane_with_it_and_no_other() {
+    fn a_panic_takes_its_context_with_it_and_no_other() {
         let db = small();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             ThreadContext::run(db.core(), async |context| {

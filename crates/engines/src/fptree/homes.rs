@@ -253,7 +253,7 @@ impl<'a> Op<'a> {
         Box::new(self.for_task(tree))
     }
 
-    /// The session; and for tasks that must not give up the same without a deadline.
+    /// The session that the operation runs on.
     pub(super) fn session(&self) -> &'a Session {
         self.session
     }
@@ -333,7 +333,7 @@ impl LeafTree {
         self.parts.as_ref()?.membership.as_ref()
     }
 
-    /// An operation of a table whose lines never move.
+    /// Returns whether lines lie at the homes of numbered partitions.
     pub(super) fn is_homed(&self) -> bool {
         self.parts.is_some()
     }

@@ -451,7 +451,7 @@ fn commands_of_many_keys_run_in_parts() {
 
 /// A connection sees its own changes in their order, also beside commands that run together.
 #[test]
-fn overlapping_pipelines_keep_each_keys_order() {
+fn pipelined_commands_on_one_key_run_in_order() {
     for overlap in [Overlap::Nothing, Overlap::Reads, Overlap::All] {
         let served = serve(|options| options.overlap = overlap);
         let mut resp = Resp::connect(served.gateway.address());

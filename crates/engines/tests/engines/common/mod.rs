@@ -92,12 +92,13 @@ pub fn shared_engines() -> Vec<Engine> {
     chosen(|engine| grows(engine) && !engine.traits().owned)
 }
 
-/// Whether a change touches a few nodes of a table of many.
+/// Returns whether a change touches a few nodes of a table of many.
 pub fn grows(engine: Engine) -> bool {
     engine.grows()
 }
 
-/// Whether it is a radix tree: its caches may be of any size, and its scans read the nodes on the way to each pair.
+/// Returns whether `engine` is a radix tree: its caches may be of any size, and its scans read the nodes on the way to each
+/// pair.
 pub fn is_radix(engine: Engine) -> bool {
     matches!(engine, Engine::Art | Engine::Dart | Engine::PSmart | Engine::Smart)
 }

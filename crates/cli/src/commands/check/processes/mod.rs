@@ -148,7 +148,7 @@ fn network_rows(network: &NetworkReport) -> Vec<(&'static str, String)> {
         ("call links cut", network.call_cuts.to_string()),
         ("call links cut one way", network.call_half_cuts.to_string()),
         ("call links slowed", network.call_slows.to_string()),
-        ("post connections ended", network.call_ends.to_string()),
+        ("call connections ended", network.call_ends.to_string()),
         ("pools opened anew", network.opened_anew.to_string()),
         ("lease, ms", format!("{:.0}", network.lease_ms)),
         ("killed, keys served after, ms", times(&network.kills_compute_served)),
