@@ -151,9 +151,9 @@ impl Tree {
     ) -> Result<bool, IndexError> {
         let mut buf = session.client().buf(NodeType::TOP.bytes());
         let (addr, birth) = (object.addr(), session.epoch());
-        let life = self.shape.life(addr, birth, dying.up.at);
+        let first_word = self.shape.first_word(addr, birth, dying.up.at);
         let slots = slots.iter().copied();
-        fill_node(&self.shape, buf.words_mut(), life, NodeType::TOP, (0, b""), slots);
+        fill_node(&self.shape, buf.words_mut(), first_word, NodeType::TOP, (0, b""), slots);
         object.write(buf).await?;
         let retiring = session.prepare_retire(dying.addr).await?;
         let _changing = self.changing(dying.addr).await;
@@ -308,8 +308,15 @@ impl Builder<'_> {
         children: &[Slot],
     ) -> Result<Slot, IndexError> {
         let (birth, mut buf) = (self.session.epoch(), self.session.client().buf(of.object_bytes()));
-        let life = self.tree.shape.life(addr, birth, parent);
-        fill_node(&self.tree.shape, buf.words_mut(), life, of, place, children.iter().copied());
+        let first_word = self.tree.shape.first_word(addr, birth, parent);
+        fill_node(
+            &self.tree.shape,
+            buf.words_mut(),
+            first_word,
+            of,
+            place,
+            children.iter().copied(),
+        );
         self.write(addr, buf).await?;
         Ok(Slot::node(Edge::END, addr, of))
     }

@@ -1,6 +1,6 @@
 //! Cache: inner nodes in this compute server's memory, up to a budget of bytes.
 //!
-//! An entry is what one READ of a live node brought: its life word, header and the slots that have children, with
+//! An entry is what one READ of a live node brought: its first word, header and the slots that have children, with
 //! `c`, the member's view of the epoch before that READ. An operation walks from entry to entry by the addresses in
 //! slots (`descent.rs`), so the cached part of the tree is its own index. Slot and entry may be of different times, and
 //! the address used again in between. So an entry bears the bytes that all keys of its node begin with: a linked node
@@ -193,8 +193,8 @@ impl Cache {
         if let Some(place) = shard.place(entry.addr()) {
             let cached = &shard.ring[place];
             let there = &cached.entry;
-            let is_same = there.life() == entry.life();
-            let is_of_one_life = there.is_in_place() || there.life().is_born_by(entry.c());
+            let is_same = there.first_word() == entry.first_word();
+            let is_of_one_life = there.is_in_place() || there.first_word().is_born_by(entry.c());
             let is_later = there.c() > entry.c() && is_of_one_life;
             let stays = cached.is_exact && is_same && !BELIEVE_OLD_READ.is_armed();
             if stays || !is_exact && is_later {
@@ -249,7 +249,7 @@ impl Cache {
     pub(super) fn forget(&self, entry: &Entry) {
         let mut shard = lock(self.shard(entry.addr()));
         if let Some(place) = shard.place(entry.addr())
-            && shard.ring[place].entry.life() == entry.life()
+            && shard.ring[place].entry.first_word() == entry.first_word()
         {
             let gone = shard.remove(place);
             drop(shard);
@@ -394,7 +394,7 @@ mod tests {
 
     use farleaf_fabric::ServerId;
 
-    use super::super::layout::{Edge, LeafClass, Life, NodeType, fill_node};
+    use super::super::layout::{Edge, FirstWord, LeafClass, NodeType, fill_node};
     use super::*;
 
     const SHAPE: NodeForm = NodeForm {
@@ -411,7 +411,14 @@ mod tests {
         let slots = [9, 3].map(|byte| Slot::leaf(Edge::byte(byte), addr.plus(640), class));
         let mut words = [0; 8];
         let of = NodeType::SMALLEST;
-        fill_node(&SHAPE, &mut words, Life::new(7, addr, birth), of, (0, b""), slots.into_iter());
+        fill_node(
+            &SHAPE,
+            &mut words,
+            FirstWord::new(7, addr, birth),
+            of,
+            (0, b""),
+            slots.into_iter(),
+        );
         Entry::of(&SHAPE, addr, c, &words, (b"", false)).expect("a node")
     }
 
@@ -482,8 +489,8 @@ mod tests {
     fn read(cache: &Cache, stamp: Option<Stamp>) {
         let addr = GlobalAddr::new(ServerId(0), 64);
         let (mut words, of) = ([0; 8], NodeType::SMALLEST);
-        let life = Life::new(7, addr, 1);
-        fill_node(&SHAPE, &mut words, life, of, (0, b""), [leaf(9, 7)].into_iter());
+        let first_word = FirstWord::new(7, addr, 1);
+        fill_node(&SHAPE, &mut words, first_word, of, (0, b""), [leaf(9, 7)].into_iter());
         let entry = Entry::with_places_of(&SHAPE, addr, 1, &words, b"").expect("a node");
         cache.put_stamped(entry, stamp, |view| view == 3);
     }

@@ -4,7 +4,7 @@
 //! earlier operation READ when its member's view of the epoch was `c`.
 //!
 //! - A node is live if its pointer is fresh. It is live if it is READ at a cached entry's address and has the
-//!   entry's life word, not DEAD. It is live if it is READ by a cached slot, is not DEAD, and was born by `c`.
+//!   entry's first word, not DEAD. It is live if it is READ by a cached slot, is not DEAD, and was born by `c`.
 //! - A leaf that is READ by a cached slot proves its content if it is whole, valid, not moving, and was born by `c`:
 //!   it was linked at a moment of the READ. Otherwise it proves nothing.
 //! - Absence needs fresh evidence. A fresh slot with the address of a leaf that was proven before, in the same
@@ -158,9 +158,9 @@ impl Tree {
         if self.options.cache_index == CacheIndex::Hash {
             return self.guess_by_length(key);
         }
-        let (root, life) = self.known_root()?;
+        let (root, first_word) = self.known_root()?;
         let (mut entry, mut is_exact) =
-            self.cache.get(root).filter(|(entry, _)| entry.life() == life)?;
+            self.cache.get(root).filter(|(entry, _)| entry.first_word() == first_word)?;
         // All keys below a node on the way begin with the bytes up to the one that it dispatches on.
         let proof = |at: usize, is_exact: bool, proof: Proof| {
             if is_exact && self.owns_all(&key[..at]) { proof } else { Proof::Hint }
@@ -188,9 +188,9 @@ impl Tree {
     /// The parent of the node at `child` on the cached part of the way to `key`, without its slot. No remote
     /// operation.
     pub(super) fn guess_parent(&self, key: &[u8], child: GlobalAddr) -> Option<CachedStart> {
-        let (root, life) = self.known_root()?;
+        let (root, first_word) = self.known_root()?;
         let (mut entry, mut is_exact) =
-            self.cache.get(root).filter(|(entry, _)| entry.life() == life)?;
+            self.cache.get(root).filter(|(entry, _)| entry.first_word() == first_word)?;
         loop {
             let at = entry.head(&self.shape).dispatch();
             let (_, slot) = entry.find(Edge::of(key, at)?).filter(|(_, slot)| !slot.is_leaf())?;
@@ -276,7 +276,7 @@ impl Tree {
             let held = self.read_at(session, slot.addr(), of, 0, None).await?;
             let node = held.node(self);
             let is_it = node.is_of(&self.shape, slot.addr(), of)
-                && (!node.life().is_dead() || TRUST_DEAD_NODE.is_armed())
+                && (!node.first_word().is_dead() || TRUST_DEAD_NODE.is_armed())
                 && (self.is_current(guess, &held) || SKIP_BIRTH.is_armed());
             if is_it && node.differs(key, 0).is_none() {
                 self.remember(&held, key);
@@ -287,8 +287,8 @@ impl Tree {
         }
         let Some(of) = entry.node_type(&self.shape) else { return Ok(None) };
         let held = self.read_at(session, entry.addr(), of, 0, new).await?;
-        let is_it = held.node(self).life() == entry.life();
-        let is_dead = held.node(self).life() == entry.life().dead();
+        let is_it = held.node(self).first_word() == entry.first_word();
+        let is_dead = held.node(self).first_word() == entry.first_word().dead();
         if !(is_it || is_dead && TRUST_DEAD_NODE.is_armed()) {
             self.cache.forget(entry);
             return Ok(None);
@@ -301,10 +301,10 @@ impl Tree {
     fn is_current(&self, guess: &CachedStart, held: &ReadNode) -> bool {
         let node = held.node(self);
         if !self.shape.points_back {
-            return node.life().is_born_by(guess.entry.c());
+            return node.first_word().is_born_by(guess.entry.c());
         }
         // The bytes between the cached node and this one are those that both compress.
-        self.names_slot(guess, held.addr, node.life().0)
+        self.names_slot(guess, held.addr, node.first_word().0)
             && node.depth() <= guess.entry.head(&self.shape).dispatch() + 1
     }
 
@@ -312,9 +312,9 @@ impl Tree {
     pub(super) async fn root_node(&self, session: &Session) -> Result<ReadNode, Fail> {
         let (node, at) = (self.meta, self.meta.plus(META_ROOT));
         let up = |addr: GlobalAddr| Some(Up { node, at, word: addr.word() });
-        if let Some((addr, life)) = self.known_root() {
+        if let Some((addr, first_word)) = self.known_root() {
             let mut held = self.read_at(session, addr, NodeType::TOP, 0, None).await?;
-            if held.node(self).life() == life {
+            if held.node(self).first_word() == first_word {
                 held.up = up(addr);
                 self.remember(&held, b"");
                 return Ok(held);
@@ -325,9 +325,9 @@ impl Tree {
         let mut held = self.read_at(session, addr, NodeType::TOP, 0, None).await?;
         held.up = up(addr);
         self.check(&held, NodeType::TOP)?;
-        let life = held.node(self).life();
-        if !life.is_dead() {
-            self.note_root(Some((addr, life)));
+        let first_word = held.node(self).first_word();
+        if !first_word.is_dead() {
+            self.note_root(Some((addr, first_word)));
             self.remember(&held, b"");
         }
         Ok(held)
@@ -452,7 +452,7 @@ impl Tree {
 
     /// Caches a live node on the way to `key`.
     pub(super) fn remember(&self, held: &ReadNode, key: &[u8]) {
-        if !held.node(self).life().is_dead() {
+        if !held.node(self).first_word().is_dead() {
             let read = NodeRead { c: held.c, stamp: held.stamp };
             self.remember_words(held.addr, held.image.words(), read, key);
         }

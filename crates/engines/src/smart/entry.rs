@@ -1,7 +1,7 @@
 //! Entry: a cached node in one allocation, with slots that take as few bytes as they can.
 //!
 //! ```text
-//! word   0 address   1 c   2 life   3 header   4 base 0..46, slots 47..55, width 56..58, flags 59..61
+//! word   0 address   1 c   2 first word   3 header   4 base 0..46, slots 47..55, width 56..58, flags 59..61
 //! bytes  length of the prefix, 2 bytes | kind, if all slots have one | prefix | low parts, 1 or 2 bytes each |
 //!        high parts, `width` bytes each | places, 2 bytes each, or nothing
 //! ```
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use farleaf_fabric::GlobalAddr;
 use zerocopy::IntoBytes;
 
-use super::layout::{Edge, Life, Node, NodeForm, NodeType, Slot};
+use super::layout::{Edge, FirstWord, Node, NodeForm, NodeType, Slot};
 
 /// The words in front of the bytes.
 const WORDS: usize = 5;
@@ -199,15 +199,15 @@ impl Entry {
         self.0[C]
     }
 
-    pub(super) fn life(&self) -> Life {
-        Life(self.0[2])
+    pub(super) fn first_word(&self) -> FirstWord {
+        FirstWord(self.0[2])
     }
 
     pub(super) fn node_type(&self, shape: &NodeForm) -> Option<NodeType> {
         self.head(shape).node_type()
     }
 
-    /// Its life word and header, as a node without slots.
+    /// Its first word and header, as a node without slots.
     pub(super) fn head(&self, shape: &NodeForm) -> Node<'_> {
         Node::new(shape, &self.0[2..4])
     }
@@ -385,8 +385,8 @@ mod tests {
     fn read(slots: &[Slot]) -> Vec<u64> {
         let of = NodeType::holding(slots.len());
         let mut words = vec![0; 2 + of.capacity()];
-        let life = Life::new(7, GlobalAddr::new(ServerId(0), 64), 1);
-        fill_node(&shape(), &mut words, life, of, (2, b"xyz"), slots.iter().copied());
+        let first_word = FirstWord::new(7, GlobalAddr::new(ServerId(0), 64), 1);
+        fill_node(&shape(), &mut words, first_word, of, (2, b"xyz"), slots.iter().copied());
         words
     }
 

@@ -89,12 +89,12 @@ impl Tree {
         held: &mut ReadNode,
         key: &[u8],
     ) -> Result<(), Fail> {
-        let (life, of) = (held.node(self).life(), held.node(self).node_type());
+        let (first_word, of) = (held.node(self).first_word(), held.node(self).node_type());
         let of = of.ok_or_else(|| self.corrupt(held.addr, "its header has no type"))?;
         let again = self.read_at(session, held.addr, of, held.matched, None).await?;
         // A node that points back stays what it is, while the way to it may get longer.
         let header = self.shape.header_with(held.image.words()[1], of);
-        if again.node(self).life() != life && !self.shape.points_back {
+        if again.node(self).first_word() != first_word && !self.shape.points_back {
             return Err(Fail::Again);
         }
         (held.image, held.c) = (again.image, again.c);

@@ -162,8 +162,8 @@ impl Tree {
     ) -> Result<NewNode, IndexError> {
         let object = session.alloc_unlinked(session.place(), of.object_bytes()).await?;
         let (birth, mut words) = (session.epoch(), vec![0; of.object_bytes() / 8]);
-        let life = self.shape.life(object.addr(), birth, parent);
-        fill_node(&self.shape, &mut words, life, of, (depth, bytes), slots.iter().copied());
+        let first_word = self.shape.first_word(object.addr(), birth, parent);
+        fill_node(&self.shape, &mut words, first_word, of, (depth, bytes), slots.iter().copied());
         Ok(NewNode { object, of, words })
     }
 
@@ -359,9 +359,9 @@ impl Tree {
     fn remember_moved(&self, child: &mut ReadNode, moved: Moved, key: &[u8]) {
         let Some((header, depth)) = moved.header else { return };
         let Some(byte) = child.node(self).byte_at(depth - 1) else { return };
-        let life = self.back(moved.addr, moved.to);
+        let first_word = self.back(moved.addr, moved.to);
         let words = child.image.words_mut();
-        (words[0], words[1]) = (life, self.shape.header_from(header, depth));
+        (words[0], words[1]) = (first_word, self.shape.header_from(header, depth));
         let prefix = [&key[..depth - 1], &[byte]].concat();
         self.remember(child, &prefix);
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! slot     0..7 key byte | 8..12 node type, or 8..11 size of the leaf | 13 TOMB | 14 FROZEN | 15 LEAF
 //!          16..23 memory server | 24..62 offset / 64 | 63 END
-//! node     0 life: birth 0..39, check 40..62, DEAD 63     8 header     16 slots
+//! node     0 first word: birth 0..39, check 40..62, DEAD 63     8 header     16 slots
 //!          in a table whose objects point back: parent word / 8 0..41, its server 42..49, check 50..62, DEAD 63
 //! header   depth:8 | type:5 | len:3 | bytes[6]            keys over 240 bytes: depth:16 | type:5 | len:3 | bytes[5]
 //! claimed  a frozen slot without a child: as it was, type 31 in 8..12, number of the client in 16..62
@@ -320,43 +320,43 @@ impl NodeType {
 
 /// The first word of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Life(pub(super) u64);
+pub(super) struct FirstWord(pub(super) u64);
 
 const BIRTH: u64 = (1 << 40) - 1;
 const DEAD: u64 = 1 << 63;
 
-impl Life {
-    pub(super) fn new(table: u64, addr: GlobalAddr, birth: u64) -> Life {
+impl FirstWord {
+    pub(super) fn new(table: u64, addr: GlobalAddr, birth: u64) -> FirstWord {
         let birth = birth & BIRTH;
         let mut words = [0; 24];
         for (bytes, word) in words.chunks_exact_mut(8).zip([table, addr.word(), birth]) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        Life(birth | xxh3_64(&words) >> 41 << 40)
+        FirstWord(birth | xxh3_64(&words) >> 41 << 40)
     }
 
     /// Returns whether a node of this table was made at `addr` with this word.
     pub(super) fn fits(self, table: u64, addr: GlobalAddr) -> bool {
-        Life::new(table, addr, self.0 & BIRTH).0 == self.0 & !DEAD
+        FirstWord::new(table, addr, self.0 & BIRTH).0 == self.0 & !DEAD
     }
 
     /// The first word of an object at `addr` to which the word at `parent` leads, if objects point back.
-    pub(super) fn reverse(table: u64, addr: GlobalAddr, parent: GlobalAddr) -> Life {
+    pub(super) fn reverse(table: u64, addr: GlobalAddr, parent: GlobalAddr) -> FirstWord {
         let place = (parent.offset() / 8) | (u64::from(parent.server().0) << 42);
-        Life(place | (Life::new(table, addr, 0).0 >> 50 << 50))
+        FirstWord(place | (FirstWord::new(table, addr, 0).0 >> 50 << 50))
     }
 
     /// Returns whether it is that of an object of this table at `addr`, whatever word leads there.
     pub(super) fn is_reverse(self, table: u64, addr: GlobalAddr) -> bool {
-        ((self.0 ^ Life::new(table, addr, 0).0) & !DEAD) >> 50 == 0
+        ((self.0 ^ FirstWord::new(table, addr, 0).0) & !DEAD) >> 50 == 0
     }
 
     pub(super) fn is_dead(self) -> bool {
         self.0 & DEAD != 0
     }
 
-    pub(super) fn dead(self) -> Life {
-        Life(self.0 | DEAD)
+    pub(super) fn dead(self) -> FirstWord {
+        FirstWord(self.0 | DEAD)
     }
 
     /// Returns whether it was made at view `c` or before: then a pointer that was read at `c` leads to it.
@@ -397,11 +397,11 @@ impl NodeForm {
     }
 
     /// The first word of a node that is made at view `birth`, and linked at `parent`.
-    pub(super) fn life(&self, addr: GlobalAddr, birth: u64, parent: GlobalAddr) -> Life {
+    pub(super) fn first_word(&self, addr: GlobalAddr, birth: u64, parent: GlobalAddr) -> FirstWord {
         if self.points_back {
-            Life::reverse(self.table, addr, parent)
+            FirstWord::reverse(self.table, addr, parent)
         } else {
-            Life::new(self.table, addr, birth)
+            FirstWord::new(self.table, addr, birth)
         }
     }
 
@@ -497,7 +497,7 @@ pub(super) struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// A view of `words`: life, header and slots. With reserved room, of the slots that count (`INV-SMART-6`).
+    /// A view of `words`: first word, header and slots. With reserved room, of the slots that count (`INV-SMART-6`).
     pub(super) fn new(shape: &NodeForm, words: &'a [u64]) -> Node<'a> {
         let all = Node { words, wide: shape.wide };
         match all.node_type() {
@@ -508,8 +508,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    pub(super) fn life(self) -> Life {
-        Life(self.words[0])
+    pub(super) fn first_word(self) -> FirstWord {
+        FirstWord(self.words[0])
     }
 
     fn header(self) -> u64 {
@@ -595,8 +595,8 @@ impl<'a> Node<'a> {
             own => own == Some(of) && self.capacity() == of.capacity(),
         };
         let is_here = match shape.points_back {
-            true => self.life().is_reverse(shape.table, addr),
-            false => self.life().fits(shape.table, addr),
+            true => self.first_word().is_reverse(shape.table, addr),
+            false => self.first_word().fits(shape.table, addr),
         };
         fits && is_here
     }
@@ -611,14 +611,14 @@ pub(super) fn slot_addr(addr: GlobalAddr, index: usize) -> GlobalAddr {
 pub(super) fn fill_node(
     shape: &NodeForm,
     words: &mut [u64],
-    life: Life,
+    first_word: FirstWord,
     of: NodeType,
     (depth, bytes): (usize, &[u8]),
     slots: impl Iterator<Item = Slot>,
 ) {
     debug_assert_eq!(words.len() * 8, of.object_bytes());
     words.fill(0);
-    words[0] = life.0;
+    words[0] = first_word.0;
     words[1] = shape.header(depth, bytes, of);
     for (word, slot) in words[2..].iter_mut().zip(slots) {
         *word = slot.0;

@@ -67,7 +67,7 @@ fn reserved_types_say_what_counts() {
     let addr = GlobalAddr::new(ServerId(0), 128);
     let leaf = |byte| Slot::leaf(Edge::byte(byte), addr.plus(2_112), LeafClass(0));
     let (mut words, of) = (vec![0; 259], NodeType::reserved(4));
-    fill_node(&shape, &mut words, Life::new(77, addr, 3), of, (2, b"cd"), (0..4).map(leaf));
+    fill_node(&shape, &mut words, FirstWord::new(77, addr, 3), of, (2, b"cd"), (0..4).map(leaf));
     words[2 + 4] = leaf(9).0;
     // Slots behind those that count are not looked at, however much was READ.
     for read in [NodeType::reserved(4), NodeType::reserved(16), NodeType::TOP] {
@@ -90,14 +90,16 @@ fn reserved_types_say_what_counts() {
 }
 
 #[test]
-fn lives_tell_tables_addresses_and_births_apart() {
+fn first_words_tell_tables_addresses_and_births_apart() {
     let addr = GlobalAddr::new(ServerId(1), 640);
-    let life = Life::new(7, addr, 1_000);
-    assert!(life.fits(7, addr) && life.dead().fits(7, addr));
-    assert!(!life.fits(8, addr) && !life.fits(7, addr.plus(64)));
-    assert!(!life.is_dead() && life.dead().is_dead());
-    assert!(life.is_born_by(1_000) && life.is_born_by(1_001) && !life.is_born_by(999));
-    let late = Life::new(7, addr, BIRTH);
+    let first_word = FirstWord::new(7, addr, 1_000);
+    assert!(first_word.fits(7, addr) && first_word.dead().fits(7, addr));
+    assert!(!first_word.fits(8, addr) && !first_word.fits(7, addr.plus(64)));
+    assert!(!first_word.is_dead() && first_word.dead().is_dead());
+    assert!(
+        first_word.is_born_by(1_000) && first_word.is_born_by(1_001) && !first_word.is_born_by(999)
+    );
+    let late = FirstWord::new(7, addr, BIRTH);
     assert!(late.is_born_by(BIRTH) && late.is_born_by(BIRTH + 1) && !late.is_born_by(BIRTH - 1));
 }
 
@@ -110,7 +112,14 @@ fn headers_compare_bytes_at_their_positions() {
         let bytes = &b"cdefg"[..];
         let slot = Slot::leaf(Edge::byte(b'h'), addr, LeafClass(0));
         let of = NodeType::SMALLEST;
-        fill_node(&shape, &mut words, Life::new(77, addr, 3), of, (2, bytes), [slot].into_iter());
+        fill_node(
+            &shape,
+            &mut words,
+            FirstWord::new(77, addr, 3),
+            of,
+            (2, bytes),
+            [slot].into_iter(),
+        );
         let node = Node::new(&shape, &words);
         assert!(node.is_of(&shape, addr, NodeType::SMALLEST));
         assert_eq!((node.depth(), node.dispatch(), node.live()), (2, 7, 1));

@@ -5,7 +5,7 @@
 //!
 //! A prefix that is present may be missing from a cached node, so each node of the way is READ. The cached part of the
 //! way is READ at once, with the leaves that its slots name: then the operation takes the round trips of a get. A
-//! cached node counts if it has its life word still, and if the fresh slot of the node above leads to it. So no node
+//! cached node counts if it has its first word still, and if the fresh slot of the node above leads to it. So no node
 //! stood between the two when the upper one was READ, and a key that was present throughout was in one of them.
 
 use std::collections::VecDeque;
@@ -144,7 +144,7 @@ impl Tree {
         for (number, entry, stamp) in reads {
             let (addr, image) = (entry.addr(), ops.take_buf(number));
             let held = ReadNode { addr, image, matched: 0, up: None, c, stamp, is_cached: false };
-            if held.node(self).life() != entry.life() {
+            if held.node(self).first_word() != entry.first_word() {
                 self.cache.forget(entry);
                 break;
             }
@@ -163,8 +163,11 @@ impl Tree {
         let mut way = Vec::new();
         // By prefix alone, the nodes between a cached one and the root are not known.
         let root = self.known_root().filter(|_| self.options.cache_index != CacheIndex::Hash);
-        let mut next = root.and_then(|(addr, life)| {
-            self.cache.get(addr).map(|(entry, _)| entry).filter(|entry| entry.life() == life)
+        let mut next = root.and_then(|(addr, first_word)| {
+            self.cache
+                .get(addr)
+                .map(|(entry, _)| entry)
+                .filter(|entry| entry.first_word() == first_word)
         });
         while let Some(entry) = next {
             let at = entry.head(&self.shape).dispatch();

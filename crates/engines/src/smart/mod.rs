@@ -184,8 +184,9 @@ impl Engine for Smart {
         let mut buf = session.client().buf(NodeType::TOP.bytes());
         let place = (0, &b""[..]);
         let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
-        let life = shape.life(root.addr(), session.epoch(), meta.addr().plus(META_ROOT));
-        fill_node(&shape, buf.words_mut(), life, NodeType::TOP, place, std::iter::empty());
+        let first_word =
+            shape.first_word(root.addr(), session.epoch(), meta.addr().plus(META_ROOT));
+        fill_node(&shape, buf.words_mut(), first_word, NodeType::TOP, place, std::iter::empty());
         root.write(buf).await?;
         let mut buf = session.client().buf(META_BYTES);
         buf.words_mut().fill(0);

@@ -3,7 +3,7 @@
 //! A compute server that owns every key below a node is the only one that changes the node's slots. So it knows what
 //! they hold without a READ: an *exact* entry proves that a key is absent, and tells an insert its slot.
 //!
-//! - `INV-SMART-9` Of a node whose keys all have one owner, nobody else changes a slot or the life word. A change lands
+//! - `INV-SMART-9` Of a node whose keys all have one owner, nobody else changes a slot or the first word. A change lands
 //!   only on the way to its key. An owner's operations and their tasks are inside the range guard, which is drained
 //!   before a range moves and before a closed table is released. A guest has the map's lock until nothing of its
 //!   change is under way. The dead are fenced before the map names another owner. Recovery and walks change leaves
@@ -16,7 +16,7 @@
 //!   the guard has been drained under a view in which the range is closed. A READ that began before has another view;
 //!   one that began later finds the range closed. So when the range comes back, all entries are of the new era.
 //! - `INV-SMART-12` An owner links by a WRITE of a slot only while no other change of the node is under way, and the
-//!   exact entry says that the slot holds what the change expects. Whatever changes a slot or the life word of an own
+//!   exact entry says that the slot holds what the change expects. Whatever changes a slot or the first word of an own
 //!   node waits until that WRITE has ended. A new leaf is in front of it in the same chain, or has been written.
 //!
 //! An owner that dies has written the leaf and the slot, the leaf alone, or nothing. A lost completion is answered by
@@ -131,7 +131,7 @@ impl Tree {
     }
 
     /// Returns whether entries of own nodes may be exact, and WRITEs link leaves there. A walk changes the header of a
-    /// node that reserves its room, and an insert the header and life word of a node that points back.
+    /// node that reserves its room, and an insert the header and first word of a node that points back.
     pub(super) fn has_exact_entries(&self) -> bool {
         let is_exclusive = |owner: &OwnRanges| owner.writes == OwnerWrites::Exclusive;
         let is_plain = !self.shape.reserves && !self.shape.points_back;

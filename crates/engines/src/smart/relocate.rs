@@ -72,7 +72,7 @@ impl Tree {
         mut path: Path,
         key: &[u8],
     ) -> Result<Helped, Fail> {
-        let dying = path.nodes.iter().position(|held| held.node(self).life().is_dead());
+        let dying = path.nodes.iter().position(|held| held.node(self).first_word().is_dead());
         let is_full = matches!(path.landing, PathEnd::None)
             && path.last().node(self).first_empty().is_none()
             && !self.shape.reserves;
@@ -199,7 +199,7 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let (addr, mut tries) = (dying.addr, Tries::default());
         let is_done = |at: usize, word: u64| match at {
-            0 => super::layout::Life(word).is_dead(),
+            0 => super::layout::FirstWord(word).is_dead(),
             _ => Slot(word).is_frozen(),
         };
         let last = if COPY_UNFROZEN.is_armed() { 1 } else { dying.words.len() };
@@ -212,7 +212,7 @@ impl Tree {
                 return Ok(());
             }
             let done = |at: usize, word: u64| match at {
-                0 => super::layout::Life(word).dead().0,
+                0 => super::layout::FirstWord(word).dead().0,
                 _ => Slot(word).frozen().0,
             };
             let mut ops = session.client().ops();
@@ -251,8 +251,8 @@ impl Tree {
         let mut buf = session.client().buf(of.bytes());
         let place = (node.depth(), &bytes[..len]);
         let slots = live_slots(&dying.words);
-        let life = self.shape.life(object.addr(), session.epoch(), dying.up.at);
-        fill_node(&self.shape, buf.words_mut(), life, of, place, slots);
+        let first_word = self.shape.first_word(object.addr(), session.epoch(), dying.up.at);
+        fill_node(&self.shape, buf.words_mut(), first_word, of, place, slots);
         object.write(copy(session, buf.words())).await?;
         Ok(buf)
     }
@@ -302,7 +302,7 @@ impl Tree {
 
     /// Returns whether the node that this client has made at `addr` is dead, which it can be only if it was linked.
     async fn is_dead(&self, session: &Session, addr: GlobalAddr) -> Result<bool, IndexError> {
-        Ok(super::layout::Life(session.reliable().word(addr).await?).is_dead())
+        Ok(super::layout::FirstWord(session.reliable().word(addr).await?).is_dead())
     }
 
     /// Links `new` in place of a leaf of the same key that was whole and free: its value moves. Gives `new` back if

@@ -23,7 +23,7 @@ use farleaf_pool::{Cas, Session};
 
 use super::descent::{CachedStart, ReadNode};
 use super::grow::Correcting;
-use super::layout::{Life, Node, NodeForm, Slot};
+use super::layout::{FirstWord, Node, NodeForm, Slot};
 use super::leaf::class_for;
 use super::options::{NodeRoom, SmartOptions, SmartShape};
 use super::switches::LeafUpdate;
@@ -82,7 +82,7 @@ pub(super) fn check_open(shape: &SmartShape, options: &SmartOptions) -> Result<(
 impl Tree {
     /// The first word of an object at `addr` to which the word at `parent` leads.
     pub(super) fn back(&self, addr: GlobalAddr, parent: GlobalAddr) -> u64 {
-        Life::reverse(self.shape.table, addr, parent).0
+        FirstWord::reverse(self.shape.table, addr, parent).0
     }
 
     /// Returns whether the object that a cached slot led to names that slot in its first word.
@@ -156,7 +156,7 @@ impl Tree {
     /// Lets a node's first word be corrected if another slot has led to it.
     pub(super) fn correct_node(&self, session: &Session, held: &ReadNode) {
         if let Some(up) = held.up.filter(|_| self.shape.points_back) {
-            let word = held.node(self).life().0;
+            let word = held.node(self).first_word().0;
             self.correct_back(session, (up.at, Slot(up.word)), (held.addr, word));
         }
     }

@@ -76,7 +76,7 @@ impl Tree {
         let node = held.node(self);
         let (live, of) = (node.live(), NodeType::holding(node.capacity()));
         let gets_smaller = self.options.types.replacing(live, self.first_type()) < of;
-        let is_sparse = node.life().is_dead()
+        let is_sparse = node.first_word().is_dead()
             || live <= node.capacity() / SPARSE && gets_smaller
             || live <= 1 && self.heir(session, &dying).await?.is_some();
         Ok(is_sparse.then_some(dying))

@@ -14,7 +14,7 @@ use farleaf_pool::{LockToken, Session};
 
 use super::cache::Cache;
 use super::changes::LeafChanges;
-use super::layout::{Life, META_MAGIC, META_ROOT, NodeForm, NodeType};
+use super::layout::{FirstWord, META_MAGIC, META_ROOT, NodeForm, NodeType};
 use super::leaf::MOVING;
 use super::options::{SmartOptions, SmartShape};
 use super::own_nodes::OwnRanges;
@@ -62,8 +62,8 @@ pub(crate) struct Tree {
     pub(super) leaf_changes: LeafChanges,
     /// The ownership of the table's ranges, if they have owners.
     pub(super) owner: Option<OwnRanges>,
-    /// The root node as last seen: address and life.
-    root: Mutex<Option<(GlobalAddr, Life)>>,
+    /// The root node as last seen: address and first word.
+    root: Mutex<Option<(GlobalAddr, FirstWord)>>,
     /// The lock table, once this compute server has used it.
     pub(super) lock_table: Mutex<Option<GlobalAddr>>,
     /// Tasks of this compute server that want a lock of the lock table, by its address, or change the slots of a locked
@@ -182,12 +182,12 @@ impl Tree {
     }
 
     /// The root node as last seen.
-    pub(super) fn known_root(&self) -> Option<(GlobalAddr, Life)> {
+    pub(super) fn known_root(&self) -> Option<(GlobalAddr, FirstWord)> {
         *lock(&self.root)
     }
 
     /// Notes the root node that an operation has found.
-    pub(super) fn note_root(&self, root: Option<(GlobalAddr, Life)>) {
+    pub(super) fn note_root(&self, root: Option<(GlobalAddr, FirstWord)>) {
         *lock(&self.root) = root;
     }
 

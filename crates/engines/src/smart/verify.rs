@@ -8,7 +8,7 @@ use farleaf_index::{IndexError, TableReport, Visitor};
 use farleaf_pool::Session;
 
 use super::descent::{ReadNode, Up};
-use super::layout::{Edge, Life, META_BYTES, META_LOCKS, NodeType, Slot};
+use super::layout::{Edge, FirstWord, META_BYTES, META_LOCKS, NodeType, Slot};
 use super::leaf::NewValue;
 use super::lock_table::LOCKS_BYTES;
 use super::tree::{Fail, Tree};
@@ -174,7 +174,7 @@ impl Tree {
         report.node_bytes += bytes;
         report.inner_bytes += bytes;
         report.reserved_bytes += bytes - of.bytes() as u64;
-        report.unfinished_splits += u64::from(node.life().is_dead());
+        report.unfinished_splits += u64::from(node.first_word().is_dead());
         prefix.extend((held.matched..node.dispatch()).filter_map(|at| node.byte_at(at)));
         let mut edges: Vec<Edge> =
             node.slots().filter(|slot| !slot.is_empty()).map(Slot::edge).collect();
@@ -230,7 +230,8 @@ impl Tree {
         let image = self.settle_leaf(session, addr, image).await?;
         let leaf = self.leaf(addr, &image);
         report.node_bytes += image.len() as u64;
-        if self.shape.points_back && !Life(image.words()[0]).is_reverse(self.shape.table, addr) {
+        if self.shape.points_back && !FirstWord(image.words()[0]).is_reverse(self.shape.table, addr)
+        {
             report.problems.push(format!("INV-SMART-8: the leaf at {addr} names no slot"));
         }
         let ends = at.slot.edge() == Edge::END;

@@ -17,7 +17,7 @@ const LEAF: u64 = 1 << 15;
 enum Damage {
     /// The words of the node above the leaves, from life on.
     Node,
-    /// Its life word alone.
+    /// Its first word alone.
     Life,
     /// Its slots: they lead nowhere.
     Slots,

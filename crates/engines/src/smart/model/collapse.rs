@@ -315,7 +315,7 @@ impl State {
         let mut next = self;
         next.gets += 1;
         if self.gets.is_multiple_of(2) {
-            // It begins: the READ of the life word.
+            // It begins: the READ of the first word.
             next.must_find = self.is_acked || self.has_found;
             next.by_root = self.nodes[0].is_dead && broken != Broken::TrustsDead;
             return vec![next];
