@@ -23,9 +23,9 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::changes::{ChangeEnd, Changes, SHARDS, mix};
 use super::entry::Entry;
+use super::ladder::CacheIndex;
 use super::layout::{NodeForm, Slot};
 use super::own_nodes::NodeResult;
-use super::switches::CacheIndex;
 
 farleaf_fabric::canaries! {
     pub(crate) BELIEVE_OLD_READ = "believe-old-read",

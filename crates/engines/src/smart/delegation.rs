@@ -22,9 +22,9 @@ use farleaf_index::local::key_queues::{self, ChangeTurn, GetLead, collapse};
 use farleaf_index::{Change, Decision, IndexError, Outcome};
 use farleaf_pool::Session;
 
+use super::ladder::ReadDelegation;
 use super::leaf::{Leaf, NewValue};
 use super::locked::LeafContent;
-use super::switches::ReadDelegation;
 use super::tree::{Tree, count, count_many};
 
 farleaf_fabric::canaries! {

@@ -20,10 +20,10 @@ use farleaf_pool::{Session, Unlinked};
 
 use super::cache::Stamp;
 use super::entry::Entry;
+use super::ladder::{CacheIndex, NodeTypes};
 use super::layout::{Edge, META_ROOT, Node, NodeType, Slot, slot_addr};
 use super::leaf::Leaf;
 use super::locked::LeafImage;
-use super::switches::{CacheIndex, NodeTypes};
 use super::tree::{Fail, Tree, count};
 
 farleaf_fabric::canaries! {

@@ -12,7 +12,7 @@ use super::layout::{Edge, LeafClass, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, class_for, fill_leaf};
 use super::locked::{LeafContent, LeafImage, lock_addr};
 use super::outcome::Linking;
-use super::reverse::Moved;
+use super::paper::reverse::Moved;
 use super::tree::{Fail, Tree, count};
 
 farleaf_fabric::canaries! {

@@ -10,8 +10,8 @@ use farleaf_index::IndexError;
 use farleaf_pool::{Session, Tries};
 
 use super::delegation::ChangeLead;
+use super::ladder::lock_table::LockSet;
 use super::leaf::{Leaf, NewValue, changed, set_content};
-use super::lock_table::LockSet;
 use super::record::NewRecord;
 use super::takeover::redo_record;
 use super::tree::{Tree, count};

@@ -18,8 +18,8 @@ use farleaf_pool::Session;
 
 use super::descent::{CachedStart, PathEnd, ReadNode};
 use super::entry::Entry;
+use super::ladder::CacheIndex;
 use super::layout::{Edge, Slot};
-use super::switches::CacheIndex;
 use super::tree::{Fail, Tree};
 
 /// Leaves that are READ at once.

@@ -40,13 +40,12 @@ mod changes;
 mod delegation;
 mod descent;
 mod entry;
-mod grow;
 mod insert;
 #[cfg(feature = "lab")]
 pub(crate) mod lab;
+mod ladder;
 mod layout;
 mod leaf;
-mod lock_table;
 mod locked;
 mod longest_prefix;
 mod middle;
@@ -57,12 +56,11 @@ mod options;
 mod outcome;
 mod own_leaves;
 mod own_nodes;
+mod paper;
 mod record;
 mod relocate;
-mod reverse;
 mod scan;
 mod shrink;
-mod switches;
 mod takeover;
 mod tree;
 mod unlink;
@@ -78,10 +76,10 @@ use farleaf_index::{
 };
 use farleaf_pool::{Audit, Recovery, Session};
 
-pub use options::{FirstSlots, NodeRoom, SmartOptions, SmartShape};
-pub use switches::{
+pub use ladder::{
     CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, OwnerWrites, ReadDelegation,
 };
+pub use options::{FirstSlots, NodeRoom, SmartOptions, SmartShape};
 
 #[cfg(feature = "lab")]
 pub(crate) use self::cache::{BELIEVE_OLD_READ, WRITE_SLOT_BESIDE};
@@ -121,8 +119,8 @@ impl Smart {
         options: SmartOptions,
     ) -> Result<Smart, IndexError> {
         check_pool(session)?;
-        reverse::check_values(session, table)?;
-        reverse::check_open(&table.shape, &options)?;
+        paper::reverse::check_values(session, table)?;
+        paper::reverse::check_open(&table.shape, &options)?;
         Ok(Smart { stored: *table, tree: Tree::new(table, options, None) })
     }
 
@@ -169,7 +167,7 @@ impl Engine for Smart {
         options: &SmartOptions,
         table: &TableSpec<SmartShape>,
     ) -> Result<(), IndexError> {
-        reverse::check_open(&table.shape, options)
+        paper::reverse::check_open(&table.shape, options)
     }
 
     /// Cost: 2 WRITEs, 2 round trips.
@@ -178,7 +176,7 @@ impl Engine for Smart {
         table: &TableSpec<SmartShape>,
     ) -> Result<GlobalAddr, IndexError> {
         check_pool(session)?;
-        reverse::check_values(session, table)?;
+        paper::reverse::check_values(session, table)?;
         let shape = NodeForm::of(table);
         let root = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
         let mut buf = session.client().buf(NodeType::TOP.bytes());

@@ -7,7 +7,6 @@
 
 mod cached_prefix;
 mod collapse;
-mod grow;
 mod own_leaf;
 mod own_nodes;
 mod seen_leaf;
@@ -17,7 +16,7 @@ use std::collections::HashSet;
 use std::hash::Hash;
 
 /// A protocol in small: its states, and what must not be.
-trait Model: Copy + Eq + Hash {
+pub(super) trait Model: Copy + Eq + Hash {
     /// The rule that a variant leaves out.
     type Broken: Copy;
 
@@ -29,7 +28,7 @@ trait Model: Copy + Eq + Hash {
 }
 
 /// The first fault, and the number of states seen.
-fn explore<M: Model>(
+pub(super) fn explore<M: Model>(
     firsts: impl IntoIterator<Item = M>,
     broken: M::Broken,
 ) -> (Option<&'static str>, usize) {

@@ -11,11 +11,11 @@ use farleaf_pool::{Placement, Session};
 use super::delegation::ChangeLead;
 use super::descent::{CachedStart, Path, PathEnd, Proof};
 use super::insert::NewLeaf;
+use super::ladder::{LeafUpdate, NodeLocks};
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
 use super::locked::{LeafContent, LeafImage, Stored};
 use super::relocate::Helped;
-use super::switches::{LeafUpdate, NodeLocks};
 use super::tree::{Fail, LEAF, Tree, count, owner};
 
 farleaf_fabric::canaries! {

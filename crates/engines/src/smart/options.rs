@@ -4,7 +4,7 @@ use farleaf_index::{
     IndexError, KeyFormat, KnobKind, Shape, Spec, ValueFormat, knobs, shape, words,
 };
 
-use super::switches::{CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
+use super::ladder::{CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
 
 /// One word of a few.
 const fn word_of(words: &'static [&'static str]) -> KnobKind {

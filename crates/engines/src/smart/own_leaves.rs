@@ -19,8 +19,8 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
 use super::changes::LeafChanges;
+use super::ladder::OwnerWrites;
 use super::leaf::Leaf;
-use super::switches::OwnerWrites;
 use super::tree::Tree;
 
 farleaf_fabric::canaries! {

@@ -35,8 +35,8 @@ use farleaf_pool::Session;
 use super::cache::{Cache, Stamp};
 use super::descent::ReadNode;
 use super::entry::Entry;
+use super::ladder::OwnerWrites;
 use super::layout::Slot;
-use super::switches::OwnerWrites;
 use super::tree::Tree;
 
 /// The ownership of a table's ranges, as its tree asks for it.

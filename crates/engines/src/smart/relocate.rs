@@ -14,10 +14,10 @@ use farleaf_pool::{Retiring, Session, Tries, Unlinked};
 
 use super::descent::{Path, PathEnd, ReadNode, Up};
 use super::insert::{NewLeaf, copy};
+use super::ladder::NodeLocks;
 use super::layout::{Edge, META_ROOT, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, MOVING, NewValue};
 use super::locked::LeafImage;
-use super::switches::NodeLocks;
 use super::tree::{Fail, Tree, count};
 
 farleaf_fabric::canaries! {

@@ -14,11 +14,11 @@ use farleaf_pool::{LockToken, Session};
 
 use super::cache::Cache;
 use super::changes::LeafChanges;
+use super::ladder::NodeTypes;
 use super::layout::{FirstWord, META_MAGIC, META_ROOT, NodeForm, NodeType};
 use super::leaf::MOVING;
 use super::options::{SmartOptions, SmartShape};
 use super::own_nodes::OwnRanges;
-use super::switches::NodeTypes;
 
 /// The name of a locked object in messages.
 pub(super) const LEAF: &str = "the leaf at";

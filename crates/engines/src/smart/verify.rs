@@ -8,9 +8,9 @@ use farleaf_index::{IndexError, TableReport, Visitor};
 use farleaf_pool::Session;
 
 use super::descent::{ReadNode, Up};
+use super::ladder::lock_table::LOCKS_BYTES;
 use super::layout::{Edge, FirstWord, META_BYTES, META_LOCKS, NodeType, Slot};
 use super::leaf::NewValue;
-use super::lock_table::LOCKS_BYTES;
 use super::tree::{Fail, Tree};
 
 /// Leaves that are read at once.

@@ -20,21 +20,21 @@ use farleaf_index::retry::{LockWait, queue_for};
 use farleaf_index::sync::lock;
 use farleaf_pool::Session;
 
-use super::descent::ReadNode;
-use super::layout::META_LOCKS;
+use super::super::descent::ReadNode;
+use super::super::layout::META_LOCKS;
+use super::super::tree::{Tree, count};
 use super::switches::{LeafLock, NodeLocks};
-use super::tree::{Tree, count};
 
 /// Locks of a table.
 const LOCKS: u64 = 1_024;
 /// Bytes of the lock table.
-pub(super) const LOCKS_BYTES: usize = LOCKS as usize * 8;
+pub(in crate::smart) const LOCKS_BYTES: usize = LOCKS as usize * 8;
 /// Nodes at which an operation waits for its turn before it does without: each wait saw the tree grow.
 const TURNS_MAX: usize = 64;
 
 /// The locks that one operation takes, in the order in which it takes them.
 #[derive(Debug, Default)]
-pub(super) struct LockSet(Vec<u64>);
+pub(in crate::smart) struct LockSet(Vec<u64>);
 
 impl LockSet {
     fn add(&mut self, addr: GlobalAddr) {
@@ -47,7 +47,7 @@ impl LockSet {
 
 impl Tree {
     /// The locks of a change of a slot in the last of `nodes`.
-    pub(super) fn slot_locks(&self, nodes: &[ReadNode]) -> LockSet {
+    pub(in crate::smart) fn slot_locks(&self, nodes: &[ReadNode]) -> LockSet {
         let mut locks = LockSet::default();
         let nodes = match self.options.node_locks {
             NodeLocks::Off => &[],
@@ -59,7 +59,7 @@ impl Tree {
     }
 
     /// The locks of a change of a leaf.
-    pub(super) fn leaf_locks(&self, leaf: GlobalAddr, mut locks: LockSet) -> LockSet {
+    pub(in crate::smart) fn leaf_locks(&self, leaf: GlobalAddr, mut locks: LockSet) -> LockSet {
         if self.options.lock == LeafLock::Table {
             locks.add(leaf);
         }
@@ -74,7 +74,7 @@ impl Tree {
     /// # Errors
     /// Those of `work`; `Unavailable` if a lock is not given back for long, `Full` if there is no room for the lock
     /// table: then nothing was done. `OutcomeUnknown` if the work is done and its locks could not be given back.
-    pub(super) async fn under<T>(
+    pub(in crate::smart) async fn under<T>(
         &self,
         session: &Session,
         locks: LockSet,
@@ -137,7 +137,11 @@ impl Tree {
 
     /// Waits for the turn among the operations of this compute server that are to change a slot of the node in which
     /// the cached way to `key` ends. `None` if they lock no nodes, or it takes too long. No remote operation.
-    pub(super) async fn slot_turn(&self, session: &Session, key: &[u8]) -> Option<QueuePlace> {
+    pub(in crate::smart) async fn slot_turn(
+        &self,
+        session: &Session,
+        key: &[u8],
+    ) -> Option<QueuePlace> {
         if self.options.node_locks == NodeLocks::Off {
             return None;
         }
@@ -208,7 +212,7 @@ impl Tree {
     }
 
     /// The lock table that a word of the meta object names.
-    pub(super) fn lock_table_at(&self, word: u64) -> Result<GlobalAddr, IndexError> {
+    pub(in crate::smart) fn lock_table_at(&self, word: u64) -> Result<GlobalAddr, IndexError> {
         let addr = GlobalAddr::from_word(word).filter(|addr| addr.offset() % 64 == 0);
         addr.ok_or_else(|| self.corrupt(self.meta, "its lock table is at no address"))
     }

@@ -20,20 +20,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use farleaf_index::IndexError;
 use farleaf_pool::{Cas, Session};
 
-use super::descent::ReadNode;
-use super::layout::{Node, NodeType, Slot};
-use super::tree::{Fail, Tree, count};
+use super::super::descent::ReadNode;
+use super::super::layout::{Node, NodeType, Slot};
+use super::super::tree::{Fail, Tree, count};
 
 impl Tree {
     /// Slots that a node has room for.
-    pub(super) fn room(&self, node: Node<'_>) -> usize {
+    pub(in crate::smart) fn room(&self, node: Node<'_>) -> usize {
         if self.shape.reserves { NodeType::TOP.capacity() } else { node.capacity() }
     }
 
     /// Lets slot `index` count, which is in use: the node's header grows, and then the hint that leads to it.
     ///
     /// Cost: 1 CAS, 2 if the parent's slot is known, in 1 round trip; more if others grow the node.
-    pub(super) async fn grow(
+    pub(in crate::smart) async fn grow(
         &self,
         session: &Session,
         held: &mut ReadNode,
@@ -83,7 +83,7 @@ impl Tree {
     }
 
     /// READs a node again in which more slots count than were READ.
-    pub(super) async fn read_whole(
+    pub(in crate::smart) async fn read_whole(
         &self,
         session: &Session,
         held: &mut ReadNode,
@@ -106,7 +106,7 @@ impl Tree {
     }
 
     /// The correction of the slot that led to a node, if its type is behind.
-    pub(super) fn stale_hint(&self, held: &ReadNode, slot: Slot) -> Option<Cas> {
+    pub(in crate::smart) fn stale_hint(&self, held: &ReadNode, slot: Slot) -> Option<Cas> {
         let up = held.up.filter(|up| self.shape.reserves && !Slot(up.word).is_frozen())?;
         let (of, hint) = (held.node(self).node_type()?, slot.node_type()?);
         if of.capacity() <= hint.capacity() {
@@ -117,7 +117,7 @@ impl Tree {
     }
 
     /// Lets a task make these corrections, unless one is at it: then the next reader meets them.
-    pub(super) fn correct_hints(&self, session: &Session, list: Vec<Cas>) {
+    pub(in crate::smart) fn correct_hints(&self, session: &Session, list: Vec<Cas>) {
         if list.is_empty() || self.correcting.swap(true, Ordering::SeqCst) {
             return;
         }
@@ -132,7 +132,7 @@ impl Tree {
 }
 
 /// The right to correct hints and pointers back; one task has it.
-pub(super) struct Correcting(pub(super) Arc<AtomicBool>);
+pub(in crate::smart) struct Correcting(pub(super) Arc<AtomicBool>);
 
 impl Drop for Correcting {
     fn drop(&mut self) {

@@ -6,7 +6,7 @@
 
 use farleaf_index::words;
 
-use super::layout::NodeType;
+use super::super::layout::NodeType;
 
 words! {
     /// Gets of one key that share a READ.
@@ -87,7 +87,7 @@ words! {
 
 impl NodeTypes {
     /// The type of a node that takes the place of one with `live` children, with room for one more.
-    pub(super) fn replacing(self, live: usize, first: NodeType) -> NodeType {
+    pub(in crate::smart) fn replacing(self, live: usize, first: NodeType) -> NodeType {
         match self {
             NodeTypes::Fine => NodeType::replacing(live, first),
             NodeTypes::Whole => NodeType::TOP,
@@ -101,7 +101,7 @@ impl NodeTypes {
     }
 
     /// The type to which a node with reserved room grows that is to count `slots`.
-    pub(super) fn reserved(self, slots: usize) -> NodeType {
+    pub(in crate::smart) fn reserved(self, slots: usize) -> NodeType {
         NodeType::reserved(match (self, slots) {
             (NodeTypes::Art, 5..=16) => 16,
             (NodeTypes::Art, 17..=64) => 64,
@@ -111,7 +111,7 @@ impl NodeTypes {
     }
 
     /// The type of a new node, which has two children at most.
-    pub(super) fn first(self, first: NodeType) -> NodeType {
+    pub(in crate::smart) fn first(self, first: NodeType) -> NodeType {
         match self {
             NodeTypes::Fine => first,
             NodeTypes::Art => NodeType::SMALLEST,

@@ -21,32 +21,32 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_index::{IndexError, TableSpec, ValueFormat};
 use farleaf_pool::{Cas, Session};
 
-use super::descent::{CachedStart, ReadNode};
+use super::super::descent::{CachedStart, ReadNode};
+use super::super::ladder::LeafUpdate;
+use super::super::layout::{FirstWord, Node, NodeForm, Slot};
+use super::super::leaf::class_for;
+use super::super::options::{NodeRoom, SmartOptions, SmartShape};
+use super::super::tree::{Tree, count, inline_max};
 use super::grow::Correcting;
-use super::layout::{FirstWord, Node, NodeForm, Slot};
-use super::leaf::class_for;
-use super::options::{NodeRoom, SmartOptions, SmartShape};
-use super::switches::LeafUpdate;
-use super::tree::{Tree, count, inline_max};
 
 /// A child that a new node has come in front of.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moved {
+pub(in crate::smart) struct Moved {
     /// The child, and its first word when it was READ.
-    pub(super) addr: GlobalAddr,
-    pub(super) word: u64,
+    pub(in crate::smart) addr: GlobalAddr,
+    pub(in crate::smart) word: u64,
     /// The slots that led to it before and lead to it now.
-    pub(super) from: GlobalAddr,
-    pub(super) to: GlobalAddr,
+    pub(in crate::smart) from: GlobalAddr,
+    pub(in crate::smart) to: GlobalAddr,
     /// A node's header when it was READ, and the depth that it has now.
-    pub(super) header: Option<(u64, usize)>,
+    pub(in crate::smart) header: Option<(u64, usize)>,
 }
 
 /// Refuses a table with pointers back whose values do not fit into leaves.
 ///
 /// # Errors
 /// `Invalid`.
-pub(super) fn check_values(
+pub(in crate::smart) fn check_values(
     session: &Session,
     table: &TableSpec<SmartShape>,
 ) -> Result<(), IndexError> {
@@ -68,7 +68,10 @@ pub(super) fn check_values(
 ///
 /// # Errors
 /// `Invalid`.
-pub(super) fn check_open(shape: &SmartShape, options: &SmartOptions) -> Result<(), IndexError> {
+pub(in crate::smart) fn check_open(
+    shape: &SmartShape,
+    options: &SmartOptions,
+) -> Result<(), IndexError> {
     if shape.nodes == NodeRoom::Reverse && options.leaf == LeafUpdate::Replaced {
         return Err(IndexError::Invalid(
             "leaf=replaced does not go with a table of nodes=reverse, where no address is used again: take \
@@ -81,19 +84,28 @@ pub(super) fn check_open(shape: &SmartShape, options: &SmartOptions) -> Result<(
 
 impl Tree {
     /// The first word of an object at `addr` to which the word at `parent` leads.
-    pub(super) fn back(&self, addr: GlobalAddr, parent: GlobalAddr) -> u64 {
+    pub(in crate::smart) fn back(&self, addr: GlobalAddr, parent: GlobalAddr) -> u64 {
         FirstWord::reverse(self.shape.table, addr, parent).0
     }
 
     /// Returns whether the object that a cached slot led to names that slot in its first word.
-    pub(super) fn names_slot(&self, guess: &CachedStart, addr: GlobalAddr, word: u64) -> bool {
+    pub(in crate::smart) fn names_slot(
+        &self,
+        guess: &CachedStart,
+        addr: GlobalAddr,
+        word: u64,
+    ) -> bool {
         guess.at.is_some_and(|at| word == self.back(addr, at))
     }
 
     /// Lets a child name the slot that leads to it now.
     ///
     /// Cost: 1 CAS for a leaf, 2 for a node, in 1 round trip; more if others have changed these words.
-    pub(super) async fn turn(&self, session: &Session, moved: Moved) -> Result<(), IndexError> {
+    pub(in crate::smart) async fn turn(
+        &self,
+        session: &Session,
+        moved: Moved,
+    ) -> Result<(), IndexError> {
         let (addr, new) = (moved.addr, self.back(moved.addr, moved.to));
         let mut word = Some(moved.word).filter(|word| *word != new);
         let mut header = moved.header;
@@ -122,7 +134,7 @@ impl Tree {
 
     /// Lets a task correct the first word of the object at `addr`, which was `word` when a fresh slot led there. One
     /// task corrects; otherwise the next reader does.
-    pub(super) fn correct_back(
+    pub(in crate::smart) fn correct_back(
         &self,
         session: &Session,
         (at, slot): (GlobalAddr, Slot),
@@ -154,7 +166,7 @@ impl Tree {
     }
 
     /// Lets a node's first word be corrected if another slot has led to it.
-    pub(super) fn correct_node(&self, session: &Session, held: &ReadNode) {
+    pub(in crate::smart) fn correct_node(&self, session: &Session, held: &ReadNode) {
         if let Some(up) = held.up.filter(|_| self.shape.points_back) {
             let word = held.node(self).first_word().0;
             self.correct_back(session, (up.at, Slot(up.word)), (held.addr, word));

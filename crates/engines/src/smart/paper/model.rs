@@ -5,7 +5,7 @@
 //! the hint of its moment or by an old one, and READs word by word, forwards or backwards. What was acknowledged or read
 //! before a reader began must be there for it.
 
-use super::{Model, explore};
+use super::super::model::{Model, explore};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
