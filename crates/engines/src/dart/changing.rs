@@ -10,7 +10,7 @@ use farleaf_index::{Change, Decision, IndexError, Outcome};
 use farleaf_pool::{Reliable, Session, Unlinked};
 
 use super::DartTree;
-use super::descent::{NodeRef, SlotPlace, Way, WayEnd};
+use super::descent::{NodeRef, Path, PathEnd, SlotPlace};
 use super::leaf::{self, Before, LeafCopy};
 use super::node_switch::{Grown, Growth};
 use super::ops::Below;
@@ -49,14 +49,16 @@ pub(super) struct Changing<'a> {
 impl Changing<'_> {
     pub(super) async fn attempt(
         &mut self,
-        way: &Way,
+        path: &Path,
         trail: &[SlotPlace],
     ) -> Result<AttemptEnd, IndexError> {
-        match &way.landing {
-            WayEnd::Stale | WayEnd::Met(_) => Ok(AttemptEnd::NextStart),
-            WayEnd::Full(node, bucket) => self.at_full(way, *node, bucket, trail).await,
-            WayEnd::Edge(place) => self.at_edge(way, *place, trail).await,
-            WayEnd::Slot(place, bucket) => self.at_slot(way, *place, bucket.as_ref(), trail).await,
+        match &path.landing {
+            PathEnd::Stale | PathEnd::Met(_) => Ok(AttemptEnd::NextStart),
+            PathEnd::Full(node, bucket) => self.at_full(path, *node, bucket, trail).await,
+            PathEnd::Edge(place) => self.at_edge(path, *place, trail).await,
+            PathEnd::Slot(place, bucket) => {
+                self.at_slot(path, *place, bucket.as_ref(), trail).await
+            }
         }
     }
 
@@ -80,18 +82,18 @@ impl Changing<'_> {
     /// change that adds the key that of [`DartTree::grow`].
     async fn at_full(
         &mut self,
-        way: &Way,
+        path: &Path,
         node: NodeRef,
         bucket: &Buf,
         trail: &[SlotPlace],
     ) -> Result<AttemptEnd, IndexError> {
         let decision = self.change.decide(false, None);
-        if let (Decision::Leave(outcome), true) = (decision, way.is_fresh) {
+        if let (Decision::Leave(outcome), true) = (decision, path.is_fresh) {
             return self.absent(outcome);
         }
         let (key, mut proof) = (self.change.key, None);
-        if !way.is_fresh || way.has_gaps {
-            proof = match self.leaf_for_proof(way, node, Some(bucket)).await? {
+        if !path.is_fresh || path.has_gaps {
+            proof = match self.leaf_for_proof(path, node, Some(bucket)).await? {
                 Ok(word) => Some(word),
                 Err(end) => return Ok(end),
             };
@@ -99,11 +101,11 @@ impl Changing<'_> {
         // Read before the node is touched: if nothing is to be added, or the way is fresh. There a key that leaves it in
         // front of the node splits an edge, which has to be as it was read.
         let adds = matches!(decision, Decision::Apply(_));
-        if let Some(word) = proof.take_if(|_| way.is_fresh || !adds) {
+        if let Some(word) = proof.take_if(|_| path.is_fresh || !adds) {
             let leaf = self.tree.read_leaf(self.io, word).await?;
             if !leaf.shares(key, node.plen) {
-                return match way.is_fresh {
-                    true => self.split_edge(way, &leaf, trail).await,
+                return match path.is_fresh {
+                    true => self.split_edge(path, &leaf, trail).await,
                     false => Ok(AttemptEnd::NextStart),
                 };
             }
@@ -124,7 +126,7 @@ impl Changing<'_> {
         let may_use = |place: &&SlotPlace| {
             place.child() == Some(node)
                 && !place.word.is_sealed()
-                && (way.is_fresh || place.node.is_some())
+                && (path.is_fresh || place.node.is_some())
         };
         let place = trail.last().filter(may_use).copied();
         let growth =
@@ -146,16 +148,16 @@ impl Changing<'_> {
     /// without leaves is switched, if the way is fresh.
     async fn leaf_for_proof(
         &self,
-        way: &Way,
+        path: &Path,
         node: NodeRef,
         bucket: Option<&Buf>,
     ) -> Result<Result<SlotWord, AttemptEnd>, IndexError> {
         self.tree.counters.proof_reads.add(1);
         let (io, key) = (self.io, self.change.key);
-        Ok(match self.tree.some_leaf(io, node, bucket, key, way.is_fresh).await? {
+        Ok(match self.tree.some_leaf(io, node, bucket, key, path.is_fresh).await? {
             Below::Leaf(word) => Ok(word),
-            Below::Empty(node, path) if way.is_fresh => {
-                self.tree.switch(self.session, &path, node).await?;
+            Below::Empty(node, prefix) if path.is_fresh => {
+                self.tree.switch(self.session, &prefix, node).await?;
                 Err(AttemptEnd::Again)
             }
             Below::Empty(..) | Below::Stale => Err(AttemptEnd::NextStart),
@@ -165,19 +167,19 @@ impl Changing<'_> {
     /// In front of an inner node behind more bytes than the key has.
     async fn at_edge(
         &mut self,
-        way: &Way,
+        path: &Path,
         place: SlotPlace,
         trail: &[SlotPlace],
     ) -> Result<AttemptEnd, IndexError> {
         let decision = self.change.decide(false, None);
-        if let (Decision::Leave(outcome), true) = (decision, way.is_fresh) {
+        if let (Decision::Leave(outcome), true) = (decision, path.is_fresh) {
             return self.absent(outcome);
         }
         if place.word.is_sealed() {
             return self.at_sealed(place).await;
         }
         let Some(child) = place.child() else { return Ok(AttemptEnd::Again) };
-        let leaf = match self.leaf_for_proof(way, child, None).await? {
+        let leaf = match self.leaf_for_proof(path, child, None).await? {
             Ok(word) => self.tree.read_leaf(self.io, word).await?,
             Err(end) => return Ok(end),
         };
@@ -187,7 +189,7 @@ impl Changing<'_> {
                 false => Ok(AttemptEnd::NextStart),
             };
         }
-        self.split_edge(way, &leaf, trail).await
+        self.split_edge(path, &leaf, trail).await
     }
 
     /// A sealed slot: its node is being replaced, and this client helps.
@@ -204,7 +206,7 @@ impl Changing<'_> {
 
     async fn at_slot(
         &mut self,
-        way: &Way,
+        path: &Path,
         mut place: SlotPlace,
         bucket: Option<&Buf>,
         trail: &[SlotPlace],
@@ -217,10 +219,10 @@ impl Changing<'_> {
             let next = match place.word.child() {
                 SlotContent::Node(..) => return Ok(AttemptEnd::Again),
                 SlotContent::Leaf(_) => {
-                    self.at_leaf(way, place, bucket, trail, &mut may_absorb).await?
+                    self.at_leaf(path, place, bucket, trail, &mut may_absorb).await?
                 }
                 SlotContent::Empty | SlotContent::Tomb => {
-                    self.at_vacancy(way, place, bucket, trail).await?
+                    self.at_vacancy(path, place, bucket, trail).await?
                 }
             };
             match next {
@@ -239,19 +241,19 @@ impl Changing<'_> {
     /// At an empty slot or a TOMB: the key is absent, if it belongs there.
     async fn at_vacancy(
         &mut self,
-        way: &Way,
+        path: &Path,
         place: SlotPlace,
         bucket: Option<&Buf>,
         trail: &[SlotPlace],
     ) -> Result<NextStep, IndexError> {
         let decision = self.change.decide(false, None);
-        if let (Decision::Leave(outcome), true) = (decision, way.is_fresh) {
+        if let (Decision::Leave(outcome), true) = (decision, path.is_fresh) {
             return Ok(NextStep::Ended(self.absent(outcome)?));
         }
         let proof = match place.node {
             Some(_) if INSERT_UNPROVEN.is_armed() => None,
-            Some(node) if !way.is_fresh || way.has_gaps => {
-                match self.leaf_for_proof(way, node, bucket).await? {
+            Some(node) if !path.is_fresh || path.has_gaps => {
+                match self.leaf_for_proof(path, node, bucket).await? {
                     Ok(word) => Some(word),
                     Err(end) => return Ok(NextStep::Ended(end)),
                 }
@@ -281,9 +283,9 @@ impl Changing<'_> {
                 let leaf = self.tree.whole_leaf(self.io, word, ops.take_buf(index)).await?;
                 if !leaf.shares(self.change.key, place.plen()) {
                     return Ok(NextStep::Ended(match decision {
-                        _ if !way.is_fresh => AttemptEnd::NextStart,
+                        _ if !path.is_fresh => AttemptEnd::NextStart,
                         Decision::Leave(outcome) => self.absent(outcome)?,
-                        Decision::Apply(_) => self.split_edge(way, &leaf, trail).await?,
+                        Decision::Apply(_) => self.split_edge(path, &leaf, trail).await?,
                     }));
                 }
             }
@@ -308,7 +310,7 @@ impl Changing<'_> {
     /// At a leaf: of this key, or of another one.
     async fn at_leaf(
         &mut self,
-        way: &Way,
+        path: &Path,
         place: SlotPlace,
         bucket: Option<&Buf>,
         trail: &[SlotPlace],
@@ -345,9 +347,9 @@ impl Changing<'_> {
         let decision = self.change.decide(false, None);
         if position < place.plen() {
             return Ok(NextStep::Ended(match decision {
-                _ if !way.is_fresh => AttemptEnd::NextStart,
+                _ if !path.is_fresh => AttemptEnd::NextStart,
                 Decision::Leave(outcome) => self.absent(outcome)?,
-                Decision::Apply(_) => self.split_edge(way, &old, trail).await?,
+                Decision::Apply(_) => self.split_edge(path, &old, trail).await?,
             }));
         }
         match decision {
@@ -449,7 +451,7 @@ impl Changing<'_> {
     /// node there takes the edge's child and the new leaf.
     async fn split_edge(
         &mut self,
-        way: &Way,
+        path: &Path,
         other: &LeafCopy,
         trail: &[SlotPlace],
     ) -> Result<AttemptEnd, IndexError> {
@@ -457,7 +459,7 @@ impl Changing<'_> {
         let Decision::Apply(outcome) = self.change.decide(false, None) else {
             return Ok(AttemptEnd::Again);
         };
-        let again = if way.is_fresh { AttemptEnd::Again } else { AttemptEnd::NextStart };
+        let again = if path.is_fresh { AttemptEnd::Again } else { AttemptEnd::NextStart };
         let Some(position) = other.difference(key) else { return Ok(again) };
         let edge = trail.iter().find_map(|place| {
             let child = place.child()?;

@@ -72,16 +72,16 @@ impl SlotPlace {
     }
 }
 
-/// The beginning of a way.
+/// The beginning of a path.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Start {
     Root(CheckLine),
     Express(NodeRef),
 }
 
-/// The end of a way.
+/// The end of a path.
 #[derive(Debug)]
-pub(super) enum WayEnd {
+pub(super) enum PathEnd {
     /// At a slot that leads to no inner node, with the words of its bucket.
     Slot(SlotPlace, Option<Buf>),
     /// In front of an inner node behind more bytes than the key has.
@@ -94,10 +94,10 @@ pub(super) enum WayEnd {
     Stale,
 }
 
-/// A way down.
+/// A path down from a start: its end, and what was seen before it.
 #[derive(Debug)]
-pub(super) struct Way {
-    pub(super) landing: WayEnd,
+pub(super) struct Path {
+    pub(super) landing: PathEnd,
     pub(super) is_fresh: bool,
     /// Some bytes in front of the end are unproven.
     pub(super) has_gaps: bool,
@@ -158,27 +158,27 @@ impl DartTree {
         start: Start,
         trail: &mut Vec<SlotPlace>,
         until: Option<GlobalAddr>,
-    ) -> Result<Way, IndexError> {
+    ) -> Result<Path, IndexError> {
         trail.clear();
-        let mut way = Way { landing: WayEnd::Stale, is_fresh: false, has_gaps: true, levels: 0 };
+        let mut path = Path { landing: PathEnd::Stale, is_fresh: false, has_gaps: true, levels: 0 };
         let mut on_lasting_root = false;
         let mut node = match start {
             Start::Express(node) => node,
             Start::Root(line) => {
-                way.is_fresh = !line.is_remembered;
+                path.is_fresh = !line.is_remembered;
                 on_lasting_root = line.is_remembered;
                 let place = self.root_place(line.root);
-                way.has_gaps = false;
-                match self.go_on(key, place, trail, until, &mut way) {
+                path.has_gaps = false;
+                match self.go_on(key, place, trail, until, &mut path) {
                     Some(node) => node,
-                    None => return Ok(way),
+                    None => return Ok(path),
                 }
             }
         };
         loop {
             let step = Step::at(key, node.plen);
             let bucket = self.read_bucket(io, node, step).await?;
-            way.levels += 1;
+            path.levels += 1;
             let first = self.shape.bucket(node.kind, step).start;
             let found = find(bucket.words(), step);
             let is_sealed = match found {
@@ -187,28 +187,28 @@ impl DartTree {
                     bucket.words().iter().all(|word| SlotWord::from_raw(*word).is_sealed())
                 }
             };
-            if is_sealed && !way.is_fresh && !BELIEVE_SEALED.is_armed() {
-                way.landing = WayEnd::Stale;
-                return Ok(way);
+            if is_sealed && !path.is_fresh && !BELIEVE_SEALED.is_armed() {
+                path.landing = PathEnd::Stale;
+                return Ok(path);
             }
             // It was in the tree just now.
-            way.is_fresh |= std::mem::take(&mut on_lasting_root);
+            path.is_fresh |= std::mem::take(&mut on_lasting_root);
             let (index, word) = match found {
                 BucketPlace::At(index, word) | BucketPlace::Empty(index, word) => (index, word),
                 BucketPlace::Full => {
-                    way.landing = WayEnd::Full(node, bucket);
-                    return Ok(way);
+                    path.landing = PathEnd::Full(node, bucket);
+                    return Ok(path);
                 }
             };
             let at = node.addr.plus(8 * (first + index) as u64);
             let place = SlotPlace { at, word, step, node: Some(node) };
-            match self.go_on(key, place, trail, until, &mut way) {
+            match self.go_on(key, place, trail, until, &mut path) {
                 Some(child) => node = child,
                 None => {
-                    if let WayEnd::Slot(_, words) = &mut way.landing {
+                    if let PathEnd::Slot(_, words) = &mut path.landing {
                         *words = Some(bucket);
                     }
-                    return Ok(way);
+                    return Ok(path);
                 }
             }
         }
@@ -221,22 +221,22 @@ impl DartTree {
         place: SlotPlace,
         trail: &mut Vec<SlotPlace>,
         until: Option<GlobalAddr>,
-        way: &mut Way,
+        path: &mut Path,
     ) -> Option<NodeRef> {
         let Some(child) = place.child() else {
-            way.landing = WayEnd::Slot(place, None);
+            path.landing = PathEnd::Slot(place, None);
             return None;
         };
         if until == Some(child.addr) {
-            way.landing = WayEnd::Met(place);
+            path.landing = PathEnd::Met(place);
             return None;
         }
         trail.push(place);
         if key.len() < child.plen {
-            way.landing = WayEnd::Edge(place);
+            path.landing = PathEnd::Edge(place);
             return None;
         }
-        way.has_gaps |= child.plen > place.bytes_before_child();
+        path.has_gaps |= child.plen > place.bytes_before_child();
         Some(child)
     }
 

@@ -28,7 +28,7 @@ use farleaf_index::sync::{Mutex, lock};
 use farleaf_pool::{Reliable, Retiring, Session, Tries, Unlinked, is_open};
 
 use super::DartTree;
-use super::descent::{NodeRef, SlotPlace, Start, WayEnd};
+use super::descent::{NodeRef, PathEnd, SlotPlace, Start};
 use super::leaf::{self, LeafCopy};
 use super::outcome::Verdict;
 use super::skip_table::Starts;
@@ -561,16 +561,16 @@ impl<'a> Switch<'a> {
             if matches!(start, Start::Express(node) if node.plen >= self.node.plen) {
                 continue;
             }
-            let way = tree.descend(io, key, start, &mut trail, until).await?;
-            match way.landing {
-                WayEnd::Met(place) if way.is_fresh || place.node.is_some() => {
+            let path = tree.descend(io, key, start, &mut trail, until).await?;
+            match path.landing {
+                PathEnd::Met(place) if path.is_fresh || place.node.is_some() => {
                     return Ok(Some(place));
                 }
-                _ if way.is_fresh => return Ok(None),
+                _ if path.is_fresh => return Ok(None),
                 _ => {}
             }
         }
-        Err(IndexError::Corrupt("a fresh way from the root is not fresh".into()))
+        Err(IndexError::Corrupt("a fresh path from the root is not fresh".into()))
     }
 
     /// The slot that leads to the node, if `above` is its parent and has a slot for each byte: where it is and what it

@@ -9,7 +9,7 @@ use farleaf_pool::{Reliable, Session};
 
 use super::DartTree;
 use super::changing::{AttemptEnd, Changing};
-use super::descent::{NodeRef, Way, WayEnd};
+use super::descent::{NodeRef, Path, PathEnd};
 use super::skip_table::Starts;
 use super::word::{SlotContent, SlotWord, Step};
 
@@ -42,17 +42,17 @@ impl DartTree {
         let mut starts = self.starts(io, key, line).await?;
         let mut trail = Vec::new();
         while let Some(start) = self.next_start(session, io, key, &mut starts).await? {
-            let way = self.descend(io, key, start, &mut trail, None).await?;
-            let answer = self.answer(session, io, key, &way, value).await?;
-            let is_proven = answer == Some(true) || !way.has_gaps;
+            let path = self.descend(io, key, start, &mut trail, None).await?;
+            let answer = self.answer(session, io, key, &path, value).await?;
+            let is_proven = answer == Some(true) || !path.has_gaps;
             let mended = answer.map(|_| is_proven);
-            self.starts_ended(session, &mut starts, key, &way, &trail, mended);
+            self.starts_ended(session, &mut starts, key, &path, &trail, mended);
             if let Some(found) = answer {
                 return Ok(found);
             }
         }
         Err(IndexError::Unavailable(
-            "a lookup found no way through the table, because others change it: try again".into(),
+            "a lookup found no path through the table, because others change it: try again".into(),
         ))
     }
 
@@ -62,12 +62,12 @@ impl DartTree {
         session: &Session,
         io: Reliable<'_>,
         key: &[u8],
-        way: &Way,
+        path: &Path,
         value: &mut Vec<u8>,
     ) -> Result<Option<bool>, IndexError> {
-        let (node, bucket) = match &way.landing {
-            WayEnd::Stale | WayEnd::Met(_) => return Ok(None),
-            WayEnd::Slot(place, bucket) => {
+        let (node, bucket) = match &path.landing {
+            PathEnd::Stale | PathEnd::Met(_) => return Ok(None),
+            PathEnd::Slot(place, bucket) => {
                 if let SlotContent::Leaf(_) = place.word.child() {
                     let leaf = self.read_counted_leaf(session, io, place.word).await?;
                     if self.difference(place, &leaf, key)?.is_none() {
@@ -75,17 +75,17 @@ impl DartTree {
                         return Ok(Some(true));
                     }
                     // Below the same node: it proves that the key belongs there.
-                    let is_proof = way.is_fresh
+                    let is_proof = path.is_fresh
                         || leaf.shares(key, place.plen())
                         || ABSENT_UNPROVEN.is_armed();
                     return Ok(is_proof.then_some(false));
                 }
                 (place.node, bucket.as_ref())
             }
-            WayEnd::Edge(place) => (place.node, None),
-            WayEnd::Full(node, bucket) => (Some(*node), Some(bucket)),
+            PathEnd::Edge(place) => (place.node, None),
+            PathEnd::Full(node, bucket) => (Some(*node), Some(bucket)),
         };
-        if way.is_fresh || ABSENT_UNPROVEN.is_armed() {
+        if path.is_fresh || ABSENT_UNPROVEN.is_armed() {
             return Ok(Some(false));
         }
         let Some(node) = node else { return Ok(Some(false)) };
@@ -164,13 +164,13 @@ impl DartTree {
                 starts = Starts::root(line);
                 continue;
             };
-            let way = self.descend(io, change.key, start, &mut trail, None).await?;
-            let step = changing.attempt(&way, &trail).await?;
+            let path = self.descend(io, change.key, start, &mut trail, None).await?;
+            let step = changing.attempt(&path, &trail).await?;
             let mended = match step {
-                AttemptEnd::Done(outcome) => Some(outcome.existed || !way.has_gaps),
+                AttemptEnd::Done(outcome) => Some(outcome.existed || !path.has_gaps),
                 _ => None,
             };
-            self.starts_ended(session, &mut starts, change.key, &way, &trail, mended);
+            self.starts_ended(session, &mut starts, change.key, &path, &trail, mended);
             match step {
                 AttemptEnd::Done(outcome) => return Ok(outcome),
                 AttemptEnd::NextStart => {}

@@ -10,7 +10,7 @@ use farleaf_index::IndexError;
 use farleaf_pool::{Reliable, Session};
 
 use super::DartTree;
-use super::descent::{NodeRef, Start, WayEnd};
+use super::descent::{NodeRef, PathEnd, Start};
 use super::leaf::{self, Before, HEAD_BYTES, LeafCopy};
 use super::meta;
 use super::word::{SESSION_MASK, SlotContent, SlotWord};
@@ -108,8 +108,8 @@ impl DartTree {
         node: GlobalAddr,
     ) -> Result<Verdict, IndexError> {
         let line = meta::read_line(io, self.meta).await?;
-        let way = self.descend(io, key, Start::Root(line), &mut Vec::new(), Some(node)).await?;
-        if matches!(way.landing, WayEnd::Met(_)) {
+        let path = self.descend(io, key, Start::Root(line), &mut Vec::new(), Some(node)).await?;
+        if matches!(path.landing, PathEnd::Met(_)) {
             return Ok(Verdict::Done);
         }
         let first = SlotWord::from_raw(io.word(node).await?);
@@ -207,8 +207,8 @@ impl DartTree {
         session: u32,
     ) -> Result<Verdict, IndexError> {
         let line = meta::read_line(io, self.meta).await?;
-        let way = self.descend(io, key, Start::Root(line), &mut Vec::new(), None).await?;
-        let WayEnd::Slot(place, _) = way.landing else { return Ok(Verdict::Unknown) };
+        let path = self.descend(io, key, Start::Root(line), &mut Vec::new(), None).await?;
+        let PathEnd::Slot(place, _) = path.landing else { return Ok(Verdict::Unknown) };
         let history = match place.word.child() {
             SlotContent::Leaf(_) => {
                 let leaf = self.read_leaf(io, place.word).await?;

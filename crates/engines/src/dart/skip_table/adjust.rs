@@ -87,10 +87,10 @@ fn thin<T>(items: &mut Vec<T>, most: usize, random: u64) -> u64 {
 
 impl Sampled {
     /// Accesses to a leaf by a way, which lists the positions of its nodes.
-    fn add(&mut self, way: &[u16], key_bytes: u16, accesses: u64) {
-        let Some(last) = way.last() else { return };
+    fn add(&mut self, path: &[u16], key_bytes: u16, accesses: u64) {
+        let Some(last) = path.last() else { return };
         let nodes = self.ways.entry((*last, key_bytes)).or_default();
-        way.iter().for_each(|plen| *nodes.entry(*plen).or_default() += accesses);
+        path.iter().for_each(|plen| *nodes.entry(*plen).or_default() += accesses);
     }
 
     /// Round trips of all accesses above their leaves with such a list, if no entry is remembered: probes, by the rule
@@ -107,16 +107,16 @@ impl Sampled {
         for length in lengths.iter().rev() {
             let leads = |(last, key_bytes): &Ways| last >= length && key_bytes > length;
             let (mut tries, mut hits) = (0, 0);
-            for (way, nodes) in left.iter().filter(|((_, key_bytes), _)| key_bytes > length) {
-                let some = accesses(way, nodes);
+            for (path, nodes) in left.iter().filter(|((_, key_bytes), _)| key_bytes > length) {
+                let some = accesses(path, nodes);
                 tries += some;
-                hits += if leads(way) { some } else { 0 };
+                hits += if leads(path) { some } else { 0 };
             }
             if 2 * hits < tries {
                 continue;
             }
             above += led.drain(..).map(|nodes| nodes_from(nodes, *length)).sum::<u64>();
-            let (hit, missed) = left.into_iter().partition(|(way, _)| leads(way));
+            let (hit, missed) = left.into_iter().partition(|(path, _)| leads(path));
             left = missed;
             led.extend(hit.into_iter().map(|(_, nodes): (&Ways, _)| nodes));
             sum += tries + led.iter().map(|nodes| nodes_from(nodes, *length)).sum::<u64>();
@@ -181,7 +181,7 @@ impl Sampled {
 /// A node that the walk has come to, or a leaf, and the positions of the nodes above.
 struct Sample<T> {
     what: T,
-    way: Rc<[u16]>,
+    path: Rc<[u16]>,
 }
 
 /// The nodes and leaves of one level of a sample.
@@ -268,7 +268,7 @@ impl DartTree {
         let present = tables.as_ref().and_then(|tables| tables.probed());
         sampled.present.extend(present.iter().flat_map(|table| &table.lengths));
         let root: SlotPlace = self.root_place(line.root);
-        let root = root.child().map(|what| Sample { what, way: Rc::default() });
+        let root = root.child().map(|what| Sample { what, path: Rc::default() });
         let mut nodes: Vec<Sample<NodeRef>> = root.into_iter().collect();
         while !nodes.is_empty() {
             stands_for *= thin(&mut nodes, NODES_MAX, random());
@@ -285,7 +285,7 @@ impl DartTree {
                 let ops = io.post_many(ops).await?;
                 for (index, leaf) in part.iter().enumerate() {
                     let (key_bytes, counted) = leaf::accesses_of(ops.buf(index).words());
-                    sampled.add(&leaf.way, key_bytes, counted * leaf_stands_for);
+                    sampled.add(&leaf.path, key_bytes, counted * leaf_stands_for);
                     sampled.leaves += leaf_stands_for;
                 }
             }
@@ -311,20 +311,20 @@ impl DartTree {
             ops.read(node.what.addr, io.buf(self.shape.bytes(node.what.kind)));
         }
         let ops = io.post_many(ops).await.map_err(|error| self.misled(error))?;
-        for (index, Sample { what: node, way }) in nodes.iter().enumerate() {
+        for (index, Sample { what: node, path }) in nodes.iter().enumerate() {
             self.check_words(*node, ops.buf(index).words())?;
-            let above = way.last().copied();
-            let way: Rc<[u16]> = way.iter().copied().chain([node.plen as u16]).collect();
+            let above = path.last().copied();
+            let path: Rc<[u16]> = path.iter().copied().chain([node.plen as u16]).collect();
             for length in above.map_or(1, |above| above + 1)..=node.plen as u16 {
                 *sampled.express.entry(length).or_default() += stands_for;
             }
             for word in ops.buf(index).words().iter().map(|word| SlotWord::from_raw(*word)) {
-                let way = Rc::clone(&way);
+                let path = Rc::clone(&path);
                 match word.child() {
-                    SlotContent::Leaf(_) => below.leaves.push(Sample { what: word, way }),
+                    SlotContent::Leaf(_) => below.leaves.push(Sample { what: word, path }),
                     SlotContent::Node(kind, len) => {
                         let what = NodeRef { addr: word.addr(), kind, plen: node.plen + 1 + len };
-                        below.nodes.push(Sample { what, way });
+                        below.nodes.push(Sample { what, path });
                     }
                     _ => {}
                 }
@@ -407,8 +407,9 @@ mod tests {
     fn a_choice_goes_by_few_of_many_lengths() {
         let mut sampled = Sampled { leaves: 1 << 20, ..Sampled::default() };
         for number in 0..WAYS_MAX as u16 {
-            let way: Vec<u16> = (0..20 + number % 60).map(|node| node * (1 + number % 7)).collect();
-            sampled.add(&way, way[way.len() - 1] + 1 + number % 50, 1 + u64::from(number));
+            let path: Vec<u16> =
+                (0..20 + number % 60).map(|node| node * (1 + number % 7)).collect();
+            sampled.add(&path, path[path.len() - 1] + 1 + number % 50, 1 + u64::from(number));
         }
         sampled.express = (1..=600).map(|length| (length, 100)).collect();
         assert_eq!(sampled.candidates().len(), CANDIDATES_MAX);

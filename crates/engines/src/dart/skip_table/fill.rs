@@ -12,7 +12,7 @@ use super::entry::PrefixHash;
 use super::place::NewEntry;
 use super::tables::Table;
 use crate::dart::DartTree;
-use crate::dart::descent::{NodeRef, Start, WayEnd};
+use crate::dart::descent::{NodeRef, PathEnd, Start};
 use crate::dart::meta;
 use crate::dart::ops::Below;
 use crate::dart::word::{SlotContent, SlotWord, Step};
@@ -62,13 +62,13 @@ impl DartTree {
         let longest = lengths.last().map_or(0, |length| usize::from(*length));
         let line = meta::read_line(io, self.meta).await?;
         let mut trail = Vec::new();
-        let way = self.descend(io, path, Start::Root(line), &mut trail, None).await?;
+        let below = self.descend(io, path, Start::Root(line), &mut trail, None).await?;
         let is_there = |node: &NodeRef| node.plen >= path.len();
-        let node = match way.landing {
-            WayEnd::Edge(place) => place.child().filter(is_there),
-            WayEnd::Slot(place, _) => place.node.filter(is_there),
-            WayEnd::Full(node, _) => Some(node).filter(is_there),
-            WayEnd::Met(_) | WayEnd::Stale => None,
+        let node = match below.landing {
+            PathEnd::Edge(place) => place.child().filter(is_there),
+            PathEnd::Slot(place, _) => place.node.filter(is_there),
+            PathEnd::Full(node, _) => Some(node).filter(is_there),
+            PathEnd::Met(_) | PathEnd::Stale => None,
         };
         let Some(node) = node else { return Ok(0) };
         let parent = trail.iter().rev().find(|place| place.child() == Some(node));

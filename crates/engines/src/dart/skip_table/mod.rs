@@ -37,7 +37,7 @@ pub(super) use self::place::{ENTRY_MOVED_AT_ONCE, ENTRY_VALID_AT_ONCE};
 pub(super) use self::tables::KnownTables;
 use self::tables::{Descriptor, LENGTHS_MAX, TablesWord};
 use super::DartTree;
-use super::descent::{NodeRef, SlotPlace, Start, Way, WayEnd};
+use super::descent::{NodeRef, Path, PathEnd, SlotPlace, Start};
 use super::meta::CheckLine;
 
 /// Probes of a length after which older ones count less.
@@ -271,7 +271,7 @@ impl DartTree {
         session: &Session,
         starts: &mut Starts,
         key: &[u8],
-        way: &Way,
+        path: &Path,
         trail: &[SlotPlace],
         answered: Option<bool>,
     ) {
@@ -293,17 +293,20 @@ impl DartTree {
                 starts.has_forgotten = true;
                 starts.lengths = length + 1;
             } else {
-                match way.landing {
-                    WayEnd::Stale => self.counters.est_sealed.add(1),
+                match path.landing {
+                    PathEnd::Stale => self.counters.est_sealed.add(1),
                     _ => self.counters.est_wrong.add(1),
                 }
                 starts.missed.push((length, Some(node)));
             }
         }
         if has_answer {
-            self.answered(session, way.levels);
+            self.answered(session, path.levels);
         }
-        if !has_answer || starts.missed.is_empty() || !way.is_fresh || !self.options.est_maintenance
+        if !has_answer
+            || starts.missed.is_empty()
+            || !path.is_fresh
+            || !self.options.est_maintenance
         {
             return;
         }
