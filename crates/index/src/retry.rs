@@ -14,10 +14,6 @@ farleaf_fabric::canaries! {
     pub STEAL_LOCK = "steal-lock", "a lock that is held for long is taken from a living holder";
 }
 
-/// Attempts at one operation before it gives up.
-const ATTEMPTS_MAX: u32 = 20_000;
-/// Attempts that follow each other at once.
-const ATTEMPTS_QUICK: u32 = 4;
 /// After waiting so long on a lock, an operation looks whether its holder lives.
 pub const OWNER_CHECK_NS: u64 = 10_000_000;
 /// After waiting so long on a lock, an operation gives up.
@@ -42,17 +38,77 @@ async fn backoff_up_to(session: &Session, attempt: u32, most_ns: u64) {
     session.endpoint().sleep(ns).await;
 }
 
-/// Counts the attempts at one operation, lets the first few follow each other at once, and spaces out the rest.
-#[derive(Debug, Default)]
+/// A policy of retries: the waits between the attempts at one operation, and the number of attempts.
+#[derive(Debug)]
+pub struct RetryPolicy {
+    /// Attempts that follow each other at once.
+    pub at_once: u32,
+    /// Attempts after those, between which other tasks run.
+    pub yielding: u32,
+    /// Attempts before the operation gives up. Between the last ones it waits for random times.
+    pub most: u32,
+    /// Longest of these times.
+    pub longest_ns: u64,
+    /// The aim of the attempts and a remedy, for the error.
+    pub gave_up: &'static str,
+}
+
+impl RetryPolicy {
+    /// Attempts at one key.
+    pub const KEY: RetryPolicy = RetryPolicy {
+        at_once: 4,
+        yielding: 0,
+        most: 20_000,
+        longest_ns: BACKOFF_NS.1,
+        gave_up: "one key, which others change all the time: try again",
+    };
+    /// Attempts at one key by a client that asks for others of its compute server.
+    pub const KEY_OF_LEADER: RetryPolicy =
+        RetryPolicy { longest_ns: LEADER_BACKOFF_NS, ..RetryPolicy::KEY };
+    /// Attempts at finding a node of a tree.
+    pub const WAY: RetryPolicy = RetryPolicy {
+        at_once: 8,
+        gave_up: "finding the way through the table: try again",
+        ..RetryPolicy::KEY
+    };
+}
+
+/// Counts the attempts at one operation, and spaces them out by a policy.
+#[derive(Debug)]
 pub struct Attempts {
+    policy: &'static RetryPolicy,
     count: u32,
-    leads: bool,
+}
+
+impl Default for Attempts {
+    /// Attempts at one key.
+    fn default() -> Self {
+        Attempts::new(&RetryPolicy::KEY)
+    }
 }
 
 impl Attempts {
-    /// Those of a client that asks for others of its compute server, if it `leads`.
+    /// The first attempt.
+    pub fn new(policy: &'static RetryPolicy) -> Self {
+        Attempts { policy, count: 0 }
+    }
+
+    /// The first attempt of a client that asks for others of its compute server, if it `leads`.
     pub fn of_leader(leads: bool) -> Self {
-        Attempts { count: 0, leads }
+        match leads {
+            true => Attempts::new(&RetryPolicy::KEY_OF_LEADER),
+            false => Attempts::default(),
+        }
+    }
+
+    /// Returns whether so few attempts failed that they follow each other at once, and one more will.
+    pub fn is_quick(&self) -> bool {
+        self.count < self.policy.at_once
+    }
+
+    /// Waits from the next attempt on, as others have to finish first.
+    pub fn wait_from_now(&mut self) {
+        self.count = self.count.max(self.policy.at_once + self.policy.yielding);
     }
 
     /// Waits before one more attempt when there were some.
@@ -60,15 +116,17 @@ impl Attempts {
     /// # Errors
     /// `Unavailable` after very many.
     pub async fn again(&mut self, session: &Session) -> Result<(), IndexError> {
+        let RetryPolicy { at_once, yielding, most, longest_ns, gave_up } = *self.policy;
         self.count += 1;
-        if self.count > ATTEMPTS_MAX {
+        if self.count > most {
             return Err(IndexError::Unavailable(format!(
-                "gave up after {ATTEMPTS_MAX} attempts at one key, which others change all the time: try again"
+                "gave up after {most} attempts at {gave_up}"
             )));
         }
-        if self.count > ATTEMPTS_QUICK {
-            let most_ns = if self.leads { LEADER_BACKOFF_NS } else { BACKOFF_NS.1 };
-            backoff_up_to(session, self.count - ATTEMPTS_QUICK, most_ns).await;
+        if self.count > at_once + yielding {
+            backoff_up_to(session, self.count - at_once - yielding, longest_ns).await;
+        } else if self.count > at_once {
+            session.endpoint().yield_now().await;
         }
         Ok(())
     }

@@ -13,9 +13,10 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{Session, Unlinked};
 
 use super::lock::Locked;
-use super::read::{Restarts, Unfinished};
+use super::read::Unfinished;
 use super::{BlinkFail, BlinkTree};
 use crate::bnode::{ChangeError, Head, LeafEntry, Node, Value};
+use crate::retry::{Attempts, RetryPolicy};
 use crate::{IndexError, Seek};
 
 /// Entries of a leaf, in the order of their keys.
@@ -53,11 +54,11 @@ impl BlinkTree {
         session: &Session,
         seek: Seek<'_>,
     ) -> Result<(GlobalAddr, Buf), IndexError> {
-        let mut restarts = Restarts::default();
+        let mut attempts = Attempts::new(&RetryPolicy::WAY);
         loop {
             match self.node_at(session, seek, 0).await {
                 Ok(found) => return Ok(found),
-                Err(BlinkFail::Restart) => restarts.again(self, session).await?,
+                Err(BlinkFail::Restart) => self.again(session, &mut attempts).await?,
                 Err(BlinkFail::Error(error)) => return Err(error),
             }
         }
@@ -77,7 +78,7 @@ impl BlinkTree {
         key: &[u8],
         change: impl Fn(&mut LeafPairs) -> bool,
     ) -> Result<Option<Edit>, IndexError> {
-        let (mut restarts, mut unfinished) = (Restarts::default(), None);
+        let (mut attempts, mut unfinished) = (Attempts::new(&RetryPolicy::WAY), None);
         let (leaf, right) = loop {
             let addr = match self.way_to(session, key, 0, &mut unfinished).await {
                 Ok(addr) => self.lock_covering(session, addr, key, 0, &mut unfinished).await,
@@ -86,7 +87,7 @@ impl BlinkTree {
             let mut leaf = match addr {
                 Ok(leaf) => leaf,
                 Err(BlinkFail::Restart) => {
-                    restarts.again(self, session).await?;
+                    self.again(session, &mut attempts).await?;
                     continue;
                 }
                 Err(BlinkFail::Error(error)) => return Err(error),
@@ -102,7 +103,7 @@ impl BlinkTree {
                 // Three long entries may need three leaves: one split by itself, with fewer entries beside the new one.
                 Ok(Filled::Crowded) if held > 1 => {
                     self.split(session, leaf, key.to_vec()).await?;
-                    restarts.again(self, session).await?;
+                    self.again(session, &mut attempts).await?;
                 }
                 Ok(Filled::Crowded) => {
                     let addr = leaf.addr;

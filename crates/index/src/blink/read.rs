@@ -9,17 +9,15 @@ use farleaf_pool::{LockToken, Session};
 use super::remembered::NodePointer;
 use super::{BlinkFail, BlinkTree, LEVEL_MASK, META_ROOT};
 use crate::bnode::{Cover, Node};
-use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
+use crate::retry::{
+    Attempts, LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, RetryPolicy, backoff, locked_too_long,
+};
 use crate::{IndexError, Seek};
 
 farleaf_fabric::canaries! {
     pub ACCEPT_TORN = "accept-torn", "a READ is accepted whatever its checksum says";
 }
 
-/// Attempts at one operation before it gives up.
-const RESTARTS_MAX: u32 = 20_000;
-/// Restarts that follow each other at once.
-const RESTARTS_QUICK: u32 = 8;
 /// READs of one node before waiting in between.
 pub(super) const REREADS_QUICK: u32 = 16;
 /// A node that nobody has locked and whose checksum does not fit for so long is corrupt.
@@ -104,36 +102,24 @@ pub(super) enum LeafFit<'a> {
     All,
 }
 
-/// Counts attempts at one operation and spaces them out.
-#[derive(Debug, Default)]
-pub(super) struct Restarts(u32);
-
-impl Restarts {
-    /// Before one more attempt: looks the root up again, waits when there were many.
+impl BlinkTree {
+    /// Before one more attempt: waits when there were many, and READs the root word again. No READ while the first few
+    /// go by copies, as the copy that led astray has been dropped.
+    ///
+    /// # Errors
+    /// `Unavailable` after very many.
     pub(super) async fn again(
-        &mut self,
-        tree: &BlinkTree,
+        &self,
         session: &Session,
+        attempts: &mut Attempts,
     ) -> Result<(), IndexError> {
-        self.0 += 1;
-        if self.0 > RESTARTS_MAX {
-            return Err(IndexError::Unavailable(format!(
-                "gave up after {RESTARTS_MAX} attempts at finding the way through the table: try again"
-            )));
+        attempts.again(session).await?;
+        if self.remembered.is_none() || !attempts.is_quick() {
+            self.read_root(session).await?;
         }
-        if self.0 > RESTARTS_QUICK {
-            backoff(session, self.0 - RESTARTS_QUICK).await;
-        }
-        if tree.remembered.is_some() && self.0 < RESTARTS_QUICK {
-            // The copy that led astray has been dropped.
-            return Ok(());
-        }
-        tree.read_root(session).await?;
         Ok(())
     }
-}
 
-impl BlinkTree {
     /// Address and level of the root as last seen by an operation of this moment. 1 READ if there was
     /// none: when the epoch has moved on, or this compute server was idle.
     #[inline]
@@ -163,12 +149,12 @@ impl BlinkTree {
         if self.remembered.is_some() {
             return self.get_remembered(session, key, value).await;
         }
-        let mut restarts = Restarts::default();
+        let mut attempts = Attempts::new(&RetryPolicy::WAY);
         loop {
             let leaf = match self.node_at(session, Seek::At(key), 0).await {
                 Ok((_, leaf)) => leaf,
                 Err(BlinkFail::Restart) => {
-                    restarts.again(self, session).await?;
+                    self.again(session, &mut attempts).await?;
                     continue;
                 }
                 Err(BlinkFail::Error(error)) => return Err(error),

@@ -22,13 +22,15 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::{LockToken, Session};
 
 use super::lock_table::LockTables;
-use super::read::{CORRUPT_AFTER_NS, LeafFit, REREADS_QUICK, Restarts, Unfinished, root_parts};
+use super::read::{CORRUPT_AFTER_NS, LeafFit, REREADS_QUICK, Unfinished, root_parts};
 use super::{BlinkFail, BlinkTree};
 use crate::bnode::{Cover, GuardedLeaf, Kind, Lookup, Node};
 use crate::detach::unfinished_work;
 use crate::local::node_cache::AGE_MAX;
 use crate::local::{CachedNode, HandOver, NodeCache};
-use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
+use crate::retry::{
+    Attempts, LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, RetryPolicy, backoff, locked_too_long,
+};
 use crate::sync::{AtomicU64, Ordering};
 use crate::{IndexError, Seek};
 
@@ -517,13 +519,13 @@ impl BlinkTree {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        let mut restarts = Restarts::default();
+        let mut attempts = Attempts::new(&RetryPolicy::WAY);
         loop {
             let found = self.proven_at(session, Seek::At(key), 0, LeafFit::Key(key)).await;
             let leaf = match found {
                 Ok((_, leaf)) => leaf,
                 Err(BlinkFail::Restart) => {
-                    restarts.again(self, session).await?;
+                    self.again(session, &mut attempts).await?;
                     continue;
                 }
                 Err(BlinkFail::Error(error)) => return Err(error),

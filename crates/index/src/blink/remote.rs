@@ -12,11 +12,11 @@ use farleaf_pool::Session;
 
 pub use super::bulk::NewTree;
 use super::read::Unfinished;
-use super::{BlinkFail, BlinkOptions, BlinkTree, LEVEL_MASK, META_ROOT, read};
+use super::{BlinkFail, BlinkOptions, BlinkTree, LEVEL_MASK, META_ROOT};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Layout, NodeMut, RecordRef};
 use crate::change::{Change, Outcome};
-use crate::retry::backoff;
+use crate::retry::{Attempts, RetryPolicy, backoff};
 
 /// First word of the meta object that is free for the engine.
 const META_FREE: u64 = 192;
@@ -162,7 +162,7 @@ impl RemoteTree {
         level: u8,
         separator: &[u8],
     ) -> Result<(), IndexError> {
-        let mut restarts = read::Restarts::default();
+        let mut attempts = Attempts::new(&RetryPolicy::WAY);
         let mut tries = 0;
         loop {
             match self.try_make_room(session, level, separator).await {
@@ -172,7 +172,7 @@ impl RemoteTree {
                     tries += 1;
                     backoff(session, tries).await;
                 }
-                Err(BlinkFail::Restart) => restarts.again(&self.0, session).await?,
+                Err(BlinkFail::Restart) => self.0.again(session, &mut attempts).await?,
                 Err(BlinkFail::Error(error)) => return Err(error),
             }
         }

@@ -13,11 +13,12 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::leaf::NodeView;
-use super::read::{LeafFit, Restarts};
+use super::read::LeafFit;
 use super::remembered::UpperNode;
 use super::{BlinkFail, BlinkTree};
 use crate::VALUE_BYTES_MAX;
 use crate::bnode::{Cover, Node, RecordRef, SlotPair, StoredValue};
+use crate::retry::{Attempts, RetryPolicy};
 use crate::scan_cursor::CursorPlace;
 use crate::{Entries, IndexError, ScanCursor, ScanRange};
 
@@ -55,14 +56,14 @@ impl BlinkTree {
         let Some(cursor) = ScanCursor::begin(range, limit, out) else { return Ok(()) };
         let (ahead, children) = Default::default();
         let mut scan = LeafScan { cursor, ahead, children, parent: None, entries_per_leaf: 0 };
-        let mut restarts = Restarts::default();
+        let mut attempts = Attempts::new(&RetryPolicy::WAY);
         loop {
             let wanted = scan.cursor.wanted(out);
             let leaf = match self.next_leaf(session, &mut scan, wanted).await {
                 Ok(leaf) => leaf,
                 Err(BlinkFail::Restart) => {
                     scan.children.clear();
-                    restarts.again(self, session).await?;
+                    self.again(session, &mut attempts).await?;
                     continue;
                 }
                 Err(BlinkFail::Error(error)) => return Err(error),

@@ -7,12 +7,13 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{Placement, Session};
 
 use super::lock::Locked;
-use super::read::{Restarts, Unfinished};
+use super::read::Unfinished;
 use super::remote::RemoteTree;
 use super::{BlinkFail, BlinkTree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, NodeMut};
 use crate::detach::unfinished_work;
+use crate::retry::{Attempts, RetryPolicy};
 
 farleaf_fabric::canaries! {
     pub PUBLISH_OLD_FIRST = "publish-old-first",
@@ -148,7 +149,7 @@ impl BlinkTree {
         unfinished: Unfinished,
     ) -> Result<(), IndexError> {
         let mut to_do = vec![unfinished];
-        let mut restarts = Restarts::default();
+        let mut attempts = Attempts::new(&RetryPolicy::WAY);
         while let Some(next) = to_do.last() {
             match self.add_separator(session, next).await {
                 Ok(None) => {
@@ -156,7 +157,7 @@ impl BlinkTree {
                 }
                 // The parent was split to make room: its own separator first, then try again.
                 Ok(Some(parent)) => to_do.push(parent),
-                Err(BlinkFail::Restart) => restarts.again(self, session).await?,
+                Err(BlinkFail::Restart) => self.again(session, &mut attempts).await?,
                 // A B-link tree does without the separator; somebody adds it when there is room.
                 Err(BlinkFail::Error(IndexError::Full(_))) => return Ok(()),
                 Err(BlinkFail::Error(error)) => return Err(error),

@@ -7,12 +7,11 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{LockToken, Session};
 
 use super::leaf::NodeView;
-use super::read::Restarts;
 use super::records::record_bytes;
 use super::remembered::NodePointer;
 use super::{BlinkFail, BlinkTree, DEAD, META_BYTES, META_ROOT_LOCK, grow};
 use crate::bnode::{Cover, GuardedLeaf, Kind, Node, StoredValue, verify_image, version_of};
-use crate::retry::LockWait;
+use crate::retry::{Attempts, LockWait, RetryPolicy};
 use crate::walk::Visitor;
 use crate::{IndexError, Seek, TableReport};
 
@@ -304,12 +303,12 @@ impl BlinkTree {
         seek: Seek<'_>,
         level: u8,
     ) -> Result<Option<(GlobalAddr, Buf)>, IndexError> {
-        let mut restarts = Restarts::default();
+        let mut attempts = Attempts::new(&RetryPolicy::WAY);
         for _ in 0..FIND_TRIES_MAX {
             match self.node_at(session, seek, level).await {
                 Ok(found) => return Ok(Some(found)),
                 Err(BlinkFail::Restart) => {
-                    restarts.again(self, session).await?;
+                    self.again(session, &mut attempts).await?;
                     if self.root(session).await?.1 < level {
                         return Ok(None);
                     }

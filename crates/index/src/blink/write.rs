@@ -6,11 +6,12 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
 use super::lock::Locked;
-use super::read::{Restarts, Unfinished};
+use super::read::Unfinished;
 use super::records::UnlinkedRecord;
 use super::{BlinkFail, BlinkTree};
 use crate::bnode::{ChangeError, Cover, Node, Value};
 use crate::change::{Change, Decision, Outcome};
+use crate::retry::{Attempts, RetryPolicy};
 use crate::{IndexError, Seek};
 
 farleaf_fabric::canaries! {
@@ -57,7 +58,7 @@ impl BlinkTree {
             _ => None,
         };
         let mut unfinished = None;
-        let mut restarts = Restarts::default();
+        let mut attempts = Attempts::new(&RetryPolicy::WAY);
         let result = loop {
             let attempt =
                 self.attempt(session, change, held, record.as_ref(), &mut unfinished).await;
@@ -65,7 +66,7 @@ impl BlinkTree {
                 Ok(ChangeAttempt::Done(outcome)) => break Ok(outcome),
                 Ok(ChangeAttempt::Again) => {}
                 Err(BlinkFail::Restart) => {
-                    if let Err(error) = restarts.again(self, session).await {
+                    if let Err(error) = self.again(session, &mut attempts).await {
                         break Err(error);
                     }
                 }

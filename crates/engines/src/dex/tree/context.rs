@@ -1,8 +1,7 @@
 //! Operation context: counts the attempts of one operation and carries its wishes through them.
 
-use farleaf_fabric::Endpoint;
 use farleaf_index::IndexError;
-use farleaf_index::retry::backoff;
+use farleaf_index::retry::{Attempts, RetryPolicy};
 use farleaf_pool::Session;
 
 use super::DexTree;
@@ -12,9 +11,14 @@ use crate::dex::stats::Cause;
 
 /// Steps of one operation before it gives up.
 const STEPS_MAX: u32 = 100_000;
-/// Restarts that follow each other at once, then those that only let other tasks run.
-const RESTARTS_QUICK: u32 = 16;
-const RESTARTS_YIELDING: u32 = 64;
+/// Attempts of one operation: the number of its steps ends them.
+const WALKS: RetryPolicy = RetryPolicy {
+    at_once: 16,
+    yielding: 48,
+    most: u32::MAX,
+    gave_up: "one walk through the cache: try again",
+    ..RetryPolicy::KEY
+};
 
 /// The reason why an attempt did not come to an end.
 #[derive(Debug)]
@@ -33,10 +37,10 @@ impl<E: Into<IndexError>> From<E> for DexFail {
     }
 }
 
-/// Counts attempts at one operation and spaces them out.
-#[derive(Debug, Default)]
+/// The attempts and steps of one operation, and its wishes.
+#[derive(Debug)]
 pub(crate) struct OpContext {
-    restarts: u32,
+    attempts: Attempts,
     steps: u32,
     /// The caller reads a missed leaf that is not to be cached. Else the leaf is cached.
     pub(super) streams: bool,
@@ -56,6 +60,24 @@ pub(crate) struct OpContext {
     pub(super) has_passed: bool,
     /// Its turn, if it has found every frame in use.
     turn: Option<CrowdTurn>,
+}
+
+impl Default for OpContext {
+    fn default() -> Self {
+        OpContext {
+            attempts: Attempts::new(&WALKS),
+            steps: 0,
+            streams: false,
+            no_frame: false,
+            offloadable: None,
+            reads_ahead: false,
+            joins: false,
+            cause: Cause::default(),
+            has_hand: false,
+            has_passed: false,
+            turn: None,
+        }
+    }
 }
 
 impl OpContext {
@@ -109,14 +131,8 @@ impl OpContext {
         session: &Session,
     ) -> Result<(), IndexError> {
         self.step()?;
-        self.restarts += 1;
         tree.stats.restarts.add();
-        if self.restarts > RESTARTS_YIELDING {
-            backoff(session, self.restarts - RESTARTS_YIELDING).await;
-        } else if self.restarts > RESTARTS_QUICK {
-            session.endpoint().yield_now().await;
-        }
-        Ok(())
+        self.attempts.again(session).await
     }
 
     /// Waits for the turn, unless the session has it. The caller holds nothing that others wait for.
@@ -139,8 +155,7 @@ impl OpContext {
             DexFail::NoFrame => {
                 self.no_frame = true;
                 self.take_turn(tree, session).await;
-                // Others have to finish first.
-                self.restarts = self.restarts.max(RESTARTS_YIELDING);
+                self.attempts.wait_from_now();
                 self.again(tree, session).await
             }
             DexFail::Error(error) => Err(error),
