@@ -40,9 +40,9 @@ pub struct View {
     pub closed: Option<Range>,
 }
 
-/// A key's standing with this compute server.
+/// A key's state with this compute server: whose it is, and whether operations on it begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum KeyState {
     Own,
     /// It is about to be another's.
     Closed,
@@ -57,7 +57,7 @@ impl View {
         View { map, owned, cuts: Vec::new(), closed: None }
     }
 
-    pub(super) fn standing(&self, seek: Seek<'_>) -> Standing {
+    pub(super) fn state_of(&self, seek: Seek<'_>) -> KeyState {
         let number = self.map.at(seek);
         let is_closed = self.closed.as_ref().is_some_and(|range| match seek {
             Seek::At(key) => range.holds(key, false),
@@ -66,23 +66,23 @@ impl View {
             Seek::Last => range.high.is_none(),
         });
         match (self.owned[number], is_closed) {
-            (false, _) => Standing::Foreign(number),
-            (true, true) => Standing::Closed,
-            (true, false) => Standing::Own,
+            (false, _) => KeyState::Foreign(number),
+            (true, true) => KeyState::Closed,
+            (true, false) => KeyState::Own,
         }
     }
 
     /// The partition at `seek`, if it is another's.
     pub(super) fn foreign_at(&self, seek: Seek<'_>) -> Option<usize> {
-        match self.standing(seek) {
-            Standing::Foreign(number) => Some(number),
-            Standing::Own | Standing::Closed => None,
+        match self.state_of(seek) {
+            KeyState::Foreign(number) => Some(number),
+            KeyState::Own | KeyState::Closed => None,
         }
     }
 
     /// Returns whether `key` is this compute server's and not about to be another's.
     pub fn is_open(&self, key: &[u8]) -> bool {
-        self.standing(Seek::At(key)) == Standing::Own
+        self.state_of(Seek::At(key)) == KeyState::Own
     }
 
     /// The part of the partition at `seek`, which is this compute server's and open there, that is open.
@@ -230,9 +230,9 @@ impl RangeGuard {
         &self,
         session: u32,
         seek: Seek<'_>,
-    ) -> Result<OpGuard<&RangeGuard>, Standing> {
-        let admit = |view: &View| match view.standing(seek) {
-            Standing::Own => Ok(()),
+    ) -> Result<OpGuard<&RangeGuard>, KeyState> {
+        let admit = |view: &View| match view.state_of(seek) {
+            KeyState::Own => Ok(()),
             other => Err(other),
         };
         let (entry, ()) = self.published.try_enter(session, admit)?;

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use farleaf_fabric::Incarnation;
 use farleaf_pool::Session;
-use guard::Standing;
+use guard::KeyState;
 
 use crate::local::ParkingLot;
 use crate::sync::{Mutex, lock};
@@ -244,7 +244,7 @@ impl Ownership {
     ) -> Result<Result<OpGuard<&RangeGuard>, usize>, IndexError> {
         match self.guard.try_acquire(session.id(), seek) {
             Ok(inside) => Ok(Ok(inside)),
-            Err(Standing::Foreign(number)) => {
+            Err(KeyState::Foreign(number)) => {
                 self.check_open()?;
                 Ok(Err(number))
             }
@@ -262,12 +262,12 @@ impl Ownership {
         loop {
             count(&self.counts.parked);
             let is_open =
-                || self.check_open().is_err() || self.view().standing(seek) != Standing::Closed;
+                || self.check_open().is_err() || self.view().state_of(seek) != KeyState::Closed;
             self.lot.park(LOT_KEY, is_open).await;
             self.check_open()?;
             match self.guard.try_acquire(session.id(), seek) {
                 Ok(inside) => return Ok(Ok(inside)),
-                Err(Standing::Foreign(number)) => return Ok(Err(number)),
+                Err(KeyState::Foreign(number)) => return Ok(Err(number)),
                 Err(_) => {}
             }
         }
@@ -320,7 +320,7 @@ mod tests {
         let key = Seek::At(b"k");
         let other = |partition| Owner { partition, owner: Some(Incarnation(9)), epoch: 0 };
         let before = ownership.guard.try_acquire(0, key).err();
-        assert_eq!(before, Some(Standing::Foreign(1)));
+        assert_eq!(before, Some(KeyState::Foreign(1)));
         assert_eq!(ownership.other_owner(key), Some(other(1)));
         ownership.guard.change(|_| Some(part(&[], &[true])));
         assert_eq!(ownership.other_owner(key), None, "it is own, and partition 1 is none");
