@@ -13,7 +13,25 @@ engine=${1:-}
 own=${engine//-/_}
 if [ -z "$own" ] || [ ! -d "crates/engines/src/$own" ]; then
     known=$(cd crates/engines/src && printf '%s ' */ | tr -d / | tr _ -)
-    echo "engine.sh: no engine is named \"$engine\": make engine E=NAME, where NAME is one of: $known" >&2
+    # The name with the fewest letters to change, if that is not most of them.
+    nearest=$(tr ' ' '\n' <<<"$known" | awk -v a="${engine,,}" '
+        function least(x, y, z) { return x < y ? (x < z ? x : z) : (y < z ? y : z) }
+        NF {
+            n = length(a); m = length($0)
+            for (j = 0; j <= m; j++) row[j] = j
+            for (i = 1; i <= n; i++) {
+                diagonal = row[0]; row[0] = i
+                for (j = 1; j <= m; j++) {
+                    above = row[j]
+                    row[j] = least(above + 1, row[j - 1] + 1, diagonal + (substr(a, i, 1) != substr($0, j, 1)))
+                    diagonal = above
+                }
+            }
+            if (row[m] <= n / 2 && (best == "" || row[m] < cost)) { best = $0; cost = row[m] }
+        }
+        END { print best }')
+    if [ -n "$nearest" ]; then hint=": did you mean make engine E=$nearest?"; else hint=": make engine E=NAME."; fi
+    echo "engine.sh: no engine is named \"$engine\"$hint Engines: $known" >&2
     exit 2
 fi
 
