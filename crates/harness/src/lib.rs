@@ -3,7 +3,7 @@
 //! [`simulate`] makes a simulated cluster, [`LoopbackServers`] starts servers in this process, and [`World`] runs a
 //! test on any fabric. [`make_pool`] and [`join`] open a session. [`lab_table`] names formats of tables, [`open_table`] opens a table with a small cache;
 //! [`settle`], [`audit`] and [`check_all`] judge a pool whose clients have finished. [`depth`] tells a suite how far it
-//! goes with an engine.
+//! goes with an engine, [`covers`] which formats it takes then.
 //!
 //! ```
 //! use farleaf_harness::World;
@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod checks;
+mod cover;
 mod depth;
 mod error;
 mod servers;
@@ -23,6 +24,7 @@ mod tables;
 mod world;
 
 pub use checks::{audit, check_all, settle};
+pub use cover::covers;
 pub use depth::{Depth, depth};
 pub use error::{HarnessError, ensure};
 pub use servers::LoopbackServers;

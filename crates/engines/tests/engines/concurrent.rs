@@ -12,8 +12,7 @@ use farleaf_pool::Session;
 
 use crate::common::clients::{self, soak, sum_of_counters};
 use crate::common::{
-    World, audit, create, formats_of, join, key, settle, shared_engines, shared_formats, start,
-    value,
+    Suite, World, audit, create, formats_of, join, key, settle, shared_engines, start, value,
 };
 
 const COMPUTES: usize = 3;
@@ -93,7 +92,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
 #[test]
 fn clients_of_three_compute_servers_agree() {
     for round in 0..soak() {
-        for (number, (name, format)) in shared_formats().into_iter().enumerate() {
+        for (number, (name, format)) in Suite::Clients.shared_formats().into_iter().enumerate() {
             let seed = 10 + number as u64 + 1_000 * round;
             println!("{}, {name}, seed {seed}", format.engine);
             storm(seed, format, 400);
@@ -173,7 +172,7 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) -> bool {
 #[test]
 fn a_dead_compute_server_leaves_the_table_whole() {
     let mut open = 0;
-    for (seed, (name, format)) in shared_formats().into_iter().enumerate() {
+    for (seed, (name, format)) in Suite::Death.shared_formats().into_iter().enumerate() {
         for step in 0..40 * soak() {
             let at_ns = 60_000 + step % 40 * 37_123 + step / 40 * 97;
             println!("{}, {name}, step {step}, {at_ns} ns", format.engine);

@@ -8,7 +8,7 @@ use farleaf_harness::depth;
 use farleaf_pool::Session;
 
 use crate::common::model::Run;
-use crate::common::{World, create, engine_formats, grows};
+use crate::common::{Suite, World, create, grows};
 
 /// Of a new table.
 async fn run(session: Session, format: TableFormat, seed: u64, space: u64) -> Run<AnyIndex> {
@@ -37,7 +37,7 @@ async fn bulk_then_random(session: Session, format: TableFormat, seed: u64) {
     reason = "each thread has pools of its own, which follow from their seeds"
 )]
 fn random_operations_on_mapped() {
-    let formats = engine_formats();
+    let formats = Suite::RandomOnMapped.formats();
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
@@ -58,7 +58,7 @@ fn random_operations_on_mapped() {
 
 #[test]
 fn random_operations_on_sim() {
-    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+    for (seed, (name, format)) in Suite::RandomOnSim.formats().into_iter().enumerate() {
         println!("{name}");
         let steps = steps(&format, STEPS_SIM);
         World::default()
@@ -68,7 +68,7 @@ fn random_operations_on_sim() {
 
 #[test]
 fn random_operations_on_tcp() {
-    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+    for (seed, (name, format)) in Suite::RandomOnTcp.formats().into_iter().enumerate() {
         println!("{name}");
         World::default().on_tcp(|session| {
             random_operations(session, format, seed as u64, steps(&format, STEPS_TCP))
@@ -78,7 +78,7 @@ fn random_operations_on_tcp() {
 
 #[test]
 fn bulk_load_on_mapped() {
-    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+    for (seed, (name, format)) in Suite::BulkOnMapped.formats().into_iter().enumerate() {
         println!("{name}");
         World::default().on_mapped(|session| bulk_then_random(session, format, seed as u64));
     }
@@ -86,7 +86,7 @@ fn bulk_load_on_mapped() {
 
 #[test]
 fn bulk_load_on_sim() {
-    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+    for (seed, (name, format)) in Suite::BulkOnSim.formats().into_iter().enumerate() {
         println!("{name}");
         World::default().on_sim(move |session| bulk_then_random(session, format, seed as u64));
     }
@@ -121,7 +121,7 @@ fn random_operations_on_verbs() {
         return;
     }
     let world = World { region_bytes: 16 << 20, ..World::default() };
-    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
+    for (seed, (name, format)) in Suite::RandomOnTcp.formats().into_iter().enumerate() {
         println!("{name}");
         let servers: Vec<VerbsServer> = (0..world.servers)
             .map(|server| {

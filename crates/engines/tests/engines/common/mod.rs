@@ -71,7 +71,46 @@ pub async fn stock(session: &Session, sizes: &[usize], count: usize) {
 /// Nodes that caches hold.
 const CACHE_NODES: u64 = 96;
 
-/// Formats that the suites run on, by name, with every engine; `FARLEAF_ENGINE=dart` leaves one.
+/// The suites that all engines share, and that take formats by a cover ([`farleaf_harness::covers`]).
+#[derive(Clone, Copy, Debug)]
+pub enum Suite {
+    RandomOnMapped,
+    RandomOnSim,
+    RandomOnTcp,
+    BulkOnMapped,
+    BulkOnSim,
+    Clients,
+    Death,
+    LostOperations,
+    DroppedCallers,
+    Outage,
+}
+
+impl Suite {
+    const COUNT: usize = Suite::Outage as usize + 1;
+
+    /// The formats of `engine` that the suite goes through.
+    pub fn formats_of(self, engine: Engine) -> Vec<(&'static str, TableFormat)> {
+        let formats = formats_of(&[engine]);
+        let (suite, count) = ((self as usize, Suite::COUNT), formats.len());
+        let all = formats.into_iter().enumerate();
+        all.filter(|(number, _)| farleaf_harness::covers(suite, engine, (*number, count)))
+            .map(|(_, format)| format)
+            .collect()
+    }
+
+    /// The formats that the suite goes through, with every engine; `FARLEAF_ENGINE=dart` leaves one.
+    pub fn formats(self) -> Vec<(&'static str, TableFormat)> {
+        chosen(|_| true).into_iter().flat_map(|engine| self.formats_of(engine)).collect()
+    }
+
+    /// As [`Suite::formats`], with the engines of [`shared_engines`].
+    pub fn shared_formats(self) -> Vec<(&'static str, TableFormat)> {
+        shared_engines().into_iter().flat_map(|engine| self.formats_of(engine)).collect()
+    }
+}
+
+/// All formats, by name, with every engine; `FARLEAF_ENGINE=dart` leaves one.
 pub fn engine_formats() -> Vec<(&'static str, TableFormat)> {
     formats_of(&chosen(|_| true))
 }
@@ -79,11 +118,6 @@ pub fn engine_formats() -> Vec<(&'static str, TableFormat)> {
 /// The formats alone, for suites of engines that bring their own.
 pub fn formats() -> Vec<(&'static str, TableFormat)> {
     formats_of(&[Engine::BTree])
-}
-
-/// As [`engine_formats`], with the engines of [`shared_engines`].
-pub fn shared_formats() -> Vec<(&'static str, TableFormat)> {
-    formats_of(&shared_engines())
 }
 
 /// The engines whose compute servers need nothing of each other. The others have suites of their own for many
