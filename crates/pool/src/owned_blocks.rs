@@ -219,7 +219,10 @@ impl Allocator {
 
     /// The object stays after all.
     pub(crate) fn let_go_retired(&mut self, addr: GlobalAddr) {
-        if let Some(block) = self.block_with(addr) {
+        let block = self.block_with(addr);
+        debug_assert!(block.is_some(), "INV-RETIRE-4: the block of {addr} was given up");
+        if let Some(block) = block {
+            debug_assert!(block.retired > 0, "INV-RETIRE-4: {addr} is freed twice");
             block.retired -= 1;
         }
     }

@@ -348,7 +348,9 @@ impl Session {
             return;
         }
         // Of the operation that unlinked it, at the latest; the view may be a later epoch (INV-RETIRE-1).
-        let pinned = pool.pins.least_operation(self.id()).min(object.epoch);
+        let least = pool.pins.least_operation(self.id());
+        debug_assert!(least != UNPINNED, "INV-RETIRE-1: {addr} is retired outside of an operation");
+        let pinned = least.min(object.epoch);
         retired.pending.push(Pending { object, pinned });
         pool.pins.pending(self.id()).fetch_min(pinned, Ordering::SeqCst);
     }
@@ -564,6 +566,10 @@ impl Pool {
         batch: &[Announced],
     ) -> Result<(), PoolError> {
         self.ensure_live(client).await?;
+        debug_assert!(
+            self.pins.reclaim(owner).load(Ordering::SeqCst) != UNPINNED,
+            "INV-RETIRE-2: client {owner} clears words without its reclaim pin"
+        );
         let all: Vec<GlobalAddr> = batch.iter().map(|announced| announced.object.addr).collect();
         self.poison(client, own).await?;
         self.poison(client, &all).await?;

@@ -164,6 +164,7 @@ impl NodeShape {
             let free = free.unwrap_or_else(|| panic!("{node:?} has no slot for {child:?}"));
             *free = child.raw();
         }
+        debug_assert_eq!(self.problem(node, GlobalAddr::NULL, words), None, "INV-DART-2");
     }
 
     /// Returns the faults of the words of the node at `at` (`INV-DART-1`, `INV-DART-2`).

@@ -500,6 +500,12 @@ impl<'a> Switch<'a> {
         Ok((sealed, leaf, place))
     }
 
+    /// All of the node's slots are known to be sealed, unless a seeded bug skips that.
+    fn is_sealed(&self) -> bool {
+        let all = |words: &Vec<SlotWord>| words.iter().all(|word| word.is_sealed());
+        self.sealed.as_ref().is_some_and(all) || SWITCH_UNSEALED.is_armed()
+    }
+
     async fn words(&self) -> Result<Vec<SlotWord>, IndexError> {
         let buf = self.tree.read_node(self.io, self.node).await?;
         Ok(buf.words().iter().map(|word| SlotWord::from_raw(*word)).collect())
@@ -637,6 +643,16 @@ impl<'a> Switch<'a> {
             children.push(SlotWord::leaf(growth.step, growth.code, growth.leaf.addr()));
             self.has_leaf = true;
         }
+        debug_assert!(
+            (1..children.len()).all(|at| {
+                children[..at].iter().all(|other| other.step() != children[at].step())
+            }),
+            "INV-DART-1: a new node has two children of one step"
+        );
+        debug_assert!(
+            children.iter().all(|child| child.is_live() && !child.is_sealed()),
+            "INV-DART-3: a new node takes a sealed or dead word"
+        );
         let kind = self.tree.shape.fit(&children);
         let new = self.tree.new_node(self.session, ops, kind, &children).await?;
         self.new = Some((kind, new));
@@ -654,6 +670,13 @@ impl<'a> Switch<'a> {
     /// # Errors
     /// `OutcomeUnknown` if it may have linked a leaf.
     async fn publish(&mut self, place: &SlotPlace, put: SlotWord) -> Result<Winner, IndexError> {
+        debug_assert!(self.is_sealed(), "INV-DART-4: {:?} is unlinked with open slots", self.node);
+        debug_assert!(!place.word.is_sealed(), "INV-DART-3: {put:?} over {:?}", place.word);
+        debug_assert!(
+            put.step() == place.word.step(),
+            "INV-DART-1: {put:?} over the slot of {:?}",
+            place.word
+        );
         let new = self.new.as_ref().filter(|(_, new)| put.is_live() && put.addr() == new.addr());
         let leaf = self.growth.as_ref().filter(|_| self.has_leaf && new.is_some());
         let linked: Vec<&Unlinked> =

@@ -55,6 +55,12 @@ impl<'a> Publication<'a> {
     /// `OutcomeUnknown`.
     pub(super) async fn run(mut self) -> Result<Published, IndexError> {
         let Attempt { at, expected, put, .. } = self.attempt;
+        debug_assert!(
+            expected.is_empty() || expected.step() == put.step(),
+            "INV-DART-1: {put:?} over the slot of {expected:?}"
+        );
+        debug_assert!(!put.is_sealed(), "INV-DART-3: {put:?} is sealed before it is in the tree");
+        debug_assert!(!expected.is_sealed(), "INV-DART-3: {put:?} over the sealed {expected:?}");
         let io = self.session.reliable();
         let mut tries = Tries::default();
         self.objects.iter().for_each(Unlinked::keep);
