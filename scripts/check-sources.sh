@@ -80,6 +80,38 @@ if headless=$(git ls-files -z "${plain[@]}" | LC_ALL=C xargs -0 -r grep -HnE \
     bad=1
 fi
 
+# Long sentences. In these pages, at most 8 of 100 sentences have more than 25 words. Code, tables and headings do not
+# count, and `code` in a line is one word.
+while IFS= read -r page; do
+    if ! LC_ALL=C perl -0777 -ne '
+        my ($long, $all, $rust, $block, @blocks) = (0, 0, $ARGV =~ /\.rs$/, "");
+        s/```.*?```//gs;
+        for (split /\n/) {
+            if ($rust) { s{^\s*//[/!]?\s?}{} or next }
+            my $begins = s/^\s*([-*]|\d+\.)\s+//;
+            if (/^\s*$|^[#|]/ || $begins) { push @blocks, $block; $block = "" }
+            $block .= " $_" unless /^[#|]/;
+        }
+        for (@blocks, $block) {
+            s/`[^`]*`/X/g;
+            for (split /(?<=[.!?])\s+(?=[A-Z\[*(])/) {
+                my $words = () = /\S+/g;
+                $all++ if $words;
+                $long++ if $words > 25;
+            }
+        }
+        if ($all < 10 || $long > 0.08 * $all) { print STDERR "$ARGV: $long of $all sentences\n"; exit 1 }' "$page"; then
+        echo "a page with too many sentences above 25 words (cut them in two)" >&2
+        bad=1
+    fi
+done <<'EOF'
+docs/design/pool.md
+docs/design/smart.md
+docs/design/dart.md
+docs/tour.md
+crates/engines/src/smart/own_leaves.rs
+EOF
+
 # Names of engines. Code above and below the engines asks for traits and settings, never for a name. Tests and
 # repro/, which repeats the papers, may. So may compute/owned.rs, which says what a partitioned engine is made of.
 # The word art is no sign: it is English. Nor is that of an example.
