@@ -20,9 +20,10 @@ impl StoredTable {
     /// The table that `root` names. No remote operation.
     ///
     /// # Errors
-    /// `Invalid` for an engine or a version that this program does not have, `Corrupt`.
+    /// `Invalid` for an engine, a version or a shape that this program does not have, `Corrupt`.
     pub fn of(root: &Root) -> Result<Self, IndexError> {
         let (format, number) = TableFormat::from_root(root)?;
+        format.check_build()?;
         let format = format.complete().map_err(|error| {
             IndexError::Corrupt(format!("the root of table {:?}: {error}", root.name))
         })?;

@@ -165,6 +165,11 @@ impl TableFormat {
         Ok(TableFormat { shape: ShapeWords(words), ..self })
     }
 
+    /// Refuses a shape that this program was built without.
+    pub(crate) fn check_build(&self) -> Result<(), IndexError> {
+        on_engine!(self.engine, D => self.shape_of::<D>()?.check_build())
+    }
+
     /// Bytes of a usual node: the unit in which tests and the bench state the size of a cache.
     pub fn node_bytes(&self) -> usize {
         on_engine!(self.engine, D => {

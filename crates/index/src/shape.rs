@@ -22,6 +22,14 @@ pub trait Shape: KeptShape {
         Ok(self)
     }
 
+    /// Refuses a shape that this program was built without. A table that has it is whole all the same.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    fn check_build(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+
     /// Returns the bytes of a usual node: the unit in which tests and the bench state the size of a cache.
     fn node_bytes(&self, _spec: &Spec) -> usize {
         1024

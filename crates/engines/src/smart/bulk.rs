@@ -114,7 +114,7 @@ impl Tree {
             return self.load_one_by_one(session, pairs).await;
         }
         let object = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
-        let addr = self.shape.points_back.then(|| object.addr());
+        let addr = self.shape.mode.needs_parents().then(|| object.addr());
         let mut builder = Builder {
             tree: self,
             session,
@@ -222,7 +222,7 @@ impl Builder<'_> {
             done = Subtree::Node(open);
         }
         if self.open.last().is_none_or(|open| open.at < common) {
-            let addr = match self.tree.shape.points_back {
+            let addr = match self.tree.shape.mode.needs_parents() {
                 true => Some(self.alloc(self.session.place(), NodeType::TOP.bytes()).await?),
                 false => None,
             };
@@ -261,7 +261,7 @@ impl Builder<'_> {
         let open = match subtree {
             Subtree::Leaf(LoadedLeaf { slot, mut content }) => {
                 if let Some(parent) = parent {
-                    content.words_mut()[0] = self.tree.back(slot.addr(), parent);
+                    self.tree.shape.aim(content.words_mut(), slot.addr(), parent);
                 }
                 self.write(slot.addr(), content).await?;
                 return Ok(slot.under(edge));
@@ -323,7 +323,7 @@ impl Builder<'_> {
 
     async fn new_leaf(&mut self, key: &[u8], value: &[u8]) -> Result<LoadedLeaf, IndexError> {
         let fits = value.len() <= self.tree.inline_max(self.session);
-        let lead = self.tree.shape.lead();
+        let lead = self.tree.shape.mode.lead();
         let (class, value) = match class_for(lead, key.len(), value.len()).filter(|_| fits) {
             Some(class) => (Some(class), NewValue::Inline(value)),
             None => {

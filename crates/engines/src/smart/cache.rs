@@ -13,17 +13,15 @@
 //! In a table with owners an entry also keeps the slots without a child and the place of each slot. It is *exact* if
 //! its node is known to have these slots, or a hint (`own_nodes.rs`).
 
-use std::collections::BTreeMap;
-
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::local::ParkingLot;
 use farleaf_index::sync::{Mutex, lock};
 use hashbrown::HashTable;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::changes::{ChangeEnd, Changes, SHARDS, mix};
 use super::entry::Entry;
-use super::ladder::CacheIndex;
+use super::ladder::{NAME_BYTES, Names};
 use super::layout::{NodeForm, Slot};
 use super::own_nodes::NodeResult;
 
@@ -41,9 +39,6 @@ const ENTRY_BYTES: usize = size_of::<Cached>() + 12;
 const USES_MAX: u8 = 3;
 /// A cache with less than so many bytes for each shard has one.
 const SHARD_BYTES_MIN: u64 = 256 << 10;
-/// Bytes that a hashed name takes: itself and an address, with its share of the nodes of the map.
-const NAME_BYTES: usize = 32;
-
 /// The moment before a READ of a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stamp {
@@ -51,10 +46,6 @@ pub(super) struct Stamp {
     pub(super) view: u64,
     /// Changes of the node, begun and ended.
     pub(super) changes: u64,
-}
-
-fn name_of(bytes: &[u8]) -> u64 {
-    xxh3_64_with_seed(bytes, bytes.len() as u64)
 }
 
 fn hash(addr: GlobalAddr) -> u64 {
@@ -65,9 +56,6 @@ fn hash(addr: GlobalAddr) -> u64 {
 fn hash_at(ring: &[Cached], place: u32) -> u64 {
     hash(ring[place as usize].entry.addr())
 }
-
-/// Addresses of entries by the hashes of their names, in shards. Of names with one hash it has the last.
-type Names = Box<[Mutex<BTreeMap<u64, u64>>]>;
 
 /// The cached nodes of a table.
 #[derive(Debug)]
@@ -103,39 +91,26 @@ struct Cached {
 }
 
 impl Cache {
-    /// An empty cache of at most `bytes`.
-    pub(super) fn new(shape: NodeForm, bytes: u64, index: CacheIndex) -> Cache {
+    /// An empty cache of at most `bytes`, with a hash table if there are `names`.
+    pub(super) fn new(shape: NodeForm, bytes: u64, names: Option<Names>) -> Cache {
         let shards = if bytes / SHARDS as u64 >= SHARD_BYTES_MIN { SHARDS } else { 1 };
         let bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX) / shards;
-        let is_hashed = index == CacheIndex::Hash;
-        let more_bytes = if is_hashed { NAME_BYTES } else { 0 };
+        let more_bytes = if names.is_some() { NAME_BYTES } else { 0 };
         let shard = |_| Mutex::new(Shard { bytes_max, more_bytes, ..Shard::default() });
-        let names = is_hashed.then(|| (0..SHARDS).map(|_| Mutex::default()).collect());
         let waiting = ParkingLot::new(SHARDS);
         Cache { shape, shards: (0..shards).map(shard).collect(), names, waiting }
     }
 
     /// The entry of that name, or of another with the same hash.
     pub(super) fn by_name(&self, name: &[u8]) -> Option<Entry> {
-        let (names, name) = (self.names.as_ref()?, name_of(name));
-        let addr = *lock(&names[name as usize % SHARDS]).get(&name)?;
-        Some(self.get(GlobalAddr::from_word(addr)?)?.0)
-    }
-
-    /// The hash of an entry's name.
-    fn name(&self, entry: &Entry) -> u64 {
-        name_of(&entry.whole_prefix(&self.shape))
+        Some(self.get(self.names.as_ref()?.get(name)?)?.0)
     }
 
     /// Takes the names of entries that are gone out of the table.
     fn forget_names(&self, gone: &[Entry]) {
         let Some(names) = &self.names else { return };
         for entry in gone {
-            let name = self.name(entry);
-            let mut names = lock(&names[name as usize % SHARDS]);
-            if names.get(&name) == Some(&entry.addr().word()) {
-                names.remove(&name);
-            }
+            names.remove(&entry.whole_prefix(&self.shape), entry.addr());
         }
     }
 
@@ -168,11 +143,11 @@ impl Cache {
         is_current: impl FnOnce(u64) -> bool,
     ) {
         let addr = entry.addr();
-        let name = self.names.as_ref().map(|names| (names, self.name(&entry)));
+        let name = self.names.as_ref().map(|names| (names, entry.whole_prefix(&self.shape)));
         let (gone, is_in) = self.put_in_shard(entry, stamp, is_current);
         self.forget_names(&gone);
         if let Some((names, name)) = name.filter(|_| is_in) {
-            lock(&names[name as usize % SHARDS]).insert(name, addr.word());
+            names.insert(&name, addr);
         }
     }
 
@@ -197,6 +172,11 @@ impl Cache {
             let is_of_one_life = there.is_in_place() || there.first_word().is_born_by(entry.c());
             let is_later = there.c() > entry.c() && is_of_one_life;
             let stays = cached.is_exact && is_same && !BELIEVE_OLD_READ.is_armed();
+            debug_assert!(
+                !(stays && is_exact) || there.has_slots_of(&entry) || WRITE_SLOT_BESIDE.is_armed(),
+                "INV-SMART-10: two exact entries of the node at {} differ",
+                entry.addr()
+            );
             if stays || !is_exact && is_later {
                 return (gone, false);
             }
@@ -234,6 +214,11 @@ impl Cache {
             shard.changes.begin_alone(addr);
         }
         may_begin
+    }
+
+    /// Returns whether a change has the node at `addr` alone.
+    pub(super) fn is_alone(&self, addr: GlobalAddr) -> bool {
+        lock(self.shard(addr)).changes.is_alone(addr)
     }
 
     /// A change of the node at `addr` has ended.
@@ -395,15 +380,11 @@ mod tests {
     use farleaf_fabric::ServerId;
 
     use super::super::layout::{Edge, FirstWord, LeafClass, NodeType, fill_node};
+    use super::super::mode::NodeMode;
     use super::*;
 
-    const SHAPE: NodeForm = NodeForm {
-        table: 7,
-        wide: false,
-        first: NodeType::SMALLEST,
-        reserves: false,
-        points_back: false,
-    };
+    const SHAPE: NodeForm =
+        NodeForm { table: 7, wide: false, first: NodeType::SMALLEST, mode: NodeMode::Relocate };
 
     fn entry(number: u64, birth: u64, c: u64) -> Entry {
         let addr = GlobalAddr::new(ServerId(0), 64 * number);
@@ -435,7 +416,7 @@ mod tests {
     #[test]
     fn the_budget_holds_and_what_is_used_stays() {
         let bytes = (ENTRY_BYTES + entry(1, 1, 1).allocated()) as u64;
-        let cache = Cache::new(SHAPE, 4 * bytes, CacheIndex::Radix);
+        let cache = Cache::new(SHAPE, 4 * bytes, None);
         for number in 1..=20 {
             cache.put(entry(number, 1, 1));
             assert!(cache.used().0 <= 4 * bytes);
@@ -446,7 +427,7 @@ mod tests {
         assert!(cache.get(GlobalAddr::new(ServerId(0), 64)).is_some(), "it is another life");
         cache.forget(&entry(1, 1, 9));
         assert!(cache.get(GlobalAddr::new(ServerId(0), 64)).is_none());
-        let none = Cache::new(SHAPE, 0, CacheIndex::Radix);
+        let none = Cache::new(SHAPE, 0, None);
         none.put(entry(1, 1, 1));
         assert_eq!(none.used(), (0, 0));
     }
@@ -455,9 +436,9 @@ mod tests {
     #[test]
     fn new_entries_outlive_unused_old_ones() {
         let bytes = (ENTRY_BYTES + entry(1, 1, 1).allocated()) as u64;
-        for index in [CacheIndex::Radix, CacheIndex::Hash] {
-            let more = if index == CacheIndex::Hash { NAME_BYTES as u64 } else { 0 };
-            let cache = Cache::new(SHAPE, 32 * (bytes + more), index);
+        for names in [None, Some(Names::default())] {
+            let more = if names.is_some() { NAME_BYTES as u64 } else { 0 };
+            let cache = Cache::new(SHAPE, 32 * (bytes + more), names);
             (1..=100).for_each(|number| cache.put(entry(number, 1, 1)));
             let has = |number: u64| cache.get(GlobalAddr::new(ServerId(0), 64 * number)).is_some();
             let (last, first) = ((85..=100).filter(|it| has(*it)), (1..=50).filter(|it| has(*it)));
@@ -501,7 +482,7 @@ mod tests {
         let now = |cache: &Cache| cache.changes(addr).map(|changes| Stamp { view: 3, changes });
         let slot = |index, expected, new| NodeResult::Slot { index, expected, new, c: 8 };
         let first = [leaf(9, 7).0, 0, 0, 0, 0, 0];
-        let cache = Cache::new(SHAPE, 1 << 20, CacheIndex::Radix);
+        let cache = Cache::new(SHAPE, 1 << 20, None);
         read(&cache, None);
         assert_eq!(exact(&cache), None, "no stamp");
         read(&cache, now(&cache).map(|it| Stamp { view: 2, ..it }));
@@ -545,7 +526,7 @@ mod tests {
         let addr = GlobalAddr::new(ServerId(0), 64);
         let slot = |index, expected, new| NodeResult::Slot { index, expected, new, c: 8 };
         let made = || {
-            let cache = Cache::new(SHAPE, 1 << 20, CacheIndex::Radix);
+            let cache = Cache::new(SHAPE, 1 << 20, None);
             let changes = cache.changes(addr).expect("none is under way");
             read(&cache, Some(Stamp { view: 3, changes }));
             begin(&cache);
@@ -574,7 +555,7 @@ mod tests {
     #[test]
     fn a_change_has_its_node_alone_if_the_entry_is_exact() {
         let addr = GlobalAddr::new(ServerId(0), 64);
-        let cache = Cache::new(SHAPE, 1 << 20, CacheIndex::Radix);
+        let cache = Cache::new(SHAPE, 1 << 20, None);
         let alone = |index, expected, new| cache.begin_alone(addr, index, (expected, new));
         assert!(!alone(1, Slot(0), leaf(3, 5)), "no entry");
         read(&cache, None);
@@ -602,7 +583,7 @@ mod tests {
 
     #[test]
     fn a_later_look_at_a_node_stays() {
-        let cache = Cache::new(SHAPE, 1 << 10, CacheIndex::Radix);
+        let cache = Cache::new(SHAPE, 1 << 10, None);
         cache.put(entry(1, 1, 5));
         cache.put(entry(1, 1, 4));
         let c = || cache.get(GlobalAddr::new(ServerId(0), 64)).map(|(entry, _)| entry.c());

@@ -114,10 +114,15 @@ impl LeafChanges {
         lock(self.shard(addr)).of(addr)
     }
 
+    /// See [`Changes::is_alone`].
+    pub(super) fn is_alone(&self, addr: GlobalAddr) -> bool {
+        lock(self.shard(addr)).is_alone(addr)
+    }
+
     /// Begins a change beside others, once none has the leaf alone.
     pub(super) async fn begin(&self, addr: GlobalAddr) {
         while !lock(self.shard(addr)).begin(addr) {
-            self.waiting.park(addr.word(), || !lock(self.shard(addr)).is_alone(addr)).await;
+            self.waiting.park(addr.word(), || !self.is_alone(addr)).await;
         }
     }
 

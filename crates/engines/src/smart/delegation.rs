@@ -22,7 +22,6 @@ use farleaf_index::local::key_queues::{self, ChangeTurn, GetLead, collapse};
 use farleaf_index::{Change, Decision, IndexError, Outcome};
 use farleaf_pool::Session;
 
-use super::ladder::ReadDelegation;
 use super::leaf::{Leaf, NewValue};
 use super::locked::LeafContent;
 use super::tree::{Tree, count, count_many};
@@ -80,11 +79,10 @@ impl Tree {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        let is_strict = match self.options.read_delegation {
-            ReadDelegation::Off => return self.get(session, key, value).await,
-            ReadDelegation::Strict => !JOIN_OPEN_READ.is_armed(),
-            ReadDelegation::Lax => false,
+        let Some(is_strict) = self.ladder.reads_are_strict() else {
+            return self.get(session, key, value).await;
         };
+        let is_strict = is_strict && !JOIN_OPEN_READ.is_armed();
         let read = async |value: &mut Vec<u8>| self.get(session, key, value).await;
         let got = self.queues.get(session, key, value, is_strict, read).await?;
         if got.joined {
@@ -110,9 +108,8 @@ impl Tree {
                 return Ok(outcome);
             }
         };
-        let leads_gets = change.replaces
-            && self.owner.is_some()
-            && self.options.read_delegation != ReadDelegation::Off;
+        let leads_gets =
+            change.replaces && self.owner.is_some() && self.ladder.reads_are_strict().is_some();
         let gets = if leads_gets { self.queues.try_lead_gets(change.key) } else { None };
         self.change(session, change, held, Some(ChangeLead { changes, gets })).await
     }

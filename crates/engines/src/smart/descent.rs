@@ -20,7 +20,6 @@ use farleaf_pool::{Session, Unlinked};
 
 use super::cache::Stamp;
 use super::entry::Entry;
-use super::ladder::{CacheIndex, NodeTypes};
 use super::layout::{Edge, META_ROOT, Node, NodeType, Slot, slot_addr};
 use super::leaf::Leaf;
 use super::locked::LeafImage;
@@ -155,7 +154,7 @@ pub(super) enum Proof {
 impl Tree {
     /// Follows the cached nodes towards `key`. No remote operation.
     pub(super) fn guess(&self, key: &[u8]) -> Option<CachedStart> {
-        if self.options.cache_index == CacheIndex::Hash {
+        if self.ladder.starts_by_hash() {
             return self.guess_by_length(key);
         }
         let (root, first_word) = self.known_root()?;
@@ -216,8 +215,7 @@ impl Tree {
         slot: Option<Slot>,
         index: Option<usize>,
     ) -> CachedStart {
-        let index = || index.unwrap_or_else(|| entry.children());
-        let at = self.shape.points_back.then(|| slot_addr(entry.addr(), index()));
+        let at = self.shape.mode.slot_place(&entry, index);
         CachedStart { entry, slot, at, proof: Proof::Hint }
     }
 
@@ -238,7 +236,7 @@ impl Tree {
     /// one with reserved room below the root, which never leaves the tree (`INV-SMART-15`). No remote operation.
     pub(super) fn unread(&self, session: &Session, guess: &CachedStart) -> Option<ReadNode> {
         let is_root = guess.entry.head(&self.shape).dispatch() == 0;
-        let stays = self.shape.reserves && !is_root;
+        let stays = self.shape.mode.keeps_nodes() && !is_root;
         if stays { self.held_of(session, &guess.entry) } else { None }
     }
 
@@ -299,13 +297,7 @@ impl Tree {
 
     /// Returns whether the node that a cached slot led to proves that pointer, if it is alive.
     fn is_current(&self, guess: &CachedStart, held: &ReadNode) -> bool {
-        let node = held.node(self);
-        if !self.shape.points_back {
-            return node.first_word().is_born_by(guess.entry.c());
-        }
-        // The bytes between the cached node and this one are those that both compress.
-        self.names_slot(guess, held.addr, node.first_word().0)
-            && node.depth() <= guess.entry.head(&self.shape).dispatch() + 1
+        self.shape.mode.proves_node(&self.shape, guess, held.addr, held.node(self))
     }
 
     /// READs the root node: 1 READ, more the first time and when it was replaced.
@@ -351,7 +343,7 @@ impl Tree {
             let Some((index, slot)) = node.find(edge) else {
                 if node.is_short() {
                     let last = nodes.len() - 1;
-                    self.read_whole(session, &mut nodes[last], key).await?;
+                    self.shape.mode.read_whole(self, session, &mut nodes[last], key).await?;
                     continue;
                 }
                 return Ok(Path { nodes, landing: PathEnd::None });
@@ -391,8 +383,7 @@ impl Tree {
         let mut held = self.read_at(session, slot.addr(), of, matched, None).await?;
         held.up = Some(up);
         self.check(&held, of)?;
-        self.correct_hints(session, Vec::from_iter(self.stale_hint(&held, slot)));
-        self.correct_node(session, &held);
+        self.shape.mode.met_node(self, session, &held, slot);
         self.remember(&held, key);
         Ok(held)
     }
@@ -440,7 +431,7 @@ impl Tree {
             let what = "INV-SMART-2: no node of this table is there";
             return Err(self.corrupt(held.addr, what).into());
         }
-        if node.depth() > held.matched && self.shape.points_back {
+        if node.depth() > held.matched && self.shape.mode.moves_children() {
             return Err(Fail::Again);
         }
         if node.depth() > held.matched || node.dispatch() < held.matched {
@@ -474,8 +465,8 @@ impl Tree {
         if self.options.cache_bytes == 0 {
             return;
         }
-        let is_whole = self.options.types == NodeTypes::Whole;
-        let splits_unread = self.shape.reserves && !self.shape.points_back && !is_whole;
+        let is_whole = self.ladder.caches_whole();
+        let splits_unread = self.shape.mode.keeps_places() && !is_whole;
         if self.has_exact_entries() || splits_unread {
             if let Some(entry) = Entry::with_places_of(&self.shape, addr, c, words, key) {
                 self.put(entry, stamp);
@@ -503,10 +494,8 @@ impl Tree {
     /// content.
     pub(super) fn is_proven(&self, guess: &CachedStart, slot: Slot, image: &Buf) -> bool {
         let leaf = self.leaf(slot.addr(), image);
-        let is_current = match self.shape.points_back {
-            true => self.names_slot(guess, slot.addr(), image.words()[0]),
-            false => leaf.is_born_by(guess.entry.c()),
-        };
+        let object = (slot.addr(), image.words()[0]);
+        let is_current = self.shape.mode.proves_leaf(&self.shape, guess, object, leaf);
         leaf.is_valid()
             && (is_current || SKIP_BIRTH.is_armed())
             && leaf.is_whole()
@@ -515,17 +504,17 @@ impl Tree {
 
     /// The leaf in the object at `addr`. Its own address is that of its head.
     pub(super) fn leaf<'a>(&self, addr: GlobalAddr, image: &'a Buf) -> Leaf<'a> {
-        let lead = self.shape.lead();
+        let lead = self.shape.mode.lead();
         Leaf::new(self.shape.table, addr.plus(8 * lead as u64), &image.words()[lead..])
     }
 
     /// A copy of the leaf in the object at `addr`.
     pub(super) fn leaf_image(&self, addr: GlobalAddr, image: &Buf) -> LeafImage {
-        let lead = self.shape.lead();
+        let lead = self.shape.mode.lead();
         LeafImage {
             addr: addr.plus(8 * lead as u64),
             words: image.words()[lead..].to_vec(),
-            back: self.shape.points_back.then(|| image.words()[0]),
+            back: self.shape.mode.moves_children().then(|| image.words()[0]),
         }
     }
 }

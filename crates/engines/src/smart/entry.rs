@@ -104,7 +104,7 @@ impl Entry {
         let node = Node::new(shape, words);
         node.node_type()?;
         let has_child = |slot: &Slot| slot.has_child();
-        let is_in_place = is_whole || shape.points_back;
+        let is_in_place = is_whole || shape.mode.keeps_order();
         let slots = node.slots().map(Slot::thawed);
         let kept: Vec<Slot> = if is_whole {
             slots.map(|slot| if slot.has_child() { slot } else { Slot(0) }).collect()
@@ -235,6 +235,14 @@ impl Entry {
     pub(super) fn whole_prefix(&self, shape: &NodeForm) -> Vec<u8> {
         let (bytes, len) = self.head(shape).compressed();
         [self.prefix(), &bytes[..len]].concat()
+    }
+
+    /// Returns whether both have the same slots at the same places.
+    pub(super) fn has_slots_of(&self, other: &Entry) -> bool {
+        let slots = |entry: &Entry| {
+            (0..entry.children()).map(|at| (entry.slot(at), entry.place(at))).collect::<Vec<_>>()
+        };
+        slots(self) == slots(other)
     }
 
     /// Returns whether the node is on the way to `key`, if it is linked.
@@ -369,16 +377,11 @@ mod tests {
     use farleaf_fabric::ServerId;
 
     use super::super::layout::{LeafClass, fill_node};
+    use super::super::mode::NodeMode;
     use super::*;
 
     fn shape() -> NodeForm {
-        NodeForm {
-            table: 7,
-            wide: false,
-            first: NodeType::SMALLEST,
-            reserves: false,
-            points_back: false,
-        }
+        NodeForm { table: 7, wide: false, first: NodeType::SMALLEST, mode: NodeMode::Relocate }
     }
 
     /// A READ of a node below "ab" with these slots.

@@ -11,14 +11,9 @@ use super::descent::{NodeRead, Path, PathEnd, ReadNode};
 use super::layout::{Edge, LeafClass, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, class_for, fill_leaf};
 use super::locked::{LeafContent, LeafImage, lock_addr};
+use super::mode::Moved;
 use super::outcome::Linking;
-use super::paper::reverse::Moved;
 use super::tree::{Fail, Tree, count};
-
-farleaf_fabric::canaries! {
-    pub(crate) GROW_UNHELPED = "grow-unhelped",
-        "the second insert behind the slots that count leaves the node's header to the first";
-}
 
 /// Objects that are written in one round trip: a long chain in one would hardly ever come through where completions
 /// are lost.
@@ -79,12 +74,8 @@ impl NewLeaf {
 
     /// Lets it name the slot at `at`, if objects point back; it may have to be written again.
     pub(super) fn aim(&mut self, tree: &Tree, at: GlobalAddr) {
-        if !tree.shape.points_back {
-            return;
-        }
-        let back = tree.back(self.addr(), at);
-        if self.words[0] != back {
-            self.words[0] = back;
+        let addr = self.addr();
+        if tree.shape.aim(&mut self.words, addr, at) {
             self.is_written = false;
         }
     }
@@ -138,7 +129,7 @@ impl Tree {
         key: &[u8],
         content: LeafContent,
     ) -> Result<NewLeaf, IndexError> {
-        let class = class_for(self.shape.lead(), key.len(), content.as_new().bytes());
+        let class = class_for(self.shape.mode.lead(), key.len(), content.as_new().bytes());
         let class = class.ok_or_else(|| {
             IndexError::Invalid(format!("a key of {} bytes is too long for a leaf", key.len()))
         })?;
@@ -146,7 +137,7 @@ impl Tree {
         let (token, mut words) = (session.lock_token(), vec![0; class.bytes() / 8]);
         // After the address was handed out.
         let birth = session.epoch();
-        let (pair, lead) = ((key, content.as_new()), self.shape.lead());
+        let (pair, lead) = ((key, content.as_new()), self.shape.mode.lead());
         let head = object.addr().plus(8 * lead as u64);
         fill_leaf(self.shape.table, head, &mut words[lead..], birth, pair, token);
         Ok(NewLeaf { object, class, token, words, content, is_written: false })
@@ -185,7 +176,8 @@ impl Tree {
         let (slot, index, expected, nodes) = match &path.landing {
             PathEnd::None => {
                 let node = path.last().node(self);
-                let behind = (node.capacity() < self.room(node)).then_some(node.capacity());
+                let behind =
+                    (node.capacity() < self.shape.mode.room(node)).then_some(node.capacity());
                 let Some(index) = node.first_empty().or(behind) else {
                     return Ok(Err((new, path)));
                 };
@@ -210,21 +202,10 @@ impl Tree {
         }
         let is_split = !nodes.is_empty();
         let moved = nodes.last().and_then(|bottom| {
-            let (from, to) = (slot_at(index), bottom.slot_addr(0));
-            match &path.landing {
-                PathEnd::Leaf { slot, .. } => {
-                    let word = other.as_ref()?.back?;
-                    Some(Moved { addr: slot.addr(), word, from, to, header: None })
-                }
-                PathEnd::Differs { child, at, .. } if self.shape.points_back => {
-                    let words = child.image.words();
-                    let (word, header) = (words[0], Some((words[1], at + 1)));
-                    Some(Moved { addr: child.addr, word, from, to, header })
-                }
-                _ => None,
-            }
+            let slots = (slot_at(index), bottom.slot_addr(0));
+            self.shape.mode.moved(&path.landing, other.as_ref(), slots)
         });
-        let locks = self.slot_locks(&path.nodes);
+        let locks = self.ladder.slot_locks(&path.nodes);
         let Some(held) = path.nodes.pop() else { return Err(Fail::Again) };
         let (tree, own_key, own_turn) = (Arc::clone(self), key.to_vec(), turn.take());
         let linked = self.finish(session, async move |session| {
@@ -234,7 +215,7 @@ impl Tree {
                 let kept = own_turn.filter(|_| linked.0.is_err());
                 Ok((linked, kept))
             };
-            tree.under(&session, locks, link).await
+            tree.ladder.under((&session, &tree.counts), locks, link).await
         });
         let ((result, held), kept) = linked.await?;
         *turn = kept;
@@ -242,7 +223,7 @@ impl Tree {
         if let (Ok(()), Some(moved), PathEnd::Differs { child, .. }) =
             (&result, moved, &mut path.landing)
         {
-            self.remember_moved(child, moved, key);
+            self.shape.mode.remember_moved(self, child, moved, key);
         }
         if result.is_ok() && is_split {
             count(&self.counts.splits);
@@ -303,26 +284,33 @@ impl Tree {
         let remember_new =
             || nodes.iter().zip(&reads).for_each(|(node, read)| node.remember(self, *read, key));
         if let Some(changing) = alone {
+            debug_assert!(
+                self.cache.is_alone(place.held.addr),
+                "INV-SMART-12: others change the node"
+            );
             self.write_slot(session, at, slot, &mut new).await?;
             // The entry learns of the slot.
             changing.stored(session, place.index, words);
             remember_new();
             return Ok((Ok(()), place.held));
         }
+        debug_assert!(
+            !place.held.is_cached || self.shape.mode.keeps_nodes() || self.has_exact_entries(),
+            "INV-SMART-7: a CAS goes by an unproven node"
+        );
+        debug_assert!(
+            place.expected.0 != 0 || place.held.node(self).find(slot.edge()).is_none(),
+            "INV-SMART-1: a second slot for {:?}",
+            slot.edge()
+        );
         let changing = self.changing(place.held.addr).await;
         loop {
             let at = place.held.slot_addr(place.index);
             let words = (place.expected, slot);
             let counted = place.held.node(self).capacity();
             let Err(found) = self.link(session, at, words, new.linking(key)).await? else {
-                // Nobody looks behind the slots that count (INV-SMART-6).
-                let is_first = place.index == counted;
-                if place.index >= counted && (is_first || !GROW_UNHELPED.is_armed()) {
-                    self.grow(session, &mut place.held, place.index).await?;
-                }
-                if let Some(moved) = place.moved {
-                    self.turn(session, moved).await?;
-                }
+                let filled = (&mut place.held, place.index);
+                self.shape.mode.linked(self, session, filled, place.moved).await?;
                 if place.index < place.held.node(self).capacity() {
                     self.remember_slot(&mut place.held, place.index, slot, key);
                 }
@@ -338,7 +326,7 @@ impl Tree {
                 && !found.is_frozen()
                 && found.edge() != slot.edge();
             let is_unused = next >= counted || node.slot(next).0 == 0;
-            if is_other && next < self.room(node) && is_unused {
+            if is_other && next < self.shape.mode.room(node) && is_unused {
                 place.index = next;
                 new.aim(self, place.held.slot_addr(next));
                 new.write_back(session).await?;
@@ -346,24 +334,14 @@ impl Tree {
             }
             if place.index >= counted && !found.is_empty() {
                 // The edge's slot is there, and whoever filled it may be dead.
-                self.grow(session, &mut place.held, place.index).await?;
+                let taken = (&mut place.held, place.index);
+                self.shape.mode.taken(self, session, taken).await?;
             }
             changing.lost();
             new.unkeep();
             nodes.iter().for_each(|node| node.object.unkeep());
             return Ok((Err(new), place.held));
         }
-    }
-
-    /// Caches a node that this client has moved under a new one in front of which `key` leaves its way.
-    fn remember_moved(&self, child: &mut ReadNode, moved: Moved, key: &[u8]) {
-        let Some((header, depth)) = moved.header else { return };
-        let Some(byte) = child.node(self).byte_at(depth - 1) else { return };
-        let first_word = self.back(moved.addr, moved.to);
-        let words = child.image.words_mut();
-        (words[0], words[1]) = (first_word, self.shape.header_from(header, depth));
-        let prefix = [&key[..depth - 1], &[byte]].concat();
-        self.remember(child, &prefix);
     }
 
     /// Stores `slot`, which leads to `new` or to what is above it, in a node that this change has alone; `new` in
@@ -433,8 +411,9 @@ impl Tree {
             let child = node_slot(Edge::byte(key[end]), &nodes[nodes.len() - 1]);
             let place = (start, &key[start..end]);
             let node = self.new_node(session, of, place, &[child], parent).await?;
-            if let (true, Some(below)) = (self.shape.points_back, nodes.last_mut()) {
-                below.words[0] = self.back(below.object.addr(), node.slot_addr(0));
+            if let Some(below) = nodes.last_mut() {
+                let addr = below.object.addr();
+                self.shape.aim(&mut below.words, addr, node.slot_addr(0));
             }
             nodes.push(node);
         }

@@ -10,68 +10,22 @@ use fastrand::Rng;
 
 use super::delegation::JOIN_OPEN_READ;
 use super::descent::{SKIP_BIRTH, TRUST_DEAD_NODE};
-use super::insert::GROW_UNHELPED;
 use super::leaf::{REVIVE_HEAD_FIRST, REWRITE_EQUAL_WORDS};
 use super::locked::{LOCK_PROVES_NOTHING, LOSE_LEAF_REDO, RESEND_CONTENT, SEAL_LATE};
 use super::ops::BELIEVE_CACHED_ABSENCE;
 use super::outcome::REPOST_SLOT_CAS;
+use super::paper::lab::{RESERVING, REVERSING};
 use super::relocate::{COPY_UNFROZEN, MOVE_UNMARKED};
 use super::takeover::TAKE_OVER_UNRECORDED;
 use super::unlink::{FREE_SLOT, UNLINK_UNLOCKED};
-use super::{FirstSlots, NodeRoom, Smart, SmartShape};
+use super::{FirstSlots, NodeRoom, Smart, SmartShape, paper};
 
 /// A key that leaves what a radix tree's nodes compress of the keys beside it.
 const APART: u32 = 70_000;
 
-/// Cases of tables whose nodes reserve their room: what adds to nodes and takes from them, and what meets them.
-const RESERVED: &[&str] = &[
-    "get-absent",
-    "scan-reverse",
-    "verify",
-    "insert-first",
-    "update",
-    "remove",
-    "bulk-load",
-    "create-table",
-    "drop-table",
-    "insert-beside",
-    "insert-node",
-    "insert-node-down",
-    "insert-node-cold",
-    "insert-edge-split",
-    "revive",
-    "node-grows-in-place",
-    "node-grows-in-place-cold",
-    "node-grows-in-place-own",
-    "recover-node",
-    "recover-update",
-    "takeover-update",
-    "takeover-remove",
-];
-
-/// Tables whose nodes have room for all of their slots.
-const RESERVING: Variant = Variant {
-    name: "reserved",
-    settings: "nodes=reserve",
-    value_bytes: None,
-    object_bytes: 256,
-    cases: Some(RESERVED),
-    is_drawn: true,
-};
-/// Tables whose objects point back to what leads to them as well, which takes values of one length.
-const REVERSING: Variant =
-    Variant { name: "reverse", settings: "nodes=reverse", value_bytes: Some(8), ..RESERVING };
-
 /// The variants that each engine with this tree has.
 pub(crate) const VARIANTS: &[Variant] = &[RESERVING];
 
-/// Full nodes of which several clients want a slot.
-const FULL_NODES: &[(&str, &str)] = &[
-    ("format", "u64-reserved"),
-    ("workload", "ascending|mixed"),
-    ("compute-servers", "3"),
-    ("clients", "6"),
-];
 /// Objects come and go, and their addresses are used again while caches lead there.
 const REUSE: &[(&str, &str)] = &[
     ("workload", "churn"),
@@ -115,8 +69,10 @@ pub(crate) fn hunts() -> Vec<Hunt> {
         Hunt::any(&REPOST_SLOT_CAS),
         Hunt::with(&JOIN_OPEN_READ, HOT),
         Hunt::with(&SEAL_LATE, HOT),
-        Hunt::with(&GROW_UNHELPED, FULL_NODES),
     ]
+    .into_iter()
+    .chain(paper::lab::hunts())
+    .collect()
 }
 
 /// Returns the shape of that size: the smallest nodes if it is tiny.

@@ -24,7 +24,8 @@ use farleaf_index::{IndexError, TableSpec};
 use farleaf_pool::{PoolOptions, Session};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::options::{FirstSlots, NodeRoom, SmartShape};
+use super::mode::NodeMode;
+use super::options::{FirstSlots, SmartShape};
 
 /// Bytes of the meta object.
 pub(super) const META_BYTES: usize = 256;
@@ -252,7 +253,7 @@ const CAPACITIES: [u16; 24] = [
     128,
 ];
 /// The types that a node with reserved room passes through.
-const RESERVED: [NodeType; 7] = [
+pub(super) const RESERVED: [NodeType; 7] = [
     NodeType(18),
     NodeType(19),
     NodeType(20),
@@ -288,12 +289,7 @@ impl NodeType {
         GROWTH.iter().find(fits).copied().unwrap_or(NodeType::TOP)
     }
 
-    /// The smallest of a node with reserved room that counts `slots`.
-    pub(super) fn reserved(slots: usize) -> NodeType {
-        RESERVED.into_iter().find(|it| it.capacity() >= slots).unwrap_or(NodeType::TOP)
-    }
-
-    fn is_reserved(self) -> bool {
+    pub(super) fn is_reserved(self) -> bool {
         RESERVED.contains(&self)
     }
 
@@ -323,7 +319,7 @@ impl NodeType {
 pub(super) struct FirstWord(pub(super) u64);
 
 const BIRTH: u64 = (1 << 40) - 1;
-const DEAD: u64 = 1 << 63;
+pub(super) const DEAD: u64 = 1 << 63;
 
 impl FirstWord {
     pub(super) fn new(table: u64, addr: GlobalAddr, birth: u64) -> FirstWord {
@@ -338,17 +334,6 @@ impl FirstWord {
     /// Returns whether a node of this table was made at `addr` with this word.
     pub(super) fn fits(self, table: u64, addr: GlobalAddr) -> bool {
         FirstWord::new(table, addr, self.0 & BIRTH).0 == self.0 & !DEAD
-    }
-
-    /// The first word of an object at `addr` to which the word at `parent` leads, if objects point back.
-    pub(super) fn reverse(table: u64, addr: GlobalAddr, parent: GlobalAddr) -> FirstWord {
-        let place = (parent.offset() / 8) | (u64::from(parent.server().0) << 42);
-        FirstWord(place | (FirstWord::new(table, addr, 0).0 >> 50 << 50))
-    }
-
-    /// Returns whether it is that of an object of this table at `addr`, whatever word leads there.
-    pub(super) fn is_reverse(self, table: u64, addr: GlobalAddr) -> bool {
-        ((self.0 ^ FirstWord::new(table, addr, 0).0) & !DEAD) >> 50 == 0
     }
 
     pub(super) fn is_dead(self) -> bool {
@@ -374,65 +359,34 @@ pub(super) struct NodeForm {
     pub(super) wide: bool,
     /// The type of a new node.
     pub(super) first: NodeType,
-    /// Each node has room for all slots, and grows in place.
-    pub(super) reserves: bool,
-    /// The first word of each node and leaf is the address of the word that leads there (`reverse.rs`).
-    pub(super) points_back: bool,
+    /// The room of nodes, and the proof of cached pointers.
+    pub(super) mode: NodeMode,
 }
 
 impl NodeForm {
     pub(super) fn of(table: &TableSpec<SmartShape>) -> NodeForm {
-        let reserves = table.shape.nodes != NodeRoom::Relocate;
+        let mode = NodeMode::of(&table.shape);
+        let first = match table.shape.first_slots(&table.spec) {
+            FirstSlots::Fourteen => NodeType::SECOND,
+            FirstSlots::Six | FirstSlots::Auto => NodeType::SMALLEST,
+        };
         NodeForm {
             table: table.number,
             wide: table.spec.key_max() > 240,
-            first: match table.shape.first_slots(&table.spec) {
-                _ if reserves => NodeType::reserved(0),
-                FirstSlots::Fourteen => NodeType::SECOND,
-                FirstSlots::Six | FirstSlots::Auto => NodeType::SMALLEST,
-            },
-            reserves,
-            points_back: table.shape.nodes == NodeRoom::Reverse,
+            first: mode.first(first),
+            mode,
         }
     }
 
     /// The first word of a node that is made at view `birth`, and linked at `parent`.
     pub(super) fn first_word(&self, addr: GlobalAddr, birth: u64, parent: GlobalAddr) -> FirstWord {
-        if self.points_back {
-            FirstWord::reverse(self.table, addr, parent)
-        } else {
-            FirstWord::new(self.table, addr, birth)
-        }
+        self.mode.first_word(self.table, addr, birth, parent)
     }
 
-    /// Words of a leaf's object in front of its head.
-    pub(super) fn lead(&self) -> usize {
-        usize::from(self.points_back)
-    }
-
-    /// The smallest type that has `slots`.
-    pub(super) fn holding(&self, slots: usize) -> NodeType {
-        if self.reserves { NodeType::reserved(slots) } else { NodeType::holding(slots) }
-    }
-
-    /// The same header with another type.
-    pub(super) fn header_with(&self, header: u64, of: NodeType) -> u64 {
-        let at = self.type_at();
-        header & !(0x1f << at) | u64::from(of.0) << at
-    }
-
-    /// The same header of a node whose compressed bytes in front of `depth` have moved up.
-    pub(super) fn header_from(&self, header: u64, depth: usize) -> u64 {
-        let words = [0, header];
-        let node = Node::new(self, &words);
-        let (bytes, len) = node.compressed();
-        let gone = depth.saturating_sub(node.depth()).min(len);
-        let of = node.node_type().unwrap_or(NodeType::TOP);
-        self.header(node.depth() + gone, &bytes[gone..len], of)
-    }
-
-    fn type_at(&self) -> u32 {
-        type_at(self.wide)
+    /// Lets a new object at `addr` name the slot at `at` in its `words`, if objects point back; returns whether that
+    /// changed them.
+    pub(super) fn aim(&self, words: &mut [u64], addr: GlobalAddr, at: GlobalAddr) -> bool {
+        self.mode.aim(self.table, words, addr, at)
     }
 
     /// Most compressed bytes of a node.
@@ -500,12 +454,7 @@ impl<'a> Node<'a> {
     /// A view of `words`: first word, header and slots. With reserved room, of the slots that count (`INV-SMART-6`).
     pub(super) fn new(shape: &NodeForm, words: &'a [u64]) -> Node<'a> {
         let all = Node { words, wide: shape.wide };
-        match all.node_type() {
-            Some(of) if shape.reserves && words.len() > 2 + of.capacity() => {
-                Node { words: &words[..2 + of.capacity()], ..all }
-            }
-            _ => all,
-        }
+        Node { words: shape.mode.counted(words, all.node_type()), ..all }
     }
 
     pub(super) fn first_word(self) -> FirstWord {
@@ -588,17 +537,8 @@ impl<'a> Node<'a> {
     /// Returns whether the word of a node of this table that was made at `addr` is here, dead or alive. It was READ
     /// as `of`, which is its type, unless nodes reserve their room.
     pub(super) fn is_of(self, shape: &NodeForm, addr: GlobalAddr, of: NodeType) -> bool {
-        let fits = match self.node_type() {
-            Some(own) if shape.reserves => {
-                own.is_reserved() && self.capacity() == own.capacity().min(of.capacity())
-            }
-            own => own == Some(of) && self.capacity() == of.capacity(),
-        };
-        let is_here = match shape.points_back {
-            true => self.first_word().is_reverse(shape.table, addr),
-            false => self.first_word().fits(shape.table, addr),
-        };
-        fits && is_here
+        let is_here = shape.mode.is_of_table(self.first_word(), shape.table, addr);
+        is_here && shape.mode.fits(self, of)
     }
 }
 

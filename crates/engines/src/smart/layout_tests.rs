@@ -3,7 +3,7 @@
 use super::*;
 
 fn shape(wide: bool) -> NodeForm {
-    NodeForm { table: 77, wide, first: NodeType::SMALLEST, reserves: false, points_back: false }
+    NodeForm { table: 77, wide, first: NodeType::SMALLEST, mode: NodeMode::Relocate }
 }
 
 #[test]
@@ -52,41 +52,6 @@ fn types_fill_objects() {
     let next = |live| NodeType::replacing(live, NodeType::SMALLEST).capacity();
     assert_eq!([0, 5, 6, 14, 22, 254, 257].map(next), [6, 6, 14, 30, 30, 257, 257]);
     assert_eq!(NodeType::replacing(1, NodeType::SECOND).capacity(), 14);
-}
-
-#[test]
-fn reserved_types_say_what_counts() {
-    let shape = NodeForm { reserves: true, first: NodeType::reserved(0), ..shape(false) };
-    let all = RESERVED.map(|of| (of.capacity(), of.bytes(), of.object_bytes()));
-    let reads = [(4, 48), (8, 80), (16, 144), (32, 272), (64, 528), (128, 1_040), (257, 2_072)];
-    assert_eq!(all, reads.map(|(slots, bytes)| (slots, bytes, 2_072)));
-    assert_eq!(
-        [0, 4, 5, 129, 257].map(|slots| shape.holding(slots).capacity()),
-        [4, 4, 8, 257, 257]
-    );
-    let addr = GlobalAddr::new(ServerId(0), 128);
-    let leaf = |byte| Slot::leaf(Edge::byte(byte), addr.plus(2_112), LeafClass(0));
-    let (mut words, of) = (vec![0; 259], NodeType::reserved(4));
-    fill_node(&shape, &mut words, FirstWord::new(77, addr, 3), of, (2, b"cd"), (0..4).map(leaf));
-    words[2 + 4] = leaf(9).0;
-    // Slots behind those that count are not looked at, however much was READ.
-    for read in [NodeType::reserved(4), NodeType::reserved(16), NodeType::TOP] {
-        let node = Node::new(&shape, &words[..2 + read.capacity()]);
-        assert!(node.is_of(&shape, addr, read) && !node.is_short());
-        assert_eq!(
-            (node.capacity(), node.find(Edge::byte(9)), node.first_empty()),
-            (4, None, None)
-        );
-    }
-    words[1] = shape.header_with(words[1], NodeType::reserved(5));
-    let short = Node::new(&shape, &words[..6]);
-    assert!(short.is_of(&shape, addr, of) && short.is_short());
-    let grown = Node::new(&shape, &words[..10]);
-    assert!(!grown.is_short() && grown.compressed() == (*b"cd\0\0\0\0", 2) && grown.depth() == 2);
-    assert_eq!((grown.find(Edge::byte(9)), grown.first_empty()), (Some((4, leaf(9))), Some(5)));
-    let slot = Slot::node(Edge::byte(7), addr, of).with_type(NodeType::TOP);
-    assert_eq!((slot.addr(), slot.bytes(), slot.edge()), (addr, Some(2_072), Edge::byte(7)));
-    assert_eq!(Slot::node(Edge::END, addr, of).object_bytes(), Some(2_072));
 }
 
 #[test]

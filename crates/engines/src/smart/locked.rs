@@ -10,8 +10,8 @@ use farleaf_index::IndexError;
 use farleaf_pool::{Session, Tries};
 
 use super::delegation::ChangeLead;
-use super::ladder::lock_table::LockSet;
-use super::leaf::{Leaf, NewValue, changed, set_content};
+use super::ladder::LockSet;
+use super::leaf::{Leaf, NewValue, REWRITE_EQUAL_WORDS, changed, set_content};
 use super::record::NewRecord;
 use super::takeover::redo_record;
 use super::tree::{Tree, count};
@@ -115,7 +115,7 @@ impl Tree {
         lead: Option<ChangeLead>,
     ) -> Result<Stored, IndexError> {
         let tree = Arc::clone(self);
-        let locks = self.leaf_locks(leaf.addr, LockSet::default());
+        let locks = self.ladder.leaf_locks(leaf.addr, LockSet::default());
         self.finish(session, async move |session| {
             let store = async |has_waited| {
                 let mut leaf = leaf;
@@ -124,7 +124,7 @@ impl Tree {
                 }
                 tree.store_now(&session, (leaf, stamp), content, lead).await
             };
-            tree.under(&session, locks, store).await
+            tree.ladder.under((&session, &tree.counts), locks, store).await
         })
         .await
     }
@@ -182,6 +182,10 @@ impl Tree {
             count(&self.counts.lock_lost);
             return Ok(Stored::Lost { content, lead });
         }
+        debug_assert!(
+            !is_alone || self.leaf_changes.is_alone(leaf.addr),
+            "INV-SMART-13: others change the leaf"
+        );
         let content = self.combine(self.inline_max(session), old, content, lead.as_mut());
         content.keep();
         let mut new = leaf.words.clone();
@@ -269,6 +273,11 @@ impl Tree {
             ops.write(old.lock_addr(), lock);
         }
         for run in found.runs {
+            debug_assert!(
+                REWRITE_EQUAL_WORDS.is_armed()
+                    || [run.start, run.end - 1].iter().all(|at| old.words[*at] != new[*at]),
+                "INV-SMART-5: a WRITE begins or ends with a word that stays"
+            );
             let mut buf = client.buf(run.len() * 8);
             buf.words_mut().copy_from_slice(&new[run.clone()]);
             ops.write(old.addr.plus(run.start as u64 * 8), buf);

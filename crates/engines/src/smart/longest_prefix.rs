@@ -18,7 +18,6 @@ use farleaf_pool::Session;
 
 use super::descent::{CachedStart, PathEnd, ReadNode};
 use super::entry::Entry;
-use super::ladder::CacheIndex;
 use super::layout::{Edge, Slot};
 use super::tree::{Fail, Tree};
 
@@ -80,7 +79,7 @@ impl Tree {
         for held in nodes.iter_mut().rev() {
             let mut found = held.node(self).find(Edge::END);
             if found.is_none() && held.node(self).is_short() {
-                self.read_whole(session, held, key).await?;
+                self.shape.mode.read_whole(self, session, held, key).await?;
                 found = held.node(self).find(Edge::END);
             }
             let Some((index, slot)) = found.filter(|(_, slot)| slot.has_child()) else { continue };
@@ -162,7 +161,7 @@ impl Tree {
     fn cached_way(&self, key: &[u8]) -> Vec<Entry> {
         let mut way = Vec::new();
         // By prefix alone, the nodes between a cached one and the root are not known.
-        let root = self.known_root().filter(|_| self.options.cache_index != CacheIndex::Hash);
+        let root = self.known_root().filter(|_| !self.ladder.starts_by_hash());
         let mut next = root.and_then(|(addr, first_word)| {
             self.cache
                 .get(addr)
@@ -215,7 +214,7 @@ impl Tree {
                 Ok(image) => image,
                 Err(number) => {
                     let (image, addr) = (ops.take_buf(number), place.1.addr());
-                    self.correct_back(session, *place, (addr, image.words()[0]));
+                    self.shape.mode.met_leaf(self, session, *place, image.words()[0]);
                     self.settle_leaf(session, addr, image).await?
                 }
             };

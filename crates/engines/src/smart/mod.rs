@@ -27,7 +27,7 @@
 //! - `INV-SMART-5` The words of a linked leaf change under its lock alone, and only those that differ. Where a death
 //!   could leave a value that is neither the old nor the new one, a redo record comes first.
 //! - `INV-SMART-6` In a node with reserved room, no change of a slot behind those that the header's type counts is
-//!   acknowledged or followed before the header has grown (`grow.rs`).
+//!   acknowledged or followed before the header has grown (`paper/grow.rs`).
 //! - `INV-SMART-7` CAS and WRITE go only to objects that the operation has proven (`descent.rs`), or to a node of which
 //!   `INV-SMART-15` says that it stays.
 //! - `INV-SMART-15` A node with reserved room, other than the root, never leaves the tree; nobody uses a table that is
@@ -49,6 +49,7 @@ mod leaf;
 mod locked;
 mod longest_prefix;
 mod middle;
+mod mode;
 #[cfg(test)]
 mod model;
 mod ops;
@@ -56,6 +57,7 @@ mod options;
 mod outcome;
 mod own_leaves;
 mod own_nodes;
+#[cfg(feature = "figures")]
 mod paper;
 mod record;
 mod relocate;
@@ -85,6 +87,7 @@ pub use options::{FirstSlots, NodeRoom, SmartOptions, SmartShape};
 pub(crate) use self::cache::{BELIEVE_OLD_READ, WRITE_SLOT_BESIDE};
 use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeForm, NodeType, check_pool, fill_node};
 pub(crate) use self::layout::{META_MAP, META_MAP_LOCK};
+use self::mode::NodeMode;
 #[cfg(feature = "lab")]
 pub(crate) use self::own_leaves::STORE_LEAF_BESIDE;
 pub(crate) use self::own_nodes::OwnRanges;
@@ -119,8 +122,8 @@ impl Smart {
         options: SmartOptions,
     ) -> Result<Smart, IndexError> {
         check_pool(session)?;
-        paper::reverse::check_values(session, table)?;
-        paper::reverse::check_open(&table.shape, &options)?;
+        NodeMode::check_values(session, table)?;
+        NodeMode::check_open(&table.shape, &options)?;
         Ok(Smart { stored: *table, tree: Tree::new(table, options, None) })
     }
 
@@ -167,7 +170,7 @@ impl Engine for Smart {
         options: &SmartOptions,
         table: &TableSpec<SmartShape>,
     ) -> Result<(), IndexError> {
-        paper::reverse::check_open(&table.shape, options)
+        NodeMode::check_open(&table.shape, options)
     }
 
     /// Cost: 2 WRITEs, 2 round trips.
@@ -176,7 +179,7 @@ impl Engine for Smart {
         table: &TableSpec<SmartShape>,
     ) -> Result<GlobalAddr, IndexError> {
         check_pool(session)?;
-        paper::reverse::check_values(session, table)?;
+        NodeMode::check_values(session, table)?;
         let shape = NodeForm::of(table);
         let root = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
         let mut buf = session.client().buf(NodeType::TOP.bytes());

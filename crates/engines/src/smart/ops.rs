@@ -11,7 +11,6 @@ use farleaf_pool::{Placement, Session};
 use super::delegation::ChangeLead;
 use super::descent::{CachedStart, Path, PathEnd, Proof};
 use super::insert::NewLeaf;
-use super::ladder::{LeafUpdate, NodeLocks};
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
 use super::locked::{LeafContent, LeafImage, Stored};
@@ -172,6 +171,13 @@ impl Tree {
         self.descend(session, start, key).await
     }
 
+    /// The node in which the cached way to `key` ends. No remote operation.
+    fn cached_end(&self, key: &[u8]) -> Option<GlobalAddr> {
+        let guess = self.guess(key)?;
+        let below = guess.slot.filter(|slot| !slot.is_leaf());
+        Some(below.map_or_else(|| guess.entry.addr(), Slot::addr))
+    }
+
     /// READs the leaf that a fresh slot at an address leads to.
     async fn read_fresh_leaf(
         self: &Arc<Self>,
@@ -179,7 +185,7 @@ impl Tree {
         (at, slot): (GlobalAddr, Slot),
     ) -> Result<Buf, Fail> {
         let image = self.read_leaf(session, slot).await?;
-        self.correct_back(session, (at, slot), (slot.addr(), image.words()[0]));
+        self.shape.mode.met_leaf(self, session, (at, slot), image.words()[0]);
         self.settle_leaf(session, slot.addr(), image).await
     }
 
@@ -218,11 +224,10 @@ impl Tree {
         let (mark, turn) = (0, None);
         let mut op = ChangeState { change, held, wait, dead, leaf, record, lead, mark, turn };
         let mut attempts = Attempts::of_leader(leads);
-        // A leaf is replaced from the slot of its node, which the way from the root reads.
-        let replaces = self.options.leaf == LeafUpdate::Replaced && change.value.is_some();
-        let mut by = if replaces && !change.adds { StartFrom::Root } else { StartFrom::Cache };
+        let starts_at_root = self.ladder.starts_at_root(change);
+        let mut by = if starts_at_root { StartFrom::Root } else { StartFrom::Cache };
         loop {
-            op.turn = self.slot_turn(session, change.key).await;
+            op.turn = self.ladder.slot_turn(session, || self.cached_end(change.key)).await;
             op.mark = op.lead.as_ref().map_or(0, ChangeLead::mark);
             by = match self.attempt(session, &mut op, by).await {
                 Ok(Step::Done(outcome)) => return Ok(outcome),
@@ -303,7 +308,7 @@ impl Tree {
             leaf.aim(self, at);
         }
         // If objects point back, once its slot is known.
-        let is_aimed = !self.shape.points_back || guess.at.is_some();
+        let is_aimed = !self.shape.mode.needs_parents() || guess.at.is_some();
         let leaf = op.leaf.as_ref().filter(|_| is_aimed);
         let new = leaf.and_then(|leaf| leaf.unwritten(session));
         let is_new = new.is_some();
@@ -360,8 +365,7 @@ impl Tree {
             None => LeafContent::Absent,
             Some(value) => self.content(session, op, value).await?,
         };
-        let stays =
-            self.options.leaf == LeafUpdate::InPlace || matches!(content, LeafContent::Absent);
+        let stays = self.ladder.stays(&content);
         let same = match (leaf.content(), content.as_new()) {
             (NewValue::Absent, _) | (_, NewValue::Absent) => true,
             (NewValue::Record(_), new) => matches!(new, NewValue::Record(_)),
@@ -385,7 +389,7 @@ impl Tree {
                 }
             }
         }
-        if self.shape.points_back {
+        if self.shape.mode.keeps_leaves() {
             let what = "INV-SMART-8: a leaf of a table with nodes=reverse has no room for a value";
             return Err(self.corrupt(slot.addr(), what).into());
         }
@@ -432,14 +436,14 @@ impl Tree {
             return Ok(Step::Done(outcome));
         };
         op.leaf = Some(new);
-        if self.shape.reserves && path.is_cached() {
+        if self.shape.mode.keeps_nodes() && path.is_cached() {
             // The cached slot has changed.
             return Ok(Step::Again(StartFrom::Node));
         }
         let key = op.change.key;
         let copy = match self.help(session, path, key).await? {
             // The nodes above it would have to be locked as well.
-            Helped::Linked(copy) if self.options.node_locks != NodeLocks::Path => copy,
+            Helped::Linked(copy) if !self.ladder.locks_paths() => copy,
             Helped::Linked(_) | Helped::No => return Ok(Step::Again(StartFrom::Root)),
             Helped::ByAnother => return Ok(Step::Again(StartFrom::Cache)),
         };
@@ -475,7 +479,7 @@ impl Tree {
                 return Ok(content);
             }
         }
-        let fits = class_for(self.shape.lead(), op.change.key.len(), value.len()).is_some();
+        let fits = class_for(self.shape.mode.lead(), op.change.key.len(), value.len()).is_some();
         if fits && value.len() <= self.inline_max(session) {
             return Ok(LeafContent::Inline(value.to_vec()));
         }

@@ -1,10 +1,9 @@
 //! Options: the shape of a table of this engine, and the settings by which one compute server opens it.
 
-use farleaf_index::{
-    IndexError, KeyFormat, KnobKind, Shape, Spec, ValueFormat, knobs, shape, words,
-};
+use farleaf_index::{IndexError, KeyFormat, KnobKind, Shape, Spec, knobs, shape, words};
 
 use super::ladder::{CacheIndex, LeafLock, LeafUpdate, NodeLocks, NodeTypes, ReadDelegation};
+use super::mode::NodeMode;
 
 /// One word of a few.
 const fn word_of(words: &'static [&'static str]) -> KnobKind {
@@ -77,19 +76,17 @@ impl SmartShape {
 }
 
 impl Shape for SmartShape {
-    /// Chooses the first slots. Refuses pointers back where an object would leave the tree: a leaf whose value needs
-    /// another one. Its address would be used again, and a pointer back does not tell the two apart.
+    fn check_build(&self) -> Result<(), IndexError> {
+        NodeMode::check_build(self.nodes)
+    }
+
+    /// Chooses the first slots. Refuses nodes that this build leaves out, or that cannot hold such values.
     ///
     /// # Errors
     /// `Invalid`.
     fn complete(self, spec: &Spec) -> Result<Self, IndexError> {
-        if self.nodes == NodeRoom::Reverse && spec.value == ValueFormat::Bytes {
-            return Err(IndexError::Invalid(
-                "nodes=reverse needs values of one length: a value that outgrows its leaf leaves an address that is \
-                 used again"
-                    .into(),
-            ));
-        }
+        self.check_build()?;
+        NodeMode::check_spec(self.nodes, spec)?;
         Ok(SmartShape { first_slots: self.first_slots(spec), ..self })
     }
 }

@@ -130,12 +130,10 @@ impl Tree {
         }
     }
 
-    /// Returns whether entries of own nodes may be exact, and WRITEs link leaves there. A walk changes the header of a
-    /// node that reserves its room, and an insert the header and first word of a node that points back.
+    /// Returns whether entries of own nodes may be exact, and WRITEs link leaves there.
     pub(super) fn has_exact_entries(&self) -> bool {
         let is_exclusive = |owner: &OwnRanges| owner.writes == OwnerWrites::Exclusive;
-        let is_plain = !self.shape.reserves && !self.shape.points_back;
-        is_plain && self.owner.as_ref().is_some_and(is_exclusive)
+        self.shape.mode.allows_exact_entries() && self.owner.as_ref().is_some_and(is_exclusive)
     }
 
     /// The moment before a READ of the node at `addr`; `None` if the READ cannot make an exact entry.

@@ -14,7 +14,6 @@ use farleaf_pool::{Retiring, Session, Tries, Unlinked};
 
 use super::descent::{Path, PathEnd, ReadNode, Up};
 use super::insert::{NewLeaf, copy};
-use super::ladder::NodeLocks;
 use super::layout::{Edge, META_ROOT, NodeType, Slot, fill_node, slot_addr};
 use super::leaf::{Leaf, MOVING, NewValue};
 use super::locked::LeafImage;
@@ -47,6 +46,14 @@ impl Dying {
         Some(Dying { addr: held.addr, up: held.up?, words, matched: held.matched })
     }
 
+    /// It is dead and all of its words are frozen (`INV-SMART-3`), unless a seeded bug skips that.
+    pub(super) fn is_frozen(&self) -> bool {
+        let slots = &self.words[2..];
+        let is_done = super::layout::FirstWord(self.words[0]).is_dead()
+            && slots.iter().all(|word| Slot(*word).is_frozen());
+        is_done || COPY_UNFROZEN.is_armed()
+    }
+
     /// The word that leads to it is the root word.
     pub(super) fn is_root(&self, tree: &Tree) -> bool {
         self.up.at == tree.meta.plus(META_ROOT)
@@ -75,13 +82,13 @@ impl Tree {
         let dying = path.nodes.iter().position(|held| held.node(self).first_word().is_dead());
         let is_full = matches!(path.landing, PathEnd::None)
             && path.last().node(self).first_empty().is_none()
-            && !self.shape.reserves;
+            && !self.shape.mode.keeps_nodes();
         let last = path.nodes.len() - 1;
         let Some(at) = dying.or(is_full.then_some(last)) else { return Ok(Helped::No) };
         let mut held = path.nodes.swap_remove(at);
         // An operation that locks nodes has its turn at this one.
         let mut place = None;
-        if self.options.node_locks == NodeLocks::Off {
+        if !self.ladder.locks_nodes() {
             place = self.lock_queue.try_place(held.addr.word());
             if place.is_none() {
                 drop(queue_for(session, &self.lock_queue, held.addr.word()).await);
@@ -184,7 +191,7 @@ impl Tree {
             // It dispatches on the first byte, whatever that is.
             return NodeType::TOP;
         }
-        self.options.types.replacing(live_slots(&dying.words).count(), self.first_type())
+        self.ladder.replacing(live_slots(&dying.words).count(), self.first_type())
     }
 
     async fn alloc_node(&self, session: &Session, of: NodeType) -> Result<Unlinked, IndexError> {
@@ -269,6 +276,11 @@ impl Tree {
     ) -> Result<bool, IndexError> {
         let (up, mut tries) = (dying.up, Tries::default());
         let expected = if dying.is_root(self) { up.word } else { Slot(up.word).thawed().0 };
+        debug_assert!(
+            dying.is_frozen(),
+            "INV-SMART-3: {} is replaced before it is frozen",
+            dying.addr
+        );
         made.keep();
         let changing = self.changing(up.node).await;
         let won = loop {
@@ -322,11 +334,11 @@ impl Tree {
             return Ok(Err(new));
         }
         let node = path.last().addr;
-        let locks = self.leaf_locks(old.addr, self.slot_locks(&path.nodes));
+        let locks = self.ladder.leaf_locks(old.addr, self.ladder.slot_locks(&path.nodes));
         let (tree, key) = (Arc::clone(self), key.to_vec());
         self.finish(session, async move |session| {
             let work = async |_| tree.move_now(&session, &key, (node, index, slot), old, new).await;
-            tree.under(&session, locks, work).await
+            tree.ladder.under((&session, &tree.counts), locks, work).await
         })
         .await
     }
@@ -353,6 +365,7 @@ impl Tree {
         let _changing = self.changing_leaf(old.addr).await;
         let is_locked = session.reliable().cas(old.lock_addr(), by, lock).await? == by;
         if is_locked {
+            debug_assert!(view.is_whole() && view.is_free(), "INV-SMART-4: a torn leaf moves");
             new.keep();
             let (at, words) = (slot_addr(node, index), (slot, new.slot(slot.edge())));
             let changing = self.changing(node).await;

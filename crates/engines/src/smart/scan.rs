@@ -141,15 +141,15 @@ impl Tree {
                     }
                     checked => checked?,
                 }
-                hints.extend(self.stale_hint(&held, slot));
+                hints.extend(self.shape.mode.stale_hint(self, &held, slot));
                 while held.node(self).is_short() {
-                    self.read_whole(session, &mut held, &prefix).await?;
+                    self.shape.mode.read_whole(self, session, &mut held, &prefix).await?;
                 }
                 self.remember(&held, &prefix);
                 found.extend(self.expand(&held, &prefix, range));
             }
         }
-        self.correct_hints(session, hints);
+        self.shape.mode.correct_hints(self, session, hints);
         found.into_iter().rev().for_each(|item| frontier.push_front(item));
         Ok(())
     }

@@ -45,7 +45,7 @@ impl Tree {
         held: ReadNode,
         key: &[u8],
     ) -> Result<(), IndexError> {
-        if self.shape.reserves {
+        if self.shape.mode.keeps_nodes() {
             // Nodes stay where they are: their room is their own.
             return Ok(());
         }
@@ -75,7 +75,7 @@ impl Tree {
         };
         let node = held.node(self);
         let (live, of) = (node.live(), NodeType::holding(node.capacity()));
-        let gets_smaller = self.options.types.replacing(live, self.first_type()) < of;
+        let gets_smaller = self.ladder.replacing(live, self.first_type()) < of;
         let is_sparse = node.first_word().is_dead()
             || live <= node.capacity() / SPARSE && gets_smaller
             || live <= 1 && self.heir(session, &dying).await?.is_some();
@@ -115,6 +115,12 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let (up, mut tries) = (dying.up, Tries::default());
         let expected = Slot(up.word).thawed().0;
+        debug_assert!(
+            dying.is_frozen(),
+            "INV-SMART-3: {} gives way before it is frozen",
+            dying.addr
+        );
+        debug_assert!(live_slots(&dying.words).nth(1).is_none(), "INV-SMART-3: children are lost");
         let changing = self.changing(up.node).await;
         let may_have_won = loop {
             let mark = session.reliable().post_mark();

@@ -79,7 +79,7 @@ fn decode(buf: &Buf, shape: &NodeForm) -> Option<Redo> {
     if magic != MAGIC || of != shape.table || end > buf.len() || found != sum(&buf.bytes()[..end]) {
         return None;
     }
-    let lead = 8 * shape.lead();
+    let lead = 8 * shape.mode.lead();
     let object = bytes.checked_add(lead)?;
     let is_leaf = LeafClass::of(object).is_some_and(|class| class.bytes() == object);
     let is_head = |addr: &GlobalAddr| addr.offset() % 64 == lead as u64;

@@ -14,7 +14,7 @@ use farleaf_pool::{LockToken, Session};
 
 use super::cache::Cache;
 use super::changes::LeafChanges;
-use super::ladder::NodeTypes;
+use super::ladder::Ladder;
 use super::layout::{FirstWord, META_MAGIC, META_ROOT, NodeForm, NodeType};
 use super::leaf::MOVING;
 use super::options::{SmartOptions, SmartShape};
@@ -64,16 +64,16 @@ pub(crate) struct Tree {
     pub(super) owner: Option<OwnRanges>,
     /// The root node as last seen: address and first word.
     root: Mutex<Option<(GlobalAddr, FirstWord)>>,
-    /// The lock table, once this compute server has used it.
-    pub(super) lock_table: Mutex<Option<GlobalAddr>>,
-    /// Tasks of this compute server that want a lock of the lock table, by its address, or change the slots of a locked
-    /// node, by the node's.
+    /// The steps of the ladder.
+    pub(super) ladder: Ladder,
+    /// Tasks of this compute server that replace a node, by its address, beside those of the ladder.
     pub(super) lock_queue: Arc<LockQueue>,
     /// Keys that this compute server has removed and whose leaves are still linked.
     pub(super) removed: Mutex<Vec<Vec<u8>>>,
     /// A task is unlinking.
     pub(super) unlinking: AtomicBool,
     /// A task corrects hints or pointers back.
+    #[cfg(feature = "figures")]
     pub(super) correcting: Arc<AtomicBool>,
     pub(super) queues: KeyQueues,
     pub(super) counts: Counts,
@@ -161,20 +161,22 @@ impl Tree {
         options: SmartOptions,
         owner: Option<OwnRanges>,
     ) -> Arc<Tree> {
-        let shape = NodeForm::of(table);
+        let (shape, lock_queue) = (NodeForm::of(table), Arc::default());
+        let ladder = Ladder::new(table.meta, &options, Arc::clone(&lock_queue));
         Arc::new(Tree {
             meta: table.meta,
             spec: table.spec,
             shape,
             options,
-            cache: Cache::new(shape, options.cache_bytes, options.cache_index),
+            cache: Cache::new(shape, options.cache_bytes, ladder.names()),
             leaf_changes: LeafChanges::new(),
             owner,
             root: Mutex::default(),
-            lock_table: Mutex::default(),
-            lock_queue: Arc::default(),
+            ladder,
+            lock_queue,
             removed: Mutex::default(),
             unlinking: AtomicBool::new(false),
+            #[cfg(feature = "figures")]
             correcting: Arc::default(),
             queues: KeyQueues::new(options.batch_limit),
             counts: Counts::default(),
@@ -209,7 +211,7 @@ impl Tree {
 
     /// Damage of the object at `addr`.
     pub(super) fn corrupt(&self, addr: GlobalAddr, what: &str) -> IndexError {
-        IndexError::Corrupt(format!("the object at {addr} of the table at {}: {what}", self.meta))
+        corrupt(self.meta, addr, what)
     }
 
     /// Longest value that stays in its leaf: a redo record has room for it.
@@ -219,23 +221,12 @@ impl Tree {
 
     /// The type of a new node.
     pub(super) fn first_type(&self) -> NodeType {
-        match (self.shape.reserves, self.options.types) {
-            (true, NodeTypes::Fine | NodeTypes::Art) => self.shape.first,
-            (_, types) => types.first(self.shape.first),
-        }
+        self.shape.mode.first_type(self.ladder.types(), self.shape.first)
     }
 
     /// The type of a new node with so many slots.
     pub(super) fn holding(&self, slots: usize) -> NodeType {
-        match (self.shape.reserves, self.options.types) {
-            (_, NodeTypes::Whole) => NodeType::TOP,
-            (true, NodeTypes::Art) => NodeTypes::Art.reserved(slots),
-            // One that has room for one child more than `slots` - 1.
-            (false, NodeTypes::Art) => {
-                NodeTypes::Art.replacing(slots.saturating_sub(1), NodeType::SMALLEST)
-            }
-            (_, NodeTypes::Fine) => self.shape.holding(slots),
-        }
+        self.shape.mode.holding(self.ladder.types(), slots)
     }
 
     /// Runs `task` to its end with a session that does not give up, whatever becomes of the caller. In a table with
@@ -255,6 +246,11 @@ impl Tree {
             .await
             .unwrap_or_else(|| Err(unfinished_change("the change")))
     }
+}
+
+/// Damage of the object at `addr` of the table whose meta object is at `meta`.
+pub(super) fn corrupt(meta: GlobalAddr, addr: GlobalAddr, what: &str) -> IndexError {
+    IndexError::Corrupt(format!("the object at {addr} of the table at {meta}: {what}"))
 }
 
 /// Longest value that stays in its leaf.

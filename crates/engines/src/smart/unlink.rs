@@ -46,7 +46,7 @@ impl Drop for Unlinking {
 impl Tree {
     /// Notes a key whose leaf is to be unlinked, and lets a task unlink when there are enough. Within an operation.
     pub(super) fn note_removed(self: &Arc<Self>, session: &Session, key: &[u8]) {
-        if self.shape.points_back {
+        if self.shape.mode.keeps_leaves() {
             // Its leaf stays linked (INV-SMART-8).
             return;
         }

@@ -8,8 +8,8 @@ use farleaf_index::{IndexError, TableReport, Visitor};
 use farleaf_pool::Session;
 
 use super::descent::{ReadNode, Up};
-use super::ladder::lock_table::LOCKS_BYTES;
-use super::layout::{Edge, FirstWord, META_BYTES, META_LOCKS, NodeType, Slot};
+use super::ladder::{LOCKS_BYTES, lock_table_at};
+use super::layout::{Edge, META_BYTES, META_LOCKS, NodeType, Slot};
 use super::leaf::NewValue;
 use super::tree::{Fail, Tree};
 
@@ -67,7 +67,7 @@ impl Tree {
     ) -> Result<(), Fail> {
         let locks = session.reliable().word(self.meta.plus(META_LOCKS)).await?;
         if locks != 0 {
-            visitor.object("lock table", self.lock_table_at(locks)?, LOCKS_BYTES);
+            visitor.object("lock table", lock_table_at(self.meta, locks)?, LOCKS_BYTES);
             if visitor.is_done() {
                 return Ok(());
             }
@@ -97,7 +97,7 @@ impl Tree {
                 self.visit_leaf(session, &next, image, visitor, report).await?;
             } else {
                 let held = match self.read_all_slots(session, &next).await {
-                    Err(Fail::Again) if self.shape.points_back => {
+                    Err(Fail::Again) if self.shape.mode.moves_children() => {
                         // A node has come in front of it: that one is next.
                         let (slot, up) = self.slot_again(session, next.up).await?;
                         todo.push(Todo { slot, up, ..next });
@@ -123,13 +123,10 @@ impl Tree {
     /// READs a node with all slots that it has room for. One behind those that count may lead to a leaf of a dead
     /// client: the node grows, as with the next insert, so that what is linked is visited.
     async fn read_all_slots(&self, session: &Session, at: &Todo) -> Result<ReadNode, Fail> {
-        let whole = if self.shape.reserves { at.slot.with_type(NodeType::TOP) } else { at.slot };
+        let whole = self.shape.mode.whole_slot(at.slot);
         let mut held =
             self.read_child(session, whole, (&at.prefix, at.prefix.len()), at.up).await?;
-        let last = held.image.words()[2..].iter().rposition(|word| !Slot(*word).is_empty());
-        if let Some(last) = last.filter(|last| *last >= held.node(self).capacity()) {
-            self.grow(session, &mut held, last).await?;
-        }
+        self.shape.mode.grow_over(self, session, &mut held).await?;
         Ok(held)
     }
 
@@ -230,10 +227,7 @@ impl Tree {
         let image = self.settle_leaf(session, addr, image).await?;
         let leaf = self.leaf(addr, &image);
         report.node_bytes += image.len() as u64;
-        if self.shape.points_back && !FirstWord(image.words()[0]).is_reverse(self.shape.table, addr)
-        {
-            report.problems.push(format!("INV-SMART-8: the leaf at {addr} names no slot"));
-        }
+        report.problems.extend(self.shape.mode.leaf_problem(&self.shape, addr, image.words()[0]));
         let ends = at.slot.edge() == Edge::END;
         let fits =
             leaf.key().starts_with(&at.prefix) && (!ends || leaf.key().len() == at.prefix.len());

@@ -20,10 +20,9 @@ use farleaf_index::retry::{LockWait, queue_for};
 use farleaf_index::sync::lock;
 use farleaf_pool::Session;
 
-use super::super::descent::ReadNode;
 use super::super::layout::META_LOCKS;
-use super::super::tree::{Tree, count};
-use super::switches::{LeafLock, NodeLocks};
+use super::super::tree::{Counts, corrupt, count};
+use super::Ladder;
 
 /// Locks of a table.
 const LOCKS: u64 = 1_024;
@@ -37,7 +36,7 @@ const TURNS_MAX: usize = 64;
 pub(in crate::smart) struct LockSet(Vec<u64>);
 
 impl LockSet {
-    fn add(&mut self, addr: GlobalAddr) {
+    pub(super) fn add(&mut self, addr: GlobalAddr) {
         let index = (addr.word().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % LOCKS;
         if let Err(at) = self.0.binary_search(&index) {
             self.0.insert(at, index);
@@ -45,27 +44,15 @@ impl LockSet {
     }
 }
 
-impl Tree {
-    /// The locks of a change of a slot in the last of `nodes`.
-    pub(in crate::smart) fn slot_locks(&self, nodes: &[ReadNode]) -> LockSet {
+impl FromIterator<GlobalAddr> for LockSet {
+    fn from_iter<I: IntoIterator<Item = GlobalAddr>>(addrs: I) -> LockSet {
         let mut locks = LockSet::default();
-        let nodes = match self.options.node_locks {
-            NodeLocks::Off => &[],
-            NodeLocks::Node => &nodes[nodes.len() - 1..],
-            NodeLocks::Path => nodes,
-        };
-        nodes.iter().for_each(|held| locks.add(held.addr));
+        addrs.into_iter().for_each(|addr| locks.add(addr));
         locks
     }
+}
 
-    /// The locks of a change of a leaf.
-    pub(in crate::smart) fn leaf_locks(&self, leaf: GlobalAddr, mut locks: LockSet) -> LockSet {
-        if self.options.lock == LeafLock::Table {
-            locks.add(leaf);
-        }
-        locks
-    }
-
+impl Ladder {
     /// Does `work` under `locks`, and tells it whether another has had one of them. In a task, which runs to its end.
     ///
     /// Cost: 1 CAS and 1 round trip for each lock; 1 CAS for each and 1 round trip to give all back. None without
@@ -76,7 +63,7 @@ impl Tree {
     /// table: then nothing was done. `OutcomeUnknown` if the work is done and its locks could not be given back.
     pub(in crate::smart) async fn under<T>(
         &self,
-        session: &Session,
+        (session, counts): (&Session, &Counts),
         locks: LockSet,
         work: impl AsyncFnOnce(bool) -> Result<T, IndexError>,
     ) -> Result<T, IndexError> {
@@ -89,7 +76,7 @@ impl Tree {
         let mut places = Vec::with_capacity(locks.0.len());
         for index in locks.0 {
             let at = table.plus(index * 8);
-            match self.take_lock(session, at, token).await {
+            match self.take_lock((session, counts), at, token).await {
                 Ok((place, waited)) => {
                     has_waited |= waited;
                     places.extend(place);
@@ -114,20 +101,20 @@ impl Tree {
     /// whether another has had the lock.
     async fn take_lock(
         &self,
-        session: &Session,
+        (session, counts): (&Session, &Counts),
         at: GlobalAddr,
         token: u64,
     ) -> Result<(Option<QueuePlace>, bool), IndexError> {
         let (reliable, mut wait) = (session.reliable(), LockWait::default());
-        let mut has_waited = self.lock_queue.is_taken(at.word());
-        let place = queue_for(session, &self.lock_queue, at.word()).await;
+        let mut has_waited = self.queue.is_taken(at.word());
+        let place = queue_for(session, &self.queue, at.word()).await;
         loop {
             let found = reliable.cas(at, 0, token).await?;
             if found == 0 {
                 return Ok((place, has_waited));
             }
             has_waited = true;
-            count(&self.counts.table_lock_lost);
+            count(&counts.table_lock_lost);
             let is_dead = wait.again(session, ("the lock at", at), found).await?;
             if is_dead && reliable.cas(at, found, token).await? == found {
                 return Ok((place, true));
@@ -136,26 +123,21 @@ impl Tree {
     }
 
     /// Waits for the turn among the operations of this compute server that are to change a slot of the node in which
-    /// the cached way to `key` ends. `None` if they lock no nodes, or it takes too long. No remote operation.
+    /// the cached way to a key ends, which `end` tells. `None` if they lock no nodes, or it takes too long. No remote
+    /// operation.
     pub(in crate::smart) async fn slot_turn(
         &self,
         session: &Session,
-        key: &[u8],
+        end: impl Fn() -> Option<GlobalAddr>,
     ) -> Option<QueuePlace> {
-        if self.options.node_locks == NodeLocks::Off {
+        if !self.locks_nodes() {
             return None;
         }
-        let end = || match self.guess(key) {
-            // Each that locks its path locks the root.
-            None => (self.options.node_locks == NodeLocks::Path).then_some(self.meta),
-            Some(guess) => match guess.slot.filter(|slot| !slot.is_leaf()) {
-                Some(slot) => Some(slot.addr()),
-                None => Some(guess.entry.addr()),
-            },
-        };
+        // Each that locks its path locks the root.
+        let end = || end().or(self.locks_paths().then_some(self.meta));
         let mut at = end()?;
         for _ in 0..TURNS_MAX {
-            let place = queue_for(session, &self.lock_queue, at.word()).await?;
+            let place = queue_for(session, &self.queue, at.word()).await?;
             let now = end()?;
             if now == at {
                 return Some(place);
@@ -206,14 +188,17 @@ impl Tree {
                 object.unkeep();
             }
         }
-        let addr = self.lock_table_at(word)?;
+        let addr = lock_table_at(self.meta, word)?;
         *lock(&self.lock_table) = Some(addr);
         Ok(addr)
     }
+}
 
-    /// The lock table that a word of the meta object names.
-    pub(in crate::smart) fn lock_table_at(&self, word: u64) -> Result<GlobalAddr, IndexError> {
-        let addr = GlobalAddr::from_word(word).filter(|addr| addr.offset() % 64 == 0);
-        addr.ok_or_else(|| self.corrupt(self.meta, "its lock table is at no address"))
-    }
+/// The lock table that a word of the meta object at `meta` names.
+pub(in crate::smart) fn lock_table_at(
+    meta: GlobalAddr,
+    word: u64,
+) -> Result<GlobalAddr, IndexError> {
+    let addr = GlobalAddr::from_word(word).filter(|addr| addr.offset() % 64 == 0);
+    addr.ok_or_else(|| corrupt(meta, meta, "its lock table is at no address"))
 }

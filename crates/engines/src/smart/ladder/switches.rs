@@ -1,8 +1,4 @@
-//! Switches: the steps of the paper's ladders, from plain ART to SMART.
-//!
-//! Each is a setting of the compute server that opens the table. Members of one pool may differ in all of them: the
-//! lock-free protocol and the lock in each leaf stay in force below the locks that a switch adds. A table's words are
-//! the same whatever the switches say, so a table that one step has made can be opened by another.
+//! Switches: the settings of the ladder's steps, in the words of the papers.
 
 use farleaf_index::words;
 
@@ -100,14 +96,14 @@ impl NodeTypes {
         }
     }
 
-    /// The type to which a node with reserved room grows that is to count `slots`.
-    pub(in crate::smart) fn reserved(self, slots: usize) -> NodeType {
-        NodeType::reserved(match (self, slots) {
-            (NodeTypes::Art, 5..=16) => 16,
-            (NodeTypes::Art, 17..=64) => 64,
-            (NodeTypes::Art, 65..) | (NodeTypes::Whole, _) => NodeType::TOP.capacity(),
-            _ => slots,
-        })
+    /// The type of a new node with so many slots.
+    pub(in crate::smart) fn holding(self, slots: usize) -> NodeType {
+        match self {
+            NodeTypes::Fine => NodeType::holding(slots),
+            NodeTypes::Whole => NodeType::TOP,
+            // One that has room for one child more than `slots` - 1.
+            NodeTypes::Art => self.replacing(slots.saturating_sub(1), NodeType::SMALLEST),
+        }
     }
 
     /// The type of a new node, which has two children at most.
@@ -137,10 +133,5 @@ mod tests {
         let grown = |live| NodeTypes::Art.replacing(live, NodeType::SMALLEST).capacity();
         assert_eq!([1, 4, 5, 16, 17, 47, 48, 257].map(grown), [6, 22, 22, 54, 54, 54, 257, 257]);
         assert_eq!(NodeTypes::Fine.replacing(6, NodeType::SMALLEST).capacity(), 14);
-        let reserved =
-            |types: NodeTypes| [4, 5, 9, 17, 65, 129].map(|slots| types.reserved(slots).capacity());
-        assert_eq!(reserved(NodeTypes::Fine), [4, 8, 16, 32, 128, 257]);
-        assert_eq!(reserved(NodeTypes::Art), [4, 16, 16, 64, 257, 257]);
-        assert_eq!(reserved(NodeTypes::Whole), [257; 6]);
     }
 }

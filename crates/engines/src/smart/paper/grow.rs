@@ -21,118 +21,151 @@ use farleaf_index::IndexError;
 use farleaf_pool::{Cas, Session};
 
 use super::super::descent::ReadNode;
-use super::super::layout::{Node, NodeType, Slot};
+use super::super::layout::{Node, NodeForm, NodeType, Slot};
+use super::super::mode::NodeMode;
 use super::super::tree::{Fail, Tree, count};
+use super::{grown, header_with};
 
-impl Tree {
-    /// Slots that a node has room for.
-    pub(in crate::smart) fn room(&self, node: Node<'_>) -> usize {
-        if self.shape.reserves { NodeType::TOP.capacity() } else { node.capacity() }
+farleaf_fabric::canaries! {
+    pub(crate) GROW_UNHELPED = "grow-unhelped",
+        "the second insert behind the slots that count leaves the node's header to the first";
+}
+
+/// Lets slot `index` count, which an own CAS has filled: nobody looks behind the slots that count (`INV-SMART-6`).
+pub(in crate::smart) async fn linked(
+    tree: &Tree,
+    session: &Session,
+    held: &mut ReadNode,
+    index: usize,
+) -> Result<(), IndexError> {
+    let counted = held.node(tree).capacity();
+    let is_first = index == counted;
+    if index >= counted && (is_first || !GROW_UNHELPED.is_armed()) {
+        grow(tree, session, held, index).await?;
     }
+    debug_assert!(
+        GROW_UNHELPED.is_armed() || index < held.node(tree).capacity(),
+        "INV-SMART-6: an acknowledged slot does not count"
+    );
+    Ok(())
+}
 
-    /// Lets slot `index` count, which is in use: the node's header grows, and then the hint that leads to it.
-    ///
-    /// Cost: 1 CAS, 2 if the parent's slot is known, in 1 round trip; more if others grow the node.
-    pub(in crate::smart) async fn grow(
-        &self,
-        session: &Session,
-        held: &mut ReadNode,
-        index: usize,
-    ) -> Result<(), IndexError> {
-        let at = held.addr.plus(8);
-        let mut header = held.image.words()[1];
-        while self.counted(header) <= index {
-            let of = self.options.types.reserved(index + 1);
-            let new = self.shape.header_with(header, of);
-            let mut list = vec![Cas { at, expected: header, new }];
-            if let Some(up) = held.up.filter(|up| !Slot(up.word).is_frozen()) {
-                let hint = Slot(up.word).with_type(of).0;
-                list.push(Cas { at: up.at, expected: up.word, new: hint });
-            }
-            let found = session.reliable().cas_many(&list).await?[0];
-            if found == header {
-                count(&self.counts.grown);
-                header = new;
-            } else if self.counted(found) > self.counted(header) || self.is_deeper(found, header) {
-                header = found;
-            } else {
-                return Err(self.corrupt(held.addr, "its header does not grow"));
-            }
+/// Lets slot `index` count, which is in use: the node's header grows, and then the hint that leads to it.
+///
+/// Cost: 1 CAS, 2 if the parent's slot is known, in 1 round trip; more if others grow the node.
+pub(in crate::smart) async fn grow(
+    tree: &Tree,
+    session: &Session,
+    held: &mut ReadNode,
+    index: usize,
+) -> Result<(), IndexError> {
+    let (form, at) = (&tree.shape, held.addr.plus(8));
+    let mut header = held.image.words()[1];
+    while counted(form, header) <= index {
+        let of = grown(tree.ladder.types(), index + 1);
+        let new = header_with(form, header, of);
+        let mut list = vec![Cas { at, expected: header, new }];
+        if let Some(up) = held.up.filter(|up| !Slot(up.word).is_frozen()) {
+            let hint = Slot(up.word).with_type(of).0;
+            list.push(Cas { at: up.at, expected: up.word, new: hint });
         }
-        // The slots between are not known; the cache may lack them.
-        let (counted, old) = (self.counted(header), held.image.words());
-        if old.len() < 2 + counted {
-            let mut image = session.client().buf(16 + 8 * counted);
-            image.words_mut().fill(0);
-            image.words_mut()[..old.len()].copy_from_slice(old);
-            held.image = image;
+        let found = session.reliable().cas_many(&list).await?[0];
+        if found == header {
+            count(&tree.counts.grown);
+            header = new;
+        } else if counted(form, found) > counted(form, header) || is_deeper(form, found, header) {
+            header = found;
+        } else {
+            return Err(tree.corrupt(held.addr, "its header does not grow"));
         }
-        held.image.words_mut()[1] = header;
-        Ok(())
     }
-
-    /// Returns whether an edge that leads to the node has been split since its header was `old`.
-    fn is_deeper(&self, header: u64, old: u64) -> bool {
-        let depth = |header| Node::new(&self.shape, &[0, header]).depth();
-        self.shape.points_back && depth(header) > depth(old)
+    // The slots between are not known; the cache may lack them.
+    let (counted, old) = (counted(form, header), held.image.words());
+    if old.len() < 2 + counted {
+        let mut image = session.client().buf(16 + 8 * counted);
+        image.words_mut().fill(0);
+        image.words_mut()[..old.len()].copy_from_slice(old);
+        held.image = image;
     }
+    held.image.words_mut()[1] = header;
+    Ok(())
+}
 
-    /// Slots that count by a header; 0 if it has no type.
-    fn counted(&self, header: u64) -> usize {
-        Node::new(&self.shape, &[0, header]).node_type().map_or(0, NodeType::capacity)
-    }
-
-    /// READs a node again in which more slots count than were READ.
-    pub(in crate::smart) async fn read_whole(
-        &self,
-        session: &Session,
-        held: &mut ReadNode,
-        key: &[u8],
-    ) -> Result<(), Fail> {
-        let (first_word, of) = (held.node(self).first_word(), held.node(self).node_type());
-        let of = of.ok_or_else(|| self.corrupt(held.addr, "its header has no type"))?;
-        let again = self.read_at(session, held.addr, of, held.matched, None).await?;
-        // A node that points back stays what it is, while the way to it may get longer.
-        let header = self.shape.header_with(held.image.words()[1], of);
-        if again.node(self).first_word() != first_word && !self.shape.points_back {
-            return Err(Fail::Again);
-        }
-        (held.image, held.c) = (again.image, again.c);
-        if self.shape.points_back {
-            held.image.words_mut()[1] = header;
-        }
-        self.remember(held, key);
-        Ok(())
-    }
-
-    /// The correction of the slot that led to a node, if its type is behind.
-    pub(in crate::smart) fn stale_hint(&self, held: &ReadNode, slot: Slot) -> Option<Cas> {
-        let up = held.up.filter(|up| self.shape.reserves && !Slot(up.word).is_frozen())?;
-        let (of, hint) = (held.node(self).node_type()?, slot.node_type()?);
-        if of.capacity() <= hint.capacity() {
-            return None;
-        }
-        count(&self.counts.stale_hints);
-        Some(Cas { at: up.at, expected: up.word, new: Slot(up.word).with_type(of).0 })
-    }
-
-    /// Lets a task make these corrections, unless one is at it: then the next reader meets them.
-    pub(in crate::smart) fn correct_hints(&self, session: &Session, list: Vec<Cas>) {
-        if list.is_empty() || self.correcting.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let (correcting, pin) = (Correcting(Arc::clone(&self.correcting)), session.pin_for_task());
-        session.spawn(async move |session| {
-            // A slot that has another word by now leads elsewhere, or was corrected. An error leaves hints behind.
-            let _ = session.reliable().cas_many(&list).await;
-            drop(pin);
-            drop(correcting);
-        });
+/// Lets all used slots of a node count whose words a walk has READ.
+pub(in crate::smart) async fn grow_over(
+    tree: &Tree,
+    session: &Session,
+    held: &mut ReadNode,
+) -> Result<(), IndexError> {
+    let last = held.image.words()[2..].iter().rposition(|word| !Slot(*word).is_empty());
+    match last.filter(|last| *last >= held.node(tree).capacity()) {
+        Some(last) => grow(tree, session, held, last).await,
+        None => Ok(()),
     }
 }
 
+/// Returns whether an edge that leads to the node has been split since its header was `old`.
+fn is_deeper(form: &NodeForm, header: u64, old: u64) -> bool {
+    let depth = |header| Node::new(form, &[0, header]).depth();
+    form.mode == NodeMode::Reverse && depth(header) > depth(old)
+}
+
+/// Slots that count by a header; 0 if it has no type.
+fn counted(form: &NodeForm, header: u64) -> usize {
+    Node::new(form, &[0, header]).node_type().map_or(0, NodeType::capacity)
+}
+
+/// READs a node again in which more slots count than were READ.
+pub(in crate::smart) async fn read_whole(
+    tree: &Tree,
+    session: &Session,
+    held: &mut ReadNode,
+    key: &[u8],
+) -> Result<(), Fail> {
+    let (first_word, of) = (held.node(tree).first_word(), held.node(tree).node_type());
+    let of = of.ok_or_else(|| tree.corrupt(held.addr, "its header has no type"))?;
+    let again = tree.read_at(session, held.addr, of, held.matched, None).await?;
+    // A node that points back stays what it is, while the way to it may get longer.
+    let points_back = tree.shape.mode == NodeMode::Reverse;
+    let header = header_with(&tree.shape, held.image.words()[1], of);
+    if again.node(tree).first_word() != first_word && !points_back {
+        return Err(Fail::Again);
+    }
+    (held.image, held.c) = (again.image, again.c);
+    if points_back {
+        held.image.words_mut()[1] = header;
+    }
+    tree.remember(held, key);
+    Ok(())
+}
+
+/// The correction of the slot that led to a node, if its type is behind.
+pub(in crate::smart) fn stale_hint(tree: &Tree, held: &ReadNode, slot: Slot) -> Option<Cas> {
+    let up = held.up.filter(|up| !Slot(up.word).is_frozen())?;
+    let (of, hint) = (held.node(tree).node_type()?, slot.node_type()?);
+    if of.capacity() <= hint.capacity() {
+        return None;
+    }
+    count(&tree.counts.stale_hints);
+    Some(Cas { at: up.at, expected: up.word, new: Slot(up.word).with_type(of).0 })
+}
+
+/// Lets a task make these corrections, unless one is at it: then the next reader meets them.
+pub(in crate::smart) fn correct_hints(tree: &Tree, session: &Session, list: Vec<Cas>) {
+    if list.is_empty() || tree.correcting.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let (correcting, pin) = (Correcting(Arc::clone(&tree.correcting)), session.pin_for_task());
+    session.spawn(async move |session| {
+        // A slot that has another word by now leads elsewhere, or was corrected. An error leaves hints behind.
+        let _ = session.reliable().cas_many(&list).await;
+        drop(pin);
+        drop(correcting);
+    });
+}
+
 /// The right to correct hints and pointers back; one task has it.
-pub(in crate::smart) struct Correcting(pub(super) Arc<AtomicBool>);
+pub(super) struct Correcting(pub(super) Arc<AtomicBool>);
 
 impl Drop for Correcting {
     fn drop(&mut self) {

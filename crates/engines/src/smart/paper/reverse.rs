@@ -18,31 +18,38 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::GlobalAddr;
-use farleaf_index::{IndexError, TableSpec, ValueFormat};
+use farleaf_index::{IndexError, Spec, TableSpec, ValueFormat};
 use farleaf_pool::{Cas, Session};
 
-use super::super::descent::{CachedStart, ReadNode};
+use super::super::descent::{CachedStart, PathEnd, ReadNode};
+use super::super::entry::Entry;
 use super::super::ladder::LeafUpdate;
-use super::super::layout::{FirstWord, Node, NodeForm, Slot};
+use super::super::layout::{DEAD, FirstWord, Node, NodeForm, Slot, slot_addr};
 use super::super::leaf::class_for;
-use super::super::options::{NodeRoom, SmartOptions, SmartShape};
+use super::super::locked::LeafImage;
+use super::super::mode::Moved;
+use super::super::options::{SmartOptions, SmartShape};
 use super::super::tree::{Tree, count, inline_max};
 use super::grow::Correcting;
+use super::header_from;
 
-/// A child that a new node has come in front of.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::smart) struct Moved {
-    /// The child, and its first word when it was READ.
-    pub(in crate::smart) addr: GlobalAddr,
-    pub(in crate::smart) word: u64,
-    /// The slots that led to it before and lead to it now.
-    pub(in crate::smart) from: GlobalAddr,
-    pub(in crate::smart) to: GlobalAddr,
-    /// A node's header when it was READ, and the depth that it has now.
-    pub(in crate::smart) header: Option<(u64, usize)>,
+/// Refuses values by which an object would leave the tree: a leaf whose value needs another one. Its address would be
+/// used again, and a pointer back does not tell the two apart.
+///
+/// # Errors
+/// `Invalid`.
+pub(in crate::smart) fn check_spec(spec: &Spec) -> Result<(), IndexError> {
+    if spec.value == ValueFormat::Bytes {
+        return Err(IndexError::Invalid(
+            "nodes=reverse needs values of one length: a value that outgrows its leaf leaves an address that is \
+             used again"
+                .into(),
+        ));
+    }
+    Ok(())
 }
 
-/// Refuses a table with pointers back whose values do not fit into leaves.
+/// Refuses a table whose values do not fit into leaves.
 ///
 /// # Errors
 /// `Invalid`.
@@ -50,11 +57,10 @@ pub(in crate::smart) fn check_values(
     session: &Session,
     table: &TableSpec<SmartShape>,
 ) -> Result<(), IndexError> {
-    let (shape, spec) = (NodeForm::of(table), table.spec);
+    let (form, spec) = (NodeForm::of(table), table.spec);
     let ValueFormat::Fixed(value) = spec.value else { return Ok(()) };
-    let fits =
-        value <= inline_max(session) && class_for(shape.lead(), spec.key_max(), value).is_some();
-    if fits || !shape.points_back {
+    let class = class_for(form.mode.lead(), spec.key_max(), value);
+    if value <= inline_max(session) && class.is_some() {
         return Ok(());
     }
     Err(IndexError::Invalid(format!(
@@ -64,15 +70,12 @@ pub(in crate::smart) fn check_values(
     )))
 }
 
-/// Refuses to open a table with pointers back such that its leaves are replaced.
+/// Refuses to open a table such that its leaves are replaced.
 ///
 /// # Errors
 /// `Invalid`.
-pub(in crate::smart) fn check_open(
-    shape: &SmartShape,
-    options: &SmartOptions,
-) -> Result<(), IndexError> {
-    if shape.nodes == NodeRoom::Reverse && options.leaf == LeafUpdate::Replaced {
+pub(in crate::smart) fn check_open(options: &SmartOptions) -> Result<(), IndexError> {
+    if options.leaf == LeafUpdate::Replaced {
         return Err(IndexError::Invalid(
             "leaf=replaced does not go with a table of nodes=reverse, where no address is used again: take \
              leaf=in-place"
@@ -82,94 +85,172 @@ pub(in crate::smart) fn check_open(
     Ok(())
 }
 
-impl Tree {
-    /// The first word of an object at `addr` to which the word at `parent` leads.
-    pub(in crate::smart) fn back(&self, addr: GlobalAddr, parent: GlobalAddr) -> u64 {
-        FirstWord::reverse(self.shape.table, addr, parent).0
-    }
+/// The first word of an object at `addr` to which the word at `parent` leads.
+pub(in crate::smart) fn first_word(table: u64, addr: GlobalAddr, parent: GlobalAddr) -> FirstWord {
+    let place = (parent.offset() / 8) | (u64::from(parent.server().0) << 42);
+    FirstWord(place | (FirstWord::new(table, addr, 0).0 >> 50 << 50))
+}
 
-    /// Returns whether the object that a cached slot led to names that slot in its first word.
-    pub(in crate::smart) fn names_slot(
-        &self,
-        guess: &CachedStart,
-        addr: GlobalAddr,
-        word: u64,
-    ) -> bool {
-        guess.at.is_some_and(|at| word == self.back(addr, at))
-    }
+/// Returns whether `word` is the first one of an object of that table at `addr`, whatever word leads there.
+pub(in crate::smart) fn is_of_table(word: FirstWord, table: u64, addr: GlobalAddr) -> bool {
+    ((word.0 ^ FirstWord::new(table, addr, 0).0) & !DEAD) >> 50 == 0
+}
 
-    /// Lets a child name the slot that leads to it now.
-    ///
-    /// Cost: 1 CAS for a leaf, 2 for a node, in 1 round trip; more if others have changed these words.
-    pub(in crate::smart) async fn turn(
-        &self,
-        session: &Session,
-        moved: Moved,
-    ) -> Result<(), IndexError> {
-        let (addr, new) = (moved.addr, self.back(moved.addr, moved.to));
-        let mut word = Some(moved.word).filter(|word| *word != new);
-        let mut header = moved.header;
-        while word.is_some() || header.is_some() {
-            let mut list = Vec::with_capacity(2);
-            list.extend(word.map(|expected| Cas { at: addr, expected, new }));
-            list.extend(header.map(|(expected, depth)| {
-                let new = self.shape.header_from(expected, depth);
-                Cas { at: addr.plus(8), expected, new }
-            }));
-            let found = session.reliable().cas_many(&list).await?;
-            let mut found = found.into_iter();
-            word = word.and_then(|expected| {
-                let now = found.next().filter(|now| *now != expected);
-                // Another has brought it here from further up; or it is further down.
-                now.filter(|now| *now == self.back(addr, moved.from))
-            });
-            header = header.and_then(|(expected, depth)| {
-                let now = found.next().filter(|now| *now != expected)?;
-                // Its node has grown.
-                (Node::new(&self.shape, &[0, now]).depth() < depth).then_some((now, depth))
-            });
-        }
-        Ok(())
-    }
+/// Lets a new object at `addr` name the slot at `at`; returns whether that changed its words.
+pub(in crate::smart) fn aim(
+    table: u64,
+    words: &mut [u64],
+    addr: GlobalAddr,
+    at: GlobalAddr,
+) -> bool {
+    let back = first_word(table, addr, at).0;
+    let is_other = words[0] != back;
+    words[0] = back;
+    is_other
+}
 
-    /// Lets a task correct the first word of the object at `addr`, which was `word` when a fresh slot led there. One
-    /// task corrects; otherwise the next reader does.
-    pub(in crate::smart) fn correct_back(
-        &self,
-        session: &Session,
-        (at, slot): (GlobalAddr, Slot),
-        (addr, word): (GlobalAddr, u64),
-    ) {
-        // Most tables have no such words: nothing is computed for them.
-        if !self.shape.points_back {
-            return;
+/// The address of slot `index` of a cached node, or of its first unused one.
+pub(in crate::smart) fn slot_place(entry: &Entry, index: Option<usize>) -> GlobalAddr {
+    slot_addr(entry.addr(), index.unwrap_or_else(|| entry.children()))
+}
+
+/// Returns whether the object that a cached slot led to names that slot in its first word.
+pub(in crate::smart) fn names_slot(
+    form: &NodeForm,
+    start: &CachedStart,
+    addr: GlobalAddr,
+    word: u64,
+) -> bool {
+    start.at.is_some_and(|at| word == first_word(form.table, addr, at).0)
+}
+
+/// Returns whether the node that a cached slot led to names that slot, and no node has come in between.
+pub(in crate::smart) fn proves_node(
+    form: &NodeForm,
+    start: &CachedStart,
+    addr: GlobalAddr,
+    node: Node<'_>,
+) -> bool {
+    // The bytes between the cached node and this one are those that both compress.
+    names_slot(form, start, addr, node.first_word().0)
+        && node.depth() <= start.entry.head(form).dispatch() + 1
+}
+
+/// The fault of the first word of a leaf's object, if it names no slot.
+pub(in crate::smart) fn leaf_problem(
+    form: &NodeForm,
+    addr: GlobalAddr,
+    word: u64,
+) -> Option<String> {
+    let names = is_of_table(FirstWord(word), form.table, addr);
+    (!names).then(|| format!("INV-SMART-8: the leaf at {addr} names no slot"))
+}
+
+/// The child at which a path ends, which a new node comes in front of.
+pub(in crate::smart) fn moved(
+    landing: &PathEnd,
+    other: Option<&LeafImage>,
+    (from, to): (GlobalAddr, GlobalAddr),
+) -> Option<Moved> {
+    match landing {
+        PathEnd::Leaf { slot, .. } => {
+            let word = other?.back?;
+            Some(Moved { addr: slot.addr(), word, from, to, header: None })
         }
-        let new = self.back(addr, at);
-        if word == new || slot.is_frozen() || self.correcting.swap(true, Ordering::SeqCst) {
-            return;
+        PathEnd::Differs { child, at, .. } => {
+            let words = child.image.words();
+            let (word, header) = (words[0], Some((words[1], at + 1)));
+            Some(Moved { addr: child.addr, word, from, to, header })
         }
-        count(&self.counts.stale_back);
-        let (correcting, pin) = (Correcting(Arc::clone(&self.correcting)), session.pin_for_task());
-        session.spawn(async move |session| {
-            // The slot led there after the word was READ: so the word is behind, unless it has changed since.
-            if let Ok(now) = session.reliable().word(at).await
-                && Slot(now).has_child()
-                && Slot(now).addr() == addr
-                && !Slot(now).is_frozen()
-            {
-                // An error leaves it behind.
-                let _ = session.reliable().cas(addr, word, new).await;
-            }
-            drop(pin);
-            drop(correcting);
+        PathEnd::None | PathEnd::Tomb { .. } => None,
+    }
+}
+
+/// Caches a node that this client has moved under a new one in front of which `key` leaves its way.
+pub(in crate::smart) fn remember_moved(
+    tree: &Tree,
+    child: &mut ReadNode,
+    moved: Moved,
+    key: &[u8],
+) {
+    let Some((header, depth)) = moved.header else { return };
+    let Some(byte) = child.node(tree).byte_at(depth - 1) else { return };
+    let word = first_word(tree.shape.table, moved.addr, moved.to).0;
+    let words = child.image.words_mut();
+    (words[0], words[1]) = (word, header_from(&tree.shape, header, depth));
+    let prefix = [&key[..depth - 1], &[byte]].concat();
+    tree.remember(child, &prefix);
+}
+
+/// Lets a child name the slot that leads to it now.
+///
+/// Cost: 1 CAS for a leaf, 2 for a node, in 1 round trip; more if others have changed these words.
+pub(in crate::smart) async fn turn(
+    tree: &Tree,
+    session: &Session,
+    moved: Moved,
+) -> Result<(), IndexError> {
+    let (form, addr) = (&tree.shape, moved.addr);
+    let naming = |slot| first_word(form.table, addr, slot).0;
+    let new = naming(moved.to);
+    let mut word = Some(moved.word).filter(|word| *word != new);
+    let mut header = moved.header;
+    while word.is_some() || header.is_some() {
+        let mut list = Vec::with_capacity(2);
+        list.extend(word.map(|expected| Cas { at: addr, expected, new }));
+        list.extend(header.map(|(expected, depth)| {
+            let new = header_from(form, expected, depth);
+            Cas { at: addr.plus(8), expected, new }
+        }));
+        let found = session.reliable().cas_many(&list).await?;
+        let mut found = found.into_iter();
+        word = word.and_then(|expected| {
+            let now = found.next().filter(|now| *now != expected);
+            // Another has brought it here from further up; or it is further down.
+            now.filter(|now| *now == naming(moved.from))
+        });
+        header = header.and_then(|(expected, depth)| {
+            let now = found.next().filter(|now| *now != expected)?;
+            // Its node has grown.
+            (Node::new(form, &[0, now]).depth() < depth).then_some((now, depth))
         });
     }
+    Ok(())
+}
 
-    /// Lets a node's first word be corrected if another slot has led to it.
-    pub(in crate::smart) fn correct_node(&self, session: &Session, held: &ReadNode) {
-        if let Some(up) = held.up.filter(|_| self.shape.points_back) {
-            let word = held.node(self).first_word().0;
-            self.correct_back(session, (up.at, Slot(up.word)), (held.addr, word));
+/// Lets a task correct the first word of the object at `addr`, which was `word` when a fresh slot led there. One task
+/// corrects; otherwise the next reader does.
+pub(in crate::smart) fn correct_back(
+    tree: &Tree,
+    session: &Session,
+    (at, slot): (GlobalAddr, Slot),
+    (addr, word): (GlobalAddr, u64),
+) {
+    let new = first_word(tree.shape.table, addr, at).0;
+    if word == new || slot.is_frozen() || tree.correcting.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    count(&tree.counts.stale_back);
+    let (correcting, pin) = (Correcting(Arc::clone(&tree.correcting)), session.pin_for_task());
+    session.spawn(async move |session| {
+        // The slot led there after the word was READ: so the word is behind, unless it has changed since.
+        if let Ok(now) = session.reliable().word(at).await
+            && Slot(now).has_child()
+            && Slot(now).addr() == addr
+            && !Slot(now).is_frozen()
+        {
+            // An error leaves it behind.
+            let _ = session.reliable().cas(addr, word, new).await;
         }
+        drop(pin);
+        drop(correcting);
+    });
+}
+
+/// Lets a node's first word be corrected if another slot has led to it.
+pub(in crate::smart) fn correct_node(tree: &Tree, session: &Session, held: &ReadNode) {
+    if let Some(up) = held.up {
+        let word = held.node(tree).first_word().0;
+        correct_back(tree, session, (up.at, Slot(up.word)), (held.addr, word));
     }
 }
