@@ -251,31 +251,7 @@ impl Tree {
         let (at, words) = (place.held.slot_addr(place.index), (place.expected, slot));
         let alone = self.changing_alone(&place.held, key, place.index, words);
         let is_near = alone.is_some() && nodes.is_empty() && at.server() == new.addr().server();
-        let mut batches: Vec<&[NewNode]> = nodes.chunks(WRITES_MAX - 1).collect();
-        if batches.is_empty() {
-            batches.push(&[]);
-        }
-        let last = batches.len() - 1;
-        for (number, batch) in batches.into_iter().enumerate() {
-            let mut ops = session.client().ops();
-            for node in batch {
-                node.object.write_in(&mut ops, copy(session, &node.words));
-            }
-            let leaf = new.unwritten(session).filter(|_| number == last && !is_near);
-            let has_leaf = leaf.is_some();
-            if let Some((object, content)) = leaf {
-                object.write_in(&mut ops, content);
-            }
-            if ops.is_empty() {
-                continue;
-            }
-            session.reliable().post_many(ops).await?;
-            batch.iter().for_each(|node| node.object.written());
-            if has_leaf {
-                new.object.written();
-                new.is_written = true;
-            }
-        }
+        self.write_new(session, &nodes, Some(&mut new).filter(|_| !is_near)).await?;
         new.keep();
         nodes.iter().for_each(|node| node.object.keep());
         // While nobody knows them.
@@ -319,14 +295,7 @@ impl Tree {
                 return Ok((Ok(()), place.held));
             };
             // Another edge took the slot: the next one, if it was to be an unused one.
-            let next = place.index + 1;
-            let node = place.held.node(self);
-            let is_other = place.expected.0 == 0
-                && !found.is_empty()
-                && !found.is_frozen()
-                && found.edge() != slot.edge();
-            let is_unused = next >= counted || node.slot(next).0 == 0;
-            if is_other && next < self.shape.mode.room(node) && is_unused {
+            if let Some(next) = self.next_slot(&place, slot, found) {
                 place.index = next;
                 new.aim(self, place.held.slot_addr(next));
                 new.write_back(session).await?;
@@ -342,6 +311,55 @@ impl Tree {
             nodes.iter().for_each(|node| node.object.unkeep());
             return Ok((Err(new), place.held));
         }
+    }
+
+    /// Writes new nodes, and `new` behind them unless it is written.
+    ///
+    /// Cost: 1 WRITE for each, 16 in a round trip.
+    async fn write_new(
+        &self,
+        session: &Session,
+        nodes: &[NewNode],
+        mut new: Option<&mut NewLeaf>,
+    ) -> Result<(), IndexError> {
+        let mut batches: Vec<&[NewNode]> = nodes.chunks(WRITES_MAX - 1).collect();
+        if batches.is_empty() {
+            batches.push(&[]);
+        }
+        let last = batches.len() - 1;
+        for (number, batch) in batches.into_iter().enumerate() {
+            let mut ops = session.client().ops();
+            for node in batch {
+                node.object.write_in(&mut ops, copy(session, &node.words));
+            }
+            let leaf = new.as_deref_mut().filter(|_| number == last);
+            let content = leaf.as_ref().and_then(|leaf| leaf.unwritten(session));
+            let has_leaf = content.is_some();
+            if let Some((object, content)) = content {
+                object.write_in(&mut ops, content);
+            }
+            if ops.is_empty() {
+                continue;
+            }
+            session.reliable().post_many(ops).await?;
+            batch.iter().for_each(|node| node.object.written());
+            if let Some(leaf) = leaf.filter(|_| has_leaf) {
+                leaf.object.written();
+                leaf.is_written = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next slot for `slot` after its CAS has `found` another edge's word in an unused one; `None` if there is none.
+    fn next_slot(&self, place: &Place, slot: Slot, found: Slot) -> Option<usize> {
+        let (next, node) = (place.index + 1, place.held.node(self));
+        let is_other = place.expected.0 == 0
+            && !found.is_empty()
+            && !found.is_frozen()
+            && found.edge() != slot.edge();
+        let is_unused = next >= node.capacity() || node.slot(next).0 == 0;
+        (is_other && next < self.shape.mode.room(node) && is_unused).then_some(next)
     }
 
     /// Stores `slot`, which leads to `new` or to what is above it, in a node that this change has alone; `new` in

@@ -37,6 +37,7 @@
 mod bulk;
 mod cache;
 mod changes;
+mod changing;
 mod delegation;
 mod descent;
 mod entry;
