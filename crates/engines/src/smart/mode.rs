@@ -69,13 +69,7 @@ impl NodeMode {
     /// # Errors
     /// `Invalid`.
     pub(super) fn check_build(room: NodeRoom) -> Result<(), IndexError> {
-        if cfg!(feature = "figures") || room == NodeRoom::Relocate {
-            return Ok(());
-        }
-        Err(IndexError::Invalid(format!(
-            "this program was built without nodes={room}, which is for figures: take nodes=relocate, or build it with \
-             the feature figures of farleaf-engines"
-        )))
+        check_room(room, cfg!(feature = "figures"))
     }
 
     /// Refuses keys and values that the mode cannot hold.
@@ -496,6 +490,38 @@ impl NodeMode {
             NodeMode::Relocate => Ok(()),
             #[cfg(feature = "figures")]
             NodeMode::Reserve | NodeMode::Reverse => grow::grow_over(tree, session, held).await,
+        }
+    }
+}
+
+/// Refuses a room of nodes unless it is the default or a build `has_figures`.
+fn check_room(room: NodeRoom, has_figures: bool) -> Result<(), IndexError> {
+    if has_figures || room == NodeRoom::Relocate {
+        return Ok(());
+    }
+    Err(IndexError::Invalid(format!(
+        "this program was built without nodes={room}, which is for figures: take nodes=relocate, or build it with the \
+         feature figures of farleaf-engines"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_without_figures_has_the_default_alone() {
+        for room in [NodeRoom::Relocate, NodeRoom::Reserve, NodeRoom::Reverse] {
+            assert_eq!(check_room(room, true), Ok(()));
+        }
+        assert_eq!(check_room(NodeRoom::Relocate, false), Ok(()));
+        for (room, name) in
+            [(NodeRoom::Reserve, "nodes=reserve"), (NodeRoom::Reverse, "nodes=reverse")]
+        {
+            let Err(IndexError::Invalid(told)) = check_room(room, false) else {
+                panic!("{name} is taken");
+            };
+            assert!(told.contains(name) && told.contains("feature figures"), "{told}");
         }
     }
 }
