@@ -79,15 +79,15 @@ def test_update_with_makes_the_new_value_of_the_old_one(table: farleaf.Table) ->
 
 
 def test_batches_answer_in_order(table: farleaf.Table) -> None:
-    assert table.insert_many((b"%05d" % number, b"%d" % number) for number in range(10_000)) == 10_000
+    assert table.insert_many((b"%05d" % number, b"%d" % number) for number in range(3_000)) == 3_000
     assert table.insert_many({b"00001": b"one", b"new": b""}) == 1
     assert table.get_many([b"00001", b"?", b"00002", b"00001"]) == [b"one", None, b"2", b"one"]
     assert table.get_many([]) == [] and table.get_many(iter([b"new"])) == [b""]
-    keys = [b"%05d" % number for number in range(9_999)]
-    assert table.get_many(keys)[5:] == [b"%d" % number for number in range(5, 9_999)]
+    keys = [b"%05d" % number for number in range(2_999)]
+    assert table.get_many(keys)[5:] == [b"%d" % number for number in range(5, 2_999)]
     assert table.longest_run([b"00001", b"00002", b"?", b"00003"]) == 2
-    assert table.remove_many(keys) == 9_999 and table.remove_many(keys) == 0
-    assert list(table) == [b"09999", b"new"]
+    assert table.remove_many(keys) == 2_999 and table.remove_many(keys) == 0
+    assert list(table) == [b"02999", b"new"]
 
 
 @pytest.mark.parametrize("wrap", [bytearray, memoryview, lambda raw: array.array("B", raw)])
