@@ -204,8 +204,8 @@ impl<E: Endpoint> Client<E> {
     /// calls that it takes in.
     ///
     /// # Errors
-    /// As [`Endpoint::fence`]. A region that is `Gone`, and one of a member that is dead itself, counts as
-    /// fenced.
+    /// As [`Endpoint::fence`]. A region that is `Gone`, and one of a member that is dead itself or has been detached
+    /// meanwhile, counts as fenced.
     pub async fn fence_peers(&self, who: Incarnation) -> Result<(), OpError> {
         if canary::FENCE_SKIPS_REGIONS.is_armed() {
             return Ok(());
@@ -216,6 +216,7 @@ impl<E: Endpoint> Client<E> {
             }
             if let Err(error) = self.endpoint.fence(peer.server, who).await
                 && !matches!(error.kind, OpErrorKind::Gone { .. })
+                && self.endpoint.peer_of(peer.incarnation).is_some()
                 && !self.endpoint.is_dead(peer.incarnation).await
             {
                 return Err(error);

@@ -69,6 +69,21 @@ const FOUND: &[(&str, &str)] = &[
          and had no room for the fence",
         "--engine fptree --seed 143 --format bytes-tiny",
     ),
+    (
+        "a recovery was about to fence a peer that another thread had detached, and took that for corrupt memory",
+        "--engine dmtree --seed 7394 --salt 2 --ops 73 --keys 1 --region-kib 8192 --faults none --window 0..0 \
+         --event kill:2@979150 --only 1:64-71",
+    ),
+    (
+        "a scan that READ a whole leaf took the room behind its last slot for torn slots, and waited for its change",
+        "--engine dmtree --seed 6402 --salt 3 --memory-servers 1 --ops 11 --keys 285 --think-ns 0 --faults none \
+         --aged no --only 1:1,10",
+    ),
+    (
+        "the same, in a full pool",
+        "--engine dmtree --seed 9091 --compute-servers 1 --impatience 0 --faults none \
+         --only 0:489,509,516,544-545,556,558,578-579,590,592,597",
+    ),
 ];
 
 #[test]

@@ -260,7 +260,9 @@ impl LeafTree {
             for (at, index) in missing.into_iter().enumerate() {
                 let image = ops.take_buf(at);
                 if self.is_all_of(parts[index].record, image.bytes()) {
-                    slots[index] = Some(vec![(0, image.bytes()[shape.header_bytes..].to_vec())]);
+                    // Behind the last slot a leaf may have room for more.
+                    let all = shape.slot_at(0)..shape.slot_at(shape.span);
+                    slots[index] = Some(vec![(0, image.bytes()[all].to_vec())]);
                 }
             }
         }

@@ -4,7 +4,8 @@ use super::{Cluster, LEASE_NS, fill, key8, sim_config, tiny_table, value8};
 use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, SimConfig};
 use farleaf_fabric::{Endpoint, ToAny};
-use farleaf_index::{Index, IndexError, Settings};
+use farleaf_index::retry::OWNER_CHECK_NS;
+use farleaf_index::{Entries, Index, IndexError, ScanRange, Settings};
 use farleaf_pool::Session;
 
 /// So many that their leaves' lines lie in many partitions.
@@ -55,6 +56,11 @@ fn a_table_outlives_all_of_its_compute_servers() {
     }
     cluster.add(0, None);
     cluster.on(0, async |session, index| {
+        // Leaves without lines are READ as they are; none is taken for one that somebody changes.
+        let (mut all, since_ns) = (Entries::new(), session.endpoint().now_ns());
+        assert_eq!(index.scan(&session, ScanRange::ALL, usize::MAX, &mut all).await, Ok(()));
+        assert_eq!(all.len() as u64, KEYS);
+        assert!(session.endpoint().now_ns() - since_ns < OWNER_CHECK_NS);
         let mut value = Vec::new();
         for number in 0..KEYS {
             let got = index.get(&session, &key8(number), &mut value).await;

@@ -318,6 +318,26 @@ fn runs_with_regions_replay() {
     assert_ne!(run(1).0, run(2).0);
 }
 
+/// A peer that another thread detaches while its fence is about to be posted counts as fenced.
+#[test]
+fn a_peer_that_is_detached_meanwhile_counts_as_fenced() {
+    let sim = sim(SimConfig { compute_servers: 4, ..cluster(1, AdversaryConfig::default()) });
+    let fabrics: Vec<SimFabric> = (0..4).map(|compute| sim.fabric(compute)).collect();
+    fabrics.iter().for_each(expose);
+    fabrics[1..].iter().for_each(|other| fabrics[0].attach(peer(other)).unwrap());
+    let (client, who) = (Client::new(endpoint(&sim, 0)), fabrics[3].incarnation());
+    let fencing = task(&sim, 0, async move { client.fence_peers(who).await });
+    sim.run_until(100).unwrap();
+    assert!(fencing.borrow().is_none(), "the fence of the first peer is under way");
+    fabrics[0].detach(number(2));
+    sim.run().unwrap();
+    assert_eq!(*fencing.borrow(), Some(Ok(())));
+    let zombie = endpoint(&sim, 3);
+    fabrics[3].attach(peer(&fabrics[1])).unwrap();
+    let refused = sim.block_on(zombie.faa(of(1, 0), 1)).unwrap().map_err(|error| error.kind);
+    assert_eq!(refused, Err(OpErrorKind::Fenced));
+}
+
 /// The next life of compute server 1 begins while operations for the one before are on their way.
 fn successor(in_flight: bool) {
     let sim = connected(cluster(1, AdversaryConfig::default()));
