@@ -318,10 +318,22 @@ impl<'a> Reliable<'a> {
                     attempt += 1;
                     self.back_off(attempt).await;
                 }
+                // Another thread has learned that its life has ended.
+                Err(_) if self.is_detached(server) => {
+                    return Err(OpError { server, kind: OpErrorKind::Unavailable });
+                }
                 Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// Returns whether the number of a compute server stands for nobody.
+    fn is_detached(self, server: ServerId) -> bool {
+        let endpoint = self.endpoint();
+        server.is_compute()
+            && endpoint.own_region().is_none_or(|own| own.number != server)
+            && endpoint.peers().iter().all(|peer| peer.server != server)
     }
 
     async fn back_off(self, attempt: u32) {

@@ -60,10 +60,15 @@ pub async fn on_region<T>(
     owner: Incarnation,
     posted: impl Future<Output = Result<T, OpError>>,
 ) -> RegionEnd<T> {
+    let endpoint = session.endpoint();
     let Some(result) = while_alive(session, owner, posted).await else { return RegionEnd::Gone };
     match result {
         Ok(value) => RegionEnd::Done(value),
         Err(error) if matches!(error.kind, OpErrorKind::Gone { .. }) => RegionEnd::Gone,
+        // It is detached by those who have learned of its end.
+        Err(_) if owner != endpoint.incarnation() && endpoint.peer_of(owner).is_none() => {
+            RegionEnd::Gone
+        }
         Err(error) => RegionEnd::Unreachable(error),
     }
 }
