@@ -10,6 +10,7 @@ mod list;
 
 pub mod art;
 pub mod btree;
+pub mod chime;
 pub mod dart;
 pub mod dex;
 pub mod dmtree;
@@ -27,6 +28,8 @@ engines! {
     Art: crate::art::Art,
     /// The naive one-sided B+-tree; see [`btree`].
     BTree: crate::btree::BTree,
+    /// The B-link tree whose leaves are hopscotch tables; see [`chime`].
+    Chime: crate::chime::Chime,
     /// The radix tree of hashed nodes with a skip table; see [`dart`].
     Dart: crate::dart::Dart,
     /// The partitioned B+-tree with a cache on each compute server; see [`dex`].

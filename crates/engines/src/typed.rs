@@ -4,6 +4,7 @@
 pub use farleaf_index::{BlinkOptions as BTreeOptions, Knobs};
 
 pub use crate::art::ArtOptions;
+pub use crate::chime::{ChangeRead, ChimeOptions, PointRead};
 pub use crate::dart::{DartOptions, Prefixes};
 pub use crate::dex::offload::Offload;
 pub use crate::dex::{Admission, DexOptions, Durability};
@@ -43,6 +44,7 @@ mod tests {
         let engines = [
             check(&ArtOptions { cache_bytes, ..ArtOptions::default() }),
             check(&BTreeOptions { bulk_fill: 0.123, ..BTreeOptions::default() }),
+            check(&ChimeOptions { cache_bytes, ..ChimeOptions::default() }),
             check(&DartOptions { cache_bytes, ..DartOptions::default() }),
             check(&DexOptions {
                 durability: Durability::Volatile,

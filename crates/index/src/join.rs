@@ -32,6 +32,23 @@ pub async fn join<A, B>(first: impl Future<Output = A>, second: impl Future<Outp
     .await
 }
 
+/// Polls all futures until each has ended; so they post their remote operations side by side.
+pub(crate) async fn join_all<F: Future>(all: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut all: Vec<_> = all.map(|one| (Box::pin(one), None)).collect();
+    poll_fn(|context| {
+        for (one, output) in &mut all {
+            if output.is_none()
+                && let Poll::Ready(ready) = one.as_mut().poll(context)
+            {
+                *output = Some(ready);
+            }
+        }
+        if all.iter().all(|(_, output)| output.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    all.into_iter().filter_map(|(_, output)| output).collect()
+}
+
 /// The outcome of `work`, if that comes within `ns`.
 pub(crate) async fn within<F: Future>(
     endpoint: &AnyEndpoint,

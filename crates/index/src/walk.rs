@@ -30,6 +30,8 @@ pub struct TableReport {
     pub inner_bytes: u64,
     /// Bytes of inner nodes that are reserved for slots to come, of those.
     pub reserved_bytes: u64,
+    /// Pairs that inserts have moved within leaves, as leaves that count this say. It grows until a leaf is freed.
+    pub hops: u64,
     /// Bytes of records outside of nodes.
     pub record_bytes: u64,
     /// Nodes per level, leaves first.

@@ -30,7 +30,7 @@ mod options;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::blink::BlinkTree;
+use farleaf_index::blink::{BlinkTree, TreeLayouts, lock_words};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::sync::Ordering;
 use farleaf_index::{
@@ -39,7 +39,6 @@ use farleaf_index::{
 };
 use farleaf_pool::{Audit, Session};
 
-use options::Layouts;
 pub use options::{LeafRead, ShermanOptions, ShermanShape, WriteBack};
 
 /// A table of this engine. Clones share its state.
@@ -58,7 +57,7 @@ async fn open_tree(
     table: &Stored<ShermanShape>,
     options: &ShermanOptions,
 ) -> Result<Arc<BlinkTree>, IndexError> {
-    let Layouts { nodes, leaves } = ShermanShape::layouts_of(table)?;
+    let TreeLayouts { nodes, leaves } = ShermanShape::layouts_of(table)?;
     let (blink, remember) = (options.blink(), options.remember());
     BlinkTree::open_remembered(session, table.meta, nodes, leaves, blink, remember).await
 }
@@ -82,8 +81,8 @@ impl Engine for Sherman {
         session: &Session,
         table: &TableSpec<ShermanShape>,
     ) -> Result<GlobalAddr, IndexError> {
-        let Layouts { nodes, leaves } = ShermanShape::layouts_of(table)?;
-        let words = table.shape.lock_words();
+        let TreeLayouts { nodes, leaves } = ShermanShape::layouts_of(table)?;
+        let words = lock_words(table.shape.lock_words)?;
         BlinkTree::create_remembered(session, &nodes, leaves.as_ref(), words).await
     }
 

@@ -1,14 +1,7 @@
 //! Options: the shape of a table of this engine, and the settings by which one compute server opens it.
 
-use farleaf_index::blink::{BlinkOptions, RememberOptions, redo_bytes_beside};
-use farleaf_index::bnode::{BnodeShape, GuardedLayout, GuardedLayoutError, Layout};
+use farleaf_index::blink::{BlinkOptions, GuardedShape, RememberOptions, TreeLayouts, lock_words};
 use farleaf_index::{IndexError, KnobKind, Shape, Spec, TableSpec, knobs, shape, words};
-
-/// Lock words of each memory server unless the table says otherwise.
-const LOCK_WORDS: u32 = 1 << 16;
-/// Leaves have multiples of this size, up to the largest.
-const LEAF_BYTES_STEP: usize = 64;
-const LEAF_BYTES_MAX: usize = 64 << 10;
 
 /// One word of a few.
 const fn word_of(words: &'static [&'static str]) -> KnobKind {
@@ -35,74 +28,25 @@ shape! {
     }
 }
 
-/// The layouts of a table's nodes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Layouts {
-    /// Of inner nodes, and of all leaves that are not guarded.
-    pub(super) nodes: Layout,
-    /// Of leaves whose slots are written one by one.
-    pub(super) leaves: Option<GuardedLayout>,
-}
-
 impl ShermanShape {
-    /// The layouts of such a table, bound to the tree of that number.
-    pub(super) fn layouts(&self, spec: &Spec, number: u64) -> Result<Layouts, IndexError> {
+    fn tree(&self) -> GuardedShape {
         let ShermanShape { node_bytes, leaf_bytes, cap_leaf, cap_inner, .. } = *self;
-        let inner = BnodeShape { node_bytes, cap_inner, cap_leaf: None };
-        let wanted = leaf_bytes.or(node_bytes).map_or(1024, |bytes| bytes as usize);
-        let leaves = match GuardedLayout::new(wanted, spec, cap_leaf, number) {
-            Err(GuardedLayoutError::Format) => None,
-            Err(
-                GuardedLayoutError::Pairs { .. }
-                | GuardedLayoutError::Capacity { .. }
-                | GuardedLayoutError::LeafBytes(_),
-            ) if leaf_bytes.is_none() => Some(least_leaf(wanted, spec, cap_leaf, number)?),
-            Err(error) => return Err(IndexError::Invalid(error.to_string())),
-            Ok(leaves) => Some(leaves),
-        };
-        if leaves.is_some() {
-            let nodes = inner.layout(spec)?.for_tree(number);
-            return Ok(Layouts { nodes, leaves });
+        let usual_leaf_bytes = node_bytes.map_or(1024, |bytes| bytes as usize);
+        let neighbourhood = 0;
+        GuardedShape {
+            node_bytes,
+            leaf_bytes,
+            usual_leaf_bytes,
+            cap_leaf,
+            cap_inner,
+            neighbourhood,
         }
-        let nodes = BnodeShape { cap_leaf, ..inner }.layout(spec)?.for_tree(number);
-        if leaf_bytes.is_some_and(|bytes| bytes as usize != nodes.node_bytes()) {
-            return Err(IndexError::Invalid(format!(
-                "leaf_bytes of a table whose keys or values have no fixed length in whole words are node_bytes, here {}: \
-                 leave them out, or set node_bytes",
-                nodes.node_bytes()
-            )));
-        }
-        Ok(Layouts { nodes, leaves })
     }
 
     /// The layouts of a table.
-    pub(super) fn layouts_of(table: &TableSpec<ShermanShape>) -> Result<Layouts, IndexError> {
-        table.shape.layouts(&table.spec, table.number)
+    pub(super) fn layouts_of(table: &TableSpec<ShermanShape>) -> Result<TreeLayouts, IndexError> {
+        table.shape.tree().layouts(&table.spec, table.number)
     }
-
-    /// Lock words of each memory server.
-    pub(super) fn lock_words(&self) -> u32 {
-        self.lock_words.unwrap_or(LOCK_WORDS)
-    }
-}
-
-/// The smallest leaf from `wanted` bytes on that has as many slots as it must.
-fn least_leaf(
-    wanted: usize,
-    spec: &Spec,
-    cap_leaf: Option<u16>,
-    number: u64,
-) -> Result<GuardedLayout, IndexError> {
-    let sizes =
-        (wanted.next_multiple_of(LEAF_BYTES_STEP)..=LEAF_BYTES_MAX).step_by(LEAF_BYTES_STEP);
-    let mut last = IndexError::Invalid(format!("no leaf has {wanted} bytes"));
-    for bytes in sizes {
-        match GuardedLayout::new(bytes, spec, cap_leaf, number) {
-            Ok(leaves) => return Ok(leaves),
-            Err(error) => last = IndexError::Invalid(error.to_string()),
-        }
-    }
-    Err(last)
 }
 
 impl Shape for ShermanShape {
@@ -111,14 +55,8 @@ impl Shape for ShermanShape {
     /// # Errors
     /// `Invalid` if there are no such nodes, or the lock words are no power of two.
     fn complete(self, spec: &Spec) -> Result<Self, IndexError> {
-        let words = self.lock_words();
-        if !words.is_power_of_two() {
-            return Err(IndexError::Invalid(format!(
-                "lock_words of {words}: a power of two is expected, such as {}",
-                words.next_power_of_two()
-            )));
-        }
-        let Layouts { nodes, leaves } = self.layouts(spec, 0)?;
+        let words = lock_words(self.lock_words)?;
+        let TreeLayouts { nodes, leaves } = self.tree().layouts(spec, 0)?;
         let node_bytes = nodes.node_bytes() as u32;
         let leaf_bytes = leaves.map_or(node_bytes, |leaf| leaf.leaf_bytes() as u32);
         Ok(ShermanShape {
@@ -130,13 +68,11 @@ impl Shape for ShermanShape {
     }
 
     fn node_bytes(&self, spec: &Spec) -> usize {
-        let ShermanShape { node_bytes, .. } = *self;
-        BnodeShape { node_bytes, ..BnodeShape::default() }.node_bytes(spec)
+        self.tree().node_bytes(spec)
     }
 
     fn redo_bytes(&self, spec: &Spec) -> usize {
-        let node_bytes = self.node_bytes(spec);
-        redo_bytes_beside(node_bytes, self.leaf_bytes.map_or(node_bytes, |bytes| bytes as usize))
+        self.tree().redo_bytes(spec)
     }
 }
 

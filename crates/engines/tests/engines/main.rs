@@ -5,6 +5,7 @@ mod common;
 mod art;
 mod bad_input;
 mod batches;
+mod chime;
 mod concurrent;
 mod costs;
 mod dart;

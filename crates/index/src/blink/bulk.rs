@@ -354,11 +354,22 @@ impl<'a> TreeBuilder<'a> {
     fn fit_leaf(&self, high: Option<&[u8]>) -> usize {
         if self.layout.is_dense() {
             let most = self.leaf_cap() * self.fill_percent / 100;
-            return self.waiting.pairs.len().min(most.max(1));
+            let most = self.waiting.pairs.len().min(most.max(1));
+            return self.with_places(most);
         }
         let entries: Vec<LeafEntry<'_>> =
             (0..self.waiting.pairs.len()).map(|index| self.waiting.entry(index)).collect();
         self.layout.fit_leaf(self.low.as_deref(), high, &entries, self.fill_percent)
+    }
+
+    /// The most of the first `most` waiting pairs that all find places in their neighbourhoods, if leaves have such.
+    fn with_places(&self, most: usize) -> usize {
+        let Some(leaf) = self.tree.guarded.as_ref().filter(|leaf| leaf.is_hopscotch()) else {
+            return most;
+        };
+        let keys: Vec<&[u8]> = (0..most).map(|index| self.waiting.entry(index).key).collect();
+        let fits = |&count: &usize| leaf.takes_all(&keys[..count]);
+        (1..=most).rev().find(fits).unwrap_or(most)
     }
 
     /// Writes a leaf of the first `count` waiting pairs; of all of them unless there is more behind it.

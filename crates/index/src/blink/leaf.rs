@@ -1,15 +1,20 @@
 //! Leaves of either kind: the kit's nodes, or guarded leaves whose slots change one by one.
 
-use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_fabric::{Buf, GlobalAddr, OpError, Ops};
 use farleaf_pool::Session;
 
 use super::read::ACCEPT_TORN;
 use super::{BlinkTree, DEAD};
 use crate::bnode::{
-    ChangeError, Cover, GuardedLeaf, GuardedLeafMut, Head, Kind, LeafEntry, Node, NodeMut,
-    SlotState, Stamp, Value, kind_of, version_of,
+    ChangeError, Cover, GuardedLayout, GuardedLeaf, GuardedLeafMut, Head, Kind, LeafEntry, Node,
+    NodeMut, SlotState, Stamp, Value, kind_of, note_moves, version_of,
 };
+use crate::join::join_all;
 use crate::{IndexError, Seek};
+
+farleaf_fabric::canaries! {
+    pub SCAN_UNCOUNTED = "scan-uncounted", "a READ of a leaf does not look whether pairs hopped meanwhile";
+}
 
 /// An image of a node of either kind, to read.
 #[derive(Clone, Copy)]
@@ -82,6 +87,7 @@ impl NodeView<'_> {
                     && left.right() == right.self_addr();
                 are_neighbours
                     && left.count() + right.count() <= left.slots() * percent.min(100) / 100
+                    && left.takes_in(right)
             }
             _ => false,
         }
@@ -127,14 +133,84 @@ impl BlinkTree {
             && node.kind() == kind
     }
 
-    /// Returns whether a slot of a guarded leaf is between two writes. Other nodes have no checks of their slots.
+    /// Returns whether a slot of a guarded leaf is between two writes, or pairs hopped during the READ. Other nodes have no
+    /// checks of their slots.
     pub(super) fn has_torn_slots(&self, level: u8, words: &[u64]) -> bool {
         match self.view(level, words) {
             NodeView::Node(_) => false,
             NodeView::Guarded(leaf) => {
                 (0..leaf.slots()).any(|index| leaf.slot(index) == SlotState::Torn)
+                    || leaf.has_moved()
+                    || leaf.has_two_values()
             }
         }
+    }
+
+    /// Returns whether nodes of `level` are leaves whose pairs hop: a READ of one is between two READs of its count.
+    #[inline]
+    pub(super) fn is_hopscotch(&self, level: u8) -> bool {
+        level == 0 && self.guarded.as_ref().is_some_and(GuardedLayout::is_hopscotch)
+    }
+
+    /// Adds the READ of a whole node to a chain, 3 READs if its pairs hop; [`BlinkTree::take_whole`] takes it out.
+    pub(super) fn read_whole(&self, session: &Session, ops: &mut Ops, addr: GlobalAddr, level: u8) {
+        let client = session.client();
+        let hops = self.is_hopscotch(level);
+        if hops {
+            ops.read(addr, client.buf(8));
+        }
+        ops.read(addr, client.buf(self.bytes_at(level)));
+        if hops {
+            ops.read(addr, client.buf(8));
+        }
+    }
+
+    /// The image that [`BlinkTree::read_whole`] has READ, from `at` in a chain that has come back; it says whether pairs
+    /// hopped meanwhile.
+    pub(super) fn take_whole(&self, ops: &mut Ops, at: usize, level: u8) -> Buf {
+        if !self.is_hopscotch(level) {
+            return ops.take_buf(at);
+        }
+        let [before, after] = [at, at + 2].map(|at| ops.buf(at).words()[0]);
+        let mut image = ops.take_buf(at + 1);
+        let after = if SCAN_UNCOUNTED.is_armed() { before } else { after };
+        note_moves(image.words_mut(), before, after);
+        image
+    }
+
+    /// READs a whole node. 1 READ; 3 in one chain for a leaf whose pairs hop.
+    pub(super) async fn read_image(
+        &self,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+    ) -> Result<Buf, OpError> {
+        let reliable = session.reliable();
+        if !self.is_hopscotch(level) {
+            return reliable.read(addr, reliable.buf(self.bytes_at(level))).await;
+        }
+        let (mut ops, _) = reliable.chain(|ops| self.read_whole(session, ops, addr, level)).await?;
+        Ok(self.take_whole(&mut ops, 0, level))
+    }
+
+    /// READs whole nodes, together. 1 round trip.
+    pub(super) async fn read_images(
+        &self,
+        session: &Session,
+        places: &[GlobalAddr],
+        level: u8,
+    ) -> Result<Vec<Buf>, OpError> {
+        if self.is_hopscotch(level) {
+            let images = places.iter().map(|&addr| self.read_image(session, addr, level));
+            return join_all(images).await.into_iter().collect();
+        }
+        let client = session.client();
+        let mut ops = client.ops();
+        for &addr in places {
+            ops.read(addr, client.buf(self.bytes_at(level)));
+        }
+        let mut ops = session.reliable().post_many(ops).await?;
+        Ok((0..places.len()).map(|at| ops.take_buf(at)).collect())
     }
 
     /// The address of the lock word of the node at `addr`.

@@ -37,6 +37,8 @@ pub(super) struct Locked {
     pub(super) lock: Lock,
     /// Slots of a guarded leaf that dead writers had left half written, mended in the image.
     mends: Vec<Mend>,
+    /// Of a guarded leaf the image has the neighbourhood of a key alone.
+    pub(super) is_part: bool,
 }
 
 impl BlinkTree {
@@ -80,6 +82,19 @@ impl BlinkTree {
         pointer: &NodePointer,
         level: u8,
     ) -> Result<Locked, BlinkFail> {
+        let what = (pointer.addr, self.bytes_at(level));
+        let (lock, image) = self.lock_reading(session, pointer, level, what).await?;
+        self.prove_locked(session, pointer, level, lock, image).await
+    }
+
+    /// As [`BlinkTree::lock_proven`], of a node of which `what` alone is READ. The caller proves it.
+    pub(super) async fn lock_reading(
+        self: &Arc<Self>,
+        session: &Session,
+        pointer: &NodePointer,
+        level: u8,
+        what: (GlobalAddr, usize),
+    ) -> Result<(Lock, Buf), BlinkFail> {
         let remembered = self.remembered();
         let (addr, token) = (pointer.addr, session.lock_token());
         let word = self.lock_word_of(addr);
@@ -90,20 +105,20 @@ impl BlinkTree {
         };
         let entered = session.reliable().within(remembered.turns.enter(word, token, addr, orphan));
         let entered = within(session.endpoint(), pin!(entered), LOCK_WAIT_MAX_NS).await.flatten();
-        let (lock, image) = match entered {
+        Ok(match entered {
             Some((turn, Entered::Passed(image))) => {
                 let lock = Lock::passed(session, word, turn);
                 // A pointer that is old may want a node of another level, and size, at this address.
-                let image = image.filter(|content| content.len() * 8 == self.bytes_at(level));
+                let image = image.filter(|content| content.len() * 8 == what.1);
                 let image = match image {
                     Some(content) => {
-                        let mut image = session.client().buf(self.bytes_at(level));
+                        let mut image = session.client().buf(what.1);
                         image.words_mut().copy_from_slice(&content);
                         image
                     }
                     None => {
                         let reliable = session.reliable();
-                        reliable.read(addr, reliable.buf(self.bytes_at(level))).await?
+                        reliable.read(what.0, reliable.buf(what.1)).await?
                     }
                 };
                 (lock, image)
@@ -112,12 +127,24 @@ impl BlinkTree {
                 if remembered.options.hand_over > 0 && session.endpoint().now_ns() > began_ns {
                     self.let_others_ask(session).await;
                 }
-                let (lock, image) = self.ask(session, (addr, level), word).await?;
+                let (lock, image) = self.ask(session, (addr, level), what, word).await?;
                 (lock.in_turn(turn), image)
             }
             // The tasks ahead take long: it asks beside them.
-            None => self.ask(session, (addr, level), word).await?,
-        };
+            None => self.ask(session, (addr, level), what, word).await?,
+        })
+    }
+
+    /// Proves a node that is locked (`INV-REM-3`), or unlocks it.
+    pub(super) async fn prove_locked(
+        self: &Arc<Self>,
+        session: &Session,
+        pointer: &NodePointer,
+        level: u8,
+        lock: Lock,
+        image: Buf,
+    ) -> Result<Locked, BlinkFail> {
+        let addr = pointer.addr;
         let proven =
             self.is_current(&image, addr, level) && self.is_born_by(image.words(), pointer.view);
         if !proven {
@@ -126,7 +153,7 @@ impl BlinkTree {
             if is_damaged {
                 return Err(self.torn_for_good(addr, level));
             }
-            remembered.counts.refused.fetch_add(1, Ordering::Relaxed);
+            self.remembered().counts.refused.fetch_add(1, Ordering::Relaxed);
             self.refuse(pointer);
             return Err(BlinkFail::Restart);
         }
@@ -141,11 +168,12 @@ impl BlinkTree {
         endpoint.sleep(2 * chain_ns + endpoint.random() % (chain_ns + 1)).await;
     }
 
-    /// Asks for a lock word until it is this client's, and READs the node.
+    /// Asks for a lock word until it is this client's, and READs `what` of the node.
     async fn ask(
         self: &Arc<Self>,
         session: &Session,
         (addr, level): (GlobalAddr, u8),
+        what: (GlobalAddr, usize),
         word: GlobalAddr,
     ) -> Result<(Lock, Buf), BlinkFail> {
         let remembered = self.remembered();
@@ -159,15 +187,13 @@ impl BlinkTree {
             // A CAS whose outcome was lost never passes for a later one.
             let token = session.lock_token();
             let tried = if remembered.options.combine_lock {
-                let what = (addr, self.bytes_at(level));
                 try_lock_reading(session, word, 0, token, what).await?
             } else {
                 let mut lock = Lock::about_to_take(session, word, token);
                 match lock.take(0).await? {
                     0 => {
                         let reliable = session.reliable();
-                        let image = reliable.buf(self.bytes_at(level));
-                        Ok((lock, reliable.read(addr, image).await?))
+                        Ok((lock, reliable.read(what.0, reliable.buf(what.1)).await?))
                     }
                     holder => {
                         lock.disarm();
@@ -257,7 +283,19 @@ impl BlinkTree {
             mended.fetch_add(mends.len() as u64, Ordering::Relaxed);
         }
         let (tree, session) = (Arc::clone(self), session.clone());
-        Locked { tree, session, addr, level, image, lock, mends }
+        Locked { tree, session, addr, level, image, lock, mends, is_part: false }
+    }
+
+    /// A locked leaf whose image has a neighbourhood alone, whose slots fit.
+    pub(super) fn locked_part(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: GlobalAddr,
+        lock: Lock,
+        image: Buf,
+    ) -> Locked {
+        let (tree, session, mends) = (Arc::clone(self), session.clone(), Vec::new());
+        Locked { tree, session, addr, level: 0, image, lock, mends, is_part: true }
     }
 }
 
@@ -267,8 +305,23 @@ impl Locked {
         Node::new(&self.tree.layout, self.image.words())
     }
 
-    /// Returns whether it is so empty that a neighbour could take it in.
+    /// READs the whole leaf in place of a part of it. 1 READ.
+    pub(super) async fn complete(self) -> Result<Locked, BlinkFail> {
+        let Locked { tree, session, addr, level, lock, .. } = self;
+        let reliable = session.reliable();
+        let image = reliable.read(addr, reliable.buf(tree.bytes_at(level))).await?;
+        if !tree.is_current(&image, addr, level) {
+            lock.release().await?;
+            return Err(tree.torn_for_good(addr, level));
+        }
+        Ok(tree.locked(&session, (addr, level), lock, image))
+    }
+
+    /// Returns whether it is so empty that a neighbour could take it in; of a part, whether that is empty.
     pub(super) fn is_sparse(&self) -> bool {
+        if self.is_part {
+            return self.view().count() == 0;
+        }
         self.tree.is_sparse_at(self.level, self.image.words())
     }
 
@@ -299,6 +352,16 @@ impl Locked {
         // No key was changed: a release that takes longer than the caller waits is no news.
         let _ = self.lock.finish_handing(ops, 0, None, image).await;
         Ok(())
+    }
+
+    /// Slots that were mended in the image, and are not written yet.
+    pub(super) fn has_mends(&self) -> bool {
+        !self.mends.is_empty()
+    }
+
+    /// What was mended has been written.
+    pub(super) fn forget_mends(&mut self) {
+        self.mends.clear();
     }
 
     /// Adds the WRITEs of what was mended.

@@ -45,12 +45,15 @@ mod age;
 mod bulk;
 mod edit;
 mod grow;
+mod hops;
 #[cfg(feature = "lab")]
 pub mod lab;
 mod leaf;
+mod leaf_shape;
 mod lock;
 mod lock_table;
 mod merge;
+mod neighbourhood;
 mod read;
 mod records;
 mod redo;
@@ -64,6 +67,8 @@ mod verify;
 mod write;
 
 pub use edit::{Edit, LeafPairs};
+pub use leaf_shape::{GuardedShape, TreeLayouts, lock_words};
+pub use neighbourhood::{HopscotchCounts, HopscotchOptions, PointRead};
 pub use redo::{ENGINE_REDO_BYTES, redo_bytes_beside};
 pub use remembered::{RememberCounts, RememberOptions};
 
@@ -79,17 +84,21 @@ use crate::detach::run_to_end;
 use crate::local::{LockQueue, NodeCacheCounts};
 use crate::{IndexError, KnobKind};
 use lock_table::LockTables;
+use neighbourhood::Hopscotch;
 use remembered::Remembered;
 
 /// The seeded bugs of B-link trees.
 pub mod canaries {
     pub use super::grow::GROW_FROM_OLD_ROOT;
+    pub use super::hops::{HOPS_IN_ONE_CHAIN, SIBLING_UNHELD};
+    pub use super::leaf::SCAN_UNCOUNTED;
     pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
     pub use super::merge::UNLOCK_RIGHT_EARLY;
+    pub use super::neighbourhood::{ABSENT_AT_ONCE, LEARN_FOR_SIBLING, SPECULATE_BY_KEY};
     pub use super::read::ACCEPT_TORN;
-    pub use super::redo::{LOSE_REDO_RECORD, REDO_OF_ANY_TOKEN};
+    pub use super::redo::{LOSE_REDO_RECORD, REDO_OF_ANY_TOKEN, SIBLING_TAKEN_ALONE};
     pub use super::scan::SCAN_BACK;
-    pub use super::slot_change::LOSE_LEAF_REDO;
+    pub use super::slot_change::{CLEAR_SECOND_AFTER, LOSE_LEAF_REDO};
     pub use super::split::{DROP_SIBLING, PUBLISH_OLD_FIRST, SEPARATOR_UNCHECKED};
     pub use super::write::{COMPARE_UNLOCKED, FORGET_RETIRE, SKIP_COVER_CHECK};
 }
@@ -131,6 +140,8 @@ pub struct BlinkTree {
     guarded: Option<GuardedLayout>,
     /// Copies of nodes, and lock tables, if this compute server finds leaves by copies.
     remembered: Option<Remembered>,
+    /// Hints and counts, if leaves have neighbourhoods.
+    hopscotch: Option<Hopscotch>,
     options: BlinkOptions,
     meta: GlobalAddr,
     root: read::RememberedRoot,
@@ -191,11 +202,12 @@ impl BlinkTree {
 
     fn with(meta: GlobalAddr, layout: Layout, options: BlinkOptions, has_owners: bool) -> Self {
         let (root, placed, is_loose, lock_queue) = Default::default();
-        let (guarded, remembered) = (None, None);
+        let (guarded, remembered, hopscotch) = (None, None, None);
         BlinkTree {
             layout,
             guarded,
             remembered,
+            hopscotch,
             options,
             meta,
             root,
@@ -237,6 +249,42 @@ impl BlinkTree {
         options: BlinkOptions,
         remember: RememberOptions,
     ) -> Result<Arc<Self>, IndexError> {
+        let open = BlinkTree::open_locked(session, meta, layout, guarded, options, remember);
+        Ok(Arc::new(open.await?))
+    }
+
+    /// As [`BlinkTree::open_remembered`], of a tree whose leaves have neighbourhoods if their layout says so. Such leaves
+    /// are never passed on with their lock.
+    ///
+    /// Cost: 2 READs.
+    ///
+    /// # Errors
+    /// As [`BlinkTree::open_remembered`].
+    pub async fn open_hopscotch(
+        session: &Session,
+        meta: GlobalAddr,
+        (layout, guarded): (Layout, Option<GuardedLayout>),
+        options: BlinkOptions,
+        remember: RememberOptions,
+        hopscotch: HopscotchOptions,
+    ) -> Result<Arc<Self>, IndexError> {
+        let hops = guarded.as_ref().is_some_and(GuardedLayout::is_hopscotch);
+        let hand_image = remember.hand_image && !hops;
+        let remember = RememberOptions { hand_image, ..remember };
+        let open = BlinkTree::open_locked(session, meta, layout, guarded, options, remember);
+        let mut tree = open.await?;
+        tree.hopscotch = hops.then(|| Hopscotch::new(hopscotch));
+        Ok(Arc::new(tree))
+    }
+
+    async fn open_locked(
+        session: &Session,
+        meta: GlobalAddr,
+        layout: Layout,
+        guarded: Option<GuardedLayout>,
+        options: BlinkOptions,
+        remember: RememberOptions,
+    ) -> Result<Self, IndexError> {
         let reliable = session.reliable();
         let object = reliable.read(meta, reliable.buf(META_BYTES)).await?;
         let directory = GlobalAddr::from_word(object.words()[META_LOCKS]);
@@ -248,9 +296,12 @@ impl BlinkTree {
         };
         let locks = LockTables::open(session, directory, layout.tree()).await?;
         let mut tree = BlinkTree::with(meta, layout, options, false);
-        tree.remembered = Some(Remembered::new(locks, remember, layout.node_bytes()));
+        // Copies of parents have a word for each child.
+        let hops = guarded.as_ref().is_some_and(GuardedLayout::is_hopscotch);
+        let notes = if hops { 8 * (layout.inner_cap() + 1) } else { 0 };
+        tree.remembered = Some(Remembered::new(locks, remember, layout.node_bytes() + notes));
         tree.guarded = guarded;
-        Ok(Arc::new(tree))
+        Ok(tree)
     }
 
     /// Events since the tree was opened, where nodes are remembered.
@@ -262,6 +313,11 @@ impl BlinkTree {
     pub fn copy_counts(&self) -> (NodeCacheCounts, (u64, u64)) {
         let counts = |it: &Remembered| (it.nodes.counts(), it.turns.counts());
         self.remembered.as_ref().map_or_else(Default::default, counts)
+    }
+
+    /// Bytes of hints to slots of leaves.
+    pub fn hint_bytes(&self) -> u64 {
+        self.hopscotch.as_ref().map_or(0, Hopscotch::hint_bytes)
     }
 
     /// Drops all copies of nodes.

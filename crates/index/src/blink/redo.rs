@@ -42,6 +42,8 @@ farleaf_fabric::canaries! {
     pub LOSE_REDO_RECORD = "lose-redo-record", "a change of many words leaves no redo record";
     pub REDO_OF_ANY_TOKEN = "redo-of-any-token",
         "a taker of a lock also replays the redo record of another lock";
+    pub SIBLING_TAKEN_ALONE = "sibling-taken-alone",
+        "a taker frees the lock of a new leaf before the old one is whole";
 }
 
 /// Most nodes of one record.
@@ -258,6 +260,9 @@ impl BlinkTree {
                 return self.undo(session, word, held).await;
             };
             let first = self.lock_word_of(parts[0].addr);
+            if SIBLING_TAKEN_ALONE.is_armed() && word != first {
+                return self.undo(session, word, held).await;
+            }
             let found = self.finish_record(session, &record, &parts, held).await?;
             if found == held || word == first {
                 return Ok(());

@@ -129,7 +129,7 @@ impl NodePointer {
 /// A node above the leaves: a copy, or READ by this operation.
 #[derive(Debug)]
 pub(super) struct UpperNode {
-    addr: GlobalAddr,
+    pub(super) addr: GlobalAddr,
     pub(super) node: Arc<CachedNode>,
     is_fresh: bool,
 }
@@ -243,7 +243,7 @@ impl BlinkTree {
                 None => {
                     let epoch = session.epoch();
                     let image = self.read_proven(session, &pointer, at).await?;
-                    let node = remembered.nodes.put(pointer.addr, at, epoch, image.words());
+                    let node = self.put_copy(remembered, pointer.addr, (at, epoch), image.words());
                     match covers(image.words()) {
                         Cover::Inside => node,
                         Cover::Above => {
@@ -289,11 +289,12 @@ impl BlinkTree {
         self: &Arc<Self>,
         session: &Session,
         seek: Seek<'_>,
+        unfinished: &mut Option<Unfinished>,
     ) -> Result<Option<UpperNode>, BlinkFail> {
         if self.root_pointer(session).await?.1 == 0 {
             return Ok(None);
         }
-        Ok(Some(self.node_above(session, seek, 1, &mut None).await?))
+        Ok(Some(self.node_above(session, seek, 1, unfinished).await?))
     }
 
     /// READs the node of `level` that `seek` wants, and proves it; a leaf whose slots `fit`.
@@ -326,7 +327,7 @@ impl BlinkTree {
         level: u8,
         fit: LeafFit<'_>,
     ) -> Result<Buf, BlinkFail> {
-        let (reliable, bytes) = (session.reliable(), self.bytes_at(level));
+        let reliable = session.reliable();
         let mut is_lone = level == 0 && matches!(pointer.source, PointerSource::Root);
         let locked3 = level == 0 && self.remembered().options.read_locks && !is_lone;
         let word = self.lock_word_of(pointer.addr);
@@ -338,13 +339,13 @@ impl BlinkTree {
             let mut image = if is_lone {
                 let chain = reliable.chain(|ops| {
                     ops.read(word, reliable.buf(8));
-                    ops.read(pointer.addr, reliable.buf(bytes));
+                    self.read_whole(session, ops, pointer.addr, level);
                 });
                 let (mut ops, _) = chain.await?;
                 lock = Some(ops.buf(0).words()[0]);
-                ops.take_buf(1)
+                self.take_whole(&mut ops, 1, level)
             } else {
-                reliable.read(pointer.addr, reliable.buf(bytes)).await?
+                self.read_image(session, pointer.addr, level).await?
             };
             let fits = self.is_current(&image, pointer.addr, level)
                 && self.is_born_by(image.words(), pointer.view)
@@ -468,7 +469,7 @@ impl BlinkTree {
                 }
             }
             tries += 1;
-            image = reliable.read(addr, reliable.buf(self.bytes_at(level))).await?;
+            image = self.read_image(session, addr, level).await?;
         }
     }
 
@@ -508,7 +509,7 @@ impl BlinkTree {
     /// under the lock.
     pub(super) fn remember_node(&self, addr: GlobalAddr, level: u8, epoch: u64, words: &[u64]) {
         if let (Some(remembered), true) = (&self.remembered, level > 0) {
-            remembered.nodes.put(addr, level, epoch, words);
+            self.put_copy(remembered, addr, (level, epoch), words);
         }
     }
 
@@ -521,7 +522,16 @@ impl BlinkTree {
     ) -> Result<bool, IndexError> {
         let mut attempts = Attempts::new(&RetryPolicy::WAY);
         loop {
-            let found = self.proven_at(session, Seek::At(key), 0, LeafFit::Key(key)).await;
+            let found = match self.get_near(session, key, value).await {
+                Ok(Some(is_there)) => {
+                    if !is_there {
+                        value.clear();
+                    }
+                    return Ok(is_there);
+                }
+                Ok(None) => self.proven_at(session, Seek::At(key), 0, LeafFit::Key(key)).await,
+                Err(fail) => Err(fail),
+            };
             let leaf = match found {
                 Ok((_, leaf)) => leaf,
                 Err(BlinkFail::Restart) => {

@@ -179,7 +179,7 @@ impl BlinkTree {
     ) -> Result<Buf, BlinkFail> {
         let seek = scan.cursor.seek();
         scan.parent = None;
-        if let Some(parent) = self.parent_of(session, seek).await? {
+        if let Some(parent) = self.parent_of(session, seek, &mut None).await? {
             let node = Node::new(&self.layout, parent.node.words());
             let first = self.children_from(&node, &scan.cursor, &mut scan.children)?;
             let pointer = parent.pointer(first);
@@ -201,17 +201,12 @@ impl BlinkTree {
         scan: &mut LeafScan<'_>,
         wanted: usize,
     ) -> Result<(), BlinkFail> {
-        let client = session.client();
         let leaves = wanted.div_ceil(scan.entries_per_leaf.max(1));
         let leaves = leaves.clamp(1, self.options.scan_batch.max(1)).min(scan.children.len());
-        let mut ops = client.ops();
-        for addr in scan.children.iter().take(leaves) {
-            ops.read(*addr, client.buf(self.bytes_at(0)));
-        }
-        let mut ops = session.reliable().post_many(ops).await?;
-        for (index, addr) in scan.children.drain(..leaves).enumerate() {
-            scan.ahead.push_back((addr, ops.take_buf(index)));
-        }
+        let places: Vec<GlobalAddr> = scan.children.iter().take(leaves).copied().collect();
+        let images = self.read_images(session, &places, 0).await?;
+        scan.children.drain(..leaves);
+        scan.ahead.extend(places.into_iter().zip(images));
         Ok(())
     }
 

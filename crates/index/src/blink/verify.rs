@@ -282,17 +282,16 @@ impl BlinkTree {
     ) -> Result<BTreeMap<u64, Buf>, IndexError> {
         let reliable = session.reliable();
         let mut locks = session.client().ops();
-        let mut images = session.client().ops();
         for addr in places {
             locks.read(self.lock_word_of(*addr), reliable.buf(8));
-            images.read(*addr, reliable.buf(self.bytes_at(level)));
         }
         let locks = reliable.post_many(locks).await?;
-        let mut images = reliable.post_many(images).await?;
+        let images = self.read_images(session, places, level).await?;
         let all = places
             .iter()
+            .zip(images)
             .enumerate()
-            .map(|(at, addr)| (addr.word(), locks.buf(at).words()[0] == 0, images.take_buf(at)));
+            .map(|(at, (addr, image))| (addr.word(), locks.buf(at).words()[0] == 0, image));
         Ok(all.filter(|(_, is_free, _)| *is_free).map(|(addr, _, image)| (addr, image)).collect())
     }
 
@@ -347,10 +346,10 @@ impl BlinkTree {
             let (mut ops, _) = reliable
                 .chain(|ops| {
                     ops.read(self.lock_word_of(addr), reliable.buf(8));
-                    ops.read(addr, reliable.buf(self.bytes_at(level)));
+                    self.read_whole(session, ops, addr, level);
                 })
                 .await?;
-            let (lock, image) = (ops.buf(0).words()[0], ops.take_buf(1));
+            let (lock, image) = (ops.buf(0).words()[0], self.take_whole(&mut ops, 1, level));
             let is_it = self.is_current(&image, addr, level)
                 && self.view(level, image.words()).covers_place(seek) == Cover::Inside;
             let is_torn = is_it && self.has_torn_slots(level, image.words());
@@ -499,6 +498,7 @@ impl BlinkTree {
 
 /// Counts the pairs of a guarded leaf above the fence up to which all has been counted.
 fn count_pairs(leaf: &GuardedLeaf<'_>, above: Option<&[u8]>, report: &mut TableReport) {
+    report.hops += leaf.hops();
     for (key, value) in leaf.pairs().unwrap_or_default() {
         if above.is_none_or(|above| key.as_slice() > above) {
             report.keys += 1;

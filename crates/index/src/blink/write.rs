@@ -8,6 +8,7 @@ use farleaf_pool::Session;
 use super::lock::Locked;
 use super::read::Unfinished;
 use super::records::UnlinkedRecord;
+use super::remembered::NodePointer;
 use super::{BlinkFail, BlinkTree};
 use crate::bnode::{ChangeError, Cover, Node, Value};
 use crate::change::{Change, Decision, Outcome};
@@ -101,11 +102,12 @@ impl BlinkTree {
                 return Ok(ChangeAttempt::Done(Outcome { existed, differs: true }));
             }
         }
-        let mut leaf = self.lock_leaf(session, key, unfinished).await?;
         if self.guarded.is_some() {
-            let outcome = self.change_slot(session, leaf, change, held).await?;
-            return Ok(ChangeAttempt::Done(outcome));
+            let leaf = Box::pin(self.lock_near(session, key, unfinished)).await?;
+            let outcome = Box::pin(self.change_slot(session, leaf, change, held)).await?;
+            return Ok(outcome.map_or(ChangeAttempt::Again, ChangeAttempt::Done));
         }
+        let mut leaf = self.lock_level(session, key, 0, unfinished).await?;
         let found = leaf.node().find(key);
         if !compared && change.expected.is_some() {
             held.clear();
@@ -169,16 +171,6 @@ impl BlinkTree {
         Ok(ChangeAttempt::Done(outcome))
     }
 
-    /// Locks the leaf that covers `key`.
-    async fn lock_leaf(
-        self: &Arc<Self>,
-        session: &Session,
-        key: &[u8],
-        unfinished: &mut Option<Unfinished>,
-    ) -> Result<Locked, BlinkFail> {
-        self.lock_level(session, key, 0, unfinished).await
-    }
-
     /// Locks the node of `level` that covers `key`.
     pub(super) async fn lock_level(
         self: &Arc<Self>,
@@ -188,21 +180,22 @@ impl BlinkTree {
         unfinished: &mut Option<Unfinished>,
     ) -> Result<Locked, BlinkFail> {
         if self.remembered.is_some() {
-            return self.lock_remembered(session, key, level, unfinished).await;
+            let pointer = self.pointer_to(session, Seek::At(key), level, unfinished).await?;
+            return self.lock_from(session, pointer, key, level, unfinished).await;
         }
         let addr = self.way_to(session, key, level, unfinished).await?;
         self.lock_covering(session, addr, key, level, unfinished).await
     }
 
-    /// The same by remembered pointers.
-    async fn lock_remembered(
+    /// The same from the node that a pointer leads to, to the right.
+    pub(super) async fn lock_from(
         self: &Arc<Self>,
         session: &Session,
+        mut pointer: NodePointer,
         key: &[u8],
         level: u8,
         unfinished: &mut Option<Unfinished>,
     ) -> Result<Locked, BlinkFail> {
-        let mut pointer = self.pointer_to(session, Seek::At(key), level, unfinished).await?;
         loop {
             let locked = self.lock_proven(session, &pointer, level).await?;
             match locked.view().covers(key) {

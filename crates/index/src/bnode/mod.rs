@@ -76,14 +76,17 @@ mod tests;
 
 /// The seeded bugs of guarded leaves.
 pub mod canaries {
-    pub use super::guarded::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, MISS_UNCHECKED};
+    pub use super::guarded::{
+        BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, CLEAR_BEFORE_COPY, DEAD_KEEPS_SLOTS, MISS_UNCHECKED,
+        MOVE_UNCOUNTED, REWRITE_KEEPS_STAMP, UPDATE_ONE_OF_TWO,
+    };
 }
 
 pub use edit::{ChangeError, NodeMut, Posted};
 pub use encode::LeafEntry;
 pub use guarded::{
-    GuardedLayout, GuardedLayoutError, GuardedLeaf, GuardedLeafMut, Lookup, Mend, Mended, SlotEdit,
-    SlotPair, SlotState, Stamp,
+    GuardedLayout, GuardedLayoutError, GuardedLeaf, GuardedLeafMut, Hop, Lookup, Mend, Mended,
+    SlotEdit, SlotPair, SlotState, Stamp, note_moves,
 };
 pub use header::{Head, Kind, kind_of, level_of, version_of};
 pub use layout::{Layout, LayoutError, LayoutOptions, NODE_BYTES_MAX, NODE_BYTES_MIN};

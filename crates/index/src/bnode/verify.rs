@@ -73,6 +73,12 @@ pub enum NodeError {
         /// The later of the two.
         index: usize,
     },
+    /// A key lies outside of its neighbourhood.
+    #[error("INV-HOP-1: slot {index} holds a key outside of its neighbourhood")]
+    Place {
+        /// The slot.
+        index: usize,
+    },
     /// A key or separator lies outside the fences.
     #[error("INV-NODE-1: entry {index} is outside the fences")]
     Outside {

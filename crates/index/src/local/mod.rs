@@ -9,6 +9,7 @@ pub mod latch;
 pub mod lock_queue;
 pub mod node_cache;
 pub mod parking_lot;
+pub mod slot_hints;
 #[cfg(all(test, not(loom)))]
 mod wakes;
 
@@ -19,3 +20,4 @@ pub use latch::{Latch, Version};
 pub use lock_queue::{LockQueue, QueuePlace, Queued};
 pub use node_cache::{CachedNode, NodeCache, NodeCacheCounts};
 pub use parking_lot::ParkingLot;
+pub use slot_hints::SlotHints;

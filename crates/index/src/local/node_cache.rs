@@ -4,7 +4,9 @@
 //! making was linked when the copy was read only if it was born by then (INV-EPOCH-6 of the pool). So a reader that follows
 //! a copy's pointer accepts what it finds there only if that was born by [`CachedNode::epoch`].
 //!
-//! - `INV-NCACHE-1` A copy's words never change. A newer copy takes its place.
+//! A copy may have a *note* for each child: a word that the tree keeps beside it, such as the stamp of a leaf.
+//!
+//! - `INV-NCACHE-1` A copy's words never change, its notes may. A newer copy takes its place.
 //! - `INV-NCACHE-2` The copies' bytes, with the frames around them, never exceed the budget.
 //! - `INV-NCACHE-3` A copy that is [`AGE_MAX`] epochs old is not returned: births are compared modulo 2^40.
 
@@ -30,6 +32,7 @@ pub struct CachedNode {
     level: u8,
     /// 1 if it was used since the clock's hand came by.
     used: AtomicU64,
+    notes: Box<[AtomicU64]>,
 }
 
 impl CachedNode {
@@ -48,8 +51,18 @@ impl CachedNode {
         self.level
     }
 
+    /// The note of child `index`; 0 if there is none.
+    pub fn note(&self, index: usize) -> u64 {
+        self.notes.get(index).map_or(0, |note| note.load(Ordering::Relaxed))
+    }
+
+    /// Notes a word of child `index`, if there is room for notes.
+    pub fn set_note(&self, index: usize, word: u64) {
+        self.notes.get(index).into_iter().for_each(|note| note.store(word, Ordering::Relaxed));
+    }
+
     fn bytes(&self) -> usize {
-        self.words.len() * 8 + FRAME_BYTES
+        (self.words.len() + self.notes.len()) * 8 + FRAME_BYTES
     }
 }
 
@@ -167,11 +180,29 @@ impl NodeCache {
         found.inspect(|copy| copy.used.store(1, Ordering::Relaxed))
     }
 
+    /// The copy of the node at `addr` of whatever age, for its notes; that is no use of it.
+    pub fn peek(&self, addr: GlobalAddr) -> Option<Arc<CachedNode>> {
+        let part = lock(self.part(addr));
+        part.places.get(&addr.word()).map(|&place| Arc::clone(&part.clock[place].1))
+    }
+
     /// Takes in a copy of the node of `level` at `addr`: `epoch` is the reader's view from before the READ. A copy there
     /// that was read later stays. Returns the copy of `words`, whether the cache keeps it or not.
     pub fn put(&self, addr: GlobalAddr, level: u8, epoch: u64, words: &[u64]) -> Arc<CachedNode> {
+        self.put_noted(addr, (level, epoch), words, &[])
+    }
+
+    /// As [`NodeCache::put`], with a note for each child.
+    pub fn put_noted(
+        &self,
+        addr: GlobalAddr,
+        (level, epoch): (u8, u64),
+        words: &[u64],
+        notes: &[u64],
+    ) -> Arc<CachedNode> {
         let used = AtomicU64::new(0);
-        let copy = Arc::new(CachedNode { words: words.into(), epoch, level, used });
+        let notes = notes.iter().map(|&note| AtomicU64::new(note)).collect();
+        let copy = Arc::new(CachedNode { words: words.into(), epoch, level, used, notes });
         let bytes = copy.bytes();
         if bytes > self.part_budget {
             self.forget(addr);
@@ -267,6 +298,18 @@ mod tests {
         assert!(cache.get(addr(1), 9).is_none());
         let counts = NodeCacheCounts { hits: 4, misses: 2, ..NodeCacheCounts::default() };
         assert_eq!(cache.counts(), counts);
+    }
+
+    #[test]
+    fn a_copy_has_the_notes_that_it_was_put_with_and_others_later() {
+        let cache = NodeCache::new(3 * (FRAME + 16), NODE_BYTES + 16);
+        let copy = cache.put_noted(addr(1), (1, 7), &node(1), &[0, 5]);
+        assert_eq!([0, 1, 2].map(|child| copy.note(child)), [0, 5, 0]);
+        copy.set_note(0, 9);
+        copy.set_note(2, 9);
+        let found = cache.peek(addr(1)).expect("it is there");
+        assert_eq!([0, 1, 2].map(|child| found.note(child)), [9, 5, 0]);
+        assert_eq!((cache.counts().bytes, cache.counts().hits), (FRAME + 16, 0));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Copies of inner nodes that have become old: their cost, and what they lead to once memory is used again.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use farleaf_engines::Engine;
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{OpKind, ToAny};
-use farleaf_index::{Entries, Index, ScanRange, Settings};
+use farleaf_index::{CounterSet, Entries, Index, ScanRange, Settings};
 use farleaf_pool::{PoolOptions, Session};
 
 use super::{counters, loaded, number, since};
@@ -14,7 +15,7 @@ use crate::common::{World, check, costs, join, lab_table, start};
 const LEAF: u64 = 1024;
 
 /// Runs with a session of each of two compute servers.
-fn with_two(seed: u64, test: impl AsyncFnOnce(Session, Session)) {
+pub(crate) fn with_two(seed: u64, test: impl AsyncFnOnce(Session, Session)) {
     let world = World { seed, ..World::default() };
     let mut config = world.sim_config();
     config.compute_servers = 2;
@@ -60,62 +61,71 @@ fn a_split_costs_another_compute_server_a_leaf_and_a_parent() {
 #[test]
 fn old_copies_never_lead_to_what_took_the_place_of_their_nodes() {
     for seed in 0..6 {
-        with_two(seed, async |first, second| {
-            let name = ["u64-tiny", "bytes-tiny", "wide-tiny"][seed as usize % 3];
-            let format = lab_table(Engine::Sherman, name);
-            let settings = Settings::default();
-            let index =
-                farleaf_harness::create_table(&first, "t", &format, 1 << 12, &settings).await;
-            let index = index.expect("a table");
-            let other = farleaf_harness::open_table(&second, "t", 1 << 12, &settings).await;
-            let other = other.expect("open");
-            let mut rng = fastrand::Rng::with_seed(seed);
-            let key = |number: u64| match name {
-                "bytes-tiny" => format!("key {number:05}").into_bytes(),
-                "wide-tiny" => [number.to_be_bytes(), [1; 8]].concat(),
-                _ => number.to_be_bytes().to_vec(),
-            };
-            let bytes = if name == "wide-tiny" { 24 } else { 8 };
-            let mut model = BTreeMap::new();
-            for round in 0..40_u8 {
-                let fills = round % 2 == 0;
-                for _ in 0..120 {
-                    let key = key(rng.u64(..200));
-                    if fills || rng.u8(..4) == 0 {
-                        let value = vec![round; bytes];
-                        let new = index.upsert(&first, &key, &value).await.expect("upsert");
-                        assert_eq!(new, model.insert(key, value).is_none());
-                    } else {
-                        let gone = index.remove(&first, &key).await.expect("remove");
-                        assert_eq!(gone, model.remove(&key).is_some());
-                    }
-                }
-                for _ in 0..6 {
-                    first.tick().await.expect("tick");
-                    second.tick().await.expect("tick");
-                }
-                let mut value = Vec::new();
-                for _ in 0..30 {
-                    let key = key(rng.u64(..200));
-                    let is_there = other.get(&second, &key, &mut value).await.expect("get");
-                    assert_eq!(is_there.then_some(&value), model.get(&key));
-                    if rng.u8(..4) == 0 {
-                        let new = vec![0x80 | round; bytes];
-                        let there = other.update(&second, &key, &new).await.expect("update");
-                        assert_eq!(there, model.contains_key(&key));
-                        model.entry(key).and_modify(|held| *held = new);
-                    }
-                }
-                let mut out = Entries::new();
-                let range = ScanRange { reverse: round % 3 == 0, ..ScanRange::ALL };
-                other.scan(&second, range, usize::MAX, &mut out).await.expect("scan");
-                let seen: BTreeMap<_, _> =
-                    out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
-                assert_eq!((seen, out.len()), (model.clone(), model.len()));
-            }
-            let counters = counters(&index);
-            assert!(counters.get("merges") > 10, "{counters:?}");
-            assert_eq!(check(&first, &[&index]).await.keys, model.len() as u64);
-        });
+        let counts = fill_and_empty(Engine::Sherman, seed);
+        assert!(counts.get("merges") > 10, "{counts:?}");
     }
+}
+
+/// Fills and empties a table of that engine by one compute server, and checks what another one finds. Returns the counters
+/// of both.
+pub(crate) fn fill_and_empty(engine: Engine, seed: u64) -> CounterSet {
+    let counts = RefCell::new(CounterSet::default());
+    with_two(seed, async |first, second| {
+        let name = ["u64-tiny", "bytes-tiny", "wide-tiny"][seed as usize % 3];
+        let format = lab_table(engine, name);
+        let settings = Settings::default();
+        let index = farleaf_harness::create_table(&first, "t", &format, 1 << 12, &settings).await;
+        let index = index.expect("a table");
+        let other = farleaf_harness::open_table(&second, "t", 1 << 12, &settings).await;
+        let other = other.expect("open");
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let key = |number: u64| match name {
+            "bytes-tiny" => format!("key {number:05}").into_bytes(),
+            "wide-tiny" => [number.to_be_bytes(), [1; 8]].concat(),
+            _ => number.to_be_bytes().to_vec(),
+        };
+        let bytes = if name == "wide-tiny" { 24 } else { 8 };
+        let mut model = BTreeMap::new();
+        for round in 0..40_u8 {
+            let fills = round % 2 == 0;
+            for _ in 0..120 {
+                let key = key(rng.u64(..200));
+                if fills || rng.u8(..4) == 0 {
+                    let value = vec![round; bytes];
+                    let new = index.upsert(&first, &key, &value).await.expect("upsert");
+                    assert_eq!(new, model.insert(key, value).is_none());
+                } else {
+                    let gone = index.remove(&first, &key).await.expect("remove");
+                    assert_eq!(gone, model.remove(&key).is_some());
+                }
+            }
+            for _ in 0..6 {
+                first.tick().await.expect("tick");
+                second.tick().await.expect("tick");
+            }
+            let mut value = Vec::new();
+            for _ in 0..30 {
+                let key = key(rng.u64(..200));
+                let is_there = other.get(&second, &key, &mut value).await.expect("get");
+                assert_eq!(is_there.then_some(&value), model.get(&key));
+                if rng.u8(..4) == 0 {
+                    let new = vec![0x80 | round; bytes];
+                    let there = other.update(&second, &key, &new).await.expect("update");
+                    assert_eq!(there, model.contains_key(&key));
+                    model.entry(key).and_modify(|held| *held = new);
+                }
+            }
+            let mut out = Entries::new();
+            let range = ScanRange { reverse: round % 3 == 0, ..ScanRange::ALL };
+            other.scan(&second, range, usize::MAX, &mut out).await.expect("scan");
+            let seen: BTreeMap<_, _> =
+                out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+            assert_eq!((seen, out.len()), (model.clone(), model.len()));
+        }
+        for index in [&index, &other] {
+            counts.borrow_mut().add_all(&counters(index));
+        }
+        assert_eq!(check(&first, &[&index]).await.keys, model.len() as u64);
+    });
+    counts.into_inner()
 }

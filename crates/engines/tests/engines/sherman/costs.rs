@@ -14,7 +14,7 @@ const LEAF: u64 = 1024;
 const KEYS: u64 = 10_000;
 
 /// Runs on a fabric without faults, with releases by WRITE and by CAS.
-fn on_both(test: impl AsyncFn(Session)) {
+pub(crate) fn on_both(test: impl AsyncFn(Session)) {
     for write_vs_rmw in [true, false] {
         let world = World { region_bytes: 64 << 20, ..World::default() };
         let mut config = world.sim_config();
@@ -28,7 +28,12 @@ fn change(session: &Session, written: u64) -> Row {
     change_of(session, [1, 2], LEAF, written)
 }
 
-fn change_of(session: &Session, [reads, trips]: [u64; 2], read: u64, written: u64) -> Row {
+pub(crate) fn change_of(
+    session: &Session,
+    [reads, trips]: [u64; 2],
+    read: u64,
+    written: u64,
+) -> Row {
     let slots = u64::from(written > 0);
     match session.endpoint().capabilities().write_vs_rmw {
         true => ([reads, slots + 1, 1, trips], [read, written + 16]),
@@ -167,7 +172,7 @@ fn leaves_of_any_keys_are_written_whole() {
 }
 
 /// Means of `count` operations, in hundredths: READs, bytes READ, WRITEs, bytes written without the 8 of a CAS, CASes.
-fn means(cost: Cost, count: u64) -> [u64; 5] {
+pub(crate) fn means(cost: Cost, count: u64) -> [u64; 5] {
     let written = cost.bytes_written - 8 * cost.cas;
     [cost.reads, cost.bytes_read, cost.writes, written, cost.cas].map(|sum| 100 * sum / count)
 }

@@ -1,7 +1,7 @@
 //! Suite of the engine `sherman`: exact costs, locks that are passed on, stale copies, and damage.
 
-mod copies;
-mod costs;
+pub(crate) mod copies;
+pub(crate) mod costs;
 mod damage;
 mod locks;
 
@@ -12,17 +12,27 @@ use farleaf_pool::Session;
 
 use crate::common::Pairs;
 
-fn number(key: u64) -> [u8; 8] {
+pub(crate) fn number(key: u64) -> [u8; 8] {
     key.to_be_bytes()
 }
 
-fn settings(list: &[(&str, &str)]) -> Settings {
+pub(crate) fn settings(list: &[(&str, &str)]) -> Settings {
     list.iter().fold(Settings::default(), |all, (name, value)| all.with(name, value))
 }
 
 /// A table of 8 + 8 bytes with every other number below `2 * keys`, all inner nodes cached.
 async fn loaded(session: &Session, keys: u64, list: &[(&str, &str)]) -> AnyIndex {
-    let format = TableFormat::fixed8(Engine::Sherman);
+    loaded_as(session, Engine::Sherman, keys, list).await
+}
+
+/// The same of another engine.
+pub(crate) async fn loaded_as(
+    session: &Session,
+    engine: Engine,
+    keys: u64,
+    list: &[(&str, &str)],
+) -> AnyIndex {
+    let format = TableFormat::fixed8(engine);
     let index =
         farleaf_harness::create_table(session, "t", &format, 1 << 16, &settings(list)).await;
     let index = index.expect("a table");
@@ -38,20 +48,20 @@ async fn loaded(session: &Session, keys: u64, list: &[(&str, &str)]) -> AnyIndex
 }
 
 /// READs, WRITEs, CASes, round trips; bytes READ, bytes written with 8 for each CAS.
-type Row = ([u64; 4], [u64; 2]);
+pub(crate) type Row = ([u64; 4], [u64; 2]);
 
-fn row(cost: Cost) -> Row {
+pub(crate) fn row(cost: Cost) -> Row {
     let verbs = [cost.reads, cost.writes, cost.cas, cost.round_trips];
     (verbs, [cost.bytes_read, cost.bytes_written])
 }
 
-fn since(session: &Session, before: &Snapshot, kind: OpKind) -> Row {
+pub(crate) fn since(session: &Session, before: &Snapshot, kind: OpKind) -> Row {
     let snapshot: Snapshot = session.endpoint().counters().snapshot().since(before);
     assert_eq!(snapshot.kind(kind), snapshot.total(), "nothing beside it");
     row(snapshot.kind(kind))
 }
 
-fn counters(index: &AnyIndex) -> CounterSet {
+pub(crate) fn counters(index: &AnyIndex) -> CounterSet {
     let mut counters = CounterSet::default();
     Index::counters(index, &mut counters);
     counters

@@ -3,15 +3,17 @@
 use std::ops::Range;
 
 use super::super::edit::ChangeError;
-use super::super::header::{Head, META_WORD, meta};
+use super::super::header::{Head, META_WORD, VERSION_WORD, meta};
 use super::super::view::Cover;
 use super::super::words::SUM_WORD;
+use super::hopscotch::UPDATE_ONE_OF_TWO;
 use super::slot::{Guard, turn};
-use super::view::{GuardedLeaf, Lookup, SlotState};
+use super::view::{GuardedLeaf, Lookup, SlotPair, SlotState};
 use super::{GuardedLayout, Stamp};
 
 farleaf_fabric::canaries! {
     pub BUILD_CLEARS_TORN = "build-clears-torn", "a slot that a dead client's update has torn is emptied";
+    pub REWRITE_KEEPS_STAMP = "rewrite-keeps-stamp", "a leaf that is split or merged keeps its stamp";
     pub BUILD_KEEPS_TORN = "build-keeps-torn", "a slot that a dead client's insert or remove has torn is kept";
 }
 
@@ -69,14 +71,14 @@ impl<'a> GuardedLeafMut<'a> {
         GuardedLeaf::new(self.layout, self.words)
     }
 
-    fn slot_mut(&mut self, index: usize) -> (Guard, &mut [u64]) {
+    pub(super) fn slot_mut(&mut self, index: usize) -> (Guard, &mut [u64]) {
         let guard = self.view().guard().at(index);
         let slot = &mut self.words[self.layout.slot_at(index)..][..self.layout.slot_words()];
         (guard, slot)
     }
 
     /// Bytes of the words of a slot from its word `from` to its end.
-    fn bytes_from(&self, index: usize, from: usize) -> Range<usize> {
+    pub(super) fn bytes_from(&self, index: usize, from: usize) -> Range<usize> {
         let at = self.layout.slot_at(index);
         8 * (at + from)..8 * (at + self.layout.slot_words())
     }
@@ -87,7 +89,7 @@ impl<'a> GuardedLeafMut<'a> {
         self.bytes_from(index, if self.layout.has_word_values() { check - 1 } else { check })
     }
 
-    /// Makes every slot that does not fit one that does. The caller WRITEs what is returned before it decides anything.
+    /// Makes every slot that does not fit one that does, and empties second copies of pairs (`INV-HOP-3`). The caller WRITEs what is returned before it decides anything.
     ///
     /// The writer of such a slot is dead, since a living one holds the lock until its WRITE has landed. Redo records under
     /// the lock's token have been carried out before.
@@ -114,6 +116,13 @@ impl<'a> GuardedLeafMut<'a> {
                 let bytes = self.emptied_bytes(index);
                 mends.push(Mend { index, bytes, how: Mended::Emptied });
             }
+        }
+        let seconds = self.view().second_copies();
+        for index in seconds.into_iter().filter(|_| !UPDATE_ONE_OF_TWO.is_armed()) {
+            let (layout, (guard, slot)) = (self.layout, self.slot_mut(index));
+            let turn = turn(slot[slot.len() - 1]);
+            layout.store_empty(&guard, slot, turn);
+            mends.push(Mend { index, bytes: self.emptied_bytes(index), how: Mended::Emptied });
         }
         mends
     }
@@ -153,7 +162,7 @@ impl<'a> GuardedLeafMut<'a> {
             return Err(ChangeError::OutsideFences);
         }
         let layout = self.layout;
-        let mut free = (0..layout.slots).filter(|&index| view.slot(index) == SlotState::Empty);
+        let mut free = layout.window(key).filter(|&index| view.slot(index) == SlotState::Empty);
         let index = free.next().ok_or(ChangeError::NoRoom)?;
         let (guard, slot) = self.slot_mut(index);
         let turn = turn(slot[slot.len() - 1]);
@@ -194,7 +203,7 @@ impl<'a> GuardedLeafMut<'a> {
         Ok(SlotEdit { index, bytes: self.emptied_bytes(index), is_wide: false })
     }
 
-    fn check_pair_at(&self, index: usize) -> Result<(), ChangeError> {
+    pub(super) fn check_pair_at(&self, index: usize) -> Result<(), ChangeError> {
         if index < self.layout.slots && self.view().slot(index) == SlotState::Pair {
             Ok(())
         } else {
@@ -202,12 +211,24 @@ impl<'a> GuardedLeafMut<'a> {
         }
     }
 
-    /// Marks the leaf as merged away. The stamp and the slots stay as they are.
+    /// Marks the leaf as merged away. The stamp and the slots stay as they are, but for a leaf with neighbourhoods, whose
+    /// slots are emptied under the next stamp (`INV-HOP-4`).
     pub fn set_dead(&mut self) {
+        self.clear_dead();
         let mut meta = meta(self.words);
         meta.set_dead();
         self.words[META_WORD] = meta.pack();
         self.words[SUM_WORD] = self.layout.sum(self.words);
+    }
+
+    /// Sets the count of hops.
+    pub(super) fn set_first_word(&mut self, word: u64) {
+        self.words[0] = word;
+    }
+
+    /// Gives the image another stamp. The caller writes every slot anew, and seals the header.
+    pub(super) fn set_stamp(&mut self, stamp: Stamp) {
+        self.words[VERSION_WORD] = stamp.word();
     }
 }
 
@@ -217,7 +238,8 @@ impl GuardedLeaf<'_> {
     ///
     /// # Errors
     /// `Exists` if the leaf has the key, `NothingToSplit` for fewer than two pairs, `Damaged` if a slot does not fit,
-    /// `OutsideFences`, `BadKey`, `BadValue`.
+    /// `OutsideFences`, `BadKey`, `BadValue`. `NoRoom` if the new pair finds no place beside the others in its
+    /// neighbourhood, wherever they are cut; without a new pair there is a cut.
     pub fn split(
         &self,
         new: Option<(&[u8], &[u8])>,
@@ -239,13 +261,13 @@ impl GuardedLeaf<'_> {
             return Err(ChangeError::NothingToSplit);
         }
         let (low, high) = (self.low_fence(), self.high_fence());
-        let (lower, upper) = pairs.split_at(pairs.len().div_ceil(2));
+        let (lower, upper) = pairs.split_at(self.cut(&pairs).ok_or(ChangeError::NoRoom)?);
         let separator = lower.last().map(|pair| pair.0.clone()).ok_or(ChangeError::Damaged)?;
         let head = Head {
             addr: self.self_addr(),
             right: right_addr,
             incarnation: self.incarnation(),
-            version: self.stamp().next().word(),
+            version: self.next_stamp().word(),
             low: low.as_deref(),
             high: Some(&separator),
             ..Head::default()
@@ -261,6 +283,33 @@ impl GuardedLeaf<'_> {
         };
         layout.encode(right, &head, upper)?;
         Ok(separator)
+    }
+
+    /// The stamp under which the leaf is rewritten.
+    fn next_stamp(&self) -> Stamp {
+        if REWRITE_KEEPS_STAMP.is_armed() { self.stamp() } else { self.stamp().next() }
+    }
+
+    /// The cut nearest to the middle at which all pairs find places in two leaves. Those of this leaf do at each cut,
+    /// since they have some now.
+    fn cut(&self, pairs: &[SlotPair]) -> Option<usize> {
+        let middle = pairs.len().div_ceil(2);
+        let nearest = (0..pairs.len()).flat_map(|by| [middle.checked_sub(by), Some(middle + by)]);
+        let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.0.as_slice()).collect();
+        nearest.flatten().filter(|cut| (1..keys.len()).contains(cut)).find(|&cut| {
+            [&keys[..cut], &keys[cut..]].iter().all(|part| self.layout().places(part).is_some())
+        })
+    }
+
+    /// Returns whether this leaf takes in all pairs of another one, its neighbour.
+    pub fn takes_in(&self, other: &GuardedLeaf<'_>) -> bool {
+        if !self.layout().is_hopscotch() {
+            return self.count() + other.count() <= self.slots();
+        }
+        let (Ok(mut pairs), Ok(others)) = (self.pairs(), other.pairs()) else { return false };
+        pairs.extend(others);
+        let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.0.as_slice()).collect();
+        self.layout().places(&keys).is_some()
     }
 
     /// Encodes this leaf under another stamp into `out`; for tests that age leaves.
@@ -298,7 +347,7 @@ impl GuardedLeaf<'_> {
             addr: self.self_addr(),
             right: right.right(),
             incarnation: self.incarnation(),
-            version: self.stamp().next().word(),
+            version: self.next_stamp().word(),
             low: low.as_deref(),
             high: high.as_deref(),
             ..Head::default()

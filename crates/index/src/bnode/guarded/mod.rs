@@ -5,7 +5,7 @@
 //!
 //! | off | field |
 //! |---|---|
-//! | 0 | 0; outside of the checksum |
+//! | 0 | count of hops, see `hopscotch.rs`; else 0; outside of the checksum |
 //! | 8, 16, 24, 32, 40 | as in every node: own address, fences of keys of one word, right sibling, small fields |
 //! | 48 | checksum of words 1 to 5, word 7 and the fences |
 //! | 56 | stamp: birth in the high 40 bits, whole rewrites in the low 24 |
@@ -47,13 +47,22 @@
 //! of 4 bits accept torn entries once they wrap, and take an entry that does not fit for an absent one.
 
 mod edit;
+mod hopscotch;
 mod slot;
 mod view;
 
 #[cfg(test)]
+mod hop_tests;
+#[cfg(test)]
 mod tests;
 
-pub use edit::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, GuardedLeafMut, Mend, Mended, SlotEdit};
+pub use edit::{
+    BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, GuardedLeafMut, Mend, Mended, REWRITE_KEEPS_STAMP,
+    SlotEdit,
+};
+pub use hopscotch::{
+    CLEAR_BEFORE_COPY, DEAD_KEEPS_SLOTS, Hop, MOVE_UNCOUNTED, UPDATE_ONE_OF_TWO, note_moves,
+};
 pub use view::{GuardedLeaf, Lookup, MISS_UNCHECKED, SlotPair, SlotState};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -156,6 +165,18 @@ pub enum GuardedLayoutError {
         /// Slots that fit.
         fits: usize,
     },
+    /// A neighbourhood is smaller or larger than may be.
+    #[error(
+        "a neighbourhood of {neighbourhood} slots is not from 2 to {most}: a leaf has {slots} slots, and 16 are the most"
+    )]
+    Neighbourhood {
+        /// Slots of the neighbourhood.
+        neighbourhood: usize,
+        /// Slots of a leaf.
+        slots: usize,
+        /// Slots of the largest neighbourhood of such a leaf.
+        most: usize,
+    },
 }
 
 /// Sizes of a table's guarded leaves, and the number of its tree.
@@ -165,6 +186,8 @@ pub struct GuardedLayout {
     key_words: usize,
     value_words: usize,
     slots: usize,
+    /// Slots in which a key may lie; 0 for all.
+    neighbourhood: usize,
     tree: u64,
 }
 
@@ -196,7 +219,9 @@ impl GuardedLayout {
             return Err(GuardedLayoutError::Format);
         }
         let (leaf_words, key_words, value_words) = (leaf_bytes / 8, key / 8, value / 8);
-        let mut layout = GuardedLayout { leaf_words, key_words, value_words, slots: 0, tree };
+        let (slots, neighbourhood) = (0, 0);
+        let mut layout =
+            GuardedLayout { leaf_words, key_words, value_words, slots, neighbourhood, tree };
         let stride = layout.slot_words();
         let fits = (leaf_words - layout.slots_at()) / stride;
         if fits < SLOTS_MIN {
@@ -253,9 +278,6 @@ impl GuardedLayout {
         assert!(words.len() == self.leaf_words, "an image has the length of the layout's leaves");
         words.fill(0);
         self.check_head(head)?;
-        if pairs.len() > self.slots {
-            return Err(ChangeError::NoRoom);
-        }
         for (index, (key, value)) in pairs.iter().enumerate() {
             let (key, value) = (key.as_ref(), value.as_ref());
             self.check_pair(key, value)?;
@@ -266,6 +288,8 @@ impl GuardedLayout {
                 return Err(ChangeError::OutsideFences);
             }
         }
+        let keys: Vec<&[u8]> = pairs.iter().map(|(key, _)| key.as_ref()).collect();
+        let places = self.places(&keys).ok_or(ChangeError::NoRoom)?;
         let mut flags = FLAG_GUARDED;
         flags |= if head.low.is_none() { FLAG_LOW_INFINITE } else { 0 };
         flags |= if head.high.is_none() { FLAG_HIGH_INFINITE } else { 0 };
@@ -283,10 +307,12 @@ impl GuardedLayout {
         }
         words[SUM_WORD] = self.sum(words);
         let stamp = head.version;
-        for index in 0..self.slots {
+        let mut pair_at = vec![None; self.slots];
+        places.iter().enumerate().for_each(|(pair, &place)| pair_at[place] = Some(pair));
+        for (index, pair) in pair_at.into_iter().enumerate() {
             let guard = Guard::new(self.tree, head.addr, stamp, index);
             let slot = &mut words[self.slot_at(index)..][..self.slot_words()];
-            match pairs.get(index) {
+            match pair.map(|pair| &pairs[pair]) {
                 Some((key, value)) => self.store(&guard, slot, 1, key.as_ref(), value.as_ref()),
                 None => self.store_empty(&guard, slot, 0),
             }

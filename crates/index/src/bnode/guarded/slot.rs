@@ -18,6 +18,7 @@ const EMPTY: u64 = 0xa54f_f53a_5f1d_36f1;
 const BLANK: u64 = 0x510e_527f_ade6_82d1;
 const CHECK: u64 = 0x9b05_688c_2b3e_6c1f;
 const CHECK_VALUE: u64 = 0x1f83_d9ab_fb41_bd6b;
+const HOME: u64 = 0x5be0_cd19_137e_2179;
 
 /// One step of a hash: a bijection of `word` for each `state`.
 #[inline(always)]
@@ -100,6 +101,11 @@ impl Guard {
     pub(super) fn has_key(self, check: u64, keys: &[u64]) -> bool {
         is_pair(check) && check >> 24 & LOW_23 == self.key_bits(turn(check), keys)
     }
+}
+
+/// The hash of a key that chooses its home in a leaf of the tree.
+pub(super) fn home_hash(tree: u64, key: impl Iterator<Item = u64>) -> u64 {
+    key.fold(step(HOME, tree), step)
 }
 
 /// The turn that a check names.

@@ -1,0 +1,139 @@
+//! Lab: the seeded bugs, crash cases and small tables of this engine, and the settings that the lab draws for it.
+
+use farleaf_index::blink::canaries::{
+    ABSENT_AT_ONCE, ANSWER_BEFORE_WRITE, CLEAR_SECOND_AFTER, FORGET_RETIRE, HOPS_IN_ONE_CHAIN,
+    LEARN_FOR_SIBLING, LOSE_LEAF_REDO, SCAN_BACK, SCAN_UNCOUNTED, SEPARATOR_UNCHECKED,
+    SIBLING_TAKEN_ALONE, SIBLING_UNHELD, SPECULATE_BY_KEY, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
+};
+use farleaf_index::blink::lab;
+use farleaf_index::bnode::BnodeShape;
+use farleaf_index::bnode::canaries::{
+    BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, CLEAR_BEFORE_COPY, DEAD_KEEPS_SLOTS, MOVE_UNCOUNTED,
+    REWRITE_KEEPS_STAMP, UPDATE_ONE_OF_TWO,
+};
+use farleaf_index::lab::{
+    CrashState, CrashStep, Hunt, Lab, LabSize, Order, Variant, changes, choose, grow, met,
+};
+use farleaf_index::{
+    IndexError, KeyFormat, Settings, Spec, Stored, TableReport, TableSpec, ValueFormat,
+};
+use farleaf_pool::Session;
+use fastrand::Rng;
+
+use super::{Chime, ChimeShape, open_tree, without_copies};
+
+impl Lab for Chime {
+    // A record may hold an inner node and two leaves.
+    const REDO_BYTES: u32 = 4 << 10;
+
+    fn hunts() -> Vec<Hunt> {
+        let any = [
+            &UNLOCK_BEFORE_WRITE,
+            &ANSWER_BEFORE_WRITE,
+            &SEPARATOR_UNCHECKED,
+            &UNLOCK_RIGHT_EARLY,
+            &FORGET_RETIRE,
+            &SCAN_BACK,
+            &CLEAR_BEFORE_COPY,
+            &MOVE_UNCOUNTED,
+            &ABSENT_AT_ONCE,
+            &SCAN_UNCOUNTED,
+            &HOPS_IN_ONE_CHAIN,
+            &SIBLING_UNHELD,
+            &SIBLING_TAKEN_ALONE,
+            &DEAD_KEEPS_SLOTS,
+            &REWRITE_KEEPS_STAMP,
+            &LEARN_FOR_SIBLING,
+            &UPDATE_ONE_OF_TWO,
+            &CLEAR_SECOND_AFTER,
+            &SPECULATE_BY_KEY,
+        ];
+        let mut hunts = any.map(Hunt::any).to_vec();
+        hunts.extend([
+            Hunt::at(&BUILD_CLEARS_TORN, "u64-tiny/update"),
+            Hunt::at(&BUILD_KEEPS_TORN, "u64-tiny/insert"),
+            // Values of several words stand in slots of leaves.
+            Hunt::at(&LOSE_LEAF_REDO, "wide/update"),
+        ]);
+        hunts
+    }
+
+    /// Tiny leaves have 6 slots in neighbourhoods of 3, so that pairs hop.
+    fn shape(size: LabSize, spec: &Spec) -> ChimeShape {
+        let BnodeShape { node_bytes, cap_leaf, cap_inner } = lab::shape(size, spec);
+        let slotted = ChimeShape { node_bytes, cap_leaf, cap_inner, ..ChimeShape::default() };
+        let is_guarded = matches!(
+            (spec.key, spec.value),
+            (KeyFormat::Fixed(key), ValueFormat::Fixed(value)) if key % 8 == 0 && value % 8 == 0
+        );
+        let leaf_bytes = node_bytes.map(|bytes| bytes.max(256));
+        match size {
+            _ if !is_guarded => slotted,
+            LabSize::Tiny => {
+                ChimeShape { leaf_bytes, neighbourhood: Some(3), cap_leaf: Some(6), ..slotted }
+            }
+            LabSize::Small => {
+                ChimeShape { leaf_bytes: Some(512), neighbourhood: Some(4), ..slotted }
+            }
+            LabSize::Usual => slotted,
+        }
+    }
+
+    fn variants() -> &'static [Variant] {
+        &[Variant {
+            name: "wide",
+            settings: "node_bytes=512,leaf_bytes=512",
+            value_bytes: Some(24),
+            object_bytes: 512,
+            cases: None,
+            is_drawn: false,
+        }]
+    }
+
+    fn draw(rng: &mut Rng, _table: &TableSpec<ChimeShape>) -> Settings {
+        Settings::default()
+            .with("cache", choose(rng, &["0", "2KiB", "16KiB", "256MiB", "256MiB"]))
+            .with("speculate", choose(rng, &["true", "true", "false"]))
+            .with("hot", choose(rng, &["0.1", "0.3", "0.9"]))
+            .with("point_read", choose(rng, &["neighbourhood", "neighbourhood", "header", "leaf"]))
+            .with("insert_read", choose(rng, &["neighbourhood", "neighbourhood", "leaf"]))
+            .with("read_delegation", choose(rng, &["true", "true", "false"]))
+            .with("hand_over", choose(rng, &["0", "1", "8", "8"]))
+            .with("combine_lock", choose(rng, &["true", "true", "false"]))
+            .with("scan_batch", choose(rng, &["1", "3", "8"]))
+            .with("bulk_fill", choose(rng, &["0.3", "0.7", "1.0"]))
+            .with("lock_words", choose(rng, &["1", "64", "4096", "4096"]))
+            .with("neighbourhood", choose(rng, &["2", "3", "8"]))
+    }
+
+    fn is_change(name: &str, before: &TableReport, after: &TableReport) -> bool {
+        let hops = after.hops.wrapping_sub(before.hops);
+        match name {
+            "hop" => changes::in_btree("none", before, after) && hops == 1,
+            "hops" => changes::in_btree("none", before, after) && hops > 1,
+            _ => changes::in_btree(name, before, after),
+        }
+    }
+
+    fn cases() -> Vec<(&'static str, CrashState)> {
+        let hop = grow("hop", Order::Mixed);
+        let mut cases = lab::cases(true);
+        // The last WRITEs of an insert with a hop: copy, count, the slot that was left, the new slot, the release.
+        cases.extend([
+            ("insert-hop", hop),
+            ("insert-hops", grow("hops", Order::Mixed)),
+            ("insert-after-hop", met(hop, 2, CrashStep::Found)),
+            ("insert-after-copy", met(hop, 3, CrashStep::Found)),
+            ("get-after-hop", met(hop, 2, CrashStep::Get)),
+            ("recover-hop", hop.recovered(2)),
+        ]);
+        cases
+    }
+
+    /// Gives every node one of the last versions that there are.
+    ///
+    /// Cost: 3 READs and 1 WRITE for each node.
+    async fn age(session: &Session, table: &Stored<ChimeShape>) -> Result<(), IndexError> {
+        open_tree(session, table, &without_copies()).await?.age(session).await
+    }
+}

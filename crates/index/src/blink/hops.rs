@@ -1,0 +1,281 @@
+//! Hops and held splits: what an insert into a leaf with neighbourhoods does if that of its key is full.
+//!
+//! A *hop* moves a pair to a later slot of its neighbourhood: one chain WRITEs the copy, the count of hops, and the slot that
+//! was left. Where a chain may be lost, and is then posted again in whole, the next hop waits for it: with two hops in a
+//! chain, a pair that moved into the slot of the first one would be cleared again, uncounted.
+//!
+//! - `INV-SPLIT-1` A split holds the lock of the new leaf, under the token of the old one, until the last word of the old one
+//!   has landed. Else a client changes a key in the new leaf, and another one still reads its old slot, which fits under the
+//!   stamp that it remembers. The new leaf is unlocked first.
+//! - `INV-SPLIT-2` Only a client that takes over the old leaf's lock finishes a dead client's split: the redo record names
+//!   the old leaf first, then the new one.
+//!
+//! | step of a split | operations |
+//! |---|---|
+//! | the new leaf's lock, by trying; the new leaf | 1 CAS, 1 WRITE |
+//! | redo record of both, the old leaf | 2 WRITEs in one chain |
+//! | releases, the new leaf's first | 2 WRITEs |
+//!
+//! Source: Luo et al., "CHIME" (SOSP 2024), insert and split. Differs: their program WRITEs all slots from the home to the
+//! empty one in one piece, and links the new leaf before the old one is whole.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, Endpoint, OpError, Ops};
+use farleaf_pool::{Session, Unlinked};
+
+use super::lock::Locked;
+use super::read::Unfinished;
+use super::remembered::count;
+use super::{BlinkTree, redo};
+use crate::IndexError;
+use crate::bnode::{ChangeError, GuardedLeaf, GuardedLeafMut, Hop, SlotEdit, Stamp};
+use crate::detach::unfinished_change;
+use crate::remote_lock::Lock;
+
+farleaf_fabric::canaries! {
+    pub HOPS_IN_ONE_CHAIN = "hops-in-one-chain", "all hops of an insert are one chain, which may be posted again";
+    pub SIBLING_UNHELD = "sibling-unheld", "a split does not lock the new leaf";
+}
+
+/// New leaves that a split asks for until it finds one whose lock is free.
+const SIBLINGS_MAX: usize = 4;
+
+/// The images of the two leaves that a split makes of one, and the fence between them.
+struct Halves {
+    left: Buf,
+    right: Buf,
+    separator: Vec<u8>,
+}
+
+impl BlinkTree {
+    /// Moves pairs of a locked leaf, inserts a pair where there is room then, and unlocks.
+    ///
+    /// Cost: 3 WRITEs and 1 wait for each hop, then the slot and the release; all in one chain where no completion is lost.
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` if it takes longer than the caller waits.
+    pub(super) async fn insert_by_hops(
+        self: &Arc<Self>,
+        session: &Session,
+        leaf: Locked,
+        (key, value): (Vec<u8>, Vec<u8>),
+        hops: Vec<Hop>,
+    ) -> Result<(), IndexError> {
+        let tree = Arc::clone(self);
+        BlinkTree::detach(session, async move |session| {
+            tree.hop_and_insert(&session, leaf.with_session(&session), (&key, &value), &hops).await
+        })
+        .await
+        .unwrap_or_else(|| Err(unfinished_change("an insert that moves pairs")))
+    }
+
+    async fn hop_and_insert(
+        &self,
+        session: &Session,
+        mut leaf: Locked,
+        (key, value): (&[u8], &[u8]),
+        hops: &[Hop],
+    ) -> Result<(), IndexError> {
+        let addr = leaf.addr;
+        let damaged = |error| self.damaged(addr, error);
+        let layout = self.guarded.ok_or(ChangeError::WrongKind).map_err(damaged)?;
+        // This session does not give up: a chain fails only if this compute server has been cut off.
+        let together = !session.endpoint().is_lossy() || HOPS_IN_ONE_CHAIN.is_armed();
+        let mut last = session.client().ops();
+        if leaf.has_mends() {
+            if together {
+                leaf.mend_in(&mut last);
+            } else {
+                session.reliable().chain(|ops| leaf.mend_in(ops)).await?;
+            }
+            leaf.forget_mends();
+        }
+        for &hop in hops {
+            let written = GuardedLeafMut::new(&layout, leaf.image.words_mut()).hop(hop);
+            let written = written.map_err(damaged)?;
+            let write = |ops: &mut Ops| {
+                written.iter().for_each(|bytes| leaf.write_in(ops, bytes.clone()));
+            };
+            if together {
+                write(&mut last);
+            } else {
+                session.reliable().chain(write).await?;
+            }
+            self.hopscotch.iter().for_each(|it| count(&it.counts.hops));
+        }
+        let mut image = GuardedLeafMut::new(&layout, leaf.image.words_mut());
+        let SlotEdit { bytes, .. } = image.insert(key, value).map_err(damaged)?;
+        leaf.write_in(&mut last, bytes);
+        leaf.finish(last, None).await
+    }
+
+    /// Splits a locked leaf, whose pairs hop or do not, with a new pair in one of the halves, if the pair finds a place
+    /// there. Returns both images; `None` if only a split without it is possible.
+    fn halve(
+        &self,
+        session: &Session,
+        leaf: &Locked,
+        new: Option<(&[u8], &[u8])>,
+        right: &Unlinked,
+    ) -> Result<Halves, ChangeError> {
+        let Some(layout) = &self.guarded else { return Err(ChangeError::WrongKind) };
+        let (client, bytes) = (session.client(), self.bytes_at(0));
+        let (mut left, mut upper) = (client.buf(bytes), client.buf(bytes));
+        let separator = GuardedLeaf::new(layout, leaf.image.words()).split(
+            new,
+            right.addr().word(),
+            Stamp::of_word(self.first_version(session)),
+            left.words_mut(),
+            upper.words_mut(),
+        )?;
+        Ok(Halves { left, right: upper, separator })
+    }
+
+    /// Splits a full leaf that is locked, with a new pair in one of its halves, unlocks it, and tells its parent. Returns
+    /// whether the pair is in; else the change begins anew.
+    ///
+    /// Cost: 1 WRITE of the new leaf; 3 in one chain, the redo record, the old leaf and the release; then the separator.
+    /// For leaves with neighbourhoods see the [module page](self).
+    ///
+    /// # Errors
+    /// `Full`: nothing was changed. `OutcomeUnknown` if it takes longer than the caller waits.
+    pub(super) async fn split_with(
+        self: &Arc<Self>,
+        session: &Session,
+        leaf: Locked,
+        key: Vec<u8>,
+        value: Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        let tree = Arc::clone(self);
+        BlinkTree::detach(session, async move |session| {
+            let leaf = leaf.with_session(&session);
+            let split = tree.split_leaf(&session, leaf, (&key, &value)).await?;
+            let Some((unfinished, takes_along)) = split else { return Ok(false) };
+            // The change has happened; a separator that cannot be added now is added by another.
+            let _ = tree.finish_split_now(&session, unfinished).await;
+            Ok(takes_along)
+        })
+        .await
+        .unwrap_or_else(|| Err(unfinished_change("a split")))
+    }
+
+    /// `None` if nothing was done, as the new leaf's lock was busy. Else whether the pair went along.
+    async fn split_leaf(
+        self: &Arc<Self>,
+        session: &Session,
+        mut leaf: Locked,
+        new: (&[u8], &[u8]),
+    ) -> Result<Option<(Unfinished, bool)>, IndexError> {
+        let found = match self.new_sibling(session, &leaf).await {
+            Ok(found) => found,
+            Err(full) => {
+                leaf.unlock().await?;
+                return Err(full);
+            }
+        };
+        let Some((object, sibling)) = found else {
+            self.hopscotch.iter().for_each(|it| count(&it.counts.siblings_busy));
+            leaf.unlock().await?;
+            return Ok(None);
+        };
+        let (halves, takes_along) = match self.halve(session, &leaf, Some(new), &object) {
+            Err(ChangeError::NoRoom) => (self.halve(session, &leaf, None, &object), false),
+            halves => (halves, true),
+        };
+        let Halves { left, right, separator } = match halves {
+            Ok(halves) => halves,
+            Err(error) => {
+                let error = self.damaged(leaf.addr, error);
+                leaf.unlock().await?;
+                return Err(error);
+            }
+        };
+        let unfinished = Unfinished { level: 1, separator, right: object.addr() };
+        if self.is_hopscotch(0) {
+            self.publish_held(session, leaf, left, (object, sibling), right).await?;
+        } else {
+            object.write(right).await?;
+            object.keep();
+            leaf.image = left;
+            leaf.publish_sealed(true, None).await?;
+        }
+        count(&self.remembered().counts.splits);
+        Ok(Some((unfinished, takes_along)))
+    }
+
+    /// A new leaf, and its lock under the token of the one that is split, unless they share their lock word or the lock is
+    /// not needed (`INV-SPLIT-1`). `None` if the locks of some new leaves were all busy: no client waits for one lock while
+    /// it has another.
+    async fn new_sibling(
+        &self,
+        session: &Session,
+        leaf: &Locked,
+    ) -> Result<Option<(Unlinked, Option<Lock>)>, IndexError> {
+        let own = self.lock_word_of(leaf.addr);
+        let place = self.place_beside(session, leaf.addr, 0);
+        let mut busy = Vec::new();
+        while busy.len() < SIBLINGS_MAX {
+            let object = session.alloc_unlinked(place, self.bytes_at(0)).await?;
+            let word = self.lock_word_of(object.addr());
+            if !self.is_hopscotch(0) || word == own || SIBLING_UNHELD.is_armed() {
+                return Ok(Some((object, None)));
+            }
+            let mut lock = Lock::about_to_take(session, word, leaf.token());
+            if lock.take(0).await? == 0 {
+                return Ok(Some((object, Some(lock))));
+            }
+            lock.disarm();
+            busy.push(object);
+        }
+        Ok(None)
+    }
+
+    /// Writes both halves of a leaf, under both locks, and unlocks.
+    async fn publish_held(
+        &self,
+        session: &Session,
+        mut leaf: Locked,
+        left: Buf,
+        (object, mut sibling): (Unlinked, Option<Lock>),
+        right: Buf,
+    ) -> Result<(), IndexError> {
+        let (bytes, token) = (self.bytes_at(0), leaf.token());
+        let upper = right.words().to_vec();
+        object.write(right).await?;
+        object.keep();
+        // This session does not give up. So what fails from here on is that this compute server has been cut off: its locks
+        // are for whoever recovers it.
+        leaf.lock.disarm();
+        sibling.iter_mut().for_each(Lock::disarm);
+        leaf.image = left;
+        let is_needed = redo::is_needed(session, bytes);
+        let write = |ops: &mut Ops| {
+            if is_needed {
+                let nodes =
+                    [(leaf.addr, token, leaf.image.words()), (object.addr(), token, &upper[..])];
+                let record = self.record(session, token, &nodes);
+                ops.write(session.redo_addr(leaf.addr.server()), record);
+            }
+            leaf.write_in(ops, 8..bytes);
+        };
+        session.reliable().chain(write).await.map_err(BlinkTree::cut_off)?;
+        let mut last = session.client().ops();
+        if let Some(sibling) = sibling {
+            let endpoint = session.endpoint();
+            let together = !endpoint.is_lossy()
+                && endpoint.capabilities().write_vs_rmw
+                && object.addr().server() == leaf.addr.server();
+            if together {
+                last.write_word(self.lock_word_of(object.addr()), 0);
+            } else {
+                sibling.finish(session.client().ops(), 0, None).await?;
+            }
+        }
+        leaf.finish(last, None).await
+    }
+
+    fn cut_off(error: OpError) -> IndexError {
+        IndexError::OutcomeUnknown(error.to_string())
+    }
+}
