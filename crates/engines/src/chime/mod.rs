@@ -48,10 +48,10 @@ pub use options::{ChangeRead, ChimeOptions, ChimeShape};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
-pub struct Chime(Arc<OpenTree>);
+pub struct Chime(Arc<ChimeTree>);
 
 #[derive(Debug)]
-struct OpenTree {
+struct ChimeTree {
     stored: Stored<ChimeShape>,
     tree: Arc<BlinkTree>,
     /// Gets of a key share READs, if they do.
@@ -107,7 +107,7 @@ impl Engine for Chime {
         let tree = open_tree(session, table, &options).await?;
         let queues = options.read_delegation.then(|| KeyQueues::new(options.batch_limit));
         let (stored, gets_joined) = (*table, AtomicU64::new(0));
-        Ok(Chime(Arc::new(OpenTree { stored, tree, queues, gets_joined })))
+        Ok(Chime(Arc::new(ChimeTree { stored, tree, queues, gets_joined })))
     }
 
     /// Cost: 2 READs for each node, 1 for each lock table.

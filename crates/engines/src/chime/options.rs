@@ -104,7 +104,7 @@ impl Shape for ChimeShape {
 }
 
 words! {
-    /// What a change reads of a leaf under its lock.
+    /// The part of a leaf that a change reads under its lock.
     #[derive(Default)]
     ChangeRead {
         /// The leaf.
@@ -126,10 +126,10 @@ knobs! {
         "speculate" => speculate: bool = true, KnobKind::Flag, paper "true";
         /// Share of the cache that hints to slots of hot keys may take, 16 bytes each.
         "hot" => hot: f64 = 0.3, KnobKind::Share, paper "0.3";
-        /// What a get reads of a leaf: the leaf, its header and a neighbourhood, or a neighbourhood alone.
+        /// The part of a leaf that a get reads: the leaf, its header and a neighbourhood, or a neighbourhood alone.
         "point_read" => point_read: PointRead = PointRead::Neighbourhood, word_of(PointRead::WORDS),
             paper "neighbourhood";
-        /// What a change reads of a leaf under its lock.
+        /// The part of a leaf that a change reads under its lock.
         "insert_read" => insert_read: ChangeRead = ChangeRead::Neighbourhood, word_of(ChangeRead::WORDS),
             paper "by a vacancy bitmap";
         /// Gets of one key share a READ that began after all of them.

@@ -359,7 +359,7 @@ impl Locked {
         !self.mends.is_empty()
     }
 
-    /// What was mended has been written.
+    /// Forgets the slots that were mended: they have been written.
     pub(super) fn forget_mends(&mut self) {
         self.mends.clear();
     }

@@ -13,7 +13,7 @@
 //! - `INV-NEAR-4` One READ proves no absence, as a pair may hop from a slot that is sampled late to one that was sampled
 //!   early. A second one between two equal READs of the count of hops does (`INV-HOP-2`).
 //!
-//! What a reader does not understand it reads again with the whole leaf, by the rules of [`super::remembered`].
+//! A reader that cannot tell READs the whole leaf, by the rules of [`super::remembered`].
 //!
 //! | operation, parents cached | READ | bytes, keys and values of 8, neighbourhoods of 8 |
 //! |---|---|---|
@@ -51,7 +51,7 @@ farleaf_fabric::canaries! {
 const LOOKS_MAX: u32 = 4;
 
 crate::words! {
-    /// What a get READs of a leaf.
+    /// The part of a leaf that a get READs.
     #[derive(Default)]
     PointRead {
         /// The leaf.
@@ -69,13 +69,13 @@ crate::words! {
 pub struct HopscotchOptions {
     /// Bytes of hints: slots of hot keys, which a get READs alone. 0 keeps none.
     pub hint_bytes: u64,
-    /// What a get READs of a leaf.
+    /// The part of a leaf that a get READs.
     pub point_read: PointRead,
     /// A change READs the neighbourhood of its key. Else it READs the leaf.
     pub change_near: bool,
 }
 
-/// What a compute server remembers of leaves with neighbourhoods.
+/// Hints, settings and counts of a compute server for leaves with neighbourhoods.
 #[derive(Debug)]
 pub(super) struct Hopscotch {
     options: HopscotchOptions,
@@ -138,7 +138,7 @@ impl ChildPlace {
 }
 
 /// The answer of a leaf to a get.
-enum Probe {
+enum NearAnswer {
     Hit,
     /// All slots fit under the stamp, and none has the key.
     NotSeen(Stamp),
@@ -194,22 +194,22 @@ fn judge(
     (addr, image): (GlobalAddr, &[u64]),
     key: &[u8],
     value: &mut Vec<u8>,
-) -> Probe {
+) -> NearAnswer {
     let leaf = GuardedLeaf::new(layout, image);
     if let Lookup::Hit(index) = leaf.find(key) {
         leaf.value(index, value);
         near.hints.put(addr, xxh3_64(key), index);
-        return Probe::Hit;
+        return NearAnswer::Hit;
     }
     match leaf.fits_in(&layout.window(key)) {
-        (_, _, 0) => Probe::NotSeen(leaf.stamp()),
-        (0, 0, _) => Probe::Stale,
-        _ => Probe::Unclear,
+        (_, _, 0) => NearAnswer::NotSeen(leaf.stamp()),
+        (0, 0, _) => NearAnswer::Stale,
+        _ => NearAnswer::Unclear,
     }
 }
 
 impl BlinkTree {
-    /// What is remembered of leaves with neighbourhoods, and their layout.
+    /// Hints and settings for leaves with neighbourhoods, and the layout of those.
     fn near(&self) -> Option<(&Hopscotch, &GuardedLayout)> {
         Some((self.hopscotch.as_ref()?, self.guarded.as_ref()?))
     }
@@ -310,16 +310,16 @@ impl BlinkTree {
         };
         let mut probe = match place.stamp().filter(|_| by == PointRead::Neighbourhood) {
             Some(stamp) => self.probe(session, &place, stamp, key, value).await?,
-            None => Probe::Stale,
+            None => NearAnswer::Stale,
         };
-        if let Probe::Stale = probe {
+        if let NearAnswer::Stale = probe {
             probe = self.probe_headed(session, &place, key, value).await?;
         }
         let stamp = match probe {
-            Probe::Hit => return Ok(Some(true)),
-            Probe::NotSeen(_) if ABSENT_AT_ONCE.is_armed() => return Ok(Some(false)),
-            Probe::NotSeen(stamp) => stamp,
-            Probe::Stale | Probe::Unclear => {
+            NearAnswer::Hit => return Ok(Some(true)),
+            NearAnswer::NotSeen(_) if ABSENT_AT_ONCE.is_armed() => return Ok(Some(false)),
+            NearAnswer::NotSeen(stamp) => stamp,
+            NearAnswer::Stale | NearAnswer::Unclear => {
                 count(&near.counts.whole_leaves);
                 return Ok(None);
             }
@@ -340,8 +340,8 @@ impl BlinkTree {
         stamp: Stamp,
         key: &[u8],
         value: &mut Vec<u8>,
-    ) -> Result<Probe, BlinkFail> {
-        let Some((near, layout)) = self.near() else { return Ok(Probe::Unclear) };
+    ) -> Result<NearAnswer, BlinkFail> {
+        let Some((near, layout)) = self.near() else { return Ok(NearAnswer::Unclear) };
         let (addr, window, hash) = (place.pointer.addr, layout.window(key), xxh3_64(key));
         if let Some(slot) = near.hints.get(addr, hash).filter(|slot| window.contains(slot)) {
             count(&near.counts.hints_tried);
@@ -353,7 +353,7 @@ impl BlinkTree {
             if fits && leaf.key(slot) == key {
                 count(&near.counts.hints_right);
                 leaf.value(slot, value);
-                return Ok(Probe::Hit);
+                return Ok(NearAnswer::Hit);
             }
             near.hints.forget(addr, hash);
         }
@@ -361,16 +361,16 @@ impl BlinkTree {
             let words = self.read_slots(session, layout, addr, &window).await?;
             let image = part_of(layout, (addr, stamp), &window, words.words());
             match judge((near, layout), (addr, &image), key, value) {
-                Probe::Unclear => {}
-                Probe::Stale => {
+                NearAnswer::Unclear => {}
+                NearAnswer::Stale => {
                     count(&near.counts.stale);
                     place.forget_stamp();
-                    return Ok(Probe::Stale);
+                    return Ok(NearAnswer::Stale);
                 }
                 clear => return Ok(clear),
             }
         }
-        Ok(Probe::Unclear)
+        Ok(NearAnswer::Unclear)
     }
 
     /// READs header and neighbourhood of `key`, in this order, and remembers the stamp. 2 READs in one chain.
@@ -380,8 +380,8 @@ impl BlinkTree {
         place: &ChildPlace,
         key: &[u8],
         value: &mut Vec<u8>,
-    ) -> Result<Probe, BlinkFail> {
-        let Some((near, layout)) = self.near() else { return Ok(Probe::Unclear) };
+    ) -> Result<NearAnswer, BlinkFail> {
+        let Some((near, layout)) = self.near() else { return Ok(NearAnswer::Unclear) };
         let (addr, window) = (place.pointer.addr, layout.window(key));
         let (offset, bytes) = layout.bytes_of(&window);
         let reliable = session.reliable();
@@ -397,10 +397,10 @@ impl BlinkTree {
         let leaf = GuardedLeaf::new(layout, image.words());
         let is_lone = leaf.right() == 0 && leaf.low_fence().is_none();
         if !is_proven || is_lone || leaf.covers(key) != Cover::Inside {
-            return Ok(Probe::Unclear);
+            return Ok(NearAnswer::Unclear);
         }
         let probe = judge((near, layout), (addr, image.words()), key, value);
-        if let Probe::Hit | Probe::NotSeen(_) = probe {
+        if let NearAnswer::Hit | NearAnswer::NotSeen(_) = probe {
             self.learn(place, image.words());
         }
         Ok(probe)
@@ -430,10 +430,10 @@ impl BlinkTree {
             let image = part_of(layout, (addr, stamp), &window, ops.buf(1).words());
             let have_hopped = ops.buf(0).words() != ops.buf(2).words();
             match judge((near, layout), (addr, &image), key, value) {
-                Probe::Hit => return Ok(Some(true)),
-                Probe::NotSeen(_) if !have_hopped => return Ok(Some(false)),
-                Probe::NotSeen(_) | Probe::Unclear => {}
-                Probe::Stale => return Ok(None),
+                NearAnswer::Hit => return Ok(Some(true)),
+                NearAnswer::NotSeen(_) if !have_hopped => return Ok(Some(false)),
+                NearAnswer::NotSeen(_) | NearAnswer::Unclear => {}
+                NearAnswer::Stale => return Ok(None),
             }
         }
         Ok(None)
