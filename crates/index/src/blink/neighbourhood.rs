@@ -24,6 +24,7 @@
 //! Source: Luo et al., "CHIME" (SOSP 2024). Differs: the stamp stands in place of metadata that is repeated in each
 //! neighbourhood, and of a comparison of right siblings, which a merge and the next use of memory make wrong.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -35,10 +36,10 @@ use super::lock::Locked;
 use super::read::Unfinished;
 use super::remembered::{NodePointer, Remembered, UpperNode, count};
 use super::{BlinkFail, BlinkTree};
+use crate::Seek;
 use crate::bnode::{Cover, GuardedLayout, GuardedLeaf, Lookup, Node, SlotState, Stamp};
 use crate::local::{CachedNode, SlotHints};
-use crate::sync::AtomicU64;
-use crate::Seek;
+use crate::sync::{AtomicU64, Mutex, lock};
 
 farleaf_fabric::canaries! {
     pub ABSENT_AT_ONCE = "absent-at-once", "a key counts as absent after one READ of its neighbourhood";
@@ -47,6 +48,8 @@ farleaf_fabric::canaries! {
     pub SPECULATE_BY_KEY = "speculate-by-key", "a hint's slot is believed by its key, whatever its check says";
 }
 
+/// Copies that led astray and whose stamps are kept.
+const KEPT_MAX: usize = 8;
 /// READs of a neighbourhood whose slots do not all fit, and looks for an absent key, before the whole leaf is READ.
 const LOOKS_MAX: u32 = 4;
 
@@ -80,13 +83,31 @@ pub struct HopscotchOptions {
 pub(super) struct Hopscotch {
     options: HopscotchOptions,
     hints: SlotHints,
+    /// Copies of parents that led astray, the last ones: their stamps pass to the next copies.
+    led_astray: Mutex<VecDeque<(GlobalAddr, Arc<CachedNode>)>>,
     pub(super) counts: HopscotchCounts,
 }
 
 impl Hopscotch {
     pub(super) fn new(options: HopscotchOptions) -> Self {
         let hints = SlotHints::new(options.hint_bytes);
-        Hopscotch { options, hints, counts: HopscotchCounts::default() }
+        let (led_astray, counts) = Default::default();
+        Hopscotch { options, hints, led_astray, counts }
+    }
+
+    /// Keeps the stamps of a copy that is about to be dropped.
+    pub(super) fn keep_stamps(&self, addr: GlobalAddr, copy: &Arc<CachedNode>) {
+        let mut kept = lock(&self.led_astray);
+        kept.retain(|(at, _)| *at != addr);
+        kept.truncate(KEPT_MAX - 1);
+        kept.push_front((addr, Arc::clone(copy)));
+    }
+
+    /// The copy whose stamps were kept.
+    fn take_kept(&self, addr: GlobalAddr) -> Option<Arc<CachedNode>> {
+        let mut kept = lock(&self.led_astray);
+        let at = kept.iter().position(|(at, _)| *at == addr)?;
+        Some(kept.remove(at)?.1)
     }
 
     /// Bytes of hints.
@@ -233,7 +254,9 @@ impl BlinkTree {
         }
         let node = Node::new(&self.layout, words);
         let mut notes = vec![0; node.count() + 1];
-        if let Some(old) = remembered.nodes.peek(addr).filter(|old| old.level() == 1) {
+        let kept = self.hopscotch.as_ref().and_then(|it| it.take_kept(addr));
+        let old = remembered.nodes.peek(addr).or(kept);
+        if let Some(old) = old.filter(|old| old.level() == 1) {
             let before = Node::new(&self.layout, old.words());
             let mut at = 0;
             for (index, note) in notes.iter_mut().enumerate() {

@@ -155,7 +155,12 @@ impl BlinkTree {
     pub(super) fn refuse(&self, pointer: &NodePointer) {
         match &pointer.source {
             PointerSource::Root => self.root.forget(),
-            PointerSource::Copy(addr, copy) => self.remembered().nodes.forget_copy(*addr, copy),
+            PointerSource::Copy(addr, copy) => {
+                if let Some(near) = self.hopscotch.as_ref().filter(|_| copy.level() == 1) {
+                    near.keep_stamps(*addr, copy);
+                }
+                self.remembered().nodes.forget_copy(*addr, copy);
+            }
             PointerSource::Parent | PointerSource::Sibling => {}
         }
     }

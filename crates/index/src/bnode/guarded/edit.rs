@@ -89,7 +89,8 @@ impl<'a> GuardedLeafMut<'a> {
         self.bytes_from(index, if self.layout.has_word_values() { check - 1 } else { check })
     }
 
-    /// Makes every slot that does not fit one that does, and empties second copies of pairs (`INV-HOP-3`). The caller WRITEs what is returned before it decides anything.
+    /// Makes every slot that does not fit one that does, and empties second copies of pairs (`INV-HOP-3`). The caller WRITEs
+    /// what is returned before it decides anything.
     ///
     /// The writer of such a slot is dead, since a living one holds the lock until its WRITE has landed. Redo records under
     /// the lock's token have been carried out before.
