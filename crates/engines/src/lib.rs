@@ -18,6 +18,7 @@ pub mod dmtree;
 pub mod example;
 pub mod example_owned;
 pub mod fptree;
+pub mod p_sherman;
 pub mod p_smart;
 pub mod sherman;
 pub mod smart;
@@ -40,6 +41,8 @@ engines! {
     FpTree: crate::fptree::FpTree,
     /// The B-link tree with lock queues and entry-wise write-back; see [`sherman`].
     Sherman: crate::sherman::Sherman,
+    /// The same B-link tree with owned ranges; see [`p_sherman`].
+    PSherman: crate::p_sherman::PSherman,
     /// The adaptive radix tree with leaves changed in place; see [`smart`].
     Smart: crate::smart::Smart,
     /// The radix tree with owned ranges; see [`p_smart`].

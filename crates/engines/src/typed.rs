@@ -10,6 +10,7 @@ pub use crate::dex::offload::Offload;
 pub use crate::dex::{Admission, DexOptions, Durability};
 pub use crate::dmtree::DmTreeOptions;
 pub use crate::fptree::FpTreeOptions;
+pub use crate::p_sherman::PShermanOptions;
 pub use crate::p_smart::PSmartOptions;
 pub use crate::registry::EngineOptions;
 pub use crate::sherman::{LeafRead, ShermanOptions, WriteBack};
@@ -54,6 +55,7 @@ mod tests {
             check(&DmTreeOptions { cache_bytes, ..DmTreeOptions::default() }),
             check(&FpTreeOptions { cache_bytes, ..FpTreeOptions::default() }),
             check(&ShermanOptions { cache_bytes, ..ShermanOptions::default() }),
+            check(&PShermanOptions { cache_bytes, ..PShermanOptions::default() }),
             check(&SmartOptions {
                 read_delegation: ReadDelegation::Off,
                 ..SmartOptions::default()

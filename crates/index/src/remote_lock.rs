@@ -16,6 +16,12 @@ use crate::retry::LockWait;
 farleaf_fabric::canaries! {
     pub RESEND_BLINDLY = "resend-blindly",
         "a lost change is written again without a look whether its lock is still held";
+    pub PASS_WHEN_POSTED = "pass-when-posted",
+        "a waiter learns of a pass when the holder's last chain is posted, not when it is done";
+    pub LOSE_CHOSEN_TURN = "lose-chosen-turn",
+        "the lock of a chosen waiter that went away is kept for ever";
+    pub END_TURN_EARLY = "end-turn-early",
+        "the turn at an own leaf ends with its caller, while the change is under way";
 }
 
 /// The place of a lock word that may move between servers.
@@ -56,6 +62,10 @@ pub struct Lock {
     turn: Option<Holding>,
     /// The waiter that the release passes the word to.
     passing: Option<Passing>,
+    /// The turn alone is the lock: no word names the holder.
+    is_local: bool,
+    /// Dropped once no operation under the lock is under way any more.
+    kept: Option<Box<dyn Any>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +85,27 @@ impl Lock {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
     pub(crate) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
         let (state, session) = (LockState::Taken, session.clone());
-        Lock { session, word, token, state, place: None, home: None, turn: None, passing: None }
+        let (place, home, turn, passing, kept) = (None, None, None, None, None);
+        Lock { session, word, token, state, place, home, turn, passing, is_local: false, kept }
+    }
+
+    /// The lock of what this compute server alone changes: a turn in a hand-over queue, and no word. `word` lies on the
+    /// server of what it protects. `kept` is dropped when the turn ends, after all that was posted under it has landed.
+    pub fn local(session: &Session, word: GlobalAddr, turn: Holding, kept: Box<dyn Any>) -> Self {
+        let mut lock = Lock::about_to_take(session, word, turn.token());
+        lock.disarm();
+        (lock.is_local, lock.turn, lock.kept) = (true, Some(turn), Some(kept));
+        lock
+    }
+
+    /// Returns whether the turn alone is the lock.
+    pub fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// Keeps `kept` until the lock is given back and no operation under it is under way any more.
+    pub fn keep(&mut self, kept: impl Any) {
+        self.kept = Some(Box::new(kept));
     }
 
     /// The lock of a word that holds the token of `turn`: another task of this compute server has passed it on.
@@ -179,6 +209,9 @@ impl Lock {
     /// # Errors
     /// `Closed`.
     pub async fn release(mut self) -> Result<(), IndexError> {
+        if self.is_local {
+            return Ok(());
+        }
         let client = self.session.client();
         let mut ops = client.ops();
         self.release_in(&mut ops, 0);
@@ -223,17 +256,34 @@ impl Lock {
         image: Option<NodeImage>,
     ) -> Result<(), IndexError> {
         let session = self.session.clone();
+        let (lock, token, is_local) = (self.word, self.token, self.is_local);
+        let pass = self.passing.take().map(|passing| Pass { passing, image, is_local });
+        if is_local && ops.is_empty() {
+            if let Some(pass) = pass {
+                pass.tell(&session, lock);
+            }
+            return Ok(());
+        }
         let spare = session.reliable().spare_ops(&ops);
-        let word = self.passing.as_ref().map_or(word, Passing::token);
-        self.release_in(&mut ops, word);
+        let word = pass.as_ref().map_or(word, |pass| pass.passing.token());
+        if !is_local {
+            self.release_in(&mut ops, word);
+        }
         self.disarm();
-        let (lock, token, home) = (self.word, self.token, self.home.take());
-        let pass = self.passing.take().map(|passing| Pass { passing, image });
+        let (home, kept) = (self.home.take(), self.kept.take());
+        // The turn of a lock without a word ends with what was posted. Else the word says when the next task may go on.
+        let kept = Kept { turn: if is_local { self.turn.take() } else { None }, kept };
+        let place = (lock, token, word);
         let mut posted =
-            PostedChain { session: &session, spare, lock, token, word, retiring, home, pass };
+            PostedChain { session: &session, spare, place, is_local, retiring, home, pass, kept };
+        if PASS_WHEN_POSTED.is_armed()
+            && let Some(pass) = posted.pass.take()
+        {
+            pass.tell(&session, lock);
+        }
         match session.client().chain(ops).await {
             Ok(_) => {
-                posted.spare = None;
+                (posted.spare, posted.kept) = (None, Kept::default());
                 if let Some(pass) = posted.pass.take() {
                     pass.tell(&session, lock);
                 }
@@ -250,7 +300,7 @@ impl Lock {
             }
             Err(error) => {
                 // This compute server has been cut off, and so have the waiters.
-                (posted.spare, posted.pass) = (None, None);
+                (posted.spare, posted.pass, posted.kept) = (None, None, Kept::default());
                 Err(IndexError::OutcomeUnknown(error.to_string()))
             }
         }
@@ -276,7 +326,7 @@ impl Lock {
             };
             if let Some(spare) = spare {
                 debug_assert_eq!(error.server, lock.server());
-                let settled = settle_chain(&session, &spare, (lock, token, 0));
+                let settled = settle_chain(&session, &spare, (lock, token, 0), false);
                 // An error is final: this compute server has been cut off.
                 let _ = LockHome::wait(&home, &session, settled).await;
             }
@@ -284,14 +334,19 @@ impl Lock {
     }
 }
 
-/// Has a chain whose completion was lost done to its end: `spare`, and `word` in place of `token` in the lock word.
+/// Has a chain whose completion was lost done to its end: `spare`, and `word` in place of `token` in the lock word, which
+/// a local lock has not.
 async fn settle_chain(
     session: &Session,
     spare: &Ops,
     (lock, token, word): (GlobalAddr, u64, u64),
+    is_local: bool,
 ) -> Result<(), OpError> {
     let reliable = session.maintenance();
     reliable.settle(lock.server()).await?;
+    if is_local {
+        return reliable.chain(|ops| reliable.copy_into(spare, ops)).await.map(drop);
+    }
     if reliable.word(lock).await? != token && !RESEND_BLINDLY.is_armed() {
         return Ok(());
     }
@@ -307,14 +362,31 @@ async fn settle_chain(
 struct Pass {
     passing: Passing,
     image: Option<NodeImage>,
+    is_local: bool,
 }
 
 impl Pass {
     /// The chain has completed: tells the waiter. If it is gone, a task releases the word.
     fn tell(self, session: &Session, word: GlobalAddr) {
-        if let Err(turn) = self.passing.done(self.image) {
+        if let Err(turn) = self.passing.done(self.image)
+            && !self.is_local
+            && !LOSE_CHOSEN_TURN.is_armed()
+        {
             release_turn(session, word, turn);
         }
+    }
+}
+
+/// The turn, and what else ends with the last operation under a lock.
+#[derive(Debug, Default)]
+struct Kept {
+    turn: Option<Holding>,
+    kept: Option<Box<dyn Any>>,
+}
+
+impl Kept {
+    fn is_empty(&self) -> bool {
+        self.turn.is_none() && self.kept.is_none()
     }
 }
 
@@ -343,7 +415,8 @@ impl Drop for Lock {
         // The turn ends here, as a task of a compute server that dies may never run: the next one asks until the word is free.
         drop(self.turn.take());
         let home = self.home.take();
-        let pass = self.passing.take().map(|passing| Pass { passing, image: None });
+        let pass = self.passing.take();
+        let pass = pass.map(|passing| Pass { passing, image: None, is_local: false });
         let left = pass.as_ref().map_or(0, |pass| pass.passing.token());
         self.session.spawn(async move |session| {
             let released = async {
@@ -372,14 +445,14 @@ struct PostedChain<'a> {
     session: &'a Session,
     /// The WRITEs; `None` once they are done, or where no completion is ever lost.
     spare: Option<Ops>,
-    lock: GlobalAddr,
-    token: u64,
-    /// The value that stays in the lock word.
-    word: u64,
+    /// The lock word, the token in it, and the value that stays there.
+    place: (GlobalAddr, u64, u64),
+    is_local: bool,
     retiring: Option<Retiring>,
     home: Option<LockHome>,
     /// The waiter that the chain passes the lock to.
     pass: Option<Pass>,
+    kept: Kept,
 }
 
 impl PostedChain<'_> {
@@ -391,10 +464,11 @@ impl PostedChain<'_> {
         };
         let (sender, receiver) = channel();
         let hold = self.session.hold();
-        let (place, retiring) = ((self.lock, self.token, self.word), self.retiring.take());
-        let (home, pass) = (self.home.take(), self.pass.take());
+        let (place, is_local, retiring) = (self.place, self.is_local, self.retiring.take());
+        let (home, pass, kept) =
+            (self.home.take(), self.pass.take(), std::mem::take(&mut self.kept));
         self.session.spawn(async move |session| {
-            let settled = settle_chain(&session, &spare, place);
+            let settled = settle_chain(&session, &spare, place, is_local);
             // Only a home with an owner can be gone.
             let who = home.as_ref().and_then(|home| home.owner).unwrap_or(Incarnation(0));
             let gone = OpError { server: place.0.server(), kind: OpErrorKind::Gone { who } };
@@ -405,19 +479,24 @@ impl PostedChain<'_> {
             if let (Ok(()), Some(retiring)) = (done, retiring) {
                 session.retire(retiring);
             }
-            drop((hold, home));
+            drop((hold, home, kept));
             sender.send(done);
         });
         Some(receiver)
     }
 
-    /// The caller went away while the chain was under way, on a fabric where no completion is lost: tells the waiter once
-    /// an operation behind the chain has come back.
+    /// The caller went away while the chain was under way, on a fabric where no completion is lost: tells the waiter, and
+    /// lets the next task go on, once an operation behind the chain has come back.
     fn tell_later(&mut self) {
-        let Some(pass) = self.pass.take() else { return };
-        let lock = self.lock;
+        let (pass, kept) = (self.pass.take(), std::mem::take(&mut self.kept));
+        if pass.is_none() && kept.is_empty() {
+            return;
+        }
+        let lock = self.place.0;
         self.session.spawn(async move |session| {
-            if session.maintenance().word(lock).await.is_ok() {
+            let is_done = session.maintenance().word(lock).await.is_ok();
+            drop(kept);
+            if let (Some(pass), true) = (pass, is_done) {
                 pass.tell(&session, lock);
             }
         });
@@ -426,6 +505,9 @@ impl PostedChain<'_> {
 
 impl Drop for PostedChain<'_> {
     fn drop(&mut self) {
+        if END_TURN_EARLY.is_armed() {
+            self.kept = Kept::default();
+        }
         let _ = self.settle();
     }
 }

@@ -154,7 +154,7 @@ impl Loaded {
 
 type Filled = (Option<PhaseReport>, u64, Vec<Vec<u8>>);
 
-/// Cuts and loads the table, and closes it. Returns the load, the bytes of its keys and values, and
+/// Loads and cuts the table, and closes it. Returns the load, the bytes of its keys and values, and
 /// the bounds.
 async fn fill(
     context: &Context,
@@ -175,18 +175,19 @@ async fn fill(
     }
     let options = OpenOptions { settings, ..OpenOptions::default() };
     let open = async || AnyIndex::open(session, root, &options).await.map_err(BenchError::Open);
-    let mut index = open().await?;
+    let index = open().await?;
     let bounds = bounds(context)?;
-    if let (Some(table), false) = (index.owned(), bounds.is_empty()) {
-        table.partition(session, &bounds).await.map_err(failed)?;
-        index = open().await?;
-    }
     let load = match context.config.load {
         LoadKind::Bulk => Some(bulk_load(context, session, &index, progress).await),
         LoadKind::Insert => None,
     };
-    // Even after a failure, so that it can be dropped.
-    let closed = index.close(session).await.map_err(failed);
+    // Some engines refuse to load a table that is cut. Cutting it closes it.
+    let is_failed = matches!(load, Some(Err(_)));
+    let closed = match index.owned().filter(|_| !bounds.is_empty() && !is_failed) {
+        Some(table) => table.partition(session, &bounds).await.map_err(failed),
+        // Even after a failure, so that it can be dropped.
+        None => index.close(session).await.map_err(failed),
+    };
     let (load, data_bytes) = load.transpose()?.unzip();
     closed.map(|()| (load, data_bytes.unwrap_or(0), bounds))
 }

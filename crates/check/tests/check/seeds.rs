@@ -143,7 +143,7 @@ fn longest_prefixes_are_linearizable() {
 #[test]
 fn batches_are_linearizable() {
     let only = std::env::var("FARLEAF_ENGINE").ok();
-    for name in ["dex", "p-smart"] {
+    for name in ["dex", "p-smart", "p-sherman"] {
         if only.as_deref().is_some_and(|only| only != name) {
             continue;
         }

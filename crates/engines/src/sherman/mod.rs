@@ -24,13 +24,13 @@
 //! `docs/design/sherman.md` describes the design, `docs/papers/sherman.md` what differs from the paper.
 
 #[cfg(feature = "lab")]
-mod lab;
+pub(crate) mod lab;
 mod options;
 
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_index::blink::{BlinkTree, TreeLayouts, lock_words};
+use farleaf_index::blink::{BlinkTree, LeafRule, TreeLayouts, lock_words};
 use farleaf_index::engine::{Engine, Traits};
 use farleaf_index::sync::Ordering;
 use farleaf_index::{
@@ -51,19 +51,45 @@ struct OpenTree {
     tree: Arc<BlinkTree>,
 }
 
-/// Opens a table's tree, with no copies for work on the whole of it.
-async fn open_tree(
+/// Opens a table's tree, whose guarded leaves are changed by `rule`.
+///
+/// Cost: 2 READs.
+pub(crate) async fn open_tree(
     session: &Session,
     table: &Stored<ShermanShape>,
     options: &ShermanOptions,
+    rule: LeafRule,
 ) -> Result<Arc<BlinkTree>, IndexError> {
     let TreeLayouts { nodes, leaves } = ShermanShape::layouts_of(table)?;
-    let (blink, remember) = (options.blink(), options.remember());
-    BlinkTree::open_remembered(session, table.meta, nodes, leaves, blink, remember).await
+    let how = (options.blink(), options.remember(), rule);
+    BlinkTree::open_ruled(session, table.meta, nodes, leaves, how).await
 }
 
-fn without_copies() -> ShermanOptions {
+/// The settings for work on the whole of a table.
+pub(crate) fn without_copies() -> ShermanOptions {
     ShermanOptions { cache_bytes: 0, ..ShermanOptions::default() }
+}
+
+/// Adds the counts of a tree.
+pub(crate) fn count_all(tree: &BlinkTree, counters: &mut CounterSet) {
+    let (copies, (passes, images)) = tree.copy_counts();
+    counters.add("node_hits", copies.hits);
+    counters.add("node_misses", copies.misses);
+    counters.add("nodes_evicted", copies.evicted);
+    counters.add("passes", passes);
+    counters.add("images_passed", images);
+    if let Some(counts) = tree.remember_counts() {
+        for (name, count) in [
+            ("read_again", &counts.reread),
+            ("slots_mended", &counts.mended),
+            ("hints_right", &counts.led_right),
+            ("hints_refused", &counts.refused),
+            ("splits", &counts.splits),
+            ("merges", &counts.merges),
+        ] {
+            counters.add(name, count.load(Ordering::Relaxed));
+        }
+    }
 }
 
 impl Engine for Sherman {
@@ -93,7 +119,7 @@ impl Engine for Sherman {
         options: ShermanOptions,
         _join: &OpenOptions,
     ) -> Result<Sherman, IndexError> {
-        let tree = open_tree(session, table, &options).await?;
+        let tree = open_tree(session, table, &options, LeafRule::Shared).await?;
         Ok(Sherman(Arc::new(OpenTree { stored: *table, tree })))
     }
 
@@ -108,7 +134,7 @@ impl Engine for Sherman {
         if visitor.is_done() {
             return Ok(());
         }
-        let tree = open_tree(session, table, &without_copies()).await?;
+        let tree = open_tree(session, table, &without_copies(), LeafRule::Shared).await?;
         tree.walk_nodes(session, visitor, report).await
     }
 }
@@ -168,24 +194,7 @@ impl Index for Sherman {
     }
 
     fn counters(&self, counters: &mut CounterSet) {
-        let (copies, (passes, images)) = self.0.tree.copy_counts();
-        counters.add("node_hits", copies.hits);
-        counters.add("node_misses", copies.misses);
-        counters.add("nodes_evicted", copies.evicted);
-        counters.add("passes", passes);
-        counters.add("images_passed", images);
-        if let Some(counts) = self.0.tree.remember_counts() {
-            for (name, count) in [
-                ("read_again", &counts.reread),
-                ("slots_mended", &counts.mended),
-                ("hints_right", &counts.led_right),
-                ("hints_refused", &counts.refused),
-                ("splits", &counts.splits),
-                ("merges", &counts.merges),
-            ] {
-                counters.add(name, count.load(Ordering::Relaxed));
-            }
-        }
+        count_all(&self.0.tree, counters);
     }
 }
 

@@ -28,7 +28,24 @@ impl BlinkTree {
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
-        self.replace_leaf(session, pairs, |leaf| leaf.count() == 0).await
+        self.bulk_load_keeping(session, pairs, ()).await
+    }
+
+    /// As [`BlinkTree::bulk_load`]; `kept` is dropped once the new tree is in its place, or will not be.
+    ///
+    /// # Errors
+    /// As [`BlinkTree::bulk_load`].
+    pub async fn bulk_load_keeping(
+        self: &Arc<Self>,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+        kept: impl Sized + 'static,
+    ) -> Result<u64, IndexError> {
+        let gives_way = move |leaf: &NodeView<'_>| {
+            let _ = &kept;
+            leaf.count() == 0
+        };
+        self.replace_leaf(session, pairs, gives_way).await
     }
 
     /// As [`BlinkTree::bulk_load`], in place of a tree of one leaf that `gives_way`.
@@ -84,6 +101,7 @@ impl BlinkTree {
                 return Err(not_empty());
             }
         };
+        let leaf = leaf.take_word().await?;
         if old_level > 0 || !gives_way(&leaf.view()) || leaf.view().right() != 0 {
             leaf.unlock().await?;
             lock.release().await?;

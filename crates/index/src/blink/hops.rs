@@ -41,6 +41,17 @@ farleaf_fabric::canaries! {
 /// New leaves that a split asks for until it finds one whose lock is free.
 const SIBLINGS_MAX: usize = 4;
 
+/// The place at which a leaf is split.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LeafCut<'a> {
+    /// Near the middle, with a new pair in one of the halves.
+    With(&'a [u8], &'a [u8]),
+    /// Near the middle.
+    Middle,
+    /// Behind a key.
+    Bound(&'a [u8]),
+}
+
 /// The images of the two leaves that a split makes of one, and the fence between them.
 struct Halves {
     left: Buf,
@@ -110,25 +121,33 @@ impl BlinkTree {
         leaf.finish(last, None).await
     }
 
-    /// Splits a locked leaf, whose pairs hop or do not, with a new pair in one of the halves, if the pair finds a place
-    /// there. Returns both images; `None` if only a split without it is possible.
+    /// Splits the image of a locked leaf.
+    ///
+    /// # Errors
+    /// `NoRoom` if the new pair finds no place beside the others in its neighbourhood.
     fn halve(
         &self,
         session: &Session,
         leaf: &Locked,
-        new: Option<(&[u8], &[u8])>,
+        at: LeafCut<'_>,
         right: &Unlinked,
     ) -> Result<Halves, ChangeError> {
         let Some(layout) = &self.guarded else { return Err(ChangeError::WrongKind) };
         let (client, bytes) = (session.client(), self.bytes_at(0));
         let (mut left, mut upper) = (client.buf(bytes), client.buf(bytes));
-        let separator = GuardedLeaf::new(layout, leaf.image.words()).split(
-            new,
-            right.addr().word(),
-            Stamp::of_word(self.first_version(session)),
-            left.words_mut(),
-            upper.words_mut(),
-        )?;
+        let (old, addr) = (GuardedLeaf::new(layout, leaf.image.words()), right.addr().word());
+        let (birth, halves) =
+            (Stamp::of_word(self.first_version(session)), (left.words_mut(), upper.words_mut()));
+        let separator = match at {
+            LeafCut::With(key, value) => {
+                old.split(Some((key, value)), addr, birth, halves.0, halves.1)?
+            }
+            LeafCut::Middle => old.split(None, addr, birth, halves.0, halves.1)?,
+            LeafCut::Bound(bound) => {
+                old.cut_at(bound, addr, birth, halves.0, halves.1)?;
+                bound.to_vec()
+            }
+        };
         Ok(Halves { left, right: upper, separator })
     }
 
@@ -150,7 +169,7 @@ impl BlinkTree {
         let tree = Arc::clone(self);
         BlinkTree::detach(session, async move |session| {
             let leaf = leaf.with_session(&session);
-            let split = tree.split_leaf(&session, leaf, (&key, &value)).await?;
+            let split = tree.split_leaf(&session, leaf, LeafCut::With(&key, &value)).await?;
             let Some((unfinished, takes_along)) = split else { return Ok(false) };
             // The change has happened; a separator that cannot be added now is added by another.
             let _ = tree.finish_split_now(&session, unfinished).await;
@@ -161,12 +180,13 @@ impl BlinkTree {
     }
 
     /// `None` if nothing was done, as the new leaf's lock was busy. Else whether the pair went along.
-    async fn split_leaf(
+    pub(super) async fn split_leaf(
         self: &Arc<Self>,
         session: &Session,
-        mut leaf: Locked,
-        new: (&[u8], &[u8]),
+        leaf: Locked,
+        at: LeafCut<'_>,
     ) -> Result<Option<(Unfinished, bool)>, IndexError> {
+        let mut leaf = leaf.take_word().await?;
         let found = match self.new_sibling(session, &leaf).await {
             Ok(found) => found,
             Err(full) => {
@@ -179,9 +199,11 @@ impl BlinkTree {
             leaf.unlock().await?;
             return Ok(None);
         };
-        let (halves, takes_along) = match self.halve(session, &leaf, Some(new), &object) {
-            Err(ChangeError::NoRoom) => (self.halve(session, &leaf, None, &object), false),
-            halves => (halves, true),
+        let (halves, takes_along) = match (self.halve(session, &leaf, at, &object), at) {
+            (Err(ChangeError::NoRoom), LeafCut::With(..)) => {
+                (self.halve(session, &leaf, LeafCut::Middle, &object), false)
+            }
+            (halves, _) => (halves, true),
         };
         let Halves { left, right, separator } = match halves {
             Ok(halves) => halves,

@@ -39,6 +39,8 @@ pub(super) struct Locked {
     mends: Vec<Mend>,
     /// Of a guarded leaf the image has the neighbourhood of a key alone.
     pub(super) is_part: bool,
+    /// The mended slots stay as they are in remote memory.
+    is_unmended: bool,
 }
 
 impl BlinkTree {
@@ -75,7 +77,8 @@ impl BlinkTree {
     /// Locks the node of `level` that a pointer leads to, reads and proves it (`INV-REM-3`), after the tasks of this
     /// compute server that came before. One of them may pass the lock on.
     ///
-    /// Cost: 1 CAS and 1 READ, 1 round trip; no CAS if the lock was passed on, and no READ if its content came along.
+    /// Cost: 1 CAS and 1 READ, 1 round trip; no CAS if the lock was passed on, and no READ if its content came along. No CAS
+    /// for a leaf that this compute server alone changes.
     pub(super) async fn lock_proven(
         self: &Arc<Self>,
         session: &Session,
@@ -83,20 +86,22 @@ impl BlinkTree {
         level: u8,
     ) -> Result<Locked, BlinkFail> {
         let what = (pointer.addr, self.bytes_at(level));
-        let (lock, image) = self.lock_reading(session, pointer, level, what).await?;
+        let (lock, image) = match self.own_leaves(level) {
+            Some(own) => self.lock_own(session, own, pointer.addr).await?,
+            None => self.lock_reading(session, pointer.addr, level, what).await?,
+        };
         self.prove_locked(session, pointer, level, lock, image).await
     }
 
-    /// As [`BlinkTree::lock_proven`], of a node of which `what` alone is READ. The caller proves it.
+    /// Takes the lock word of the node of `level` at `addr`, and READs `what` of the node. The caller proves it.
     pub(super) async fn lock_reading(
         self: &Arc<Self>,
         session: &Session,
-        pointer: &NodePointer,
+        addr: GlobalAddr,
         level: u8,
         what: (GlobalAddr, usize),
     ) -> Result<(Lock, Buf), BlinkFail> {
-        let remembered = self.remembered();
-        let (addr, token) = (pointer.addr, session.lock_token());
+        let (remembered, token) = (self.remembered(), session.lock_token());
         let word = self.lock_word_of(addr);
         let began_ns = session.endpoint().now_ns();
         let orphan = {
@@ -224,9 +229,19 @@ impl BlinkTree {
         level: u8,
         token: u64,
     ) -> Result<Option<Locked>, BlinkFail> {
+        let mut turn = None;
+        if let Some(own) = self.own_leaves(level) {
+            turn = own.turns.try_enter(addr, session.lock_token());
+            if turn.is_none() {
+                return Ok(None);
+            }
+        }
         match self.try_lock(session, addr, level, token).await {
-            Ok(locked) => Ok(locked.ok()),
-            Err(BlinkFail::Restart) => Ok(None),
+            Ok(Ok(mut locked)) => {
+                turn.into_iter().for_each(|turn| locked.lock.keep(turn));
+                Ok(Some(locked))
+            }
+            Ok(Err(_)) | Err(BlinkFail::Restart) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -283,7 +298,17 @@ impl BlinkTree {
             mended.fetch_add(mends.len() as u64, Ordering::Relaxed);
         }
         let (tree, session) = (Arc::clone(self), session.clone());
-        Locked { tree, session, addr, level, image, lock, mends, is_part: false }
+        Locked {
+            tree,
+            session,
+            addr,
+            level,
+            image,
+            lock,
+            mends,
+            is_part: false,
+            is_unmended: false,
+        }
     }
 
     /// A locked leaf whose image has a neighbourhood alone, whose slots fit.
@@ -295,7 +320,17 @@ impl BlinkTree {
         image: Buf,
     ) -> Locked {
         let (tree, session, mends) = (Arc::clone(self), session.clone(), Vec::new());
-        Locked { tree, session, addr, level: 0, image, lock, mends, is_part: true }
+        Locked {
+            tree,
+            session,
+            addr,
+            level: 0,
+            image,
+            lock,
+            mends,
+            is_part: true,
+            is_unmended: false,
+        }
     }
 }
 
@@ -364,6 +399,26 @@ impl Locked {
         self.mends.clear();
     }
 
+    /// Takes the lock word of a leaf that is locked by its turn alone: a change of it leaves a redo record.
+    ///
+    /// Cost: 1 CAS, more if another compute server holds the word.
+    ///
+    /// # Errors
+    /// Nothing was changed.
+    pub(super) async fn take_word(mut self) -> Result<Self, IndexError> {
+        if self.lock.is_local() {
+            let word = self.tree.take_word(&self.session, self.addr).await?;
+            let turn = std::mem::replace(&mut self.lock, word);
+            self.lock.keep(turn);
+        }
+        Ok(self)
+    }
+
+    /// Leaves slots of the dead as they are in remote memory: the leaf may be another compute server's.
+    pub(super) fn leave_unmended(&mut self) {
+        self.is_unmended = !std::mem::take(&mut self.mends).is_empty();
+    }
+
     /// Adds the WRITEs of what was mended.
     pub(super) fn mend_in(&self, ops: &mut Ops) {
         for mend in &self.mends {
@@ -381,7 +436,7 @@ impl Locked {
     /// The content, for the waiter that wants this node.
     fn image_for(&self, wants: Option<GlobalAddr>) -> Option<NodeImage> {
         let is_wanted = wants == Some(self.addr) && self.tree.remembered().options.hand_image;
-        is_wanted.then(|| self.image.words().into())
+        (is_wanted && !self.is_unmended).then(|| self.image.words().into())
     }
 
     /// Posts `ops`, which bring the node to the content of the image, and unlocks it or passes its lock on.

@@ -21,7 +21,7 @@ const SUM_AT: usize = 4;
 const REGION_PART: u64 = 256;
 
 /// The lock tables of a tree, as its directory names them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct LockTables {
     directory: GlobalAddr,
     tables: Box<[GlobalAddr]>,

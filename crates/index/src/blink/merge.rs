@@ -38,12 +38,14 @@ impl BlinkTree {
     /// Its cost counts as maintenance: a READ for each level down to the parent, 3 CASes, 3 READs
     /// and 7 WRITEs for one merge.
     pub(super) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8], parent_level: u8) {
-        if self.height_seen() <= u64::from(parent_level) {
+        if self.height_seen() <= u64::from(parent_level) || self.leaves_unmerged(parent_level - 1) {
             return;
         }
         let (tree, key) = (Arc::clone(self), key.to_vec());
         let before = session.client().charge_to(OpKind::Maintenance);
+        let inside = self.own_leaves(parent_level - 1).map(|own| own.enter(session));
         BlinkTree::detach(session, async move |session| {
+            let _inside = inside;
             let mut level = parent_level;
             while let Ok(true) = tree.merge_at(&session, &key, level).await {
                 level += 1;
@@ -84,7 +86,14 @@ impl BlinkTree {
         }
         // The right neighbour where there is one under this parent, else the left one.
         let (index, _) = node.child_for(key);
-        let index = index.min(node.count() - 1);
+        let index = match self.own_leaves(level - 1) {
+            None => Some(index.min(node.count() - 1)),
+            Some(own) => own.left_of_pair(&node, index),
+        };
+        let Some(index) = index else {
+            parent.unlock().await?;
+            return Ok(false);
+        };
         let [left, right] = [index, index + 1].map(|child| node.child(child).unwrap_or(0));
         let (left, right) = (self.pointer(left, addr)?, self.pointer(right, addr)?);
         let Some(merged) = self.merge_pair(session, parent, index, left, right).await? else {

@@ -54,6 +54,7 @@ mod lock;
 mod lock_table;
 mod merge;
 mod neighbourhood;
+mod own_leaves;
 mod read;
 mod records;
 mod redo;
@@ -69,6 +70,7 @@ mod write;
 pub use edit::{Edit, LeafPairs};
 pub use leaf_shape::{GuardedShape, TreeLayouts, lock_words};
 pub use neighbourhood::{HopscotchCounts, HopscotchOptions, PointRead};
+pub use own_leaves::{LeafOwner, LeafRule, OwnLeaves};
 pub use redo::{ENGINE_REDO_BYTES, redo_bytes_beside};
 pub use remembered::{RememberCounts, RememberOptions};
 
@@ -91,12 +93,15 @@ use remembered::Remembered;
 pub mod canaries {
     pub use super::grow::GROW_FROM_OLD_ROOT;
     pub use super::hops::{HOPS_IN_ONE_CHAIN, SIBLING_UNHELD};
-    pub use super::leaf::SCAN_UNCOUNTED;
+    pub use super::leaf::{BELIEVE_OLD_POINTER, SCAN_UNCOUNTED};
     pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
     pub use super::merge::UNLOCK_RIGHT_EARLY;
     pub use super::neighbourhood::{ABSENT_AT_ONCE, LEARN_FOR_SIBLING, SPECULATE_BY_KEY};
+    pub use super::own_leaves::MERGE_ACROSS_BOUND;
     pub use super::read::ACCEPT_TORN;
-    pub use super::redo::{LOSE_REDO_RECORD, REDO_OF_ANY_TOKEN, SIBLING_TAKEN_ALONE};
+    pub use super::redo::{
+        LOSE_REDO_RECORD, OPEN_UNFINISHED, REDO_OF_ANY_TOKEN, SIBLING_TAKEN_ALONE,
+    };
     pub use super::scan::SCAN_BACK;
     pub use super::slot_change::{CLEAR_SECOND_AFTER, LOSE_LEAF_REDO};
     pub use super::split::{DROP_SIBLING, PUBLISH_OLD_FIRST, SEPARATOR_UNCHECKED};
@@ -249,8 +254,22 @@ impl BlinkTree {
         options: BlinkOptions,
         remember: RememberOptions,
     ) -> Result<Arc<Self>, IndexError> {
-        let open = BlinkTree::open_locked(session, meta, layout, guarded, options, remember);
-        Ok(Arc::new(open.await?))
+        let rule = LeafRule::Shared;
+        BlinkTree::open_ruled(session, meta, layout, guarded, (options, remember, rule)).await
+    }
+
+    /// As [`BlinkTree::open_remembered`], where the guarded leaves may have owners.
+    ///
+    /// # Errors
+    /// As [`BlinkTree::open_remembered`].
+    pub async fn open_ruled(
+        session: &Session,
+        meta: GlobalAddr,
+        layout: Layout,
+        guarded: Option<GuardedLayout>,
+        rules: (BlinkOptions, RememberOptions, LeafRule),
+    ) -> Result<Arc<Self>, IndexError> {
+        Ok(Arc::new(BlinkTree::open_locked(session, meta, layout, guarded, rules).await?))
     }
 
     /// As [`BlinkTree::open_remembered`], of a tree whose leaves have neighbourhoods if their layout says so. Such leaves
@@ -271,7 +290,8 @@ impl BlinkTree {
         let hops = guarded.as_ref().is_some_and(GuardedLayout::is_hopscotch);
         let hand_image = remember.hand_image && !hops;
         let remember = RememberOptions { hand_image, ..remember };
-        let open = BlinkTree::open_locked(session, meta, layout, guarded, options, remember);
+        let rules = (options, remember, LeafRule::Shared);
+        let open = BlinkTree::open_locked(session, meta, layout, guarded, rules);
         let mut tree = open.await?;
         tree.hopscotch = hops.then(|| Hopscotch::new(hopscotch));
         Ok(Arc::new(tree))
@@ -282,8 +302,7 @@ impl BlinkTree {
         meta: GlobalAddr,
         layout: Layout,
         guarded: Option<GuardedLayout>,
-        options: BlinkOptions,
-        remember: RememberOptions,
+        (options, remember, rule): (BlinkOptions, RememberOptions, LeafRule),
     ) -> Result<Self, IndexError> {
         let reliable = session.reliable();
         let object = reliable.read(meta, reliable.buf(META_BYTES)).await?;
@@ -299,7 +318,7 @@ impl BlinkTree {
         // Copies of parents have a word for each child.
         let hops = guarded.as_ref().is_some_and(GuardedLayout::is_hopscotch);
         let notes = if hops { 8 * (layout.inner_cap() + 1) } else { 0 };
-        tree.remembered = Some(Remembered::new(locks, remember, layout.node_bytes() + notes));
+        tree.remembered = Some(Remembered::new(locks, remember, layout.node_bytes() + notes, rule));
         tree.guarded = guarded;
         Ok(tree)
     }
@@ -311,7 +330,11 @@ impl BlinkTree {
 
     /// Counts of the copies of nodes; passes of locks within this compute server, and how many took an image along.
     pub fn copy_counts(&self) -> (NodeCacheCounts, (u64, u64)) {
-        let counts = |it: &Remembered| (it.nodes.counts(), it.turns.counts());
+        let counts = |it: &Remembered| {
+            let own = it.own_leaves().map_or_else(Default::default, |own| own.turns.counts());
+            let shared = it.turns.counts();
+            (it.nodes.counts(), (shared.0 + own.0, shared.1 + own.1))
+        };
         self.remembered.as_ref().map_or_else(Default::default, counts)
     }
 

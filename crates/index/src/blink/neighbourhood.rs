@@ -484,7 +484,7 @@ impl BlinkTree {
             let window = layout.window(key);
             let (offset, bytes) = layout.bytes_of(&window);
             let what = (addr.plus(offset), bytes);
-            let (lock, part) = self.lock_reading(session, &place.pointer, 0, what).await?;
+            let (lock, part) = self.lock_reading(session, addr, 0, what).await?;
             let mut image = session.client().buf(layout.leaf_bytes());
             layout.fill_part(image.words_mut(), (addr.word(), stamp), &window, part.words());
             let leaf = GuardedLeaf::new(layout, image.words());

@@ -98,8 +98,8 @@ pub(super) enum LeafFit<'a> {
     Header,
     /// That of the key, or all if none has it.
     Key(&'a [u8]),
-    /// All.
-    All,
+    /// All, if the leaf covers the place.
+    All(Seek<'a>),
 }
 
 impl BlinkTree {

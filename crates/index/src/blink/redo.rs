@@ -44,6 +44,8 @@ farleaf_fabric::canaries! {
         "a taker of a lock also replays the redo record of another lock";
     pub SIBLING_TAKEN_ALONE = "sibling-taken-alone",
         "a taker frees the lock of a new leaf before the old one is whole";
+    pub OPEN_UNFINISHED = "open-unfinished",
+        "a dead owner's range opens before its redo records are carried out";
 }
 
 /// Most nodes of one record.
@@ -309,6 +311,35 @@ impl BlinkTree {
                 Ok(Some(_)) => self.outwait(session, first, taker).await?,
                 Ok(None) | Err(IndexError::Corrupt(_)) => {}
                 Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Finishes what dead compute servers were doing under lock words, and waits for those that do so (`INV-OWN-3`). The dead
+    /// owner whose range is about to open has been fenced.
+    ///
+    /// Cost: 1 READ of the lock table of each memory server; for each word that is held 1 READ, 1 of a redo area of each
+    /// server, and that of a recovery.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Unavailable`.
+    pub async fn finish_words_of_dead(
+        self: &Arc<Self>,
+        session: &Session,
+    ) -> Result<(), IndexError> {
+        let Some(remembered) = self.remembered.as_ref().filter(|_| !OPEN_UNFINISHED.is_armed())
+        else {
+            return Ok(());
+        };
+        for (word, held) in remembered.locks.held(session).await? {
+            if LockToken::from_word(held).is_some() && session.owner_is_dead(held).await? {
+                self.recover(session, word, held).await?;
+            }
+            // Another taker may have been quicker, and carries out a record that may be the dead owner's.
+            let taker = session.reliable().word(word).await?;
+            if self.find_record(session, word, taker).await?.is_some() {
+                self.outwait(session, word, taker).await?;
             }
         }
         Ok(())

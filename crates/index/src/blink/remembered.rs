@@ -22,6 +22,7 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::{LockToken, Session};
 
 use super::lock_table::LockTables;
+use super::own_leaves::{LeafRule, OwnLeaves};
 use super::read::{CORRUPT_AFTER_NS, LeafFit, REREADS_QUICK, Unfinished, root_parts};
 use super::{BlinkFail, BlinkTree};
 use crate::bnode::{Cover, GuardedLeaf, Kind, Lookup, Node};
@@ -57,6 +58,7 @@ pub(super) struct Remembered {
     pub(super) locks: LockTables,
     pub(super) nodes: NodeCache,
     pub(super) turns: Arc<HandOver>,
+    pub(super) rule: LeafRule,
     pub(super) options: RememberOptions,
     /// Time that the last chain of lock and READ took.
     pub(super) chain_ns: AtomicU64,
@@ -85,14 +87,28 @@ pub(super) fn count(counter: &AtomicU64) {
 }
 
 impl Remembered {
-    pub(super) fn new(locks: LockTables, options: RememberOptions, node_bytes: usize) -> Self {
+    pub(super) fn new(
+        locks: LockTables,
+        options: RememberOptions,
+        node_bytes: usize,
+        rule: LeafRule,
+    ) -> Self {
         Remembered {
             locks,
+            rule,
             nodes: NodeCache::new(options.cache_bytes, node_bytes),
             turns: HandOver::new(options.hand_over),
             options,
             chain_ns: AtomicU64::new(0),
             counts: RememberCounts::default(),
+        }
+    }
+
+    /// The turns at the leaves that this compute server alone changes, if it has such leaves.
+    pub(super) fn own_leaves(&self) -> Option<&OwnLeaves> {
+        match &self.rule {
+            LeafRule::Own(own) => Some(own),
+            LeafRule::Shared | LeafRule::Unowned => None,
         }
     }
 }
@@ -383,10 +399,15 @@ impl BlinkTree {
 
     fn fits(&self, level: u8, image: &Buf, fit: LeafFit<'_>) -> bool {
         match (&self.guarded, fit) {
+            // The fences of a leaf that does not cover the place say where to go on, whatever its slots are.
             (Some(layout), LeafFit::Key(key)) if level == 0 => {
-                !matches!(GuardedLeaf::new(layout, image.words()).find(key), Lookup::Torn(_))
+                let leaf = GuardedLeaf::new(layout, image.words());
+                !matches!(leaf.find(key), Lookup::Torn(_)) || leaf.covers(key) != Cover::Inside
             }
-            (Some(_), LeafFit::All) => !self.has_torn_slots(level, image.words()),
+            (Some(_), LeafFit::All(seek)) => {
+                !self.has_torn_slots(level, image.words())
+                    || self.view(level, image.words()).covers_place(seek) != Cover::Inside
+            }
             _ => true,
         }
     }
@@ -462,7 +483,9 @@ impl BlinkTree {
                     self.recover(session, word, lock).await?;
                 } else if lock == 0 && is_current {
                     // A dead client has left a slot half written.
-                    self.mend_leaf(session, pointer).await?;
+                    if let Some(image) = self.mend_leaf(session, pointer).await? {
+                        return Ok(image);
+                    }
                 } else if lock == 0 && waited_ns >= CORRUPT_AFTER_NS {
                     return Err(BlinkFail::Error(IndexError::Corrupt(format!(
                         "node {addr} (level {level}) of the table at {}: INV-NODE-4: its checksum does \
@@ -489,20 +512,33 @@ impl BlinkTree {
         }
     }
 
-    /// Locks a leaf, mends what dead writers have left in its slots, and unlocks it.
+    /// Locks a leaf, mends what dead writers have left in its slots, and unlocks it. The leaf of an owner, which this
+    /// compute server may not change, is mended in the image that is returned alone: that is what the owner's next change
+    /// makes of it.
     pub(super) async fn mend_leaf(
         self: &Arc<Self>,
         session: &Session,
         pointer: &NodePointer,
-    ) -> Result<(), BlinkFail> {
+    ) -> Result<Option<Buf>, BlinkFail> {
         let tree = Arc::clone(self);
         let pointer = pointer.clone();
+        let inside = self.remembered().own_leaves().map(|own| own.enter(session));
         let mended = BlinkTree::detach(session, async move |session| {
-            match tree.lock_proven(&session, &pointer, 0).await {
-                Ok(leaf) => leaf.unlock().await,
-                Err(BlinkFail::Restart) => Ok(()),
-                Err(BlinkFail::Error(error)) => Err(error),
+            let _inside = inside;
+            let mut leaf = match tree.lock_proven(&session, &pointer, 0).await {
+                Ok(leaf) => leaf,
+                Err(BlinkFail::Restart) => return Ok(None),
+                Err(BlinkFail::Error(error)) => return Err(error),
+            };
+            let mut image = None;
+            if matches!(tree.remembered().rule, LeafRule::Unowned) {
+                leaf.leave_unmended();
+                let mut copy = session.client().buf(tree.bytes_at(0));
+                copy.words_mut().copy_from_slice(leaf.image.words());
+                image = Some(copy);
             }
+            leaf.unlock().await?;
+            Ok(image)
         });
         match mended.await {
             Some(done) => Ok(done?),

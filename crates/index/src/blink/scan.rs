@@ -183,7 +183,7 @@ impl BlinkTree {
             let node = Node::new(&self.layout, parent.node.words());
             let first = self.children_from(&node, &scan.cursor, &mut scan.children)?;
             let pointer = parent.pointer(first);
-            let leaf = self.read_fitting(session, &pointer, 0, LeafFit::All).await?;
+            let leaf = self.read_fitting(session, &pointer, 0, LeafFit::All(seek)).await?;
             if self.view(0, leaf.words()).covers_place(seek) == Cover::Inside {
                 scan.parent = Some(parent);
                 return Ok(leaf);
@@ -191,7 +191,7 @@ impl BlinkTree {
             self.refuse(&pointer);
             scan.children.clear();
         }
-        Ok(self.proven_at(session, seek, 0, LeafFit::All).await?.1)
+        Ok(self.proven_at(session, seek, 0, LeafFit::All(seek)).await?.1)
     }
 
     /// Reads as many of the parent's next children as the scan probably needs. 1 round trip.

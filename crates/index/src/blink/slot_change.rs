@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use farleaf_pool::Session;
 
+use super::hops::LeafCut;
 use super::lock::Locked;
 use super::remembered::count;
 use super::{BlinkFail, BlinkTree, redo};
 use crate::IndexError;
 use crate::bnode::{ChangeError, GuardedLeaf, GuardedLeafMut, Lookup, SlotEdit};
 use crate::change::{Change, Decision, Outcome};
+use crate::detach::unfinished_work;
+use crate::retry::{Attempts, RetryPolicy};
 
 farleaf_fabric::canaries! {
     pub CLEAR_SECOND_AFTER = "clear-second-after", "a pair's second copy is emptied after the first one has changed";
@@ -105,13 +108,16 @@ impl BlinkTree {
 
     /// Writes a slot back and unlocks, in one chain.
     async fn publish_slot(&self, leaf: Locked, edit: &SlotEdit) -> Result<(), IndexError> {
+        let is_lost = LOSE_LEAF_REDO.is_armed();
+        let is_recorded =
+            edit.is_wide && !is_lost && redo::is_needed(&leaf.session, edit.bytes.len());
+        let leaf = if is_recorded { leaf.take_word().await? } else { leaf };
         let mut ops = leaf.session.client().ops();
         // A second copy of a pair is emptied before the first one changes, or a record says that it will (`INV-HOP-3`).
         if !CLEAR_SECOND_AFTER.is_armed() {
             leaf.mend_in(&mut ops);
         }
-        let is_lost = LOSE_LEAF_REDO.is_armed();
-        if edit.is_wide && !is_lost && redo::is_needed(&leaf.session, edit.bytes.len()) {
+        if is_recorded {
             let words = &leaf.image.words()[edit.bytes.start / 8..edit.bytes.end / 8];
             let what = (edit.bytes.start, words);
             let record = self.entry_record(&leaf.session, leaf.token(), leaf.addr, what);
@@ -127,5 +133,48 @@ impl BlinkTree {
             leaf.mend_in(&mut ops);
         }
         leaf.finish(ops, None).await
+    }
+
+    /// Makes `bound` the high fence of a guarded leaf. Other trees stay as they are.
+    ///
+    /// Cost: a READ of the leaf if that is so; else that of a split.
+    ///
+    /// # Errors
+    /// As a change that splits a leaf.
+    pub async fn cut_leaf_at(
+        self: &Arc<Self>,
+        session: &Session,
+        bound: &[u8],
+    ) -> Result<(), IndexError> {
+        if self.guarded.is_none() {
+            return Ok(());
+        }
+        let (tree, bound) = (Arc::clone(self), bound.to_vec());
+        let inside = self.own_leaves(0).map(|own| own.enter(session));
+        BlinkTree::detach(session, async move |session| {
+            let _inside = inside;
+            let mut attempts = Attempts::new(&RetryPolicy::WAY);
+            loop {
+                let leaf = match tree.lock_level(&session, &bound, 0, &mut None).await {
+                    Ok(leaf) => leaf,
+                    Err(BlinkFail::Error(error)) => return Err(error),
+                    Err(BlinkFail::Restart) => {
+                        tree.again(&session, &mut attempts).await?;
+                        continue;
+                    }
+                };
+                if leaf.view().high().as_ref() == Some(&bound) {
+                    return leaf.unlock().await;
+                }
+                let split = tree.split_leaf(&session, leaf, LeafCut::Bound(&bound)).await?;
+                if let Some((unfinished, _)) = split {
+                    let _ = tree.finish_split_now(&session, unfinished).await;
+                    return Ok(());
+                }
+                tree.again(&session, &mut attempts).await?;
+            }
+        })
+        .await
+        .unwrap_or_else(|| Err(unfinished_work("cutting a leaf")))
     }
 }

@@ -359,7 +359,12 @@ impl BlinkTree {
             if lock == 0 && is_torn && changes > 0 {
                 // It may be a writer's that came in between; the lock tells.
                 match self.mend_leaf(session, &NodePointer::fresh(addr)).await {
-                    Ok(()) | Err(BlinkFail::Restart) => {}
+                    Ok(Some(image))
+                        if self.view(level, image.words()).covers_place(seek) == Cover::Inside =>
+                    {
+                        return Ok(Some((addr, image)));
+                    }
+                    Ok(_) | Err(BlinkFail::Restart) => {}
                     Err(BlinkFail::Error(error)) => return Err(error),
                 }
             }

@@ -46,7 +46,7 @@ impl BlinkTree {
     }
 
     /// As [`BlinkTree::change`], of a key and a value that the table takes; the caller has a pin.
-    pub(super) async fn change_begun(
+    pub async fn change_begun(
         self: &Arc<Self>,
         session: &Session,
         change: &Change<'_>,
@@ -197,8 +197,13 @@ impl BlinkTree {
         unfinished: &mut Option<Unfinished>,
     ) -> Result<Locked, BlinkFail> {
         loop {
-            let locked = self.lock_proven(session, &pointer, level).await?;
-            match locked.view().covers(key) {
+            let mut locked = self.lock_proven(session, &pointer, level).await?;
+            let cover = locked.view().covers(key);
+            if cover != Cover::Inside && !SKIP_COVER_CHECK.is_armed() {
+                // It may be another compute server's leaf.
+                locked.leave_unmended();
+            }
+            match cover {
                 Cover::Inside => return Ok(locked),
                 _ if SKIP_COVER_CHECK.is_armed() => return Ok(locked),
                 Cover::Above => {

@@ -110,6 +110,18 @@ impl HandOver {
         Entering { queue, word, token, wants, ticket: 0, orphan: Some(orphan) }
     }
 
+    /// Takes the turn at the lock word at `word` at once; `None` if a task of this compute server has it or waits for it.
+    pub fn try_enter(self: &Arc<Self>, word: GlobalAddr, token: u64) -> Option<Holding> {
+        let (queue, word) = (Arc::clone(self), word.word());
+        let mut list = lock(self.list(word));
+        if list.iter().any(|entry| entry.word == word) {
+            return None;
+        }
+        list.push(WordEntry { word, passes: 0, chosen: None, line: VecDeque::new() });
+        drop(list);
+        Some(Holding { queue, word, token, is_over: false })
+    }
+
     /// Passes so far, and how many of them took an image along.
     pub fn counts(&self) -> (u64, u64) {
         (self.passes.load(Ordering::Relaxed), self.images.load(Ordering::Relaxed))

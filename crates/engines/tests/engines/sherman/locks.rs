@@ -18,15 +18,25 @@ use crate::common::{World, check, join, start};
 const KEYS: u64 = 400;
 
 /// A run of clients on one leaf of a table of many: changes by each compute server, and the counters of all.
-struct Run {
-    changes: Vec<u64>,
-    counts: farleaf_index::CounterSet,
-    cas: u64,
-    reads: u64,
+pub(super) struct Run {
+    pub(super) changes: Vec<u64>,
+    pub(super) counts: farleaf_index::CounterSet,
+    pub(super) cas: u64,
+    pub(super) reads: u64,
 }
 
 /// Clients of some compute servers add one to the value of a few keys for 2 ms, `drop_every` of them dropped half way.
 fn run(clients: &[usize], list: &[(&str, &str)], drops: bool, seed: u64) -> Run {
+    run_of(Engine::Sherman, clients, list, drops, seed)
+}
+
+pub(super) fn run_of(
+    engine: Engine,
+    clients: &[usize],
+    list: &[(&str, &str)],
+    drops: bool,
+    seed: u64,
+) -> Run {
     let mut config = World { seed, ..World::default() }.sim_config();
     config.compute_servers = clients.len();
     if drops {
@@ -37,12 +47,13 @@ fn run(clients: &[usize], list: &[(&str, &str)], drops: bool, seed: u64) -> Run 
     let options = World::default().pool_options();
     let session = sim.block_on(async {
         let session = start(first, &options).await;
-        let format = TableFormat::fixed8(Engine::Sherman);
+        let format = TableFormat::fixed8(engine);
         let root = AnyIndex::create(&session, "t", &format).await.expect("create");
         let index = AnyIndex::open(&session, &root, &OpenOptions::default()).await.expect("open");
         for key in 0..KEYS {
             assert_eq!(index.insert(&session, &number(key), &[0; 8]).await, Ok(true));
         }
+        index.close(&session).await.expect("close");
         session
     });
     let session = session.expect("made");
@@ -82,6 +93,7 @@ fn run(clients: &[usize], list: &[(&str, &str)], drops: bool, seed: u64) -> Run 
                 member.tick().await.expect("tick");
             }
             all.borrow_mut().counts.add_all(&counters(&index));
+            index.close(&member).await.expect("close");
             member.leave().await.expect("leave");
             running.set(running.get() - 1);
         });

@@ -1,9 +1,12 @@
-//! Suite of the engine `sherman`: exact costs, locks that are passed on, stale copies, and damage.
+//! Suite of the engines `sherman` and `p-sherman`: exact costs, locks that are passed on, stale copies, damage, and owned
+//! leaves.
 
 pub(crate) mod copies;
 pub(crate) mod costs;
 mod damage;
+mod handing;
 mod locks;
+mod owned;
 
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::{Cost, Endpoint, OpKind, Snapshot};

@@ -261,29 +261,65 @@ impl GuardedLeaf<'_> {
         if pairs.len() < 2 {
             return Err(ChangeError::NothingToSplit);
         }
+        let lower = self.cut(&pairs).ok_or(ChangeError::NoRoom)?;
+        let separator = pairs[lower - 1].0.clone();
+        self.divide((&pairs, &separator), (right_addr, right_stamp), left, right)?;
+        Ok(separator)
+    }
+
+    /// Cuts the leaf at `bound`, a key strictly between its fences: as [`GuardedLeaf::split`], where the left part keeps the
+    /// keys up to the bound. Either may be empty.
+    ///
+    /// # Errors
+    /// `Damaged` if a slot does not fit, `OutsideFences`, `BadKey`.
+    pub fn cut_at(
+        &self,
+        bound: &[u8],
+        right_addr: u64,
+        right_stamp: Stamp,
+        left: &mut [u64],
+        right: &mut [u64],
+    ) -> Result<(), ChangeError> {
+        if bound.len() != self.layout().key_bytes() {
+            return Err(ChangeError::BadKey { len: bound.len() });
+        }
+        if [self.covers(bound), self.covers_after(bound)] != [Cover::Inside; 2] {
+            return Err(ChangeError::OutsideFences);
+        }
+        let pairs = self.pairs().map_err(|_| ChangeError::Damaged)?;
+        self.divide((&pairs, bound), (right_addr, right_stamp), left, right)
+    }
+
+    /// Encodes the pairs up to the separator as this leaf, under its next stamp, and the others as a leaf at `right_addr`.
+    fn divide(
+        &self,
+        (pairs, separator): (&[SlotPair], &[u8]),
+        (right_addr, right_stamp): (u64, Stamp),
+        left: &mut [u64],
+        right: &mut [u64],
+    ) -> Result<(), ChangeError> {
         let (low, high) = (self.low_fence(), self.high_fence());
-        let (lower, upper) = pairs.split_at(self.cut(&pairs).ok_or(ChangeError::NoRoom)?);
-        let separator = lower.last().map(|pair| pair.0.clone()).ok_or(ChangeError::Damaged)?;
+        let (lower, upper) =
+            pairs.split_at(pairs.partition_point(|pair| pair.0.as_slice() <= separator));
         let head = Head {
             addr: self.self_addr(),
             right: right_addr,
             incarnation: self.incarnation(),
             version: self.next_stamp().word(),
             low: low.as_deref(),
-            high: Some(&separator),
+            high: Some(separator),
             ..Head::default()
         };
-        layout.encode(left, &head, lower)?;
+        self.layout().encode(left, &head, lower)?;
         let head = Head {
             addr: right_addr,
             right: self.right(),
             version: right_stamp.word(),
-            low: Some(&separator),
+            low: Some(separator),
             high: high.as_deref(),
             ..Head::default()
         };
-        layout.encode(right, &head, upper)?;
-        Ok(separator)
+        self.layout().encode(right, &head, upper)
     }
 
     /// The stamp under which the leaf is rewritten.

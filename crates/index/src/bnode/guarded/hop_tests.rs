@@ -99,7 +99,7 @@ fn changes_with_hops_agree_with_a_map() {
                 let mut words = remote.clone();
                 let mut leaf = GuardedLeafMut::new(&layout, &mut words);
                 assert_eq!(leaf.mend(), []);
-                let key = key_of(&layout, rng.below(40));
+                let key = key_of(&layout, rng.below(40) as u64);
                 let value = value_of(&layout, step);
                 let edit = match leaf.view().find(&key) {
                     Lookup::Hit(index) if rng.below(2) == 0 => {
@@ -149,7 +149,7 @@ fn changes_with_hops_agree_with_a_map() {
 /// A leaf with a full neighbourhood, a key for it, and the first hop of its insert.
 fn about_to_hop(layout: &GuardedLayout, seed: u64) -> Option<(Vec<u64>, Hop, Vec<u8>)> {
     let mut rng = Rng::of(seed);
-    let mut numbers: Vec<u64> = (0..7).map(|_| rng.below(1000)).collect();
+    let mut numbers: Vec<u64> = (0..7).map(|_| rng.below(1000) as u64).collect();
     numbers.sort_unstable();
     numbers.dedup();
     let words = leaf_of(layout, &numbers)?;
