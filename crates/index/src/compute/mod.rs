@@ -36,10 +36,14 @@ pub use owned_table::OwnedTable;
 pub use ownership::{JoinOptions, Owner, Take, equal_width, sampled};
 pub use range_owner::{OptionsOf, RangeOwner, ShapeOf};
 
-/// The seeded bugs of ownership.
+/// The seeded bugs of ownership and of partitions.
 pub mod canaries {
     pub use super::migration::GIVE_UNDRAINED;
     pub use super::ownership::FORWARD_UNCHECKED;
+    pub use super::partitions::{
+        ACK_UNDRAINED, IGNORE_TERM, MAP_BEFORE_ACK, OPEN_UNACKNOWLEDGED, OPEN_UNFINISHED,
+        TWO_CONDUCTORS,
+    };
 }
 
 /// The service by which compute servers ask each other about tables.

@@ -12,7 +12,10 @@ use farleaf_pool::{PoolError, Session};
 use super::acks::{clear_ack, read_acks};
 use super::map::{MapMember, MoveWay, PartitionMap, PartitionState};
 use super::membership::{learn, learn_if_newer};
-use super::{Fault, Home, PartitionedTable, change_partitions, is_faulty, read_partitions};
+use super::{
+    Home, OPEN_UNACKNOWLEDGED, OPEN_UNFINISHED, PartitionedTable, TWO_CONDUCTORS,
+    change_partitions, read_partitions,
+};
 use crate::IndexError;
 use crate::compute::MoveError;
 use crate::compute::ownership::cut_off;
@@ -172,7 +175,7 @@ async fn conduct<T: PartitionedTable, R: 'static>(
     let (table, task_session) = (table.clone(), session.without_deadline());
     let conductor = Conductor { table, session: task_session, dead: RefCell::default() };
     detach(session, async move {
-        if is_faulty(Fault::TwoConductors) {
+        if TWO_CONDUCTORS.is_armed() {
             return work(&conductor).await;
         }
         let (table, session) = (&conductor.table, &conductor.session);
@@ -238,7 +241,7 @@ impl<T: PartitionedTable> Conductor<T> {
             if self.wait_for_acks(map.epoch, None).await? == Acks::Deaths {
                 continue;
             }
-            if !is_faulty(Fault::OpenUnfinished) {
+            if !OPEN_UNFINISHED.is_armed() {
                 self.table.finish_dead(&self.session, &closed).await?;
             }
             let is_unowned = |number: &u32| map.entries[*number as usize].owner.is_none();
@@ -254,7 +257,7 @@ impl<T: PartitionedTable> Conductor<T> {
 
     /// Waits until every member that takes part has acknowledged `epoch` or a later one, or is cut off.
     async fn wait_for_acks(&self, epoch: u32, until_ns: Option<u64>) -> Result<Acks, IndexError> {
-        if is_faulty(Fault::OpenUnacknowledged) {
+        if OPEN_UNACKNOWLEDGED.is_armed() {
             return Ok(Acks::All);
         }
         let (session, mut attempt) = (&self.session, 0);

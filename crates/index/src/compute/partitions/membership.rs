@@ -13,11 +13,11 @@ use farleaf_pool::Session;
 use super::acks::{AckWord, ack_addr, clear_ack, read_acks};
 use super::conductor::{move_away, resume};
 use super::guard::{InsidePartitions, PartitionGuard, PartitionView};
-use super::map::{MapMember, MoveWay, PartitionMap, PartitionState};
+use super::map::{MapMember, MoveWay, PartitionEntry, PartitionMap, PartitionState};
 use super::{
-    Fault, Home, PartitionWords, PartitionedTable, change_partitions, is_faulty, read_partitions,
+    ACK_UNDRAINED, Home, MAP_BEFORE_ACK, PartitionWords, PartitionedTable, change_partitions,
+    read_partitions,
 };
-use crate::IndexError;
 use crate::compute::MoveError;
 use crate::compute::messages::alive_check_ns;
 use crate::compute::ownership::glance;
@@ -26,6 +26,7 @@ use crate::join::within;
 use crate::local::ParkingLot;
 use crate::retry::LOCK_WAIT_MAX_NS;
 use crate::sync::{Mutex, lock};
+use crate::{CounterSet, IndexError};
 
 /// The key under which operations wait in the parking lot.
 const LOT_KEY: u64 = 0;
@@ -77,6 +78,28 @@ impl Drop for Learning<'_> {
 }
 
 impl PartitionMembership {
+    /// Adds the epoch of the known map, its partitions by owner and state, and what this member has done.
+    pub fn counters(&self, counters: &mut CounterSet) {
+        let view = self.view();
+        let map = &view.map;
+        counters.add("partition_epoch", u64::from(map.epoch));
+        let count = |is_it: &dyn Fn(&PartitionEntry) -> bool| {
+            map.entries.iter().filter(|entry| is_it(entry)).count() as u64
+        };
+        counters.add("partitions_own", count(&|entry| entry.owner == Some(self.me)));
+        counters.add("partitions_of_others", count(&|it| it.owner.is_some_and(|of| of != self.me)));
+        counters.add("partitions_unowned", count(&|entry| entry.owner.is_none()));
+        counters.add("partitions_closed", count(&|entry| entry.state != PartitionState::Open));
+        let done = [
+            ("partition_waits", &self.counts.waited),
+            ("partition_drains", &self.counts.drained),
+            ("partitions_forgotten", &self.counts.forgotten),
+        ];
+        for (name, counter) in done {
+            counters.add(name, counter.load(Ordering::Relaxed));
+        }
+    }
+
     /// Takes part in the table. A member that exposes memory has published its region before. It ends with
     /// [`leave`] or with its life; until then no partition changes hands without its acknowledgement, so it ticks.
     ///
@@ -94,7 +117,7 @@ impl PartitionMembership {
         let (slot, generation) = (session.pool().member(), session.pool().generation());
         let (at, first) = (ack_addr(words.acks, slot), AckWord::new(generation, 0));
         let reliable = session.reliable();
-        let early = match is_faulty(Fault::MapBeforeAck) {
+        let early = match MAP_BEFORE_ACK.is_armed() {
             true => Some(read_partitions(&words, session).await?),
             false => None,
         };
@@ -241,7 +264,7 @@ pub(super) async fn learn<T: PartitionedTable>(
     let _learning = Learning(&own.learning);
     own.publish(read_partitions(&own.words, session).await?);
     let view = own.view();
-    if own.must_drain.load(Ordering::SeqCst) && !is_faulty(Fault::AckUndrained) {
+    if own.must_drain.load(Ordering::SeqCst) && !ACK_UNDRAINED.is_armed() {
         own.guard.drain(session).await;
         own.must_drain.store(false, Ordering::SeqCst);
         own.counts.drained.fetch_add(1, Ordering::Relaxed);

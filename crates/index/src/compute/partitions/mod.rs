@@ -48,6 +48,18 @@ pub use membership::{
 };
 pub use ring::WEIGHT_MAX;
 
+farleaf_fabric::canaries! {
+    pub ACK_UNDRAINED = "ack-undrained", "a member acknowledges a map of partitions without a drain";
+    pub OPEN_UNACKNOWLEDGED = "open-unacknowledged",
+        "a conductor opens partitions without acknowledgements";
+    pub OPEN_UNFINISHED = "open-unfinished",
+        "a conductor opens partitions before the work of the dead is finished";
+    pub IGNORE_TERM = "ignore-term", "lines of a partition's earlier term count";
+    pub MAP_BEFORE_ACK = "map-before-ack",
+        "a member reads its first map of partitions before it takes part";
+    pub TWO_CONDUCTORS = "two-conductors", "a second conductor does not wait for the first";
+}
+
 /// The words of a table that hold its partitions.
 #[derive(Clone, Copy, Debug)]
 pub struct PartitionWords {
@@ -158,35 +170,4 @@ async fn change_partitions(
     let place = Some(old.place);
     new.place = put_slot(&words.map, session, lock, place, &new.encode(), Vec::new()).await?;
     Ok(new)
-}
-
-/// A step done wrong, by which the tests see that they would find it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "only tests do steps wrong"))]
-enum Fault {
-    /// A member acknowledges a map without a drain.
-    AckUndrained,
-    /// The conductor opens partitions without acknowledgements.
-    OpenUnacknowledged,
-    /// The conductor opens partitions before the work of the dead is finished.
-    OpenUnfinished,
-    /// Operations do not compare terms.
-    IgnoreTerm,
-    /// A member READs its first map before it takes part.
-    MapBeforeAck,
-    /// A second conductor does not wait for the first.
-    TwoConductors,
-}
-
-#[cfg(test)]
-thread_local! {
-    static FAULT: std::cell::Cell<Option<Fault>> = const { std::cell::Cell::new(None) };
-}
-
-/// Returns whether this step is to be done wrong.
-fn is_faulty(_fault: Fault) -> bool {
-    #[cfg(test)]
-    return FAULT.get() == Some(_fault);
-    #[cfg(not(test))]
-    false
 }

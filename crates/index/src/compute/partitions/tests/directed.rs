@@ -160,9 +160,9 @@ fn joins() -> Option<String> {
 #[test]
 fn a_member_takes_part_before_it_reads_its_first_map() {
     assert_eq!(joins(), None);
-    FAULT.set(Some(Fault::MapBeforeAck));
+    let armed = MAP_BEFORE_ACK.arm();
     let found = joins();
-    FAULT.set(None);
+    drop(armed);
     assert!(found.is_some(), "the wrong order was not found");
 }
 

@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
-use farleaf_fabric::{Client, Endpoint, Fabric, Incarnation, ListenConfig, ToAny};
+use farleaf_fabric::{Canary, Client, Endpoint, Fabric, Incarnation, ListenConfig, ToAny};
 use farleaf_pool::{PoolOptions, Session, format};
 use fastrand::Rng;
 
@@ -362,34 +362,34 @@ fn random_runs_lose_nothing() {
 }
 
 /// The step done wrong is found by the same runs.
-fn is_found(fault: Fault) {
-    FAULT.set(Some(fault));
+fn is_found(canary: &'static Canary) {
+    let armed = canary.arm();
     let found = first_wrong(0..2_000);
-    FAULT.set(None);
-    assert!(found.is_some(), "{fault:?} was not found");
+    drop(armed);
+    assert!(found.is_some(), "{} was not found", canary.name);
 }
 
 #[test]
 fn an_acknowledgement_without_a_drain_is_found() {
-    is_found(Fault::AckUndrained);
+    is_found(&ACK_UNDRAINED);
 }
 
 #[test]
 fn an_opening_without_acknowledgements_is_found() {
-    is_found(Fault::OpenUnacknowledged);
+    is_found(&OPEN_UNACKNOWLEDGED);
 }
 
 #[test]
 fn an_opening_before_the_work_of_the_dead_is_found() {
-    is_found(Fault::OpenUnfinished);
+    is_found(&OPEN_UNFINISHED);
 }
 
 #[test]
 fn terms_that_are_ignored_are_found() {
-    is_found(Fault::IgnoreTerm);
+    is_found(&IGNORE_TERM);
 }
 
 #[test]
 fn a_second_conductor_is_found() {
-    is_found(Fault::TwoConductors);
+    is_found(&TWO_CONDUCTORS);
 }

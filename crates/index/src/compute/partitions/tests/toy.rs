@@ -297,7 +297,7 @@ impl Toy {
         let word = at_home(session, home.owner, session.reliable().word(at)).await?;
         let leaf = self.leaf(session, partition).await?;
         let is_current =
-            (word >> 32) as u32 == home.term || word >> 32 != 0 && is_faulty(Fault::IgnoreTerm);
+            (word >> 32) as u32 == home.term || word >> 32 != 0 && IGNORE_TERM.is_armed();
         let mut held = HeldLine { home, at, token, leaf };
         if is_current && !is_lost {
             held.leaf = word & 0xffff_ffff;
