@@ -24,6 +24,8 @@ use super::locate::StaleWait;
 
 farleaf_fabric::canaries! {
     pub(crate) SCAN_STALE = "scan-stale", "a scan skips slots of another version than the leaf's";
+    pub(crate) SCAN_BY_REPLICA = "scan-by-replica",
+        "a scan reads the slots that a replica names, not those of the line at its home";
 }
 
 /// Share of slots with a fingerprint above which a scan reads all slots.
@@ -68,7 +70,7 @@ impl LeafTree {
             }
             let leaves = match self.options.filter {
                 true => self.read_filtered(session, &parts).await?,
-                false => self.read_whole(session, &parts).await?,
+                false => self.read_whole(session, &parts.iter().collect::<Vec<_>>()).await?,
             };
             for (part, slots) in parts.iter().zip(leaves) {
                 let pairs = self.pairs_of_leaf(session, part, slots).await?;
@@ -183,21 +185,29 @@ impl LeafTree {
         Ok(parts)
     }
 
-    /// READs all slots of the leaves, at once.
+    /// READs whole leaves, at once; `None` for one whose header or slots are not of the record's version.
+    ///
+    /// The header is bound to the table, slots without a pair are not: at an address that was used again an empty leaf of
+    /// another table may have that version as well.
     async fn read_whole(
         &self,
         session: &Session,
-        parts: &[ScannedLeaf],
+        parts: &[&ScannedLeaf],
     ) -> Result<Vec<Slots>, IndexError> {
         let (shape, reliable) = (&self.shape, session.reliable());
         let mut ops = reliable.client().ops();
         for part in parts {
-            let bytes = shape.span * shape.slot_bytes;
-            ops.read(part.record.leaf.plus(shape.slot_at(0) as u64), reliable.buf(bytes));
+            ops.read(part.record.leaf, reliable.buf(shape.leaf_bytes));
         }
         let mut ops = reliable.post_many(ops).await?;
-        let all = |index: usize| Some(vec![(0, ops.take_buf(index).bytes().to_vec())]);
-        Ok((0..parts.len()).map(all).collect())
+        // Behind the last slot a leaf may have room for more.
+        let slots = shape.slot_at(0)..shape.slot_at(shape.span);
+        let all = |(index, part): (usize, &&ScannedLeaf)| {
+            let image = ops.take_buf(index);
+            let is_it = self.is_all_of(part.record, image.bytes());
+            is_it.then(|| vec![(0, image.bytes()[slots.clone()].to_vec())])
+        };
+        Ok(parts.iter().enumerate().map(all).collect())
     }
 
     /// READs the lines of the leaves, then the slots that have a fingerprint.
@@ -238,7 +248,10 @@ impl LeafTree {
         let mut read = self.peek_lines(session, &places).await?.into_iter();
         let lines = have.into_iter().map(|has| if has { read.next().flatten() } else { None });
         let mut runs = Vec::with_capacity(parts.len());
-        for (part, line) in parts.iter().zip(lines) {
+        for (part, mut line) in parts.iter().zip(lines) {
+            if SCAN_BY_REPLICA.is_armed() {
+                line = self.replica(part.record).or(line);
+            }
             let line = line.filter(|line| line.version == part.record.version);
             if let Some(line) = line {
                 self.remember(part.record.leaf, line);
@@ -246,25 +259,12 @@ impl LeafTree {
             runs.push(line.map(|line| self.runs(&line)));
         }
         let mut slots = self.read_runs(session, parts, runs).await?;
-        let without = |slots: &[Slots]| -> Vec<usize> {
-            (0..parts.len()).filter(|index| slots[*index].is_none()).collect()
-        };
-        let missing = without(&slots);
+        let missing: Vec<usize> =
+            (0..parts.len()).filter(|index| slots[*index].is_none()).collect();
         if !missing.is_empty() {
-            let (shape, reliable) = (&self.shape, session.reliable());
-            let mut ops = reliable.client().ops();
-            for index in &missing {
-                ops.read(parts[*index].record.leaf, reliable.buf(shape.leaf_bytes));
-            }
-            let mut ops = reliable.post_many(ops).await?;
-            for (at, index) in missing.into_iter().enumerate() {
-                let image = ops.take_buf(at);
-                if self.is_all_of(parts[index].record, image.bytes()) {
-                    // Behind the last slot a leaf may have room for more.
-                    let all = shape.slot_at(0)..shape.slot_at(shape.span);
-                    slots[index] = Some(vec![(0, image.bytes()[all].to_vec())]);
-                }
-            }
+            let parts: Vec<_> = missing.iter().map(|index| &parts[*index]).collect();
+            let whole = self.read_whole(session, &parts).await?;
+            missing.into_iter().zip(whole).for_each(|(index, whole)| slots[index] = whole);
         }
         Ok(slots)
     }

@@ -1,6 +1,8 @@
 //! Damage tests: what lies in a table's objects is input. Overwritten words give typed errors, or are made anew.
 
-use crate::common::{World, check, with_shape};
+use std::ops::Bound;
+
+use crate::common::{Pairs, World, check, settle, with_shape};
 use farleaf_engines::fptree::{FpTree, FpTreeShape};
 use farleaf_engines::{AnyIndex, Engine, StoredTable, TableFormat};
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
@@ -61,16 +63,20 @@ async fn open(session: &Session) -> Result<AnyIndex, IndexError> {
     AnyIndex::open(session, &root, &OpenOptions { settings, ..OpenOptions::default() }).await
 }
 
-async fn stored(session: &Session) -> Stored<FpTreeShape> {
-    let root = session.open_root("t").await.expect("root");
+async fn stored(session: &Session, name: &str) -> Stored<FpTreeShape> {
+    let root = session.open_root(name).await.expect("root");
     let table = StoredTable::of(&root).expect("a table");
     table.of_engine::<FpTree>().expect("a table of fptree")
 }
 
 async fn objects(session: &Session, kind: &'static str) -> Vec<(GlobalAddr, usize)> {
+    objects_of(session, "t", kind).await
+}
+
+async fn objects_of(session: &Session, name: &str, kind: &'static str) -> Vec<(GlobalAddr, usize)> {
     let _pin = session.begin(OpKind::Other).await.expect("pin");
     let mut objects = Objects(kind, Vec::new());
-    let table = stored(session).await;
+    let table = stored(session, name).await;
     FpTree::walk(session, &table, &mut objects, &mut TableReport::default()).await.expect("walk");
     assert!(!objects.1.is_empty(), "there is no {kind}");
     objects.1
@@ -291,5 +297,38 @@ fn what_does_not_fit_is_refused() {
         invalid(table.insert(&session, b"k", &vec![1; (1 << 20) + 1]).await);
         invalid(table.get(&session, &[1; 1025], &mut Vec::new()).await);
         assert_eq!(check(&session, &[&table]).await.keys, 0);
+    });
+}
+
+/// A compute server's record leads to the first leaf of its table, which a bulk load has replaced, and whose memory is the
+/// first leaf of another table by now: empty, and of the same version. A scan by whole leaves took it for an empty part of its
+/// own table, since slots without a pair are not bound to a table. Its header is.
+#[test]
+fn a_leaf_of_another_table_is_no_empty_part_of_a_scan() {
+    let world = World { servers: 1, ..World::default() };
+    world.on_sim(|session| async move {
+        let spec = Spec { key: KeyFormat::Fixed(8), value: ValueFormat::Fixed(8) };
+        let format = TableFormat::new(Engine::FpTree, spec);
+        let settings = Settings::default().with("filter", "false").with("delegate", "false");
+        let table = farleaf_harness::create_table(&session, "t", &format, 96, &settings).await;
+        let table = table.expect("a table");
+        let old = farleaf_harness::open_table(&session, "t", 96, &settings).await.expect("open");
+        let (first, mut value) = ([0; 8], Vec::new());
+        assert_eq!(old.get(&session, &first, &mut value).await, Ok(false), "it has the record");
+        let leaf = objects(&session, "leaf").await[0];
+        let pairs: Vec<(Vec<u8>, Vec<u8>)> =
+            (0..KEYS).map(|number| (number.to_be_bytes().to_vec(), vec![7; 8])).collect();
+        assert_eq!(table.bulk_load(&session, &mut Pairs(pairs.iter())).await, Ok(KEYS));
+        settle(&session).await;
+        let mut reused = false;
+        for other in ["u", "v", "w"] {
+            AnyIndex::create(&session, other, &format).await.expect("create");
+            reused |= objects_of(&session, other, "leaf").await[0] == leaf;
+        }
+        assert!(reused, "no other table begins at {leaf:?}");
+        let range = ScanRange { from: Bound::Included(&first[..]), ..ScanRange::ALL };
+        let mut out = Entries::new();
+        old.scan(&session, range, usize::MAX, &mut out).await.expect("a scan");
+        assert_eq!(out.len() as u64, KEYS);
     });
 }
