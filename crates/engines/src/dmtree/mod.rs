@@ -29,4 +29,4 @@
 //! `docs/design/dmtree.md` describes the design, `docs/papers/dmtree.md` what differs from the paper.
 
 pub use crate::fptree::homed::DmTree;
-pub use crate::fptree::homed_options::{DmTreeOptions, DmTreeShape};
+pub use crate::fptree::homed_options::{DmTreeOptions, DmTreeShape, LineMove};

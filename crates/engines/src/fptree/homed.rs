@@ -27,7 +27,7 @@ use farleaf_index::{
 use farleaf_pool::{Audit, Recovery, Session};
 
 use super::homed_options::{DmTreeOptions, DmTreeShape};
-use super::homes::{Op, OpNotes, Parts, Stop, partition_count, slice_bytes};
+use super::homes::{Op, OpNotes, Parts, ReadNotes, Stop, partition_count, slice_bytes};
 use super::layout::LeafShape;
 use super::redo::LeafRedo;
 use super::replicas::ReplicaCache;
@@ -128,7 +128,7 @@ impl DmTree {
         // Without a free slice its memory holds lines of other tables alone.
         let Some(slice) = slices.take(meta, count) else { return Ok(()) };
         offer(&self.0, session, weight, slice).await?;
-        self.spread_out(session, MoveWay::Build).await
+        self.spread_out(session, self.0.parts().move_way).await
     }
 
     /// Moves partitions until each is where the ring has it; what is called off moves later.
@@ -264,10 +264,10 @@ impl Index for DmTree {
         self.0.shape.spec.check_key(key)?;
         let mut stops = Stops::default();
         loop {
-            let notes = Rc::new(OpNotes::default());
+            let notes = ReadNotes::default();
             let got = {
                 let _pin = session.begin(OpKind::Get).await?;
-                let op = self.0.try_inside_noting(session, Rc::clone(&notes));
+                let op = self.0.try_inside_reading(session, &notes);
                 let op = op.ok_or_else(|| closed_table(&self.0))?;
                 let got = self.0.get_delegated(&op, key, value).await;
                 match got {
@@ -313,10 +313,10 @@ impl Index for DmTree {
     ) -> Result<(), IndexError> {
         let (mut stops, before) = (Stops::default(), out.len());
         loop {
-            let notes = Rc::new(OpNotes::default());
+            let notes = ReadNotes::default();
             let scanned = {
                 let _pin = session.begin(OpKind::Scan).await?;
-                let op = self.0.try_inside_noting(session, Rc::clone(&notes));
+                let op = self.0.try_inside_reading(session, &notes);
                 let op = op.ok_or_else(|| closed_table(&self.0))?;
                 self.0.scan_range(&op, range, limit, out).await
             };
@@ -384,7 +384,7 @@ impl Index for DmTree {
         if session.pool().kept::<LeafTree>(meta).is_none() {
             return Ok(());
         }
-        match leave(&self.0, session, MoveWay::Build).await {
+        match leave(&self.0, session, self.0.parts().move_way).await {
             Ok(()) => {}
             Err(MoveError::Index(IndexError::Closed(_))) => {}
             Err(MoveError::Index(error)) => return Err(error),
@@ -414,6 +414,12 @@ impl Index for DmTree {
         let counts = &self.0.counts;
         for (name, counter) in counts.list().into_iter().chain(counts.list_homed()) {
             counters.add(name, counter.load(Ordering::Relaxed));
+        }
+        let replicas = &self.0.parts().replicas;
+        counters.add("replicas", replicas.count() as u64);
+        counters.add("replica_bytes", replicas.bytes());
+        if let Some(own) = self.0.membership() {
+            own.counters(counters);
         }
     }
 }
@@ -488,7 +494,8 @@ impl Engine for DmTree {
         let budget = if options.replica { options.cache_bytes } else { 0 };
         let geometry = session.pool().geometry();
         let replicas = ReplicaCache::new(budget);
-        let parts = Parts::new(words, geometry, Some(membership), replicas, options.speculate);
+        let mut parts = Parts::new(words, geometry, Some(membership), replicas, options.speculate);
+        parts.move_way = options.move_way.into();
         let shared = FpTreeOptions::from(options);
         let tree = LeafTree::with(&stored(table), shape_of(table)?, shared, &meta, Some(parts));
         let open = DmTree(HomedTable(session.pool().keep(table.meta, Arc::new(tree))));

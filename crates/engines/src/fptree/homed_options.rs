@@ -1,6 +1,7 @@
 //! Options: the shape of a table whose lines lie on compute servers, and the settings by which one compute server opens it.
 
-use farleaf_index::{IndexError, KnobKind, Shape, Spec, knobs, shape};
+use farleaf_index::compute::partitions::MoveWay;
+use farleaf_index::{IndexError, KnobKind, Shape, Spec, knobs, shape, words};
 
 use super::{FpTreeOptions, FpTreeShape};
 
@@ -50,6 +51,25 @@ impl Shape for DmTreeShape {
     }
 }
 
+words! {
+    /// The way of lines to another compute server, when this one opens or closes the table.
+    LineMove {
+        /// They are built from their leaves when they are needed.
+        Build = "build",
+        /// They are copied, lock words included.
+        Copy = "copy",
+    }
+}
+
+impl From<LineMove> for MoveWay {
+    fn from(way: LineMove) -> MoveWay {
+        match way {
+            LineMove::Build => MoveWay::Build,
+            LineMove::Copy => MoveWay::Copy,
+        }
+    }
+}
+
 knobs! {
     /// Settings by which one compute server opens a table of this engine; they concern it alone.
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,6 +97,9 @@ knobs! {
         "speculate" => speculate: bool = true, KnobKind::Flag, paper "true";
         /// This compute server's share of the partitions, if it exposes memory, beside those of others. 0: none.
         "weight" => weight: u16 = 1, KnobKind::Count { min: 0, max: 64, unit: "shares" }, paper "1";
+        /// The way of lines to and from this compute server when it opens or closes the table. build: the first change of
+        /// each leaf reads the leaf. copy: the partitions are closed for longer.
+        "move" => move_way: LineMove = LineMove::Build, KnobKind::Words { words: LineMove::WORDS, also: None };
     }
 }
 

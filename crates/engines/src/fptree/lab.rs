@@ -1,24 +1,39 @@
 //! Lab: the seeded bugs, crash cases and small tables of this engine, and the settings that the lab draws for it.
 
+use farleaf_fabric::canary::{FENCE_SKIPS_REGIONS, NUMBER_FOLLOWS_SLOT};
 use farleaf_index::blink::canaries::{FORGET_RETIRE, LOSE_REDO_RECORD, UNLOCK_RIGHT_EARLY};
 use farleaf_index::blink::lab;
 use farleaf_index::bnode::BnodeShape;
+use farleaf_index::compute::canaries::{
+    ACK_UNDRAINED, IGNORE_TERM, MAP_BEFORE_ACK, OPEN_UNACKNOWLEDGED, OPEN_UNFINISHED,
+    TWO_CONDUCTORS,
+};
 use farleaf_index::lab::{
     Action, CrashState, CrashStep, Hunt, Lab, LabSize, Order, Script, Variant, changes, choose,
     died_in, grow, met, shrink,
 };
 use farleaf_index::remote_lock::RESEND_BLINDLY;
 use farleaf_index::{Settings, Spec, TableReport, TableSpec};
+use farleaf_pool::canary::MEMBERS_BEFORE_FENCE;
 use fastrand::Rng;
 
 use super::delegation::JOIN_OPEN_READ;
 use super::homed::DmTree;
 use super::homed_options::DmTreeShape;
+use super::homes::ANSWER_UNVOUCHED;
 use super::locate::BELIEVE_OLD_HEADER;
 use super::merge::{FREE_LEAF_UNCLEARED, MERGE_UNCHECKED};
-use super::ops::LOSE_LEAF_REDO;
-use super::rescue::{BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, TAKE_OVER_UNRECORDED};
-use super::scan::SCAN_STALE;
+use super::ops::{
+    LOSE_LEAF_REDO, SLOT_BEFORE_LINE, SPECULATE_ABSENCE, SPECULATE_WITHOUT_EDITS,
+    UNLOCK_BEFORE_SLOT,
+};
+use super::partitioned::MOVE_DROPS_LOCKS;
+use super::proofs::{HEADER_PROVES_LEAF, REPLICA_PROVES_ABSENCE};
+use super::rescue::{
+    BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, FORGET_UNLOCKED_REDO, FREE_RIGHT_ALONE, REDO_FINISHED,
+    TAKE_OVER_UNRECORDED,
+};
+use super::scan::{SCAN_BY_REPLICA, SCAN_STALE};
 use super::split::{CLEARED_SLOTS_KEEP_VERSION, OLD_TABLE_KEEPS_VERSION, UNLOCK_NEW_LEAF_EARLY};
 use super::{FpTree, FpTreeShape};
 
@@ -28,6 +43,13 @@ const HOT: &[(&str, &str)] = &[
     ("set", "combine=true,batch_limit=8"),
     ("compute-servers", "2"),
     ("clients", "8"),
+];
+/// Updates of keys that others remove and insert again, by replicas.
+const SPECULATING: &[(&str, &str)] = &[
+    ("workload", "hot"),
+    ("set", "replica=true,speculate=true,cache=256MiB,delegate=false"),
+    ("compute-servers", "3"),
+    ("clients", "6"),
 ];
 /// A leaf's address is used again for another range while a compute server's cache leads there.
 const REUSE: &[(&str, &str)] = &[
@@ -146,7 +168,40 @@ impl Lab for DmTree {
     const REDO_BYTES: u32 = <FpTree as Lab>::REDO_BYTES;
 
     fn hunts() -> Vec<Hunt> {
-        Vec::new()
+        vec![
+            Hunt::any(&SLOT_BEFORE_LINE),
+            Hunt::any(&REPLICA_PROVES_ABSENCE),
+            Hunt::any(&HEADER_PROVES_LEAF),
+            Hunt::any(&UNLOCK_BEFORE_SLOT),
+            Hunt::with(&SPECULATE_WITHOUT_EDITS, SPECULATING),
+            Hunt::with(&SPECULATE_ABSENCE, SPECULATING),
+            Hunt::any(&SCAN_BY_REPLICA),
+            Hunt::any(&ANSWER_UNVOUCHED),
+            Hunt::any(&FREE_RIGHT_ALONE),
+            Hunt::any(&REDO_FINISHED),
+            Hunt::any(&FORGET_UNLOCKED_REDO),
+            Hunt::any(&MOVE_DROPS_LOCKS),
+            Hunt::any(&ACK_UNDRAINED),
+            Hunt::any(&OPEN_UNACKNOWLEDGED),
+            Hunt::any(&OPEN_UNFINISHED),
+            Hunt::any(&IGNORE_TERM),
+            Hunt::any(&MAP_BEFORE_ACK),
+            Hunt::any(&TWO_CONDUCTORS),
+            Hunt::any(&FENCE_SKIPS_REGIONS),
+            Hunt::any(&NUMBER_FOLLOWS_SLOT),
+            Hunt::any(&MEMBERS_BEFORE_FENCE),
+            Hunt::any(&UNLOCK_NEW_LEAF_EARLY),
+            Hunt::any(&OLD_TABLE_KEEPS_VERSION),
+            Hunt::any(&CLEARED_SLOTS_KEEP_VERSION),
+            Hunt::any(&BUILD_CLEARS_TORN),
+            Hunt::any(&BUILD_KEEPS_TORN),
+            Hunt::any(&MERGE_UNCHECKED),
+            Hunt::any(&FREE_LEAF_UNCLEARED),
+            Hunt::with(&BELIEVE_OLD_HEADER, REUSE),
+            Hunt::any(&SCAN_STALE),
+            Hunt::any(&LOSE_REDO_RECORD),
+            Hunt::any(&UNLOCK_RIGHT_EARLY),
+        ]
     }
 
     fn shape(size: LabSize, spec: &Spec) -> DmTreeShape {
@@ -162,6 +217,7 @@ impl Lab for DmTree {
             .with("replica", choose(rng, &["true", "true", "false"]))
             .with("speculate", choose(rng, &["true", "false"]))
             .with("weight", choose(rng, &["1", "1", "2", "0"]))
+            .with("move", choose(rng, &["build", "copy"]))
     }
 
     fn is_change(name: &str, before: &TableReport, after: &TableReport) -> bool {

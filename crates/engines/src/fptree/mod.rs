@@ -134,11 +134,12 @@ struct FpTreeCounts {
     line_proofs: AtomicU64,
     leaf_proofs: AtomicU64,
     failed_over: AtomicU64,
+    speculated: AtomicU64,
 }
 
 impl FpTreeCounts {
     /// Those of a table whose lines lie on compute servers alone.
-    fn list_homed(&self) -> [(&'static str, &AtomicU64); 6] {
+    fn list_homed(&self) -> [(&'static str, &AtomicU64); 7] {
         [
             ("lines_built", &self.built),
             ("replica_hits", &self.replica_hits),
@@ -146,6 +147,7 @@ impl FpTreeCounts {
             ("line_proofs", &self.line_proofs),
             ("leaf_proofs", &self.leaf_proofs),
             ("failed_over", &self.failed_over),
+            ("speculated", &self.speculated),
         ]
     }
 
@@ -161,6 +163,10 @@ impl FpTreeCounts {
             ("collapsed", &self.collapsed),
         ]
     }
+}
+
+fn count_if(is_so: bool, counter: &AtomicU64) {
+    count_many(counter, u64::from(is_so));
 }
 
 fn count(counter: &AtomicU64) {

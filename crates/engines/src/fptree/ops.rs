@@ -15,7 +15,6 @@ use farleaf_index::retry::{Attempts, LockWait};
 use farleaf_index::{Change, Decision, IndexError, Outcome};
 use farleaf_pool::{Retiring, Session};
 
-use super::LeafTree;
 use super::cache::LeafRecord;
 use super::homes::{LinePlace, Op};
 use super::layout::{self, Judged, LeafShape, PairContent};
@@ -23,10 +22,19 @@ use super::line::Line;
 use super::locate::StaleWait;
 use super::records::NewPairRecord;
 use super::redo::PendingUpdate;
+use super::{LeafTree, count_if};
 
 farleaf_fabric::canaries! {
     pub(crate) LOSE_LEAF_REDO = "lose-leaf-redo",
         "a change of several words of a value leaves no redo record";
+    pub(crate) SLOT_BEFORE_LINE = "slot-before-line",
+        "an insert writes the slot before its fingerprint is in the line at a compute server";
+    pub(crate) UNLOCK_BEFORE_SLOT = "unlock-before-slot",
+        "a change gives back the lock at a compute server before its slot is written";
+    pub(crate) SPECULATE_WITHOUT_EDITS = "speculate-without-edits",
+        "a slot that was read before the lock counts although the line has been edited since";
+    pub(crate) SPECULATE_ABSENCE = "speculate-absence",
+        "a slot that was read before the lock and held no pair proves the key absent";
 }
 
 /// READs of a slot that does not fit its check before the operation looks at the leaf's lock.
@@ -329,12 +337,20 @@ impl LeafTree {
         // between an insert's WRITEs of line and slot, so only a pair counts.
         let wanted = (key, wants_value);
         let mut early_found = None;
-        if let Some(EarlySlot { index, image, .. }) = early.filter(|it| it.line == leaf.line) {
+        let is_same = |early: &EarlySlot| {
+            early.line == leaf.line
+                || SPECULATE_WITHOUT_EDITS.is_armed() && early.line.term == leaf.line.term
+        };
+        if let Some(EarlySlot { index, image, .. }) = early.filter(is_same) {
             let slots = (&[index][..], vec![image]);
-            early_found = self.search_in(session, record, slots, wanted).await?.flatten();
+            early_found = self.search_in(session, record, slots, wanted).await?;
+            if !SPECULATE_ABSENCE.is_armed() {
+                early_found = early_found.filter(Option::is_some);
+            }
         }
+        count_if(early_found.is_some(), &self.counts.speculated);
         let found = match early_found {
-            Some(found) => Some(Some(found)),
+            found @ Some(_) => found,
             None => self.search(session, record, &leaf.line, fingerprint, wanted).await?,
         };
         let Some(found) = found else {
@@ -377,7 +393,7 @@ impl LeafTree {
         let index = free.unwrap_or(0);
         let with_key = line.with(index, fingerprint);
         let is_early = found.is_none() && !at.is_beside_leaf();
-        if is_early {
+        if is_early && !SLOT_BEFORE_LINE.is_armed() {
             // Before any other change is taken in: this may fail.
             self.write_line(session, &mut lock, at, &with_key).await?;
         }
@@ -436,6 +452,7 @@ impl LeafTree {
                     (key, content),
                 );
                 writes.line_before = Some(with_key);
+                writes.line_after = (is_early && SLOT_BEFORE_LINE.is_armed()).then_some(with_key);
                 writes.slots.push((slot(index), image));
             }
             // The changes that were taken in leave the key absent.
@@ -454,6 +471,11 @@ impl LeafTree {
             self.merge(session, key).await;
         }
         Ok(LockedAttempt::Done(outcome))
+    }
+
+    /// The replica of a record's leaf.
+    pub(super) fn replica(&self, record: LeafRecord) -> Option<Line> {
+        self.parts.as_ref()?.replicas.get(record.leaf, record.version)
     }
 
     /// The line of a leaf as it is from now on, for later operations of this compute server.
@@ -493,6 +515,10 @@ impl LeafTree {
             return lock.finish(ops, 0, retiring).await;
         }
         let patient = session.without_deadline();
+        if UNLOCK_BEFORE_SLOT.is_armed() {
+            lock.release_unawaited(|_, _| {});
+            return Ok(write_all(&patient, writes.slots).await?);
+        }
         if let Err(error) = write_all(&patient, writes.slots).await {
             // This compute server has been cut off.
             lock.abandon();

@@ -19,6 +19,13 @@ use super::locate::StaleWait;
 use super::ops::FoundSlot;
 use super::{LeafTree, count};
 
+farleaf_fabric::canaries! {
+    pub(crate) REPLICA_PROVES_ABSENCE = "replica-proves-absence",
+        "a replica without a key's fingerprint proves the key absent";
+    pub(crate) HEADER_PROVES_LEAF = "header-proves-leaf",
+        "a whole leaf counts by its header, whatever versions its slots have";
+}
+
 /// READs of a leaf with a torn slot before the get looks at the leaf's lock.
 const REREADS: u32 = 16;
 
@@ -62,6 +69,11 @@ impl LeafTree {
         let Some(parts) = &self.parts else { return Ok(None) };
         let counts = &self.counts;
         let replica = parts.replicas.get(record.leaf, record.version);
+        if REPLICA_PROVES_ABSENCE.is_armed()
+            && replica.is_some_and(|line| line.matches(fingerprint).next().is_none())
+        {
+            return Ok(Some(None));
+        }
         if let Some(line) = replica.filter(|line| line.matches(fingerprint).next().is_some()) {
             match self.search(op, record, &line, fingerprint, (key, true)).await? {
                 Some(None) => count(&counts.replicas_behind),
@@ -102,6 +114,7 @@ impl LeafTree {
             for index in 0..shape.span {
                 match shape.judge((record.leaf, index), slot(index), record.version) {
                     // Both are of the version.
+                    Judged::Stale if HEADER_PROVES_LEAF.is_armed() => {}
                     Judged::Stale | Judged::Torn => is_torn = true,
                     Judged::Empty => {}
                     Judged::Pair(word) => {
@@ -153,6 +166,8 @@ impl LeafTree {
         let shape = &self.shape;
         let header = shape.header(record.leaf, image);
         header.is_some_and(|header| !header.is_dead && header.version == record.version)
-            && (0..shape.span).all(|index| word(shape.slot(image, index), 0) >> 1 == record.version)
+            && (HEADER_PROVES_LEAF.is_armed()
+                || (0..shape.span)
+                    .all(|index| word(shape.slot(image, index), 0) >> 1 == record.version))
     }
 }
