@@ -8,6 +8,7 @@ use farleaf_fabric::verbs::CardConfig;
 use farleaf_index::Settings;
 use farleaf_index::knobs::CACHE;
 use farleaf_index::suggest::did_you_mean;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -36,6 +37,8 @@ pub struct BenchConfig {
     pub load: LoadKind,
     /// Operations before the measured ones, of all clients together.
     pub warmup_ops: u64,
+    /// Operations of the warm-up, if they are others than the measured ones.
+    pub warm_up: Option<Workload>,
     /// Measured operations, of all clients together; at least 1.
     pub ops: u64,
     /// Parts of the measured operations, one after the other; see
@@ -71,6 +74,8 @@ pub struct BenchConfig {
     pub local_ns: u64,
     /// Capabilities of the simulator beyond the contract.
     pub capabilities: CapabilityKind,
+    /// Rates of the simulator's cards; `None` takes the simulator's own.
+    pub card_model: Option<CardModel>,
     /// True if the run walks and checks the table at the end.
     pub verify: bool,
     /// The memory servers, for the fabrics `tcp` and `verbs`.
@@ -109,6 +114,7 @@ impl Default for BenchConfig {
             keys: 1_000_000,
             load: LoadKind::Bulk,
             warmup_ops: 100_000,
+            warm_up: None,
             ops: 1_000_000,
             slices: 1,
             clients: 16,
@@ -125,6 +131,7 @@ impl Default for BenchConfig {
             torn: false,
             local_ns: 0,
             capabilities: CapabilityKind::None,
+            card_model: None,
             verify: false,
             cluster: None,
             card: CardConfig::default(),
@@ -145,6 +152,9 @@ impl BenchConfig {
     /// The first wrong setting.
     pub fn validate(&self) -> Result<(), BenchConfigError> {
         self.workload.request.validate()?;
+        if let Some(warm_up) = &self.warm_up {
+            warm_up.request.validate()?;
+        }
         for (what, count) in [("keys", self.keys), ("ops", self.ops)] {
             if count == 0 {
                 return Err(BenchConfigError::Zero { what });
@@ -261,6 +271,13 @@ impl BenchConfig {
         let mut all: Map<String, Value> =
             fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         self.parts.add_to(&mut all);
+        if let Some(warm_up) = &self.warm_up {
+            all.insert("warm_up".to_owned(), json!(warm_up.name));
+        }
+        if let Some(CardModel { ops_per_s, atomics_per_s }) = self.card_model {
+            all.insert("card_ops_per_s".to_owned(), json!(ops_per_s));
+            all.insert("card_atomics_per_s".to_owned(), json!(atomics_per_s));
+        }
         all
     }
 }
@@ -299,7 +316,16 @@ pub enum LoadKind {
     Insert,
 }
 
-/// Capabilities of a simulated fabric beyond the contract. Reads and prints `none`, `mapped`.
+/// Rates of every server's card in the simulator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CardModel {
+    /// Operations per second, each way.
+    pub ops_per_s: u64,
+    /// CASes and FAAs per second.
+    pub atomics_per_s: u64,
+}
+
+/// Capabilities of a simulated fabric beyond the contract. Reads and prints `none`, `mapped`, `write-vs-rmw`.
 /// Mapped memory always has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapabilityKind {
@@ -307,6 +333,8 @@ pub enum CapabilityKind {
     None,
     /// Those of mapped memory.
     Mapped,
+    /// A WRITE of a word and a CAS of it exclude each other; nothing else.
+    WriteRmw,
 }
 
 /// Gives an enum's variants names, which it reads and prints.
@@ -350,7 +378,13 @@ pub(crate) use named;
 
 named!(FabricKind, "fabric", Mapped = "mapped", Sim = "sim", Tcp = "tcp", Verbs = "verbs");
 named!(LoadKind, "way to load", Bulk = "bulk", Insert = "insert");
-named!(CapabilityKind, "set of capabilities", None = "none", Mapped = "mapped");
+named!(
+    CapabilityKind,
+    "set of capabilities",
+    None = "none",
+    Mapped = "mapped",
+    WriteRmw = "write-vs-rmw"
+);
 
 fn having_owners() -> String {
     let all = Engine::ALL.iter().filter(|engine| engine.traits().owned);

@@ -2,7 +2,7 @@
 //!
 //! - INV-KEY-1: different items have different keys, and an item has the same key always.
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+use std::{fmt, ops::RangeInclusive, path::PathBuf, str::FromStr, sync::Arc};
 
 use farleaf_index::suggest::{did_you_mean, nearest};
 use thiserror::Error;
@@ -16,6 +16,9 @@ use crate::{
 const USER: &[u8; 4] = b"user";
 /// Decimal digits of `u64::MAX`.
 const DIGITS_MAX: usize = 20;
+/// Lengths of keys of digits, and of random bytes.
+const DIGIT_KEYS: RangeInclusive<usize> = DIGITS_MAX..=64;
+const RANDOM_KEYS: RangeInclusive<usize> = 8..=64;
 
 /// Placement of neighbouring items' keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +41,10 @@ pub enum KeyMaker {
     /// Eight bytes, big-endian, of numbers below 2^63, as the papers on radix trees have them: the item is
     /// mixed, one to one, over all of these. For items below 2^63.
     Randint,
+    /// So many decimal digits, at least 20: those of a mixed number, filled up with zeros in front.
+    Digits(usize),
+    /// So many random bytes, at least 8: a mixed number, big-endian, and bytes that follow from it.
+    Random(usize),
     /// Made addresses, the domain first: 18 bytes on average, at most 32.
     Email,
     /// Line `i` of a file for item `i`.
@@ -57,17 +64,21 @@ impl KeyMaker {
             Self::U64(order) => key.extend_from_slice(&order.number(item).to_be_bytes()),
             Self::Bytes(order) => {
                 key.extend_from_slice(USER);
-                let mut digits = [b'0'; DIGITS_MAX];
-                let mut rest = order.number(item);
-                let mut first = DIGITS_MAX;
-                while rest > 0 || first == DIGITS_MAX {
-                    first -= 1;
-                    // A remainder by ten is one digit.
-                    digits[first] = b'0' + (rest % 10) as u8;
-                    rest /= 10;
-                }
+                let (digits, first) = decimal(order.number(item));
                 let first = if *order == KeyOrder::Ordered { 0 } else { first };
                 key.extend_from_slice(&digits[first..]);
+            }
+            Self::Digits(bytes) => {
+                key.resize(bytes.saturating_sub(DIGITS_MAX), b'0');
+                key.extend_from_slice(&decimal(mix64(item)).0);
+            }
+            Self::Random(bytes) => {
+                let number = mix64(item);
+                let words = (0..).map(|at| if at == 0 { number } else { mix64(number ^ at) });
+                for word in words.take(bytes.div_ceil(8)) {
+                    key.extend_from_slice(&word.to_be_bytes());
+                }
+                key.truncate(*bytes);
             }
             Self::Randint => key.extend_from_slice(&randint(item).to_be_bytes()),
             Self::Email => write_email(item, key),
@@ -86,8 +97,17 @@ impl KeyMaker {
         match self {
             Self::U64(_) | Self::Randint => 8,
             Self::Bytes(_) => USER.len() + DIGITS_MAX,
+            Self::Digits(bytes) | Self::Random(bytes) => *bytes,
             Self::Email => EMAIL_BYTES_MAX,
             Self::Lines(lines) => lines.line_bytes_max(),
+        }
+    }
+
+    /// The length of every key in bytes, if a table may count on it.
+    pub(crate) fn key_bytes(&self) -> Option<usize> {
+        match self {
+            Self::Digits(bytes) | Self::Random(bytes) => Some(*bytes),
+            _ => None,
         }
     }
 
@@ -95,10 +115,24 @@ impl KeyMaker {
     pub fn items_max(&self) -> Option<u64> {
         match self {
             Self::U64(_) | Self::Bytes(_) | Self::Email => None,
+            Self::Digits(_) | Self::Random(_) => None,
             Self::Randint => Some(1 << 63),
             Self::Lines(lines) => Some(lines.count()),
         }
     }
+}
+
+/// The decimal digits of `number`, filled up with zeros in front, and the place of the first digit.
+fn decimal(number: u64) -> ([u8; DIGITS_MAX], usize) {
+    let mut digits = [b'0'; DIGITS_MAX];
+    let (mut rest, mut first) = (number, DIGITS_MAX);
+    while rest > 0 || first == DIGITS_MAX {
+        first -= 1;
+        // A remainder by ten is one digit.
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    (digits, first)
 }
 
 /// Mixes an item below 2^63 over the numbers below 2^63, one to one: a result beyond them
@@ -130,8 +164,8 @@ impl KeyOrder {
     }
 }
 
-/// Kind of keys, as people write it: `u64`, `u64:ordered`, `bytes`, `bytes:ordered`, `randint`,
-/// `email`, `lines:PATH`.
+/// Kind of keys, as people write it: `u64`, `u64:ordered`, `bytes`, `bytes:ordered`, `bytes:24`, `digits:24`,
+/// `randint`, `email`, `lines:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySpec {
     /// [`KeyMaker::U64`].
@@ -140,6 +174,10 @@ pub enum KeySpec {
     Bytes(KeyOrder),
     /// [`KeyMaker::Randint`].
     Randint,
+    /// [`KeyMaker::Digits`].
+    Digits(usize),
+    /// [`KeyMaker::Random`].
+    Random(usize),
     /// [`KeyMaker::Email`].
     Email,
     /// [`KeyMaker::Lines`] of the file at this path.
@@ -156,6 +194,8 @@ impl KeySpec {
             Self::U64(order) => KeyMaker::U64(*order),
             Self::Bytes(order) => KeyMaker::Bytes(*order),
             Self::Randint => KeyMaker::Randint,
+            Self::Digits(bytes) => KeyMaker::Digits(*bytes),
+            Self::Random(bytes) => KeyMaker::Random(*bytes),
             Self::Email => KeyMaker::Email,
             Self::Lines(path) => KeyMaker::Lines(Arc::new(LineKeys::open(path)?)),
         })
@@ -175,6 +215,15 @@ impl FromStr for KeySpec {
             Some("ordered") => Some(KeyOrder::Ordered),
             Some(_) => None,
         };
+        match (name, rest.and_then(|rest| rest.parse::<usize>().ok())) {
+            ("digits", Some(bytes)) if DIGIT_KEYS.contains(&bytes) => {
+                return Ok(Self::Digits(bytes));
+            }
+            ("bytes", Some(bytes)) if RANDOM_KEYS.contains(&bytes) => {
+                return Ok(Self::Random(bytes));
+            }
+            _ => {}
+        }
         match (name, order, rest) {
             ("u64", Some(order), _) => Ok(Self::U64(order)),
             ("bytes", Some(order), _) => Ok(Self::Bytes(order)),
@@ -183,7 +232,7 @@ impl FromStr for KeySpec {
             ("lines", _, Some(path)) if !path.is_empty() => Ok(Self::Lines(path.into())),
             _ => Err(KeyError::Spec {
                 read: text.to_owned(),
-                suggestion: nearest(name, ["u64", "bytes", "randint", "email", "lines"])
+                suggestion: nearest(name, ["u64", "bytes", "digits", "randint", "email", "lines"])
                     .filter(|nearest| *nearest != name)
                     .map(str::to_owned),
             }),
@@ -199,6 +248,8 @@ impl fmt::Display for KeySpec {
             Self::Bytes(KeyOrder::Hashed) => f.write_str("bytes"),
             Self::Bytes(KeyOrder::Ordered) => f.write_str("bytes:ordered"),
             Self::Randint => f.write_str("randint"),
+            Self::Digits(bytes) => write!(f, "digits:{bytes}"),
+            Self::Random(bytes) => write!(f, "bytes:{bytes}"),
             Self::Email => f.write_str("email"),
             Self::Lines(path) => write!(f, "lines:{}", path.display()),
         }
@@ -211,7 +262,8 @@ impl fmt::Display for KeySpec {
 pub enum KeyError {
     /// The text names no kind of keys.
     #[error("\"{read}\" is not a kind of keys{} (accepted: u64, u64:ordered, bytes, \
-        bytes:ordered, randint, email, lines:PATH)", did_you_mean(suggestion.as_deref()))]
+        bytes:ordered, bytes:LENGTH from 8 to 64, digits:LENGTH from 20 to 64, randint, email, lines:PATH)",
+        did_you_mean(suggestion.as_deref()))]
     Spec {
         /// The text as it was given.
         read: String,
@@ -257,6 +309,20 @@ mod tests {
                 assert_eq!(maker.items_max(), None);
             }
         }
+    }
+
+    /// INV-KEY-1 for keys of one length, which sort as the mixed item does.
+    #[test]
+    fn keys_of_one_length_sort_by_the_mixed_item() {
+        for maker in [KeyMaker::Digits(24), KeyMaker::Random(24), KeyMaker::Random(13)] {
+            let mut all: Vec<(u64, Vec<u8>)> =
+                (0..10_000).map(|item| (mix64(item), key(&maker, item))).collect();
+            assert!(all.iter().all(|(_, key)| Some(key.len()) == maker.key_bytes()));
+            all.sort_unstable_by_key(|(number, _)| *number);
+            assert!(all.windows(2).all(|pair| pair[0].1 < pair[1].1), "{maker:?}");
+        }
+        let digits = key(&KeyMaker::Digits(24), 7);
+        assert!(digits.starts_with(b"0000") && digits.iter().all(u8::is_ascii_digit));
     }
 
     #[test]
@@ -329,6 +395,9 @@ mod tests {
             "u64:ordered",
             "bytes",
             "bytes:ordered",
+            "bytes:8",
+            "bytes:24",
+            "digits:24",
             "randint",
             "email",
             "lines:/tmp/a:b.txt",
@@ -337,7 +406,9 @@ mod tests {
             assert_eq!(text.parse::<KeySpec>().unwrap().to_string(), text);
         }
         assert_eq!("u64:hashed".parse(), Ok(KeySpec::U64(KeyOrder::Hashed)));
-        for text in ["", "u65", "u64:sorted", "lines", "lines:", "bytes:"] {
+        for text in
+            ["", "u65", "u64:sorted", "lines", "lines:", "bytes:", "bytes:7", "digits", "digits:19"]
+        {
             assert!(matches!(text.parse::<KeySpec>(), Err(KeyError::Spec { .. })), "{text}");
         }
         let message = "byte".parse::<KeySpec>().unwrap_err().to_string();

@@ -49,7 +49,9 @@ mod ycsb;
 
 pub use farleaf_index::units;
 
-pub use config::{BenchConfig, BenchConfigError, CapabilityKind, Cluster, FabricKind, LoadKind};
+pub use config::{
+    BenchConfig, BenchConfigError, CapabilityKind, CardModel, Cluster, FabricKind, LoadKind,
+};
 pub use distribution::{
     DistributionError, Exponential, Hotspot, ItemChooser, Latest, RequestDistribution, Scramble,
     Sequential, Uniform, ZIPFIAN_THETA_DEFAULT, Zipfian,
@@ -64,7 +66,7 @@ pub use machine::Machine;
 pub use parts::{Boundaries, Parts, Routing};
 pub use report::{
     CounterReport, KindReport, LatencyUs, LoopKind, MemoryReport, PerOp, PhaseReport, Report,
-    ReportKind, Row, RunReport, TimeKind, build_commit,
+    ReportKind, Row, RunReport, TargetCosts, TimeKind, build_commit,
 };
 pub use run::{BenchError, NoProgress, Phase, Progress, region_bytes, run};
 pub use values::ValueMaker;

@@ -101,6 +101,9 @@ pub struct RunReport {
     pub latency_us: LatencyUs,
     /// The cost of an operation, on average.
     pub per_op: PerOp,
+    /// As [`KindReport::targets`], of all kinds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<TargetCosts>,
     /// The cost and latency of each kind that came.
     pub by_kind: BTreeMap<ReportKind, KindReport>,
     /// Counts of the engine's own, of all compute servers, for engines that have some.
@@ -191,6 +194,33 @@ pub struct KindReport {
     pub latency_us: Option<LatencyUs>,
     /// The cost of one, on average.
     pub per_op: PerOp,
+    /// The cost by the kind of server that it fell on, of an engine that uses the memory of compute servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<TargetCosts>,
+}
+
+/// Average costs by the kind of server that they fall on. Waits are counted where the first operation of each goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TargetCosts {
+    /// On memory servers.
+    pub memory: PerOp,
+    /// On other compute servers.
+    pub compute: PerOp,
+    /// On the compute server's own region.
+    pub own: PerOp,
+}
+
+impl TargetCosts {
+    /// Names and costs.
+    pub fn named(&self) -> [(&'static str, PerOp); 3] {
+        [("memory", self.memory), ("compute", self.compute), ("own", self.own)]
+    }
+
+    /// Costs on memory servers, on compute servers and on own regions; `None` if all falls on memory servers.
+    pub(crate) fn of([memory, compute, own]: [PerOp; 3]) -> Option<Self> {
+        let has_others = compute != PerOp::default() || own != PerOp::default();
+        has_others.then_some(TargetCosts { memory, compute, own })
+    }
 }
 
 /// Latencies in microseconds.

@@ -80,7 +80,8 @@ pub(crate) struct BenchArgs {
     /// YCSB property, which wins over files; may be given more than once
     #[arg(short = 'p', value_name = "PROPERTY=VALUE")]
     pub(crate) property: Vec<String>,
-    /// Kind of keys: u64, u64:ordered, bytes, bytes:ordered, randint, email, lines:FILE [default: u64]
+    /// Kind of keys: u64, u64:ordered, bytes, bytes:ordered, bytes:24, digits:24, randint, email,
+    /// lines:FILE [default: u64]
     #[arg(long, value_name = "TYPE")]
     pub(crate) key_type: Option<KeySpec>,
     /// Length of values [default: 8]
@@ -111,7 +112,7 @@ pub(crate) struct BenchArgs {
     /// Have the simulator tear and reorder words (needs --fabric sim)
     #[arg(long)]
     pub(crate) torn: bool,
-    /// Capabilities of the simulator beyond the contract: none or mapped [default: none]
+    /// Capabilities of the simulator beyond the contract: none, mapped or write-vs-rmw [default: none]
     #[arg(long, value_name = "SET")]
     pub(crate) capabilities: Option<CapabilityKind>,
     /// Check every node of the table at the end

@@ -298,6 +298,17 @@ impl Snapshot {
         self.sum(self.own.iter())
     }
 
+    /// Returns these counts of operations on memory servers alone, on compute servers' regions alone, and on own
+    /// regions alone. Each counts all index operations.
+    pub fn by_target(&self) -> [Snapshot; 3] {
+        let none = || Snapshot { ops: self.ops, ..Snapshot::default() };
+        [
+            Snapshot { per_server: self.per_server.clone(), ..none() },
+            Snapshot { per_compute: self.per_compute.clone(), ..none() },
+            Snapshot { own: self.own, ..none() },
+        ]
+    }
+
     /// Returns the cost of operations of `kind`.
     pub fn kind(&self, kind: OpKind) -> Cost {
         self.sum(self.all().map(|kinds| &kinds[kind as usize]))

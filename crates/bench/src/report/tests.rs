@@ -19,8 +19,9 @@ fn sample() -> Report {
         ..Cost::default()
     };
     let latency_us = Some(histogram.summary());
-    let kind = KindReport { ops: 500, latency_us, per_op: PerOp::of(cost, 500) };
-    let maintenance = KindReport { ops: 1000, latency_us: None, per_op: PerOp::of(cost, 1000) };
+    let kind = KindReport { ops: 500, latency_us, per_op: PerOp::of(cost, 500), targets: None };
+    let maintenance =
+        KindReport { ops: 1000, latency_us: None, per_op: PerOp::of(cost, 1000), targets: None };
     Report {
         engine: "dex".to_owned(),
         fabric: "sim".to_owned(),

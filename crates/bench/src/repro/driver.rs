@@ -15,10 +15,10 @@ use super::{
     report::{ReproChart, ReproReport},
 };
 use crate::{
-    config::{BenchConfig, FabricKind},
+    config::{BenchConfig, CapabilityKind, CardModel, FabricKind},
     distribution::RequestDistribution,
     keys::KeySpec,
-    report::{KindReport, Report, ReportKind},
+    report::{KindReport, PerOp, Report, ReportKind},
     run::{self, BenchError, Progress},
     workload::{Mix, OpKind, ScanLength, Workload},
 };
@@ -49,12 +49,18 @@ pub(super) struct PaperCluster {
     pub(super) value_bytes: usize,
     pub(super) compute_servers: usize,
     pub(super) memory_servers: usize,
-    /// Clients of all compute servers, with one thread each.
+    /// Clients of all compute servers.
     pub(super) clients: usize,
     /// Bytes of each compute server's cache.
     pub(super) cache_bytes: u64,
     pub(super) warmup_ops: u64,
     pub(super) ops: u64,
+    /// Clients of each thread; 0 stands for 1.
+    #[serde(default)]
+    pub(super) coroutines: usize,
+    /// Rates of the cards, where the paper's unlock by WRITE and its rates are known. Else the simulator's own.
+    #[serde(default)]
+    pub(super) card: Option<CardModel>,
 }
 
 impl PaperCluster {
@@ -69,6 +75,8 @@ impl PaperCluster {
             cache_bytes: setup.cache_bytes,
             warmup_ops: setup.warmup_ops,
             ops: setup.warmup_ops,
+            coroutines: 1,
+            card: None,
         }
     }
 }
@@ -146,7 +154,12 @@ impl<'a> Driver<'a> {
             warmup_ops: self.options.scaled(cluster.warmup_ops) / weight,
             ops: (self.options.scaled(cluster.ops) / weight).max(least),
             clients: cluster.clients,
-            threads: cluster.clients,
+            threads: cluster.clients / cluster.coroutines.max(1),
+            card_model: cluster.card,
+            capabilities: match cluster.card {
+                Some(_) => CapabilityKind::WriteRmw,
+                None => CapabilityKind::None,
+            },
             compute_servers: cluster.compute_servers,
             memory_servers: cluster.memory_servers,
             seed: self.options.seed,
@@ -294,10 +307,7 @@ pub(super) type Metric = (&'static str, fn(&Report) -> f64);
 pub(super) const MOPS: Metric = ("Mops", mops);
 pub(super) const TRIPS: Metric = ("round trips /op", |it| it.run.per_op.round_trips);
 pub(super) const READS: Metric = ("READs /op", |it| it.run.per_op.reads);
-pub(super) const VERBS: Metric = ("remote operations /op", |it| {
-    let cost = it.run.per_op;
-    cost.reads + cost.writes + cost.atomics
-});
+pub(super) const VERBS: Metric = ("remote operations /op", |it| verbs(&it.run.per_op));
 pub(super) const BYTES: Metric = ("bytes /op", bytes);
 pub(super) const P50: Metric = ("p50, us", |it| it.run.latency_us.p50);
 pub(super) const P99: Metric = ("p99, us", |it| it.run.latency_us.p99);
@@ -305,6 +315,16 @@ pub(super) const P99: Metric = ("p99, us", |it| it.run.latency_us.p99);
 /// Millions of operations per second of virtual time.
 pub(super) fn mops(report: &Report) -> f64 {
     report.run.phase.ops_per_s / 1e6
+}
+
+/// Costs on memory servers alone.
+pub(super) fn on_memory(report: &Report) -> PerOp {
+    report.run.targets.map_or(report.run.per_op, |it| it.memory)
+}
+
+/// READs, WRITEs and atomics.
+pub(super) fn verbs(cost: &PerOp) -> f64 {
+    cost.reads + cost.writes + cost.atomics
 }
 
 /// Bytes both ways for each operation.

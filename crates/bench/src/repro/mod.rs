@@ -9,6 +9,7 @@
 
 mod dart;
 mod dex;
+mod dmtree;
 mod driver;
 mod error;
 mod hosts;
@@ -178,7 +179,10 @@ const PROGRAMS: &[Spec] = &[
 impl Experiment {
     /// Every experiment.
     pub fn all() -> impl Iterator<Item = Experiment> {
-        [dex::SPECS, dart::SPECS, smart::SPECS, PROGRAMS].into_iter().flatten().map(Experiment)
+        [dex::SPECS, dart::SPECS, smart::SPECS, dmtree::SPECS, PROGRAMS]
+            .into_iter()
+            .flatten()
+            .map(Experiment)
     }
 
     /// The experiments that repeat figures of papers; the others need a program or a device beside them.

@@ -64,7 +64,6 @@ use Repeated::{By, Not};
 
 const NO_SWEEP: &str =
     "a rate of replacements by one thread of the paper's processor: no experiment measures it yet";
-const NO_DMTREE: &str = "no experiment runs the engine dmtree yet";
 
 const fn figure(
     paper: &'static str,
@@ -106,20 +105,20 @@ pub const FIGURES: &[PaperFigure] = &[
     figure("DART", "Figure 13", "sizes of the cache", By("dart-fig13")),
     figure("DART", "Figure 14", "skews", By("dart-fig14")),
     figure("DART", "Figure 15", "clients", By("dart-fig15")),
-    figure("DMTree", "Table 1", "parts of an operation's latency", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 3", "share of the expected throughput", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 5", "operations of compute servers' cards", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 11", "micro-benchmarks, uniform", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 12", "micro-benchmarks, skewed", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 13", "tail latency", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 14", "YCSB", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 15", "memory of a compute server", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 16", "the gain of each technique", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 17", "operations of cards in use", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 18", "sizes of pairs", Not(NO_DMTREE)),
-    figure("DMTree", "Figure 19", "lengths of scans", Not(NO_DMTREE)),
-    figure("DMTree", "5.3, compute", "memory of each compute server", Not(NO_DMTREE)),
-    figure("DMTree", "5.3, pool", "memory of the pool", Not(NO_DMTREE)),
+    figure("DMTree", "Table 1", "parts of an operation's latency", By("dmtree-table1")),
+    figure("DMTree", "Figure 3", "share of the expected throughput", By("dmtree-fig3")),
+    figure("DMTree", "Figure 5", "operations of compute servers' cards", By("dmtree-fig5")),
+    figure("DMTree", "Figure 11", "micro-benchmarks, uniform", By("dmtree-fig11")),
+    figure("DMTree", "Figure 12", "micro-benchmarks, skewed", By("dmtree-fig12")),
+    figure("DMTree", "Figure 13", "tail latency", By("dmtree-fig13")),
+    figure("DMTree", "Figure 14", "YCSB", By("dmtree-fig14")),
+    figure("DMTree", "Figure 15", "memory of a compute server", By("dmtree-fig15")),
+    figure("DMTree", "Figure 16", "the gain of each technique", By("dmtree-fig16")),
+    figure("DMTree", "Figure 17", "operations of cards in use", By("dmtree-fig17")),
+    figure("DMTree", "Figure 18", "sizes of pairs", By("dmtree-fig18")),
+    figure("DMTree", "Figure 19", "lengths of scans", By("dmtree-fig19")),
+    figure("DMTree", "5.3, compute", "memory of each compute server", By("dmtree-memory")),
+    figure("DMTree", "5.3, pool", "memory of the pool", By("dmtree-memory")),
 ];
 
 #[cfg(test)]

@@ -17,6 +17,50 @@ pub(super) struct Papers {
     pub(super) dex: DexPaper,
     pub(super) dart: DartPaper,
     pub(super) smart: SmartPaper,
+    pub(super) dmtree: DmTreePaper,
+}
+
+/// Least and most of a figure, over several systems or distributions; the same twice where the paper gives one.
+pub(super) type Range = [f64; 2];
+/// Ranges by operation or workload, and system.
+pub(super) type Ranges = BTreeMap<String, BTreeMap<String, Range>>;
+
+/// DMTree, FAST 2026.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DmTreePaper {
+    pub(super) source: String,
+    /// Section 5.1, with the card model of these experiments, which is ours.
+    pub(super) setup: PaperCluster,
+    /// Share of the throughput that the verbs of an operation allow (Figure 3).
+    pub(super) share_of_expected: Ranges,
+    /// Throughput over another system's, by operation, the system and the other (Figure 3).
+    pub(super) fig3_over: BTreeMap<String, BTreeMap<String, BTreeMap<String, Range>>>,
+    /// DMTree over others, uniform (Figure 11).
+    pub(super) uniform: Ranges,
+    /// DMTree over others, Zipf (Figure 12).
+    pub(super) zipfian: Ranges,
+    /// Share by which DMTree's P99 is lower, uniform and Zipf (Figure 13).
+    pub(super) p99_lower: BTreeMap<String, Ranges>,
+    /// DMTree over others by workload (Figure 14).
+    pub(super) ycsb: Ranges,
+    /// Microseconds of the steps of a search and of a write (Table 1).
+    pub(super) latency_us: BTreeMap<String, BTreeMap<String, f64>>,
+    /// GB of a compute server for all pairs (section 5.3).
+    pub(super) compute_gb: BTreeMap<String, f64>,
+    /// Parts of DMTree's.
+    pub(super) compute_parts_gb: BTreeMap<String, f64>,
+    /// GB of the pool.
+    pub(super) pool_gb: BTreeMap<String, f64>,
+    /// Throughput with the smallest cache over that with the largest (Figure 15).
+    pub(super) small_cache: BTreeMap<String, Range>,
+    /// Gains of a step over the one before, by step and operation (Figure 16).
+    pub(super) ladder: Ranges,
+    /// Share of a compute server's operations in use during inserts (Figures 5 and 17).
+    pub(super) compute_card: BTreeMap<String, f64>,
+    /// DMTree over others by bytes of a pair and workload (Figure 18).
+    pub(super) pair_bytes: BTreeMap<String, Ranges>,
+    /// DMTree over others by the most pairs of a scan (Figure 19).
+    pub(super) scan_length: Ranges,
 }
 
 /// DART, PACMMOD 4(1).

@@ -221,28 +221,49 @@ impl Context {
         BenchError::Pool { pool_bytes: self.pool_bytes(), source }
     }
 
+    /// Bytes of memory that each compute server exposes; 0 if the engine has no use for them. A line for each KiB of
+    /// the pool, which is committed as it is used.
+    pub(super) fn exposed_bytes(&self) -> u64 {
+        match self.config.engine.traits().exposes {
+            true => self.pool_bytes().div_ceil(16).next_multiple_of(4096),
+            false => 0,
+        }
+    }
+
     /// Bytes of all memory servers together.
     pub(super) fn pool_bytes(&self) -> u64 {
         self.region_bytes * self.config.memory_servers as u64
     }
 }
 
-/// Dense nodes for numbers, slotted ones for everything else.
+/// Dense nodes for numbers, slotted ones for everything else; keys and values of one length where the kind of keys has
+/// one and the engine takes it.
 fn table_format(config: &BenchConfig, keys: &KeyMaker) -> Result<TableFormat, BenchError> {
+    let engine = config.engine;
+    let value = ValueFormat::Fixed(config.value_bytes);
     let format = match (keys, config.value_bytes) {
-        (KeyMaker::U64(_) | KeyMaker::Randint, 8) => TableFormat::fixed8(config.engine),
+        (KeyMaker::U64(_) | KeyMaker::Randint, 8) => TableFormat::fixed8(engine),
         _ => {
             let key = KeyFormat::Bytes { max: keys.key_bytes_max() };
-            TableFormat::new(config.engine, Spec { key, value: ValueFormat::Bytes })
+            TableFormat::new(engine, Spec { key, value: ValueFormat::Bytes })
         }
     };
-    let engine = config.engine;
     let settings = config.settings_with_cache(|_| 256 << 20);
     let shape = engine.split(&settings).map_err(BenchConfigError::from)?.0;
-    let setting = |error| BenchConfigError::from(SettingError { engine, error });
-    let format = format.shaped(&shape).map_err(setting)?;
+    let shaped = |format: TableFormat| {
+        let setting = |error| BenchConfigError::from(SettingError { engine, error });
+        format.shaped(&shape).map_err(setting)
+    };
+    if let Some(bytes) = keys.key_bytes() {
+        let spec = Spec { key: KeyFormat::Fixed(bytes), value };
+        let format = shaped(TableFormat::new(engine, spec))?;
+        if format.complete().is_ok() {
+            return Ok(format);
+        }
+    }
+    let format = shaped(format)?;
     // All values have one length: a shape that asks for that gets it.
-    let fixed = format.with_values(ValueFormat::Fixed(config.value_bytes));
+    let fixed = format.with_values(value);
     Ok(if format.complete().is_err() && fixed.complete().is_ok() { fixed } else { format })
 }
 

@@ -25,6 +25,7 @@ mod worker;
 use farleaf_engines::Engine;
 use farleaf_fabric::{
     AnyFabric, Capabilities,
+    sim::OpRecord,
     tcp::Tcp,
     verbs::{Verbs, VerbsConfig},
 };
@@ -82,6 +83,19 @@ pub fn run(config: &BenchConfig, progress: &dyn Progress) -> Result<Report, Benc
             Ok(report)
         }
     }
+}
+
+/// As [`run`] in the simulator; also returns every remote operation, the newest million of them.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_recorded(
+    config: &BenchConfig,
+    progress: &dyn Progress,
+) -> Result<(Report, Vec<OpRecord>), BenchError> {
+    let context = Context::new(config)?;
+    let (run, records) = sim::run_recorded(&context, progress)?;
+    Ok((run.report(&context), records))
 }
 
 /// Bytes of each memory server that `config` needs.
@@ -163,6 +177,7 @@ impl Run {
         set("crash_atomic_bytes", json!(self.capabilities.crash_atomic_bytes));
         if let Some(seen) = &self.seen {
             set("levels", json!(seen.nodes_per_level.len()));
+            set("leaves", json!(seen.nodes_per_level.first()));
             set("keys_at_end", json!(seen.keys));
         }
         if let Some(about) = self.about_sim {

@@ -1,6 +1,9 @@
 //! Real run: runs on mapped memory, over TCP or by RDMA, with real threads in real time.
 
-use std::{sync::Arc, thread};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+};
 
 use farleaf_fabric::{
     AnyEndpoint, AnyFabric, Capabilities, Endpoint, Fabric, FabricError, ListenConfig, ServerId,
@@ -8,7 +11,7 @@ use farleaf_fabric::{
 };
 
 use farleaf_engines::Engine;
-use farleaf_index::TableReport;
+use farleaf_index::{Index, TableReport};
 
 use super::{
     Run,
@@ -18,7 +21,7 @@ use super::{
     progress::Progress,
     route::{Bounds, Owners, Router},
     table::{self, Loaded, Server},
-    worker::{Duty, Outcome, ServingThread, work},
+    worker::{Duty, Outcome, ServingThread, StopOnDrop, work},
 };
 use crate::config::BenchConfig;
 
@@ -84,20 +87,37 @@ fn run(
         mains.push(main);
     }
     let first = &mains[0];
-    let loaded = first.executor().block_on(Loaded::make(context, first, progress))?;
+    let listen = ListenConfig { tls: context.config.tls.clone(), ..Default::default() };
+    let expose = |number: usize| {
+        let (fabric, listen) = (&fabrics[number], &listen);
+        move |own, bytes| fabric.expose(own, bytes, listen)
+    };
+    let loaded = first.executor().block_on(Loaded::make(context, first, expose(0), progress))?;
     let mut servers = Vec::with_capacity(mains.len());
-    let mut run = (|| {
+    let mut run = thread::scope(|scope| {
+        let stop = Arc::new(AtomicBool::new(false));
+        let _stop = StopOnDrop(Arc::clone(&stop));
         for (number, main) in mains.iter().enumerate() {
-            let listen = ListenConfig { tls: context.config.tls.clone(), ..Default::default() };
-            let expose = |own| fabrics[number].expose(own, 0, &listen);
-            let opened = main.executor().block_on(loaded.open(context, main, number, expose))?;
+            let opening = loaded.open(context, main, number, expose(number));
+            let opened = main.executor().block_on(opening)?;
+            if opened.index.partitions().is_some() {
+                // Others that open the table wait for this compute server to learn of their partitions.
+                let (server, stop) = (opened.clone(), Arc::clone(&stop));
+                let fabric = &fabrics[number];
+                scope.spawn(move || {
+                    // Without an endpoint here the threads of the run have none either, and say so.
+                    let Ok(endpoint) = fabric.endpoint() else { return };
+                    let ticks = table::tick_partitions(server, endpoint.clone(), stop);
+                    endpoint.executor().block_on(ticks);
+                });
+            }
             servers.push(opened);
         }
         let bounds = loaded.shared_bounds();
         let outcome = run_phases(context, fabrics, &servers, bounds, progress)?;
         let seen = context.config.verify.then(|| verify(&servers, &mains, progress));
         Ok::<_, BenchError>((outcome, seen.transpose()?))
-    })();
+    });
     if context.config.shares_pool() {
         // Even after a failure, which takes precedence over an error here.
         let cleared = clear(&servers, &mains);

@@ -1,11 +1,11 @@
 //! Simulated run: one real thread in virtual time, the same again from the same seed.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use farleaf_fabric::{
     AnyEndpoint, Capabilities, Endpoint, Fabric, ListenConfig, ToAny,
     mapped::{Mapped, REGION_BYTES_MIN},
-    sim::{AdversaryConfig, RpcConfig, SimConfig},
+    sim::{AdversaryConfig, NicConfig, OpRecord, RpcConfig, Sim, SimConfig},
 };
 use farleaf_harness::simulate;
 
@@ -17,9 +17,9 @@ use super::{
     progress::Progress,
     route::{Owners, Router},
     table::{self, Loaded},
-    worker::{Duty, ServingThread, work},
+    worker::{Duty, ServingThread, StopOnDrop, work},
 };
-use crate::config::{BenchConfig, CapabilityKind};
+use crate::config::{BenchConfig, CapabilityKind, CardModel};
 
 /// Results that only a simulation has.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +34,23 @@ pub(super) struct AboutSim {
 
 /// Runs the bench in the simulator.
 pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run, BenchError> {
+    let sim = simulate(cluster(&context.config, context.region_bytes)?)?;
+    run_in(&sim, context, progress)
+}
+
+/// As [`run`]; also returns every remote operation, the newest million of them.
+pub(super) fn run_recorded(
+    context: &Arc<Context>,
+    progress: &dyn Progress,
+) -> Result<(Run, Vec<OpRecord>), BenchError> {
+    let recording = SimConfig { record: true, ..cluster(&context.config, context.region_bytes)? };
+    let sim = simulate(recording)?;
+    let run = run_in(&sim, context, progress)?;
+    Ok((run, sim.recorded()))
+}
+
+fn run_in(sim: &Sim, context: &Arc<Context>, progress: &dyn Progress) -> Result<Run, BenchError> {
     let config = &context.config;
-    let sim = simulate(cluster(config, context.region_bytes)?)?;
     // One endpoint for each worker thread; thread t works for compute server t % servers.
     let computes = config.compute_servers;
     let endpoints = (0..config.threads)
@@ -44,12 +59,19 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
     let home = &endpoints[0];
     let barrier = PhaseBarrier::new(1);
     let (loaded, servers, outcome, seen) = sim.block_on(async {
-        let loaded = Loaded::make(context, home, progress).await?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let _stop = StopOnDrop(Arc::clone(&stop));
+        let expose = |number: usize| {
+            let fabric = sim.fabric(number);
+            move |own, bytes| fabric.expose(own, bytes, &ListenConfig::default())
+        };
+        let loaded = Loaded::make(context, home, expose(0), progress).await?;
         let mut servers = Vec::with_capacity(computes);
         for (number, endpoint) in endpoints[..computes].iter().enumerate() {
-            let fabric = sim.fabric(number);
-            let expose = |own| fabric.expose(own, 0, &ListenConfig::default());
-            servers.push(loaded.open(context, endpoint, number, expose).await?);
+            let opened = loaded.open(context, endpoint, number, expose(number)).await?;
+            let ticks = table::tick_partitions(opened.clone(), endpoint.clone(), Arc::clone(&stop));
+            endpoint.spawn(ticks);
+            servers.push(opened);
         }
         let owners = context.routes.then(|| Owners::new(loaded.shared_bounds(), computes));
         let client = |number: usize| {
@@ -96,6 +118,7 @@ fn cluster(config: &BenchConfig, region_bytes: u64) -> Result<SimConfig, BenchEr
         CapabilityKind::Mapped => {
             Mapped::anonymous(1, REGION_BYTES_MIN)?.any_endpoint()?.capabilities()
         }
+        CapabilityKind::WriteRmw => Capabilities { write_vs_rmw: true, ..Capabilities::NONE },
     };
     let offload = config.settings.get("offload").unwrap_or("never");
     let offloads = config.engine.traits().offloads && offload != "never";
@@ -103,7 +126,10 @@ fn cluster(config: &BenchConfig, region_bytes: u64) -> Result<SimConfig, BenchEr
     capabilities.cpu_visible |= offloads;
     let threads = config.parts.memory_threads.unwrap_or(RpcConfig::default().threads);
     let torn = if config.torn { 1.0 } else { 0.0 };
+    let nic = config.card_model.map_or_else(NicConfig::default, nic);
     Ok(SimConfig {
+        memory_nic: nic.clone(),
+        compute_nic: nic,
         memory_servers: config.memory_servers,
         compute_servers: config.compute_servers,
         threads: config.threads / config.compute_servers,
@@ -113,4 +139,14 @@ fn cluster(config: &BenchConfig, region_bytes: u64) -> Result<SimConfig, BenchEr
         capabilities,
         ..SimConfig::seeded(config.seed)
     })
+}
+
+fn nic(model: CardModel) -> NicConfig {
+    let CardModel { ops_per_s, atomics_per_s } = model;
+    NicConfig {
+        in_ops_per_s: ops_per_s,
+        out_ops_per_s: ops_per_s,
+        atomics_per_s,
+        ..NicConfig::default()
+    }
 }

@@ -36,7 +36,7 @@ impl SortedItems {
             KeyMaker::U64(KeyOrder::Ordered) | KeyMaker::Bytes(KeyOrder::Ordered) => {
                 SortedSource::InOrder(0..count)
             }
-            KeyMaker::U64(KeyOrder::Hashed) => {
+            KeyMaker::U64(KeyOrder::Hashed) | KeyMaker::Digits(_) | KeyMaker::Random(_) => {
                 SortedSource::Mixed(MixedKeys::new(count, PART_KEYS))
             }
             KeyMaker::Bytes(KeyOrder::Hashed) => {
@@ -235,6 +235,8 @@ mod tests {
             KeyMaker::U64(KeyOrder::Ordered),
             KeyMaker::Bytes(KeyOrder::Hashed),
             KeyMaker::Bytes(KeyOrder::Ordered),
+            KeyMaker::Digits(24),
+            KeyMaker::Random(24),
             KeyMaker::Randint,
             KeyMaker::Email,
             KeyMaker::Lines(Arc::new(lines)),

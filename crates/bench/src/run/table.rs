@@ -1,6 +1,9 @@
 //! Run table: makes, loads, partitions, opens and checks the table of a run.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::SeqCst},
+};
 
 use farleaf_engines::AnyIndex;
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Exposed, FabricError, ServerId};
@@ -26,6 +29,8 @@ use crate::{config::LoadKind, parts::Boundaries, report::PhaseReport, units::hum
 const TABLE: &str = "bench";
 /// Nodes of the cache by which a table is loaded and cut.
 const LOADER_NODES: u64 = 4096;
+/// Time between two rounds of regular work of a table with partitions.
+const PARTITION_TICK_NS: u64 = 10_000_000;
 /// Keys from which bounds are drawn.
 const SAMPLE_KEYS: u64 = 1 << 16;
 
@@ -69,13 +74,14 @@ impl Loaded {
     }
 
     /// Formats the pool, makes the table, cuts it, and runs the bulk load, if the configuration
-    /// asks for one.
+    /// asks for one. `expose` exposes memory under compute server 0's number, if the engine has a use for it.
     ///
     /// # Errors
     /// `Pool`, `PoolTooSmall`, `Load`, `Open`, `Key`.
     pub(super) async fn make(
         context: &Context,
         endpoint: &AnyEndpoint,
+        expose: impl Fn(ServerId, u64) -> Result<Option<Exposed>, FabricError>,
         progress: &dyn Progress,
     ) -> Result<Loaded, BenchError> {
         let pool_bytes = context.pool_bytes();
@@ -90,6 +96,9 @@ impl Loaded {
         };
         let session = session.map_err(refused)?;
         let pool = Arc::clone(session.pool());
+        if context.exposed_bytes() > 0 {
+            publish_memory(context, &session, expose).await?;
+        }
         let root = AnyIndex::create(&session, TABLE, &context.format).await;
         let root = root.map_err(|error| failed_load(pool_bytes, error))?;
         let filled = fill(context, &session, &root, progress).await;
@@ -105,7 +114,7 @@ impl Loaded {
     }
 
     /// Opens it on compute server `number`, which takes its share of the partitions. `expose` lets it take
-    /// calls in under its number.
+    /// calls in under its number, and exposes so many bytes.
     ///
     /// # Errors
     /// `Pool`, `Open`.
@@ -114,7 +123,7 @@ impl Loaded {
         context: &Context,
         endpoint: &AnyEndpoint,
         number: usize,
-        expose: impl FnOnce(ServerId) -> Result<Option<Exposed>, FabricError>,
+        expose: impl Fn(ServerId, u64) -> Result<Option<Exposed>, FabricError>,
     ) -> Result<Server, BenchError> {
         let refused = |source| context.refused(source);
         let session = match number {
@@ -131,6 +140,10 @@ impl Loaded {
         if config.engine.traits().owned {
             options.take = share_of(self.bounds.len() + 1, config.compute_servers, number);
         }
+        // Compute server 0 has exposed its memory before the load.
+        if number > 0 && context.exposed_bytes() > 0 {
+            publish_memory(context, &session, &expose).await?;
+        }
         let index = AnyIndex::open(&session, &root, &options).await.map_err(|source| {
             match (config.cache_share(), source) {
                 (Some(Ok(share)), source @ IndexError::Invalid(_)) => BenchError::SmallShare {
@@ -143,12 +156,40 @@ impl Loaded {
         })?;
         let host: Arc<Host<AnyIndex>> = Arc::default();
         if index.owned().is_some() && options.calls {
-            if let Some(exposed) = expose(number_of(pool.member()))? {
+            if let Some(exposed) = expose(number_of(pool.member()), 0)? {
                 session.publish_address(exposed.address).await.map_err(refused)?;
             }
             host.add(index.clone());
         }
         Ok(Server { pool, index, host, settings: options.settings })
+    }
+}
+
+/// Exposes a compute server's memory, and tells others of it.
+async fn publish_memory(
+    context: &Context,
+    session: &Session,
+    expose: impl Fn(ServerId, u64) -> Result<Option<Exposed>, FabricError>,
+) -> Result<(), BenchError> {
+    let bytes = context.exposed_bytes();
+    let exposed = expose(number_of(session.pool().member()), bytes)?;
+    session.publish_region(bytes).await.map_err(|source| context.refused(source))?;
+    if let Some(exposed) = exposed {
+        let published = session.publish_address(exposed.address).await;
+        published.map_err(|source| context.refused(source))?;
+    }
+    Ok(())
+}
+
+/// Does the regular work of a table whose partitions move between compute servers, until `stop` is set. Nothing for
+/// other tables.
+pub(super) async fn tick_partitions(server: Server, endpoint: AnyEndpoint, stop: Arc<AtomicBool>) {
+    let Some(partitions) = server.index.partitions() else { return };
+    let Ok(session) = server.pool.session(endpoint).await else { return };
+    while !stop.load(SeqCst) {
+        // The next round makes up for a round that fails; operations meet lasting errors.
+        let _ = partitions.tick(&session).await;
+        session.endpoint().sleep(PARTITION_TICK_NS).await;
     }
 }
 

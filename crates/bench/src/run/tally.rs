@@ -9,7 +9,7 @@ use super::error::BenchError;
 use crate::{
     generator::Op,
     histogram::LatencyHistogram,
-    report::{KindReport, PerOp, PhaseReport, ReportKind, RunReport},
+    report::{KindReport, PerOp, PhaseReport, ReportKind, RunReport, TargetCosts},
     workload::OpKind,
 };
 
@@ -107,6 +107,7 @@ impl Tally {
     pub(crate) fn report(&self, seconds: f64, cost: &Snapshot) -> RunReport {
         let mut all = LatencyHistogram::new();
         let mut by_kind = BTreeMap::new();
+        let by_target = cost.by_target();
         for kind in OpKind::ALL {
             let Some(histogram) = &self.kinds[kind.index()] else { continue };
             if histogram.count() == 0 {
@@ -117,6 +118,7 @@ impl Tally {
                 ops: histogram.count(),
                 latency_us: Some(histogram.summary()),
                 per_op: index_kinds(kind).iter().map(|kind| average(cost, *kind)).sum(),
+                targets: targets(&by_target, kind),
             };
             by_kind.insert(ReportKind::Op(kind), report);
         }
@@ -127,7 +129,10 @@ impl Tally {
         }
         if beside != Cost::default() {
             let per_op = PerOp::of(beside, ops);
-            by_kind.insert(ReportKind::Maintenance, KindReport { ops, latency_us: None, per_op });
+            by_kind.insert(
+                ReportKind::Maintenance,
+                KindReport { ops, latency_us: None, per_op, targets: None },
+            );
         }
         RunReport {
             phase: PhaseReport::new(seconds, ops),
@@ -135,6 +140,7 @@ impl Tally {
             first_error: self.first_error.clone(),
             latency_us: all.summary(),
             per_op: PerOp::of(cost.total(), ops),
+            targets: TargetCosts::of(by_target.each_ref().map(|it| PerOp::of(it.total(), ops))),
             by_kind,
             counters: None,
         }
@@ -152,6 +158,12 @@ fn index_kinds(kind: OpKind) -> &'static [FabricKind] {
         OpKind::Remove => &[FabricKind::Remove],
         OpKind::Upsert => &[FabricKind::Upsert],
     }
+}
+
+/// The cost of an operation by the kind of server. `None` if all falls on memory servers.
+fn targets(by_target: &[Snapshot; 3], kind: OpKind) -> Option<TargetCosts> {
+    let of = |cost: &Snapshot| index_kinds(kind).iter().map(|kind| average(cost, *kind)).sum();
+    TargetCosts::of(by_target.each_ref().map(of))
 }
 
 fn average(cost: &Snapshot, kind: FabricKind) -> PerOp {

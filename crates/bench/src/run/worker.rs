@@ -23,7 +23,7 @@ use super::{
     table::Server,
     tally::Tally,
 };
-use crate::{config::LoadKind, generator::OpGenerator};
+use crate::{config::LoadKind, generator::OpGenerator, workload::Workload};
 
 /// Time between two rounds of maintenance of a compute server; its sessions take turns.
 const TICK_NS: u64 = 1_000_000;
@@ -96,16 +96,16 @@ pub(super) async fn work(
     let stop = Arc::new(AtomicBool::new(false));
     let _stop = StopOnDrop(Arc::clone(&stop));
     let mut clients = Vec::with_capacity(duty.clients.len());
+    let mut generators = Vec::with_capacity(duty.clients.len());
+    let first = config.warm_up.as_ref().unwrap_or(&config.workload);
     for (number, server, endpoint) in duty.clients {
         let session = server.pool.session(endpoint).await;
         let session = session.map_err(|source| context.refused(source))?;
         maintain(context, session.clone(), number as u64, Arc::clone(&stop));
         let route = duty.router.as_ref();
         let route = route.map(|router| Route::new(router, number % config.compute_servers, false));
-        let (space, clients_of_all) = (Arc::clone(&context.data.space), config.clients as u64);
-        let generator =
-            OpGenerator::new(&config.workload, space, config.seed, number as u64, clients_of_all)?;
-        let generator = Rc::new(RefCell::new(generator));
+        let generator = Rc::new(RefCell::new(generator(context, first, number)?));
+        generators.push((number, Rc::clone(&generator)));
         let (data, seed) = (&context.data, config.seed);
         clients.push(Client::new(data, session, server.index, number, generator, route, seed));
     }
@@ -136,6 +136,11 @@ pub(super) async fn work(
         crew.tally.borrow_mut().restart();
     }
     crew.meet().await?;
+    if config.warm_up.is_some() {
+        for (number, of_client) in generators {
+            *of_client.borrow_mut() = generator(context, &config.workload, number)?;
+        }
+    }
     let counters_before = counters(&duty.servers);
     crew.begin(Phase::Run, config.ops);
     let slices = config.slices.max(1);
@@ -163,6 +168,17 @@ pub(super) async fn work(
         endpoint.leave().await;
     }
     Ok(outcome)
+}
+
+/// The operations of client `number`.
+fn generator(
+    context: &Context,
+    workload: &Workload,
+    number: usize,
+) -> Result<OpGenerator, BenchError> {
+    let config = &context.config;
+    let (space, clients) = (Arc::clone(&context.data.space), config.clients as u64);
+    Ok(OpGenerator::new(workload, space, config.seed, number as u64, clients)?)
 }
 
 /// The engine's counts of all compute servers so far.
@@ -212,7 +228,7 @@ fn maintain(context: &Context, session: Session, number: u64, stop: Arc<AtomicBo
 }
 
 /// Ends maintenance, however the thread's work ends.
-struct StopOnDrop(Arc<AtomicBool>);
+pub(super) struct StopOnDrop(pub(super) Arc<AtomicBool>);
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {

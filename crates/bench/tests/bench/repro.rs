@@ -264,7 +264,8 @@ fn every_figure_of_radix_trees_runs_at_a_tiny_scale() {
     let mut findings = Vec::new();
     for experiment in Experiment::figures() {
         let name = experiment.name();
-        let result = (!name.starts_with("dex-")).then(|| {
+        let is_run = !name.starts_with("dex-") && !name.starts_with("dmtree-");
+        let result = is_run.then(|| {
             let report = experiment.run(&options, &NoHosts, &NoProgress).unwrap();
             assert_eq!(report.experiment, name);
             assert!(report.rows.iter().any(|row| row.ours.is_some()), "{name} shows nothing");
@@ -304,5 +305,60 @@ fn every_engine_runs_the_experiments_of_radix_trees() {
                 "{engine}: {row:?}"
             );
         }
+    }
+}
+
+/// The experiments of DMTree's paper with rows that each must have: case and quantity.
+const DMTREE: [(&str, &[(&str, &str)]); 13] = [
+    ("dmtree-fig3", &[("scan, uniform, smart over sherman", "throughput, ratio")]),
+    ("dmtree-fig5", &[("fptree", "share of a compute server's card, operations sent")]),
+    ("dmtree-fig11", &[("scan, dmtree over smart", "throughput, ratio")]),
+    ("dmtree-fig12", &[("search, 24 random bytes, dmtree over sherman", "throughput, ratio")]),
+    ("dmtree-fig13", &[("one hot key, 6 x 72 x 4 clients, batches of 8", "p99, us")]),
+    ("dmtree-fig14", &[("ycsb-e, dmtree over smart", "throughput, ratio")]),
+    ("dmtree-table1", &[("insert, fingerprint sync", "us"), ("search, pair", "us")]),
+    ("dmtree-memory", &[("dmtree, own lines", "bytes /key, compute server")]),
+    ("dmtree-fig15", &[("smart, nodes=reserve, 2.5 over 20 GB", "throughput, ratio")]),
+    ("dmtree-fig16", &[("update, + Concur", "Mops"), ("scan, + base", "Mops")]),
+    ("dmtree-fig17", &[("dmtree", "share of a compute server's card, operations sent")]),
+    ("dmtree-fig18", &[("scan, 128 bytes, dmtree over smart", "throughput, ratio")]),
+    ("dmtree-fig19", &[("scan, up to 1000 pairs, dmtree over smart", "throughput, ratio")]),
+];
+
+/// Every figure of DMTree's paper, at the least scale: its card model, its rows, and the systems that are not built.
+#[test]
+fn every_figure_of_dmtree_runs_at_a_tiny_scale() {
+    let options = ReproOptions { scale: SCALE_LEAST, ..ReproOptions::default() };
+    for (name, rows) in DMTREE {
+        let report = named(name).run(&options, &NoHosts, &NoProgress).unwrap();
+        for (case, quantity) in rows {
+            assert!(figure(&report, case, quantity) > 0.0, "{name}: {case}");
+        }
+        assert!(!report.charts.is_empty(), "{name} has no chart");
+        assert_eq!(report.failed().count(), 0, "{name}: {:?}", report.checks);
+        assert_eq!(report.config["card_ops_per_s"], 55_000_000, "{name}");
+        assert!(report.notes.iter().any(|note| note.starts_with("Card model: 55 M")), "{name}");
+        check_reasons(&report);
+        let of_paper = |row: &&farleaf_bench::repro::ReproRow| row.case.contains("over rolex");
+        let absent = report.rows.iter().filter(of_paper);
+        assert!(absent.clone().all(|row| row.ours.is_none() && row.paper.is_some()), "{name}");
+        if name == "dmtree-fig11" {
+            assert!(absent.count() >= 4);
+        }
+    }
+}
+
+/// INV-REPRO-1 with regions and moves of partitions, and an insert waits for lock, fingerprint and pair in turn.
+#[test]
+fn steps_of_dmtree_repeat_from_their_seed() {
+    let options = ReproOptions { scale: SCALE_LEAST, ..ReproOptions::default() };
+    let run = || named("dmtree-table1").run(&options, &NoHosts, &NoProgress).unwrap();
+    let report = run();
+    assert_eq!(report, run());
+    let us = |case: &str| figure(&report, case, "us");
+    assert_eq!(us("search, lock") + us("search, fingerprint sync"), 0.0);
+    assert_eq!(us("update, fingerprint sync"), 0.0, "an update leaves the line as it is");
+    for step in ["insert, lock", "insert, fingerprint sync", "insert, pair"] {
+        assert!((1.0..4.0).contains(&us(step)), "{step}: {}", us(step));
     }
 }

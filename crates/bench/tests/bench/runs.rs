@@ -11,9 +11,9 @@ use std::{
 };
 
 use farleaf_bench::{
-    BenchConfig, BenchError, CapabilityKind, Cluster, FabricKind, KeyOrder, KeySpec, KindReport,
-    LoadKind, LoopKind, NoProgress, OpKind, PerOp, Phase, Progress, Report, ReportKind, TimeKind,
-    Workload, YcsbProperties, region_bytes, run, units::Rate,
+    BenchConfig, BenchError, CapabilityKind, CardModel, Cluster, FabricKind, KeyOrder, KeySpec,
+    KindReport, LoadKind, LoopKind, NoProgress, OpKind, PerOp, Phase, Progress, Report, ReportKind,
+    RequestDistribution, TimeKind, Workload, YcsbProperties, region_bytes, run, units::Rate,
 };
 use farleaf_engines::Engine;
 use farleaf_fabric::{
@@ -227,6 +227,60 @@ fn costs_by_kind_add_up() {
     for cost in costs {
         assert!((sum(cost) - cost(&report.run.per_op) * ops).abs() < 1e-3);
     }
+}
+
+/// Compute servers of `dmtree` expose their memory and have lines there: a get reads one slot of a memory server. Other
+/// slots with the same fingerprint come to 0.08 READs.
+#[test]
+fn compute_servers_expose_memory_to_engines_that_use_it() {
+    let config = BenchConfig {
+        engine: Engine::DmTree,
+        keys: 5_000,
+        key_type: KeySpec::Digits(24),
+        warm_up: Some("get=100".parse().unwrap()),
+        warmup_ops: 60_000,
+        ops: 4_000,
+        workload: Workload {
+            request: RequestDistribution::Uniform,
+            ..small(FabricKind::Sim, "get=50,update=50").workload
+        },
+        ..small(FabricKind::Sim, "ycsb-a")
+    };
+    let config = BenchConfig { memory_servers: 1, ..config };
+    let report = run_well(&config);
+    let targets = |kind| of(&report, kind).targets.unwrap();
+    let (get, update) = (targets(OpKind::Get), targets(OpKind::Update));
+    assert!((1.0..1.2).contains(&get.memory.reads), "{get:?}");
+    assert!(get.compute.reads + get.own.reads < 0.05, "{get:?}");
+    assert!((1.0..1.2).contains(&update.memory.reads), "{update:?}");
+    assert!((0.9..=1.0).contains(&update.memory.writes), "{update:?}");
+    let atomics = update.compute.atomics + update.own.atomics;
+    assert!((1.6..=2.1).contains(&atomics), "{update:?}");
+    let sum = get.named().iter().map(|(_, cost)| cost.reads).sum::<f64>();
+    assert!((sum - of(&report, OpKind::Get).per_op.reads).abs() < 1e-9);
+    // An unlock is a WRITE where a WRITE and a CAS exclude each other.
+    let capabilities = CapabilityKind::WriteRmw;
+    let report = run_well(&BenchConfig { capabilities, ..config.clone() });
+    let update = of(&report, OpKind::Update).targets.unwrap();
+    assert!(update.compute.atomics + update.own.atomics <= 1.1, "{update:?}");
+    // Threads of several compute servers in real time.
+    let report = run_well(&BenchConfig { fabric: FabricKind::Mapped, ..config });
+    assert!(of(&report, OpKind::Get).targets.is_some_and(|it| it.memory.reads < 1.5));
+}
+
+/// Slower cards bind a run, and the warm-up may have a workload of its own.
+#[test]
+fn cards_have_the_rates_of_the_model() {
+    let card_model = Some(CardModel { ops_per_s: 100_000, atomics_per_s: 50_000 });
+    let usual = small(FabricKind::Sim, "get=100");
+    let rate = |config: &BenchConfig| run_well(config).run.phase.ops_per_s;
+    let slow =
+        BenchConfig { card_model, warm_up: Some("scan=100".parse().unwrap()), ..usual.clone() };
+    let (fast, slowed) = (rate(&usual), rate(&slow));
+    assert!(slowed < 200_000.0 && fast > 4.0 * slowed, "{fast}, {slowed}");
+    let told = run_well(&slow).config;
+    assert_eq!(told["card_ops_per_s"], 100_000);
+    assert!(told["warm_up"].as_str().is_some_and(|name| name.starts_with("scan")));
 }
 
 #[test]

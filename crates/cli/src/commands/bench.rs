@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use farleaf_bench::{BenchConfig, FabricKind, Report, ReportKind, Row};
+use farleaf_bench::{BenchConfig, FabricKind, PerOp, Report, ReportKind, Row, TargetCosts};
 use serde_json::{Value, to_value};
 
 use crate::bench::BenchArgs;
@@ -110,7 +110,8 @@ fn print(reports: &[Report], console: &mut Console) -> std::io::Result<()> {
     console.table(&[], names.into_iter().map(line))
 }
 
-/// One line for each run and kind of operation: what an operation costs on the fabric. Work that no operation
+/// One line for each run and kind of operation: what an operation costs on the fabric; and one for each kind of server
+/// if compute servers' memory is in use. Work that no operation
 /// waits for is left out.
 fn print_costs(reports: &[Report], console: &mut Console) -> std::io::Result<()> {
     let mut lines = Vec::new();
@@ -119,13 +120,18 @@ fn print_costs(reports: &[Report], console: &mut Console) -> std::io::Result<()>
             if *kind == ReportKind::Maintenance {
                 continue;
             }
-            let cost = &told.per_op;
-            let counts = [cost.reads, cost.writes, cost.atomics, cost.rpcs, cost.calls];
-            let counts = counts.into_iter().chain([cost.round_trips]);
-            let bytes = cost.bytes_read + cost.bytes_written;
-            let names = [report.engine.clone(), report.fabric.clone(), kind.name().to_owned()];
-            let numbers = counts.map(|count| format!("{count:.2}"));
-            lines.push(names.into_iter().chain(numbers).chain([format!("{bytes:.0}")]).collect());
+            let line = |name: String, cost: &PerOp| {
+                let counts = [cost.reads, cost.writes, cost.atomics, cost.rpcs, cost.calls];
+                let counts = counts.into_iter().chain([cost.round_trips]);
+                let bytes = cost.bytes_read + cost.bytes_written;
+                let names = [report.engine.clone(), report.fabric.clone(), name];
+                let numbers = counts.map(|count| format!("{count:.2}"));
+                names.into_iter().chain(numbers).chain([format!("{bytes:.0}")]).collect()
+            };
+            lines.push(line(kind.name().to_owned(), &told.per_op));
+            for (target, cost) in told.targets.iter().flat_map(TargetCosts::named) {
+                lines.push(line(format!("{}, {target}", kind.name()), &cost));
+            }
         }
     }
     let header = [
