@@ -5,7 +5,7 @@ use super::{
     driver::{self, MOPS},
     error::ReproError,
     report::{ReproChart, ReproReport},
-    setup::{self, KEYS, Micro, Runs, THREADS},
+    setup::{self, KEYS, Micro, PaperRuns, THREADS},
 };
 use crate::{distribution::RequestDistribution, report::Report};
 
@@ -26,7 +26,7 @@ fn run(
     report: &mut ReproReport,
     systems: &[&'static str],
 ) -> Result<(), ReproError> {
-    let runs = Runs::begin(repro, report)?;
+    let runs = PaperRuns::begin(repro, report)?;
     let title = "inserts: share of a card's operations in use";
     let mut chart = ReproChart::bars(title, "server", "share");
     for engine in systems.iter().filter_map(|name| driver::engine(name)) {
@@ -63,7 +63,7 @@ fn run(
 }
 
 /// Shares of a compute server's card for operations that it sends, and for those that it serves to others.
-fn compute_card(runs: &Runs<'_>, measured: &Report) -> [f64; 2] {
+fn compute_card(runs: &PaperRuns<'_>, measured: &Report) -> [f64; 2] {
     let cluster = &runs.driver.cluster;
     let rate = measured.run.phase.ops_per_s / cluster.compute_servers as f64;
     let Some(card) = cluster.card else { return [0.0; 2] };

@@ -7,7 +7,7 @@ use super::{
     driver::{self, Step},
     error::ReproError,
     report::{ReproChart, ReproReport},
-    setup::{self, KEYS, Micro, Runs, THREADS, with_range},
+    setup::{self, KEYS, Micro, PaperRuns, THREADS, with_range},
 };
 use crate::distribution::RequestDistribution;
 
@@ -33,7 +33,7 @@ const RUNGS: [Rung; 4] = [
     },
     Rung { step: Step { name: "Concur", engine: Engine::DmTree, set: &[] }, update_verbs: 2.0 },
 ];
-/// How far an update's operations on the memory server may be from the step's: other keys with the same fingerprint,
+/// The most by which an update may differ from its step: READs of other keys with the same fingerprint,
 /// and maintenance.
 const VERBS_WITHIN: f64 = 0.4;
 
@@ -42,7 +42,7 @@ const NO_LOCKS: &str =
 
 /// Figure 16.
 pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let runs = Runs::begin(repro, report)?;
+    let runs = PaperRuns::begin(repro, report)?;
     for micro in Micro::ALL {
         let name = micro.name();
         let title = format!("throughput by technique, {name}");

@@ -4,7 +4,7 @@ use super::{
     DMTREE, Repro, driver,
     error::ReproError,
     report::{ReproChart, ReproReport},
-    setup::{self, KEYS, Micro, Runs},
+    setup::{self, KEYS, Micro, PaperRuns},
 };
 use crate::{config::BenchConfig, distribution::RequestDistribution, report::Report};
 
@@ -23,7 +23,7 @@ const KEYS_LEAST: u64 = 100_000;
 
 /// Section 5.3.
 pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let runs = Runs::begin(repro, report)?;
+    let runs = PaperRuns::begin(repro, report)?;
     let mut compute = ReproChart::bars("a compute server", "engine", "bytes /key");
     let mut pool = ReproChart::bars("the pool", "engine", "bytes /key");
     // GB of 10^9 pairs are bytes of a pair.
@@ -66,7 +66,7 @@ struct Bytes {
     pool_bytes: f64,
 }
 
-fn case(runs: &Runs<'_>, name: &str) -> Result<BenchConfig, ReproError> {
+fn case(runs: &PaperRuns<'_>, name: &str) -> Result<BenchConfig, ReproError> {
     let engine = driver::engine(name).ok_or_else(|| ReproError::Wrong(driver::no_engine(name)))?;
     let workload = Micro::Search.workload(RequestDistribution::Uniform)?;
     let config = runs.case(engine, &KEYS, workload, 4)?;
@@ -75,7 +75,7 @@ fn case(runs: &Runs<'_>, name: &str) -> Result<BenchConfig, ReproError> {
     Ok(BenchConfig { warmup_ops: config.keys * reads, ops, verify: name == DMTREE, ..config })
 }
 
-fn measure(runs: &Runs<'_>, config: &BenchConfig) -> Result<Bytes, ReproError> {
+fn measure(runs: &PaperRuns<'_>, config: &BenchConfig) -> Result<Bytes, ReproError> {
     let measured = runs.driver.measure(config)?;
     let keys = config.keys as f64;
     let servers = config.compute_servers as f64;
@@ -95,7 +95,7 @@ fn leaves(measured: &Report) -> f64 {
 }
 
 /// Adds DMTree's own lines, records and replicas.
-fn parts(report: &mut ReproReport, runs: &Runs<'_>, all: &Bytes) -> Result<(), ReproError> {
+fn parts(report: &mut ReproReport, runs: &PaperRuns<'_>, all: &Bytes) -> Result<(), ReproError> {
     let mut config = case(runs, DMTREE)?;
     config.settings.set("replica", "false");
     let alone = measure(runs, &config)?;

@@ -8,7 +8,7 @@ use super::{
     error::ReproError,
     papers::{Range, Ranges},
     report::{ReproChart, ReproReport},
-    setup::{self, KEYS, Micro, Runs, SYSTEMS, THREADS, absent, distributions, with_range},
+    setup::{self, KEYS, Micro, PaperRuns, SYSTEMS, THREADS, absent, distributions, with_range},
 };
 use crate::{
     config::BenchConfig,
@@ -24,7 +24,7 @@ const FIGURE3: [&str; 4] = ["sherman", "smart", "chime", "fptree"];
 
 /// Figure 3.
 pub(super) fn expected(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let runs = Runs::begin(repro, report)?;
+    let runs = PaperRuns::begin(repro, report)?;
     let card = runs.paper.setup.card.map_or(0.0, |card| card.ops_per_s as f64 / 1e6);
     for (distribution, request) in distributions() {
         for micro in Micro::ALL {
@@ -52,7 +52,7 @@ pub(super) fn expected(repro: &Repro<'_>, report: &mut ReproReport) -> Result<()
 /// Adds the shares of the expected throughput, and the ratios that the text gives.
 fn shares(
     report: &mut ReproReport,
-    runs: &Runs<'_>,
+    runs: &PaperRuns<'_>,
     (what, micro): (&str, Micro),
     chart: &ReproChart,
     card: f64,
@@ -101,21 +101,21 @@ fn shares(
 
 /// Figure 11: uniform keys.
 pub(super) fn uniform(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let runs = Runs::begin(repro, report)?;
+    let runs = PaperRuns::begin(repro, report)?;
     let told = runs.paper.uniform.clone();
     over_threads(report, &runs, RequestDistribution::Uniform, &told)
 }
 
 /// Figure 12: skewed keys.
 pub(super) fn skewed(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let runs = Runs::begin(repro, report)?;
+    let runs = PaperRuns::begin(repro, report)?;
     let told = runs.paper.zipfian.clone();
     over_threads(report, &runs, RequestDistribution::Zipfian { theta: 0.99 }, &told)
 }
 
 fn over_threads(
     report: &mut ReproReport,
-    runs: &Runs<'_>,
+    runs: &PaperRuns<'_>,
     request: RequestDistribution,
     told: &Ranges,
 ) -> Result<(), ReproError> {
@@ -158,7 +158,7 @@ fn over_threads(
 
 /// Figure 13.
 pub(super) fn tails(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let runs = Runs::begin(repro, report)?;
+    let runs = PaperRuns::begin(repro, report)?;
     for (distribution, request) in distributions() {
         let told = runs.paper.p99_lower.get(distribution).cloned().unwrap_or_default();
         let title = format!("P99, {distribution}");
@@ -209,7 +209,7 @@ fn lower(report: &mut ReproReport, case: &str, range: Option<Range>, ours: f64) 
 }
 
 /// One key that half of the operations are updates of, over batch limits, and with twice the clients.
-fn hot_key(report: &mut ReproReport, runs: &Runs<'_>) -> Result<(), ReproError> {
+fn hot_key(report: &mut ReproReport, runs: &PaperRuns<'_>) -> Result<(), ReproError> {
     let Some(engine) = driver::engine(DMTREE) else { return Ok(()) };
     let mut chart = ReproChart::lines("one hot key", "operations of a batch", "P99, us");
     for each in [THREADS / 2, THREADS, 2 * THREADS] {

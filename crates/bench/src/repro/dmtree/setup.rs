@@ -95,13 +95,13 @@ pub(super) fn distributions() -> [(&'static str, RequestDistribution); 2] {
     ]
 }
 
-/// Runs on the paper's cluster.
-pub(super) struct Runs<'a> {
+/// PaperRuns on the paper's cluster.
+pub(super) struct PaperRuns<'a> {
     pub(super) driver: Driver<'a>,
     pub(super) paper: DmTreePaper,
 }
 
-impl<'a> Runs<'a> {
+impl<'a> PaperRuns<'a> {
     /// Records the parameters and the card model.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl<'a> Runs<'a> {
     pub(super) fn begin(
         repro: &Repro<'a>,
         report: &mut ReproReport,
-    ) -> Result<Runs<'a>, ReproError> {
+    ) -> Result<PaperRuns<'a>, ReproError> {
         let paper = papers::papers()?.dmtree;
         let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
         report.set("key_type", KEYS.to_string());
@@ -129,7 +129,7 @@ impl<'a> Runs<'a> {
             "The paper's programs run without the checks that ours keep: its baselines lost the masked CAS, its \
              writes store one constant, and its DMTree ran without checksums of entries.",
         );
-        Ok(Runs { driver, paper })
+        Ok(PaperRuns { driver, paper })
     }
 
     /// A run of `workload` by `each` threads of each compute server, after every key has been read about once.
@@ -179,7 +179,7 @@ impl<'a> Runs<'a> {
         ]
     }
 
-    /// Runs the case, and reports its figures and the fullest part of the memory server's card.
+    /// PaperRuns the case, and reports its figures and the fullest part of the memory server's card.
     ///
     /// # Errors
     /// `Bench`, `Wrong`.

@@ -9,7 +9,7 @@ use super::{
     driver::{self, P50},
     error::ReproError,
     report::{ReproChart, ReproReport},
-    setup::{KEYS, Micro, Runs},
+    setup::{KEYS, Micro, PaperRuns},
 };
 use crate::{config::BenchConfig, distribution::RequestDistribution, run::run_recorded};
 
@@ -32,7 +32,7 @@ const OTHERS: &str = "splits, refreshes and others";
 
 /// Table 1.
 pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let mut runs = Runs::begin(repro, report)?;
+    let mut runs = PaperRuns::begin(repro, report)?;
     runs.driver.cluster.coroutines = 1;
     let Some(engine) = driver::engine(DMTREE) else {
         report.missing("all", "us", None, &driver::no_engine(DMTREE));

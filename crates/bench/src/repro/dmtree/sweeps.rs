@@ -5,7 +5,7 @@ use super::{
     driver::{self, Step},
     error::ReproError,
     report::{ReproChart, ReproReport},
-    setup::{self, KEYS, Micro, Runs, THREADS},
+    setup::{self, KEYS, Micro, PaperRuns, THREADS},
 };
 use crate::{
     config::BenchConfig,
@@ -21,7 +21,7 @@ const RESERVED: &str = "smart, nodes=reserve";
 
 /// Figure 15.
 pub(super) fn caches(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let mut runs = Runs::begin(repro, report)?;
+    let mut runs = PaperRuns::begin(repro, report)?;
     let mut chart = ReproChart::lines("search, uniform", "GB of cache at scale 1", "Mops");
     let usual = ["sherman", "smart", "chime", DMTREE].into_iter().filter_map(driver::engine);
     let usual = usual.map(|engine| (engine.name(), Step { name: "", engine, set: &[] }));
@@ -67,7 +67,7 @@ const PAIR_KEY: KeySpec = KeySpec::Random(8);
 
 /// Figure 18.
 pub(super) fn pairs(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let mut runs = Runs::begin(repro, report)?;
+    let mut runs = PaperRuns::begin(repro, report)?;
     report.set("key_type", PAIR_KEY.to_string());
     // A tenth of the pairs of the other figures.
     let cluster = &mut runs.driver.cluster;
@@ -104,7 +104,7 @@ const LENGTHS: [u32; 3] = [10, 100, 1000];
 
 /// Figure 19.
 pub(super) fn scans(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let runs = Runs::begin(repro, report)?;
+    let runs = PaperRuns::begin(repro, report)?;
     let shown = [DMTREE, "sherman", "smart"];
     for name in ["scan", "ycsb-e"] {
         let mut chart = ReproChart::lines(name, "most pairs of a scan", "Mops");

@@ -4,14 +4,14 @@ use super::{
     Repro, driver,
     error::ReproError,
     report::{ReproChart, ReproReport},
-    setup::{self, KEYS, Runs, THREADS},
+    setup::{self, KEYS, PaperRuns, THREADS},
 };
 
 const WORKLOADS: [&str; 6] = ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f"];
 
 /// Figure 14.
 pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), ReproError> {
-    let runs = Runs::begin(repro, report)?;
+    let runs = PaperRuns::begin(repro, report)?;
     let mut chart = ReproChart::bars("YCSB", "workload", "Mops");
     for name in WORKLOADS {
         for engine in driver::engines() {
