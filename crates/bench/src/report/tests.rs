@@ -40,6 +40,7 @@ fn sample() -> Report {
             first_error: Some("update of item 7: full".to_owned()),
             latency_us: histogram.summary(),
             per_op: PerOp::of(cost, 1000),
+            targets: None,
             by_kind: BTreeMap::from([
                 (ReportKind::Maintenance, maintenance),
                 (ReportKind::Op(OpKind::Update), kind),
