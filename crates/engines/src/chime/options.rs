@@ -43,10 +43,10 @@ shape! {
     }
 }
 
-/// Bytes of a leaf with the usual number of slots.
+/// Bytes of a guarded leaf with the usual number of slots.
 fn usual_leaf_bytes(spec: &Spec) -> usize {
     let (KeyFormat::Fixed(key), ValueFormat::Fixed(value)) = (spec.key, spec.value) else {
-        return 0;
+        return USUAL_LEAF_BYTES_MAX;
     };
     let fences = if key > 8 { 2 * key } else { 0 };
     let bytes = 64 + fences + USUAL_SLOTS * (key + value + 8);

@@ -28,7 +28,7 @@ fn shapes_that_do_not_fit_say_what_would() {
         (Spec::FIXED8, &[("neighbourhood", "1")], "neighbourhood"),
         (Spec::FIXED8, &[("lock_words", "1000")], "a power of two is expected, such as 1024"),
         (Spec::FIXED8, &[("leaf_bytes", "1000")], "not a multiple of 64"),
-        (Spec::FIXED8, &[("cap_leaf", "73")], "the 72 slots that fit"),
+        (Spec::FIXED8, &[("leaf_bytes", "1792"), ("cap_leaf", "73")], "the 72 slots that fit"),
         (Spec::ANY, &[("leaf_bytes", "1024")], "are node_bytes, here 4096"),
         (
             Spec { key: KeyFormat::Fixed(64), value: ValueFormat::Fixed(256) },

@@ -193,9 +193,9 @@ fn a_scan_reads_each_leaf_once() {
             index.scan(&session, range, 200, &mut out).await.expect("scan");
             assert_eq!(out.len(), 200);
             let ([reads, writes, cas, trips], [bytes, _]) = since(&session, &before, OpKind::Scan);
-            // 50 pairs a leaf: 200 of them lie in 4 or 5 leaves.
+            // 50 pairs a leaf: 200 of them lie in 4 or 5 leaves. Chains that are posted side by side count a wait each.
             let leaves = reads / 3;
-            assert!((4..=6).contains(&leaves) && trips <= 4, "{reads} READs in {trips} waits");
+            assert!((4..=6).contains(&leaves) && trips <= leaves, "{reads} READs in {trips} waits");
             assert_eq!((reads % 3, writes, cas, bytes), (0, 0, 0, leaves * (LEAF + 16)));
         }
     });

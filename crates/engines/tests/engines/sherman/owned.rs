@@ -74,7 +74,8 @@ fn turns_pass_the_content_on() {
     let off = run_of(Engine::PSherman, &[8], &[("hand_image", "false")], false, 1);
     let (passes, images) = (on.counts.get("passes"), on.counts.get("images_passed"));
     assert!(passes > 100 && images == passes, "{passes} passes, {images} images");
-    assert_eq!((off.counts.get("passes"), on.cas, off.cas), (0, 0, 0));
+    // The claim of the range and the member's own words, whatever the number of changes.
+    assert!(off.counts.get("passes") == 0 && on.cas == off.cas && on.cas <= 4, "{}", on.cas);
     println!("{} changes without content, {} with", off.changes[0], on.changes[0]);
     // Each change follows a get of its own, which READs.
     assert!(
