@@ -105,7 +105,7 @@ impl Lab for Chime {
             .with("hot", choose(rng, &["0.1", "0.3", "0.9"]))
             .with("point_read", choose(rng, &["neighbourhood", "neighbourhood", "header", "leaf"]))
             .with("insert_read", choose(rng, &["neighbourhood", "neighbourhood", "leaf"]))
-            .with("read_delegation", choose(rng, &["true", "true", "false"]))
+            .with("delegate", choose(rng, &["true", "true", "false"]))
             .with("hand_over", choose(rng, &["0", "1", "8", "8"]))
             .with("combine_lock", choose(rng, &["true", "true", "false"]))
             .with("scan_batch", choose(rng, &["1", "3", "8"]))

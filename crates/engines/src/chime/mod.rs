@@ -105,7 +105,7 @@ impl Engine for Chime {
         _join: &OpenOptions,
     ) -> Result<Chime, IndexError> {
         let tree = open_tree(session, table, &options).await?;
-        let queues = options.read_delegation.then(|| KeyQueues::new(options.batch_limit));
+        let queues = options.delegate.then(|| KeyQueues::new(options.batch_limit));
         let (stored, gets_joined) = (*table, AtomicU64::new(0));
         Ok(Chime(Arc::new(ChimeTree { stored, tree, queues, gets_joined })))
     }

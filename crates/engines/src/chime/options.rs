@@ -133,7 +133,7 @@ knobs! {
         "insert_read" => insert_read: ChangeRead = ChangeRead::Neighbourhood, word_of(ChangeRead::WORDS),
             paper "by a vacancy bitmap";
         /// Gets of one key share a READ that began after all of them.
-        "read_delegation" => read_delegation: bool = true, KnobKind::Flag, paper "true";
+        "delegate" => delegate: bool = true, KnobKind::Flag, paper "true";
         /// Most gets that share a READ; 0 sets no limit.
         "batch_limit" => batch_limit: usize = 8, KnobKind::count(0, "gets"), paper "0";
         /// Times in a row that a lock goes from one task of this compute server to the next; 0 releases it each time.

@@ -83,8 +83,13 @@ fn a_batch_of_ordered_inserts_is_no_slower_than_one_by_one() {
                 took.insert_ns / 1_000,
             );
             // Those whose inserts take no locks try one unused slot after the other, all of a batch the same ones.
-            let most = if [Engine::Smart, Engine::PSmart].contains(&engine) { 2 } else { 1 };
-            if took.ns > most * alone.ns {
+            // Splits of hopscotch leaves wait for two locks.
+            let percent = match engine {
+                Engine::Smart | Engine::PSmart => 200,
+                Engine::Chime => 105,
+                _ => 100,
+            };
+            if 100 * took.ns > percent * alone.ns {
                 slow.push((engine, at_once, took.ns, alone.ns));
             }
         }

@@ -78,7 +78,7 @@ mod tests;
 pub mod canaries {
     pub use super::guarded::{
         BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, CLEAR_BEFORE_COPY, DEAD_KEEPS_SLOTS, MISS_UNCHECKED,
-        MOVE_UNCOUNTED, REWRITE_KEEPS_STAMP, UPDATE_ONE_OF_TWO,
+        REWRITE_KEEPS_STAMP, UPDATE_ONE_OF_TWO,
     };
 }
 

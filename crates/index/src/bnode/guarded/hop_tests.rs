@@ -297,7 +297,9 @@ fn leaves_fill_to_six_sevenths_before_an_insert_finds_no_room() {
             let key = key_of(&layout, rng.next());
             let Some(plan) = leaf.view().hops_for(&key) else { break };
             (hops, inserts) = (hops + plan.len(), inserts + 1);
-            plan.into_iter().for_each(|hop| drop(leaf.hop(hop).unwrap()));
+            for hop in plan {
+                leaf.hop(hop).unwrap();
+            }
             leaf.insert(&key, &[1; 8]).unwrap();
         }
         loads += leaf.view().count();

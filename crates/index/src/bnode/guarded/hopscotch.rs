@@ -34,7 +34,6 @@ use super::{FLAG_GUARDED, GuardedLayout, GuardedLayoutError, KIND_LEAF, Stamp};
 
 farleaf_fabric::canaries! {
     pub CLEAR_BEFORE_COPY = "clear-before-copy", "a pair that hops leaves its slot before it is in the next one";
-    pub MOVE_UNCOUNTED = "move-uncounted", "a hop is not counted";
     pub DEAD_KEEPS_SLOTS = "dead-keeps-slots", "a leaf that was merged away keeps its pairs and its stamp";
     pub UPDATE_ONE_OF_TWO = "update-one-of-two", "a pair that a dead client left in two slots stays in both";
 }
@@ -299,9 +298,7 @@ impl GuardedLeafMut<'_> {
         let turn = turn(slot[slot.len() - 1]);
         layout.store(&guard, slot, turn.wrapping_add(1), &key, &value);
         let copy = self.bytes_from(to, 0);
-        if !MOVE_UNCOUNTED.is_armed() {
-            self.count_move();
-        }
+        self.count_move();
         let cleared = self.remove(from)?.bytes;
         let count = 8 * MOVES_WORD..8 * MOVES_WORD + 8;
         Ok(if CLEAR_BEFORE_COPY.is_armed() {

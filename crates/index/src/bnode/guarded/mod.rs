@@ -60,9 +60,7 @@ pub use edit::{
     BUILD_CLEARS_TORN, BUILD_KEEPS_TORN, GuardedLeafMut, Mend, Mended, REWRITE_KEEPS_STAMP,
     SlotEdit,
 };
-pub use hopscotch::{
-    CLEAR_BEFORE_COPY, DEAD_KEEPS_SLOTS, Hop, MOVE_UNCOUNTED, UPDATE_ONE_OF_TWO, note_moves,
-};
+pub use hopscotch::{CLEAR_BEFORE_COPY, DEAD_KEEPS_SLOTS, Hop, UPDATE_ONE_OF_TWO, note_moves};
 pub use view::{GuardedLeaf, Lookup, MISS_UNCHECKED, SlotPair, SlotState};
 
 use xxhash_rust::xxh3::xxh3_64;
