@@ -92,7 +92,13 @@ impl Lab for Chime {
             settings: "node_bytes=512,leaf_bytes=512",
             value_bytes: Some(24),
             object_bytes: 512,
-            cases: None,
+            cases: Some(&[
+                "update",
+                "update-own",
+                "upsert-present",
+                "exchange-change",
+                "insert-first",
+            ]),
             is_drawn: false,
         };
         &[HOPS, WIDE]

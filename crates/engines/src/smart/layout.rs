@@ -173,6 +173,7 @@ impl Slot {
     }
 
     /// The same with a node of another type.
+    #[cfg(feature = "figures")]
     pub(super) fn with_type(self, of: NodeType) -> Slot {
         debug_assert!(!self.is_leaf());
         Slot(self.0 & !CLAIMED | u64::from(of.0) << 8)
