@@ -15,8 +15,6 @@ use crate::sherman::{Sherman, ShermanShape, lab, open_tree, without_copies};
 
 impl Lab for PSherman {
     const REDO_BYTES: u32 = <Sherman as Lab>::REDO_BYTES;
-    // Several guests of one table may give up: see docs/design/sherman.md.
-    const HAS_GUESTS: bool = false;
 
     fn hunts() -> Vec<Hunt> {
         let of_owners = [
