@@ -74,6 +74,7 @@ pub use drops::{Dropping, LeftDrop};
 pub use error::{FormatError, FormatFault, PoolError};
 pub use fullness::Fullness;
 pub use geometry::{Geometry, Place, PoolOptions};
+pub use open_tables::Opening;
 pub use placement::Placement;
 pub use pool::{MemoryUse, Pool};
 pub use recover::{Recovered, Recovery};

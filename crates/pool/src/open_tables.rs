@@ -4,7 +4,7 @@
 //! then.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::GlobalAddr;
@@ -14,7 +14,11 @@ use crate::Pool;
 type Thing = Arc<dyn Any + Send + Sync>;
 
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Mutex<BTreeMap<u64, Thing>>);
+pub(crate) struct Kept {
+    things: Mutex<BTreeMap<u64, Thing>>,
+    /// Addresses whose objects are being opened.
+    opening: Mutex<BTreeSet<u64>>,
+}
 
 impl Kept {
     pub(crate) fn is_empty(&self) -> bool {
@@ -22,7 +26,24 @@ impl Kept {
     }
 
     fn things(&self) -> MutexGuard<'_, BTreeMap<u64, Thing>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.things.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opening(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to open what is to be kept at an address, until it is dropped.
+#[derive(Debug)]
+pub struct Opening<'a> {
+    kept: &'a Kept,
+    at: u64,
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.kept.opening().remove(&self.at);
     }
 }
 
@@ -31,6 +52,16 @@ impl Pool {
     pub fn kept<T: Any + Send + Sync>(&self, at: GlobalAddr) -> Option<Arc<T>> {
         let thing = self.kept.things().get(&at.word()).cloned()?;
         thing.downcast().ok()
+    }
+
+    /// The right to open what is to be kept at `at`; `None` while another task of the member has it. No remote operation.
+    ///
+    /// A compute server takes part in a table once: of two tasks that open it at the same time, the second waits for what
+    /// the first one keeps.
+    pub fn opening(&self, at: GlobalAddr) -> Option<Opening<'_>> {
+        let (kept, at) = (&self.kept, at.word());
+        let is_first = kept.opening().insert(at);
+        is_first.then(|| Opening { kept, at })
     }
 
     /// Keeps `thing` open at `at`, unless another thread has been quicker; gives what is kept. The

@@ -22,7 +22,7 @@ use farleaf_index::retry::Attempts;
 use farleaf_index::sync::{Mutex, Ordering, lock};
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome,
-    OwnedChange, ScanRange, SortedPairs, Stored, TableReport, TableSpec, Visitor,
+    OwnedChange, ScanRange, SortedPairs, Stored, TableReport, TableSpec, Visitor, open_once,
 };
 use farleaf_pool::{Audit, Recovery, Session};
 
@@ -475,31 +475,27 @@ impl Engine for DmTree {
         options: DmTreeOptions,
         _join: &OpenOptions,
     ) -> Result<DmTree, IndexError> {
-        if let Some(open) = session.pool().kept::<LeafTree>(table.meta) {
-            return Ok(DmTree(HomedTable(open)));
+        let opened = open_once(session, table.meta, async || {
+            let meta = {
+                let _pin = session.begin(OpKind::Other).await?;
+                read_meta(session, (table.meta, META_TAG, DmTree::NAME)).await?
+            };
+            let words = words_of(table.meta, meta.acks);
+            let membership = PartitionMembership::join(words, session).await?;
+            let budget = if options.replica { options.cache_bytes } else { 0 };
+            let (geometry, replicas) = (session.pool().geometry(), ReplicaCache::new(budget));
+            let speculates = options.speculate;
+            let mut parts = Parts::new(words, geometry, Some(membership), replicas, speculates);
+            parts.move_way = options.move_way.into();
+            let shared = FpTreeOptions::from(options);
+            let shape = shape_of(table)?;
+            Ok(LeafTree::with(&stored(table), shape, shared, &meta, Some(parts)))
+        })
+        .await?;
+        let open = DmTree(HomedTable(opened.thing));
+        if opened.is_first {
+            open.offer_memory(session, options.weight).await?;
         }
-        let meta = {
-            let _pin = session.begin(OpKind::Other).await?;
-            read_meta(session, (table.meta, META_TAG, DmTree::NAME)).await?
-        };
-        let words = words_of(table.meta, meta.acks);
-        let membership = match PartitionMembership::join(words, session).await {
-            Ok(membership) => membership,
-            // Another thread may have been quicker.
-            Err(error) => {
-                let open = session.pool().kept::<LeafTree>(table.meta).ok_or(error)?;
-                return Ok(DmTree(HomedTable(open)));
-            }
-        };
-        let budget = if options.replica { options.cache_bytes } else { 0 };
-        let geometry = session.pool().geometry();
-        let replicas = ReplicaCache::new(budget);
-        let mut parts = Parts::new(words, geometry, Some(membership), replicas, options.speculate);
-        parts.move_way = options.move_way.into();
-        let shared = FpTreeOptions::from(options);
-        let tree = LeafTree::with(&stored(table), shape_of(table)?, shared, &meta, Some(parts));
-        let open = DmTree(HomedTable(session.pool().keep(table.meta, Arc::new(tree))));
-        open.offer_memory(session, options.weight).await?;
         Ok(open)
     }
 

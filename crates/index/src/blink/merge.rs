@@ -22,6 +22,7 @@ use super::remembered::count;
 use super::write::FORGET_RETIRE;
 use super::{BlinkFail, BlinkTree};
 use crate::bnode::Cover;
+use crate::retry::{Attempts, RetryPolicy};
 use crate::{IndexError, Seek};
 
 farleaf_fabric::canaries! {
@@ -31,8 +32,8 @@ farleaf_fabric::canaries! {
 
 impl BlinkTree {
     /// Tries to merge the node below `parent_level` that covers `key` with a neighbour, and goes on
-    /// upwards where that leaves a parent sparse. Gives up wherever somebody else is busy, and at any
-    /// error: the change that left the node sparse has happened, merging is never needed, and what
+    /// upwards where that leaves a parent sparse. Gives up wherever somebody else is busy, at any error,
+    /// and if the way to the parent changes again and again: the change that left the node sparse has happened, merging is never needed, and what
     /// is wrong shows in the next operation that needs it.
     ///
     /// Its cost counts as maintenance: a READ for each level down to the parent, 3 CASes, 3 READs
@@ -46,9 +47,18 @@ impl BlinkTree {
         let inside = self.own_leaves(parent_level - 1).map(|own| own.enter(session));
         BlinkTree::detach(session, async move |session| {
             let _inside = inside;
-            let mut level = parent_level;
-            while let Ok(true) = tree.merge_at(&session, &key, level).await {
-                level += 1;
+            let (mut level, mut attempts) = (parent_level, Attempts::new(&RetryPolicy::WAY));
+            loop {
+                match tree.merge_at(&session, &key, level).await {
+                    Ok(true) => level += 1,
+                    // A copy of a node led astray and is dropped.
+                    Err(BlinkFail::Restart) if attempts.is_quick() => {
+                        if tree.again(&session, &mut attempts).await.is_err() {
+                            break;
+                        }
+                    }
+                    _ => break,
+                }
             }
         })
         .await;

@@ -212,15 +212,23 @@ impl BlinkTree {
     }
 
     /// The pointer to the root, and its level. 1 READ if none is remembered.
+    ///
+    /// A word that was READ at the present moment is as good as one READ now (`INV-EPOCH-7` of the pool). Its epoch alone
+    /// would refuse a root that a compute server has made whose epoch is one ahead, and as long as nobody here ticks the
+    /// word would be READ again in vain.
     async fn root_pointer(&self, session: &Session) -> Result<(NodePointer, u8), IndexError> {
-        let source = PointerSource::Root;
+        let pointer = |addr, view| NodePointer { addr, view, source: PointerSource::Root };
+        if let Some(word) = self.root.at(session.moment()) {
+            let (addr, level) = root_parts(word)?;
+            return Ok((pointer(addr, None), level));
+        }
         if let Some((addr, level, epoch)) = self.root.by_birth()
             && session.epoch().saturating_sub(epoch) < AGE_MAX
         {
-            return Ok((NodePointer { addr, view: Some(epoch), source }, level));
+            return Ok((pointer(addr, Some(epoch)), level));
         }
         let (addr, level) = self.read_root(session).await?;
-        Ok((NodePointer { addr, view: None, source }, level))
+        Ok((pointer(addr, None), level))
     }
 
     /// READs the node above the leaves that a pointer leads to, and proves it (`INV-REM-1`). 1 READ.
@@ -427,15 +435,6 @@ impl BlinkTree {
         Ok(at == addr)
     }
 
-    /// Returns whether the memory that a pointer leads to may have been handed out again since the pointer was READ. That
-    /// of the root has not if its word was READ at the present moment of the epochs (`INV-EPOCH-7` of the pool).
-    fn may_be_reused(&self, session: &Session, pointer: &NodePointer) -> bool {
-        let root = || self.root.at(session.moment()).and_then(|word| root_parts(word).ok());
-        let is_root = matches!(pointer.source, PointerSource::Root)
-            && root().is_some_and(|(addr, _)| addr == pointer.addr);
-        pointer.view.is_some() && !is_root
-    }
-
     /// A READ did not give an image that counts: reads on until one does, or says what to do instead.
     #[cold]
     async fn read_until(
@@ -465,7 +464,8 @@ impl BlinkTree {
             // A node's own address and its tag stay while it is being written.
             let is_foreign =
                 !Self::looks_like_node(image.words()) || image.words()[1] != addr.word();
-            let may_be_reused = self.may_be_reused(session, pointer);
+            // Handed out again since the pointer was READ.
+            let may_be_reused = pointer.view.is_some();
             if is_foreign && may_be_reused {
                 return Err(self.refused(pointer));
             }

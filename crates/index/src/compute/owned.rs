@@ -22,7 +22,7 @@ use crate::retry::backoff;
 use crate::walk::Visitor;
 use crate::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
-    Seek, SortedPairs, Spec, Stored, TableReport, Work,
+    Seek, SortedPairs, Spec, Stored, TableReport, Work, open_once,
 };
 
 /// An open table whose ranges of keys have owners, with the engine's tree `T`. Clones share its state.
@@ -75,27 +75,23 @@ impl<T: RangeOwner> Owned<T> {
         guest_operations: u64,
     ) -> Result<Self, IndexError> {
         let guest_operations = Some(guest_operations).filter(|most| join.take_over && *most > 0);
-        if let Some(kept) = session.pool().kept(table.meta) {
-            let owned = Owned(kept);
-            if let Some(operations) = guest_operations {
-                owned.be_guest(operations);
-            }
-            return Ok(owned);
-        }
-        let words = T::map_words(table.meta);
-        let joining = async { Ownership::join(words, session, join.calls).await.map(Arc::new) };
-        let tree = match T::new(session, table, options, joining).await {
-            Ok(tree) => tree,
-            // Another thread of this member has opened it meanwhile: it keeps what it opens before it takes keys.
-            Err(error) => return session.pool().kept(table.meta).map(Owned).ok_or(error),
-        };
-        let guest = guest_operations.and_then(|operations| Guest::new(operations, &tree));
-        let takes_over = join.take_over && guest.is_none();
-        let guest = guest.map_or_else(OnceLock::new, OnceLock::from);
-        let new = Arc::new(OwnedState { tree, stored: *table, takes_over, guest });
+        let opened = open_once(session, table.meta, async || {
+            let words = T::map_words(table.meta);
+            let joining = async { Ownership::join(words, session, join.calls).await.map(Arc::new) };
+            let tree = T::new(session, table, options, joining).await?;
+            let guest = guest_operations.and_then(|operations| Guest::new(operations, &tree));
+            let takes_over = join.take_over && guest.is_none();
+            let guest = guest.map_or_else(OnceLock::new, OnceLock::from);
+            Ok(OwnedState { tree, stored: *table, takes_over, guest })
+        })
+        .await?;
         // Kept before it takes anything: what it has from then on is this one's, whatever fails.
-        let owned = Owned(session.pool().keep(table.meta, new));
-        claim(owned.tree(), session, join.take).await?;
+        let owned = Owned(opened.thing);
+        if opened.is_first {
+            claim(owned.tree(), session, join.take).await?;
+        } else if let Some(operations) = guest_operations {
+            owned.be_guest(operations);
+        }
         Ok(owned)
     }
 
