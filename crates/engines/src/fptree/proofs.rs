@@ -134,14 +134,17 @@ impl LeafTree {
                     }
                 }
             }
+            if wanted.is_some() || !is_torn {
+                // A hint for later gets, which proves no key absent. Its term is none that lines have, so no change
+                // speculates by it.
+                self.remember(record.leaf, line);
+            }
             if let Some((index, word, pair)) = wanted {
                 let mut copy = session.client().buf(shape.slot_bytes);
                 copy.bytes_mut().copy_from_slice(slot(index));
                 return Ok(Some(Some(FoundSlot { index, word, slot: copy, pair })));
             }
             if !is_torn {
-                // A hint for later gets. Its term is none that lines have, so no change speculates by it.
-                self.remember(record.leaf, line);
                 return Ok(Some(None));
             }
         }

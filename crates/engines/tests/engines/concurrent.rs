@@ -12,7 +12,7 @@ use farleaf_pool::Session;
 
 use crate::common::clients::{self, soak, sum_of_counters};
 use crate::common::{
-    Suite, World, audit, create, formats_of, join, key, settle, shared_engines, start, value,
+    Suite, World, audit, create, formats_of, join, key, open, settle, shared_engines, start, value,
 };
 
 const COMPUTES: usize = 3;
@@ -38,6 +38,31 @@ fn made(seed: u64, format: &TableFormat) -> (Sim, Session, AnyIndex) {
         })
         .expect("made");
     (sim, session, index)
+}
+
+/// Tasks of a compute server that open a table at the same time share what the first one opens. The second one was refused,
+/// as its compute server took part already (found by a death within `create-table` of `dmtree`).
+#[test]
+fn tasks_open_a_table_at_the_same_time() {
+    for (name, format) in formats_of(&shared_engines()) {
+        let (sim, session, index) = made(3, &format);
+        let endpoint = sim.fabric(1).any_endpoint().expect("endpoint");
+        sim.block_on(async {
+            index.close(&session).await.expect("close");
+            let first = join(endpoint.clone()).await;
+            let second = first.pool().session(endpoint).await.expect("a second session");
+            let (one, other) =
+                farleaf_index::join::join(open(&first, "t"), open(&second, "t")).await;
+            let mut rng = fastrand::Rng::with_seed(3);
+            let (key, value) = (key(&format, &mut rng, 9), value(&format, &mut rng));
+            assert_eq!(one.insert(&first, &key, &value).await, Ok(true), "{name}");
+            let mut found = Vec::new();
+            assert_eq!(other.get(&second, &key, &mut found).await, Ok(true), "{name}");
+            assert_eq!(found, value, "{name}");
+            one.close(&first).await.expect("close");
+        })
+        .expect("the simulation ends");
+    }
 }
 
 /// Keeps a compute server's epochs going until told to stop.

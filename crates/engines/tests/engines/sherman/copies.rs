@@ -56,6 +56,43 @@ fn a_split_costs_another_compute_server_a_leaf_and_a_parent() {
     });
 }
 
+/// A compute server that does not tick is an epoch behind another one. The root that the other one makes was then born after
+/// all that this one remembers, and it READ the root word again and again, to give up (found by the crash points of
+/// `p-sherman`).
+#[test]
+fn a_root_of_the_next_epoch_is_found_without_a_tick() {
+    for engine in [Engine::Sherman, Engine::Chime] {
+        with_two(7, async |first, second| {
+            let (format, settings) = (lab_table(engine, "u64-tiny"), Settings::default());
+            let index = farleaf_harness::create_table(&first, "t", &format, 1 << 12, &settings);
+            let index = index.await.expect("a table");
+            assert_eq!(index.insert(&first, &number(0), &[1; 8]).await, Ok(true));
+            let other = farleaf_harness::open_table(&second, "t", 1 << 12, &settings).await;
+            let other = other.expect("open");
+            let pin = second.begin(OpKind::Other).await.expect("a pin");
+            let mut ticks = 0;
+            while first.epoch() == second.epoch() {
+                first.tick().await.expect("tick");
+                ticks += 1;
+                assert!(ticks < 20, "the epoch does not move on");
+            }
+            for key in 1..200 {
+                assert_eq!(index.insert(&first, &number(key), &[1; 8]).await, Ok(true));
+            }
+            let mut out = Entries::new();
+            other.scan(&second, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
+            assert_eq!((out.len(), first.epoch()), (200, second.epoch() + 1), "{engine}");
+            let mut value = Vec::new();
+            for key in 0..200 {
+                assert_eq!(other.get(&second, &number(key), &mut value).await, Ok(true));
+                assert_eq!(other.update(&second, &number(key), &[2; 8]).await, Ok(true));
+            }
+            drop(pin);
+            assert_eq!(check(&first, &[&index]).await.keys, 200);
+        });
+    }
+}
+
 /// One compute server fills and empties the table, so that nodes come and go and their memory is used again; another one
 /// looks by copies of any age.
 #[test]
