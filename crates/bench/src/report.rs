@@ -194,7 +194,7 @@ pub struct KindReport {
     pub latency_us: Option<LatencyUs>,
     /// The cost of one, on average.
     pub per_op: PerOp,
-    /// The cost by the kind of server that it fell on, of an engine that uses the memory of compute servers.
+    /// The cost by the kind of server that it fell on, if the run used the memory of compute servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<TargetCosts>,
 }
@@ -216,7 +216,7 @@ impl TargetCosts {
         [("memory", self.memory), ("compute", self.compute), ("own", self.own)]
     }
 
-    /// Costs on memory servers, on compute servers and on own regions; `None` if all falls on memory servers.
+    /// Costs of a whole run on memory servers, on compute servers and on own regions; `None` if all falls on memory servers.
     pub(crate) fn of([memory, compute, own]: [PerOp; 3]) -> Option<Self> {
         let has_others = compute != PerOp::default() || own != PerOp::default();
         has_others.then_some(TargetCosts { memory, compute, own })

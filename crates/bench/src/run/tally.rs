@@ -108,6 +108,8 @@ impl Tally {
         let mut all = LatencyHistogram::new();
         let mut by_kind = BTreeMap::new();
         let by_target = cost.by_target();
+        let ops = self.kinds.iter().flatten().map(|it| it.count()).sum();
+        let targets = TargetCosts::of(by_target.each_ref().map(|it| PerOp::of(it.total(), ops)));
         for kind in OpKind::ALL {
             let Some(histogram) = &self.kinds[kind.index()] else { continue };
             if histogram.count() == 0 {
@@ -118,11 +120,10 @@ impl Tally {
                 ops: histogram.count(),
                 latency_us: Some(histogram.summary()),
                 per_op: index_kinds(kind).iter().map(|kind| average(cost, *kind)).sum(),
-                targets: targets(&by_target, kind),
+                targets: targets.map(|_| targets_of(&by_target, kind)),
             };
             by_kind.insert(ReportKind::Op(kind), report);
         }
-        let ops = all.count();
         let mut beside = Cost::default();
         for kind in [FabricKind::Maintenance, FabricKind::Other] {
             beside += cost.kind(kind);
@@ -140,7 +141,7 @@ impl Tally {
             first_error: self.first_error.clone(),
             latency_us: all.summary(),
             per_op: PerOp::of(cost.total(), ops),
-            targets: TargetCosts::of(by_target.each_ref().map(|it| PerOp::of(it.total(), ops))),
+            targets,
             by_kind,
             counters: None,
         }
@@ -160,10 +161,11 @@ fn index_kinds(kind: OpKind) -> &'static [FabricKind] {
     }
 }
 
-/// The cost of an operation by the kind of server. `None` if all falls on memory servers.
-fn targets(by_target: &[Snapshot; 3], kind: OpKind) -> Option<TargetCosts> {
+/// The cost of an operation by the kind of server.
+fn targets_of(by_target: &[Snapshot; 3], kind: OpKind) -> TargetCosts {
     let of = |cost: &Snapshot| index_kinds(kind).iter().map(|kind| average(cost, *kind)).sum();
-    TargetCosts::of(by_target.each_ref().map(of))
+    let [memory, compute, own] = by_target.each_ref().map(of);
+    TargetCosts { memory, compute, own }
 }
 
 fn average(cost: &Snapshot, kind: FabricKind) -> PerOp {

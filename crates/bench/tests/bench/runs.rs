@@ -237,7 +237,8 @@ fn compute_servers_expose_memory_to_engines_that_use_it() {
         engine: Engine::DmTree,
         keys: 5_000,
         key_type: KeySpec::Digits(24),
-        warm_up: Some("get=100".parse().unwrap()),
+        // Changes build the lines of the leaves that they meet.
+        warm_up: Some("get=50,update=50".parse().unwrap()),
         warmup_ops: 60_000,
         ops: 4_000,
         workload: Workload {

@@ -57,7 +57,12 @@ pub fn hunts() -> Vec<Hunt> {
 
 /// Crash cases of a tree that grows and merges, whose root becomes lower again if it `shrinks`.
 pub fn cases(shrinks: bool) -> Vec<(&'static str, CrashState)> {
-    let mut cases = splits_and_merges(if shrinks { "shrink-3" } else { "leaf-merge" });
+    cases_after(shrinks, if shrinks { "shrink-3" } else { "leaf-merge" })
+}
+
+/// The same, with the change `gone` that [`splits_and_merges`] takes.
+pub fn cases_after(shrinks: bool, gone: &'static str) -> Vec<(&'static str, CrashState)> {
+    let mut cases = splits_and_merges(gone);
     let split = grow("leaf-split", Order::Up);
     cases.extend([
         ("get-unfinished", split.unfinished(CrashStep::Get)),
