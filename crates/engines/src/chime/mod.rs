@@ -187,25 +187,8 @@ impl Index for Chime {
     }
 
     fn counters(&self, counters: &mut CounterSet) {
-        let (copies, (passes, images)) = self.0.tree.copy_counts();
-        counters.add("node_hits", copies.hits);
-        counters.add("node_misses", copies.misses);
-        counters.add("nodes_evicted", copies.evicted);
+        self.0.tree.count_remembered(counters);
         counters.add("gets_joined", self.0.gets_joined.load(Ordering::Relaxed));
-        counters.add("passes", passes);
-        counters.add("images_passed", images);
-        if let Some(counts) = self.0.tree.remember_counts() {
-            for (name, count) in [
-                ("read_again", &counts.reread),
-                ("slots_mended", &counts.mended),
-                ("hints_right", &counts.led_right),
-                ("hints_refused", &counts.refused),
-                ("splits", &counts.splits),
-                ("merges", &counts.merges),
-            ] {
-                counters.add(name, count.load(Ordering::Relaxed));
-            }
-        }
         if let Some(counts) = self.0.tree.hopscotch_counts() {
             for (name, count) in [
                 ("hints_tried", &counts.hints_tried),
@@ -226,6 +209,6 @@ impl Index for Chime {
 
 impl CacheControl for Chime {
     fn resident_bytes(&self) -> u64 {
-        self.0.tree.copy_counts().0.bytes + self.0.tree.hint_bytes()
+        self.0.tree.copy_bytes() + self.0.tree.hint_bytes()
     }
 }

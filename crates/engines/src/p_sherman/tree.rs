@@ -18,7 +18,7 @@ use farleaf_index::{
 use farleaf_pool::Session;
 
 use super::{PSherman, PShermanOptions};
-use crate::sherman::{ShermanOptions, ShermanShape, count_all, open_tree};
+use crate::sherman::{ShermanOptions, ShermanShape, open_tree};
 
 /// The words of the meta object that hold the ownership map; 0 in a new table.
 pub(super) fn map_words(meta: GlobalAddr) -> MapWords {
@@ -189,11 +189,11 @@ impl RangeOwner for PShermanTree {
     }
 
     fn counters(&self, counters: &mut CounterSet) {
-        count_all(&self.tree, counters);
+        self.tree.count_remembered(counters);
     }
 
     fn resident_bytes(&self) -> u64 {
-        self.tree.copy_counts().0.bytes
+        self.tree.copy_bytes()
     }
 }
 

@@ -70,28 +70,6 @@ pub(crate) fn without_copies() -> ShermanOptions {
     ShermanOptions { cache_bytes: 0, ..ShermanOptions::default() }
 }
 
-/// Adds the counts of a tree.
-pub(crate) fn count_all(tree: &BlinkTree, counters: &mut CounterSet) {
-    let (copies, (passes, images)) = tree.copy_counts();
-    counters.add("node_hits", copies.hits);
-    counters.add("node_misses", copies.misses);
-    counters.add("nodes_evicted", copies.evicted);
-    counters.add("passes", passes);
-    counters.add("images_passed", images);
-    if let Some(counts) = tree.remember_counts() {
-        for (name, count) in [
-            ("read_again", &counts.reread),
-            ("slots_mended", &counts.mended),
-            ("hints_right", &counts.led_right),
-            ("hints_refused", &counts.refused),
-            ("splits", &counts.splits),
-            ("merges", &counts.merges),
-        ] {
-            counters.add(name, count.load(Ordering::Relaxed));
-        }
-    }
-}
-
 impl Engine for Sherman {
     const NAME: &'static str = "sherman";
     const ABOUT: &'static str = "Sherman: B-link tree with lock queues and entry-wise write-back; Wang, Lu, Shu, SIGMOD 2022";
@@ -194,12 +172,12 @@ impl Index for Sherman {
     }
 
     fn counters(&self, counters: &mut CounterSet) {
-        count_all(&self.0.tree, counters);
+        self.0.tree.count_remembered(counters);
     }
 }
 
 impl CacheControl for Sherman {
     fn resident_bytes(&self) -> u64 {
-        self.0.tree.copy_counts().0.bytes
+        self.0.tree.copy_bytes()
     }
 }

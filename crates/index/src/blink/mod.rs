@@ -72,7 +72,7 @@ pub use leaf_shape::{GuardedShape, TreeLayouts, lock_words};
 pub use neighbourhood::{HopscotchCounts, HopscotchOptions, PointRead};
 pub use own_leaves::{LeafOwner, LeafRule, OwnLeaves};
 pub use redo::{ENGINE_REDO_BYTES, redo_bytes_beside};
-pub use remembered::{RememberCounts, RememberOptions};
+pub use remembered::RememberOptions;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ use farleaf_pool::Session;
 
 use crate::bnode::{GuardedLayout, Layout, LeafEntry};
 use crate::detach::run_to_end;
-use crate::local::{LockQueue, NodeCacheCounts};
+use crate::local::LockQueue;
 use crate::{IndexError, KnobKind};
 use lock_table::LockTables;
 use neighbourhood::Hopscotch;
@@ -321,21 +321,6 @@ impl BlinkTree {
         tree.remembered = Some(Remembered::new(locks, remember, layout.node_bytes() + notes, rule));
         tree.guarded = guarded;
         Ok(tree)
-    }
-
-    /// Events since the tree was opened, where nodes are remembered.
-    pub fn remember_counts(&self) -> Option<&RememberCounts> {
-        self.remembered.as_ref().map(|it| &it.counts)
-    }
-
-    /// Counts of the copies of nodes; passes of locks within this compute server, and how many took an image along.
-    pub fn copy_counts(&self) -> (NodeCacheCounts, (u64, u64)) {
-        let counts = |it: &Remembered| {
-            let own = it.own_leaves().map_or_else(Default::default, |own| own.turns.counts());
-            let shared = it.turns.counts();
-            (it.nodes.counts(), (shared.0 + own.0, shared.1 + own.1))
-        };
-        self.remembered.as_ref().map_or_else(Default::default, counts)
     }
 
     /// Bytes of hints to slots of leaves.

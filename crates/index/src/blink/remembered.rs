@@ -33,7 +33,7 @@ use crate::retry::{
     Attempts, LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, RetryPolicy, backoff, locked_too_long,
 };
 use crate::sync::{AtomicU64, Ordering};
-use crate::{IndexError, Seek};
+use crate::{CounterSet, IndexError, Seek};
 
 /// Settings by which a compute server opens a tree whose nodes it remembers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,7 +67,7 @@ pub(super) struct Remembered {
 
 /// Events of a compute server since it opened the tree.
 #[derive(Debug, Default)]
-pub struct RememberCounts {
+pub(super) struct RememberCounts {
     /// Leaves that were READ again because a header or a slot did not fit.
     pub reread: AtomicU64,
     /// Slots that the dead had left between two writes.
@@ -80,6 +80,20 @@ pub struct RememberCounts {
     pub splits: AtomicU64,
     /// Nodes that were merged.
     pub merges: AtomicU64,
+}
+
+impl RememberCounts {
+    /// The counts by their names.
+    pub(super) fn list(&self) -> [(&'static str, &AtomicU64); 6] {
+        [
+            ("read_again", &self.reread),
+            ("slots_mended", &self.mended),
+            ("hints_right", &self.led_right),
+            ("hints_refused", &self.refused),
+            ("splits", &self.splits),
+            ("merges", &self.merges),
+        ]
+    }
 }
 
 pub(super) fn count(counter: &AtomicU64) {
@@ -165,6 +179,35 @@ impl BlinkTree {
     /// The copies and queues of a tree that has some.
     pub(super) fn remembered(&self) -> &Remembered {
         self.remembered.as_ref().expect("a tree whose nodes are remembered")
+    }
+
+    /// Adds the events since the tree was opened, where nodes are remembered.
+    pub fn count_remembered(&self, counters: &mut CounterSet) {
+        let Some(remembered) = &self.remembered else { return };
+        let copies = remembered.nodes.counts();
+        let (mut passes, mut images) = remembered.turns.counts();
+        if let Some(own) = remembered.own_leaves() {
+            let (passed, with_image) = own.turns.counts();
+            passes += passed;
+            images += with_image;
+        }
+        for (name, count) in [
+            ("node_hits", copies.hits),
+            ("node_misses", copies.misses),
+            ("nodes_evicted", copies.evicted),
+            ("passes", passes),
+            ("images_passed", images),
+        ] {
+            counters.add(name, count);
+        }
+        for (name, count) in remembered.counts.list() {
+            counters.add(name, count.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Bytes of the copies of nodes.
+    pub fn copy_bytes(&self) -> u64 {
+        self.remembered.as_ref().map_or(0, |it| it.nodes.counts().bytes)
     }
 
     /// Drops what a pointer was read from: it led astray.

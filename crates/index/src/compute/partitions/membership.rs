@@ -21,7 +21,7 @@ use super::{
 use crate::compute::MoveError;
 use crate::compute::messages::alive_check_ns;
 use crate::compute::ownership::glance;
-use crate::detach::detach;
+use crate::detach::{detach, unfinished_work};
 use crate::join::within;
 use crate::local::ParkingLot;
 use crate::retry::LOCK_WAIT_MAX_NS;
@@ -71,6 +71,25 @@ pub struct PartitionMembership {
 /// Held by the one task that learns a map.
 struct Learning<'a>(&'a AtomicBool);
 
+/// A membership on its way to the caller. It ends if the caller has gone: else no partition changed hands while this
+/// compute server lives, as nobody acknowledges for it.
+struct Arrival {
+    session: Session,
+    membership: Option<PartitionMembership>,
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        let Some(own) = self.membership.take() else { return };
+        self.session.spawn(async move |session| {
+            let Ok(_pin) = session.begin(OpKind::Maintenance).await else { return };
+            let word = *lock(&own.ack);
+            // An error means that this compute server is cut off.
+            let _ = clear_ack(&session, own.words.acks, own.slot, word).await;
+        });
+    }
+}
+
 impl Drop for Learning<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
@@ -101,7 +120,8 @@ impl PartitionMembership {
     }
 
     /// Takes part in the table. A member that exposes memory has published its region before. It ends with
-    /// [`leave`] or with its life; until then no partition changes hands without its acknowledgement, so it ticks.
+    /// [`leave`] or with its life; until then no partition changes hands without its acknowledgement, so it ticks. If the
+    /// caller goes away meanwhile, it does not take part.
     ///
     /// Cost: 6 remote operations: 1 READ, 1 CAS, 3 READs of the map, 1 CAS.
     ///
@@ -110,7 +130,12 @@ impl PartitionMembership {
     pub async fn join(words: PartitionWords, session: &Session) -> Result<Self, IndexError> {
         let _pin = session.begin(OpKind::Other).await?;
         let task_session = session.without_deadline();
-        detach(session, async move { Self::join_now(words, &task_session).await }).await
+        let arrived = detach(session, async move {
+            let membership = Self::join_now(words, &task_session).await?;
+            Ok(Arrival { session: task_session, membership: Some(membership) })
+        });
+        let membership = arrived.await?.membership.take();
+        membership.ok_or_else(|| unfinished_work("taking part in a table"))
     }
 
     async fn join_now(words: PartitionWords, session: &Session) -> Result<Self, IndexError> {

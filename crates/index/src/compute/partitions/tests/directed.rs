@@ -1,8 +1,11 @@
 //! Directed tests: joins, costs, members that lag, and tables that cannot be dropped.
 
+use std::pin::pin;
+
 use farleaf_fabric::sim::{CrashPlan, CrashWay};
 
 use super::*;
+use crate::join::within;
 
 /// Partitions where the ring has them, spread by all ways; each partition's leaf is changed before and after.
 #[test]
@@ -164,6 +167,34 @@ fn a_member_takes_part_before_it_reads_its_first_map() {
     let found = joins();
     drop(armed);
     assert!(found.is_some(), "the wrong order was not found");
+}
+
+/// A caller that goes away at any moment of a join leaves no member behind that acknowledges nothing.
+#[test]
+fn who_drops_a_join_takes_no_part() {
+    let mut dropped = 0;
+    for after_ns in (0..40_000).step_by(500) {
+        let cluster = Cluster::new(calm(6, 3), &[1, 1]);
+        let words = cluster.places.words;
+        let pooled = client(&cluster.sim, 2);
+        let session =
+            cluster.sim.block_on(session_of(&pooled)).expect("no deadlock").expect("a session");
+        let joined = cluster.sim.block_on(async {
+            let joined = {
+                let joining = pin!(PartitionMembership::join(words, &session));
+                within(session.endpoint(), joining, after_ns).await
+            };
+            session.endpoint().sleep(200_000).await;
+            joined
+        });
+        if joined.expect("no deadlock").is_some() {
+            continue;
+        }
+        dropped += 1;
+        let again = cluster.sim.block_on(PartitionMembership::join(words, &session));
+        assert!(again.expect("no deadlock").is_ok(), "dropped after {after_ns} ns");
+    }
+    assert!(dropped > 10, "{dropped} of the joins were dropped");
 }
 
 /// A tick costs one batch of two READs while nothing changes, and entering costs nothing.
