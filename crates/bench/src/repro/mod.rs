@@ -137,15 +137,15 @@ const PROGRAMS: &[Spec] = &[
     },
     Spec {
         name: "peers",
-        about: "the programs of DEX and Sherman, beside ours by RDMA (real time)",
+        about: "the programs of DEX, Sherman, CHIME and SMART, beside ours by RDMA (real time)",
         title: "what the papers' programs need and reach on Soft-RoCE",
         usual_scale: 1.0,
         small_scale: 0.05,
         least: (peers::SCALE_MIN, "the cache does not hold the paths of both threads"),
         kind: Kind::Program,
         time: TimeKind::Real,
-        chosen: &[CACHE, DURABILITY],
-        engines: &[Engine::Dex, Engine::BTree],
+        chosen: &[CACHE, DURABILITY, "read"],
+        engines: &[Engine::Dex, Engine::Sherman, Engine::Chime, Engine::Smart],
         run: peers::run,
     },
     Spec {

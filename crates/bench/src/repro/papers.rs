@@ -263,19 +263,41 @@ pub(super) struct Peers {
     /// READs of 1 KiB that perftest reaches there, thousands per second.
     pub(super) read_1kib_kops: f64,
     pub(super) threads: usize,
-    pub(super) dex: Peer,
-    pub(super) sherman: Peer,
+    pub(super) programs: Vec<Peer>,
 }
 
-/// Results of one program.
+/// Results of one program, and the engine that stands beside it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Peer {
-    pub(super) keys: u64,
-    /// Bytes of its cache, if it has one of a chosen size.
+    pub(super) name: String,
+    pub(super) engine: String,
+    /// Settings of the engine, by name.
     #[serde(default)]
+    pub(super) settings: BTreeMap<String, String>,
+    pub(super) keys: u64,
+    /// As in `digits:24`; numbers of 8 bytes if not given.
+    #[serde(default)]
+    pub(super) key_type: Option<String>,
+    /// Bytes of its cache.
     pub(super) cache_bytes: u64,
+    /// Operations before those that count fill the cache, which does not hold all.
+    #[serde(default)]
+    pub(super) fills_cache: bool,
+    /// The engine needs no more operations and bytes.
+    #[serde(default)]
+    pub(super) is_bar: bool,
+    /// Workloads for which it may need more.
+    #[serde(default)]
+    pub(super) allowed: BTreeMap<String, AllowedWrites>,
     /// Figures by workload.
     pub(super) rows: BTreeMap<String, PeerRow>,
+}
+
+/// WRITEs and bytes written that an engine may need where the program needs less.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct AllowedWrites {
+    pub(super) writes: f64,
+    pub(super) bytes_written: f64,
 }
 
 /// Thousands of operations per second, and the cost of each.

@@ -1,4 +1,4 @@
-//! Peers: compares remote operations and bytes with the programs published with DEX and Sherman.
+//! Peers: compares remote operations and bytes with the programs published with the papers.
 //!
 //! On Soft-RoCE, the device of the programs' measurements, it also compares throughput.
 
@@ -19,12 +19,13 @@ use serde_json::json;
 use super::{
     Repro, ReproOptions, driver,
     error::ReproError,
-    papers::{self, PeerRow},
+    papers::{self, AllowedWrites, Peer, PeerRow},
     report::ReproReport,
 };
 use crate::{
     config::{BenchConfig, Cluster, FabricKind},
     distribution::RequestDistribution,
+    keys::KeySpec,
     report::RunReport,
     run::{Phase, Progress, region_bytes},
     workload::{OpKind, Workload},
@@ -68,24 +69,25 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
     report.set("device", device.clone());
     report.set("threads", peers.threads);
     report.set("ops", options.scaled(OPS));
-    report.set("cache_bytes", options.scaled(peers.dex.cache_bytes));
     let world = PeerBench { options, threads: peers.threads, device: device.as_deref() };
     let theirs_kops = peers.read_1kib_kops;
-
-    let cache_bytes = options.scaled(peers.dex.cache_bytes).to_string();
-    let settings = Settings::default().with("cache", &cache_bytes).with("durability", "volatile");
-    for (name, row) in &peers.dex.rows {
-        let ours = world.measure(Engine::Dex, settings.clone(), peers.dex.keys, name, progress)?;
-        let case = format!("dex, {name}");
-        add(report, &case, row, theirs_kops, &ours, "the cache keeps what is asked for again");
-        add_bars(report, &case, row, theirs_kops, &ours, world.is_soft());
-    }
-    for (name, row) in &peers.sherman.rows {
-        let engine = Engine::BTree;
-        let ours =
-            world.measure(engine, Settings::default(), peers.sherman.keys, name, progress)?;
-        let reason = "Sherman caches all inner nodes; btree caches none, and reads each level";
-        add(report, &format!("btree, {name}"), row, theirs_kops, &ours, reason);
+    for peer in &peers.programs {
+        let Some(engine) = driver::engine(&peer.engine) else { continue };
+        let (name, reason) = (case_name(peer), reason(&peer.engine));
+        report.set(&format!("cache_bytes_{name}"), options.scaled(peer.cache_bytes));
+        for (workload, row) in &peer.rows {
+            let ours = world.measure(engine, peer, workload, progress)?;
+            let case = format!("{name}, {workload}");
+            add(report, &case, row, theirs_kops, &ours, reason);
+            if peer.is_bar {
+                let allowed = peer.allowed.get(workload);
+                add_bars(report, &case, row, allowed, &ours);
+            }
+            if peer.engine == "dex" {
+                add_speed_bar(report, &case, row, theirs_kops, &ours, world.is_soft());
+            }
+        }
+        report.note(format!("{name} stands beside {}.", peer.name));
     }
     report.notes.push(match &device {
         Some(device) => format!(
@@ -98,6 +100,21 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
             .to_owned(),
     });
     Ok(())
+}
+
+/// The engine, and its settings beside the cache.
+fn case_name(peer: &Peer) -> String {
+    let settings = peer.settings.iter().map(|(name, value)| format!(" {name}={value}"));
+    std::iter::once(peer.engine.clone()).chain(settings).collect()
+}
+
+fn reason(engine: &str) -> &'static str {
+    match engine {
+        "dex" => "the cache keeps what is asked for again",
+        "sherman" => "slots of leaves have checks: a leaf of 1,024 B has 40, the program's 54, and a split leaves a redo record",
+        "chime" => "a get READs its key's neighbourhood, or the one slot that a hint names",
+        _ => "leaves and nodes have checks, and a changed leaf a version",
+    }
 }
 
 /// Everything that all runs have in common.
@@ -123,17 +140,24 @@ impl PeerBench<'_> {
     fn measure(
         &self,
         engine: Engine,
-        settings: Settings,
-        keys: u64,
+        peer: &Peer,
         name: &str,
         progress: &dyn Progress,
     ) -> Result<Ours, ReproError> {
-        let fills_cache = engine == Engine::Dex && name != "insert";
+        let fills_cache = peer.fills_cache && name != "insert";
         let warmup = if fills_cache { WARMUP_OPS } else { SHORT_WARMUP_OPS };
+        let cache_bytes = self.options.scaled(peer.cache_bytes).to_string();
+        let mut settings =
+            Settings::default().with("cache", &cache_bytes).with("durability", "volatile");
+        peer.settings.iter().for_each(|(name, value)| settings.set(name, value));
+        let key_type = peer.key_type.as_deref().unwrap_or("u64");
+        let key_type = key_type.parse::<KeySpec>();
+        let key_type = key_type.map_err(|error| ReproError::Wrong(error.to_string()))?;
         let mut config = BenchConfig {
             engine,
             workload: workload(name)?,
-            keys: self.options.scaled(keys),
+            keys: self.options.scaled(peer.keys),
+            key_type,
             warmup_ops: self.options.scaled(warmup),
             ops: self.options.scaled(OPS),
             clients: self.threads,
@@ -141,7 +165,7 @@ impl PeerBench<'_> {
             memory_servers: 1,
             seed: self.options.seed,
             slices: SLICES,
-            settings: settings.and(&engine.known(&self.options.settings)),
+            settings: engine.known(&settings).and(&engine.known(&self.options.settings)),
             ..BenchConfig::default()
         };
         let (report, read_kops) = if self.device.is_some() {
@@ -244,18 +268,31 @@ fn add_bars(
     report: &mut ReproReport,
     case: &str,
     row: &PeerRow,
+    allowed: Option<&AllowedWrites>,
+    ours: &Ours,
+) {
+    let it = &ours.run.per_op;
+    let writes = allowed.map_or(row.writes, |most| most.writes);
+    let bytes = row.bytes_read + allowed.map_or(row.bytes_written, |most| most.bytes_written);
+    // The programs' counts have two decimals, their bytes none.
+    for (what, most, ours, rounding) in [
+        ("READs", row.reads, it.reads, 0.005),
+        ("WRITEs", writes, it.writes, 0.005),
+        ("atomics", row.atomics, it.atomics, 0.005),
+        ("bytes", bytes, it.bytes_read + it.bytes_written, 0.5),
+    ] {
+        report.bar(format!("{case}: at most {most} {what} /op"), ours <= most + rounding);
+    }
+}
+
+fn add_speed_bar(
+    report: &mut ReproReport,
+    case: &str,
+    row: &PeerRow,
     theirs_read_kops: f64,
     ours: &Ours,
     is_soft: bool,
 ) {
-    let it = &ours.run.per_op;
-    for (what, most, ours) in [
-        ("READs", row.reads, it.reads),
-        ("WRITEs", row.writes, it.writes),
-        ("bytes", row.bytes(), it.bytes_read + it.bytes_written),
-    ] {
-        report.bar(format!("{case}: at most {most} {what} /op"), ours <= most);
-    }
     let least = row.kops / theirs_read_kops;
     let quick = ours.read_kops.map(|read| ours.run.phase.ops_per_s / 1e3 / read >= least);
     let what = format!("{case}: at least {least:.2} ops for each READ of the device");

@@ -32,7 +32,6 @@ use std::sync::Arc;
 use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::blink::{BlinkTree, LeafRule, TreeLayouts, lock_words};
 use farleaf_index::engine::{Engine, Traits};
-use farleaf_index::sync::Ordering;
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
     SortedPairs, Stored, TableReport, TableSpec, Visitor,

@@ -132,7 +132,7 @@ impl PartitionMembership {
         let task_session = session.without_deadline();
         let arrived = detach(session, async move {
             let membership = Self::join_now(words, &task_session).await?;
-            Ok(Arrival { session: task_session, membership: Some(membership) })
+            Ok::<_, IndexError>(Arrival { session: task_session, membership: Some(membership) })
         });
         let membership = arrived.await?.membership.take();
         membership.ok_or_else(|| unfinished_work("taking part in a table"))
