@@ -95,15 +95,15 @@ impl Hopscotch {
         Hopscotch { options, hints, led_astray, counts }
     }
 
-    /// Keeps the stamps of a copy that is about to be dropped.
-    pub(super) fn keep_stamps(&self, addr: GlobalAddr, copy: &Arc<CachedNode>) {
+    /// Keeps a copy that led astray, for its stamps: the next READ of the node takes them over.
+    pub(super) fn keep_copy(&self, addr: GlobalAddr, copy: &Arc<CachedNode>) {
         let mut kept = lock(&self.led_astray);
         kept.retain(|(at, _)| *at != addr);
         kept.truncate(KEPT_MAX - 1);
         kept.push_front((addr, Arc::clone(copy)));
     }
 
-    /// The copy whose stamps were kept.
+    /// The copy that was kept.
     fn take_kept(&self, addr: GlobalAddr) -> Option<Arc<CachedNode>> {
         let mut kept = lock(&self.led_astray);
         let at = kept.iter().position(|(at, _)| *at == addr)?;

@@ -216,7 +216,7 @@ impl BlinkTree {
             PointerSource::Root => self.root.forget(),
             PointerSource::Copy(addr, copy) => {
                 if let Some(near) = self.hopscotch.as_ref().filter(|_| copy.level() == 1) {
-                    near.keep_stamps(*addr, copy);
+                    near.keep_copy(*addr, copy);
                 }
                 self.remembered().nodes.forget_copy(*addr, copy);
             }

@@ -17,7 +17,7 @@ use crate::common::World;
 /// The content that the holder writes.
 const WRITTEN: u64 = 7;
 
-/// What happens to the tasks.
+/// The task whose caller goes away.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Calm,
