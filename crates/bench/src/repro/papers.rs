@@ -351,11 +351,13 @@ mod tests {
     #[test]
     fn the_programs_figures_are_there() {
         let peers = peers().unwrap();
-        let rows = peers.dex.rows.values().chain(peers.sherman.rows.values());
-        assert_eq!(rows.clone().count(), 11);
-        assert!(rows.clone().all(|row| row.kops > 0.0 && row.reads > 0.0));
+        let rows = || peers.programs.iter().flat_map(|peer| peer.rows.values());
+        assert_eq!((peers.programs.len(), rows().count()), (5, 19));
+        assert!(rows().all(|row| row.kops > 0.0 && row.reads > 0.0));
+        let engines = peers.programs.iter().map(|peer| super::super::driver::engine(&peer.engine));
+        assert!(engines.into_iter().all(|engine| engine.is_some()));
         // DEX moves nodes of 1 KiB, no less.
-        for (name, row) in &peers.dex.rows {
+        for (name, row) in &peers.programs[0].rows {
             let nodes = row.bytes() / 1024.0;
             assert!((nodes - row.reads - row.writes).abs() < 0.02, "{name}: {row:?}");
         }

@@ -111,7 +111,9 @@ fn case_name(peer: &Peer) -> String {
 fn reason(engine: &str) -> &'static str {
     match engine {
         "dex" => "the cache keeps what is asked for again",
-        "sherman" => "slots of leaves have checks: a leaf of 1,024 B has 40, the program's 54, and a split leaves a redo record",
+        "sherman" => {
+            "slots of leaves have checks: a leaf of 1,024 B has 40, the program's 54, and a split leaves a redo record"
+        }
         "chime" => "a get READs its key's neighbourhood, or the one slot that a hint names",
         _ => "leaves and nodes have checks, and a changed leaf a version",
     }

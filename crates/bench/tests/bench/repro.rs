@@ -242,7 +242,8 @@ fn peers_are_compared_on_each_workload() {
     assert!(reads("dex, c") < reads("dex, c uniform"));
     assert!(reads("dex, c uniform") < 1.0);
     assert_eq!(figure(&report, "dex, c", "WRITEs /op"), 0.0);
-    for (case, least, most) in [("sherman, c", 1.0, 1.01), ("sherman read=locked3, c", 2.98, 3.01)] {
+    for (case, least, most) in [("sherman, c", 1.0, 1.01), ("sherman read=locked3, c", 2.98, 3.01)]
+    {
         assert!((least..most).contains(&reads(case)), "{case}: {}", reads(case));
     }
     assert!(reads("chime, c") < 1.02 && reads("smart, c") < 1.2);
