@@ -23,9 +23,6 @@ pub(super) const KEYS: KeySpec = KeySpec::Digits(24);
 pub(super) const THREADS: usize = 72;
 /// Operations of each client, at least: fewer swing with single waits.
 const OPS_LEAST: u64 = 24;
-/// Below this scale a report shows that an experiment runs, and no figures: a thread is one client, with few operations.
-const SCALE_OF_FIGURES: f64 = 1.0 / 16_384.0;
-const OPS_WITHOUT_FIGURES: u64 = 4;
 /// A scan counts as so many operations, as it reads as many pairs and more.
 const SCAN_WEIGHT: u64 = 6;
 /// Systems that the paper measures DMTree against, and its baseline.
@@ -114,12 +111,9 @@ impl<'a> PaperRuns<'a> {
         report: &mut ReproReport,
     ) -> Result<PaperRuns<'a>, ReproError> {
         let paper = papers::papers()?.dmtree;
-        let mut driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
-        if driver.options.scale < SCALE_OF_FIGURES {
-            driver.cluster.coroutines = 1;
-        }
+        let driver = Driver::begin(repro, report, &paper.source, paper.setup.clone());
         report.set("key_type", KEYS.to_string());
-        report.set("coroutines", driver.cluster.coroutines);
+        report.set("coroutines", paper.setup.coroutines);
         if let Some(card) = paper.setup.card {
             report.set("card_ops_per_s", card.ops_per_s);
             report.set("card_atomics_per_s", card.atomics_per_s);
@@ -153,10 +147,8 @@ impl<'a> PaperRuns<'a> {
         let scans = workload.mix.share(OpKind::Scan) > 0.0;
         let weight = if scans { SCAN_WEIGHT } else { 1 };
         let threads = each * cluster.compute_servers;
-        let has_figures = options.scale >= SCALE_OF_FIGURES;
-        let ops_least = if has_figures { OPS_LEAST } else { OPS_WITHOUT_FIGURES };
         let clients = threads * cluster.coroutines.max(1);
-        let least = (clients as u64 * ops_least / weight).max(1);
+        let least = (clients as u64 * OPS_LEAST / weight).max(1);
         let reads = [(OpKind::Get, 1.0)];
         let mut config = BenchConfig {
             threads,
