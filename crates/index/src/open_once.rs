@@ -45,7 +45,7 @@ pub async fn open_once<T: Any + Send + Sync>(
     }
 }
 
-/// What a compute server keeps open of a table.
+/// The object that a compute server keeps open of a table.
 #[derive(Debug)]
 pub struct Opened<T> {
     /// The object, shared by all tasks of the compute server.
