@@ -33,8 +33,8 @@ farleaf_fabric::canaries! {
 impl BlinkTree {
     /// Tries to merge the node below `parent_level` that covers `key` with a neighbour, and goes on
     /// upwards where that leaves a parent sparse. Gives up wherever somebody else is busy, at any error,
-    /// and if the way to the parent changes again and again: the change that left the node sparse has happened, merging is never needed, and what
-    /// is wrong shows in the next operation that needs it.
+    /// and if the way to the parent changes again and again: the change that left the node sparse has
+    /// happened, merging is never needed, and what is wrong shows in the next operation that needs it.
     ///
     /// Its cost counts as maintenance: a READ for each level down to the parent, 3 CASes, 3 READs
     /// and 7 WRITEs for one merge.

@@ -84,28 +84,28 @@ pub(super) struct Hopscotch {
     options: HopscotchOptions,
     hints: SlotHints,
     /// Copies of parents that led astray, the last ones: their stamps pass to the next copies.
-    led_astray: Mutex<VecDeque<(GlobalAddr, Arc<CachedNode>)>>,
+    stale_copies: Mutex<VecDeque<(GlobalAddr, Arc<CachedNode>)>>,
     pub(super) counts: HopscotchCounts,
 }
 
 impl Hopscotch {
     pub(super) fn new(options: HopscotchOptions) -> Self {
         let hints = SlotHints::new(options.hint_bytes);
-        let (led_astray, counts) = Default::default();
-        Hopscotch { options, hints, led_astray, counts }
+        let (stale_copies, counts) = Default::default();
+        Hopscotch { options, hints, stale_copies, counts }
     }
 
     /// Keeps a copy that led astray, for its stamps: the next READ of the node takes them over.
-    pub(super) fn keep_copy(&self, addr: GlobalAddr, copy: &Arc<CachedNode>) {
-        let mut kept = lock(&self.led_astray);
+    pub(super) fn add_stale_copy(&self, addr: GlobalAddr, copy: &Arc<CachedNode>) {
+        let mut kept = lock(&self.stale_copies);
         kept.retain(|(at, _)| *at != addr);
         kept.truncate(KEPT_MAX - 1);
         kept.push_front((addr, Arc::clone(copy)));
     }
 
-    /// The copy that was kept.
-    fn take_kept(&self, addr: GlobalAddr) -> Option<Arc<CachedNode>> {
-        let mut kept = lock(&self.led_astray);
+    /// Takes the stale copy of the node at `addr`, if it is still there.
+    fn take_stale_copy(&self, addr: GlobalAddr) -> Option<Arc<CachedNode>> {
+        let mut kept = lock(&self.stale_copies);
         let at = kept.iter().position(|(at, _)| *at == addr)?;
         Some(kept.remove(at)?.1)
     }
@@ -254,7 +254,7 @@ impl BlinkTree {
         }
         let node = Node::new(&self.layout, words);
         let mut notes = vec![0; node.count() + 1];
-        let kept = self.hopscotch.as_ref().and_then(|it| it.take_kept(addr));
+        let kept = self.hopscotch.as_ref().and_then(|it| it.take_stale_copy(addr));
         let old = remembered.nodes.peek(addr).or(kept);
         if let Some(old) = old.filter(|old| old.level() == 1) {
             let before = Node::new(&self.layout, old.words());

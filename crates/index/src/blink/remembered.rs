@@ -8,6 +8,7 @@
 //!   epoch of the copy that names it (INV-EPOCH-6 of the pool). Then it is the object that was linked when the copy was
 //!   READ, and it is alive. Else the copy is dropped, and the way is looked up anew.
 //! - `INV-REM-2` Pointers of a node that counted and was READ by this operation are *fresh*: its pin holds what they lead to.
+//!   So is the root word, if it was READ at the present moment (INV-EPOCH-7 of the pool).
 //! - `INV-REM-3` A writer proves a node by the image that it READs under the lock, and writes to no other. The lock word
 //!   lies in a lock table, so that the CAS harms nobody if the pointer was stale.
 //! - `INV-REM-4` A leaf that is open at both ends may be giving way to a loaded tree. Its image counts if its lock word,
@@ -216,7 +217,7 @@ impl BlinkTree {
             PointerSource::Root => self.root.forget(),
             PointerSource::Copy(addr, copy) => {
                 if let Some(near) = self.hopscotch.as_ref().filter(|_| copy.level() == 1) {
-                    near.keep_copy(*addr, copy);
+                    near.add_stale_copy(*addr, copy);
                 }
                 self.remembered().nodes.forget_copy(*addr, copy);
             }
