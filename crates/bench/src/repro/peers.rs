@@ -19,7 +19,7 @@ use serde_json::json;
 use super::{
     Repro, ReproOptions, driver,
     error::ReproError,
-    papers::{self, AllowedWrites, Peer, PeerRow},
+    papers::{self, Peer, PeerRow},
     report::ReproReport,
 };
 use crate::{
@@ -80,8 +80,7 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
             let case = format!("{name}, {workload}");
             add(report, &case, row, theirs_kops, &ours, reason);
             if peer.is_bar {
-                let allowed = peer.allowed.get(workload);
-                add_bars(report, &case, row, allowed, &ours);
+                add_bars(report, &case, peer, workload, row, &ours);
             }
             if peer.engine == "dex" {
                 add_speed_bar(report, &case, row, theirs_kops, &ours, world.is_soft());
@@ -269,19 +268,19 @@ fn add(
 fn add_bars(
     report: &mut ReproReport,
     case: &str,
+    peer: &Peer,
+    workload: &str,
     row: &PeerRow,
-    allowed: Option<&AllowedWrites>,
     ours: &Ours,
 ) {
-    let it = &ours.run.per_op;
+    let (it, allowed) = (&ours.run.per_op, peer.allowed.get(workload));
     let writes = allowed.map_or(row.writes, |most| most.writes);
     let bytes = row.bytes_read + allowed.map_or(row.bytes_written, |most| most.bytes_written);
-    // The programs' counts have two decimals, their bytes none.
     for (what, most, ours, rounding) in [
-        ("READs", row.reads, it.reads, 0.005),
-        ("WRITEs", writes, it.writes, 0.005),
-        ("atomics", row.atomics, it.atomics, 0.005),
-        ("bytes", bytes, it.bytes_read + it.bytes_written, 0.5),
+        ("READs", row.reads, it.reads, peer.rounding),
+        ("WRITEs", writes, it.writes, peer.rounding),
+        ("atomics", row.atomics, it.atomics, peer.rounding),
+        ("bytes", bytes, it.bytes_read + it.bytes_written, 100.0 * peer.rounding),
     ] {
         report.bar(format!("{case}: at most {most} {what} /op"), ours <= most + rounding);
     }
