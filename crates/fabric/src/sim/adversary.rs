@@ -3,7 +3,7 @@
 //! `fate.rs` delays and loses messages.
 //!
 //! - **ADV-1** Everything happens inside the time that the server's card takes for the operation
-//!   anyway, so that mean throughput stays what it is.
+//!   anyway, so that mean throughput stays what it is, but for what is stretched.
 //! - **ADV-2** A word is never split.
 //! - **ADV-3** Nothing contradicts the configured [`Capabilities`].
 //! - **ADV-4** Every choice follows from the seed, the post's number, the operation's place in its list
@@ -12,7 +12,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::config::{AdversaryConfig, SimConfig};
+use super::config::{AdversaryConfig, PS, SimConfig};
 use super::trace::mix;
 use crate::{Buf, Capabilities, GlobalAddr, Op, Words};
 
@@ -39,6 +39,7 @@ pub(super) enum Fault {
     Prefix = 12,
     Repeated = 13,
     RepeatedBy = 14,
+    Stretch = 15,
 }
 
 #[derive(Debug)]
@@ -137,6 +138,17 @@ impl Adversary {
         can_be
             && self.strikes(Fault::Torn, self.config.torn, serial, part)
             && words_of(op).len() > 1
+    }
+
+    /// Returns the further time that an operation takes.
+    #[inline]
+    pub(super) fn stretch_ps(&self, op: &Op, serial: u64, part: u16) -> u64 {
+        let most_ps = self.config.stretch_ns * PS;
+        if most_ps == 0 || !self.is_torn(op, serial, part) {
+            return 0;
+        }
+        let roll = self.roll(Fault::Stretch, serial, part);
+        if roll & 1 == 0 { 0 } else { (roll >> 1) % most_ps }
     }
 
     /// Returns the number of instants of a torn operation.

@@ -138,9 +138,12 @@ pub struct RpcConfig {
 pub struct AdversaryConfig {
     /// Probability that an operation of more than one word is torn: its words are sampled or land
     /// at 2 to 4 instants, any word at any of them. A fence then also cuts WRITEs in the
-    /// middle. Keeps to `line_atomic`, `write_inorder` and `crash_atomic_bytes`, and takes no time.
-    /// Default 0.
+    /// middle. Keeps to `line_atomic`, `write_inorder` and `crash_atomic_bytes`, and takes no time but
+    /// `stretch_ns`. Default 0.
     pub torn: f64,
+    /// The longest further time over which half of the torn operations are spread. The next operation of the
+    /// chain, or the answer, waits for it. Default 0.
+    pub stretch_ns: u64,
     /// Probability that a CAS or FAA stores later than it loads, so that a WRITE to its word that
     /// comes between is lost. Other fabric atomics never come between. Never happens under the
     /// capability `write_vs_rmw`. Default 0.
@@ -177,6 +180,7 @@ impl Default for AdversaryConfig {
     fn default() -> Self {
         AdversaryConfig {
             torn: 0.0,
+            stretch_ns: 0,
             split_rmw: 0.0,
             late: 0.0,
             late_ns: 10_000,
@@ -200,6 +204,11 @@ impl AdversaryConfig {
         if times.iter().any(|ns| !(1..=FAULT_NS_MAX).contains(ns)) {
             return Err(FabricError::Config(format!(
                 "{self:?}: late_ns, lost_ns and timeout_ns take 1 to {FAULT_NS_MAX}"
+            )));
+        }
+        if self.stretch_ns > FAULT_NS_MAX {
+            return Err(FabricError::Config(format!(
+                "{self:?}: stretch_ns takes 0 to {FAULT_NS_MAX}"
             )));
         }
         Ok(())

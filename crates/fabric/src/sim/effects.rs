@@ -79,11 +79,13 @@ impl Machine {
         let Some(op) = slot.payload.op_mut(part) else { return };
         let server = &self.servers[place];
         let region = Some(&*server.words);
-        let window = if is_last {
-            self.times.service
-        } else {
-            self.times.chain_step.min(self.times.service)
-        };
+        let stretch = self.adversary.stretch_ps(op, serial, part);
+        let window = stretch
+            + if is_last {
+                self.times.service
+            } else {
+                self.times.chain_step.min(self.times.service)
+            };
         // No other atomic of the word comes between, also if the server has become slow since it came.
         let atomic_ps = self.nics[server.card].atomics.least_op_ps();
         let later = if self.adversary.tears && !by_processor {
@@ -122,9 +124,9 @@ impl Machine {
         }
         self.record_effect(index, part);
         if is_last {
-            self.respond(index, part);
+            self.respond_after(index, part, stretch);
         } else {
-            let mut at = self.now + self.times.chain_step;
+            let mut at = self.now + self.times.chain_step + stretch;
             if self.adversary.harms {
                 at = at.saturating_add(self.pause_before(index, part + 1));
             }

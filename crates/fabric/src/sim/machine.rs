@@ -526,8 +526,14 @@ impl Machine {
     /// The server's answer leaves, at the earliest when its card is done with the operation.
     #[inline]
     pub(super) fn respond(&mut self, index: u32, part: u16) {
+        self.respond_after(index, part, 0);
+    }
+
+    /// As [`Machine::respond`], with an operation that took `stretch_ps` longer.
+    #[inline]
+    pub(super) fn respond_after(&mut self, index: u32, part: u16, stretch_ps: u64) {
         let load = self.response(index, part);
-        let (now, mut service, mut late) = (self.now, self.times.service, 0);
+        let (now, mut service, mut late) = (self.now, self.times.service + stretch_ps, 0);
         if self.is_ill {
             service = self.slowed(index, part, service);
             if self.swallows(index, part, Direction::Replies) {

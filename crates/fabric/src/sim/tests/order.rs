@@ -99,6 +99,39 @@ fn a_read_alone_is_torn_into_two_instants() {
 }
 
 #[test]
+fn the_next_operation_of_a_chain_waits_for_a_stretched_one() {
+    let config = hostile(3);
+    let adversary = AdversaryConfig { stretch_ns: 20_000, ..config.adversary.clone() };
+    let sim = sim(SimConfig { compute_servers: 2, adversary, ..config });
+    let (writer, reader) = (endpoint(&sim, 0), endpoint(&sim, 1));
+    let (longest_ns, mixed) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let longest = Rc::clone(&longest_ns);
+    sim.spawn(0, async move {
+        for round in 1..200 {
+            let from_ns = writer.now_ns();
+            let mut ops = writer.ops();
+            ops.write(at(0, BLOCK), filled(&writer, WORDS, round));
+            ops.write_word(at(0, 64), round);
+            drop(writer.chain(ops).await.unwrap());
+            longest.set(longest.get().max(writer.now_ns() - from_ns));
+        }
+    });
+    let sum = Rc::clone(&mixed);
+    sim.spawn(1, async move {
+        for _ in 0..800 {
+            let number = reader.read(at(0, 64), reader.buf(8)).await.unwrap().words()[0];
+            let block = reader.read(at(0, BLOCK), reader.buf(8 * WORDS)).await.unwrap();
+            // The number is written when the whole block has landed.
+            assert!(block.words().iter().all(|word| *word >= number), "{number}");
+            sum.set(sum.get() + usize::from(is_mixed(block.words())));
+        }
+    });
+    sim.run().unwrap();
+    assert!(longest_ns.get() > 15_000, "{}", longest_ns.get());
+    assert!(mixed.get() > 100, "{}", mixed.get());
+}
+
+#[test]
 fn lines_stay_whole_if_they_are_promised() {
     let capabilities = Capabilities { line_atomic: true, ..Capabilities::NONE };
     let count = Rc::new(Cell::new(0));
