@@ -28,6 +28,8 @@ const PATIENCE_NS: u64 = 3_000_000_000;
 const EVENTS_MAX: u64 = 40_000_000;
 /// Time between two checks for lives that were cut off.
 const LOOK_NS: u64 = 100_000;
+/// Times the clients' likely time in which single operations may go wrong.
+const FAULTY_TIMES: u64 = 3;
 /// Time between two ticks of the observer.
 const KEEPER_NS: u64 = 150_000;
 /// Rounds of recovery at the end, and ticks until everything retired is free.
@@ -85,6 +87,7 @@ fn config(scenario: &Scenario, is_recorded: bool) -> SimConfig {
         },
         adversary: AdversaryConfig {
             torn: faults.torn,
+            stretch_ns: faults.stretch as u64,
             split_rmw: faults.split,
             late: faults.late,
             late_ns: or(faults.late_ns, defaults.late_ns),
@@ -143,6 +146,14 @@ impl Driver<'_> {
                 return Ok(());
             }
             self.happen(event.kind)?;
+        }
+        // Single operations go wrong for as long as clients are at work, also after the last event, or without one.
+        let faulty_ns = start_ns.saturating_add(FAULTY_TIMES * self.scenario.likely_ns());
+        while self.sim.now_ns() < faulty_ns && !self.is_over() && !self.shared.stop.get() {
+            self.run_until(faulty_ns.min(self.sim.now_ns() + LOOK_NS))?;
+        }
+        if self.shared.stop.get() {
+            return Ok(());
         }
         self.end(keeper)
     }
@@ -303,12 +314,7 @@ impl Driver<'_> {
         }
         computes.for_each(|at| self.sim.fabric(at).resume());
         let until_ns = self.sim.now_ns() + PATIENCE_NS;
-        let is_over = || {
-            let lives = self.lives.borrow();
-            let mut stages = lives.iter().map(|life| life.state.stage.get());
-            stages.all(|stage| matches!(stage, Stage::Done | Stage::Dead))
-        };
-        while !is_over() && !self.shared.stop.get() {
+        while !self.is_over() && !self.shared.stop.get() {
             if self.sim.now_ns() >= until_ns {
                 return Err(self.still_at_work());
             }
@@ -322,6 +328,13 @@ impl Driver<'_> {
         // The observer's own task ends.
         self.sim.run_until(self.sim.now_ns() + 2 * KEEPER_NS).map_err(stuck)?;
         self.sim.block_on(self.look(keeper)).map_err(stuck)?
+    }
+
+    /// Tells whether every compute server has done its work, or is dead.
+    fn is_over(&self) -> bool {
+        let lives = self.lives.borrow();
+        let mut stages = lives.iter().map(|life| life.state.stage.get());
+        stages.all(|stage| matches!(stage, Stage::Done | Stage::Dead))
     }
 
     fn still_at_work(&self) -> Failure {

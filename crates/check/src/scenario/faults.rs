@@ -10,6 +10,8 @@ use super::ScenarioError;
 pub struct Faults {
     /// Probability that an operation of several words is torn.
     pub torn: f64,
+    /// The longest further time over which half of the torn operations are spread, in nanoseconds.
+    pub stretch: f64,
     /// Probability that an atomic stores later than it loads.
     pub split: f64,
     /// Spread of the latency of messages, in nanoseconds.
@@ -44,6 +46,7 @@ pub(crate) type Field = (&'static str, fn(&mut Faults) -> &mut f64);
 /// Every fault by name, with the largest value that makes sense.
 pub(crate) const FIELDS: &[(Field, f64)] = &[
     (("torn", |faults| &mut faults.torn), 1.0),
+    (("stretch", |faults| &mut faults.stretch), 1e6),
     (("split", |faults| &mut faults.split), 1.0),
     (("jitter", |faults| &mut faults.jitter), 1_500.0),
     (("late", |faults| &mut faults.late), 1.0),

@@ -18,6 +18,25 @@ fn the_same_scenario_is_the_same_run() {
     }
 }
 
+/// Operations go wrong for as long as clients are at work, whether or not an event befalls a server.
+#[test]
+fn operations_go_wrong_without_events() {
+    let run_with = |faults: &str| {
+        let mut choices = Choices::default();
+        for (flag, text) in [("event", "none"), ("clients", "3"), ("ops", "40"), ("keys", "20")] {
+            choices.set(flag, text).unwrap();
+        }
+        choices.set("faults", faults).unwrap();
+        let outcome = run(&choices.scenario(3));
+        assert_eq!(outcome.failure, None);
+        outcome.stats.virtual_ns
+    };
+    let (plain, late) = (run_with("none"), run_with("late=1,late-ns=10000"));
+    // Each of some hundred messages comes up to 10 us later.
+    assert!(late > plain + 500_000, "{late} {plain}");
+    assert!(run_with("torn=1,stretch=10000") > plain + 100_000);
+}
+
 /// The lab finds a last look that does not fit.
 #[test]
 fn a_wrong_last_look_is_found() {
