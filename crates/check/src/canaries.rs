@@ -94,11 +94,13 @@ pub fn with_engines(name: &str, only: Option<Engine>) -> Vec<Hunted> {
 }
 
 /// Hunts `canaries`, each with an engine, on `threads` threads and with at most `seeds_max` seeds each. `choices` pins
-/// what the scenarios have in common; a workload that it leaves open is chosen to suit the bug. `stop` ends the hunt
-/// early, without the canaries not found until then. The hunt calls `each` for every canary that is done.
+/// what the scenarios have in common; a workload that it leaves open is chosen to suit the bug. In place of scenarios, `at`
+/// names a crash case with its engine, whose points are run. `stop` ends the hunt early, without the canaries not found
+/// until then. The hunt calls `each` for every canary that is done.
 pub fn hunt(
     canaries: &[Hunted],
     choices: &Choices,
+    at: Option<&str>,
     seeds_max: u64,
     threads: usize,
     stop: &AtomicBool,
@@ -107,7 +109,7 @@ pub fn hunt(
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     on_threads(threads, || {
         while let Some(hunted) = canaries.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let Some(result) = hunt_one(hunted, choices, seeds_max, stop) else { return };
+            let Some(result) = hunt_one(hunted, choices, at, seeds_max, stop) else { return };
             each(&result);
             done.lock().unwrap_or_else(PoisonError::into_inner).push(result);
         }
@@ -157,6 +159,7 @@ fn hunt_at_points(canary: &'static Canary, name: &str, result: &mut CanaryResult
 fn hunt_one(
     hunted: &Hunted,
     choices: &Choices,
+    at: Option<&str>,
     seeds_max: u64,
     stop: &AtomicBool,
 ) -> Option<CanaryResult> {
@@ -171,8 +174,9 @@ fn hunt_one(
         unseeded: None,
         elapsed: Duration::ZERO,
     };
-    if let (Some(case), Some(engine)) = (case, engine) {
-        hunt_at_points(canary, &format!("{engine}/{case}"), &mut result);
+    let own = case.zip(engine).map(|(case, engine)| format!("{engine}/{case}"));
+    if let Some(case) = at.map(str::to_owned).or(own) {
+        hunt_at_points(canary, &case, &mut result);
         result.elapsed = began.elapsed();
         return Some(result);
     }

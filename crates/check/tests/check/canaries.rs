@@ -66,7 +66,7 @@ fn seeded_bugs_are_found() {
     let engine = engine.map(|name| name.parse().expect("an engine"));
     let first = |name: &&str| with_engines(name, engine).into_iter().next();
     let hunted: Vec<Hunted> = chosen.iter().filter_map(first).collect();
-    let results = hunt(&hunted, &Choices::default(), 1_500, 2, &never, &|done| {
+    let results = hunt(&hunted, &Choices::default(), None, 1_500, 2, &never, &|done| {
         let (name, by, replay) = (done.canary.name, done.found_by(), done.replay());
         println!("{name}: {} seeds, {:?}, {by:?}: {replay:?}", done.seeds, done.elapsed);
     });

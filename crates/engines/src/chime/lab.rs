@@ -22,6 +22,25 @@ use fastrand::Rng;
 
 use super::{Chime, ChimeShape, open_tree, without_copies};
 
+/// READs of neighbourhoods and leaves that take as long as a hop.
+const HOPPING: &[(&str, &str)] = &[
+    ("format", "u64-tiny"),
+    ("workload", "mixed|churn"),
+    (
+        "set",
+        "leaf_bytes=256,neighbourhood=2,cache=256MiB,point_read=neighbourhood,insert_read=neighbourhood,\
+         speculate=false,delegate=false",
+    ),
+    ("memory-servers", "1"),
+    ("compute-servers", "3"),
+    ("clients", "18"),
+    ("keys", "15|40"),
+    ("ops", "60"),
+    ("think-ns", "0"),
+    ("event", "none"),
+    ("faults", "torn=1,stretch=8000"),
+];
+
 impl Lab for Chime {
     // A record may hold an inner node and two leaves.
     const REDO_BYTES: u32 = 4 << 10;
@@ -35,16 +54,10 @@ impl Lab for Chime {
             &FORGET_RETIRE,
             &SCAN_BACK,
             &CLEAR_BEFORE_COPY,
-            &ABSENT_AT_ONCE,
-            &SCAN_UNCOUNTED,
-            &HOPS_IN_ONE_CHAIN,
-            &SIBLING_UNHELD,
             &SIBLING_TAKEN_ALONE,
             &DEAD_KEEPS_SLOTS,
             &REWRITE_KEEPS_STAMP,
             &LEARN_FOR_SIBLING,
-            &UPDATE_ONE_OF_TWO,
-            &CLEAR_SECOND_AFTER,
             &SPECULATE_BY_KEY,
         ];
         let mut hunts = any.map(Hunt::any).to_vec();
@@ -53,6 +66,15 @@ impl Lab for Chime {
             Hunt::at(&BUILD_KEEPS_TORN, "u64-tiny/insert"),
             // Values of several words stand in slots of leaves.
             Hunt::at(&LOSE_LEAF_REDO, "wide/update"),
+            Hunt::with(&ABSENT_AT_ONCE, HOPPING),
+            Hunt::with(&SCAN_UNCOUNTED, HOPPING),
+            // Two hops of one insert, a lost chain that ended between them, and a get in that time.
+            Hunt::open(&HOPS_IN_ONE_CHAIN),
+            // Whoever changes a key of the new leaf has had the old leaf's lock before, unless a parent names the new one.
+            Hunt::open(&SIBLING_UNHELD),
+            // A death between two WRITEs of a hop, then a remove, or a death in an update, of the pair that moved.
+            Hunt::open(&UPDATE_ONE_OF_TWO),
+            Hunt::open(&CLEAR_SECOND_AFTER),
         ]);
         hunts
     }

@@ -8,10 +8,22 @@ use farleaf_index::lab::{CrashState, Hunt, Lab, LabSize, Variant, changes};
 use farleaf_index::remote_lock::END_TURN_EARLY;
 use farleaf_index::{IndexError, Settings, Spec, Stored, TableReport, TableSpec};
 use farleaf_pool::Session;
+use farleaf_pool::canary::SKIP_FENCE;
 use fastrand::Rng;
 
 use super::PSherman;
 use crate::sherman::{Sherman, ShermanShape, lab, open_tree, without_copies};
+
+/// Owners that stand still for longer than their lease, and go on.
+const STOPPED: &[(&str, &str)] = &[
+    ("workload", "hot"),
+    ("compute-servers", "2"),
+    ("clients", "4"),
+    ("keys", "20"),
+    ("ops", "150"),
+    ("event", "stop:1@20000,resume:1@900000,stop:0@1500000,resume:0@2400000"),
+    ("faults", "lease=50000,shuffle=1,late=0.3,late-ns=100000"),
+];
 
 impl Lab for PSherman {
     const REDO_BYTES: u32 = <Sherman as Lab>::REDO_BYTES;
@@ -26,7 +38,10 @@ impl Lab for PSherman {
             &OPEN_UNFINISHED,
             &END_TURN_EARLY,
         ];
-        lab::hunts().into_iter().chain(of_owners.map(Hunt::any)).collect()
+        // An owner holds no remote lock: the dead must wake and write what is another's by then.
+        let shared = lab::hunts().into_iter().filter(|hunt| hunt.canary.name != SKIP_FENCE.name);
+        let stopped = Hunt::with(&SKIP_FENCE, STOPPED);
+        shared.chain(of_owners.map(Hunt::any)).chain([stopped]).collect()
     }
 
     fn shape(size: LabSize, spec: &Spec) -> ShermanShape {

@@ -100,6 +100,9 @@ pub(crate) struct CanariesArgs {
     /// The ones to hunt [default: all]
     #[arg(value_name = "CANARY")]
     pub(crate) names: Vec<String>,
+    /// Run the points of this crash case instead of seeds ('farleaf check crash --list' names them)
+    #[arg(long, value_name = "CASE")]
+    pub(crate) at: Option<String>,
     /// Seeds within which each must be found
     #[arg(short = 'n', long, value_name = "COUNT", default_value = "2K")]
     pub(crate) seeds: Count,

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use farleaf_check::canaries::{CanaryResult, Hunted, hunt, names, with_engines};
+use farleaf_check::crash::cases;
 use serde_json::json;
 
 use super::super::stop_on_interrupt;
@@ -20,17 +21,32 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
         ))
         .into());
     }
+    if let Some(at) = args.at.as_deref().filter(|at| !cases().iter().any(|case| case.name() == *at))
+    {
+        return Err(Failure::usage(format!(
+            "there is no crash case \"{at}\": 'farleaf check crash --list' names them"
+        ))
+        .into());
+    }
     let choices = args.pins.choices()?;
     let is_chosen = |name: &&str| args.names.is_empty() || args.names.iter().any(|it| it == name);
     let chosen = known.into_iter().filter(is_chosen);
-    let canaries: Vec<Hunted> =
+    let mut canaries: Vec<Hunted> =
         chosen.flat_map(|name| with_engines(name, choices.engine)).collect();
+    if args.names.is_empty() {
+        let is_open = |hunted: &&Hunted| hunted.hunt.is_open;
+        let open: Vec<&str> =
+            canaries.iter().filter(is_open).map(|it| it.hunt.canary.name).collect();
+        console.note(format!("left out, as no run has shown them yet: {}", open.join(", ")));
+        canaries.retain(|hunted| !hunted.hunt.is_open);
+    }
     // Code that a canary breaks may panic; that is a finding, and no news.
     std::panic::set_hook(Box::new(|_| {}));
     let stop = stop_on_interrupt()?;
     let meter = Meter::new(console.shows_progress(), Some(canaries.len() as u64));
     let (seeds, threads) = (args.seeds.0, super::args::threads(args.threads));
-    let results = hunt(&canaries, &choices, seeds, threads, &stop, &|_| meter.step());
+    let results =
+        hunt(&canaries, &choices, args.at.as_deref(), seeds, threads, &stop, &|_| meter.step());
     meter.clear();
     print(&results, console)?;
     for (scenario, failure) in results.iter().filter_map(|result| result.unseeded.as_ref()) {
