@@ -70,7 +70,7 @@ impl Lab for Chime {
             Hunt::with(&SCAN_UNCOUNTED, HOPPING),
             // Two hops of one insert, a lost chain that ended between them, and a get in that time.
             Hunt::open(&HOPS_IN_ONE_CHAIN),
-            // Whoever changes a key of the new leaf has had the old leaf's lock before, unless a parent names the new one.
+            // A client changes a key of the new leaf under the old leaf's lock, unless a parent names the new one.
             Hunt::open(&SIBLING_UNHELD),
             // A death between two WRITEs of a hop, then a remove, or a death in an update, of the pair that moved.
             Hunt::open(&UPDATE_ONE_OF_TWO),
