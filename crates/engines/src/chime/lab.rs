@@ -69,12 +69,12 @@ impl Lab for Chime {
             Hunt::with(&ABSENT_AT_ONCE, HOPPING),
             Hunt::with(&SCAN_UNCOUNTED, HOPPING),
             // Two hops of one insert, a lost chain that ended between them, and a get in that time.
-            Hunt::open(&HOPS_IN_ONE_CHAIN),
+            Hunt::any(&HOPS_IN_ONE_CHAIN),
             // A client changes a key of the new leaf under the old leaf's lock, unless a parent names the new one.
-            Hunt::open(&SIBLING_UNHELD),
+            Hunt::any(&SIBLING_UNHELD),
             // A death between two WRITEs of a hop, then a remove, or a death in an update, of the pair that moved.
-            Hunt::open(&UPDATE_ONE_OF_TWO),
-            Hunt::open(&CLEAR_SECOND_AFTER),
+            Hunt::any(&UPDATE_ONE_OF_TWO),
+            Hunt::any(&CLEAR_SECOND_AFTER),
         ]);
         hunts
     }

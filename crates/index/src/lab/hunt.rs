@@ -12,14 +12,12 @@ pub struct Hunt {
     /// The crash case whose points show the bug, without the engine's name, as in `records/update`. Then no run is
     /// drawn from a seed.
     pub case: Option<&'static str>,
-    /// No run has shown the bug yet: it is hunted by its name alone.
-    pub is_open: bool,
 }
 
 impl Hunt {
     /// Any run.
     pub const fn any(canary: &'static Canary) -> Hunt {
-        Hunt { canary, flags: &[], case: None, is_open: false }
+        Hunt { canary, flags: &[], case: None }
     }
 
     /// Runs with these flags.
@@ -27,16 +25,11 @@ impl Hunt {
         canary: &'static Canary,
         flags: &'static [(&'static str, &'static str)],
     ) -> Hunt {
-        Hunt { canary, flags, case: None, is_open: false }
+        Hunt { canary, flags, case: None }
     }
 
     /// The points of a crash case: for a bug that needs a death within one WRITE, or at one moment.
     pub const fn at(canary: &'static Canary, case: &'static str) -> Hunt {
-        Hunt { canary, flags: &[], case: Some(case), is_open: false }
-    }
-
-    /// A bug that no run has shown yet. Whoever lists one says why.
-    pub const fn open(canary: &'static Canary) -> Hunt {
-        Hunt { is_open: true, ..Hunt::any(canary) }
+        Hunt { canary, flags: &[], case: Some(case) }
     }
 }

@@ -29,17 +29,12 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
         .into());
     }
     let choices = args.pins.choices()?;
+    // The engine of the case, if there is one.
+    let of_case = args.at.as_deref().and_then(|at| at.split('/').next()?.parse().ok());
+    let engine = of_case.or(choices.engine);
     let is_chosen = |name: &&str| args.names.is_empty() || args.names.iter().any(|it| it == name);
     let chosen = known.into_iter().filter(is_chosen);
-    let mut canaries: Vec<Hunted> =
-        chosen.flat_map(|name| with_engines(name, choices.engine)).collect();
-    if args.names.is_empty() {
-        let is_open = |hunted: &&Hunted| hunted.hunt.is_open;
-        let open: Vec<&str> =
-            canaries.iter().filter(is_open).map(|it| it.hunt.canary.name).collect();
-        console.note(format!("left out, as no run has shown them yet: {}", open.join(", ")));
-        canaries.retain(|hunted| !hunted.hunt.is_open);
-    }
+    let canaries: Vec<Hunted> = chosen.flat_map(|name| with_engines(name, engine)).collect();
     // Code that a canary breaks may panic; that is a finding, and no news.
     std::panic::set_hook(Box::new(|_| {}));
     let stop = stop_on_interrupt()?;
