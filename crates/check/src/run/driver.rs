@@ -147,7 +147,8 @@ impl Driver<'_> {
             }
             self.happen(event.kind)?;
         }
-        // Single operations go wrong for as long as clients are at work, also after the last event, or without one.
+        // Single operations go wrong while clients are at work, also after the last event or without one, but for servers
+        // that stand still until the end.
         let faulty_ns = start_ns.saturating_add(FAULTY_TIMES * self.scenario.likely_ns());
         while self.sim.now_ns() < faulty_ns && !self.is_over() && !self.shared.stop.get() {
             self.run_until(faulty_ns.min(self.sim.now_ns() + LOOK_NS))?;
