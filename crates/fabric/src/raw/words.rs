@@ -8,9 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::copy;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-use super::copy::{LINE_WORDS, STEP_WORDS};
+use super::copy::LINE_WORDS;
+use super::copy::{self, STEP_WORDS};
+
+/// Steps behind the first one of a copy that are fetched beside it.
+const STEPS_AHEAD: usize = 3;
 
 /// Anonymous memory from this size on asks for huge pages.
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -159,6 +162,10 @@ impl Words {
     /// If the range is out of bounds.
     #[inline]
     pub fn load(&self, first: usize, into: &mut [u64]) {
+        // The copy waits for the lines of one step at a time.
+        for step in (STEP_WORDS..into.len()).step_by(STEP_WORDS).take(STEPS_AHEAD) {
+            self.prefetch(first + step, STEP_WORDS * 8);
+        }
         copy::load(&self.as_slice()[first..first + into.len()], into);
     }
 

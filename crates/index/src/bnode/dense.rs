@@ -6,6 +6,7 @@
 //! fences in the last words of the image.
 
 use std::cmp::Ordering;
+use std::hint::select_unpredictable;
 
 use super::header::{HIGH_WORD, Kind, LOW_WORD};
 use super::layout::Layout;
@@ -82,6 +83,22 @@ pub(super) fn count_before(count: usize, mut before: impl FnMut(usize) -> bool) 
     while size > 1 {
         let half = size / 2;
         base = if before(base + half) { base + half } else { base };
+        size -= half;
+    }
+    base + usize::from(before(base))
+}
+
+/// As [`count_before`], without a guess of the processor at each step: half of the guesses are wrong, and each costs more
+/// than a step whose word is near.
+#[inline(always)]
+pub(super) fn count_before_unguessed(count: usize, mut before: impl FnMut(usize) -> bool) -> usize {
+    if count == 0 {
+        return 0;
+    }
+    let (mut base, mut size) = (0, count);
+    while size > 1 {
+        let half = size / 2;
+        base = select_unpredictable(before(base + half), base + half, base);
         size -= half;
     }
     base + usize::from(before(base))

@@ -7,12 +7,15 @@
 
 use std::cmp::Ordering;
 
+use super::dense::{count_before, count_before_unguessed};
 use super::header::{HIGH_WORD, Kind, LOW_WORD};
 use super::layout::{RECORD_BYTES, VALUE_HEAD_BYTES};
 use super::strings::leading;
 use super::view::{Cover, Node, RecordRef, StoredValue};
 use super::words::{HEAD_WORDS, Word, append, compare, load_at, word};
 
+/// Slots with one head that are looked at one by one; more are counted by halving.
+const SAME_HEADS: usize = 4;
 /// Set in a value's length: the value is in a record.
 const RECORD_BIT: u16 = 1 << 15;
 
@@ -194,26 +197,31 @@ impl<W: Word> Node<'_, W> {
         let head = leading(suffix);
         let (start, stride) = (slot_at(kind, 0), slot_at(kind, 1) - slot_at(kind, 0));
         let slots = self.words.get(start..).unwrap_or(&[]);
+        let slot = |index: usize| SuffixSlot::unpack(word(slots, index * stride));
+        // By the heads alone first: they stand in the slots, so that no step waits for a cell or a guess.
+        let first = count_before_unguessed(count, |index| slot(index).head < head);
+        let mut same = 0;
+        while first + same < count && same < SAME_HEADS && slot(first + same).head == head {
+            same += 1;
+        }
+        if same == SAME_HEADS {
+            same = count_before(count - first, |index| slot(first + index).head <= head);
+        }
         let mut found = false;
-        let index = super::dense::count_before(count, |index| {
-            let slot = SuffixSlot::unpack(word(slots, index * stride));
-            if slot.head != head {
-                return slot.head < head;
-            }
-            match self.compare_suffix(slot, suffix) {
+        let index = first
+            + count_before(same, |index| match self.compare_suffix(slot(first + index), suffix) {
                 Ordering::Less => true,
                 Ordering::Equal => {
                     found = true;
                     after
                 }
                 Ordering::Greater => false,
-            }
-        });
+            });
         (index, found)
     }
 
     /// Compares the suffix of `slot` with one that has the same head.
-    #[inline]
+    #[inline(never)]
     fn compare_suffix(&self, slot: SuffixSlot, suffix: &[u8]) -> Ordering {
         let len = usize::from(slot.len);
         if len <= 4 && suffix.len() <= 4 {

@@ -269,12 +269,15 @@ impl Frames {
     }
 
     /// Makes the processor fetch the lines that a search of the node in a frame is likely to touch: the
-    /// header and most of a leaf's entries, or an inner node's separators. A search goes from line to line,
-    /// and would wait for each.
+    /// header and most of a leaf's entries, or an inner node's separators; and the end of a leaf that has its fences
+    /// there. A search goes from line to line, and would wait for each.
     #[inline]
-    pub(crate) fn prefetch(&self, frame: u32, is_leaf: bool) {
-        let bytes = self.node_words * if is_leaf { 6 } else { 4 };
-        self.words.prefetch(frame as usize * self.node_words, bytes);
+    pub(crate) fn prefetch(&self, layout: &Layout, frame: u32, is_leaf: bool) {
+        let first = frame as usize * self.node_words;
+        self.words.prefetch(first, self.node_words * if is_leaf { 6 } else { 4 });
+        if is_leaf && !layout.is_dense() {
+            self.words.prefetch(first + self.node_words - 1, 8);
+        }
     }
 
     /// Returns the node in a frame for reading; its content counts once the latch is validated.

@@ -323,7 +323,7 @@ impl DexTree {
             }
             let (_, pointer) = node.child_for(key);
             let child = frames.unswizzle(pointer)?;
-            frames.prefetch(child, level == 1);
+            frames.prefetch(&layout, child, level == 1);
             (parent, above, parent_version, frame) = (frame, latch, version, child);
         }
         None
