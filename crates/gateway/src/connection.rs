@@ -13,7 +13,9 @@ use std::time::Instant;
 
 use farleaf::{Answer, Operation};
 use farleaf_fabric::tcp::Link;
+use mio::event::Event;
 use mio::net::TcpStream;
+use smallvec::SmallVec;
 
 use crate::client::Client;
 use crate::commands::{self, Call, Command, Plan, Shape, Work};
@@ -32,6 +34,8 @@ const READ_BYTES_BEFORE_AUTH: usize = 4 << 10;
 const WAITING_MAX: usize = 1 << 20;
 const WAITING_LEAST: usize = 256 << 10;
 const WAITING_BEFORE_AUTH: usize = 4 << 10;
+/// Arguments of most commands, at most.
+const ARGS: usize = 8;
 /// Bytes that the buffer of replies keeps when its connection runs commands again.
 const KEPT_MAX: usize = 4 << 20;
 
@@ -58,6 +62,8 @@ pub(crate) struct Connection {
     is_held: bool,
     /// Memory for clients is short, and this one has much of it.
     pub(crate) is_paused: bool,
+    /// An event has told that the client sends nothing more: reads come to that.
+    is_closed: bool,
     /// The client sends nothing more.
     has_ended: bool,
     /// The socket is broken.
@@ -116,6 +122,7 @@ impl Connection {
             is_writable: true,
             is_held: false,
             is_paused: false,
+            is_closed: false,
             has_ended: false,
             is_broken: false,
             is_active: false,
@@ -157,13 +164,15 @@ impl Connection {
 
     /// Tells whether it has something to do without waiting for its socket.
     pub(crate) fn has_work(&self) -> bool {
-        self.is_readable && !self.is_held && !self.is_paused && !self.client.ends
+        let is_read = !self.is_held && !self.is_paused && !self.has_ended && !self.client.ends;
+        self.is_readable && is_read
     }
 
-    /// The socket is ready for this.
-    pub(crate) fn wake(&mut self, readable: bool, writable: bool) {
-        self.is_readable |= readable;
-        self.is_writable |= writable;
+    /// The socket is ready for what the event says.
+    pub(crate) fn wake(&mut self, event: &Event) {
+        self.is_closed |= event.is_read_closed() || event.is_error();
+        self.is_readable |= event.is_readable() || self.is_closed;
+        self.is_writable |= event.is_writable();
     }
 
     /// Reads what the client has sent, through the thread's `buffer`.
@@ -189,6 +198,8 @@ impl Connection {
                 Ok(count) => {
                     self.append(&buffer[..count]);
                     all += count;
+                    // Less than there was room for is all (epoll(7)); an event tells of more, and of the end.
+                    self.is_readable = count == room || self.is_closed || self.link.is_sealed();
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -247,9 +258,13 @@ impl Connection {
         }
     }
 
-    /// Makes room for replies of so many bytes, without the reserve of a vector that grows.
-    pub(crate) fn reserve(&mut self, bytes: usize) {
-        self.replies.bytes.reserve_exact(bytes);
+    /// Makes room for replies of so many bytes; if they are large, without the reserve of a vector that grows.
+    pub(crate) fn reserve(&mut self, bytes: usize, are_large: bool) {
+        if are_large {
+            self.replies.bytes.reserve_exact(bytes);
+        } else {
+            self.replies.bytes.reserve(bytes);
+        }
     }
 
     /// The next commands that may run together (INV-CONNECTION-2), of at most `most` operations if they have several.
@@ -279,7 +294,7 @@ impl Connection {
                     break;
                 }
             };
-            let args: Vec<&[u8]> =
+            let args: SmallVec<[&[u8]; ARGS]> =
                 (0..self.parser.args()).map(|number| self.parser.arg(input, number)).collect();
             if args.is_empty() {
                 self.used += used;
@@ -294,6 +309,8 @@ impl Connection {
                 shared.count(&shared.commands_done);
                 items.push(Item::Ready(step.reply));
                 if !step.runs.is_empty() {
+                    // They borrow the input.
+                    drop(args);
                     self.input.splice(..self.used, step.runs);
                     self.used = 0;
                 }

@@ -165,8 +165,7 @@ impl EventLoop {
                     WAKER => is_woken = true,
                     Token(number) => {
                         if let Some(Some(connection)) = self.connections.get_mut(number) {
-                            let is_over = event.is_read_closed() || event.is_error();
-                            connection.wake(event.is_readable() || is_over, event.is_writable());
+                            connection.wake(event);
                             self.activate(number);
                         }
                     }
@@ -368,9 +367,7 @@ impl EventLoop {
             if largest > 0 {
                 connection.value_bytes = largest;
             }
-            if values > SEND_BYTES {
-                connection.reserve(values + count * HEAD_BYTES);
-            }
+            connection.reserve(values + count * HEAD_BYTES, values > SEND_BYTES);
             // Its first command may have changed it; those behind it are answered in the new one.
             connection.replies.protocol = connection.client.protocol;
             for item in items {

@@ -1,10 +1,8 @@
 //! Long commands: run in parts, so that neither their operations nor their replies take much memory at a time.
 
-use std::vec;
-
 use farleaf::{Answer, Operation};
 
-use crate::commands::{Shape, error_text, is_done, is_hash, write_value};
+use crate::commands::{Operations, Shape, error_text, is_done, is_hash, write_value};
 use farleaf_resp::replies::Replies;
 
 /// A command of many keys under way.
@@ -12,7 +10,7 @@ use farleaf_resp::replies::Replies;
 pub(crate) struct Long {
     name: &'static str,
     shape: Shape,
-    rest: vec::IntoIter<Operation>,
+    rest: smallvec::IntoIter<[Operation; 1]>,
     /// Its operations, those that are answered, and those that found or changed something.
     all: usize,
     answered: usize,
@@ -20,7 +18,7 @@ pub(crate) struct Long {
 }
 
 impl Long {
-    pub(crate) fn new(name: &'static str, shape: Shape, operations: Vec<Operation>) -> Self {
+    pub(crate) fn new(name: &'static str, shape: Shape, operations: Operations) -> Self {
         let all = operations.len();
         Long { name, shape, rest: operations.into_iter(), all, answered: 0, done: 0 }
     }

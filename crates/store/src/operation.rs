@@ -130,6 +130,43 @@ impl<B: AsRef<[u8]>> Operation<B> {
     }
 }
 
+/// The numbers of a batch's operations by their keys, which come in the order in which they come first; those of one
+/// key are a chain, in their order.
+struct Chains {
+    numbers: Vec<usize>,
+    /// Where each chain begins among them, and the end.
+    begins: Vec<usize>,
+}
+
+impl Chains {
+    fn of<B: AsRef<[u8]>>(operations: &[Operation<B>]) -> Chains {
+        let mut chain_of: HashMap<&[u8], usize> = HashMap::with_capacity(operations.len());
+        let chain = |operation| {
+            let next = chain_of.len();
+            *chain_of.entry(Operation::key(operation)).or_insert(next)
+        };
+        let chains: Vec<usize> = operations.iter().map(chain).collect();
+        let mut numbers: Vec<usize> = (0..operations.len()).collect();
+        numbers.sort_by_key(|number| chains[*number]);
+        let mut begins = Vec::with_capacity(chain_of.len() + 1);
+        for (at, number) in numbers.iter().enumerate() {
+            if begins.len() == chains[*number] {
+                begins.push(at);
+            }
+        }
+        begins.push(operations.len());
+        Chains { numbers, begins }
+    }
+
+    fn len(&self) -> usize {
+        self.begins.len() - 1
+    }
+
+    fn at(&self, chain: usize) -> &[usize] {
+        &self.numbers[self.begins[chain]..self.begins[chain + 1]]
+    }
+}
+
 impl TableCore {
     /// See [`Table::run_batch`].
     pub(crate) async fn run_batch<B: AsRef<[u8]>>(
@@ -137,16 +174,7 @@ impl TableCore {
         context: &ThreadContext,
         operations: &[Operation<B>],
     ) -> Result<Vec<Result<Answer>>> {
-        // Those of one key, in their order; the keys in the order in which they come first.
-        let mut chains: Vec<Vec<usize>> = Vec::with_capacity(operations.len());
-        let mut chain_of: HashMap<&[u8], usize> = HashMap::with_capacity(operations.len());
-        for (number, operation) in operations.iter().enumerate() {
-            let chain = *chain_of.entry(operation.key()).or_insert(chains.len());
-            match chains.get_mut(chain) {
-                Some(chain) => chain.push(number),
-                None => chains.push(vec![number]),
-            }
-        }
+        let chains = Chains::of(operations);
         let answers: RefCell<Vec<Option<Result<Answer>>>> =
             RefCell::new(operations.iter().map(|_| None).collect());
         let answer = |number: usize, answer: Result<Answer>| {
@@ -155,19 +183,19 @@ impl TableCore {
         self.for_each_key(
             context,
             chains.len(),
-            |at| operations[chains[at][0]].key(),
-            |at| match &chains[at][..] {
+            |at| operations[chains.at(at)[0]].key(),
+            |at| match chains.at(at) {
                 [number] => self.op_of(&operations[*number]),
                 // The first may be left undone and the second not.
                 _ => None,
             },
             |at, told| {
-                let number = chains[at][0];
+                let number = chains.at(at)[0];
                 answer(number, self.answer_of(&operations[number], told));
                 Ok(())
             },
             async |session, at| {
-                for number in &chains[at] {
+                for number in chains.at(at) {
                     answer(*number, self.run_operation(session, &operations[*number]).await);
                 }
                 Ok(())

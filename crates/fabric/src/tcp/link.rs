@@ -69,6 +69,11 @@ impl<S> Link<S> {
         }
     }
 
+    /// Returns whether the bytes are encrypted: reads of them then end where a record ends.
+    pub fn is_sealed(&self) -> bool {
+        matches!(self.0, LinkKind::Sealed(_))
+    }
+
     /// Returns whether some written bytes have not been put on the socket (TCP-10).
     #[inline]
     pub fn is_pending(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Expiry: commands on the moment at which a record expires.
 
 use farleaf::{Operation, Record, RecordChange};
+use smallvec::smallvec;
 
 use super::records::{
     ChangeFailure, RecordReply, TimeForm, TimeOption, at, change_record, name_of, need_records,
@@ -144,7 +145,7 @@ fn expire(call: &mut Call<'_>, form: TimeForm) -> Result<Plan, String> {
 fn told(call: &mut Call<'_>, is_moment: bool, in_millis: bool) -> Result<Plan, String> {
     need_records(call, &name_of(call))?;
     let shape = Shape::Record(RecordReply::Expiry { is_moment, in_millis });
-    Ok(Plan::Reads(vec![Operation::Record(call.key())], shape))
+    Ok(Plan::Reads(smallvec![Operation::Record(call.key())], shape))
 }
 
 fn persist(call: &mut Call<'_>) -> Result<Plan, String> {
@@ -165,7 +166,7 @@ fn set_expiring(call: &mut Call<'_>, form: TimeForm) -> Result<Plan, String> {
     need_records(call, &name)?;
     let moment = form.later(call.args[2], &name.to_lowercase())?;
     let insert = Operation::InsertWith(call.key(), call.args[3].to_vec(), at(moment));
-    Ok(Plan::Writes(vec![insert], Shape::Ok))
+    Ok(Plan::Writes(smallvec![insert], Shape::Ok))
 }
 
 fn getex(call: &mut Call<'_>) -> Result<Plan, String> {
@@ -179,7 +180,9 @@ fn getex(call: &mut Call<'_>) -> Result<Plan, String> {
     }
     match (persists, time.is_given()) {
         (true, true) => return Err(SYNTAX.to_owned()),
-        (false, false) => return Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Value)),
+        (false, false) => {
+            return Ok(Plan::Reads(smallvec![Operation::Get(call.key())], Shape::Value));
+        }
         _ => need_records(call, "GETEX")?,
     }
     let new = time.later("getex");

@@ -1,6 +1,7 @@
 //! Hashes: commands on the fields of a hash, which are seen and changed as one.
 
 use farleaf::{Hash, Operation, Record, RecordChange, RecordValue};
+use smallvec::smallvec;
 
 use super::records::{ChangeFailure, RecordReply, change_record, hash_in, name_of, need_records};
 use super::strings::float;
@@ -88,7 +89,7 @@ pub(super) const COMMANDS: &[Command] = &[
 
 fn look(call: &mut Call<'_>, reply: RecordReply) -> Result<Plan, String> {
     need_records(call, &name_of(call))?;
-    Ok(Plan::Reads(vec![Operation::Record(call.key())], Shape::Record(reply)))
+    Ok(Plan::Reads(smallvec![Operation::Record(call.key())], Shape::Record(reply)))
 }
 
 /// Work on the fields of a hash: `change` changes them, and tells an answer, which `write` writes. The moment of expiry

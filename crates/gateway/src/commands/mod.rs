@@ -14,6 +14,7 @@ mod server;
 mod strings;
 
 use farleaf::{Answer, ErrorKind, Operation, Table};
+use smallvec::SmallVec;
 
 pub use refused::REFUSED;
 
@@ -169,14 +170,17 @@ impl Call<'_> {
     }
 }
 
+/// The operations of a command: one of most commands.
+pub(crate) type Operations = SmallVec<[Operation; 1]>;
+
 /// The work that a command needs.
 pub(crate) enum Plan {
     /// These bytes answer it.
     Reply(Vec<u8>),
     /// Reads, which may run beside those of neighbouring commands.
-    Reads(Vec<Operation>, Shape),
+    Reads(Operations, Shape),
     /// Changes, which wait for all before them.
-    Writes(Vec<Operation>, Shape),
+    Writes(Operations, Shape),
     /// Work on the table that is more than a batch; it runs alone.
     Alone(Work),
 }

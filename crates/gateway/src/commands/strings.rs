@@ -1,9 +1,10 @@
 //! Strings: commands on single keys and values.
 
 use farleaf::{Content, Expiry, Operation, Record, RecordChange, RecordError, RecordValue, Table};
+use smallvec::smallvec;
 
 use super::records::{TimeOption, at, holds_records, need_records};
-use super::{Call, Command, Failure, NO_INTEGER, Plan, SYNTAX, Shape, integer, lower};
+use super::{Call, Command, Failure, NO_INTEGER, Operations, Plan, SYNTAX, Shape, integer, lower};
 use crate::shared::Shared;
 use farleaf_resp::number;
 use farleaf_resp::replies::Replies;
@@ -55,7 +56,7 @@ pub(super) const COMMANDS: &[Command] = &[
 ];
 
 fn get(call: &mut Call<'_>) -> Result<Plan, String> {
-    Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Value))
+    Ok(Plan::Reads(smallvec![Operation::Get(call.key())], Shape::Value))
 }
 
 fn mget(call: &mut Call<'_>) -> Result<Plan, String> {
@@ -66,21 +67,21 @@ fn exists(call: &mut Call<'_>) -> Result<Plan, String> {
     Ok(Plan::Reads(gets(call), Shape::Count))
 }
 
-fn gets(call: &Call<'_>) -> Vec<Operation> {
+fn gets(call: &Call<'_>) -> Operations {
     call.rest().iter().map(|key| Operation::Get(key.to_vec())).collect()
 }
 
 fn kind(call: &mut Call<'_>) -> Result<Plan, String> {
-    Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Type))
+    Ok(Plan::Reads(smallvec![Operation::Get(call.key())], Shape::Type))
 }
 
 fn strlen(call: &mut Call<'_>) -> Result<Plan, String> {
-    Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Length))
+    Ok(Plan::Reads(smallvec![Operation::Get(call.key())], Shape::Length))
 }
 
 fn getrange(call: &mut Call<'_>) -> Result<Plan, String> {
     let (from, to) = (integer(call.args[2])?, integer(call.args[3])?);
-    Ok(Plan::Reads(vec![Operation::Get(call.key())], Shape::Part(from, to)))
+    Ok(Plan::Reads(smallvec![Operation::Get(call.key())], Shape::Part(from, to)))
 }
 
 /// The options of `SET`.
@@ -127,24 +128,30 @@ fn set(call: &mut Call<'_>) -> Result<Plan, String> {
         return Ok(set_by_looking(key, value, options));
     }
     if let Some(moment) = options.expires_ms {
-        return Ok(Plan::Writes(vec![Operation::InsertWith(key, value, at(moment))], Shape::Ok));
+        return Ok(Plan::Writes(
+            smallvec![Operation::InsertWith(key, value, at(moment))],
+            Shape::Ok,
+        ));
     }
     if keeps_expiry {
-        return Ok(Plan::Writes(vec![Operation::InsertWith(key, value, Expiry::Keep)], Shape::Ok));
+        return Ok(Plan::Writes(
+            smallvec![Operation::InsertWith(key, value, Expiry::Keep)],
+            Shape::Ok,
+        ));
     }
     Ok(match options {
         SetOptions { is_new: true, .. } => {
-            Plan::Writes(vec![Operation::InsertNew(key, value)], Shape::OkIfDone)
+            Plan::Writes(smallvec![Operation::InsertNew(key, value)], Shape::OkIfDone)
         }
         SetOptions { is_there: true, .. } => {
-            Plan::Writes(vec![Operation::Update(key, value)], Shape::OkIfDone)
+            Plan::Writes(smallvec![Operation::Update(key, value)], Shape::OkIfDone)
         }
         SetOptions { equals: Some(expected), .. } => {
             let change =
                 Operation::CompareExchange { key, expected: Some(expected), new: Some(value) };
-            Plan::Writes(vec![change], Shape::OkIfDone)
+            Plan::Writes(smallvec![change], Shape::OkIfDone)
         }
-        SetOptions { .. } => Plan::Writes(vec![Operation::Insert(key, value)], Shape::Ok),
+        SetOptions { .. } => Plan::Writes(smallvec![Operation::Insert(key, value)], Shape::Ok),
     })
 }
 
@@ -220,7 +227,7 @@ fn set_record(table: &Table, key: &[u8], value: &[u8], options: &SetOptions) -> 
 
 fn setnx(call: &mut Call<'_>) -> Result<Plan, String> {
     let insert = Operation::InsertNew(call.key(), call.args[2].to_vec());
-    Ok(Plan::Writes(vec![insert], Shape::OneIfDone))
+    Ok(Plan::Writes(smallvec![insert], Shape::OneIfDone))
 }
 
 fn getset(call: &mut Call<'_>) -> Result<Plan, String> {
@@ -254,7 +261,7 @@ fn del(call: &mut Call<'_>) -> Result<Plan, String> {
 fn delifeq(call: &mut Call<'_>) -> Result<Plan, String> {
     let (key, expected) = (call.key(), Some(call.args[2].to_vec()));
     let change = Operation::CompareExchange { key, expected, new: None };
-    Ok(Plan::Writes(vec![change], Shape::OneIfDone))
+    Ok(Plan::Writes(smallvec![change], Shape::OneIfDone))
 }
 
 fn append(call: &mut Call<'_>) -> Result<Plan, String> {
@@ -273,7 +280,7 @@ fn setrange(call: &mut Call<'_>) -> Result<Plan, String> {
     };
     let (key, part) = (call.key(), call.args[3].to_vec());
     if part.is_empty() {
-        return Ok(Plan::Reads(vec![Operation::Get(key)], Shape::Length));
+        return Ok(Plan::Reads(smallvec![Operation::Get(key)], Shape::Length));
     }
     if at.saturating_add(part.len()) > VALUE_BYTES_MAX {
         return Err(TOO_LONG.to_owned());
