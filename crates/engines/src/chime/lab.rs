@@ -22,8 +22,25 @@ use fastrand::Rng;
 
 use super::{Chime, ChimeShape, open_tree, without_copies};
 
-/// READs of neighbourhoods and leaves that take as long as a hop.
+/// Hops beside READs of neighbourhoods and leaves.
 const HOPPING: &[(&str, &str)] = &[
+    ("format", "u64-tiny"),
+    ("workload", "mixed|churn"),
+    (
+        "set",
+        "leaf_bytes=256,neighbourhood=2,cache=256MiB,point_read=neighbourhood,insert_read=neighbourhood,\
+         speculate=false,delegate=false",
+    ),
+    ("memory-servers", "1"),
+    ("compute-servers", "3"),
+    ("clients", "18"),
+    ("keys", "15|40"),
+    ("ops", "60"),
+    ("think-ns", "0"),
+    ("event", "none"),
+];
+/// The same, where a torn operation takes as long as several others.
+const STRETCHED: &[(&str, &str)] = &[
     ("format", "u64-tiny"),
     ("workload", "mixed|churn"),
     (
@@ -67,7 +84,7 @@ impl Lab for Chime {
             // Values of several words stand in slots of leaves.
             Hunt::at(&LOSE_LEAF_REDO, "wide/update"),
             Hunt::with(&ABSENT_AT_ONCE, HOPPING),
-            Hunt::with(&SCAN_UNCOUNTED, HOPPING),
+            Hunt::with(&SCAN_UNCOUNTED, STRETCHED),
             // Two hops of one insert, a lost chain that ended between them, and a get in that time.
             Hunt::any(&HOPS_IN_ONE_CHAIN),
             // A client changes a key of the new leaf under the old leaf's lock, unless a parent names the new one.
