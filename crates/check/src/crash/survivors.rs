@@ -136,15 +136,23 @@ impl Survivor {
 }
 
 /// The keys that survivors read and change: the action's key, its neighbours, and an absent one
-/// between them.
-pub(super) fn involved(numbers: &[u32], action: Action, before: Option<Action>) -> Vec<u32> {
+/// between them; or all, if the state says so.
+pub(super) fn involved(
+    numbers: &[u32],
+    action: Action,
+    before: Option<Action>,
+    touches_all: bool,
+) -> Vec<u32> {
     if let Action::BulkLoad(count) = action {
         return vec![10, 10 * (count / 2), 10 * count];
     }
     let middle = numbers.get(numbers.len() / 2).copied().unwrap_or(10);
     let center = action.key().unwrap_or(middle);
     let at = numbers.partition_point(|number| *number < center);
-    let around = at.saturating_sub(2)..(at + 3).min(numbers.len());
+    let around = match touches_all {
+        true => 0..numbers.len(),
+        false => at.saturating_sub(2)..(at + 3).min(numbers.len()),
+    };
     let mut keys = numbers[around].to_vec();
     keys.extend([center, center + 1]);
     keys.extend(before.and_then(Action::key));

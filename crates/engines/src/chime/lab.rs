@@ -13,6 +13,7 @@ use farleaf_index::bnode::canaries::{
 };
 use farleaf_index::lab::{
     CrashState, CrashStep, Hunt, Lab, LabSize, Order, Variant, changes, choose, grow, met,
+    met_before,
 };
 use farleaf_index::{
     IndexError, KeyFormat, Settings, Spec, Stored, TableReport, TableSpec, ValueFormat,
@@ -123,7 +124,14 @@ impl Lab for Chime {
             settings: "",
             value_bytes: None,
             object_bytes: 256,
-            cases: Some(&["insert-hop", "insert-after-hop", "get-after-hop", "recover-hop"]),
+            cases: Some(&[
+                "insert-hop",
+                "insert-after-hop",
+                "get-after-hop",
+                "recover-hop",
+                "insert-over-two-copies",
+                "get-over-two-copies",
+            ]),
             is_drawn: false,
         };
         const WIDE: Variant = Variant {
@@ -171,6 +179,9 @@ impl Lab for Chime {
             ("insert-after-hop", met(hop, 2, CrashStep::Found)),
             ("get-after-hop", met(hop, 2, CrashStep::Get)),
             ("recover-hop", hop.recovered(2)),
+            // The pair stands in two slots, whole.
+            ("insert-over-two-copies", met_before(hop, 1, CrashStep::Found)),
+            ("get-over-two-copies", met_before(hop, 1, CrashStep::Get)),
         ]);
         cases
     }
