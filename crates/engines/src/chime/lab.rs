@@ -3,7 +3,7 @@
 use farleaf_index::blink::canaries::{
     ABSENT_AT_ONCE, ANSWER_BEFORE_WRITE, CLEAR_SECOND_AFTER, FORGET_RETIRE, HOPS_IN_ONE_CHAIN,
     LEARN_FOR_SIBLING, LOSE_LEAF_REDO, SCAN_BACK, SCAN_UNCOUNTED, SEPARATOR_UNCHECKED,
-    SIBLING_TAKEN_ALONE, SIBLING_UNHELD, SPECULATE_BY_KEY, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
+    SIBLING_TAKEN_ALONE, SPECULATE_BY_KEY, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
 };
 use farleaf_index::blink::lab;
 use farleaf_index::bnode::BnodeShape;
@@ -88,8 +88,6 @@ impl Lab for Chime {
             Hunt::with(&SCAN_UNCOUNTED, STRETCHED),
             // Two hops of one insert, a lost chain that ended between them, and a get in that time.
             Hunt::any(&HOPS_IN_ONE_CHAIN),
-            // A client changes a key of the new leaf under the old leaf's lock, unless a parent names the new one.
-            Hunt::any(&SIBLING_UNHELD),
             // A death between two WRITEs of a hop, then a remove, or a death in an update, of the pair that moved.
             Hunt::any(&UPDATE_ONE_OF_TWO),
             Hunt::any(&CLEAR_SECOND_AFTER),
