@@ -460,9 +460,15 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     // state meets both orders.
     let at_once = matches!(point.0.way, CrashWay::After | CrashWay::PauseAfter | CrashWay::Skip)
         || matches!(point.0.way, CrashWay::Within(_) if point.0.op % 2 == 1);
-    let recovered =
-        survivors::take_over(&sim, &survivors, (&takers, watcher), action, &involved, at_once)
-            .map_err(|fault| fault.within("taking over"))?;
+    let recovered = survivors::take_over(
+        &sim,
+        &survivors,
+        (&takers, watcher),
+        (action, start.state.touches_all),
+        &involved,
+        at_once,
+    )
+    .map_err(|fault| fault.within("taking over"))?;
     let count = recovered.members;
     let is_right = count <= members + usize::from(!is_member);
     ensure(is_right, || format!("{count} dead members were recovered"))?;

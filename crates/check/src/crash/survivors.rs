@@ -117,6 +117,21 @@ impl Survivor {
         Ok(())
     }
 
+    /// Removes every key, and looks whether it is gone.
+    async fn remove_all(
+        &self,
+        session: &Session,
+        client: u32,
+        keys: impl Iterator<Item = u32>,
+    ) -> Result<(), HarnessError> {
+        for number in keys {
+            let key = self.format.key(number);
+            self.call(session, client, Op::Remove { key }).await?;
+            self.get(session, client, number).await?;
+        }
+        Ok(())
+    }
+
     /// Looks at the last key again and again, while the other client inserts it.
     async fn watch(&self, session: &Session, keys: &[u32]) -> Result<(), HarnessError> {
         for _ in 0..LOOKS {
@@ -162,12 +177,12 @@ pub(super) fn involved(
 }
 
 /// Two clients go on with the table, a third recovers the dead: at once, or when they are done. If there is a watcher, it
-/// is the first client.
+/// is the first client. If they touch all, both begin with removes.
 pub(super) fn take_over(
     sim: &Sim,
     sessions: &[Session; 3],
     (takers, watcher): (&Survivor, Option<Survivor>),
-    action: Action,
+    (action, touches_all): (Action, bool),
     keys: &[u32],
     at_once: bool,
 ) -> Result<Recovered, HarnessError> {
@@ -183,7 +198,15 @@ pub(super) fn take_over(
                     takers.look(&session, 1 + number as u32, &keys).await
                 }
                 (0 | 1, _) => {
-                    let first = use_other_table(&session, &takers.format, action, number).await;
+                    let mut first = use_other_table(&session, &takers.format, action, number).await;
+                    // Before anything is inserted, which rewrites what the dead have left.
+                    if touches_all && first.is_ok() {
+                        let keys = keys.iter().copied();
+                        first = match number {
+                            0 => takers.remove_all(&session, 1, keys).await,
+                            _ => takers.remove_all(&session, 2, keys.rev()).await,
+                        };
+                    }
                     match (first, number) {
                         (Err(fault), _) => Err(fault),
                         (_, 0) => match &watcher {

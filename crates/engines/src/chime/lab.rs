@@ -89,7 +89,7 @@ impl Lab for Chime {
             // Two hops of one insert, a lost chain that ended between them, and a get in that time.
             Hunt::any(&HOPS_IN_ONE_CHAIN),
             // A death between two WRITEs of a hop, then a remove, or a death in an update, of the pair that moved.
-            Hunt::any(&UPDATE_ONE_OF_TWO),
+            Hunt::at(&UPDATE_ONE_OF_TWO, "hops/insert-over-two-copies"),
             Hunt::any(&CLEAR_SECOND_AFTER),
         ]);
         hunts
