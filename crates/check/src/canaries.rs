@@ -185,22 +185,8 @@ fn hunt_one(
             return None;
         }
         let suited = scenarios_for(hunted, result.seeds);
-        let mut settings = suited.settings;
-        settings.set_all(&choices.settings);
-        let choices = &Choices {
-            engine: suited.engine,
-            workload: choices.workload.or(suited.workload),
-            format: choices.format.or(suited.format),
-            settings,
-            memory_servers: choices.memory_servers.or(suited.memory_servers),
-            compute_servers: choices.compute_servers.or(suited.compute_servers),
-            keys: choices.keys.or(suited.keys),
-            clients: choices.clients.or(suited.clients),
-            ops: choices.ops.or(suited.ops),
-            think_ns: choices.think_ns.or(suited.think_ns),
-            events: choices.events.clone().or(suited.events),
-            ..choices.clone()
-        };
+        let engine = suited.engine;
+        let choices = &Choices { engine, ..choices.clone().or(suited) };
         let scenario = Scenario::from_seed(result.seeds, choices);
         result.seeds += 1;
         let armed = canary.arm();

@@ -12,7 +12,7 @@ use farleaf_engines::{AnyIndex, recover, recover_within};
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimFabric};
 use farleaf_fabric::{Client, Endpoint, OpKind, ServerId, ToAny};
 use farleaf_harness::{HarnessError, ensure, join, settle};
-use farleaf_index::lab::{Action, CrashState, CrashStep, INITIAL, Setup};
+use farleaf_index::lab::{Action, CrashState, CrashStep, INITIAL, Setup, settings};
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, MemoryUse, Session};
 
@@ -25,7 +25,7 @@ use super::state::{
 use super::survivors::{self, EventLog, Survivor};
 use crate::history::{Answer, Event, History};
 use crate::linear::{Limits, check};
-use crate::world::{Pairs, check_all, create, open, scan, small_world, sweep};
+use crate::world::{Pairs, check_all, create, open, open_with, scan, small_world, sweep};
 
 const ACTOR: usize = 1;
 const THIRD: usize = 2;
@@ -142,7 +142,7 @@ impl CaseRun {
             if let (Some((session, index)), true) = (&mut actor.member, has_third) {
                 // The third's share, in its set-up.
                 index.close(session).await?;
-                *index = open(session, TABLE).await?;
+                *index = open_with(session, TABLE, &settings(state.settings)).await?;
             }
             let watched = match state.is_watched {
                 true => {
@@ -452,16 +452,23 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     }
 
     let log = EventLog::default();
-    let involved = survivors::involved(&numbers, action, found.setup.map(|(before, _)| before));
+    let before = found.setup.map(|(before, _)| before);
+    let involved = survivors::involved(&numbers, action, before, start.state.touches_all);
     let takers = Survivor { format: *format, index: index.clone(), log: log.clone() };
     let watcher = watched.map(|index| Survivor { index, ..takers.clone() });
     // A death after an operation leaves the same state as a death before the next one: so each such
     // state meets both orders.
     let at_once = matches!(point.0.way, CrashWay::After | CrashWay::PauseAfter | CrashWay::Skip)
         || matches!(point.0.way, CrashWay::Within(_) if point.0.op % 2 == 1);
-    let recovered =
-        survivors::take_over(&sim, &survivors, (&takers, watcher), action, &involved, at_once)
-            .map_err(|fault| fault.within("taking over"))?;
+    let recovered = survivors::take_over(
+        &sim,
+        &survivors,
+        (&takers, watcher),
+        (action, start.state.touches_all),
+        &involved,
+        at_once,
+    )
+    .map_err(|fault| fault.within("taking over"))?;
     let count = recovered.members;
     let is_right = count <= members + usize::from(!is_member);
     ensure(is_right, || format!("{count} dead members were recovered"))?;

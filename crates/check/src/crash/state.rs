@@ -148,7 +148,7 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
     let mut result = Found { steps, own_step, action, setup: None };
     if state.setup != Setup::Nothing {
         let before = match state.setup {
-            Setup::DiedIn(action) => action,
+            Setup::DiedIn(action) | Setup::DiedBefore(Some(action), _) => action,
             _ => found.ok_or_else(missing)?,
         };
         let plan = setup_plan(start, &result, before, runs)?;
@@ -203,8 +203,12 @@ fn setup_plan(
     let ops = (runs.without_death)(&alone, &actor)?;
     match state.setup {
         Setup::Nothing => Err(HarnessError("no setup".to_string())),
-        Setup::Died(_) | Setup::DiedIn(_) => {
-            let from_last = if let Setup::Died(from_last) = state.setup { from_last } else { 0 };
+        Setup::Died(_) | Setup::DiedIn(_) | Setup::DiedBefore(..) => {
+            let (from_last, is_before) = match state.setup {
+                Setup::Died(from_last) => (from_last, false),
+                Setup::DiedBefore(_, from_last) => (from_last, true),
+                _ => (0, false),
+            };
             // One of a single word has no middle.
             let is_write = |op: &CountedOp| op.kind == Verb::Write && op.words > 1;
             // The actor's own may differ: what it has cached was read earlier.
@@ -213,7 +217,10 @@ fn setup_plan(
             let (op, counted) = writes.nth_back(from_last).ok_or_else(|| {
                 HarnessError(format!("{before:?} has no WRITE {from_last} from its last"))
             })?;
-            let way = CrashWay::Within(Landing::Prefix(counted.words / 2));
+            let way = match is_before {
+                true => CrashWay::Before,
+                false => CrashWay::Within(Landing::Prefix(counted.words / 2)),
+            };
             Ok(CrashPlan { op: op as u64, way })
         }
         Setup::Unfinished => {

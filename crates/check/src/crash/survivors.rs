@@ -117,6 +117,21 @@ impl Survivor {
         Ok(())
     }
 
+    /// Removes every key, and looks whether it is gone.
+    async fn remove_all(
+        &self,
+        session: &Session,
+        client: u32,
+        keys: impl Iterator<Item = u32>,
+    ) -> Result<(), HarnessError> {
+        for number in keys {
+            let key = self.format.key(number);
+            self.call(session, client, Op::Remove { key }).await?;
+            self.get(session, client, number).await?;
+        }
+        Ok(())
+    }
+
     /// Looks at the last key again and again, while the other client inserts it.
     async fn watch(&self, session: &Session, keys: &[u32]) -> Result<(), HarnessError> {
         for _ in 0..LOOKS {
@@ -136,15 +151,23 @@ impl Survivor {
 }
 
 /// The keys that survivors read and change: the action's key, its neighbours, and an absent one
-/// between them.
-pub(super) fn involved(numbers: &[u32], action: Action, before: Option<Action>) -> Vec<u32> {
+/// between them; or all, if the state says so.
+pub(super) fn involved(
+    numbers: &[u32],
+    action: Action,
+    before: Option<Action>,
+    touches_all: bool,
+) -> Vec<u32> {
     if let Action::BulkLoad(count) = action {
         return vec![10, 10 * (count / 2), 10 * count];
     }
     let middle = numbers.get(numbers.len() / 2).copied().unwrap_or(10);
     let center = action.key().unwrap_or(middle);
     let at = numbers.partition_point(|number| *number < center);
-    let around = at.saturating_sub(2)..(at + 3).min(numbers.len());
+    let around = match touches_all {
+        true => 0..numbers.len(),
+        false => at.saturating_sub(2)..(at + 3).min(numbers.len()),
+    };
     let mut keys = numbers[around].to_vec();
     keys.extend([center, center + 1]);
     keys.extend(before.and_then(Action::key));
@@ -154,12 +177,12 @@ pub(super) fn involved(numbers: &[u32], action: Action, before: Option<Action>) 
 }
 
 /// Two clients go on with the table, a third recovers the dead: at once, or when they are done. If there is a watcher, it
-/// is the first client.
+/// is the first client. If they touch all, both begin with removes.
 pub(super) fn take_over(
     sim: &Sim,
     sessions: &[Session; 3],
     (takers, watcher): (&Survivor, Option<Survivor>),
-    action: Action,
+    (action, touches_all): (Action, bool),
     keys: &[u32],
     at_once: bool,
 ) -> Result<Recovered, HarnessError> {
@@ -175,7 +198,15 @@ pub(super) fn take_over(
                     takers.look(&session, 1 + number as u32, &keys).await
                 }
                 (0 | 1, _) => {
-                    let first = use_other_table(&session, &takers.format, action, number).await;
+                    let mut first = use_other_table(&session, &takers.format, action, number).await;
+                    // Before anything is inserted, which rewrites what the dead have left.
+                    if touches_all && first.is_ok() {
+                        let keys = keys.iter().copied();
+                        first = match number {
+                            0 => takers.remove_all(&session, 1, keys).await,
+                            _ => takers.remove_all(&session, 2, keys.rev()).await,
+                        };
+                    }
                     match (first, number) {
                         (Err(fault), _) => Err(fault),
                         (_, 0) => match &watcher {

@@ -130,6 +130,35 @@ impl Choices {
         Ok(())
     }
 
+    /// Pins what `other` pins and these leave open; of settings, those that these do not name.
+    #[must_use]
+    pub fn or(self, other: Choices) -> Choices {
+        let mut settings = other.settings;
+        settings.set_all(&self.settings);
+        Choices {
+            salt: self.salt.or(other.salt),
+            engine: self.engine.or(other.engine),
+            format: self.format.or(other.format),
+            settings,
+            memory_servers: self.memory_servers.or(other.memory_servers),
+            compute_servers: self.compute_servers.or(other.compute_servers),
+            clients: self.clients.or(other.clients),
+            workload: self.workload.or(other.workload),
+            ops: self.ops.or(other.ops),
+            keys: self.keys.or(other.keys),
+            preload: self.preload.or(other.preload),
+            region_kib: self.region_kib.or(other.region_kib),
+            expose_kib: self.expose_kib.or(other.expose_kib),
+            think_ns: self.think_ns.or(other.think_ns),
+            impatience: self.impatience.or(other.impatience),
+            faults: self.faults.or(other.faults),
+            window: self.window.or(other.window),
+            events: self.events.or(other.events),
+            aged: self.aged.or(other.aged),
+            only: self.only.or(other.only),
+        }
+    }
+
     /// An event of a server that no scenario has, if one is pinned.
     pub fn event_nowhere(&self) -> Option<TimedFault> {
         let computes = self.compute_servers.unwrap_or(SERVERS_MAX);

@@ -3,7 +3,7 @@
 use farleaf_index::blink::canaries::{
     ABSENT_AT_ONCE, ANSWER_BEFORE_WRITE, CLEAR_SECOND_AFTER, FORGET_RETIRE, HOPS_IN_ONE_CHAIN,
     LEARN_FOR_SIBLING, LOSE_LEAF_REDO, SCAN_BACK, SCAN_UNCOUNTED, SEPARATOR_UNCHECKED,
-    SIBLING_TAKEN_ALONE, SIBLING_UNHELD, SPECULATE_BY_KEY, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
+    SIBLING_TAKEN_ALONE, SPECULATE_BY_KEY, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
 };
 use farleaf_index::blink::lab;
 use farleaf_index::bnode::BnodeShape;
@@ -13,6 +13,7 @@ use farleaf_index::bnode::canaries::{
 };
 use farleaf_index::lab::{
     CrashState, CrashStep, Hunt, Lab, LabSize, Order, Variant, changes, choose, grow, met,
+    met_before,
 };
 use farleaf_index::{
     IndexError, KeyFormat, Settings, Spec, Stored, TableReport, TableSpec, ValueFormat,
@@ -22,8 +23,25 @@ use fastrand::Rng;
 
 use super::{Chime, ChimeShape, open_tree, without_copies};
 
-/// READs of neighbourhoods and leaves that take as long as a hop.
+/// Hops beside READs of neighbourhoods and leaves.
 const HOPPING: &[(&str, &str)] = &[
+    ("format", "u64-tiny"),
+    ("workload", "mixed|churn"),
+    (
+        "set",
+        "leaf_bytes=256,neighbourhood=2,cache=256MiB,point_read=neighbourhood,insert_read=neighbourhood,\
+         speculate=false,delegate=false",
+    ),
+    ("memory-servers", "1"),
+    ("compute-servers", "3"),
+    ("clients", "18"),
+    ("keys", "15|40"),
+    ("ops", "60"),
+    ("think-ns", "0"),
+    ("event", "none"),
+];
+/// The same, where a torn operation takes as long as several others.
+const STRETCHED: &[(&str, &str)] = &[
     ("format", "u64-tiny"),
     ("workload", "mixed|churn"),
     (
@@ -67,13 +85,11 @@ impl Lab for Chime {
             // Values of several words stand in slots of leaves.
             Hunt::at(&LOSE_LEAF_REDO, "wide/update"),
             Hunt::with(&ABSENT_AT_ONCE, HOPPING),
-            Hunt::with(&SCAN_UNCOUNTED, HOPPING),
+            Hunt::with(&SCAN_UNCOUNTED, STRETCHED),
             // Two hops of one insert, a lost chain that ended between them, and a get in that time.
             Hunt::any(&HOPS_IN_ONE_CHAIN),
-            // A client changes a key of the new leaf under the old leaf's lock, unless a parent names the new one.
-            Hunt::any(&SIBLING_UNHELD),
             // A death between two WRITEs of a hop, then a remove, or a death in an update, of the pair that moved.
-            Hunt::any(&UPDATE_ONE_OF_TWO),
+            Hunt::at(&UPDATE_ONE_OF_TWO, "hops/insert-over-two-copies"),
             Hunt::any(&CLEAR_SECOND_AFTER),
         ]);
         hunts
@@ -106,7 +122,14 @@ impl Lab for Chime {
             settings: "",
             value_bytes: None,
             object_bytes: 256,
-            cases: Some(&["insert-hop", "insert-after-hop", "get-after-hop", "recover-hop"]),
+            cases: Some(&[
+                "insert-hop",
+                "insert-after-hop",
+                "get-after-hop",
+                "recover-hop",
+                "insert-over-two-copies",
+                "get-over-two-copies",
+            ]),
             is_drawn: false,
         };
         const WIDE: Variant = Variant {
@@ -154,6 +177,9 @@ impl Lab for Chime {
             ("insert-after-hop", met(hop, 2, CrashStep::Found)),
             ("get-after-hop", met(hop, 2, CrashStep::Get)),
             ("recover-hop", hop.recovered(2)),
+            // The pair stands in two slots, whole.
+            ("insert-over-two-copies", met_before(hop, 1, CrashStep::Found)),
+            ("get-over-two-copies", met_before(hop, 1, CrashStep::Get)),
         ]);
         cases
     }

@@ -4,9 +4,15 @@
 //! was left. Where a chain may be lost, and is then posted again in whole, the next hop waits for it: with two hops in a
 //! chain, a pair that moved into the slot of the first one would be cleared again, uncounted.
 //!
-//! - `INV-SPLIT-1` A split holds the lock of the new leaf, under the token of the old one, until the last word of the old one
-//!   has landed. Else a client changes a key in the new leaf, and another one still reads its old slot, which fits under the
-//!   stamp that it remembers. The new leaf is unlocked first.
+//! - `INV-SPLIT-1` No client changes a key in the new leaf before the last word of the old one has landed. Else another one
+//!   still reads the old slot, which fits under the stamp that it remembers. Two locks see to that:
+//!   - The old leaf's. Two pointers alone lead to the new leaf. A writer follows the old leaf's right link only from an image
+//!     that it READ under the old leaf's lock (`lock_from`). And the parent's separator is added once that lock
+//!     is free, by the split itself or by such a writer: a get or a scan that goes right adds none. A stale pointer to the
+//!     memory's earlier use proves nothing (`INV-REM-3`).
+//!   - The new leaf's, under the token of the old one. It is unlocked first.
+//!
+//!   As the first one is enough, no run can show a split that leaves out the second one.
 //! - `INV-SPLIT-2` Only a client that takes over the old leaf's lock finishes a dead client's split: the redo record names
 //!   the old leaf first, then the new one.
 //!
@@ -35,7 +41,6 @@ use crate::remote_lock::Lock;
 
 farleaf_fabric::canaries! {
     pub HOPS_IN_ONE_CHAIN = "hops-in-one-chain", "all hops of an insert are one chain, which may be posted again";
-    pub SIBLING_UNHELD = "sibling-unheld", "a split does not lock the new leaf";
 }
 
 /// New leaves that a split asks for until it finds one whose lock is free.
@@ -240,7 +245,7 @@ impl BlinkTree {
         while busy.len() < SIBLINGS_MAX {
             let object = session.alloc_unlinked(place, self.bytes_at(0)).await?;
             let word = self.lock_word_of(object.addr());
-            if !self.is_hopscotch(0) || word == own || SIBLING_UNHELD.is_armed() {
+            if !self.is_hopscotch(0) || word == own {
                 return Ok(Some((object, None)));
             }
             let mut lock = Lock::about_to_take(session, word, leaf.token());

@@ -92,7 +92,7 @@ use remembered::Remembered;
 /// The seeded bugs of B-link trees.
 pub mod canaries {
     pub use super::grow::GROW_FROM_OLD_ROOT;
-    pub use super::hops::{HOPS_IN_ONE_CHAIN, SIBLING_UNHELD};
+    pub use super::hops::HOPS_IN_ONE_CHAIN;
     pub use super::leaf::{BELIEVE_OLD_POINTER, SCAN_UNCOUNTED};
     pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
     pub use super::merge::UNLOCK_RIGHT_EARLY;

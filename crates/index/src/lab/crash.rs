@@ -117,6 +117,9 @@ pub enum Setup {
     Died(usize),
     /// As `Died`, in the last WRITE of this action.
     DiedIn(Action),
+    /// As `Died`, before that WRITE of this action, or of the one that the script has found: all that it posted earlier has
+    /// landed.
+    DiedBefore(Option<Action>, usize),
 }
 
 /// A state, and the step from it.
@@ -140,6 +143,8 @@ pub struct CrashState {
     pub has_other: bool,
     /// One survivor has cached the table before the action, apart from the others.
     pub is_watched: bool,
+    /// The survivors read and change every key of the table, and not those around the action's alone.
+    pub touches_all: bool,
     /// Only variants that name the case run it.
     pub is_of_variants: bool,
     /// A client waits until it may ask whether a lock's owner is dead, so that the case has hundreds of points. The
@@ -160,6 +165,7 @@ impl CrashState {
             is_exhausted: false,
             has_other: false,
             is_watched: false,
+            touches_all: false,
             is_of_variants: false,
             is_patient: false,
         }
@@ -220,6 +226,12 @@ pub const fn shrink(keys: u32, change: &'static str, order: Order) -> CrashState
 /// it: the step meets what it left.
 pub const fn met(state: CrashState, from_last: usize, step: CrashStep) -> CrashState {
     CrashState { setup: Setup::Died(from_last), step, ..state }
+}
+
+/// As [`met`], after a death before that WRITE. The survivors meet each key.
+pub const fn met_before(state: CrashState, from_last: usize, step: CrashStep) -> CrashState {
+    let setup = Setup::DiedBefore(None, from_last);
+    CrashState { setup, step, touches_all: true, ..state }
 }
 
 /// As [`met`], after a death in the last WRITE of the action `before`, among 12 keys.

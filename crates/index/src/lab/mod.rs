@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 pub use crash::{
     Action, CrashState, CrashStep, INITIAL, Order, Script, Setup, WRITTEN, died_in, grow, keys,
-    merges, met, node_inserts, shrink,
+    merges, met, met_before, node_inserts, shrink,
 };
 pub use hunt::Hunt;
 
