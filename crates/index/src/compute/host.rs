@@ -119,7 +119,12 @@ impl<T: HostedTable> Host<T> {
             }
             if endpoint.now_ns() - ticked_ns >= tick_ns {
                 quiet_ticks += 1;
-                match session.tick().await {
+                // Without requests the ticks of one session are enough for all of its member.
+                let ticked = match is_quiet {
+                    true => session.tick_if_due().await,
+                    false => session.tick().await,
+                };
+                match ticked {
                     Err(error) if !is_real => return Err(error.into()),
                     _ => {}
                 }
