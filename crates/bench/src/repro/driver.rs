@@ -3,6 +3,8 @@
 //! Round trips, operations and bytes are exact. Throughput and latency are the simulator's: they count as
 //! ratios within one run.
 
+use std::{cell::Cell, rc::Rc};
+
 use farleaf_engines::Engine;
 use farleaf_index::Settings;
 use farleaf_index::knobs::{CACHE, DURABILITY};
@@ -31,6 +33,12 @@ const PATH_BYTES: u64 = 9_362;
 const PATH_CACHES: [&str; 1] = ["dex"];
 /// The least cache of these engines: ten nodes of 4 KiB.
 const PATHS_MIN: u64 = 40 << 10;
+/// Systems whose own programs unlock by a WRITE, so that their cards keep a WRITE and a CAS of one word apart. P-Sherman is
+/// none: it locks leaves without words, and its figures are the same either way.
+const UNLOCK_BY_WRITE: [&str; 1] = ["sherman"];
+/// The remark of a report with rows of these systems.
+pub(super) const UNLOCKED_BY_WRITE: &str = "Rows of sherman: a WRITE of a lock word and a CAS of it \
+     exclude each other (write_vs_rmw), as its program unlocks by WRITE.";
 /// A reason: locks in the simulator.
 pub(super) const LOCKS_DIFFER: &str =
     "the simulator's locks cost round trips and waits, but no contention in a card's memory";
@@ -86,12 +94,14 @@ pub(super) struct Driver<'a> {
     pub(super) cluster: PaperCluster,
     pub(super) options: &'a ReproOptions,
     progress: &'a dyn Progress,
+    unlocked_by_write: Rc<Cell<bool>>,
 }
 
 impl<'a> Driver<'a> {
     /// Runs on that cluster, at the scale of the request.
     pub(super) fn new(repro: &Repro<'a>, cluster: PaperCluster) -> Self {
-        Driver { cluster, options: repro.options, progress: repro.progress }
+        let unlocked_by_write = Rc::clone(&repro.unlocked_by_write);
+        Driver { cluster, options: repro.options, progress: repro.progress, unlocked_by_write }
     }
 
     /// As [`Driver::new`]; the report of the paper `source` records the parameters of the run.
@@ -156,9 +166,9 @@ impl<'a> Driver<'a> {
             clients: cluster.clients,
             threads: cluster.clients / cluster.coroutines.max(1),
             card_model: cluster.card,
-            capabilities: match cluster.card {
-                Some(_) => CapabilityKind::WriteRmw,
-                None => CapabilityKind::None,
+            capabilities: match cluster.card.is_some() || unlocks_by_write(engine) {
+                true => CapabilityKind::WriteRmw,
+                false => CapabilityKind::None,
             },
             compute_servers: cluster.compute_servers,
             memory_servers: cluster.memory_servers,
@@ -176,6 +186,9 @@ impl<'a> Driver<'a> {
     /// # Errors
     /// `Bench`, `Wrong`.
     pub(super) fn measure(&self, config: &BenchConfig) -> Result<Report, ReproError> {
+        if self.cluster.card.is_none() && unlocks_by_write(config.engine) {
+            self.unlocked_by_write.set(true);
+        }
         all_right(config, run::run(config, self.progress)?)
     }
 
@@ -259,6 +272,10 @@ pub(super) fn engines() -> impl Iterator<Item = Engine> {
 /// Returns the engine of that name, if there is one.
 pub(super) fn engine(name: &str) -> Option<Engine> {
     engines().find(|engine| engine.name() == name)
+}
+
+fn unlocks_by_write(engine: Engine) -> bool {
+    UNLOCK_BY_WRITE.contains(&engine.name())
 }
 
 /// The reason for a row of an engine that only the paper has.

@@ -26,7 +26,9 @@ mod slices;
 mod smart;
 mod svg;
 
+use std::cell::Cell;
 use std::fmt;
+use std::rc::Rc;
 use std::str::FromStr;
 
 pub use error::ReproError;
@@ -58,6 +60,8 @@ struct Repro<'a> {
     options: &'a ReproOptions,
     hosts: &'a dyn Hosts,
     progress: &'a dyn Progress,
+    /// Set by the first run of a system that unlocks by WRITE.
+    unlocked_by_write: Rc<Cell<bool>>,
 }
 
 /// Runs an experiment and fills its report.
@@ -242,7 +246,12 @@ impl Experiment {
         options.check_scale(*least, what)?;
         let mut report = ReproReport::new(name, title, *time);
         report.scale = options.scale;
-        run(&Repro { options, hosts, progress }, &mut report)?;
+        let unlocked_by_write = Rc::default();
+        let repro = Repro { options, hosts, progress, unlocked_by_write };
+        run(&repro, &mut report)?;
+        if repro.unlocked_by_write.get() {
+            report.note(driver::UNLOCKED_BY_WRITE);
+        }
         Ok(report)
     }
 }

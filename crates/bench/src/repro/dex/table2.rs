@@ -12,9 +12,10 @@ use super::{
     setup, slices,
     world::{Load, Measured, as_indexes},
 };
-use crate::config::{BenchConfig, CapabilityKind};
+use crate::config::BenchConfig;
 use crate::keys::{KeyOrder, KeySpec};
-use crate::report::ReportKind;
+use crate::report::{PerOp, Report};
+use crate::workload::OpKind;
 
 /// Upper bounds at scale 1, for each workload.
 const BARS: [(&str, Table2Row); 2] = [
@@ -27,6 +28,7 @@ const BARS: [(&str, Table2Row); 2] = [
 
 const SHERMAN: &str = "sherman";
 const P_SHERMAN: &str = "p-sherman";
+const B_TREES: [&str; 2] = [SHERMAN, P_SHERMAN];
 
 /// The smallest scale: each cache must hold the paths of all clients.
 pub(super) const SCALE_MIN: f64 = 0.002;
@@ -61,8 +63,9 @@ pub(super) fn run(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), Rep
     drop(world);
     add_others(repro, report, &paper)?;
     report.note(
-        "Sherman's rows: a WRITE of a lock word and a CAS of it exclude each other (write_vs_rmw), as its program unlocks \
-         by WRITE.",
+        "Bars of Sherman and P-Sherman count operations alone, each kind by its share of the mix: the paper's programs \
+         have neither members nor epochs, whose ticks are in the rows, and a run draws some more or less updates than \
+         half.",
     );
     report.note(
         "The paper measures 200 M operations or 60 s after the warm-up; here it is as many as the \
@@ -133,26 +136,21 @@ fn add_others(
                 report.missing(&case, "bytes /op", Some(row.bytes), &why);
                 continue;
             };
-            let mut config = driver.named(engine, &KeySpec::U64(KeyOrder::Hashed), name)?;
-            if other == SHERMAN {
-                // Its program unlocks by WRITE.
-                config.capabilities = CapabilityKind::WriteRmw;
-            }
+            let config = driver.named(engine, &KeySpec::U64(KeyOrder::Hashed), name)?;
             let cost = add_other(&driver, report, (&case, other), row, &config)?;
             let most = [("READs", row.reads, cost.reads), ("bytes", row.bytes, cost.bytes)];
             let writes = match other.as_str() {
                 // The paper's 0.99 WRITEs are releases that a hand-over saved; ours passes the word on by a WRITE.
-                SHERMAN => {
-                    Some([("WRITEs", 1.0, cost.writes), ("atomics", row.atomics, cost.atomics)])
-                }
-                P_SHERMAN => Some([
-                    ("WRITEs", row.writes, cost.writes),
-                    ("atomics in operations", 0.0, cost.op_atomics),
-                ]),
+                SHERMAN => Some([("WRITEs", 1.0), ("atomics", row.atomics)]),
+                P_SHERMAN => Some([("WRITEs", row.writes), ("atomics", 0.0)]),
                 _ => None,
             };
+            let writes = writes.map(|[writes, atomics]| {
+                [(writes.0, writes.1, cost.writes), (atomics.0, atomics.1, cost.atomics)]
+            });
             for (what, most, ours) in most.into_iter().chain(writes.into_iter().flatten()) {
-                report.bar(format!("{case}: at most {most} {what} /op"), ours <= most);
+                let of = if B_TREES.contains(&other.as_str()) { " in operations" } else { "" };
+                report.bar(format!("{case}: at most {most} {what} /op{of}"), ours <= most);
             }
             if other == SHERMAN {
                 let mut config = config;
@@ -170,14 +168,31 @@ fn add_others(
     Ok(())
 }
 
-/// The cost of an operation of another engine.
+/// The cost of an operation of another engine, as the bars have it.
 struct OtherCost {
     reads: f64,
     writes: f64,
     atomics: f64,
-    /// Without those of the pool's maintenance.
-    op_atomics: f64,
     bytes: f64,
+}
+
+/// The cost of operations alone: that of each kind, by its share of the mix. Without the pool's maintenance, and without
+/// the chance by which a run draws more or less updates than their share.
+fn of_operations(config: &BenchConfig, measured: &Report) -> OtherCost {
+    let mix = &config.workload.mix;
+    let sum = |of: fn(&PerOp) -> f64| {
+        let each = OpKind::ALL.iter().map(|kind| {
+            let cost = driver::kind(measured, *kind).per_op;
+            mix.share(*kind) * of(&cost)
+        });
+        each.sum::<f64>()
+    };
+    OtherCost {
+        reads: sum(|it| it.reads),
+        writes: sum(|it| it.writes),
+        atomics: sum(|it| it.atomics),
+        bytes: sum(|it| it.bytes_read + it.bytes_written),
+    }
 }
 
 /// Measures another engine of the paper's table, and adds its rows.
@@ -190,7 +205,7 @@ fn add_other(
 ) -> Result<OtherCost, ReproError> {
     let measured = driver.measure(config)?;
     let (cost, bytes) = (measured.run.per_op, driver::bytes(&measured));
-    let is_b_tree = [SHERMAN, P_SHERMAN].contains(&name);
+    let is_b_tree = B_TREES.contains(&name);
     let [reads, writes, atomics, of_bytes] = if is_b_tree {
         [
             "a leaf proves itself by its checks in one READ; the paper's build READs the lock word, the leaf and the \
@@ -218,15 +233,18 @@ fn add_other(
     ] {
         report.row(case, quantity, Some(paper), ours, reason);
     }
-    let by_kind = measured.run.by_kind.iter();
-    let of_operations = by_kind.filter(|(kind, _)| matches!(kind, ReportKind::Op(_)));
-    Ok(OtherCost {
-        reads: cost.reads,
-        writes: cost.writes,
-        atomics: cost.atomics,
-        op_atomics: of_operations.map(|(_, it)| it.per_op.atomics).sum(),
-        bytes,
-    })
+    if !is_b_tree {
+        return Ok(OtherCost {
+            reads: cost.reads,
+            writes: cost.writes,
+            atomics: cost.atomics,
+            bytes,
+        });
+    }
+    let of_operations = of_operations(config, &measured);
+    report.row(case, "READs /op in operations", None, of_operations.reads, "");
+    report.row(case, "bytes /op in operations", None, of_operations.bytes, "");
+    Ok(of_operations)
 }
 
 /// Counts of the caches, warm-up included.
