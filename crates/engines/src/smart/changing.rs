@@ -202,7 +202,10 @@ impl<'a> Changing<'a> {
             }
             Decision::Apply(outcome) => outcome,
         };
-        if !leaf.is_whole() || !leaf.is_free() {
+        // One that has its turn among the changes of this compute server waits for the lock there.
+        let queues = self.dead.is_none() && change.expected.is_none() && leaf.is_whole();
+        let waits = !leaf.is_whole() || !leaf.is_free();
+        if waits && !(queues && tree.ladder.has_turns()) {
             let lock = leaf.lock();
             return self.at_locked(found, lock).await;
         }
@@ -210,6 +213,11 @@ impl<'a> Changing<'a> {
             None => LeafContent::Absent,
             Some(value) => self.content(value).await?,
         };
+        if waits && !tree.ladder.queues(&content) {
+            let lock = leaf.lock();
+            self.give_back(content);
+            return self.at_locked(found, lock).await;
+        }
         if tree.ladder.stays(&content) && fits_in(leaf, content.as_new()) {
             return self.store(found, content, outcome).await;
         }
@@ -257,10 +265,13 @@ impl<'a> Changing<'a> {
                 }
                 Ok(AttemptEnd::Done(outcome))
             }
-            Stored::Lost { content, lead } => {
+            Stored::Lost { content, lead, dead } => {
                 self.give_back(content);
-                self.lead = lead;
-                Ok(AttemptEnd::Again(StartFrom::after(found.path.as_ref())))
+                (self.lead, self.dead) = (lead, dead.or(self.dead));
+                Ok(AttemptEnd::Again(match dead {
+                    Some(_) => StartFrom::Root,
+                    None => StartFrom::after(found.path.as_ref()),
+                }))
             }
         }
     }

@@ -166,5 +166,7 @@ pub(super) fn draw(rng: &mut Rng) -> Settings {
     if rng.u8(..8) == 0 {
         settings = settings.with("types", "whole");
     }
-    settings.with("cache_index", choose(rng, &["radix", "radix", "hash"]))
+    settings
+        .with("cache_index", choose(rng, &["radix", "radix", "hash"]))
+        .with("hand_over", choose(rng, &["0", "0", "1", "8"]))
 }

@@ -7,14 +7,16 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_index::IndexError;
+use farleaf_index::local::Holding;
+use farleaf_index::retry::LockWait;
 use farleaf_pool::{Session, Tries};
 
 use super::delegation::ChangeLead;
-use super::ladder::LockSet;
+use super::ladder::{LeafTurn, LockSet, release_leaf};
 use super::leaf::{Leaf, NewValue, REWRITE_EQUAL_WORDS, changed, set_content};
 use super::record::NewRecord;
 use super::takeover::redo_record;
-use super::tree::{Tree, count};
+use super::tree::{LEAF, Tree, count, owner};
 
 farleaf_fabric::canaries! {
     pub(crate) LOCK_PROVES_NOTHING = "lock-proves-nothing",
@@ -86,6 +88,8 @@ pub(super) enum Storing {
     Locked,
     /// Under the lock, by a client that has written a redo record if one is needed.
     Recorded,
+    /// Under the lock, which this token takes in front of the content (`INV-SMART-16`).
+    Passing(u64),
     /// Behind the lock word, in one chain, by an owner (`INV-SMART-13`); behind a redo record as above.
     Alone,
 }
@@ -95,15 +99,25 @@ pub(super) enum Storing {
 pub(super) enum Stored {
     /// It has the new content. `is_removed`: its key is absent now.
     Done { is_removed: bool },
-    /// Another had the lock.
-    Lost { content: LeafContent, lead: Option<ChangeLead> },
+    /// Another had the lock. `dead`: a client that is dead holds it.
+    Lost { content: LeafContent, lead: Option<ChangeLead>, dead: Option<u64> },
+}
+
+/// The end of a change's try to take the lock of a leaf in its turn.
+enum InTurn {
+    Locked,
+    /// The leaf is not what the change has READ any more.
+    Changed,
+    /// A client that is dead, and fenced, holds this lock.
+    Dead(u64),
 }
 
 impl Tree {
     /// Gives a leaf that was whole and free a new content, to which the changes of the lead's members are applied:
     /// 1 CAS and 1 WRITE, more if several runs of words differ or a redo record is needed. An owner needs a WRITE in
     /// place of the CAS, in the same chain, if it has stored the leaf last, and has not since the READ at `stamp`. A
-    /// change without an expectation READs the leaf once more if it has waited for its lock in the lock table.
+    /// change without an expectation READs the leaf once more if it has waited for its lock in the lock table, or for
+    /// its turn. It needs no CAS if the change before it has passed the lock on.
     ///
     /// # Errors
     /// `OutcomeUnknown` if it takes longer than the caller waits.
@@ -118,11 +132,24 @@ impl Tree {
         let locks = self.ladder.leaf_locks(leaf.addr, LockSet::default());
         self.finish(session, async move |session| {
             let store = async |has_waited| {
-                let mut leaf = leaf;
-                if has_waited && is_blind {
+                let (mut leaf, mut turn) = (leaf, None);
+                if is_blind && tree.ladder.queues(&content) {
+                    turn = tree.ladder.leaf_turn(&session, &leaf).await;
+                } else if has_waited && is_blind {
                     tree.look_again(&session, &mut leaf, &content).await?;
                 }
-                tree.store_now(&session, (leaf, stamp), content, lead).await
+                if let Some(turn) = &turn {
+                    match tree.lock_in_turn(&session, &mut leaf, &content, turn).await? {
+                        InTurn::Locked => {}
+                        InTurn::Changed => {
+                            return Ok(Stored::Lost { content, lead, dead: None });
+                        }
+                        InTurn::Dead(lock) => {
+                            return Ok(Stored::Lost { content, lead, dead: Some(lock) });
+                        }
+                    }
+                }
+                tree.store_now(&session, (leaf, stamp), content, (lead, turn)).await
             };
             tree.ladder.under((&session, &tree.counts), locks, store).await
         })
@@ -137,17 +164,80 @@ impl Tree {
         content: &LeafContent,
     ) -> Result<(), IndexError> {
         let now = self.read_locked(session, leaf).await?;
-        let [old, new] = [&*leaf, &now].map(|it| Leaf::new(self.shape.table, it.addr, &it.words));
-        let is_record = |leaf: Leaf<'_>| matches!(leaf.content(), NewValue::Record(_));
-        let is_alike = new.is_whole()
-            && new.is_free()
-            && new.is_valid() == old.is_valid()
-            && is_record(new) == is_record(old)
-            && new.has_room(content.as_new().bytes());
-        if is_alike {
+        if self.may_follow(leaf, &now, content)
+            && Leaf::new(self.shape.table, now.addr, &now.words).is_free()
+        {
             *leaf = LeafImage { back: leaf.back, ..now };
         }
         Ok(())
+    }
+
+    /// Returns whether a change to `content` that was to follow the content `old` may follow `now` as well.
+    fn may_follow(&self, old: &LeafImage, now: &LeafImage, content: &LeafContent) -> bool {
+        let [old, new] = [old, now].map(|it| Leaf::new(self.shape.table, it.addr, &it.words));
+        let is_record = |leaf: Leaf<'_>| matches!(leaf.content(), NewValue::Record(_));
+        new.is_whole()
+            && new.is_valid() == old.is_valid()
+            && is_record(new) == is_record(old)
+            && new.has_room(content.as_new().bytes())
+    }
+
+    /// Takes the lock of a leaf in the turn of a change, with the content that it guards in `leaf`: that which was passed
+    /// on, or by a CAS. READs the leaf before the CAS unless it is free in `leaf` and no change came before.
+    async fn lock_in_turn(
+        &self,
+        session: &Session,
+        leaf: &mut LeafImage,
+        content: &LeafContent,
+        turn: &LeafTurn,
+    ) -> Result<InTurn, IndexError> {
+        let (token, back) = (turn.turn.token(), leaf.back);
+        if let Some(image) = &turn.passed {
+            let now = LeafImage { addr: leaf.addr, words: image.to_vec(), back };
+            if !self.may_follow(leaf, &now, content) {
+                self.unlock(session, &now, token).await?;
+                return Ok(InTurn::Changed);
+            }
+            *leaf = now;
+            return Ok(InTurn::Locked);
+        }
+        // Others of this compute server wait meanwhile.
+        let mut wait = LockWait::of_leader(true);
+        let mut looks = turn.has_waited || !self.leaf_of(leaf).is_free();
+        loop {
+            let by = self.leaf_of(leaf).by();
+            let holder = if looks {
+                let now = self.read_locked(session, leaf).await?;
+                let view = self.leaf_of(&now);
+                if view.is_whole() && view.is_free() {
+                    if !self.may_follow(leaf, &now, content) {
+                        return Ok(InTurn::Changed);
+                    }
+                    *leaf = LeafImage { back, ..now };
+                    looks = false;
+                    continue;
+                }
+                if view.is_moving() || !view.is_valid() {
+                    // It may have left the table, and stay locked.
+                    return Ok(InTurn::Changed);
+                }
+                view.lock()
+            } else {
+                looks = true;
+                match session.reliable().cas(leaf.lock_addr(), by, token).await? {
+                    found if found == by => return Ok(InTurn::Locked),
+                    found => found,
+                }
+            };
+            count(&self.counts.lock_lost);
+            if wait.again(session, (LEAF, leaf.addr), owner(holder)).await? {
+                return Ok(InTurn::Dead(holder));
+            }
+        }
+    }
+
+    fn leaf_of<'a>(&self, image: &'a LeafImage) -> Leaf<'a> {
+        Leaf::new(self.shape.table, image.addr, &image.words)
     }
 
     async fn store_now(
@@ -155,7 +245,7 @@ impl Tree {
         session: &Session,
         (leaf, stamp): (LeafImage, Option<u64>),
         content: LeafContent,
-        mut lead: Option<ChangeLead>,
+        (mut lead, turn): (Option<ChangeLead>, Option<LeafTurn>),
     ) -> Result<Stored, IndexError> {
         let old = Leaf::new(self.shape.table, leaf.addr, &leaf.words);
         let retiring = match old.content() {
@@ -165,22 +255,33 @@ impl Tree {
             }
             _ => None,
         };
-        let (mut by, token) = (old.by(), session.lock_token());
+        let is_locked = turn.is_some();
+        let token = match &turn {
+            Some(turn) => turn.turn.token(),
+            None => session.lock_token(),
+        };
+        let mut by = old.by();
         if LOCK_PROVES_NOTHING.is_armed() {
             by = session.reliable().word(leaf.lock_addr()).await?;
         }
-        let alone = self.changing_leaf_alone(session, (leaf.addr, old), stamp);
+        let alone = match is_locked {
+            true => None,
+            false => self.changing_leaf_alone(session, (leaf.addr, old), stamp),
+        };
         let is_alone = alone.is_some();
         let _changing = match alone {
             Some(alone) => alone,
             None => self.changing_leaf(leaf.addr).await,
         };
-        if !is_alone && session.reliable().cas(leaf.lock_addr(), by, token).await? != by {
+        if !is_alone
+            && !is_locked
+            && session.reliable().cas(leaf.lock_addr(), by, token).await? != by
+        {
             if let Some(retiring) = retiring {
                 session.cancel_retire(retiring);
             }
             count(&self.counts.lock_lost);
-            return Ok(Stored::Lost { content, lead });
+            return Ok(Stored::Lost { content, lead, dead: None });
         }
         debug_assert!(
             !is_alone || self.leaf_changes.is_alone(leaf.addr),
@@ -190,11 +291,33 @@ impl Tree {
         content.keep();
         let mut new = leaf.words.clone();
         set_content(self.shape.table, leaf.addr, &mut new, content.as_new(), token);
-        let how = if is_alone { Storing::Alone } else { Storing::Locked };
+        let needs_redo = changed(&leaf.words, &new).needs_redo;
+        let passing = turn.map(|it| it.turn).filter(|_| !needs_redo).map(Holding::choose);
+        let (turn, passing) = match passing {
+            Some(Ok(passing)) => (None, Some(passing)),
+            Some(Err(turn)) => (Some(turn), None),
+            None => (None, None),
+        };
+        let how = match &passing {
+            Some(passing) => Storing::Passing(passing.token()),
+            None if is_alone => Storing::Alone,
+            None => Storing::Locked,
+        };
         if let Some(lead) = &mut lead {
             lead.close_gets();
         }
         self.write_content(session, &leaf, &new, how).await?;
+        // The lock is free: the next change of this compute server asks for it.
+        drop(turn);
+        if let Some(passing) = passing {
+            if let Some(lock) = new.last_mut() {
+                *lock = passing.token();
+            }
+            match passing.done(Some(new.as_slice().into())) {
+                Ok(()) => count(&self.counts.passed),
+                Err(turn) => release_leaf(session, (leaf.addr, new.len() * 8), turn),
+            }
+        }
         if let Some(retiring) = retiring {
             session.retire(retiring);
         }
@@ -231,10 +354,12 @@ impl Tree {
             if view.is_whole() && view.by() == token {
                 return Ok(());
             }
-            if how != Storing::Alone
-                && session.reliable().word(leaf.lock_addr()).await? != token
-                && !RESEND_CONTENT.is_armed()
-            {
+            if how == Storing::Alone {
+                continue;
+            }
+            let lock = session.reliable().word(leaf.lock_addr()).await?;
+            let is_held = lock == token || how == Storing::Passing(lock);
+            if !is_held && !RESEND_CONTENT.is_armed() {
                 return Ok(());
             }
         }
@@ -267,10 +392,18 @@ impl Tree {
             let record = redo_record(session, self.shape.table, old.addr, new);
             ops.write(session.redo_addr(old.addr.server()), record);
         }
-        if how == Storing::Alone {
-            let mut lock = client.buf(8);
-            lock.words_mut()[0] = new[2];
-            ops.write(old.lock_addr(), lock);
+        match how {
+            Storing::Alone => {
+                ops.write_word(old.lock_addr(), new[2]);
+            }
+            // Without `write_vs_rmw` another's CAS, which fails, could bring the old word back.
+            Storing::Passing(next) if session.endpoint().capabilities().write_vs_rmw => {
+                ops.write_word(old.lock_addr(), next);
+            }
+            Storing::Passing(next) => {
+                ops.cas(old.lock_addr(), new[2], next);
+            }
+            Storing::Locked | Storing::Recorded => {}
         }
         for run in found.runs {
             debug_assert!(

@@ -114,6 +114,9 @@ knobs! {
         "leaf" => leaf: LeafUpdate = LeafUpdate::InPlace, word_of(LeafUpdate::WORDS), paper "in-place";
         /// Lock that a change of a leaf takes. rear: the one in the leaf. table: one of a lock table as well.
         "lock" => lock: LeafLock = LeafLock::Rear, word_of(LeafLock::WORDS), paper "rear";
+        /// Times in a row that the lock of a leaf, or of the lock table, goes from one change of this compute server to
+        /// the next. 0 releases it each time.
+        "hand_over" => hand_over: u32 = 0, KnobKind::count(0, "passes"), paper "as in Sherman";
         /// Nodes that an operation locks in the lock table before it changes a slot.
         "node_locks" => node_locks: NodeLocks = NodeLocks::Off, word_of(NodeLocks::WORDS), paper "off";
         /// Sizes that nodes grow through. whole: all have the largest.

@@ -90,6 +90,8 @@ pub(super) struct Counts {
     pub(super) lock_lost: AtomicU64,
     /// Locks of the lock table that another had.
     pub(super) table_lock_lost: AtomicU64,
+    /// Locks that went from one change of this compute server to the next.
+    pub(super) passed: AtomicU64,
     /// Leaves whose dead holder's lock was taken over.
     pub(super) taken_over: AtomicU64,
     /// Nodes that were replaced, and replacements that another made first.
@@ -125,6 +127,7 @@ impl Counts {
             ("unproven", &self.unproven),
             ("lock_lost", &self.lock_lost),
             ("table_lock_lost", &self.table_lock_lost),
+            ("passed", &self.passed),
             ("taken_over", &self.taken_over),
             ("relocated", &self.relocated),
             ("relocate_lost", &self.relocate_lost),

@@ -172,3 +172,29 @@ fn a_hot_key_bears_twice_the_clients() {
         assert!(combined.per_op("get")[0] < 1.0 && combined.per_op("update")[1] < 1.0);
     }
 }
+
+const HANDED: &[(&str, &str)] =
+    &[("read_delegation", "off"), ("write_combining", "false"), ("hand_over", "8")];
+const TABLE: &[(&str, &str)] =
+    &[("read_delegation", "off"), ("write_combining", "false"), ("lock", "table")];
+const TABLE_HANDED: &[(&str, &str)] = &[
+    ("read_delegation", "off"),
+    ("write_combining", "false"),
+    ("lock", "table"),
+    ("hand_over", "8"),
+];
+
+/// Changes of a compute server that wait for the lock of a leaf, or of the lock table, get it from the one before: no CAS
+/// of theirs fails against it.
+#[test]
+fn a_lock_goes_from_one_change_to_the_next() {
+    for (alone, handed) in [(ALONE, HANDED), (TABLE, TABLE_HANDED)] {
+        let (mut alone, mut handed) = (run(72, alone), run(72, handed));
+        show("released", 72, &mut alone);
+        show("handed over", 72, &mut handed);
+        assert_eq!(alone.counts["passed"], 0);
+        assert!(handed.counts["passed"] * 2 > handed.updates, "{:?}", handed.counts);
+        assert!(handed.updates * 2 > alone.updates * 3, "{}, {}", handed.updates, alone.updates);
+        assert!(handed.per_op("update")[2] < alone.per_op("update")[2]);
+    }
+}

@@ -12,10 +12,16 @@
 //! arrival. One that is to change a slot takes its *turn* at the node in which the cached way to its key ends before it
 //! READs anything: what it READs is then not out of date when it has the locks. The turn ends when the slot is changed,
 //! so the locks are given back while the next operation READs.
+//!
+//! With `hand_over` the operation that gives a lock back leaves the token of the next one of its compute server in the
+//! word ([`HandOver`]), which needs no CAS then.
 
-use farleaf_fabric::GlobalAddr;
+use std::sync::Arc;
+
+use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::IndexError;
-use farleaf_index::local::QueuePlace;
+use farleaf_index::local::{Entered, HandOver, Holding, QueuePlace};
+use farleaf_index::remote_lock::release_turn;
 use farleaf_index::retry::{LockWait, queue_for};
 use farleaf_index::sync::lock;
 use farleaf_pool::Session;
@@ -52,6 +58,17 @@ impl FromIterator<GlobalAddr> for LockSet {
     }
 }
 
+/// A lock of the table that an operation has, and its place among the operations of this compute server.
+#[derive(Debug)]
+struct HeldLock {
+    at: GlobalAddr,
+    token: u64,
+    /// Given up after the lock, so that the next task finds it free.
+    _place: Option<QueuePlace>,
+    /// The turn, if the lock may be passed on.
+    turn: Option<Holding>,
+}
+
 impl Ladder {
     /// Does `work` under `locks`, and tells it whether another has had one of them. In a task, which runs to its end.
     ///
@@ -70,54 +87,62 @@ impl Ladder {
         if locks.0.is_empty() {
             return work(false).await;
         }
-        let (table, token) = (self.lock_table(session).await?, session.lock_token());
+        let table = self.lock_table(session).await?;
         let (mut held, mut has_waited) = (Vec::with_capacity(locks.0.len()), false);
-        // Given up after the locks, so that the next task finds its lock free.
-        let mut places = Vec::with_capacity(locks.0.len());
         for index in locks.0 {
-            let at = table.plus(index * 8);
-            match self.take_lock((session, counts), at, token).await {
-                Ok((place, waited)) => {
+            match self.take_lock((session, counts), table.plus(index * 8)).await {
+                Ok((lock, waited)) => {
                     has_waited |= waited;
-                    places.extend(place);
+                    held.push(lock);
                 }
                 Err(error) => {
-                    self.give_back(session, &held, token).await?;
+                    self.give_back((session, counts), held).await?;
                     return Err(error);
                 }
             }
-            held.push(at);
         }
         let done = work(has_waited).await;
-        let given_back = self.give_back(session, &held, token).await;
-        drop(places);
+        let given_back = self.give_back((session, counts), held).await;
         let done = done?;
         // The work is done, and nobody may take it for undone.
         given_back.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
         Ok(done)
     }
 
-    /// Takes a lock, after the tasks of this compute server that came before; returns the place in front of it, and
-    /// whether another has had the lock.
+    /// Takes a lock, after the tasks of this compute server that came before; returns it, and whether another has had
+    /// the lock.
     async fn take_lock(
         &self,
         (session, counts): (&Session, &Counts),
         at: GlobalAddr,
-        token: u64,
-    ) -> Result<(Option<QueuePlace>, bool), IndexError> {
+    ) -> Result<(HeldLock, bool), IndexError> {
         let (reliable, mut wait) = (session.reliable(), LockWait::default());
-        let mut has_waited = self.queue.is_taken(at.word());
-        let place = queue_for(session, &self.queue, at.word()).await;
+        let mut lock = HeldLock { at, token: session.lock_token(), _place: None, turn: None };
+        let mut has_waited;
+        match &self.turns {
+            None => {
+                has_waited = self.queue.is_taken(at.word());
+                lock._place = queue_for(session, &self.queue, at.word()).await;
+            }
+            Some(turns) => {
+                let (turn, entered, waited) = table_turn(session, turns, &lock).await;
+                lock.turn = Some(turn);
+                if let Entered::Passed(_) = entered {
+                    return Ok((lock, true));
+                }
+                has_waited = waited;
+            }
+        }
         loop {
-            let found = reliable.cas(at, 0, token).await?;
+            let found = reliable.cas(at, 0, lock.token).await?;
             if found == 0 {
-                return Ok((place, has_waited));
+                return Ok((lock, has_waited));
             }
             has_waited = true;
             count(&counts.table_lock_lost);
             let is_dead = wait.again(session, ("the lock at", at), found).await?;
-            if is_dead && reliable.cas(at, found, token).await? == found {
-                return Ok((place, true));
+            if is_dead && reliable.cas(at, found, lock.token).await? == found {
+                return Ok((lock, true));
             }
         }
     }
@@ -148,22 +173,39 @@ impl Ladder {
         None
     }
 
+    /// Gives locks back, or passes them on.
     async fn give_back(
         &self,
-        session: &Session,
-        held: &[GlobalAddr],
-        token: u64,
+        (session, counts): (&Session, &Counts),
+        mut held: Vec<HeldLock>,
     ) -> Result<(), IndexError> {
+        let mut passing = Vec::new();
         let mut ops = session.client().ops();
-        for at in held {
-            ops.cas(*at, token, 0);
+        for lock in &mut held {
+            let chosen = lock.turn.take().map(Holding::choose);
+            let (next, passed) = match chosen {
+                Some(Ok(passed)) => (passed.token(), Some(passed)),
+                Some(Err(turn)) => {
+                    lock.turn = Some(turn);
+                    (0, None)
+                }
+                None => (0, None),
+            };
+            ops.cas(lock.at, lock.token, next);
+            passing.push((next, passed));
         }
-        if held.is_empty() || session.client().post_many(ops).await.is_ok() {
-            return Ok(());
+        if !held.is_empty() && session.client().post_many(ops).await.is_err() {
+            for (lock, (next, _)) in held.iter().zip(&passing) {
+                // Only the holder takes its token away, so a lost CAS may be posted again.
+                session.reliable().cas_release(lock.at, lock.token, *next).await?;
+            }
         }
-        for at in held {
-            // Only the holder takes its token away, so a lost CAS may be posted again.
-            session.reliable().cas_release(*at, token, 0).await?;
+        for (lock, (_, passed)) in held.iter().zip(passing) {
+            match passed.map(|passed| passed.done(None)) {
+                Some(Ok(())) => count(&counts.passed),
+                Some(Err(turn)) => release_turn(session, lock.at, turn),
+                None => {}
+            }
         }
         Ok(())
     }
@@ -192,6 +234,21 @@ impl Ladder {
         *lock(&self.lock_table) = Some(addr);
         Ok(addr)
     }
+}
+
+/// Waits for the turn at a lock of the table; also returns whether another has had it. No remote operation.
+async fn table_turn(
+    session: &Session,
+    turns: &Arc<HandOver>,
+    lock: &HeldLock,
+) -> (Holding, Entered, bool) {
+    let (began_ns, at) = (session.endpoint().now_ns(), lock.at);
+    let orphan = {
+        let session = session.clone();
+        move |turn: Holding| release_turn(&session, at, turn)
+    };
+    let (turn, entered) = turns.enter(at, lock.token, at, orphan).await;
+    (turn, entered, session.endpoint().now_ns() > began_ns)
 }
 
 /// The lock table that a word of the meta object at `meta` names.

@@ -6,6 +6,7 @@
 //!
 //! The tree asks [`Ladder`] and names no switch. By default each answer is a constant, and no lock is taken.
 
+mod leaf_turn;
 mod lock_table;
 mod names;
 mod switches;
@@ -14,13 +15,14 @@ use std::sync::Arc;
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_index::Change;
-use farleaf_index::local::LockQueue;
+use farleaf_index::local::{HandOver, LockQueue};
 use farleaf_index::sync::Mutex;
 
 use super::descent::ReadNode;
 use super::layout::NodeType;
 use super::locked::LeafContent;
 use super::options::SmartOptions;
+pub(super) use leaf_turn::{LeafTurn, release_leaf};
 pub(super) use lock_table::{LOCKS_BYTES, LockSet, lock_table_at};
 pub(super) use names::{NAME_BYTES, Names};
 pub use switches::{
@@ -43,6 +45,8 @@ pub(super) struct Ladder {
     /// Tasks of this compute server that want a lock of the lock table, by its address, or change the slots of a
     /// locked node, by the node's.
     queue: Arc<LockQueue>,
+    /// The same at a lock of the lock table or of a leaf, if one passes the lock on to the next.
+    turns: Option<Arc<HandOver>>,
 }
 
 impl Ladder {
@@ -57,6 +61,7 @@ impl Ladder {
             meta,
             lock_table: Mutex::default(),
             queue,
+            turns: (options.hand_over > 0).then(|| HandOver::new(options.hand_over)),
         }
     }
 
