@@ -212,6 +212,19 @@ pub struct ReproCheck {
     pub holds: Option<bool>,
 }
 
+/// A gain of ours over the paper's, by the parts above 1 if the paper's is small.
+fn gain_ratio(told: f64, ours: f64) -> f64 {
+    match 1.0 < told && told < GAIN_LARGE {
+        true => (ours - 1.0) / (told - 1.0),
+        false => ours / told,
+    }
+}
+
+/// Returns whether a gain of ours agrees with the paper's.
+pub(super) fn is_near(told: f64, ours: f64) -> bool {
+    (gain_ratio(told, ours) - 1.0).abs() <= TOLERANCE
+}
+
 impl ReproReport {
     /// A report without rows.
     pub(super) fn new(experiment: &str, title: &str, time: TimeKind) -> Self {
@@ -260,11 +273,9 @@ impl ReproReport {
         ours: f64,
         reason: &str,
     ) {
-        let mut row = ReproRow::new(case, quantity, paper, Some(ours));
-        if let Some(told) = paper.filter(|told| 1.0 < *told && *told < GAIN_LARGE) {
-            row.ratio = Some((ours - 1.0) / (told - 1.0));
-        }
-        self.judge(row, reason);
+        let row = ReproRow::new(case, quantity, paper, Some(ours));
+        let ratio = paper.map(|told| gain_ratio(told, ours)).or(row.ratio);
+        self.judge(ReproRow { ratio, ..row }, reason);
     }
 
     /// Adds a row, with the reason if it differs from the paper's by more than [`TOLERANCE`].
