@@ -13,12 +13,13 @@ const SMART: &str = "smart";
 /// The B+-tree that the paper compares itself with.
 const SHERMAN: &str = "sherman";
 /// Settings that the ladders choose.
-const SWITCHES: [&str; 9] = [
+const SWITCHES: [&str; 10] = [
     CACHE,
     "node_locks",
     "types",
     "leaf",
     "lock",
+    "hand_over",
     "read_delegation",
     "write_combining",
     "batch_limit",
