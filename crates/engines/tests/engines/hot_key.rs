@@ -188,13 +188,15 @@ const TABLE_HANDED: &[(&str, &str)] = &[
 /// of theirs fails against it.
 #[test]
 fn a_lock_goes_from_one_change_to_the_next() {
-    for (alone, handed) in [(ALONE, HANDED), (TABLE, TABLE_HANDED)] {
+    // With locks in a table the leaf's own lock stays to be taken.
+    for (alone, handed, percent) in [(ALONE, HANDED, 150), (TABLE, TABLE_HANDED, 105)] {
         let (mut alone, mut handed) = (run(72, alone), run(72, handed));
         show("released", 72, &mut alone);
         show("handed over", 72, &mut handed);
         assert_eq!(alone.counts["passed"], 0);
         assert!(handed.counts["passed"] * 2 > handed.updates, "{:?}", handed.counts);
-        assert!(handed.updates * 2 > alone.updates * 3, "{}, {}", handed.updates, alone.updates);
+        let [more, less] = [&handed, &alone].map(|it| it.updates);
+        assert!(more * 100 > less * percent, "{more}, {less}");
         assert!(handed.per_op("update")[2] < alone.per_op("update")[2]);
     }
 }
