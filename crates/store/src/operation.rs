@@ -134,7 +134,7 @@ impl<B: AsRef<[u8]>> Operation<B> {
 /// key are a chain, in their order.
 struct Chains {
     numbers: Vec<usize>,
-    /// Where each chain begins among them, and the end.
+    /// Begin of each chain among the numbers, and their end.
     begins: Vec<usize>,
 }
 

@@ -23,24 +23,7 @@ use fastrand::Rng;
 
 use super::{Chime, ChimeShape, open_tree, without_copies};
 
-/// Hops beside READs of neighbourhoods and leaves.
-const HOPPING: &[(&str, &str)] = &[
-    ("format", "u64-tiny"),
-    ("workload", "mixed|churn"),
-    (
-        "set",
-        "leaf_bytes=256,neighbourhood=2,cache=256MiB,point_read=neighbourhood,insert_read=neighbourhood,\
-         speculate=false,delegate=false",
-    ),
-    ("memory-servers", "1"),
-    ("compute-servers", "3"),
-    ("clients", "18"),
-    ("keys", "15|40"),
-    ("ops", "60"),
-    ("think-ns", "0"),
-    ("event", "none"),
-];
-/// The same, where a torn operation takes as long as several others.
+/// Hops beside READs of neighbourhoods and leaves, where a torn operation takes as long as several others.
 const STRETCHED: &[(&str, &str)] = &[
     ("format", "u64-tiny"),
     ("workload", "mixed|churn"),
@@ -58,6 +41,11 @@ const STRETCHED: &[(&str, &str)] = &[
     ("event", "none"),
     ("faults", "torn=1,stretch=8000"),
 ];
+/// The same without the last flag, the faults.
+const HOPPING: &[(&str, &str)] = match STRETCHED.split_last() {
+    Some((_, others)) => others,
+    None => &[],
+};
 
 impl Lab for Chime {
     // A record may hold an inner node and two leaves.

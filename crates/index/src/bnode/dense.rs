@@ -75,30 +75,31 @@ fn probe_word(key: &[u8], after: bool) -> (u64, bool) {
 
 /// Counts the numbers of `0..count` that come before the first for which `before` is false, by halving.
 #[inline(always)]
-pub(super) fn count_before(count: usize, mut before: impl FnMut(usize) -> bool) -> usize {
-    if count == 0 {
-        return 0;
-    }
-    let (mut base, mut size) = (0, count);
-    while size > 1 {
-        let half = size / 2;
-        base = if before(base + half) { base + half } else { base };
-        size -= half;
-    }
-    base + usize::from(before(base))
+pub(super) fn count_before(count: usize, before: impl FnMut(usize) -> bool) -> usize {
+    count_by(count, before, |is_before, behind, here| if is_before { behind } else { here })
 }
 
 /// As [`count_before`], without a guess of the processor at each step: half of the guesses are wrong, and each costs more
 /// than a step whose word is near.
 #[inline(always)]
-pub(super) fn count_before_unguessed(count: usize, mut before: impl FnMut(usize) -> bool) -> usize {
+pub(super) fn count_before_unguessed(count: usize, before: impl FnMut(usize) -> bool) -> usize {
+    count_by(count, before, select_unpredictable)
+}
+
+/// Counts by halving; `choose` takes one of two numbers.
+#[inline(always)]
+fn count_by(
+    count: usize,
+    mut before: impl FnMut(usize) -> bool,
+    choose: impl Fn(bool, usize, usize) -> usize,
+) -> usize {
     if count == 0 {
         return 0;
     }
     let (mut base, mut size) = (0, count);
     while size > 1 {
         let half = size / 2;
-        base = select_unpredictable(before(base + half), base + half, base);
+        base = choose(before(base + half), base + half, base);
         size -= half;
     }
     base + usize::from(before(base))
