@@ -148,7 +148,7 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
     let mut result = Found { steps, own_step, action, setup: None };
     if state.setup != Setup::Nothing {
         let before = match state.setup {
-            Setup::DiedIn(action) | Setup::DiedBefore(Some(action), _) => action,
+            Setup::DiedIn(action) => action,
             _ => found.ok_or_else(missing)?,
         };
         let plan = setup_plan(start, &result, before, runs)?;
@@ -203,10 +203,10 @@ fn setup_plan(
     let ops = (runs.without_death)(&alone, &actor)?;
     match state.setup {
         Setup::Nothing => Err(HarnessError("no setup".to_string())),
-        Setup::Died(_) | Setup::DiedIn(_) | Setup::DiedBefore(..) => {
+        Setup::Died(_) | Setup::DiedIn(_) | Setup::DiedBefore(_) => {
             let (from_last, is_before) = match state.setup {
                 Setup::Died(from_last) => (from_last, false),
-                Setup::DiedBefore(_, from_last) => (from_last, true),
+                Setup::DiedBefore(from_last) => (from_last, true),
                 _ => (0, false),
             };
             // One of a single word has no middle.

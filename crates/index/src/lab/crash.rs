@@ -117,9 +117,8 @@ pub enum Setup {
     Died(usize),
     /// As `Died`, in the last WRITE of this action.
     DiedIn(Action),
-    /// As `Died`, before that WRITE of this action, or of the one that the script has found: all that it posted earlier has
-    /// landed.
-    DiedBefore(Option<Action>, usize),
+    /// As `Died`, before that WRITE: all that the action posted earlier has landed.
+    DiedBefore(usize),
 }
 
 /// A state, and the step from it.
@@ -230,7 +229,7 @@ pub const fn met(state: CrashState, from_last: usize, step: CrashStep) -> CrashS
 
 /// As [`met`], after a death before that WRITE. The survivors meet each key.
 pub const fn met_before(state: CrashState, from_last: usize, step: CrashStep) -> CrashState {
-    let setup = Setup::DiedBefore(None, from_last);
+    let setup = Setup::DiedBefore(from_last);
     CrashState { setup, step, touches_all: true, ..state }
 }
 
