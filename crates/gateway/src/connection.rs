@@ -26,8 +26,10 @@ use crate::{Multi, Overlap};
 use farleaf_resp::replies::Replies;
 use farleaf_resp::request::{Limits, Parsed, Parser};
 
-/// Bytes that a turn reads of a connection, at most; and before `AUTH`.
-const READ_BYTES: usize = 256 << 10;
+/// Bytes that a turn reads of a connection, at most; of one whose value is under way; and before `AUTH`. The other
+/// clients wait for as long as that takes.
+const READ_BYTES: usize = 64 << 10;
+const READ_BYTES_OF_A_VALUE: usize = 256 << 10;
 const READ_BYTES_BEFORE_AUTH: usize = 4 << 10;
 /// Waiting replies with which a connection stops, and with which it goes on; and those with which one ends that has
 /// not said who it is.
@@ -183,7 +185,11 @@ impl Connection {
             return;
         }
         let is_known = shared.knows(&self.client);
-        let mut most = if is_known { READ_BYTES } else { READ_BYTES_BEFORE_AUTH };
+        let wanted = (self.used + self.parser.needs()).saturating_sub(self.input.len());
+        let mut most = match is_known {
+            true => wanted.clamp(READ_BYTES, READ_BYTES_OF_A_VALUE),
+            false => READ_BYTES_BEFORE_AUTH,
+        };
         if let Some(share) = share {
             most = most.min(share.saturating_sub(self.private_bytes()));
         }
