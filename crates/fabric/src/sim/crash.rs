@@ -12,6 +12,8 @@
 //!   [`CrashWay::Skip`].
 //! - **CRASH-3** No WRITE lands in a way that the configured capabilities exclude.
 //! - **CRASH-4** A stopped life posts nothing.
+//! - **CRASH-5** A life may lose one list before it ends: neither the chosen operation nor those behind it in its list take
+//!   effect, and the client gets [`OpErrorKind::Timeout`].
 
 use std::task::Context;
 
@@ -90,7 +92,7 @@ pub(super) struct Crashes {
     armed: Vec<Armed>,
     /// A plan has just ended these lives; their tasks are to be dropped.
     ending: Vec<u32>,
-    /// A plan has ended a life at one of its posts, so that posts may have a fate.
+    /// A plan has ended a life at one of its posts, or a list is to be lost, so that posts may have a fate.
     cuts: bool,
 }
 
@@ -105,9 +107,12 @@ struct Armed {
     recorded: Option<Vec<CountedOp>>,
     fired: bool,
     cut: Option<Cut>,
+    /// The operation from which on its list is lost, until it has been posted.
+    to_lose: Option<u64>,
+    lost: Option<Cut>,
 }
 
-/// The post at which a life ended.
+/// The post at which a life ended, or of which it loses the rest.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     serial: u64,
@@ -130,7 +135,7 @@ impl Crashes {
         if !self.cuts {
             return PlannedFate::Happens;
         }
-        let mut cuts = self.armed.iter().filter_map(|armed| armed.cut);
+        let mut cuts = self.armed.iter().flat_map(|armed| armed.cut.into_iter().chain(armed.lost));
         let Some(cut) = cuts.find(|cut| cut.serial == serial) else { return PlannedFate::Happens };
         let is_at = part == cut.part;
         match cut.way {
@@ -203,6 +208,10 @@ impl Machine {
         if let Some(recorded) = &mut armed.recorded {
             recorded.extend(counted(&slot.payload));
         }
+        if let Some(op) = armed.to_lose.take_if(|op| (first..first + count).contains(op)) {
+            let (serial, part, way) = (slot.serial, (op - first) as u16, CrashWay::Before);
+            armed.lost = Some(Cut { serial, part, way });
+        }
         let Some(plan) = armed.plan.filter(|plan| (first..first + count).contains(&plan.op)) else {
             return;
         };
@@ -261,7 +270,7 @@ impl Machine {
             self.ops += 1;
             self.land(index, part, landing);
         }
-        // Nobody learns the error; it keeps the fence from cutting the operation once more.
+        // The dead learn no error; it keeps the fence from cutting the operation once more.
         self.slots[index].fail(OpError { server, kind: OpErrorKind::Timeout });
         self.trace.add(u64::from(part) << 32 | 0xdead);
         true
@@ -347,6 +356,21 @@ impl SimFabric {
         self.arm(Some(endpoint.poster().endpoint), Some(plan), false);
     }
 
+    /// Loses the operation `op` and those behind it in its list: they never take effect, and the client gets
+    /// [`OpErrorKind::Timeout`]. The life goes on. Counts from 0 at the plan or the record that was asked for last.
+    ///
+    /// # Panics
+    /// If there is neither.
+    pub fn lose(&self, op: u64) {
+        let life = self.life();
+        let crashes = &mut self.inner().machine.borrow_mut().crashes;
+        let Some(armed) = crashes.armed.iter_mut().find(|armed| armed.life == life) else {
+            panic!("a life counts its operations before it loses one of them");
+        };
+        armed.to_lose = Some(op);
+        crashes.cuts = true;
+    }
+
     /// From now on, notes this life's remote operations, in the order of posting: those that a plan
     /// given at the same moment could name. Takes the place of an earlier plan of this life.
     pub fn record_ops(&self) {
@@ -391,7 +415,9 @@ impl SimFabric {
         let (life, recorded) = (self.life(), records.then(Vec::new));
         let crashes = &mut self.inner().machine.borrow_mut().crashes;
         crashes.armed.retain(|armed| armed.life != life);
-        let armed = Armed { life, endpoint, plan, counted: 0, recorded, fired: false, cut: None };
+        let (cut, to_lose, lost) = (None, None, None);
+        let armed =
+            Armed { life, endpoint, plan, counted: 0, recorded, fired: false, cut, to_lose, lost };
         crashes.armed.push(armed);
     }
 }

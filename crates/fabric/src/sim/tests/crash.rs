@@ -300,6 +300,36 @@ fn one_endpoint_of_several_is_counted() {
 }
 
 #[test]
+fn a_life_loses_the_rest_of_a_list_and_posts_it_again() {
+    for (lost, expected) in [(1, [0, 0, 0]), (2, [1, 0, 0]), (3, [1, 4, 0])] {
+        let sim = cluster(config(1));
+        let (victim, endpoint) = (sim.fabric(1), sim.fabric(1).endpoint().unwrap());
+        victim.plan(CrashPlan { op: 6, way: CrashWay::Before });
+        victim.lose(lost);
+        let seen = Rc::<Cell<Option<OpErrorKind>>>::default();
+        let error = Rc::clone(&seen);
+        sim.spawn(1, async move {
+            endpoint.faa(at(0, 512), 1).await.unwrap();
+            for _ in 0..2 {
+                let mut chain = endpoint.ops();
+                chain.faa(at(0, 0), 1);
+                chain.write(at(0, 64), filled(&endpoint, 4, 1));
+                chain.faa(at(0, 128), 1);
+                let lost = endpoint.chain(chain).await.unwrap_err();
+                error.set(Some(lost.kind));
+                endpoint.sleep(20_000).await;
+            }
+        });
+        sim.run_until(10_000).unwrap();
+        assert_eq!(landed(&sim)[..3], expected);
+        assert_eq!((seen.get(), victim.has_fired()), (Some(OpErrorKind::Timeout), false));
+        sim.run_until(100_000).unwrap();
+        assert_eq!(landed(&sim)[..3], [expected[0] + 1, 4, 0], "it dies in the second try");
+        assert!(victim.has_fired() && !victim.has_in_flight());
+    }
+}
+
+#[test]
 fn all_tasks_of_a_paused_life_stop_and_go_on() {
     let sim = cluster(config(1));
     let (victim, endpoint) = (sim.fabric(1), sim.fabric(1).endpoint().unwrap());
