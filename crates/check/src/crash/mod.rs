@@ -124,8 +124,11 @@ impl CrashCase {
     /// # Errors
     /// If there is no such state, or the action fails without a death.
     pub fn points(&self) -> Result<Vec<CrashPoint>, CrashFailure> {
-        let prepared = self.prepared()?;
-        Ok(CrashPoint::all(&prepared.ops, Capabilities::NONE.crash_atomic_bytes))
+        let Prepared { found, ops } = self.prepared()?;
+        let mut points = CrashPoint::all(ops, Capabilities::NONE.crash_atomic_bytes);
+        // Before it loses an operation, it does what a case without the loss does.
+        points.retain(|point| found.lost.is_none_or(|lost| point.0.op >= lost));
+        Ok(points)
     }
 
     /// Remote operations of the action.

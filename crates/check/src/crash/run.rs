@@ -368,6 +368,7 @@ pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedO
     let pool = actor.member.as_ref().map(|(session, _)| Arc::clone(session.pool()));
     let memory_before = pool.as_ref().map(|pool| pool.memory()).unwrap_or_default();
     fabric.record_ops();
+    found.lost.into_iter().for_each(|op| fabric.lose(op));
     type Ended = (Result<Answer, IndexError>, Vec<CountedOp>, MemoryUse);
     let outcome = Rc::<RefCell<Option<Ended>>>::default();
     let (ended, action, own) = (Rc::clone(&outcome), found.action, fabric.clone());
@@ -444,6 +445,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     let from_ns = sim.now_ns();
     let (action, is_member) = (found.action, actor.member.is_some());
     fabric.plan(point.0);
+    found.lost.into_iter().for_each(|op| fabric.lose(op));
     let outcome = begin(&sim, ACTOR, actor, action);
     wait_for_death(&sim, &fabric, &outcome)?;
     let died_ns = sim.now_ns();

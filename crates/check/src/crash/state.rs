@@ -62,6 +62,8 @@ pub(super) struct Found {
     pub(super) action: Action,
     /// The third compute server's action, and the point at which it dies.
     pub(super) setup: Option<(Action, CrashPlan)>,
+    /// The operation of the action that is lost.
+    pub(super) lost: Option<u64>,
 }
 
 fn ordered(count: u32, order: Order) -> Vec<u32> {
@@ -145,7 +147,7 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
     };
     let is_own = matches!(state.step, CrashStep::Do(_)) && state.setup == Setup::Nothing;
     let own_step = hunted.filter(|_| is_own);
-    let mut result = Found { steps, own_step, action, setup: None };
+    let mut result = Found { steps, own_step, action, setup: None, lost: None };
     if state.setup != Setup::Nothing {
         let before = match state.setup {
             Setup::DiedIn(action) => action,
@@ -153,6 +155,10 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
         };
         let plan = setup_plan(start, &result, before, runs)?;
         result.setup = Some((before, plan));
+    }
+    if state.loses_last {
+        let ops = (runs.without_death)(start, &result)?.len() as u64;
+        result.lost = ops.checked_sub(1);
     }
     Ok(result)
 }

@@ -42,6 +42,7 @@ const QUICK: &[&str] = &[
     "trust-dead-node",
     "grow-unhelped",
     "lose-run",
+    "hops-in-one-chain",
 ];
 
 #[test]

@@ -74,8 +74,8 @@ impl Lab for Chime {
             Hunt::at(&LOSE_LEAF_REDO, "wide/update"),
             Hunt::with(&ABSENT_AT_ONCE, HOPPING),
             Hunt::with(&SCAN_UNCOUNTED, STRETCHED),
-            // Two hops of one insert, a lost chain that ended between them, and a get in that time.
-            Hunt::any(&HOPS_IN_ONE_CHAIN),
+            // Two hops of one insert, a lost chain that ended behind them, and a death in the next try.
+            Hunt::at(&HOPS_IN_ONE_CHAIN, "hops/insert-hops-lost"),
             // A death between two WRITEs of a hop, then a remove, or a death in an update, of the pair that moved.
             Hunt::at(&UPDATE_ONE_OF_TWO, "hops/insert-over-two-copies"),
             Hunt::any(&CLEAR_SECOND_AFTER),
@@ -117,6 +117,7 @@ impl Lab for Chime {
                 "recover-hop",
                 "insert-over-two-copies",
                 "get-over-two-copies",
+                "insert-hops-lost",
             ]),
             is_drawn: false,
         };
@@ -151,6 +152,7 @@ impl Lab for Chime {
         let hops = after.hops.wrapping_sub(before.hops);
         match name {
             "hop" => changes::in_btree("none", before, after) && hops > 0,
+            "hops" => changes::in_btree("none", before, after) && hops > 1,
             _ => changes::in_btree(name, before, after),
         }
     }
@@ -168,6 +170,8 @@ impl Lab for Chime {
             // The pair stands in two slots, whole.
             ("insert-over-two-copies", met_before(hop, 1, CrashStep::Found)),
             ("get-over-two-copies", met_before(hop, 1, CrashStep::Get)),
+            // The release is lost: of an insert with two hops or more, it alone, or all if they are one chain.
+            ("insert-hops-lost", grow("hops", Order::Mixed).of_variants().losing_last()),
         ]);
         cases
     }

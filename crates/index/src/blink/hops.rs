@@ -2,7 +2,8 @@
 //!
 //! A *hop* moves a pair to a later slot of its neighbourhood: one chain WRITEs the copy, the count of hops, and the slot that
 //! was left. Where a chain may be lost, and is then posted again in whole, the next hop waits for it: with two hops in a
-//! chain, a pair that moved into the slot of the first one would be cleared again, uncounted.
+//! chain, the second try clears the pair that moved into the slot of the first one. Until it writes that pair again no slot
+//! has it, and the count does not tell.
 //!
 //! - `INV-SPLIT-1` No client changes a key in the new leaf before the last word of the old one has landed. Else another one
 //!   still reads the old slot, which fits under the stamp that it remembers. Two locks see to that:

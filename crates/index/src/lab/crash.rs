@@ -144,6 +144,8 @@ pub struct CrashState {
     pub is_watched: bool,
     /// The survivors read and change every key of the table, and not those around the action's alone.
     pub touches_all: bool,
+    /// The action's last operation is lost, so that it settles what it has posted. Deaths from there on are tried.
+    pub loses_last: bool,
     /// Only variants that name the case run it.
     pub is_of_variants: bool,
     /// A client waits until it may ask whether a lock's owner is dead, so that the case has hundreds of points. The
@@ -165,6 +167,7 @@ impl CrashState {
             has_other: false,
             is_watched: false,
             touches_all: false,
+            loses_last: false,
             is_of_variants: false,
             is_patient: false,
         }
@@ -183,6 +186,11 @@ impl CrashState {
     /// The blocks of the compute server that acts are full.
     pub const fn exhausted(self) -> CrashState {
         CrashState { is_exhausted: true, ..self }
+    }
+
+    /// The last operation of the action is lost.
+    pub const fn losing_last(self) -> CrashState {
+        CrashState { loses_last: true, ..self }
     }
 
     /// The case has hundreds of points.
