@@ -466,8 +466,8 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
         &sim,
         &survivors,
         (&takers, watcher),
-        (action, start.state.touches_all),
-        &involved,
+        (action, &start.state),
+        (&involved, &numbers),
         at_once,
     )
     .map_err(|fault| fault.within("taking over"))?;

@@ -144,6 +144,8 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
         CrashStep::Get => Action::Get(key()? - 10),
         CrashStep::InsertBeside => Action::Insert(key()? + 1),
         CrashStep::RemoveBefore => Action::Remove(key()? - 10),
+        // Another one takes its place below.
+        CrashStep::LongestUpdate => Action::Verify,
     };
     let is_own = matches!(state.step, CrashStep::Do(_)) && state.setup == Setup::Nothing;
     let own_step = hunted.filter(|_| is_own);
@@ -156,11 +158,28 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
         let plan = setup_plan(start, &result, before, runs)?;
         result.setup = Some((before, plan));
     }
+    if state.step == CrashStep::LongestUpdate {
+        result.action = longest_update(start, &result, runs)?;
+    }
     if state.loses_last {
         let ops = (runs.without_death)(start, &result)?.len() as u64;
         result.lost = ops.checked_sub(1);
     }
     Ok(result)
+}
+
+/// Finds the update that takes the most operations.
+fn longest_update(start: &Start, found: &Found, runs: TrialRuns) -> Result<Action, HarnessError> {
+    let mut longest = (0, None);
+    for step in &found.steps {
+        let FillStep::Put(key) = *step else { continue };
+        let action = Action::Update(key);
+        let ops = (runs.without_death)(start, &Found { action, ..found.clone() })?.len();
+        if ops > longest.0 {
+            longest = (ops, Some(action));
+        }
+    }
+    longest.1.ok_or_else(|| HarnessError("no key to update".to_owned()))
 }
 
 fn hunt(
@@ -216,7 +235,7 @@ fn setup_plan(
                 _ => (0, false),
             };
             // One of a single word has no middle.
-            let is_write = |op: &CountedOp| op.kind == Verb::Write && op.words > 1;
+            let is_write = |op: &CountedOp| op.kind == Verb::Write && (is_before || op.words > 1);
             // The actor's own may differ: what it has cached was read earlier.
             let ops = (runs.of_third)(start, found, before)?;
             let mut writes = ops.iter().enumerate().filter(|(_, op)| is_write(op));

@@ -8,7 +8,7 @@ use farleaf_engines::{AnyIndex, recover};
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::Sim;
 use farleaf_harness::{HarnessError, ensure};
-use farleaf_index::lab::Action;
+use farleaf_index::lab::{Action, CrashState};
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{PoolError, Recovered, Session};
 
@@ -141,6 +141,16 @@ impl Survivor {
         Ok(())
     }
 
+    /// Reads, and then changes, keys that are there.
+    async fn change(&self, session: &Session, keys: &[u32]) -> Result<(), HarnessError> {
+        self.look(session, 2, keys).await?;
+        for number in keys {
+            let (key, value) = (self.format.key(*number), self.format.value(*number, 3_001));
+            self.call(session, 2, Op::Update { key, value }).await?;
+        }
+        Ok(())
+    }
+
     /// Reads every key and changes none.
     async fn look(&self, session: &Session, client: u32, keys: &[u32]) -> Result<(), HarnessError> {
         for number in keys {
@@ -176,16 +186,41 @@ pub(super) fn involved(
     keys
 }
 
+/// Reads the key of the action from one cache. Then a client with another one changes all other keys, which makes it take
+/// over what the dead had locked, and reads the key. The first one reads it once more.
+fn approach(
+    sim: &Sim,
+    [first, second, _]: &[Session; 3],
+    (takers, watcher): (&Survivor, &Survivor),
+    key: u32,
+    numbers: &[u32],
+) -> Result<(), HarnessError> {
+    // A get of an absent key would mend the leaf.
+    let others: Vec<u32> = numbers.iter().copied().filter(|other| *other != key).collect();
+    sim.block_on(async {
+        watcher.get(first, 1, key).await?;
+        takers.change(second, &others).await?;
+        takers.get(second, 2, key).await?;
+        // Calls that touch in time count as overlapping.
+        first.endpoint().sleep(LOOK_NS).await;
+        watcher.get(first, 1, key).await.map(drop)
+    })?
+}
+
 /// Two clients go on with the table, a third recovers the dead: at once, or when they are done. If there is a watcher, it
-/// is the first client. If they touch all, both begin with removes.
+/// is the first client. If they touch all, both begin with removes. `numbers` are the keys of the table before the action.
 pub(super) fn take_over(
     sim: &Sim,
     sessions: &[Session; 3],
     (takers, watcher): (&Survivor, Option<Survivor>),
-    (action, touches_all): (Action, bool),
-    keys: &[u32],
+    (action, state): (Action, &CrashState),
+    (keys, numbers): (&[u32], &[u32]),
     at_once: bool,
 ) -> Result<Recovered, HarnessError> {
+    let touches_all = state.touches_all;
+    if let (Some(watcher), Some(key), true) = (&watcher, action.key(), state.changes_others_first) {
+        approach(sim, sessions, (takers, watcher), key, numbers)?;
+    }
     let ended = Rc::new(RefCell::new(Vec::new()));
     let total = Rc::new(RefCell::new(Recovered { complete: true, ..Recovered::default() }));
     for (number, session) in sessions.iter().enumerate() {

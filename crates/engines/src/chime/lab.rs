@@ -78,7 +78,9 @@ impl Lab for Chime {
             Hunt::at(&HOPS_IN_ONE_CHAIN, "hops/insert-hops-lost"),
             // A death between two WRITEs of a hop, then a remove, or a death in an update, of the pair that moved.
             Hunt::at(&UPDATE_ONE_OF_TWO, "hops/insert-over-two-copies"),
-            Hunt::any(&CLEAR_SECOND_AFTER),
+            // A death in the update of a pair in two slots: a reader learns of the second one, a taker of the lock ends the
+            // update of the first one and meets the second one not.
+            Hunt::at(&CLEAR_SECOND_AFTER, "wide-hops/update-over-two-copies"),
         ]);
         hunts
     }
@@ -117,10 +119,13 @@ impl Lab for Chime {
                 "recover-hop",
                 "insert-over-two-copies",
                 "get-over-two-copies",
+                "update-over-two-copies",
                 "insert-hops-lost",
             ]),
             is_drawn: false,
         };
+        const WIDE_HOPS: Variant =
+            Variant { name: "wide-hops", cases: Some(&["update-over-two-copies"]), ..WIDE };
         const WIDE: Variant = Variant {
             name: "wide",
             settings: "node_bytes=512,leaf_bytes=512",
@@ -129,7 +134,7 @@ impl Lab for Chime {
             cases: None,
             is_drawn: false,
         };
-        &[HOPS, WIDE]
+        &[HOPS, WIDE, WIDE_HOPS]
     }
 
     fn draw(rng: &mut Rng, _table: &TableSpec<ChimeShape>) -> Settings {
@@ -170,6 +175,8 @@ impl Lab for Chime {
             // The pair stands in two slots, whole.
             ("insert-over-two-copies", met_before(hop, 1, CrashStep::Found)),
             ("get-over-two-copies", met_before(hop, 1, CrashStep::Get)),
+            // A reader learns of the second one while a death has torn the first.
+            ("update-over-two-copies", met_before(hop, 1, CrashStep::LongestUpdate).approached()),
             // The release is lost: of an insert with two hops or more, it alone, or all if they are one chain.
             ("insert-hops-lost", grow("hops", Order::Mixed).of_variants().losing_last()),
         ]);

@@ -102,6 +102,9 @@ pub enum CrashStep {
     InsertBeside,
     /// A remove of the key before it.
     RemoveBefore,
+    /// An update of the key for which that takes the most operations, the first one of them: it meets what the dead have left
+    /// of a pair.
+    LongestUpdate,
 }
 
 /// The set-up between filling and the action.
@@ -117,7 +120,7 @@ pub enum Setup {
     Died(usize),
     /// As `Died`, in the last WRITE of this action.
     DiedIn(Action),
-    /// As `Died`, before that WRITE: all that the action posted earlier has landed.
+    /// As `Died`, before that WRITE: all that the action posted earlier has landed. WRITEs of one word count here.
     DiedBefore(usize),
 }
 
@@ -144,6 +147,9 @@ pub struct CrashState {
     pub is_watched: bool,
     /// The survivors read and change every key of the table, and not those around the action's alone.
     pub touches_all: bool,
+    /// Before the survivors change the action's key, one of them reads it, another one changes every other key and reads it,
+    /// and the first one reads it again.
+    pub changes_others_first: bool,
     /// The action's last operation is lost, so that it settles what it has posted. Deaths from there on are tried.
     pub loses_last: bool,
     /// Only variants that name the case run it.
@@ -167,6 +173,7 @@ impl CrashState {
             has_other: false,
             is_watched: false,
             touches_all: false,
+            changes_others_first: false,
             loses_last: false,
             is_of_variants: false,
             is_patient: false,
@@ -186,6 +193,11 @@ impl CrashState {
     /// The blocks of the compute server that acts are full.
     pub const fn exhausted(self) -> CrashState {
         CrashState { is_exhausted: true, ..self }
+    }
+
+    /// One survivor has a cache of its own, and the action's key is changed last.
+    pub const fn approached(self) -> CrashState {
+        CrashState { is_watched: true, touches_all: true, changes_others_first: true, ..self }
     }
 
     /// The last operation of the action is lost.
