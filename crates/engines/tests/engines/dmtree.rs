@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
 use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
-use farleaf_fabric::{Endpoint, Fabric, ListenConfig, ToAny};
-use farleaf_index::compute::number_of;
+use farleaf_fabric::ToAny;
+use farleaf_harness::{expose, tick_regularly};
 use farleaf_index::compute::partitions::PartitionCalls;
 use farleaf_index::{CounterSet, Index, IndexError, KeyFormat, Settings, Spec, ValueFormat};
 use farleaf_pool::Session;
@@ -103,9 +103,7 @@ impl Cluster {
                 Some(_) => start(endpoint, &world().pool_options()).await,
                 None => join(endpoint).await,
             };
-            let number = number_of(session.pool().member());
-            fabric.expose(number, bytes, &ListenConfig::default()).expect("exposed");
-            session.publish_region(bytes).await.expect("published");
+            expose(&fabric, &session, bytes).await.expect("exposed");
             if let Some(format) = makes {
                 AnyIndex::create(&session, "t", format).await.expect("a table");
             }
@@ -116,17 +114,11 @@ impl Cluster {
         let server = Rc::new(Server { fabric, session, index, is_over: Rc::default() });
         self.servers.borrow_mut().insert(compute, Rc::clone(&server));
         self.sim.spawn(compute, async move {
-            while !server.is_over.get() {
-                server.session.endpoint().sleep(TICK_NS).await;
-                let ticked = async {
-                    server.session.tick().await?;
-                    server.partitions().tick(&server.session).await
-                };
-                match ticked.await {
-                    Ok(()) | Err(IndexError::Unavailable(_)) => {}
-                    Err(IndexError::Closed(_)) => return,
-                    Err(error) => panic!("compute server {compute}: {error}"),
-                }
+            let goes_on = || !server.is_over.get();
+            let ended = tick_regularly(&server.session, &server.index, TICK_NS, goes_on).await;
+            match ended {
+                Ok(()) | Err(IndexError::Closed(_)) => {}
+                Err(error) => panic!("compute server {compute}: {error}"),
             }
         });
     }
