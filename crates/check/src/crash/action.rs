@@ -1,20 +1,24 @@
 //! Crash action: the operation during which the compute server dies.
 
 use farleaf_engines::{AnyIndex, recover};
-use farleaf_fabric::{AnyEndpoint, OpKind};
-use farleaf_harness::{HarnessError, join};
+use farleaf_fabric::sim::{Sim, SimFabric};
+use farleaf_fabric::{AnyEndpoint, Endpoint, OpKind, ToAny};
+use farleaf_harness::{HarnessError, expose, join, tick_regularly};
 use farleaf_index::lab::{Action, WRITTEN, settings};
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, Session};
 
 use super::formats::Format;
 use crate::history::{Answer, Op};
-use crate::world::{Pairs, PairsOf, ask, open, open_with, scan};
+use crate::world::{Pairs, PairsOf, ask, open_with, scan};
 
 /// The table of the case.
 pub(super) const TABLE: &str = "t";
 /// A second table, to be made or dropped.
 pub(super) const OTHER: &str = "other";
+/// Time between two rounds of the regular work of a compute server that exposes memory.
+const TICK_NS: u64 = 50_000;
+
 /// The call of an action for a history, if it has a key.
 pub(super) fn call_of(action: Action, format: &Format) -> Option<Op> {
     let number = action.key()?;
@@ -36,28 +40,67 @@ pub(super) fn call_of(action: Action, format: &Format) -> Option<Op> {
 /// The compute server that acts.
 pub(super) struct Actor {
     pub(super) format: Format,
+    pub(super) fabric: SimFabric,
     pub(super) endpoint: AnyEndpoint,
+    /// Settings by which it opens the table, as in `cache=0`.
+    settings: &'static str,
     /// Not yet a member of the pool, if it is to join.
     pub(super) member: Option<(Session, AnyIndex)>,
 }
 
-/// Joins the pool and opens the table by these settings, as in `cache=0`.
-pub(super) async fn enter(
-    endpoint: AnyEndpoint,
-    chosen: &str,
-) -> Result<(Session, AnyIndex), HarnessError> {
-    let session = join(endpoint).await?;
-    let index = open_with(&session, TABLE, &settings(chosen)).await?;
-    Ok((session, index))
+/// Begins the regular work of a compute server that exposes memory, by a session of its own, while it `goes_on` and the
+/// table is open.
+pub(super) async fn begin_ticking(
+    session: &Session,
+    index: &AnyIndex,
+    goes_on: impl Fn() -> bool + 'static,
+) -> Result<(), HarnessError> {
+    let own = session.pool().session(session.endpoint().clone()).await?;
+    let index = index.clone();
+    session.endpoint().spawn(async move {
+        // An error is one that operations report as well.
+        let _ = tick_regularly(&own, &index, TICK_NS, goes_on).await;
+    });
+    Ok(())
 }
 
 impl Actor {
+    /// Compute server `compute`, which is no member yet.
+    pub(super) fn new(
+        sim: &Sim,
+        compute: usize,
+        format: &Format,
+        settings: &'static str,
+    ) -> Result<Actor, HarnessError> {
+        let fabric = sim.fabric(compute);
+        let endpoint = fabric.any_endpoint()?;
+        Ok(Actor { format: *format, fabric, endpoint, settings, member: None })
+    }
+
+    /// Joins the pool, opens the table, and begins its regular work.
+    pub(super) async fn enter(&mut self) -> Result<(), HarnessError> {
+        let (session, index) = self.join().await?;
+        if self.format.exposes() {
+            begin_ticking(&session, &index, || true).await?;
+        }
+        self.member = Some((session, index));
+        Ok(())
+    }
+
+    async fn join(&self) -> Result<(Session, AnyIndex), IndexError> {
+        let session = join(self.endpoint.clone()).await?;
+        if self.format.exposes() {
+            expose(&self.fabric, &session, self.format.expose_bytes).await?;
+        }
+        let index = open_with(&session, TABLE, &settings(self.settings)).await?;
+        Ok((session, index))
+    }
+
     /// Does the action.
     pub(super) async fn act(&self, action: Action) -> Result<Answer, IndexError> {
         let nothing = Ok(Answer::Flag(true));
         let Some((session, index)) = &self.member else {
-            let session = join(self.endpoint.clone()).await?;
-            open(&session, TABLE).await?;
+            self.join().await?;
             return nothing;
         };
         match action {
@@ -80,6 +123,10 @@ impl Actor {
             }
             Action::Leave => {
                 index.close(session).await?;
+                // The regular work ends with the table.
+                while session.pool().sessions() > 1 {
+                    session.endpoint().sleep(TICK_NS).await;
+                }
                 session.leave().await?;
                 nothing
             }

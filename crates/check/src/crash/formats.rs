@@ -14,6 +14,8 @@ pub(super) struct Format {
     pub(super) node_bytes: usize,
     /// Bytes of the values that do not fit into a leaf, if there are such.
     record_bytes: usize,
+    /// Bytes of memory that each compute server exposes; 0 for none.
+    pub(super) expose_bytes: u64,
     /// The engine's variant that the table is of.
     pub(super) variant: Option<&'static Variant>,
 }
@@ -24,8 +26,8 @@ impl Format {
         let tiny = lab_table(engine, "u64-tiny");
         let bytes = lab_table(engine, "short-tiny");
         let of = |name, table| {
-            let (node_bytes, record_bytes, variant) = (256, 0, None);
-            Format { name, table, node_bytes, record_bytes, variant }
+            let (node_bytes, record_bytes, expose_bytes, variant) = (256, 0, 0, None);
+            Format { name, table, node_bytes, record_bytes, expose_bytes, variant }
         };
         let mut formats = vec![of("u64-tiny", tiny), of("bytes-tiny", bytes)];
         if engine.has_records() {
@@ -33,11 +35,17 @@ impl Format {
         }
         for variant in engine.variants() {
             if let Ok(table) = engine.variant_table(variant, tiny.spec) {
-                let (name, node_bytes) = (variant.name, variant.object_bytes);
-                formats.push(Format { node_bytes, variant: Some(variant), ..of(name, table) });
+                let Variant { name, object_bytes: node_bytes, expose_bytes, .. } = *variant;
+                let variant = Some(variant);
+                formats.push(Format { node_bytes, expose_bytes, variant, ..of(name, table) });
             }
         }
         formats
+    }
+
+    /// Returns whether compute servers expose memory and do regular work on partitions.
+    pub(super) fn exposes(&self) -> bool {
+        self.expose_bytes > 0
     }
 
     /// Key `number`; in the order of the numbers.

@@ -18,8 +18,13 @@
 //!   survivor's block, may be lost for a while. It is found once the survivor has left and a sweep
 //!   has passed the block; the run does both.
 //! - `CHECK-4` Every entry of the member, client and root tables can be claimed again.
-//! - `CHECK-5` A zombie changes no word, and learns that it has been cut off.
+//! - `CHECK-5` A zombie changes no word of a memory server, nor in the region of a living compute server, and learns that
+//!   it has been cut off.
 //! - `CHECK-6` All this takes bounded virtual time, and no survivor meets an error.
+//!
+//! Compute servers of some variants expose memory, publish it, and do the regular work on partitions. They hold the lines of
+//! the table by their settings. In some cases a third one lives and changes keys beside the action; its death, alone or with
+//! the actor's, adds points.
 //!
 //! A point has a name, `ENGINE/u64-tiny/insert-root-growth#k=7,within=prefix:3`, and everything that
 //! happens there follows from it; [`by_name`] runs it again.
@@ -41,6 +46,7 @@ use farleaf_engines::Engine;
 use farleaf_fabric::Capabilities;
 use farleaf_fabric::sim::CountedOp;
 use farleaf_harness::HarnessError;
+use farleaf_index::lab::Setup;
 
 pub use all::{CrashOptions, CrashReport, Progress, run_all};
 pub use point::{CrashPoint, NoCrashPoint};
@@ -125,7 +131,8 @@ impl CrashCase {
     /// If there is no such state, or the action fails without a death.
     pub fn points(&self) -> Result<Vec<CrashPoint>, CrashFailure> {
         let Prepared { found, ops } = self.prepared()?;
-        let mut points = CrashPoint::all(ops, Capabilities::NONE.crash_atomic_bytes);
+        let owners = self.0.start.state.setup == Setup::Beside;
+        let mut points = CrashPoint::all(ops, Capabilities::NONE.crash_atomic_bytes, owners);
         // Before it loses an operation, it does what a case without the loss does.
         points.retain(|point| found.lost.is_none_or(|lost| point.0.op >= lost));
         Ok(points)

@@ -12,7 +12,7 @@ const SUBSETS: u64 = 4;
 
 /// One way to die, or to be stopped, at one remote operation. Written as in `k=7,before`,
 /// `k=7,after`, `k=7,skip`, `k=7,within=prefix:3`, `k=7,within=subset:2`, `k=7,pause=before`,
-/// `k=7,pause=after`.
+/// `k=7,pause=after`; `k=7,owner` and `k=7,both` for the death of the compute server that the operation goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashPoint(pub CrashPlan);
 
@@ -22,9 +22,14 @@ impl CrashPoint {
         matches!(self.0.way, CrashWay::PauseBefore | CrashWay::PauseAfter)
     }
 
+    /// Returns whether the compute server that acts goes on, and another one dies.
+    pub(super) fn is_of_owner(self) -> bool {
+        self.0.way == CrashWay::OwnerDies
+    }
+
     /// All that can happen at the operations `ops`, including WRITEs of more than
-    /// `crash_atomic_bytes` in part.
-    pub(super) fn all(ops: &[CountedOp], crash_atomic_bytes: u32) -> Vec<CrashPoint> {
+    /// `crash_atomic_bytes` in part; with `owners`, the death of the compute server that an operation goes to as well.
+    pub(super) fn all(ops: &[CountedOp], crash_atomic_bytes: u32, owners: bool) -> Vec<CrashPoint> {
         let mut points = Vec::new();
         for (op, counted) in (0..).zip(ops) {
             let mut add = |way| points.push(CrashPoint(CrashPlan { op, way }));
@@ -46,6 +51,10 @@ impl CrashPoint {
                 }
             }
             add(CrashWay::After);
+            if owners {
+                add(CrashWay::OwnerDies);
+                add(CrashWay::BothDie);
+            }
             if is_last {
                 add(CrashWay::PauseAfter);
             }
@@ -69,12 +78,14 @@ fn prefixes(words: u32) -> Vec<u32> {
 }
 
 /// Ways of a whole operation, by name.
-const WAYS: [(&str, CrashWay); 5] = [
+const WAYS: [(&str, CrashWay); 7] = [
     ("before", CrashWay::Before),
     ("after", CrashWay::After),
     ("skip", CrashWay::Skip),
     ("pause=before", CrashWay::PauseBefore),
     ("pause=after", CrashWay::PauseAfter),
+    ("owner", CrashWay::OwnerDies),
+    ("both", CrashWay::BothDie),
 ];
 
 impl fmt::Display for CrashPoint {
@@ -125,7 +136,7 @@ mod tests {
     fn names_are_read_as_they_are_written() {
         let op = CountedOp { kind: Verb::Write, words: 9, part: 0, parts: 2, is_batch: true };
         let large = CountedOp { words: 640, part: 1, ..op };
-        let points = CrashPoint::all(&[op, large], 8);
+        let points = CrashPoint::all(&[op, large], 8, false);
         for point in &points {
             assert_eq!(point.to_string().parse().as_ref(), Ok(point));
         }
@@ -134,7 +145,12 @@ mod tests {
         assert_eq!((count("pause"), count("skip"), count("k=0,")), (2, 1, 16));
         assert!(count("k=1,within=prefix") < 20);
         // WRITEs that land whole or not at all.
-        assert!(CrashPoint::all(&[op], 72).iter().all(|at| !at.to_string().contains("within")));
+        let whole = CrashPoint::all(&[op], 72, true);
+        assert!(whole.iter().all(|at| !at.to_string().contains("within")));
+        assert_eq!(whole.iter().filter(|at| at.is_of_owner()).count(), 1);
+        for point in &whole {
+            assert_eq!(point.to_string().parse().as_ref(), Ok(point));
+        }
         for wrong in ["", "k=,before", "k=1", "k=1,never", "k=1,within=prefix:", "1,before"] {
             assert!(wrong.parse::<CrashPoint>().is_err(), "{wrong}");
         }

@@ -1,22 +1,22 @@
 //! Crash run: a compute server dies in its action, others take over, and the lab checks everything.
 //!
-//! Compute server 0 survives and has three sessions, 1 acts, 2 dies in set-ups. Up to the action
+//! Compute server 0 survives and has three sessions, 1 acts, 2 dies in set-ups or lives beside the action. Up to the action
 //! all runs of a case are the same, bit by bit, so that operation `k` of one run is that of all.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_engines::{AnyIndex, recover, recover_within};
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimFabric};
-use farleaf_fabric::{Client, Endpoint, OpKind, ServerId, ToAny};
-use farleaf_harness::{HarnessError, ensure, join, settle};
+use farleaf_fabric::{Client, Endpoint, OpKind, ServerId};
+use farleaf_harness::{HarnessError, ensure, expose, join, settle};
 use farleaf_index::lab::{Action, CrashState, CrashStep, INITIAL, Setup, settings};
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, MemoryUse, Session};
 
-use super::action::{Actor, OTHER, TABLE, bulk_pairs, call_of, enter};
+use super::action::{Actor, OTHER, TABLE, begin_ticking, bulk_pairs, call_of};
 use super::formats::Format;
 use super::point::CrashPoint;
 use super::state::{
@@ -27,8 +27,11 @@ use crate::history::{Answer, Event, History};
 use crate::linear::{Limits, check};
 use crate::world::{Pairs, check_all, create, open, open_with, scan, small_world, sweep};
 
+const SURVIVOR: usize = 0;
 const ACTOR: usize = 1;
 const THIRD: usize = 2;
+/// Sessions of the survivor, beside that of its regular work.
+const SURVIVORS: usize = 3;
 /// Client numbers in histories.
 const ACTOR_CLIENT: u32 = 0;
 const THIRD_CLIENT: u32 = 9;
@@ -38,6 +41,8 @@ const TAKEOVER_NS_MAX: u64 = 2_000_000_000;
 const LAG_NS: u64 = 200_000_000;
 /// Virtual time that an action may take.
 const ACTION_NS_MAX: u64 = 1_000_000_000;
+/// Attempts to leave, of a compute server beside whose move another one dies.
+const LEAVES_MAX: usize = 20;
 
 /// A case up to its action.
 struct CaseRun {
@@ -49,6 +54,10 @@ struct CaseRun {
     /// The table with what the first survivor cached before the action, if the state is watched.
     watched: Option<AnyIndex>,
     actor: Actor,
+    /// The third compute server, if it lives.
+    beside: Option<Actor>,
+    /// The regular work of the survivor goes on.
+    ticks: Rc<Cell<bool>>,
     /// Content of the table.
     model: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Numbers of its keys.
@@ -59,8 +68,10 @@ struct CaseRun {
 }
 
 /// The actor's result.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct ActorOutcome {
+    /// The actor after its action, if it stays.
+    stayed: Option<Actor>,
     /// End and result of the action.
     ended: Option<(u64, Result<Answer, IndexError>)>,
     /// Results of its operations afterwards.
@@ -84,6 +95,17 @@ impl CaseRun {
         if let Some((action, plan)) = found.setup {
             run.kill_third(action, plan, &start.state)?;
         }
+        if start.state.setup == Setup::Beside {
+            run.beside = Some(run.enter_third(&start.state)?);
+            run.members += 1;
+        }
+        if start.format.exposes()
+            && let Some(table) = run.index.partitions()
+        {
+            let map = table.known_partitions();
+            let owned = map.entries.iter().filter(|entry| entry.owner.is_some()).count();
+            ensure(owned == map.entries.len(), || format!("{owned} partitions have an owner"))?;
+        }
         Ok(run)
     }
 
@@ -96,15 +118,24 @@ impl CaseRun {
         let Start { seed, format, state } = start;
         let (sim, first) = small_world(*seed, 3, format.table.engine)?;
         let mut steps = found.steps.clone();
+        let ticks = Rc::new(Cell::new(true));
         let (survivors, index, watched, actor) = sim.block_on(async {
             // All on one thread, to share its buffers as well.
             let second = first.pool().session(first.endpoint().clone()).await?;
             let third = first.pool().session(first.endpoint().clone()).await?;
-            let index = create(&first, TABLE, &format.table).await?;
-            let endpoint = sim.fabric(ACTOR).any_endpoint()?;
-            let mut actor = Actor { format: *format, endpoint, member: None };
+            if format.exposes() {
+                expose(&sim.fabric(SURVIVOR), &first, format.expose_bytes).await?;
+            }
+            AnyIndex::create(&first, TABLE, &format.table).await?;
+            let of_survivor = settings(state.others_settings[0]);
+            let mut index = open_with(&first, TABLE, &of_survivor).await?;
+            if format.exposes() {
+                let ticks = Rc::clone(&ticks);
+                begin_ticking(&first, &index, move || ticks.get()).await?;
+            }
+            let mut actor = Actor::new(&sim, ACTOR, format, state.settings)?;
             if found.action != Action::Join {
-                actor.member = Some(enter(actor.endpoint.clone(), state.settings).await?);
+                actor.enter().await?;
             }
             let (filler, filled) = match &actor.member {
                 Some((session, index)) if state.by_actor => (session, index),
@@ -123,9 +154,11 @@ impl CaseRun {
                 }
                 other.close(filler).await?;
             }
-            // From here on the actor owns what a single owner may have to itself.
-            index.close(&first).await?;
-            let index = open(&first, TABLE).await?;
+            if !format.exposes() {
+                // From here on the actor owns what a single owner may have to itself.
+                index.close(&first).await?;
+                index = open_with(&first, TABLE, &of_survivor).await?;
+            }
             if let Some((session, index)) = &actor.member {
                 if !state.is_cold {
                     warm_up(session, index, format, state.is_exhausted).await?;
@@ -139,7 +172,8 @@ impl CaseRun {
                     settle(session).await?;
                 }
             }
-            if let (Some((session, index)), true) = (&mut actor.member, has_third) {
+            let reopens = has_third && !format.exposes();
+            if let (Some((session, index)), true) = (&mut actor.member, reopens) {
                 // The third's share, in its set-up.
                 index.close(session).await?;
                 *index = open_with(session, TABLE, &settings(state.settings)).await?;
@@ -165,6 +199,8 @@ impl CaseRun {
             index,
             watched,
             actor,
+            beside: None,
+            ticks,
             numbers: model.keys().copied().collect(),
             model: model.into_iter().map(|(key, value)| (format.key(key), value)).collect(),
             pending: None,
@@ -173,16 +209,16 @@ impl CaseRun {
     }
 
     /// Lets the third compute server enter.
-    fn enter_third(&mut self) -> Result<(SimFabric, Actor), HarnessError> {
-        let fabric = self.sim.fabric(THIRD);
-        let endpoint = fabric.any_endpoint()?;
+    fn enter_third(&mut self, state: &CrashState) -> Result<Actor, HarnessError> {
         let format = self.format;
-        let actor = self.sim.block_on(async {
-            let member = enter(endpoint.clone(), "").await?;
-            warm_up(&member.0, &member.1, &format, false).await?;
-            Ok::<_, HarnessError>(Actor { format, endpoint, member: Some(member) })
-        })??;
-        Ok((fabric, actor))
+        let mut actor = Actor::new(&self.sim, THIRD, &format, state.others_settings[1])?;
+        self.sim.block_on(async {
+            actor.enter().await?;
+            if let Some((session, index)) = &actor.member {
+                warm_up(session, index, &format, false).await?;
+            }
+            Ok::<_, HarnessError>(actor)
+        })?
     }
 
     /// Lets the third compute server die in `action`, and recovers it unless that is the actor's
@@ -193,11 +229,11 @@ impl CaseRun {
         plan: CrashPlan,
         state: &CrashState,
     ) -> Result<(), HarnessError> {
-        let (fabric, actor) = self.enter_third()?;
-        let format = self.format;
+        let actor = self.enter_third(state)?;
+        let (format, fabric) = (self.format, actor.fabric.clone());
         let from_ns = self.sim.now_ns();
         fabric.plan(plan);
-        let outcome = begin(&self.sim, THIRD, actor, action);
+        let outcome = begin(&self.sim, THIRD, actor, action, false);
         wait_for_death(&self.sim, &fabric, &outcome)?;
         if let Some(call) = call_of(action, &format) {
             let event = Event { client: THIRD_CLIENT, call, from_ns, answer: None };
@@ -260,13 +296,116 @@ async fn warm_up(
     Ok(())
 }
 
-/// Starts the actor.
-fn begin(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<ActorOutcome>> {
+/// The third compute server at work beside the action.
+struct Beside {
+    fabric: SimFabric,
+    log: EventLog,
+    goes_on: Rc<Cell<bool>>,
+    ended: Rc<RefCell<Option<EndedBeside>>>,
+}
+
+/// The third compute server after its work, and the outcome.
+type EndedBeside = (Actor, Result<(), HarnessError>);
+
+impl Beside {
+    /// Lets `actor` change keys around `number`.
+    fn begin(sim: &Sim, actor: Actor, number: u32) -> Beside {
+        let goes_on = Rc::new(Cell::new(true));
+        let (log, ended) = Default::default();
+        let beside = Beside { fabric: actor.fabric.clone(), log, goes_on, ended };
+        let (log, goes_on) = (beside.log.clone(), Rc::clone(&beside.goes_on));
+        let ended = Rc::clone(&beside.ended);
+        sim.spawn(THIRD, async move {
+            let mut done = Ok(());
+            if let Some((session, index)) = &actor.member {
+                let client = Survivor { format: actor.format, index: index.clone(), log };
+                let goes_on = || goes_on.get();
+                done = client.change_beside(session, THIRD_CLIENT, number, goes_on).await;
+            }
+            *ended.borrow_mut() = Some((actor, done));
+        });
+        beside
+    }
+
+    /// Ends the work, if it lives: it leaves the pool. Returns its calls.
+    fn end(self, sim: &Sim, by: &Session) -> Result<Vec<Event>, HarnessError> {
+        self.goes_on.set(false);
+        let who = self.fabric.incarnation();
+        if sim.block_on(by.endpoint().is_dead(who))? {
+            return Ok(self.log.events_and_begun());
+        }
+        let is_over = || Ok(self.ended.borrow().is_some());
+        let late = || "the work beside the action does not end".to_owned();
+        run_until(sim, 10_000, ACTION_NS_MAX, is_over, late)?;
+        if let Some((actor, done)) = self.ended.take() {
+            done.map_err(|fault| fault.within("beside the action"))?;
+            leave(sim, actor)?;
+        }
+        Ok(self.log.events())
+    }
+}
+
+/// Lets a compute server leave. Its moves may be called off, as others die.
+fn leave(sim: &Sim, actor: Actor) -> Result<(), HarnessError> {
+    let left = sim.block_on(async {
+        let mut left = actor.act(Action::Leave).await;
+        for _ in 0..LEAVES_MAX {
+            let Err(IndexError::Unavailable(_)) = &left else { break };
+            actor.endpoint.sleep(TASKS_NS).await;
+            left = actor.act(Action::Leave).await;
+        }
+        left
+    })?;
+    left.map(drop).map_err(|error| HarnessError::from(error).within("leaving"))
+}
+
+/// Waits for the end of the action of an actor that stays, which must not fail because another died. It leaves the pool.
+fn end_of_stayed(
+    sim: &Sim,
+    outcome: &RefCell<ActorOutcome>,
+    action: Action,
+) -> Result<(), HarnessError> {
+    wait_for_end(sim, outcome, false)?;
+    let ActorOutcome { ended, stayed, .. } = &mut *outcome.borrow_mut();
+    let has_left = match ended {
+        Some((_, Ok(_))) => action == Action::Leave,
+        // A move that is called off is tried again.
+        Some((_, Err(IndexError::Unavailable(_)))) if action == Action::Leave => false,
+        Some((_, Err(error))) => {
+            let error = HarnessError::from(error.clone());
+            return Err(error.within("the action ended, as another compute server died, with"));
+        }
+        None => false,
+    };
+    stayed.take().filter(|_| !has_left).map(|actor| leave(sim, actor)).transpose().map(drop)
+}
+
+/// Ends the regular work of the survivor, so that its other sessions are alone.
+fn end_ticks(sim: &Sim, ticks: &Cell<bool>, survivor: &Session) -> Result<(), HarnessError> {
+    ticks.set(false);
+    let is_over = || Ok(survivor.pool().sessions() <= SURVIVORS);
+    run_until(sim, 10_000, ACTION_NS_MAX, is_over, || "regular work does not end".to_owned())?;
+    // A tick gives back the entry of the session that has ended.
+    Ok(sim.block_on(settle(survivor))??)
+}
+
+/// Starts the actor. If it `stays`, the outcome holds it after its action.
+fn begin(
+    sim: &Sim,
+    compute: usize,
+    actor: Actor,
+    action: Action,
+    stays: bool,
+) -> Rc<RefCell<ActorOutcome>> {
     let outcome = Rc::<RefCell<ActorOutcome>>::default();
     let result = Rc::clone(&outcome);
     sim.spawn(compute, async move {
         let ended = actor.act(action).await;
         result.borrow_mut().ended = Some((actor.endpoint.now_ns(), ended));
+        if stays {
+            result.borrow_mut().stayed = Some(actor);
+            return;
+        }
         if let Some((session, index)) = &actor.member {
             let key = actor.format.key(10);
             let got = index.get(session, &key, &mut Vec::new()).await.map(drop);
@@ -328,7 +467,8 @@ pub(super) const TRIALS: TrialRuns = TrialRuns { without_death, of_third, unfini
 /// Runs the third compute server's action to its end; returns the remote operations that it consists of.
 fn of_third(start: &Start, found: &Found, before: Action) -> Result<Vec<CountedOp>, HarnessError> {
     let mut run = CaseRun::prepare_alive(start, found, true)?;
-    let (fabric, actor) = run.enter_third()?;
+    let actor = run.enter_third(&start.state)?;
+    let fabric = actor.fabric.clone();
     fabric.record_ops();
     let ended = Rc::<RefCell<Option<Result<Vec<CountedOp>, HarnessError>>>>::default();
     let (ops, own) = (Rc::clone(&ended), fabric.clone());
@@ -362,9 +502,12 @@ pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedO
             Some(report)
         }
     };
-    let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
+    let CaseRun { sim, survivors, index, actor, beside, ticks, numbers, .. } =
         CaseRun::prepare(start, found)?;
+    let [session, ..] = &survivors;
     let fabric = sim.fabric(ACTOR);
+    let center = survivors::center_of(&numbers, found.action);
+    let beside = beside.map(|third| Beside::begin(&sim, third, center));
     let pool = actor.member.as_ref().map(|(session, _)| Arc::clone(session.pool()));
     let memory_before = pool.as_ref().map(|pool| pool.memory()).unwrap_or_default();
     fabric.record_ops();
@@ -384,12 +527,18 @@ pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedO
         };
         *ended.borrow_mut() = Some((closed.and(answer), ops, memory));
     });
+    if start.format.exposes() {
+        let is_over = || Ok(outcome.borrow().is_some());
+        run_until(&sim, 2_000, ACTION_NS_MAX, is_over, || format!("{action:?} does not end"))?;
+        beside.map(|third| third.end(&sim, session)).transpose()?;
+        end_ticks(&sim, &ticks, session)?;
+    }
     sim.run()?;
     let (answer, ops, memory_after) =
         outcome.take().ok_or_else(|| HarnessError(format!("{action:?} does not end")))?;
     answer
         .map_err(|error| HarnessError::from(error).within(format!("{action:?} without a death")))?;
-    let after = sim.block_on(look(&session, &index))??;
+    let after = sim.block_on(look(session, &index))??;
     let misses = |what: &str| {
         Err(HarnessError(format!(
             "{action:?} does not {what}: {memory_before:?}, {memory_after:?}, {after:?}"
@@ -425,7 +574,7 @@ pub(super) fn unfinished_after(
     let CaseRun { sim, survivors, index, actor, .. } = CaseRun::prepare(start, found)?;
     let fabric = sim.fabric(ACTOR);
     fabric.plan(plan);
-    let outcome = begin(&sim, ACTOR, actor, found.action);
+    let outcome = begin(&sim, ACTOR, actor, found.action, false);
     wait_for_death(&sim, &fabric, &outcome)?;
     let [session, ..] = &survivors;
     sim.block_on(async {
@@ -439,15 +588,32 @@ pub(super) fn unfinished_after(
 /// blocks had no owner any more, and were swept.
 pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64, HarnessError> {
     let format = &start.format;
-    let CaseRun { sim, survivors, index, watched, actor, model, numbers, pending, members, .. } =
-        CaseRun::prepare(start, found)?;
+    let CaseRun {
+        sim,
+        survivors,
+        index,
+        watched,
+        actor,
+        beside,
+        ticks,
+        model,
+        numbers,
+        pending,
+        members,
+        ..
+    } = CaseRun::prepare(start, found)?;
     let fabric = sim.fabric(ACTOR);
+    let center = survivors::center_of(&numbers, found.action);
+    let beside = beside.map(|third| Beside::begin(&sim, third, center));
     let from_ns = sim.now_ns();
     let (action, is_member) = (found.action, actor.member.is_some());
     fabric.plan(point.0);
     found.lost.into_iter().for_each(|op| fabric.lose(op));
-    let outcome = begin(&sim, ACTOR, actor, action);
+    let outcome = begin(&sim, ACTOR, actor, action, point.is_of_owner());
     wait_for_death(&sim, &fabric, &outcome)?;
+    if let Some(third) = &beside {
+        third.goes_on.set(false);
+    }
     let died_ns = sim.now_ns();
     if point.is_pause() {
         fabric.condemn();
@@ -478,6 +644,16 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
         return Err(HarnessError(format!("recovery: {problem}")));
     }
 
+    let mut unknown: Vec<Event> = pending.into_iter().collect();
+    if point.is_of_owner() {
+        end_of_stayed(&sim, &outcome, action)?;
+    }
+    if let Some(third) = beside {
+        unknown.extend(third.end(&sim, &survivors[0])?);
+    }
+    if format.exposes() {
+        end_ticks(&sim, &ticks, &survivors[0])?;
+    }
     if point.is_pause() {
         zombie(&sim, &fabric, &survivors[0], &outcome, action, is_member)?;
     }
@@ -513,7 +689,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     if let Action::BulkLoad(count) = action {
         survivors::check_bulk(&log.events(), &bulk_pairs(format, count), &held, done)?;
     } else {
-        let unknown = begun.into_iter().chain(pending).collect();
+        unknown.extend(begun);
         check_history(&log, format, &involved, model, &held, unknown)?;
     }
     if lost > 0 {
@@ -635,10 +811,13 @@ async fn sweep_all(sessions: [Session; 3], index: AnyIndex) -> Result<(), Harnes
     ensure(lost == 0, || format!("{lost} objects are lost for good"))
 }
 
-/// Every word of every memory server.
+/// Every word of every memory server, and of the memory that compute servers beside the actor expose.
 fn snapshot(sim: &Sim) -> Vec<Vec<u64>> {
-    (0..sim.config().memory_servers as u16)
-        .filter_map(|server| sim.memory(ServerId(server)))
+    let servers = (0..sim.config().memory_servers as u16).map(ServerId);
+    let regions = [SURVIVOR, THIRD].map(|compute| sim.fabric(compute).region());
+    servers
+        .filter_map(|server| sim.memory(server))
+        .chain(regions.into_iter().flatten())
         .map(|memory| {
             let mut words = vec![0; (memory.bytes() / 8) as usize];
             memory.load(0, &mut words);

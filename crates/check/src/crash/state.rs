@@ -147,10 +147,11 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
         // Another one takes its place below.
         CrashStep::LongestUpdate => Action::Verify,
     };
-    let is_own = matches!(state.step, CrashStep::Do(_)) && state.setup == Setup::Nothing;
+    let has_dead = !matches!(state.setup, Setup::Nothing | Setup::Beside);
+    let is_own = matches!(state.step, CrashStep::Do(_)) && !has_dead;
     let own_step = hunted.filter(|_| is_own);
     let mut result = Found { steps, own_step, action, setup: None, lost: None };
-    if state.setup != Setup::Nothing {
+    if has_dead {
         let before = match state.setup {
             Setup::DiedIn(action) => action,
             _ => found.ok_or_else(missing)?,
@@ -221,13 +222,17 @@ fn setup_plan(
     runs: TrialRuns,
 ) -> Result<CrashPlan, HarnessError> {
     let state = start.state;
-    let alone = CrashState { setup: Setup::Nothing, by_actor: false, ..state };
+    let mut alone = CrashState { setup: Setup::Nothing, by_actor: false, ..state };
+    if start.format.exposes() {
+        // Nobody else is there to hold lines.
+        (alone.settings, alone.others_settings) = ("", [""; 2]);
+    }
     let alone = Start { state: alone, ..*start };
     let actor = Found { action: before, ..found.clone() };
     // It makes the change that the state is there for.
     let ops = (runs.without_death)(&alone, &actor)?;
     match state.setup {
-        Setup::Nothing => Err(HarnessError("no setup".to_string())),
+        Setup::Nothing | Setup::Beside => Err(HarnessError("no setup".to_string())),
         Setup::Died(_) | Setup::DiedIn(_) | Setup::DiedBefore(_) => {
             let (from_last, is_before) = match state.setup {
                 Setup::Died(from_last) => (from_last, false),

@@ -26,11 +26,22 @@ const LIMIT_NS: u64 = 1_000_000_000;
 
 /// The events of a run, in the order in which they ended.
 #[derive(Clone, Default)]
-pub(super) struct EventLog(Rc<RefCell<Vec<Event>>>);
+pub(super) struct EventLog {
+    events: Rc<RefCell<Vec<Event>>>,
+    /// The call that was begun last.
+    begun: Rc<RefCell<Option<Event>>>,
+}
 
 impl EventLog {
     pub(super) fn events(&self) -> Vec<Event> {
-        self.0.borrow().clone()
+        self.events.borrow().clone()
+    }
+
+    /// The events of a client that may be dead: the call under way has no answer.
+    pub(super) fn events_and_begun(&self) -> Vec<Event> {
+        let mut events = self.events();
+        events.extend(self.begun.borrow().clone());
+        events
     }
 }
 
@@ -45,11 +56,14 @@ pub(super) struct Survivor {
 impl Survivor {
     async fn call(&self, session: &Session, client: u32, call: Op) -> Result<Answer, HarnessError> {
         let from_ns = session.endpoint().now_ns();
+        let begun = Event { client, call: call.clone(), from_ns, answer: None };
+        self.log.begun.replace(Some(begun));
         let answered = ask(session, &self.index, &call).await;
+        self.log.begun.take();
         let given =
             answered.map_err(|error| HarnessError::from(error).within(format!("{call:?}")))?;
         let answer = Some((session.endpoint().now_ns(), given.clone()));
-        self.log.0.borrow_mut().push(Event { client, call, from_ns, answer });
+        self.log.events.borrow_mut().push(Event { client, call, from_ns, answer });
         Ok(given)
     }
 
@@ -117,6 +131,26 @@ impl Survivor {
         Ok(())
     }
 
+    /// Changes the key `number` and inserts and removes the next one, again and again while it `goes_on`.
+    pub(super) async fn change_beside(
+        &self,
+        session: &Session,
+        client: u32,
+        number: u32,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<(), HarnessError> {
+        for version in (3_001..).take_while(|_| goes_on()) {
+            for number in [number + 1, number] {
+                let (key, value) = (self.format.key(number), self.format.value(number, version));
+                self.call(session, client, Op::Upsert { key, value }).await?;
+                self.get(session, client, number).await?;
+            }
+            let key = self.format.key(number + 1);
+            self.call(session, client, Op::Remove { key }).await?;
+        }
+        Ok(())
+    }
+
     /// Removes every key, and looks whether it is gone.
     async fn remove_all(
         &self,
@@ -160,6 +194,12 @@ impl Survivor {
     }
 }
 
+/// The action's key, or one in the middle.
+pub(super) fn center_of(numbers: &[u32], action: Action) -> u32 {
+    let middle = numbers.get(numbers.len() / 2).copied().unwrap_or(10);
+    action.key().unwrap_or(middle)
+}
+
 /// The keys that survivors read and change: the action's key, its neighbours, and an absent one
 /// between them; or all, if the state says so.
 pub(super) fn involved(
@@ -171,8 +211,7 @@ pub(super) fn involved(
     if let Action::BulkLoad(count) = action {
         return vec![10, 10 * (count / 2), 10 * count];
     }
-    let middle = numbers.get(numbers.len() / 2).copied().unwrap_or(10);
-    let center = action.key().unwrap_or(middle);
+    let center = center_of(numbers, action);
     let at = numbers.partition_point(|number| *number < center);
     let around = match touches_all {
         true => 0..numbers.len(),
@@ -266,7 +305,8 @@ pub(super) fn take_over(
     }
     let is_over = || Ok(ended.borrow().len() == sessions.len());
     run_until(sim, 50_000, LIMIT_NS, is_over, || {
-        let clients: Vec<u32> = takers.log.0.borrow().iter().map(|event| event.client).collect();
+        let clients: Vec<u32> =
+            takers.log.events.borrow().iter().map(|event| event.client).collect();
         format!(
             "not done after {LIMIT_NS} ns: {} of {} have ended; calls by client: {clients:?}",
             ended.borrow().len(),

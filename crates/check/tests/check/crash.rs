@@ -1,7 +1,7 @@
 //! Crash tests: compute servers die at every remote operation, one by one.
 //!
 //! An engine that goes short (`farleaf_harness::depth`) dies at every eighth operation of the cases of its smallest
-//! nodes, from `FARLEAF_FIRST` on. `FARLEAF_SOAK=1` goes through all cases; `FARLEAF_CRASH=records/remove` through those
+//! nodes, and of some with lines on compute servers, from `FARLEAF_FIRST` on. `FARLEAF_SOAK=1` goes through all cases; `FARLEAF_CRASH=records/remove` through those
 //! whose name contains that, or, with a `#`, through that one point. A failing point prints its name.
 //! `FARLEAF_POINTS=FILE` writes the list of all cases and their points instead, and runs none.
 
@@ -22,6 +22,9 @@ fn is_chosen(name: &str, patient: &BTreeSet<String>) -> bool {
     let starts = |with: &[&str]| with.iter().any(|with| action.starts_with(with));
     match format {
         "u64-tiny" => !patient.contains(name),
+        "lines" => {
+            starts(&["held-merge", "beside-insert", "leave-copy-locked", "join-copy-locked"])
+        }
         "records" => starts(&["up", "remove-merge-own", "exchange", "tick-own", "drop-table-own"]),
         _ => action == "insert-leaf-split" || action == "remove-merge-right",
     }
@@ -38,7 +41,7 @@ fn engine_of(name: &str) -> Option<Engine> {
 /// Returns whether the default run goes through every eighth point of a case.
 fn is_sampled(name: &str) -> bool {
     let is_short = engine_of(name).is_some_and(|engine| depth(engine) == Depth::Short);
-    is_short && name.contains("/u64-tiny/")
+    is_short && ["/u64-tiny/", "/lines/"].iter().any(|format| name.contains(format))
 }
 
 /// Returns whether the default run goes through all points of a case.

@@ -112,6 +112,7 @@ impl Lab for Chime {
             settings: "",
             value_bytes: None,
             object_bytes: 256,
+            expose_bytes: 0,
             cases: Some(&[
                 "insert-hop",
                 "insert-after-hop",
@@ -126,14 +127,8 @@ impl Lab for Chime {
         };
         const WIDE_HOPS: Variant =
             Variant { name: "wide-hops", cases: Some(&["update-over-two-copies"]), ..WIDE };
-        const WIDE: Variant = Variant {
-            name: "wide",
-            settings: "node_bytes=512,leaf_bytes=512",
-            value_bytes: Some(24),
-            object_bytes: 512,
-            cases: None,
-            is_drawn: false,
-        };
+        const WIDE: Variant =
+            Variant { settings: "node_bytes=512,leaf_bytes=512", ..Variant::WIDE };
         &[HOPS, WIDE, WIDE_HOPS]
     }
 

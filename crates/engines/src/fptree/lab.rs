@@ -10,7 +10,7 @@ use farleaf_index::compute::canaries::{
 };
 use farleaf_index::lab::{
     Action, CrashState, CrashStep, Hunt, Lab, LabSize, Order, Script, Variant, changes, choose,
-    died_in, grow, met, shrink,
+    died_in, grow, keys, met, met_before, shrink,
 };
 use farleaf_index::remote_lock::RESEND_BLINDLY;
 use farleaf_index::{Settings, Spec, TableReport, TableSpec};
@@ -51,6 +51,17 @@ const SPECULATING: &[(&str, &str)] = &[
     ("compute-servers", "3"),
     ("clients", "6"),
 ];
+/// Settings of the survivor, the actor and the third compute server that put lines into the memory of one of them.
+const AT_SURVIVOR: [&str; 3] = ["", "weight=0", "weight=0"];
+const AT_ACTOR: [&str; 3] = ["", "weight=64", "weight=0"];
+const AT_THIRD: [&str; 3] = ["weight=0", "weight=0", "weight=64"];
+/// As `AT_THIRD`, with lines that were built before.
+const COPIED_TO_THIRD: [&str; 3] = ["", "weight=0", "weight=64,move=copy"];
+/// As `AT_ACTOR`, whose lines are copied when it opens or closes the table.
+const COPIED: [&str; 3] = ["", "weight=64,move=copy", "weight=0"];
+/// As `COPIED`; a third compute server takes the lines.
+const COPIED_BESIDE: [&str; 3] = ["weight=0", "weight=64,move=copy", "weight=1"];
+const BUILT_BESIDE: [&str; 3] = ["weight=0", "weight=64,move=build", "weight=1"];
 /// A leaf's address is used again for another range while a compute server's cache leads there.
 const REUSE: &[(&str, &str)] = &[
     ("format", "u64-tiny"),
@@ -99,14 +110,7 @@ impl Lab for FpTree {
     }
 
     fn variants() -> &'static [Variant] {
-        &[Variant {
-            name: "wide",
-            settings: "node_bytes=512",
-            value_bytes: Some(24),
-            object_bytes: 512,
-            cases: None,
-            is_drawn: false,
-        }]
+        &[Variant::WIDE]
     }
 
     fn draw(rng: &mut Rng, _table: &TableSpec<FpTreeShape>) -> Settings {
@@ -211,7 +215,16 @@ impl Lab for DmTree {
     }
 
     fn variants() -> &'static [Variant] {
-        <FpTree as Lab>::variants()
+        const LINES: Variant = Variant {
+            name: "lines",
+            settings: "",
+            value_bytes: None,
+            object_bytes: 256,
+            expose_bytes: 512 << 10,
+            cases: Some(LINE_CASES),
+            is_drawn: false,
+        };
+        &[Variant::WIDE, LINES]
     }
 
     fn draw(rng: &mut Rng, _table: &TableSpec<DmTreeShape>) -> Settings {
@@ -227,8 +240,100 @@ impl Lab for DmTree {
     }
 
     fn cases() -> Vec<(&'static str, CrashState)> {
-        <FpTree as Lab>::cases()
+        let of_lines = line_cases().into_iter().map(|(name, state)| (name, state.of_variants()));
+        <FpTree as Lab>::cases().into_iter().chain(of_lines).collect()
     }
+}
+
+/// Names of [`line_cases`].
+const LINE_CASES: &[&str] = &[
+    "held-get",
+    "held-insert",
+    "held-update",
+    "held-remove",
+    "held-scan",
+    "held-split",
+    "held-merge",
+    "far-insert",
+    "far-update",
+    "far-remove",
+    "far-scan",
+    "far-split",
+    "far-merge",
+    "beside-get",
+    "beside-insert",
+    "beside-update",
+    "beside-remove",
+    "beside-scan",
+    "beside-split",
+    "leave-build",
+    "leave-copy",
+    "leave-build-beside",
+    "leave-copy-beside",
+    "leave-build-locked",
+    "leave-copy-locked",
+    "leave-copy-torn",
+    "join-build",
+    "join-copy",
+    "join-copy-locked",
+    "failover-insert",
+    "failover-split",
+    "failover-merge",
+    "failover-recover",
+    "takeover-far-insert",
+];
+
+/// Cases of lines in the memory of compute servers: of the actor, of the survivor, or of a third one that lives or is dead.
+fn line_cases() -> Vec<(&'static str, CrashState)> {
+    let split = grow("leaf-split", Order::Up);
+    let merge = shrink(14, "leaf-merge", Order::Up);
+    let scan = Action::Scan { reverse: false };
+    let of_key = |action| keys(12, action);
+    // A client dies with the lock of a leaf, when the line has a fingerprint and the slot no pair.
+    let locked = |action| CrashState {
+        touches_all: false,
+        ..met_before(grow("none", Order::Up), 0, CrashStep::Do(action))
+    };
+    let torn = |action| died_in(Action::Insert(65), action);
+    let mut cases = vec![
+        ("leave-build", of_key(Action::Leave).opened(AT_ACTOR)),
+        ("leave-copy", of_key(Action::Leave).opened(COPIED)),
+        ("leave-build-beside", of_key(Action::Leave).opened(BUILT_BESIDE).beside()),
+        ("leave-copy-beside", of_key(Action::Leave).opened(COPIED_BESIDE).beside()),
+        ("leave-build-locked", locked(Action::Leave).opened(AT_ACTOR)),
+        ("leave-copy-locked", locked(Action::Leave).opened(COPIED)),
+        ("leave-copy-torn", torn(Action::Leave).opened(COPIED)),
+        ("join-build", of_key(Action::Join).opened(AT_ACTOR)),
+        ("join-copy", of_key(Action::Join).opened(COPIED)),
+        ("join-copy-locked", locked(Action::Join).opened(COPIED)),
+        ("failover-insert", torn(Action::Insert(65)).opened(AT_THIRD)),
+        ("failover-split", met(split, 1, CrashStep::InsertBeside).opened(AT_THIRD)),
+        (
+            "failover-merge",
+            met(merge, 3, CrashStep::RemoveBefore).opened(COPIED_TO_THIRD).patient(),
+        ),
+        ("failover-recover", split.recovered(1).opened(AT_THIRD)),
+        ("takeover-far-insert", torn(Action::Insert(65)).opened(AT_SURVIVOR).patient()),
+    ];
+    for (names, state) in [
+        (["held-get", "", "beside-get"], of_key(Action::Get(60))),
+        (["held-insert", "far-insert", "beside-insert"], of_key(Action::Insert(65))),
+        (["held-update", "far-update", "beside-update"], of_key(Action::Update(60))),
+        (["held-remove", "far-remove", "beside-remove"], of_key(Action::Remove(60))),
+        (["held-scan", "far-scan", "beside-scan"], of_key(scan)),
+        (["held-split", "far-split", "beside-split"], split),
+        // A key that the third one inserts would keep the leaves apart.
+        (["held-merge", "far-merge", ""], merge),
+    ] {
+        let [held, far, beside] = names;
+        cases.extend([
+            (held, state.opened(AT_ACTOR)),
+            (far, state.opened(AT_SURVIVOR)),
+            (beside, state.opened(AT_THIRD).beside()),
+        ]);
+    }
+    cases.retain(|(name, _)| LINE_CASES.contains(name));
+    cases
 }
 
 /// Draws the settings that tables of both kinds have.

@@ -15,14 +15,7 @@ use fastrand::Rng;
 
 use super::{Sherman, ShermanShape, open_tree, without_copies};
 
-pub(crate) const VARIANTS: &[Variant] = &[Variant {
-    name: "wide",
-    settings: "node_bytes=512",
-    value_bytes: Some(24),
-    object_bytes: 512,
-    cases: None,
-    is_drawn: false,
-}];
+pub(crate) const VARIANTS: &[Variant] = &[Variant::WIDE];
 
 /// Leaves come and go, and their addresses are used again while copies lead there.
 const REUSE: &[(&str, &str)] = &[

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use farleaf_engines::{AnyIndex, Engine, TableFormat};
-use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
 use farleaf_fabric::ToAny;
+use farleaf_fabric::sim::{Sim, SimConfig, SimFabric};
 use farleaf_harness::{expose, tick_regularly};
 use farleaf_index::compute::partitions::PartitionCalls;
 use farleaf_index::{CounterSet, Index, IndexError, KeyFormat, Settings, Spec, ValueFormat};

@@ -122,6 +122,9 @@ pub enum Setup {
     DiedIn(Action),
     /// As `Died`, before that WRITE: all that the action posted earlier has landed. WRITEs of one word count here.
     DiedBefore(usize),
+    /// A third compute server lives. It changes keys beside the action, and is the one whose death each point adds to
+    /// that of the compute server under test.
+    Beside,
 }
 
 /// A state, and the step from it.
@@ -135,6 +138,8 @@ pub struct CrashState {
     pub setup: Setup,
     /// Settings by which the compute server that acts opens the table, as in `unlink_batch=64`; none if empty.
     pub settings: &'static str,
+    /// Settings by which the survivor and the third compute server open it.
+    pub others_settings: [&'static str; 2],
     /// The compute server that acts fills the table, so that its blocks hold the nodes.
     pub by_actor: bool,
     /// The compute server has no block yet, and does not know the table's root.
@@ -167,6 +172,7 @@ impl CrashState {
             step,
             setup: Setup::Nothing,
             settings: "",
+            others_settings: [""; 2],
             by_actor: false,
             is_cold: false,
             is_exhausted: false,
@@ -203,6 +209,16 @@ impl CrashState {
     /// The last operation of the action is lost.
     pub const fn losing_last(self) -> CrashState {
         CrashState { loses_last: true, ..self }
+    }
+
+    /// The survivor, the compute server that acts and the third one open the table by these settings.
+    pub const fn opened(self, [survivor, settings, third]: [&'static str; 3]) -> CrashState {
+        CrashState { settings, others_settings: [survivor, third], ..self }
+    }
+
+    /// A third compute server lives and changes keys beside the action.
+    pub const fn beside(self) -> CrashState {
+        CrashState { setup: Setup::Beside, ..self }
     }
 
     /// The case has hundreds of points.

@@ -43,10 +43,25 @@ pub struct Variant {
     pub value_bytes: Option<usize>,
     /// Bytes of a usual object.
     pub object_bytes: usize,
+    /// Bytes of memory that each compute server exposes in the crash cases; 0 for none.
+    pub expose_bytes: u64,
     /// Names of the crash cases that it is tried with; `None` for all.
     pub cases: Option<&'static [&'static str]>,
     /// True if runs from seeds have such tables as well.
     pub is_drawn: bool,
+}
+
+impl Variant {
+    /// Values of several words, in nodes with room for them.
+    pub const WIDE: Variant = Variant {
+        name: "wide",
+        settings: "node_bytes=512",
+        value_bytes: Some(24),
+        object_bytes: 512,
+        expose_bytes: 0,
+        cases: None,
+        is_drawn: false,
+    };
 }
 
 /// An engine as the lab and tests see it.

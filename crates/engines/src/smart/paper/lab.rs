@@ -36,6 +36,7 @@ pub(in crate::smart) const RESERVING: Variant = Variant {
     settings: "nodes=reserve",
     value_bytes: None,
     object_bytes: 256,
+    expose_bytes: 0,
     cases: Some(RESERVED),
     is_drawn: true,
 };
