@@ -28,8 +28,8 @@ pub struct CanaryResult {
     pub seeds: u64,
     /// The scenario and failure that found it; `None` if none did.
     pub found: Option<(Scenario, Failure)>,
-    /// The crash point that found it, for bugs that only a death at one moment shows. `seeds` counts the points
-    /// that were run then.
+    /// The crash point that found it, for bugs that only a death at one moment shows, or the case, if its run without a
+    /// death did. `seeds` counts the points that were run then.
     pub found_at: Option<CrashFailure>,
     /// A scenario that fails without it as well: a bug that nobody seeded.
     pub unseeded: Option<(Scenario, Failure)>,
@@ -139,16 +139,20 @@ fn scenarios_for(hunted: &Hunted, seed: u64) -> Choices {
     suited
 }
 
-/// Runs the points of a crash case until one shows the bug. Without it, all of them must pass.
+/// Runs the points of a crash case until one shows the bug; the run without a death, which lists them, may show it as well.
+/// Without the bug, all of them must pass.
 fn hunt_at_points(canary: &'static Canary, name: &str, result: &mut CanaryResult) {
     let case = || cases().into_iter().find(|case| case.name() == name);
     let (Some(with), Some(without)) = (case(), case()) else { return };
     let armed = canary.arm();
-    let points = with.points().unwrap_or_default();
-    let failure = points.into_iter().find_map(|point| {
+    let mut run = |point| {
         result.seeds += 1;
         with.run(point).err()
-    });
+    };
+    let failure = match with.points() {
+        Ok(points) => points.into_iter().find_map(&mut run),
+        Err(failure) => Some(failure),
+    };
     drop(armed);
     let passes = |point| without.run(point).is_ok();
     if without.points().is_ok_and(|points| points.into_iter().all(passes)) {

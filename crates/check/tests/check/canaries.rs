@@ -43,6 +43,7 @@ const QUICK: &[&str] = &[
     "grow-unhelped",
     "lose-run",
     "hops-in-one-chain",
+    "header-proves-leaf",
 ];
 
 #[test]

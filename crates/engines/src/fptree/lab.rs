@@ -175,8 +175,8 @@ impl Lab for DmTree {
         vec![
             Hunt::any(&SLOT_BEFORE_LINE),
             Hunt::any(&REPLICA_PROVES_ABSENCE),
-            // A get that READs a leaf whole while another splits it, though its line was built before the split.
-            Hunt::any(&HEADER_PROVES_LEAF),
+            // A leaf leaves the tree, and the memory that held its line is gone.
+            Hunt::at(&HEADER_PROVES_LEAF, "lines/held-merge"),
             Hunt::any(&UNLOCK_BEFORE_SLOT),
             Hunt::with(&SPECULATE_WITHOUT_EDITS, SPECULATING),
             Hunt::with(&SPECULATE_ABSENCE, SPECULATING),
@@ -186,7 +186,7 @@ impl Lab for DmTree {
             Hunt::any(&REDO_FINISHED),
             Hunt::any(&FORGET_UNLOCKED_REDO),
             // The lock of a dead client, and a line that does not tell what it left, in a partition that moves by copy.
-            Hunt::any(&MOVE_DROPS_LOCKS),
+            Hunt::at(&MOVE_DROPS_LOCKS, "lines/leave-copy-locked"),
             Hunt::any(&ACK_UNDRAINED),
             Hunt::any(&OPEN_UNACKNOWLEDGED),
             Hunt::any(&OPEN_UNFINISHED),
