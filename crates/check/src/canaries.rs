@@ -206,3 +206,19 @@ fn hunt_one(
     result.elapsed = began.elapsed();
     Some(result)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_of_a_hunt_makes_sense() {
+        for hunted in hunts() {
+            let texts = hunted.hunt.flags.iter().map(|(_, texts)| texts.split('|').count() as u64);
+            for seed in 0..texts.max().unwrap_or(1) {
+                let suited = scenarios_for(&hunted, seed);
+                assert_eq!(suited.engine, hunted.engine);
+            }
+        }
+    }
+}

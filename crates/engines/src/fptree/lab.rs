@@ -40,7 +40,7 @@ use super::{FpTree, FpTreeShape};
 /// Clients of one compute server on the same keys.
 const HOT: &[(&str, &str)] = &[
     ("workload", "hot"),
-    ("set", "combine=true,batch_limit=8"),
+    ("set", "delegate=true,batch_limit=8"),
     ("compute-servers", "2"),
     ("clients", "8"),
 ];
