@@ -14,7 +14,7 @@ use super::{
     setup,
 };
 use crate::{
-    config::{BenchConfig, CardModel},
+    config::BenchConfig,
     distribution::RequestDistribution,
     keys::{KeyOrder, KeySpec},
     report::Report,
@@ -37,8 +37,6 @@ const MOST: usize = 144;
 const SHARED_WORD_NS: u64 = 36 * setup::HANDOVER_NS;
 /// Time of the processor that an operation takes beyond a cached page, if it takes 1 us.
 const MICROSECOND_NS: u64 = 600;
-/// Cards that do a fifth of the operations that the simulator's do.
-const SLOW_CARDS: CardModel = CardModel { ops_per_s: 14_000_000, atomics_per_s: 10_000_000 };
 
 /// The requests of a [`Proof`].
 #[derive(Clone, Copy, PartialEq)]
@@ -62,8 +60,6 @@ struct Proof {
     both_ns: u64,
     /// Other requests for both.
     request: Requests,
-    /// Other cards for both.
-    cards: Option<CardModel>,
     why: &'static str,
 }
 
@@ -75,11 +71,10 @@ const NO_PROOF: Proof = Proof {
     more_ns: 0,
     both_ns: 0,
     request: Requests::Same,
-    cards: None,
     why: "",
 };
 
-const PROOFS: [Proof; 7] = [
+const PROOFS: [Proof; 6] = [
     Proof {
         others: &["sherman"],
         workloads: &["read-only", "read-intensive"],
@@ -134,15 +129,6 @@ const PROOFS: [Proof; 7] = [
         request: Requests::Uniform,
         why: "the cards bind its scans, and dex finds more of skewed ones in its cache, at no time of the processor here; \
               with uniform keys the ratio is the paper's",
-        ..NO_PROOF
-    },
-    Proof {
-        others: &["smart", "p-smart"],
-        workloads: &[SCANS],
-        name: "cards of 14 M operations a second",
-        cards: Some(SLOW_CARDS),
-        why: "the cards bind its scans, of a READ for each pair and node, and hardly those of dex; with \
-              cards of 14 M operations a second in place of 75 M the ratio is the paper's",
         ..NO_PROOF
     },
 ];
@@ -294,9 +280,6 @@ impl<'a> Runs<'a> {
             let Some(engine) = driver::engine(system) else { return Ok(f64::NAN) };
             let is_other = system == other;
             let mut config = self.case(engine, name, MOST)?;
-            if let Some(cards) = proof.cards {
-                config.card_model = Some(cards);
-            }
             config.local_ns += proof.both_ns + if is_other { proof.more_ns } else { 0 };
             if is_other {
                 proof.set.iter().for_each(|(name, text)| config.settings.set(name, text));
