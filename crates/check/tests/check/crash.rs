@@ -1,8 +1,9 @@
 //! Crash tests: compute servers die at every remote operation, one by one.
 //!
 //! An engine that goes short (`farleaf_harness::depth`) dies at every eighth operation of the cases of its smallest
-//! nodes, and of some with lines on compute servers, from `FARLEAF_FIRST` on. `FARLEAF_SOAK=1` goes through all cases; `FARLEAF_CRASH=records/remove` through those
-//! whose name contains that, or, with a `#`, through that one point. A failing point prints its name.
+//! nodes, and of some with lines on compute servers, from `FARLEAF_FIRST` on. `FARLEAF_SOAK=1` goes through all cases;
+//! `FARLEAF_CRASH=records/remove` through those whose name contains that, or, with a `#`, through that one point. A failing
+//! point prints its name.
 //! `FARLEAF_POINTS=FILE` writes the list of all cases and their points instead, and runs none.
 
 use std::collections::BTreeSet;
