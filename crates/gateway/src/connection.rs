@@ -68,10 +68,14 @@ pub(crate) struct Connection {
     is_closed: bool,
     /// The client sends nothing more.
     has_ended: bool,
+    /// The client has sent bytes that are no commands, or has not said who it is and takes no replies.
+    is_refused: bool,
     /// The socket is broken.
     is_broken: bool,
     /// It stands in the event loop's list.
     pub(crate) is_active: bool,
+    /// It stands in the event loop's list of those that are to be closed.
+    pub(crate) is_lingering: bool,
     /// Bytes that are counted for it.
     pub(crate) charged: usize,
     /// Bytes of the largest value of its last operations.
@@ -126,8 +130,10 @@ impl Connection {
             is_paused: false,
             is_closed: false,
             has_ended: false,
+            is_refused: false,
             is_broken: false,
             is_active: false,
+            is_lingering: false,
             charged: 0,
             value_bytes: 0,
             heard: now,
@@ -157,11 +163,17 @@ impl Connection {
 
     /// Tells whether the connection is to be closed.
     pub(crate) fn is_done(&self) -> bool {
-        let is_answered = !self.waits() && self.long.is_none();
+        let is_sent = if self.is_refused { self.waiting() == 0 } else { !self.waits() };
+        let is_answered = is_sent && self.long.is_none();
         self.is_broken
             || self.client.ends && is_answered
             // All whole commands have run by then; the rest is a part of one.
             || self.has_ended && is_answered && !self.is_held
+    }
+
+    /// Tells whether it is to be closed a while after its last reply: its client was refused, and is still there.
+    pub(crate) fn lingers(&self) -> bool {
+        self.is_refused && !self.is_broken && !self.is_closed && !self.has_ended
     }
 
     /// Tells whether it has something to do without waiting for its socket.
@@ -247,6 +259,9 @@ impl Connection {
 
     /// Gives memory back that an idle connection does not need (INV-CONNECTION-4).
     pub(crate) fn release(&mut self) {
+        if self.is_refused {
+            self.used = self.input.len();
+        }
         self.compact();
         if self.input.is_empty() {
             self.input = Vec::new();
@@ -294,6 +309,7 @@ impl Connection {
                 Ok(Parsed::Command(used)) => used,
                 Err(error) => {
                     self.client.ends = true;
+                    self.is_refused = true;
                     let address = &self.client.card.address;
                     tracing::warn!(%address, %error, "ends a connection");
                     items.push(Item::Ready(error_reply(&error.to_string())));
@@ -403,7 +419,10 @@ impl Connection {
         if self.waiting() > WAITING_BEFORE_AUTH && !shared.knows(&self.client) {
             let address = &self.client.card.address;
             tracing::warn!(%address, "ends a connection that takes no replies before AUTH");
-            self.is_broken = true;
+            self.client.ends = true;
+            self.is_refused = true;
+            self.replies.bytes.clear();
+            self.sent = 0;
         }
     }
 

@@ -33,6 +33,9 @@ const AUTH_WITHIN: Duration = Duration::from_secs(10);
 const END_WITHIN: Duration = Duration::from_secs(10);
 /// A client that has much of the memory that is short, and neither sends nor takes anything for so long, is closed.
 const SHORT_FOR: Duration = Duration::from_secs(10);
+/// Time from the last reply to a client that is refused to the end of its connection. Until then nothing is read of it: it
+/// gets to see the reply, and one that connects again at once does not keep the gateway busy.
+const LINGER: Duration = Duration::from_millis(100);
 const BUFFER_BYTES: usize = 64 << 10;
 const EVENTS: usize = 1024;
 /// Operations of a round, and of one connection in it; fewer if values are large, so that a round reads about so many
@@ -109,6 +112,8 @@ pub(crate) struct EventLoop {
     active: Vec<usize>,
     /// Those of them that may have commands to run.
     ready: VecDeque<usize>,
+    /// Connections that are to be closed, each with the moment and the number of its client; the first one first.
+    lingering: VecDeque<(Instant, usize, u64)>,
     /// Some are not read because memory is short.
     has_paused: bool,
     /// Bytes of the largest value of late.
@@ -135,6 +140,7 @@ impl EventLoop {
             free: Vec::new(),
             active: Vec::new(),
             ready: VecDeque::new(),
+            lingering: VecDeque::new(),
             has_paused: false,
             largest: 0,
             buffer: vec![0; BUFFER_BYTES],
@@ -147,7 +153,11 @@ impl EventLoop {
         let mut ends_at = None;
         loop {
             // Connections with something to do are not waited for.
-            let wait = if self.active.is_empty() { LOOK_EVERY } else { Duration::ZERO };
+            let wait = match self.lingering.front() {
+                _ if !self.active.is_empty() => Duration::ZERO,
+                Some((ends, ..)) => ends.saturating_duration_since(Instant::now()).min(LOOK_EVERY),
+                None => LOOK_EVERY,
+            };
             if let Err(error) = self.poll.poll(&mut events, Some(wait))
                 && error.kind() != io::ErrorKind::Interrupted
             {
@@ -190,6 +200,7 @@ impl EventLoop {
             }
             self.take_dealt();
             self.serve(true);
+            self.end_lingering();
             if is_woken || looked.elapsed() >= LOOK_EVERY {
                 looked = Instant::now();
                 self.look_after();
@@ -229,7 +240,8 @@ impl EventLoop {
         let is_short = self.shared.is_short();
         active.retain(|number| {
             let Some(Some(connection)) = self.connections.get_mut(*number) else { return false };
-            if connection.is_done() {
+            let is_done = connection.is_done();
+            if is_done && !connection.lingers() {
                 self.close(*number);
                 return false;
             }
@@ -241,6 +253,10 @@ impl EventLoop {
                 self.has_paused = true;
             }
             connection.is_active = connection.has_work();
+            if is_done && !mem::replace(&mut connection.is_lingering, true) {
+                let ends = Instant::now() + LINGER;
+                self.lingering.push_back((ends, *number, connection.client.card.id));
+            }
             connection.is_active
         });
         // Nothing was added meanwhile.
@@ -248,6 +264,20 @@ impl EventLoop {
         while self.shared.is_full() && self.close_largest() {}
         if self.has_paused && !self.shared.is_short() {
             self.go_on();
+        }
+    }
+
+    /// Closes the connections whose clients were refused a while ago.
+    fn end_lingering(&mut self) {
+        while let Some((ends, number, id)) = self.lingering.front().copied()
+            && ends <= Instant::now()
+        {
+            self.lingering.pop_front();
+            // Another one may have the number by now.
+            let is_same = |it: &Connection| it.client.card.id == id;
+            if self.connections[number].as_deref().is_some_and(is_same) {
+                self.close(number);
+            }
         }
     }
 

@@ -30,6 +30,32 @@ fn bytes_that_are_no_commands_end_the_connection_with_a_word() {
     assert_eq!(Resp::connect(served.gateway.address()).say("PING"), "+PONG\r\n");
 }
 
+/// Its connections end a while after the word, so that it keeps the gateway busy ten times a second and not more.
+#[test]
+fn a_client_that_is_refused_and_comes_again_waits() {
+    let served = serve(|_| {});
+    let began = Instant::now();
+    let before = served.gateway.counts().connected;
+    while began.elapsed() < Duration::from_secs(1) {
+        let mut resp = Resp::connect(served.gateway.address());
+        // The gateway reads no more than it takes to refuse.
+        let _ = resp.try_send(&[b'x'; 300_000]);
+        assert_eq!(resp.reply(), b"-ERR Protocol error: too big inline request\r\n");
+        assert!(resp.is_closed());
+    }
+    let connected = served.gateway.counts().connected - before;
+    assert!((1..=11).contains(&connected), "{connected} connections in {:?}", began.elapsed());
+    // One that goes by itself leaves its place at once, and nothing of either is left.
+    let mut resp = Resp::connect(served.gateway.address());
+    resp.send(b"*x\r\n");
+    drop(resp);
+    let end = Instant::now() + Duration::from_secs(10);
+    while served.gateway.counts().connections > 0 || served.gateway.counts().client_bytes > 0 {
+        assert!(Instant::now() < end, "{:?}", served.gateway.counts());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn keys_and_values_beyond_the_tables_limits_are_refused() {
     let served = serve(|_| {});

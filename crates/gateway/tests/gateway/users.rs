@@ -158,6 +158,14 @@ fn before_auth_little_is_taken() {
         assert!(gateway.counts().client_bytes < 64 << 10);
         assert!(Instant::now() < end, "nothing ends it");
     }
+    // One that comes again waits.
+    let (began, before) = (Instant::now(), gateway.counts().connected);
+    while began.elapsed() < Duration::from_secs(1) {
+        let mut endless = Resp::connect(gateway.address());
+        while endless.try_send(&gets).is_ok() {}
+    }
+    let connected = gateway.counts().connected - before;
+    assert!((1..=11).contains(&connected), "{connected} connections in {:?}", began.elapsed());
     let mut good = Resp::connect(gateway.address());
     assert_eq!(good.say(&format!("AUTH {}", tokens.admin)), "+OK\r\n");
 }
