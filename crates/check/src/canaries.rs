@@ -44,6 +44,12 @@ impl CanaryResult {
         by_seed.or(self.found_at.as_ref().map(|_| "crash point"))
     }
 
+    /// The failure that found it, in words.
+    pub fn finding(&self) -> Option<String> {
+        let by_seed = self.found.as_ref().map(|(_, failure)| failure.to_string());
+        by_seed.or(self.found_at.as_ref().map(|failure| failure.what.clone()))
+    }
+
     /// The command line or the crash point that shows it.
     pub fn replay(&self) -> Option<String> {
         let by_seed = self.found.as_ref().map(|(scenario, _)| scenario.to_string());
@@ -139,19 +145,19 @@ fn scenarios_for(hunted: &Hunted, seed: u64) -> Choices {
     suited
 }
 
-/// Runs the points of a crash case until one shows the bug; the run without a death, which lists them, may show it as well.
-/// Without the bug, all of them must pass.
+/// Runs the points of a crash case until a check fails; that of the run without a death, which lists them, counts as well.
+/// A run that misses its state or its death shows nothing. Without the bug, all of them must pass.
 fn hunt_at_points(canary: &'static Canary, name: &str, result: &mut CanaryResult) {
     let case = || cases().into_iter().find(|case| case.name() == name);
     let (Some(with), Some(without)) = (case(), case()) else { return };
     let armed = canary.arm();
     let mut run = |point| {
         result.seeds += 1;
-        with.run(point).err()
+        with.run(point).err().filter(|failure| !failure.is_missed)
     };
     let failure = match with.points() {
         Ok(points) => points.into_iter().find_map(&mut run),
-        Err(failure) => Some(failure),
+        Err(failure) => Some(failure).filter(|failure| !failure.is_missed),
     };
     drop(armed);
     let passes = |point| without.run(point).is_ok();

@@ -39,7 +39,6 @@ mod state;
 mod survivors;
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use farleaf_engines::Engine;
@@ -51,7 +50,7 @@ use farleaf_index::lab::Setup;
 pub use all::{CrashOptions, CrashReport, Progress, run_all};
 pub use point::{CrashPoint, NoCrashPoint};
 
-use crate::run::message_of;
+use crate::run::caught;
 use formats::Format;
 use state::{Found, Start};
 
@@ -63,7 +62,7 @@ pub struct CrashCase(Arc<Case>);
 struct Case {
     name: String,
     start: Start,
-    prepared: OnceLock<Result<Prepared, String>>,
+    prepared: OnceLock<Result<Prepared, Fault>>,
 }
 
 struct Prepared {
@@ -79,6 +78,44 @@ pub struct CrashFailure {
     pub name: String,
     /// The check's finding.
     pub what: String,
+    /// The state or the death was not reached, so that nothing was checked.
+    pub is_missed: bool,
+}
+
+/// The end of a run that did not pass.
+#[derive(Clone, Debug)]
+enum Fault {
+    /// The run did not come to what the case is there for.
+    Missed(String),
+    /// A check failed.
+    Found(String),
+}
+
+impl Fault {
+    /// The error of a step that only leads to what the case is there for.
+    fn missed(error: HarnessError) -> Fault {
+        Fault::Missed(error.0)
+    }
+
+    fn into_error(self) -> HarnessError {
+        let (Fault::Missed(what) | Fault::Found(what)) = self;
+        HarnessError(what)
+    }
+
+    fn at(self, name: String) -> CrashFailure {
+        let is_missed = matches!(self, Fault::Missed(_));
+        let (Fault::Missed(what) | Fault::Found(what)) = self;
+        CrashFailure { name, what, is_missed }
+    }
+}
+
+impl<E> From<E> for Fault
+where
+    HarnessError: From<E>,
+{
+    fn from(error: E) -> Fault {
+        Fault::Found(HarnessError::from(error).0)
+    }
 }
 
 /// Every case of every engine and format.
@@ -105,7 +142,7 @@ pub fn cases() -> Vec<CrashCase> {
 /// # Errors
 /// The failed check; also a name that stands for no point.
 pub fn by_name(name: &str) -> Result<(), CrashFailure> {
-    let none = |what: &str| CrashFailure { name: name.to_string(), what: what.to_string() };
+    let none = |what: &str| Fault::Missed(what.to_owned()).at(name.to_owned());
     let (case, point) = name.split_once('#').ok_or_else(|| none("no # between case and point"))?;
     let point: CrashPoint =
         point.parse().map_err(|error: NoCrashPoint| none(&error.to_string()))?;
@@ -153,20 +190,21 @@ impl CrashCase {
     /// The failed check.
     pub fn run(&self, point: CrashPoint) -> Result<u64, CrashFailure> {
         let prepared = self.prepared()?;
-        let ran = guarded(|| run::run(&self.0.start, &prepared.found, point));
-        ran.map_err(|what| CrashFailure { name: format!("{}#{point}", self.name()), what })
+        let name = format!("{}#{point}", self.name());
+        guarded(&name, || run::run(&self.0.start, &prepared.found, point))
+            .map_err(|fault| fault.at(name))
     }
 
     fn prepared(&self) -> Result<&Prepared, CrashFailure> {
         let Case { name, start, prepared } = &*self.0;
         let prepared = prepared.get_or_init(|| {
-            guarded(|| {
-                let found = state::find(start, run::TRIALS)?;
+            guarded(name, || {
+                let found = state::find(start, run::TRIALS).map_err(Fault::missed)?;
                 let ops = run::without_death(start, &found)?;
                 Ok(Prepared { found, ops })
             })
         });
-        prepared.as_ref().map_err(|what| CrashFailure { name: name.clone(), what: what.clone() })
+        prepared.as_ref().map_err(|fault| fault.clone().at(name.clone()))
     }
 }
 
@@ -176,13 +214,7 @@ impl fmt::Debug for CrashCase {
     }
 }
 
-/// Turns a panic into a message.
-fn guarded<T>(run: impl FnOnce() -> Result<T, HarnessError>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(result) => result.map_err(|fault| fault.0),
-        Err(panic) => {
-            let text = message_of(&*panic).unwrap_or("without a message");
-            Err(format!("panicked: {text}"))
-        }
-    }
+/// Runs the case or the point of that name; a panic is a finding.
+fn guarded<T>(name: &str, run: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
+    caught(name, run).unwrap_or_else(|panic| Err(Fault::Found(format!("panicked: {panic}"))))
 }

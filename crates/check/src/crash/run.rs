@@ -16,6 +16,7 @@ use farleaf_index::lab::{Action, CrashState, CrashStep, INITIAL, Setup, settings
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, MemoryUse, Session};
 
+use super::Fault;
 use super::action::{Actor, OTHER, TABLE, begin_ticking, bulk_pairs, call_of};
 use super::formats::Format;
 use super::point::CrashPoint;
@@ -51,8 +52,10 @@ struct CaseRun {
     /// Sessions of the survivor.
     survivors: [Session; 3],
     index: AnyIndex,
-    /// The table with what the first survivor cached before the action, if the state is watched.
-    watched: Option<AnyIndex>,
+    /// The table with what one survivor cached before the action, if the state is watched: the first one, or the third
+    /// compute server, as those that expose memory open a table once.
+    watched: Option<(Session, AnyIndex)>,
+    watcher: Option<Actor>,
     actor: Actor,
     /// The third compute server, if it lives.
     beside: Option<Actor>,
@@ -98,6 +101,11 @@ impl CaseRun {
         if start.state.setup == Setup::Beside {
             run.beside = Some(run.enter_third(&start.state)?);
             run.members += 1;
+        }
+        if start.state.is_watched && start.format.exposes() {
+            let third = run.enter_third(&start.state)?;
+            run.watched.clone_from(&third.member);
+            run.watcher = Some(third);
         }
         if start.format.exposes()
             && let Some(table) = run.index.partitions()
@@ -178,11 +186,11 @@ impl CaseRun {
                 index.close(session).await?;
                 *index = open_with(session, TABLE, &settings(state.settings)).await?;
             }
-            let watched = match state.is_watched {
+            let watched = match state.is_watched && !format.exposes() {
                 true => {
                     let watched = open(&first, TABLE).await?;
                     warm_up(&first, &watched, format, false).await?;
-                    Some(watched)
+                    Some((first.clone(), watched))
                 }
                 false => None,
             };
@@ -198,6 +206,7 @@ impl CaseRun {
             survivors,
             index,
             watched,
+            watcher: None,
             actor,
             beside: None,
             ticks,
@@ -462,7 +471,11 @@ fn wait_for_end(
 }
 
 /// The runs for the search of states.
-pub(super) const TRIALS: TrialRuns = TrialRuns { without_death, of_third, unfinished_after };
+pub(super) const TRIALS: TrialRuns = TrialRuns {
+    without_death: |start, found| without_death(start, found).map_err(Fault::into_error),
+    of_third,
+    unfinished_after,
+};
 
 /// Runs the third compute server's action to its end; returns the remote operations that it consists of.
 fn of_third(start: &Start, found: &Found, before: Action) -> Result<Vec<CountedOp>, HarnessError> {
@@ -484,15 +497,15 @@ fn of_third(start: &Start, found: &Found, before: Action) -> Result<Vec<CountedO
 /// Runs the action to its end; returns the remote operations that it consists of.
 ///
 /// # Errors
-/// Also if the action does not make the change that the state is there for.
-pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedOp>, HarnessError> {
+/// `Missed` if the action does not make the change that the state is there for.
+pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedOp>, Fault> {
     let state = start.state;
     // In a run of its own: looking would change the later operations.
     let before = match found.setup {
         Some(_) => None,
         None => {
             let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
-                CaseRun::prepare(start, found)?;
+                CaseRun::prepare(start, found).map_err(Fault::missed)?;
             let report = sim.block_on(async {
                 if let Some((session, index)) = &actor.member {
                     index.close(session).await?;
@@ -502,8 +515,8 @@ pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedO
             Some(report)
         }
     };
-    let CaseRun { sim, survivors, index, actor, beside, ticks, numbers, .. } =
-        CaseRun::prepare(start, found)?;
+    let CaseRun { sim, survivors, index, actor, beside, watcher, ticks, numbers, .. } =
+        CaseRun::prepare(start, found).map_err(Fault::missed)?;
     let [session, ..] = &survivors;
     let fabric = sim.fabric(ACTOR);
     let center = survivors::center_of(&numbers, found.action);
@@ -531,6 +544,7 @@ pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedO
         let is_over = || Ok(outcome.borrow().is_some());
         run_until(&sim, 2_000, ACTION_NS_MAX, is_over, || format!("{action:?} does not end"))?;
         beside.map(|third| third.end(&sim, session)).transpose()?;
+        watcher.map(|third| leave(&sim, third)).transpose()?;
         end_ticks(&sim, &ticks, session)?;
     }
     sim.run()?;
@@ -540,7 +554,7 @@ pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedO
         .map_err(|error| HarnessError::from(error).within(format!("{action:?} without a death")))?;
     let after = sim.block_on(look(session, &index))??;
     let misses = |what: &str| {
-        Err(HarnessError(format!(
+        Err(Fault::Missed(format!(
             "{action:?} does not {what}: {memory_before:?}, {memory_after:?}, {after:?}"
         )))
     };
@@ -586,13 +600,14 @@ pub(super) fn unfinished_after(
 
 /// Dies at `point`, takes over, checks. Returns the number of objects that were lost until their
 /// blocks had no owner any more, and were swept.
-pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64, HarnessError> {
+pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64, Fault> {
     let format = &start.format;
     let CaseRun {
         sim,
         survivors,
         index,
         watched,
+        watcher,
         actor,
         beside,
         ticks,
@@ -601,7 +616,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
         pending,
         members,
         ..
-    } = CaseRun::prepare(start, found)?;
+    } = CaseRun::prepare(start, found).map_err(Fault::missed)?;
     let fabric = sim.fabric(ACTOR);
     let center = survivors::center_of(&numbers, found.action);
     let beside = beside.map(|third| Beside::begin(&sim, third, center));
@@ -610,7 +625,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     fabric.plan(point.0);
     found.lost.into_iter().for_each(|op| fabric.lose(op));
     let outcome = begin(&sim, ACTOR, actor, action, point.is_of_owner());
-    wait_for_death(&sim, &fabric, &outcome)?;
+    wait_for_death(&sim, &fabric, &outcome).map_err(Fault::missed)?;
     if let Some(third) = &beside {
         third.goes_on.set(false);
     }
@@ -623,7 +638,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     let before = found.setup.map(|(before, _)| before);
     let involved = survivors::involved(&numbers, action, before, start.state.touches_all);
     let takers = Survivor { format: *format, index: index.clone(), log: log.clone() };
-    let watcher = watched.map(|index| Survivor { index, ..takers.clone() });
+    let watched = watched.map(|(session, index)| (session, Survivor { index, ..takers.clone() }));
     // A death after an operation leaves the same state as a death before the next one: so each such
     // state meets both orders.
     let at_once = matches!(point.0.way, CrashWay::After | CrashWay::PauseAfter | CrashWay::Skip)
@@ -631,7 +646,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     let recovered = survivors::take_over(
         &sim,
         &survivors,
-        (&takers, watcher),
+        (&takers, watched),
         (action, &start.state),
         (&involved, &numbers),
         at_once,
@@ -641,7 +656,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     let is_right = count <= members + usize::from(!is_member);
     ensure(is_right, || format!("{count} dead members were recovered"))?;
     if let Some(problem) = recovered.problems.first() {
-        return Err(HarnessError(format!("recovery: {problem}")));
+        return Err(HarnessError(format!("recovery: {problem}")).into());
     }
 
     let mut unknown: Vec<Event> = pending.into_iter().collect();
@@ -651,6 +666,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     if let Some(third) = beside {
         unknown.extend(third.end(&sim, &survivors[0])?);
     }
+    watcher.map(|third| leave(&sim, third)).transpose()?;
     if format.exposes() {
         end_ticks(&sim, &ticks, &survivors[0])?;
     }

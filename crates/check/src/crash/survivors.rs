@@ -229,8 +229,8 @@ pub(super) fn involved(
 /// over what the dead had locked, and reads the key. The first one reads it once more.
 fn approach(
     sim: &Sim,
-    [first, second, _]: &[Session; 3],
-    (takers, watcher): (&Survivor, &Survivor),
+    second: &Session,
+    (takers, (first, watcher)): (&Survivor, &(Session, Survivor)),
     key: u32,
     numbers: &[u32],
 ) -> Result<(), HarnessError> {
@@ -247,18 +247,18 @@ fn approach(
 }
 
 /// Two clients go on with the table, a third recovers the dead: at once, or when they are done. If there is a watcher, it
-/// is the first client. If they touch all, both begin with removes. `numbers` are the keys of the table before the action.
+/// is the first client, with a session of its own. If they touch all, both begin with removes. `numbers` are the keys of the table before the action.
 pub(super) fn take_over(
     sim: &Sim,
     sessions: &[Session; 3],
-    (takers, watcher): (&Survivor, Option<Survivor>),
+    (takers, watcher): (&Survivor, Option<(Session, Survivor)>),
     (action, state): (Action, &CrashState),
     (keys, numbers): (&[u32], &[u32]),
     at_once: bool,
 ) -> Result<Recovered, HarnessError> {
     let touches_all = state.touches_all;
     if let (Some(watcher), Some(key), true) = (&watcher, action.key(), state.changes_others_first) {
-        approach(sim, sessions, (takers, watcher), key, numbers)?;
+        approach(sim, &sessions[1], (takers, watcher), key, numbers)?;
     }
     let ended = Rc::new(RefCell::new(Vec::new()));
     let total = Rc::new(RefCell::new(Recovered { complete: true, ..Recovered::default() }));
@@ -284,8 +284,8 @@ pub(super) fn take_over(
                     match (first, number) {
                         (Err(fault), _) => Err(fault),
                         (_, 0) => match &watcher {
-                            Some(watcher) => match watcher.watch(&session, &keys).await {
-                                Ok(()) => watcher.first(&session, &keys).await,
+                            Some((session, watcher)) => match watcher.watch(session, &keys).await {
+                                Ok(()) => watcher.first(session, &keys).await,
                                 Err(fault) => Err(fault),
                             },
                             None => takers.first(&session, &keys).await,

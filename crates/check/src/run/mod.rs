@@ -20,7 +20,6 @@ mod steps;
 mod table;
 mod verdict;
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -35,7 +34,7 @@ thread_local! {
     static RUNNING: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// The command line of the run that this thread is in, for panic hooks.
+/// The command line of the run, or the name of the crash point, that this thread is in, for panic hooks.
 pub fn running() -> Option<String> {
     RUNNING.with_borrow(Clone::clone)
 }
@@ -47,20 +46,23 @@ pub fn run(scenario: &Scenario) -> Outcome {
 
 /// As [`run`], with a record of the newest remote operations if `is_recorded`.
 pub fn run_with(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRecord>) {
-    RUNNING.set(Some(scenario.to_string()));
-    let ended = catch_unwind(AssertUnwindSafe(|| driver::run(scenario, is_recorded)));
-    RUNNING.set(None);
-    let (mut outcome, records) = ended.unwrap_or_else(|panic| {
-        let why = message_of(&*panic).unwrap_or("somehow");
-        let failure = Some(Failure::Panicked(why.to_owned()));
+    let ended = caught(&scenario.to_string(), || driver::run(scenario, is_recorded));
+    let (mut outcome, records) = ended.unwrap_or_else(|why| {
+        let failure = Some(Failure::Panicked(why));
         (Outcome { failure, ..Outcome::default() }, Vec::new())
     });
     judge(&mut outcome);
     (outcome, records)
 }
 
-/// The message of a panic, if it has one.
-pub(crate) fn message_of(panic: &(dyn Any + Send)) -> Option<&str> {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied())
+/// Makes the run of that name, which panic hooks are told ([`running`]). If it panics, returns the message.
+pub(crate) fn caught<T>(name: &str, run: impl FnOnce() -> T) -> Result<T, String> {
+    RUNNING.set(Some(name.to_owned()));
+    let ended = catch_unwind(AssertUnwindSafe(run));
+    RUNNING.set(None);
+    ended.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        text.unwrap_or("without a message").to_owned()
+    })
 }

@@ -196,7 +196,8 @@ impl Lab for DmTree {
             Hunt::any(&FENCE_SKIPS_REGIONS),
             Hunt::any(&NUMBER_FOLLOWS_SLOT),
             Hunt::any(&MEMBERS_BEFORE_FENCE),
-            Hunt::any(&UNLOCK_NEW_LEAF_EARLY),
+            // As in `fptree`. Without an owner, readers trust no line, so that only lines at a compute server show it.
+            Hunt::at(&UNLOCK_NEW_LEAF_EARLY, "lines/far-split-watched"),
             Hunt::any(&OLD_TABLE_KEEPS_VERSION),
             Hunt::any(&CLEARED_SLOTS_KEEP_VERSION),
             Hunt::at(&BUILD_CLEARS_TORN, "u64-tiny/update"),
@@ -259,6 +260,7 @@ const LINE_CASES: &[&str] = &[
     "far-remove",
     "far-scan",
     "far-split",
+    "far-split-watched",
     "far-merge",
     "beside-get",
     "beside-insert",
@@ -311,6 +313,11 @@ fn line_cases() -> Vec<(&'static str, CrashState)> {
         (
             "failover-merge",
             met(merge, 3, CrashStep::RemoveBefore).opened(COPIED_TO_THIRD).patient(),
+        ),
+        // The survivors have cached nothing, so that they find the new leaf by the upper tree.
+        (
+            "far-split-watched",
+            CrashState { is_watched: true, ..split }.by_actor().opened(AT_SURVIVOR),
         ),
         ("failover-recover", split.recovered(1).opened(AT_THIRD)),
         ("takeover-far-insert", torn(Action::Insert(65)).opened(AT_SURVIVOR).patient()),

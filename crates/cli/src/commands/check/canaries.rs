@@ -1,6 +1,8 @@
 //! `farleaf check canaries`: seeded bugs, and how soon they are found.
 
+use std::slice;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 
 use farleaf_check::canaries::{CanaryResult, Hunted, hunt, names, with_engines};
 use farleaf_check::crash::cases;
@@ -8,6 +10,7 @@ use serde_json::json;
 
 use super::super::stop_on_interrupt;
 use super::args::CanariesArgs;
+use super::panics::tell_panics_of_runs;
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 use crate::progress::Meter;
@@ -35,15 +38,28 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
     let is_chosen = |name: &&str| args.names.is_empty() || args.names.iter().any(|it| it == name);
     let chosen = known.into_iter().filter(is_chosen);
     let canaries: Vec<Hunted> = chosen.flat_map(|name| with_engines(name, engine)).collect();
-    // Code that a canary breaks may panic; that is a finding, and no news.
-    std::panic::set_hook(Box::new(|_| {}));
+    tell_panics_of_runs();
     let stop = stop_on_interrupt()?;
     let meter = Meter::new(console.shows_progress(), Some(canaries.len() as u64));
     let (seeds, threads) = (args.seeds.0, super::args::threads(args.threads));
-    let results =
-        hunt(&canaries, &choices, args.at.as_deref(), seeds, threads, &stop, &|_| meter.step());
+    // A terminal gets one table at the end, a program each result as soon as it is there.
+    let shows_early = !console.is_terminal || console.args.json;
+    let out = Mutex::new((console, Ok(())));
+    let results = hunt(&canaries, &choices, args.at.as_deref(), seeds, threads, &stop, &|result| {
+        meter.step();
+        let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
+        let (console, printed) = &mut *out;
+        if shows_early && printed.is_ok() {
+            *printed = print(slice::from_ref(result), console);
+            stop.fetch_or(printed.is_err(), Ordering::Relaxed);
+        }
+    });
     meter.clear();
-    print(&results, console)?;
+    let (console, printed) = out.into_inner().unwrap_or_else(PoisonError::into_inner);
+    printed?;
+    if !shows_early {
+        print(&results, console)?;
+    }
     for (scenario, failure) in results.iter().filter_map(|result| result.unseeded.as_ref()) {
         console.warn(format!("this fails without a seeded bug, too: {scenario}: {failure}"));
     }
@@ -66,12 +82,13 @@ fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> 
                 "what": result.canary.what,
                 "seeds": result.seeds,
                 "found_by": result.found_by(),
+                "finding": result.finding(),
                 "replay": result.replay(),
                 "fails_unseeded": result.unseeded.as_ref().map(|(scenario, _)| scenario.to_string()),
                 "elapsed_ns": u64::try_from(result.elapsed.as_nanos()).unwrap_or(u64::MAX),
             }))?;
         }
-        return Ok(());
+        return Ok(console.flush()?);
     }
     let row = |result: &CanaryResult| {
         vec![
@@ -84,5 +101,5 @@ fn print(results: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> 
     };
     let header = ["canary", "engine", "seeds", "found by", "what is done wrong"];
     console.table(&header, results.iter().map(row))?;
-    Ok(())
+    Ok(console.flush()?)
 }

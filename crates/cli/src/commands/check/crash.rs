@@ -7,11 +7,13 @@ use serde_json::json;
 
 use super::super::stop_on_interrupt;
 use super::args::CrashArgs;
+use super::panics::tell_panics_of_runs;
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, counted};
 use crate::progress::Meter;
 
 pub(super) fn run(args: &CrashArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    tell_panics_of_runs();
     let wanted = args.cases.as_deref().unwrap_or_default();
     if wanted.contains('#') {
         return run_one(wanted, console);

@@ -5,6 +5,7 @@ pub(crate) mod args;
 mod canaries;
 mod crash;
 mod history;
+mod panics;
 mod processes;
 mod seeds;
 

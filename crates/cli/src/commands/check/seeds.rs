@@ -3,12 +3,11 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::sync::atomic::Ordering;
-use std::{io, panic, process};
 
 use anyhow::Context;
 use farleaf_check::history::write_jsonl;
 use farleaf_check::report::{Failed, Report, check};
-use farleaf_check::run::{run_with, running};
+use farleaf_check::run::run_with;
 use farleaf_check::scenario::Scenario;
 use farleaf_check::shrink::{ShrinkLimits, shrink};
 use farleaf_check::trace::write_html;
@@ -16,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::super::stop_on_interrupt;
 use super::args::SeedsArgs;
+use super::panics::tell_panics_of_runs;
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, counted};
 use crate::progress::Meter;
@@ -25,7 +25,7 @@ pub(super) fn run(args: &SeedsArgs, console: &mut Console) -> anyhow::Result<Exi
     let plan = args.plan()?;
     let history = args.history.as_deref().map(create).transpose()?;
     let trace = args.trace.as_deref().map(create).transpose()?;
-    tell_panics();
+    tell_panics_of_runs();
     let stop = stop_on_interrupt()?;
     let seeds = plan.seeds.end - plan.seeds.start;
     let meter = Meter::new(console.shows_progress(), Some(seeds));
@@ -85,20 +85,6 @@ fn write_files(
         written.map_err(|error| Failure::unwritable(path.display(), error))?;
     }
     Ok(())
-}
-
-/// Panics of a run are failures of it. Where a panic cannot be caught, the scenario's command line
-/// is told before the program ends.
-fn tell_panics() {
-    let before = panic::take_hook();
-    panic::set_hook(Box::new(move |info| match running() {
-        Some(_) if cfg!(panic = "unwind") => {}
-        Some(line) => {
-            let _ = writeln!(io::stderr(), "{line}\n    panicked: {info}");
-            process::exit(Exit::NotFound as i32);
-        }
-        None => before(info),
-    }));
 }
 
 fn first_line(failed: &Failed) -> String {
