@@ -3,7 +3,7 @@
 //! - INV-REPORT-1: the names and their order in JSON are an interface: a golden test holds them.
 //! - INV-REPORT-2: every number is finite: a division by 0 gives 0.
 
-use std::{collections::BTreeMap, iter::Sum};
+use std::{collections::BTreeMap, fmt, iter::Sum};
 
 use farleaf_fabric::{Cost, OpKind as FabricKind, Snapshot};
 use farleaf_index::CounterSet;
@@ -109,6 +109,26 @@ pub struct RunReport {
     /// Counts of the engine's own, of all compute servers, for engines that have some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counters: Option<CounterReport>,
+    /// The part of a card that was in use for longest, in a simulation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busiest_card: Option<BusiestCard>,
+}
+
+/// A part of a server's card, and the share of the time for which operations kept it in use. Near 1, it binds the rate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BusiestCard {
+    /// The server, as in "memory server 1".
+    pub server: String,
+    /// The part: operations or bytes, in or out, or atomics.
+    pub part: String,
+    /// Share of the time.
+    pub share: f64,
+}
+
+impl fmt::Display for BusiestCard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}'s card, {}, {:.0} % of the time", self.server, self.part, 100.0 * self.share)
+    }
 }
 
 /// Counts of the engine's own while the operations ran.
@@ -357,6 +377,9 @@ impl Report {
         add("run", "errors", human_count(self.run.errors));
         if let Some(error) = &self.run.first_error {
             add("run", "first_error", error.clone());
+        }
+        if let Some(card) = &self.run.busiest_card {
+            add("run", "busiest_card", card.to_string());
         }
         latency_rows(&mut add, "run", &self.run.latency_us);
         cost_rows(&mut add, "run", &self.run.per_op);

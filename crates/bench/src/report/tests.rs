@@ -50,6 +50,11 @@ fn sample() -> Report {
                 hit_rate: Some(0.75),
                 per_op: BTreeMap::from([("reads_leaf".to_owned(), 0.25)]),
             }),
+            busiest_card: Some(BusiestCard {
+                server: "memory server 1".to_owned(),
+                part: "bytes out".to_owned(),
+                share: 0.975,
+            }),
         },
         memory: MemoryReport {
             pool_bytes: 4096,
@@ -112,6 +117,7 @@ fn names_are_the_agreed_ones_in_their_order() {
     expect(".run.by_kind.maintenance", &["ops"]);
     expect(".run.by_kind.maintenance", &COST[5..]);
     expect(".run.counters", &["hit_rate", "per_op.reads_leaf"]);
+    expect(".run.busiest_card", &["server", "part", "share"]);
     expect(".memory", &["pool_bytes", "index_bytes", "data_bytes", "compute_bytes"]);
     expect(".machine", &["cpu", "cores", "memory_bytes", "os", "arch"]);
     expect("", &["commit"]);
@@ -179,6 +185,10 @@ fn rows_tell_the_same() {
     assert_eq!(value("bench", "parts"), Some("cache of 1 MiB; logged"));
     assert_eq!(value("counters", "hit_rate"), Some("75.00 %"));
     assert_eq!(value("counters", "reads_leaf"), Some("0.2500 /op"));
+    assert_eq!(
+        value("run", "busiest_card"),
+        Some("memory server 1's card, bytes out, 98 % of the time")
+    );
     assert_eq!(value("run", "p50"), Some("500 ns"));
     assert_eq!(value("run", "reads"), Some("0.3300 /op"));
     assert_eq!(value("get", "bytes_read"), Some("667.8 B/op"));

@@ -119,7 +119,7 @@ struct Run {
 impl Run {
     fn report(self, context: &Context) -> Report {
         let config = &context.config;
-        let Outcome { tally, load_ns, run_ns, cost, counters, cache_bytes } = &self.outcome;
+        let Outcome { tally, load_ns, run_ns, cost, counters, cache_bytes, .. } = &self.outcome;
         let memory: Vec<_> = self.servers.iter().map(|server| server.pool.memory()).collect();
         let data_bytes = self.loaded.data_bytes.saturating_add_signed(tally.data_bytes());
         Report {
@@ -137,6 +137,7 @@ impl Run {
                 .unwrap_or_else(|| PhaseReport::new(seconds(*load_ns), config.keys)),
             run: RunReport {
                 counters: (!counters.is_empty()).then(|| CounterReport::new(counters, cost)),
+                busiest_card: self.about_sim.as_ref().and_then(|it| it.busiest_card.clone()),
                 ..tally.report(seconds(*run_ns), cost)
             },
             memory: MemoryReport {
@@ -180,7 +181,7 @@ impl Run {
             set("leaves", json!(seen.nodes_per_level.first()));
             set("keys_at_end", json!(seen.keys));
         }
-        if let Some(about) = self.about_sim {
+        if let Some(about) = &self.about_sim {
             // As text: numbers beyond 2^53 do not survive every reader of JSON.
             set("trace_hash", json!(format!("{:016x}", about.trace_hash)));
             set("sim_events", json!(about.events));

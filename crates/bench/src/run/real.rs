@@ -204,6 +204,7 @@ fn on_thread(
         router,
         yield_ops: YIELD_OPS,
         leads: index == 0,
+        cards: None,
     };
     let outcome = home.executor().block_on(work(context, &home, duty, barrier, progress))?;
     promise.keep();

@@ -17,12 +17,15 @@ use super::{
     progress::Progress,
     route::{Owners, Router},
     table::{self, Loaded},
-    worker::{Duty, ServingThread, StopOnDrop, work},
+    worker::{Duty, Outcome, ServingThread, StopOnDrop, work},
 };
-use crate::config::{BenchConfig, CapabilityKind, CardModel};
+use crate::{
+    config::{BenchConfig, CapabilityKind, CardModel},
+    report::BusiestCard,
+};
 
 /// Results that only a simulation has.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct AboutSim {
     /// Events and effects of the whole run, hashed.
     pub(super) trace_hash: u64,
@@ -30,6 +33,8 @@ pub(super) struct AboutSim {
     pub(super) events: u64,
     /// Remote operations.
     pub(super) remote_ops: u64,
+    /// The part of a card that was in use for longest in the run phase.
+    pub(super) busiest_card: Option<BusiestCard>,
 }
 
 /// Runs the bench in the simulator.
@@ -58,6 +63,7 @@ fn run_in(sim: &Sim, context: &Arc<Context>, progress: &dyn Progress) -> Result<
         .collect::<Result<Vec<AnyEndpoint>, _>>()?;
     let home = &endpoints[0];
     let barrier = PhaseBarrier::new(1);
+    let cards = || sim.card_use();
     let (loaded, servers, outcome, seen) = sim.block_on(async {
         let stop = Arc::new(AtomicBool::new(false));
         let _stop = StopOnDrop(Arc::clone(&stop));
@@ -89,6 +95,7 @@ fn run_in(sim: &Sim, context: &Arc<Context>, progress: &dyn Progress) -> Result<
             router: owners.map(|owners| Arc::new(Router::new(owners, computes))),
             yield_ops: 0,
             leads: true,
+            cards: Some(&cards),
         };
         let outcome = work(context, home, duty, &barrier, progress).await?;
         let mut seen = None;
@@ -100,8 +107,12 @@ fn run_in(sim: &Sim, context: &Arc<Context>, progress: &dyn Progress) -> Result<
         }
         Ok::<_, BenchError>((loaded, servers, outcome, seen))
     })??;
-    let about_sim =
-        AboutSim { trace_hash: sim.trace_hash(), events: sim.events(), remote_ops: sim.ops() };
+    let about_sim = AboutSim {
+        trace_hash: sim.trace_hash(),
+        events: sim.events(),
+        remote_ops: sim.ops(),
+        busiest_card: busiest(sim.config(), &outcome),
+    };
     Ok(Run {
         outcome,
         loaded,
@@ -110,6 +121,19 @@ fn run_in(sim: &Sim, context: &Arc<Context>, progress: &dyn Progress) -> Result<
         capabilities: home.capabilities(),
         about_sim: Some(about_sim),
     })
+}
+
+/// The part of a card that was in use for longest in the run phase.
+fn busiest(config: &SimConfig, outcome: &Outcome) -> Option<BusiestCard> {
+    let parts = outcome.cards.iter().enumerate().map(|(place, used)| {
+        let (server, card) = match place.checked_sub(config.memory_servers) {
+            None => (format!("memory server {place}"), &config.memory_nic),
+            Some(compute) => (format!("compute server {compute}"), &config.compute_nic),
+        };
+        let (part, share) = used.busiest(card, outcome.run_ns);
+        BusiestCard { server, part: part.to_owned(), share }
+    });
+    parts.max_by(|one, other| one.share.total_cmp(&other.share))
 }
 
 fn cluster(config: &BenchConfig, region_bytes: u64) -> Result<SimConfig, BenchError> {

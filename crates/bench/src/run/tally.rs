@@ -144,6 +144,7 @@ impl Tally {
             targets,
             by_kind,
             counters: None,
+            busiest_card: None,
         }
     }
 }

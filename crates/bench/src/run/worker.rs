@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use farleaf_fabric::{AnyEndpoint, Counters, Endpoint, Snapshot};
+use farleaf_fabric::{AnyEndpoint, Counters, Endpoint, Snapshot, sim::CardUse};
 use farleaf_index::{CacheControl, CounterSet, Index};
 use farleaf_pool::Session;
 
@@ -31,7 +31,7 @@ const TICK_NS: u64 = 1_000_000;
 const TURNS_MAX: u64 = 10;
 
 /// Work of one thread.
-pub(super) struct Duty {
+pub(super) struct Duty<'a> {
     /// Clients: number, compute server, and the endpoint of the thread that it runs on.
     pub(super) clients: Vec<(usize, Server, AnyEndpoint)>,
     /// Threads that execute what other compute servers send.
@@ -44,6 +44,8 @@ pub(super) struct Duty {
     pub(super) yield_ops: u64,
     /// True for the one thread that reports the phases.
     pub(super) leads: bool,
+    /// Tells the work of all cards so far, in a simulation.
+    pub(super) cards: Option<&'a dyn Fn() -> Vec<CardUse>>,
 }
 
 /// A thread of a compute server that executes, beside its clients, what others send.
@@ -67,6 +69,8 @@ pub(super) struct Outcome {
     pub(super) counters: CounterSet,
     /// Bytes of all compute servers' caches after the run phase, from the thread that leads.
     pub(super) cache_bytes: u64,
+    /// The work of each server's card in the run phase, in a simulation.
+    pub(super) cards: Vec<CardUse>,
 }
 
 impl Outcome {
@@ -88,7 +92,7 @@ impl Outcome {
 pub(super) async fn work(
     context: &Arc<Context>,
     home: &AnyEndpoint,
-    duty: Duty,
+    duty: Duty<'_>,
     barrier: &PhaseBarrier,
     progress: &dyn Progress,
 ) -> Result<Outcome, BenchError> {
@@ -142,6 +146,8 @@ pub(super) async fn work(
         }
     }
     let counters_before = counters(&duty.servers);
+    let cards = || duty.cards.map_or_else(Vec::new, |cards| cards());
+    let cards_before = cards();
     crew.begin(Phase::Run, config.ops);
     let slices = config.slices.max(1);
     for slice in 0..slices {
@@ -156,6 +162,8 @@ pub(super) async fn work(
         outcome.run_ns += ns;
         outcome.cost.add(&cost);
     }
+    let used = cards().into_iter().zip(cards_before);
+    outcome.cards = used.map(|(now, before)| now.since(before)).collect();
     // Others may wait for locks that tasks of this thread hold.
     crew.meet().await?;
     if duty.leads {

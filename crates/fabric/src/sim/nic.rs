@@ -37,6 +37,20 @@ pub struct CardUse {
 }
 
 impl CardUse {
+    /// The part of such a card that was in use for longest during `ns` nanoseconds, and the share of that time.
+    pub fn busiest(&self, card: &NicConfig, ns: u64) -> (&'static str, f64) {
+        let share = |count: u64, per_s: u64| count as f64 / per_s as f64 / (ns.max(1) as f64 / 1e9);
+        [
+            ("operations in", share(self.inbound.ops, card.in_ops_per_s)),
+            ("bytes in", share(8 * self.inbound.bytes, card.in_bits_per_s)),
+            ("operations out", share(self.outbound.ops, card.out_ops_per_s)),
+            ("bytes out", share(8 * self.outbound.bytes, card.out_bits_per_s)),
+            ("atomics", share(self.atomics, card.atomics_per_s)),
+        ]
+        .into_iter()
+        .fold(("operations in", 0.0), |most, part| if part.1 > most.1 { part } else { most })
+    }
+
     /// The work since `earlier`, an earlier value for the same card.
     pub fn since(self, earlier: CardUse) -> CardUse {
         let less = |now: CardLoad, before: CardLoad| CardLoad {
@@ -130,6 +144,26 @@ impl Nic {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_part_that_is_in_use_for_longest_is_found() {
+        let card = NicConfig::default();
+        let load = |ops, bytes| CardLoad { ops, bytes };
+        // 75 M operations, 12.5 GB and 10 M atomics a second.
+        let used = CardUse {
+            inbound: load(30_000, 1_250_000),
+            outbound: load(1, 11_250_000),
+            atomics: 5_000,
+        };
+        assert_eq!(used.busiest(&card, 1_000_000), ("bytes out", 0.9));
+        let used = CardUse { outbound: load(1, 0), ..used };
+        assert_eq!(used.busiest(&card, 1_000_000), ("atomics", 0.5));
+        assert_eq!(
+            CardUse { atomics: 0, ..used }.busiest(&card, 1_000_000),
+            ("operations in", 0.4)
+        );
+        assert_eq!(CardUse::default().busiest(&card, 0), ("operations in", 0.0));
+    }
 
     #[test]
     fn an_idle_pipe_delays_nothing_and_a_busy_one_keeps_its_rate() {
