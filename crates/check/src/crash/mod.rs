@@ -62,7 +62,7 @@ pub struct CrashCase(Arc<Case>);
 struct Case {
     name: String,
     start: Start,
-    prepared: OnceLock<Result<Prepared, Fault>>,
+    prepared: OnceLock<Result<Prepared, CrashFault>>,
 }
 
 struct Prepared {
@@ -84,37 +84,37 @@ pub struct CrashFailure {
 
 /// The end of a run that did not pass.
 #[derive(Clone, Debug)]
-enum Fault {
+enum CrashFault {
     /// The run did not come to what the case is there for.
     Missed(String),
     /// A check failed.
     Found(String),
 }
 
-impl Fault {
+impl CrashFault {
     /// The error of a step that only leads to what the case is there for.
-    fn missed(error: HarnessError) -> Fault {
-        Fault::Missed(error.0)
+    fn missed(error: HarnessError) -> CrashFault {
+        CrashFault::Missed(error.0)
     }
 
     fn into_error(self) -> HarnessError {
-        let (Fault::Missed(what) | Fault::Found(what)) = self;
+        let (CrashFault::Missed(what) | CrashFault::Found(what)) = self;
         HarnessError(what)
     }
 
     fn at(self, name: String) -> CrashFailure {
-        let is_missed = matches!(self, Fault::Missed(_));
-        let (Fault::Missed(what) | Fault::Found(what)) = self;
+        let is_missed = matches!(self, CrashFault::Missed(_));
+        let (CrashFault::Missed(what) | CrashFault::Found(what)) = self;
         CrashFailure { name, what, is_missed }
     }
 }
 
-impl<E> From<E> for Fault
+impl<E> From<E> for CrashFault
 where
     HarnessError: From<E>,
 {
-    fn from(error: E) -> Fault {
-        Fault::Found(HarnessError::from(error).0)
+    fn from(error: E) -> CrashFault {
+        CrashFault::Found(HarnessError::from(error).0)
     }
 }
 
@@ -142,7 +142,7 @@ pub fn cases() -> Vec<CrashCase> {
 /// # Errors
 /// The failed check; also a name that stands for no point.
 pub fn by_name(name: &str) -> Result<(), CrashFailure> {
-    let none = |what: &str| Fault::Missed(what.to_owned()).at(name.to_owned());
+    let none = |what: &str| CrashFault::Missed(what.to_owned()).at(name.to_owned());
     let (case, point) = name.split_once('#').ok_or_else(|| none("no # between case and point"))?;
     let point: CrashPoint =
         point.parse().map_err(|error: NoCrashPoint| none(&error.to_string()))?;
@@ -199,7 +199,7 @@ impl CrashCase {
         let Case { name, start, prepared } = &*self.0;
         let prepared = prepared.get_or_init(|| {
             guarded(name, || {
-                let found = state::find(start, run::TRIALS).map_err(Fault::missed)?;
+                let found = state::find(start, run::TRIALS).map_err(CrashFault::missed)?;
                 let ops = run::without_death(start, &found)?;
                 Ok(Prepared { found, ops })
             })
@@ -215,6 +215,6 @@ impl fmt::Debug for CrashCase {
 }
 
 /// Runs the case or the point of that name; a panic is a finding.
-fn guarded<T>(name: &str, run: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
-    caught(name, run).unwrap_or_else(|panic| Err(Fault::Found(format!("panicked: {panic}"))))
+fn guarded<T>(name: &str, run: impl FnOnce() -> Result<T, CrashFault>) -> Result<T, CrashFault> {
+    caught(name, run).unwrap_or_else(|panic| Err(CrashFault::Found(format!("panicked: {panic}"))))
 }

@@ -16,12 +16,12 @@ use farleaf_index::lab::{Action, CrashState, CrashStep, INITIAL, Setup, settings
 use farleaf_index::{Index, IndexError, ScanRange};
 use farleaf_pool::{Audit, MemoryUse, Session};
 
-use super::Fault;
+use super::CrashFault;
 use super::action::{Actor, OTHER, TABLE, begin_ticking, bulk_pairs, call_of};
 use super::formats::Format;
 use super::point::CrashPoint;
 use super::state::{
-    FillStep, Found, NUMBERS_MAX, Start, TASKS_NS, TrialRuns, apply, is_reached, look,
+    FillStep, Found, NUMBERS_MAX, Start, TASKS_NS, TrialRuns, apply, is_reached, look, rest,
 };
 use super::survivors::{self, EventLog, Survivor};
 use crate::history::{Answer, Event, History};
@@ -87,6 +87,7 @@ fn seed_model(format: &Format, steps: &[FillStep]) -> BTreeMap<u32, Vec<u8>> {
         match step {
             FillStep::Put(key) => drop(model.insert(*key, format.value(*key, INITIAL))),
             FillStep::Remove(key) => drop(model.remove(key)),
+            FillStep::Watch | FillStep::Rest => {}
         }
     }
     model
@@ -149,8 +150,15 @@ impl CaseRun {
                 Some((session, index)) if state.by_actor => (session, index),
                 _ => (&first, &index),
             };
+            let mut watched = None;
             for (count, next) in steps.iter().enumerate() {
-                apply(filler, filled, format, *next).await?;
+                match next {
+                    FillStep::Watch if state.is_watched => {
+                        watched = Some(watch(&first, format).await?)
+                    }
+                    FillStep::Rest => rest(&[&first, filler]).await?,
+                    step => apply(filler, filled, format, *step).await?,
+                }
                 if count % 8 == 0 {
                     filler.tick().await?;
                 }
@@ -186,14 +194,9 @@ impl CaseRun {
                 index.close(session).await?;
                 *index = open_with(session, TABLE, &settings(state.settings)).await?;
             }
-            let watched = match state.is_watched && !format.exposes() {
-                true => {
-                    let watched = open(&first, TABLE).await?;
-                    warm_up(&first, &watched, format, false).await?;
-                    Some((first.clone(), watched))
-                }
-                false => None,
-            };
+            if state.is_watched && watched.is_none() && !format.exposes() {
+                watched = Some(watch(&first, format).await?);
+            }
             // Sessions that do nothing are to be idle.
             settle(&first).await?;
             Ok::<_, HarnessError>(([first, second, third], index, watched, actor))
@@ -269,6 +272,13 @@ impl CaseRun {
         }
         Ok(())
     }
+}
+
+/// Opens the table once more, with a cache of its own, and caches it.
+async fn watch(session: &Session, format: &Format) -> Result<(Session, AnyIndex), HarnessError> {
+    let watched = open(session, TABLE).await?;
+    warm_up(session, &watched, format, false).await?;
+    Ok((session.clone(), watched))
 }
 
 /// Makes the actor ready for steady work: it has blocks, knows the root, and is live.
@@ -472,7 +482,7 @@ fn wait_for_end(
 
 /// The runs for the search of states.
 pub(super) const TRIALS: TrialRuns = TrialRuns {
-    without_death: |start, found| without_death(start, found).map_err(Fault::into_error),
+    without_death: |start, found| without_death(start, found).map_err(CrashFault::into_error),
     of_third,
     unfinished_after,
 };
@@ -498,14 +508,14 @@ fn of_third(start: &Start, found: &Found, before: Action) -> Result<Vec<CountedO
 ///
 /// # Errors
 /// `Missed` if the action does not make the change that the state is there for.
-pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedOp>, Fault> {
+pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedOp>, CrashFault> {
     let state = start.state;
     // In a run of its own: looking would change the later operations.
     let before = match found.setup {
         Some(_) => None,
         None => {
             let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
-                CaseRun::prepare(start, found).map_err(Fault::missed)?;
+                CaseRun::prepare(start, found).map_err(CrashFault::missed)?;
             let report = sim.block_on(async {
                 if let Some((session, index)) = &actor.member {
                     index.close(session).await?;
@@ -516,7 +526,7 @@ pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedO
         }
     };
     let CaseRun { sim, survivors, index, actor, beside, watcher, ticks, numbers, .. } =
-        CaseRun::prepare(start, found).map_err(Fault::missed)?;
+        CaseRun::prepare(start, found).map_err(CrashFault::missed)?;
     let [session, ..] = &survivors;
     let fabric = sim.fabric(ACTOR);
     let center = survivors::center_of(&numbers, found.action);
@@ -554,7 +564,7 @@ pub(super) fn without_death(start: &Start, found: &Found) -> Result<Vec<CountedO
         .map_err(|error| HarnessError::from(error).within(format!("{action:?} without a death")))?;
     let after = sim.block_on(look(session, &index))??;
     let misses = |what: &str| {
-        Err(Fault::Missed(format!(
+        Err(CrashFault::Missed(format!(
             "{action:?} does not {what}: {memory_before:?}, {memory_after:?}, {after:?}"
         )))
     };
@@ -600,7 +610,7 @@ pub(super) fn unfinished_after(
 
 /// Dies at `point`, takes over, checks. Returns the number of objects that were lost until their
 /// blocks had no owner any more, and were swept.
-pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64, Fault> {
+pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64, CrashFault> {
     let format = &start.format;
     let CaseRun {
         sim,
@@ -616,7 +626,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
         pending,
         members,
         ..
-    } = CaseRun::prepare(start, found).map_err(Fault::missed)?;
+    } = CaseRun::prepare(start, found).map_err(CrashFault::missed)?;
     let fabric = sim.fabric(ACTOR);
     let center = survivors::center_of(&numbers, found.action);
     let beside = beside.map(|third| Beside::begin(&sim, third, center));
@@ -625,7 +635,7 @@ pub(super) fn run(start: &Start, found: &Found, point: CrashPoint) -> Result<u64
     fabric.plan(point.0);
     found.lost.into_iter().for_each(|op| fabric.lose(op));
     let outcome = begin(&sim, ACTOR, actor, action, point.is_of_owner());
-    wait_for_death(&sim, &fabric, &outcome).map_err(Fault::missed)?;
+    wait_for_death(&sim, &fabric, &outcome).map_err(CrashFault::missed)?;
     if let Some(third) = &beside {
         third.goes_on.set(false);
     }

@@ -4,6 +4,8 @@
 //! state: it adds or removes keys one by one and walks the table after each. The first step that makes
 //! the change is the action; the table before it is the state.
 
+use std::collections::BTreeSet;
+
 use farleaf_engines::{AnyIndex, Engine};
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Landing, Verb};
@@ -28,7 +30,14 @@ pub(super) const NUMBERS_MAX: u32 = 127;
 pub(super) enum FillStep {
     Put(u32),
     Remove(u32),
+    /// A watcher caches the table.
+    Watch,
+    /// Memory that was retired becomes free.
+    Rest,
 }
+
+/// Ticks of each member after which what it has retired is free.
+const REST_TICKS: usize = 8;
 
 /// Returns whether the change that the script is for, if any, lies between two walks of a table of `engine`.
 pub(super) fn is_reached(
@@ -39,7 +48,7 @@ pub(super) fn is_reached(
 ) -> bool {
     match script {
         Script::Keys(_) | Script::Without(..) => true,
-        Script::Grow(change, _) | Script::Shrink(_, change, _) => {
+        Script::Grow(change, _) | Script::Shrink(_, change, _) | Script::Regrow(_, _, change) => {
             engine.is_change(change, before, after)
         }
     }
@@ -87,8 +96,23 @@ pub(super) async fn apply(
             index.insert(session, &format.key(key), &format.value(key, INITIAL)).await?
         }
         FillStep::Remove(key) => index.remove(session, &format.key(key)).await?,
+        FillStep::Watch => true,
+        FillStep::Rest => {
+            rest(&[session]).await?;
+            true
+        }
     };
     if done { Ok(()) } else { Err(HarnessError(format!("{step:?} has nothing to do"))) }
+}
+
+/// Lets members tick in turns until what they have retired is free.
+pub(super) async fn rest(members: &[&Session]) -> Result<(), HarnessError> {
+    for _ in 0..REST_TICKS {
+        for session in members {
+            session.tick().await?;
+        }
+    }
+    Ok(())
 }
 
 /// Walks the table alone.
@@ -122,9 +146,15 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
         Script::Keys(count) | Script::Without(count, _) => (count, Order::Up, None, true),
         Script::Grow(change, order) => (0, order, Some(change), true),
         Script::Shrink(count, change, order) => (count, order, Some(change), false),
+        Script::Regrow(count, _, change) => (count, Order::Up, Some(change), true),
     };
     let mut steps: Vec<FillStep> =
         ordered(base, Order::Up).into_iter().map(FillStep::Put).collect();
+    if let Script::Regrow(_, shrinks, _) = state.script {
+        steps.push(FillStep::Watch);
+        let last = hunt(start, &mut steps, shrinks, Order::Down, false)?;
+        steps.extend([last, FillStep::Rest]);
+    }
     let hunted = match (change, state.script) {
         (Some(change), _) => Some(hunt(start, &mut steps, change, order, grows)?),
         (None, Script::Without(_, key)) => Some(FillStep::Remove(key)),
@@ -134,7 +164,7 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
         Some(FillStep::Put(key)) => Some(Action::Insert(key)),
         Some(FillStep::Remove(key)) if engine.unlinks_later() => Some(Action::RemoveAndClose(key)),
         Some(FillStep::Remove(key)) => Some(Action::Remove(key)),
-        None => None,
+        Some(FillStep::Watch | FillStep::Rest) | None => None,
     };
     let missing = || HarnessError("nothing was hunted for".to_string());
     let key = || found.and_then(Action::key).ok_or_else(missing);
@@ -169,6 +199,19 @@ pub(super) fn find(start: &Start, runs: TrialRuns) -> Result<Found, HarnessError
     Ok(result)
 }
 
+/// The keys that are there after the steps.
+fn keys_after(steps: &[FillStep]) -> BTreeSet<u32> {
+    let mut held = BTreeSet::new();
+    for step in steps {
+        match step {
+            FillStep::Put(key) => drop(held.insert(*key)),
+            FillStep::Remove(key) => drop(held.remove(key)),
+            FillStep::Watch | FillStep::Rest => {}
+        }
+    }
+    held
+}
+
 /// Finds the update that takes the most operations.
 fn longest_update(start: &Start, found: &Found, runs: TrialRuns) -> Result<Action, HarnessError> {
     let mut longest = (0, None);
@@ -196,8 +239,9 @@ fn hunt(
         for put in &*steps {
             apply(&session, &index, format, *put).await?;
         }
-        let next =
-            if grows { ordered(HUNT_KEYS, order) } else { ordered(steps.len() as u32, order) };
+        let held = keys_after(steps);
+        let mut next = ordered(if grows { HUNT_KEYS } else { held.len() as u32 }, order);
+        next.retain(|key| held.contains(key) != grows);
         let mut before = look(&session, &index).await?;
         for key in next {
             let next = if grows { FillStep::Put(key) } else { FillStep::Remove(key) };

@@ -23,15 +23,14 @@ use fastrand::Rng;
 
 use super::{Chime, ChimeShape, open_tree, without_copies};
 
+/// Leaves in which pairs hop, and gets and changes READ neighbourhoods.
+const HOPPING_LEAVES: &str = "leaf_bytes=256,neighbourhood=2,cache=256MiB,point_read=neighbourhood,\
+                              insert_read=neighbourhood,speculate=false,delegate=false";
 /// Hops beside READs of neighbourhoods and leaves, where a torn operation takes as long as several others.
 const STRETCHED: &[(&str, &str)] = &[
     ("format", "u64-tiny"),
     ("workload", "mixed|churn"),
-    (
-        "set",
-        "leaf_bytes=256,neighbourhood=2,cache=256MiB,point_read=neighbourhood,insert_read=neighbourhood,\
-         speculate=false,delegate=false",
-    ),
+    ("set", HOPPING_LEAVES),
     ("memory-servers", "1"),
     ("compute-servers", "3"),
     ("clients", "18"),
@@ -41,11 +40,20 @@ const STRETCHED: &[(&str, &str)] = &[
     ("event", "none"),
     ("faults", "torn=1,stretch=8000"),
 ];
-/// The same without the last flag, the faults.
-const HOPPING: &[(&str, &str)] = match STRETCHED.split_last() {
-    Some((_, others)) => others,
-    None => &[],
-};
+/// Many hops, of which each takes as long as one operation, beside READs of their slots that take as long as several.
+const HOPPING: &[(&str, &str)] = &[
+    ("format", "u64-tiny"),
+    ("workload", "mixed"),
+    ("set", HOPPING_LEAVES),
+    ("memory-servers", "1"),
+    ("compute-servers", "3"),
+    ("clients", "18"),
+    ("keys", "40"),
+    ("ops", "500"),
+    ("think-ns", "0"),
+    ("event", "none"),
+    ("faults", "torn=0.6,stretch=10000"),
+];
 
 impl Lab for Chime {
     // A record may hold an inner node and two leaves.

@@ -14,7 +14,6 @@ use farleaf_index::lab::{
 };
 use farleaf_index::remote_lock::RESEND_BLINDLY;
 use farleaf_index::{Settings, Spec, TableReport, TableSpec};
-use farleaf_pool::canary::MEMBERS_BEFORE_FENCE;
 use fastrand::Rng;
 
 use super::delegation::JOIN_OPEN_READ;
@@ -184,18 +183,19 @@ impl Lab for DmTree {
             Hunt::any(&ANSWER_UNVOUCHED),
             Hunt::at(&FREE_RIGHT_ALONE, "u64-tiny/takeover-merge-right"),
             Hunt::any(&REDO_FINISHED),
-            Hunt::any(&FORGET_UNLOCKED_REDO),
+            // A client dies in a split together with the memory that holds the leaf's lock.
+            Hunt::at(&FORGET_UNLOCKED_REDO, "lines/held-split"),
             // The lock of a dead client, and a line that does not tell what it left, in a partition that moves by copy.
             Hunt::at(&MOVE_DROPS_LOCKS, "lines/leave-copy-locked"),
             Hunt::any(&ACK_UNDRAINED),
             Hunt::any(&OPEN_UNACKNOWLEDGED),
-            Hunt::any(&OPEN_UNFINISHED),
+            Hunt::at(&OPEN_UNFINISHED, "lines/held-split"),
             Hunt::any(&IGNORE_TERM),
             Hunt::any(&MAP_BEFORE_ACK),
             Hunt::any(&TWO_CONDUCTORS),
-            Hunt::any(&FENCE_SKIPS_REGIONS),
+            // A client that thaws writes into the memory of another.
+            Hunt::at(&FENCE_SKIPS_REGIONS, "lines/far-insert"),
             Hunt::any(&NUMBER_FOLLOWS_SLOT),
-            Hunt::any(&MEMBERS_BEFORE_FENCE),
             // As in `fptree`. Without an owner, readers trust no line, so that only lines at a compute server show it.
             Hunt::at(&UNLOCK_NEW_LEAF_EARLY, "lines/far-split-watched"),
             Hunt::any(&OLD_TABLE_KEEPS_VERSION),

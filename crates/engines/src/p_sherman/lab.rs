@@ -61,7 +61,7 @@ impl Lab for PSherman {
     }
 
     fn cases() -> Vec<(&'static str, CrashState)> {
-        <Sherman as Lab>::cases()
+        farleaf_index::blink::lab::cases(true)
     }
 
     /// Cost: as [`Sherman`]'s.

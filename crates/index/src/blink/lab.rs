@@ -6,7 +6,7 @@ use super::canaries::{
     SEPARATOR_UNCHECKED, SKIP_COVER_CHECK, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
 };
 use crate::bnode::BnodeShape;
-use crate::lab::{CrashState, CrashStep, Hunt, LabSize, Order, grow, merges, shrink};
+use crate::lab::{CrashState, CrashStep, Hunt, LabSize, Order, Script, grow, merges, shrink};
 use crate::remote_lock::RESEND_BLINDLY;
 use crate::retry::STEAL_LOCK;
 use crate::{Spec, ValueFormat};
@@ -82,6 +82,13 @@ pub fn cases_after(shrinks: bool, gone: &'static str) -> Vec<(&'static str, Cras
         ]);
     }
     cases
+}
+
+/// A split whose new leaf lies where another one was, to which a survivor's copies lead. The compute server has filled the table,
+/// and has no object on a further memory server.
+pub fn split_in_reused() -> CrashState {
+    let script = Script::Regrow(14, "leaf-merge", "leaf-split");
+    CrashState::new(script, CrashStep::Found).by_actor().cold().approached()
 }
 
 /// The part of [`cases`] that every tree of leaves and nodes above them has. The actor makes the change `gone` first, so

@@ -87,6 +87,10 @@ pub enum Script {
     Grow(&'static str, Order),
     /// This many keys; they are removed until the next removal makes the change.
     Shrink(u32, &'static str, Order),
+    /// This many keys, which a survivor caches if the state is watched. They are removed from the largest on until that makes
+    /// the first change, and what that has freed may be used again. Then they are added upwards until the next one makes the
+    /// second.
+    Regrow(u32, &'static str, &'static str),
 }
 
 /// The step of the compute server under test, in terms of the script's result.
