@@ -247,7 +247,8 @@ fn approach(
 }
 
 /// Two clients go on with the table, a third recovers the dead: at once, or when they are done. If there is a watcher, it
-/// is the first client, with a session of its own. If they touch all, both begin with removes. `numbers` are the keys of the table before the action.
+/// is the first client, with a session of its own. If they touch all, both begin with removes. `numbers` are the keys of the
+/// table before the action.
 pub(super) fn take_over(
     sim: &Sim,
     sessions: &[Session; 3],
