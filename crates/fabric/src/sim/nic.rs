@@ -155,14 +155,15 @@ mod tests {
             outbound: load(1, 11_250_000),
             atomics: 5_000,
         };
-        assert_eq!(used.busiest(&card, 1_000_000), ("bytes out", 0.9));
+        let busiest = |used: CardUse, ns| {
+            let (part, share) = used.busiest(&card, ns);
+            (part, (100.0 * share).round())
+        };
+        assert_eq!(busiest(used, 1_000_000), ("bytes out", 90.0));
         let used = CardUse { outbound: load(1, 0), ..used };
-        assert_eq!(used.busiest(&card, 1_000_000), ("atomics", 0.5));
-        assert_eq!(
-            CardUse { atomics: 0, ..used }.busiest(&card, 1_000_000),
-            ("operations in", 0.4)
-        );
-        assert_eq!(CardUse::default().busiest(&card, 0), ("operations in", 0.0));
+        assert_eq!(busiest(used, 1_000_000), ("atomics", 50.0));
+        assert_eq!(busiest(CardUse { atomics: 0, ..used }, 1_000_000), ("operations in", 40.0));
+        assert_eq!(busiest(CardUse::default(), 0), ("operations in", 0.0));
     }
 
     #[test]
