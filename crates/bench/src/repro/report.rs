@@ -16,7 +16,7 @@ pub const TOLERANCE: f64 = 0.25;
 /// A gain of the paper below this is compared by its part above 1.
 const GAIN_LARGE: f64 = 2.0;
 /// The reason where none has been found, or where one is likely and no run has tested it.
-const UNEXPLAINED: &str = "unexplained";
+pub(super) const UNEXPLAINED: &str = "unexplained";
 
 /// Results of an experiment, beside the paper's.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -12,7 +12,7 @@ use super::{
     driver::{self, Driver, PaperCluster, READS, VERBS},
     error::ReproError,
     papers::{self, DexPaper},
-    report::{ReproChart, ReproReport, is_near},
+    report::{ReproChart, ReproReport, UNEXPLAINED, is_near},
     setup,
 };
 use crate::{
@@ -153,7 +153,7 @@ pub(super) fn skewed(repro: &Repro<'_>, report: &mut ReproReport) -> Result<(), 
             let case = format!("{name}, dex over {other}");
             let (mut why, mut proven) = (String::new(), Vec::new());
             if let Some(card) = cards.get(&other).filter(|card| card.share >= BINDS) {
-                why = format!("unexplained; {other} is bound by {card}");
+                why = format!("{UNEXPLAINED}; {other} is bound by {card}");
             }
             for proof in PROOFS.iter().filter(|it| it.is_about(name, &other)) {
                 let of_proof = runs.gain_with(proof, name, &other)?;
