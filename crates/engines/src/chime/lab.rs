@@ -1,7 +1,7 @@
 //! Lab: the seeded bugs, crash cases and small tables of this engine, and the settings that the lab draws for it.
 
 use farleaf_index::blink::canaries::{
-    ABSENT_AT_ONCE, ANSWER_BEFORE_WRITE, CLEAR_SECOND_AFTER, FORGET_RETIRE, HOPS_IN_ONE_CHAIN,
+    ABSENT_AT_ONCE, ANSWER_BEFORE_WRITE, FORGET_RETIRE, HOPS_IN_ONE_CHAIN, HOPS_UNRECORDED,
     LEARN_FOR_SIBLING, LOSE_LEAF_REDO, SCAN_BACK, SCAN_UNCOUNTED, SEPARATOR_UNCHECKED,
     SIBLING_TAKEN_ALONE, SPECULATE_BY_KEY, UNLOCK_BEFORE_WRITE, UNLOCK_RIGHT_EARLY,
 };
@@ -86,9 +86,8 @@ impl Lab for Chime {
             Hunt::at(&HOPS_IN_ONE_CHAIN, "hops/insert-hops-lost"),
             // A death between two WRITEs of a hop, then a remove, or a death in an update, of the pair that moved.
             Hunt::at(&UPDATE_ONE_OF_TWO, "hops/insert-over-two-copies"),
-            // A death in the update of a pair in two slots: a reader learns of the second one, a taker of the lock ends the
-            // update of the first one and meets the second one not.
-            Hunt::at(&CLEAR_SECOND_AFTER, "wide-hops/update-over-two-copies"),
+            // The same beside a client that remembers the stamps: each of two keeps a hint to another copy.
+            Hunt::at(&HOPS_UNRECORDED, "hops/update-over-two-copies"),
         ]);
         hunts
     }

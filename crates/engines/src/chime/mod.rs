@@ -9,14 +9,17 @@
 //!   their leaf, with no metadata of their own.
 //! - *Counted hops* (`crates/index/src/blink/hops.rs`): an insert without room moves pairs; a reader that misses a key
 //!   looks whether pairs have moved.
-//! - *Speculative reads* (`crates/index/src/local/slot_hints.rs`): a get of a hot key reads the slot that had it last.
-//! - *Read delegation* (`crates/index/src/local/key_queues.rs`): gets of one key that wait share the next READ.
+//! - *Speculative reads* (`crates/index/src/local/slot_hints.rs`): a get or an update of a hot key reads the slot that had it
+//!   last.
+//! - *Read delegation, write combining* (`crates/index/src/local/key_queues.rs`): gets of one key that wait share the next
+//!   READ. Changes of a key that is there are written together.
 //!
 //! | operation, inner nodes cached, keys and values of 8 bytes | READ | bytes READ | WRITE | CAS | waits |
 //! |---|---|---|---|---|---|
 //! | get, by a hint | 1 slot | 24 | 0 | 0 | 1 |
 //! | get | 1 neighbourhood | 192 | 0 | 0 | 1 |
 //! | get, key absent | 4 | 400 | 0 | 0 | 2 |
+//! | update, by a hint | 1 slot | 24 | 2 | 1 | 2 |
 //! | update, remove, insert with room in the neighbourhood | 1 | 192 | 2 | 1 | 2 |
 //! | insert without it: more | 1 leaf | 1792 | 3 for each hop | 0 | 1 |
 //! | scan of n leaves | 3 n | 1808 n | 0 | 0 | 1 + n / 8 |

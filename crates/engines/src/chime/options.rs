@@ -122,7 +122,7 @@ knobs! {
         /// Bytes of copies of inner nodes and of hints for each table. 0 keeps none: then each operation reads every node on
         /// its way.
         "cache" => cache_bytes: u64 = 256 << 20, KnobKind::Bytes { min: 0, max: u64::MAX }, paper "100 MB";
-        /// A get of a hot key reads the slot that had the key last.
+        /// A get or an update of a hot key reads the slot that had the key last.
         "speculate" => speculate: bool = true, KnobKind::Flag, paper "true";
         /// Share of the cache that hints to slots of hot keys may take, 16 bytes each.
         "hot" => hot: f64 = 0.3, KnobKind::Share, paper "0.3";

@@ -436,7 +436,7 @@ impl Locked {
     /// The content, for the waiter that wants this node.
     fn image_for(&self, wants: Option<GlobalAddr>) -> Option<NodeImage> {
         let is_wanted = wants == Some(self.addr) && self.tree.remembered().options.hand_image;
-        (is_wanted && !self.is_unmended).then(|| self.image.words().into())
+        (is_wanted && !self.is_unmended && !self.is_part).then(|| self.image.words().into())
     }
 
     /// Posts `ops`, which bring the node to the content of the image, and unlocks it or passes its lock on.

@@ -92,7 +92,7 @@ use remembered::Remembered;
 /// The seeded bugs of B-link trees.
 pub mod canaries {
     pub use super::grow::GROW_FROM_OLD_ROOT;
-    pub use super::hops::HOPS_IN_ONE_CHAIN;
+    pub use super::hops::{HOPS_IN_ONE_CHAIN, HOPS_UNRECORDED};
     pub use super::leaf::{BELIEVE_OLD_POINTER, SCAN_UNCOUNTED};
     pub use super::lock::{ANSWER_BEFORE_WRITE, UNLOCK_BEFORE_WRITE};
     pub use super::merge::UNLOCK_RIGHT_EARLY;
@@ -103,7 +103,7 @@ pub mod canaries {
         LOSE_REDO_RECORD, OPEN_UNFINISHED, REDO_OF_ANY_TOKEN, SIBLING_TAKEN_ALONE,
     };
     pub use super::scan::SCAN_BACK;
-    pub use super::slot_change::{CLEAR_SECOND_AFTER, LOSE_LEAF_REDO};
+    pub use super::slot_change::LOSE_LEAF_REDO;
     pub use super::split::{DROP_SIBLING, PUBLISH_OLD_FIRST, SEPARATOR_UNCHECKED};
     pub use super::write::{COMPARE_UNLOCKED, FORGET_RETIRE, SKIP_COVER_CHECK};
 }

@@ -12,6 +12,8 @@
 //!   none fits, the stamp is out of date. If some do not, a writer is at them, or has died.
 //! - `INV-NEAR-4` One READ proves no absence, as a pair may hop from a slot that is sampled late to one that was sampled
 //!   early. A second one between two equal READs of the count of hops does (`INV-HOP-2`).
+//! - `INV-NEAR-5` Under its leaf's lock, one slot that fits and has the key is enough to change the pair: no other slot has
+//!   it (`INV-HOP-3`).
 //!
 //! A reader that cannot tell READs the whole leaf, by the rules of [`super::remembered`].
 //!
@@ -20,6 +22,7 @@
 //! | get, hint right / no hint / hint wrong | 1 / 1 / 2 | 24 / 192 / 216 |
 //! | get, stamp not known / out of date | 2 / 3 | 256 / 448 |
 //! | get, key absent | 4 | 400 |
+//! | update, hint right / no hint / hint wrong | 1 / 1 / 2 | 24 / 192 / 216 |
 //!
 //! Source: Luo et al., "CHIME" (SOSP 2024). Differs: the stamp stands in place of metadata that is repeated in each
 //! neighbourhood, and of a comparison of right siblings, which a merge and the next use of memory make wrong.
@@ -38,6 +41,7 @@ use super::remembered::{NodePointer, Remembered, UpperNode, count};
 use super::{BlinkFail, BlinkTree};
 use crate::Seek;
 use crate::bnode::{Cover, GuardedLayout, GuardedLeaf, Lookup, Node, SlotState, Stamp};
+use crate::change::Change;
 use crate::local::{CachedNode, SlotHints};
 use crate::sync::{AtomicU64, Mutex, lock};
 
@@ -462,16 +466,17 @@ impl BlinkTree {
         Ok(None)
     }
 
-    /// Locks the leaf of `key` and READs the neighbourhood, by which the stamp proves the leaf; else the leaf.
+    /// Locks the leaf of the change's key and READs the slot that a hint names, or the neighbourhood, by which the stamp
+    /// proves the leaf; else the leaf. A remove READs no slot alone, as it asks whether the neighbourhood is empty.
     ///
-    /// Cost: 1 CAS and 1 READ, 1 round trip. 1 READ of the leaf more if a slot does not fit, or a dead client has left a
-    /// pair twice.
+    /// Cost: 1 CAS and 1 READ, 1 round trip. 1 READ more if the hint is wrong, and 1 of the leaf if a slot does not fit.
     pub(super) async fn lock_near(
         self: &Arc<Self>,
         session: &Session,
-        key: &[u8],
+        change: &Change<'_>,
         unfinished: &mut Option<Unfinished>,
     ) -> Result<Locked, BlinkFail> {
+        let key = change.key;
         let place = match self.near() {
             Some(_) => self.child_place(session, key, unfinished).await?,
             None => None,
@@ -481,15 +486,34 @@ impl BlinkTree {
         };
         let addr = place.pointer.addr;
         if let Some(stamp) = place.stamp().filter(|_| near.options.change_near) {
-            let window = layout.window(key);
-            let (offset, bytes) = layout.bytes_of(&window);
+            let (window, hash) = (layout.window(key), xxh3_64(key));
+            let guesses =
+                change.value.is_some() && near.options.point_read == PointRead::Neighbourhood;
+            let hint = if guesses { near.hints.get(addr, hash) } else { None };
+            let hint = hint.filter(|slot| window.contains(slot));
+            let slots = hint.map_or(window.clone(), |slot| slot..slot + 1);
+            let (offset, bytes) = layout.bytes_of(&slots);
             let what = (addr.plus(offset), bytes);
-            let (lock, part) = self.lock_reading(session, addr, 0, what).await?;
+            let (lock, mut part) = self.lock_reading(session, addr, 0, what).await?;
             let mut image = session.client().buf(layout.leaf_bytes());
+            if let Some(slot) = hint {
+                count(&near.counts.hints_tried);
+                layout.fill_part(image.words_mut(), (addr.word(), stamp), &slots, part.words());
+                let leaf = GuardedLeaf::new(layout, image.words());
+                if leaf.slot(slot) == SlotState::Pair && leaf.key(slot) == key {
+                    count(&near.counts.hints_right);
+                    return Ok(self.locked_part(session, addr, lock, image));
+                }
+                near.hints.forget(addr, hash);
+                part = self.read_slots(session, layout, addr, &window).await?;
+            }
             layout.fill_part(image.words_mut(), (addr.word(), stamp), &window, part.words());
             let leaf = GuardedLeaf::new(layout, image.words());
             let (pairs, empty, torn) = leaf.fits_in(&window);
-            if torn == 0 && !leaf.has_two_in(&window) {
+            if torn == 0 {
+                if let (Lookup::Hit(slot), Some(_)) = (leaf.find(key), change.value) {
+                    near.hints.put(addr, hash, slot);
+                }
                 return Ok(self.locked_part(session, addr, lock, image));
             }
             if pairs + empty == 0 {

@@ -21,19 +21,24 @@
 //! version and the checksum (`INV-BT-6`). Every mixture of these is a legal content: it is sealed
 //! again.
 //!
+//! A record of *hops* names a leaf alone: pairs of it were about to move from slot to slot ([`super::hops`]). Its taker READs
+//! that leaf and mends it, so that no pair stays in two slots (`INV-HOP-3`).
+//!
 //! Layout, words: 0 magic, 1 token, 2 count of nodes, 3 bytes of a node, 4 to 6 addresses,
 //! 7 checksum of the rest; then the nodes, each with the token that its lock word holds.
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Ops, ServerId};
 use farleaf_pool::{LockToken, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::BlinkTree;
 use super::lock::Locked;
 use crate::IndexError;
-use crate::bnode::{GuardedLayout, Kind, Layout, Node, NodeMut, kind_of, level_of};
+use crate::bnode::{
+    ChangeError, GuardedLayout, GuardedLeafMut, Kind, Layout, Node, NodeMut, kind_of, level_of,
+};
 use crate::detach::unfinished_work;
 use crate::remote_lock::Lock;
 use crate::retry::LockWait;
@@ -78,6 +83,19 @@ pub(super) fn is_needed(session: &Session, bytes: usize) -> bool {
 const GUARDED_SHIFT: u32 = 8;
 /// The record's one part is some bytes of a leaf; their place is the high half of the fourth word.
 const ENTRY_BIT: u64 = 1 << 16;
+/// The record's one part is a leaf whose pairs hop; nothing is written from it.
+const HOPS_BIT: u64 = 1 << 17;
+
+/// The content of a part of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PartKind {
+    /// Its content; the first word is its lock word's.
+    Node,
+    /// Bytes of it.
+    Entry,
+    /// That its pairs hop.
+    Hops,
+}
 
 /// A part of a record: what is written again.
 #[derive(Clone, Copy, Debug)]
@@ -89,8 +107,7 @@ struct RecordPart {
     words: usize,
     /// Offset in the node at which that goes.
     to: u64,
-    /// The words are a whole node, the first one its lock word's.
-    is_node: bool,
+    kind: PartKind,
 }
 
 impl RecordPart {
@@ -104,7 +121,7 @@ impl RecordPart {
     }
 
     fn is_dead(self, record: &Buf) -> bool {
-        self.is_node && kind_of(self.image(record)) == Kind::Dead
+        self.kind == PartKind::Node && kind_of(self.image(record)) == Kind::Dead
     }
 
     /// The address that the part goes to, and its content.
@@ -130,14 +147,23 @@ fn decode(
     let [magic, of, third, fourth] = *words.first_chunk::<4>()?;
     let count = (third & 0xff) as usize;
     let mask = (third >> GUARDED_SHIFT) & 0xff;
-    let is_entry = third & ENTRY_BIT != 0;
+    let kind = match third & (ENTRY_BIT | HOPS_BIT) {
+        0 => PartKind::Node,
+        HOPS_BIT => PartKind::Hops,
+        _ => PartKind::Entry,
+    };
     let leaf_words = guarded.map_or(0, GuardedLayout::leaf_words);
-    let sizes = match is_entry {
-        true => third == 1 | 1 << GUARDED_SHIFT | ENTRY_BIT && guarded.is_some(),
-        false => {
+    let sizes = match kind {
+        PartKind::Node => {
             third >> (GUARDED_SHIFT + NODES_MAX as u32) == 0
                 && (mask == 0 || guarded.is_some())
                 && fourth == sizes_word(layout, guarded, mask)
+        }
+        PartKind::Entry => third == ONE_LEAF | ENTRY_BIT && guarded.is_some(),
+        PartKind::Hops => {
+            third == ONE_LEAF | HOPS_BIT
+                && fourth == 0
+                && guarded.is_some_and(GuardedLayout::is_hopscotch)
         }
     };
     let fits = magic == MAGIC
@@ -150,24 +176,49 @@ fn decode(
     let (mut parts, mut at) = (Vec::with_capacity(count), HEADER_WORDS);
     for index in 0..count {
         let addr = GlobalAddr::from_word(words[4 + index])?;
-        let (size, to) = match (is_entry, mask >> index & 1) {
-            (true, _) => ((fourth as u32 / 8) as usize, fourth >> 32),
-            (false, 0) => (layout.node_words(), 8),
-            (false, _) => (leaf_words, 8),
+        let (size, to) = match (kind, mask >> index & 1) {
+            (PartKind::Entry, _) => ((fourth as u32 / 8) as usize, fourth >> 32),
+            (PartKind::Hops, _) => (1, 0),
+            (PartKind::Node, 0) => (layout.node_words(), 8),
+            (PartKind::Node, _) => (leaf_words, 8),
         };
-        if is_entry && (size < 2 || to < 64 || to + 8 * (size as u64 - 1) > 8 * leaf_words as u64) {
+        let leaf_bytes = 8 * leaf_words as u64;
+        if kind == PartKind::Entry
+            && (size < 2 || to < 64 || to + 8 * (size as u64 - 1) > leaf_bytes)
+        {
             return None;
         }
-        parts.push(RecordPart { addr, at, words: size, to, is_node: !is_entry });
+        parts.push(RecordPart { addr, at, words: size, to, kind });
         at += size;
     }
     (words.len() >= at && words[7] == sum(&buf.bytes()[..at * 8])).then_some(parts)
 }
 
+/// The third word of a record of one guarded leaf, but for its kind.
+const ONE_LEAF: u64 = 1 | 1 << GUARDED_SHIFT;
+
 /// The fourth word of a record of nodes: bytes of a node; those of a guarded leaf in the high half, if it has any.
 fn sizes_word(layout: &Layout, guarded: Option<&GuardedLayout>, mask: u64) -> u64 {
     let leaf_bytes = guarded.filter(|_| mask != 0).map_or(0, GuardedLayout::leaf_bytes);
     layout.node_bytes() as u64 | ((leaf_bytes as u64) << 32)
+}
+
+/// A record of one guarded leaf.
+fn leaf_record(
+    session: &Session,
+    token: u64,
+    addr: GlobalAddr,
+    [third, fourth]: [u64; 2],
+    words: &[u64],
+) -> Buf {
+    let mut buf = session.client().buf((HEADER_WORDS + 1 + words.len()) * 8);
+    let record = buf.words_mut();
+    record.fill(0);
+    record[..5].copy_from_slice(&[MAGIC, token, third, fourth, addr.word()]);
+    record[HEADER_WORDS] = token;
+    record[HEADER_WORDS + 1..].copy_from_slice(words);
+    buf.words_mut()[7] = sum(buf.bytes());
+    buf
 }
 
 /// Checksum of a record, its own word taken as 0.
@@ -211,16 +262,13 @@ impl BlinkTree {
         addr: GlobalAddr,
         (to, words): (usize, &[u64]),
     ) -> Buf {
-        let mut buf = session.client().buf((HEADER_WORDS + 1 + words.len()) * 8);
-        let record = buf.words_mut();
-        record.fill(0);
-        let third = 1 | 1 << GUARDED_SHIFT | ENTRY_BIT;
         let fourth = (8 * (words.len() as u64 + 1)) | ((to as u64) << 32);
-        record[..5].copy_from_slice(&[MAGIC, token, third, fourth, addr.word()]);
-        record[HEADER_WORDS] = token;
-        record[HEADER_WORDS + 1..].copy_from_slice(words);
-        buf.words_mut()[7] = sum(buf.bytes());
-        buf
+        leaf_record(session, token, addr, [ONE_LEAF | ENTRY_BIT, fourth], words)
+    }
+
+    /// A record that pairs of the guarded leaf at `addr` are about to hop.
+    pub(super) fn hops_record(&self, session: &Session, token: u64, addr: GlobalAddr) -> Buf {
+        leaf_record(session, token, addr, [ONE_LEAF | HOPS_BIT, 0], &[])
     }
 
     /// Bytes at the start of a redo area that a record of this tree may take.
@@ -370,7 +418,7 @@ impl BlinkTree {
     /// dead one and never to the parent's lock.
     ///
     /// Cost: 1 WRITE of the record, 1 CAS; 2 WRITEs for each node, 1 READ for each but the first;
-    /// 1 WRITE for one that dies, 1 READ if that is the first.
+    /// 1 WRITE for one that dies, 1 READ if that is the first. Of hops 1 READ of the leaf, and what it mends.
     async fn finish_record(
         &self,
         session: &Session,
@@ -408,7 +456,9 @@ impl BlinkTree {
         let mut ops = session.client().ops();
         let mut left = 0;
         let first_dies = first.is_dead(record);
-        if parts.len() > 1 {
+        if first.kind == PartKind::Hops {
+            self.mend_hops(session, first.addr, &mut ops).await?;
+        } else if parts.len() > 1 {
             let (to, content) = first.write(session, record);
             reliable.write(to, content).await?;
         } else if first_dies && self.read_root(session).await?.0 == first.addr {
@@ -442,6 +492,29 @@ impl BlinkTree {
             session.cancel_retire(retiring);
         }
         Ok(held)
+    }
+
+    /// Adds the WRITEs after which each pair of a leaf, whose dead writer was moving some, stands in one slot
+    /// (`INV-HOP-3`). The caller has its lock. 1 READ.
+    async fn mend_hops(
+        &self,
+        session: &Session,
+        addr: GlobalAddr,
+        ops: &mut Ops,
+    ) -> Result<(), IndexError> {
+        let reliable = session.reliable();
+        let mut image = reliable.read(addr, reliable.buf(self.bytes_at(0))).await?;
+        let Some(layout) = self.guarded.as_ref().filter(|_| self.is_current(&image, addr, 0))
+        else {
+            return Err(self.damaged(addr, ChangeError::Damaged));
+        };
+        for mend in GuardedLeafMut::new(layout, image.words_mut()).mend() {
+            let words = &image.words()[mend.bytes.start / 8..mend.bytes.end / 8];
+            let mut part = session.client().buf(mend.bytes.len());
+            part.words_mut().copy_from_slice(words);
+            ops.write(addr.plus(mend.bytes.start as u64), part);
+        }
+        Ok(())
     }
 
     /// Leaves a record that the root, which is locked, is dead: to be carried out if its writer dies once

@@ -15,7 +15,6 @@ use crate::detach::unfinished_work;
 use crate::retry::{Attempts, RetryPolicy};
 
 farleaf_fabric::canaries! {
-    pub CLEAR_SECOND_AFTER = "clear-second-after", "a pair's second copy is emptied after the first one has changed";
     pub LOSE_LEAF_REDO = "lose-leaf-redo", "a change of several words of a value leaves no redo record";
 }
 
@@ -113,10 +112,7 @@ impl BlinkTree {
             edit.is_wide && !is_lost && redo::is_needed(&leaf.session, edit.bytes.len());
         let leaf = if is_recorded { leaf.take_word().await? } else { leaf };
         let mut ops = leaf.session.client().ops();
-        // A second copy of a pair is emptied before the first one changes, or a record says that it will (`INV-HOP-3`).
-        if !CLEAR_SECOND_AFTER.is_armed() {
-            leaf.mend_in(&mut ops);
-        }
+        leaf.mend_in(&mut ops);
         if is_recorded {
             let words = &leaf.image.words()[edit.bytes.start / 8..edit.bytes.end / 8];
             let what = (edit.bytes.start, words);
@@ -129,9 +125,6 @@ impl BlinkTree {
             false => 8..self.bytes_at(0),
         };
         leaf.write_in(&mut ops, written);
-        if CLEAR_SECOND_AFTER.is_armed() {
-            leaf.mend_in(&mut ops);
-        }
         leaf.finish(ops, None).await
     }
 

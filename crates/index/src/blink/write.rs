@@ -103,7 +103,7 @@ impl BlinkTree {
             }
         }
         if self.guarded.is_some() {
-            let leaf = Box::pin(self.lock_near(session, key, unfinished)).await?;
+            let leaf = Box::pin(self.lock_near(session, change, unfinished)).await?;
             let outcome = Box::pin(self.change_slot(session, leaf, change, held)).await?;
             return Ok(outcome.map_or(ChangeAttempt::Again, ChangeAttempt::Done));
         }

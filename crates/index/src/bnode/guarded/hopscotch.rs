@@ -13,8 +13,9 @@
 //! - `INV-HOP-1` A pair lies in the neighbourhood of its key.
 //! - `INV-HOP-2` A pair that hops is in at least one of its two slots at each instant; if it is in one alone and was in
 //!   the other one before, the count has changed between.
-//! - `INV-HOP-3` A dead client may leave a pair in two slots of its neighbourhood, with one value. The next holder of the
-//!   lock that meets both empties the second one before it writes the first.
+//! - `INV-HOP-3` A client that dies in a hop may leave a pair in two slots of its neighbourhood, with one value, and a redo
+//!   record that names the leaf. The taker of its lock empties the second one before it unlocks. So the holder of a lock that
+//!   was free finds a pair in one slot.
 //! - `INV-HOP-4` A leaf that was rewritten, or that is dead, has another stamp in the check of every slot.
 //!
 //! Source: Luo et al., "CHIME" (SOSP 2024), hopscotch leaf nodes. Differs: their entries carry versions of 4 bits and a
@@ -222,12 +223,6 @@ impl GuardedLeaf<'_> {
     /// Slots that hold a pair which an earlier slot of its neighbourhood holds as well (`INV-HOP-3`).
     pub(super) fn second_copies(&self) -> Vec<usize> {
         self.double_slots().map(|(_, later)| later).collect()
-    }
-
-    /// Returns whether two of some slots hold one key.
-    pub fn has_two_in(&self, slots: &Range<usize>) -> bool {
-        let is_in = |(one, other): (usize, usize)| slots.contains(&one) && slots.contains(&other);
-        self.double_slots().any(is_in)
     }
 
     /// Returns whether a key has two values: an update has come between their samples.
