@@ -21,8 +21,15 @@ use farleaf_index::{
 use farleaf_pool::Session;
 use fastrand::Rng;
 
-use super::{Chime, ChimeShape, open_tree, without_copies};
+use super::{Chime, ChimeShape, JOIN_OPEN_READ, open_tree, without_copies};
 
+/// Operations on few keys by several clients of each compute server, which share READs and WRITEs.
+const HOT: &[(&str, &str)] = &[
+    ("workload", "hot"),
+    ("set", "delegate=true,batch_limit=8"),
+    ("compute-servers", "2"),
+    ("clients", "8"),
+];
 /// Leaves in which pairs hop, and gets and changes READ neighbourhoods.
 const HOPPING_LEAVES: &str = "leaf_bytes=256,neighbourhood=2,cache=256MiB,point_read=neighbourhood,\
                               insert_read=neighbourhood,speculate=false,delegate=false";
@@ -80,6 +87,7 @@ impl Lab for Chime {
             Hunt::at(&BUILD_KEEPS_TORN, "u64-tiny/insert"),
             // Values of several words stand in slots of leaves.
             Hunt::at(&LOSE_LEAF_REDO, "wide/update"),
+            Hunt::with(&JOIN_OPEN_READ, HOT),
             Hunt::with(&ABSENT_AT_ONCE, HOPPING),
             Hunt::with(&SCAN_UNCOUNTED, STRETCHED),
             // Two hops of one insert, a lost chain that ended behind them, and a death in the next try.
@@ -147,6 +155,7 @@ impl Lab for Chime {
             .with("point_read", choose(rng, &["neighbourhood", "neighbourhood", "header", "leaf"]))
             .with("insert_read", choose(rng, &["neighbourhood", "neighbourhood", "leaf"]))
             .with("delegate", choose(rng, &["true", "true", "false"]))
+            .with("batch_limit", choose(rng, &["0", "2", "8", "8"]))
             .with("hand_over", choose(rng, &["0", "1", "8", "8"]))
             .with("combine_lock", choose(rng, &["true", "true", "false"]))
             .with("scan_batch", choose(rng, &["1", "3", "8"]))

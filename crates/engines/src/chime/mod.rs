@@ -21,7 +21,7 @@
 //! | get, key absent | 4 | 400 | 0 | 0 | 2 |
 //! | update, by a hint | 1 slot | 24 | 2 | 1 | 2 |
 //! | update, remove, insert with room in the neighbourhood | 1 | 192 | 2 | 1 | 2 |
-//! | insert without it: more | 1 leaf | 1792 | 3 for each hop | 0 | 1 |
+//! | insert without it: more | 1 leaf | 1792 | 1, and 3 for each hop | 0 | 1 |
 //! | scan of n leaves | 3 n | 1808 n | 0 | 0 | 1 + n / 8 |
 //!
 //! Without `write_vs_rmw` one of the WRITEs is a CAS. An update of a longer value WRITEs a redo record as well. Tables of
@@ -38,7 +38,7 @@ use std::sync::Arc;
 use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_index::blink::{BlinkTree, TreeLayouts, lock_words};
 use farleaf_index::engine::{Engine, Traits};
-use farleaf_index::local::key_queues::KeyQueues;
+use farleaf_index::local::key_queues::{ChangeTurn, KeyQueues};
 use farleaf_index::sync::{AtomicU64, Ordering};
 use farleaf_index::{
     CacheControl, Change, CounterSet, Entries, Index, IndexError, OpenOptions, Outcome, ScanRange,
@@ -49,6 +49,11 @@ use farleaf_pool::{Audit, Session};
 pub use farleaf_index::blink::PointRead;
 pub use options::{ChangeRead, ChimeOptions, ChimeShape};
 
+farleaf_fabric::canaries! {
+    pub(crate) JOIN_OPEN_READ = "join-open-read",
+        "a get takes the answer of a READ that began before it";
+}
+
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Chime(Arc<ChimeTree>);
@@ -57,9 +62,10 @@ pub struct Chime(Arc<ChimeTree>);
 struct ChimeTree {
     stored: Stored<ChimeShape>,
     tree: Arc<BlinkTree>,
-    /// Gets of a key share READs, if they do.
+    /// Gets of a key share READs, and changes a lock and a WRITE, if they do.
     queues: Option<KeyQueues>,
     gets_joined: AtomicU64,
+    changes_joined: AtomicU64,
 }
 
 /// Opens a table's tree, with no copies for work on the whole of it.
@@ -109,8 +115,8 @@ impl Engine for Chime {
     ) -> Result<Chime, IndexError> {
         let tree = open_tree(session, table, &options).await?;
         let queues = options.delegate.then(|| KeyQueues::new(options.batch_limit));
-        let (stored, gets_joined) = (*table, AtomicU64::new(0));
-        Ok(Chime(Arc::new(ChimeTree { stored, tree, queues, gets_joined })))
+        let (gets_joined, changes_joined) = Default::default();
+        Ok(Chime(Arc::new(ChimeTree { stored: *table, tree, queues, gets_joined, changes_joined })))
     }
 
     /// Cost: 2 READs for each node, 1 for each lock table.
@@ -141,7 +147,7 @@ impl Index for Chime {
         let _pin = session.begin(OpKind::Get).await?;
         let Some(queues) = &self.0.queues else { return tree.get(session, key, value).await };
         let read = async |value: &mut Vec<u8>| tree.get(session, key, value).await;
-        let got = queues.get(session, key, value, true, read).await?;
+        let got = queues.get(session, key, value, !JOIN_OPEN_READ.is_armed(), read).await?;
         if got.joined {
             self.0.gets_joined.fetch_add(1, Ordering::Relaxed);
         }
@@ -154,7 +160,21 @@ impl Index for Chime {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        self.0.tree.change(session, change, held).await
+        let tree = &self.0.tree;
+        let Some(queues) = self.0.queues.as_ref().filter(|_| tree.combines_changes()) else {
+            return tree.change(session, change, held).await;
+        };
+        tree.check_change(change)?;
+        let _pin = session.begin(change.kind).await?;
+        match queues.change(session, change, held).await? {
+            ChangeTurn::Lead(lead) => {
+                tree.change_leading(session, change, held, &mut Some(lead)).await
+            }
+            ChangeTurn::Done(outcome) => {
+                self.0.changes_joined.fetch_add(1, Ordering::Relaxed);
+                Ok(outcome)
+            }
+        }
     }
 
     async fn scan(
@@ -192,6 +212,7 @@ impl Index for Chime {
     fn counters(&self, counters: &mut CounterSet) {
         self.0.tree.count_remembered(counters);
         counters.add("gets_joined", self.0.gets_joined.load(Ordering::Relaxed));
+        counters.add("changes_joined", self.0.changes_joined.load(Ordering::Relaxed));
         if let Some(counts) = self.0.tree.hopscotch_counts() {
             for (name, count) in [
                 ("hints_tried", &counts.hints_tried),

@@ -132,10 +132,10 @@ knobs! {
         /// The part of a leaf that a change reads under its lock.
         "insert_read" => insert_read: ChangeRead = ChangeRead::Neighbourhood, word_of(ChangeRead::WORDS),
             paper "by a vacancy bitmap";
-        /// Gets of one key share a READ that began after all of them.
+        /// Gets of one key share a READ that began after all of them, and changes of one that is there a lock and a WRITE.
         "delegate" => delegate: bool = true, KnobKind::Flag, paper "true";
-        /// Most gets that share a READ; 0 sets no limit.
-        "batch_limit" => batch_limit: usize = 8, KnobKind::count(0, "gets"), paper "0";
+        /// Most operations that share a READ or a WRITE; 0 sets no limit.
+        "batch_limit" => batch_limit: usize = 8, KnobKind::count(0, "operations"), paper "0";
         /// Times in a row that a lock goes from one task of this compute server to the next; 0 releases it each time.
         "hand_over" => hand_over: u32 = 8, KnobKind::count(0, "passes"), paper "0";
         /// A change locks and reads in one chain. Else it waits for the lock first.

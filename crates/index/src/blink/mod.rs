@@ -82,6 +82,7 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
 use crate::bnode::{GuardedLayout, Layout, LeafEntry};
+use crate::change::Change;
 use crate::detach::run_to_end;
 use crate::local::LockQueue;
 use crate::{IndexError, KnobKind};
@@ -362,12 +363,18 @@ impl BlinkTree {
         self.layout.spec().check_key(key)
     }
 
-    /// Refuses a value that the table's format does not take.
+    /// Refuses a change whose key or value the table's format does not take.
     ///
     /// # Errors
     /// `Invalid`.
-    pub fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
-        self.layout.spec().check_value(value)
+    pub fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError> {
+        self.check_key(change.key)?;
+        change.value.map_or(Ok(()), |value| self.layout.spec().check_value(value))
+    }
+
+    /// Returns whether changes of one key may be written together: leaves are guarded.
+    pub fn combines_changes(&self) -> bool {
+        self.guarded.is_some()
     }
 
     /// [`run_to_end`] with a session that does not give up.

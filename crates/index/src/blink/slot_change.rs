@@ -1,5 +1,6 @@
 //! Slot changes: change one slot of a locked guarded leaf; if it is full, pairs hop, or the leaf is split with the new pair.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use farleaf_pool::Session;
@@ -12,10 +13,18 @@ use crate::IndexError;
 use crate::bnode::{ChangeError, GuardedLeaf, GuardedLeafMut, Lookup, SlotEdit};
 use crate::change::{Change, Decision, Outcome};
 use crate::detach::unfinished_work;
+use crate::local::key_queues::{ChangeLead, collapse};
 use crate::retry::{Attempts, RetryPolicy};
 
 farleaf_fabric::canaries! {
     pub LOSE_LEAF_REDO = "lose-leaf-redo", "a change of several words of a value leaves no redo record";
+}
+
+/// Applies the changes that wait to what the leader's own leaves of its key, which is there: what the slot holds in the end.
+fn combine<'a>(lead: &mut ChangeLead, own: &Change<'a>) -> Option<Cow<'a, [u8]>> {
+    let mut value = own.value.map(<[u8]>::to_vec);
+    collapse(lead, own.key, &mut value, |_| true);
+    value.map(Cow::Owned)
 }
 
 impl BlinkTree {
@@ -23,13 +32,14 @@ impl BlinkTree {
     ///
     /// Cost: 2 WRITEs in one chain, the slot and the release; 1 more for the redo record of a wide change, and 1 for each
     /// slot that was mended. Without room that of hops or of a split, see [`super::hops`]. `None` if the leaf was split, or
-    /// not, without the change.
+    /// not, without the change. Changes that wait for `lead` cost nothing more if the key is there.
     pub(super) async fn change_slot(
         self: &Arc<Self>,
         session: &Session,
         mut leaf: Locked,
         change: &Change<'_>,
         held: &mut Vec<u8>,
+        lead: &mut Option<ChangeLead>,
     ) -> Result<Option<Outcome>, BlinkFail> {
         let Some(layout) = &self.guarded else { return Err(BlinkFail::Restart) };
         let view = GuardedLeaf::new(layout, leaf.image.words());
@@ -50,8 +60,14 @@ impl BlinkTree {
             }
             Decision::Apply(outcome) => outcome,
         };
+        // The lock proves what their changes are applied to. An insert may need another leaf: it is its own leader's alone.
+        let value = match lead {
+            Some(lead) if present => combine(lead, change),
+            _ => change.value.map(Cow::Borrowed),
+        };
+        let value = value.as_deref();
         let mut image = GuardedLeafMut::new(layout, leaf.image.words_mut());
-        let edit = match (found, change.value) {
+        let edit = match (found, value) {
             (Some(index), Some(value)) => image.update(index, value),
             (None, Some(value)) => image.insert(change.key, value),
             (Some(index), None) => image.remove(index),
@@ -60,7 +76,7 @@ impl BlinkTree {
                 return Ok(Some(outcome));
             }
         };
-        let edit = match (edit, change.value) {
+        let edit = match (edit, value) {
             (Ok(edit), _) => edit,
             (Err(ChangeError::NoRoom), Some(value)) => {
                 let (key, value) = (change.key.to_vec(), value.to_vec());
@@ -73,8 +89,11 @@ impl BlinkTree {
                 return Err(error.into());
             }
         };
-        let is_sparse = change.value.is_none() && leaf.is_sparse();
+        let is_sparse = value.is_none() && leaf.is_sparse();
         self.publish_slot(leaf, &edit).await?;
+        if let Some(mut lead) = lead.take() {
+            lead.acknowledge();
+        }
         if is_sparse {
             self.merge(session, change.key, 1).await;
         }

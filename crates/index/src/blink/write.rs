@@ -12,6 +12,7 @@ use super::remembered::NodePointer;
 use super::{BlinkFail, BlinkTree};
 use crate::bnode::{ChangeError, Cover, Node, Value};
 use crate::change::{Change, Decision, Outcome};
+use crate::local::key_queues::ChangeLead;
 use crate::retry::{Attempts, RetryPolicy};
 use crate::{IndexError, Seek};
 
@@ -37,10 +38,7 @@ impl BlinkTree {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        self.check_key(change.key)?;
-        if let Some(value) = change.value {
-            self.check_value(value)?;
-        }
+        self.check_change(change)?;
         let _pin = session.begin(change.kind).await?;
         self.change_begun(session, change, held).await
     }
@@ -52,6 +50,18 @@ impl BlinkTree {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
+        self.change_leading(session, change, held, &mut None).await
+    }
+
+    /// The same by the leader of the key's changes: those that wait share its lock and its WRITE, if the key is there and its
+    /// leaf is guarded. Else they are left in `lead`, and follow.
+    pub async fn change_leading(
+        self: &Arc<Self>,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+        lead: &mut Option<ChangeLead>,
+    ) -> Result<Outcome, IndexError> {
         let record = match change.value {
             Some(value) if value.len() > self.layout.inline_value_max() => {
                 Some(self.write_record(session, value).await?)
@@ -62,8 +72,8 @@ impl BlinkTree {
         let mut attempts = Attempts::new(&RetryPolicy::WAY);
         let result = loop {
             let attempt =
-                self.attempt(session, change, held, record.as_ref(), &mut unfinished).await;
-            match attempt {
+                self.attempt(session, change, (held, lead), record.as_ref(), &mut unfinished);
+            match attempt.await {
                 Ok(ChangeAttempt::Done(outcome)) => break Ok(outcome),
                 Ok(ChangeAttempt::Again) => {}
                 Err(BlinkFail::Restart) => {
@@ -90,7 +100,7 @@ impl BlinkTree {
         self: &Arc<Self>,
         session: &Session,
         change: &Change<'_>,
-        held: &mut Vec<u8>,
+        (held, lead): (&mut Vec<u8>, &mut Option<ChangeLead>),
         record: Option<&UnlinkedRecord>,
         unfinished: &mut Option<Unfinished>,
     ) -> Result<ChangeAttempt, BlinkFail> {
@@ -104,7 +114,7 @@ impl BlinkTree {
         }
         if self.guarded.is_some() {
             let leaf = Box::pin(self.lock_near(session, change, unfinished)).await?;
-            let outcome = Box::pin(self.change_slot(session, leaf, change, held)).await?;
+            let outcome = Box::pin(self.change_slot(session, leaf, change, held, lead)).await?;
             return Ok(outcome.map_or(ChangeAttempt::Again, ChangeAttempt::Done));
         }
         let mut leaf = self.lock_level(session, key, 0, unfinished).await?;

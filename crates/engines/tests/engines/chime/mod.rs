@@ -1,6 +1,8 @@
-//! Suite of the engine `chime`: exact costs, stale stamps and hints, and bad input.
+//! Suite of the engine `chime`: exact costs, changes that are written together, stale stamps and hints, and
+//! bad input.
 
 mod bad_input;
+mod combined;
 mod costs;
 mod stale;
 
