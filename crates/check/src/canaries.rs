@@ -89,14 +89,19 @@ pub fn names() -> Vec<&'static str> {
     names
 }
 
-/// Returns the bug of that name with each engine to hunt it with: `only` if that is given, else all that list it.
+/// Returns the bug of that name with each engine to hunt it with: `only` if that is given, else all that list it. An engine
+/// that does not list it has another one's runs; without the crash case of those, scenarios.
 pub fn with_engines(name: &str, only: Option<Engine>) -> Vec<Hunted> {
     let mut named = hunts();
     named.retain(|hunted| hunted.hunt.canary.name == name);
     let Some(only) = only else { return named };
-    let of_only = named.iter().find(|hunted| hunted.engine == Some(only));
-    let one = of_only.or(named.first()).map(|hunted| Hunted { engine: Some(only), ..*hunted });
-    one.into_iter().collect()
+    if let Some(own) = named.iter().find(|hunted| hunted.engine == Some(only)) {
+        return vec![*own];
+    }
+    let Some(Hunted { hunt, .. }) = named.first() else { return Vec::new() };
+    let has_case = |case: &&str| cases().iter().any(|it| it.name() == format!("{only}/{case}"));
+    let hunt = Hunt { case: hunt.case.filter(has_case), ..*hunt };
+    vec![Hunted { hunt, engine: Some(only) }]
 }
 
 /// Hunts `canaries`, each with an engine, on `threads` threads and with at most `seeds_max` seeds each. `choices` pins

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use farleaf_check::canaries::{Canary, Hunted, hunt, hunts, names, with_engines};
 use farleaf_check::crash::cases;
 use farleaf_check::scenario::Choices;
+use farleaf_engines::Engine;
 
 /// Canaries that took at most a hundred seeds or two.
 const QUICK: &[&str] = &[
@@ -43,6 +44,9 @@ const QUICK: &[&str] = &[
     "grow-unhelped",
     "lose-run",
     "hops-in-one-chain",
+    "hops-unrecorded",
+    "believe-old-pointer",
+    "fence-skips-regions",
     "header-proves-leaf",
 ];
 
@@ -97,4 +101,20 @@ fn hunts_have_names_and_cases() {
         let name = format!("{}/{case}", engine.expect("an engine lists it"));
         assert!(cases.iter().any(|case| case.name() == name), "{name}");
     }
+}
+
+/// Another engine's case is no case of its own: then scenarios are drawn.
+#[test]
+fn an_engine_that_does_not_list_a_bug_is_hunted_without_the_case_of_another() {
+    let case_of = |name, engine| {
+        let hunted = with_engines(name, Some(engine));
+        assert_eq!(hunted.len(), 1);
+        assert_eq!(hunted[0].engine, Some(engine));
+        hunted[0].hunt.case
+    };
+    assert_eq!(case_of("hops-unrecorded", Engine::Chime), Some("hops/update-over-two-copies"));
+    assert_eq!(case_of("hops-unrecorded", Engine::BTree), None);
+    // One of the same name.
+    assert_eq!(case_of("build-keeps-torn", Engine::PSherman), Some("u64-tiny/insert"));
+    assert!(with_engines("no-such-bug", Some(Engine::BTree)).is_empty());
 }
