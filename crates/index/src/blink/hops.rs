@@ -3,8 +3,8 @@
 //! A *hop* moves a pair to a later slot of its neighbourhood: one chain WRITEs the copy, the count of hops, and the slot that
 //! was left. Where a chain may be lost, and is then posted again in whole, the next hop waits for it: with two hops in a
 //! chain, the second try clears the pair that moved into the slot of the first one. Until it writes that pair again no slot
-//! has it, and the count does not tell. The first chain begins with a redo record that names the leaf: if the writer dies, the
-//! taker of its lock finds no pair in one slot too many (`INV-HOP-3`).
+//! has it, and the count does not tell. Each chain begins with a redo record that names the leaf: if the writer dies, the taker
+//! of its lock leaves no pair in two slots (`INV-HOP-3`).
 //!
 //! - `INV-SPLIT-1` No client changes a key in the new leaf before the last word of the old one has landed. Else another one
 //!   still reads the old slot, which fits under the stamp that it remembers. Two locks see to that:
@@ -70,8 +70,8 @@ struct Halves {
 impl BlinkTree {
     /// Moves pairs of a locked leaf, inserts a pair where there is room then, and unlocks.
     ///
-    /// Cost: 1 WRITE of a redo record, 3 WRITEs and 1 wait for each hop, then the slot and the release; all in one chain where
-    /// no completion is lost.
+    /// Cost: 4 WRITEs and 1 wait for each hop, the redo record among them, then the slot and the release. Where no completion
+    /// is lost, one chain with one record and 3 WRITEs for each hop.
     ///
     /// # Errors
     /// `OutcomeUnknown` if it takes longer than the caller waits.
@@ -111,13 +111,14 @@ impl BlinkTree {
             }
             leaf.forget_mends();
         }
-        let (token, mut is_recorded) = (leaf.token(), HOPS_UNRECORDED.is_armed());
-        for &hop in hops {
-            let is_first = !std::mem::replace(&mut is_recorded, true);
+        let token = leaf.token();
+        for (number, &hop) in hops.iter().enumerate() {
+            // Another operation of this session may have left a record between two chains.
+            let is_recorded = (number == 0 || !together) && !HOPS_UNRECORDED.is_armed();
             let written = GuardedLeafMut::new(&layout, leaf.image.words_mut()).hop(hop);
             let written = written.map_err(damaged)?;
             let write = |ops: &mut Ops| {
-                if is_first {
+                if is_recorded {
                     let record = self.hops_record(session, token, addr);
                     ops.write(session.redo_addr(addr.server()), record);
                 }
