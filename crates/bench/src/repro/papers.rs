@@ -286,6 +286,9 @@ pub(super) struct Peer {
     /// The engine needs no more operations and bytes.
     #[serde(default)]
     pub(super) is_bar: bool,
+    /// By so much a count of the program may be above the figure, which is rounded; a hundred times that of bytes.
+    #[serde(default)]
+    pub(super) rounding: f64,
     /// Workloads for which it may need more.
     #[serde(default)]
     pub(super) allowed: BTreeMap<String, AllowedWrites>,

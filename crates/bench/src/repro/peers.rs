@@ -26,7 +26,7 @@ use crate::{
     config::{BenchConfig, Cluster, FabricKind},
     distribution::RequestDistribution,
     keys::KeySpec,
-    report::{PerOp, RunReport},
+    report::RunReport,
     run::{Phase, Progress, region_bytes},
     workload::{OpKind, Workload},
 };
@@ -41,11 +41,6 @@ const SHORT_WARMUP_OPS: u64 = 20_000;
 /// READs of 1 KiB that show how quick the device is, before each slice of a workload and after the last.
 const DEVICE_READS: u32 = 1_000;
 const SLICES: u64 = 20;
-/// The programs' counts have two decimals, and their bytes none: ours are more from half of the last digit on.
-const ROUNDING: f64 = 0.005;
-const ROUNDING_BYTES: f64 = 0.5;
-/// Bytes that an atomic operation sends.
-const ATOMIC_BYTES: f64 = 8.0;
 const READ_BYTES: usize = 1024;
 
 /// The workload that the figures call `name`.
@@ -243,12 +238,6 @@ fn read_time(fabric: &Verbs) -> Result<Duration, ReproError> {
     Ok(begun.elapsed())
 }
 
-/// Bytes of READs and WRITEs. The programs count those of atomics apart: an update of Sherman's WRITEs 26, an entry of 18 and
-/// a lock word of 8.
-fn bytes_of(it: &PerOp) -> f64 {
-    it.bytes_read + it.bytes_written - ATOMIC_BYTES * it.atomics
-}
-
 fn add(
     report: &mut ReproReport,
     case: &str,
@@ -262,7 +251,7 @@ fn add(
         ("READs /op", row.reads, it.reads),
         ("WRITEs /op", row.writes, it.writes),
         ("atomics /op", row.atomics, it.atomics),
-        ("bytes /op", row.bytes(), bytes_of(it)),
+        ("bytes /op", row.bytes(), it.bytes_read + it.bytes_written),
     ] {
         report.row(case, quantity, Some(theirs), ours, reason);
     }
@@ -288,10 +277,10 @@ fn add_bars(
     let writes = allowed.map_or(row.writes, |most| most.writes);
     let bytes = row.bytes_read + allowed.map_or(row.bytes_written, |most| most.bytes_written);
     for (what, most, ours, rounding) in [
-        ("READs", row.reads, it.reads, ROUNDING),
-        ("WRITEs", writes, it.writes, ROUNDING),
-        ("atomics", row.atomics, it.atomics, ROUNDING),
-        ("bytes", bytes, bytes_of(it), ROUNDING_BYTES),
+        ("READs", row.reads, it.reads, peer.rounding),
+        ("WRITEs", writes, it.writes, peer.rounding),
+        ("atomics", row.atomics, it.atomics, peer.rounding),
+        ("bytes", bytes, it.bytes_read + it.bytes_written, 100.0 * peer.rounding),
     ] {
         report.bar(format!("{case}: at most {most} {what} /op"), ours <= most + rounding);
     }
