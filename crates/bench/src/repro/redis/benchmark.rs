@@ -9,6 +9,12 @@ pub(super) const PROGRAM: &str = "redis-benchmark";
 /// and it prints a rate of `inf`.
 pub(super) const OPS_MIN: u64 = 20_000;
 
+/// So many commands, or a few more, in whole pipelines. Else the program has done more than it was asked for in the end, and
+/// if it looks at that moment, takes its last client's end for a lost server ("All clients disconnected").
+pub(super) fn whole(commands: u64, depth: usize) -> u64 {
+    commands.next_multiple_of(depth as u64)
+}
+
 /// A call of redis-benchmark.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gets {
@@ -31,7 +37,7 @@ impl Gets {
     pub(super) fn run(&self, server: &RedisServer) -> Result<SystemResult, RedisError> {
         let Gets { clients, depth, keys, value_bytes, ops } = *self;
         let (host, port) = (server.address.ip(), server.address.port());
-        let ops = ops.max(OPS_MIN);
+        let ops = whole(ops.max(OPS_MIN), depth);
         let words = format!(
             "-h {host} -p {port} -c {clients} -P {depth} -d {value_bytes} -r {keys} -n {ops} -t get \
              --csv --precision 3"
@@ -92,6 +98,14 @@ mod tests {
     const SAID: &str = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\
         \"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\
         \"GET\",\"664893.62\",\"0.060\",\"0.016\",\"0.063\",\"0.087\",\"0.127\",\"0.711\"\n";
+
+    #[test]
+    fn a_run_ends_with_a_whole_pipeline() {
+        assert_eq!(
+            [(20_000, 1), (20_000, 64), (20_032, 64)].map(|(n, depth)| whole(n, depth)),
+            [20_000, 20_032, 20_032]
+        );
+    }
 
     #[test]
     fn figures_are_found_by_their_names() {

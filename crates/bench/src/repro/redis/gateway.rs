@@ -223,6 +223,7 @@ fn words_of(
     pins: bool,
 ) -> Vec<String> {
     let (host, port) = (address.ip(), address.port());
+    let commands = benchmark::whole(commands, depth);
     let pin = if pins { "1" } else { "0" };
     format!(
         "-c {pin} {} -h {host} -p {port} -c {clients} -P {depth} -d {VALUE_BYTES} -r {keys} -n {commands} -t {test} \
