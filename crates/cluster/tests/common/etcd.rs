@@ -132,21 +132,49 @@ impl Server {
 
     /// Stops it (`STOP`), or resumes it (`CONT`).
     pub(crate) fn signal(&self, name: &str) {
-        let shell = self.process.as_ref().unwrap().id();
-        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"));
-        // The child that is not `cat`.
-        let children = children.unwrap();
-        let etcd = children.split_whitespace().find(|child| {
-            let program = std::fs::read_to_string(format!("/proc/{child}/comm"));
-            program.is_ok_and(|program| program.trim() != "cat")
-        });
-        let signalled = Command::new("kill").args(["-s", name, etcd.unwrap()]).status();
+        let children = self.children();
+        let (etcd, _) = children.iter().find(|(_, program)| program != "cat").unwrap();
+        let signalled = Command::new("kill").args(["-s", name, etcd]).status();
         assert!(signalled.unwrap().success());
     }
 
+    /// Number and program of each running child of the shell, in the order of their start: etcd and `cat`.
+    fn children(&self) -> Vec<(String, String)> {
+        let shell = self.process.as_ref().unwrap().id();
+        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"));
+        let children = children.unwrap();
+        let running = children.split_whitespace().filter_map(|child| {
+            let program = std::fs::read_to_string(format!("/proc/{child}/comm")).ok()?;
+            // One that has ended, and is not waited for, has no arguments.
+            let arguments = std::fs::read(format!("/proc/{child}/cmdline")).ok()?;
+            (!arguments.is_empty()).then(|| (child.to_owned(), program.trim().to_owned()))
+        });
+        running.collect()
+    }
+
     /// Starts it over its data, at the same address, and waits until it answers.
+    ///
+    /// It ends at once if another program has one of its ports, as connections of other tests may while it is away. Then
+    /// it is started again.
     pub(crate) fn restart(&mut self) {
         self.kill();
+        self.spawn();
+        let (etcd, end) = (self.client(), Instant::now() + Duration::from_secs(30));
+        // A request to all servers succeeds only if there is a leader.
+        while let Err(error @ (ClusterError::Unreachable { .. } | ClusterError::NotEtcd { .. })) =
+            etcd.get("started")
+        {
+            assert!(Instant::now() < end, "etcd does not start: {error}");
+            thread::sleep(Duration::from_millis(20));
+            // The shell starts `cat` after etcd.
+            if matches!(self.children().as_slice(), [(_, program)] if program == "cat") {
+                self.kill();
+                self.spawn();
+            }
+        }
+    }
+
+    fn spawn(&mut self) {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let client = format!("{scheme}://127.0.0.1:{}", self.client);
         let peer = format!("http://127.0.0.1:{}", self.peer);
@@ -166,14 +194,6 @@ impl Server {
         }
         let process = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         self.process = Some(process);
-        let (etcd, end) = (self.client(), Instant::now() + Duration::from_secs(30));
-        // A request to all servers succeeds only if there is a leader.
-        while let Err(error @ (ClusterError::Unreachable { .. } | ClusterError::NotEtcd { .. })) =
-            etcd.get("started")
-        {
-            assert!(Instant::now() < end, "etcd does not start: {error}");
-            thread::sleep(Duration::from_millis(20));
-        }
     }
 }
 
