@@ -380,12 +380,47 @@ impl Tree {
     ) -> Result<ReadNode, Fail> {
         let of = slot.node_type();
         let of = of.ok_or_else(|| self.corrupt(up.at, "its slot has no type of node"))?;
-        let mut held = self.read_at(session, slot.addr(), of, matched, None).await?;
+        let held = self.read_at(session, slot.addr(), of, matched, None).await?;
+        self.met_child(session, held, slot, key, up)
+    }
+
+    /// A node that was READ as the child of a fresh slot, on the way to `key`.
+    ///
+    /// # Errors
+    /// As [`Tree::check_child`].
+    pub(super) fn met_child(
+        &self,
+        session: &Session,
+        mut held: ReadNode,
+        slot: Slot,
+        key: &[u8],
+        up: Up,
+    ) -> Result<ReadNode, Fail> {
         held.up = Some(up);
-        self.check(&held, of)?;
+        self.check_child(&held, slot)?;
         self.shape.mode.met_node(self, session, &held, slot);
         self.remember(&held, key);
         Ok(held)
+    }
+
+    /// READs nodes, each with the number of a key's bytes that lead there, all at once. 1 READ each, 1 round trip.
+    pub(super) async fn read_all_at(
+        &self,
+        session: &Session,
+        nodes: impl Iterator<Item = (GlobalAddr, NodeType, usize)>,
+    ) -> Result<Vec<ReadNode>, Fail> {
+        let reliable = session.reliable();
+        let (c, mut ops, mut places) = (session.epoch(), reliable.client().ops(), Vec::new());
+        for (addr, of, matched) in nodes {
+            ops.read(addr, reliable.buf(of.bytes()));
+            places.push((addr, matched, self.stamp(addr)));
+        }
+        let mut ops = reliable.post_many(ops).await?;
+        let held = places.into_iter().enumerate().map(|(index, (addr, matched, stamp))| {
+            let image = ops.take_buf(index);
+            ReadNode { addr, image, matched, up: None, c, stamp, is_cached: false }
+        });
+        Ok(held.collect())
     }
 
     pub(super) async fn read_at(

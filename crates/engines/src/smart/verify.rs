@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_fabric::Buf;
 use farleaf_index::{IndexError, TableReport, Visitor};
 use farleaf_pool::Session;
 
@@ -13,8 +13,8 @@ use super::layout::{Edge, META_BYTES, META_LOCKS, NodeType, Slot};
 use super::leaf::NewValue;
 use super::tree::{Fail, Tree};
 
-/// Leaves that are read at once.
-const BATCH: usize = 32;
+/// Nodes or leaves that are read at once.
+const BATCH: usize = 128;
 
 /// A child that is still to be visited.
 struct Todo {
@@ -24,13 +24,37 @@ struct Todo {
     level: usize,
 }
 
+/// A walk under way.
+#[derive(Default)]
+struct TreeWalk {
+    /// Nodes and leaves that are still to be visited; of the nodes, the last ones next.
+    inner: Vec<Todo>,
+    leaves: VecDeque<Todo>,
+    /// Nodes that were visited, by their distance from the root.
+    nodes: Vec<u64>,
+    leaves_visited: u64,
+}
+
+impl TreeWalk {
+    fn add(&mut self, child: Todo) {
+        match child.slot.is_leaf() {
+            true => self.leaves.push_back(child),
+            false => self.inner.push(child),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.inner.is_empty() && self.leaves.is_empty()
+    }
+}
+
 impl Tree {
-    /// Visits the meta object and the lock table, then the nodes and leaves from the root down, children in the order of their slots,
-    /// a leaf's record after it. Takes over leaves that dead clients were writing.
+    /// Visits the meta object and the lock table, then nodes and leaves, each after its parent, and a leaf's record after it.
+    /// Takes over leaves that dead clients were writing.
     ///
     /// Others may replace nodes meanwhile: it visits each object that was linked when its parent was read.
     ///
-    /// Cost: 1 READ for each node, leaf and record; up to 32 leaves of a node at once.
+    /// Cost: 1 READ for each node, leaf and record; 128 nodes or leaves at once.
     pub(super) async fn walk(
         self: &Arc<Self>,
         session: &Session,
@@ -74,60 +98,96 @@ impl Tree {
         }
         let root = self.root_node(session).await?;
         visitor.object("node", root.addr, NodeType::TOP.bytes());
-        // Nodes by their distance from the root, then the leaves.
-        let (mut nodes, mut leaves) = (Vec::new(), 0);
-        let (mut todo, mut ahead) = (Vec::new(), VecDeque::new());
+        let mut walk = TreeWalk::default();
         self.check_gaps(session, &root, report).await?;
-        self.enter(&root, Vec::new(), 0, &mut nodes, &mut todo, report);
-        while let Some(next) = todo.pop() {
-            if visitor.is_done() {
-                break;
-            }
-            let Some(bytes) = next.slot.object_bytes() else {
-                return Err(self.corrupt(next.up.at, "its slot has no type of node").into());
-            };
-            let addr = next.slot.addr();
-            if next.slot.is_leaf() {
-                visitor.object("leaf", addr, bytes);
+        self.enter(&root, Vec::new(), 0, &mut walk, report);
+        while !visitor.is_done() && !walk.is_over() {
+            self.visit_nodes(session, &mut walk, visitor, report).await?;
+            while walk.leaves.len() >= BATCH || walk.inner.is_empty() && !walk.leaves.is_empty() {
                 if visitor.is_done() {
                     break;
                 }
-                leaves += 1;
-                let image = self.read_ahead(session, &next, &todo, &mut ahead).await?;
-                self.visit_leaf(session, &next, image, visitor, report).await?;
-            } else {
-                let held = match self.read_all_slots(session, &next).await {
-                    Err(Fail::Again) if self.shape.mode.moves_children() => {
-                        // A node has come in front of it: that one is next.
-                        let (slot, up) = self.slot_again(session, next.up).await?;
-                        todo.push(Todo { slot, up, ..next });
-                        continue;
-                    }
-                    held => held?,
-                };
-                // Not before: behind the one in front of it, it is visited then.
-                visitor.object("node", addr, bytes);
-                if visitor.is_done() {
-                    break;
-                }
-                self.check_gaps(session, &held, report).await?;
-                self.enter(&held, next.prefix, next.level, &mut nodes, &mut todo, report);
+                self.visit_leaves(session, &mut walk, visitor, report).await?;
             }
         }
-        nodes.push(leaves);
-        nodes.reverse();
-        report.nodes_per_level = nodes;
+        walk.nodes.push(walk.leaves_visited);
+        walk.nodes.reverse();
+        report.nodes_per_level = walk.nodes;
         Ok(())
     }
 
-    /// READs a node with all slots that it has room for. One behind those that count may lead to a leaf of a dead
-    /// client: the node grows, as with the next insert, so that what is linked is visited.
-    async fn read_all_slots(&self, session: &Session, at: &Todo) -> Result<ReadNode, Fail> {
-        let whole = self.shape.mode.whole_slot(at.slot);
-        let mut held =
-            self.read_child(session, whole, (&at.prefix, at.prefix.len()), at.up).await?;
-        self.shape.mode.grow_over(self, session, &mut held).await?;
-        Ok(held)
+    /// Visits some nodes, and puts their children on the lists.
+    async fn visit_nodes(
+        self: &Arc<Self>,
+        session: &Session,
+        walk: &mut TreeWalk,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), Fail> {
+        let mut batch = walk.inner.split_off(walk.inner.len().saturating_sub(BATCH));
+        batch.reverse();
+        // With all slots that they have room for. One behind those that count may lead to a leaf of a dead client: the
+        // node grows, as with the next insert, so that what is linked is visited.
+        let whole: Vec<Slot> = batch.iter().map(|at| self.shape.mode.whole_slot(at.slot)).collect();
+        let mut places = Vec::new();
+        for (at, whole) in batch.iter().zip(&whole) {
+            let of = whole.node_type();
+            let of = of.ok_or_else(|| self.corrupt(at.up.at, "its slot has no type of node"))?;
+            places.push((whole.addr(), of, at.prefix.len()));
+        }
+        let read = self.read_all_at(session, places.into_iter()).await?;
+        for ((next, whole), held) in batch.into_iter().zip(whole).zip(read) {
+            let mut held = match self.met_child(session, held, whole, &next.prefix, next.up) {
+                Err(Fail::Again) if self.shape.mode.moves_children() => {
+                    // A node has come in front of it: that one is next.
+                    let (slot, up) = self.slot_again(session, next.up).await?;
+                    walk.add(Todo { slot, up, ..next });
+                    continue;
+                }
+                held => held?,
+            };
+            self.shape.mode.grow_over(self, session, &mut held).await?;
+            let bytes = next.slot.object_bytes();
+            let bytes =
+                bytes.ok_or_else(|| self.corrupt(next.up.at, "its slot has no type of node"))?;
+            // Not before: behind the one in front of it, it is visited then.
+            visitor.object("node", next.slot.addr(), bytes);
+            if visitor.is_done() {
+                return Ok(());
+            }
+            self.check_gaps(session, &held, report).await?;
+            self.enter(&held, next.prefix, next.level, walk, report);
+        }
+        Ok(())
+    }
+
+    /// Visits some leaves.
+    async fn visit_leaves(
+        self: &Arc<Self>,
+        session: &Session,
+        walk: &mut TreeWalk,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), Fail> {
+        let batch: Vec<Todo> = walk.leaves.drain(..walk.leaves.len().min(BATCH)).collect();
+        let reliable = session.reliable();
+        let mut ops = session.client().ops();
+        for Todo { slot, .. } in &batch {
+            ops.read(slot.addr(), reliable.buf(slot.leaf_class().bytes()));
+        }
+        let mut ops = reliable.post_many(ops).await?;
+        for (index, at) in batch.iter().enumerate() {
+            let bytes = at.slot.object_bytes();
+            let bytes =
+                bytes.ok_or_else(|| self.corrupt(at.up.at, "its slot has no type of node"))?;
+            visitor.object("leaf", at.slot.addr(), bytes);
+            if visitor.is_done() {
+                return Ok(());
+            }
+            walk.leaves_visited += 1;
+            self.visit_leaf(session, at, ops.take_buf(index), visitor, report).await?;
+        }
+        Ok(())
     }
 
     /// Checks that slots fill from left to right. Those of one READ may be of different moments: what was unused
@@ -157,15 +217,14 @@ impl Tree {
         held: &ReadNode,
         mut prefix: Vec<u8>,
         level: usize,
-        nodes: &mut Vec<u64>,
-        todo: &mut Vec<Todo>,
+        walk: &mut TreeWalk,
         report: &mut TableReport,
     ) {
         let node = held.node(self);
-        if nodes.len() <= level {
-            nodes.push(0);
+        if walk.nodes.len() <= level {
+            walk.nodes.resize(level + 1, 0);
         }
-        nodes[level] += 1;
+        walk.nodes[level] += 1;
         let of = node.node_type().unwrap_or(NodeType::TOP);
         let bytes = of.object_bytes() as u64;
         report.node_bytes += bytes;
@@ -180,39 +239,12 @@ impl Tree {
             let what = format!("INV-SMART-1: node {} has two slots for {:?}", held.addr, twice[0]);
             report.problems.push(what);
         }
-        let slots = node.slots().enumerate().rev().filter(|(_, slot)| slot.has_child());
-        todo.extend(slots.map(|(index, slot)| {
+        for (index, slot) in node.slots().enumerate().filter(|(_, slot)| slot.has_child()) {
             let up = held.up_of(index, slot);
             let mut prefix = prefix.clone();
             prefix.extend(slot.edge().as_byte());
-            Todo { slot: slot.thawed(), up, prefix, level: level + 1 }
-        }));
-    }
-
-    /// READs a leaf, and with it those that follow at once; these wait in `ahead` for their turn.
-    async fn read_ahead(
-        &self,
-        session: &Session,
-        at: &Todo,
-        todo: &[Todo],
-        ahead: &mut VecDeque<(GlobalAddr, Buf)>,
-    ) -> Result<Buf, Fail> {
-        if let Some((addr, image)) = ahead.pop_front()
-            && addr == at.slot.addr()
-        {
-            return Ok(image);
+            walk.add(Todo { slot: slot.thawed(), up, prefix, level: level + 1 });
         }
-        let next = todo.iter().rev().take_while(|next| next.slot.is_leaf()).take(BATCH - 1);
-        let slots: Vec<Slot> = [at].into_iter().chain(next).map(|todo| todo.slot).collect();
-        let reliable = session.reliable();
-        let mut ops = session.client().ops();
-        for slot in &slots {
-            ops.read(slot.addr(), reliable.buf(slot.leaf_class().bytes()));
-        }
-        let mut ops = reliable.post_many(ops).await?;
-        let images = slots.iter().enumerate().skip(1);
-        *ahead = images.map(|(index, slot)| (slot.addr(), ops.take_buf(index))).collect();
-        Ok(ops.take_buf(0))
     }
 
     async fn visit_leaf(
