@@ -33,7 +33,7 @@ pub async fn join<A, B>(first: impl Future<Output = A>, second: impl Future<Outp
 }
 
 /// Polls all futures until each has ended; so they post their remote operations side by side.
-pub(crate) async fn join_all<F: Future>(all: impl Iterator<Item = F>) -> Vec<F::Output> {
+pub async fn join_all<F: Future>(all: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut all: Vec<_> = all.map(|one| (Box::pin(one), None)).collect();
     poll_fn(|context| {
         for (one, output) in &mut all {

@@ -4,12 +4,13 @@
 //! those of its pairs. A new leaf may be linked by its left neighbour alone, so the walk goes right from each leaf up to
 //! the key of its record.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_index::Seek;
 use farleaf_index::compute::partitions::{ack_bytes, as_conductor, read_partitions};
+use farleaf_index::join::join_all;
 use farleaf_index::retry::{Attempts, LockWait, backoff};
 use farleaf_index::{IndexError, TableReport, Visitor};
 use farleaf_pool::Session;
@@ -17,14 +18,18 @@ use farleaf_pool::Session;
 use super::cache::{LeafRecord, RecordNode};
 use super::homed::HomedTable;
 use super::homes::{Op, Reach};
-use super::layout::{Header, Judged, word};
-use super::line::{LINE_BYTES, Line};
+use super::layout::{Fence, Header, Judged, word};
+use super::line::Line;
 use super::lines::{DIRECTORY_WORDS, directory_words, table_bytes};
 use super::split::fence_record;
 use super::{LeafTree, META_BYTES};
 
 /// Attempts at a view of one leaf that nobody changes meanwhile.
 const VIEWS_MAX: u32 = 4_000;
+
+/// Leaves, or records, that are read side by side; and the most bytes of records that wait for their turn.
+const BATCH: usize = 128;
+const AHEAD_BYTES: usize = 4 << 20;
 
 /// The place that a walk of the leaves has come to.
 #[derive(Default)]
@@ -44,10 +49,25 @@ struct View {
     line: Option<Line>,
 }
 
+/// A look at a leaf.
+enum Look {
+    Quiet(View),
+    /// Somebody changes it, or has died over it: its lock word.
+    Busy(u64),
+}
+
+/// Objects that a walk has read before their turn: views of leaves, and pairs by the words of their records.
+#[derive(Default)]
+struct Ahead {
+    views: BTreeMap<GlobalAddr, View>,
+    pairs: BTreeMap<u64, (Vec<u8>, Vec<u8>)>,
+}
+
 impl LeafTree {
     /// Visits and checks all objects. See [`farleaf_index::engine::Engine::walk`].
     ///
-    /// Cost: 1 READ for each node, record and table object, 3 for each leaf.
+    /// Cost: 1 READ for each node, record and table object, 3 for each leaf; all leaves of a node of records, and 128 records,
+    /// at once.
     pub(super) async fn walk_all(
         self: &Arc<Self>,
         session: &Session,
@@ -133,6 +153,9 @@ impl LeafTree {
             if first >= node.count() {
                 return Err(self.corrupt("INV-FP-1: a node of records has none where it should"));
             }
+            let leaves = (first..node.count()).map(|index| node.record(index).record.leaf);
+            let leaves: Vec<GlobalAddr> = leaves.collect();
+            let mut ahead = self.look_ahead(session, &leaves, visitor.wants_content()).await?;
             for index in first..node.count() {
                 let (record, high) = (node.record(index).record, node.key(index).to_vec());
                 let mut leaf = record.leaf;
@@ -148,8 +171,9 @@ impl LeafTree {
                 }
                 loop {
                     let named = Some(record).filter(|record| record.leaf == leaf);
+                    let places = (&mut place, &mut ahead);
                     let walked =
-                        self.walk_leaf(session, (leaf, named), &mut place, visitor, report).await?;
+                        self.walk_leaf(session, (leaf, named), places, visitor, report).await?;
                     let Some((next, end)) = walked else {
                         // Others have changed what the node tells: again from here.
                         restarts.again(session).await?;
@@ -185,17 +209,20 @@ impl LeafTree {
         self: &Arc<Self>,
         session: &Session,
         (leaf, named): (GlobalAddr, Option<LeafRecord>),
-        place: &mut WalkPlace,
+        (place, ahead): (&mut WalkPlace, &mut Ahead),
         visitor: &mut impl Visitor,
         report: &mut TableReport,
     ) -> Result<Option<(u64, Option<Vec<u8>>)>, IndexError> {
         let (shape, low) = (&self.shape, &place.low);
         let mut value = Vec::new();
         let wants_content = visitor.wants_content();
-        let View { header, image, line } = self.view(session, leaf, wants_content).await?;
+        let View { header, image, line } = match ahead.views.remove(&leaf) {
+            Some(view) => view,
+            None => self.view(session, leaf, wants_content).await?,
+        };
         let mut is_again = false;
         if wants_content {
-            let found = self.fence_key(session, &header.low).await?;
+            let found = self.walked_fence(session, ahead, &header.low).await?;
             let record = LeafRecord { leaf, version: header.version };
             let is_named = named.is_none_or(|named| named == record);
             if header.is_dead || found != *low || !is_named {
@@ -235,7 +262,7 @@ impl LeafTree {
                 return Ok(Some((header.right, None)));
             }
         }
-        let high = self.fence_key(session, &header.high).await?;
+        let high = self.walked_fence(session, ahead, &header.high).await?;
         for index in 0..shape.span {
             let at = shape.slot_at(index);
             let slot = &image.bytes()[at..at + shape.slot_bytes];
@@ -269,7 +296,7 @@ impl LeafTree {
                         (key.to_vec(), value.len())
                     }
                     _ => {
-                        let (key, value) = self.read_record(session, word).await?;
+                        let (key, value) = self.walked_pair(session, ahead, word).await?;
                         (key, value.len())
                     }
                 };
@@ -327,6 +354,90 @@ impl LeafTree {
         Ok(())
     }
 
+    /// Looks at leaves, and READs the records of those that are quiet.
+    async fn look_ahead(
+        self: &Arc<Self>,
+        session: &Session,
+        leaves: &[GlobalAddr],
+        wants_content: bool,
+    ) -> Result<Ahead, IndexError> {
+        let mut ahead = Ahead::default();
+        for some in leaves.chunks(BATCH) {
+            let op = self.looking_op(session).await?;
+            let looks = some.iter().map(|leaf| self.look(&op, *leaf, wants_content));
+            for (leaf, look) in some.iter().zip(join_all(looks).await) {
+                if let Look::Quiet(view) = look? {
+                    ahead.views.insert(*leaf, view);
+                }
+            }
+        }
+        let (mut words, mut bytes) = (BTreeSet::new(), 0);
+        if wants_content {
+            for (leaf, view) in &ahead.views {
+                for word in self.record_words(*leaf, view) {
+                    bytes += self.record_place(word)?.1;
+                    if bytes > AHEAD_BYTES {
+                        break;
+                    }
+                    words.insert(word);
+                }
+            }
+        }
+        let words: Vec<u64> = words.into_iter().collect();
+        for some in words.chunks(BATCH) {
+            let read = join_all(some.iter().map(|word| self.read_record(session, *word))).await;
+            for (word, pair) in some.iter().zip(read) {
+                ahead.pairs.insert(*word, pair?);
+            }
+        }
+        Ok(ahead)
+    }
+
+    /// The records that a walk READs of a leaf.
+    fn record_words(&self, leaf: GlobalAddr, view: &View) -> Vec<u64> {
+        let shape = &self.shape;
+        let fences = [&view.header.low, &view.header.high].into_iter();
+        let mut words: Vec<u64> = fences.filter_map(fence_record).collect();
+        for index in 0..shape.span {
+            let at = shape.slot_at(index);
+            let slot = &view.image.bytes()[at..at + shape.slot_bytes];
+            let has_record =
+                || shape.key_of(slot).is_none() || shape.has_record(shape.key_len(slot));
+            if let Judged::Pair(word) = shape.judge((leaf, index), slot, view.header.version)
+                && has_record()
+            {
+                words.push(word);
+            }
+        }
+        words
+    }
+
+    /// The pair in a record. 1 READ, unless it was READ before.
+    async fn walked_pair(
+        &self,
+        session: &Session,
+        ahead: &Ahead,
+        word: u64,
+    ) -> Result<(Vec<u8>, Vec<u8>), IndexError> {
+        match ahead.pairs.get(&word) {
+            Some(pair) => Ok(pair.clone()),
+            None => self.read_record(session, word).await,
+        }
+    }
+
+    /// As [`LeafTree::fence_key`], by [`LeafTree::walked_pair`].
+    async fn walked_fence(
+        &self,
+        session: &Session,
+        ahead: &Ahead,
+        fence: &Fence,
+    ) -> Result<Option<Vec<u8>>, IndexError> {
+        match fence_record(fence) {
+            Some(word) => Ok(Some(self.walked_pair(session, ahead, word).await?.0)),
+            None => self.fence_key(session, fence).await,
+        }
+    }
+
     /// A leaf that nobody changed between two looks at its line. One of a table that is being dropped is taken as it is.
     async fn view(
         self: &Arc<Self>,
@@ -334,60 +445,22 @@ impl LeafTree {
         leaf: GlobalAddr,
         wants_content: bool,
     ) -> Result<View, IndexError> {
-        let (shape, reliable) = (&self.shape, session.reliable());
         let (mut tries, mut wait) = (0, LockWait::default());
         loop {
-            let op = self.looking_op(session).await?;
-            let reached = self.reach(&op, leaf, false).await?;
-            let place = if let Reach::At(place) = reached { Some(place) } else { None };
-            let before = match place {
-                Some(place) if self.is_homed() => self.peek_words(&op, place).await?,
-                Some(place) => Some(reliable.read(place.at, reliable.buf(LINE_BYTES)).await?),
-                None => None,
+            let look = {
+                let op = self.looking_op(session).await?;
+                self.look(&op, leaf, wants_content).await?
             };
-            let image = reliable.read(leaf, reliable.buf(shape.leaf_bytes)).await?;
-            let header = shape.header(leaf, image.bytes());
-            if let (false, Some(header)) = (wants_content, &header) {
-                return Ok(View { header: header.clone(), image, line: None });
-            }
-            let after = match place {
-                Some(place) if self.is_homed() => self.peek_words(&op, place).await?,
-                Some(place) => Some(reliable.read(place.at, reliable.buf(LINE_BYTES)).await?),
-                None => None,
-            };
-            let (line, lock) = match (place, &before) {
-                (Some(place), Some(before)) => Line::decode(shape.tree, place, before),
-                _ => (None, 0),
-            };
-            let is_same = match (&before, &after) {
-                (Some(before), Some(after)) => before.words() == after.words(),
-                (before, after) => before.is_none() && after.is_none(),
-            };
-            let record = header.as_ref().map(|header| LeafRecord { leaf, version: header.version });
-            let is_whole = record.is_some_and(|record| {
-                (0..shape.span).all(|index| {
-                    let from = shape.slot_at(index);
-                    let slot = &image.bytes()[from..from + shape.slot_bytes];
-                    let judged = shape.judge((leaf, index), slot, record.version);
-                    !matches!(judged, Judged::Torn | Judged::Stale)
-                })
-            });
-            let is_quiet = lock == 0 && is_same && is_whole;
-            let line = line.filter(|line| record.is_some_and(|it| it.version == line.version));
-            if let (true, Some(header)) = (is_quiet, header)
-                && (line.is_some() || self.is_homed())
-            {
-                // Without the guard a line may be one that its home has left behind.
-                let line = line.filter(|_| !op.is_conductor());
-                return Ok(View { header, image, line });
-            }
-            drop(op);
-            if lock != 0 {
-                // A view begins with a free lock, as a change under it may be half done.
-                if wait.again(session, ("leaf", leaf), lock).await? {
-                    self.rescue_met(session, leaf, lock).await?;
+            match look {
+                Look::Quiet(view) => return Ok(view),
+                Look::Busy(0) => {}
+                Look::Busy(lock) => {
+                    // A view begins with a free lock, as a change under it may be half done.
+                    if wait.again(session, ("leaf", leaf), lock).await? {
+                        self.rescue_met(session, leaf, lock).await?;
+                    }
+                    continue;
                 }
-                continue;
             }
             tries += 1;
             if tries > VIEWS_MAX {
@@ -396,6 +469,58 @@ impl LeafTree {
                 )));
             }
             backoff(session, tries).await;
+        }
+    }
+
+    /// One look at a leaf, between two at its line.
+    async fn look(
+        &self,
+        op: &Op<'_>,
+        leaf: GlobalAddr,
+        wants_content: bool,
+    ) -> Result<Look, IndexError> {
+        let (shape, reliable) = (&self.shape, op.reliable());
+        let reached = self.reach(op, leaf, false).await?;
+        let place = if let Reach::At(place) = reached { Some(place) } else { None };
+        let before = match place {
+            Some(place) => self.peek_words(op, place).await?,
+            None => None,
+        };
+        let image = reliable.read(leaf, reliable.buf(shape.leaf_bytes)).await?;
+        let header = shape.header(leaf, image.bytes());
+        if let (false, Some(header)) = (wants_content, &header) {
+            return Ok(Look::Quiet(View { header: header.clone(), image, line: None }));
+        }
+        let after = match place {
+            Some(place) => self.peek_words(op, place).await?,
+            None => None,
+        };
+        let (line, lock) = match (place, &before) {
+            (Some(place), Some(before)) => Line::decode(shape.tree, place, before),
+            _ => (None, 0),
+        };
+        let is_same = match (&before, &after) {
+            (Some(before), Some(after)) => before.words() == after.words(),
+            (before, after) => before.is_none() && after.is_none(),
+        };
+        let record = header.as_ref().map(|header| LeafRecord { leaf, version: header.version });
+        let is_whole = record.is_some_and(|record| {
+            (0..shape.span).all(|index| {
+                let from = shape.slot_at(index);
+                let slot = &image.bytes()[from..from + shape.slot_bytes];
+                let judged = shape.judge((leaf, index), slot, record.version);
+                !matches!(judged, Judged::Torn | Judged::Stale)
+            })
+        });
+        let is_quiet = lock == 0 && is_same && is_whole;
+        let line = line.filter(|line| record.is_some_and(|it| it.version == line.version));
+        match header {
+            Some(header) if is_quiet && (line.is_some() || self.is_homed()) => {
+                // Without the guard a line may be one that its home has left behind.
+                let line = line.filter(|_| !op.is_conductor());
+                Ok(Look::Quiet(View { header, image, line }))
+            }
+            _ => Ok(Look::Busy(lock)),
         }
     }
 
