@@ -18,7 +18,7 @@ use crate::join::within;
 pub enum RegionEnd<T> {
     /// It has taken effect.
     Done(T),
-    /// Its owner's life has ended, and the region with it.
+    /// Its owner's life has ended, or it has left the pool, and the region with it.
     Gone,
     /// The owner is not known to be dead, and the operation failed; by its error it may have taken effect,
     /// and may take effect until the thread has reconnected.
@@ -54,7 +54,7 @@ pub async fn attach_region(
 /// Waits for `posted`, an operation, chain or batch on the region of `owner`, and looks every so often whether
 /// the owner lives: every 20 ms, in the simulator every 2 ms.
 ///
-/// Cost: that of the operation.
+/// Cost: that of the operation; 1 READ of the member table if it has failed.
 pub async fn on_region<T>(
     session: &Session,
     owner: Incarnation,
@@ -69,8 +69,24 @@ pub async fn on_region<T>(
         Err(_) if owner != endpoint.incarnation() && endpoint.peer_of(owner).is_none() => {
             RegionEnd::Gone
         }
+        Err(_) if has_left(session, owner).await => RegionEnd::Gone,
         Err(error) => RegionEnd::Unreachable(error),
     }
+}
+
+/// Returns whether the member table is known to name `owner` no more. One that has left the pool in order was never dead.
+///
+/// Cost: 1 READ.
+async fn has_left(session: &Session, owner: Incarnation) -> bool {
+    let members = session.members().await;
+    members.is_ok_and(|members| members.iter().all(|member| member.incarnation != owner))
+}
+
+/// Returns whether the life `owner` has ended: it is dead, or has left the pool. "No" is always a legal answer.
+///
+/// Cost: 1 READ if it is not known to be dead.
+pub async fn has_ended(session: &Session, owner: Incarnation) -> bool {
+    session.endpoint().is_dead(owner).await || has_left(session, owner).await
 }
 
 /// The outcome of `work`, which uses the region of `owner`; `None` if that is dead, and the work has not ended soon after. It
@@ -116,19 +132,8 @@ mod tests {
     const BYTES: u64 = 64 << 10;
     const LEASE_NS: u64 = 10_000_000;
 
-    fn session(sim: &Sim, compute: usize) -> Session {
-        let endpoint = sim.fabric(compute).any_endpoint().expect("an endpoint");
-        let joined = sim.block_on(async {
-            let pool = Pool::join(&Client::new(endpoint.clone())).await?;
-            pool.session(endpoint.clone()).await
-        });
-        joined.expect("no deadlock").expect("a session")
-    }
-
-    /// Done while the owner lives; `Unreachable` behind a cut link; `Gone` soon after a stopped owner's lease,
-    /// although the fabric's own limit is a second.
-    #[test]
-    fn an_operation_ends_soon_after_its_owner() {
+    /// Two compute servers with a pool. The fabric's own limit is a second.
+    fn simulation() -> Sim {
         let mut config = SimConfig {
             compute_servers: 2,
             region_bytes: 4 << 20,
@@ -142,6 +147,46 @@ mod tests {
         let options =
             PoolOptions { block_bytes: 64 << 10, tables_max: 4, redo_bytes: 4096, ..options };
         sim.block_on(format(&client, &options)).expect("no deadlock").expect("a pool");
+        sim
+    }
+
+    fn session(sim: &Sim, compute: usize) -> Session {
+        let endpoint = sim.fabric(compute).any_endpoint().expect("an endpoint");
+        let joined = sim.block_on(async {
+            let pool = Pool::join(&Client::new(endpoint.clone())).await?;
+            pool.session(endpoint.clone()).await
+        });
+        joined.expect("no deadlock").expect("a session")
+    }
+
+    /// An owner that cannot be reached is `Gone` once it has left the pool, though it was never dead.
+    #[test]
+    fn an_owner_that_has_left_in_order_is_gone() {
+        let sim = simulation();
+        let (mine, theirs) = (session(&sim, 0), session(&sim, 1));
+        let (owner, number) = (sim.fabric(1), super::super::number_of(theirs.pool().member()));
+        let who = owner.incarnation();
+        owner.expose(number, BYTES, &ListenConfig::default()).expect("exposed");
+        sim.block_on(theirs.publish_region(BYTES)).expect("no deadlock").expect("published");
+        let attached = sim.block_on(attach_region(&mine, who)).expect("no deadlock");
+        assert_eq!(attached.expect("read"), Some(number));
+        let read = || {
+            let posted = mine.client().faa(GlobalAddr::new(number, 64), 1);
+            sim.block_on(on_region(&mine, who, posted)).expect("no deadlock")
+        };
+        sim.cut(0, 1);
+        assert!(matches!(read(), RegionEnd::Unreachable(_)));
+        assert!(!sim.block_on(has_ended(&mine, who)).expect("no deadlock"));
+        sim.block_on(theirs.leave()).expect("no deadlock").expect("left");
+        assert_eq!(read(), RegionEnd::Gone);
+        assert!(sim.block_on(has_ended(&mine, who)).expect("no deadlock"));
+    }
+
+    /// Done while the owner lives; `Unreachable` behind a cut link; `Gone` soon after a stopped owner's lease,
+    /// although the fabric's own limit is a second.
+    #[test]
+    fn an_operation_ends_soon_after_its_owner() {
+        let sim = simulation();
         let (mine, theirs) = (session(&sim, 0), session(&sim, 1));
         let owner = sim.fabric(1);
         let who = owner.incarnation();

@@ -1,12 +1,13 @@
 //! Partition calls: what store, command and lab ask of an open table with numbered partitions, for every such engine.
 
-use farleaf_fabric::{GlobalAddr, Incarnation};
+use farleaf_fabric::{GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
 use super::conductor::{fail_over, rebalance};
 use super::map::{MoveWay, PartitionMap};
 use super::membership::{PartitionCounts, tick};
-use super::{PartitionMembership, PartitionedTable};
+use super::scaling::{add_share, drain, settle_in};
+use super::{PartitionMembership, PartitionedTable, read_partitions};
 use crate::compute::MoveError;
 use crate::{IndexError, Work};
 
@@ -17,6 +18,17 @@ pub trait PartitionCalls {
 
     /// The map as it is known here.
     fn known_partitions(&self) -> PartitionMap;
+
+    /// The map as it is in the pool.
+    ///
+    /// Cost: 3 READs in 2 round trips.
+    ///
+    /// # Errors
+    /// `Closed`, `Unavailable`; `Corrupt` if there is none.
+    fn newest_partitions<'a>(
+        &'a self,
+        session: &'a Session,
+    ) -> Work<'a, Result<PartitionMap, IndexError>>;
 
     /// Counts of what this member has done.
     fn partition_counts(&self) -> &PartitionCounts;
@@ -45,6 +57,35 @@ pub trait PartitionCalls {
     /// # Errors
     /// As [`rebalance`].
     fn spread<'a>(&'a self, session: &'a Session, way: MoveWay) -> Work<'a, Result<(), MoveError>>;
+
+    /// Moves partitions to where the ring has them, if some of this compute server are elsewhere by the map that is known
+    /// here. Returns whether it did.
+    ///
+    /// Cost: none if all are in their places, else that of the moves.
+    ///
+    /// # Errors
+    /// As [`rebalance`], after it has tried again for 2 s.
+    fn settle_in<'a>(&'a self, session: &'a Session) -> Work<'a, Result<bool, MoveError>>;
+
+    /// Gives the compute server `who` its share of partitions, by copy; returns the number that it gets.
+    ///
+    /// # Errors
+    /// As [`add_share`].
+    fn add_share<'a>(
+        &'a self,
+        session: &'a Session,
+        who: Incarnation,
+    ) -> Work<'a, Result<usize, MoveError>>;
+
+    /// Moves all partitions of the compute server `who` to others, by copy; returns their number.
+    ///
+    /// # Errors
+    /// As [`drain`].
+    fn drain<'a>(
+        &'a self,
+        session: &'a Session,
+        who: Incarnation,
+    ) -> Work<'a, Result<usize, MoveError>>;
 }
 
 /// The part of a table that its member has open, as every table has that gives these calls.
@@ -59,6 +100,16 @@ impl<T: PartitionedTable> PartitionCalls for T {
 
     fn known_partitions(&self) -> PartitionMap {
         own(self).view().map.clone()
+    }
+
+    fn newest_partitions<'a>(
+        &'a self,
+        session: &'a Session,
+    ) -> Work<'a, Result<PartitionMap, IndexError>> {
+        Box::pin(async {
+            let _pin = session.begin(OpKind::Maintenance).await?;
+            read_partitions(self.words(), session).await
+        })
     }
 
     fn partition_counts(&self) -> &PartitionCounts {
@@ -79,5 +130,25 @@ impl<T: PartitionedTable> PartitionCalls for T {
 
     fn spread<'a>(&'a self, session: &'a Session, way: MoveWay) -> Work<'a, Result<(), MoveError>> {
         Box::pin(rebalance(self, session, way))
+    }
+
+    fn settle_in<'a>(&'a self, session: &'a Session) -> Work<'a, Result<bool, MoveError>> {
+        Box::pin(settle_in(self, session, MoveWay::Copy))
+    }
+
+    fn add_share<'a>(
+        &'a self,
+        session: &'a Session,
+        who: Incarnation,
+    ) -> Work<'a, Result<usize, MoveError>> {
+        Box::pin(add_share(self, session, who, MoveWay::Copy))
+    }
+
+    fn drain<'a>(
+        &'a self,
+        session: &'a Session,
+        who: Incarnation,
+    ) -> Work<'a, Result<usize, MoveError>> {
+        Box::pin(drain(self, session, who, MoveWay::Copy))
     }
 }

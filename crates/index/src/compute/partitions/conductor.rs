@@ -120,25 +120,16 @@ pub async fn rebalance<T: PartitionedTable>(
     session: &Session,
     way: MoveWay,
 ) -> Result<(), MoveError> {
-    move_while(table, session, way, |_| true).await
+    move_misplaced(table, session, None, way).await
 }
 
-/// Moves all partitions of `from`, which has weight 0, to others.
-pub(super) async fn move_away<T: PartitionedTable>(
+/// Moves partitions until each is where the ring has it, those of `from` alone if that is given. The plan is made with the
+/// conductor's word: an older one might give partitions to a member that is leaving.
+pub(super) async fn move_misplaced<T: PartitionedTable>(
     table: &T,
     session: &Session,
-    from: Incarnation,
+    from: Option<Incarnation>,
     way: MoveWay,
-) -> Result<(), MoveError> {
-    move_while(table, session, way, move |owner| owner == Some(from)).await
-}
-
-/// Moves misplaced partitions of the owners that `chosen` picks.
-async fn move_while<T: PartitionedTable>(
-    table: &T,
-    session: &Session,
-    way: MoveWay,
-    chosen: impl Fn(Option<Incarnation>) -> bool,
 ) -> Result<(), MoveError> {
     for _ in 0..ROUNDS_MAX {
         let map = {
@@ -146,15 +137,48 @@ async fn move_while<T: PartitionedTable>(
             let _pin = pinned.map_err(IndexError::from)?;
             read_partitions(table.words(), session).await?
         };
-        let is_chosen = |number: &u32| chosen(map.entries[*number as usize].owner);
-        let next = map.misplaced().into_iter().find_map(|(to, mut numbers)| {
-            numbers.retain(is_chosen);
-            (!numbers.is_empty()).then_some((to, numbers))
-        });
-        let Some((to, numbers)) = next else { return Ok(()) };
-        move_partitions(table, session, numbers, to, way).await?;
+        if map.next_misplaced(from).is_none() {
+            return Ok(());
+        }
+        conduct(table, session, async move |conductor| {
+            let map = conductor.settle().await?;
+            match map.next_misplaced(from) {
+                Some((to, numbers)) => conductor.move_settled(&map, &numbers, to, way).await,
+                None => Ok(map.epoch),
+            }
+        })
+        .await?;
     }
     Err(MoveError::Busy)
+}
+
+/// Changes the map's members by `change`, as the conductor, once no partition is closed, no dead member is named, and this
+/// member has acknowledged that map; gives what `change` returned. A change to nothing is `None`.
+pub(super) async fn change_as_conductor<T: PartitionedTable, R: 'static>(
+    table: &T,
+    session: &Session,
+    change: impl FnOnce(&PartitionMap) -> Result<(Option<PartitionMap>, R), MoveError> + 'static,
+) -> Result<R, MoveError> {
+    conduct(table, session, async move |conductor| {
+        let map = conductor.settle().await?;
+        conductor.acknowledge(map.epoch).await?;
+        let mut told = None;
+        conductor
+            .change(|map| match change(map) {
+                Ok((new, result)) => {
+                    told = Some(Ok(result));
+                    new
+                }
+                Err(error) => {
+                    told = Some(Err(error));
+                    None
+                }
+            })
+            .await?;
+        learn(&conductor.table, &conductor.session).await?;
+        told.expect("the change has run")
+    })
+    .await
 }
 
 /// The error of work that moves nothing.
@@ -255,6 +279,18 @@ impl<T: PartitionedTable> Conductor<T> {
         }
     }
 
+    /// Waits until this member has acknowledged `epoch` or a later one. It has zeroed then what it has lost, and may leave the
+    /// map, which names its slice.
+    async fn acknowledge(&self, epoch: u32) -> Result<(), IndexError> {
+        let mut attempt = 0;
+        while self.table.membership().is_some_and(|own| own.acked() < epoch) {
+            learn(&self.table, &self.session).await?;
+            backoff(&self.session, attempt).await;
+            attempt = (attempt + 1).min(6);
+        }
+        Ok(())
+    }
+
     /// Waits until every member that takes part has acknowledged `epoch` or a later one, or is cut off.
     async fn wait_for_acks(&self, epoch: u32, until_ns: Option<u64>) -> Result<Acks, IndexError> {
         if OPEN_UNACKNOWLEDGED.is_armed() {
@@ -327,6 +363,17 @@ impl<T: PartitionedTable> Conductor<T> {
         way: MoveWay,
     ) -> Result<u32, MoveError> {
         let map = self.settle().await?;
+        self.move_settled(&map, partitions, to, way).await
+    }
+
+    /// As [`Conductor::move_to`], by the map that it has settled.
+    async fn move_settled(
+        &self,
+        map: &PartitionMap,
+        partitions: &[u32],
+        to: Option<Incarnation>,
+        way: MoveWay,
+    ) -> Result<u32, MoveError> {
         if let Some(to) = to.filter(|to| map.member(*to).is_none()) {
             return Err(MoveError::UnknownServer(to));
         }

@@ -210,6 +210,19 @@ impl PartitionMap {
         moves
     }
 
+    /// The first taker of misplaced partitions, with its partitions: those of the owner `from` alone if that is given.
+    pub(super) fn next_misplaced(
+        &self,
+        from: Option<Incarnation>,
+    ) -> Option<(Option<Incarnation>, Vec<u32>)> {
+        let is_chosen =
+            |number: &u32| from.is_none() || self.entries[*number as usize].owner == from;
+        self.misplaced().into_iter().find_map(|(to, mut numbers)| {
+            numbers.retain(is_chosen);
+            (!numbers.is_empty()).then_some((to, numbers))
+        })
+    }
+
     pub(super) fn encode(&self) -> Vec<u64> {
         let halves = |low: u64, high: u32| low | u64::from(high) << 32;
         let mut words = vec![TAG, u64::from(self.epoch)];

@@ -11,9 +11,10 @@ use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
 
 use super::acks::{AckWord, ack_addr, clear_ack, read_acks};
-use super::conductor::{move_away, resume};
+use super::conductor::{change_as_conductor, move_misplaced, resume};
 use super::guard::{InsidePartitions, PartitionGuard, PartitionView};
 use super::map::{MapMember, MoveWay, PartitionEntry, PartitionMap, PartitionState};
+use super::scaling::{HAND_OVER_WAIT_NS, patiently};
 use super::{
     ACK_UNDRAINED, Home, MAP_BEFORE_ACK, PartitionWords, PartitionedTable, change_partitions,
     read_partitions,
@@ -24,7 +25,7 @@ use crate::compute::ownership::glance;
 use crate::detach::{detach, unfinished_work};
 use crate::join::within;
 use crate::local::ParkingLot;
-use crate::retry::LOCK_WAIT_MAX_NS;
+use crate::retry::{LOCK_WAIT_MAX_NS, backoff};
 use crate::sync::{Mutex, lock};
 use crate::{CounterSet, IndexError};
 
@@ -460,10 +461,11 @@ async fn change_members<T: PartitionedTable>(
     .await
 }
 
-/// Leaves the table in order: its partitions go to others, by `way`. The caller has no pin, and no operation of this
-/// compute server is inside or comes later.
+/// Leaves the table in order: its partitions go to others, by `way`, or to memory servers if nobody else has weight. The
+/// caller has no pin, and no operation of this compute server is inside or comes later. A move that another death or
+/// another conductor stops is tried again, for 10 s.
 ///
-/// Cost: that of the moves, and a change of the map.
+/// Cost: that of the moves, and 2 changes of the map.
 ///
 /// # Errors
 /// Those of a move: it takes part still, with weight 0, and may try again.
@@ -473,21 +475,59 @@ pub async fn leave<T: PartitionedTable>(
     way: MoveWay,
 ) -> Result<(), MoveError> {
     let Some(own) = table.membership() else { return Ok(()) };
-    let me = own.view().map.member(own.me).map(|member| member.slice);
-    if let Some(slice) = me {
-        offer(table, session, 0, slice).await?;
-        move_away(table, session, own.me, way).await?;
-    }
+    let me = own.me;
+    patiently(session, HAND_OVER_WAIT_NS, async || match depart(table, session, me).await? {
+        true => Ok(()),
+        false => {
+            move_misplaced(table, session, Some(me), way).await?;
+            // Somebody may have moved others here meanwhile.
+            let is_out = depart(table, session, me).await?;
+            is_out.then_some(()).ok_or(MoveError::Busy)
+        }
+    })
+    .await?;
     own.closed.store(true, Ordering::SeqCst);
     own.lot.unpark(LOT_KEY);
     let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
+    let mut attempt = 0;
+    while own.learning.swap(true, Ordering::AcqRel) {
+        backoff(session, attempt).await;
+        attempt = (attempt + 1).min(6);
+    }
+    // An acknowledgement now would change the word that is cleared below, so that it stayed.
+    let _learning = Learning(&own.learning);
     own.guard.drain(session).await;
-    let me = own.me;
-    change_members(table, session, move |members| members.retain(|it| it.incarnation != me))
-        .await?;
     let word = *lock(&own.ack);
     clear_ack(&session.without_deadline(), own.words.acks, own.slot, word).await?;
     Ok(())
+}
+
+/// Takes the member `me`, this one, out of the map if it owns nothing; else gives it weight 0, so that nobody moves
+/// partitions to it. Returns whether it is out.
+async fn depart<T: PartitionedTable>(
+    table: &T,
+    session: &Session,
+    me: Incarnation,
+) -> Result<bool, MoveError> {
+    let is_named = {
+        let pinned = session.begin(OpKind::Maintenance).await;
+        let _pin = pinned.map_err(IndexError::from)?;
+        read_partitions(table.words(), session).await?.member(me).is_some()
+    };
+    if !is_named {
+        return Ok(true);
+    }
+    change_as_conductor(table, session, move |map| {
+        let mut new = map.clone();
+        let owns = map.entries.iter().any(|entry| entry.owner == Some(me));
+        if owns {
+            new.members.iter_mut().filter(|it| it.incarnation == me).for_each(|it| it.weight = 0);
+        } else {
+            new.members.retain(|it| it.incarnation != me);
+        }
+        Ok(((new != *map).then_some(new), !owns))
+    })
+    .await
 }
 
 /// Refuses if a living member other than this one takes part in the table. The caller has a pin.

@@ -26,6 +26,7 @@ mod guard;
 mod map;
 mod membership;
 mod ring;
+mod scaling;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +48,7 @@ pub use membership::{
     PartitionCounts, PartitionMembership, check_unused, enter, leave, offer, tick,
 };
 pub use ring::WEIGHT_MAX;
+pub use scaling::{PartitionShare, add_share, drain, settle_in};
 
 farleaf_fabric::canaries! {
     pub ACK_UNDRAINED = "ack-undrained", "a member acknowledges a map of partitions without a drain";

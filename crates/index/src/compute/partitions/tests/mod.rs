@@ -2,6 +2,7 @@
 
 mod deaths;
 mod directed;
+mod scaling;
 mod toy;
 
 use std::cell::{Cell, RefCell};

@@ -577,6 +577,8 @@ impl Toy {
         let conductor = session.reliable().word(self.places().words.conductor).await;
         match conductor {
             Ok(0) => Ok(()),
+            // It has died at its last step; the word is taken over when it is next needed.
+            Ok(token) if session.owner_is_dead(token).await.is_ok_and(|is_dead| is_dead) => Ok(()),
             other => Err(format!("the conductor's word is {other:?}")),
         }
     }
