@@ -13,7 +13,7 @@ use farleaf_index::compute::MoveError;
 use farleaf_index::compute::ownership::MapWords;
 use farleaf_index::compute::partitions::{
     MoveWay, PartitionCalls, PartitionMembership, PartitionWords, as_conductor, check_unused,
-    create_partitions, enter, fail_over, leave, offer, read_partitions, rebalance, resume, tick,
+    create_partitions, enter, fail_over, leave, offer, read_partitions, resume, settle_in, tick,
 };
 use farleaf_index::detach::{run_to_end, unfinished_change, unfinished_work};
 use farleaf_index::engine::{Engine, Traits};
@@ -131,10 +131,10 @@ impl DmTree {
         self.spread_out(session, self.0.parts().move_way).await
     }
 
-    /// Moves partitions until each is where the ring has it; what is called off moves later.
+    /// Moves partitions until each is where the ring has it. What is called off moves later, by [`settle_in`].
     async fn spread_out(&self, session: &Session, way: MoveWay) -> Result<(), IndexError> {
-        match rebalance(&self.0, session, way).await {
-            Ok(()) | Err(MoveError::CalledOff | MoveError::Busy | MoveError::UnknownServer(_)) => {
+        match settle_in(&self.0, session, way).await {
+            Ok(_) | Err(MoveError::CalledOff | MoveError::Busy | MoveError::UnknownServer(_)) => {
                 Ok(())
             }
             Err(MoveError::Index(error)) => Err(error),
@@ -388,7 +388,12 @@ impl Index for DmTree {
             Ok(()) => {}
             Err(MoveError::Index(IndexError::Closed(_))) => {}
             Err(MoveError::Index(error)) => return Err(error),
-            Err(other) => return Err(IndexError::Unavailable(other.to_string())),
+            Err(other) => {
+                return Err(IndexError::Unavailable(format!(
+                    "the partitions of the table at {meta} were not handed over ({other}): others take them over \
+                     once this compute server has gone"
+                )));
+            }
         }
         session.pool().let_go(meta, &self.0.0);
         if let Some(own) = session.endpoint().own_region() {

@@ -21,7 +21,9 @@ use farleaf_index::compute::partitions::{
     Home, InsidePartitions, MoveWay, PartitionGuard, PartitionMap, PartitionMembership,
     PartitionState, PartitionWords,
 };
-use farleaf_index::compute::regions::{RegionEnd, attach_region, on_region, soon, while_alive};
+use farleaf_index::compute::regions::{
+    RegionEnd, attach_region, has_ended, on_region, soon, while_alive,
+};
 use farleaf_index::remote_lock::{Lock, LockHome, try_lock_at_home, try_lock_reading};
 use farleaf_pool::{Geometry, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -671,7 +673,7 @@ impl LeafTree {
         let finished = lock.finish(ops, word, None);
         let Some(owner) = place.owner else { return finished.await };
         match while_alive(op, owner, finished).await {
-            Some(Err(_)) if op.endpoint().is_dead(owner).await => Ok(()),
+            Some(Err(_)) if has_ended(op, owner).await => Ok(()),
             None => Ok(()),
             Some(finished) => finished,
         }

@@ -62,6 +62,8 @@ struct Cluster {
     /// Compute servers whose next life has not begun.
     killed: RefCell<BTreeSet<usize>>,
     settings: Settings,
+    /// Time between two rounds of regular work.
+    tick_ns: Cell<u64>,
 }
 
 /// The world of these tests: small, so that partitions are few.
@@ -79,7 +81,8 @@ impl Cluster {
         let sim = Sim::new(config).expect("a simulation");
         let settings = settings.clone();
         let (servers, killed) = Default::default();
-        let cluster = Cluster { sim, servers, killed, settings };
+        let tick_ns = Cell::new(TICK_NS);
+        let cluster = Cluster { sim, servers, killed, settings, tick_ns };
         for compute in 0..count {
             cluster.add(compute, (compute == 0).then_some(format));
         }
@@ -113,9 +116,10 @@ impl Cluster {
         let (session, index) = opened.expect("no deadlock");
         let server = Rc::new(Server { fabric, session, index, is_over: Rc::default() });
         self.servers.borrow_mut().insert(compute, Rc::clone(&server));
+        let tick_ns = self.tick_ns.get();
         self.sim.spawn(compute, async move {
             let goes_on = || !server.is_over.get();
-            let ended = tick_regularly(&server.session, &server.index, TICK_NS, goes_on).await;
+            let ended = tick_regularly(&server.session, &server.index, tick_ns, goes_on).await;
             match ended {
                 Ok(()) | Err(IndexError::Closed(_)) => {}
                 Err(error) => panic!("compute server {compute}: {error}"),
