@@ -173,7 +173,9 @@ impl Core {
     /// Closes a table, of which no operation of this process is under way.
     pub(crate) async fn close_table(&self, session: &Session, table: &TableCore) -> Result<()> {
         self.serving.leave(session, table.index()).await;
-        table.close(session).await
+        let closed = table.close(session).await;
+        self.serving.forget(table.index());
+        closed
     }
 
     /// Closes all tables; no operation is under way. The first error, if there is one.

@@ -94,7 +94,7 @@ pub use crate::error::{Error, ErrorKind, Result};
 pub use crate::local::{Local, LocalTable};
 pub use crate::operation::{Answer, Operation};
 pub use crate::options::{KeyFormat, TableInfo, TableOptions, ValueFormat};
-pub use crate::partitions::{ComputeServer, Partition, ServerName};
+pub use crate::partitions::{ComputeServer, Partition, PartitionShare, ServerName};
 pub use crate::range::{KeyRange, Prefix, Range};
 pub use crate::record_table::{RecordRange, StringRange};
 #[cfg(feature = "etcd")]

@@ -250,7 +250,7 @@ pub(crate) fn leave(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
     let has_local_ops = core.local_ops.load(Ordering::SeqCst) > 0;
     // Threads that are just ending still have sessions.
     for _ in 0..LEAVE_WAITS {
-        if core.pool.sessions() <= context.idle_sessions() {
+        if core.pool.sessions() <= context.idle_sessions() + core.serving.tick_sessions() {
             break;
         }
         thread::sleep(TICK);
@@ -259,11 +259,13 @@ pub(crate) fn leave(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
     executor.block_on(async {
         let session = context.maintenance_session().await?;
         if has_local_ops {
+            core.serving.stop_ticking();
             // Their thread does not run them: what they hold is cleared up by others.
             session.leave_as_dead().await?;
             return Ok(());
         }
         let closed = core.close_tables(&session).await;
+        core.serving.stop_ticking();
         if core.pool.sessions() == 1 && closed.is_ok() {
             session.leave().await?;
         } else {

@@ -1,10 +1,11 @@
-//! Partitions: show the owner of each range of a table, and move ranges between compute servers.
+//! Partitions: show the owners of a table's ranges or numbered partitions, and move them between compute servers.
 
 use std::net::SocketAddr;
 
 use farleaf_engines::Engine;
 pub use farleaf_fabric::Incarnation as ServerName;
 use farleaf_index::Index;
+use farleaf_index::compute::partitions::{PartitionCalls, PartitionShare as Share};
 use farleaf_index::compute::{MoveError, OwnedTable, RangeCalls};
 use farleaf_pool::Member;
 
@@ -49,8 +50,33 @@ pub struct Partition {
     pub operations: Option<u64>,
 }
 
-/// Partitions of tables whose engine has owners ([`Traits::owned`](farleaf_index::Traits)). What moves ranges
-/// is done by their owner, while everybody goes on using them; nothing is lost whoever dies meanwhile.
+/// The numbered partitions of a table that one compute server has in its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PartitionShare {
+    /// The compute server; `None` for memory servers.
+    pub owner: Option<ServerName>,
+    /// Its weight: of several that have the table open, each has partitions in proportion to it. 0 for one that is drained
+    /// or leaves, and for memory servers.
+    pub weight: u16,
+    /// Number of its partitions.
+    pub partitions: usize,
+    /// Those among them that are closed after a death; changes of their keys wait.
+    pub closed: usize,
+    /// Those among them that are on their way to another.
+    pub moving: usize,
+}
+
+impl From<Share> for PartitionShare {
+    fn from(share: Share) -> Self {
+        let Share { owner, weight, partitions, closed, moving } = share;
+        PartitionShare { owner, weight, partitions, closed, moving }
+    }
+}
+
+/// Partitions of tables whose engine has owners ([`Traits::owned`](farleaf_index::Traits)), which are ranges of keys, or
+/// keeps lines in the memory of compute servers ([`Traits::exposes`](farleaf_index::Traits)), where they are numbered. They
+/// move while everybody goes on using them; nothing is lost whoever dies meanwhile.
 ///
 /// # Errors
 /// All fail with [`ErrorKind::Invalid`] for a table of another engine, for bounds that are out of order or no
@@ -113,23 +139,52 @@ impl Table {
         })
     }
 
-    /// Gives `to` about half of what the compute server with the most to do has.
+    /// The compute servers that have a table with numbered partitions open, with the number of their partitions; and
+    /// memory servers if these have some.
+    ///
+    /// Cost: 3 READs.
     ///
     /// # Errors
     /// See above.
-    pub fn give_share(&self, to: ServerName) -> Result<()> {
-        self.with_owned(async |table, session| {
-            check_there(session, to).await?;
-            table.scale_out(session, to).await.map_err(Error::from)?;
-            Ok(())
+    pub fn partition_shares(&self) -> Result<Vec<PartitionShare>> {
+        self.with_numbered(async |table, session| {
+            let map = table.newest_partitions(session).await?;
+            Ok(map.shares().into_iter().map(PartitionShare::from).collect())
         })
     }
 
-    /// Lets `who` give all that it has to the owners of what is beside it; how many ranges that were.
+    /// Gives `to` about half of what the compute server with the most to do has. Of a table with numbered partitions,
+    /// gives it its share by its weight: it takes that by itself when it opens the table, so this is for one that was
+    /// drained. Returns whether it got anything.
     ///
     /// # Errors
-    /// See above; [`ErrorKind::Invalid`] also if all keys are its.
+    /// See above; [`ErrorKind::Invalid`] also if the table's partitions are numbered and `to` exposes no memory.
+    pub fn give_share(&self, to: ServerName) -> Result<bool> {
+        if self.core().index().partitions().is_some() {
+            return self.with_numbered(async |table, session| {
+                check_exposes(session, to).await?;
+                Ok(table.add_share(session, to).await.map_err(Error::from)? > 0)
+            });
+        }
+        self.with_owned(async |table, session| {
+            check_there(session, to).await?;
+            table.scale_out(session, to).await.map_err(Error::from)?;
+            Ok(true)
+        })
+    }
+
+    /// Lets `who` give all that it has to others: ranges to the owners of what is beside them, numbered partitions as the
+    /// ring places them. Returns how many ranges or partitions those were.
+    ///
+    /// # Errors
+    /// See above; [`ErrorKind::Invalid`] also if nobody else could take them: nothing was moved.
     pub fn drain(&self, who: ServerName) -> Result<usize> {
+        if self.core().index().partitions().is_some() {
+            return self.with_numbered(async |table, session| {
+                check_there(session, who).await?;
+                table.drain(session, who).await.map_err(Error::from)
+            });
+        }
         self.with_owned(async |table, session| {
             check_there(session, who).await?;
             table.scale_in(session, who).await.map_err(Error::from)
@@ -144,17 +199,37 @@ impl Table {
         self.store().compute_servers()
     }
 
-    /// Takes all partitions that nobody has; whether there were any.
+    /// Takes all partitions that nobody has; whether there were any. Numbered partitions are dealt out when a compute server
+    /// opens the table; this moves those whose move was called off then.
     ///
     /// # Errors
     /// See above.
     pub fn take_free(&self) -> Result<bool> {
         if self.core().index().partitions().is_some() {
-            // Its partitions are dealt out when it is opened.
-            self.core().check_present()?;
-            return Ok(false);
+            return self.with_numbered(async |table, session| {
+                table.settle_in(session).await.map_err(Error::from)
+            });
         }
         self.with_owned(async |table, session| Ok(table.take_all_free(session).await?))
+    }
+
+    fn with_numbered<T>(
+        &self,
+        op: impl AsyncFnOnce(&dyn PartitionCalls, &Session) -> Result<T>,
+    ) -> Result<T> {
+        ThreadContext::run(self.store().core(), async |context| {
+            self.core().check_present()?;
+            let Some(table) = self.core().index().partitions() else {
+                return Err(Error::invalid(format!(
+                    "table \"{}\" is of the engine {}, which has no numbered partitions",
+                    self.name(),
+                    self.core().index().engine()
+                )));
+            };
+            let session = context.session().await?;
+            let result = op(table, &session).await;
+            result.map_err(|error| error.within(format_args!("table \"{}\"", self.name())))
+        })
     }
 
     fn with_owned<T>(
@@ -163,6 +238,14 @@ impl Table {
     ) -> Result<T> {
         ThreadContext::run(self.store().core(), async |context| {
             self.core().check_present()?;
+            if self.core().index().partitions().is_some() {
+                return Err(Error::invalid(format!(
+                    "table \"{}\" is of the engine {}, whose partitions are numbered and placed by a ring: no range of \
+                     keys can be moved; add a share to a compute server, or drain one",
+                    self.name(),
+                    self.core().index().engine()
+                )));
+            }
             let Some(table) = self.core().index().owned() else {
                 return Err(Error::invalid(format!(
                     "table \"{}\" is of the engine {}, which has no partitions: those of {} have",
@@ -184,11 +267,21 @@ fn engines_with_owners() -> String {
     owned.map(|engine| engine.name()).collect::<Vec<_>>().join(" and ")
 }
 
+/// Refuses a compute server that is no member of the pool, or exposes no memory.
+async fn check_exposes(session: &Session, who: ServerName) -> Result<()> {
+    match check_there(session, who).await?.region_bytes {
+        0 => Err(Error::invalid(format!(
+            "compute server {who} exposes no memory, so it takes no partitions: start it with --expose-bytes"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses a compute server that is no member of the pool.
-async fn check_there(session: &Session, who: ServerName) -> Result<()> {
+async fn check_there(session: &Session, who: ServerName) -> Result<Member> {
     let members = session.members().await?;
-    if members.iter().any(|member| member.incarnation == who) {
-        return Ok(());
+    if let Some(member) = members.iter().find(|member| member.incarnation == who) {
+        return Ok(*member);
     }
     let names = members.iter().map(|member| member.incarnation.to_string());
     let names: Vec<String> = names.collect();

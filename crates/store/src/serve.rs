@@ -9,6 +9,7 @@
 //!   operations can begin, and none is under way when the table closes.
 //! - **INV-SERVE-2** A store that closes takes no more requests, finishes those that were begun, tells their
 //!   senders, and only then gives its ranges up.
+//! - **INV-SERVE-3** A store acknowledges maps of numbered partitions until it has left their table: others wait for it.
 //!
 //! [`Builder::expose_bytes`]: crate::Builder::expose_bytes
 
@@ -120,6 +121,8 @@ impl HostedTable for ServedTable {
 pub(crate) struct Serving {
     options: ServeOptions,
     state: Mutex<ServingState>,
+    /// It goes on while the store closes (INV-SERVE-3).
+    ticker: Mutex<Option<Ticker>>,
 }
 
 #[derive(Debug, Default)]
@@ -139,27 +142,40 @@ struct Running {
     is_published: bool,
     /// Ends them when it is dropped.
     goes_on: Sender<()>,
-    ends: Receiver<()>,
     threads: Vec<JoinHandle<()>>,
-    partitioned: Arc<PartitionedTables>,
+}
+
+/// The thread that keeps up with the maps of tables with numbered partitions.
+#[derive(Debug)]
+struct Ticker {
+    tables: Arc<PartitionedTables>,
+    /// Ends it when it is dropped.
+    goes_on: Sender<()>,
+    thread: JoinHandle<()>,
 }
 
 /// Tables with numbered partitions, whose maps a thread keeps up with: no partition changes its owner without that.
 #[derive(Debug, Default)]
 struct PartitionedTables {
     tables: Mutex<Vec<AnyIndex>>,
-    has_thread: AtomicBool,
+    /// The thread has a session of the pool.
+    has_session: AtomicBool,
 }
 
 impl PartitionedTables {
     fn add(&self, index: &AnyIndex) {
-        self.remove(index);
-        lock(&self.tables).push(index.clone());
+        let meta = |index: &AnyIndex| index.partitions().map(|table| table.meta());
+        let mut tables = lock(&self.tables);
+        tables.retain(|other| meta(other) != meta(index));
+        tables.push(index.clone());
     }
 
+    /// Removes the table as it was opened then: another thread may have opened it anew.
     fn remove(&self, index: &AnyIndex) {
-        let meta = |index: &AnyIndex| index.partitions().map(|table| table.meta());
-        lock(&self.tables).retain(|other| meta(other) != meta(index));
+        let counts = |index: &AnyIndex| {
+            index.partitions().map(|table| std::ptr::from_ref(table.partition_counts()))
+        };
+        lock(&self.tables).retain(|other| counts(other) != counts(index));
     }
 
     /// One round of regular work. What fails now is done in the next one, and operations report what is wrong.
@@ -173,7 +189,7 @@ impl PartitionedTables {
 
 impl Serving {
     pub(crate) fn new(options: ServeOptions) -> Self {
-        Serving { options, state: Mutex::default() }
+        Serving { options, state: Mutex::default(), ticker: Mutex::default() }
     }
 
     /// Returns the options to open the table of `root`: if its engine has owners, it sends them what is theirs.
@@ -276,8 +292,7 @@ impl Serving {
                 .map_err(|source| Error::io("cannot start a serving thread", source))?;
             threads.push(thread);
         }
-        let (is_published, partitioned) = (false, Arc::default());
-        let running = Running { host, exposed, is_published, goes_on, ends, threads, partitioned };
+        let running = Running { host, exposed, is_published: false, goes_on, threads };
         *state = ServingState::Running(running);
         Ok(())
     }
@@ -297,29 +312,48 @@ impl Serving {
 
     /// Keeps up with the partitions of a table, by a thread of its own: operations wait for it.
     fn tick_partitions(&self, core: &Arc<Core>, index: &AnyIndex) {
-        let mut state = lock(&self.state);
-        let ServingState::Running(running) = &mut *state else { return };
-        running.partitioned.add(index);
-        if running.partitioned.has_thread.swap(true, Ordering::SeqCst) {
+        if !matches!(*lock(&self.state), ServingState::Running(_)) {
             return;
         }
-        let (core, ends) = (Arc::clone(core), running.ends.clone());
-        let tables = Arc::clone(&running.partitioned);
-        let thread = thread::Builder::new().name("farleaf-partitions".to_owned());
-        match thread.spawn(move || tick_until_closed(&core, &tables, &ends)) {
-            Ok(thread) => running.threads.push(thread),
-            // The next table tries again; operations that wait for a partition do it meanwhile.
-            Err(_) => running.partitioned.has_thread.store(false, Ordering::SeqCst),
+        let mut ticker = lock(&self.ticker);
+        if let Some(ticker) = &*ticker {
+            return ticker.tables.add(index);
         }
+        let tables = Arc::<PartitionedTables>::default();
+        tables.add(index);
+        let (goes_on, ends) = async_channel::bounded(1);
+        let (core, ticked) = (Arc::clone(core), Arc::clone(&tables));
+        let thread = thread::Builder::new().name("farleaf-partitions".to_owned());
+        // If that fails the next table tries again; operations that wait for a partition do it meanwhile.
+        if let Ok(thread) = thread.spawn(move || tick_until_closed(&core, &ticked, &ends)) {
+            *ticker = Some(Ticker { tables, goes_on, thread });
+        }
+    }
+
+    /// Sessions of the pool that the thread has which keeps up with partitions.
+    pub(crate) fn tick_sessions(&self) -> usize {
+        let ticker = lock(&self.ticker);
+        let has_session = |ticker: &Ticker| ticker.tables.has_session.load(Ordering::SeqCst);
+        usize::from(ticker.as_ref().is_some_and(has_session))
+    }
+
+    /// The table has been left: its partitions are no concern of this store any more.
+    pub(crate) fn forget(&self, index: &AnyIndex) {
+        if let Some(ticker) = &*lock(&self.ticker) {
+            ticker.tables.remove(index);
+        }
+    }
+
+    /// Ends the thread that keeps up with partitions.
+    pub(crate) fn stop_ticking(&self) {
+        let Some(Ticker { goes_on, thread, .. }) = lock(&self.ticker).take() else { return };
+        drop(goes_on);
+        // One that panicked has said so.
+        let _ = thread.join();
     }
 
     /// Takes requests for the table no more; those that were begun are done then.
     pub(crate) async fn leave(&self, session: &Session, index: &AnyIndex) {
-        if index.partitions().is_some()
-            && let ServingState::Running(running) = &*lock(&self.state)
-        {
-            running.partitioned.remove(index);
-        }
         if index.owned().is_none() {
             return;
         }
@@ -393,11 +427,13 @@ fn tick_until_closed(core: &Arc<Core>, tables: &PartitionedTables, ends: &Receiv
             context.endpoint().executor().block_on(async {
                 let session = core.pool.session_leaving(context.endpoint().clone(), kept(core));
                 let Ok(session) = session.await else { return };
+                tables.has_session.store(true, Ordering::SeqCst);
                 while !ends.is_closed() {
                     tables.tick(&session).await;
                     context.endpoint().sleep(PARTITION_TICK.as_nanos() as u64).await;
                 }
             });
+            tables.has_session.store(false, Ordering::SeqCst);
         }
         thread::sleep(PARTITION_TICK);
     }

@@ -99,7 +99,7 @@ fn share(db: &Farleaf, table: &Table, names: &Path) -> Result<(), Error> {
             {
                 thread::sleep(OPEN_PAUSE);
             }
-            given => return given,
+            given => return given.map(drop),
         }
     }
     Ok(())

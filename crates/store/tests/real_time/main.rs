@@ -3,6 +3,7 @@
 #[path = "../store/common/mod.rs"]
 mod common;
 
+mod dmtree;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod network;

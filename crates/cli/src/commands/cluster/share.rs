@@ -65,7 +65,7 @@ fn give(db: &Farleaf, name: &str, to: ServerName) -> anyhow::Result<bool> {
             return Ok(false);
         }
         match table.give_share(to) {
-            Ok(()) => return Ok(true),
+            Ok(_) => return Ok(true),
             // It has not opened the table yet, or another move is under way.
             Err(error) if may_pass(error.kind()) && Instant::now() < end => {
                 thread::sleep(TRY_EVERY);
