@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use farleaf::{
@@ -27,8 +27,8 @@ use crate::settings::SetArgs;
 
 /// Time between two looks for keys that nobody has, and for new tables.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Attempts to give all away while other moves are under way, and the pause between.
-const GIVE_ATTEMPTS: u32 = 25;
+/// Time for which it tries to give all of a table away while other moves are under way, and the pause between.
+const GIVE_WAIT: Duration = Duration::from_secs(5);
 const GIVE_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Args)]
@@ -344,7 +344,7 @@ fn look(
             Err(error) if may_pass(error.kind()) => trouble = Some(error.to_string()),
             taken => {
                 if taken? {
-                    tracing::info!(table = name, "has taken keys that nobody had");
+                    tracing::info!(table = name, "has taken what nobody had, or was its share");
                 }
             }
         }
@@ -360,18 +360,19 @@ fn look(
 /// Gives all to other compute servers. What nobody takes now is free for all once the pool is left.
 fn give_all(tables: &BTreeMap<String, Table>, own: ServerName) {
     for (name, table) in tables {
-        for attempt in 1.. {
+        let end = Instant::now() + GIVE_WAIT;
+        loop {
             match table.drain(own) {
                 // Another move is under way.
-                Err(error) if error.kind() == ErrorKind::Unavailable && attempt < GIVE_ATTEMPTS => {
+                Err(error) if error.kind() == ErrorKind::Unavailable && Instant::now() < end => {
                     thread::sleep(GIVE_PAUSE);
                 }
                 Err(error) => {
                     tracing::info!(table = name, why = %error, "frees what it has");
                     break;
                 }
-                Ok(ranges) => {
-                    tracing::info!(table = name, ranges, "has given its ranges");
+                Ok(parts) => {
+                    tracing::info!(table = name, parts, "has given its ranges or partitions");
                     break;
                 }
             }

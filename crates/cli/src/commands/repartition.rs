@@ -1,9 +1,9 @@
-//! `farleaf repartition`: shows the owners of a table's ranges, and moves ranges while clients run.
+//! `farleaf repartition`: shows the owners of a table's partitions, and moves partitions while clients run.
 
 use std::ffi::OsString;
 
 use clap::{Args, Subcommand};
-use farleaf::{ComputeServer, KeyFormat, Partition, ServerName, Table};
+use farleaf::{ComputeServer, KeyFormat, Partition, PartitionShare, ServerName, Table};
 use serde_json::{Map, Value, json};
 
 use super::{bytes_of, close, open_table, server_by};
@@ -47,12 +47,17 @@ pub(crate) enum RepartitionCommand {
         key: OsString,
     },
     /// Give a compute server a share: about half of what the one with the most to do has
+    ///
+    /// Of a table with numbered partitions, its share by its weight. It takes that by itself when it opens the table, so
+    /// this is for one that was drained.
     Add {
         /// The taker: a name or an address, as printed by show
         #[arg(value_name = "SERVER")]
         to: String,
     },
     /// Let a compute server give up all that it has, to the owners of what is beside it
+    ///
+    /// Numbered partitions go to all others, as the ring places them.
     Drain {
         /// The compute server: a name or an address, as printed by show
         #[arg(value_name = "SERVER")]
@@ -62,9 +67,11 @@ pub(crate) enum RepartitionCommand {
 
 pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let (db, table) = open_table(&args.table, &SetArgs::default(), console)?;
+    let is_numbered = table.info().engine.traits().exposes;
     // Refuses tables without partitions, whatever was asked for.
-    let partitions = table.partitions()?;
+    let partitions = if is_numbered { Vec::new() } else { table.partitions()? };
     match &args.what {
+        None | Some(RepartitionCommand::Show) if is_numbered => show_shares(&table, console)?,
         None | Some(RepartitionCommand::Show) => show(&table, &partitions, args.hex, console)?,
         Some(RepartitionCommand::Move { to, above, up_to }) => {
             let bound = |key: &Option<OsString>| {
@@ -84,13 +91,16 @@ pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Resu
         }
         Some(RepartitionCommand::Add { to }) => {
             let to = server(&table, to)?;
-            table.give_share(to)?;
+            if !table.give_share(to)? {
+                console.detail(format_args!("it has its share already"));
+            }
             tell(console, "added", to)?;
         }
         Some(RepartitionCommand::Drain { who }) => {
             let who = server(&table, who)?;
-            let ranges = table.drain(who)?;
-            console.detail(format_args!("{ranges} ranges have been given"));
+            let given = table.drain(who)?;
+            let what = if is_numbered { "partitions" } else { "ranges" };
+            console.detail(format_args!("{given} {what} have been given"));
             tell(console, "drained", who)?;
         }
     }
@@ -143,6 +153,44 @@ fn server(table: &Table, text: &str) -> anyhow::Result<ServerName> {
     })
 }
 
+/// Prints numbered partitions by their owners.
+fn show_shares(table: &Table, console: &mut Console) -> anyhow::Result<()> {
+    let (shares, servers) = (table.partition_shares()?, others(table)?);
+    if console.args.json {
+        let share = |share: &PartitionShare| {
+            json!({
+                "owner": share.owner.map(|owner| owner.to_string()),
+                "weight": share.weight,
+                "partitions": share.partitions,
+                "closed": share.closed,
+                "moving": share.moving,
+            })
+        };
+        let shares: Vec<Value> = shares.iter().map(share).collect();
+        let servers: Vec<Value> = servers.iter().map(server_value).collect();
+        let told = json!({ "table": table.name(), "shares": shares, "servers": servers });
+        return Ok(console.json_line(&told)?);
+    }
+    let mut rows = Vec::new();
+    for share in &shares {
+        let owner = share.owner.map_or("memory servers".to_owned(), |owner| owner.to_string());
+        let counts = [usize::from(share.weight), share.partitions, share.closed, share.moving];
+        rows.push([owner].into_iter().chain(counts.map(|count| count.to_string())).collect());
+    }
+    rows.extend(servers.iter().map(server_row));
+    console.table(&["owner", "weight", "partitions", "closed", "moving"], rows)?;
+    Ok(())
+}
+
+fn server_value(server: &ComputeServer) -> Value {
+    json!({ "name": server.name.to_string(), "address": server.address })
+}
+
+fn server_row(server: &ComputeServer) -> Vec<String> {
+    let address = server.address.map_or("-".to_owned(), |address| address.to_string());
+    vec!["server".to_owned(), server.name.to_string(), address]
+}
+
 fn show(
     table: &Table,
     partitions: &[Partition],
@@ -166,12 +214,8 @@ fn show(
             object.insert("operations".to_owned(), json!(partition.operations));
             Value::Object(object)
         };
-        let server = |server: &ComputeServer| {
-            let name = server.name.to_string();
-            json!({ "name": name, "address": server.address })
-        };
         let partitions: Vec<Value> = partitions.iter().map(partition).collect();
-        let servers: Vec<Value> = servers.iter().map(server).collect();
+        let servers: Vec<Value> = servers.iter().map(server_value).collect();
         let told = json!({ "table": table.name(), "partitions": partitions, "servers": servers });
         return Ok(console.json_line(&told)?);
     }
@@ -187,10 +231,7 @@ fn show(
         let (low, high) = (bound(&partition.low), bound(&partition.high));
         rows.push(vec![number.to_string(), low, high, owner, operations]);
     }
-    for server in &servers {
-        let address = server.address.map_or("-".to_owned(), |address| address.to_string());
-        rows.push(vec!["server".to_owned(), server.name.to_string(), address]);
-    }
+    rows.extend(servers.iter().map(server_row));
     console.table(&["partition", "above", "up to", "owner", "operations"], rows)?;
     Ok(())
 }

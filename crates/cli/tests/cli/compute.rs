@@ -259,3 +259,55 @@ fn moves_that_make_no_sense_are_explained() {
     assert_eq!(owners(&uri), [name]);
     assert_eq!(server.end(), Some(0));
 }
+
+/// Partitions of a table of dmtree by their owners, as `repartition` prints them.
+fn shares(pool: &str) -> Vec<(String, u64, u64)> {
+    let told = show(pool);
+    let shares = told["shares"].as_array().unwrap().iter();
+    let share = |it: &Value| {
+        let owner = it["owner"].as_str().unwrap_or("nobody").to_owned();
+        (owner, it["weight"].as_u64().unwrap(), it["partitions"].as_u64().unwrap())
+    };
+    shares.map(share).collect()
+}
+
+#[test]
+fn compute_servers_share_the_partitions_of_a_table_of_dmtree() {
+    let pool = Pool::missing();
+    let uri = pool.uri();
+    let options = ["--create", "--engine", "dmtree", "--format", "tsv"];
+    farleaf(&[&["load", &uri, "t", "-"][..], &options].concat(), &lines()).done();
+    assert!(shares(&uri).iter().all(|(owner, ..)| owner == "nobody"));
+    let exposes = ["--expose-bytes", "8MiB"];
+    let (first, mut second) = (Service::compute(&uri, &exposes), Service::compute(&uri, &exposes));
+    let (plain, name) = (Service::compute(&uri, &[]), second.name());
+    let before = shares(&uri);
+    assert!(
+        before.len() == 2 && before.iter().all(|share| share.1 == 1 && share.2 > 4),
+        "{before:?}"
+    );
+    let text = repartition(&uri, &[]).done().text();
+    assert!(text.contains(&format!("{name}\t1\t")) && text.contains("server\t"), "{text}");
+    repartition(&uri, &["move", &name]).failed(2, "numbered and placed by a ring");
+    repartition(&uri, &["boundary", "0", "a"]).failed(2, "numbered and placed by a ring");
+    repartition(&uri, &["add", &plain.name()]).failed(2, "exposes no memory");
+    repartition(&uri, &["add", &name]).done();
+    assert_eq!(shares(&uri), before, "it has its share");
+    repartition(&uri, &["drain", &name]).done();
+    let drained: Vec<_> =
+        shares(&uri).into_iter().map(|(_, weight, count)| (weight, count)).collect();
+    assert_eq!(drained.iter().filter(|share| **share == (0, 0)).count(), 1, "{drained:?}");
+    repartition(&uri, &["drain", &first.name()]).failed(2, "no other compute server");
+    repartition(&uri, &["add", &name]).done();
+    assert_eq!(shares(&uri), before);
+    assert_eq!(count(&uri), format!("{KEYS}\n"));
+    // In order, and not: the other one has all then.
+    signal("TERM", &second.process);
+    assert!(second.process.wait().unwrap().success());
+    let left = shares(&uri);
+    assert!(left.len() == 1 && left[0].0 == first.name(), "{left:?}");
+    farleaf(&["put", &uri, "t", "key-0001", "new"], b"").done();
+    assert_eq!(first.end(), Some(0));
+    assert_eq!(count(&uri), format!("{KEYS}\n"));
+    assert!(shares(&uri).iter().all(|(owner, ..)| owner == "nobody"));
+}

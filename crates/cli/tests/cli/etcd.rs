@@ -127,6 +127,50 @@ fn a_cluster_is_used_by_its_name() {
     assert_eq!(first_memory.end(), Some(0));
 }
 
+/// A compute server takes its share of a table of dmtree by itself; a cluster drains all but the last that has memory.
+#[test]
+fn a_table_of_dmtree_is_scaled_by_its_cluster() {
+    let Some(etcd) = server::start("a_table_of_dmtree_is_scaled_by_its_cluster") else { return };
+    let uri = etcd.uri("orders");
+    let memory = memory(&etcd, "0", "1", &[]);
+    let lines: Vec<u8> =
+        (0..KEYS).flat_map(|n| format!("key-{n:04}\t{n}\n").into_bytes()).collect();
+    let options = ["--create", "--engine", "dmtree", "--format", "tsv"];
+    farleaf(&[&["load", &uri, "t", "-"][..], &options].concat(), &lines).done();
+    let compute = |options: &[&str]| Service::start(&[&["compute", &uri][..], options].concat());
+    let exposes = ["--expose-bytes", "8MiB"];
+    let (first, mut second, plain) = (compute(&exposes), compute(&exposes), compute(&[]));
+    let serving = || status(&uri)["compute_servers"].as_array().unwrap().len();
+    eventually(LONG, "all are registered", || serving() == 3);
+    let parts = |who: &str| {
+        let told = farleaf(&["repartition", &uri, "t", "--json"], b"").done().json();
+        let mut shares = told["shares"].as_array().unwrap().iter();
+        shares.find(|it| it["owner"] == who).map_or(0, |it| it["partitions"].as_u64().unwrap())
+    };
+    let name_of_second = name(&second);
+    let before = parts(&name_of_second);
+    assert!(before > 0);
+    let add = |who: &str| cluster("add", &uri, &[who, "--json"]).done().json()["tables"].clone();
+    assert_eq!(add(&name_of_second), serde_json::json!([]), "it has its share");
+    farleaf(&["repartition", &uri, "t", "drain", &name_of_second], b"").done();
+    assert_eq!(parts(&name_of_second), 0);
+    assert_eq!(add(&name_of_second), serde_json::json!(["t"]));
+    assert_eq!(parts(&name_of_second), before);
+    assert_eq!(add(&name(&plain)), serde_json::json!([]), "it has no memory");
+    cluster("add", &uri, &[&name(&plain), "--table", "t"]).failed(2, "exposes no memory");
+
+    cluster("drain", &uri, &[&name_of_second]).done();
+    assert_eq!(second.process.wait().unwrap().code(), Some(0));
+    assert_eq!(count(&uri), format!("{KEYS}\n"));
+    let all = parts(&name(&first));
+    cluster("drain", &uri, &[&name(&first)]).failed(2, "the last one with memory for table \"t\"");
+    assert_eq!(parts(&name(&first)), all);
+    cluster("drain", &uri, &[&name(&plain)]).done();
+    assert_eq!(first.end(), Some(0));
+    assert_eq!(count(&uri), format!("{KEYS}\n"));
+    assert_eq!(memory.end(), Some(0));
+}
+
 /// Killed while nobody works: its entry runs out, and the coordinator takes over what it had.
 #[test]
 fn a_compute_server_that_is_killed_is_missed_by_its_cluster() {

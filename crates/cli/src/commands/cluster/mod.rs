@@ -1,4 +1,4 @@
-//! `farleaf cluster`: shows the members of a cluster and the ranges of its compute servers.
+//! `farleaf cluster`: shows the members of a cluster, and gives compute servers their share of tables or takes it.
 
 mod drain;
 pub(crate) mod entry;
@@ -31,7 +31,8 @@ pub(crate) enum ClusterCommand {
     },
     /// Let a compute server give all that it has to others, and end
     ///
-    /// Of those that `farleaf compute` has started. Waits until it has left.
+    /// Of those that `farleaf compute` has started. Waits until it has left. The last one is refused, and so is the last with
+    /// memory for a table's numbered partitions.
     Drain {
         #[command(flatten)]
         cluster: ClusterOf,
@@ -42,17 +43,18 @@ pub(crate) enum ClusterCommand {
         #[arg(long, value_name = "TIME", default_value = "60s")]
         timeout: TimeSpan,
     },
-    /// Give a compute server that has been started a share of the tables whose keys compute servers own
+    /// Give a compute server that has been started a share of the tables that compute servers serve
     ///
-    /// About half of what the one with the most to do has, of each table of which it has nothing. A compute
-    /// server becomes part of a cluster by `farleaf compute etcd://.../NAME`.
+    /// Of a table whose keys they own: about half of what the one with the most to do has, if it has nothing. Of a table with
+    /// numbered partitions: its share by its weight, which it takes by itself unless it was drained. A compute server
+    /// becomes part of a cluster by `farleaf compute etcd://.../NAME`.
     Add {
         #[command(flatten)]
         cluster: ClusterOf,
         /// The compute server: a name or an address, as printed by status
         #[arg(value_name = "SERVER")]
         server: String,
-        /// A table; may be given several times [default: all whose keys compute servers own]
+        /// A table; may be given several times [default: all that compute servers serve]
         #[arg(short, long, value_name = "TABLE")]
         table: Vec<String>,
     },

@@ -1,9 +1,9 @@
-//! `farleaf cluster add`: gives a compute server that has joined its share of the ranges.
+//! `farleaf cluster add`: gives a compute server that has joined its share of the tables.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farleaf::{ErrorKind, Farleaf, ServerName};
+use farleaf::{ErrorKind, ServerName, Table};
 use serde_json::json;
 
 use super::{ClusterOf, find};
@@ -35,13 +35,17 @@ pub(super) fn run(
     let names = match tables {
         [] => {
             let infos = db.tables()?.into_iter();
-            infos.filter(|info| info.engine.traits().owned).map(|info| info.name).collect()
+            infos.filter(|info| info.engine.traits().is_served()).map(|info| info.name).collect()
         }
         named => named.to_vec(),
     };
     let mut given = Vec::new();
     for name in names {
-        if give(&db, &name, who)? {
+        let table = db.table(&name)?;
+        let is_numbered = table.info().engine.traits().exposes;
+        if is_numbered && tables.is_empty() && !exposes(&table, who)? {
+            console.detail(format_args!("it exposes no memory for table \"{name}\""));
+        } else if give(&table, who, is_numbered)? {
             given.push(name);
         } else {
             console.detail(format_args!("it has a part of table \"{name}\" already"));
@@ -56,16 +60,21 @@ pub(super) fn run(
     Ok(Exit::Done)
 }
 
-/// Gives it a share of the table, unless it has something of it; whether it did.
-fn give(db: &Farleaf, name: &str, to: ServerName) -> anyhow::Result<bool> {
-    let table = db.table(name)?;
+/// Returns whether it has memory for numbered partitions.
+fn exposes(table: &Table, who: ServerName) -> anyhow::Result<bool> {
+    let servers = table.compute_servers()?;
+    Ok(servers.iter().any(|server| server.name == who && server.exposed_bytes > 0))
+}
+
+/// Gives it a share of the table, unless it has something of it, or all of its share; whether it did.
+fn give(table: &Table, to: ServerName, is_numbered: bool) -> anyhow::Result<bool> {
     let end = Instant::now() + PATIENCE;
     loop {
-        if table.partitions()?.iter().any(|partition| partition.owner == Some(to)) {
+        if !is_numbered && table.partitions()?.iter().any(|partition| partition.owner == Some(to)) {
             return Ok(false);
         }
         match table.give_share(to) {
-            Ok(_) => return Ok(true),
+            Ok(gave) => return Ok(gave),
             // It has not opened the table yet, or another move is under way.
             Err(error) if may_pass(error.kind()) && Instant::now() < end => {
                 thread::sleep(TRY_EVERY);
