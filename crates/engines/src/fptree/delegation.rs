@@ -7,6 +7,7 @@
 //! A batch is taken under the leaf's lock, which proves the content that its changes are applied to, in the order in which
 //! they came. All of them happen at the WRITE of the slot. Pairs with a record are their own leaders', one after the other.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use farleaf_index::local::key_queues::{ChangeLead, ChangeTurn, collapse};
@@ -63,8 +64,12 @@ impl LeafTree {
     }
 
     /// Applies the changes that wait to what the leader's own leaves of the key: what the slot holds in the end.
-    pub(super) fn combine(&self, lead: &mut ChangeLead, own: &Change<'_>) -> Option<Vec<u8>> {
-        let mut value = own.value.map(<[u8]>::to_vec);
+    pub(super) fn combine<'a>(
+        &self,
+        lead: &mut ChangeLead,
+        own: &Change<'a>,
+    ) -> Option<Cow<'a, [u8]>> {
+        let mut value = own.value.map(Cow::Borrowed);
         let collapsed = collapse(lead, own.key, &mut value, |_| true);
         if collapsed.members > 0 {
             count(&self.counts.batches);

@@ -406,7 +406,9 @@ impl LeafTree {
             // From here on nothing fails before the chain is posted.
             None if shape.has_record(key.len()) => None,
             None => match lead {
-                Some(lead) => self.combine(lead, change).map(PairContent::Inline),
+                Some(lead) => {
+                    self.combine(lead, change).map(|value| PairContent::Inline(value.into_owned()))
+                }
                 None => change.value.map(|value| PairContent::Inline(value.to_vec())),
             },
         };

@@ -16,6 +16,7 @@
 //!
 //! Changes that need a record, another leaf or a new one are their own leader's alone; the others follow.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use farleaf_index::local::key_queues::{self, ChangeTurn, GetLead, collapse};
@@ -128,7 +129,7 @@ impl Tree {
                 return content;
             }
             (_, LeafContent::Absent) => None,
-            (_, LeafContent::Inline(value)) => Some(value),
+            (_, LeafContent::Inline(value)) => Some(Cow::Owned(value)),
         };
         let fits = |bytes| bytes <= inline_max && old.has_room(bytes);
         let collapsed = collapse(&mut lead.changes, old.key(), &mut value, fits);
@@ -136,7 +137,7 @@ impl Tree {
             count(&self.counts.batches);
             count_many(&self.counts.collapsed, collapsed.applied);
         }
-        value.map_or(LeafContent::Absent, LeafContent::Inline)
+        value.map_or(LeafContent::Absent, |value| LeafContent::Inline(value.into_owned()))
     }
 
     /// The leader has found that its change leaves things as they are: so do those of members that joined before it

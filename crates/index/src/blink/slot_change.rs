@@ -22,9 +22,9 @@ farleaf_fabric::canaries! {
 
 /// Applies the changes that wait to what the leader's own leaves of its key, which is there: what the slot holds in the end.
 fn combine<'a>(lead: &mut ChangeLead, own: &Change<'a>) -> Option<Cow<'a, [u8]>> {
-    let mut value = own.value.map(<[u8]>::to_vec);
+    let mut value = own.value.map(Cow::Borrowed);
     collapse(lead, own.key, &mut value, |_| true);
-    value.map(Cow::Owned)
+    value
 }
 
 impl BlinkTree {

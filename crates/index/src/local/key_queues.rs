@@ -3,6 +3,7 @@
 //! [`Delegation`] has the protocol; this is its form for operations of an index. A get takes the answer of READs that
 //! began after it did. A change is applied to what the leader knows under its lock, after those before it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use farleaf_pool::Session;
@@ -146,24 +147,24 @@ impl KeyQueues {
 }
 
 /// Applies the changes of `key` that wait to the `value` that their leader stores, as long as `fits` has room for the
-/// bytes of theirs. The leader acknowledges them.
+/// bytes of theirs. The leader acknowledges them. The value is copied only if one of them changes it.
 pub fn collapse(
     lead: &mut ChangeLead,
     key: &[u8],
-    value: &mut Option<Vec<u8>>,
+    value: &mut Option<Cow<'_, [u8]>>,
     fits: impl Fn(usize) -> bool,
 ) -> Collapsed {
     let mut applied = 0;
     let members = lead.seal(lost, |change| {
         let change = change.of_key(key);
-        let found = change.expected.and_then(|_| value.clone()).unwrap_or_default();
+        let found = change.expected.and(value.as_deref()).unwrap_or_default().to_vec();
         match change.decide(value.is_some(), value.as_deref()) {
             Decision::Leave(outcome) => Some(Ok((outcome, found))),
             Decision::Apply(outcome) => {
                 if !fits(change.value.map_or(0, <[u8]>::len)) {
                     return None;
                 }
-                *value = change.value.map(<[u8]>::to_vec);
+                *value = change.value.map(|value| Cow::Owned(value.to_vec()));
                 applied += 1;
                 Some(Ok((outcome, found)))
             }
