@@ -191,9 +191,11 @@ async fn leave(
     maintenance: &Session,
     index: &AnyIndex,
 ) -> Result<(), CutOff> {
+    // Its own, and that which keeps up with partitions until the table is closed.
+    let lasting = 1 + usize::from(index.partitions().is_some());
     for _ in 0..LEAVE_LOOKS {
         // A task that still works for others, or moves a range, has a session.
-        if maintenance.pool().sessions() == 1 {
+        if maintenance.pool().sessions() <= lasting {
             break;
         }
         maintain(shared, state, maintenance).await?;

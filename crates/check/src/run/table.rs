@@ -116,11 +116,11 @@ impl TableSetup {
         mut sessions: impl AsyncFnMut() -> Result<Session, IndexError>,
     ) -> Result<(), IndexError> {
         if index.partitions().is_some() {
-            let (session, index) = (sessions().await?, index.clone());
-            let (shared, is_over) = (Rc::clone(shared), Rc::clone(is_over));
+            // Until it has left the table: others wait for its acknowledgements.
+            let (session, index, shared) = (sessions().await?, index.clone(), Rc::clone(shared));
             session.endpoint().clone().spawn(async move {
                 let Some(table) = index.partitions() else { return };
-                while !is_over.get() && !shared.stop.get() {
+                while !shared.stop.get() {
                     if let Err(IndexError::Closed(_)) = table.tick(&session).await {
                         return;
                     }
