@@ -4,7 +4,7 @@
 //! been told that the owner is dead. So whoever waits asks for that news now and then, as for calls.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 
 use farleaf_fabric::{Endpoint, Incarnation, OpError, OpErrorKind, ServerId};
 use farleaf_pool::Session;
@@ -12,6 +12,9 @@ use farleaf_pool::Session;
 use super::messages::alive_check_ns;
 use crate::IndexError;
 use crate::join::within;
+
+/// An operation on the region of an owner that lives is waited for as long, before it counts as unreachable.
+const UNREACHABLE_NS: u64 = 1_000_000_000;
 
 /// Outcome of an operation on a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +55,7 @@ pub async fn attach_region(
 }
 
 /// Waits for `posted`, an operation, chain or batch on the region of `owner`, and looks every so often whether
-/// the owner lives: every 20 ms, in the simulator every 2 ms.
+/// the owner lives: every 20 ms, in the simulator every 2 ms. One that takes a second, over a cut link say, is dropped.
 ///
 /// Cost: that of the operation; 1 READ of the member table if it has failed.
 pub async fn on_region<T>(
@@ -61,7 +64,15 @@ pub async fn on_region<T>(
     posted: impl Future<Output = Result<T, OpError>>,
 ) -> RegionEnd<T> {
     let endpoint = session.endpoint();
-    let Some(result) = while_alive(session, owner, posted).await else { return RegionEnd::Gone };
+    let looks = UNREACHABLE_NS / alive_check_ns(endpoint);
+    let result = match watch(session, owner, pin!(posted), looks).await {
+        Watched::Ended(result) => result,
+        Watched::Dead => return RegionEnd::Gone,
+        Watched::Late => match endpoint.peer_of(owner) {
+            Some(peer) => Err(OpError { server: peer.server, kind: OpErrorKind::Timeout }),
+            None => return RegionEnd::Gone,
+        },
+    };
     match result {
         Ok(value) => RegionEnd::Done(value),
         Err(error) if matches!(error.kind, OpErrorKind::Gone { .. }) => RegionEnd::Gone,
@@ -98,18 +109,40 @@ pub async fn while_alive<T>(
     owner: Incarnation,
     work: impl Future<Output = T>,
 ) -> Option<T> {
+    match watch(session, owner, pin!(work), u64::MAX).await {
+        Watched::Ended(outcome) => Some(outcome),
+        Watched::Dead | Watched::Late => None,
+    }
+}
+
+/// The end of a wait for an owner's memory.
+enum Watched<T> {
+    Ended(T),
+    /// The owner is dead, and the work has not ended soon after.
+    Dead,
+    /// It has not ended after so many looks, and the owner lives.
+    Late,
+}
+
+async fn watch<T>(
+    session: &Session,
+    owner: Incarnation,
+    mut work: Pin<&mut impl Future<Output = T>>,
+    looks: u64,
+) -> Watched<T> {
     let endpoint = session.endpoint();
     let check_ns = alive_check_ns(endpoint);
-    let mut work = pin!(work);
-    loop {
-        if let Some(result) = within(endpoint, work.as_mut(), check_ns).await {
-            return Some(result);
+    for _ in 0..looks {
+        if let Some(outcome) = within(endpoint, work.as_mut(), check_ns).await {
+            return Watched::Ended(outcome);
         }
         if endpoint.is_dead(owner).await {
             // The fabric ends what is under way now.
-            return within(endpoint, work.as_mut(), check_ns).await;
+            let outcome = within(endpoint, work, check_ns).await;
+            return outcome.map_or(Watched::Dead, Watched::Ended);
         }
     }
+    Watched::Late
 }
 
 /// The outcome of `posted`, an operation on a region, if it comes as soon as that of a living owner does: within 20 ms, in
@@ -134,13 +167,17 @@ mod tests {
 
     /// Two compute servers with a pool. The fabric's own limit is a second.
     fn simulation() -> Sim {
+        simulation_with(1_000_000_000)
+    }
+
+    fn simulation_with(timeout_ns: u64) -> Sim {
         let mut config = SimConfig {
             compute_servers: 2,
             region_bytes: 4 << 20,
             lease_ns: LEASE_NS,
             ..SimConfig::seeded(1)
         };
-        config.adversary.timeout_ns = 1_000_000_000;
+        config.adversary.timeout_ns = timeout_ns;
         let sim = Sim::new(config).expect("a simulation");
         let client = Client::new(sim.fabric(0).any_endpoint().expect("an endpoint"));
         let options = PoolOptions { clients_max: 8, members_max: 4, ..PoolOptions::default() };
@@ -180,6 +217,31 @@ mod tests {
         sim.block_on(theirs.leave()).expect("no deadlock").expect("left");
         assert_eq!(read(), RegionEnd::Gone);
         assert!(sim.block_on(has_ended(&mine, who)).expect("no deadlock"));
+    }
+
+    /// The fabric's limit is 5 s, as over TCP.
+    #[test]
+    fn an_owner_behind_a_cut_link_is_waited_for_a_second() {
+        let sim = simulation_with(5_000_000_000);
+        let (mine, theirs) = (session(&sim, 0), session(&sim, 1));
+        let (owner, number) = (sim.fabric(1), super::super::number_of(theirs.pool().member()));
+        let who = owner.incarnation();
+        owner.expose(number, BYTES, &ListenConfig::default()).expect("exposed");
+        sim.block_on(theirs.publish_region(BYTES)).expect("no deadlock").expect("published");
+        let attached = sim.block_on(attach_region(&mine, who)).expect("no deadlock");
+        assert_eq!(attached.expect("read"), Some(number));
+        let add = || {
+            let posted = mine.client().faa(GlobalAddr::new(number, 64), 1);
+            let since_ns = sim.now_ns();
+            let ended = sim.block_on(on_region(&mine, who, posted)).expect("no deadlock");
+            (ended, sim.now_ns() - since_ns)
+        };
+        sim.cut(0, 1);
+        let (ended, waited_ns) = add();
+        let lost = OpError { server: number, kind: OpErrorKind::Timeout };
+        assert_eq!(ended, RegionEnd::Unreachable(lost));
+        assert!((UNREACHABLE_NS..UNREACHABLE_NS * 11 / 10).contains(&waited_ns), "{waited_ns} ns");
+        sim.heal(0, 1);
     }
 
     /// Done while the owner lives; `Unreachable` behind a cut link; `Gone` soon after a stopped owner's lease,

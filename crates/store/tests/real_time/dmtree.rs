@@ -2,9 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -278,5 +280,112 @@ fn all_compute_servers_are_killed_and_one_comes_back() {
     }
     assert_eq!(owned(&table).keys().collect::<Vec<_>>(), [&own_name(&table)]);
     let report = db.verify().unwrap();
+    assert!(report.closes(), "{report:?}");
+}
+
+/// A forwarder in front of a compute server, which others reach through it. While it is cut, bytes stay where they are.
+struct Link {
+    address: SocketAddr,
+    to: Arc<OnceLock<SocketAddr>>,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Link {
+    fn new() -> Link {
+        let gate = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = gate.local_addr().unwrap();
+        let (to, is_cut) = (Arc::<OnceLock<SocketAddr>>::default(), Arc::<AtomicBool>::default());
+        let (leads_to, cut) = (Arc::clone(&to), Arc::clone(&is_cut));
+        thread::spawn(move || {
+            for from in gate.incoming() {
+                let (from, cut) = (from.unwrap(), Arc::clone(&cut));
+                let Ok(to) = TcpStream::connect(leads_to.wait()) else { continue };
+                let back = (to.try_clone().unwrap(), from.try_clone().unwrap());
+                for (from, to) in [(from, to), back] {
+                    let cut = Arc::clone(&cut);
+                    thread::spawn(move || forward(from, to, &cut));
+                }
+            }
+        });
+        Link { address, to, is_cut }
+    }
+
+    fn cut(&self, is_cut: bool) {
+        self.is_cut.store(is_cut, Ordering::SeqCst);
+    }
+}
+
+fn forward(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
+    let mut bytes = [0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        while is_cut.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+    let _ = from.shutdown(Shutdown::Both);
+}
+
+/// The link to one compute server is cut: reads go on, changes of its partitions fail within 1.5 s with nothing done, and
+/// others go on. Healed, all goes on.
+#[test]
+fn a_cut_link_between_compute_servers_stops_changes_of_its_partitions_alone() {
+    const KEYS: u32 = 300;
+    let pool = SharedPool::new("dmtree-cut");
+    let link = Link::new();
+    let first = builder().advertise(link.address).open(&pool.uri()).unwrap();
+    let table = create(&first);
+    let listens = first.listens().unwrap().unwrap();
+    link.to.set(listens).unwrap();
+    let second = open(&pool);
+    let other = second.table("t").unwrap();
+    for number in 0..KEYS {
+        other.insert(key(number), "old").unwrap();
+    }
+    assert!(owned(&other).values().all(|count| *count > 10), "{:?}", owned(&other));
+    link.cut(true);
+    let (mut changed, mut refused) = (Vec::new(), Vec::new());
+    for number in (0..KEYS).step_by(23) {
+        let since = Instant::now();
+        match other.insert(key(number), "new") {
+            Ok(_) => changed.push(number),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+                refused.push(number);
+            }
+        }
+        let took = since.elapsed();
+        assert!(took < Duration::from_millis(1500), "{number}: {took:?}, {changed:?} {refused:?}");
+        let held = other.get(key(number)).unwrap().unwrap();
+        let is_new = changed.last() == Some(&number);
+        assert_eq!(held, if is_new { b"new" } else { b"old" }, "{number}");
+    }
+    assert!(!changed.is_empty() && !refused.is_empty(), "{changed:?} {refused:?}");
+    let mut longest = Duration::ZERO;
+    for number in 0..KEYS {
+        let since = Instant::now();
+        assert!(other.get(key(number)).unwrap().is_some(), "{number}");
+        longest = longest.max(since.elapsed());
+    }
+    println!("the longest read took {longest:?}");
+    assert!(longest < WAIT_MAX, "{longest:?}");
+    link.cut(false);
+    for number in refused {
+        eventually(Duration::from_secs(30), "it can be changed", || {
+            match other.insert(key(number), "newer") {
+                Ok(_) => true,
+                Err(error) if error.kind() == ErrorKind::Unavailable => false,
+                Err(error) => panic!("{error}"),
+            }
+        });
+        assert_eq!(table.get(key(number)).unwrap(), Some(b"newer".to_vec()));
+    }
+    drop(other);
+    second.close().unwrap();
+    drop(table);
+    let report = first.verify().unwrap();
     assert!(report.closes(), "{report:?}");
 }
