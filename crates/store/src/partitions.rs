@@ -153,16 +153,29 @@ impl Table {
         })
     }
 
+    /// Bytes of memory that a compute server must expose ([`Builder::expose_bytes`](crate::Builder::expose_bytes)) to have
+    /// partitions of this table; `None` unless they are numbered. One that exposes less uses the table without.
+    ///
+    /// Cost: none.
+    pub fn expose_bytes_least(&self) -> Result<Option<u64>> {
+        ThreadContext::run(self.store().core(), async |context| {
+            let Some(table) = self.core().index().partitions() else { return Ok(None) };
+            let session = context.session().await?;
+            Ok(Some(table.slice_bytes(&session)))
+        })
+    }
+
     /// Gives `to` about half of what the compute server with the most to do has. Of a table with numbered partitions,
     /// gives it its share by its weight: it takes that by itself when it opens the table, so this is for one that was
     /// drained. Returns whether it got anything.
     ///
     /// # Errors
-    /// See above; [`ErrorKind::Invalid`] also if the table's partitions are numbered and `to` exposes no memory.
+    /// See above; [`ErrorKind::Invalid`] also if the table's partitions are numbered and `to` exposes less memory than
+    /// they take.
     pub fn give_share(&self, to: ServerName) -> Result<bool> {
         if self.core().index().partitions().is_some() {
             return self.with_numbered(async |table, session| {
-                check_exposes(session, to).await?;
+                check_exposes(session, to, table.slice_bytes(session)).await?;
                 Ok(table.add_share(session, to).await.map_err(Error::from)? > 0)
             });
         }
@@ -267,11 +280,15 @@ fn engines_with_owners() -> String {
     owned.map(|engine| engine.name()).collect::<Vec<_>>().join(" and ")
 }
 
-/// Refuses a compute server that is no member of the pool, or exposes no memory.
-async fn check_exposes(session: &Session, who: ServerName) -> Result<()> {
+/// Refuses a compute server that is no member of the pool, or exposes less than `least` bytes.
+async fn check_exposes(session: &Session, who: ServerName, least: u64) -> Result<()> {
     match check_there(session, who).await?.region_bytes {
         0 => Err(Error::invalid(format!(
-            "compute server {who} exposes no memory, so it takes no partitions: start it with --expose-bytes"
+            "compute server {who} exposes no memory, so it takes no partitions: start it with --expose-bytes {least}, or more"
+        ))),
+        bytes if bytes < least => Err(Error::invalid(format!(
+            "compute server {who} exposes {bytes} bytes of memory, and the table's lines take {least} in this pool: start it \
+             with --expose-bytes {least}, or more"
         ))),
         _ => Ok(()),
     }

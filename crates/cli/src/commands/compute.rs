@@ -89,6 +89,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
             ))
             .into());
         }
+        tell_too_small(&db, &table)?;
         tables.insert(name.clone(), table);
     }
     let seen = Arc::<Mutex<Seen>>::default();
@@ -332,6 +333,7 @@ fn look(
                 table => {
                     let table = table?;
                     tracing::info!(table = entry.key(), "serves a table");
+                    tell_too_small(db, &table)?;
                     entry.insert(table);
                 }
             }
@@ -354,6 +356,22 @@ fn look(
         tables.remove(&name);
     }
     lock(seen).note(tables, trouble);
+    Ok(())
+}
+
+/// Says so if this compute server exposes memory, and less than the table's lines take: it has no partitions of it then.
+fn tell_too_small(db: &Farleaf, table: &Table) -> anyhow::Result<()> {
+    let (Some(least), exposed) = (table.expose_bytes_least()?, db.stats()?.exposed_bytes) else {
+        return Ok(());
+    };
+    if (1..least).contains(&exposed) {
+        tracing::warn!(
+            table = table.name(),
+            exposed,
+            "exposes too little memory to have partitions of the table: its lines take {least} bytes in this pool; start \
+             with --expose-bytes {least}, or more"
+        );
+    }
     Ok(())
 }
 

@@ -275,7 +275,7 @@ fn shares(pool: &str) -> Vec<(String, u64, u64)> {
 fn compute_servers_share_the_partitions_of_a_table_of_dmtree() {
     let pool = Pool::missing();
     let uri = pool.uri();
-    let options = ["--create", "--engine", "dmtree", "--format", "tsv"];
+    let options = ["--create", "--pool-bytes", "64MiB", "--engine", "dmtree", "--format", "tsv"];
     farleaf(&[&["load", &uri, "t", "-"][..], &options].concat(), &lines()).done();
     assert!(shares(&uri).iter().all(|(owner, ..)| owner == "nobody"));
     let exposes = ["--expose-bytes", "8MiB"];
@@ -291,6 +291,9 @@ fn compute_servers_share_the_partitions_of_a_table_of_dmtree() {
     repartition(&uri, &["move", &name]).failed(2, "numbered and placed by a ring");
     repartition(&uri, &["boundary", "0", "a"]).failed(2, "numbered and placed by a ring");
     repartition(&uri, &["add", &plain.name()]).failed(2, "exposes no memory");
+    let small = Service::compute(&uri, &["--expose-bytes", "64KiB"]);
+    repartition(&uri, &["add", &small.name()]).failed(2, "exposes 65536 bytes of memory");
+    assert_eq!(small.end(), Some(0));
     repartition(&uri, &["add", &name]).done();
     assert_eq!(shares(&uri), before, "it has its share");
     repartition(&uri, &["drain", &name]).done();

@@ -12,8 +12,9 @@ use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, OpKind, ServerId};
 use farleaf_index::compute::MoveError;
 use farleaf_index::compute::ownership::MapWords;
 use farleaf_index::compute::partitions::{
-    MoveWay, PartitionCalls, PartitionMembership, PartitionWords, as_conductor, check_unused,
-    create_partitions, enter, fail_over, leave, offer, read_partitions, resume, settle_in, tick,
+    MoveWay, PartitionCalls, PartitionMembership, PartitionWords, PartitionedTable, as_conductor,
+    check_unused, create_partitions, enter, fail_over, leave, offer, read_partitions, resume,
+    settle_in, tick,
 };
 use farleaf_index::detach::{run_to_end, unfinished_change, unfinished_work};
 use farleaf_index::engine::{Engine, Traits};
@@ -27,7 +28,7 @@ use farleaf_index::{
 use farleaf_pool::{Audit, Recovery, Session};
 
 use super::homed_options::{DmTreeOptions, DmTreeShape};
-use super::homes::{Op, OpNotes, Parts, ReadNotes, Stop, partition_count, slice_bytes};
+use super::homes::{Op, OpNotes, Parts, ReadNotes, Stop, partition_count};
 use super::layout::LeafShape;
 use super::redo::LeafRedo;
 use super::replicas::ReplicaCache;
@@ -120,7 +121,7 @@ impl DmTree {
         let Some(own) = session.endpoint().own_region() else { return Ok(()) };
         let meta = self.0.stored.meta;
         let bytes = session.endpoint().region_bytes(own.number);
-        let count = (bytes / slice_bytes(session.pool().geometry())).min(1 << 16) as usize;
+        let count = (bytes / PartitionedTable::slice_bytes(&self.0, session)).min(1 << 16) as usize;
         if count == 0 || weight == 0 {
             return Ok(());
         }

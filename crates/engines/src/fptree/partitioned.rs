@@ -16,7 +16,7 @@ use farleaf_pool::{LockToken, Session};
 
 use super::LeafTree;
 use super::homed::HomedTable;
-use super::homes::{GROUP_BYTES, GROUP_LINES, LinePlace, Op, Parts};
+use super::homes::{GROUP_BYTES, GROUP_LINES, LinePlace, Op, Parts, slice_bytes};
 use super::line::{LINE_BYTES, Line};
 use super::redo::LeafRedo;
 
@@ -233,6 +233,10 @@ impl PartitionedTable for HomedTable {
 
     fn membership(&self) -> Option<&PartitionMembership> {
         self.0.membership()
+    }
+
+    fn slice_bytes(&self, session: &Session) -> u64 {
+        slice_bytes(session.pool().geometry())
     }
 
     async fn finish_dead(&self, session: &Session, closed: &[u32]) -> Result<(), IndexError> {

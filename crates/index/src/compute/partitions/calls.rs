@@ -19,6 +19,9 @@ pub trait PartitionCalls {
     /// The map as it is known here.
     fn known_partitions(&self) -> PartitionMap;
 
+    /// Bytes of memory that a compute server must expose to have partitions of this table.
+    fn slice_bytes(&self, session: &Session) -> u64;
+
     /// The map as it is in the pool.
     ///
     /// Cost: 3 READs in 2 round trips.
@@ -100,6 +103,10 @@ impl<T: PartitionedTable> PartitionCalls for T {
 
     fn known_partitions(&self) -> PartitionMap {
         own(self).view().map.clone()
+    }
+
+    fn slice_bytes(&self, session: &Session) -> u64 {
+        PartitionedTable::slice_bytes(self, session)
     }
 
     fn newest_partitions<'a>(

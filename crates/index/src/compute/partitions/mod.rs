@@ -85,6 +85,9 @@ pub trait PartitionedTable: Clone + 'static {
     /// This compute server's part; `None` where the table is not open, as in a recovery.
     fn membership(&self) -> Option<&PartitionMembership>;
 
+    /// Bytes of its memory that a compute server gives to this table if it has partitions of it.
+    fn slice_bytes(&self, session: &Session) -> u64;
+
     /// Finishes what dead clients have left half done in `closed`, without their locks: by redo records, whose
     /// versions tell whether a record is done. May be called again at any time.
     async fn finish_dead(&self, session: &Session, closed: &[u32]) -> Result<(), IndexError>;

@@ -593,6 +593,10 @@ impl PartitionedTable for Toy {
         Some(&self.0.membership)
     }
 
+    fn slice_bytes(&self, _session: &Session) -> u64 {
+        u64::from(PARTITIONS) * LINE_BYTES
+    }
+
     async fn finish_dead(&self, session: &Session, closed: &[u32]) -> Result<(), IndexError> {
         let clients = session.pool().geometry().options().clients_max;
         let server = self.places().leaves.server();
