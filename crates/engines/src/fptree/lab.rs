@@ -50,6 +50,17 @@ const SPECULATING: &[(&str, &str)] = &[
     ("compute-servers", "3"),
     ("clients", "6"),
 ];
+/// Compute servers that join and take partitions, by copy, while others change the same few keys.
+const JOINING: &[(&str, &str)] = &[
+    ("workload", "hot"),
+    ("set", "weight=1,move=copy"),
+    ("compute-servers", "4"),
+    ("clients", "8"),
+    ("keys", "20"),
+    ("ops", "60"),
+    ("expose-kib", "1024"),
+    ("event", "none"),
+];
 /// Settings of the survivor, the actor and the third compute server that put lines into the memory of one of them.
 const AT_SURVIVOR: [&str; 3] = ["", "weight=0", "weight=0"];
 const AT_ACTOR: [&str; 3] = ["", "weight=64", "weight=0"];
@@ -191,7 +202,7 @@ impl Lab for DmTree {
             Hunt::any(&OPEN_UNACKNOWLEDGED),
             Hunt::at(&OPEN_UNFINISHED, "lines/held-split"),
             Hunt::any(&IGNORE_TERM),
-            Hunt::any(&MAP_BEFORE_ACK),
+            Hunt::with(&MAP_BEFORE_ACK, JOINING),
             Hunt::any(&TWO_CONDUCTORS),
             // A client that thaws writes into the memory of another.
             Hunt::at(&FENCE_SKIPS_REGIONS, "lines/far-insert"),
