@@ -17,9 +17,7 @@ use super::wire::{Request, call_head};
 use crate::calls::UNDER_WAY_MAX;
 use crate::sync::lock;
 use crate::wake::Notify;
-use crate::{
-    CallError, FabricError, Incarnation, OpError, OpErrorKind, Peer, Refusal, ServerId, ServiceId,
-};
+use crate::{CallError, Incarnation, OpError, OpErrorKind, Peer, ServerId, ServiceId};
 
 /// Requests that are worth a message of their own, so that the server need not wait for the others.
 const HURRY_MIN: usize = 8;
@@ -363,20 +361,7 @@ impl Connection {
         let put = Arc::clone(&found);
         // Connecting waits, and this thread has other work.
         let begun = thread::Builder::new().name("farleaf-connect".to_owned()).spawn(move || {
-            let result = match peer {
-                None => super::greet_again(&shared, server, number),
-                Some(peer) => super::greet_peer(&shared, peer, number),
-            };
-            let result = match result {
-                Ok((link, welcome)) => Ok((link, welcome.connection)),
-                Err(FabricError::CutOff { .. }) => Err(Ended::Fenced),
-                // The old memory is gone, and with it the pool as this compute server knew it.
-                Err(FabricError::Refused { reason: Refusal::OtherMemory, .. }) => {
-                    shared.give_up();
-                    Err(Ended::Fenced)
-                }
-                Err(_) => Err(Ended::Lost),
-            };
+            let result = super::take_place(&shared, server, peer, shared.of_thread(), number);
             *lock(&put) = Some(result);
             notify();
         });

@@ -88,6 +88,7 @@ use crate::{
     Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId,
     Service, ServiceId,
 };
+use inbox::Ended;
 pub(crate) use peers::TcpCalls;
 use wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, Request, RequestKind, Status, VERSION,
@@ -355,10 +356,35 @@ fn greet(
     }
 }
 
+/// Greets a server again, in the place of connection `replaces`, waiting. Returns the new connection's number as well.
+fn take_place(
+    shared: &TcpShared,
+    server: ServerId,
+    peer: Option<Peer>,
+    purpose: Use,
+    replaces: u64,
+) -> Result<(Link<TcpStream>, u64), Ended> {
+    let greeted = match peer {
+        None => greet_again(shared, server, purpose, replaces),
+        Some(peer) => greet_peer(shared, peer, purpose, replaces),
+    };
+    match greeted {
+        Ok((link, welcome)) => Ok((link, welcome.connection)),
+        Err(FabricError::CutOff { .. }) => Err(Ended::Fenced),
+        // The old memory is gone, and with it the pool as this compute server knew it.
+        Err(FabricError::Refused { reason: Refusal::OtherMemory, .. }) => {
+            shared.give_up();
+            Err(Ended::Fenced)
+        }
+        Err(_) => Err(Ended::Lost),
+    }
+}
+
 /// Greets a compute server, in the place of connection `replaces`.
 fn greet_peer(
     shared: &TcpShared,
     peer: Peer,
+    purpose: Use,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
     let Some(address) = peer.address else {
@@ -366,7 +392,7 @@ fn greet_peer(
     };
     let to = (peer.server, address, peer.incarnation.0);
     let (config, who) = (&shared.config, shared.incarnation);
-    let (link, welcome) = greet_at(config, who, to, shared.of_thread(), replaces)?;
+    let (link, welcome) = greet_at(config, who, to, purpose, replaces)?;
     let failed = FabricError::unreachable(peer.server, address);
     loss::notice_loss(link.socket_ref()).map_err(&failed)?;
     Ok((link, welcome))
@@ -522,10 +548,11 @@ pub(crate) fn ask_once(
 fn greet_again(
     shared: &TcpShared,
     server: ServerId,
+    purpose: Use,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
     let (config, who) = (&shared.config, shared.incarnation);
-    let (link, welcome) = greet(config, who, server, shared.of_thread(), replaces)?;
+    let (link, welcome) = greet(config, who, server, purpose, replaces)?;
     let memory = Memory::of(&welcome);
     if memory != shared.memory[server.index()] {
         return Err(FabricError::Refused {
