@@ -14,9 +14,9 @@ use crate::tcp::{Tcp, TcpEndpoint};
 #[cfg(feature = "verbs")]
 use crate::verbs::{Verbs, VerbsEndpoint};
 use crate::{
-    Buf, CallError, Counters, Endpoint, Executor, Exposed, Fabric, FabricError, GlobalAddr,
-    Incarnation, Incoming, ListenConfig, Local, OpError, Ops, Peer, ServerId, Service, ServiceId,
-    Words,
+    Buf, CallError, ConnectionMark, Counters, Endpoint, Executor, Exposed, Fabric, FabricError,
+    GlobalAddr, Incarnation, Incoming, ListenConfig, Local, OpError, Ops, Peer, ServerId, Service,
+    ServiceId, Words,
 };
 
 /// One of the fabrics that run in real time. Clones share it.
@@ -339,6 +339,14 @@ impl Endpoint for AnyEndpoint {
 
     async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
         on_endpoint!(self, it => it.reconnect(server).await)
+    }
+
+    fn connection(&self, server: ServerId) -> Option<ConnectionMark> {
+        on_endpoint!(self, it => it.connection(server))
+    }
+
+    async fn end_connection(&self, mark: ConnectionMark) -> Result<(), OpError> {
+        on_endpoint!(self, it => it.end_connection(mark).await)
     }
 
     async fn is_dead(&self, who: Incarnation) -> bool {

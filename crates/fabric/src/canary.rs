@@ -118,6 +118,8 @@ crate::canaries! {
     pub FENCE_SKIPS_REGIONS = "fence-skips-regions", "a fence goes to memory servers alone";
     pub LOOPBACK_BY_PROCESSOR = "loopback-by-processor",
         "the owner's CAS and FAA are done by its processor although rmw_global is off";
+    pub END_SPARES_POSTED = "end-spares-posted",
+        "operations on their way take effect after another thread has ended their connection";
 }
 
 /// The bugs of calls and regions, which the conformance suite and the simulator's tests have to find.
@@ -131,4 +133,5 @@ pub static CANARIES: &[&Canary] = &[
     &NUMBER_FOLLOWS_SLOT,
     &FENCE_SKIPS_REGIONS,
     &LOOPBACK_BY_PROCESSOR,
+    &END_SPARES_POSTED,
 ];

@@ -5,8 +5,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::{
-    AnyEndpoint, Buf, CallError, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpErrorKind,
-    OpKind, Ops, ServerId, ServiceId, Words, canary,
+    AnyEndpoint, Buf, CallError, ConnectionMark, Cost, Endpoint, GlobalAddr, Incarnation, Op,
+    OpError, OpErrorKind, OpKind, Ops, ServerId, ServiceId, Words, canary,
 };
 
 /// One coroutine's view of an endpoint: the same operations, counted per server and per kind of index
@@ -236,6 +236,20 @@ impl<E: Endpoint> Client<E> {
     pub async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
         self.count(server, Cost { round_trips: 1, ..ZERO });
         self.endpoint.reconnect(server).await
+    }
+
+    /// Names this thread's operations on `server` so far; see [`Endpoint::connection`].
+    pub fn connection(&self, server: ServerId) -> Option<ConnectionMark> {
+        self.endpoint.connection(server)
+    }
+
+    /// Ends doubt about another thread's posts; see [`Endpoint::end_connection`]. 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::end_connection`].
+    pub async fn end_connection(&self, mark: ConnectionMark) -> Result<(), OpError> {
+        self.count(mark.server(), Cost { round_trips: 1, ..ZERO });
+        self.endpoint.end_connection(mark).await
     }
 
     /// The same operations, for posts that the present index operation does not wait for, or waits for

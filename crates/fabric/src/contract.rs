@@ -10,8 +10,8 @@
 //! - **F4** Operations outside a chain have no order: wait for completion. Completion means that
 //!   the effect is visible to every operation that anyone posts later.
 //! - **F5** A failed operation has an unknown effect, a WRITE in part too, which may even come
-//!   later, until the initiator is fenced (F6) or its thread has reconnected (F10). [`OpError`]
-//!   names the kinds that are known to have done nothing.
+//!   later, until the initiator is fenced (F6), its thread has reconnected (F10) or another thread has
+//!   ended the connection (F13). [`OpError`] names the kinds that are known to have done nothing.
 //! - **F6** When [`Endpoint::fence`] has returned, no operation of that incarnation takes effect
 //!   on that server any more. A WRITE that was in flight may have landed in part, at the grain of
 //!   [`Capabilities::crash_atomic_bytes`].
@@ -77,14 +77,18 @@
 //!   10. At most 1,024 calls are under way on a connection. Further ones wait at the sender.
 //!   11. Calls are counted like RPCs: one call, the bytes both ways, one round trip. In the simulator
 //!       a call and a reply are numbered crash points.
+//! - **F13** [`Endpoint::connection`] names the operations that a thread has posted to a server so far. When
+//!   [`Endpoint::end_connection`] of that mark has returned `Ok` in any thread of the same compute server, none of
+//!   them takes effect there any more. One that was in flight may have, a WRITE in part too (F6). So a thread
+//!   settles what another one lost, also if that one never runs again.
 
 use std::future::Future;
 use std::sync::Arc;
 
 use crate::{
-    Buf, CallError, Capabilities, Counters, Executor, Exposed, FabricError, GlobalAddr,
-    Incarnation, Incoming, ListenConfig, Local, OpError, Ops, OwnRegion, Peer, ServerId, Service,
-    ServiceId, Words, calls,
+    Buf, CallError, Capabilities, ConnectionMark, Counters, Executor, Exposed, FabricError,
+    GlobalAddr, Incarnation, Incoming, ListenConfig, Local, OpError, Ops, OwnRegion, Peer,
+    ServerId, Service, ServiceId, Words, calls,
 };
 
 /// A set of memory servers that this process can reach, and the maker of endpoints to them.
@@ -378,6 +382,25 @@ pub trait Endpoint: Clone + 'static {
     /// As any operation; `Fenced` if this compute server has been cut off. Then the outcome of operations in
     /// flight is unknown, and the call may be repeated.
     fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>>;
+
+    /// Names the operations that this thread has posted to `server` so far, for [`Endpoint::end_connection`] by any
+    /// thread (F13). Those whose futures were dropped count. `None` if none of them can still be under way. No remote
+    /// operation.
+    fn connection(&self, server: ServerId) -> Option<ConnectionMark>;
+
+    /// Ends the connection that carries the operations of `mark`, of any thread of this compute server (F13). Once
+    /// this returns `Ok`, none of them takes effect any more. The caller's own connection stays as it is. A mark that
+    /// was ended, or whose thread has reconnected or gone, is `Ok`. 1 round trip, or none.
+    ///
+    /// Operations that the other thread still waits for fail with `Timeout` or `Unavailable`, later ones on that
+    /// connection among them, and its calls as by a lost connection. At a compute server its next operation goes by a
+    /// new connection; at a memory server the thread reconnects first, as after any loss.
+    ///
+    /// # Errors
+    /// As any operation: `Unavailable` or `Timeout` while the server cannot be reached, and the call may be repeated;
+    /// `Fenced` if this compute server has been cut off; `Gone` if the life at the other end has ended for this
+    /// process, or its number stands for another one.
+    fn end_connection(&self, mark: ConnectionMark) -> impl Future<Output = Result<(), OpError>>;
 
     /// Returns whether `who` is known to have died or lost its lease. "No" is always a legal answer.
     fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool>;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{FabricError, Words};
+use crate::{FabricError, ServerId, Words};
 
 /// A compute server: one life of a process that has the memory servers open. Its number is never 0 and never
 /// used again; its text is 16 hexadecimal digits.
@@ -33,6 +33,30 @@ impl FromStr for Incarnation {
                 "{text:?} is no compute server: 16 hexadecimal digits name one"
             ))
         })
+    }
+}
+
+/// The operations that one thread of this compute server had posted to one server up to some moment, by the connection
+/// that carries them (F13). Any thread of the same compute server may end it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionMark {
+    pub(crate) server: ServerId,
+    /// The life at the other end; [`ConnectionMark::MEMORY`] for a memory server.
+    pub(crate) life: Incarnation,
+    /// The thread and the server, as the fabric numbers them.
+    pub(crate) line: u64,
+    /// The server's number of the connection; 0 if it has none.
+    pub(crate) number: u64,
+    /// Count of what came before it on the line: the marked operations are those before it.
+    pub(crate) posts: u64,
+}
+
+impl ConnectionMark {
+    pub(crate) const MEMORY: Incarnation = Incarnation(0);
+
+    /// The server at the other end.
+    pub fn server(self) -> ServerId {
+        self.server
     }
 }
 

@@ -65,7 +65,9 @@ pub use canary::Canary;
 pub use client::{Client, Unawaited};
 pub use contention::SharedLines;
 pub use contract::{Endpoint, Fabric};
-pub use contract_types::{Capabilities, Incarnation, Service, ServiceId, ServiceReply};
+pub use contract_types::{
+    Capabilities, ConnectionMark, Incarnation, Service, ServiceId, ServiceReply,
+};
 pub use counters::{Cost, Counters, OpKind, Snapshot};
 pub use error::{FabricError, OpError, OpErrorKind, Refusal, missing_rights};
 pub use exec::{Executor, yield_now};

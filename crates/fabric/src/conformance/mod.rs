@@ -22,6 +22,7 @@ mod calls;
 mod clock;
 mod counted;
 mod dropped;
+mod ended;
 mod fenced;
 mod lists;
 mod order;
@@ -276,6 +277,8 @@ cases! { $ {
     fenced: the_living_are_not_dead, a_fenced_victim_writes_no_more;
     reconnect: nothing_older_lands_after_a_reconnect, a_reconnect_leaves_nobody_waiting,
         a_reconnect_affects_one_thread;
+    ended: nothing_lands_once_its_connection_was_ended, an_end_leaves_nobody_waiting,
+        an_end_affects_one_connection, an_end_may_come_late_or_twice;
 } {
     rpc: an_echo_comes_back_whole, a_reply_is_cut_to_the_written_bytes,
         an_unknown_service_is_named, a_handler_works_on_its_servers_memory;
@@ -297,7 +300,8 @@ cases! { $ {
         old_operations_miss_the_new_life, a_fence_reaches_regions,
         a_fenced_life_finds_no_region_later, a_fenced_owner_does_not_vouch,
         own_loads_see_whole_words, own_loads_see_completed_writes_if_claimed,
-        a_reconnect_settles_a_region, operations_are_counted_by_kind,
+        a_reconnect_settles_a_region, a_thread_works_on_after_its_connection_was_ended,
+        operations_are_counted_by_kind,
         a_stopped_owner_blocks_nobody_elsewhere, an_exposed_region_takes_calls_as_well,
         expose_refuses_a_second_region;
 } }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use super::calls::{ECHO, PARTY, learn_peer};
+use super::ended::{Rounds, beside, end_marked};
 use super::tools::{
     at, get, meet, ok, patterned, poll_once, put, put_word, same, wait_for_word, word, words,
 };
@@ -598,6 +599,30 @@ pub(super) fn a_reconnect_settles_a_region<H: Harness>(harness: &H) {
             assert_eq!(word(&end, base).await, seen, "it landed after the reconnect");
         }
     })]);
+}
+
+/// F13 at a region: a thread whose connection was ended while it was idle works on at its next operation.
+pub(super) fn a_thread_works_on_after_its_connection_was_ended<H: Harness>(harness: &H) {
+    const TRIES: u64 = 20;
+    let Some((_, other)) = pair(harness) else { return };
+    let base = of(other, 4096);
+    let rounds = Rounds::default();
+    let own = rounds.clone();
+    let worker = task(move |end: H::Endpoint| async move {
+        for round in 0..TRIES {
+            assert_eq!(end.faa(base, 1).await, Ok(round));
+            own.give(&end, other.server).await;
+        }
+        assert_eq!(end.faa(base, 1).await, Ok(TRIES));
+    });
+    let ender = task(move |end: H::Endpoint| async move {
+        for round in 1..=TRIES {
+            let mark = rounds.take(&end, round).await;
+            end_marked(&end, mark).await;
+            rounds.answer();
+        }
+    });
+    harness.run(beside(worker, ender));
 }
 
 /// F11.11: three kinds of counts, batches of several kinds, and posts that nobody waits for.

@@ -12,8 +12,8 @@ use super::{CAPABILITIES, MappedShared};
 use crate::local::PoolFacts;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Local, OpError,
-    OpErrorKind, Ops, ServerId, ServiceId, Words, access,
+    Buf, CallError, ConnectionMark, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Local,
+    OpError, OpErrorKind, Ops, ServerId, ServiceId, Words, access,
 };
 
 /// One thread's access to mapped memory servers.
@@ -350,6 +350,15 @@ impl Endpoint for MappedEndpoint {
             let kind = if is_dead { OpErrorKind::Gone { who: peer.incarnation } } else { kind };
             OpError { server, kind }
         })
+    }
+
+    /// An operation here has taken effect when its future is ready, and none goes on without it.
+    fn connection(&self, _: ServerId) -> Option<ConnectionMark> {
+        None
+    }
+
+    async fn end_connection(&self, _: ConnectionMark) -> Result<(), OpError> {
+        Ok(())
     }
 
     async fn is_dead(&self, who: Incarnation) -> bool {

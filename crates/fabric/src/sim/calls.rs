@@ -5,7 +5,7 @@
 //!   reply: the task's thread, receiver's card, wire -> sender's card, thread -> the call's future
 //! ```
 //!
-//! Fences and reconnects at compute servers travel the same way, and act when they arrive.
+//! Fences, reconnects and ends of connections at compute servers travel the same way, and act when they arrive.
 //!
 //! - **MSG-1** The slot of a message ends once: by the first outcome that reaches it, or by its timer.
 //!   The simulator drops and counts later outcomes.
@@ -74,6 +74,7 @@ enum What {
     Call { service: ServiceId, request: Vec<u8> },
     Fence { who: Incarnation },
     Reconnect,
+    EndConnection { life: Incarnation, thread: u32, posts: u64 },
 }
 
 /// A message that is under way, or waits at its receiver.
@@ -185,13 +186,19 @@ impl SimCalls {
 pub(super) fn is_message(payload: &SimPayload) -> bool {
     match payload {
         SimPayload::Call(_) => true,
-        SimPayload::Fence { server, .. } | SimPayload::Reconnect { server } => server.is_compute(),
+        SimPayload::Fence { server, .. }
+        | SimPayload::Reconnect { server }
+        | SimPayload::EndConnection { server, .. } => server.is_compute(),
         _ => false,
     }
 }
 
+fn incarnation(life: u32) -> Incarnation {
+    Incarnation(u64::from(life) + 1)
+}
+
 fn gone(life: u32) -> OpErrorKind {
-    OpErrorKind::Gone { who: Incarnation(u64::from(life) + 1) }
+    OpErrorKind::Gone { who: incarnation(life) }
 }
 
 impl Machine {
@@ -207,6 +214,9 @@ impl Machine {
             }
             SimPayload::Fence { server, who } => (*server, What::Fence { who: *who }),
             SimPayload::Reconnect { server } => (*server, What::Reconnect),
+            SimPayload::EndConnection { server, life, thread, posts } => {
+                (*server, What::EndConnection { life: *life, thread: *thread, posts: *posts })
+            }
             _ => return,
         };
         let is_call = matches!(what, What::Call { .. });
@@ -222,8 +232,16 @@ impl Machine {
             0
         };
         let is_long = matches!(&what, What::Call { request, .. } if request.len() > CALL_BYTES_MAX);
+        // The number stands for another life than at the mark, or for none.
+        let other = match what {
+            What::EndConnection { life, .. } if to.map(incarnation) != Some(life) => Some(life),
+            _ => None,
+        };
         let outcome = match to {
             _ if is_long => Some(Err(CallError::TooLong)),
+            _ if other.is_some() => {
+                other.map(|who| Err(CallError::Unknown(OpErrorKind::Gone { who })))
+            }
             None => Some(Err(CallError::NotBegun)),
             Some(to) if self.calls.told_dead.contains(&(from.life, to)) => {
                 Some(Err(match is_call {
@@ -436,6 +454,13 @@ impl Machine {
                 let last = receiver.reconnected.entry((from.life, from.thread)).or_default();
                 *last = (*last).max(serial);
                 self.settle_at(self.place_of_life(to), from, serial);
+                Ok(Vec::new())
+            }
+            What::EndConnection { thread, posts, .. } => {
+                let (key, posts) = ((from.life, *thread), *posts);
+                let last = receiver.reconnected.entry(key).or_default();
+                *last = (*last).max(posts + 1);
+                self.end_at(self.place_of_life(to), key, posts);
                 Ok(Vec::new())
             }
         };

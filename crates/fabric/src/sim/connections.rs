@@ -6,12 +6,14 @@
 //!   it and has not left never does.
 //! - **CONN-3** After a reconnect has reached a server, no earlier post of that thread and life takes
 //!   effect there (F10).
+//! - **CONN-4** The end of a thread's connection by another thread acts as that thread's reconnect would (F13), on all
+//!   that it has posted until then. Posts behind a reconnect of its own, newer than the mark, are not touched.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::machine::Machine;
 use super::slots::{GivenUp, Poster, SimPayload, SlotState};
-use crate::ServerId;
+use crate::{ConnectionMark, Incarnation, ServerId, canary};
 
 /// Life, thread and place of the destination of a connection.
 pub(super) type Key = (u32, u32, usize);
@@ -259,5 +261,49 @@ impl Machine {
         }
         self.trace.add(u64::from(server.0));
         self.respond(index, 0);
+    }
+
+    /// See [`crate::Endpoint::connection`].
+    pub(super) fn mark(&self, poster: Poster, server: ServerId) -> Option<ConnectionMark> {
+        let life = match server.index() < self.memory_servers {
+            true => ConnectionMark::MEMORY,
+            false => {
+                let life = self.life_at(poster.life, server)?;
+                if self.calls.was_told_dead(poster.life, life) {
+                    return None;
+                }
+                Incarnation(u64::from(life) + 1)
+            }
+        };
+        let line = poster.thread.into();
+        Some(ConnectionMark { server, life, line, number: 0, posts: self.posts })
+    }
+
+    /// The end of a connection to a memory server, in slot `index`, has come there.
+    pub(super) fn end_connection(&mut self, index: u32, thread: u32, posts: u64) {
+        self.ops += 1;
+        if !self.refused(index, 0)
+            && let Some(place) = self.slots[index].place(0)
+        {
+            self.end_at(place, (self.slots[index].poster.life, thread), posts);
+            self.record_effect(index, 0);
+        }
+        self.trace.add(posts);
+        self.respond(index, 0);
+    }
+
+    /// Ends the connection of a life's thread to `place`, unless the thread has another one since its post `posts`
+    /// (CONN-4).
+    pub(super) fn end_at(&mut self, place: usize, (life, thread): (u32, u32), posts: u64) {
+        if canary::END_SPARES_POSTED.is_armed() {
+            return;
+        }
+        if self.servers[place].reconnected.get(&(life, thread)).is_some_and(|last| *last > posts) {
+            return;
+        }
+        let connection = self.connections.list.get(&(life, thread, place));
+        let next = connection.and_then(|connection| connection.reconnecting);
+        let until = next.filter(|next| *next > posts).unwrap_or(self.posts + 1);
+        self.settle_at(place, Poster { thread, life, endpoint: 0 }, until);
     }
 }

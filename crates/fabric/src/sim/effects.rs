@@ -25,9 +25,10 @@ impl Machine {
             return self.respond(index, part);
         }
         match &self.slots[index].payload {
-            SimPayload::Rpc { .. } | SimPayload::Fence { .. } | SimPayload::Reconnect { .. } => {
-                return self.execute_message(index);
-            }
+            SimPayload::Rpc { .. }
+            | SimPayload::Fence { .. }
+            | SimPayload::Reconnect { .. }
+            | SimPayload::EndConnection { .. } => return self.execute_message(index),
             _ => {}
         }
         if matches!(self.slots[index].payload.op(part), Some(Op::Cas { .. } | Op::Faa { .. })) {
@@ -53,6 +54,9 @@ impl Machine {
         match self.slots[index].payload {
             SimPayload::Fence { who, .. } => self.fence(index, who),
             SimPayload::Reconnect { server } => self.reconnect(index, server),
+            SimPayload::EndConnection { thread, posts, .. } => {
+                self.end_connection(index, thread, posts);
+            }
             _ => self.enqueue(index),
         }
     }

@@ -13,8 +13,8 @@ use super::slots::{Failure, Poster, SimPayload};
 use crate::local::PoolFacts;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Counters, Endpoint, FabricError, GlobalAddr, Incarnation, Incoming, Local, Op,
-    OpError, Ops, Peer, ServerId, ServiceId,
+    Buf, CallError, ConnectionMark, Counters, Endpoint, FabricError, GlobalAddr, Incarnation,
+    Incoming, Local, Op, OpError, Ops, Peer, ServerId, ServiceId,
 };
 
 /// One worker thread's way to the simulated memory servers.
@@ -195,6 +195,16 @@ impl Endpoint for SimEndpoint {
 
     fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>> {
         SimPost::new(self, SimPayload::Reconnect { server }, done)
+    }
+
+    fn connection(&self, server: ServerId) -> Option<ConnectionMark> {
+        self.thread.inner.machine.borrow().mark(self.thread.poster, server)
+    }
+
+    fn end_connection(&self, mark: ConnectionMark) -> impl Future<Output = Result<(), OpError>> {
+        let ConnectionMark { server, life, line, posts, .. } = mark;
+        let payload = SimPayload::EndConnection { server, life, thread: line as u32, posts };
+        SimPost::new(self, payload, done)
     }
 
     async fn is_dead(&self, who: Incarnation) -> bool {

@@ -294,7 +294,10 @@ impl Machine {
                 self.calendar.push(at, Kind::Resume, index, 0);
                 return index;
             }
-            SimPayload::Call(_) | SimPayload::Fence { .. } | SimPayload::Reconnect { .. }
+            SimPayload::Call(_)
+            | SimPayload::Fence { .. }
+            | SimPayload::Reconnect { .. }
+            | SimPayload::EndConnection { .. }
                 if calls::is_message(&self.slots[index].payload) =>
             {
                 let departs = self.occupy(thread, self.times.post);

@@ -29,6 +29,8 @@ pub enum Verb {
     Fence,
     /// Reconnect.
     Reconnect,
+    /// End of another thread's connection.
+    EndConnection,
     /// Call of another compute server.
     Call,
     /// Reply to a call, which has no record.
@@ -43,6 +45,7 @@ impl Verb {
             SimPayload::Rpc { .. } => Verb::Rpc,
             SimPayload::Fence { .. } => Verb::Fence,
             SimPayload::Reconnect { .. } => Verb::Reconnect,
+            SimPayload::EndConnection { .. } => Verb::EndConnection,
             SimPayload::Call(_) => Verb::Call,
             SimPayload::Reply => Verb::Reply,
             SimPayload::Op(_) | SimPayload::Chain(_) | SimPayload::Batch(_) => {
@@ -68,6 +71,7 @@ impl Verb {
             Verb::Rpc => "rpc",
             Verb::Fence => "fence",
             Verb::Reconnect => "reconnect",
+            Verb::EndConnection => "end_connection",
             Verb::Call => "call",
             Verb::Reply => "reply",
         }
@@ -104,7 +108,7 @@ pub struct OpRecord {
     pub server: ServerId,
     /// Its kind.
     pub verb: Verb,
-    /// The first byte that it touches; offset 0 for an RPC, a fence or a reconnect.
+    /// The first byte that it touches; offset 0 for an RPC, and for what ends a connection.
     pub addr: GlobalAddr,
     /// The bytes that it touches; those of an RPC's request.
     pub bytes: u64,

@@ -25,7 +25,7 @@ impl Machine {
     }
 
     /// The life that a number stands for at the life `me`.
-    fn life_at(&self, me: u32, server: ServerId) -> Option<u32> {
+    pub(super) fn life_at(&self, me: u32, server: ServerId) -> Option<u32> {
         let own = self.lives[me as usize].own.get().is_some_and(|own| own.number == server);
         match self.calls.peer(me, server) {
             Some(peer) if peer.life == me => own.then_some(me),

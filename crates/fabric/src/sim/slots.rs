@@ -43,6 +43,14 @@ pub(super) enum SimPayload {
     Reconnect {
         server: ServerId,
     },
+    /// Ends what `thread` of the poster's life had posted before post number `posts` was over (F13), at the region
+    /// of `life` if `server` is a compute server.
+    EndConnection {
+        server: ServerId,
+        life: Incarnation,
+        thread: u32,
+        posts: u64,
+    },
     /// A call of another compute server.
     Call(Box<CallPost>),
     /// A reply to a call; it has no waiter.
@@ -98,7 +106,9 @@ impl SimPayload {
             SimPayload::Batch(ops) => ops.iter().any(|op| is_beyond(op.addr().server())),
             SimPayload::Rpc { list, .. } => list.server().is_some_and(is_beyond),
             SimPayload::Reconnect { server } => is_beyond(*server),
-            SimPayload::Fence { server, .. } => is_beyond(*server) && !server.is_compute(),
+            SimPayload::Fence { server, .. } | SimPayload::EndConnection { server, .. } => {
+                is_beyond(*server) && !server.is_compute()
+            }
             _ => false,
         }
     }
@@ -214,7 +224,9 @@ impl SimSlot {
         match &self.payload {
             SimPayload::Rpc { list, .. } => list.server(),
             SimPayload::Call(posted) => Some(posted.to),
-            SimPayload::Fence { server, .. } | SimPayload::Reconnect { server } => Some(*server),
+            SimPayload::Fence { server, .. }
+            | SimPayload::Reconnect { server }
+            | SimPayload::EndConnection { server, .. } => Some(*server),
             _ => self.payload.op(part).map(|op| op.addr().server()),
         }
     }

@@ -12,12 +12,15 @@ use std::thread;
 use super::TcpShared;
 use super::inbox::{Ended, Inbox, Sink, Waiting};
 use super::link::Link;
+use super::marks::{LineMarks, Lines};
 use super::output::Output;
 use super::wire::{Request, call_head};
 use crate::calls::UNDER_WAY_MAX;
 use crate::sync::lock;
 use crate::wake::Notify;
-use crate::{CallError, Incarnation, OpError, OpErrorKind, Peer, ServerId, ServiceId};
+use crate::{
+    CallError, ConnectionMark, Incarnation, OpError, OpErrorKind, Peer, ServerId, ServiceId,
+};
 
 /// Requests that are worth a message of their own, so that the server need not wait for the others.
 const HURRY_MIN: usize = 8;
@@ -49,6 +52,8 @@ pub(super) struct Connection {
     peer: Option<Peer>,
     /// Calls that wait for others to end (F12.10).
     blocked: VecDeque<(Waiting, ServiceId, Vec<u8>)>,
+    /// Marks by which other threads may end it (F13), from the first one on.
+    marks: Option<LineMarks>,
 }
 
 impl Connection {
@@ -62,6 +67,7 @@ impl Connection {
             reconnects: Vec::new(),
             peer: None,
             blocked: VecDeque::new(),
+            marks: None,
         }
     }
 
@@ -72,6 +78,12 @@ impl Connection {
 
     pub(super) fn peer(&self) -> Option<Peer> {
         self.peer
+    }
+
+    /// The server's number of the last connection; 0 before the first one.
+    #[cfg(feature = "verbs")]
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Begins to connect, unless that has begun.
@@ -124,6 +136,44 @@ impl Connection {
         // All that it sent before its end has arrived (F12.6).
         let _ = self.receive(sink);
         self.give_up(OpErrorKind::Gone { who }, sink);
+    }
+
+    /// Names the posts so far for other threads (F13); `None` if there was none. `waits` if operations wait that will
+    /// go another way of the connection.
+    pub(super) fn mark(&mut self, lines: &Arc<Lines>, waits: bool) -> Option<ConnectionMark> {
+        let is_unsent =
+            matches!(self.state, ConnectionState::Connecting(_)) && !self.inbox.is_empty();
+        if self.number == 0 && !is_unsent && !waits {
+            return None;
+        }
+        let number = self.number;
+        let marks = self.marks.get_or_insert_with(|| lines.add(number));
+        let (line, posts) = marks.take(is_unsent);
+        let life = self.peer.map_or(ConnectionMark::MEMORY, |peer| peer.incarnation);
+        Some(ConnectionMark { server: self.server, life, line, number, posts })
+    }
+
+    /// Returns whether another thread has ended connection `number` of this line (F13).
+    pub(super) fn is_cut(&self, number: u64) -> bool {
+        self.marks.as_ref().is_some_and(|marks| marks.is_cut(number))
+    }
+
+    /// Finds out whether another thread has ended it. Then everything under way fails, except for answers that
+    /// have come.
+    pub(super) fn look_for_cut(&mut self, sink: &mut impl Sink) {
+        if self.is_up() && self.is_cut(self.number) {
+            match self.receive(sink) {
+                Ok(_) => self.lose(ConnectionState::Down, OpErrorKind::Timeout, sink),
+                Err(ended) => self.end(ended, sink),
+            }
+        }
+    }
+
+    /// The server has let in connection `number`, on which waiting posts go, unless they are void (TCP-15).
+    fn was_let_in(&mut self, number: u64, sink: &mut impl Sink) {
+        if self.marks.as_mut().is_some_and(|marks| !marks.let_in(number)) {
+            self.lose_posts(false, OpErrorKind::Timeout, sink);
+        }
     }
 
     /// Takes a connection that the server has let in under `number`.
@@ -307,6 +357,13 @@ impl Connection {
     fn lose(&mut self, state: ConnectionState, kind: OpErrorKind, sink: &mut impl Sink) {
         let is_sent = self.is_up();
         self.state = state;
+        self.lose_posts(is_sent, kind, sink);
+    }
+
+    fn lose_posts(&mut self, is_sent: bool, kind: OpErrorKind, sink: &mut impl Sink) {
+        if let Some(marks) = &mut self.marks {
+            marks.nothing_waits();
+        }
         self.output.clear();
         self.lose_calls(is_sent, kind, sink);
         let error = self.error(kind);
@@ -341,10 +398,7 @@ impl Connection {
             // Another post has begun it. Posts since then have not been sent.
             ConnectionState::Connecting(_) => {
                 self.reconnects.push(slot);
-                self.output.clear();
-                self.lose_calls(false, OpErrorKind::Timeout, sink);
-                let error = self.error(OpErrorKind::Timeout);
-                return self.inbox.lose(error, sink);
+                return self.lose_posts(false, OpErrorKind::Timeout, sink);
             }
             ConnectionState::Up(_) | ConnectionState::Down => {}
         }
@@ -372,8 +426,10 @@ impl Connection {
     }
 
     fn connected(&mut self, found: Connected, sink: &mut impl Sink) {
-        let result =
-            found.and_then(|(link, number)| self.attach(link, number).map_err(|_| Ended::Lost));
+        let result = found.and_then(|(link, number)| {
+            self.was_let_in(number, sink);
+            self.attach(link, number).map_err(|_| Ended::Lost)
+        });
         if let Err(ended) = result {
             self.end(ended, sink);
         }

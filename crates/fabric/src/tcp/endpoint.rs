@@ -12,8 +12,9 @@ use crate::post::{Post, list, old_word};
 use crate::raw::SlabRef;
 use crate::single::Single;
 use crate::{
-    Buf, CALL_BYTES_MAX, CallError, Capabilities, Counters, Endpoint, Executor, FabricError,
-    GlobalAddr, Incarnation, Local, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId,
+    Buf, CALL_BYTES_MAX, CallError, Capabilities, ConnectionMark, Counters, Endpoint, Executor,
+    FabricError, GlobalAddr, Incarnation, Local, Op, OpError, OpErrorKind, Ops, ServerId,
+    ServiceId,
 };
 
 /// One thread's connections to all memory servers.
@@ -192,6 +193,14 @@ impl Endpoint for TcpEndpoint {
 
     fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>> {
         self.post(Payload::Reconnect(server), nothing)
+    }
+
+    fn connection(&self, server: ServerId) -> Option<ConnectionMark> {
+        self.thread.transport.mark(server, false)
+    }
+
+    async fn end_connection(&self, mark: ConnectionMark) -> Result<(), OpError> {
+        self.thread.shared.end_connection(mark).await
     }
 
     /// Asks memory server 0. If it cannot be reached, nothing is known, and the answer is no.

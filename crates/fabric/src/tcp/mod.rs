@@ -52,6 +52,7 @@ mod link;
 mod listening;
 mod lives;
 mod loss;
+mod marks;
 pub(crate) mod offer;
 mod output;
 mod peers;
@@ -89,6 +90,7 @@ use crate::{
     Service, ServiceId,
 };
 use inbox::Ended;
+use marks::Lines;
 pub(crate) use peers::TcpCalls;
 use wire::{
     ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, Request, RequestKind, Status, VERSION,
@@ -146,6 +148,8 @@ pub(crate) struct TcpShared {
     /// Operations go by the servers' cards.
     by_card: bool,
     pub(crate) calls: Arc<TcpCalls>,
+    /// Connections of its threads that other threads may end.
+    lines: Arc<Lines>,
     /// Says goodbye when it is dropped.
     heart: Heart,
 }
@@ -204,6 +208,7 @@ impl Tcp {
             lease,
             by_card,
             calls: Arc::default(),
+            lines: Arc::default(),
             heart,
         })))
     }
@@ -323,7 +328,7 @@ pub fn greeting(from: Incarnation, to: Peer) -> Vec<u8> {
 /// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// Signs of life.
+    /// Signs of life, or the end of another connection.
     Control,
     /// A thread's operations.
     Operations,

@@ -144,6 +144,11 @@ impl TcpCalls {
         self.version.load(Ordering::Acquire)
     }
 
+    /// Threads look at their connections to compute servers.
+    pub(super) fn changed(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
     /// `who` is dead: no reply of it is taken any more (F12.6).
     pub(super) fn told_dead(&self, who: Incarnation) {
         let mut state = lock(&self.state);

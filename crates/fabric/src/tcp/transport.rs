@@ -19,8 +19,8 @@ use crate::posts::{self, Kept, Posts, Slot};
 use crate::socket_waiter::SocketWaiter;
 use crate::wake::Notify;
 use crate::{
-    Buf, CallError, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops,
-    Peer, ServerId, ServiceId, Words, access,
+    Buf, CallError, ConnectionMark, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError,
+    OpErrorKind, Ops, Peer, ServerId, ServiceId, Words, access,
 };
 
 /// Drives after which the oldest requests' times are looked at.
@@ -213,7 +213,9 @@ impl Transport {
                 let now = calls.peer(peer.server);
                 now.is_some_and(|now| Peer { region_bytes: peer.region_bytes, ..now } == peer)
             });
-            if !stays {
+            if stays {
+                line.look_for_cut(table);
+            } else {
                 line.part(table);
             }
             stays
@@ -323,6 +325,51 @@ impl Transport {
             line.connect(&self.shared, self.waiter.notify());
             peers.push(line);
         }
+    }
+
+    /// See [`crate::Endpoint::connection`]. `waits` if operations wait that will go another way of the connection.
+    pub(crate) fn mark(&self, server: ServerId, waits: bool) -> Option<ConnectionMark> {
+        let (calls, me) = (&self.shared.calls, self.shared.incarnation);
+        // Operations on the own region are done when they are posted, or go by a way of their own.
+        if server.is_compute() && calls.own_region(server, me).is_some() {
+            return None;
+        }
+        let mut state = self.state.borrow_mut();
+        self.check_peers(&mut state);
+        let TransportState { connections, peers, .. } = &mut *state;
+        if waits
+            && line(connections, peers, server).is_none()
+            && let Some(peer) = calls.peer(server)
+        {
+            peers.push(Connection::to_peer(peer));
+        }
+        let line = line(connections, peers, server);
+        let mark = line.and_then(|line| line.mark(&self.shared.lines, waits));
+        drop(state);
+        // Posts to peers that have ended.
+        posts::wake(&self.state);
+        mark
+    }
+
+    /// Returns the number of the line's last connection to a server.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn number(&self, server: ServerId) -> u64 {
+        let TransportState { connections, peers, .. } = &mut *self.state.borrow_mut();
+        line(connections, peers, server).map_or(0, |line| line.number())
+    }
+
+    /// Returns whether another thread has ended connection `number` to a server.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn is_cut(&self, server: ServerId, number: u64) -> bool {
+        let TransportState { connections, peers, .. } = &mut *self.state.borrow_mut();
+        line(connections, peers, server).is_some_and(|line| line.is_cut(number))
+    }
+
+    /// Operations since `oldest` that waited will go another way of the line's present connection. False if they
+    /// have been ended (TCP-15).
+    #[cfg(feature = "verbs")]
+    pub(crate) fn carry(&self, line: u64, oldest: u64) -> bool {
+        self.shared.lines.carry(line, oldest)
     }
 
     /// Has the connections send what stands in the slot.

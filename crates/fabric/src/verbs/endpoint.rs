@@ -20,8 +20,8 @@ use crate::sync::lock;
 use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
 use crate::tcp::{self, TcpEndpoint};
 use crate::{
-    Buf, CallError, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Local, Op, OpError,
-    OpErrorKind, Ops, Peer, Refusal, ServerId, ServiceId, Words,
+    Buf, CallError, ConnectionMark, Endpoint, Executor, FabricError, GlobalAddr, Incarnation,
+    Local, Op, OpError, OpErrorKind, Ops, Peer, Refusal, ServerId, ServiceId, Words,
 };
 
 /// Queues to compute servers whose completions come to one completion queue.
@@ -402,6 +402,16 @@ impl Endpoint for VerbsEndpoint {
         }
         // Dropped, it leaves the reconnecting to its task.
         Post::sent(&**transport, slot, |_, error| error.map_or(Ok(()), Err)).await
+    }
+
+    /// `None` for the own region: its card alone has operations under way there, and no connection carries them.
+    fn connection(&self, server: ServerId) -> Option<ConnectionMark> {
+        self.thread.transport.mark(server)
+    }
+
+    /// The server cuts the queue pair of that connection before it lets the caller's greeting in (VERBS-1).
+    fn end_connection(&self, mark: ConnectionMark) -> impl Future<Output = Result<(), OpError>> {
+        self.thread.tcp.end_connection(mark)
     }
 
     fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool> {

@@ -7,6 +7,8 @@
 //! - **VERBS-14** A queue leads to one memory server, to one life of another compute server, or to the own
 //!   region. When the process attaches another life to the number, or learns of the life's end, everything
 //!   on the queue fails with `Gone`, and a later operation gets another queue (F11.5, F11.6).
+//! - **VERBS-15** Operations that wait for a queue pair and were named to other threads (F13) go out only if the
+//!   connection of that queue pair stands for them (TCP-15). If their mark was ended before, they never go out.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -28,8 +30,8 @@ use crate::raw::verbs::{Completion, Completions, HeldLoad, Hold, SendQueue, Work
 use crate::tcp::{self, Found, TcpCalls};
 use crate::wake::Notify;
 use crate::{
-    Buf, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Peer, ServerId,
-    access,
+    Buf, ConnectionMark, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind,
+    Peer, ServerId, access,
 };
 
 /// Drives after which the thread reads the clock.
@@ -102,6 +104,10 @@ struct ServerQueue {
     attempt: u64,
     /// The present attempt ends all earlier operations and calls (F10).
     renews: bool,
+    /// Number of the connection to which the queue pair belongs.
+    connection: u64,
+    /// Line and count of the oldest operation that waits and was named to other threads (F13), if there is one.
+    named: Option<(u64, u64)>,
     backlog: VecDeque<Work>,
     calls: Calls,
     /// RPCs go by the card.
@@ -214,12 +220,25 @@ impl Transport {
                 .peer(peer.server)
                 .is_some_and(|now| Peer { region_bytes: peer.region_bytes, ..now } == peer),
         };
-        if queues.iter().all(|queue| stays(queue.target)) {
+        // Another thread has ended its connection, and the queue pair with it (F13).
+        let is_cut = |queue: &ServerQueue| {
+            matches!((queue.target, &queue.pair), (Target::Peer(_), PairState::Up(_)))
+                && self.tcp.is_cut(queue.target.server(), queue.connection)
+        };
+        if queues.iter().all(|queue| stays(queue.target) && !is_cut(queue)) {
             return;
         }
         // An operation that has completed so far has succeeded.
         self.take_completions(queues, posts, answer);
-        for queue in queues.iter_mut().filter(|queue| !stays(queue.target)) {
+        for queue in queues.iter_mut() {
+            if stays(queue.target) {
+                if is_cut(queue) {
+                    let error =
+                        OpError { server: queue.target.server(), kind: OpErrorKind::Timeout };
+                    queue.lose(PairState::Down, error, posts);
+                }
+                continue;
+            }
             let (server, who) = match queue.target {
                 Target::Peer(peer) => (peer.server, peer.incarnation),
                 target => (target.server(), self.me),
@@ -398,6 +417,25 @@ impl Transport {
         (index, begins)
     }
 
+    /// See [`crate::Endpoint::connection`]. Operations that wait for a queue pair are named as well (VERBS-15).
+    pub(super) fn mark(&self, server: ServerId) -> Option<ConnectionMark> {
+        let mut state = self.state.borrow_mut();
+        let place = self.place(&mut state, server);
+        let queue = match place {
+            Place::Queue(index, _) => Some(&mut state.queues[index]),
+            Place::Gone(_) | Place::Nobody => None,
+        };
+        let waiting =
+            queue.filter(|queue| matches!(queue.pair, PairState::Connecting) && queue.is_waiting());
+        let mark = self.tcp.mark(server, waiting.is_some());
+        if let (Some(queue), Some(mark)) = (waiting, mark) {
+            queue.named.get_or_insert((mark.line, mark.posts - 1));
+        }
+        drop(state);
+        posts::wake(&self.state);
+        mark
+    }
+
     /// Returns whether that attempt to connect is to end all earlier operations and calls (F10).
     pub(super) fn renews(&self, index: usize) -> bool {
         self.state.borrow().queues[index].renews
@@ -427,6 +465,13 @@ impl Transport {
         let server = queue.target.server();
         let result = match result {
             Ok((send_queue, own_end)) => {
+                if let Some((line, oldest)) = queue.named.take()
+                    && !self.tcp.carry(line, oldest)
+                {
+                    let error = OpError { server, kind: OpErrorKind::Timeout };
+                    queue.lose(PairState::Connecting, error, posts);
+                }
+                queue.connection = self.tcp.number(server);
                 queue.own_end = own_end;
                 queue.takes_calls = send_queue.takes_messages();
                 if !queue.takes_calls {
@@ -614,6 +659,7 @@ impl ServerQueue {
             self.next = send_queue.next();
         }
         self.own_end = None;
+        self.named = None;
         self.calls.lose(error, posts);
         for work in self.backlog.drain(..) {
             let slot = work.slot;

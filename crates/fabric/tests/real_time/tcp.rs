@@ -3,6 +3,7 @@
 //! Tests that use raw sockets write the bytes by hand, as `docs/design/wire.md` specifies.
 
 mod calls;
+mod ends;
 
 use std::cell::Cell;
 use std::env;

@@ -4,6 +4,7 @@
 mod calls;
 mod clocks;
 mod crash;
+mod ended;
 mod errors;
 mod faults;
 mod links;

@@ -10,16 +10,16 @@ use crate::{Canary, Client, Incarnation, ListenConfig, OpError, OpErrorKind, Pee
 
 const BYTES: u64 = 64 << 10;
 
-fn number(compute: usize) -> ServerId {
+pub(super) fn number(compute: usize) -> ServerId {
     ServerId(ServerId::COMPUTE_FIRST.0 + compute as u16)
 }
 
 /// Byte `offset` of a compute server's region.
-fn of(compute: usize, offset: u64) -> GlobalAddr {
+pub(super) fn of(compute: usize, offset: u64) -> GlobalAddr {
     GlobalAddr::new(number(compute), offset)
 }
 
-fn peer(fabric: &SimFabric) -> Peer {
+pub(super) fn peer(fabric: &SimFabric) -> Peer {
     let (server, incarnation) = (number(fabric.compute()), fabric.incarnation());
     Peer { server, incarnation, address: None, region_bytes: BYTES }
 }
@@ -28,13 +28,13 @@ fn expose(fabric: &SimFabric) {
     fabric.expose(number(fabric.compute()), BYTES, &ListenConfig::default()).unwrap();
 }
 
-fn cluster(seed: u64, adversary: AdversaryConfig) -> SimConfig {
+pub(super) fn cluster(seed: u64, adversary: AdversaryConfig) -> SimConfig {
     let adversary = AdversaryConfig { timeout_ns: 20_000, ..adversary };
     SimConfig { compute_servers: 3, adversary, record: true, ..config(seed) }
 }
 
 /// A cluster whose compute servers expose regions to each other.
-fn connected(config: SimConfig) -> Sim {
+pub(super) fn connected(config: SimConfig) -> Sim {
     let sim = sim(config);
     let fabrics: Vec<SimFabric> = (0..3).map(|compute| sim.fabric(compute)).collect();
     fabrics.iter().for_each(expose);
@@ -44,14 +44,14 @@ fn connected(config: SimConfig) -> Sim {
     sim
 }
 
-fn gone(who: Incarnation) -> OpErrorKind {
+pub(super) fn gone(who: Incarnation) -> OpErrorKind {
     OpErrorKind::Gone { who }
 }
 
 /// The outcome of a task of a compute server, once there is one.
-type Outcome<T> = Rc<RefCell<Option<T>>>;
+pub(super) type Outcome<T> = Rc<RefCell<Option<T>>>;
 
-fn task<T: 'static>(
+pub(super) fn task<T: 'static>(
     sim: &Sim,
     compute: usize,
     body: impl Future<Output = T> + 'static,
@@ -65,7 +65,7 @@ fn task<T: 'static>(
     outcome
 }
 
-fn add(sim: &Sim, compute: usize, to: GlobalAddr) -> Outcome<Result<u64, OpError>> {
+pub(super) fn add(sim: &Sim, compute: usize, to: GlobalAddr) -> Outcome<Result<u64, OpError>> {
     let end = endpoint(sim, compute);
     task(sim, compute, async move { end.faa(to, 1).await })
 }
@@ -382,9 +382,10 @@ fn additions_of_owner_and_others() {
 }
 
 /// The seeded bugs of regions, and what finds each.
-pub(super) const FINDS: [(&Canary, fn()); 4] = [
+pub(super) const FINDS: [(&Canary, fn()); 5] = [
     (&canary::REGION_OUTLIVES_LIFE, || successor(false)),
     (&canary::NUMBER_FOLLOWS_SLOT, || successor(true)),
     (&canary::FENCE_SKIPS_REGIONS, fenced_from_regions),
     (&canary::LOOPBACK_BY_PROCESSOR, additions_of_owner_and_others),
+    (&canary::END_SPARES_POSTED, super::ended::what_waits_at_a_stopped_region),
 ];

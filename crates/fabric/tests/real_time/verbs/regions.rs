@@ -1,6 +1,7 @@
 //! Region tests: memory of compute servers, reached by the card.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 
 use farleaf_fabric::{ListenConfig, OpError, Peer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -284,6 +285,80 @@ fn a_fence_stops_a_writer_at_a_region() {
         });
         assert_eq!(writer.join().unwrap(), OpErrorKind::Fenced);
     }
+}
+
+/// F13 with another thread in the middle of long WRITEs: from the end's return on, no byte changes. The thread works on by
+/// a new queue pair, at a memory server once it has reconnected.
+#[test]
+fn an_end_stops_the_writer_of_another_thread() {
+    const BLOCK: usize = 1 << 20;
+    const ROUNDS: u64 = 4;
+    if !has_card("an_end_stops_the_writer_of_another_thread") {
+        return;
+    }
+    let (servers, config) = pool(1, Duration::from_secs(60), 2 << 20);
+    let (verbs, peer) = owner(&config, 2 << 20);
+    let region = verbs.endpoint().unwrap().own_region().unwrap().words.clone();
+    let both = Verbs::connect(config).unwrap();
+    let other = both.endpoint().unwrap();
+    other.attach(peer).unwrap();
+    let mut kinds = Vec::new();
+    for (round, server) in (1..=ROUNDS).flat_map(|round| [(round, ServerId(0)), (round, OWNER)]) {
+        let words = if server == OWNER { &region } else { servers[0].words() };
+        let to = move |offset| GlobalAddr::new(server, offset);
+        let stops = Arc::new(AtomicBool::new(false));
+        let ((tells, told), (go, goes)) = (channel(), channel::<()>());
+        let (own, is_stopped) = (both.clone(), Arc::clone(&stops));
+        let writer = thread::spawn(move || {
+            let endpoint = own.endpoint().unwrap();
+            let written = block_on(&endpoint, async {
+                endpoint.faa(to(64), 1).await.expect("connected");
+                tells.send(endpoint.connection(server).expect("it was used")).unwrap();
+                let mut written = Ok(());
+                while written.is_ok() && !is_stopped.load(Ordering::SeqCst) {
+                    let mut buf = endpoint.buf(BLOCK);
+                    buf.words_mut().fill(endpoint.random());
+                    written = endpoint.write(to(1 << 20), buf).await.map(drop);
+                    if written.is_ok() && !is_stopped.load(Ordering::SeqCst) {
+                        written = endpoint.faa(to(64), 1).await.map(drop);
+                    }
+                }
+                written.map_err(|error| error.kind)
+            });
+            goes.recv().unwrap();
+            block_on(&endpoint, async {
+                if server != OWNER && endpoint.faa(to(72), 0).await.is_err() {
+                    endpoint.reconnect(server).await.expect("a new queue pair");
+                }
+                endpoint.faa(to(72), 1).await.expect("it works on");
+            });
+            written
+        });
+        let mark = told.recv().unwrap();
+        let counter = || words.as_slice()[8].load(Ordering::SeqCst);
+        let before = counter();
+        wait_until("the other thread writes", || counter() > before + 2);
+        thread::sleep(Duration::from_millis(round));
+        stops.store(true, Ordering::SeqCst);
+        block_on(&other, async {
+            other.end_connection(mark).await.expect("ended");
+            let mut left = vec![0; BLOCK / 8];
+            words.load((1 << 20) / 8, &mut left);
+            let count = counter();
+            for _ in 0..3 {
+                other.sleep(60_000_000).await;
+                let read =
+                    other.read(to(1 << 20), other.buf(BLOCK)).await.expect("the caller's own");
+                assert!(read.words() == left, "a WRITE landed behind the end");
+                assert_eq!(other.faa(to(64), 0).await, Ok(count), "an FAA landed behind the end");
+            }
+            other.end_connection(mark).await.expect("again");
+        });
+        go.send(()).unwrap();
+        kinds.push(writer.join().unwrap());
+        assert_eq!(words.as_slice()[9].load(Ordering::SeqCst), round);
+    }
+    eprintln!("the writers saw {kinds:?}");
 }
 
 /// More compute servers than one completion queue takes, each with a region, and more operations than a queue
