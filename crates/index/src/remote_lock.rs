@@ -1,17 +1,26 @@
 //! Remote lock: a word of remote memory that names its holder, taken by a CAS and given back whatever becomes of the taker.
 
+mod left_lock;
+
 use std::any::Any;
 use std::future::Future;
+use std::pin::pin;
 
 use farleaf_fabric::{Buf, Client, Endpoint, GlobalAddr, Incarnation, OpError, OpErrorKind, Ops};
 use farleaf_pool::{Retiring, Session, Tries, is_open};
 
 use crate::IndexError;
-use crate::compute::regions::while_alive;
+use crate::compute::regions::{LOOKS_MAX, Watched, looks_in, watch};
 use crate::local::hand_over::NodeImage;
 use crate::local::{Holding, Passing, QueuePlace};
 use crate::oneshot::{Receiver, channel};
 use crate::retry::LockWait;
+pub use left_lock::{LeftLock, LockKeeper};
+
+/// A lock that its holder has done with is left if its home cannot be reached for as long; one that the holder gives up,
+/// mostly as it has just waited for that home, sooner.
+const LEAVE_NS: u64 = 1_000_000_000;
+const LEAVE_SOON_NS: u64 = 200_000_000;
 
 farleaf_fabric::canaries! {
     pub RESEND_BLINDLY = "resend-blindly",
@@ -30,19 +39,37 @@ pub struct LockHome {
     /// The compute server whose memory has it, if one has. Once its life has ended, nothing is left to be given back.
     pub owner: Option<Incarnation>,
     /// Dropped when the lock has been given back, or is lost with its owner.
-    pub kept: Box<dyn Any>,
+    pub kept: Box<dyn LockKeeper>,
 }
 
 impl LockHome {
-    /// The outcome of `work` on the lock word; `None` if its owner dies first.
+    /// The outcome of `work`, which gives a lock word back: `place` says where it is, its token, and what follows. `None` if
+    /// its owner dies first, or if that cannot be reached for `patience_ns`: then the lock is left, with the WRITEs of
+    /// `spare`.
     async fn wait<T>(
-        home: &Option<LockHome>,
+        home: &mut Option<LockHome>,
         session: &Session,
         work: impl Future<Output = T>,
+        place: (GlobalAddr, u64, u64),
+        (spare, patience_ns): (Option<&Ops>, u64),
     ) -> Option<T> {
-        match home.as_ref().and_then(|home| home.owner) {
-            None => Some(work.await),
-            Some(owner) => while_alive(session, owner, work).await,
+        let Some((owner, takes)) =
+            home.as_ref().and_then(|home| Some((home.owner?, home.kept.takes())))
+        else {
+            return Some(work.await);
+        };
+        let can_leave = takes && session.endpoint().is_lossy();
+        let looks = if can_leave { looks_in(session, patience_ns) } else { LOOKS_MAX };
+        let end = watch(session, owner, pin!(work), looks).await;
+        match end {
+            Watched::Ended(outcome) => Some(outcome),
+            Watched::Dead => None,
+            Watched::Late => {
+                if let Some(home) = home.take() {
+                    home.kept.leave(LeftLock::new(session, owner, place, spare));
+                }
+                None
+            }
         }
     }
 }
@@ -316,19 +343,27 @@ impl Lock {
             build(&session, &mut ops);
             let spare = session.reliable().spare_ops(&ops);
             self.release_in(&mut ops, 0);
-            let (lock, token, home) = (self.word, self.token, self.home.take());
+            let (place, mut home) = ((self.word, self.token, 0), self.home.take());
             self.disarm();
             let posted = session.client().unawaited().chain(ops);
-            let error = match LockHome::wait(&home, &session, posted).await {
+            let left = (spare.as_ref(), LEAVE_NS);
+            let error = match LockHome::wait(&mut home, &session, posted, place, left).await {
                 Some(Err(error)) if is_open(error) => error,
-                // Done, or lost with its owner, or left to whoever recovers this compute server.
+                // Done, or lost with its owner, or left.
                 _ => return,
             };
             if let Some(spare) = spare {
-                debug_assert_eq!(error.server, lock.server());
-                let settled = settle_chain(&session, &spare, (lock, token, 0), false);
+                debug_assert_eq!(error.server, place.0.server());
+                let settled = settle_chain(&session, &spare, place, false);
                 // An error is final: this compute server has been cut off.
-                let _ = LockHome::wait(&home, &session, settled).await;
+                let _ = LockHome::wait(
+                    &mut home,
+                    &session,
+                    settled,
+                    place,
+                    (Some(&spare), LEAVE_SOON_NS),
+                )
+                .await;
             }
         });
     }
@@ -414,7 +449,7 @@ impl Drop for Lock {
         }
         // The turn ends here, as a task of a compute server that dies may never run: the next one asks until the word is free.
         drop(self.turn.take());
-        let home = self.home.take();
+        let mut home = self.home.take();
         let pass = self.passing.take();
         let pass = pass.map(|passing| Pass { passing, image: None, is_local: false });
         let left = pass.as_ref().map_or(0, |pass| pass.passing.token());
@@ -432,7 +467,9 @@ impl Drop for Lock {
                     // An error is final: this compute server has been cut off.
                     && reliable.cas_release(word, token, left).await.is_ok()
             };
-            let released = LockHome::wait(&home, &session, released).await;
+            let place = (word, token, left);
+            let released =
+                LockHome::wait(&mut home, &session, released, place, (None, LEAVE_SOON_NS)).await;
             if let (Some(pass), Some(true)) = (pass, released) {
                 pass.tell(&session, word);
             }
@@ -465,14 +502,16 @@ impl PostedChain<'_> {
         let (sender, receiver) = channel();
         let hold = self.session.hold();
         let (place, is_local, retiring) = (self.place, self.is_local, self.retiring.take());
-        let (home, pass, kept) =
+        let (mut home, pass, kept) =
             (self.home.take(), self.pass.take(), std::mem::take(&mut self.kept));
         self.session.spawn(async move |session| {
             let settled = settle_chain(&session, &spare, place, is_local);
             // Only a home with an owner can be gone.
             let who = home.as_ref().and_then(|home| home.owner).unwrap_or(Incarnation(0));
             let gone = OpError { server: place.0.server(), kind: OpErrorKind::Gone { who } };
-            let done = LockHome::wait(&home, &session, settled).await.unwrap_or(Err(gone));
+            let left = (Some(&spare), LEAVE_SOON_NS);
+            let done = LockHome::wait(&mut home, &session, settled, place, left).await;
+            let done = done.unwrap_or(Err(gone));
             if let (Ok(()), Some(pass)) = (done, pass) {
                 pass.tell(&session, place.0);
             }

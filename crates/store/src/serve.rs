@@ -26,6 +26,7 @@ use farleaf_fabric::{
     Endpoint, Exposed, Fabric, FabricError, GlobalAddr, ListenConfig, Processors,
 };
 use farleaf_index::compute::messages::{OpReply, Request};
+use farleaf_index::compute::partitions::PartitionCalls;
 use farleaf_index::compute::{Host, HostedTable, number_of};
 use farleaf_index::sync::lock;
 use farleaf_index::{Index, IndexError, OpenOptions};
@@ -184,6 +185,11 @@ impl PartitionedTables {
         for table in tables.iter().filter_map(Index::partitions) {
             let _ = table.tick(session).await;
         }
+    }
+
+    /// Nobody ticks any more.
+    fn end(&self) {
+        lock(&self.tables).iter().filter_map(Index::partitions).for_each(PartitionCalls::end_ticks);
     }
 }
 
@@ -432,6 +438,7 @@ fn tick_until_closed(core: &Arc<Core>, tables: &PartitionedTables, ends: &Receiv
                     tables.tick(&session).await;
                     context.endpoint().sleep(PARTITION_TICK.as_nanos() as u64).await;
                 }
+                tables.end();
             });
             tables.has_session.store(false, Ordering::SeqCst);
         }

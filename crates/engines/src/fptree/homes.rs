@@ -8,7 +8,6 @@
 //! A line in a region has the number of its leaf's place among all places for leaves in the pool. Each table has a *slice*
 //! of its own of each region, so that a partition's lines can be zeroed or copied without those of other tables.
 
-use std::any::Any;
 use std::cell::{Cell, OnceCell};
 use std::future::Future;
 use std::ops::Deref;
@@ -22,9 +21,11 @@ use farleaf_index::compute::partitions::{
     PartitionState, PartitionWords,
 };
 use farleaf_index::compute::regions::{
-    RegionEnd, attach_region, has_ended, on_region, soon, while_alive,
+    RegionEnd, attach_region, has_ended, on_region, soon, while_reachable,
 };
-use farleaf_index::remote_lock::{Lock, LockHome, try_lock_at_home, try_lock_reading};
+use farleaf_index::remote_lock::{
+    LeftLock, Lock, LockHome, LockKeeper, try_lock_at_home, try_lock_reading,
+};
 use farleaf_pool::{Geometry, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -278,6 +279,26 @@ impl TaskRight {
     }
 }
 
+/// Keeps an operation inside the guard for a lock of its own. A lock that has to be left is the membership's.
+#[derive(Debug)]
+struct KeptInside {
+    _right: TaskRight,
+    tree: Arc<LeafTree>,
+    partition: u32,
+}
+
+impl LockKeeper for KeptInside {
+    fn takes(&self) -> bool {
+        self.tree.membership().is_some()
+    }
+
+    fn leave(self: Box<Self>, lock: LeftLock) {
+        if let Some(membership) = self.tree.membership() {
+            membership.leave_lock(self.partition, lock);
+        }
+    }
+}
+
 impl<'a> Op<'a> {
     /// One of a table whose lines never move.
     pub(super) fn in_pool(session: &'a Session) -> Self {
@@ -305,9 +326,9 @@ impl<'a> Op<'a> {
         TaskRight { right, notes: self.notes.for_task() }
     }
 
-    /// The entry of the guard that a lock keeps until it has been given back.
-    fn kept(&self, tree: &Arc<LeafTree>) -> Box<dyn Any> {
-        Box::new(self.for_task(tree))
+    /// The entry of the guard that a lock in `partition` keeps until it has been given back.
+    fn kept(&self, tree: &Arc<LeafTree>, partition: u32) -> Box<dyn LockKeeper> {
+        Box::new(KeptInside { _right: self.for_task(tree), tree: Arc::clone(tree), partition })
     }
 
     /// The session that the operation runs on.
@@ -592,7 +613,7 @@ impl LeafTree {
     ) -> Result<Result<(Lock, Option<Line>), u64>, IndexError> {
         let (word, what) = (lock_at(place.at), (place.at, LINE_BYTES));
         let locked = if self.is_homed() {
-            let home = LockHome { owner: place.owner, kept: op.kept(self) };
+            let home = LockHome { owner: place.owner, kept: op.kept(self, place.partition) };
             let posted = try_lock_at_home(op, word, (expected, token), what, home);
             self.at_home(op, place, posted).await?
         } else {
@@ -655,7 +676,8 @@ impl LeafTree {
         }
     }
 
-    /// WRITEs a line, leaves `word` in its lock, and waits for that. A home that is gone needs neither.
+    /// WRITEs a line, leaves `word` in its lock, and waits for that. A home that is gone needs neither. One that cannot be
+    /// reached gets both later: until then its lock stays.
     ///
     /// Cost: 1 WRITE and 1 CAS (a WRITE with `write_vs_rmw`), 1 round trip.
     pub(super) async fn finish_line(
@@ -672,7 +694,7 @@ impl LeafTree {
         }
         let finished = lock.finish(ops, word, None);
         let Some(owner) = place.owner else { return finished.await };
-        match while_alive(op, owner, finished).await {
+        match while_reachable(op, owner, finished).await {
             Some(Err(_)) if has_ended(op, owner).await => Ok(()),
             None => Ok(()),
             Some(finished) => finished,

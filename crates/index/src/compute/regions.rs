@@ -64,7 +64,7 @@ pub async fn on_region<T>(
     posted: impl Future<Output = Result<T, OpError>>,
 ) -> RegionEnd<T> {
     let endpoint = session.endpoint();
-    let looks = UNREACHABLE_NS / alive_check_ns(endpoint);
+    let looks = looks_in(session, UNREACHABLE_NS);
     let result = match watch(session, owner, pin!(posted), looks).await {
         Watched::Ended(result) => result,
         Watched::Dead => return RegionEnd::Gone,
@@ -100,23 +100,31 @@ pub async fn has_ended(session: &Session, owner: Incarnation) -> bool {
     session.endpoint().is_dead(owner).await || has_left(session, owner).await
 }
 
-/// The outcome of `work`, which uses the region of `owner`; `None` if that is dead, and the work has not ended soon after. It
-/// is dropped then: nobody will see an effect that it still has there.
+/// The outcome of `work`, which uses the region of `owner`; `None` if that is dead, or cannot be reached for a second, and
+/// the work has not ended. It is dropped then.
 ///
 /// Cost: that of the work.
-pub async fn while_alive<T>(
+pub async fn while_reachable<T>(
     session: &Session,
     owner: Incarnation,
     work: impl Future<Output = T>,
 ) -> Option<T> {
-    match watch(session, owner, pin!(work), u64::MAX).await {
+    match watch(session, owner, pin!(work), looks_in(session, UNREACHABLE_NS)).await {
         Watched::Ended(outcome) => Some(outcome),
         Watched::Dead | Watched::Late => None,
     }
 }
 
+/// Looks of a wait that ends with its owner alone.
+pub(crate) const LOOKS_MAX: u64 = u64::MAX;
+
+/// Looks of a wait of that length.
+pub(crate) fn looks_in(session: &Session, ns: u64) -> u64 {
+    ns / alive_check_ns(session.endpoint())
+}
+
 /// The end of a wait for an owner's memory.
-enum Watched<T> {
+pub(crate) enum Watched<T> {
     Ended(T),
     /// The owner is dead, and the work has not ended soon after.
     Dead,
@@ -124,7 +132,8 @@ enum Watched<T> {
     Late,
 }
 
-async fn watch<T>(
+/// Waits for `work`, and looks every so often whether `owner` lives, at most that many times.
+pub(crate) async fn watch<T>(
     session: &Session,
     owner: Incarnation,
     mut work: Pin<&mut impl Future<Output = T>>,

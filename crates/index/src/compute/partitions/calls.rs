@@ -4,6 +4,7 @@ use farleaf_fabric::{GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
 use super::conductor::{fail_over, rebalance};
+use super::left_locks::give_back_left;
 use super::map::{MoveWay, PartitionMap};
 use super::membership::{PartitionCounts, tick};
 use super::scaling::{add_share, drain, settle_in};
@@ -36,14 +37,18 @@ pub trait PartitionCalls {
     /// Counts of what this member has done.
     fn partition_counts(&self) -> &PartitionCounts;
 
-    /// The member's regular work: learns of a new map, and goes on for a conductor that has died. A member that has the
-    /// table open does it every 10 ms: no partition changes its owner without its acknowledgement.
+    /// The member's regular work: learns of a new map, goes on for a conductor that has died, and gives locks back whose
+    /// homes could not be reached. A member that has the table open does it every 10 ms, on a thread that always runs: no
+    /// partition changes its owner without its acknowledgement.
     ///
     /// Cost: 2 READs of 8 bytes, 1 round trip.
     ///
     /// # Errors
     /// `Closed` if the table was closed, or this compute server was taken for dead.
     fn tick<'a>(&'a self, session: &'a Session) -> Work<'a, Result<(), IndexError>>;
+
+    /// Ends the tasks that ticks have begun: this compute server leaves, or is about to be dead.
+    fn end_ticks(&self);
 
     /// Gives the partitions of the dead compute server `dead` to others.
     ///
@@ -124,7 +129,12 @@ impl<T: PartitionedTable> PartitionCalls for T {
     }
 
     fn tick<'a>(&'a self, session: &'a Session) -> Work<'a, Result<(), IndexError>> {
+        give_back_left(self, session);
         Box::pin(tick(self, session))
+    }
+
+    fn end_ticks(&self) {
+        own(self).left.end();
     }
 
     fn take_over_partitions<'a>(

@@ -13,11 +13,12 @@ use farleaf_pool::Session;
 use super::acks::{AckWord, ack_addr, clear_ack, read_acks};
 use super::conductor::{change_as_conductor, move_misplaced, resume};
 use super::guard::{InsidePartitions, PartitionGuard, PartitionView};
+use super::left_locks::{LeftLocks, give_back_left};
 use super::map::{MapMember, MoveWay, PartitionEntry, PartitionMap, PartitionState};
 use super::scaling::{HAND_OVER_WAIT_NS, patiently};
 use super::{
-    ACK_UNDRAINED, Home, MAP_BEFORE_ACK, PartitionWords, PartitionedTable, change_partitions,
-    read_partitions,
+    ACK_LEFT, ACK_UNDRAINED, Home, MAP_BEFORE_ACK, PartitionWords, PartitionedTable,
+    change_partitions, read_partitions,
 };
 use crate::compute::MoveError;
 use crate::compute::messages::alive_check_ns;
@@ -25,6 +26,7 @@ use crate::compute::ownership::glance;
 use crate::detach::{detach, unfinished_work};
 use crate::join::within;
 use crate::local::ParkingLot;
+use crate::remote_lock::LeftLock;
 use crate::retry::{LOCK_WAIT_MAX_NS, backoff};
 use crate::sync::{Mutex, lock};
 use crate::{CounterSet, IndexError};
@@ -52,6 +54,7 @@ pub struct PartitionMembership {
     guard: PartitionGuard,
     /// Operations that wait for partitions to open.
     lot: ParkingLot,
+    pub(super) left: LeftLocks,
     me: Incarnation,
     slot: u32,
     generation: u32,
@@ -118,6 +121,7 @@ impl PartitionMembership {
         for (name, counter) in done {
             counters.add(name, counter.load(Ordering::Relaxed));
         }
+        counters.add("locks_left", self.left.len() as u64);
     }
 
     /// Takes part in the table. A member that exposes memory has published its region before. It ends with
@@ -178,6 +182,7 @@ impl PartitionMembership {
             held: Mutex::new(vec![None; map.entries.len()]),
             guard: PartitionGuard::new(map),
             lot: ParkingLot::new(1),
+            left: LeftLocks::default(),
             me: session.endpoint().incarnation(),
             slot,
             generation,
@@ -205,6 +210,11 @@ impl PartitionMembership {
     /// Its counts so far.
     pub fn counts(&self) -> &PartitionCounts {
         &self.counts
+    }
+
+    /// Takes a lock in `partition` over that its holder could not give back. Ticks see to it.
+    pub fn leave_lock(&self, partition: u32, left: LeftLock) {
+        self.left.add(partition, left);
     }
 
     /// The last epoch that it has acknowledged.
@@ -296,6 +306,10 @@ pub(super) async fn learn<T: PartitionedTable>(
         own.counts.drained.fetch_add(1, Ordering::Relaxed);
     }
     if own.acked() >= view.map.epoch {
+        return Ok(());
+    }
+    // INV-PART-LEFT-1. A later tick goes on.
+    if own.left.keep_from(&view.map) && !ACK_LEFT.is_armed() {
         return Ok(());
     }
     let wanted = own.wanted(&view.map);
@@ -497,8 +511,34 @@ pub async fn leave<T: PartitionedTable>(
     // An acknowledgement now would change the word that is cleared below, so that it stayed.
     let _learning = Learning(&own.learning);
     own.guard.drain(session).await;
+    finish_left(table, session).await?;
     let word = *lock(&own.ack);
     clear_ack(&session.without_deadline(), own.words.acks, own.slot, word).await?;
+    Ok(())
+}
+
+/// Waits until no lock is left, for 10 s.
+///
+/// # Errors
+/// `Unavailable`; from then on none is given back by this compute server.
+async fn finish_left<T: PartitionedTable>(table: &T, session: &Session) -> Result<(), IndexError> {
+    let Some(own) = table.membership() else { return Ok(()) };
+    let since_ns = session.endpoint().now_ns();
+    let mut attempt = 0;
+    while own.left.len() > 0 {
+        give_back_left(table, session);
+        if session.endpoint().now_ns() - since_ns >= HAND_OVER_WAIT_NS {
+            own.left.end();
+            return Err(IndexError::Unavailable(format!(
+                "{} locks of the table at {} cannot be given back, as the compute servers that have them cannot be \
+                 reached: others take them over once this one has gone",
+                own.left.len(),
+                own.words.map.meta
+            )));
+        }
+        backoff(session, attempt).await;
+        attempt = (attempt + 1).min(6);
+    }
     Ok(())
 }
 

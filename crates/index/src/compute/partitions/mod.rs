@@ -23,6 +23,7 @@ mod acks;
 mod calls;
 mod conductor;
 mod guard;
+mod left_locks;
 mod map;
 mod membership;
 mod ring;
@@ -52,6 +53,8 @@ pub use scaling::{PartitionShare, add_share, drain, settle_in};
 
 farleaf_fabric::canaries! {
     pub ACK_UNDRAINED = "ack-undrained", "a member acknowledges a map of partitions without a drain";
+    pub ACK_LEFT = "ack-left",
+        "a member acknowledges that a partition is closed while it has left a lock there";
     pub OPEN_UNACKNOWLEDGED = "open-unacknowledged",
         "a conductor opens partitions without acknowledgements";
     pub OPEN_UNFINISHED = "open-unfinished",

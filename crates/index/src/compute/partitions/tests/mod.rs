@@ -2,6 +2,7 @@
 
 mod deaths;
 mod directed;
+mod left;
 mod scaling;
 mod toy;
 

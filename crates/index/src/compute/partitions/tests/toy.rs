@@ -19,8 +19,8 @@ use crate::compute::regions::{RegionEnd, attach_region, on_region};
 use crate::retry::{LockWait, backoff};
 
 pub(super) const PARTITIONS: u32 = 16;
-const LINE_BYTES: u64 = 64;
-const LOCK_AT: u64 = 56;
+pub(super) const LINE_BYTES: u64 = 64;
+pub(super) const LOCK_AT: u64 = 56;
 const RECORD_BYTES: usize = 64;
 
 /// Addresses of the table.
