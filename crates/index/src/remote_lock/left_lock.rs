@@ -17,7 +17,8 @@ use crate::join::within;
 const ATTEMPT_NS: u64 = 2_000_000_000;
 const PAUSE_NS: u64 = 20_000_000;
 
-/// See the [module page](self). It holds nothing of the thread that had the lock.
+/// A lock word in the memory of a compute server that could not be reached when its holder had done with it. It keeps nothing
+/// of the thread that had the lock.
 #[derive(Debug)]
 pub struct LeftLock {
     owner: Incarnation,
