@@ -173,9 +173,10 @@ impl Core {
     /// Closes a table, of which no operation of this process is under way.
     pub(crate) async fn close_table(&self, session: &Session, table: &TableCore) -> Result<()> {
         self.serving.leave(session, table.index()).await;
-        let closed = table.close(session).await;
+        table.close(session).await?;
+        // One that could not be left is acknowledged for as before, until the store ends.
         self.serving.forget(table.index());
-        closed
+        Ok(())
     }
 
     /// Closes all tables; no operation is under way. The first error, if there is one.
