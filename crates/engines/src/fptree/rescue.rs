@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_index::IndexError;
-use farleaf_index::compute::regions::while_reachable;
+use farleaf_index::compute::regions::{RegionEnd, on_region};
 use farleaf_index::detach::detach;
 use farleaf_index::remote_lock::Lock;
 use farleaf_index::retry::LockWait;
@@ -339,10 +339,9 @@ impl LeafTree {
         let freed = session.reliable().cas_release(word, pending.right_token, 0);
         match at.owner {
             None => freed.await.map(drop)?,
-            Some(owner) => match while_reachable(session, owner, freed).await {
-                Some(Err(_)) if session.endpoint().is_dead(owner).await => {}
-                Some(freed) => freed.map(drop)?,
-                None => {}
+            Some(owner) => match on_region(session, owner, freed).await {
+                RegionEnd::Done(_) | RegionEnd::Gone => {}
+                RegionEnd::Unreachable(error) => return Err(error.into()),
             },
         }
         Ok(())
