@@ -147,9 +147,7 @@ impl Tree {
                 held => held?,
             };
             self.shape.mode.grow_over(self, session, &mut held).await?;
-            let bytes = next.slot.object_bytes();
-            let bytes =
-                bytes.ok_or_else(|| self.corrupt(next.up.at, "its slot has no type of node"))?;
+            let bytes = self.object_bytes(&next)?;
             // Not before: behind the one in front of it, it is visited then.
             visitor.object("node", next.slot.addr(), bytes);
             if visitor.is_done() {
@@ -159,6 +157,11 @@ impl Tree {
             self.enter(&held, next.prefix, next.level, walk, report);
         }
         Ok(())
+    }
+
+    fn object_bytes(&self, at: &Todo) -> Result<usize, Fail> {
+        let bytes = at.slot.object_bytes();
+        Ok(bytes.ok_or_else(|| self.corrupt(at.up.at, "its slot has no type of node"))?)
     }
 
     /// Visits some leaves.
@@ -177,9 +180,7 @@ impl Tree {
         }
         let mut ops = reliable.post_many(ops).await?;
         for (index, at) in batch.iter().enumerate() {
-            let bytes = at.slot.object_bytes();
-            let bytes =
-                bytes.ok_or_else(|| self.corrupt(at.up.at, "its slot has no type of node"))?;
+            let bytes = self.object_bytes(at)?;
             visitor.object("leaf", at.slot.addr(), bytes);
             if visitor.is_done() {
                 return Ok(());
