@@ -43,7 +43,7 @@ impl LeftLocks {
     }
 
     /// Returns whether there are some in partitions that are not open in `map`.
-    pub(super) fn keep_from(&self, map: &PartitionMap) -> bool {
+    pub(super) fn has_in_closed(&self, map: &PartitionMap) -> bool {
         let is_open =
             |partition: &u32| map.entries[*partition as usize].state == PartitionState::Open;
         !lock(&self.counts).keys().all(is_open)

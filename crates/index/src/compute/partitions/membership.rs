@@ -309,7 +309,7 @@ pub(super) async fn learn<T: PartitionedTable>(
         return Ok(());
     }
     // INV-PART-LEFT-1. A later tick goes on.
-    if own.left.keep_from(&view.map) && !ACK_LEFT.is_armed() {
+    if own.left.has_in_closed(&view.map) && !ACK_LEFT.is_armed() {
         return Ok(());
     }
     let wanted = own.wanted(&view.map);
