@@ -242,11 +242,15 @@ fn peers_are_compared_on_each_workload() {
     assert!(reads("dex, c") < reads("dex, c uniform"));
     assert!(reads("dex, c uniform") < 1.0);
     assert_eq!(figure(&report, "dex, c", "WRITEs /op"), 0.0);
-    for (case, least, most) in [("sherman, c", 1.0, 1.01), ("sherman read=locked3, c", 2.98, 3.01)]
-    {
+    // Two threads in real time, so counts differ from run to run: `smart` has 1.498 to 1.514.
+    for (case, least, most) in [
+        ("sherman, c", 1.0, 1.01),
+        ("sherman read=locked3, c", 2.98, 3.01),
+        ("chime, c", 0.5, 1.05),
+        ("smart, c", 1.0, 1.6),
+    ] {
         assert!((least..most).contains(&reads(case)), "{case}: {}", reads(case));
     }
-    assert!(reads("chime, c") < 1.05 && reads("smart, c") < 1.5);
     assert!((0.4..=0.5).contains(&figure(&report, "sherman, a", "atomics /op")));
     assert_eq!(report.failed().count(), 0);
     assert!(report.checks.len() >= 20 && report.checks.iter().all(|check| check.holds.is_none()));
