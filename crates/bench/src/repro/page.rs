@@ -259,7 +259,6 @@ mod tests {
         for told in [
             "1 of 3 experiments have run",
             "Figures of the papers",
-            "not repeated: a rate of replacements by one thread of the paper's processor",
             "about &lt;one&gt;",
             "because &quot;so&quot;",
             "a bar: does not hold",

@@ -158,6 +158,7 @@ pub(super) struct DexPaper {
     pub(super) table2: BTreeMap<String, Table2Row>,
     /// The same of other engines, by workload and engine.
     pub(super) table2_others: BTreeMap<String, BTreeMap<String, Table2Row>>,
+    pub(super) replacements: DexReplacements,
     /// Throughput over another system's, by workload and system (Figure 6, skewed, all threads).
     pub(super) fig6: BTreeMap<String, BTreeMap<String, f64>>,
     pub(super) fig7: DexFig7,
@@ -197,6 +198,14 @@ pub(super) struct Table2Row {
     pub(super) atomics: f64,
     pub(super) rpcs: f64,
     pub(super) bytes: f64,
+}
+
+/// Section 2.3: millions of pages a second that a compute server of 36 threads has to replace, and that one FIFO queue
+/// does.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct DexReplacements {
+    pub(super) map_mega_per_s: f64,
+    pub(super) queue_mega_per_s: f64,
 }
 
 /// Figure 7: uniform keys.

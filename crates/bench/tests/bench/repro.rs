@@ -147,6 +147,10 @@ fn fig4_has_both_alternatives_over_threads() {
     }
     let many = |name: &str| figure(&report, &format!("144 threads, {name}"), "Mops");
     assert!(many("cooling map") > many("one queue"));
+    let replaced = |name: &str| {
+        figure(&report, &format!("144 threads, {name}"), "replacements of a compute server, M/s")
+    };
+    assert!(replaced("cooling map") > replaced("one queue") && replaced("one queue") > 0.0);
     assert!(report.notes.iter().any(|note| note.contains("handover_ns")));
 }
 

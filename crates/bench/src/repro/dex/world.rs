@@ -89,9 +89,16 @@ pub(super) struct Measured {
     pub(super) cost: Snapshot,
     /// Share of the time that the memory servers' threads were busy with offloaded requests.
     pub(super) handlers_busy: f64,
+    /// Frames that the caches evicted.
+    pub(super) evicted: u64,
 }
 
 impl Measured {
+    /// Millions of frames evicted per second of virtual time by each of `caches` caches, on average.
+    pub(super) fn mega_evictions_per_s(&self, caches: usize) -> f64 {
+        self.evicted as f64 * 1e3 / (self.nanos.max(1) as f64 * caches as f64)
+    }
+
     /// Remote operations and bytes for each index operation.
     pub(super) fn per_op(&self) -> Table2Row {
         let cost = self.cost.total();
@@ -384,6 +391,7 @@ impl<'a> World<'a> {
         let counters = self.sim.counters();
         let (before, began_ns) = (Snapshot::of(&counters), self.sim.now_ns());
         let worked_ns = self.handlers.worked_ns();
+        let evicted = evicted(indexes);
         watch.begin_measuring();
         phase(Phase::Run, load.ops)?;
         let cost = Snapshot::of(&self.sim.counters()).since(&before);
@@ -392,7 +400,8 @@ impl<'a> World<'a> {
         let threads = self.config.memory_servers * self.handlers.threads.get();
         let worked_ns = self.handlers.worked_ns() - worked_ns;
         let handlers_busy = worked_ns as f64 / (nanos.max(1) as f64 * threads as f64);
-        Ok(Measured { ops: load.ops, nanos, cost, handlers_busy })
+        let evicted = self::evicted(indexes) - evicted;
+        Ok(Measured { ops: load.ops, nanos, cost, handlers_busy, evicted })
     }
 
     /// Runs a workload on caches of the partitions that are empty before it, and closed after it.
@@ -460,6 +469,15 @@ impl<'a> World<'a> {
 /// The caches as tables of any engine.
 pub(super) fn as_indexes(caches: &[DexTable]) -> Vec<AnyIndex> {
     caches.iter().cloned().map(AnyIndex::Dex).collect()
+}
+
+/// Frames that the caches among `indexes` have evicted so far.
+fn evicted(indexes: &[AnyIndex]) -> u64 {
+    let of = |index: &AnyIndex| match index {
+        AnyIndex::Dex(table) => table.tree().stats().evicted,
+        _ => 0,
+    };
+    indexes.iter().map(of).sum()
 }
 
 /// The version of an item's value; `None` if nobody has written the value.
