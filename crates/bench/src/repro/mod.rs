@@ -34,7 +34,7 @@ use std::str::FromStr;
 pub use error::ReproError;
 pub use hosts::{Host, HostError, Hosts};
 pub use options::{ReproOptions, Scale};
-pub use overview::{Agreement, FIGURES, PaperFigure, Repeated};
+pub use overview::{Agreement, FIGURES, PaperFigure, Repeated, overview};
 pub use page::{Finding, page};
 pub use redis::RedisError;
 pub use report::{

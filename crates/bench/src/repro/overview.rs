@@ -3,6 +3,7 @@
 //! A figure is a numbered table or figure of a paper, or a result that stands in its text alone. DEX's Table 1 defines
 //! workloads and has no results.
 
+use super::page::Finding;
 use super::report::{ReproReport, TOLERANCE};
 
 /// A table or figure of a paper.
@@ -58,6 +59,62 @@ impl Agreement {
         }
         all
     }
+}
+
+/// Columns of [`rows`].
+pub(super) const COLUMNS: [&str; 6] =
+    ["paper", "figure", "shows", "experiment", "state", "worst ratio"];
+
+/// A row for each figure: [`COLUMNS`]. An experiment that repeats several figures has one state for all of them.
+pub(super) fn rows(findings: &[Finding]) -> Vec<Vec<String>> {
+    let row = |figure: &PaperFigure| {
+        let (by, (state, worst)) = match figure.by {
+            Not(reason) => (String::new(), (format!("not repeated: {reason}"), String::new())),
+            By(name) => {
+                let finding = findings.iter().find(|it| it.name == name);
+                (name.to_owned(), state_of(finding.and_then(|it| it.result.as_ref())))
+            }
+        };
+        let [paper, number, shows] = [figure.paper, figure.figure, figure.shows].map(str::to_owned);
+        vec![paper, number, shows, by, state, worst]
+    };
+    FIGURES.iter().map(row).collect()
+}
+
+/// The state of an experiment, and the ratio that is furthest from 1.
+fn state_of(result: Option<&Result<ReproReport, String>>) -> (String, String) {
+    let report = match result {
+        None => return ("has not run".to_owned(), String::new()),
+        Some(Err(_)) => return ("failed".to_owned(), String::new()),
+        Some(Ok(report)) => report,
+    };
+    let Agreement { compared, within, missing, worst } = Agreement::of(report);
+    let worst = worst.map(|ratio| format!("{ratio:.2}")).unwrap_or_default();
+    let mut state = match compared {
+        0 if missing == 0 => return ("curves without numbers".to_owned(), String::new()),
+        0 => String::new(),
+        _ => format!("{within} of {compared} within 25 %"),
+    };
+    if missing > 0 {
+        let separator = if state.is_empty() { "" } else { "; " };
+        state = format!("{state}{separator}{missing} missing");
+    }
+    (state, worst)
+}
+
+/// The figures as a table of Markdown, with the state of each experiment among `findings`.
+pub fn overview(findings: &[Finding]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(&COLUMNS.map(str::to_owned));
+    text += &format!("|{}\n", "---|".repeat(COLUMNS.len()));
+    for mut row in rows(findings) {
+        // The name is code on the page.
+        if let Some(by) = row.get_mut(3).filter(|by| !by.is_empty()) {
+            *by = format!("`{by}`");
+        }
+        text += &line(&row);
+    }
+    text
 }
 
 use Repeated::{By, Not};
@@ -148,13 +205,32 @@ mod tests {
     fn the_page_lists_every_figure() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/repro.md");
         let page = std::fs::read_to_string(path).unwrap();
-        for figure in FIGURES {
-            let by = match figure.by {
-                By(name) => format!("`{name}`"),
-                Not(reason) => reason.to_owned(),
-            };
-            let row = format!("| {} | {} | {} | {by} |", figure.paper, figure.figure, figure.shows);
-            assert!(page.contains(&row), "docs/repro.md lacks this row:\n{row}");
+        for row in rows(&[]) {
+            let [paper, number, shows, by, ..] = row.as_slice() else { panic!("{row:?}") };
+            let begin = format!("| {paper} | {number} | {shows} | `{by}` |");
+            let is_there = page.lines().any(|line| line.starts_with(&begin));
+            assert!(is_there, "docs/repro.md lacks this row:\n{begin}");
+        }
+    }
+
+    #[test]
+    fn an_overview_tells_the_state_of_each_figure() {
+        let mut report = ReproReport::new("dex-fig8", "", TimeKind::Virtual);
+        report.row("a", "reads", Some(1.0), 1.2, "");
+        report.missing("b", "reads", Some(1.0), "no engine");
+        let finding =
+            |name: &str, result| Finding { name: name.to_owned(), about: String::new(), result };
+        let text = overview(&[
+            finding("dex-fig8", Some(Ok(report))),
+            finding("dex-fig9", Some(Err("no".to_owned()))),
+        ]);
+        assert_eq!(text.lines().count(), FIGURES.len() + 2);
+        for told in [
+            "| DEX | Figure 8 | the gain of each technique | `dex-fig8` | 1 of 1 within 25 %; 1 missing | 1.20 |",
+            "`dex-fig9` | failed |  |",
+            "`dart-fig6` | has not run |  |",
+        ] {
+            assert!(text.contains(told), "{told}\n{text}");
         }
     }
 

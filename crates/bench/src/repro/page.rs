@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     error::ReproError,
-    overview::{Agreement, FIGURES, Repeated},
+    overview::{self, COLUMNS},
     report::ReproReport,
     svg::{GRID, GROUND, INK},
 };
@@ -93,33 +93,7 @@ fn write_page(out: &mut String, title: &str, findings: &[Finding]) -> Result<(),
 
 /// Every figure of the papers, and how far the run agrees with it.
 fn write_overview(out: &mut String, findings: &[Finding]) {
-    let rows = FIGURES.iter().map(|figure| {
-        let (by, state) = match figure.by {
-            Repeated::Not(reason) => (String::new(), format!("not repeated: {reason}")),
-            Repeated::By(name) => {
-                let finding = findings.iter().find(|it| it.name == name);
-                (name.to_owned(), state_of(finding.and_then(|it| it.result.as_ref())))
-            }
-        };
-        [figure.paper, figure.figure, figure.shows, &by, &state].map(str::to_owned).to_vec()
-    });
-    let header = ["paper", "figure", "shows", "experiment", "state"];
-    write_table(out, "Figures of the papers", &header, &rows.collect::<Vec<_>>());
-}
-
-fn state_of(result: Option<&Result<ReproReport, String>>) -> String {
-    match result {
-        None => "has not run".to_owned(),
-        Some(Err(_)) => "failed".to_owned(),
-        Some(Ok(report)) => {
-            let Agreement { compared, within, missing, worst } = Agreement::of(report);
-            let worst = worst.map(|ratio| format!(", worst ratio {ratio:.2}")).unwrap_or_default();
-            match compared + missing {
-                0 => "curves without numbers".to_owned(),
-                _ => format!("{within} of {compared} within 25 %{worst}; {missing} missing"),
-            }
-        }
-    }
+    write_table(out, "Figures of the papers", &COLUMNS, &overview::rows(findings));
 }
 
 fn write_origin(out: &mut String, report: &ReproReport) {

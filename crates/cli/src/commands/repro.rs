@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{Args, ValueHint};
 use farleaf_bench::repro::{
     ALL_FIGURES, Experiment, Finding, Host, HostError, Hosts, ReproOptions, ReproReport, Scale,
-    TOLERANCE, page,
+    TOLERANCE, overview, page,
 };
 use serde_json::{json, to_value};
 
@@ -30,7 +30,8 @@ count as that: its row says why it does.
 
 `all` runs every figure of the papers, one after the other, and writes one page of HTML:
   farleaf repro all --scale small --out figures.html
-The page is written anew after each experiment, so that Ctrl-C leaves what has finished.")]
+and, with --overview FILE, a table of the state of each figure. Both are written anew after each
+experiment, so that Ctrl-C leaves what has finished.")]
 pub(crate) struct ReproArgs {
     /// The experiment, or all of them (all); --list names them
     #[arg(required_unless_present = "list")]
@@ -54,6 +55,9 @@ pub(crate) struct ReproArgs {
     /// Write a page of HTML with figures and tables to this file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) out: Option<PathBuf>,
+    /// With all: write a table of every figure, its state and its worst ratio to this file, as Markdown
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) overview: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) set: SetArgs,
 }
@@ -65,6 +69,10 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
         return run_all(args, scale.unwrap_or(Scale::Small), console);
     }
     let experiment: Experiment = name.parse()?;
+    if args.overview.is_some() {
+        let message = "--overview is for all: farleaf repro all --overview FILE";
+        return Err(Failure::usage(message).into());
+    }
     let options = ReproOptions {
         scale: scale.unwrap_or_default().of(experiment),
         seed: args.seed.unwrap_or(ReproOptions::default().seed),
@@ -112,17 +120,26 @@ fn run_all(args: &ReproArgs, scale: Scale, console: &mut Console) -> anyhow::Res
             "--set is for one experiment: all runs each with the settings that it compares";
         return Err(Failure::usage(message).into());
     }
-    let Some(path) = &args.out else {
+    if args.out.is_none() && args.overview.is_none() {
         let message =
             "all writes one page with every figure: give --out FILE, as in --out figures.html";
         return Err(Failure::usage(message).into());
-    };
+    }
     let experiments: Vec<_> = Experiment::figures().collect();
     let mut findings: Vec<_> = experiments.iter().map(|it| finding_of(*it)).collect();
     let title = format!("Figures of the papers, scale {scale}");
+    let write_all = |findings: &[Finding]| {
+        if let Some(path) = &args.out {
+            write_page(path, &title, findings)?;
+        }
+        args.overview.as_ref().map_or(Ok(()), |path| write_whole(path, &overview(findings)))
+    };
     // Before the first run, so that it is not in vain.
-    write_page(path, &title, &findings)?;
-    let left = format!("interrupted; {} has the experiments that have finished", path.display());
+    write_all(&findings)?;
+    let paths: Vec<_> =
+        args.out.iter().chain(&args.overview).map(|path| path.display().to_string()).collect();
+    let paths = paths.join(" and ");
+    let left = format!("interrupted; the experiments that have finished are in {paths}");
     let quiet = console.args.quiet;
     ctrlc::set_handler(move || {
         if !quiet {
@@ -168,14 +185,14 @@ fn run_all(args: &ReproArgs, scale: Scale, console: &mut Console) -> anyhow::Res
                 Err(text)
             }
         });
-        write_page(path, &title, &findings)?;
+        write_all(&findings)?;
     }
     if !console.args.json {
         let header =
             ["experiment", "figures", "beside others", "beyond 25 %", "missing", "seconds"];
         console.table(&header, summary)?;
     }
-    console.note(format_args!("written to {}", path.display()));
+    console.note(format_args!("written to {paths}"));
     Ok(failure.unwrap_or(exit))
 }
 
@@ -199,9 +216,12 @@ fn summary_row(report: &ReproReport, seconds: f64) -> Vec<String> {
     ]
 }
 
-/// Writes a page beside its place and moves it there, so that a reader always finds a whole one.
 fn write_page(path: &Path, title: &str, findings: &[Finding]) -> anyhow::Result<()> {
-    let text = page(title, findings)?;
+    write_whole(path, &page(title, findings)?)
+}
+
+/// Writes a file beside its place and moves it there, so that a reader always finds a whole one.
+fn write_whole(path: &Path, text: &str) -> anyhow::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = path.with_file_name(name);

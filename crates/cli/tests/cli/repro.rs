@@ -46,6 +46,7 @@ fn what_makes_no_sense_is_explained() {
     farleaf(&["repro", "dart-fig16"], b"").failed(2, "did you mean \"dart-fig6\"?");
     farleaf(&["repro", "al"], b"").failed(2, "did you mean \"all\"?");
     farleaf(&["repro", "all"], b"").failed(2, "--out FILE");
+    farleaf(&["repro", "dex-fig8", "--overview", "o.md"], b"").failed(2, "--overview is for all");
     farleaf(&["repro", "all", "--scale", "smal"], b"").failed(2, "did you mean \"small\"?");
     let out = ["--out", "/no/such/folder/page.html"];
     farleaf(&[&["repro", "all"][..], &out].concat(), b"").failed(7, "cannot write");
@@ -67,8 +68,16 @@ fn a_page_has_drawings_and_tables_and_tells_what_failed() {
 
     // Far too small for any of them, so that all fail at once.
     let all = ["repro", "all", "--scale", "0.0000001"];
-    farleaf(&[&all[..], &out].concat(), b"").failed(2, "dart-fig6 failed");
+    let table = stem.with_extension("md");
+    let overview = ["--overview", table.to_str().unwrap()];
+    farleaf(&[&all[..], &out, &overview].concat(), b"").failed(2, "dart-fig6 failed");
     let text = fs::read_to_string(&page).unwrap();
     assert!(text.contains("give at least") && text.contains("0 of "), "{text}");
+    let text = fs::read_to_string(&table).unwrap();
+    assert!(
+        text.contains("| DART | Figure 6 |") && text.contains("`dart-fig6` | failed |"),
+        "{text}"
+    );
     fs::remove_file(&page).unwrap();
+    fs::remove_file(&table).unwrap();
 }
