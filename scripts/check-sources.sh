@@ -100,7 +100,9 @@ while IFS= read -r page; do
                 $long++ if $words > 25;
             }
         }
-        if (!$all || $long > 0.08 * $all) { print STDERR "$ARGV: $long of $all sentences\n"; exit 1 }' "$page"; then
+        # Of a page without tables, ten sentences at least: else its text was not read.
+        my $least = $ARGV =~ m{^docs/(papers|measurements)/|^docs/(engines|glossary|redis-commands)\.md$} ? 1 : 10;
+        if ($all < $least || $long > 0.08 * $all) { print STDERR "$ARGV: $long of $all sentences\n"; exit 1 }' "$page"; then
         echo "a page with too many sentences above 25 words (cut them in two)" >&2
         bad=1
     fi
